@@ -1,0 +1,47 @@
+"""hypocenter runs GGUF language models and explains its own faults.
+
+Importing it costs nothing: each name below is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hypocenter.config import EngineConfig, SamplingParams
+    from hypocenter.engine.llm import LLM
+    from hypocenter.errors import HypoError
+    from hypocenter.records import Completion, Delta, Route, Timings
+
+__all__ = [
+    "LLM",
+    "Completion",
+    "Delta",
+    "EngineConfig",
+    "HypoError",
+    "Route",
+    "SamplingParams",
+    "Timings",
+]
+
+_NAME_TO_MODULE = {
+    "LLM": "hypocenter.engine.llm",
+    "Completion": "hypocenter.records",
+    "Delta": "hypocenter.records",
+    "EngineConfig": "hypocenter.config",
+    "HypoError": "hypocenter.errors",
+    "Route": "hypocenter.records",
+    "SamplingParams": "hypocenter.config",
+    "Timings": "hypocenter.records",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAME_TO_MODULE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_NAME_TO_MODULE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,148 @@
+"""The frozen configuration of an engine and of one request, and the only reader of `HYPO_*`.
+
+The command line takes names, defaults and help of its options from these fields.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from hypocenter.errors import UsageError
+from hypocenter.tensor import DType
+
+MAX_STOP_STRINGS = 16
+MAX_TOP_K = 1 << 20
+KV_DTYPES = {"f16": DType.F16, "f32": DType.F32}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. Greedy by default, so that a first run repeats itself.
+
+    `temperature` 0 takes the most likely token. `top_k` 0, `top_p` 1 and `min_p` 0 switch that
+    filter off. `repeat_penalty` 1 and the two OpenAI penalties at 0 leave the logits alone.
+    `max_tokens` None means: until the model ends its answer or the context is full.
+    Raises UsageError when a value is out of its range.
+    """
+
+    max_tokens: int | None = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _within("max_tokens", self.max_tokens, 0, 1 << 31)
+        _within("temperature", self.temperature, 0.0, 100.0)
+        _within("top_k", self.top_k, 0, MAX_TOP_K)
+        _within("top_p", self.top_p, 0.0, 1.0)
+        _within("min_p", self.min_p, 0.0, 1.0)
+        if not self.repeat_penalty > 0:
+            raise UsageError(f"repeat_penalty is {self.repeat_penalty}, but must be above 0")
+        _within("repeat_penalty", self.repeat_penalty, 0.0, 100.0)
+        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _within("seed", self.seed, 0, (1 << 64) - 1)
+        if isinstance(self.stop, str):
+            raise UsageError("stop is a string, but must be a tuple of strings")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise UsageError(f"{len(self.stop)} stop strings, but at most {MAX_STOP_STRINGS}")
+        if any(not text for text in self.stop):
+            raise UsageError("a stop string is empty; leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What an engine is built with; constructed once, never written to.
+
+    `context_length` None takes the trained length, bounded by `DEFAULT_CONTEXT`.
+    `num_threads` None takes every core this process may use.
+    """
+
+    device: str = "cpu"
+    context_length: int | None = None
+    num_threads: int | None = None
+    max_batch_tokens: int = 512
+    max_batch_requests: int = 32
+    block_size: int = 16
+    kv_dtype: str = "f16"
+    tokenizer_pre: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.device != "cpu":
+            raise UsageError(f"device is {self.device!r}, but this build has 'cpu' only")
+        if self.context_length is not None:
+            _within("context_length", self.context_length, 1, 1 << 24)
+        if self.num_threads is not None:
+            _within("num_threads", self.num_threads, 1, 1024)
+        _within("max_batch_tokens", self.max_batch_tokens, 1, 65536)
+        _within("max_batch_requests", self.max_batch_requests, 1, 4096)
+        if self.block_size not in (16, 32, 64, 128):
+            raise UsageError(f"block_size is {self.block_size}, but must be 16, 32, 64 or 128")
+        if self.kv_dtype not in KV_DTYPES:
+            raise UsageError(f"kv_dtype is {self.kv_dtype!r}, but must be one of f16, f32")
+
+
+DEFAULT_CONTEXT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Settings that come from the environment: where files may be written, how much is said."""
+
+    cache_dir: Path
+    log: str
+    debug: bool
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
+        """Read every `HYPO_*` variable; raises UsageError for an unknown one or a bad value."""
+        unknown = sorted(name for name in environ if name.startswith("HYPO_") and name not in KNOWN)
+        if unknown:
+            raise UsageError(f"{unknown[0]} is set, but known variables are {', '.join(KNOWN)}")
+        log = environ.get("HYPO_LOG", "warning").lower()
+        if log not in ("debug", "info", "warning", "error"):
+            raise UsageError(f"HYPO_LOG is {log!r}, but must be debug, info, warning or error")
+        debug = environ.get("HYPO_DEBUG", "0").lower()
+        if debug not in ("0", "1", "true", "false"):
+            raise UsageError(f"HYPO_DEBUG is {debug!r}, but must be 0 or 1")
+        return cls(_cache_dir(environ), log, debug in ("1", "true"))
+
+
+#: Every environment variable that hypocenter reads, with what it does.
+KNOWN: dict[str, str] = {
+    "HYPO_CACHE_DIR": "folder for compiled kernels (default: XDG_CACHE_HOME or ~/.cache)",
+    "HYPO_LOG": "debug, info, warning or error (default: warning)",
+    "HYPO_DEBUG": "1 shows tracebacks, like --debug",
+}
+
+
+def defaults(cls: type[Any]) -> dict[str, Any]:
+    """Field name to default value of one of the dataclasses above."""
+    return {field.name: field.default for field in fields(cls)}
+
+
+def _cache_dir(environ: Mapping[str, str]) -> Path:
+    if chosen := environ.get("HYPO_CACHE_DIR"):
+        return Path(chosen)
+    base = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "~")).expanduser())
+    return Path(base) / ("hypocenter" if "XDG_CACHE_HOME" in environ else ".cache/hypocenter")
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{name} is {value!r}, but must be a number")
+    if not math.isfinite(value) or not low <= value <= high:
+        raise UsageError(f"{name} is {value}, but must be from {low} to {high}")

@@ -1,0 +1,124 @@
+"""Every exception that hypocenter raises on purpose; each says thing, value, limit and way out.
+
+Nothing here prints or exits: `cli.py` turns an exception into one line and an exit code.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+EXIT_OK = 0
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+EXIT_FAULT = 3
+EXIT_GATE = 4
+EXIT_INTERRUPTED = 130
+
+
+class HypoError(Exception):
+    """Base of all expected failures. `exit_code` is what the command line returns."""
+
+    exit_code = EXIT_ERROR
+
+
+class UsageError(HypoError):
+    """The caller asked for something that cannot be: an option, a value, a combination."""
+
+    exit_code = EXIT_USAGE
+
+
+class BadModelFile(HypoError):
+    """A model file breaks the format or its own metadata.
+
+    `field` names what is wrong, `value` what was read, `limit` what would have been right.
+    """
+
+    def __init__(
+        self, path: str | Path, field: str, value: object, limit: str, way_out: str = ""
+    ) -> None:
+        self.path = Path(path)
+        self.field = field
+        self.value = value
+        self.limit = limit
+        self.way_out = way_out
+        shown = _bounded(value)
+        tail = f"; {way_out}" if way_out else ""
+        super().__init__(f"{self.path}: {field} is {shown}, but {limit}{tail}")
+
+
+class UnsupportedModel(BadModelFile):
+    """The file is well formed, but holds a type, architecture or tokenizer we do not run."""
+
+
+class TokenizerError(HypoError):
+    """Text or token ids that the tokenizer cannot handle."""
+
+
+class TemplateError(HypoError):
+    """A chat template failed, or exceeded its time or memory limit."""
+
+
+class ContextOverflow(HypoError):
+    """A request needs more positions than the context has."""
+
+    def __init__(self, num_tokens: int, context_length: int) -> None:
+        self.num_tokens = num_tokens
+        self.context_length = context_length
+        super().__init__(
+            f"this model's maximum context length is {context_length} tokens, but the prompt has "
+            f"{num_tokens}; shorten the prompt or raise -c/--ctx-size up to the trained length"
+        )
+
+
+class OutOfBlocks(HypoError):
+    """The KV cache has no free block left for a request."""
+
+    def __init__(self, num_needed: int, num_free: int, num_blocks: int) -> None:
+        self.num_needed = num_needed
+        self.num_free = num_free
+        self.num_blocks = num_blocks
+        super().__init__(
+            f"KV cache: {num_needed} blocks needed, but {num_free} of {num_blocks} are free; "
+            "raise -c/--ctx-size or run fewer requests at once"
+        )
+
+
+class BadLogits(HypoError):
+    """The model gave a row of logits from which no token can be chosen."""
+
+    def __init__(self, row: int, num_bad: int, vocab_size: int) -> None:
+        self.row = row
+        self.num_bad = num_bad
+        self.vocab_size = vocab_size
+        super().__init__(
+            f"logits row {row}: {num_bad} of {vocab_size} values are NaN or +inf"
+            if num_bad
+            else f"logits row {row}: all {vocab_size} values are -inf, so no token can be chosen"
+        )
+
+
+class LaunchRejected(HypoError):
+    """A kernel's arguments break what the kernel demands; nothing was launched."""
+
+    def __init__(self, kernel: str, reason: str) -> None:
+        self.kernel = kernel
+        self.reason = reason
+        super().__init__(f"{kernel}: {reason}")
+
+
+class CopyRejected(HypoError):
+    """A host copy was refused before it began."""
+
+    def __init__(self, tensor: str, reason: str) -> None:
+        self.tensor = tensor
+        self.reason = reason
+        super().__init__(f"copy of {tensor}: {reason}")
+
+
+class IntegrityError(HypoError):
+    """A table of ours contradicts itself; the message names the first contradiction."""
+
+
+def _bounded(value: object, max_chars: int = 120) -> str:
+    text = repr(value)
+    return text if len(text) <= max_chars else f"{text[: max_chars - 3]}..."

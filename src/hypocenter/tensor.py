@@ -1,0 +1,132 @@
+"""Tensor, its element type and its Allocation: the one word for data that all floors share.
+
+Holds no arithmetic: ops live in `kernels/`, allocation and copies in `device/`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+class DType(enum.Enum):
+    """Element types: plain ones and the GGUF block types.
+
+    Each value is (GGUF type id or None, elements per block, bytes per block). The ids and sizes are
+    those of ggml's `ggml_type` and its block structs.
+    """
+
+    F32 = (0, 1, 4)
+    F16 = (1, 1, 2)
+    BF16 = (30, 1, 2)
+    Q4_0 = (2, 32, 18)
+    Q4_1 = (3, 32, 20)
+    Q5_0 = (6, 32, 22)
+    Q5_1 = (7, 32, 24)
+    Q8_0 = (8, 32, 34)
+    Q2_K = (10, 256, 84)
+    Q3_K = (11, 256, 110)
+    Q4_K = (12, 256, 144)
+    Q5_K = (13, 256, 176)
+    Q6_K = (14, 256, 210)
+    IQ4_NL = (20, 32, 18)
+    IQ4_XS = (23, 256, 136)
+    I8 = (24, 1, 1)
+    I32 = (26, 1, 4)
+    I64 = (27, 1, 8)
+    U8 = (None, 1, 1)
+
+    @property
+    def ggml_id(self) -> int | None:
+        ggml_id: int | None = self.value[0]
+        return ggml_id
+
+    @property
+    def block_elements(self) -> int:
+        return int(self.value[1])
+
+    @property
+    def block_bytes(self) -> int:
+        return int(self.value[2])
+
+    @property
+    def is_quantised(self) -> bool:
+        return self.block_elements > 1
+
+    def num_bytes(self, num_elements: int) -> int:
+        """Bytes of `num_elements` elements; they must fill whole blocks."""
+        if num_elements % self.block_elements:
+            raise ValueError(
+                f"{self.name}: {num_elements} elements do not fill blocks of {self.block_elements}"
+            )
+        return num_elements // self.block_elements * self.block_bytes
+
+
+#: The types that a weight in a model file may have.
+WEIGHT_TYPES: tuple[DType, ...] = (
+    DType.F32,
+    DType.F16,
+    DType.BF16,
+    DType.Q4_0,
+    DType.Q4_1,
+    DType.Q5_0,
+    DType.Q5_1,
+    DType.Q8_0,
+    DType.Q2_K,
+    DType.Q3_K,
+    DType.Q4_K,
+    DType.Q5_K,
+    DType.Q6_K,
+    DType.IQ4_NL,
+    DType.IQ4_XS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A stretch of device memory: who made it, where, and how large it is."""
+
+    id: int
+    device: str
+    num_bytes: int
+    site: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """A named, typed view of an allocation. `.data` is the numpy or torch array beneath.
+
+    `strides` and `offset` count elements of `dtype`. A packed weight keeps its logical shape and
+    GGUF dtype here; `.data` is then the packed form that its kernels know.
+    """
+
+    name: str
+    owner: str
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    allocation: Allocation
+    data: Any
+
+    @property
+    def device(self) -> str:
+        return self.allocation.device
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+    def __repr__(self) -> str:
+        dims = ", ".join(map(str, self.shape))
+        return f"Tensor({self.name}: {self.dtype.name} [{dims}] on {self.device})"
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides in elements: the last axis has stride 1."""
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return tuple(strides)
