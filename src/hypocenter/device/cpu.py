@@ -1,0 +1,19 @@
+"""The CPU as a device: what it is, and how many threads its kernels may use."""
+
+from __future__ import annotations
+
+from hypocenter.device.lang import (
+    cache_problem,
+    cpu_features,
+    instruction_set,
+    max_num_threads,
+    set_num_threads,
+)
+
+__all__ = [
+    "cache_problem",
+    "cpu_features",
+    "instruction_set",
+    "max_num_threads",
+    "set_num_threads",
+]

@@ -1,0 +1,53 @@
+"""A plan: the prepared launches of one step over static buffers, made once per shape bucket.
+
+The decoder's plain Python runs against a PlanBuilder; what remains is a list to walk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypocenter.device import launch
+from hypocenter.device.lang import CpuKernel
+from hypocenter.tensor import Tensor
+
+#: Below this many rows a row-wise kernel is done before a second thread would have begun.
+MIN_PARALLEL_ROWS = 4
+
+
+class PlanBuilder:
+    """Collects the launches that ops ask for. `num_rows` is the bucket: the most rows of a step."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self.launches: list[launch.Launch] = []
+
+    def launch(self, kernel: CpuKernel, *args: Any, parallel: bool | None = None) -> None:
+        """Append a launch; by default it is parallel when the bucket has rows to share out."""
+        if parallel is None:
+            parallel = self.num_rows >= MIN_PARALLEL_ROWS
+        self.launches.append(launch.prepare(kernel, args, parallel=parallel))
+
+
+class Plan:
+    """The launches of one step, and the tensor that holds its result."""
+
+    def __init__(self, builder: PlanBuilder, result: Tensor) -> None:
+        self.launches = tuple(builder.launches)
+        self.result = result
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels that this plan runs, each once, in order of first use."""
+        return tuple(dict.fromkeys(item.kernel for item in self.launches))
+
+    def compile(self, progress: launch.Progress | None = None) -> None:
+        launch.compile_all(self.launches, progress)
+
+    def run(self) -> None:
+        launch.run(self.launches)
+
+
+def bucket(num_rows: int, max_rows: int) -> int:
+    """The smallest power of two that holds `num_rows`, but at most `max_rows`."""
+    return min(1 << max(num_rows - 1, 0).bit_length(), max_rows)

@@ -1,0 +1,95 @@
+"""Test-side launches of single ops: numpy arrays in, numpy arrays out, through the real door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device import memory
+from hypocenter.device.launch import run
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.quant import Packed, pack, padded
+from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
+
+Array = np.ndarray[Any, Any]
+
+#: Byte offsets of the f16 scale fields of each block type.
+SCALE_FIELDS: dict[DType, tuple[int, ...]] = {
+    DType.Q4_0: (0,),
+    DType.Q4_1: (0, 2),
+    DType.Q5_0: (0,),
+    DType.Q5_1: (0, 2),
+    DType.Q8_0: (0,),
+    DType.Q2_K: (80, 82),
+    DType.Q3_K: (108,),
+    DType.Q4_K: (0, 2),
+    DType.Q5_K: (0, 2),
+    DType.Q6_K: (208,),
+    DType.IQ4_NL: (0,),
+    DType.IQ4_XS: (0,),
+}
+BLOCK_TYPES = tuple(dtype for dtype in WEIGHT_TYPES if dtype.is_quantised)
+
+
+def random_rows(dtype: DType, num_rows: int, num_columns: int, seed: int = 0) -> Array:
+    """GGUF bytes, uint8 [num_rows, row_bytes]: random blocks with finite scales in -1 .. 1."""
+    rng = np.random.default_rng(seed)
+    if not dtype.is_quantised:
+        values = rng.standard_normal((num_rows, num_columns)).astype(np.float32)
+        if dtype is DType.F16:
+            return values.astype(np.float16).view(np.uint8)
+        if dtype is DType.BF16:
+            return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        return values.view(np.uint8)
+    num_blocks = num_columns // dtype.block_elements
+    blocks = rng.integers(0, 256, (num_rows, num_blocks, dtype.block_bytes), np.uint8)
+    for offset in SCALE_FIELDS[dtype]:
+        scales = rng.uniform(-1, 1, (num_rows, num_blocks, 1)).astype(np.float16)
+        blocks[..., offset : offset + 2] = scales.view(np.uint8)
+    return blocks.reshape(num_rows, -1)
+
+
+def tensor(name: str, values: Array) -> Tensor:
+    """A device tensor of f32, f16 bits or i32 values, of exactly their shape."""
+    kinds = {"float32": DType.F32, "uint16": DType.F16, "int32": DType.I32}
+    made = memory.allocate(name, "test", kinds[values.dtype.name], values.shape)
+    memory.to_device(made, values)
+    return made
+
+
+def rows_tensor(name: str, values: Array, fill: float = 0.0) -> Tensor:
+    """Activations: rows padded to 64 columns, the padding holding `fill`."""
+    wide = np.full((len(values), padded(values.shape[1])), fill, np.float32)
+    wide[:, : values.shape[1]] = values
+    return tensor(name, wide)
+
+
+def vector_tensor(name: str, values: Array) -> Tensor:
+    """A norm weight or bias, padded to 64."""
+    wide = np.zeros(padded(len(values)), np.float32)
+    wide[: len(values)] = values
+    return tensor(name, wide)
+
+
+def weight_tensor(dtype: DType, raw: Array, num_columns: int) -> Tensor:
+    packed: Packed = pack(raw, dtype, num_columns)
+    shape = (len(raw), num_columns)
+    return memory.adopt("weight", "test", dtype, shape, packed, packed.num_bytes)
+
+
+def counts(num_tokens: int, num_logit_rows: int = 0) -> Tensor:
+    return tensor("counts", np.array([num_tokens, num_logit_rows], np.int32))
+
+
+def launch(op: Callable[[PlanBuilder], None], num_rows: int) -> None:
+    """Build a plan of what `op` asks for in a bucket of `num_rows` rows, and run it."""
+    plan = PlanBuilder(num_rows)
+    op(plan)
+    run(plan.launches)
+
+
+def bits(values: Array) -> Array:
+    """f32 as integers, so that equality means every bit, NaN and signed zero included."""
+    return np.ascontiguousarray(values).view(np.uint32)

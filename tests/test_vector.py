@@ -1,0 +1,125 @@
+"""The vector words against numpy: conversions exhaustively, functions within their stated error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.lang import inline
+from hypocenter.device.vector import (
+    exp,
+    keep,
+    load,
+    load_first,
+    max_lanes,
+    sigmoid,
+    store,
+    store_first,
+    sum_lanes,
+    tanh,
+)
+
+
+@inline
+def _copy(source: Any, out: Any) -> None:
+    for at in range(0, source.shape[0], 16):
+        store(out, at, load(source, at))
+
+
+@inline
+def _apply(kind: int, source: Any, out: Any) -> None:
+    for at in range(0, source.shape[0], 16):
+        x = load(source, at)
+        if kind == 0:
+            store(out, at, exp(x))
+        elif kind == 1:
+            store(out, at, sigmoid(x))
+        else:
+            store(out, at, tanh(x))
+
+
+@inline
+def _copy_first(source: Any, out: Any, num_lanes: int) -> None:
+    store_first(out, 0, load_first(source, 0, num_lanes), num_lanes)
+
+
+@inline
+def _fold(source: Any, low: int, high: int) -> Any:
+    x = load(source, 0)
+    return sum_lanes(x), max_lanes(x), sum_lanes(keep(x, low, high, np.float32(0)))
+
+
+def test_every_f16_becomes_its_f32() -> None:
+    half = np.arange(65536, dtype=np.uint16)
+    out = np.empty(65536, np.float32)
+    _copy(half, out)
+    np.testing.assert_array_equal(out, half.view(np.float16).astype(np.float32))
+
+
+def test_every_bf16_becomes_its_f32() -> None:
+    brain = np.arange(65536, dtype=np.uint16)
+    out = np.empty(65536, np.float32)
+    _copy(brain.view(np.int16), out)
+    np.testing.assert_array_equal(out, (brain.astype(np.uint32) << 16).view(np.float32))
+
+
+def test_f32_rounds_to_the_nearest_even_f16() -> None:
+    """All f16 values, all midpoints between neighbours, the neighbours of those, random bits."""
+    exact = np.arange(31744, dtype=np.uint16).view(np.float16).astype(np.float32)
+    middle = (exact[:-1] + exact[1:]) / 2
+    around = np.concatenate([np.nextafter(middle, np.float32(x)) for x in (-1e9, 1e9)])
+    random = np.random.default_rng(0).integers(0, 1 << 32, 1 << 18).astype(np.uint32)
+    limits = np.array([65519.996, 65520, 65536, 1e30, np.inf, np.nan], np.float32)
+    values = np.concatenate([exact, middle, around, random.view(np.float32), limits])
+    values = np.concatenate([values, -values])
+    values = np.resize(values, len(values) // 16 * 16)
+    out = np.empty(len(values), np.uint16)
+    _copy(values, out)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(out.view(np.float16), values.astype(np.float16))
+
+
+def test_exp_is_within_two_ulp() -> None:
+    x = np.linspace(-87, 88, 1 << 18).astype(np.float32)
+    out = np.empty_like(x)
+    _apply(0, x, out)
+    exact = np.exp(x.astype(np.float64))
+    assert np.max(np.abs(out - exact) / exact) <= 2 * 2.0**-24
+
+
+def test_exp_at_its_edges() -> None:
+    x = np.array([0.0, -np.inf, -1e30, np.nan] * 4, np.float32)
+    out = np.empty_like(x)
+    _apply(0, x, out)
+    assert out[0] == 1
+    assert 0 <= out[1] < 2e-38
+    assert 0 <= out[2] < 2e-38
+    assert np.isnan(out[3])
+
+
+def test_sigmoid_and_tanh() -> None:
+    x = np.concatenate([np.linspace(-30, 30, 1 << 16), np.linspace(-1e-3, 1e-3, 1 << 10)])
+    x = x.astype(np.float32)
+    wide = x.astype(np.float64)
+    out = np.empty_like(x)
+    _apply(1, x, out)
+    exact = 1 / (1 + np.exp(-wide))
+    assert np.max(np.abs(out - exact) / exact) < 4 * 2.0**-24
+    _apply(2, x, out)
+    assert np.max(np.abs(out - np.tanh(wide))) < 2e-7
+
+
+def test_partial_vectors_touch_only_their_lanes() -> None:
+    source = np.arange(1, 17, dtype=np.float32)
+    for num_lanes in range(17):
+        out = np.full(16, -1, np.float32)
+        _copy_first(source, out, num_lanes)
+        np.testing.assert_array_equal(out[:num_lanes], source[:num_lanes])
+        assert (out[num_lanes:] == -1).all()
+
+
+def test_lanes_fold() -> None:
+    x = np.random.default_rng(1).integers(-50, 50, 16).astype(np.float32)
+    total, largest, part = _fold(x, 3, 9)
+    assert (total, largest, part) == (x.sum(), x.max(), x[3:9].sum())
