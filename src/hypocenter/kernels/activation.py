@@ -1,0 +1,49 @@
+"""activation: what happens to a row element by element: gating, adding, scaling, capping.
+
+Formulas: silu(x) = x / (1 + e**-x); gelu(x) in its tanh form, x / (1 + e**-2u) with
+u = sqrt(2 / pi) (x + 0.044715 x**3) (Hendrycks and Gimpel, arXiv 1606.08415).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.errors import LaunchRejected
+from hypocenter.kernels import activation_cpu
+from hypocenter.tensor import Tensor
+
+_GATES = {"silu": 0, "gelu": 1}
+
+
+def reference(
+    gate: np.ndarray[Any, Any], up: np.ndarray[Any, Any], kind: str
+) -> np.ndarray[Any, Any]:
+    """kind(gate) * up in float64."""
+    x = gate.astype(np.float64)
+    u = x if kind == "silu" else 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    out: np.ndarray[Any, Any] = x / (1 + np.exp(-u)) * up
+    return out
+
+
+def gate(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor) -> None:
+    """Append gate = kind(gate) * up; f32 [num_tokens, width]; kind is silu or gelu."""
+    if kind not in _GATES:
+        raise LaunchRejected("gate", f"kind is {kind!r}, but must be silu or gelu")
+    if gate.shape != up.shape:
+        raise LaunchRejected("gate", f"{gate.name} {gate.shape} and {up.name} {up.shape}")
+    plan.launch(activation_cpu.gate, gate, up, counts, _GATES[kind])
+
+
+def scale(plan: PlanBuilder, x: Tensor, factor: float, counts: Tensor, *, count: int = 0) -> None:
+    """Append x *= factor, in place; x f32 [num_rows, width]."""
+    plan.launch(activation_cpu.scale, x, counts, count, np.float32(factor))
+
+
+def softcap(plan: PlanBuilder, x: Tensor, cap: float, counts: Tensor, *, count: int = 0) -> None:
+    """Append x = cap * tanh(x / cap), in place; x f32 [num_rows, width]."""
+    if cap <= 0:
+        raise LaunchRejected("softcap", f"cap is {cap}, but must be above 0")
+    plan.launch(activation_cpu.softcap, x, counts, count, np.float32(cap))

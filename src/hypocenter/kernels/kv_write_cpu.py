@@ -1,0 +1,26 @@
+"""numba kernel of `kv_write`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypocenter.device.lang import cpu_kernel, prange
+from hypocenter.device.vector import get, load_first, put_half, store
+
+
+@cpu_kernel
+def kv_write(k: Any, v: Any, counts: Any, slots: Any, k_cache: Any, v_cache: Any) -> None:
+    num_heads, head_dim, block_size = k_cache.shape[1], k_cache.shape[2], k_cache.shape[3]
+    value_pitch = v_cache.shape[3]
+    for token in prange(get(counts, 0)):
+        slot = get(slots, token)
+        block, offset = slot // block_size, slot % block_size
+        for head in range(num_heads):
+            at = token * k.shape[1] + head * head_dim
+            page = block * num_heads + head
+            for d in range(head_dim):
+                put_half(k_cache, (page * head_dim + d) * block_size + offset, get(k, at + d))
+            row = (page * block_size + offset) * value_pitch
+            at = token * v.shape[1] + head * head_dim
+            for d in range(0, head_dim, 16):
+                store(v_cache, row + d, load_first(v, at + d, head_dim - d))

@@ -1,0 +1,56 @@
+"""rms_norm: each row, or each head of a row, divided by its root mean square and scaled.
+
+Formula: y = x / sqrt(mean(x**2) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.errors import LaunchRejected
+from hypocenter.kernels import norm_cpu
+from hypocenter.tensor import Tensor
+
+
+def reference(
+    x: np.ndarray[Any, Any], weight: np.ndarray[Any, Any], eps: float
+) -> np.ndarray[Any, Any]:
+    """RMS norm over the last axis in float64."""
+    wide = x.astype(np.float64)
+    mean_square = np.mean(wide**2, axis=-1, keepdims=True)
+    out: np.ndarray[Any, Any] = wide / np.sqrt(mean_square + eps) * weight
+    return out
+
+
+def rms_norm(
+    plan: PlanBuilder,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    counts: Tensor,
+    *,
+    width: int,
+    count: int = 0,
+    num_heads: int = 1,
+    accumulate: bool = False,
+) -> None:
+    """Append out (+)= rms_norm(x) over `num_heads` stretches of `width` columns in each row.
+
+    x and out f32 [num_rows, >= num_heads * width] (may be the same tensor), weight f32 [>= width].
+    """
+    for tensor in (x, out):
+        if tensor.shape[1] < num_heads * width:
+            raise LaunchRejected(
+                "rms_norm",
+                f"{tensor.name} has {tensor.shape[1]} columns, but {num_heads} x {width} are used",
+            )
+    if weight.shape[0] < width:
+        raise LaunchRejected("rms_norm", f"{weight.name} has {weight.shape[0]} entries of {width}")
+    plan.launch(
+        norm_cpu.rms_norm,
+        *(x, counts, count, weight, np.float32(eps), out, num_heads, width, accumulate),
+    )

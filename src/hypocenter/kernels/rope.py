@@ -1,0 +1,103 @@
+"""rope: rotary position embedding of query and key heads, in place.
+
+Formula: the pair (a, b) at position p becomes (a cos - b sin, a sin + b cos) with the angle
+p / base**(2 i / rope_dim) (Su et al., arXiv 2104.09864). `normal` pairs neighbours (2i, 2i + 1),
+`neox` pairs (i, i + rope_dim / 2); columns from rope_dim on stay.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.errors import LaunchRejected
+from hypocenter.kernels import rope_cpu
+from hypocenter.tensor import Tensor
+
+
+def reference(
+    x: np.ndarray[Any, Any], cos: np.ndarray[Any, Any], sin: np.ndarray[Any, Any], style: str
+) -> np.ndarray[Any, Any]:
+    """x [num_tokens, num_heads, head_dim] turned by cos, sin [num_tokens, rope_dim / 2], float64"""
+    out = x.astype(np.float64)
+    half = cos.shape[-1]
+    normal = style == "normal"
+    first = slice(0, 2 * half, 2) if normal else slice(0, half)
+    second = slice(1, 2 * half, 2) if normal else slice(half, 2 * half)
+    a, b = out[..., first].copy(), out[..., second].copy()
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    out[..., first], out[..., second] = a * cos - b * sin, a * sin + b * cos
+    return out
+
+
+def tables(
+    num_positions: int,
+    dim: int,
+    base: float,
+    *,
+    scaling: str = "none",
+    factor: float = 1.0,
+    original_context: int = 0,
+    attn_factor: float = 1.0,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    divisors: np.ndarray[Any, Any] | None = None,
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Cosines and sines, f32 [num_positions, dim / 2], of all angles, computed in float64.
+
+    `divisors` [dim / 2] divide the frequencies one by one (Llama 3.1, Phi 3). `linear` divides
+    all by `factor`; `yarn` does so for the slow ones only (Peng et al., arXiv 2309.00071, with
+    ggml's ramp: the pair of index i is blended between the pairs that turn beta_fast and
+    beta_slow times within original_context).
+    """
+    pair = np.arange(dim // 2, dtype=np.float64)
+    frequency = base ** (-2 * pair / dim) / (1.0 if divisors is None else divisors)
+    if scaling == "linear":
+        frequency = frequency / factor
+    elif scaling == "yarn":
+        bounds = [
+            dim * np.log(original_context / (turns * 2 * np.pi)) / (2 * np.log(base))
+            for turns in (beta_fast, beta_slow)
+        ]
+        low, high = max(np.floor(bounds[0]), 0.0), min(np.ceil(bounds[1]), dim - 1.0)
+        plain = 1 - np.clip((pair - low) / max(high - low, 0.001), 0, 1)
+        frequency = frequency / factor * (1 - plain) + frequency * plain
+        attn_factor *= 1 + 0.1 * np.log(factor)
+    angle = np.arange(num_positions, dtype=np.float64)[:, None] * frequency
+    cos, sin = np.cos(angle) * attn_factor, np.sin(angle) * attn_factor
+    return cos.astype(np.float32), sin.astype(np.float32)
+
+
+def rotate(
+    plan: PlanBuilder,
+    x: Tensor,
+    positions: Tensor,
+    table: tuple[Tensor, Tensor],
+    counts: Tensor,
+    *,
+    num_heads: int,
+    head_dim: int,
+    style: str,
+) -> None:
+    """Append the rotation of x f32 [num_tokens, >= num_heads * head_dim] by its positions.
+
+    `table`: cosines and sines, f32 [context_length, rope_dim / 2].
+    """
+    cos, sin = table
+    if style not in ("normal", "neox"):
+        raise LaunchRejected("rope", f"style is {style!r}, but must be normal or neox")
+    if 2 * cos.shape[1] > head_dim:
+        raise LaunchRejected(
+            "rope", f"{cos.name} turns {2 * cos.shape[1]} columns, but head_dim is {head_dim}"
+        )
+    if x.shape[1] < num_heads * head_dim:
+        raise LaunchRejected(
+            "rope",
+            f"{x.name} has {x.shape[1]} columns, but {num_heads} heads x {head_dim} are used",
+        )
+    plan.launch(
+        rope_cpu.rope,
+        *(x, counts, positions, cos, sin, num_heads, head_dim, style == "normal"),
+    )

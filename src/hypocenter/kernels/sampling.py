@@ -1,0 +1,246 @@
+"""Choosing the next token: formula, counter-based random stream, plain reference and public op.
+
+Holds no engine: who asks for a token, and what becomes of it, is decided in `engine/`.
+
+The order of the filters is that of llama.cpp (`common_params_sampling::samplers`):
+
+    penalties -> top_k -> top_p -> min_p -> temperature -> draw
+
+1. penalties, on the logit l of each token that stands in the context:
+   repeat_penalty r over the whole context, prompt and output: l <= 0 ? l * r : l / r, once per
+   token however often it occurs (llama.cpp `llama_sampler_penalties_apply`, but without a window);
+   presence p and frequency f over the n occurrences in the output only, as OpenAI's API and vLLM
+   have it (llama.cpp counts the prompt too): l - (n * f + p), for n > 0.
+2. top_k: the k most likely tokens stay.
+3. top_p: of these, the shortest prefix in falling probability that holds at least p of their mass.
+4. min_p: of these, the tokens at least min_p times as likely as the most likely token.
+5. temperature t: the weights are exp((l - max) / t). t = 0 takes the most likely token.
+6. draw: the first token, in rising id, whose cumulated weight exceeds uniform * total.
+
+Each filter keeps a prefix of the tokens in falling logit, ties in rising id; so its outcome is a
+single cutoff (value, id), and only what lies before the cutoff is ever sorted.
+
+Everything runs in float64, added up in rising id (in step 3: along the prefix), with an exp of our
+own, so that the reference and the compiled kernel choose the same token bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from hypocenter.config import SamplingParams
+from hypocenter.device import launch, memory
+from hypocenter.device.plan import MIN_PARALLEL_ROWS
+from hypocenter.errors import BadLogits, LaunchRejected
+from hypocenter.kernels.sampling_cpu import (
+    EXP_COEFFICIENTS,
+    EXP_LOWEST,
+    LN2_HIGH,
+    LN2_LOW,
+    LOG2_E,
+    POWERS_OF_TWO,
+    _sample_cpu,
+)
+from hypocenter.tensor import DType, Tensor
+
+MAX_VOCAB = 1 << 21
+
+Logits = npt.NDArray[np.float32]
+Values = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int32]
+
+
+def _no_ids() -> Ids:
+    return np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """All that the choice of one token depends on, besides its logits.
+
+    `position` is the absolute position that the chosen token will have. `context_ids` [n] are the
+    distinct tokens of prompt and output, `output_counts` [n] how often each stands in the output;
+    both may stay empty where `has_penalties(params)` is false.
+    """
+
+    params: SamplingParams
+    position: int
+    context_ids: Ids = field(default_factory=_no_ids)
+    output_counts: Ids = field(default_factory=_no_ids)
+
+
+def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int | BadLogits]:
+    """Choose one token for each row of `logits` f32 [num_rows, vocab_size], deterministically.
+
+    A row with NaN, +inf or nothing but -inf yields a BadLogits in its place and leaves the other
+    rows alone. Raises LaunchRejected where the arguments do not fit each other.
+    """
+    _check(logits, draws)
+    if not draws:
+        return []
+    prepared = _prepare(logits, draws)
+    launch.run([prepared])
+    *_, chosen, num_bad = prepared.args
+    return [
+        _as_outcome(*found, row, logits.shape[1])
+        for row, found in enumerate(zip(chosen, num_bad, strict=True))
+    ]
+
+
+def compile_kernels(logits: Tensor, progress: launch.Progress | None = None) -> None:
+    """Compile what `sample` runs on rows of `logits` f32 [num_rows, vocab_size], ahead of time."""
+    draw = Draw(SamplingParams(), 0)
+    sizes = {1, min(logits.shape[0], MIN_PARALLEL_ROWS)}
+    some = [_prepare(memory.rows(logits, 0, size), [draw] * size) for size in sizes]
+    launch.compile_all(some, progress)
+
+
+def sample_reference(logits: Logits, draws: Sequence[Draw]) -> list[int | BadLogits]:
+    """`sample` in plain numpy: sorts everything, saves nothing, and is easy to read."""
+    return [
+        _as_outcome(*_choose_reference(logits[row], draw), row, logits.shape[1])
+        for row, draw in enumerate(draws)
+    ]
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    """Whether the choice of a token depends on the tokens before it, beyond their logits."""
+    return (
+        params.repeat_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+    )
+
+
+def uniform(seed: int, position: int) -> float:
+    """The random number in [0, 1) of a position, with 53 bits: no state, so no order matters."""
+    counter = (position & _WORD, position >> 32 & _WORD, 0, 0)
+    words = philox4x32(counter, (seed & _WORD, seed >> 32 & _WORD))
+    return (words[0] << 21 | words[1] >> 11) * 2.0**-53
+
+
+def philox4x32(
+    counter: tuple[int, int, int, int], key: tuple[int, int]
+) -> tuple[int, int, int, int]:
+    """Philox4x32-10: four 32-bit words from a counter and a key.
+
+    Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3 (SC 2011), section 4.3;
+    the constants are those of its reference library Random123.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & _WORD, (p0 >> 32) ^ c3 ^ k1, p0 & _WORD
+        k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
+    return c0, c1, c2, c3
+
+
+_WORD = 0xFFFFFFFF
+
+
+def _check(logits: Tensor, draws: Sequence[Draw]) -> None:
+    if logits.dtype is not DType.F32 or len(logits.shape) != 2:
+        raise LaunchRejected("sampling", f"{logits} is not f32 [num_rows, vocab_size]")
+    num_rows, vocab_size = logits.shape
+    if not 0 < vocab_size <= MAX_VOCAB:
+        raise LaunchRejected("sampling", f"vocab_size is {vocab_size}, but at most {MAX_VOCAB}")
+    if len(draws) != num_rows:
+        raise LaunchRejected("sampling", f"{num_rows} rows of logits, but {len(draws)} draws")
+    for row, draw in enumerate(draws):
+        ids, counts = draw.context_ids, draw.output_counts
+        if ids.shape != counts.shape:
+            raise LaunchRejected(
+                "sampling", f"row {row}: {ids.size} context ids, but {counts.size} counts"
+            )
+        if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+            raise LaunchRejected(
+                "sampling",
+                f"row {row}: context ids from {ids.min()} to {ids.max()}, "
+                f"but the vocabulary has {vocab_size}",
+            )
+
+
+def _prepare(logits: Tensor, draws: Sequence[Draw]) -> launch.Launch:
+    arguments = (
+        logits,
+        np.array([_settings(draw) for draw in draws], np.float64),
+        np.concatenate([draw.context_ids for draw in draws]),
+        np.concatenate([draw.output_counts for draw in draws]),
+        np.cumsum([0] + [draw.context_ids.size for draw in draws], dtype=np.int64),
+        np.empty(len(draws), np.int32),
+        np.empty(len(draws), np.int32),
+    )
+    return launch.prepare(_sample_cpu, arguments, parallel=len(draws) >= MIN_PARALLEL_ROWS)
+
+
+def _settings(draw: Draw) -> tuple[float, ...]:
+    """A draw as the columns that the kernel's `settings` has."""
+    params = draw.params
+    return (
+        params.repeat_penalty,
+        params.presence_penalty,
+        params.frequency_penalty,
+        params.temperature,
+        params.top_k,
+        params.top_p,
+        params.min_p,
+        uniform(params.seed, draw.position) if params.temperature else 0.0,
+    )
+
+
+def _as_outcome(token_id: int, num_bad: int, row: int, vocab_size: int) -> int | BadLogits:
+    return int(token_id) if token_id >= 0 else BadLogits(row, int(num_bad), vocab_size)
+
+
+def _choose_reference(logits: Logits, draw: Draw) -> tuple[int, int]:
+    """Chosen id and 0, or -1 and the number of bad values."""
+    num_bad = int(np.count_nonzero(np.isnan(logits) | (logits == np.inf)))
+    if num_bad or logits.max() == -np.inf:
+        return -1, num_bad
+    params = draw.params
+    values = _penalise_reference(logits.astype(np.float64), draw)
+    if params.temperature == 0:
+        return int(values.argmax()), 0
+    likely_first = np.argsort(-values, kind="stable")
+    relative = values - values[likely_first[0]]
+    weights = exp_reference(relative)
+    kept = likely_first[: params.top_k or None]
+    if params.top_p < 1:
+        mass = np.cumsum(weights[np.sort(kept)])[-1]
+        num_short = int(np.count_nonzero(np.cumsum(weights[kept]) < params.top_p * mass))
+        kept = kept[: num_short + 1]
+    kept = np.sort(kept[weights[kept] >= params.min_p])
+    with np.errstate(over="ignore"):
+        cumulated = np.cumsum(exp_reference(relative[kept] / params.temperature))
+    above = cumulated > uniform(params.seed, draw.position) * cumulated[-1]
+    return int(kept[above.argmax()]), 0
+
+
+def _penalise_reference(values: Values, draw: Draw) -> Values:
+    params, ids = draw.params, draw.context_ids
+    if has_penalties(params) and ids.size:
+        some = values[ids]
+        some = np.where(some <= 0, some * params.repeat_penalty, some / params.repeat_penalty)
+        counts = draw.output_counts.astype(np.float64)
+        offset = counts * params.frequency_penalty + params.presence_penalty
+        values[ids] = np.where(counts > 0, some - offset, some)
+    return values
+
+
+def exp_reference(x: Values) -> Values:
+    """exp(x) for x <= 0, within 2 units in the last place; 0 below `EXP_LOWEST`.
+
+    x = k ln 2 + r with |r| <= ln 2 / 2 (Cody and Waite, 1980), exp(r) by its Taylor series. numpy's
+    own exp differs from one machine and vector width to the next; this one does not.
+    """
+    clamped = np.maximum(x, EXP_LOWEST)
+    k = np.floor(clamped * LOG2_E + 0.5)
+    r = (clamped - k * LN2_HIGH) - k * LN2_LOW
+    series = np.zeros_like(r)
+    for coefficient in EXP_COEFFICIENTS:
+        series = series * r + coefficient
+    scaled = series * POWERS_OF_TWO[k.astype(np.int64) + POWERS_OF_TWO.size - 1]
+    return np.where(x < EXP_LOWEST, 0.0, scaled)

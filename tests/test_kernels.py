@@ -1,0 +1,261 @@
+"""Each op against its plain reference in float64, on odd shapes, with bounds that a bug exceeds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from kernel_launch import (
+    bits,
+    counts,
+    launch,
+    random_rows,
+    rows_tensor,
+    tensor,
+    vector_tensor,
+    weight_tensor,
+)
+
+from hypocenter.device.memory import to_host
+from hypocenter.errors import LaunchRejected
+from hypocenter.kernels import activation, attention, embedding, kv_write, linear, norm, quant, rope
+from hypocenter.tensor import WEIGHT_TYPES, DType
+
+EPS = 2.0**-24
+
+
+@pytest.mark.parametrize("dtype", WEIGHT_TYPES)
+@pytest.mark.parametrize(("num_rows", "num_outputs"), [(1, 1), (3, 127), (5, 129), (8, 64)])
+def test_linear(dtype: DType, num_rows: int, num_outputs: int) -> None:
+    num_columns = 512 if dtype.is_quantised else 131
+    raw = random_rows(dtype, num_outputs, num_columns)
+    weights = quant.dequantise(raw, dtype, num_columns).astype(np.float64)
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((num_rows, num_columns)).astype(np.float32)
+    x[:, -1] = 4  # so that the last column weighs enough to be missed
+    bias, before = (rng.standard_normal(n).astype(np.float32) for n in (num_outputs, num_outputs))
+    out = rows_tensor("out", np.tile(before, (num_rows, 1)))
+    launch(
+        lambda plan: linear.linear(
+            plan, rows_tensor("x", x, fill=np.nan), weight_tensor(dtype, raw, num_columns), out,
+            counts(num_rows), bias=vector_tensor("bias", bias), accumulate=True,
+        ),
+        num_rows,
+    )  # fmt: skip
+    exact = linear.reference(x, weights, bias) + before
+    size = np.abs(x) @ np.abs(weights).T + np.abs(bias) + np.abs(before)
+    error = np.abs(to_host(out)[:, :num_outputs] - exact)
+    assert np.max(error / size) <= (math.log2(num_columns) + 4) * EPS
+    # One column less is far outside the bound.
+    short = exact - np.outer(x[:, -1], weights[:, -1])
+    assert np.max(np.abs(short - exact) / size) > 10 * (math.log2(num_columns) + 4) * EPS
+
+
+@pytest.mark.parametrize("dtype", WEIGHT_TYPES)
+def test_a_row_of_linear_does_not_depend_on_its_company(dtype: DType) -> None:
+    num_columns = 256
+    weight = weight_tensor(dtype, random_rows(dtype, 70, num_columns), num_columns)
+    x = np.random.default_rng(2).standard_normal((7, num_columns)).astype(np.float32)
+
+    def product(rows: np.ndarray) -> np.ndarray:
+        out = rows_tensor("out", np.zeros((len(rows), 70), np.float32))
+        launch(
+            lambda plan: linear.linear(
+                plan, rows_tensor("x", rows), weight, out, counts(len(rows))
+            ),
+            len(rows),
+        )
+        return to_host(out)
+
+    together = product(x)
+    for row in range(7):
+        assert (bits(product(x[row : row + 1])[0]) == bits(together[row])).all()
+
+
+@pytest.mark.parametrize("dtype", WEIGHT_TYPES)
+def test_lookup_is_exact(dtype: DType) -> None:
+    raw = random_rows(dtype, 130, 256)
+    ids = np.array([129, 0, 15, 16, 77], np.int32)
+    out = rows_tensor("out", np.zeros((5, 256), np.float32))
+    launch(
+        lambda plan: embedding.lookup(
+            plan, tensor("token_ids", ids), weight_tensor(dtype, raw, 256), out, counts(5)
+        ),
+        5,
+    )
+    exact = quant.dequantise(raw, dtype, 256)[ids].astype(np.float64)
+    error = np.abs(to_host(out) - exact)
+    # scale * code + minimum in one rounding here, in two where both are stored.
+    assert np.max(error / np.maximum(np.abs(exact), 1e-3)) <= (
+        0 if not dtype.is_quantised else 1e-3
+    )
+    assert np.max(error) <= 64 * EPS * 8
+
+
+@pytest.mark.parametrize("width", [1, 3, 64, 127, 129])
+@pytest.mark.parametrize("num_heads", [1, 3])
+def test_rms_norm(width: int, num_heads: int) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((5, num_heads * width)).astype(np.float32)
+    weight = rng.standard_normal(width).astype(np.float32)
+    out = rows_tensor("out", np.ones_like(x))
+    launch(
+        lambda plan: norm.rms_norm(
+            plan, rows_tensor("x", x, fill=np.nan), vector_tensor("weight", weight), 1e-5, out,
+            counts(5), width=width, num_heads=num_heads, accumulate=True,
+        ),
+        5,
+    )  # fmt: skip
+    exact = norm.reference(x.reshape(5, num_heads, width), weight, 1e-5).reshape(5, -1)
+    got = to_host(out)[:, : num_heads * width]
+    assert np.max(np.abs(got - 1 - exact) / (np.abs(exact) + 1)) <= 8 * EPS
+    assert (to_host(out)[:, num_heads * width :] == 0).all()
+
+
+@pytest.mark.parametrize("style", ["normal", "neox"])
+@pytest.mark.parametrize(("head_dim", "rope_dim"), [(2, 2), (64, 64), (20, 12)])
+def test_rope(style: str, head_dim: int, rope_dim: int) -> None:
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((6, 3, head_dim)).astype(np.float32)
+    positions = np.array([0, 1, 2, 511, 3, 100], np.int32)
+    cos, sin = rope.tables(512, rope_dim, 10000.0)
+    turned = rows_tensor("x", x.reshape(6, -1))
+    launch(
+        lambda plan: rope.rotate(
+            plan, turned, tensor("positions", positions), (tensor("cos", cos), tensor("sin", sin)),
+            counts(6), num_heads=3, head_dim=head_dim, style=style,
+        ),
+        6,
+    )  # fmt: skip
+    exact = rope.reference(x, cos[positions], sin[positions], style)
+    got = to_host(turned)[:, : 3 * head_dim].reshape(6, 3, head_dim)
+    assert np.max(np.abs(got - exact)) <= 8 * EPS * np.abs(x).max()
+    np.testing.assert_array_equal(got[..., rope_dim:], x[..., rope_dim:])
+
+
+def test_rope_tables_follow_their_formulas() -> None:
+    cos, _ = rope.tables(8, 4, 100.0)
+    np.testing.assert_allclose(cos[3], np.cos([3.0, 0.3]), rtol=1e-6)
+    cos, _ = rope.tables(8, 4, 100.0, scaling="linear", factor=2.0)
+    np.testing.assert_allclose(cos[6], np.cos([3.0, 0.3]), rtol=1e-6)
+    cos, _ = rope.tables(8, 4, 100.0, divisors=np.array([1.0, 3.0]), attn_factor=2.0)
+    np.testing.assert_allclose(cos[3], 2 * np.cos([3.0, 0.1]), rtol=1e-6)
+
+
+def test_yarn_keeps_fast_pairs_and_stretches_slow_ones() -> None:
+    plain, _ = rope.tables(64, 64, 10000.0)
+    yarn, _ = rope.tables(64, 64, 10000.0, scaling="yarn", factor=4.0, original_context=2048)
+    slow, _ = rope.tables(64, 64, 10000.0, scaling="linear", factor=4.0)
+    temper = 1 + 0.1 * math.log(4.0)
+    np.testing.assert_allclose(yarn[:, 0], temper * plain[:, 0], atol=1e-6)
+    np.testing.assert_allclose(yarn[:, -1], temper * slow[:, -1], atol=1e-6)
+
+
+class _Cache:
+    """Pages with their blocks in a shuffled order, written through the op itself."""
+
+    def __init__(self, k: np.ndarray, v: np.ndarray, block_size: int, dtype: str) -> None:
+        num_keys, num_heads, head_dim = k.shape
+        num_blocks = -(-num_keys // block_size)
+        kind = np.uint16 if dtype == "f16" else np.float32
+        pitch = -(-head_dim // 16) * 16
+        rng = np.random.default_rng(5)
+        self.table = rng.permutation(num_blocks + 3)[:num_blocks].astype(np.int32)
+        nan = np.float16(np.nan).view(np.uint16) if dtype == "f16" else np.nan
+        blocks = num_blocks + 3
+        self.keys = tensor("k", np.full((blocks, num_heads, head_dim, block_size), nan, kind))
+        self.values = tensor("v", np.full((blocks, num_heads, block_size, pitch), nan, kind))
+        position = np.arange(num_keys)
+        slots = self.table[position // block_size] * block_size + position % block_size
+        launch(
+            lambda plan: kv_write.kv_write(
+                plan, rows_tensor("k", k.reshape(num_keys, -1)),
+                rows_tensor("v", v.reshape(num_keys, -1)), tensor("slots", slots.astype(np.int32)),
+                self.keys, self.values, counts(num_keys),
+            ),
+            num_keys,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "num_tokens", "heads", "kv_heads", "head_dim"),
+    [(1, 1, 1, 1, 2), (17, 1, 6, 2, 64), (33, 33, 3, 3, 20), (127, 5, 8, 1, 128)],
+)
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (7, 0.0), (0, 2.0)])
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_attention(
+    num_keys: int, num_tokens: int, heads: int, kv_heads: int, head_dim: int,
+    window: int, softcap: float, dtype: str,
+) -> None:  # fmt: skip
+    """Unwritten cache is NaN: one key too many, or a wrong page, shows."""
+    rng = np.random.default_rng(6)
+    q = rng.standard_normal((num_tokens, heads, head_dim)).astype(np.float32)
+    k, v = (rng.standard_normal((num_keys, kv_heads, head_dim)) for _ in range(2))
+    if dtype == "f16":
+        k, v = k.astype(np.float16), v.astype(np.float16)
+    k, v = k.astype(np.float32), v.astype(np.float32)
+    cache = _Cache(k, v, 16, dtype)
+    out = rows_tensor("out", np.full((num_tokens, heads * head_dim), np.nan, np.float32))
+    positions = np.arange(num_keys - num_tokens, num_keys).astype(np.int32)
+    launch(
+        lambda plan: attention.attention(
+            plan, rows_tensor("q", q.reshape(num_tokens, -1)), cache.keys, cache.values,
+            tensor("tables", np.stack([np.full_like(cache.table, -1), cache.table])),
+            tensor("rows", np.ones(num_tokens, np.int32)), tensor("positions", positions), out,
+            counts(num_tokens), num_heads=heads, scale=head_dim**-0.5, window=window,
+            softcap=softcap,
+        ),
+        num_tokens,
+    )  # fmt: skip
+    exact = attention.reference(q, k, v, head_dim**-0.5, window, softcap)
+    got = to_host(out)[:, : heads * head_dim].reshape(exact.shape)
+    assert np.max(np.abs(got - exact)) <= 64 * EPS * np.abs(v).max()
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu"])
+def test_gate(kind: str) -> None:
+    rng = np.random.default_rng(7)
+    opened, up = (rng.standard_normal((5, 129)).astype(np.float32) * 4 for _ in range(2))
+    out = rows_tensor("gate", opened)
+    launch(lambda plan: activation.gate(plan, out, rows_tensor("up", up), kind, counts(5)), 5)
+    exact = activation.reference(opened, up, kind)
+    assert np.max(np.abs(to_host(out)[:, :129] - exact) / (np.abs(exact) + 1e-3)) < 32 * EPS
+
+
+def test_scale_and_softcap_touch_live_rows_only() -> None:
+    x = np.random.default_rng(8).standard_normal((3, 100)).astype(np.float32)
+    out = rows_tensor("x", x)
+    launch(lambda plan: activation.scale(plan, out, 3.0, counts(2)), 3)
+    np.testing.assert_array_equal(to_host(out)[:2, :100], x[:2] * np.float32(3))
+    np.testing.assert_array_equal(to_host(out)[2, :100], x[2])
+    launch(lambda plan: activation.softcap(plan, out, 2.0, counts(0, 3), count=1), 3)
+    exact = 2 * np.tanh(np.concatenate([x[:2] * 3.0, x[2:]]) / 2)
+    np.testing.assert_allclose(to_host(out)[:, :100], exact, atol=1e-6)
+
+
+def test_a_step_without_tokens_writes_nothing() -> None:
+    out = rows_tensor("out", np.full((4, 64), 7.0, np.float32))
+    weight = weight_tensor(DType.F32, random_rows(DType.F32, 64, 64), 64)
+    launch(
+        lambda plan: linear.linear(
+            plan, rows_tensor("x", np.ones((4, 64))), weight, out, counts(0)
+        ),
+        4,
+    )
+    assert (to_host(out) == 7).all()
+
+
+def test_shapes_that_disagree_are_refused_by_name() -> None:
+    weight = weight_tensor(DType.F32, random_rows(DType.F32, 64, 100), 100)
+    narrow, wide = (rows_tensor(n, np.zeros((1, c))) for n, c in (("narrow", 64), ("wide", 128)))
+    refused = [
+        (lambda p: linear.linear(p, narrow, weight, wide, counts(1)), "narrow has 64 columns"),
+        (lambda p: norm.rms_norm(p, wide, narrow, 1e-5, wide, counts(1), width=100), "narrow has"),
+        (lambda p: activation.gate(p, narrow, wide, "silu", counts(1)), "narrow"),
+        (lambda p: activation.gate(p, wide, wide, "relu", counts(1)), "relu"),
+        (lambda p: activation.softcap(p, wide, 0.0, counts(1)), "above 0"),
+    ]
+    for op, message in refused:
+        with pytest.raises(LaunchRejected, match=message):
+            launch(op, 1)
