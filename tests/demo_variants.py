@@ -1,0 +1,47 @@
+"""Makes variants of the bundled model: with other metadata, or with another architecture's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
+from hypocenter.cli_options import model_path
+
+DEMO = Path(model_path(None))
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def demo_with(path: Path, metadata: dict[str, tuple[Any, GGUFValueType]]) -> Path:
+    """Write the bundled model to `path` with these keys added or replaced."""
+    reader = GGUFReader(DEMO)
+    arch = metadata.get("general.architecture", ("llama", None))[0]
+    writer = GGUFWriter(path, arch)
+    for field in reader.fields.values():
+        if field.name in metadata or field.name.startswith("GGUF."):
+            continue
+        if field.name == gguf.Keys.General.ARCHITECTURE:
+            continue
+        kind = field.types[0]
+        sub_type = field.types[-1] if kind == GGUFValueType.ARRAY else None
+        writer.add_key_value(field.name, field.contents(), kind, sub_type)
+    for key, (value, kind) in metadata.items():
+        if key != gguf.Keys.General.ARCHITECTURE:
+            writer.add_key_value(key, value, kind)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def demo_that_chats(path: Path) -> Path:
+    """The bundled model with a chat template, which it was not trained for."""
+    return demo_with(path, {"tokenizer.chat_template": (CHAT_TEMPLATE, GGUFValueType.STRING)})
