@@ -1,0 +1,335 @@
+"""An architecture as facts: what a GGUF file's metadata says that the one decoder must know.
+
+Keys are those of the GGUF specification; what is fixed per family follows llama.cpp's src/models.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass
+
+from hypocenter.errors import BadModelFile, UnsupportedModel
+from hypocenter.model.gguf import GGUFFile
+
+MAX_LAYERS = 1024
+MAX_WIDTH = 1 << 20
+MAX_VOCAB = 1 << 21
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What holds for every model of one GGUF architecture name."""
+
+    rope_style: str
+    activation: str = "silu"
+    qk_norm: bool = False
+    post_norms: bool = False
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
+    scaled_embedding: bool = False
+    #: Every n-th layer sees the whole context, the others a window; 0: all layers are alike.
+    window_pattern: int = 0
+    has_window: bool = False
+    default_window: int = 0
+    #: Caps of scores and logits for files that do not name them; 0: none.
+    default_caps: tuple[float, float] = (0.0, 0.0)
+    #: Layer counts for which attention is scaled by width / heads instead of the head's size.
+    wide_scale_layers: int = 0
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family("normal"),
+    "qwen2": Family("neox"),
+    "qwen3": Family("neox", qk_norm=True),
+    "gemma2": Family(
+        "neox", activation="gelu", post_norms=True, scaled_embedding=True, has_window=True,
+        window_pattern=2, default_window=4096, wide_scale_layers=46, default_caps=(50.0, 30.0),
+    ),
+    "gemma3": Family(
+        "neox", activation="gelu", qk_norm=True, post_norms=True, scaled_embedding=True,
+        has_window=True, window_pattern=6, wide_scale_layers=62,
+    ),
+    "phi3": Family("neox", fused_qkv=True, fused_gate_up=True, has_window=True),
+    "glm4": Family("normal", post_norms=True, fused_gate_up=True),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """One rotary table: base, how positions are stretched, and what the result is scaled by.
+
+    `factor` divides the angles (linear and yarn); yarn blends between stretched and plain angles
+    over `original_context`. `attn_factor` multiplies cosines and sines; 0: derive it.
+    """
+
+    base: float
+    dim: int
+    scaling: str = "none"
+    factor: float = 1.0
+    original_context: int = 1
+    attn_factor: float = 0.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """Everything the decoder needs to know beside the tensors themselves."""
+
+    name: str
+    family: Family
+    num_layers: int
+    width: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_width: int
+    vocab_size: int
+    context_length: int
+    norm_eps: float
+    rope: Rope
+    local_rope: Rope
+    attn_scale: float
+    attn_softcap: float
+    final_softcap: float
+    window: int
+
+    def layer_window(self, layer: int) -> int:
+        """Positions that a layer's queries look back on, themselves included; 0: all."""
+        return self.window if self.is_local(layer) else 0
+
+    def is_local(self, layer: int) -> bool:
+        """Whether a layer sees a window only."""
+        pattern = self.family.window_pattern
+        if not self.window:
+            return False
+        return layer % pattern < pattern - 1 if pattern else True
+
+    def kv_bytes_per_token(self, element_bytes: int) -> int:
+        """Bytes of one position in the KV cache, all layers, with values padded to 16 columns."""
+        value_pitch = -(-self.head_dim // 16) * 16
+        per_layer = self.num_kv_heads * (self.head_dim + value_pitch) * element_bytes
+        return self.num_layers * per_layer
+
+
+def read_architecture(file: GGUFFile) -> Architecture:
+    """Read and cross-check the facts of a model file.
+
+    Raises UnsupportedModel for an architecture we do not run, BadModelFile when metadata
+    contradict each other or the shapes of the tensors.
+    """
+    name = file.text("general.architecture")
+    if name not in FAMILIES:
+        near = difflib.get_close_matches(name, FAMILIES, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise UnsupportedModel(
+            file.path,
+            "general.architecture",
+            name,
+            f"hypocenter runs {', '.join(FAMILIES)}{hint}",
+        )
+    return _Reader(file, name).read()
+
+
+class _Reader:
+    """Reads `{architecture}.*` keys with their bounds."""
+
+    def __init__(self, file: GGUFFile, name: str) -> None:
+        self.file, self.name, self.family = file, name, FAMILIES[name]
+
+    def read(self) -> Architecture:
+        self._refuse_experts()
+        self._refuse_sections()
+        width = self._count("embedding_length", MAX_WIDTH)
+        num_layers = self._count("block_count", MAX_LAYERS)
+        num_layers -= self.file.integer(f"{self.name}.nextn_predict_layers", 0, low=0, high=16)
+        num_heads = self._uniform("attention.head_count", 1 << 16)
+        num_kv_heads = self._uniform("attention.head_count_kv", 1 << 16, default=num_heads)
+        if num_heads % num_kv_heads:
+            raise self._bad(
+                "attention.head_count_kv", num_kv_heads, f"must divide {num_heads} heads"
+            )
+        head_dim = self._head_dim(width, num_heads)
+        rope, local_rope = self._ropes(head_dim)
+        wide = num_layers == self.family.wide_scale_layers
+        facts = Architecture(
+            name=self.name,
+            family=self.family,
+            num_layers=num_layers,
+            width=width,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            ffn_width=self._uniform("feed_forward_length", MAX_WIDTH),
+            vocab_size=self._vocab_size(width),
+            context_length=self._count("context_length", 1 << 30),
+            norm_eps=self._positive("attention.layer_norm_rms_epsilon"),
+            rope=rope,
+            local_rope=local_rope,
+            attn_scale=1 / math.sqrt(width // num_heads if wide else head_dim),
+            attn_softcap=self._number("attn_logit_softcapping", self.family.default_caps[0]),
+            final_softcap=self._number("final_logit_softcapping", self.family.default_caps[1]),
+            window=self._window(),
+        )
+        return facts
+
+    def _refuse_experts(self) -> None:
+        num_experts = self.file.integer(f"{self.name}.expert_count", 0, low=0)
+        if num_experts:
+            raise UnsupportedModel(
+                self.file.path,
+                f"{self.name}.expert_count",
+                num_experts,
+                "mixtures of experts are not supported",
+            )
+
+    def _vocab_size(self, width: int) -> int:
+        table = self.file.tensors.get("token_embd.weight")
+        if table is None:
+            raise BadModelFile(
+                self.file.path, "token_embd.weight", "missing", "every model needs its token table"
+            )
+        if len(table.shape) != 2 or table.shape[1] != width:
+            raise BadModelFile(
+                self.file.path,
+                "token_embd.weight shape",
+                table.shape,
+                f"{self.name}.embedding_length is {width}",
+            )
+        vocab_size = table.shape[0]
+        if vocab_size > MAX_VOCAB:
+            raise BadModelFile(
+                self.file.path, "token_embd.weight rows", vocab_size, f"at most {MAX_VOCAB}"
+            )
+        declared = self.file.integer(f"{self.name}.vocab_size", vocab_size, low=1)
+        if declared != vocab_size:
+            raise self._bad("vocab_size", declared, f"token_embd.weight has {vocab_size} rows")
+        if "tokenizer.ggml.tokens" in self.file.metadata:
+            num_tokens = len(self.file.strings("tokenizer.ggml.tokens"))
+            if num_tokens > vocab_size:
+                raise BadModelFile(
+                    self.file.path,
+                    "tokenizer.ggml.tokens length",
+                    num_tokens,
+                    f"token_embd.weight has {vocab_size} rows",
+                )
+        return vocab_size
+
+    def _head_dim(self, width: int, num_heads: int) -> int:
+        head_dim = self.file.integer(
+            f"{self.name}.attention.key_length", width // num_heads, low=2, high=512
+        )
+        value_dim = self.file.integer(
+            f"{self.name}.attention.value_length", head_dim, low=1, high=512
+        )
+        if value_dim != head_dim:
+            raise UnsupportedModel(
+                self.file.path,
+                f"{self.name}.attention.value_length",
+                value_dim,
+                f"values must be as long as keys ({head_dim})",
+            )
+        if head_dim % 2:
+            raise self._bad("attention.key_length", head_dim, "must be even for rotary positions")
+        return head_dim
+
+    def _ropes(self, head_dim: int) -> tuple[Rope, Rope]:
+        dim = self.file.integer(f"{self.name}.rope.dimension_count", head_dim, low=0, high=head_dim)
+        if dim % 2:
+            raise self._bad("rope.dimension_count", dim, "must be even")
+        base = self._positive("rope.freq_base", 10000.0)
+        factor_keys = (f"{self.name}.rope.scaling.factor", f"{self.name}.rope.scale_linear")
+        stretched = any(key in self.file.metadata for key in factor_keys)
+        scaling = self.file.text(
+            f"{self.name}.rope.scaling.type", "linear" if stretched else "none"
+        )
+        if scaling not in ("none", "linear", "yarn", "longrope"):
+            raise UnsupportedModel(
+                self.file.path,
+                f"{self.name}.rope.scaling.type",
+                scaling,
+                "known types are none, linear, yarn, longrope",
+            )
+        rope = Rope(
+            base=base,
+            dim=dim,
+            scaling=scaling,
+            # rope.scale_linear is the older name of the same factor.
+            factor=self._positive("rope.scaling.factor", self._positive("rope.scale_linear", 1.0)),
+            original_context=self.file.integer(
+                f"{self.name}.rope.scaling.original_context_length",
+                self._count("context_length", 1 << 30),
+                low=1,
+            ),
+            attn_factor=self._number("rope.scaling.attn_factor", 0.0),
+            beta_fast=self._positive("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=self._positive("rope.scaling.yarn_beta_slow", 1.0),
+        )
+        if self.name != "gemma3":
+            return rope, rope
+        # Gemma 3 turns its windowed layers with a base of their own and never stretches them.
+        return rope, Rope(base=self._positive("rope.freq_base_swa", 10000.0), dim=dim)
+
+    def _window(self) -> int:
+        if not self.family.has_window:
+            return 0
+        self._expect_pattern()
+        default = self.family.default_window
+        return self.file.integer(f"{self.name}.attention.sliding_window", default, low=0)
+
+    def _expect_pattern(self) -> None:
+        """Converters may name which layers have a window; it must be what the family implies."""
+        full = f"{self.name}.attention.sliding_window_pattern"
+        named = self.file.metadata.get(full)
+        if named is None or (isinstance(named, int) and named == self.family.window_pattern):
+            return
+        raise UnsupportedModel(self.file.path, full, named, f"must be {self.family.window_pattern}")
+
+    def _refuse_sections(self) -> None:
+        """Multimodal files (GLM-4.1V) order the rows of q and k for a rotation of their own."""
+        full = f"{self.name}.rope.dimension_sections"
+        if full in self.file.metadata:
+            raise UnsupportedModel(
+                self.file.path,
+                full,
+                list(self.file.numbers(full)),
+                "rotations in sections are not supported",
+            )
+
+    def _count(self, key: str, high: int) -> int:
+        return self.file.integer(f"{self.name}.{key}", low=1, high=high)
+
+    def _uniform(self, key: str, high: int, default: int | None = None) -> int:
+        """A count that some files give per layer: all layers must agree."""
+        full = f"{self.name}.{key}"
+        value = self.file.metadata.get(full)
+        if value is None and default is not None:
+            return default
+        if value is None or isinstance(value, int):
+            return self._count(key, high)
+        counts = {int(count) for count in self.file.numbers(full)}
+        if len(counts) != 1:
+            raise UnsupportedModel(
+                self.file.path, full, sorted(counts), "all layers must have the same count"
+            )
+        count = counts.pop()
+        if not 1 <= count <= high:
+            raise self._bad(key, count, f"must be from 1 to {high}")
+        return count
+
+    def _number(self, key: str, default: float) -> float:
+        value = self.file.number(f"{self.name}.{key}", default)
+        if not math.isfinite(value) or value < 0:
+            raise self._bad(key, value, "must be finite and not negative")
+        return value
+
+    def _positive(self, key: str, default: float | None = None) -> float:
+        full = f"{self.name}.{key}"
+        value = self.file.number(full) if default is None else self.file.number(full, default)
+        if not math.isfinite(value) or value <= 0:
+            raise self._bad(key, value, "must be finite and above 0")
+        return value
+
+    def _bad(self, key: str, value: object, limit: str) -> BadModelFile:
+        return BadModelFile(self.file.path, f"{self.name}.{key}", value, limit)

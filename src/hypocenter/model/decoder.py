@@ -1,0 +1,218 @@
+"""The one decoder: a transformer as facts describe it, written as ops over Tensors.
+
+Its plain Python runs once per shape bucket and leaves a plan; it never touches data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypocenter.device.memory import allocate, rows
+from hypocenter.device.plan import Plan, PlanBuilder
+from hypocenter.kernels.activation import gate, scale, softcap
+from hypocenter.kernels.attention import attention
+from hypocenter.kernels.embedding import gather, lookup, narrow
+from hypocenter.kernels.kv_write import kv_write
+from hypocenter.kernels.linear import linear
+from hypocenter.kernels.norm import rms_norm
+from hypocenter.kernels.quant import padded
+from hypocenter.kernels.rope import rotate
+from hypocenter.model.architecture import Architecture
+from hypocenter.model.weights import LayerWeights, Weights
+from hypocenter.tensor import DType, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What changes from step to step, in static buffers of i32.
+
+    token_ids, positions, slots, sequence_rows [max_tokens]; block_tables [max_sequences,
+    max_blocks]; logit_rows [max_tokens]; counts: how many tokens and how many logit rows are live.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    sequence_rows: Tensor
+    block_tables: Tensor
+    logit_rows: Tensor
+    counts: Tensor
+
+    @classmethod
+    def allocate(cls, max_tokens: int, max_sequences: int, max_blocks: int) -> StepInputs:
+        def ints(name: str, *shape: int) -> Tensor:
+            return allocate(name, "step", DType.I32, shape)
+
+        return cls(
+            token_ids=ints("token_ids", max_tokens),
+            positions=ints("positions", max_tokens),
+            slots=ints("slots", max_tokens),
+            sequence_rows=ints("sequence_rows", max_tokens),
+            block_tables=ints("block_tables", max_sequences, max_blocks),
+            logit_rows=ints("logit_rows", max_tokens),
+            counts=ints("counts", 2),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KVPages:
+    """The paged cache of every layer; layouts as in `kernels/kv_write.py`."""
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+    @classmethod
+    def allocate(
+        cls, facts: Architecture, num_blocks: int, block_size: int, dtype: DType
+    ) -> KVPages:
+        heads, head_dim = facts.num_kv_heads, facts.head_dim
+        key_shape = (num_blocks, heads, head_dim, block_size)
+        value_shape = (num_blocks, heads, block_size, -(-head_dim // 16) * 16)
+        layers = range(facts.num_layers)
+        return cls(
+            tuple(allocate(f"k_cache.{i}", "kv_cache", dtype, key_shape) for i in layers),
+            tuple(allocate(f"v_cache.{i}", "kv_cache", dtype, value_shape) for i in layers),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """Activations f32 [max_tokens, width padded to 64], shared by all layers and plans."""
+
+    x: Tensor
+    hidden: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    attended: Tensor
+    gate: Tensor
+    up: Tensor
+
+    @classmethod
+    def allocate(cls, facts: Architecture, max_tokens: int) -> _Buffers:
+        def wide(name: str, width: int) -> Tensor:
+            return allocate(name, "decoder", DType.F32, (max_tokens, padded(width)))
+
+        heads, kv_heads = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
+        return cls(
+            x=wide("x", facts.width),
+            hidden=wide("hidden", facts.width),
+            q=wide("q", heads),
+            k=wide("k", kv_heads),
+            v=wide("v", kv_heads),
+            attended=wide("attended", heads),
+            gate=wide("gate", facts.ffn_width),
+            up=wide("up", facts.ffn_width),
+        )
+
+    def first(self, num_rows: int) -> _Buffers:
+        return _Buffers(*(rows(getattr(self, name), 0, num_rows) for name in self.__slots__))
+
+
+class Decoder:
+    """Builds plans for one model over static inputs and a paged cache."""
+
+    def __init__(
+        self,
+        facts: Architecture,
+        weights: Weights,
+        inputs: StepInputs,
+        pages: KVPages,
+        max_tokens: int,
+    ) -> None:
+        self.facts, self.weights, self.inputs, self.pages = facts, weights, inputs, pages
+        self._buffers = _Buffers.allocate(facts, max_tokens)
+
+    def plan(self, num_tokens: int, num_logit_rows: int) -> Plan:
+        """The launches of a step of up to `num_tokens` tokens and `num_logit_rows` logit rows.
+
+        The result holds logits f32 [num_logit_rows, vocab_size], or the last hidden
+        states when no logits are wanted.
+        """
+        plan, b = PlanBuilder(num_tokens), self._buffers.first(num_tokens)
+        inputs, facts, counts = self.inputs, self.facts, self.inputs.counts
+        lookup(plan, inputs.token_ids, self.weights.token_table, b.x, counts)
+        if facts.family.scaled_embedding:
+            scale(plan, b.x, facts.width**0.5, counts)
+        for index, layer in enumerate(self.weights.layers):
+            self._attention(plan, b, index, layer)
+            self._feed_forward(plan, b, layer)
+        if not num_logit_rows:
+            return Plan(plan, b.x)
+        return Plan(plan, self._logits(plan, b, num_logit_rows))
+
+    def _attention(self, plan: PlanBuilder, b: _Buffers, index: int, w: LayerWeights) -> None:
+        facts, inputs, counts = self.facts, self.inputs, self.inputs.counts
+        rms_norm(plan, b.x, w.attn_norm, facts.norm_eps, b.hidden, counts, width=facts.width)
+        linear(plan, b.hidden, w.q, b.q, counts, bias=w.q_bias)
+        linear(plan, b.hidden, w.k, b.k, counts, bias=w.k_bias)
+        linear(plan, b.hidden, w.v, b.v, counts, bias=w.v_bias)
+        table = self.weights.local_rope if facts.is_local(index) else self.weights.rope
+        for x, norm, num_heads in (
+            (b.q, w.q_norm, facts.num_heads),
+            (b.k, w.k_norm, facts.num_kv_heads),
+        ):
+            if norm is not None:
+                rms_norm(
+                    plan, x, norm, facts.norm_eps, x, counts,
+                    width=facts.head_dim, num_heads=num_heads,
+                )  # fmt: skip
+            if facts.rope.dim:
+                rotate(
+                    plan, x, inputs.positions, table, counts, num_heads=num_heads,
+                    head_dim=facts.head_dim, style=facts.family.rope_style,
+                )  # fmt: skip
+        keys, values = self.pages.keys[index], self.pages.values[index]
+        kv_write(plan, b.k, b.v, inputs.slots, keys, values, counts)
+        attention(
+            plan, b.q, keys, values, inputs.block_tables, inputs.sequence_rows, inputs.positions,
+            b.attended, counts, num_heads=facts.num_heads, scale=facts.attn_scale,
+            window=facts.layer_window(index), softcap=facts.attn_softcap,
+        )  # fmt: skip
+        self._into_residual(
+            plan, b, b.attended, w.attn_output, w.attn_output_bias, w.post_attn_norm
+        )
+
+    def _feed_forward(self, plan: PlanBuilder, b: _Buffers, w: LayerWeights) -> None:
+        facts, counts = self.facts, self.inputs.counts
+        rms_norm(plan, b.x, w.ffn_norm, facts.norm_eps, b.hidden, counts, width=facts.width)
+        linear(plan, b.hidden, w.gate, b.gate, counts)
+        linear(plan, b.hidden, w.up, b.up, counts)
+        gate(plan, b.gate, b.up, facts.family.activation, counts)
+        self._into_residual(plan, b, b.gate, w.down, None, w.post_ffn_norm)
+
+    def _into_residual(
+        self, plan: PlanBuilder, b: _Buffers, x: Tensor, weight: Tensor, bias: Tensor | None,
+        post_norm: Tensor | None,
+    ) -> None:  # fmt: skip
+        """x += weight @ branch, normed first where the family norms what it adds."""
+        facts, counts = self.facts, self.inputs.counts
+        if post_norm is None:
+            linear(plan, x, weight, b.x, counts, bias=bias, accumulate=True)
+            return
+        linear(plan, x, weight, b.hidden, counts, bias=bias)
+        rms_norm(
+            plan, b.hidden, post_norm, facts.norm_eps, b.x, counts,
+            width=facts.width, accumulate=True,
+        )  # fmt: skip
+
+    def _logits(self, plan: PlanBuilder, b: _Buffers, num_logit_rows: int) -> Tensor:
+        facts, weights, counts = self.facts, self.weights, self.inputs.counts
+        hidden = rows(b.hidden, 0, num_logit_rows)
+        logits = allocate(
+            "logits", "decoder", DType.F32, (num_logit_rows, padded(facts.vocab_size))
+        )
+        gather(plan, b.x, self.inputs.logit_rows, hidden, counts)
+        rms_norm(
+            plan, hidden, weights.output_norm, facts.norm_eps, hidden, counts,
+            width=facts.width, count=1,
+        )  # fmt: skip
+        linear(plan, hidden, weights.output, logits, counts, count=1)
+        if facts.final_softcap:
+            softcap(plan, logits, facts.final_softcap, counts, count=1)
+        if facts.vocab_size == logits.shape[1]:
+            return logits
+        # Padding has the logit 0, which a sampler would take for a token.
+        narrowed = allocate("logits", "decoder", DType.F32, (num_logit_rows, facts.vocab_size))
+        narrow(plan, logits, narrowed, counts)
+        return narrowed

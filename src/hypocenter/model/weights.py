@@ -1,0 +1,265 @@
+"""Loads a model's tensors, checks their shapes against the architecture and packs the matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device import memory
+from hypocenter.errors import BadModelFile, UnsupportedModel
+from hypocenter.kernels import quant, rope
+from hypocenter.model.architecture import Architecture, Rope
+from hypocenter.model.gguf import GGUFFile
+from hypocenter.tensor import DType, Tensor
+
+Progress = Callable[[str, float], None]
+RopeTable = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer's tensors: matrices packed, norms and biases f32 padded to 64; None: not there."""
+
+    attn_norm: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    q_bias: Tensor | None
+    k_bias: Tensor | None
+    v_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    attn_output: Tensor
+    attn_output_bias: Tensor | None
+    post_attn_norm: Tensor | None
+    ffn_norm: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    post_ffn_norm: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All tensors of a model. `output` is the token table where the model ties the two."""
+
+    token_table: Tensor
+    layers: tuple[LayerWeights, ...]
+    output_norm: Tensor
+    output: Tensor
+    rope: RopeTable
+    local_rope: RopeTable
+    num_bytes: int
+
+
+def load_weights(
+    file: GGUFFile,
+    architecture: Architecture,
+    context_length: int,
+    progress: Progress | None = None,
+) -> Weights:
+    """Pack every tensor of `file`; `progress` hears a name and the share done.
+
+    Raises BadModelFile for a missing tensor or a wrong shape, UnsupportedModel for a tensor that
+    this architecture does not use: to ignore it would be to compute something else.
+    """
+    loader = _Loader(file, architecture, progress)
+    table = loader.matrix("token_embd", architecture.vocab_size, architecture.width)
+    layers = tuple(loader.layer(index) for index in range(architecture.num_layers))
+    output_norm = loader.vector("output_norm.weight", architecture.width)
+    output = table
+    if "output.weight" in file.tensors:
+        output = loader.matrix("output", architecture.vocab_size, architecture.width)
+    tables = loader.rope_tables(context_length)
+    loader.refuse_unused()
+    num_bytes = sum(info.num_bytes for info in file.tensors.values())
+    return Weights(table, layers, output_norm, output, *tables, num_bytes)
+
+
+class _Loader:
+    """Takes tensors out of a file by name and remembers which were taken."""
+
+    def __init__(
+        self, file: GGUFFile, architecture: Architecture, progress: Progress | None
+    ) -> None:
+        self.file, self.facts, self.progress = file, architecture, progress
+        self.taken: set[str] = set()
+
+    def layer(self, index: int) -> LayerWeights:
+        facts, prefix = self.facts, f"blk.{index}."
+        width, ffn_width = facts.width, facts.ffn_width
+        q_rows, kv_rows = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
+        q, k, v = self._qkv(prefix, (q_rows, kv_rows, kv_rows))
+        biases = self._qkv_biases(prefix, (q_rows, kv_rows, kv_rows))
+        gate, up = self._gate_up(prefix)
+        qk_norm, post_norms = facts.family.qk_norm, facts.family.post_norms
+        return LayerWeights(
+            attn_norm=self.vector(f"{prefix}attn_norm.weight", width),
+            q=q,
+            k=k,
+            v=v,
+            q_bias=biases[0],
+            k_bias=biases[1],
+            v_bias=biases[2],
+            q_norm=self._vector_if(qk_norm, f"{prefix}attn_q_norm.weight", facts.head_dim),
+            k_norm=self._vector_if(qk_norm, f"{prefix}attn_k_norm.weight", facts.head_dim),
+            attn_output=self.matrix(f"{prefix}attn_output", width, q_rows),
+            attn_output_bias=self._optional(f"{prefix}attn_output.bias", width),
+            post_attn_norm=self._vector_if(
+                post_norms, f"{prefix}post_attention_norm.weight", width
+            ),
+            ffn_norm=self.vector(f"{prefix}ffn_norm.weight", width),
+            gate=gate,
+            up=up,
+            down=self.matrix(f"{prefix}ffn_down", width, ffn_width),
+            post_ffn_norm=self._vector_if(post_norms, f"{prefix}post_ffw_norm.weight", width),
+        )
+
+    def matrix(self, name: str, num_rows: int, num_columns: int) -> Tensor:
+        """`{name}.weight` [num_rows, num_columns], packed."""
+        return self._split(f"{name}.weight", (num_rows,), num_columns)[0]
+
+    def vector(self, name: str, length: int) -> Tensor:
+        """A vector of `length` as f32, padded with zeros to a multiple of 64."""
+        return self._pad(name, self._values(name, (length,)))
+
+    def rope_tables(self, context_length: int) -> tuple[RopeTable, RopeTable]:
+        facts = self.facts
+        divisors = self._rope_divisors(context_length)
+        table = self._rope_table("rope", facts.rope, context_length, divisors)
+        if facts.local_rope == facts.rope:
+            return table, table
+        return table, self._rope_table("local_rope", facts.local_rope, context_length, None)
+
+    def refuse_unused(self) -> None:
+        """Tensors beyond the last layer belong to draft heads, which decoding does not need."""
+        for name in self.file.tensors:
+            beyond = name.startswith("blk.") and int(name.split(".")[1]) >= self.facts.num_layers
+            if name not in self.taken and not beyond:
+                raise UnsupportedModel(
+                    self.file.path,
+                    "tensor",
+                    name,
+                    f"{self.facts.name} models have no such tensor",
+                )
+
+    def _qkv(self, prefix: str, rows: tuple[int, int, int]) -> tuple[Tensor, ...]:
+        if f"{prefix}attn_qkv.weight" in self.file.tensors:
+            return self._split(f"{prefix}attn_qkv.weight", rows, self.facts.width)
+        names = (f"{prefix}attn_q", f"{prefix}attn_k", f"{prefix}attn_v")
+        return tuple(
+            self.matrix(name, count, self.facts.width)
+            for name, count in zip(names, rows, strict=True)
+        )
+
+    def _qkv_biases(self, prefix: str, rows: tuple[int, int, int]) -> tuple[Tensor | None, ...]:
+        fused = f"{prefix}attn_qkv.bias"
+        if fused in self.file.tensors:
+            values = self._values(fused, (sum(rows),))
+            parts = np.split(values, np.cumsum(rows)[:-1])
+            return tuple(self._pad(fused, part) for part in parts)
+        names = (f"{prefix}attn_q.bias", f"{prefix}attn_k.bias", f"{prefix}attn_v.bias")
+        return tuple(self._optional(name, count) for name, count in zip(names, rows, strict=True))
+
+    def _gate_up(self, prefix: str) -> tuple[Tensor, ...]:
+        width, ffn_width = self.facts.width, self.facts.ffn_width
+        if self.facts.family.fused_gate_up:
+            return self._split(f"{prefix}ffn_up.weight", (ffn_width, ffn_width), width)
+        gate = self.matrix(f"{prefix}ffn_gate", ffn_width, width)
+        return gate, self.matrix(f"{prefix}ffn_up", ffn_width, width)
+
+    def _split(
+        self, name: str, row_counts: tuple[int, ...], num_columns: int
+    ) -> tuple[Tensor, ...]:
+        """One matrix of the file as several packed ones, by consecutive rows."""
+        dtype = self._expect(name, (sum(row_counts), num_columns))
+        raw = self.file.raw(name).reshape(sum(row_counts), dtype.num_bytes(num_columns))
+        if self.progress:
+            self.progress("loading weights", len(self.taken) / len(self.file.tensors))
+        parts, start = [], 0
+        for count in row_counts:
+            packed = quant.pack(raw[start : start + count], dtype, num_columns)
+            parts.append(
+                memory.adopt(name, "model", dtype, (count, num_columns), packed, packed.num_bytes)
+            )
+            start += count
+        return tuple(parts)
+
+    def _values(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        dtype = self._expect(name, shape)
+        if dtype.is_quantised:
+            raise UnsupportedModel(
+                self.file.path, f"type of {name}", dtype.name, "vectors must be F32, F16 or BF16"
+            )
+        raw = self.file.raw(name).reshape(1, -1)
+        return quant.dequantise(raw, dtype, math.prod(shape)).reshape(shape)
+
+    def _expect(self, name: str, shape: tuple[int, ...]) -> DType:
+        info = self.file.tensors.get(name)
+        if info is None:
+            raise BadModelFile(
+                self.file.path, name, "missing", f"a {self.facts.name} model needs it"
+            )
+        if info.shape != shape:
+            raise BadModelFile(
+                self.file.path, f"{name} shape", info.shape, f"the metadata say {shape}"
+            )
+        self.taken.add(name)
+        return info.dtype
+
+    def _optional(self, name: str, length: int) -> Tensor | None:
+        return self._vector_if(name in self.file.tensors, name, length)
+
+    def _vector_if(self, wanted: bool, name: str, length: int) -> Tensor | None:
+        return self.vector(name, length) if wanted else None
+
+    def _pad(self, name: str, values: np.ndarray[Any, Any]) -> Tensor:
+        tensor = memory.allocate(name, "model", DType.F32, (quant.padded(len(values)),))
+        memory.to_device(tensor, np.ascontiguousarray(values))
+        return tensor
+
+    def _rope_divisors(self, context_length: int) -> np.ndarray[Any, Any] | None:
+        """Llama 3.1 has one list of divisors, Phi 3 one for short and one for long contexts."""
+        shape = (self.facts.rope.dim // 2,)
+        if "rope_freqs.weight" in self.file.tensors:
+            return self._values("rope_freqs.weight", shape)
+        if "rope_factors_long.weight" not in self.file.tensors:
+            return None
+        long = self._values("rope_factors_long.weight", shape)
+        short = self._values("rope_factors_short.weight", shape)
+        return long if context_length > self.facts.rope.original_context else short
+
+    def _rope_table(
+        self, name: str, facts: Rope, context_length: int, divisors: np.ndarray[Any, Any] | None
+    ) -> RopeTable:
+        cos, sin = rope.tables(
+            context_length,
+            facts.dim,
+            facts.base,
+            scaling=facts.scaling,
+            factor=facts.factor,
+            original_context=facts.original_context,
+            attn_factor=self._attn_factor(facts),
+            beta_fast=facts.beta_fast,
+            beta_slow=facts.beta_slow,
+            divisors=divisors,
+        )
+        pair = []
+        for values, kind in ((cos, "cos"), (sin, "sin")):
+            tensor = memory.allocate(f"{name}_{kind}", "model", DType.F32, values.shape)
+            memory.to_device(tensor, values)
+            pair.append(tensor)
+        return pair[0], pair[1]
+
+    def _attn_factor(self, facts: Rope) -> float:
+        """Files may leave it out; longrope then follows from the two context lengths."""
+        if facts.attn_factor:
+            return facts.attn_factor
+        stretch = self.facts.context_length / facts.original_context
+        if facts.scaling != "longrope" or stretch <= 1:
+            return 1.0
+        return math.sqrt(1 + math.log(stretch) / math.log(facts.original_context))

@@ -1,0 +1,196 @@
+"""Writes a transformers model as an F32 GGUF file, sound or with a fault; knows no random numbers.
+
+The GGUF layout (tensor names, row order, shifted norms, metadata) follows llama.cpp's conversion
+scripts (`conversion/*.py`) and loaders (`src/models/*.cpp`), so that llama.cpp reads the files too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from family_table import VOCAB_SIZE, Family
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What `write_gguf` gets wrong on purpose; the default is a sound file."""
+
+    rope_base_factor: float = 1.0
+    epsilon_factor: float = 1.0
+    swapped_rows: bool = False
+    #: Replaces entries of `Family.metadata`; keys that the family lacks do nothing.
+    metadata: Mapping[str, int | float | str | list[int]] = field(default_factory=dict)
+
+
+SOUND = Fault()
+
+
+def write_gguf(family: Family, hf_model: Any, path: Path, fault: Fault = SOUND) -> None:
+    """Write `hf_model` as an F32 GGUF file in llama.cpp's layout, with `fault` if one is asked."""
+    writer = gguf.GGUFWriter(path, family.arch)
+    _add_metadata(writer, family, hf_model.config, fault)
+    _ADD_VOCABULARY[family.vocabulary](writer, family.pre)
+    for name, values in _rope_tensors(family, hf_model).items():
+        writer.add_tensor(name, values)
+    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == family.arch)
+    names = gguf.get_tensor_name_map(arch, hf_model.config.num_hidden_layers)
+    for name, tensor in hf_model.state_dict().items():
+        if name == "lm_head.weight" and hf_model.config.tie_word_embeddings:
+            continue
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if gguf_name is None:
+            raise ValueError(f"{family.arch}: GGUF has no name for {name}")
+        values = np.asarray(tensor.numpy(), dtype=np.float32)
+        writer.add_tensor(gguf_name, _in_gguf_layout(family, hf_model.config, name, values, fault))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def head_dim_of(config: Any) -> int:
+    """Elements of one attention head; configurations leave it out when it follows from the rest."""
+    explicit = getattr(config, "head_dim", None)
+    return int(explicit or config.hidden_size // config.num_attention_heads)
+
+
+def interleave_halves(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Reorder each head's rows from (first half, second half) to neighbouring pairs.
+
+    `rows` is [num_heads * head_dim, ...]. Turns transformers' rotation into the one of ggml's
+    NORM rope: row 2i is the old row i, row 2i + 1 the old row head_dim / 2 + i.
+    """
+    halves = rows.reshape(num_heads, 2, rows.shape[0] // num_heads // 2, *rows.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _add_metadata(writer: Any, family: Family, config: Any, fault: Fault) -> None:
+    head_dim = head_dim_of(config)
+    writer.add_name("random model")
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps * fault.epsilon_factor)
+    if head_dim * config.num_attention_heads != config.hidden_size:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    rope = config.rope_parameters
+    if "sliding_attention" in rope:
+        writer.add_rope_freq_base_swa(
+            rope["sliding_attention"]["rope_theta"] * fault.rope_base_factor
+        )
+        rope = rope["full_attention"]
+    writer.add_rope_freq_base(rope["rope_theta"] * fault.rope_base_factor)
+    if family.arch in ("llama", "phi3", "glm4"):
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    if family.arch == "llama":
+        writer.add_vocab_size(config.vocab_size)
+    for key, sound in family.metadata.items():
+        value = fault.metadata.get(key, sound)
+        add = {
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            list: writer.add_array,
+        }
+        add[type(value)](f"{family.arch}.{key}", value)
+
+
+def _rope_tensors(family: Family, hf_model: Any) -> dict[str, np.ndarray]:
+    """The frequency divisors that GGUF keeps as tensors, [rotated dimensions / 2] each."""
+    rope = hf_model.config.rope_parameters
+    if rope.get("rope_type") == "llama3":
+        head_dim = head_dim_of(hf_model.config)
+        plain = rope["rope_theta"] ** (-np.arange(0, head_dim, 2) / head_dim)
+        divisors = plain / hf_model.model.rotary_emb.inv_freq.double().numpy()
+        return {"rope_freqs.weight": divisors.astype(np.float32)}
+    if rope.get("rope_type") == "longrope":
+        return {
+            "rope_factors_long.weight": np.array(rope["long_factor"], dtype=np.float32),
+            "rope_factors_short.weight": np.array(rope["short_factor"], dtype=np.float32),
+        }
+    return {}
+
+
+def _in_gguf_layout(
+    family: Family, config: Any, name: str, values: np.ndarray, fault: Fault
+) -> np.ndarray:
+    if family.shifted_norms and name.endswith("norm.weight"):
+        return values + np.float32(1.0)
+    if family.permuted_rows == fault.swapped_rows:
+        return values
+    num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+    if ".q_proj." in name:
+        return interleave_halves(values, num_heads)
+    if ".k_proj." in name:
+        return interleave_halves(values, num_kv_heads)
+    if ".qkv_proj." in name:
+        head_dim = head_dim_of(config)
+        ends = [num_heads * head_dim, (num_heads + num_kv_heads) * head_dim]
+        q, k, v = np.split(values, ends)
+        return np.concatenate(
+            [interleave_halves(q, num_heads), interleave_halves(k, num_kv_heads), v]
+        )
+    return values
+
+
+def _byte_alphabet() -> list[str]:
+    """GPT-2's printable stand-in for each byte value (openai/gpt-2 `bytes_to_unicode`)."""
+    own = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in own else chr(next(others)) for byte in range(256)]
+
+
+def _add_gpt2(writer: Any, pre: str) -> None:
+    alphabet = _byte_alphabet()
+    space = alphabet[ord(" ")]
+    merges = [("t", "h"), ("th", "e"), (space, "the"), ("i", "n"), (space, "s"), ("e", "r")]
+    specials = ["<|unk|>", "<|bos|>", "<|eos|>"]
+    tokens = specials + alphabet + [left + right for left, right in merges]
+    types = [gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(tokens) - 3)
+    tokens, types = _padded(tokens, types)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([f"{left} {right}" for left, right in merges])
+    _add_specials(writer)
+
+
+def _add_sentencepiece(writer: Any, pre: str) -> None:
+    del pre  # SentencePiece vocabularies have no pre-tokenizer.
+    pieces = ["▁", *"etaoinshrdlucmfw", "th", "the", "▁the", "in", "er", "▁s"]
+    tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)] + pieces
+    types = [gguf.TokenType.UNKNOWN] + [gguf.TokenType.CONTROL] * 2
+    types += [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.NORMAL] * len(pieces)
+    tokens, types = _padded(tokens, types)
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(id) for id in range(len(tokens))])
+    writer.add_token_types(types)
+    writer.add_unk_token_id(0)
+    _add_specials(writer)
+
+
+def _add_specials(writer: Any) -> None:
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(False)
+
+
+def _padded(tokens: list[str], types: list[int]) -> tuple[list[str], list[int]]:
+    unused = [f"[PAD{id}]" for id in range(len(tokens), VOCAB_SIZE)]
+    return tokens + unused, types + [gguf.TokenType.UNUSED] * len(unused)
+
+
+_ADD_VOCABULARY = {"gpt2": _add_gpt2, "llama": _add_sentencepiece}

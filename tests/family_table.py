@@ -1,0 +1,287 @@
+"""Facts of the families under test: transformers configuration and what GGUF adds; no behaviour."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+VOCAB_SIZE = 331
+#: Shorter than every test text, so that sliding windows hide something.
+WINDOW = 24
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture variant: the transformers class and configuration, and how GGUF holds it."""
+
+    arch: str
+    model_class: str
+    config: Mapping[str, Any]
+    vocabulary: str = "gpt2"
+    pre: str = "llama-bpe"
+    #: llama.cpp rotates neighbouring rows of llama's q and k, transformers rotates halves.
+    permuted_rows: bool = False
+    #: Gemma multiplies by (1 + weight); GGUF holds the sum.
+    shifted_norms: bool = False
+    #: Norms of what attention and feed-forward add to the residual stream.
+    branch_norms: tuple[str, ...] = ()
+    context_length: int = 2048
+    metadata: Mapping[str, int | float | str | list[int]] = field(default_factory=dict)
+    #: False where llama.cpp knowingly computes something else than transformers.
+    llama_cpp_agrees: bool = True
+
+
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 96,
+    "intermediate_size": 176,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+#: For the deep ones, which would take long otherwise.
+_NARROW = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+}
+_ROPE_10K = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+def _longrope(original: int) -> dict[str, Any]:
+    num_pairs = 8
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": original,
+        "factor": 2048 / original,
+        "short_factor": [1.0 + 0.1 * pair for pair in range(num_pairs)],
+        "long_factor": [1.0 + 0.9 * pair for pair in range(num_pairs)],
+    }
+
+
+def _phi3(original: int, context_length: int) -> Family:
+    config = {
+        **_BASE,
+        "original_max_position_embeddings": original,
+        "rope_parameters": _longrope(original),
+        "sliding_window": None,
+    }
+    factor = math.sqrt(1 + math.log(2048 / original) / math.log(original))
+    return Family(
+        "phi3",
+        "Phi3",
+        config,
+        vocabulary="llama",
+        context_length=context_length,
+        metadata={
+            "rope.scaling.type": "longrope",
+            "rope.scaling.original_context_length": original,
+            "rope.scaling.attn_factor": factor,
+            "attention.sliding_window": 0,
+        },
+    )
+
+
+def _gemma2(
+    num_layers: int,
+    score_width: int,
+    caps: tuple[float, float] | None = (3.0, 30.0),
+    sizes: Mapping[str, int] | None = None,
+) -> Family:
+    """Scores are divided by sqrt(score_width) and capped, as the logits are.
+
+    Files do not carry the width: it is the head size, but for 27B, known by its 46 layers, it is
+    hidden size / heads (llama.cpp `src/models/gemma2.cpp`, gemma_pytorch `config.py`). The first
+    files carried no caps (None) and meant Gemma 2's 50 and 30 (llama.cpp `src/llama-hparams.h`).
+    """
+    score_cap, logit_cap = caps or (50.0, 30.0)
+    cap_keys = {"attn_logit_softcapping": score_cap, "final_logit_softcapping": logit_cap}
+    config = {
+        **_BASE,
+        **(sizes or {}),
+        "num_hidden_layers": num_layers,
+        "head_dim": 24,
+        "query_pre_attn_scalar": score_width,
+        "sliding_window": WINDOW,
+        **cap_keys,
+        "tie_word_embeddings": True,
+        "rope_parameters": _ROPE_10K,
+    }
+    return Family(
+        "gemma2",
+        "Gemma2",
+        config,
+        vocabulary="llama",
+        shifted_norms=True,
+        branch_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        metadata={"attention.sliding_window": WINDOW, **(cap_keys if caps else {})},
+    )
+
+
+def _gemma3(num_layers: int, score_width: int, sizes: Mapping[str, int] | None = None) -> Family:
+    """As `_gemma2`; the 27B has 62 layers. Linear scaling holds for the global layers only."""
+    config = {
+        **_BASE,
+        **(sizes or {}),
+        "num_hidden_layers": num_layers,
+        "head_dim": 24,
+        "query_pre_attn_scalar": score_width,
+        "sliding_window": WINDOW,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": _ROPE_10K,
+        },
+    }
+    return Family(
+        "gemma3",
+        "Gemma3",
+        config,
+        vocabulary="llama",
+        shifted_norms=True,
+        branch_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        metadata={
+            "attention.sliding_window": WINDOW,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0,
+        },
+    )
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(
+        "llama",
+        "Llama",
+        {**_BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
+        permuted_rows=True,
+    ),
+    "llama-tied": Family(
+        "llama",
+        "Llama",
+        {**_BASE, "head_dim": 24, "tie_word_embeddings": True, "rope_parameters": _ROPE_10K},
+        vocabulary="llama",
+        permuted_rows=True,
+    ),
+    "llama-rope-factors": Family(
+        "llama",
+        "Llama",
+        {
+            **_BASE,
+            "head_dim": 32,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 256,
+            },
+        },
+        permuted_rows=True,
+    ),
+    "llama-linear-rope": Family(
+        "llama",
+        "Llama",
+        {
+            **_BASE,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        },
+        vocabulary="llama",
+        permuted_rows=True,
+        metadata={"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+    ),
+    "llama-older-linear-rope": Family(
+        "llama",
+        "Llama",
+        {
+            **_BASE,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        },
+        permuted_rows=True,
+        # The key of the first files; it stands alone.
+        metadata={"rope.scale_linear": 4.0},
+    ),
+    "llama-biased": Family(
+        "llama",
+        "Llama",
+        {**_BASE, "attention_bias": True, "rope_parameters": _ROPE_10K},
+        permuted_rows=True,
+    ),
+    "qwen2": Family(
+        "qwen2",
+        "Qwen2",
+        {**_BASE, "tie_word_embeddings": True, "rope_parameters": _ROPE_10K},
+        pre="qwen2",
+    ),
+    "qwen2-yarn": Family(
+        "qwen2",
+        "Qwen2",
+        {
+            **_BASE,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 512,
+            },
+        },
+        pre="qwen2",
+        metadata={
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 512,
+        },
+    ),
+    "qwen3": Family(
+        "qwen3",
+        "Qwen3",
+        {**_BASE, "head_dim": 32, "rope_parameters": _ROPE_10K},
+        pre="qwen2",
+    ),
+    "gemma2": _gemma2(num_layers=3, score_width=24),
+    "gemma2-without-cap-keys": _gemma2(num_layers=3, score_width=24, caps=None),
+    "gemma2-27b": _gemma2(num_layers=46, score_width=16, sizes=_NARROW),
+    # Files carry no pattern: every sixth layer is global, so seven show both kinds.
+    "gemma3": _gemma3(num_layers=7, score_width=24),
+    "gemma3-27b": _gemma3(num_layers=62, score_width=16, sizes=_NARROW),
+    "phi3": Family(
+        "phi3",
+        "Phi3",
+        {**_BASE, "rope_parameters": _ROPE_10K, "sliding_window": None},
+        vocabulary="llama",
+        metadata={"attention.sliding_window": 0},
+    ),
+    # llama.cpp switches Phi-3's window off (src/models/phi3.cpp); transformers and we do not.
+    "phi3-window": Family(
+        "phi3",
+        "Phi3",
+        {**_BASE, "rope_parameters": _ROPE_10K, "sliding_window": WINDOW},
+        vocabulary="llama",
+        metadata={"attention.sliding_window": WINDOW},
+        llama_cpp_agrees=False,
+    ),
+    "phi3-longrope-short": _phi3(original=512, context_length=512),
+    "phi3-longrope-long": _phi3(original=32, context_length=2048),
+    "glm4": Family(
+        "glm4",
+        "Glm4",
+        {
+            **_BASE,
+            "head_dim": 24,
+            "attention_bias": True,
+            "rope_parameters": {**_ROPE_10K, "partial_rotary_factor": 0.5},
+        },
+        pre="glm4",
+        branch_norms=("post_self_attn_layernorm", "post_mlp_layernorm"),
+    ),
+}

@@ -1,0 +1,97 @@
+"""Every family against transformers in float32, on small random models; no quantised weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from families import FamilyModel, engine_logits, hf_logits, make_family, new_model
+from family_gguf import Fault, write_gguf
+from family_table import FAMILIES
+
+from hypocenter.engine.llm import LLM
+from hypocenter.errors import UnsupportedModel
+
+#: Largest logit difference over largest logit. Both sides sum in float32 in their own order over
+#: some ten matrices per layer; sound families stay below 1e-5, faults far above (see tests/peer).
+TOLERANCE = 3e-5
+NUM_PROMPT_TOKENS = 96
+NUM_DECODE_TOKENS = 40
+
+
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FamilyModel:
+    return make_family(request.param, tmp_path_factory.mktemp("family"))
+
+
+def relative_error(ours: np.ndarray, theirs: np.ndarray) -> float:
+    assert ours.shape == theirs.shape
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
+def test_prompt_in_one_pass(model: FamilyModel) -> None:
+    ids = model.token_ids[:NUM_PROMPT_TOKENS]
+    ours = engine_logits(model.path, ids, model.context_length)
+    assert relative_error(ours, hf_logits(model.hf_model, ids)) < TOLERANCE
+
+
+def test_token_by_token(model: FamilyModel) -> None:
+    """Chunks of one token are decode steps: each reads all earlier positions from the cache."""
+    ids = model.token_ids[:NUM_DECODE_TOKENS]
+    ours = engine_logits(model.path, ids, model.context_length, max_batch_tokens=1)
+    assert relative_error(ours, hf_logits(model.hf_model, ids)) < TOLERANCE
+    in_one_pass = engine_logits(model.path, ids, model.context_length)
+    assert np.array_equal(ours, in_one_pass), "the chunk that a token came in changed its logits"
+
+
+def test_the_text_reaches_what_it_should(model: FamilyModel) -> None:
+    """The comparison means little unless window, caps and long-rope factors are in play."""
+    config = model.hf_model.config
+    assert (getattr(config, "sliding_window", None) or 0) < NUM_DECODE_TOKENS
+    logits = hf_logits(model.hf_model, model.token_ids[:NUM_PROMPT_TOKENS])
+    if cap := getattr(config, "final_logit_softcapping", None):
+        assert np.abs(logits).max() > 0.5 * cap
+    probs = np.exp(logits - logits.max(-1, keepdims=True))
+    probs /= probs.sum(-1, keepdims=True)
+    entropy = -(probs * np.log2(np.maximum(probs, 1e-30))).sum(-1).mean()
+    assert entropy < 3.0
+
+
+@pytest.mark.parametrize(
+    ("name", "metadata", "config", "field"),
+    [
+        ("glm4", {"rope.dimension_sections": [2, 2, 2, 0]}, {}, "glm4.rope.dimension_sections"),
+        ("gemma3", {"attention.sliding_window_pattern": 3}, {}, "sliding_window_pattern"),
+        ("qwen2", {"rope.scaling.type": "dynamic"}, {}, "qwen2.rope.scaling.type"),
+        ("llama", {"expert_count": 8}, {}, "llama.expert_count"),
+        ("llama", {}, {"mlp_bias": True}, "ffn_gate.bias"),
+        ("llama", {"attention.value_length": 8}, {}, "llama.attention.value_length"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(
+    name: str, metadata: dict[str, Any], config: dict[str, Any], field: str, tmp_path: Path
+) -> None:
+    sound = FAMILIES[name]
+    family = replace(
+        sound, metadata={**sound.metadata, **metadata}, config={**sound.config, **config}
+    )
+    path = tmp_path / "refused.gguf"
+    write_gguf(family, new_model(family), path)
+    with pytest.raises(UnsupportedModel, match=field):
+        LLM(path)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Fault(rope_base_factor=1.01), Fault(epsilon_factor=2), Fault(swapped_rows=True)],
+)
+def test_a_fault_in_the_file_shows(fault: Fault, tmp_path: Path) -> None:
+    """Guards this file: the models are such that a wrong fact moves the logits far."""
+    model = make_family("qwen3", tmp_path)
+    path, ids = tmp_path / "fault.gguf", model.token_ids[:NUM_DECODE_TOKENS]
+    write_gguf(model.family, model.hf_model, path, fault)
+    ours = engine_logits(path, ids, model.context_length)
+    assert relative_error(ours, hf_logits(model.hf_model, ids)) > 100 * TOLERANCE
