@@ -1,0 +1,247 @@
+"""The engine: `step()` is schedule, run, sample, settle; any thread may drive it.
+
+Whoever holds the lock steps for all requests. What a request yields is put on the request itself,
+where its owner takes it without the lock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING
+
+from hypocenter.config import SamplingParams
+from hypocenter.device import memory
+from hypocenter.engine.kv_cache import KVCache
+from hypocenter.engine.request import Request
+from hypocenter.engine.sampler import sample_requests
+from hypocenter.engine.scheduler import Chunk, Scheduler, make_batch
+from hypocenter.errors import BadLogits, ContextOverflow, OutOfBlocks, UsageError
+from hypocenter.records import Completion, Delta
+from hypocenter.tensor import Tensor
+
+if TYPE_CHECKING:
+    from hypocenter.engine.runner import Runner
+    from hypocenter.model.tokenizer import Tokenizer
+
+
+class Engine:
+    """Runs any number of requests together on one runner. All methods are thread-safe."""
+
+    def __init__(self, runner: Runner, tokenizer: Tokenizer) -> None:
+        self.runner = runner
+        self.tokenizer = tokenizer
+        self.cache = KVCache(runner.num_blocks, runner.block_size)
+        self.scheduler = Scheduler(
+            self.cache,
+            max_batch_tokens=runner.max_batch_tokens,
+            max_batch_requests=runner.max_batch_requests,
+        )
+        self._lock = threading.Lock()
+        self._turn_ended = threading.Condition()
+        self._num_turns = 0
+        self._inbox: deque[Request] = deque()  # submitted, not yet with the scheduler
+        self._request_ids = itertools.count()
+        self._closed = False
+
+    def request(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, keeps_logits: bool = False
+    ) -> Request:
+        """A request for `submit`, checked.
+
+        Raises ContextOverflow for a prompt longer than the context, OutOfBlocks for one larger than
+        the whole cache, UsageError for an empty prompt or an id outside the vocabulary.
+        """
+        if self._closed:
+            raise UsageError("the model is closed; open it anew")
+        vocab_size, context_length = self.runner.vocab_size, self.runner.context_length
+        if not prompt_ids:
+            raise UsageError("the prompt has no tokens; give it at least one")
+        if len(prompt_ids) > context_length:
+            raise ContextOverflow(len(prompt_ids), context_length)
+        num_needed = -(-len(prompt_ids) // self.cache.block_size)
+        if num_needed > self.cache.num_blocks:
+            raise OutOfBlocks(num_needed, self.cache.num_blocks, self.cache.num_blocks)
+        for place, token_id in enumerate(prompt_ids):
+            if not 0 <= token_id < vocab_size:
+                raise UsageError(
+                    f"prompt token {place} is {token_id}, but the vocabulary has {vocab_size}"
+                )
+        return Request(
+            next(self._request_ids),
+            prompt_ids,
+            params,
+            detokenizer=self.tokenizer.detokenizer(at_start=False),
+            end_ids=self.tokenizer.end_ids,
+            context_length=context_length,
+            keeps_logits=keeps_logits,
+        )
+
+    def submit(self, request: Request) -> None:
+        """Queue a request for the coming steps; returns at once."""
+        self._inbox.append(request)
+
+    def cancel(self, request: Request) -> None:
+        """End a submitted request with what it has so far, at the latest after one more step."""
+        request.cancel_requested = True
+        while not request.done:
+            self._take_turn(self._admit)
+
+    def follow(self, request: Request) -> Generator[Delta, None, Completion]:
+        """Submit a request and drive it to its end, piece by piece; left early, it is cancelled.
+
+        The generator returns the completion. Raises the request's own error.
+        """
+        self.submit(request)
+        try:
+            done = False
+            while not done:
+                done = request.done  # read first: what came before it lies in `deltas` by now
+                while request.deltas:
+                    yield request.deltas.popleft()
+                if not done:
+                    self._take_turn(self._step)
+        finally:
+            self.cancel(request)
+        return self._result(request)
+
+    def complete(self, requests: Sequence[Request]) -> list[Completion]:
+        """Submit requests, drive them together to their ends; in order.
+
+        Raises the error of the first that failed, after all have ended.
+        """
+        for request in requests:
+            self.submit(request)
+        try:
+            while not all(request.done for request in requests):
+                self._take_turn(self._step)
+        finally:
+            for request in requests:
+                self.cancel(request)
+        return [self._result(request) for request in requests]
+
+    def step(self) -> int:
+        """One step for all requests: schedule, run, sample, settle.
+
+        Returns the number of tokens that ran; 0 means that there is nothing to do.
+        """
+        self._lock.acquire()
+        try:
+            return self._step()
+        finally:
+            self._end_turn()
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError when requests, tables and blocks contradict each other."""
+        self._lock.acquire()
+        try:
+            self.scheduler.check_integrity()
+        finally:
+            self._end_turn()
+
+    def close(self) -> None:
+        """Fail whatever is still open; every later request fails too. Waits for a running step."""
+        self._closed = True
+        self._lock.acquire()
+        try:
+            self._admit()
+        finally:
+            self._end_turn()
+
+    def _result(self, request: Request) -> Completion:
+        if request.error:
+            raise request.error
+        return request.completion(self.runner.route())
+
+    def _step(self) -> int:
+        self._admit()
+        chunks = self.scheduler.schedule()
+        if chunks:
+            try:
+                logits = self.runner.run(make_batch(chunks, self.cache))
+                self._settle(chunks, logits, self._sample(chunks, logits))
+            except Exception as error:
+                # Nobody knows whose fault it is, so each of them ends with it; others go on.
+                for request in [chunk.request for chunk in chunks if not chunk.request.done]:
+                    self._fail(request, error)
+            except BaseException:
+                # Interrupted: what ran is uncertain, so everything runs again.
+                for request in reversed(self.scheduler.running[:]):
+                    self.scheduler.preempt(request)
+                raise
+        return sum(chunk.num_tokens for chunk in chunks)
+
+    def _admit(self) -> None:
+        """Take in what was submitted, and end what was cancelled or outlived the engine."""
+        while self._inbox:
+            self.scheduler.add(self._inbox.popleft())
+        for request in [*self.scheduler.running, *self.scheduler.waiting]:
+            if self._closed:
+                self._fail(request, UsageError("the model is closed; open it anew"))
+            elif request.cancel_requested:
+                self._finish(request, "cancelled")
+            elif request.is_full and not request.keeps_logits:
+                self._finish(request, "length")
+
+    def _sample(self, chunks: list[Chunk], logits: Tensor) -> list[int | BadLogits]:
+        drawing = [chunk.request for chunk in chunks if chunk.draws_token]
+        return sample_requests(memory.rows(logits, 0, len(drawing)), drawing)
+
+    def _settle(self, chunks: list[Chunk], logits: Tensor, outcomes: list[int | BadLogits]) -> None:
+        """Hand each request what the step brought it: a token, logits, or its end."""
+        num_rows = 0
+        for chunk in chunks:
+            request = chunk.request
+            request.advance(chunk.num_tokens)
+            if request.keeps_logits:
+                kept = memory.rows(logits, num_rows, num_rows + chunk.num_tokens)
+                request.logits.append(memory.to_host(kept))
+                if request.num_pending == 0:
+                    self._finish(request, "length")
+            elif chunk.draws_token:
+                self._accept(request, outcomes[num_rows])
+            num_rows += chunk.num_logit_rows
+
+    def _accept(self, request: Request, outcome: int | BadLogits) -> None:
+        if isinstance(outcome, BadLogits):
+            self._fail(request, outcome)
+            return
+        try:
+            request.accept(outcome)
+        except Exception as error:
+            # The owner raises it; the other requests of this step keep their tokens.
+            self._fail(request, error)
+        if request.done:
+            self.scheduler.remove(request)
+
+    def _finish(self, request: Request, reason: str) -> None:
+        self.scheduler.remove(request)
+        request.finish(reason)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        self.scheduler.remove(request)
+        request.fail(error)
+
+    def _take_turn(self, work: Callable[[], object]) -> None:
+        """Do `work` under the lock, or wait until the thread that has the lock gives it back.
+
+        Waiting for the end of a turn instead of the lock keeps one busy thread from starving the
+        others: each gets to its own pieces after every step.
+        """
+        seen = self._num_turns
+        if self._lock.acquire(blocking=False):
+            try:
+                work()
+            finally:
+                self._end_turn()
+        else:
+            with self._turn_ended:
+                self._turn_ended.wait_for(lambda: self._num_turns != seen)
+
+    def _end_turn(self) -> None:
+        self._lock.release()
+        with self._turn_ended:
+            self._num_turns += 1
+            self._turn_ended.notify_all()

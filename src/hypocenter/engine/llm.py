@@ -1,0 +1,211 @@
+"""LLM: a model file and an engine behind a handful of methods; holds no scheduling and no state
+beyond the model, so that one LLM may be used from many threads."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from hypocenter.config import EngineConfig, SamplingParams
+from hypocenter.engine.engine import Engine
+from hypocenter.engine.request import Request
+from hypocenter.engine.runner import load_runner
+from hypocenter.engine.sampler import compile_sampler
+from hypocenter.errors import UsageError
+from hypocenter.model.chat import ChatTemplate, load_chat_template
+from hypocenter.model.gguf import open_gguf
+from hypocenter.model.tokenizer import Tokenizer, load_tokenizer
+from hypocenter.records import Completion, Delta, Route
+
+BUNDLED_MODEL = "demo-q8_0.gguf"
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, str]
+
+
+class LLM:
+    """A language model that generates, chats and shows its logits.
+
+        with LLM("model.gguf") as llm:
+            print(llm.generate("def read_lines(path):").text)
+
+    `path` None takes the small model that comes with hypocenter. `progress` is called with what is
+    being done and how much of it is done, from 0 to 1. Raises BadModelFile, UnsupportedModel or
+    UsageError when the file cannot be run as `config` asks.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        config: EngineConfig | None = None,
+        *,
+        progress: Callable[[str, float], None] | None = None,
+    ) -> None:
+        config = config or EngineConfig()
+        with ExitStack() as stack:
+            file = stack.enter_context(open_gguf(_found(path, stack)))
+            self._path = file.path
+            self._tokenizer = load_tokenizer(file, config.tokenizer_pre)
+            self._chat_template = load_chat_template(file, self._tokenizer)
+            if self._chat_template is not None:
+                stack.enter_context(self._chat_template)
+            runner = load_runner(file, config, progress)
+            compile_sampler(runner.vocab_size, runner.max_batch_requests, progress)
+            self._engine = Engine(runner, self._tokenizer)
+            stack.callback(self._engine.close)
+            self._resources = stack.pop_all()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The template that came with the model, or None."""
+        return self._chat_template
+
+    @property
+    def context_length(self) -> int:
+        """The most tokens that prompt and output may have together."""
+        return self._engine.runner.context_length
+
+    @property
+    def engine(self) -> Engine:
+        """For callers that submit and drive requests themselves."""
+        return self._engine
+
+    def route(self) -> Route:
+        """What the model really runs on, read from inside."""
+        return self._engine.runner.route()
+
+    # A str is a Sequence[str] to the type checker; the first overload decides.
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+        self, prompt: str, params: SamplingParams | None = None
+    ) -> Completion: ...
+    @overload
+    def generate(
+        self, prompt: Sequence[int], params: SamplingParams | None = None
+    ) -> Completion: ...
+    @overload
+    def generate(
+        self, prompt: Sequence[Prompt], params: SamplingParams | None = None
+    ) -> list[Completion]: ...
+
+    def generate(
+        self, prompt: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+    ) -> Completion | list[Completion]:
+        """Continue a text or token ids; of a sequence of these, all together and in order.
+
+        A text is encoded with the model's BOS, token ids are taken as they are. Nothing runs when
+        one of the prompts is refused: ContextOverflow for one longer than the context, UsageError
+        for one without tokens. Raises the error of the first request that failed.
+        """
+        prompts = [cast(Prompt, prompt)] if _is_one(prompt) else cast("Sequence[Prompt]", prompt)
+        requests = [self._request(one, params) for one in prompts]
+        completions = self._engine.complete(requests)
+        return completions[0] if _is_one(prompt) else completions
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Generator[Delta, None, Completion]:
+        """Like `generate` for one prompt, piece by piece; the generator returns the Completion.
+
+        The prompt is checked at once, and runs when the first piece is asked for. Closing the
+        generator cancels the request.
+        """
+        return self._engine.follow(self._request(prompt, params))
+
+    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
+        """Answer a conversation: messages with "role" and "content".
+
+        Raises UsageError for a model without chat template, TemplateError when the template
+        refuses the messages, and what `generate` raises.
+        """
+        return self._engine.complete([self._request(self.encode_chat(messages), params)])[0]
+
+    def stream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None
+    ) -> Generator[Delta, None, Completion]:
+        """Like `chat`, piece by piece as in `stream`."""
+        return self._engine.follow(self._request(self.encode_chat(messages), params))
+
+    def logits(self, prompt: Prompt) -> npt.NDArray[np.float32]:
+        """The logits after each token of the prompt, f32 [num_tokens, vocab_size].
+
+        Mind the size: 4096 tokens of a vocabulary of 128256 are 2 GiB.
+        """
+        request = self._engine.request(
+            self._encode(prompt), SamplingParams(max_tokens=0), keeps_logits=True
+        )
+        self._engine.complete([request])
+        return np.concatenate(request.logits)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The token ids of a conversation, up to where the answer begins.
+
+        Control tokens are recognised in the template's own text only, never in what the messages
+        say; so nobody can end his turn by writing the token that ends it.
+        """
+        if self._chat_template is None:
+            raise UsageError(
+                f"{self._path} has no chat template, so it cannot chat; continue a text instead "
+                "(hypo run -p TEXT, or LLM.generate)"
+            )
+        ids: list[int] = []
+        for text, from_template in self._chat_template.render_parts(messages):
+            ids += self._tokenizer.encode(text, add_special=False, parse_special=from_template)
+        bos_id = self._tokenizer.bos_id
+        # Most templates write the BOS themselves; it must stand there once.
+        if self._tokenizer.add_bos and bos_id is not None and ids[:1] != [bos_id]:
+            ids.insert(0, bos_id)
+        return ids
+
+    def close(self) -> None:
+        """Give everything back; requests that still run end with an error. May be called twice."""
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
+        return self._engine.request(self._encode(prompt), params or SamplingParams())
+
+    def _encode(self, prompt: Prompt) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            return [int(token_id) for token_id in prompt]
+        ids = self._tokenizer.encode(prompt)
+        if not ids:
+            raise UsageError(
+                "the prompt is empty, and this model begins without a BOS token; give it some text"
+            )
+        return ids
+
+
+def _is_one(prompt: Any) -> bool:
+    """Whether this is one prompt, and not a sequence of prompts. An empty list holds no prompts."""
+    if isinstance(prompt, str):
+        return True
+    return len(prompt) > 0 and all(isinstance(item, int | np.integer) for item in prompt)
+
+
+def _found(path: str | Path | None, stack: ExitStack) -> Path:
+    if path is not None:
+        return Path(path)
+    asset = importlib.resources.files("hypocenter") / "assets" / BUNDLED_MODEL
+    return stack.enter_context(importlib.resources.as_file(asset))

@@ -1,0 +1,245 @@
+"""One request from its prompt to its last piece of text, and the Batch that a step runs.
+
+Holds no scheduling and no arithmetic; a request knows nothing of the other requests.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hypocenter.config import SamplingParams
+from hypocenter.kernels.sampling import has_penalties
+from hypocenter.records import Completion, Delta, Route, Timings
+
+if TYPE_CHECKING:
+    from hypocenter.model.tokenizer import Detokenizer
+
+Int32s = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """The tokens of one step, of any number of sequences; every array is i32.
+
+    `slots` says where each token's key and value go, `sequence_rows` which row of `block_tables`
+    it belongs to, `logit_rows` of which tokens the logits are wanted. Entries of `block_tables`
+    beyond a sequence's blocks are -1.
+    """
+
+    token_ids: Int32s  # [num_tokens]
+    positions: Int32s  # [num_tokens]
+    slots: Int32s  # [num_tokens]
+    sequence_rows: Int32s  # [num_tokens]
+    block_tables: Int32s  # [num_sequences, max_blocks_per_sequence]
+    logit_rows: Int32s  # [num_logit_rows]
+
+
+class State(enum.Enum):
+    """Where a request stands. A preempted one waits again."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+
+
+class StopStrings:
+    """Cuts a stream of text before the first stop string, wherever the pieces break.
+
+    The string that is complete first wins; of several complete at once, the longest.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = tuple(strings)
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """The text that may be sent now, and whether a stop string was found.
+
+        What could be the beginning of a stop string is held back until more text decides it.
+        """
+        self._held += text
+        found = [
+            (start + len(string), start)
+            for string in self._strings
+            if (start := self._held.find(string)) >= 0
+        ]
+        if found:
+            sent, self._held = self._held[: min(found)[1]], ""
+            return sent, True
+        keep = self._num_undecided()
+        sent, self._held = (
+            self._held[: len(self._held) - keep],
+            self._held[len(self._held) - keep :],
+        )
+        return sent, False
+
+    def flush(self) -> str:
+        """What is held back; no more text will follow."""
+        held, self._held = self._held, ""
+        return held
+
+    def _num_undecided(self) -> int:
+        """Length of the longest end of the held text with which a stop string begins."""
+        longest = max(map(len, self._strings), default=0)
+        for length in range(min(len(self._held), longest - 1), 0, -1):
+            if any(string.startswith(self._held[-length:]) for string in self._strings):
+                return length
+        return 0
+
+
+class Request:
+    """Prompt, parameters, and all that has become of them.
+
+    `token_ids` are prompt and output; the keys and values of the first `num_computed` of them are
+    in the cache. `output_ids` include the end token, whose text is never sent. With `keeps_logits`
+    the request samples nothing: it is done when the logits of every prompt token are in `logits`.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        detokenizer: Detokenizer,
+        end_ids: frozenset[int],
+        context_length: int,
+        keeps_logits: bool = False,
+    ) -> None:
+        self.id = request_id
+        self.prompt_ids = tuple(prompt_ids)
+        self.params = params
+        self.keeps_logits = keeps_logits
+        self.logits: list[npt.NDArray[Any]] = []  # f32 [num_tokens of a chunk, vocab_size] each
+        self.token_ids = list(self.prompt_ids)
+        self.output_ids: list[int] = []
+        self.num_computed = 0
+        self.num_preemptions = 0
+        self.state = State.WAITING
+        self.finish_reason: str | None = None
+        self.error: Exception | None = None
+        self.cancel_requested = False
+        #: Pieces not yet taken; the stepping thread appends, the owner takes from the left.
+        self.deltas: deque[Delta] = deque()
+        #: Distinct token of the context to its count in the output; kept only for penalties.
+        self.output_counts: dict[int, int] = {}
+        if has_penalties(params):
+            self.output_counts = dict.fromkeys(self.prompt_ids, 0)
+        self._end_ids = frozenset() if params.ignore_eos else end_ids
+        self._context_length = context_length
+        self._detokenizer = detokenizer
+        self._stop_strings = StopStrings(params.stop)
+        self._text: list[str] = []
+        self._num_sent = 0  # of output_ids
+        self._num_prompt_tokens = 0
+        self._started: float | None = None
+        self._first_token: float | None = None
+        self._last_token = 0.0
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that must run before the next one can be chosen."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def done(self) -> bool:
+        return self.state is State.DONE
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further token is allowed: by `max_tokens` or by the context."""
+        limit = self.params.max_tokens
+        return (limit is not None and len(self.output_ids) >= limit) or (
+            len(self.token_ids) >= self._context_length
+        )
+
+    def mark_started(self) -> None:
+        """The request runs for the first time."""
+        if self._started is None:
+            self._started = time.perf_counter()
+
+    def advance(self, num_tokens: int) -> None:
+        """`num_tokens` more tokens have their keys and values in the cache."""
+        self.num_computed += num_tokens
+        if not self.output_ids:
+            self._num_prompt_tokens += num_tokens
+
+    def restart(self) -> None:
+        """The cache was taken away: everything runs again when there is room."""
+        self.num_computed = 0
+        self.logits.clear()
+        self.num_preemptions += 1
+        self.state = State.WAITING
+
+    def accept(self, token_id: int) -> None:
+        """Take the chosen token: text, stop strings, and whether the request is done with it.
+
+        Raises what the detokenizer raises.
+        """
+        self._last_token = time.perf_counter()
+        self._first_token = self._first_token or self._last_token
+        self.token_ids.append(token_id)
+        self.output_ids.append(token_id)
+        if has_penalties(self.params):
+            self.output_counts[token_id] = self.output_counts.get(token_id, 0) + 1
+        if token_id in self._end_ids:
+            self.finish("stop")
+            return
+        text, stopped = self._stop_strings.push(self._detokenizer.push(token_id))
+        if stopped:
+            self._send(text, "stop")
+        elif self.is_full:
+            self.finish("length", text)
+        elif text:
+            self._send(text, None)
+
+    def finish(self, reason: str, text: str = "") -> None:
+        """End with `reason`, after `text` and whatever is still held back."""
+        more, stopped = self._stop_strings.push(self._detokenizer.flush())
+        if not stopped:
+            more += self._stop_strings.flush()
+        self._send(text + more, "stop" if stopped else reason)
+
+    def fail(self, error: Exception) -> None:
+        """End with an error of its own; the owner raises it."""
+        self.error = error
+        self.state = State.DONE
+
+    def completion(self, route: Route) -> Completion:
+        """What became of the request, which must be done and without error."""
+        assert self.finish_reason is not None, self.state
+        return Completion(
+            text="".join(self._text),
+            token_ids=tuple(self.output_ids),
+            prompt_token_ids=self.prompt_ids,
+            finish_reason=self.finish_reason,
+            timings=self.timings(),
+            route=route,
+        )
+
+    def timings(self) -> Timings:
+        """Seconds from the first step to the first token, and from there to the last token."""
+        started, first = self._started or 0.0, self._first_token
+        return Timings(
+            num_prompt_tokens=self._num_prompt_tokens,
+            prompt_seconds=first - started if first else 0.0,
+            num_generated_tokens=len(self.output_ids),
+            generation_seconds=self._last_token - first if first else 0.0,
+        )
+
+    def _send(self, text: str, finish_reason: str | None) -> None:
+        token_ids = tuple(self.output_ids[self._num_sent :])
+        self._num_sent = len(self.output_ids)
+        self._text.append(text)
+        self.finish_reason = finish_reason
+        self.deltas.append(Delta(text, token_ids, finish_reason))
+        if finish_reason is not None:
+            self.state = State.DONE  # last: whoever sees it finds everything else in place

@@ -1,0 +1,165 @@
+"""Runs batches on a device: fills the plan's static inputs and walks the plan.
+
+Checks every index before it reaches a kernel; scheduling and sampling are elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
+from hypocenter.device import memory
+from hypocenter.device.cpu import instruction_set, set_num_threads
+from hypocenter.device.plan import MIN_PARALLEL_ROWS, Plan, bucket
+from hypocenter.engine.request import Batch, Int32s
+from hypocenter.errors import LaunchRejected, UsageError
+from hypocenter.model.architecture import Architecture, read_architecture
+from hypocenter.model.decoder import Decoder, KVPages, StepInputs
+from hypocenter.model.gguf import GGUFFile
+from hypocenter.model.weights import Weights, load_weights
+from hypocenter.records import Route
+from hypocenter.tensor import Tensor
+
+Progress = Callable[[str, float], None]
+
+
+def load_runner(file: GGUFFile, config: EngineConfig, progress: Progress | None = None) -> Runner:
+    """Load a model's weights and compile its kernels.
+
+    Raises UsageError when the context asked for exceeds the trained one, BadModelFile or
+    UnsupportedModel for a file that cannot be run.
+    """
+    facts = read_architecture(file)
+    context_length = _context_length(facts, config)
+    weights = load_weights(file, facts, context_length, progress)
+    runner = Runner(facts, weights, config, context_length)
+    runner.compile(progress)
+    return runner
+
+
+class Runner:
+    """One model on one device, with its cache pages. Not safe from two threads: engine.py locks."""
+
+    def __init__(
+        self, facts: Architecture, weights: Weights, config: EngineConfig, context_length: int
+    ) -> None:
+        self.facts, self.weights, self.config = facts, weights, config
+        self.vocab_size = facts.vocab_size
+        self.context_length = context_length
+        self.block_size = config.block_size
+        self.num_blocks = -(-context_length // config.block_size)
+        self.max_batch_tokens = config.max_batch_tokens
+        self.max_batch_requests = config.max_batch_requests
+        self.num_threads = config.num_threads or len(os.sched_getaffinity(0))
+        self._inputs = StepInputs.allocate(
+            config.max_batch_tokens, config.max_batch_requests, self.num_blocks
+        )
+        pages = KVPages.allocate(
+            facts, self.num_blocks, config.block_size, KV_DTYPES[config.kv_dtype]
+        )
+        self._decoder = Decoder(facts, weights, self._inputs, pages, config.max_batch_tokens)
+        self._plans: dict[tuple[int, int], Plan] = {}
+        self._ran: dict[str, None] = {}
+
+    def run(self, batch: Batch) -> Tensor:
+        """Logits f32 [num_logit_rows, vocab_size] of the batch's logit rows.
+
+        They are valid until the next run. A batch without logit rows gives an empty tensor.
+        Raises LaunchRejected when an index of the batch lies outside what it indexes.
+        """
+        self._check(batch)
+        num_tokens, num_logit_rows = len(batch.token_ids), len(batch.logit_rows)
+        inputs = self._inputs
+        for tensor, values in (
+            (inputs.token_ids, batch.token_ids),
+            (inputs.positions, batch.positions),
+            (inputs.slots, batch.slots),
+            (inputs.sequence_rows, batch.sequence_rows),
+            (inputs.block_tables, batch.block_tables),
+            (inputs.logit_rows, batch.logit_rows),
+            (inputs.counts, np.array([num_tokens, num_logit_rows], np.int32)),
+        ):
+            memory.to_device(tensor, values)
+        plan = self._plan(num_tokens, num_logit_rows)
+        set_num_threads(self.num_threads)
+        plan.run()
+        self._ran.update(dict.fromkeys(plan.kernels))
+        return memory.rows(plan.result, 0, num_logit_rows)
+
+    def compile(self, progress: Progress | None = None) -> None:
+        """Compile what a single decode step and a prefill step launch."""
+        for num_tokens in (1, min(MIN_PARALLEL_ROWS, self.max_batch_tokens)):
+            self._plan(num_tokens, num_tokens, progress)
+
+    def route(self) -> Route:
+        """What this runner has executed so far."""
+        largest = max((layer.down for layer in self.weights.layers), key=lambda w: w.num_elements)
+        return Route(
+            device=largest.device,
+            instruction_set=instruction_set(),
+            weight_dtype=largest.dtype.name,
+            kv_dtype=self.config.kv_dtype,
+            num_threads=self.num_threads,
+            kernels=tuple(self._ran),
+        )
+
+    def _plan(self, num_tokens: int, num_logit_rows: int, progress: Progress | None = None) -> Plan:
+        key = (
+            bucket(num_tokens, self.max_batch_tokens),
+            bucket(num_logit_rows, self.max_batch_tokens) if num_logit_rows else 0,
+        )
+        if key not in self._plans:
+            plan = self._decoder.plan(*key)
+            plan.compile(progress)
+            self._plans[key] = plan
+        return self._plans[key]
+
+    def _check(self, batch: Batch) -> None:
+        num_tokens = len(batch.token_ids)
+        if not 1 <= num_tokens <= self.max_batch_tokens:
+            raise LaunchRejected(
+                "step", f"{num_tokens} tokens, but 1 to {self.max_batch_tokens} fit one step"
+            )
+        _within("token_ids", batch.token_ids, self.vocab_size, "the vocabulary")
+        _within("positions", batch.positions, self.context_length, "the context")
+        _within("slots", batch.slots, self.num_blocks * self.block_size, "the cache")
+        _within("sequence_rows", batch.sequence_rows, len(batch.block_tables), "block_tables")
+        _within("logit_rows", batch.logit_rows, num_tokens, "the batch")
+        # Entries of a table behind its sequence's last block are unused and may hold anything.
+        last = batch.positions // self.block_size
+        for row, num_used in _longest(batch.sequence_rows, last + 1):
+            _within(
+                f"block_tables[{row}]", batch.block_tables[row, :num_used], self.num_blocks,
+                "the cache's blocks",
+            )  # fmt: skip
+
+
+def _longest(rows: Int32s, counts: Int32s) -> list[tuple[int, int]]:
+    longest: dict[int, int] = {}
+    for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+        longest[row] = max(longest.get(row, 0), count)
+    return list(longest.items())
+
+
+def _within(name: str, values: Int32s, bound: int, of: str) -> None:
+    wrong = np.flatnonzero((values < 0) | (values >= bound))
+    if len(wrong):
+        first = int(wrong[0])
+        raise LaunchRejected(
+            "step", f"{name}[{first}] = {int(values[first])}, but {of} has {bound} entries"
+        )
+
+
+def _context_length(facts: Architecture, config: EngineConfig) -> int:
+    wanted = config.context_length
+    if wanted is None:
+        return min(facts.context_length, DEFAULT_CONTEXT)
+    if wanted > facts.context_length:
+        raise UsageError(
+            f"context_length is {wanted}, but the model was trained for {facts.context_length}; "
+            "use -c/--ctx-size up to that"
+        )
+    return wanted

@@ -1,0 +1,180 @@
+"""Which tokens of which requests run in the next step; runs nothing itself.
+
+Requests are served in the order in which they came. So a step takes one token of every request
+that generates, then a chunk of the prompt that is being read, and then lets waiting requests in
+(a later request only starts when the earlier ones have all their prompt in the step). When the
+cache is full, the newest running request gives its blocks back and starts anew later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from hypocenter.engine.kv_cache import KVCache
+from hypocenter.engine.request import Batch, Request, State
+from hypocenter.errors import IntegrityError, OutOfBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The positions [start, stop) of a request, to run in one step.
+
+    `draws_token`: a token is chosen after it. Settled here, because the request grows by it.
+    """
+
+    request: Request
+    start: int
+    stop: int
+    draws_token: bool
+
+    @classmethod
+    def next_of(cls, request: Request, num_tokens: int) -> Chunk:
+        """The next `num_tokens` pending tokens of a request."""
+        reaches_end = num_tokens == request.num_pending
+        start = request.num_computed
+        return cls(request, start, start + num_tokens, reaches_end and not request.keeps_logits)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def num_logit_rows(self) -> int:
+        return self.num_tokens if self.request.keeps_logits else int(self.draws_token)
+
+
+class Scheduler:
+    """The queue of waiting requests and the list of running ones. Not thread-safe."""
+
+    def __init__(self, cache: KVCache, *, max_batch_tokens: int, max_batch_requests: int) -> None:
+        self.cache = cache
+        self.max_batch_tokens = max_batch_tokens
+        self.max_batch_requests = max_batch_requests
+        # Both in order of arrival, and all that run came before all that wait.
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+
+    def add(self, request: Request) -> None:
+        """Queue a request behind all others."""
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Forget a request, wherever it stands, and free its blocks."""
+        self.cache.remove(request.id)
+        if request in self.running:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+
+    def schedule(self) -> list[Chunk]:
+        """The chunks of the next step, with room in the cache for each; at most one a request.
+
+        A request that cannot get a single block although it runs alone fails with OutOfBlocks.
+        """
+        chunks: list[Chunk] = []
+
+        # who runs; taking room for the one may preempt those behind it, never those before it
+        for request in self.running[:]:
+            if request.state is State.RUNNING:
+                self._take(request, chunks)
+
+        # who waits, without overtaking
+        while self.waiting and self._may_enter(self.waiting[0], chunks):
+            request = self.waiting.popleft()
+            request.state = State.RUNNING
+            self.running.append(request)
+            self._take(request, chunks)
+
+        # rows that a token is drawn from come before rows that are kept whole
+        return sorted(chunks, key=lambda chunk: chunk.request.keeps_logits)
+
+    def preempt(self, request: Request) -> None:
+        """Take the blocks of a running request; it starts anew before all that wait."""
+        self.running.remove(request)
+        self.waiting.appendleft(request)
+        self.cache.remove(request.id)
+        request.restart()
+
+    def check_integrity(self) -> None:
+        """Cache and requests agree, between steps; raises IntegrityError where they do not."""
+        self.cache.check_integrity()
+        for request in [*self.running, *self.waiting]:
+            if (held := self.cache.num_tokens(request.id)) != request.num_computed:
+                raise IntegrityError(
+                    f"scheduler: request {request.id} has computed {request.num_computed} tokens, "
+                    f"but has room for {held}"
+                )
+        ids = [request.id for request in [*self.running, *self.waiting]]
+        if ids != sorted(set(ids)):
+            raise IntegrityError(f"scheduler: requests are out of order or doubled: {ids}")
+        if owners := self.cache.owners() - {request.id for request in self.running}:
+            raise IntegrityError(f"scheduler: requests {sorted(owners)} own blocks and do not run")
+
+    def _take(self, request: Request, chunks: list[Chunk]) -> None:
+        """Append a chunk of the request, as large as budget and cache allow."""
+        wanted = min(request.num_pending, self._num_tokens_left(chunks))
+        if wanted == 0:
+            return
+        num_tokens = self._make_room(request, wanted)
+        if num_tokens > 0:
+            self.cache.append(request.id, num_tokens)
+            request.mark_started()
+            chunks.append(Chunk.next_of(request, num_tokens))
+        elif self.running == [request]:
+            self.remove(request)
+            request.fail(OutOfBlocks(1, 0, self.cache.num_blocks))
+
+    def _make_room(self, request: Request, wanted: int) -> int:
+        """How many of the tokens wanted have room, once newer requests gave theirs up."""
+        while self.cache.num_tokens_that_fit(request.id) < wanted:
+            newest = self.running[-1]
+            if newest is request:
+                break
+            self.preempt(newest)
+        return min(wanted, self.cache.num_tokens_that_fit(request.id))
+
+    def _may_enter(self, request: Request, chunks: list[Chunk]) -> bool:
+        """Whether there is room for all of the request's tokens, and some for the others to grow.
+
+        Without the spare blocks it would be thrown out in the very next step.
+        """
+        if len(self.running) >= self.max_batch_requests or self._num_tokens_left(chunks) == 0:
+            return False
+        needed = self.cache.num_blocks_to_append(request.id, request.num_pending)
+        return not self.running or needed + len(self.running) <= self.cache.num_free_blocks
+
+    def _num_tokens_left(self, chunks: list[Chunk]) -> int:
+        return self.max_batch_tokens - sum(chunk.num_tokens for chunk in chunks)
+
+
+def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
+    """Lay the chunks out as one batch; rows of the logits are in the order of the chunks."""
+    token_ids: list[int] = []
+    sequence_rows: list[int] = []
+    logit_rows: list[int] = []
+    positions, slots, tables = [], [], []
+    num_tokens = 0
+    for row, chunk in enumerate(chunks):
+        where = np.arange(chunk.start, chunk.stop, dtype=np.int32)
+        placement = cache.retrieve(chunk.request.id, where)
+        token_ids += chunk.request.token_ids[chunk.start : chunk.stop]
+        positions.append(where)
+        slots.append(placement.slots)
+        sequence_rows += [row] * chunk.num_tokens
+        tables.append(placement.block_table)
+        num_tokens += chunk.num_tokens
+        logit_rows += range(num_tokens - chunk.num_logit_rows, num_tokens)
+    block_tables = np.full((len(tables), max(map(len, tables))), -1, np.int32)
+    for row, table in enumerate(tables):
+        block_tables[row, : len(table)] = table
+    return Batch(
+        token_ids=np.array(token_ids, np.int32),
+        positions=np.concatenate(positions),
+        slots=np.concatenate(slots),
+        sequence_rows=np.array(sequence_rows, np.int32),
+        block_tables=block_tables,
+        logit_rows=np.array(logit_rows, np.int32),
+    )

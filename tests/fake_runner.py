@@ -1,0 +1,147 @@
+"""A runner and a tokenizer without a model: logits are a hash of the whole context, as cached.
+
+The runner keeps token ids where a real one keeps keys and values, and reads them back through the
+block tables; so a wrong slot, table, position or order changes the logits.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from hypocenter.config import SamplingParams
+from hypocenter.device import memory
+from hypocenter.engine.engine import Engine
+from hypocenter.engine.request import Batch
+from hypocenter.errors import BadLogits
+from hypocenter.kernels.sampling import Draw, sample_reference
+from hypocenter.records import Route
+from hypocenter.tensor import DType, Tensor
+
+VOCAB_SIZE = 61
+END_ID = 0
+#: A context that begins with this token has NaN among its logits, one with the next fails the step.
+POISON_ID = 59
+FAULT_ID = 60
+
+
+def hashed_logits(context: Sequence[int]) -> npt.NDArray[np.float32]:
+    """The logits after `context`, f32 [VOCAB_SIZE]."""
+    seed = zlib.crc32(np.array(context, np.int32).tobytes())
+    logits = np.random.default_rng(seed).normal(0, 2, VOCAB_SIZE).astype(np.float32)
+    if context[0] == POISON_ID:
+        logits[3:5] = np.nan
+    return logits
+
+
+def expected_output(
+    prompt: Sequence[int], params: SamplingParams, context_length: int, *, end: bool = True
+) -> list[int]:
+    """What a request must yield, computed alone and without any engine."""
+    tokens = list(prompt)
+    limit = context_length if params.max_tokens is None else len(prompt) + params.max_tokens
+    while len(tokens) < min(limit, context_length):
+        output = tokens[len(prompt) :]
+        ids = np.array(sorted(set(tokens)), np.int32)
+        counts = np.array([output.count(token) for token in ids], np.int32)
+        draw = Draw(params, len(tokens), ids, counts)
+        chosen = sample_reference(hashed_logits(tokens)[None], [draw])[0]
+        assert not isinstance(chosen, BadLogits)
+        tokens.append(chosen)
+        if chosen == END_ID and end:
+            break
+    return tokens[len(prompt) :]
+
+
+class FakeRunner:
+    """What the engine needs of a runner, with every demand on a batch checked."""
+
+    vocab_size = VOCAB_SIZE
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        context_length: int = 128,
+        max_batch_tokens: int = 16,
+        max_batch_requests: int = 8,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.context_length = context_length
+        self.max_batch_tokens = max_batch_tokens
+        self.max_batch_requests = max_batch_requests
+        self.batches: list[Batch] = []
+        self._cached = np.full((num_blocks * block_size, 2), -1, np.int64)  # token id, position
+
+    def route(self) -> Route:
+        return Route("cpu", "none", "none", "none", 1, ("fake",))
+
+    def run(self, batch: Batch) -> Tensor:
+        self._check(batch)
+        self.batches.append(batch)
+        self._cached[batch.slots, 0] = batch.token_ids
+        self._cached[batch.slots, 1] = batch.positions
+        contexts = [self._context(batch, row) for row in batch.logit_rows]
+        if any(context[0] == FAULT_ID for context in contexts):
+            raise RuntimeError("the device is on fire")
+        logits = memory.allocate("logits", "fake", DType.F32, (len(contexts), VOCAB_SIZE))
+        if contexts:
+            memory.to_device(logits, np.stack([hashed_logits(context) for context in contexts]))
+        return logits
+
+    def _check(self, batch: Batch) -> None:
+        num_tokens = len(batch.token_ids)
+        assert 0 < num_tokens <= self.max_batch_tokens
+        assert len(batch.block_tables) <= self.max_batch_requests
+        for values in vars(type(batch))["__slots__"]:
+            array = getattr(batch, values)
+            assert array.dtype == np.int32, values
+            assert array.flags.c_contiguous, values
+        for values in (batch.positions, batch.slots, batch.sequence_rows):
+            assert values.shape == (num_tokens,)
+        assert len(set(batch.slots)) == num_tokens
+        blocks = batch.block_tables[batch.sequence_rows, batch.positions // self.block_size]
+        assert (blocks >= 0).all()
+        assert (batch.slots == blocks * self.block_size + batch.positions % self.block_size).all()
+
+    def _context(self, batch: Batch, row: int) -> list[int]:
+        positions = np.arange(batch.positions[row] + 1)
+        table = batch.block_tables[batch.sequence_rows[row]]
+        slots = table[positions // self.block_size] * self.block_size
+        cached = self._cached[slots + positions % self.block_size]
+        assert (cached[:, 1] == positions).all(), "a position was never written, or overwritten"
+        return [int(token) for token in cached[:, 0]]
+
+
+class FakeDetokenizer:
+    """Token 1 is "a", token 2 is "b", and so on."""
+
+    def push(self, token_id: int) -> str:
+        return chr(96 + token_id)
+
+    def flush(self) -> str:
+        return ""
+
+
+class FakeTokenizer:
+    end_ids = frozenset({END_ID})
+
+    def detokenizer(self, *, at_start: bool) -> FakeDetokenizer:
+        assert not at_start, "an answer continues a text"
+        return FakeDetokenizer()
+
+
+def fake_engine(**sizes: int) -> Engine:
+    """An engine on a FakeRunner of the given sizes."""
+    return Engine(cast(Any, FakeRunner(**sizes)), cast(Any, FakeTokenizer()))
+
+
+def batches_of(engine: Engine) -> list[Batch]:
+    """Every batch that the engine's runner has run."""
+    return cast(FakeRunner, engine.runner).batches

@@ -1,0 +1,96 @@
+"""Compiled kernels on disk: found again, never stale, private, and done without when need be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent / "src" / "hypocenter"
+
+PROGRAM = """
+import sys
+import numpy as np
+from hypocenter.device import lang, launch, memory
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels import activation
+from hypocenter.tensor import DType
+
+gate, up = (memory.allocate(n, "test", DType.F32, (1, 64)) for n in ("gate", "up"))
+counts = memory.allocate("counts", "test", DType.I32, (2,))
+for tensor, values in ((gate, np.ones((1, 64), np.float32)), (up, np.ones((1, 64), np.float32)),
+                       (counts, np.array([1, 0], np.int32))):
+    memory.to_device(tensor, values)
+plan = PlanBuilder(1)
+activation.gate(plan, gate, up, "silu", counts)
+(prepared,) = plan.launches
+launch.run(plan.launches)
+hits = sum(prepared.function.stats.cache_hits.values())
+print(float(memory.to_host(gate)[0, 0]), hits, lang.instruction_set(), lang.cache_problem())
+"""
+
+
+def _run(package_parent: Path, cache: Path, **environ: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(package_parent),
+            "HYPO_CACHE_DIR": str(cache),
+            **environ,
+        },
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    return done.stdout.split(maxsplit=3)
+
+
+def test_a_second_process_finds_the_kernel(tmp_path: Path) -> None:
+    first = _run(PACKAGE.parent, tmp_path)
+    second = _run(PACKAGE.parent, tmp_path)
+    assert (first[1], second[1]) == ("0", "1")
+    assert first[0] == second[0]
+    for folder in (tmp_path / "kernels", *(tmp_path / "kernels").iterdir()):
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_an_edited_callee_in_another_file_is_noticed(tmp_path: Path) -> None:
+    """numba alone would run the old sigmoid: it looks at the file of the outer function only."""
+    copy = tmp_path / "src"
+    shutil.copytree(PACKAGE, copy / "hypocenter", ignore=shutil.ignore_patterns("assets", "*.pyc"))
+    before = _run(copy, tmp_path / "cache")
+    path = copy / "hypocenter" / "device" / "vector.py"
+    text = path.read_text()
+    formula = "return div(splat(_ONE), add(splat(_ONE), exp(sub(splat(_ZERO), x))))"
+    assert formula in text
+    path.write_text(text.replace(formula, "return add(splat(_ONE), x)"))
+    after = _run(copy, tmp_path / "cache")
+    assert float(before[0]) < 1
+    assert after[:2] == ["2.0", "0"]
+
+
+def test_a_folder_that_others_may_write_to_is_made_private(tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir(mode=0o777)
+    (tmp_path / "kernels").chmod(0o777)
+    _run(PACKAGE.parent, tmp_path)
+    assert (tmp_path / "kernels").stat().st_mode & 0o777 == 0o700
+
+
+def test_without_a_folder_kernels_still_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = _run(PACKAGE.parent, tmp_path / "file")
+    assert float(result[0]) < 1
+    assert "Not a directory" in result[3]
+
+
+def test_a_plain_machine_gives_the_same_numbers(tmp_path: Path) -> None:
+    """No vector extension at all: slower, rounded twice where others round once, never wrong."""
+    plain = _run(PACKAGE.parent, tmp_path, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")
+    native = _run(PACKAGE.parent, tmp_path)
+    assert plain[2] == "plain"
+    assert abs(float(plain[0]) - float(native[0])) < 1e-6
+    assert native[1] == "0", "machine code of another machine was taken"

@@ -1,0 +1,220 @@
+"""Scheduling: who runs in a step, in which order, and who gives way when the cache is full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from fake_runner import FakeDetokenizer
+
+from hypocenter.config import SamplingParams
+from hypocenter.engine.kv_cache import KVCache
+from hypocenter.engine.request import Request, State
+from hypocenter.engine.scheduler import Chunk, Scheduler, make_batch
+from hypocenter.errors import IntegrityError, OutOfBlocks
+
+
+def make_scheduler(
+    num_blocks: int = 100, max_batch_tokens: int = 10, max_batch_requests: int = 4
+) -> Scheduler:
+    return Scheduler(
+        KVCache(num_blocks, 4),
+        max_batch_tokens=max_batch_tokens,
+        max_batch_requests=max_batch_requests,
+    )
+
+
+def make_request(request_id: int, num_tokens: int, *, keeps_logits: bool = False) -> Request:
+    return Request(
+        request_id,
+        [100 * request_id + n for n in range(num_tokens)],
+        SamplingParams(max_tokens=None),
+        detokenizer=cast(Any, FakeDetokenizer()),
+        end_ids=frozenset(),
+        context_length=10_000,
+        keeps_logits=keeps_logits,
+    )
+
+
+def add(scheduler: Scheduler, lengths: Iterable[int]) -> list[Request]:
+    requests = [make_request(number, length) for number, length in enumerate(lengths)]
+    for request in requests:
+        scheduler.add(request)
+    return requests
+
+
+def step(scheduler: Scheduler) -> list[tuple[int, int, int]]:
+    """Schedule, and settle as the engine would; (request, start, stop) of each chunk."""
+    chunks = scheduler.schedule()
+    for chunk in chunks:
+        chunk.request.advance(chunk.num_tokens)
+        if chunk.draws_token:
+            chunk.request.accept(5)
+    scheduler.check_integrity()
+    return [(chunk.request.id, chunk.start, chunk.stop) for chunk in chunks]
+
+
+def test_a_long_prompt_runs_in_chunks_and_then_token_by_token() -> None:
+    scheduler = make_scheduler()
+    (request,) = add(scheduler, [23])
+    assert [step(scheduler)[0] for _ in range(5)] == [
+        (0, 0, 10),
+        (0, 10, 20),
+        (0, 20, 23),
+        (0, 23, 24),
+        (0, 24, 25),
+    ]
+    assert len(request.output_ids) == 3
+
+
+def test_generation_goes_before_prompts_and_prompts_fill_up() -> None:
+    scheduler = make_scheduler()
+    add(scheduler, [2, 25, 4])
+    assert step(scheduler) == [(0, 0, 2), (1, 0, 8)]
+    assert step(scheduler) == [(0, 2, 3), (1, 8, 17)]
+    assert step(scheduler) == [(0, 3, 4), (1, 17, 25), (2, 0, 1)]
+    assert step(scheduler) == [(0, 4, 5), (1, 25, 26), (2, 1, 4)]
+
+
+def test_nobody_overtakes_when_there_are_too_many_requests() -> None:
+    scheduler = make_scheduler(max_batch_requests=2)
+    first, *_ = add(scheduler, [1, 1, 1, 1])
+    assert [chunk[0] for chunk in step(scheduler)] == [0, 1]
+    assert [chunk[0] for chunk in step(scheduler)] == [0, 1]
+    scheduler.remove(first)
+    assert [chunk[0] for chunk in step(scheduler)] == [1, 2]
+
+
+def test_a_large_request_in_front_is_not_overtaken_by_a_small_one() -> None:
+    scheduler = make_scheduler(num_blocks=6)
+    first, *_ = add(scheduler, [8, 17, 1])
+    assert [chunk[0] for chunk in step(scheduler)] == [0]
+    assert [chunk[0] for chunk in step(scheduler)] == [0]
+    scheduler.remove(first)
+    assert [chunk[0] for chunk in step(scheduler)] == [1]
+
+
+def test_more_generating_requests_than_the_budget_holds() -> None:
+    scheduler = make_scheduler(max_batch_tokens=3)
+    add(scheduler, [1, 1, 1, 1])
+    assert [chunk[0] for chunk in step(scheduler)] == [0, 1, 2]
+    assert [chunk[0] for chunk in step(scheduler)] == [0, 1, 2]
+
+
+def test_the_newest_gives_way_and_comes_back_first() -> None:
+    scheduler = make_scheduler(num_blocks=6, max_batch_tokens=20)
+    first, second, third = add(scheduler, [4, 4, 4])
+    for _ in range(5):
+        assert [chunk[0] for chunk in step(scheduler)] == [0, 1, 2]
+    # Each has filled two blocks and wants a third.
+    assert step(scheduler) == [(0, 8, 9), (1, 8, 9)]
+    assert third.state is State.WAITING
+    assert (third.num_computed, third.num_preemptions) == (0, 1)
+    scheduler.add(make_request(3, 1))
+    scheduler.remove(first)
+    scheduler.remove(second)
+    assert step(scheduler) == [(2, 0, 9), (3, 0, 1)]
+    assert len(third.output_ids) == 6  # the five that it had were computed again, not drawn again
+    assert (first.num_preemptions, second.num_preemptions) == (0, 0)
+
+
+def test_nobody_is_let_in_only_to_be_thrown_out() -> None:
+    scheduler = make_scheduler(num_blocks=3, max_batch_tokens=20)
+    first, second = add(scheduler, [8, 4])
+    assert step(scheduler) == [(0, 0, 8)]
+    assert step(scheduler) == [(0, 8, 9)]
+    scheduler.remove(first)
+    assert step(scheduler) == [(1, 0, 4)]
+    assert second.num_preemptions == 0
+
+
+def test_without_blocks_the_newest_waits_and_keeps_what_it_has() -> None:
+    scheduler = make_scheduler(num_blocks=4, max_batch_tokens=20)
+    first, second = add(scheduler, [8, 4])
+    assert len(step(scheduler)) == 2
+    assert step(scheduler) == [(0, 8, 9)]
+    assert (second.state, second.num_computed, second.num_preemptions) == (State.RUNNING, 4, 0)
+    scheduler.remove(first)
+    assert step(scheduler) == [(1, 4, 5)]
+
+
+def test_alone_and_without_blocks_is_an_error_of_that_request() -> None:
+    scheduler = make_scheduler(num_blocks=1, max_batch_tokens=20)
+    request, behind = add(scheduler, [4, 1])
+    assert step(scheduler) == [(0, 0, 4)]
+    assert step(scheduler) == [(1, 0, 1)]
+    assert request.done
+    assert isinstance(request.error, OutOfBlocks)
+    assert behind.error is None
+
+
+def test_remove_forgets_a_request_wherever_it_stands() -> None:
+    scheduler = make_scheduler(max_batch_requests=1)
+    running, waiting = add(scheduler, [3, 3])
+    step(scheduler)
+    scheduler.remove(waiting)
+    scheduler.remove(running)
+    scheduler.remove(running)
+    assert step(scheduler) == []
+    assert scheduler.cache.num_free_blocks == 100
+
+
+def test_every_request_ends_when_memory_is_scarce() -> None:
+    rng = np.random.default_rng(3)
+    scheduler = make_scheduler(num_blocks=9, max_batch_tokens=7)
+    requests = add(scheduler, rng.integers(1, 20, 12).tolist())
+    order = []
+    for _ in range(2000):
+        step(scheduler)
+        for request in [request for request in scheduler.running if len(request.output_ids) > 12]:
+            scheduler.remove(request)
+            order.append(request.id)
+    assert sorted(order) == list(range(12))
+    assert sum(request.num_preemptions for request in requests) > 0
+    # Oldest first in principle; a short one may pass those that run beside it, never the queue.
+    assert all(
+        abs(place - number) < scheduler.max_batch_requests for place, number in enumerate(order)
+    )
+
+
+def test_a_batch_lays_chunks_out_side_by_side() -> None:
+    cache = KVCache(10, 4)
+    scheduler = Scheduler(cache, max_batch_tokens=20, max_batch_requests=4)
+    scheduler.add(make_request(0, 6))
+    assert step(scheduler) == [(0, 0, 6)]
+    scheduler.add(make_request(1, 3, keeps_logits=True))
+    scheduler.add(make_request(2, 2))
+    chunks = scheduler.schedule()
+    assert [chunk.request.id for chunk in chunks] == [0, 2, 1]  # kept rows come last
+    batch = make_batch(chunks, cache)
+    assert batch.token_ids.tolist() == [5, 200, 201, 100, 101, 102]
+    assert batch.positions.tolist() == [6, 0, 1, 0, 1, 2]
+    assert batch.slots.tolist() == [6, 12, 13, 8, 9, 10]
+    assert batch.sequence_rows.tolist() == [0, 1, 1, 2, 2, 2]
+    assert batch.block_tables.tolist() == [[0, 1], [3, -1], [2, -1]]
+    assert batch.logit_rows.tolist() == [0, 2, 3, 4, 5]
+
+
+def test_a_chunk_that_does_not_reach_the_end_has_no_logits() -> None:
+    cache = KVCache(10, 4)
+    request = make_request(0, 8)
+    cache.append(0, 5)
+    assert make_batch([Chunk.next_of(request, 5)], cache).logit_rows.size == 0
+
+
+def test_the_check_sees_requests_and_cache_disagree() -> None:
+    scheduler = make_scheduler()
+    first, second = add(scheduler, [3, 3])
+    step(scheduler)
+    first.num_computed += 1
+    with pytest.raises(IntegrityError, match="request 0 has computed 4 tokens, but has room for 3"):
+        scheduler.check_integrity()
+    first.num_computed -= 1
+    scheduler.running.reverse()
+    with pytest.raises(IntegrityError, match="out of order or doubled"):
+        scheduler.check_integrity()
+    scheduler.running.remove(second)
+    with pytest.raises(IntegrityError, match=r"requests \[1\] own blocks and do not run"):
+        scheduler.check_integrity()
