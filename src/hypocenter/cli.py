@@ -1,0 +1,213 @@
+"""The command `hypo`: its verbs, and how an exception becomes one line and an exit code.
+
+Each verb imports its part inside the verb, so that `hypo --help` loads neither numpy nor numba.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.exceptions import UnusedCliTokensError
+
+from hypocenter.cli_options import (
+    AsJson,
+    BenchOptions,
+    EngineOptions,
+    PromptOptions,
+    SamplingOptions,
+)
+from hypocenter.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, HypoError
+
+#: What a shell reports for a program that SIGPIPE ended; nothing was lost that anyone wanted.
+EXIT_PIPE = 141
+
+EPILOGUE = f"""\
+Anywhere: --debug shows the traceback of an error (or HYPO_DEBUG=1).
+
+Exit codes: {EXIT_OK} done; {EXIT_ERROR} error (a bad model file, a failed read);
+{EXIT_USAGE} wrong usage (an option, a value, a file that is not there); 3 GPU fault;
+4 gate failed; {EXIT_INTERRUPTED} interrupted by Ctrl-C; {EXIT_PIPE} nobody reads the output.
+Data goes to stdout, everything else to stderr."""
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"hypo {version('hypocenter')}"
+
+
+app = App(
+    name="hypo",
+    help="Runs GGUF language models and explains its own faults.",
+    help_epilogue=EPILOGUE,
+    help_format="plaintext",
+    version=_version,
+    version_flags=["--version", "-V"],
+    result_action="return_value",
+    suppress_keyboard_interrupt=False,
+)
+
+Model = Annotated[str | None, Parameter(help="GGUF file; the bundled model when left out.")]
+
+
+@app.command
+def run(
+    model: Model = None,
+    /,
+    *,
+    prompt: PromptOptions | None = None,
+    sampling: SamplingOptions | None = None,
+    engine: EngineOptions | None = None,
+    json: AsJson = False,
+) -> None:
+    """Continue a prompt (-p or -f); without one, chat with the model.
+
+    In a chat Ctrl-C stops the answer and Ctrl-D leaves.
+    """
+    from hypocenter import cli_run
+
+    prompt, sampling = prompt or PromptOptions(), sampling or SamplingOptions()
+    engine = engine or EngineOptions()
+    path = prompt.model_path(model)
+    cli_run.run(path, prompt, sampling, engine.config(), as_json=json)
+
+
+@app.command
+def inspect(
+    model: Model = None,
+    /,
+    *,
+    ctx_size: Annotated[
+        int | None,
+        Parameter(name=("-c", "--ctx-size"), help="Context length to count the memory for."),
+    ] = None,
+    check: Annotated[
+        bool,
+        Parameter(negative="", help="Look for NaN and Inf in every tensor; sha256 of the file."),
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Show what a model file holds and what memory it needs. Runs nothing."""
+    from hypocenter import cli_inspect
+    from hypocenter.cli_options import model_path
+
+    cli_inspect.inspect(model_path(model), ctx_size, check=check, as_json=json)
+
+
+@app.command
+def bench(
+    model: Model = None,
+    /,
+    *,
+    tests: BenchOptions | None = None,
+    engine: EngineOptions | None = None,
+    json: AsJson = False,
+) -> None:
+    """Measure prompt and generation speed: a table like that of llama-bench.
+
+    The time holds no tokenising and no sampling. The last column is the share of the memory
+    bandwidth, measured in the same run, that reading each weight once per token amounts to.
+    """
+    from hypocenter import cli_bench
+    from hypocenter.cli_options import model_path
+
+    engine, tests = engine or EngineOptions(), tests or BenchOptions()
+    cli_bench.bench(model_path(model), tests, engine.config(), as_json=json)
+
+
+@app.command
+def env(*, json: AsJson = False) -> None:
+    """Show every version, CPU feature, device and environment variable that matters here."""
+    from hypocenter import cli_env
+
+    cli_env.env(as_json=json)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line; always leaves by SystemExit with a documented code."""
+    tokens, debug = _take_debug(sys.argv[1:] if argv is None else argv)
+    try:
+        debug = _prepare(debug)
+        app(tokens, exit_on_error=False, print_error=False)
+        if sys.stdout:
+            sys.stdout.flush()
+        sys.exit(EXIT_OK)
+    except KeyboardInterrupt:
+        if sys.stderr and sys.stderr.isatty():
+            print(file=sys.stderr)  # the cursor stands behind half an answer
+        _report("interrupted", debug)
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        _leave_broken_pipe()
+    except CycloptsError as error:
+        _report(_usage_message(error), debug)
+        sys.exit(EXIT_USAGE)
+    except HypoError as error:
+        _report(str(error), debug)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename is not None else ""
+        _report(f"{name}{error.strerror or error}", debug)
+        sys.exit(EXIT_ERROR)
+    except Exception as error:
+        _report(f"{type(error).__name__}: {error} (a defect; --debug shows where)", debug)
+        sys.exit(EXIT_ERROR)
+
+
+def _take_debug(argv: Sequence[str]) -> tuple[list[str], bool]:
+    """Remove `--debug` wherever it stands before `--`."""
+    end = list(argv).index("--") if "--" in argv else len(argv)
+    tokens = [token for token in argv[:end] if token != "--debug"]
+    return [*tokens, *argv[end:]], len(tokens) < end
+
+
+def _prepare(debug: bool) -> bool:
+    """Set up logging from the environment; returns whether tracebacks are wanted."""
+    from hypocenter.config import Environment
+
+    environment = Environment.read()
+    logging.basicConfig(stream=sys.stderr, format="hypo: %(message)s", level=logging.WARNING)
+    logging.getLogger("hypocenter").setLevel(environment.log.upper())
+    for stream in (sys.stdout, sys.stderr):
+        if stream and hasattr(stream, "reconfigure"):
+            # A terminal that cannot show a character gets a mark for it instead of an error.
+            stream.reconfigure(errors="backslashreplace")
+    return debug or environment.debug
+
+
+def _report(message: str, debug: bool) -> None:
+    """One line on stderr; a message may quote a file, so control characters are spelled out."""
+    if debug:
+        traceback.print_exc()
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+    # Where stderr is gone too there is no one left to tell.
+    with contextlib.suppress(OSError):
+        print(f"hypo: {shown}", file=sys.stderr)
+
+
+def _usage_message(error: CycloptsError) -> str:
+    if isinstance(error, UnusedCliTokensError):
+        extra = " ".join(error.unused_tokens or ())
+        return f"unexpected argument {extra!r}; a prompt is given by -p and stands in quotes"
+    text = " ".join(str(error).split())
+    verb = " ".join(["hypo", *(error.command_chain or ())])
+    return f"{text[:1].lower()}{text[1:]} See {verb} --help"
+
+
+def _leave_broken_pipe() -> None:
+    """Leave without a word; what is still buffered for stdout has no reader."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(devnull, sys.stdout.fileno())
+    sys.exit(EXIT_PIPE)
+
+
+if __name__ == "__main__":
+    main()

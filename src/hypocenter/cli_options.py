@@ -1,0 +1,234 @@
+"""The options of the command line as dataclasses whose defaults are those of `config.py`.
+
+Holds spellings and help texts; a value's range is checked where the value lives, in `config.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter, Token
+
+from hypocenter.config import EngineConfig, SamplingParams, defaults
+from hypocenter.errors import UsageError
+
+BUNDLED_MODEL = "demo-q8_0.gguf"
+#: `-n -1` is llama.cpp's spelling of "until the model ends its answer or the context is full".
+UNTIL_END = -1
+
+
+def _whole(_: object, tokens: Sequence[Token]) -> int:
+    """A whole number as it stands; cyclopts by itself would round 1.5 to 2."""
+    return _as_whole(tokens[0].value)
+
+
+def _as_whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("it must be a whole number.") from None
+
+
+def _wholes(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
+    """Whole numbers, each given by its own option or several between commas."""
+    return tuple(_as_whole(part) for token in tokens for part in token.value.split(","))
+
+
+_SAMPLING = defaults(SamplingParams)
+_ENGINE = defaults(EngineConfig)
+_PROMPT_GROUP = Group("Prompt", sort_key=1)
+_SAMPLING_GROUP = Group("Sampling", sort_key=2)
+_ENGINE_GROUP = Group("Engine", sort_key=3)
+_BENCH_GROUP = Group("Tests", sort_key=1)
+OUTPUT_GROUP = Group("Output", sort_key=9)
+
+AsJson = Annotated[
+    bool,
+    Parameter(
+        name="--json",
+        negative="",
+        help="One JSON object on stdout.",
+        show_default=False,
+        group=OUTPUT_GROUP,
+    ),
+]
+
+
+@Parameter(name="*", group=_PROMPT_GROUP)
+@dataclass(frozen=True)
+class PromptOptions:
+    """Which model, and what it is asked."""
+
+    prompt: Annotated[
+        str | None,
+        Parameter(name=("-p", "--prompt"), allow_leading_hyphen=True, help="Text to continue."),
+    ] = None
+    file: Annotated[
+        str | None,
+        Parameter(
+            name=("-f", "--file"),
+            allow_leading_hyphen=True,
+            help="File that holds the prompt; - reads stdin.",
+        ),
+    ] = None
+    model: Annotated[
+        str | None, Parameter(name=("-m", "--model"), help="Another way to name MODEL.")
+    ] = None
+
+    def model_path(self, positional: str | None) -> str:
+        """The model file; raises UsageError when it is named in both ways."""
+        if positional is not None and self.model is not None:
+            raise UsageError(f"two models, {positional!r} and -m {self.model!r}; name it once")
+        return model_path(positional if self.model is None else self.model)
+
+
+@Parameter(name="*", group=_SAMPLING_GROUP)
+@dataclass(frozen=True)
+class SamplingOptions:
+    """The fields of SamplingParams under the names that llama.cpp has for them."""
+
+    max_tokens: Annotated[
+        int | None,
+        Parameter(
+            name=("-n", "--predict", "--max-tokens"),
+            converter=_whole,
+            help="Most tokens to generate; -1: until the model ends or the context is full. "
+            f"[default: {_SAMPLING['max_tokens']}, in a chat -1]",
+        ),
+    ] = None
+    seed: Annotated[
+        int, Parameter(name=("-s", "--seed"), converter=_whole, help="Seed of the random stream.")
+    ] = _SAMPLING["seed"]
+    temperature: Annotated[
+        float, Parameter(name=("--temp", "--temperature"), help="0 takes the most likely token.")
+    ] = _SAMPLING["temperature"]
+    top_k: Annotated[
+        int, Parameter(name="--top-k", converter=_whole, help="Keep the k most likely; 0 is off.")
+    ] = _SAMPLING["top_k"]
+    top_p: Annotated[
+        float, Parameter(name="--top-p", help="Keep the likeliest of this total; 1 is off.")
+    ] = _SAMPLING["top_p"]
+    min_p: Annotated[
+        float, Parameter(name="--min-p", help="Keep above this share of the top one; 0 is off.")
+    ] = _SAMPLING["min_p"]
+    repeat_penalty: Annotated[
+        float, Parameter(name="--repeat-penalty", help="Divides logits of seen tokens; 1 is off.")
+    ] = _SAMPLING["repeat_penalty"]
+    presence_penalty: Annotated[
+        float, Parameter(name="--presence-penalty", help="Subtracted once a token was generated.")
+    ] = _SAMPLING["presence_penalty"]
+    frequency_penalty: Annotated[
+        float, Parameter(name="--frequency-penalty", help="Subtracted each time it was.")
+    ] = _SAMPLING["frequency_penalty"]
+    stop: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--stop",
+            help="Text that ends the answer; may be given again.",
+            allow_leading_hyphen=True,
+            negative="",
+            show_default=False,
+        ),
+    ] = _SAMPLING["stop"]
+    ignore_eos: Annotated[
+        bool,
+        Parameter(
+            name="--ignore-eos", negative="", show_default=False, help="Go on after an end token."
+        ),
+    ] = _SAMPLING["ignore_eos"]
+
+    def params(self, *, in_chat: bool = False) -> SamplingParams:
+        """The checked parameters; raises UsageError. An answer in a chat ends where it ends."""
+        values: dict[str, Any] = asdict(self)
+        if self.max_tokens == UNTIL_END or (in_chat and self.max_tokens is None):
+            values["max_tokens"] = None
+        elif self.max_tokens is None:
+            del values["max_tokens"]
+        return SamplingParams(**values)
+
+
+@Parameter(name="*", group=_ENGINE_GROUP)
+@dataclass(frozen=True)
+class EngineOptions:
+    """The fields of EngineConfig that a person at a command line sets."""
+
+    context_length: Annotated[
+        int | None,
+        Parameter(
+            name=("-c", "--ctx-size"),
+            converter=_whole,
+            help="Context length in tokens; by default the trained one, within bounds.",
+        ),
+    ] = _ENGINE["context_length"]
+    num_threads: Annotated[
+        int | None,
+        Parameter(name=("-t", "--threads"), converter=_whole, help="CPU threads; by default all."),
+    ] = _ENGINE["num_threads"]
+    kv_dtype: Annotated[str, Parameter(name="--kv-dtype", help="KV cache: f16 or f32.")] = _ENGINE[
+        "kv_dtype"
+    ]
+    tokenizer_pre: Annotated[
+        str | None,
+        Parameter(name="--tokenizer-pre", help="Pre-tokenizer, where the file names none."),
+    ] = _ENGINE["tokenizer_pre"]
+    device: Annotated[str, Parameter(name="--device", help="Device to run on.")] = _ENGINE["device"]
+
+    def config(self) -> EngineConfig:
+        """The checked configuration; raises UsageError."""
+        return EngineConfig(**asdict(self))
+
+
+@Parameter(name="*", group=_BENCH_GROUP)
+@dataclass(frozen=True)
+class BenchOptions:
+    """What `hypo bench` measures; names and defaults are those of llama-bench."""
+
+    num_prompt: Annotated[
+        int,
+        Parameter(
+            name=("-p", "--n-prompt"),
+            converter=_whole,
+            help="Tokens of the prompt test; 0 leaves it out.",
+        ),
+    ] = 512
+    num_generate: Annotated[
+        int,
+        Parameter(
+            name=("-n", "--n-gen"), converter=_whole, help="Tokens of the generation test; 0: none."
+        ),
+    ] = 128
+    depth: Annotated[
+        tuple[int, ...],
+        Parameter(
+            name=("-d", "--n-depth"),
+            converter=_wholes,
+            negative="",
+            help="Tokens in the cache beforehand.",
+        ),
+    ] = (0,)
+    repetitions: Annotated[
+        int, Parameter(name=("-r", "--repetitions"), converter=_whole, help="Runs of each test.")
+    ] = 5
+
+    def __post_init__(self) -> None:
+        limits = {"num_prompt": 1 << 24, "num_generate": 1 << 24, "repetitions": 1000}
+        for name, high in limits.items():
+            low = 1 if name == "repetitions" else 0
+            if not low <= getattr(self, name) <= high:
+                raise UsageError(f"{name} is {getattr(self, name)}, but must be {low} to {high}")
+        if any(not 0 <= depth <= 1 << 24 for depth in self.depth):
+            raise UsageError(f"a depth of {self.depth} is below 0 or above {1 << 24}")
+        if not self.num_prompt and not self.num_generate:
+            raise UsageError("nothing to measure: -p and -n are both 0")
+
+
+def model_path(given: str | None) -> str:
+    """`given`, or the model that comes with the package."""
+    if given is None:
+        return str(resources.files("hypocenter") / "assets" / BUNDLED_MODEL)
+    if not given:
+        raise UsageError("the model's name is empty; give the path of a GGUF file")
+    return given

@@ -1,0 +1,184 @@
+"""`hypo run`: one answer to one prompt, streamed or as JSON; without a prompt, the chat.
+
+Holds no engine and no options; it reads the prompt, hands out the pieces and says how fast it went.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hypocenter.cli_options import PromptOptions, SamplingOptions
+from hypocenter.cli_progress import ProgressDisplay
+from hypocenter.config import EngineConfig, SamplingParams
+from hypocenter.errors import UsageError
+from hypocenter.records import Completion
+
+if TYPE_CHECKING:
+    from hypocenter.engine.llm import LLM
+
+#: Far above any context; keeps `-f /dev/zero` from filling the memory.
+MAX_PROMPT_BYTES = 64 << 20
+
+HOW_TO_ASK = "give -p TEXT or -f FILE (-f - reads stdin)"
+
+
+def run(
+    path: str,
+    prompt: PromptOptions,
+    sampling: SamplingOptions,
+    config: EngineConfig,
+    *,
+    as_json: bool,
+) -> None:
+    """Answer the prompt, or chat when there is none. Raises UsageError when neither is possible."""
+    text = read_prompt(prompt)
+    params = sampling.params(in_chat=text is None)
+    if text is None and as_json:
+        raise UsageError(f"--json needs a prompt: {HOW_TO_ASK}")
+    if text is None and not (sys.stdin and sys.stdin.isatty()):
+        raise UsageError(f"no prompt: {HOW_TO_ASK}; a chat needs a terminal")
+    with ProgressDisplay() as progress, open_llm(path, config, progress) as llm:
+        if text is None:
+            from hypocenter.cli_chat import chat
+
+            chat(llm, path, params, progress)
+        elif as_json:
+            _print_object(llm, path, text, params, progress)
+        else:
+            _print_answer(llm, text, params, progress)
+
+
+def open_llm(path: str, config: EngineConfig, progress: ProgressDisplay) -> LLM:
+    """The engine, with a display for its loading and a warning when kernels cannot be kept."""
+    progress("loading model", 0.0)
+    from hypocenter.device.lang import cache_problem
+    from hypocenter.engine.llm import LLM
+
+    llm = LLM(path, config, progress=progress)
+    if problem := cache_problem():
+        progress.done()
+        say(f"kernels are compiled anew each time: {problem}; HYPO_CACHE_DIR names another folder")
+    return llm
+
+
+def read_prompt(options: PromptOptions) -> str | None:
+    """The text of -p or -f; None when neither is given. Raises UsageError or OSError."""
+    if options.prompt is not None and options.file is not None:
+        raise UsageError("both -p and -f; give the prompt once")
+    if options.prompt is not None:
+        # Bytes of the command line that are not UTF-8 arrive as surrogates.
+        return _decoded(options.prompt.encode(errors="surrogateescape"), "-p")
+    if options.file is None:
+        return None
+    if options.file == "-":
+        if not sys.stdin:
+            raise UsageError("-f - reads the prompt from stdin, but stdin is closed")
+        return _decoded(sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1), "stdin")
+    try:
+        with open(options.file, "rb") as file:
+            return _decoded(file.read(MAX_PROMPT_BYTES + 1), options.file)
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise UsageError(f"-f {options.file}: {error.strerror}") from error
+
+
+def as_object(path: str, completion: Completion) -> dict[str, Any]:
+    """What `--json` prints: the completion with its model and its speeds."""
+    timings = completion.timings
+    return {
+        "model": path,
+        **msgspec.to_builtins(completion),
+        "timings": {
+            **msgspec.to_builtins(timings),
+            "prompt_tokens_per_second": timings.prompt_tokens_per_second,
+            "generated_tokens_per_second": timings.generated_tokens_per_second,
+        },
+    }
+
+
+def closing_line(completion: Completion) -> str:
+    """How many tokens ran, how fast, and why it ended."""
+    timings = completion.timings
+    return (
+        f"prompt {timings.num_prompt_tokens} tokens, "
+        f"{timings.prompt_tokens_per_second:.1f} tokens/s; "
+        f"generation {timings.num_generated_tokens} tokens, "
+        f"{timings.generated_tokens_per_second:.1f} tokens/s; {completion.finish_reason}"
+    )
+
+
+def emit(text: str) -> None:
+    """Put a piece of the answer on stdout at once."""
+    print(text, end="", flush=True)
+
+
+def say(message: str) -> None:
+    """A line that is no data."""
+    print(f"hypo: {message}", file=sys.stderr, flush=True)
+
+
+def answer(
+    llm: LLM,
+    token_ids: Sequence[int],
+    params: SamplingParams,
+    progress: ProgressDisplay,
+    stopped: Callable[[], bool] = lambda: False,
+    show: Callable[[str], None] = emit,
+) -> Completion:
+    """Generate, hand each piece to `show` as it comes, and end early when `stopped` says so.
+
+    Drives the steps itself, so that the display follows the prompt and that a stop waits for one
+    step at most. Raises what the request raises.
+    """
+    engine = llm.engine
+    request = engine.request(token_ids, params)
+    engine.submit(request)
+    try:
+        while not request.done:
+            if not request.output_ids:
+                progress("reading the prompt", request.num_computed / len(token_ids))
+            if stopped():
+                engine.cancel(request)
+            else:
+                engine.step()
+            while request.deltas:
+                if text := request.deltas.popleft().text:
+                    progress.done()
+                    show(text)
+    finally:
+        progress.done()
+        engine.cancel(request)
+    if request.error:
+        raise request.error
+    return request.completion(llm.route())
+
+
+def _print_answer(llm: LLM, text: str, params: SamplingParams, progress: ProgressDisplay) -> None:
+    # On a terminal the prompt stands before its continuation, but is no part of the data.
+    if sys.stdout and sys.stdout.isatty():
+        progress.done()
+        print(text, end="", file=sys.stderr, flush=True)
+    completion = answer(llm, llm.tokenizer.encode(text), params, progress)
+    emit("\n")
+    say(closing_line(completion))
+
+
+def _print_object(
+    llm: LLM, path: str, text: str, params: SamplingParams, progress: ProgressDisplay
+) -> None:
+    completion = answer(llm, llm.tokenizer.encode(text), params, progress, show=lambda text: None)
+    print(msgspec.json.format(msgspec.json.encode(as_object(path, completion))).decode())
+
+
+def _decoded(data: bytes, source: str) -> str:
+    if len(data) > MAX_PROMPT_BYTES:
+        raise UsageError(f"{source}: the prompt is longer than {MAX_PROMPT_BYTES} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{source}: the prompt is not UTF-8: byte {data[error.start]:#04x} at {error.start}"
+        ) from error

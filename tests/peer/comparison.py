@@ -1,0 +1,211 @@
+"""Measures hypocenter against llama.cpp: divergence of distributions, perplexity; no verdicts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from families import FamilyModel, engine_logits, make_family
+from family_gguf import Fault, write_gguf
+from family_table import FAMILIES, WINDOW
+
+from hypocenter.config import EngineConfig
+from hypocenter.engine.llm import LLM
+from hypocenter.model.gguf import open_gguf
+from hypocenter.model.tokenizer import load_tokenizer
+from peer.decoder_faults import DECODER_FAULTS
+
+ROOT = Path(__file__).parents[2]
+WORKER = Path(__file__).with_name("llama_worker.py")
+BUNDLED = ROOT / "src/hypocenter/assets/demo-q8_0.gguf"
+WORKER_SECONDS = 100
+#: Mean divergence that a sound family may show, in nats, some ten times what is measured. Rounding
+#: alone gives 1e-10; but llama.cpp takes GELU from a table of f16 values (ggml-cpu `vec.h`).
+KL_LIMIT = 1e-8
+KL_LIMIT_GELU = 5e-5
+PERPLEXITY_LIMIT = 0.005
+COMPARABLE = tuple(name for name, family in FAMILIES.items() if family.llama_cpp_agrees)
+PERPLEXITY_KINDS = ("F16", "Q8_0", "Q4_0", "Q4_K_M")
+NUM_WINDOWS = 8
+WINDOW_TOKENS = 512
+
+#: Faults that a file can carry. The last four change one key; families without it skip them.
+FILE_FAULTS: dict[str, Fault] = {
+    "rope base x2": Fault(rope_base_factor=2.0),
+    "q/k rows swapped": Fault(swapped_rows=True),
+    "epsilon x100": Fault(epsilon_factor=100.0),
+    "window +1": Fault(metadata={"attention.sliding_window": WINDOW + 1}),
+    "score cap x1.1": Fault(metadata={"attn_logit_softcapping": 3.3}),
+    "rope factor 1": Fault(metadata={"rope.scaling.factor": 1.0}),
+    "rope gain 1": Fault(metadata={"rope.scaling.attn_factor": 1.0}),
+}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """llama.cpp in an interpreter of its own, with a folder for what passes between."""
+
+    python: Path
+    folder: Path
+
+    @classmethod
+    def from_environment(cls, folder: Path) -> Peer:
+        """Raises RuntimeError when PEER_PYTHON does not name an interpreter."""
+        python = Path(os.environ.get("PEER_PYTHON", ""))
+        if not python.is_file():
+            raise RuntimeError(
+                f"PEER_PYTHON is {os.environ.get('PEER_PYTHON')!r}, but must be an interpreter "
+                "with llama_cpp; run scripts/test-peers, which builds one"
+            )
+        return cls(python, folder)
+
+    def logits(
+        self, model: Path, texts: Sequence[Sequence[int]], context_length: int, cache: str = "f32"
+    ) -> np.ndarray:
+        """Logits of all positions of equally long texts, f32 [texts, tokens, vocab_size]."""
+        ids, out = self.folder / "ids.json", self.folder / "logits.npy"
+        ids.write_text(json.dumps([list(text) for text in texts]))
+        self._run("logits", model, ids, out, context_length, "--cache", cache)
+        return np.asarray(np.load(out, allow_pickle=False))
+
+    def quantise(self, model: Path, out: Path, kind: str) -> None:
+        """Requantise with llama.cpp's own quantiser; `kind` as in its file type names."""
+        self._run("quantise", model, out, kind)
+
+    def version(self) -> str:
+        """Version of llama-cpp-python."""
+        return self._run("version").strip()
+
+    def _run(self, *arguments: object) -> str:
+        done = subprocess.run(
+            [self.python, WORKER, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=WORKER_SECONDS,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"llama_worker.py {arguments}: {done.stderr[-4000:]}")
+        return done.stdout
+
+
+@dataclass(frozen=True)
+class FamilyRow:
+    """Mean divergence of one family from llama.cpp, in nats, sound and with each fault planted."""
+
+    family: str
+    sound: float
+    faults: dict[str, float]
+
+    @property
+    def limit(self) -> float:
+        """What `sound` must stay below."""
+        return KL_LIMIT_GELU if FAMILIES[self.family].shifted_norms else KL_LIMIT
+
+
+@dataclass(frozen=True)
+class PerplexityRow:
+    """Perplexity of the demo model in one file type, ours beside llama.cpp's."""
+
+    kind: str
+    ours: float
+    theirs: float
+    num_tokens: int
+
+    @property
+    def deviation(self) -> float:
+        return self.ours / self.theirs - 1
+
+
+def family_row(name: str, peer: Peer) -> FamilyRow:
+    """Run family `name` in llama.cpp and in hypocenter, then hypocenter with every fault.
+
+    llama.cpp always runs the sound file. A fault is planted in the file that hypocenter reads, or,
+    where no file can express it, in the facts or the arithmetic of its decoder.
+    """
+    model = make_family(name, peer.folder)
+    theirs = peer.logits(model.path, [model.token_ids], model.context_length)[0]
+    sound = mean_kl(theirs, _ours(model, model.path))
+    faults = {}
+    for label, fault in FILE_FAULTS.items():
+        if not _applies(fault, model):
+            continue
+        path = peer.folder / "fault.gguf"
+        write_gguf(model.family, model.hf_model, path, fault)
+        faults[label] = mean_kl(theirs, _ours(model, path))
+    for label, planted in DECODER_FAULTS.items():
+        with planted():
+            faults[label] = mean_kl(theirs, _ours(model, model.path))
+    return FamilyRow(name, sound, faults)
+
+
+def _applies(fault: Fault, model: FamilyModel) -> bool:
+    """A fault in metadata needs a family that has the key, and not switched off by a 0."""
+    return not fault.metadata or any(model.family.metadata.get(key) for key in fault.metadata)
+
+
+def _ours(model: FamilyModel, path: Path) -> np.ndarray:
+    return engine_logits(path, model.token_ids, model.context_length)
+
+
+def mean_kl(reference: np.ndarray, other: np.ndarray) -> float:
+    """Mean over positions of KL(reference || other) in nats; both are logits [tokens, vocab]."""
+    log_p, log_q = log_softmax(reference), log_softmax(other)
+    return float((np.exp(log_p) * (log_p - log_q)).sum(-1).mean())
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """In float64, over the last axis."""
+    wide = logits.astype(np.float64)
+    wide -= wide.max(-1, keepdims=True)
+    return np.asarray(wide - np.log(np.exp(wide).sum(-1, keepdims=True)))
+
+
+def perplexity_row(kind: str, peer: Peer) -> PerplexityRow:
+    """The bundled model as file type `kind` on held-back Python text; both sides cache in f16."""
+    path, windows = _demo_in(kind, peer), validation_windows()
+    theirs = peer.logits(path, windows.tolist(), WINDOW_TOKENS, cache="f16")
+    ours = _our_logits(path, windows)
+    return PerplexityRow(
+        kind, _perplexity(ours, windows), _perplexity(theirs, windows), windows[:, 1:].size
+    )
+
+
+def _demo_in(kind: str, peer: Peer) -> Path:
+    """The bundled model in another file type, made by llama.cpp from its Q8_0."""
+    if kind == "Q8_0":
+        return BUNDLED
+    path = peer.folder / f"demo-{kind}.gguf"
+    peer.quantise(BUNDLED, path, kind)
+    return path
+
+
+def validation_windows() -> np.ndarray:
+    """Token ids of text that the demo model was not trained on, [NUM_WINDOWS, WINDOW_TOKENS]."""
+    from tools.demo_model.corpus import collect
+    from tools.demo_model.recipe import Recipe
+
+    text = "".join(collect(Path(sysconfig.get_paths()["stdlib"]), Recipe())["validation"])
+    with open_gguf(BUNDLED) as file:
+        ids = load_tokenizer(file).encode(text[: 8 * NUM_WINDOWS * WINDOW_TOKENS])
+    return np.array(ids[: NUM_WINDOWS * WINDOW_TOKENS]).reshape(NUM_WINDOWS, WINDOW_TOKENS)
+
+
+def _our_logits(path: Path, windows: np.ndarray) -> np.ndarray:
+    llm = LLM(path, EngineConfig(context_length=WINDOW_TOKENS))
+    try:
+        return np.stack([np.array(llm.logits(window.tolist())) for window in windows])
+    finally:
+        llm.close()
+
+
+def _perplexity(logits: np.ndarray, windows: np.ndarray) -> float:
+    """exp of the mean surprise of tokens 1.. of each window, given the tokens before them."""
+    log_probs = log_softmax(logits[:, :-1])
+    surprise = -np.take_along_axis(log_probs, windows[:, 1:, None], axis=-1)
+    return float(np.exp(surprise.mean()))

@@ -1,0 +1,54 @@
+"""Faults that no file can carry, planted in the decoder's ops for the length of a `with` block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+from hypocenter.device.lang import cpu_kernel, prange
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.vector import get, put
+from hypocenter.kernels import activation
+from hypocenter.model import decoder
+from hypocenter.tensor import Tensor
+
+
+def without_rope() -> AbstractContextManager[Any]:
+    """Queries and keys keep no trace of their positions."""
+    return mock.patch.object(decoder, "rotate", return_value=None)
+
+
+def without_activation() -> AbstractContextManager[Any]:
+    """gate * up instead of silu(gate) * up."""
+    return mock.patch.object(decoder, "gate", _ungated)
+
+
+def with_the_other_activation() -> AbstractContextManager[Any]:
+    """gelu where the family has silu, and the other way round."""
+
+    def swapped(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor) -> None:
+        activation.gate(plan, gate, up, {"silu": "gelu", "gelu": "silu"}[kind], counts)
+
+    return mock.patch.object(decoder, "gate", swapped)
+
+
+DECODER_FAULTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "no rope": without_rope,
+    "no activation": without_activation,
+    "silu <-> gelu": with_the_other_activation,
+}
+
+
+def _ungated(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor) -> None:
+    del kind
+    plan.launch(_product, gate, up, counts)
+
+
+@cpu_kernel
+def _product(gate: Any, up: Any, counts: Any) -> None:
+    width = gate.shape[1]
+    for row in prange(get(counts, 0)):
+        for at in range(row * width, (row + 1) * width):
+            put(gate, at, get(gate, at) * get(up, at))

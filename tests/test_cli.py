@@ -1,0 +1,445 @@
+"""The command line as a person meets it: bad input, exit codes, pipes, terminals, JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from demo_variants import DEMO, demo_that_chats, demo_with
+from gguf import GGUFValueType
+from terminal import HYPO, TIMEOUT_SECONDS, hypo, on_terminal
+
+from hypocenter.cli_options import BUNDLED_MODEL, EngineOptions, SamplingOptions
+from hypocenter.config import EngineConfig, SamplingParams, defaults
+from hypocenter.model.gguf import open_gguf
+
+PROMPT = "def add(a, b):"
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return demo_that_chats(tmp_path_factory.mktemp("chat") / "chat.gguf")
+
+
+def assert_one_line(stderr: str, *parts: str) -> None:
+    """One line that begins with the program's name, holds `parts`, and is no traceback.
+
+    Lines that tell of progress do not count: a slow machine shows more of them.
+    """
+    lines = [line for line in stderr.splitlines() if not line.endswith(" ...")]
+    assert len(lines) == 1, stderr
+    assert lines[0].startswith("hypo: "), stderr
+    for part in parts:
+        assert part in lines[0], stderr
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (["rnu"], ["unknown command", 'Did you mean "run"?']),
+        (["run", "--tmp", "1"], ["unknown option: --tmp", "Did you mean --temp?"]),
+        (["run", "--top-k", "1.5"], ["--top-k", "whole number"]),
+        (["run", "--temp", "warm"], ["--temp", '"warm"']),
+        (["run", "--temp", "-1", "-p", "x"], ["temperature is -1.0", "from 0.0 to 100.0"]),
+        (["run", "--temp", "nan", "-p", "x"], ["temperature is nan"]),
+        (["run", "-n", "-2", "-p", "x"], ["max_tokens is -2"]),
+        (["run", "-t", "0", "-p", "x"], ["num_threads is 0"]),
+        (["run", "--kv-dtype", "q4", "-p", "x"], ["kv_dtype is 'q4'", "f16, f32"]),
+        (["run", "--device", "cuda", "-p", "x"], ["device is 'cuda'"]),
+        (["run", "--stop", "", "-p", "x"], ["a stop string is empty"]),
+        (["run", "a.gguf", "-m", "b.gguf", "-p", "x"], ["a.gguf", "b.gguf", "name it once"]),
+        (["run", "a.gguf", "Hello"], ["'Hello'", "-p"]),
+        (["run", "-p", "x", "-f", "y"], ["both -p and -f"]),
+        (["run", "-p"], ["-p requires an argument"]),
+        (["run"], ["no prompt", "-p TEXT", "-f FILE", "a chat needs a terminal"]),
+        (["run", "--json"], ["--json needs a prompt"]),
+        (["run", "-f", "no-such-file"], ["no-such-file"]),
+        (["run", "no-such-model.gguf", "-p", "x"], ["no-such-model.gguf", "no such file"]),
+        (["inspect", "-c", "0"], ["context_length is 0"]),
+        (["bench", "-r", "0"], ["repetitions is 0"]),
+        (["bench", "-p", "0", "-n", "0"], ["nothing to measure"]),
+        (["bench", "-d", "1,x"], ["-d", "whole number"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(args: list[str], parts: list[str]) -> None:
+    done = hypo(*args)
+    assert_one_line(done.stderr, *parts)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def _html(path: Path) -> None:
+    path.write_text("<!DOCTYPE html><html><body>404: not found</body></html>\n" * 10)
+
+
+def _truncated(path: Path) -> None:
+    path.write_bytes(DEMO.read_bytes()[:-1000])
+
+
+def _no_header(path: Path) -> None:
+    path.write_bytes(b"GGU")
+
+
+def _directory(path: Path) -> None:
+    path.mkdir()
+
+
+def _unknown_architecture(path: Path) -> None:
+    demo_with(path, {"general.architecture": ("lama", GGUFValueType.STRING)})
+
+
+def _unsupported_type(path: Path) -> None:
+    """The first tensor's type becomes 39 (MXFP4); its offset in the file follows its name."""
+    data = bytearray(DEMO.read_bytes())
+    name = b"output_norm.weight"
+    at = data.index(name) + len(name)
+    num_dims = int.from_bytes(data[at : at + 4], "little")
+    at += 4 + 8 * num_dims
+    data[at : at + 4] = (39).to_bytes(4, "little")
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [
+        (_html, "GGUF"),
+        (_truncated, "model.gguf"),
+        (_no_header, "model.gguf"),
+        (_directory, "a directory"),
+        (_unknown_architecture, "lama"),
+        (_unsupported_type, "MXFP4"),
+    ],
+)
+def test_a_bad_model_is_one_line_and_exit_code_1(
+    tmp_path: Path, make: Callable[[Path], None], part: str
+) -> None:
+    model = tmp_path / "model.gguf"
+    make(model)
+    done = hypo("run", str(model), "-p", "x")
+    assert_one_line(done.stderr, str(model), part)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_a_file_name_cannot_write_to_the_terminal() -> None:
+    done = hypo("inspect", "no\x1b[31m\nsuch.gguf")
+    assert_one_line(done.stderr, r"no\x1b[31m\nsuch.gguf")
+
+
+def test_a_prompt_longer_than_the_context_is_refused() -> None:
+    done = hypo("run", "-f", "-", stdin="word " * 600)
+    assert_one_line(done.stderr, "maximum context length is 512 tokens")
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_a_context_beyond_the_trained_length_is_refused() -> None:
+    done = hypo("run", "-c", "513", "-p", PROMPT)
+    assert_one_line(done.stderr, "513", "512")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("source", ["-p", "-f"])
+def test_a_prompt_that_is_not_utf8_is_refused(tmp_path: Path, source: str) -> None:
+    bad = b"caf\xe9"
+    (tmp_path / "prompt").write_bytes(bad)
+    given = bad if source == "-p" else os.fsencode(tmp_path / "prompt")
+    done = subprocess.run([*HYPO, "run", source, given], capture_output=True, text=True, timeout=60)
+    assert_one_line(done.stderr, "not UTF-8", "0xe9 at 3")
+    assert done.returncode == 2
+
+
+def test_debug_anywhere_shows_the_traceback() -> None:
+    for args, environ in (
+        (["--debug", "inspect", "no.gguf"], {}),
+        (["inspect", "no.gguf", "--debug"], {}),
+        (["inspect", "no.gguf"], {"HYPO_DEBUG": "1"}),
+    ):
+        done = hypo(*args, environ=environ)
+        assert done.stderr.startswith("Traceback"), done.stderr
+        assert done.stderr.splitlines()[-1].startswith("hypo: no.gguf"), done.stderr
+        assert done.returncode == 2
+
+
+def test_a_misspelt_variable_of_ours_is_refused() -> None:
+    done = hypo("env", environ={"HYPO_CACHEDIR": "/tmp"})
+    assert_one_line(done.stderr, "HYPO_CACHEDIR", "HYPO_CACHE_DIR")
+    assert done.returncode == 2
+
+
+def test_an_unexpected_exception_names_its_type_and_the_way_to_see_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hypocenter import cli, cli_env
+
+    def fail(*, as_json: bool) -> None:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(cli_env, "env", fail)
+    with pytest.raises(SystemExit) as left:
+        cli.main(["env"])
+    assert left.value.code == 1
+    assert_one_line(capsys.readouterr().err, "KeyError: 'planted'", "--debug")
+
+
+# -- what is shown -------------------------------------------------------------------------------
+
+
+def test_help_loads_no_arrays_and_no_compiler() -> None:
+    program = (
+        "import sys\nfrom hypocenter.cli import main\n"
+        "try:\n    main(['run', '--help'])\nexcept SystemExit as left:\n"
+        "    heavy = {'numpy', 'numba', 'llvmlite', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
+        "    sys.exit(f'loaded {heavy}' if heavy else left.code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_is_fast() -> None:
+    best = min(_processor_seconds("--help") for _ in range(3))
+    assert best < 0.5, f"{best:.2f} s"
+
+
+def _processor_seconds(*args: str) -> float:
+    """What a run of `hypo` costs; unlike the time on the clock it is the same on a busy machine."""
+    before = os.times()
+    assert hypo(*args).returncode == 0
+    after = os.times()
+    return (
+        after.children_user - before.children_user + after.children_system - before.children_system
+    )
+
+
+def test_help_names_every_verb_and_every_exit_code() -> None:
+    shown = hypo("--help").stdout
+    for verb in ("run", "inspect", "bench", "env"):
+        assert re.search(rf"\b{verb}\b", shown), shown
+    for code in ("0 done", "1 error", "2 wrong usage", "3 GPU fault", "4 gate", "130", "141"):
+        assert code in shown, shown
+
+
+def test_version_is_that_of_the_package() -> None:
+    import hypocenter.cli
+
+    done = hypo("--version")
+    assert done.stdout.strip() == hypocenter.cli._version()
+    assert re.fullmatch(r"hypo \d+\.\d+\.\d+", done.stdout.strip())
+
+
+def test_options_have_every_field_and_default_of_the_configuration() -> None:
+    sampling = {field.name for field in fields(SamplingOptions)}
+    assert sampling == defaults(SamplingParams).keys()
+    assert SamplingOptions().params() == SamplingParams()
+    assert SamplingOptions().params(in_chat=True).max_tokens is None
+    assert SamplingOptions(max_tokens=5).params(in_chat=True).max_tokens == 5
+    assert SamplingOptions(max_tokens=-1).params().max_tokens is None
+    engine = {field.name for field in fields(EngineOptions)}
+    not_at_the_command_line = {"max_batch_tokens", "max_batch_requests", "block_size"}
+    assert engine | not_at_the_command_line == defaults(EngineConfig).keys()
+    assert EngineOptions().config() == EngineConfig()
+
+
+def test_the_bundled_model_is_the_one_the_library_takes() -> None:
+    from hypocenter.engine import llm
+
+    assert llm.BUNDLED_MODEL == BUNDLED_MODEL
+    assert DEMO.is_file()
+
+
+def test_inspect_shows_metadata_tensors_memory_and_hash() -> None:
+    done = hypo("inspect", "-c", "1024", "--check", "--json")
+    report = json.loads(done.stdout)
+    assert report["metadata"]["general.architecture"]["value"] == "'llama'"
+    assert sum(count["num_tensors"] for count in report["tensors"]["by_type"]) == 56
+    # 6 layers, 2 key/value heads of 64, keys and values, two bytes each.
+    assert report["memory"]["kv_f16_bytes"] == 1024 * 6 * 2 * 64 * 2 * 2
+    assert report["memory"]["beyond_trained_length"] is True
+    digest = subprocess.run(["sha256sum", DEMO], capture_output=True, text=True, check=True).stdout
+    assert report["check"]["sha256"] == {str(DEMO): digest.split()[0]}
+    assert report["check"]["num_bad_floats"] == 0
+    shown = hypo("inspect", "-c", "1024").stdout
+    assert "Q8_0" in shown
+    assert "trained for 512" in shown
+
+
+def test_inspect_check_finds_a_nan_scale_and_fails(tmp_path: Path) -> None:
+    data = bytearray(DEMO.read_bytes())
+    with open_gguf(DEMO) as file:
+        scale = file.tensors["blk.0.attn_q.weight"].offset  # a Q8_0 block begins with its scale
+    data[scale : scale + 2] = b"\x00\x7e"  # NaN
+    bad = tmp_path / "nan.gguf"
+    bad.write_bytes(data)
+    done = hypo("inspect", str(bad), "--check")
+    assert done.returncode == 4
+    assert_one_line(done.stderr, "1 of", "NaN")
+    assert "is nan" in done.stdout
+
+
+def test_inspect_shows_a_file_that_cannot_run(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    _unknown_architecture(model)
+    done = hypo("inspect", str(model))
+    assert done.returncode == 0
+    assert "not runnable" in done.stdout
+    assert "lama" in done.stdout
+
+
+# -- what runs -----------------------------------------------------------------------------------
+
+
+def test_run_streams_text_to_stdout_and_figures_to_stderr() -> None:
+    done = hypo("run", "-p", PROMPT, "-n", "8", "-t", "1")
+    assert done.returncode == 0, done.stderr
+    again = json.loads(hypo("run", "-f", "-", "-n", "8", "--json", stdin=PROMPT).stdout)
+    assert done.stdout == again["text"] + "\n"
+    last = done.stderr.splitlines()[-1]
+    num_prompt = len(again["prompt_token_ids"])
+    assert re.fullmatch(
+        rf"hypo: prompt {num_prompt} tokens, [\d.]+ tokens/s; "
+        r"generation 8 tokens, [\d.]+ tokens/s; length",
+        last,
+    ), done.stderr
+
+
+def test_json_says_what_ran() -> None:
+    args = ["run", str(DEMO), "-p", PROMPT, "-n", "4", "-t", "1", "--kv-dtype", "f32", "--json"]
+    answer = json.loads(hypo(*args).stdout)
+    assert answer["model"] == str(DEMO)
+    assert len(answer["token_ids"]) == 4
+    assert answer["finish_reason"] == "length"
+    assert answer["timings"]["num_prompt_tokens"] == len(answer["prompt_token_ids"])
+    assert answer["timings"]["generated_tokens_per_second"] > 0
+    route = answer["route"]
+    assert (route["device"], route["kv_dtype"].lower(), route["num_threads"]) == ("cpu", "f32", 1)
+    assert route["weight_dtype"]
+    assert route["instruction_set"]
+    assert route["kernels"]
+
+
+def test_stop_strings_and_seed_reach_the_engine() -> None:
+    run = ["run", "-p", PROMPT, "-n", "12", "-t", "1", "--json"]
+    sampled = [*run, "--temp", "1", "--seed"]
+    texts = [json.loads(hypo(*sampled, seed).stdout)["text"] for seed in ("1", "1", "2")]
+    assert texts[0] == texts[1] != texts[2]
+    greedy = json.loads(hypo(*run).stdout)["text"]
+    stop = greedy[4:7]
+    cut = hypo(*run, "--stop", "@@", "--stop", stop)
+    answer = json.loads(cut.stdout)
+    assert answer["text"] == greedy[: greedy.index(stop)]
+    assert answer["finish_reason"] == "stop"
+
+
+def test_bench_prints_a_table_that_can_be_compared_with_llama_bench() -> None:
+    done = hypo("bench", "-p", "16", "-n", "4", "-d", "0,32", "-r", "2", "-t", "1")
+    assert done.returncode == 0, done.stderr
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()]
+    assert rows[0] == [
+        "model", "size", "params", "backend", "threads", "test", "t/s", "of bandwidth",
+    ]  # fmt: skip
+    assert [row[5] for row in rows[2:]] == ["pp16", "tg4", "pp16 @ d32", "tg4 @ d32"]
+    assert rows[2][:5] == ["llama Q8_0", "5.86 MiB", "5.77 M", "CPU", "1"]
+    assert re.fullmatch(r"[\d.]+ ± [\d.]+", rows[2][6])
+    assert [bool(row[7]) for row in rows[2:]] == [False, True, False, True]
+
+
+def test_bench_refuses_tests_that_do_not_fit() -> None:
+    done = hypo("bench", "-p", "16", "-n", "4", "-d", "500")
+    assert done.returncode == 2
+    assert_one_line(done.stderr, "512")
+
+
+# -- pipes, interrupts, terminals ----------------------------------------------------------------
+
+
+def test_a_reader_that_goes_away_ends_it_without_a_word() -> None:
+    process = subprocess.Popen(
+        [*HYPO, "run", "-p", PROMPT, "-n", "400", "--ignore-eos"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:
+        process.stdout.read(1)
+        process.stdout.close()
+        stderr = process.stderr.read()
+        assert process.wait(TIMEOUT_SECONDS) == 141
+    assert all(line.startswith("hypo: ") and line.endswith("...") for line in stderr.splitlines())
+
+
+def test_ctrl_c_ends_a_single_answer_with_130() -> None:
+    process = subprocess.Popen(
+        [*HYPO, "run", "-p", PROMPT, "-n", "490", "--ignore-eos"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:
+        first = process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        rest, stderr = process.stdout.read(), process.stderr.read()
+        assert process.wait(TIMEOUT_SECONDS) == 130
+    assert first + rest
+    assert stderr.splitlines()[-1] == "hypo: interrupted"
+    assert "Traceback" not in stderr
+
+
+def test_a_chat_on_a_terminal(chat_model: Path) -> None:
+    with on_terminal(["run", str(chat_model), "--ignore-eos"]) as terminal:
+        at = terminal.wait_for("> ", after=terminal.wait_for("Ctrl-D leaves"))
+        terminal.type("hello\n")
+        at = terminal.wait_for("hello", after=at)
+        time.sleep(0.3)
+        terminal.type("\x03")
+        at = terminal.wait_for("cancelled", after=at)
+        at = terminal.wait_for("> ", after=at)
+        terminal.type("again\n")
+        at = terminal.wait_for("again", after=at)
+        time.sleep(0.3)
+        terminal.type("\x03")
+        at = terminal.wait_for("cancelled", after=at)
+        terminal.wait_for("> ", after=at)
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+    counts = [int(n) for n in re.findall(r"prompt (\d+) tokens", terminal.seen)]
+    assert len(counts) == 2
+    assert counts[1] > counts[0], "the second question brings the history along"
+    assert "Traceback" not in terminal.seen
+
+
+def test_ctrl_c_at_the_question_clears_the_line_and_stays(chat_model: Path) -> None:
+    with on_terminal(["run", str(chat_model), "-n", "2"]) as terminal:
+        at = terminal.wait_for("> ")
+        terminal.type("half a questio\x03")
+        terminal.wait_for("> ", after=at)
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+    assert "generation" not in terminal.seen
+
+
+def test_the_bundled_model_says_that_it_cannot_chat() -> None:
+    with on_terminal(["run"]) as terminal:
+        assert terminal.wait() == 2
+    assert "has no chat template" in terminal.seen
+    assert "-p TEXT" in terminal.seen
+
+
+def test_caches_that_cannot_be_written_cost_one_warning(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    done = hypo("run", "-p", PROMPT, "-n", "2", environ={"HYPO_CACHE_DIR": str(blocked / "cache")})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    warnings = [line for line in done.stderr.splitlines() if "compiled anew" in line]
+    assert len(warnings) == 1, done.stderr
+    assert "HYPO_CACHE_DIR" in warnings[0]
