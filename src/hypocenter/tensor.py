@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -34,6 +34,7 @@ class DType(enum.Enum):
     IQ4_NL = (20, 32, 18)
     IQ4_XS = (23, 256, 136)
     I8 = (24, 1, 1)
+    I16 = (25, 1, 2)
     I32 = (26, 1, 4)
     I64 = (27, 1, 8)
     U8 = (None, 1, 1)
@@ -84,14 +85,16 @@ WEIGHT_TYPES: tuple[DType, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Allocation:
-    """A stretch of device memory: who made it, where, and how large it is."""
+    """A stretch of device memory: who made it, where, how large it is, and where it was freed."""
 
     id: int
     device: str
     num_bytes: int
     site: str
+    address: int = 0
+    freed_at: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +102,8 @@ class Tensor:
     """A named, typed view of an allocation. `.data` is the numpy or torch array beneath.
 
     `strides` and `offset` count elements of `dtype`. A packed weight keeps its logical shape and
-    GGUF dtype here; `.data` is then the packed form that its kernels know.
+    GGUF dtype here; `.data` is then the packed form that its kernels know. `address` is that of
+    the first element, `end_bytes` where the view ends, counted from the allocation's start.
     """
 
     name: str
@@ -110,6 +114,24 @@ class Tensor:
     offset: int
     allocation: Allocation
     data: Any
+    address: int = field(init=False)
+    end_bytes: int = field(init=False)
+    has_dense_rows: bool = field(init=False)
+    is_contiguous: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Worked out once, so that a check before a launch only compares.
+        put = object.__setattr__
+        element_bytes = self.dtype.block_bytes if not self.dtype.is_quantised else 0
+        span = 0
+        if math.prod(self.shape):
+            span = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+        put(self, "address", self.allocation.address + self.offset * element_bytes)
+        whole = self.allocation.num_bytes
+        end = (self.offset + span) * element_bytes if element_bytes else whole
+        put(self, "end_bytes", end)
+        put(self, "has_dense_rows", not self.strides or self.strides[-1] == 1)
+        put(self, "is_contiguous", self.strides == contiguous_strides(self.shape))
 
     @property
     def device(self) -> str:

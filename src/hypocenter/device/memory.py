@@ -38,7 +38,8 @@ def allocate(
     raw = np.zeros(num_bytes + ALIGNMENT_BYTES, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT_BYTES
     data = raw[start : start + num_bytes].view(_NUMPY_TYPES[dtype]).reshape(shape)
-    allocation = Allocation(next(_allocation_ids), device, num_bytes, _call_site())
+    address = raw.ctypes.data + start
+    allocation = Allocation(next(_allocation_ids), device, num_bytes, _call_site(), address)
     return Tensor(name, owner, dtype, shape, contiguous_strides(shape), 0, allocation, data)
 
 

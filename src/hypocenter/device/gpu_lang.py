@@ -1,0 +1,20 @@
+"""The only import of Triton: what GPU kernels are written with.
+
+Files that import this one are imported only when a GPU, its simulation or a check of kernels is
+asked for; the base install has no Triton.
+"""
+
+from __future__ import annotations
+
+from hypocenter.errors import UsageError
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise UsageError(
+        "GPU kernels need Triton, which is not installed; it comes with a GPU build of torch: "
+        "install hypocenter[gpu]"
+    ) from error
+
+__all__ = ["tl", "triton"]

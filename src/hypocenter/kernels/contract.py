@@ -1,0 +1,234 @@
+"""What a kernel demands of its arguments, declared once beside it and compiled to plain functions.
+
+The same declaration serves the check before a launch, the check of index values, the choice of the
+64-bit variant and the documentation. Nothing here launches or reads device memory by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hypocenter.errors import LaunchRejected
+from hypocenter.tensor import DType, Tensor
+
+Array = np.ndarray[Any, Any]
+Values = Mapping[str, Any]
+
+_NAME = re.compile(r"[a-z_][a-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The values of an index tensor: each lies in 0 .. `bound` - 1, or is the `sentinel`.
+
+    `bound` is an expression over the contract's symbols, `of` says what is indexed, for the
+    message. `live` marks the entries that the kernel will read (all when None): a function of the
+    values of every tensor and scalar, giving a mask that broadcasts to the tensor's shape.
+    """
+
+    bound: str
+    of: str
+    sentinel: int | None = None
+    live: Callable[[Values], Array] | None = None
+    unique: bool = False
+    monotone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """One tensor argument.
+
+    `shape` is a comma-separated list of symbols (one name = one value within a call), numbers, and
+    expressions over symbols bound before; `>= expression` asks for at least that much. `layout` is
+    `contiguous`, `rows` (the last axis has stride 1) or `any`. `access` is read, write or both.
+    """
+
+    name: str
+    dtypes: tuple[DType, ...]
+    shape: str
+    access: str = "read"
+    layout: str = "contiguous"
+    alignment_bytes: int = 4
+    optional: bool = False
+    index: Index | None = None
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple(axis.strip() for axis in self.shape.split(","))
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """One number: `condition` is an expression over symbols that holds for right values."""
+
+    name: str
+    condition: str = "True"
+    limit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A relation between symbols, with the sentence that says it."""
+
+    condition: str
+    limit: str
+
+
+class Contract:
+    """A kernel's demands. `check` is a plain function made once from the declaration."""
+
+    def __init__(self, kernel: str, *parts: Arg | Scalar | Rule) -> None:
+        self.kernel = kernel
+        self.args = tuple(part for part in parts if isinstance(part, Arg))
+        self.scalars = tuple(part for part in parts if isinstance(part, Scalar))
+        self.rules = tuple(part for part in parts if isinstance(part, Rule))
+        self.names = tuple(part.name for part in parts if not isinstance(part, Rule))
+        self._source = "\n".join(self._lines())
+        scope: dict[str, Any] = {"_fail": self._fail, "DType": DType}
+        exec(compile(self._source, f"<contract of {kernel}>", "exec"), scope)
+        #: check(**arguments) -> symbols; raises LaunchRejected. Looks at host-side facts only.
+        self.check: Callable[..., dict[str, Any]] = scope["check"]
+
+    def check_values(self, read: Callable[[Tensor], Array], **arguments: Any) -> None:
+        """Also look into index tensors, read by `read`; raises LaunchRejected with the entry."""
+        symbols = self.check(**arguments)
+        values: dict[str, Any] = dict(symbols)
+        for arg in self.args:
+            if arg.index is not None and arguments[arg.name] is not None:
+                values[arg.name] = read(arguments[arg.name])
+        for arg in self.args:
+            if arg.index is not None and arguments[arg.name] is not None:
+                self._check_index(arg, arg.index, values)
+
+    def needs_int64(self, **arguments: Any) -> bool:
+        """Whether an argument spans 2**31 elements or more, so that 32-bit offsets would wrap."""
+        return any(
+            tensor is not None and _span(tensor) >= 1 << 31
+            for tensor in (arguments[arg.name] for arg in self.args)
+        )
+
+    def describe(self) -> str:
+        """The declaration as text, one line per argument and rule."""
+        lines = [
+            f"{arg.name}: {'/'.join(dtype.name.lower() for dtype in arg.dtypes)} [{arg.shape}], "
+            f"{arg.layout}, {arg.access}"
+            + (f", indexes {arg.index.of} (0 .. {arg.index.bound} - 1)" if arg.index else "")
+            for arg in self.args
+        ]
+        lines += [f"{scalar.name}: {scalar.limit or 'any'}" for scalar in self.scalars]
+        return "\n".join([*lines, *(rule.limit for rule in self.rules)])
+
+    def _lines(self) -> list[str]:
+        lines = [f"def check(*, {', '.join(self.names)}):", "    device = None"]
+        bound = {scalar.name for scalar in self.scalars}
+        for arg in self.args:
+            lines += [f"    {line}" for line in _tensor_lines(arg, bound)]
+        for scalar in self.scalars:
+            lines += [
+                f"    if not ({scalar.condition}):",
+                f"        _fail(f'{scalar.name} is {{{scalar.name}}}, but {scalar.limit}')",
+            ]
+        for rule in self.rules:
+            shown = ", ".join(
+                f"{name} = {{{name}}}"
+                for name in dict.fromkeys(_NAME.findall(rule.condition))
+                if name in bound
+            )
+            lines += [
+                f"    if not ({rule.condition}):",
+                f"        _fail(f'{shown}, but {rule.limit}')",
+            ]
+        pairs = ", ".join(f"{name!r}: {name}" for name in sorted(bound))
+        return [*lines, f"    return {{{pairs}}}"]
+
+    def _fail(self, reason: str) -> None:
+        raise LaunchRejected(self.kernel, reason)
+
+    def _check_index(self, arg: Arg, index: Index, values: dict[str, Any]) -> None:
+        entries: Array = values[arg.name]
+        bound = eval(index.bound, {}, values)
+        wrong = (entries < 0) | (entries >= bound)
+        if index.sentinel is not None:
+            wrong &= entries != index.sentinel
+        live = np.ones(entries.shape, bool)
+        if index.live is not None:
+            live = np.broadcast_to(index.live(values), entries.shape)
+        self._first(arg, entries, wrong & live, f"{index.of} has {bound}")
+        if index.monotone:
+            falling = np.zeros(entries.shape, bool)
+            falling[..., 1:] = entries[..., 1:] < entries[..., :-1]
+            self._first(arg, entries, falling & live, "its entries must not fall")
+        if index.unique:
+            _, first = np.unique(entries[live], return_index=True)
+            again = np.ones(int(live.sum()), bool)
+            again[first] = False
+            repeated = np.zeros(entries.shape, bool)
+            repeated[live] = again
+            self._first(arg, entries, repeated, "an entry before has the same value")
+
+    def _first(self, arg: Arg, entries: Array, wrong: Array, limit: str) -> None:
+        if wrong.any():
+            at = tuple(int(i) for i in np.argwhere(wrong)[0])
+            place = ", ".join(map(str, at))
+            self._fail(f"{arg.name}[{place}] = {int(entries[at])}, but {limit}")
+
+
+def _tensor_lines(arg: Arg, bound: set[str]) -> list[str]:
+    name = arg.name
+    kinds = " or ".join(dtype.name.lower() for dtype in arg.dtypes)
+    wanted = ", ".join(f"DType.{dtype.name}" for dtype in arg.dtypes)
+    lines = [
+        f"if {name}.allocation.freed_at:",
+        f"    _fail(f'{name} ({{{name}.name}}) was freed at {{{name}.allocation.freed_at}}')",
+        f"if device is None: device = {name}.allocation.device",
+        f"elif {name}.allocation.device != device:",
+        f"    _fail(f'{name} is on {{{name}.allocation.device}}, the others on {{device}}')",
+        f"if {name}.dtype not in ({wanted},):",
+        f"    _fail(f'{name} is {{{name}.dtype.name.lower()}}, but it is read as {kinds}')",
+        f"if len({name}.shape) != {len(arg.axes)}:",
+        f"    _fail(f'{name} has shape {{{name}.shape}}, but must be [{arg.shape}]')",
+        f"if {name}.address % {arg.alignment_bytes}:",
+        f"    _fail(f'{name} lies at {{{name}.address:#x}}, but must be aligned to "
+        f"{arg.alignment_bytes} bytes')",
+        f"if {name}.end_bytes > {name}.allocation.num_bytes:",
+        f"    _fail(f'{name} reaches to byte {{{name}.end_bytes}} of {{{name}.name}}, but its "
+        f"allocation has {{{name}.allocation.num_bytes}}')",
+    ]
+    for axis, demand in enumerate(arg.axes):
+        lines += _axis_lines(arg, axis, demand, bound)
+    if arg.layout != "any":
+        property_ = {"contiguous": "is_contiguous", "rows": "has_dense_rows"}[arg.layout]
+        lines += [
+            f"if not {name}.{property_}:",
+            f"    _fail(f'{name} has strides {{{name}.strides}}, but must be {arg.layout}')",
+        ]
+    test = f"if {name} is not None:" if arg.optional else f"if {name} is None:"
+    if arg.optional:
+        return [test, *(f"    {line}" for line in lines)]
+    return [test, f"    _fail('{name} is null')", *lines]
+
+
+def _axis_lines(arg: Arg, axis: int, demand: str, bound: set[str]) -> list[str]:
+    size = f"{arg.name}.shape[{axis}]"
+    if _NAME.fullmatch(demand) and demand not in bound:
+        bound.add(demand)
+        return [f"{demand} = {size}"]
+    sign, least = ("<", demand[2:].strip()) if demand.startswith(">=") else ("!=", demand)
+    verb = "must be at least" if sign == "<" else "must be"
+    return [
+        f"if {size} {sign} {least}:",
+        f"    _fail(f'{arg.name} has {{{size}}} along axis {axis}, but {verb} {least} = "
+        f"{{{least}}}')",
+    ]
+
+
+def _span(tensor: Tensor) -> int:
+    """Elements from the first to behind the last that the view reaches."""
+    if not tensor.num_elements:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
