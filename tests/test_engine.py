@@ -170,6 +170,20 @@ def test_a_resumed_request_continues_identically(num_kept: int) -> None:
     assert resumed.token_ids == whole.token_ids[num_kept:]
 
 
+def test_penalties_count_prompt_and_output_as_they_should() -> None:
+    # Rewarded instead of punished, tokens repeat, and every count weighs.
+    for params in (
+        SamplingParams(max_tokens=30, frequency_penalty=-0.4, ignore_eos=True),
+        SamplingParams(max_tokens=30, presence_penalty=-1.0, ignore_eos=True),
+        SamplingParams(max_tokens=30, repeat_penalty=0.6, ignore_eos=True),
+    ):
+        engine = fake_engine()
+        prompt = [1, 2, 3, 3, 3]
+        (completion,) = engine.complete([engine.request(prompt, params)])
+        assert list(completion.token_ids) == expected_output(prompt, params, 128, end=False)
+        assert len(set(completion.token_ids)) < 25
+
+
 def test_the_seed_matters() -> None:
     outputs = {
         complete(fake_engine(), [5], max_tokens=8, temperature=1.0, seed=seed).token_ids

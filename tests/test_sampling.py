@@ -15,6 +15,7 @@ from hypocenter.config import SamplingParams
 from hypocenter.device import memory
 from hypocenter.errors import BadLogits, LaunchRejected
 from hypocenter.kernels.sampling import (
+    MAX_VOCAB,
     Draw,
     exp_reference,
     philox4x32,
@@ -269,6 +270,15 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     with pytest.raises(LaunchRejected, match="not f32"):
         sample(memory.allocate("logits", "test", DType.I32, (1, 4)), [good])
     assert sample(memory.allocate("logits", "test", DType.F32, (0, 4)), []) == []
+
+
+def test_the_largest_vocabulary_and_no_larger() -> None:
+    rows = np.random.default_rng(4).normal(0, 1, (1, MAX_VOCAB)).astype(np.float32)
+    for top_k in (0, 40):
+        both(rows, [Draw(SamplingParams(temperature=1.0, top_k=top_k, top_p=0.01), 9)])
+    too_large = memory.allocate("logits", "test", DType.F32, (1, MAX_VOCAB + 1))
+    with pytest.raises(LaunchRejected, match="vocab_size is 2097153, but at most 2097152"):
+        sample(too_large, [Draw(SamplingParams(), 0)])
 
 
 PARAMS = st.builds(

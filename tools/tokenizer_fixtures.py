@@ -8,13 +8,13 @@ that a piece cut elsewhere gives other ids. Everything is seeded; only the ids c
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 SPECIAL_TOKENS = {
     "<|bos|>": CONTROL, "<|endoftext|>": CONTROL, "<|im_start|>": CONTROL,
-    "<|im_end|>": CONTROL, "<think>": USER_DEFINED, "</think>": USER_DEFINED,
-    "[[ab]]": USER_DEFINED, "x[[a": USER_DEFINED, "<tool>": CONTROL, "<|eot_id|>": NORMAL,
+    "<|im_end|>": CONTROL, "x[[a": USER_DEFINED, "<think>": USER_DEFINED, "</think>": USER_DEFINED,
+    "[[ab]]": USER_DEFINED, "<tool>": CONTROL, "<|eot_id|>": NORMAL,
     "[PAD7]": UNUSED, "<|fim_pad|>": NORMAL,
 }  # fmt: skip
 
@@ -42,6 +42,9 @@ CLASSES = (
     " \t\n\r\u00a0\u3000\u2028\u0085\u200b" "。！～‘—" "🦙\u200d\ufe0f"
     "\x00\x1f\ue000\U0003fffd\u0897\U00010d40" "µªℤ"
 )  # fmt: skip
+
+#: What contractions are made of.
+CONTRACTED = "'rReEvVlLtTdDmMsS"
 
 PROSE = (
     "The quick brown fox can't jump over what it WON'T see; she'll say it's HERS, we've 'VE 'Re.\n"
@@ -96,6 +99,7 @@ def texts() -> list[str]:
     rng = random.Random(20)
     classes = ["".join(rng.choices(CLASSES, k=120)) for _ in range(24)]
     letters = ["".join(rng.choices("aAé中1 '\n.s", k=120)) for _ in range(8)]
+    letters += ["".join(rng.choices(CONTRACTED, k=200)) for _ in range(4)]
     anything = ["".join(_any_character(rng) for _ in range(160)) for _ in range(4)]
     long = ["x" * 300 + "A" * 300, " " * 200 + "x", "ab" * 100, "1" * 100]
     natural = [PROSE, CODE, EMOJI, DIGITS, SPECIALS, PROSE.upper(), "Hello world", " Hello  World!"]
@@ -128,16 +132,17 @@ def bpe_vocabulary(corpus: list[str]) -> dict[str, Any]:
     trained.train_from_iterator(corpus[:8], trainer)
     for left, right in json.loads(trained.to_str())["model"]["merges"]:
         add(left, right)
-    pairs = [(left, right) for left in symbols for right in symbols]
+    for pair in itertools.product(CONTRACTED, repeat=2):
+        add(*pair)
+    pairs = list(itertools.product(symbols, repeat=2))
     random.Random(21).shuffle(pairs)
     for left, right in pairs[:3000]:
         add(left, right)
     # Whole words that no merge makes: only `ignore_merges` finds them.
-    words = Counter(word for text in corpus[:8] for word in text.split()).keys()
+    words = [word for text in corpus[:8] for word in text.split()][::3]
     for word in [*words, *(" " + word for word in words), "123", "!!"]:
         ((symbol, _),) = to_bytes.pre_tokenize_str(word)
-        if len(known) < 4300:
-            known.setdefault(symbol)
+        known.setdefault(symbol)
     lines = [" ".join(pair) for pair in merges]
     # Some merges twice: the first rank counts.
     return _with_specials(list(known), {"merges": [*lines, *lines[100:300]]})
@@ -226,6 +231,8 @@ SPM_CASES: dict[str, dict[str, Any]] = {
 def main() -> None:
     """Write every fixture anew."""
     FOLDER.mkdir(parents=True, exist_ok=True)
+    for stale in FOLDER.glob("*.json"):
+        stale.unlink()
     cases = texts()
     bpe, spm = bpe_vocabulary(cases), spm_vocabulary(cases)
     for name, value in (("texts", cases), ("bpe-vocabulary", bpe), ("spm-vocabulary", spm)):

@@ -1,5 +1,4 @@
-"""LLM: a model file and an engine behind a handful of methods; holds no scheduling and no state
-beyond the model, so that one LLM may be used from many threads."""
+"""LLM: a model file and an engine behind a handful of methods; no scheduling, no global state."""
 
 from __future__ import annotations
 

@@ -89,7 +89,9 @@ class Contract:
         self.rules = tuple(part for part in parts if isinstance(part, Rule))
         self.names = tuple(part.name for part in parts if not isinstance(part, Rule))
         self._source = "\n".join(self._lines())
-        scope: dict[str, Any] = {"_fail": self._fail, "DType": DType}
+        scope: dict[str, Any] = {"_fail": self._fail}
+        # An enum's member is slow to reach through its class; here each is a global of its own.
+        scope |= {f"_{dtype.name}": dtype for dtype in DType}
         exec(compile(self._source, f"<contract of {kernel}>", "exec"), scope)
         #: check(**arguments) -> symbols; raises LaunchRejected. Looks at host-side facts only.
         self.check: Callable[..., dict[str, Any]] = scope["check"]
@@ -181,23 +183,24 @@ class Contract:
 def _tensor_lines(arg: Arg, bound: set[str]) -> list[str]:
     name = arg.name
     kinds = " or ".join(dtype.name.lower() for dtype in arg.dtypes)
-    wanted = ", ".join(f"DType.{dtype.name}" for dtype in arg.dtypes)
+    other = " and ".join(f"{name}.dtype is not _{dtype.name}" for dtype in arg.dtypes)
     lines = [
-        f"if {name}.allocation.freed_at:",
-        f"    _fail(f'{name} ({{{name}.name}}) was freed at {{{name}.allocation.freed_at}}')",
-        f"if device is None: device = {name}.allocation.device",
-        f"elif {name}.allocation.device != device:",
-        f"    _fail(f'{name} is on {{{name}.allocation.device}}, the others on {{device}}')",
-        f"if {name}.dtype not in ({wanted},):",
+        f"memory = {name}.allocation",
+        "if memory.freed_at:",
+        f"    _fail(f'{name} ({{{name}.name}}) was freed at {{memory.freed_at}}')",
+        "if device is None: device = memory.device",
+        "elif memory.device != device:",
+        f"    _fail(f'{name} is on {{memory.device}}, the others on {{device}}')",
+        f"if {other}:",
         f"    _fail(f'{name} is {{{name}.dtype.name.lower()}}, but it is read as {kinds}')",
         f"if len({name}.shape) != {len(arg.axes)}:",
         f"    _fail(f'{name} has shape {{{name}.shape}}, but must be [{arg.shape}]')",
         f"if {name}.address % {arg.alignment_bytes}:",
         f"    _fail(f'{name} lies at {{{name}.address:#x}}, but must be aligned to "
         f"{arg.alignment_bytes} bytes')",
-        f"if {name}.end_bytes > {name}.allocation.num_bytes:",
+        f"if {name}.end_bytes > memory.num_bytes:",
         f"    _fail(f'{name} reaches to byte {{{name}.end_bytes}} of {{{name}.name}}, but its "
-        f"allocation has {{{name}.allocation.num_bytes}}')",
+        "allocation has {memory.num_bytes}')",
     ]
     for axis, demand in enumerate(arg.axes):
         lines += _axis_lines(arg, axis, demand, bound)
