@@ -17,12 +17,20 @@ from kernel_launch import (
     weight_tensor,
 )
 
+from hypocenter.device import plan
 from hypocenter.device.memory import to_host
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels import activation, attention, embedding, kv_write, linear, norm, quant, rope
 from hypocenter.tensor import WEIGHT_TYPES, DType
 
 EPS = 2.0**-24
+
+
+@pytest.fixture(params=["one thread", "many threads"], autouse=True)
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kernel is compiled in two forms; the amount of work picks one, here the test does."""
+    large = 1 << 62
+    monkeypatch.setattr(plan, "MIN_PARALLEL_WORK", large if request.param == "one thread" else 0)
 
 
 @pytest.mark.parametrize("dtype", WEIGHT_TYPES)
@@ -37,8 +45,8 @@ def test_linear(dtype: DType, num_rows: int, num_outputs: int) -> None:
     bias, before = (rng.standard_normal(n).astype(np.float32) for n in (num_outputs, num_outputs))
     out = rows_tensor("out", np.tile(before, (num_rows, 1)))
     launch(
-        lambda plan: linear.linear(
-            plan, rows_tensor("x", x, fill=np.nan), weight_tensor(dtype, raw, num_columns), out,
+        lambda p: linear.linear(
+            p, rows_tensor("x", x, fill=np.nan), weight_tensor(dtype, raw, num_columns), out,
             counts(num_rows), bias=vector_tensor("bias", bias), accumulate=True,
         ),
         num_rows,
@@ -61,9 +69,7 @@ def test_a_row_of_linear_does_not_depend_on_its_company(dtype: DType) -> None:
     def product(rows: np.ndarray) -> np.ndarray:
         out = rows_tensor("out", np.zeros((len(rows), 70), np.float32))
         launch(
-            lambda plan: linear.linear(
-                plan, rows_tensor("x", rows), weight, out, counts(len(rows))
-            ),
+            lambda p: linear.linear(p, rows_tensor("x", rows), weight, out, counts(len(rows))),
             len(rows),
         )
         return to_host(out)
@@ -79,8 +85,8 @@ def test_lookup_is_exact(dtype: DType) -> None:
     ids = np.array([129, 0, 15, 16, 77], np.int32)
     out = rows_tensor("out", np.zeros((5, 256), np.float32))
     launch(
-        lambda plan: embedding.lookup(
-            plan, tensor("token_ids", ids), weight_tensor(dtype, raw, 256), out, counts(5)
+        lambda p: embedding.lookup(
+            p, tensor("token_ids", ids), weight_tensor(dtype, raw, 256), out, counts(5)
         ),
         5,
     )
@@ -101,8 +107,8 @@ def test_rms_norm(width: int, num_heads: int) -> None:
     weight = rng.standard_normal(width).astype(np.float32)
     out = rows_tensor("out", np.ones_like(x))
     launch(
-        lambda plan: norm.rms_norm(
-            plan, rows_tensor("x", x, fill=np.nan), vector_tensor("weight", weight), 1e-5, out,
+        lambda p: norm.rms_norm(
+            p, rows_tensor("x", x, fill=np.nan), vector_tensor("weight", weight), 1e-5, out,
             counts(5), width=width, num_heads=num_heads, accumulate=True,
         ),
         5,
@@ -122,8 +128,8 @@ def test_rope(style: str, head_dim: int, rope_dim: int) -> None:
     cos, sin = rope.tables(512, rope_dim, 10000.0)
     turned = rows_tensor("x", x.reshape(6, -1))
     launch(
-        lambda plan: rope.rotate(
-            plan, turned, tensor("positions", positions), (tensor("cos", cos), tensor("sin", sin)),
+        lambda p: rope.rotate(
+            p, turned, tensor("positions", positions), (tensor("cos", cos), tensor("sin", sin)),
             counts(6), num_heads=3, head_dim=head_dim, style=style,
         ),
         6,
@@ -169,8 +175,8 @@ class _Cache:
         position = np.arange(num_keys)
         slots = self.table[position // block_size] * block_size + position % block_size
         launch(
-            lambda plan: kv_write.kv_write(
-                plan, rows_tensor("k", k.reshape(num_keys, -1)),
+            lambda p: kv_write.kv_write(
+                p, rows_tensor("k", k.reshape(num_keys, -1)),
                 rows_tensor("v", v.reshape(num_keys, -1)), tensor("slots", slots.astype(np.int32)),
                 self.keys, self.values, counts(num_keys),
             ),
@@ -199,8 +205,8 @@ def test_attention(
     out = rows_tensor("out", np.full((num_tokens, heads * head_dim), np.nan, np.float32))
     positions = np.arange(num_keys - num_tokens, num_keys).astype(np.int32)
     launch(
-        lambda plan: attention.attention(
-            plan, rows_tensor("q", q.reshape(num_tokens, -1)), cache.keys, cache.values,
+        lambda p: attention.attention(
+            p, rows_tensor("q", q.reshape(num_tokens, -1)), cache.keys, cache.values,
             tensor("tables", np.stack([np.full_like(cache.table, -1), cache.table])),
             tensor("rows", np.ones(num_tokens, np.int32)), tensor("positions", positions), out,
             counts(num_tokens), num_heads=heads, scale=head_dim**-0.5, window=window,
@@ -218,7 +224,7 @@ def test_gate(kind: str) -> None:
     rng = np.random.default_rng(7)
     opened, up = (rng.standard_normal((5, 129)).astype(np.float32) * 4 for _ in range(2))
     out = rows_tensor("gate", opened)
-    launch(lambda plan: activation.gate(plan, out, rows_tensor("up", up), kind, counts(5)), 5)
+    launch(lambda p: activation.gate(p, out, rows_tensor("up", up), kind, counts(5)), 5)
     exact = activation.reference(opened, up, kind)
     assert np.max(np.abs(to_host(out)[:, :129] - exact) / (np.abs(exact) + 1e-3)) < 32 * EPS
 
@@ -226,10 +232,10 @@ def test_gate(kind: str) -> None:
 def test_scale_and_softcap_touch_live_rows_only() -> None:
     x = np.random.default_rng(8).standard_normal((3, 100)).astype(np.float32)
     out = rows_tensor("x", x)
-    launch(lambda plan: activation.scale(plan, out, 3.0, counts(2)), 3)
+    launch(lambda p: activation.scale(p, out, 3.0, counts(2)), 3)
     np.testing.assert_array_equal(to_host(out)[:2, :100], x[:2] * np.float32(3))
     np.testing.assert_array_equal(to_host(out)[2, :100], x[2])
-    launch(lambda plan: activation.softcap(plan, out, 2.0, counts(0, 3), count=1), 3)
+    launch(lambda p: activation.softcap(p, out, 2.0, counts(0, 3), count=1), 3)
     exact = 2 * np.tanh(np.concatenate([x[:2] * 3.0, x[2:]]) / 2)
     np.testing.assert_allclose(to_host(out)[:, :100], exact, atol=1e-6)
 
@@ -238,9 +244,7 @@ def test_a_step_without_tokens_writes_nothing() -> None:
     out = rows_tensor("out", np.full((4, 64), 7.0, np.float32))
     weight = weight_tensor(DType.F32, random_rows(DType.F32, 64, 64), 64)
     launch(
-        lambda plan: linear.linear(
-            plan, rows_tensor("x", np.ones((4, 64))), weight, out, counts(0)
-        ),
+        lambda p: linear.linear(p, rows_tensor("x", np.ones((4, 64))), weight, out, counts(0)),
         4,
     )
     assert (to_host(out) == 7).all()

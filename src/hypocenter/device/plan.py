@@ -11,8 +11,8 @@ from hypocenter.device import launch
 from hypocenter.device.lang import CpuKernel
 from hypocenter.tensor import Tensor
 
-#: Below this many rows a row-wise kernel is done before a second thread would have begun.
-MIN_PARALLEL_ROWS = 4
+#: Multiply-adds below which a kernel is done on one thread before others would have begun.
+MIN_PARALLEL_WORK = 1 << 20
 
 
 class PlanBuilder:
@@ -22,10 +22,9 @@ class PlanBuilder:
         self.num_rows = num_rows
         self.launches: list[launch.Launch] = []
 
-    def launch(self, kernel: CpuKernel, *args: Any, parallel: bool | None = None) -> None:
-        """Append a launch; by default it is parallel when the bucket has rows to share out."""
-        if parallel is None:
-            parallel = self.num_rows >= MIN_PARALLEL_ROWS
+    def launch(self, kernel: CpuKernel, *args: Any, work_per_row: int) -> None:
+        """Append a launch; `work_per_row`, about the multiply-adds per row, decides on threads."""
+        parallel = self.num_rows * work_per_row >= MIN_PARALLEL_WORK
         self.launches.append(launch.prepare(kernel, args, parallel=parallel))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
 from hypocenter.device import memory
 from hypocenter.device.cpu import instruction_set, set_num_threads
-from hypocenter.device.plan import MIN_PARALLEL_ROWS, Plan, bucket
+from hypocenter.device.plan import Plan, bucket
 from hypocenter.engine.request import Batch, Int32s
 from hypocenter.errors import LaunchRejected, UsageError
 from hypocenter.model.architecture import Architecture, read_architecture
@@ -90,9 +90,9 @@ class Runner:
         return memory.rows(plan.result, 0, num_logit_rows)
 
     def compile(self, progress: Progress | None = None) -> None:
-        """Compile what a single decode step and a prefill step launch."""
-        for num_tokens in (1, min(MIN_PARALLEL_ROWS, self.max_batch_tokens)):
-            self._plan(num_tokens, num_tokens, progress)
+        """Compile what a single decode step and a full prefill step launch."""
+        for num_tokens in (1, self.max_batch_tokens):
+            self._plan(num_tokens, 1, progress)
 
     def route(self) -> Route:
         """What this runner has executed so far."""

@@ -34,16 +34,20 @@ def gate(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor)
         raise LaunchRejected("gate", f"kind is {kind!r}, but must be silu or gelu")
     if gate.shape != up.shape:
         raise LaunchRejected("gate", f"{gate.name} {gate.shape} and {up.name} {up.shape}")
-    plan.launch(activation_cpu.gate, gate, up, counts, _GATES[kind])
+    plan.launch(
+        activation_cpu.gate, gate, up, counts, _GATES[kind], work_per_row=16 * gate.shape[1]
+    )
 
 
 def scale(plan: PlanBuilder, x: Tensor, factor: float, counts: Tensor, *, count: int = 0) -> None:
     """Append x *= factor, in place; x f32 [num_rows, width]."""
-    plan.launch(activation_cpu.scale, x, counts, count, np.float32(factor))
+    plan.launch(activation_cpu.scale, x, counts, count, np.float32(factor), work_per_row=x.shape[1])
 
 
 def softcap(plan: PlanBuilder, x: Tensor, cap: float, counts: Tensor, *, count: int = 0) -> None:
     """Append x = cap * tanh(x / cap), in place; x f32 [num_rows, width]."""
     if cap <= 0:
         raise LaunchRejected("softcap", f"cap is {cap}, but must be above 0")
-    plan.launch(activation_cpu.softcap, x, counts, count, np.float32(cap))
+    plan.launch(
+        activation_cpu.softcap, x, counts, count, np.float32(cap), work_per_row=16 * x.shape[1]
+    )

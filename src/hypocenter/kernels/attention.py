@@ -84,5 +84,6 @@ def attention(
         attention_cpu.attention,
         *(q, counts, positions, sequence_rows, block_tables, k_cache, v_cache, out, num_heads),
         *(np.float32(scale), window, np.float32(softcap)),
-        parallel=True,
+        # As if the context were full: a plan serves all lengths.
+        work_per_row=2 * num_heads * head_dim * block_tables.shape[1] * block_size,
     )

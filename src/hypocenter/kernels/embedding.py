@@ -23,14 +23,16 @@ def lookup(
         raise LaunchRejected(
             "lookup", f"{out.name} has {out.shape[1]} columns, {table.name} {packed.num_columns}"
         )
-    plan.launch(_KERNELS[packed.layout], token_ids, counts, table, out)
+    plan.launch(
+        _KERNELS[packed.layout], token_ids, counts, table, out, work_per_row=16 * packed.num_columns
+    )
 
 
 def gather(plan: PlanBuilder, x: Tensor, rows: Tensor, out: Tensor, counts: Tensor) -> None:
     """Append out[i] = x[rows[i]] for i < counts[1]; x and out f32 of the same width."""
     if x.shape[1] != out.shape[1]:
         raise LaunchRejected("gather", f"{x.name} {x.shape} and {out.name} {out.shape}")
-    plan.launch(embedding_cpu.gather, x, rows, counts, out)
+    plan.launch(embedding_cpu.gather, x, rows, counts, out, work_per_row=x.shape[1])
 
 
 def narrow(plan: PlanBuilder, x: Tensor, out: Tensor, counts: Tensor) -> None:
@@ -39,4 +41,4 @@ def narrow(plan: PlanBuilder, x: Tensor, out: Tensor, counts: Tensor) -> None:
         raise LaunchRejected(
             "narrow", f"{x.name} {x.shape} is narrower than {out.name} {out.shape}"
         )
-    plan.launch(embedding_cpu.narrow, x, counts, out)
+    plan.launch(embedding_cpu.narrow, x, counts, out, work_per_row=out.shape[1])

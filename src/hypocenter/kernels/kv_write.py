@@ -33,4 +33,8 @@ def kv_write(
                 f"{tensor.name} has {tensor.shape[1]} columns, but the cache takes "
                 f"{num_heads} heads x {head_dim}",
             )
-    plan.launch(kv_write_cpu.kv_write, k, v, counts, slots, k_cache, v_cache)
+    plan.launch(
+        kv_write_cpu.kv_write,
+        *(k, v, counts, slots, k_cache, v_cache),
+        work_per_row=4 * num_heads * head_dim,
+    )

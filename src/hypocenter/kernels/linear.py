@@ -58,5 +58,5 @@ def linear(
     plan.launch(
         _KERNELS[packed.layout],
         *(x, counts, count, weight, _NO_BIAS if bias is None else bias, out, accumulate),
-        parallel=True,
+        work_per_row=packed.num_rows * packed.num_columns,
     )

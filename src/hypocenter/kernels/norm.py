@@ -53,4 +53,5 @@ def rms_norm(
     plan.launch(
         norm_cpu.rms_norm,
         *(x, counts, count, weight, np.float32(eps), out, num_heads, width, accumulate),
+        work_per_row=2 * num_heads * width,
     )

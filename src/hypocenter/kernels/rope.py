@@ -100,4 +100,5 @@ def rotate(
     plan.launch(
         rope_cpu.rope,
         *(x, counts, positions, cos, sin, num_heads, head_dim, style == "normal"),
+        work_per_row=4 * num_heads * cos.shape[1],
     )

@@ -34,7 +34,6 @@ import numpy.typing as npt
 
 from hypocenter.config import SamplingParams
 from hypocenter.device import launch, memory
-from hypocenter.device.plan import MIN_PARALLEL_ROWS
 from hypocenter.errors import BadLogits, LaunchRejected
 from hypocenter.kernels.sampling_cpu import (
     EXP_COEFFICIENTS,
@@ -48,6 +47,7 @@ from hypocenter.kernels.sampling_cpu import (
 from hypocenter.tensor import DType, Tensor
 
 MAX_VOCAB = 1 << 21
+_MIN_PARALLEL_ROWS = 4
 
 Logits = npt.NDArray[np.float32]
 Values = npt.NDArray[np.float64]
@@ -94,7 +94,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int | BadLogits]:
 def compile_kernels(logits: Tensor, progress: launch.Progress | None = None) -> None:
     """Compile what `sample` runs on rows of `logits` f32 [num_rows, vocab_size], ahead of time."""
     draw = Draw(SamplingParams(), 0)
-    sizes = {1, min(logits.shape[0], MIN_PARALLEL_ROWS)}
+    sizes = {1, min(logits.shape[0], _MIN_PARALLEL_ROWS)}
     some = [_prepare(memory.rows(logits, 0, size), [draw] * size) for size in sizes]
     launch.compile_all(some, progress)
 
@@ -173,7 +173,7 @@ def _prepare(logits: Tensor, draws: Sequence[Draw]) -> launch.Launch:
         np.empty(len(draws), np.int32),
         np.empty(len(draws), np.int32),
     )
-    return launch.prepare(_sample_cpu, arguments, parallel=len(draws) >= MIN_PARALLEL_ROWS)
+    return launch.prepare(_sample_cpu, arguments, parallel=len(draws) >= _MIN_PARALLEL_ROWS)
 
 
 def _settings(draw: Draw) -> tuple[float, ...]:
