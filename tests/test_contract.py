@@ -73,19 +73,25 @@ def test_right_arguments_bind_every_symbol() -> None:
 
 WRONG = [
     ({"x": None}, "x is null"),
-    ({"positions": _virtual((3,), dtype=DType.I16)}, "positions is i16, but it is read as i32"),
+    (
+        {"positions": _virtual((3,), dtype=DType.I16)},
+        r"positions .t. is i16, but it is read as i32",
+    ),
     (
         {"positions": _virtual((3,), dtype=DType.I32, num_bytes=6)},
-        "positions reaches to byte 12 of t, but its allocation has 6",
+        r"positions .t. reaches to byte 12, but its allocation has 6",
     ),
-    ({"positions": _virtual((4,), dtype=DType.I32)}, "positions has 4 along axis 0, but must be"),
-    ({"positions": _virtual((3, 1), dtype=DType.I32)}, r"positions has shape \(3, 1\)"),
-    ({"x": _virtual((3, 127))}, "x has 127 along axis 1, but must be at least num_heads"),
-    ({"x": _virtual((3, 128), strides=(128, 2), num_bytes=9999)}, "x has strides .128, 2."),
-    ({"cos": _virtual((8, 32), strides=(33, 1), num_bytes=9999)}, "cos has strides"),
-    ({"cos": _virtual((8, 32), device="cuda")}, "cos is on cuda, the others on cpu"),
+    (
+        {"positions": _virtual((4,), dtype=DType.I32)},
+        r"positions .t. has 4 along axis 0, but must be",
+    ),
+    ({"positions": _virtual((3, 1), dtype=DType.I32)}, r"positions .t. has shape \(3, 1\)"),
+    ({"x": _virtual((3, 127))}, r"x .t. has 127 along axis 1, but must be at least num_heads"),
+    ({"x": _virtual((3, 128), strides=(128, 2), num_bytes=9999)}, r"x .t. has strides .128, 2."),
+    ({"cos": _virtual((8, 32), strides=(33, 1), num_bytes=9999)}, r"cos .t. has strides"),
+    ({"cos": _virtual((8, 32), device="cuda")}, r"cos .t. is on cuda, the others on cpu"),
     ({"cos": _virtual((8, 34))}, "half = 34, head_dim = 64, but the table turns more"),
-    ({"bias": _virtual((31,))}, "bias has 31 along axis 0"),
+    ({"bias": _virtual((31,))}, r"bias .t. has 31 along axis 0, but must be half = 32"),
     ({"head_dim": 63}, "head_dim is 63, but must be even"),
     ({"head_dim": 0}, "head_dim is 0"),
     ({"num_heads": 0}, "num_heads is 0"),
@@ -105,7 +111,7 @@ def test_a_misaligned_and_a_freed_tensor_are_named() -> None:
     moved = _virtual((3, 128))
     moved.allocation.freed_at = "pool.py:12"
     object.__setattr__(odd, "address", odd.allocation.address)
-    with pytest.raises(LaunchRejected, match="x lies at 0x100002, but must be aligned to 4"):
+    with pytest.raises(LaunchRejected, match=r"x .t. lies at 0x100002, but must be aligned to 4"):
         ROPE.check(**_right() | {"x": odd})
     with pytest.raises(LaunchRejected, match=r"x \(t\) was freed at pool.py:12"):
         ROPE.check(**_right() | {"x": moved})

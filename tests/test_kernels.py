@@ -251,14 +251,19 @@ def test_a_step_without_tokens_writes_nothing() -> None:
 
 
 def test_shapes_that_disagree_are_refused_by_name() -> None:
-    weight = weight_tensor(DType.F32, random_rows(DType.F32, 64, 100), 100)
+    weight = weight_tensor(DType.F32, random_rows(DType.F32, 70, 100), 100)
     narrow, wide = (rows_tensor(n, np.zeros((1, c))) for n, c in (("narrow", 64), ("wide", 128)))
+    vector = vector_tensor("short", np.zeros(64, np.float32))
     refused = [
-        (lambda p: linear.linear(p, narrow, weight, wide, counts(1)), "narrow has 64 columns"),
-        (lambda p: norm.rms_norm(p, wide, narrow, 1e-5, wide, counts(1), width=100), "narrow has"),
-        (lambda p: activation.gate(p, narrow, wide, "silu", counts(1)), "narrow"),
+        (lambda p: linear.linear(p, narrow, weight, wide, counts(1)), r"x .narrow. has 64 along"),
+        (lambda p: linear.linear(p, wide, weight, narrow, counts(1)), r"out .narrow. has 64"),
+        (
+            lambda p: norm.rms_norm(p, wide, vector, 1e-5, wide, counts(1), width=100),
+            r"weight .short. has 64 along axis 0",
+        ),
+        (lambda p: activation.gate(p, narrow, wide, "silu", counts(1)), r"up .wide. has 128"),
         (lambda p: activation.gate(p, wide, wide, "relu", counts(1)), "relu"),
-        (lambda p: activation.softcap(p, wide, 0.0, counts(1)), "above 0"),
+        (lambda p: activation.softcap(p, wide, 0.0, counts(1)), "cap is 0.0, but must be above 0"),
     ]
     for op, message in refused:
         with pytest.raises(LaunchRejected, match=message):

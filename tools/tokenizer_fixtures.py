@@ -99,7 +99,8 @@ def texts() -> list[str]:
     rng = random.Random(20)
     classes = ["".join(rng.choices(CLASSES, k=120)) for _ in range(24)]
     letters = ["".join(rng.choices("aAé中1 '\n.s", k=120)) for _ in range(8)]
-    letters += ["".join(rng.choices(CONTRACTED, k=200)) for _ in range(4)]
+    ends = ["'" + a + b for a, b in itertools.product("rRvVlL", "eElL")]
+    letters += ["".join(rng.choices([*ends, *CONTRACTED], k=150)) for _ in range(4)]
     anything = ["".join(_any_character(rng) for _ in range(160)) for _ in range(4)]
     long = ["x" * 300 + "A" * 300, " " * 200 + "x", "ab" * 100, "1" * 100]
     natural = [PROSE, CODE, EMOJI, DIGITS, SPECIALS, PROSE.upper(), "Hello world", " Hello  World!"]

@@ -8,6 +8,7 @@ import subprocess
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,11 @@ KL_LIMIT = 1e-8
 KL_LIMIT_GELU = 5e-5
 PERPLEXITY_LIMIT = 0.005
 COMPARABLE = tuple(name for name, family in FAMILIES.items() if family.llama_cpp_agrees)
-PERPLEXITY_KINDS = ("F16", "Q8_0", "Q4_0", "Q4_K_M")
+#: Together they hold every weight type that hypocenter reads.
+PERPLEXITY_KINDS = (
+    *("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
+    *("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL", "IQ4_XS"),
+)
 NUM_WINDOWS = 8
 WINDOW_TOKENS = 512
 
@@ -185,6 +190,7 @@ def _demo_in(kind: str, peer: Peer) -> Path:
     return path
 
 
+@cache
 def validation_windows() -> np.ndarray:
     """Token ids of text that the demo model was not trained on, [NUM_WINDOWS, WINDOW_TOKENS]."""
     from tools.demo_model.corpus import collect

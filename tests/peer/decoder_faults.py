@@ -43,7 +43,7 @@ DECODER_FAULTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 def _ungated(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor) -> None:
     del kind
-    plan.launch(_product, gate, up, counts)
+    plan.launch(_product, gate, up, counts, work_per_row=gate.shape[1])
 
 
 @cpu_kernel

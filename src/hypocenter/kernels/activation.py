@@ -13,7 +13,31 @@ import numpy as np
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels import activation_cpu
-from hypocenter.tensor import Tensor
+from hypocenter.kernels.contract import Arg, Contract, Rule, Scalar
+from hypocenter.tensor import DType, Tensor
+
+_WHOLE_VECTORS = Rule("width % 16 == 0", "rows must be padded to whole vectors")
+GATE = Contract(
+    "gate",
+    Arg("gate", (DType.F32,), "num_rows, width", "both"),
+    Arg("up", (DType.F32,), "num_rows, width"),
+    Arg("counts", (DType.I32,), "2"),
+    _WHOLE_VECTORS,
+)
+SCALE = Contract(
+    "scale",
+    Arg("x", (DType.F32,), "num_rows, width", "both"),
+    Arg("counts", (DType.I32,), "2"),
+    Scalar("factor"),
+    _WHOLE_VECTORS,
+)
+SOFTCAP = Contract(
+    "softcap",
+    Arg("x", (DType.F32,), "num_rows, width", "both"),
+    Arg("counts", (DType.I32,), "2"),
+    Scalar("cap", "cap > 0", "must be above 0"),
+    _WHOLE_VECTORS,
+)
 
 _GATES = {"silu": 0, "gelu": 1}
 
@@ -32,8 +56,7 @@ def gate(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor)
     """Append gate = kind(gate) * up; f32 [num_tokens, width]; kind is silu or gelu."""
     if kind not in _GATES:
         raise LaunchRejected("gate", f"kind is {kind!r}, but must be silu or gelu")
-    if gate.shape != up.shape:
-        raise LaunchRejected("gate", f"{gate.name} {gate.shape} and {up.name} {up.shape}")
+    GATE.check(gate=gate, up=up, counts=counts)
     plan.launch(
         activation_cpu.gate, gate, up, counts, _GATES[kind], work_per_row=16 * gate.shape[1]
     )
@@ -41,13 +64,13 @@ def gate(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor)
 
 def scale(plan: PlanBuilder, x: Tensor, factor: float, counts: Tensor, *, count: int = 0) -> None:
     """Append x *= factor, in place; x f32 [num_rows, width]."""
+    SCALE.check(x=x, counts=counts, factor=factor)
     plan.launch(activation_cpu.scale, x, counts, count, np.float32(factor), work_per_row=x.shape[1])
 
 
 def softcap(plan: PlanBuilder, x: Tensor, cap: float, counts: Tensor, *, count: int = 0) -> None:
     """Append x = cap * tanh(x / cap), in place; x f32 [num_rows, width]."""
-    if cap <= 0:
-        raise LaunchRejected("softcap", f"cap is {cap}, but must be above 0")
+    SOFTCAP.check(x=x, counts=counts, cap=cap)
     plan.launch(
         activation_cpu.softcap, x, counts, count, np.float32(cap), work_per_row=16 * x.shape[1]
     )

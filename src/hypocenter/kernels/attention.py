@@ -13,9 +13,51 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.errors import LaunchRejected
 from hypocenter.kernels import attention_cpu
-from hypocenter.tensor import Tensor
+from hypocenter.kernels.contract import Arg, Contract, Index, Rule, Scalar, Values
+from hypocenter.tensor import DType, Tensor
+
+
+def _live_blocks(values: Values) -> np.ndarray[Any, Any]:
+    """Entries of a block table up to the block of its sequence's last position; more are unused."""
+    last = np.full(values["num_sequences"], -1)
+    num_live = values["counts"][0] if "counts" in values else len(values["positions"])
+    rows, positions = values["sequence_rows"][:num_live], values["positions"][:num_live]
+    np.maximum.at(last, rows, positions)
+    num_blocks: np.ndarray[Any, Any] = last // values["block_size"]
+    return np.arange(values["max_blocks"]) <= num_blocks[:, None]
+
+
+CONTRACT = Contract(
+    "attention",
+    Arg("k_cache", (DType.F16, DType.F32), "num_blocks, num_kv_heads, head_dim, block_size"),
+    Arg("v_cache", (DType.F16, DType.F32), "num_blocks, num_kv_heads, block_size, value_pitch"),
+    Arg("q", (DType.F32,), "num_tokens, >= num_heads * head_dim", "read", "rows"),
+    Arg("out", (DType.F32,), "num_tokens, >= num_heads * head_dim", "write", "rows"),
+    Arg(
+        "block_tables",
+        (DType.I32,),
+        "num_sequences, max_blocks",
+        index=Index("num_blocks", "the cache", live=_live_blocks),
+    ),
+    Arg(
+        "sequence_rows", (DType.I32,), ">= num_tokens", index=Index("num_sequences", "block_tables")
+    ),
+    Arg(
+        "positions",
+        (DType.I32,),
+        ">= num_tokens",
+        index=Index("max_blocks * block_size", "a block table"),
+    ),
+    Arg("counts", (DType.I32,), "2"),
+    Scalar("num_heads", "num_heads > 0", "must be above 0"),
+    Scalar("scale", "scale > 0", "must be above 0"),
+    Scalar("window", "window >= 0", "must not be negative"),
+    Scalar("softcap", "softcap >= 0", "must not be negative"),
+    Rule("num_heads % num_kv_heads == 0", "query heads must share KV heads evenly"),
+    Rule("block_size % 16 == 0", "keys are taken in tiles of 16"),
+    Rule("value_pitch >= head_dim", "a value must fit its row"),
+)
 
 
 def reference(
@@ -68,18 +110,12 @@ def attention(
     Caches as in `kv_write`; block_tables i32 [num_sequences, max_blocks]; sequence_rows and
     positions i32 [num_tokens]. window 0 and softcap 0 mean none.
     """
-    num_kv_heads, head_dim, block_size = k_cache.shape[1:]
-    if num_heads % num_kv_heads:
-        raise LaunchRejected("attention", f"{num_heads} heads over {num_kv_heads} KV heads")
-    if block_size % 16:
-        raise LaunchRejected("attention", f"block_size is {block_size}, but tiles hold 16 keys")
-    for tensor in (q, out):
-        if tensor.shape[1] < num_heads * head_dim:
-            raise LaunchRejected(
-                "attention",
-                f"{tensor.name} has {tensor.shape[1]} columns, but {num_heads} heads x {head_dim} "
-                "are used",
-            )
+    CONTRACT.check(
+        k_cache=k_cache, v_cache=v_cache, q=q, out=out, block_tables=block_tables,
+        sequence_rows=sequence_rows, positions=positions, counts=counts, num_heads=num_heads,
+        scale=scale, window=window, softcap=softcap,
+    )  # fmt: skip
+    head_dim, block_size = k_cache.shape[2:]
     plan.launch(
         attention_cpu.attention,
         *(q, counts, positions, sequence_rows, block_tables, k_cache, v_cache, out, num_heads),

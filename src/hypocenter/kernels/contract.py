@@ -89,7 +89,7 @@ class Contract:
         self.rules = tuple(part for part in parts if isinstance(part, Rule))
         self.names = tuple(part.name for part in parts if not isinstance(part, Rule))
         self._source = "\n".join(self._lines())
-        scope: dict[str, Any] = {"_fail": self._fail}
+        scope: dict[str, Any] = {"_fail": self._fail, "_who": _who}
         # An enum's member is slow to reach through its class; here each is a global of its own.
         scope |= {f"_{dtype.name}": dtype for dtype in DType}
         exec(compile(self._source, f"<contract of {kernel}>", "exec"), scope)
@@ -133,7 +133,7 @@ class Contract:
         for scalar in self.scalars:
             lines += [
                 f"    if not ({scalar.condition}):",
-                f"        _fail(f'{scalar.name} is {{{scalar.name}}}, but {scalar.limit}')",
+                f"    {_fail_line(f'{scalar.name} is {{{scalar.name}}}, but {scalar.limit}')}",
             ]
         for rule in self.rules:
             shown = ", ".join(
@@ -143,7 +143,7 @@ class Contract:
             )
             lines += [
                 f"    if not ({rule.condition}):",
-                f"        _fail(f'{shown}, but {rule.limit}')",
+                f"    {_fail_line(f'{shown}, but {rule.limit}')}",
             ]
         pairs = ", ".join(f"{name!r}: {name}" for name in sorted(bound))
         return [*lines, f"    return {{{pairs}}}"]
@@ -181,26 +181,30 @@ class Contract:
 
 
 def _tensor_lines(arg: Arg, bound: set[str]) -> list[str]:
-    name = arg.name
+    name, who = arg.name, _who_expression(arg)
     kinds = " or ".join(dtype.name.lower() for dtype in arg.dtypes)
     other = " and ".join(f"{name}.dtype is not _{dtype.name}" for dtype in arg.dtypes)
     lines = [
         f"memory = {name}.allocation",
         "if memory.freed_at:",
-        f"    _fail(f'{name} ({{{name}.name}}) was freed at {{memory.freed_at}}')",
+        _fail_line(f"{who} was freed at {{memory.freed_at}}"),
         "if device is None: device = memory.device",
         "elif memory.device != device:",
-        f"    _fail(f'{name} is on {{memory.device}}, the others on {{device}}')",
+        _fail_line(f"{who} is on {{memory.device}}, the others on {{device}}"),
         f"if {other}:",
-        f"    _fail(f'{name} is {{{name}.dtype.name.lower()}}, but it is read as {kinds}')",
+        _fail_line(f"{who} is {{{name}.dtype.name.lower()}}, but it is read as {kinds}"),
         f"if len({name}.shape) != {len(arg.axes)}:",
-        f"    _fail(f'{name} has shape {{{name}.shape}}, but must be [{arg.shape}]')",
+        _fail_line(f"{who} has shape {{{name}.shape}}, but must be [{arg.shape}]"),
         f"if {name}.address % {arg.alignment_bytes}:",
-        f"    _fail(f'{name} lies at {{{name}.address:#x}}, but must be aligned to "
-        f"{arg.alignment_bytes} bytes')",
+        _fail_line(
+            f"{who} lies at {{{name}.address:#x}}, but must be aligned to "
+            f"{arg.alignment_bytes} bytes"
+        ),
         f"if {name}.end_bytes > memory.num_bytes:",
-        f"    _fail(f'{name} reaches to byte {{{name}.end_bytes}} of {{{name}.name}}, but its "
-        "allocation has {memory.num_bytes}')",
+        _fail_line(
+            f"{who} reaches to byte {{{name}.end_bytes}}, but its allocation has "
+            "{memory.num_bytes}"
+        ),
     ]
     for axis, demand in enumerate(arg.axes):
         lines += _axis_lines(arg, axis, demand, bound)
@@ -208,12 +212,11 @@ def _tensor_lines(arg: Arg, bound: set[str]) -> list[str]:
         property_ = {"contiguous": "is_contiguous", "rows": "has_dense_rows"}[arg.layout]
         lines += [
             f"if not {name}.{property_}:",
-            f"    _fail(f'{name} has strides {{{name}.strides}}, but must be {arg.layout}')",
+            _fail_line(f"{who} has strides {{{name}.strides}}, but must be {arg.layout}"),
         ]
-    test = f"if {name} is not None:" if arg.optional else f"if {name} is None:"
     if arg.optional:
-        return [test, *(f"    {line}" for line in lines)]
-    return [test, f"    _fail('{name} is null')", *lines]
+        return [f"if {name} is not None:", *(f"    {line}" for line in lines)]
+    return [f"if {name} is None:", _fail_line(f"{name} is null"), *lines]
 
 
 def _axis_lines(arg: Arg, axis: int, demand: str, bound: set[str]) -> list[str]:
@@ -223,11 +226,25 @@ def _axis_lines(arg: Arg, axis: int, demand: str, bound: set[str]) -> list[str]:
         return [f"{demand} = {size}"]
     sign, least = ("<", demand[2:].strip()) if demand.startswith(">=") else ("!=", demand)
     verb = "must be at least" if sign == "<" else "must be"
+    shown = least if least.isdigit() else f"{least} = {{{least}}}"
+    who = _who_expression(arg)
     return [
         f"if {size} {sign} {least}:",
-        f"    _fail(f'{arg.name} has {{{size}}} along axis {axis}, but {verb} {least} = "
-        f"{{{least}}}')",
+        _fail_line(f"{who} has {{{size}}} along axis {axis}, but {verb} {shown}"),
     ]
+
+
+def _fail_line(text: str) -> str:
+    return f'    _fail(f"{text}")'
+
+
+def _who_expression(arg: Arg) -> str:
+    return f"{{_who('{arg.name}', {arg.name})}}"
+
+
+def _who(argument: str, tensor: Tensor) -> str:
+    """An argument by its own name and by that of the tensor which was passed."""
+    return argument if tensor.name == argument else f"{argument} ({tensor.name})"
 
 
 def _span(tensor: Tensor) -> int:

@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.errors import LaunchRejected
 from hypocenter.kernels import embedding_cpu
+from hypocenter.kernels.contract import Arg, Contract, Index
 from hypocenter.kernels.quant import Packed
-from hypocenter.tensor import Tensor
+from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
+
+LOOKUP = Contract(
+    "lookup",
+    Arg("table", WEIGHT_TYPES, "vocab_size, width"),
+    Arg("out", (DType.F32,), "num_tokens, >= width", "write", "rows"),
+    Arg("token_ids", (DType.I32,), ">= num_tokens", index=Index("vocab_size", "the vocabulary")),
+    Arg("counts", (DType.I32,), "2"),
+)
+GATHER = Contract(
+    "gather",
+    Arg("x", (DType.F32,), "num_rows, width"),
+    Arg("out", (DType.F32,), "num_logit_rows, width", "write"),
+    Arg("rows", (DType.I32,), ">= num_logit_rows", index=Index("num_rows", "the activations")),
+    Arg("counts", (DType.I32,), "2"),
+)
+NARROW = Contract(
+    "narrow",
+    Arg("out", (DType.F32,), "num_logit_rows, width", "write"),
+    Arg("x", (DType.F32,), "num_logit_rows, >= width", "read", "rows"),
+    Arg("counts", (DType.I32,), "2"),
+)
 
 _KERNELS = {"float": embedding_cpu.lookup_float, "codes": embedding_cpu.lookup_codes}
 
@@ -19,10 +40,7 @@ def lookup(
     Ids must lie in 0 .. vocab_size - 1; the runner checks them before they reach the device.
     """
     packed: Packed = table.data
-    if out.shape[1] < packed.num_columns:
-        raise LaunchRejected(
-            "lookup", f"{out.name} has {out.shape[1]} columns, {table.name} {packed.num_columns}"
-        )
+    LOOKUP.check(table=table, out=out, token_ids=token_ids, counts=counts)
     plan.launch(
         _KERNELS[packed.layout], token_ids, counts, table, out, work_per_row=16 * packed.num_columns
     )
@@ -30,15 +48,11 @@ def lookup(
 
 def gather(plan: PlanBuilder, x: Tensor, rows: Tensor, out: Tensor, counts: Tensor) -> None:
     """Append out[i] = x[rows[i]] for i < counts[1]; x and out f32 of the same width."""
-    if x.shape[1] != out.shape[1]:
-        raise LaunchRejected("gather", f"{x.name} {x.shape} and {out.name} {out.shape}")
+    GATHER.check(x=x, out=out, rows=rows, counts=counts)
     plan.launch(embedding_cpu.gather, x, rows, counts, out, work_per_row=x.shape[1])
 
 
 def narrow(plan: PlanBuilder, x: Tensor, out: Tensor, counts: Tensor) -> None:
     """Append out[i] = the leading columns of x[i] for i < counts[1]: takes the padding off."""
-    if x.shape[1] < out.shape[1]:
-        raise LaunchRejected(
-            "narrow", f"{x.name} {x.shape} is narrower than {out.name} {out.shape}"
-        )
+    NARROW.check(out=out, x=x, counts=counts)
     plan.launch(embedding_cpu.narrow, x, counts, out, work_per_row=out.shape[1])

@@ -7,9 +7,32 @@ lie [num_blocks, num_kv_heads, block_size, value_pitch] with value_pitch = head_
 from __future__ import annotations
 
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.errors import LaunchRejected
 from hypocenter.kernels import kv_write_cpu
-from hypocenter.tensor import Tensor
+from hypocenter.kernels.contract import Arg, Contract, Index, Rule
+from hypocenter.tensor import DType, Tensor
+
+CONTRACT = Contract(
+    "kv_write",
+    Arg(
+        "k_cache", (DType.F16, DType.F32), "num_blocks, num_kv_heads, head_dim, block_size", "write"
+    ),
+    Arg(
+        "v_cache",
+        (DType.F16, DType.F32),
+        "num_blocks, num_kv_heads, block_size, value_pitch",
+        "write",
+    ),
+    Arg("k", (DType.F32,), "num_tokens, >= num_kv_heads * head_dim", "read", "rows"),
+    Arg("v", (DType.F32,), "num_tokens, >= num_kv_heads * head_dim", "read", "rows"),
+    Arg(
+        "slots",
+        (DType.I32,),
+        ">= num_tokens",
+        index=Index("num_blocks * block_size", "the cache", unique=True),
+    ),
+    Arg("counts", (DType.I32,), "2"),
+    Rule("value_pitch >= head_dim", "a value must fit its row"),
+)
 
 
 def kv_write(
@@ -25,14 +48,8 @@ def kv_write(
 
     slots i32 [num_tokens]: block_id * block_size + offset; caches as f16 bits or f32.
     """
+    CONTRACT.check(k_cache=k_cache, v_cache=v_cache, k=k, v=v, slots=slots, counts=counts)
     num_heads, head_dim = k_cache.shape[1], k_cache.shape[2]
-    for tensor in (k, v):
-        if tensor.shape[1] < num_heads * head_dim:
-            raise LaunchRejected(
-                "kv_write",
-                f"{tensor.name} has {tensor.shape[1]} columns, but the cache takes "
-                f"{num_heads} heads x {head_dim}",
-            )
     plan.launch(
         kv_write_cpu.kv_write,
         *(k, v, counts, slots, k_cache, v_cache),

@@ -7,10 +7,21 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.errors import LaunchRejected
 from hypocenter.kernels import linear_cpu
-from hypocenter.kernels.quant import Packed, padded
-from hypocenter.tensor import Tensor
+from hypocenter.kernels.contract import Arg, Contract
+from hypocenter.kernels.quant import Packed
+from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
+
+# Whole vectors are stored: outputs take a multiple of 64 columns.
+_PADDED = ">= -(-num_outputs // 64) * 64"
+CONTRACT = Contract(
+    "linear",
+    Arg("weight", WEIGHT_TYPES, "num_outputs, num_columns"),
+    Arg("x", (DType.F32,), "num_rows, >= num_columns", "read", "rows"),
+    Arg("out", (DType.F32,), f"num_rows, {_PADDED}", "both", "rows"),
+    Arg("bias", (DType.F32,), _PADDED, optional=True),
+    Arg("counts", (DType.I32,), "2"),
+)
 
 _KERNELS = {"float": linear_cpu.linear_float, "codes": linear_cpu.linear_codes}
 _NO_BIAS = np.zeros(0, np.float32)
@@ -42,19 +53,7 @@ def linear(
     Raises LaunchRejected when the shapes disagree.
     """
     packed: Packed = weight.data
-    num_outputs = padded(packed.num_rows)
-    if x.shape[1] < packed.num_columns:
-        raise LaunchRejected(
-            "linear", f"{x.name} has {x.shape[1]} columns, {weight.name} needs {packed.num_columns}"
-        )
-    if out.shape[1] < num_outputs:
-        raise LaunchRejected(
-            "linear", f"{out.name} has {out.shape[1]} columns, {weight.name} gives {num_outputs}"
-        )
-    if bias is not None and bias.shape[0] < num_outputs:
-        raise LaunchRejected(
-            "linear", f"{bias.name} has {bias.shape[0]} entries, {weight.name} gives {num_outputs}"
-        )
+    CONTRACT.check(weight=weight, x=x, out=out, bias=bias, counts=counts)
     plan.launch(
         _KERNELS[packed.layout],
         *(x, counts, count, weight, _NO_BIAS if bias is None else bias, out, accumulate),

@@ -10,9 +10,20 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.errors import LaunchRejected
 from hypocenter.kernels import norm_cpu
-from hypocenter.tensor import Tensor
+from hypocenter.kernels.contract import Arg, Contract, Scalar
+from hypocenter.tensor import DType, Tensor
+
+CONTRACT = Contract(
+    "rms_norm",
+    Arg("x", (DType.F32,), "num_rows, >= num_heads * width", "read", "rows"),
+    Arg("out", (DType.F32,), "num_rows, >= num_heads * width", "both", "rows"),
+    Arg("weight", (DType.F32,), ">= width"),
+    Arg("counts", (DType.I32,), "2"),
+    Scalar("num_heads", "num_heads > 0", "must be above 0"),
+    Scalar("width", "width > 0", "must be above 0"),
+    Scalar("eps", "eps > 0", "must be above 0"),
+)
 
 
 def reference(
@@ -42,14 +53,9 @@ def rms_norm(
 
     x and out f32 [num_rows, >= num_heads * width] (may be the same tensor), weight f32 [>= width].
     """
-    for tensor in (x, out):
-        if tensor.shape[1] < num_heads * width:
-            raise LaunchRejected(
-                "rms_norm",
-                f"{tensor.name} has {tensor.shape[1]} columns, but {num_heads} x {width} are used",
-            )
-    if weight.shape[0] < width:
-        raise LaunchRejected("rms_norm", f"{weight.name} has {weight.shape[0]} entries of {width}")
+    CONTRACT.check(
+        x=x, out=out, weight=weight, counts=counts, num_heads=num_heads, width=width, eps=eps
+    )
     plan.launch(
         norm_cpu.rms_norm,
         *(x, counts, count, weight, np.float32(eps), out, num_heads, width, accumulate),

@@ -14,7 +14,20 @@ import numpy as np
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels import rope_cpu
-from hypocenter.tensor import Tensor
+from hypocenter.kernels.contract import Arg, Contract, Index, Rule, Scalar
+from hypocenter.tensor import DType, Tensor
+
+CONTRACT = Contract(
+    "rope",
+    Arg("x", (DType.F32,), "num_tokens, >= num_heads * head_dim", "both", "rows"),
+    Arg("positions", (DType.I32,), ">= num_tokens", index=Index("num_positions", "the table")),
+    Arg("cos", (DType.F32,), "num_positions, half"),
+    Arg("sin", (DType.F32,), "num_positions, half"),
+    Arg("counts", (DType.I32,), "2"),
+    Scalar("num_heads", "num_heads > 0", "must be above 0"),
+    Scalar("head_dim", "head_dim > 0 and head_dim % 2 == 0", "must be even and above 0"),
+    Rule("0 < 2 * half <= head_dim", "the table must turn 1 to head_dim / 2 pairs"),
+)
 
 
 def reference(
@@ -88,15 +101,10 @@ def rotate(
     cos, sin = table
     if style not in ("normal", "neox"):
         raise LaunchRejected("rope", f"style is {style!r}, but must be normal or neox")
-    if 2 * cos.shape[1] > head_dim:
-        raise LaunchRejected(
-            "rope", f"{cos.name} turns {2 * cos.shape[1]} columns, but head_dim is {head_dim}"
-        )
-    if x.shape[1] < num_heads * head_dim:
-        raise LaunchRejected(
-            "rope",
-            f"{x.name} has {x.shape[1]} columns, but {num_heads} heads x {head_dim} are used",
-        )
+    CONTRACT.check(
+        x=x, positions=positions, cos=cos, sin=sin, counts=counts, num_heads=num_heads,
+        head_dim=head_dim,
+    )  # fmt: skip
     plan.launch(
         rope_cpu.rope,
         *(x, counts, positions, cos, sin, num_heads, head_dim, style == "normal"),

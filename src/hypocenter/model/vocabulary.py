@@ -53,7 +53,8 @@ _INFILL_TEXTS = {
     "fim_sep": "<|file_sep|>",
 }
 _INFILL_ENDS = ("fim_pad", "fim_rep", "fim_sep")
-# gpt-oss writes its channels with these: control tokens that the reader must see.
+# gpt-oss writes its channels with these: control tokens that are shown. llama.cpp would also read
+# them in the text of a user; we do not.
 _VISIBLE_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 # The format spells it "seperator".
 _ROLES = (
@@ -68,7 +69,8 @@ class Vocabulary:
     """The tokens of a model and what each is for. All ids are below `len(texts)`.
 
     `ids`: text to id, without empty texts. `scores`: f32 [num_tokens], None when the file has none.
-    `guarded`: ids that text may name only when asked to (parse_special). `hidden`: the guarded ids that are not shown when special tokens are skipped.
+    `guarded`: ids that text may name only when asked to (parse_special). `hidden`: those of them
+    that are not shown when special tokens are skipped.
     `end_ids`: what ends an answer.
     """
 
