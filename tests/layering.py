@@ -42,8 +42,15 @@ FILE_MAY_ALSO_IMPORT: dict[str, frozenset[str]] = {
 FENCES: dict[str, tuple[str, ...]] = {
     "numba": ("device/lang.py",),
     "llvmlite": ("device/lang.py",),
-    "triton": ("device/lang.py",),
-    "torch": ("device/gpu.py", "device/sim.py"),
+    "triton": ("device/gpu_lang.py",),
+    "torch": (
+        "device/gpu.py",
+        "device/interpret",
+        "device/limits.py",
+        "device/sim",
+        "forensics/check",
+        "forensics/replay",
+    ),
     "starlette": ("server/",),
     "uvicorn": ("server/",),
     "prometheus_client": ("server/",),
@@ -158,12 +165,19 @@ def _doors(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.FunctionDef) and f"{name}:{node.name}" in COPY_ALLOWED
         for inner in ast.walk(node)
     }
+    # Inside a GPU kernel a call of another one is device code, which Triton inlines.
+    on_device = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and name.endswith("_gpu.py") and node.name in kernels
+        for inner in ast.walk(node)
+    }
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
         if launches and isinstance(node.func, ast.Subscript) and not _in(node.func, tables):
             yield node.lineno, f"launches {ast.unparse(node.func)}; that is device/launch.py's work"
-        if launches and _is_kernel_call(node, kernels):
+        if launches and id(node) not in on_device and _is_kernel_call(node, kernels):
             yield node.lineno, f"calls kernel {ast.unparse(node.func)}; launch it instead"
         if copies and id(node) not in free and _is_host_copy(node):
             yield (

@@ -1,19 +1,21 @@
 """The one door for kernel launches: prepare a launch once, run it many times.
 
-A prepared launch holds its arguments for good; nothing is looked up or checked when it runs.
+A prepared launch holds its arguments for good. Its `run` is rebound by its mode, so that a launch
+without checks is the compiled kernel itself, with nothing looked up before it.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
+from hypocenter.device import memory
 from hypocenter.device.lang import CpuKernel
-from hypocenter.errors import LaunchRejected
+from hypocenter.errors import UsageError
 from hypocenter.tensor import Tensor
 
 log = logging.getLogger("hypocenter.launch")
@@ -22,39 +24,61 @@ log = logging.getLogger("hypocenter.launch")
 # threads enter it at once; so this lock is the process's too and not an engine's.
 _POOL = threading.Lock()
 
+MODES = ("off", "checked")
+
 Progress = Callable[[str, float], None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class Demands(Protocol):
+    """What a launch needs of a contract (`kernels/contract.py`)."""
+
+    def check(self, **arguments: Any) -> dict[str, Any]: ...
+
+    def check_values(self, read: Callable[[Tensor], Any], **arguments: Any) -> None: ...
+
+
 class Launch:
-    """A kernel with its arguments: `tensors` as the plan knows them, `args` as the kernel does."""
+    """A kernel with its arguments: `facts` as its contract names them, `args` as it takes them."""
 
-    kernel: str
-    function: Any
-    tensors: tuple[Tensor, ...]
-    args: tuple[Any, ...]
+    __slots__ = ("args", "contract", "facts", "function", "kernel", "run")
+
+    def __init__(
+        self, kernel: str, function: Any, args: tuple[Any, ...], contract: Demands,
+        facts: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self.kernel, self.function, self.args = kernel, function, args
+        self.contract, self.facts = contract, facts
+        self.run: Callable[[], None] = functools.partial(function, *args)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensor arguments by their names in the contract."""
+        return {name: fact for name, fact in self.facts.items() if isinstance(fact, Tensor)}
+
+    def set_mode(self, mode: str) -> None:
+        """`off` runs the kernel alone; `checked` first rechecks arguments and index values."""
+        if mode not in MODES:
+            raise UsageError(f"launch mode is {mode!r}, but must be one of {', '.join(MODES)}")
+        plain = functools.partial(self.function, *self.args)
+        self.run = plain if mode == "off" else functools.partial(self._checked, plain)
+
+    def _checked(self, plain: Callable[[], None]) -> None:
+        self.contract.check_values(memory.to_host, **self.facts)
+        plain()
 
 
-def prepare(kernel: CpuKernel, args: Sequence[Any], *, parallel: bool) -> Launch:
-    """Bind a kernel to its arguments: Tensors, numpy arrays of a packed weight, and scalars.
+def prepare(
+    kernel: CpuKernel, args: Sequence[Any], contract: Demands, facts: Mapping[str, Any], *,
+    parallel: bool,
+) -> Launch:  # fmt: skip
+    """Bind a CPU kernel to its arguments: Tensors, numpy arrays and scalars.
 
-    Raises LaunchRejected when a tensor is not on this device.
+    Raises LaunchRejected when `facts` break the contract.
     """
-    tensors = tuple(arg for arg in args if isinstance(arg, Tensor))
-    for tensor in tensors:
-        if tensor.device != "cpu":
-            raise LaunchRejected(kernel.name, f"{tensor.name} is on {tensor.device}, not on cpu")
+    contract.check(**facts)
     bound = tuple(part for arg in args for part in _parts(arg))
     function = kernel.parallel if parallel else kernel.serial
-    return Launch(kernel.name, function, tensors, bound)
-
-
-def _parts(arg: Any) -> tuple[Any, ...]:
-    """What the kernel sees of an argument: a packed weight stands for several arrays."""
-    if not isinstance(arg, Tensor):
-        return (arg,)
-    parts: tuple[Any, ...] = getattr(arg.data, "parts", (arg.data,))
-    return parts
+    return Launch(kernel.name, function, bound, contract, facts)
 
 
 def compile_all(launches: Sequence[Launch], progress: Progress | None = None) -> None:
@@ -78,4 +102,12 @@ def run(launches: Sequence[Launch]) -> None:
     """Run prepared launches in order. Safe from several threads: they take turns."""
     with _POOL:
         for launch in launches:
-            launch.function(*launch.args)
+            launch.run()
+
+
+def _parts(arg: Any) -> tuple[Any, ...]:
+    """What the kernel sees of an argument: a packed weight stands for several arrays."""
+    if not isinstance(arg, Tensor):
+        return (arg,)
+    parts: tuple[Any, ...] = getattr(arg.data, "parts", (arg.data,))
+    return parts

@@ -5,6 +5,7 @@ The decoder's plain Python runs against a PlanBuilder; what remains is a list to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from hypocenter.device import launch
@@ -22,10 +23,20 @@ class PlanBuilder:
         self.num_rows = num_rows
         self.launches: list[launch.Launch] = []
 
-    def launch(self, kernel: CpuKernel, *args: Any, work_per_row: int) -> None:
-        """Append a launch; `work_per_row`, about the multiply-adds per row, decides on threads."""
+    def launch(
+        self,
+        kernel: CpuKernel,
+        *args: Any,
+        contract: launch.Demands,
+        facts: Mapping[str, Any],
+        work_per_row: int,
+    ) -> None:
+        """Append a launch whose `facts` meet its contract; raises LaunchRejected if they do not.
+
+        `work_per_row`, about the multiply-adds per row, decides between one thread and many.
+        """
         parallel = self.num_rows * work_per_row >= MIN_PARALLEL_WORK
-        self.launches.append(launch.prepare(kernel, args, parallel=parallel))
+        self.launches.append(launch.prepare(kernel, args, contract, facts, parallel=parallel))
 
 
 class Plan:

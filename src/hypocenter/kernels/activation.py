@@ -56,21 +56,41 @@ def gate(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor)
     """Append gate = kind(gate) * up; f32 [num_tokens, width]; kind is silu or gelu."""
     if kind not in _GATES:
         raise LaunchRejected("gate", f"kind is {kind!r}, but must be silu or gelu")
-    GATE.check(gate=gate, up=up, counts=counts)
     plan.launch(
-        activation_cpu.gate, gate, up, counts, _GATES[kind], work_per_row=16 * gate.shape[1]
+        activation_cpu.gate,
+        gate,
+        up,
+        counts,
+        _GATES[kind],
+        contract=GATE,
+        facts={"gate": gate, "up": up, "counts": counts},
+        work_per_row=16 * gate.shape[1],
     )
 
 
 def scale(plan: PlanBuilder, x: Tensor, factor: float, counts: Tensor, *, count: int = 0) -> None:
     """Append x *= factor, in place; x f32 [num_rows, width]."""
-    SCALE.check(x=x, counts=counts, factor=factor)
-    plan.launch(activation_cpu.scale, x, counts, count, np.float32(factor), work_per_row=x.shape[1])
+    plan.launch(
+        activation_cpu.scale,
+        x,
+        counts,
+        count,
+        np.float32(factor),
+        contract=SCALE,
+        facts={"x": x, "counts": counts, "factor": factor},
+        work_per_row=x.shape[1],
+    )
 
 
 def softcap(plan: PlanBuilder, x: Tensor, cap: float, counts: Tensor, *, count: int = 0) -> None:
     """Append x = cap * tanh(x / cap), in place; x f32 [num_rows, width]."""
-    SOFTCAP.check(x=x, counts=counts, cap=cap)
     plan.launch(
-        activation_cpu.softcap, x, counts, count, np.float32(cap), work_per_row=16 * x.shape[1]
+        activation_cpu.softcap,
+        x,
+        counts,
+        count,
+        np.float32(cap),
+        contract=SOFTCAP,
+        facts={"x": x, "counts": counts, "cap": cap},
+        work_per_row=16 * x.shape[1],
     )

@@ -110,16 +110,26 @@ def attention(
     Caches as in `kv_write`; block_tables i32 [num_sequences, max_blocks]; sequence_rows and
     positions i32 [num_tokens]. window 0 and softcap 0 mean none.
     """
-    CONTRACT.check(
-        k_cache=k_cache, v_cache=v_cache, q=q, out=out, block_tables=block_tables,
-        sequence_rows=sequence_rows, positions=positions, counts=counts, num_heads=num_heads,
-        scale=scale, window=window, softcap=softcap,
-    )  # fmt: skip
     head_dim, block_size = k_cache.shape[2:]
     plan.launch(
         attention_cpu.attention,
         *(q, counts, positions, sequence_rows, block_tables, k_cache, v_cache, out, num_heads),
         *(np.float32(scale), window, np.float32(softcap)),
+        contract=CONTRACT,
+        facts={
+            "k_cache": k_cache,
+            "v_cache": v_cache,
+            "q": q,
+            "out": out,
+            "block_tables": block_tables,
+            "sequence_rows": sequence_rows,
+            "positions": positions,
+            "counts": counts,
+            "num_heads": num_heads,
+            "scale": scale,
+            "window": window,
+            "softcap": softcap,
+        },
         # As if the context were full: a plan serves all lengths.
         work_per_row=2 * num_heads * head_dim * block_tables.shape[1] * block_size,
     )

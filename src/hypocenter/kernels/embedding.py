@@ -40,19 +40,40 @@ def lookup(
     Ids must lie in 0 .. vocab_size - 1; the runner checks them before they reach the device.
     """
     packed: Packed = table.data
-    LOOKUP.check(table=table, out=out, token_ids=token_ids, counts=counts)
     plan.launch(
-        _KERNELS[packed.layout], token_ids, counts, table, out, work_per_row=16 * packed.num_columns
+        _KERNELS[packed.layout],
+        token_ids,
+        counts,
+        table,
+        out,
+        contract=LOOKUP,
+        facts={"table": table, "out": out, "token_ids": token_ids, "counts": counts},
+        work_per_row=16 * packed.num_columns,
     )
 
 
 def gather(plan: PlanBuilder, x: Tensor, rows: Tensor, out: Tensor, counts: Tensor) -> None:
     """Append out[i] = x[rows[i]] for i < counts[1]; x and out f32 of the same width."""
-    GATHER.check(x=x, out=out, rows=rows, counts=counts)
-    plan.launch(embedding_cpu.gather, x, rows, counts, out, work_per_row=x.shape[1])
+    plan.launch(
+        embedding_cpu.gather,
+        x,
+        rows,
+        counts,
+        out,
+        contract=GATHER,
+        facts={"x": x, "out": out, "rows": rows, "counts": counts},
+        work_per_row=x.shape[1],
+    )
 
 
 def narrow(plan: PlanBuilder, x: Tensor, out: Tensor, counts: Tensor) -> None:
     """Append out[i] = the leading columns of x[i] for i < counts[1]: takes the padding off."""
-    NARROW.check(out=out, x=x, counts=counts)
-    plan.launch(embedding_cpu.narrow, x, counts, out, work_per_row=out.shape[1])
+    plan.launch(
+        embedding_cpu.narrow,
+        x,
+        counts,
+        out,
+        contract=NARROW,
+        facts={"out": out, "x": x, "counts": counts},
+        work_per_row=out.shape[1],
+    )

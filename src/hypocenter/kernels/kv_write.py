@@ -48,10 +48,18 @@ def kv_write(
 
     slots i32 [num_tokens]: block_id * block_size + offset; caches as f16 bits or f32.
     """
-    CONTRACT.check(k_cache=k_cache, v_cache=v_cache, k=k, v=v, slots=slots, counts=counts)
     num_heads, head_dim = k_cache.shape[1], k_cache.shape[2]
     plan.launch(
         kv_write_cpu.kv_write,
         *(k, v, counts, slots, k_cache, v_cache),
+        contract=CONTRACT,
+        facts={
+            "k_cache": k_cache,
+            "v_cache": v_cache,
+            "k": k,
+            "v": v,
+            "slots": slots,
+            "counts": counts,
+        },
         work_per_row=4 * num_heads * head_dim,
     )

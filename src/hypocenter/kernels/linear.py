@@ -53,9 +53,10 @@ def linear(
     Raises LaunchRejected when the shapes disagree.
     """
     packed: Packed = weight.data
-    CONTRACT.check(weight=weight, x=x, out=out, bias=bias, counts=counts)
     plan.launch(
         _KERNELS[packed.layout],
         *(x, counts, count, weight, _NO_BIAS if bias is None else bias, out, accumulate),
+        contract=CONTRACT,
+        facts={"weight": weight, "x": x, "out": out, "bias": bias, "counts": counts},
         work_per_row=packed.num_rows * packed.num_columns,
     )

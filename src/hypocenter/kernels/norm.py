@@ -53,11 +53,18 @@ def rms_norm(
 
     x and out f32 [num_rows, >= num_heads * width] (may be the same tensor), weight f32 [>= width].
     """
-    CONTRACT.check(
-        x=x, out=out, weight=weight, counts=counts, num_heads=num_heads, width=width, eps=eps
-    )
     plan.launch(
         norm_cpu.rms_norm,
         *(x, counts, count, weight, np.float32(eps), out, num_heads, width, accumulate),
+        contract=CONTRACT,
+        facts={
+            "x": x,
+            "out": out,
+            "weight": weight,
+            "counts": counts,
+            "num_heads": num_heads,
+            "width": width,
+            "eps": eps,
+        },
         work_per_row=2 * num_heads * width,
     )

@@ -101,12 +101,18 @@ def rotate(
     cos, sin = table
     if style not in ("normal", "neox"):
         raise LaunchRejected("rope", f"style is {style!r}, but must be normal or neox")
-    CONTRACT.check(
-        x=x, positions=positions, cos=cos, sin=sin, counts=counts, num_heads=num_heads,
-        head_dim=head_dim,
-    )  # fmt: skip
     plan.launch(
         rope_cpu.rope,
         *(x, counts, positions, cos, sin, num_heads, head_dim, style == "normal"),
+        contract=CONTRACT,
+        facts={
+            "x": x,
+            "positions": positions,
+            "cos": cos,
+            "sin": sin,
+            "counts": counts,
+            "num_heads": num_heads,
+            "head_dim": head_dim,
+        },
         work_per_row=4 * num_heads * cos.shape[1],
     )

@@ -35,6 +35,7 @@ import numpy.typing as npt
 from hypocenter.config import SamplingParams
 from hypocenter.device import launch, memory
 from hypocenter.errors import BadLogits, LaunchRejected
+from hypocenter.kernels.contract import Arg, Contract, Rule, Scalar
 from hypocenter.kernels.sampling_cpu import (
     EXP_COEFFICIENTS,
     EXP_LOWEST,
@@ -46,8 +47,15 @@ from hypocenter.kernels.sampling_cpu import (
 )
 from hypocenter.tensor import DType, Tensor
 
-MAX_VOCAB = 1 << 21
 _MIN_PARALLEL_ROWS = 4
+
+CONTRACT = Contract(
+    "sampling",
+    Arg("logits", (DType.F32,), "num_rows, vocab_size"),
+    Scalar("num_draws"),
+    Rule("num_draws == num_rows", "each row of logits takes one draw"),
+    Rule("0 < vocab_size <= 1 << 21", "a vocabulary has 1 to 2097152 tokens"),
+)
 
 Logits = npt.NDArray[np.float32]
 Values = npt.NDArray[np.float64]
@@ -142,13 +150,7 @@ _WORD = 0xFFFFFFFF
 
 
 def _check(logits: Tensor, draws: Sequence[Draw]) -> None:
-    if logits.dtype is not DType.F32 or len(logits.shape) != 2:
-        raise LaunchRejected("sampling", f"{logits} is not f32 [num_rows, vocab_size]")
-    num_rows, vocab_size = logits.shape
-    if not 0 < vocab_size <= MAX_VOCAB:
-        raise LaunchRejected("sampling", f"vocab_size is {vocab_size}, but at most {MAX_VOCAB}")
-    if len(draws) != num_rows:
-        raise LaunchRejected("sampling", f"{num_rows} rows of logits, but {len(draws)} draws")
+    vocab_size = logits.shape[-1]
     for row, draw in enumerate(draws):
         ids, counts = draw.context_ids, draw.output_counts
         if ids.shape != counts.shape:
@@ -173,7 +175,9 @@ def _prepare(logits: Tensor, draws: Sequence[Draw]) -> launch.Launch:
         np.empty(len(draws), np.int32),
         np.empty(len(draws), np.int32),
     )
-    return launch.prepare(_sample_cpu, arguments, parallel=len(draws) >= _MIN_PARALLEL_ROWS)
+    parallel = len(draws) >= _MIN_PARALLEL_ROWS
+    facts = {"logits": logits, "num_draws": len(draws)}
+    return launch.prepare(_sample_cpu, arguments, CONTRACT, facts, parallel=parallel)
 
 
 def _settings(draw: Draw) -> tuple[float, ...]:

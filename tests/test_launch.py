@@ -1,0 +1,73 @@
+"""The door for launches: modes are rebound, checks run when asked for and not otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_launch import counts, rows_tensor, tensor
+
+from hypocenter.device import memory
+from hypocenter.device.launch import Launch, run
+from hypocenter.device.plan import MIN_PARALLEL_WORK, PlanBuilder
+from hypocenter.errors import LaunchRejected, UsageError
+from hypocenter.kernels import embedding, rope
+from hypocenter.tensor import Tensor
+
+
+def _rope(positions: list[int]) -> tuple[Launch, Tensor]:
+    plan, x = PlanBuilder(3), rows_tensor("x", np.ones((3, 64), np.float32))
+    table = tuple(tensor(name, np.zeros((8, 32), np.float32)) for name in ("cos", "sin"))
+    rope.rotate(
+        plan, x, tensor("positions", np.array(positions, np.int32)), table, counts(3),
+        num_heads=1, head_dim=64, style="neox",
+    )  # fmt: skip
+    return plan.launches[0], x
+
+
+def test_off_runs_the_kernel_itself() -> None:
+    launch, _ = _rope([0, 1, 2])
+    assert launch.run.func is launch.function  # type: ignore[attr-defined]
+    launch.set_mode("checked")
+    launch.set_mode("off")
+    assert launch.run.func is launch.function  # type: ignore[attr-defined]
+
+
+def test_checked_names_the_entry_and_launches_nothing() -> None:
+    launch, x = _rope([0, 8, 2])
+    launch.set_mode("checked")
+    with pytest.raises(LaunchRejected, match=r"rope: positions\[1\] = 8, but the table has 8"):
+        run([launch])
+    assert (memory.to_host(x) == 1).all()
+
+
+def test_checked_lets_right_arguments_through() -> None:
+    launch, x = _rope([0, 7, 2])
+    launch.set_mode("checked")
+    run([launch])
+    assert (memory.to_host(x) == 0).all()
+
+
+def test_a_tensor_freed_after_the_plan_was_made() -> None:
+    launch, _ = _rope([0, 1, 2])
+    launch.set_mode("checked")
+    launch.tensors["cos"].allocation.freed_at = "engine.py:7"
+    with pytest.raises(LaunchRejected, match="cos was freed at engine.py:7"):
+        run([launch])
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    launch, _ = _rope([0])
+    with pytest.raises(UsageError, match="launch mode is 'fast', but must be one of off, checked"):
+        launch.set_mode("fast")
+
+
+@pytest.mark.parametrize("num_rows", [1, MIN_PARALLEL_WORK])
+def test_work_decides_on_threads(num_rows: int) -> None:
+    plan = PlanBuilder(num_rows)
+    x, out = (rows_tensor(name, np.zeros((2, 64), np.float32)) for name in ("x", "out"))
+    embedding.gather(plan, x, tensor("rows", np.zeros(2, np.int32)), out, counts(0, 2))
+    kernel: Any = embedding.embedding_cpu.gather
+    wanted = kernel.serial if num_rows == 1 else kernel.parallel
+    assert plan.launches[0].function is wanted
