@@ -172,6 +172,14 @@ FAMILIES: dict[str, Family] = {
         vocabulary="llama",
         permuted_rows=True,
     ),
+    # Mistral's files are llama files; they carry no window, whatever the configuration says.
+    "mistral": Family(
+        "llama",
+        "Mistral",
+        {**_BASE, "head_dim": 32, "sliding_window": None, "rope_parameters": _ROPE_10K},
+        vocabulary="llama",
+        permuted_rows=True,
+    ),
     "llama-rope-factors": Family(
         "llama",
         "Llama",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypocenter.tensor import DType
 
 MAX_STOP_STRINGS = 16
 MAX_TOP_K = 1 << 20
+_DEVICE = re.compile(r"cpu|(cuda|hip)(:[0-9]{1,3})?|sim:[a-z0-9]{1,20}")
 KV_DTYPES = {"f16": DType.F16, "f32": DType.F32}
 
 
@@ -81,8 +83,10 @@ class EngineConfig:
     tokenizer_pre: str | None = None
 
     def __post_init__(self) -> None:
-        if self.device != "cpu":
-            raise UsageError(f"device is {self.device!r}, but this build has 'cpu' only")
+        if not _DEVICE.fullmatch(self.device):
+            raise UsageError(
+                f"device is {self.device!r}, but must be cpu, cuda, hip, cuda:N, hip:N or sim:NAME"
+            )
         if self.context_length is not None:
             _within("context_length", self.context_length, 1, 1 << 24)
         if self.num_threads is not None:
@@ -127,6 +131,23 @@ KNOWN: dict[str, str] = {
     "HYPO_LOG": "debug, info, warning or error (default: warning)",
     "HYPO_DEBUG": "1 shows tracebacks, like --debug",
 }
+
+
+# Where each vendor's runtime is told to finish a launch before it returns, with the values that
+# mean so. AMD's takes 1 (wait before), 2 (wait after) and 3 (both).
+_BLOCKING = {
+    "HIP_LAUNCH_BLOCKING": ("1", "true"),
+    "AMD_SERIALIZE_KERNEL": ("1", "2", "3", "true"),
+    "CUDA_LAUNCH_BLOCKING": ("1", "true"),
+}
+
+
+def launch_blocking(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The first variable, as NAME=value, that asks for a wait after each launch; None: no wait."""
+    for name, values in _BLOCKING.items():
+        if environ.get(name, "").strip().lower() in values:
+            return f"{name}={environ[name]}"
+    return None
 
 
 def defaults(cls: type[Any]) -> dict[str, Any]:

@@ -106,6 +106,49 @@ class LaunchRejected(HypoError):
         super().__init__(f"{kernel}: {reason}")
 
 
+class Unguardable(HypoError):
+    """A kernel holds something that has no guarded form; `line` is that of `file`."""
+
+    def __init__(self, file: str, line: int, expression: str, reason: str) -> None:
+        self.file = file
+        self.line = line
+        self.expression = expression
+        self.reason = reason
+        super().__init__(f"{file}:{line}: {_bounded_text(expression)}: {reason}")
+
+
+class OutOfMemory(HypoError):
+    """A device has no room for an allocation."""
+
+    def __init__(self, device: str, num_bytes: int, num_used: int, limit_bytes: int) -> None:
+        self.device = device
+        self.num_bytes = num_bytes
+        self.num_used = num_used
+        self.limit_bytes = limit_bytes
+        super().__init__(
+            f"{device}: {num_bytes} bytes asked for, but {num_used} of {limit_bytes} are in use; "
+            "take a smaller context or a smaller model"
+        )
+
+
+class DeviceFault(HypoError):
+    """The device reported an error for something that it ran.
+
+    `call` is the call that returned the error; when `is_asynchronous` holds, it is innocent, and
+    the fault lies somewhere in what was launched before it.
+    """
+
+    exit_code = EXIT_FAULT
+
+    def __init__(self, device: str, call: str, reason: str, *, is_asynchronous: bool) -> None:
+        self.device = device
+        self.call = call
+        self.reason = reason
+        self.is_asynchronous = is_asynchronous
+        blame = f"reported at {call}, caused by a launch before it" if is_asynchronous else call
+        super().__init__(f"{device}: {reason} ({blame})")
+
+
 class CopyRejected(HypoError):
     """A host copy was refused before it began."""
 
@@ -120,5 +163,8 @@ class IntegrityError(HypoError):
 
 
 def _bounded(value: object, max_chars: int = 120) -> str:
-    text = repr(value)
+    return _bounded_text(repr(value), max_chars)
+
+
+def _bounded_text(text: str, max_chars: int = 120) -> str:
     return text if len(text) <= max_chars else f"{text[: max_chars - 3]}..."

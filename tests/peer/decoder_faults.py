@@ -10,7 +10,7 @@ from unittest import mock
 from hypocenter.device.lang import cpu_kernel, prange
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.vector import get, put
-from hypocenter.kernels import activation
+from hypocenter.kernels import activation, activation_cpu
 from hypocenter.model import decoder
 from hypocenter.tensor import Tensor
 
@@ -22,7 +22,7 @@ def without_rope() -> AbstractContextManager[Any]:
 
 def without_activation() -> AbstractContextManager[Any]:
     """gate * up instead of silu(gate) * up."""
-    return mock.patch.object(decoder, "gate", _ungated)
+    return mock.patch.object(activation_cpu, "gate", _ungated)
 
 
 def with_the_other_activation() -> AbstractContextManager[Any]:
@@ -41,13 +41,8 @@ DECODER_FAULTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-def _ungated(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor) -> None:
-    del kind
-    plan.launch(_product, gate, up, counts, work_per_row=gate.shape[1])
-
-
 @cpu_kernel
-def _product(gate: Any, up: Any, counts: Any) -> None:
+def _ungated(gate: Any, up: Any, counts: Any, kind: int) -> None:
     width = gate.shape[1]
     for row in prange(get(counts, 0)):
         for at in range(row * width, (row + 1) * width):

@@ -47,6 +47,6 @@ def test_perplexity_text_is_predictable_but_not_known() -> None:
 def test_without_an_interpreter_the_message_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv("PEER_PYTHON")
+    monkeypatch.delenv("PEER_PYTHON", raising=False)
     with pytest.raises(RuntimeError, match="scripts/test-peers"):
         Peer.from_environment(tmp_path)

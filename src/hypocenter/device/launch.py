@@ -40,15 +40,15 @@ class Demands(Protocol):
 class Launch:
     """A kernel with its arguments: `facts` as its contract names them, `args` as it takes them."""
 
-    __slots__ = ("args", "contract", "facts", "function", "kernel", "run")
+    __slots__ = ("args", "contract", "facts", "function", "kernel", "options", "run")
 
     def __init__(
         self, kernel: str, function: Any, args: tuple[Any, ...], contract: Demands,
-        facts: Mapping[str, Any],
+        facts: Mapping[str, Any], options: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.kernel, self.function, self.args = kernel, function, args
-        self.contract, self.facts = contract, facts
-        self.run: Callable[[], None] = functools.partial(function, *args)
+        self.contract, self.facts, self.options = contract, facts, options or {}
+        self.run: Callable[[], None] = functools.partial(function, *args, **self.options)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -59,7 +59,7 @@ class Launch:
         """`off` runs the kernel alone; `checked` first rechecks arguments and index values."""
         if mode not in MODES:
             raise UsageError(f"launch mode is {mode!r}, but must be one of {', '.join(MODES)}")
-        plain = functools.partial(self.function, *self.args)
+        plain = functools.partial(self.function, *self.args, **self.options)
         self.run = plain if mode == "off" else functools.partial(self._checked, plain)
 
     def _checked(self, plain: Callable[[], None]) -> None:
@@ -81,10 +81,27 @@ def prepare(
     return Launch(kernel.name, function, bound, contract, facts)
 
 
+def prepare_gpu(
+    jit: Any, args: Sequence[Any], options: Mapping[str, Any], contract: Demands,
+    facts: Mapping[str, Any], device: str,
+) -> Launch:  # fmt: skip
+    """Bind a Triton kernel to its arguments and `options` (grid, num_warps, constants).
+
+    Raises LaunchRejected when `facts` break the contract.
+    """
+    contract.check(**facts)
+    bound = tuple(part for arg in args for part in _parts(arg))
+    name = jit.__name__.removesuffix("_kernel")
+    launcher = memory.backend_of(device).launcher(jit)
+    return Launch(name, launcher, bound, contract, facts, options)
+
+
 def compile_all(launches: Sequence[Launch], progress: Progress | None = None) -> None:
     """Compile, or load from the cache, every kernel of `launches` before the first one runs."""
     missing = {}
     for launch in launches:
+        if not hasattr(launch.function, "typeof_pyval"):
+            continue  # Triton compiles a kernel when it is first launched
         signature = tuple(map(launch.function.typeof_pyval, launch.args))
         if signature not in launch.function.overloads:
             missing[id(launch.function), signature] = launch

@@ -19,8 +19,8 @@ MIN_PARALLEL_WORK = 1 << 20
 class PlanBuilder:
     """Collects the launches that ops ask for. `num_rows` is the bucket: the most rows of a step."""
 
-    def __init__(self, num_rows: int) -> None:
-        self.num_rows = num_rows
+    def __init__(self, num_rows: int, device: str = "cpu") -> None:
+        self.num_rows, self.device = num_rows, device
         self.launches: list[launch.Launch] = []
 
     def launch(
@@ -37,6 +37,20 @@ class PlanBuilder:
         """
         parallel = self.num_rows * work_per_row >= MIN_PARALLEL_WORK
         self.launches.append(launch.prepare(kernel, args, contract, facts, parallel=parallel))
+
+    def launch_gpu(
+        self,
+        jit: Any,
+        *args: Any,
+        grid: tuple[int, ...],
+        contract: launch.Demands,
+        facts: Mapping[str, Any],
+        num_warps: int = 4,
+        **constants: Any,
+    ) -> None:
+        """Append a launch of a Triton kernel; `constants` are its tl.constexpr parameters."""
+        options = {"grid": grid, "num_warps": num_warps, **constants}
+        self.launches.append(launch.prepare_gpu(jit, args, options, contract, facts, self.device))
 
 
 class Plan:

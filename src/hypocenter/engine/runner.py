@@ -34,7 +34,8 @@ def load_runner(file: GGUFFile, config: EngineConfig, progress: Progress | None 
     """
     facts = read_architecture(file)
     context_length = _context_length(facts, config)
-    weights = load_weights(file, facts, context_length, progress)
+    device = memory.open_device(config.device)
+    weights = load_weights(file, facts, context_length, progress, device=device)
     runner = Runner(facts, weights, config, context_length)
     runner.compile(progress)
     return runner
@@ -55,10 +56,17 @@ class Runner:
         self.max_batch_requests = config.max_batch_requests
         self.num_threads = config.num_threads or len(os.sched_getaffinity(0))
         self._inputs = StepInputs.allocate(
-            config.max_batch_tokens, config.max_batch_requests, self.num_blocks
+            config.max_batch_tokens,
+            config.max_batch_requests,
+            self.num_blocks,
+            device=config.device,
         )
         pages = KVPages.allocate(
-            facts, self.num_blocks, config.block_size, KV_DTYPES[config.kv_dtype]
+            facts,
+            self.num_blocks,
+            config.block_size,
+            KV_DTYPES[config.kv_dtype],
+            device=config.device,
         )
         self._decoder = Decoder(facts, weights, self._inputs, pages, config.max_batch_tokens)
         self._plans: dict[tuple[int, int], Plan] = {}
@@ -99,7 +107,7 @@ class Runner:
         largest = max((layer.down for layer in self.weights.layers), key=lambda w: w.num_elements)
         return Route(
             device=largest.device,
-            instruction_set=instruction_set(),
+            instruction_set=instruction_set() if largest.device == "cpu" else largest.device,
             weight_dtype=largest.dtype.name,
             kv_dtype=self.config.kv_dtype,
             num_threads=self.num_threads,

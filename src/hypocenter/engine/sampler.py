@@ -20,6 +20,11 @@ def sample_requests(logits: Tensor, requests: Sequence[Request]) -> list[int | B
     The random number depends on the request's seed and on the position of the token alone: neither
     on the batch nor on how the request came to stand there.
     """
+    if logits.device != "cpu":
+        values = memory.to_host(logits)
+        logits = memory.adopt(
+            logits.name, "sampler", DType.F32, logits.shape, values, values.nbytes
+        )
     return sample(logits, [_draw(request) for request in requests])
 
 

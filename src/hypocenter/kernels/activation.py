@@ -56,6 +56,12 @@ def gate(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor)
     """Append gate = kind(gate) * up; f32 [num_tokens, width]; kind is silu or gelu."""
     if kind not in _GATES:
         raise LaunchRejected("gate", f"kind is {kind!r}, but must be silu or gelu")
+    facts = {"gate": gate, "up": up, "counts": counts}
+    if plan.device != "cpu":
+        from hypocenter.kernels import activation_gpu
+
+        activation_gpu.launch_gate(plan, GATE, facts, kind == "gelu")
+        return
     plan.launch(
         activation_cpu.gate,
         gate,
@@ -63,13 +69,19 @@ def gate(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor)
         counts,
         _GATES[kind],
         contract=GATE,
-        facts={"gate": gate, "up": up, "counts": counts},
+        facts=facts,
         work_per_row=16 * gate.shape[1],
     )
 
 
 def scale(plan: PlanBuilder, x: Tensor, factor: float, counts: Tensor, *, count: int = 0) -> None:
     """Append x *= factor, in place; x f32 [num_rows, width]."""
+    facts = {"x": x, "counts": counts, "factor": factor}
+    if plan.device != "cpu":
+        from hypocenter.kernels import activation_gpu
+
+        activation_gpu.launch_in_place(plan, SCALE, facts, count)
+        return
     plan.launch(
         activation_cpu.scale,
         x,
@@ -77,13 +89,19 @@ def scale(plan: PlanBuilder, x: Tensor, factor: float, counts: Tensor, *, count:
         count,
         np.float32(factor),
         contract=SCALE,
-        facts={"x": x, "counts": counts, "factor": factor},
+        facts=facts,
         work_per_row=x.shape[1],
     )
 
 
 def softcap(plan: PlanBuilder, x: Tensor, cap: float, counts: Tensor, *, count: int = 0) -> None:
     """Append x = cap * tanh(x / cap), in place; x f32 [num_rows, width]."""
+    facts = {"x": x, "counts": counts, "cap": cap}
+    if plan.device != "cpu":
+        from hypocenter.kernels import activation_gpu
+
+        activation_gpu.launch_in_place(plan, SOFTCAP, facts, count)
+        return
     plan.launch(
         activation_cpu.softcap,
         x,
@@ -91,6 +109,6 @@ def softcap(plan: PlanBuilder, x: Tensor, cap: float, counts: Tensor, *, count: 
         count,
         np.float32(cap),
         contract=SOFTCAP,
-        facts={"x": x, "counts": counts, "cap": cap},
+        facts=facts,
         work_per_row=16 * x.shape[1],
     )

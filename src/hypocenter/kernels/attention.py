@@ -111,25 +111,31 @@ def attention(
     positions i32 [num_tokens]. window 0 and softcap 0 mean none.
     """
     head_dim, block_size = k_cache.shape[2:]
+    facts = {
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "q": q,
+        "out": out,
+        "block_tables": block_tables,
+        "sequence_rows": sequence_rows,
+        "positions": positions,
+        "counts": counts,
+        "num_heads": num_heads,
+        "scale": scale,
+        "window": window,
+        "softcap": softcap,
+    }
+    if plan.device != "cpu":
+        from hypocenter.kernels import attention_gpu
+
+        attention_gpu.launch(plan, CONTRACT, facts)
+        return
     plan.launch(
         attention_cpu.attention,
         *(q, counts, positions, sequence_rows, block_tables, k_cache, v_cache, out, num_heads),
         *(np.float32(scale), window, np.float32(softcap)),
         contract=CONTRACT,
-        facts={
-            "k_cache": k_cache,
-            "v_cache": v_cache,
-            "q": q,
-            "out": out,
-            "block_tables": block_tables,
-            "sequence_rows": sequence_rows,
-            "positions": positions,
-            "counts": counts,
-            "num_heads": num_heads,
-            "scale": scale,
-            "window": window,
-            "softcap": softcap,
-        },
+        facts=facts,
         # As if the context were full: a plan serves all lengths.
         work_per_row=2 * num_heads * head_dim * block_tables.shape[1] * block_size,
     )

@@ -40,6 +40,12 @@ def lookup(
     Ids must lie in 0 .. vocab_size - 1; the runner checks them before they reach the device.
     """
     packed: Packed = table.data
+    facts = {"table": table, "out": out, "token_ids": token_ids, "counts": counts}
+    if plan.device != "cpu":
+        from hypocenter.kernels import embedding_gpu
+
+        embedding_gpu.launch_lookup(plan, LOOKUP, facts)
+        return
     plan.launch(
         _KERNELS[packed.layout],
         token_ids,
@@ -47,13 +53,19 @@ def lookup(
         table,
         out,
         contract=LOOKUP,
-        facts={"table": table, "out": out, "token_ids": token_ids, "counts": counts},
+        facts=facts,
         work_per_row=16 * packed.num_columns,
     )
 
 
 def gather(plan: PlanBuilder, x: Tensor, rows: Tensor, out: Tensor, counts: Tensor) -> None:
     """Append out[i] = x[rows[i]] for i < counts[1]; x and out f32 of the same width."""
+    facts = {"x": x, "out": out, "rows": rows, "counts": counts}
+    if plan.device != "cpu":
+        from hypocenter.kernels import embedding_gpu
+
+        embedding_gpu.launch_gather(plan, GATHER, facts)
+        return
     plan.launch(
         embedding_cpu.gather,
         x,
@@ -61,19 +73,25 @@ def gather(plan: PlanBuilder, x: Tensor, rows: Tensor, out: Tensor, counts: Tens
         counts,
         out,
         contract=GATHER,
-        facts={"x": x, "out": out, "rows": rows, "counts": counts},
+        facts=facts,
         work_per_row=x.shape[1],
     )
 
 
 def narrow(plan: PlanBuilder, x: Tensor, out: Tensor, counts: Tensor) -> None:
     """Append out[i] = the leading columns of x[i] for i < counts[1]: takes the padding off."""
+    facts = {"out": out, "x": x, "counts": counts}
+    if plan.device != "cpu":
+        from hypocenter.kernels import embedding_gpu
+
+        embedding_gpu.launch_narrow(plan, NARROW, facts)
+        return
     plan.launch(
         embedding_cpu.narrow,
         x,
         counts,
         out,
         contract=NARROW,
-        facts={"out": out, "x": x, "counts": counts},
+        facts=facts,
         work_per_row=out.shape[1],
     )

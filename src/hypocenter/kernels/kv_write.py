@@ -49,17 +49,23 @@ def kv_write(
     slots i32 [num_tokens]: block_id * block_size + offset; caches as f16 bits or f32.
     """
     num_heads, head_dim = k_cache.shape[1], k_cache.shape[2]
+    facts = {
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "k": k,
+        "v": v,
+        "slots": slots,
+        "counts": counts,
+    }
+    if plan.device != "cpu":
+        from hypocenter.kernels import kv_write_gpu
+
+        kv_write_gpu.launch(plan, CONTRACT, facts)
+        return
     plan.launch(
         kv_write_cpu.kv_write,
         *(k, v, counts, slots, k_cache, v_cache),
         contract=CONTRACT,
-        facts={
-            "k_cache": k_cache,
-            "v_cache": v_cache,
-            "k": k,
-            "v": v,
-            "slots": slots,
-            "counts": counts,
-        },
+        facts=facts,
         work_per_row=4 * num_heads * head_dim,
     )

@@ -53,10 +53,16 @@ def linear(
     Raises LaunchRejected when the shapes disagree.
     """
     packed: Packed = weight.data
+    facts = {"weight": weight, "x": x, "out": out, "bias": bias, "counts": counts}
+    if plan.device != "cpu":
+        from hypocenter.kernels import linear_gpu
+
+        linear_gpu.launch(plan, CONTRACT, facts, count, accumulate)
+        return
     plan.launch(
         _KERNELS[packed.layout],
         *(x, counts, count, weight, _NO_BIAS if bias is None else bias, out, accumulate),
         contract=CONTRACT,
-        facts={"weight": weight, "x": x, "out": out, "bias": bias, "counts": counts},
+        facts=facts,
         work_per_row=packed.num_rows * packed.num_columns,
     )

@@ -53,18 +53,24 @@ def rms_norm(
 
     x and out f32 [num_rows, >= num_heads * width] (may be the same tensor), weight f32 [>= width].
     """
+    facts = {
+        "x": x,
+        "out": out,
+        "weight": weight,
+        "counts": counts,
+        "num_heads": num_heads,
+        "width": width,
+        "eps": eps,
+    }
+    if plan.device != "cpu":
+        from hypocenter.kernels import norm_gpu
+
+        norm_gpu.launch(plan, CONTRACT, facts, count, accumulate)
+        return
     plan.launch(
         norm_cpu.rms_norm,
         *(x, counts, count, weight, np.float32(eps), out, num_heads, width, accumulate),
         contract=CONTRACT,
-        facts={
-            "x": x,
-            "out": out,
-            "weight": weight,
-            "counts": counts,
-            "num_heads": num_heads,
-            "width": width,
-            "eps": eps,
-        },
+        facts=facts,
         work_per_row=2 * num_heads * width,
     )

@@ -8,12 +8,13 @@ columns, so two packed layouts hold them all: 8-bit codes and 4-bit codes. Forma
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from hypocenter.tensor import DType
+from hypocenter.device import memory
+from hypocenter.tensor import DType, Tensor, contiguous_strides
 
 Array = np.ndarray[Any, Any]
 
@@ -68,6 +69,20 @@ class Packed:
     num_rows: int
     num_columns: int
 
+    #: How many columns one word holds, and one scale serves; 0 for the float layout.
+    codes_per_word: int = 0
+    group: int = 0
+    has_minima: bool = False
+
+    @property
+    def num_words(self) -> int:
+        """Words along one row."""
+        return self.num_columns // self.codes_per_word
+
+    @property
+    def words_per_scale(self) -> int:
+        return self.group // self.codes_per_word
+
     @property
     def num_bytes(self) -> int:
         return sum(part.nbytes for part in self.parts if isinstance(part, np.ndarray))
@@ -118,7 +133,19 @@ def pack(raw: Array, dtype: DType, num_columns: int) -> Packed:
         scales[first:last] = _interleave(_as_scale(blocks.scales, scale_type))
         if blocks.minima is not None:
             minima[first:last] = _interleave(_as_scale(blocks.minima, scale_type))
-    return Packed("codes", (codes, scales, minima, np.float32(zero or 0)), num_rows, num_columns)
+    parts = (codes, scales, minima, np.float32(zero or 0))
+    has_minima = sample.minima is not None
+    return Packed("codes", parts, num_rows, num_columns, codes_per_word, sample.group, has_minima)
+
+
+def place(name: str, owner: str, dtype: DType, packed: Packed, *, device: str = "cpu") -> Tensor:
+    """A packed weight as a Tensor [num_rows, num_columns] on `device`."""
+    shape = (packed.num_rows, packed.num_columns)
+    if device == "cpu":
+        return memory.adopt(name, owner, dtype, shape, packed, packed.num_bytes)
+    allocation, parts = memory.upload(packed.parts, device)
+    data = replace(packed, parts=parts)
+    return Tensor(name, owner, dtype, shape, contiguous_strides(shape), 0, allocation, data)
 
 
 def padded(num_rows: int) -> int:

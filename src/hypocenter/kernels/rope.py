@@ -101,18 +101,24 @@ def rotate(
     cos, sin = table
     if style not in ("normal", "neox"):
         raise LaunchRejected("rope", f"style is {style!r}, but must be normal or neox")
+    facts = {
+        "x": x,
+        "positions": positions,
+        "cos": cos,
+        "sin": sin,
+        "counts": counts,
+        "num_heads": num_heads,
+        "head_dim": head_dim,
+    }
+    if plan.device != "cpu":
+        from hypocenter.kernels import rope_gpu
+
+        rope_gpu.launch(plan, CONTRACT, facts, style == "normal")
+        return
     plan.launch(
         rope_cpu.rope,
         *(x, counts, positions, cos, sin, num_heads, head_dim, style == "normal"),
         contract=CONTRACT,
-        facts={
-            "x": x,
-            "positions": positions,
-            "cos": cos,
-            "sin": sin,
-            "counts": counts,
-            "num_heads": num_heads,
-            "head_dim": head_dim,
-        },
+        facts=facts,
         work_per_row=4 * num_heads * cos.shape[1],
     )

@@ -39,9 +39,11 @@ class StepInputs:
     counts: Tensor
 
     @classmethod
-    def allocate(cls, max_tokens: int, max_sequences: int, max_blocks: int) -> StepInputs:
+    def allocate(
+        cls, max_tokens: int, max_sequences: int, max_blocks: int, *, device: str
+    ) -> StepInputs:
         def ints(name: str, *shape: int) -> Tensor:
-            return allocate(name, "step", DType.I32, shape)
+            return allocate(name, "step", DType.I32, shape, device=device)
 
         return cls(
             token_ids=ints("token_ids", max_tokens),
@@ -63,16 +65,17 @@ class KVPages:
 
     @classmethod
     def allocate(
-        cls, facts: Architecture, num_blocks: int, block_size: int, dtype: DType
+        cls, facts: Architecture, num_blocks: int, block_size: int, dtype: DType, *, device: str
     ) -> KVPages:
         heads, head_dim = facts.num_kv_heads, facts.head_dim
         key_shape = (num_blocks, heads, head_dim, block_size)
         value_shape = (num_blocks, heads, block_size, -(-head_dim // 16) * 16)
-        layers = range(facts.num_layers)
-        return cls(
-            tuple(allocate(f"k_cache.{i}", "kv_cache", dtype, key_shape) for i in layers),
-            tuple(allocate(f"v_cache.{i}", "kv_cache", dtype, value_shape) for i in layers),
-        )
+
+        def pages(kind: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+            names = (f"{kind}_cache.{index}" for index in range(facts.num_layers))
+            return tuple(allocate(name, "kv_cache", dtype, shape, device=device) for name in names)
+
+        return cls(pages("k", key_shape), pages("v", value_shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +92,9 @@ class _Buffers:
     up: Tensor
 
     @classmethod
-    def allocate(cls, facts: Architecture, max_tokens: int) -> _Buffers:
+    def allocate(cls, facts: Architecture, max_tokens: int, *, device: str) -> _Buffers:
         def wide(name: str, width: int) -> Tensor:
-            return allocate(name, "decoder", DType.F32, (max_tokens, padded(width)))
+            return allocate(name, "decoder", DType.F32, (max_tokens, padded(width)), device=device)
 
         heads, kv_heads = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
         return cls(
@@ -121,7 +124,7 @@ class Decoder:
         max_tokens: int,
     ) -> None:
         self.facts, self.weights, self.inputs, self.pages = facts, weights, inputs, pages
-        self._buffers = _Buffers.allocate(facts, max_tokens)
+        self._buffers = _Buffers.allocate(facts, max_tokens, device=inputs.counts.device)
 
     def plan(self, num_tokens: int, num_logit_rows: int) -> Plan:
         """The launches of a step of up to `num_tokens` tokens and `num_logit_rows` logit rows.
@@ -129,7 +132,10 @@ class Decoder:
         The result holds logits f32 [num_logit_rows, vocab_size], or the last hidden
         states when no logits are wanted.
         """
-        plan, b = PlanBuilder(num_tokens), self._buffers.first(num_tokens)
+        plan, b = (
+            PlanBuilder(num_tokens, self.inputs.counts.device),
+            self._buffers.first(num_tokens),
+        )
         inputs, facts, counts = self.inputs, self.facts, self.inputs.counts
         lookup(plan, inputs.token_ids, self.weights.token_table, b.x, counts)
         if facts.family.scaled_embedding:
@@ -199,9 +205,12 @@ class Decoder:
     def _logits(self, plan: PlanBuilder, b: _Buffers, num_logit_rows: int) -> Tensor:
         facts, weights, counts = self.facts, self.weights, self.inputs.counts
         hidden = rows(b.hidden, 0, num_logit_rows)
-        logits = allocate(
-            "logits", "decoder", DType.F32, (num_logit_rows, padded(facts.vocab_size))
-        )
+
+        def rows_of(width: int) -> Tensor:
+            shape = (num_logit_rows, width)
+            return allocate("logits", "decoder", DType.F32, shape, device=counts.device)
+
+        logits = rows_of(padded(facts.vocab_size))
         gather(plan, b.x, self.inputs.logit_rows, hidden, counts)
         rms_norm(
             plan, hidden, weights.output_norm, facts.norm_eps, hidden, counts,
@@ -213,6 +222,6 @@ class Decoder:
         if facts.vocab_size == logits.shape[1]:
             return logits
         # Padding has the logit 0, which a sampler would take for a token.
-        narrowed = allocate("logits", "decoder", DType.F32, (num_logit_rows, facts.vocab_size))
+        narrowed = rows_of(facts.vocab_size)
         narrow(plan, logits, narrowed, counts)
         return narrowed

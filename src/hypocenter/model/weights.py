@@ -61,13 +61,15 @@ def load_weights(
     architecture: Architecture,
     context_length: int,
     progress: Progress | None = None,
+    *,
+    device: str = "cpu",
 ) -> Weights:
     """Pack every tensor of `file`; `progress` hears a name and the share done.
 
     Raises BadModelFile for a missing tensor or a wrong shape, UnsupportedModel for a tensor that
     this architecture does not use: to ignore it would be to compute something else.
     """
-    loader = _Loader(file, architecture, progress)
+    loader = _Loader(file, architecture, progress, device)
     table = loader.matrix("token_embd", architecture.vocab_size, architecture.width)
     layers = tuple(loader.layer(index) for index in range(architecture.num_layers))
     output_norm = loader.vector("output_norm.weight", architecture.width)
@@ -84,9 +86,10 @@ class _Loader:
     """Takes tensors out of a file by name and remembers which were taken."""
 
     def __init__(
-        self, file: GGUFFile, architecture: Architecture, progress: Progress | None
+        self, file: GGUFFile, architecture: Architecture, progress: Progress | None, device: str
     ) -> None:
         self.file, self.facts, self.progress = file, architecture, progress
+        self.device = device
         self.taken: set[str] = set()
 
     def layer(self, index: int) -> LayerWeights:
@@ -183,9 +186,7 @@ class _Loader:
         parts, start = [], 0
         for count in row_counts:
             packed = quant.pack(raw[start : start + count], dtype, num_columns)
-            parts.append(
-                memory.adopt(name, "model", dtype, (count, num_columns), packed, packed.num_bytes)
-            )
+            parts.append(quant.place(name, "model", dtype, packed, device=self.device))
             start += count
         return tuple(parts)
 
@@ -218,7 +219,9 @@ class _Loader:
         return self.vector(name, length) if wanted else None
 
     def _pad(self, name: str, values: np.ndarray[Any, Any]) -> Tensor:
-        tensor = memory.allocate(name, "model", DType.F32, (quant.padded(len(values)),))
+        tensor = memory.allocate(
+            name, "model", DType.F32, (quant.padded(len(values)),), device=self.device
+        )
         memory.to_device(tensor, np.ascontiguousarray(values))
         return tensor
 
@@ -250,7 +253,9 @@ class _Loader:
         )
         pair = []
         for values, kind in ((cos, "cos"), (sin, "sin")):
-            tensor = memory.allocate(f"{name}_{kind}", "model", DType.F32, values.shape)
+            tensor = memory.allocate(
+                f"{name}_{kind}", "model", DType.F32, values.shape, device=self.device
+            )
             memory.to_device(tensor, values)
             pair.append(tensor)
         return pair[0], pair[1]

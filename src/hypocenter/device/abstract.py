@@ -1,0 +1,106 @@
+"""A device that runs nothing and remembers how each kernel is launched.
+
+A plan made on it shows every launch of a model of any size without its weights: what to compile
+for GPUs that are not there, and which kernels a model reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.backend import Bytes
+from hypocenter.device.launch import Launch
+from hypocenter.device.specimen import Specimen
+from hypocenter.tensor import DType
+
+_POINTERS = {
+    DType.F32: "*fp32",
+    DType.F16: "*fp16",
+    DType.I16: "*i16",
+    DType.I32: "*i32",
+    DType.I64: "*i64",
+    DType.U8: "*u8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AbstractPointer:
+    """Stands for a pointer argument: its element type and alignment are all that is known."""
+
+    address: int
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Launcher:
+    jit: Any
+
+    def __call__(self, *args: Any, **options: Any) -> None:
+        """A launch on a device that is not there does nothing."""
+
+
+class AbstractGpu:
+    """Implements `Backend` without memory."""
+
+    name = "abstract"
+
+    def __init__(self) -> None:
+        self._next = 1 << 40
+
+    def allocate(self, num_bytes: int) -> int:
+        address = self._next
+        self._next += -(-max(num_bytes, 1) // 256) * 256
+        return address
+
+    def free(self, address: int) -> None:
+        """Addresses are never given again."""
+
+    def copy_in(self, address: int, data: Bytes) -> None:
+        """There is nothing to copy to."""
+
+    def copy_out(self, address: int, num_bytes: int) -> Bytes:
+        return np.zeros(num_bytes, np.uint8)
+
+    def argument(self, address: int, dtype: DType, num_elements: int) -> AbstractPointer:
+        return AbstractPointer(address, dtype)
+
+    def launcher(self, jit: Any) -> Callable[..., None]:
+        return _Launcher(jit)
+
+    def synchronise(self) -> None:
+        """Nothing runs."""
+
+
+def specimens(launches: Iterable[Launch], label: str) -> list[Specimen]:
+    """How the launches of a plan made on an abstract device specialise their kernels."""
+    return [_specimen(launch, label) for launch in launches]
+
+
+def _specimen(launch: Launch, label: str) -> Specimen:
+    jit = launch.function.jit
+    constants = {
+        name: value for name, value in launch.options.items() if name not in ("grid", "num_warps")
+    }
+    run_time = [name for name in jit.arg_names if name not in constants]
+    signature, divisible = {}, []
+    for name, value in zip(run_time, launch.args, strict=True):
+        signature[name] = _type_of(value)
+        place = value.address if isinstance(value, AbstractPointer) else value
+        if isinstance(place, int) and not isinstance(place, bool) and place % 16 == 0:
+            divisible.append(name)
+    options = {"num_warps": launch.options["num_warps"]}
+    return Specimen(jit, signature, constants, tuple(divisible), options, label)
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, AbstractPointer):
+        return _POINTERS[value.dtype]
+    if isinstance(value, bool):
+        return "i1"
+    if isinstance(value, int):
+        return "i32" if -(1 << 31) <= value < 1 << 31 else "i64"
+    return "fp32"

@@ -1,0 +1,62 @@
+"""What a GPU, real or simulated, must be able to do; `gpu.py` and `sim.py` do it.
+
+Memory is bytes at addresses here; names, shapes and owners are `memory.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from hypocenter.tensor import DType
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Backend(Protocol):
+    """One device. Calls come from one thread at a time."""
+
+    @property
+    def name(self) -> str:
+        """As users write it: cuda, hip, sim:mi300x."""
+        ...
+
+    def allocate(self, num_bytes: int) -> int:
+        """Address of fresh memory, aligned to 256 bytes; its contents are undefined.
+
+        Raises OutOfMemory when the device has no room left.
+        """
+        ...
+
+    def free(self, address: int) -> None:
+        """Give memory back, after everything that was launched before has run."""
+        ...
+
+    def copy_in(self, address: int, data: Bytes) -> None:
+        """Copy host bytes to the device, in order with what was launched before."""
+        ...
+
+    def copy_out(self, address: int, num_bytes: int) -> Bytes:
+        """Wait for everything launched before, then copy device bytes to the host.
+
+        Raises DeviceFault when something that was launched before has faulted.
+        """
+        ...
+
+    def argument(self, address: int, dtype: DType, num_elements: int) -> Any:
+        """What a launch passes for a pointer to `num_elements` elements at `address`."""
+        ...
+
+    def launcher(self, jit: Any) -> Callable[..., None]:
+        """The function that launches `jit`: launcher(*args, grid=, num_warps=, **constants).
+
+        It returns before the kernel has run, and raises LaunchRejected for a configuration that
+        the device refuses.
+        """
+        ...
+
+    def synchronise(self) -> None:
+        """Wait for everything launched; raises DeviceFault when something has faulted."""
+        ...

@@ -1,0 +1,82 @@
+"""Triton kernels of `activation`: one program is a stretch of one row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypocenter.device.gpu_lang import tl, triton
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.contract import Contract
+
+_BLOCK = 256
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def gate_kernel(gate_ptr, up_ptr, counts_ptr, width, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (column < width) & (row < tl.load(counts_ptr))
+    at = row * width + column
+    x = tl.load(gate_ptr + at, mask=inside, other=0.0)
+    up = tl.load(up_ptr + at, mask=inside, other=0.0)
+    u = 1.5957691216057308 * (x + 0.044715 * x * x * x) if IS_GELU else x
+    tl.store(gate_ptr + at, x * _sigmoid(u) * up, mask=inside)
+
+
+@triton.jit
+def scale_kernel(x_ptr, counts_ptr, count, factor, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (column < width) & (row < tl.load(counts_ptr + count))
+    at = x_ptr + row * width + column
+    tl.store(at, tl.load(at, mask=inside, other=0.0) * factor, mask=inside)
+
+
+@triton.jit
+def softcap_kernel(x_ptr, counts_ptr, count, cap, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (column < width) & (row < tl.load(counts_ptr + count))
+    at = x_ptr + row * width + column
+    x = tl.load(at, mask=inside, other=0.0)
+    tl.store(at, cap * (2.0 * _sigmoid(2.0 * x / cap) - 1.0), mask=inside)
+
+
+def launch_gate(
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], is_gelu: bool
+) -> None:
+    """Append gate: one program for 256 columns of each row of the bucket."""
+    gate = facts["gate"]
+    plan.launch_gpu(
+        gate_kernel,
+        *(gate, facts["up"], facts["counts"], gate.shape[1]),
+        grid=(gate.shape[0], triton.cdiv(gate.shape[1], _BLOCK)),
+        contract=contract,
+        facts=facts,
+        IS_GELU=is_gelu,
+        BLOCK=_BLOCK,
+    )
+
+
+def launch_in_place(
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], count: int
+) -> None:
+    """Append scale or softcap, whichever the contract is of."""
+    x = facts["x"]
+    kernel, number = (
+        (scale_kernel, facts["factor"]) if "factor" in facts else (softcap_kernel, facts["cap"])
+    )
+    plan.launch_gpu(
+        kernel,
+        *(x, facts["counts"], count, number, x.shape[1]),
+        grid=(x.shape[0], triton.cdiv(x.shape[1], _BLOCK)),
+        contract=contract,
+        facts=facts,
+        BLOCK=_BLOCK,
+    )

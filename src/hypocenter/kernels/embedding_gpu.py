@@ -1,0 +1,133 @@
+"""Triton kernels of `embedding`, over the packed layouts of `quant.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypocenter.device.gpu_lang import tl, triton
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.quant import Packed
+from hypocenter.tensor import DType
+
+_BLOCK = 256
+
+
+@triton.jit
+def lookup_float_kernel(
+    token_ids_ptr, counts_ptr, weights_ptr, out_ptr, num_columns, out_stride,
+    IS_BF16: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (column < num_columns) & (row < tl.load(counts_ptr))
+    token = tl.load(token_ids_ptr + row).to(tl.int64)
+    at = (token // 16 * num_columns + column) * 16 + token % 16
+    value = tl.load(weights_ptr + at, mask=inside, other=0)
+    if IS_BF16:
+        value = (value.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    tl.store(out_ptr + row * out_stride + column, value.to(tl.float32), mask=inside)
+
+
+@triton.jit
+def lookup_codes_kernel(
+    token_ids_ptr, counts_ptr, words_ptr, scales_ptr, minima_ptr, out_ptr, zero, num_words,
+    words_per_scale, out_stride, PER_WORD: tl.constexpr, HAS_MINIMA: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    word_index = column // PER_WORD
+    inside = (word_index < num_words) & (row < tl.load(counts_ptr))
+    token = tl.load(token_ids_ptr + row).to(tl.int64)
+    group, lane = token // 16, token % 16
+    word = tl.load(words_ptr + (group * num_words + word_index) * 16 + lane, mask=inside, other=0)
+    at = (group * (num_words // words_per_scale) + word_index // words_per_scale) * 16 + lane
+    scale = tl.load(scales_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_MINIMA:
+        low = tl.load(minima_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    else:
+        low = -zero * scale
+    j = column % PER_WORD
+    if PER_WORD == 4:
+        code = (word << (24 - 8 * j)) >> 24
+    else:
+        code = (word >> (8 * (j % 4) + 4 * (j // 4))) & 15
+    tl.store(out_ptr + row * out_stride + column, code.to(tl.float32) * scale + low, mask=inside)
+
+
+@triton.jit
+def gather_kernel(x_ptr, rows_ptr, counts_ptr, out_ptr, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (column < width) & (row < tl.load(counts_ptr + 1))
+    source = tl.load(rows_ptr + row).to(tl.int64)
+    value = tl.load(x_ptr + source * width + column, mask=inside, other=0.0)
+    tl.store(out_ptr + row * width + column, value, mask=inside)
+
+
+@triton.jit
+def narrow_kernel(x_ptr, counts_ptr, out_ptr, x_stride, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (column < width) & (row < tl.load(counts_ptr + 1))
+    value = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0)
+    tl.store(out_ptr + row * width + column, value, mask=inside)
+
+
+def launch_lookup(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+    """Append lookup: one program for 256 columns of each token of the bucket."""
+    table, out = facts["table"], facts["out"]
+    packed: Packed = table.data
+    grid = (out.shape[0], triton.cdiv(packed.num_columns, _BLOCK))
+    if packed.layout == "float":
+        plan.launch_gpu(
+            lookup_float_kernel,
+            *(facts["token_ids"], facts["counts"], packed.parts[0], out, packed.num_columns),
+            out.strides[0],
+            grid=grid,
+            contract=contract,
+            facts=facts,
+            IS_BF16=table.dtype is DType.BF16,
+            BLOCK=_BLOCK,
+        )
+        return
+    words, scales, minima, zero = packed.parts
+    plan.launch_gpu(
+        lookup_codes_kernel,
+        *(facts["token_ids"], facts["counts"], words, scales, minima, out, float(zero)),
+        *(packed.num_words, packed.words_per_scale, out.strides[0]),
+        grid=grid,
+        contract=contract,
+        facts=facts,
+        PER_WORD=packed.codes_per_word,
+        HAS_MINIMA=packed.has_minima,
+        BLOCK=_BLOCK,
+    )
+
+
+def launch_gather(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+    """Append gather: one program for 256 columns of each output row."""
+    out = facts["out"]
+    plan.launch_gpu(
+        gather_kernel,
+        *(facts["x"], facts["rows"], facts["counts"], out, out.shape[1]),
+        grid=(out.shape[0], triton.cdiv(out.shape[1], _BLOCK)),
+        contract=contract,
+        facts=facts,
+        BLOCK=_BLOCK,
+    )
+
+
+def launch_narrow(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+    """Append narrow: one program for 256 columns of each row."""
+    x, out = facts["x"], facts["out"]
+    plan.launch_gpu(
+        narrow_kernel,
+        *(x, facts["counts"], out, x.strides[0], out.shape[1]),
+        grid=(out.shape[0], triton.cdiv(out.shape[1], _BLOCK)),
+        contract=contract,
+        facts=facts,
+        BLOCK=_BLOCK,
+    )

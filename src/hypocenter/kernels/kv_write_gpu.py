@@ -1,0 +1,43 @@
+"""Triton kernel of `kv_write`: one program is one head of one token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypocenter.device.gpu_lang import tl, triton
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.contract import Contract
+
+
+@triton.jit
+def kv_write_kernel(
+    k_ptr, v_ptr, counts_ptr, slots_ptr, k_cache_ptr, v_cache_ptr, num_heads, head_dim,
+    block_size, value_pitch, k_stride, v_stride, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token, head = tl.program_id(0), tl.program_id(1)
+    d = tl.arange(0, BLOCK)
+    live = (d < head_dim) & (token < tl.load(counts_ptr))
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    page, offset = slot // block_size * num_heads + head, slot % block_size
+    k = tl.load(k_ptr + token * k_stride + head * head_dim + d, mask=live, other=0.0)
+    v = tl.load(v_ptr + token * v_stride + head * head_dim + d, mask=live, other=0.0)
+    k_at = (page * head_dim + d) * block_size + offset
+    v_at = (page * block_size + offset) * value_pitch + d
+    tl.store(k_cache_ptr + k_at, k.to(k_cache_ptr.dtype.element_ty), mask=live)
+    tl.store(v_cache_ptr + v_at, v.to(v_cache_ptr.dtype.element_ty), mask=live)
+
+
+def launch(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+    """Append kv_write for every KV head of every token of the bucket."""
+    k, v, k_cache, v_cache = (facts[name] for name in ("k", "v", "k_cache", "v_cache"))
+    _, num_heads, head_dim, block_size = k_cache.shape
+    plan.launch_gpu(
+        kv_write_kernel,
+        *(k, v, facts["counts"], facts["slots"], k_cache, v_cache, num_heads, head_dim),
+        *(block_size, v_cache.shape[3], k.strides[0], v.strides[0]),
+        grid=(k.shape[0], num_heads),
+        contract=contract,
+        facts=facts,
+        BLOCK=triton.next_power_of_2(head_dim),
+    )

@@ -1,0 +1,135 @@
+"""Every way in which the decoder launches its GPU kernels, found by planning it without weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypocenter.device import memory
+from hypocenter.device.abstract import AbstractGpu, specimens
+from hypocenter.device.plan import Plan
+from hypocenter.device.specimen import Specimen
+from hypocenter.kernels.quant import Packed, padded
+from hypocenter.model.architecture import FAMILIES, Architecture, Rope
+from hypocenter.model.decoder import Decoder, KVPages, StepInputs
+from hypocenter.model.weights import LayerWeights, Weights
+from hypocenter.tensor import DType, Tensor
+
+# dtype: element types of the packed parts, codes per word, columns per scale, minima.
+_PACKED: dict[DType, tuple[tuple[DType, ...], int, int, bool]] = {
+    DType.F32: ((DType.F32,), 0, 0, False),
+    DType.F16: ((DType.F16,), 0, 0, False),
+    DType.BF16: ((DType.I16,), 0, 0, False),
+    DType.Q8_0: ((DType.I32, DType.F16, DType.F16), 4, 32, False),
+    DType.Q5_1: ((DType.I32, DType.F16, DType.F16), 4, 32, True),
+    DType.Q6_K: ((DType.I32, DType.F32, DType.F32), 4, 16, False),
+    DType.Q5_K: ((DType.I32, DType.F32, DType.F32), 4, 32, True),
+    DType.Q4_0: ((DType.I32, DType.F16, DType.F16), 8, 32, False),
+    DType.Q4_1: ((DType.I32, DType.F16, DType.F16), 8, 32, True),
+    DType.Q4_K: ((DType.I32, DType.F32, DType.F32), 8, 32, True),
+    DType.Q3_K: ((DType.I32, DType.F32, DType.F32), 8, 16, False),
+}
+
+# One model for each kernel variant that a family's facts bring.
+_MODELS: tuple[tuple[str, str, dict[str, object]], ...] = (
+    ("llama", "normal rope, silu", {}),
+    ("qwen3", "neox rope, norms on q and k", {}),
+    ("gemma2", "gelu, post norms, soft caps", {"attn_softcap": 50.0, "final_softcap": 30.0}),
+)
+
+
+def project_specimens() -> tuple[Specimen, ...]:
+    """Each kernel of the project in each form that some route of the decoder launches it in."""
+    found: dict[tuple[object, ...], Specimen] = {}
+    for family, _, facts in _MODELS:
+        for specimen in _of_model(family, DType.Q8_0, DType.F16, **facts):
+            found.setdefault(_key(specimen), specimen)
+    for dtype in _PACKED:
+        for specimen in _of_model("llama", dtype, DType.F32):
+            found.setdefault(_key(specimen), specimen)
+    return tuple(found.values())
+
+
+def abstract_plan(
+    family: str, dtype: DType, kv_dtype: DType, *, num_tokens: int, **changes: object
+) -> Plan:
+    """The plan of a one-layer model of 8B's shape on a device that runs nothing."""
+    facts = replace(_facts(family), **changes)  # type: ignore[arg-type]
+    gpu = AbstractGpu()
+    memory.use_backend(gpu)
+    inputs = StepInputs.allocate(num_tokens, 32, 256, device=gpu.name)
+    pages = KVPages.allocate(facts, 4096, 16, kv_dtype, device=gpu.name)
+    decoder = Decoder(facts, _weights(facts, dtype), inputs, pages, num_tokens)
+    return decoder.plan(num_tokens, min(num_tokens, 4))
+
+
+def _of_model(family: str, dtype: DType, kv_dtype: DType, **changes: object) -> list[Specimen]:
+    label = f"{dtype.name.lower()}, {kv_dtype.name.lower()} cache"
+    plan = abstract_plan(family, dtype, kv_dtype, num_tokens=64, **changes)
+    return specimens(plan.launches, label)
+
+
+def _key(specimen: Specimen) -> tuple[object, ...]:
+    return (
+        specimen.kernel, tuple(specimen.signature.items()), tuple(specimen.constants.items()),
+        specimen.divisible,
+    )  # fmt: skip
+
+
+def _facts(family: str) -> Architecture:
+    rope = Rope(base=500000.0, dim=128)
+    return Architecture(
+        name=family, family=FAMILIES[family], num_layers=1, width=4096, num_heads=32,
+        num_kv_heads=8, head_dim=128, ffn_width=14336, vocab_size=128255, context_length=4096,
+        norm_eps=1e-5, rope=rope, local_rope=rope, attn_scale=128**-0.5, attn_softcap=0.0,
+        final_softcap=0.0, window=0,
+    )  # fmt: skip
+
+
+def _undefined(name: str, dtype: DType, shape: tuple[int, ...]) -> Tensor:
+    return memory.allocate_undefined(name, "model", dtype, shape, device=AbstractGpu.name)
+
+
+def _weights(facts: Architecture, dtype: DType) -> Weights:
+    def matrix(name: str, num_rows: int, num_columns: int) -> Tensor:
+        parts, per_word, group, has_minima = _PACKED[dtype]
+        shape = (padded(num_rows) * num_columns // (per_word or 1),)
+        bases = tuple(_undefined(name, part, shape) for part in parts)
+        values = (*(base.data for base in bases), 8.0)[: len(parts) + bool(per_word)]
+        layout = "codes" if per_word else "float"
+        packed = Packed(layout, values, num_rows, num_columns, per_word, group, has_minima)
+        whole = (num_rows, num_columns)
+        return Tensor(name, "model", dtype, whole, (num_columns, 1), 0, bases[0].allocation, packed)
+
+    def vector(name: str, length: int) -> Tensor:
+        return _undefined(name, DType.F32, (padded(length),))
+
+    def vector_if(wanted: bool, name: str, length: int) -> Tensor | None:
+        return vector(name, length) if wanted else None
+
+    family, width, ffn = facts.family, facts.width, facts.ffn_width
+    heads, kv_heads = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
+    layer = LayerWeights(
+        attn_norm=vector("attn_norm", width),
+        q=matrix("q", heads, width),
+        k=matrix("k", kv_heads, width),
+        v=matrix("v", kv_heads, width),
+        q_bias=vector("q_bias", heads),
+        k_bias=None,
+        v_bias=None,
+        q_norm=vector_if(family.qk_norm, "q_norm", facts.head_dim),
+        k_norm=vector_if(family.qk_norm, "k_norm", facts.head_dim),
+        attn_output=matrix("attn_output", width, heads),
+        attn_output_bias=None,
+        post_attn_norm=vector_if(family.post_norms, "post_attn_norm", width),
+        ffn_norm=vector("ffn_norm", width),
+        gate=matrix("gate", ffn, width),
+        up=matrix("up", ffn, width),
+        down=matrix("down", width, ffn),
+        post_ffn_norm=vector_if(family.post_norms, "post_ffn_norm", width),
+    )
+    shape = (facts.context_length, facts.rope.dim // 2)
+    table = tuple(_undefined(name, DType.F32, shape) for name in ("cos", "sin"))
+    pair = (table[0], table[1])
+    token_table = matrix("token_embd", facts.vocab_size, width)
+    norm = vector("output_norm", width)
+    return Weights(token_table, (layer,), norm, token_table, pair, pair, 0)
