@@ -20,7 +20,16 @@ from kernel_launch import (
 from hypocenter.device import plan
 from hypocenter.device.memory import to_host
 from hypocenter.errors import LaunchRejected
-from hypocenter.kernels import activation, attention, embedding, kv_write, linear, norm, quant, rope
+from hypocenter.kernels import (
+    activation,
+    attention,
+    block_types,
+    embedding,
+    kv_write,
+    linear,
+    norm,
+    rope,
+)
 from hypocenter.tensor import WEIGHT_TYPES, DType
 
 EPS = 2.0**-24
@@ -38,7 +47,7 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_linear(dtype: DType, num_rows: int, num_outputs: int) -> None:
     num_columns = 512 if dtype.is_quantised else 131
     raw = random_rows(dtype, num_outputs, num_columns)
-    weights = quant.dequantise(raw, dtype, num_columns).astype(np.float64)
+    weights = block_types.dequantise(raw, dtype, num_columns).astype(np.float64)
     rng = np.random.default_rng(1)
     x = rng.standard_normal((num_rows, num_columns)).astype(np.float32)
     x[:, -1] = 4  # so that the last column weighs enough to be missed
@@ -90,7 +99,7 @@ def test_lookup_is_exact(dtype: DType) -> None:
         ),
         5,
     )
-    exact = quant.dequantise(raw, dtype, 256)[ids].astype(np.float64)
+    exact = block_types.dequantise(raw, dtype, 256)[ids].astype(np.float64)
     error = np.abs(to_host(out) - exact)
     # scale * code + minimum in one rounding here, in two where both are stored.
     assert np.max(error / np.maximum(np.abs(exact), 1e-3)) <= (

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_launch import BLOCK_TYPES, bits, random_rows
 
-from hypocenter.kernels import quant
+from hypocenter.kernels import block_types, quant
 from hypocenter.tensor import WEIGHT_TYPES, DType
 
 
@@ -17,7 +17,7 @@ from hypocenter.tensor import WEIGHT_TYPES, DType
 def test_dequantisation_is_bit_equal_to_the_gguf_package(dtype: DType) -> None:
     raw = random_rows(dtype, 300, 512)
     oracle = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[dtype.name])
-    assert (bits(quant.dequantise(raw, dtype, 512)) == bits(oracle.astype(np.float32))).all()
+    assert (bits(block_types.dequantise(raw, dtype, 512)) == bits(oracle.astype(np.float32))).all()
 
 
 @pytest.mark.parametrize("dtype", BLOCK_TYPES)
@@ -30,7 +30,7 @@ def test_any_bytes_dequantise_as_the_gguf_package_does(dtype: DType, data: st.Da
     )
     with np.errstate(all="ignore"):
         oracle = gguf.quants.dequantize(raw[None], gguf.GGMLQuantizationType[dtype.name])
-        ours = quant.dequantise(raw[None], dtype, dtype.block_elements)
+        ours = block_types.dequantise(raw[None], dtype, dtype.block_elements)
     np.testing.assert_array_equal(ours, oracle)
 
 
@@ -47,12 +47,13 @@ def test_a_packed_weight_holds_every_value_once(dtype: DType, num_rows: int) -> 
     raw = random_rows(dtype, num_rows, 256)
     packed = quant.pack(raw, dtype, 256)
     assert packed.num_rows == num_rows
-    assert (bits(_unpacked(packed)) == bits(quant.dequantise(raw, dtype, 256))).all()
+    assert packed.num_bytes == sum(p.nbytes for p in packed.parts if isinstance(p, np.ndarray))
+    assert (bits(_unpacked(packed)) == bits(block_types.dequantise(raw, dtype, 256))).all()
 
 
 def _unpacked(packed: quant.Packed) -> np.ndarray:
     """The packed layout read back by its description in `Packed`, in plain numpy."""
-    if packed.layout == "float":
+    if packed.layout.is_float:
         (weights,) = packed.parts
         rows = weights.transpose(0, 2, 1).reshape(-1, packed.num_columns)[: packed.num_rows]
         rows = np.ascontiguousarray(rows)

@@ -59,7 +59,7 @@ def collect(file: GGUFFile, context_length: int | None) -> dict[str, Any]:
             "by_type": [{**asdict(count), "dtype": count.dtype.name} for count in counts],
         },
         "architecture": _architecture(facts) if facts else None,
-        "memory": _memory(facts, weight_bytes, context_length) if facts else None,
+        "memory": _memory(facts, inspection.loaded_bytes(file), context_length) if facts else None,
         "problem": problem,
     }
 

@@ -29,8 +29,6 @@ NARROW = Contract(
     Arg("counts", (DType.I32,), "2"),
 )
 
-_KERNELS = {"float": embedding_cpu.lookup_float, "codes": embedding_cpu.lookup_codes}
-
 
 def lookup(
     plan: PlanBuilder, token_ids: Tensor, table: Tensor, out: Tensor, counts: Tensor
@@ -47,7 +45,7 @@ def lookup(
         embedding_gpu.launch_lookup(plan, LOOKUP, facts)
         return
     plan.launch(
-        _KERNELS[packed.layout],
+        embedding_cpu.lookup_float if packed.layout.is_float else embedding_cpu.lookup_codes,
         token_ids,
         counts,
         table,

@@ -81,7 +81,7 @@ def launch_lookup(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any
     table, out = facts["table"], facts["out"]
     packed: Packed = table.data
     grid = (out.shape[0], triton.cdiv(packed.num_columns, _BLOCK))
-    if packed.layout == "float":
+    if packed.layout.is_float:
         plan.launch_gpu(
             lookup_float_kernel,
             *(facts["token_ids"], facts["counts"], packed.parts[0], out, packed.num_columns),
@@ -97,12 +97,12 @@ def launch_lookup(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any
     plan.launch_gpu(
         lookup_codes_kernel,
         *(facts["token_ids"], facts["counts"], words, scales, minima, out, float(zero)),
-        *(packed.num_words, packed.words_per_scale, out.strides[0]),
+        *(packed.num_words, packed.layout.words_per_scale, out.strides[0]),
         grid=grid,
         contract=contract,
         facts=facts,
-        PER_WORD=packed.codes_per_word,
-        HAS_MINIMA=packed.has_minima,
+        PER_WORD=packed.layout.codes_per_word,
+        HAS_MINIMA=packed.layout.has_minima,
         BLOCK=_BLOCK,
     )
 

@@ -23,7 +23,6 @@ CONTRACT = Contract(
     Arg("counts", (DType.I32,), "2"),
 )
 
-_KERNELS = {"float": linear_cpu.linear_float, "codes": linear_cpu.linear_codes}
 _NO_BIAS = np.zeros(0, np.float32)
 
 
@@ -60,7 +59,7 @@ def linear(
         linear_gpu.launch(plan, CONTRACT, facts, count, accumulate)
         return
     plan.launch(
-        _KERNELS[packed.layout],
+        linear_cpu.linear_float if packed.layout.is_float else linear_cpu.linear_codes,
         *(x, counts, count, weight, _NO_BIAS if bias is None else bias, out, accumulate),
         contract=CONTRACT,
         facts=facts,

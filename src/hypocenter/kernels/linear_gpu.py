@@ -102,7 +102,7 @@ def launch(
     strides = (x.strides[0], out.strides[0])
     # A kernel without bias never reads the pointer; Triton wants one all the same.
     some_bias = x if bias is None else bias
-    if packed.layout == "float":
+    if packed.layout.is_float:
         plan.launch_gpu(
             linear_float_kernel,
             *(x, facts["counts"], packed.parts[0], some_bias, out, count, packed.num_columns),
@@ -119,12 +119,12 @@ def launch(
     plan.launch_gpu(
         linear_codes_kernel,
         *(x, facts["counts"], words, scales, minima, some_bias, out, count, float(zero)),
-        *(packed.num_words, packed.words_per_scale, *strides),
+        *(packed.num_words, packed.layout.words_per_scale, *strides),
         grid=grid,
         contract=contract,
         facts=facts,
-        PER_WORD=packed.codes_per_word,
-        HAS_MINIMA=packed.has_minima,
+        PER_WORD=packed.layout.codes_per_word,
+        HAS_MINIMA=packed.layout.has_minima,
         BLOCK=32,
         **flags,
     )

@@ -1,19 +1,18 @@
-"""GGUF block types: their bytes as codes, scales and minima, and the packed layouts of a weight.
+"""The packed layouts in which kernels read a weight, and the way into them from GGUF bytes.
 
-Every block type is `scale * code + minimum` with one scale (and minimum) per group of 16 or 32
-columns, so two packed layouts hold them all: 8-bit codes and 4-bit codes. Formats: ggml's
-`ggml-common.h` (block structs) and `ggml-quants.c` (dequantize_row_*).
+Two layouts of codes hold every block type: 8-bit codes and 4-bit codes, with a scale (and
+minimum) per group of columns. What the bytes of a block type mean is in `block_types.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from hypocenter.device import memory
+from hypocenter.kernels.block_types import unpack
 from hypocenter.tensor import DType, Tensor, contiguous_strides
 
 Array = np.ndarray[Any, Any]
@@ -23,33 +22,60 @@ LANES = 16
 ROWS_PER_ITEM = 64
 _SLAB_ROWS = 1024
 
-# The sixteen values of the non-linear 4-bit types (kvalues_iq4nl).
-_IQ4_VALUES = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
-)
-
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
-    """Unpacked rows: value = scales * codes + minima, each product and sum rounded to f32.
+class Layout:
+    """How one GGUF type is packed: `codes_per_word` 0 is the float layout, elements of `dtype`.
 
-    codes int8 [num_rows, num_columns]; scales f32 and minima f32 or None
-    [num_rows, num_columns / group].
+    `zero` is what was added to a code to make it unsigned; scales stay in f16 where the type has
+    them so and are f32 where it multiplies two fields.
     """
 
-    codes: Array
-    scales: Array
-    minima: Array | None
-    group: int
+    dtype: DType
+    codes_per_word: int = 0
+    zero: int = 0
+    group: int = 0
+    scale_dtype: DType = DType.F32
+    has_minima: bool = False
 
-    def values(self) -> Array:
-        """f32 [num_rows, num_columns], bit-equal to ggml's dequantisation."""
-        num_rows, num_columns = self.codes.shape
-        grouped = self.codes.reshape(num_rows, -1, self.group).astype(np.float32)
-        values = grouped * self.scales[..., None]
-        if self.minima is not None:
-            values += self.minima[..., None]
-        return values.reshape(num_rows, num_columns)
+    @property
+    def is_float(self) -> bool:
+        return self.codes_per_word == 0
+
+    @property
+    def words_per_scale(self) -> int:
+        return self.group // self.codes_per_word
+
+    def num_bytes(self, num_rows: int, num_columns: int) -> int:
+        """Bytes of a packed weight [num_rows, num_columns]."""
+        num_elements = padded(num_rows) * num_columns
+        if self.is_float:
+            return num_elements * self.dtype.block_bytes
+        scale_bytes = self.scale_dtype.block_bytes * (2 if self.has_minima else 1)
+        return num_elements // self.codes_per_word * 4 + num_elements // self.group * scale_bytes
+
+
+_HALF = DType.F16
+LAYOUTS: dict[DType, Layout] = {
+    layout.dtype: layout
+    for layout in (
+        Layout(DType.F32),
+        Layout(DType.F16),
+        Layout(DType.BF16),
+        Layout(DType.Q4_0, 8, zero=8, group=32, scale_dtype=_HALF),
+        Layout(DType.Q4_1, 8, group=32, scale_dtype=_HALF, has_minima=True),
+        Layout(DType.Q5_0, 4, group=32, scale_dtype=_HALF),
+        Layout(DType.Q5_1, 4, group=32, scale_dtype=_HALF, has_minima=True),
+        Layout(DType.Q8_0, 4, group=32, scale_dtype=_HALF),
+        Layout(DType.Q2_K, 8, group=16, has_minima=True),
+        Layout(DType.Q3_K, 8, zero=4, group=16),
+        Layout(DType.Q4_K, 8, group=32, has_minima=True),
+        Layout(DType.Q5_K, 4, group=32, has_minima=True),
+        Layout(DType.Q6_K, 4, group=16),
+        Layout(DType.IQ4_NL, 4, group=32, scale_dtype=_HALF),
+        Layout(DType.IQ4_XS, 4, group=32),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,85 +83,48 @@ class Packed:
     """A weight as the CPU kernels read it: 16 rows interleaved, rows padded to 64 with zeros.
 
     layout `float`: parts = (weights,), [num_rows / 16, num_columns, 16] as f32, f16 bits (uint16)
-    or bf16 bits (int16). layout `codes`: parts = (codes, scales, minima, zero): words of four
-    8-bit codes (int32) or eight 4-bit codes (uint32) [num_rows / 16, num_columns / 4 or 8, 16];
-    scales and minima
-    [num_rows / 16, num_columns / group, 16] as f32 or f16 bits, minima empty when there are none;
-    value = scale * (code - zero) + minimum.
+    or bf16 bits (int16). layout `codes`: parts = (words, scales, minima, zero): four 8-bit codes
+    (int32) or eight 4-bit codes (uint32) to a word [num_rows / 16, num_columns / 4 or 8, 16];
+    scales and minima [num_rows / 16, num_columns / group, 16] as f32 or f16 bits, minima empty
+    when there are none; value = scale * (code - zero) + minimum.
     """
 
-    layout: str
+    layout: Layout
     parts: tuple[Any, ...]
     num_rows: int
     num_columns: int
 
-    #: How many columns one word holds, and one scale serves; 0 for the float layout.
-    codes_per_word: int = 0
-    group: int = 0
-    has_minima: bool = False
-
     @property
     def num_words(self) -> int:
-        """Words along one row."""
-        return self.num_columns // self.codes_per_word
-
-    @property
-    def words_per_scale(self) -> int:
-        return self.group // self.codes_per_word
+        """Words of codes along one row."""
+        return self.num_columns // self.layout.codes_per_word
 
     @property
     def num_bytes(self) -> int:
-        return sum(part.nbytes for part in self.parts if isinstance(part, np.ndarray))
-
-
-def dequantise(raw: Array, dtype: DType, num_columns: int) -> Array:
-    """Rows of GGUF bytes (uint8 [num_rows, row_bytes]) as f32 [num_rows, num_columns]."""
-    if dtype is DType.F32:
-        return raw.view(np.float32)
-    if dtype is DType.F16:
-        return raw.view(np.float16).astype(np.float32)
-    if dtype is DType.BF16:
-        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return unpack(raw, dtype, num_columns).values()
-
-
-def unpack(raw: Array, dtype: DType, num_columns: int) -> Blocks:
-    """Rows of GGUF bytes of a block type as codes, scales and minima."""
-    num_rows = raw.shape[0]
-    blocks = raw.reshape(num_rows, num_columns // dtype.block_elements, dtype.block_bytes)
-    codes, scales, minima = _READERS[dtype](blocks)
-    scales = scales.reshape(num_rows, -1)
-    group = num_columns // scales.shape[1]
-    lows = None if minima is None else minima.reshape(num_rows, -1)
-    return Blocks(codes.reshape(num_rows, num_columns), scales, lows, group)
+        return self.layout.num_bytes(self.num_rows, self.num_columns)
 
 
 def pack(raw: Array, dtype: DType, num_columns: int) -> Packed:
     """Bring rows of GGUF bytes (uint8 [num_rows, row_bytes]) into their packed layout."""
     if not dtype.is_quantised:
         return _pack_float(raw, dtype, num_columns)
-    num_rows = raw.shape[0]
-    zero = _ZEROS.get(dtype)
-    codes_per_word = 4 if zero is None else 8
-    sample = unpack(raw[:1], dtype, num_columns)
-    num_groups = num_columns // sample.group
-    shape = (padded(num_rows) // LANES, num_groups, LANES)
-    scale_type = np.uint16 if dtype in _F16_SCALES else np.float32
-    word_type = np.int32 if zero is None else np.uint32
-    codes = np.zeros((shape[0], num_columns // codes_per_word, LANES), word_type)
+    layout, num_rows = LAYOUTS[dtype], raw.shape[0]
+    num_groups = padded(num_rows) // LANES
+    shape = (num_groups, num_columns // layout.group, LANES)
+    scale_type = np.uint16 if layout.scale_dtype is DType.F16 else np.float32
+    word_type = np.int32 if layout.codes_per_word == 4 else np.uint32
+    words = np.zeros((num_groups, num_columns // layout.codes_per_word, LANES), word_type)
     scales = np.zeros(shape, scale_type)
-    minima = np.zeros(shape if sample.minima is not None else (0, 0, LANES), scale_type)
+    minima = np.zeros(shape if layout.has_minima else (0, 0, LANES), scale_type)
+    pack_words = _words8 if layout.codes_per_word == 4 else _words4
     for start in range(0, num_rows, _SLAB_ROWS):
         blocks = unpack(raw[start : start + _SLAB_ROWS], dtype, num_columns)
-        first, last = start // LANES, -(-(start + len(blocks.codes)) // LANES)
-        words = _words8(blocks.codes) if zero is None else _words4(blocks.codes, zero)
-        codes[first:last] = _interleave(words)
-        scales[first:last] = _interleave(_as_scale(blocks.scales, scale_type))
+        slab = slice(start // LANES, -(-(start + len(blocks.codes)) // LANES))
+        words[slab] = _interleave(pack_words(blocks.codes, layout.zero))
+        scales[slab] = _interleave(_as_scale(blocks.scales, scale_type))
         if blocks.minima is not None:
-            minima[first:last] = _interleave(_as_scale(blocks.minima, scale_type))
-    parts = (codes, scales, minima, np.float32(zero or 0))
-    has_minima = sample.minima is not None
-    return Packed("codes", parts, num_rows, num_columns, codes_per_word, sample.group, has_minima)
+            minima[slab] = _interleave(_as_scale(blocks.minima, scale_type))
+    return Packed(layout, (words, scales, minima, np.float32(layout.zero)), num_rows, num_columns)
 
 
 def place(name: str, owner: str, dtype: DType, packed: Packed, *, device: str = "cpu") -> Tensor:
@@ -159,7 +148,7 @@ def _pack_float(raw: Array, dtype: DType, num_columns: int) -> Packed:
     for start in range(0, len(rows), _SLAB_ROWS):
         packed = _interleave(rows[start : start + _SLAB_ROWS])
         weights[start // LANES : start // LANES + len(packed)] = packed
-    return Packed("float", (weights,), len(rows), num_columns)
+    return Packed(LAYOUTS[dtype], (weights,), len(rows), num_columns)
 
 
 def _interleave(rows: Array) -> Array:
@@ -170,8 +159,8 @@ def _interleave(rows: Array) -> Array:
     return rows.reshape(-1, LANES, rows.shape[1]).transpose(0, 2, 1)
 
 
-def _words8(codes: Array) -> Array:
-    """Four columns to a word, the first in the lowest byte."""
+def _words8(codes: Array, zero: int) -> Array:
+    """Four columns to a word, the first in the lowest byte; signed, so nothing is added."""
     return np.ascontiguousarray(codes).view(np.int32)
 
 
@@ -185,150 +174,3 @@ def _words4(codes: Array, zero: int) -> Array:
 def _as_scale(values: Array, kind: type) -> Array:
     # f16 scales come from f16 fields: the way back is exact.
     return values.astype(np.float16).view(np.uint16) if kind is np.uint16 else values
-
-
-def _f16(blocks: Array, offset: int) -> Array:
-    """The f16 field at byte `offset` of each block, as f32 [num_rows, num_blocks, 1]."""
-    field = np.ascontiguousarray(blocks[..., offset : offset + 2])
-    return field.view(np.float16).astype(np.float32)
-
-
-def _nibbles(quants: Array) -> Array:
-    """Bytes [..., n] to codes [..., 2n]: all low nibbles, then all high ones."""
-    return np.concatenate([quants & 15, quants >> 4], axis=-1)
-
-
-def _fifth_bits(blocks: Array, offset: int) -> Array:
-    """32 bits at byte `offset`, one per column, as 0 or 16."""
-    packed = np.ascontiguousarray(blocks[..., offset : offset + 4])
-    return np.unpackbits(packed, axis=-1, bitorder="little") << 4
-
-
-Fields = tuple[Array, Array, Array | None]
-
-
-def _read_q4_0(blocks: Array) -> Fields:
-    return _nibbles(blocks[..., 2:]).view(np.int8) - np.int8(8), _f16(blocks, 0), None
-
-
-def _read_q4_1(blocks: Array) -> Fields:
-    return _nibbles(blocks[..., 4:]).view(np.int8), _f16(blocks, 0), _f16(blocks, 2)
-
-
-def _read_q5_0(blocks: Array) -> Fields:
-    codes = _nibbles(blocks[..., 6:]) | _fifth_bits(blocks, 2)
-    return codes.view(np.int8) - np.int8(16), _f16(blocks, 0), None
-
-
-def _read_q5_1(blocks: Array) -> Fields:
-    codes = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks, 4)
-    return codes.view(np.int8), _f16(blocks, 0), _f16(blocks, 2)
-
-
-def _read_q8_0(blocks: Array) -> Fields:
-    return np.ascontiguousarray(blocks[..., 2:]).view(np.int8), _f16(blocks, 0), None
-
-
-def _two_bit_codes(quants: Array) -> Array:
-    """64 bytes to [..., 2 halves, 4 shifts, 32]: each half holds four columns to a byte."""
-    halves = quants.reshape(*quants.shape[:-1], 2, 1, 32)
-    return (halves >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
-
-
-def _read_q2_k(blocks: Array) -> Fields:
-    packed, codes = blocks[..., :16], _two_bit_codes(blocks[..., 16:80])
-    scales = _f16(blocks, 80) * (packed & 15)
-    minima = -(_f16(blocks, 82) * (packed >> 4))
-    return codes.view(np.int8), scales, minima
-
-
-def _read_q3_k(blocks: Array) -> Fields:
-    low = _two_bit_codes(blocks[..., 32:96])
-    mask = blocks[..., None, None, :32]
-    bit = np.arange(8, dtype=np.uint8).reshape(2, 4, 1)
-    codes = (low | (((mask >> bit) & 1) << 2)).view(np.int8) - np.int8(4)
-    packed = blocks[..., 96:108]
-    low_bits = np.concatenate([packed[..., :8] & 15, packed[..., :8] >> 4], axis=-1)
-    high_bits = (packed[..., None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
-    six_bits = low_bits | (high_bits.reshape(low_bits.shape) << 4)
-    return codes, _f16(blocks, 108) * (six_bits.view(np.int8) - np.int8(32)), None
-
-
-def _six_bit_pairs(packed: Array) -> tuple[Array, Array]:
-    """The 12 bytes of Q4_K and Q5_K: eight 6-bit scales and eight 6-bit minima."""
-    first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
-    scales = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=-1)
-    minima = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=-1)
-    return scales, minima
-
-
-def _paired_nibbles(quants: Array) -> Array:
-    """128 bytes to 8 groups of 32: each 32 bytes hold one group low and the next one high."""
-    chunks = quants.reshape(*quants.shape[:-1], 4, 32)
-    return np.stack([chunks & 15, chunks >> 4], axis=-2)
-
-
-def _read_q4_k(blocks: Array) -> Fields:
-    scales, minima = _six_bit_pairs(blocks[..., 4:16])
-    codes = _paired_nibbles(blocks[..., 16:]).view(np.int8)
-    return codes, _f16(blocks, 0) * scales, -(_f16(blocks, 2) * minima)
-
-
-def _read_q5_k(blocks: Array) -> Fields:
-    scales, minima = _six_bit_pairs(blocks[..., 4:16])
-    high = blocks[..., None, None, 16:48]
-    bit = np.arange(8, dtype=np.uint8).reshape(4, 2, 1)
-    codes = _paired_nibbles(blocks[..., 48:]) | (((high >> bit) & 1) << 4)
-    return codes.view(np.int8), _f16(blocks, 0) * scales, -(_f16(blocks, 2) * minima)
-
-
-def _read_q6_k(blocks: Array) -> Fields:
-    low = blocks[..., :128].reshape(*blocks.shape[:-1], 2, 2, 32)
-    high = blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, 1, 32)
-    low_bits = np.concatenate([low & 15, low >> 4], axis=-2)
-    high_bits = (high >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
-    codes = (low_bits | (high_bits << 4)).view(np.int8) - np.int8(32)
-    scales = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
-    return codes, _f16(blocks, 208) * scales, None
-
-
-def _read_iq4_nl(blocks: Array) -> Fields:
-    return _IQ4_VALUES[_nibbles(blocks[..., 2:])], _f16(blocks, 0), None
-
-
-def _read_iq4_xs(blocks: Array) -> Fields:
-    high = np.ascontiguousarray(blocks[..., 2:4]).view(np.uint16)
-    high_bits = ((high >> (2 * np.arange(8, dtype=np.uint16))) & 3).astype(np.uint8)
-    packed = blocks[..., 4:8]
-    low_bits = np.stack([packed & 15, packed >> 4], axis=-1).reshape(high_bits.shape)
-    scales = (low_bits | (high_bits << 4)).view(np.int8) - np.int8(32)
-    quants = blocks[..., 8:].reshape(*blocks.shape[:-1], 8, 16)
-    return _IQ4_VALUES[_nibbles(quants)], _f16(blocks, 0) * scales, None
-
-
-_READERS: dict[DType, Callable[[Array], Fields]] = {
-    DType.Q4_0: _read_q4_0,
-    DType.Q4_1: _read_q4_1,
-    DType.Q5_0: _read_q5_0,
-    DType.Q5_1: _read_q5_1,
-    DType.Q8_0: _read_q8_0,
-    DType.Q2_K: _read_q2_k,
-    DType.Q3_K: _read_q3_k,
-    DType.Q4_K: _read_q4_k,
-    DType.Q5_K: _read_q5_k,
-    DType.Q6_K: _read_q6_k,
-    DType.IQ4_NL: _read_iq4_nl,
-    DType.IQ4_XS: _read_iq4_xs,
-}
-
-#: Types whose codes fit four bits, with what is added to make them unsigned.
-_ZEROS: dict[DType, int] = {
-    DType.Q4_0: 8,
-    DType.Q4_1: 0,
-    DType.Q2_K: 0,
-    DType.Q3_K: 4,
-    DType.Q4_K: 0,
-}
-
-#: Types whose scales (and minima) are f16 fields themselves; the others multiply two fields.
-_F16_SCALES = frozenset({DType.Q4_0, DType.Q4_1, DType.Q5_0, DType.Q5_1, DType.Q8_0, DType.IQ4_NL})

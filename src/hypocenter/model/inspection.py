@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hypocenter.kernels.quant import LAYOUTS
 from hypocenter.model.gguf import GGUFFile
 from hypocenter.model.gguf_values import StringArray, TensorInfo, ValueType
 from hypocenter.tensor import DType
@@ -128,6 +129,15 @@ def type_counts(file: GGUFFile) -> list[TypeCount]:
         for dtype, infos in by_type.items()
     ]
     return sorted(counts, key=lambda count: -count.num_bytes)
+
+
+def loaded_bytes(file: GGUFFile) -> int:
+    """Bytes that the weights take once packed for the kernels; finer codes are widened."""
+    return sum(
+        LAYOUTS[info.dtype].num_bytes(*info.shape) if len(info.shape) == 2 else info.num_bytes
+        for info in file.tensors.values()
+        if info.dtype in LAYOUTS
+    )
 
 
 def check(file: GGUFFile, progress: Progress | None = None) -> CheckReport:

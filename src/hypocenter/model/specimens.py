@@ -8,26 +8,11 @@ from hypocenter.device import memory
 from hypocenter.device.abstract import AbstractGpu, specimens
 from hypocenter.device.plan import Plan
 from hypocenter.device.specimen import Specimen
-from hypocenter.kernels.quant import Packed, padded
+from hypocenter.kernels.quant import LAYOUTS, Packed, padded
 from hypocenter.model.architecture import FAMILIES, Architecture, Rope
 from hypocenter.model.decoder import Decoder, KVPages, StepInputs
 from hypocenter.model.weights import LayerWeights, Weights
 from hypocenter.tensor import DType, Tensor
-
-# dtype: element types of the packed parts, codes per word, columns per scale, minima.
-_PACKED: dict[DType, tuple[tuple[DType, ...], int, int, bool]] = {
-    DType.F32: ((DType.F32,), 0, 0, False),
-    DType.F16: ((DType.F16,), 0, 0, False),
-    DType.BF16: ((DType.I16,), 0, 0, False),
-    DType.Q8_0: ((DType.I32, DType.F16, DType.F16), 4, 32, False),
-    DType.Q5_1: ((DType.I32, DType.F16, DType.F16), 4, 32, True),
-    DType.Q6_K: ((DType.I32, DType.F32, DType.F32), 4, 16, False),
-    DType.Q5_K: ((DType.I32, DType.F32, DType.F32), 4, 32, True),
-    DType.Q4_0: ((DType.I32, DType.F16, DType.F16), 8, 32, False),
-    DType.Q4_1: ((DType.I32, DType.F16, DType.F16), 8, 32, True),
-    DType.Q4_K: ((DType.I32, DType.F32, DType.F32), 8, 32, True),
-    DType.Q3_K: ((DType.I32, DType.F32, DType.F32), 8, 16, False),
-}
 
 # One model for each kernel variant that a family's facts bring.
 _MODELS: tuple[tuple[str, str, dict[str, object]], ...] = (
@@ -43,7 +28,7 @@ def project_specimens() -> tuple[Specimen, ...]:
     for family, _, facts in _MODELS:
         for specimen in _of_model(family, DType.Q8_0, DType.F16, **facts):
             found.setdefault(_key(specimen), specimen)
-    for dtype in _PACKED:
+    for dtype in LAYOUTS:
         for specimen in _of_model("llama", dtype, DType.F32):
             found.setdefault(_key(specimen), specimen)
     return tuple(found.values())
@@ -91,12 +76,14 @@ def _undefined(name: str, dtype: DType, shape: tuple[int, ...]) -> Tensor:
 
 def _weights(facts: Architecture, dtype: DType) -> Weights:
     def matrix(name: str, num_rows: int, num_columns: int) -> Tensor:
-        parts, per_word, group, has_minima = _PACKED[dtype]
-        shape = (padded(num_rows) * num_columns // (per_word or 1),)
-        bases = tuple(_undefined(name, part, shape) for part in parts)
-        values = (*(base.data for base in bases), 8.0)[: len(parts) + bool(per_word)]
-        layout = "codes" if per_word else "float"
-        packed = Packed(layout, values, num_rows, num_columns, per_word, group, has_minima)
+        layout = LAYOUTS[dtype]
+        scales = (layout.scale_dtype, layout.scale_dtype)
+        float_type = DType.I16 if dtype is DType.BF16 else dtype
+        kinds = (float_type,) if layout.is_float else (DType.I32, *scales)
+        bases = [_undefined(name, kind, (num_rows * num_columns,)) for kind in kinds]
+        zero = () if layout.is_float else (float(layout.zero),)
+        values = (*(base.data for base in bases), *zero)
+        packed = Packed(layout, values, num_rows, num_columns)
         whole = (num_rows, num_columns)
         return Tensor(name, "model", dtype, whole, (num_columns, 1), 0, bases[0].allocation, packed)
 

@@ -12,6 +12,7 @@ import numpy as np
 from hypocenter.device import memory
 from hypocenter.errors import BadModelFile, UnsupportedModel
 from hypocenter.kernels import quant, rope
+from hypocenter.kernels.block_types import dequantise
 from hypocenter.model.architecture import Architecture, Rope
 from hypocenter.model.gguf import GGUFFile
 from hypocenter.tensor import DType, Tensor
@@ -197,7 +198,7 @@ class _Loader:
                 self.file.path, f"type of {name}", dtype.name, "vectors must be F32, F16 or BF16"
             )
         raw = self.file.raw(name).reshape(1, -1)
-        return quant.dequantise(raw, dtype, math.prod(shape)).reshape(shape)
+        return dequantise(raw, dtype, math.prod(shape)).reshape(shape)
 
     def _expect(self, name: str, shape: tuple[int, ...]) -> DType:
         info = self.file.tensors.get(name)

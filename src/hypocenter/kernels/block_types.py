@@ -1,0 +1,202 @@
+"""GGUF block types: their bytes as codes, scales and minima.
+
+Every block type is `scale * code + minimum` with one scale (and minimum) per group of 16 or 32
+columns. Formats: ggml's `ggml-common.h` (block structs) and `ggml-quants.c` (dequantize_row_*).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hypocenter.tensor import DType
+
+Array = np.ndarray[Any, Any]
+
+# The sixteen values of the non-linear 4-bit types (kvalues_iq4nl).
+_IQ4_VALUES = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Unpacked rows: value = scales * codes + minima, each product and sum rounded to f32.
+
+    codes int8 [num_rows, num_columns]; scales f32 and minima f32 or None
+    [num_rows, num_columns / group].
+    """
+
+    codes: Array
+    scales: Array
+    minima: Array | None
+    group: int
+
+    def values(self) -> Array:
+        """f32 [num_rows, num_columns], bit-equal to ggml's dequantisation."""
+        num_rows, num_columns = self.codes.shape
+        grouped = self.codes.reshape(num_rows, -1, self.group).astype(np.float32)
+        values = grouped * self.scales[..., None]
+        if self.minima is not None:
+            values += self.minima[..., None]
+        return values.reshape(num_rows, num_columns)
+
+
+def dequantise(raw: Array, dtype: DType, num_columns: int) -> Array:
+    """Rows of GGUF bytes (uint8 [num_rows, row_bytes]) as f32 [num_rows, num_columns]."""
+    if dtype is DType.F32:
+        return raw.view(np.float32)
+    if dtype is DType.F16:
+        return raw.view(np.float16).astype(np.float32)
+    if dtype is DType.BF16:
+        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return unpack(raw, dtype, num_columns).values()
+
+
+def unpack(raw: Array, dtype: DType, num_columns: int) -> Blocks:
+    """Rows of GGUF bytes of a block type as codes, scales and minima."""
+    num_rows = raw.shape[0]
+    blocks = raw.reshape(num_rows, num_columns // dtype.block_elements, dtype.block_bytes)
+    codes, scales, minima = _READERS[dtype](blocks)
+    scales = scales.reshape(num_rows, -1)
+    group = num_columns // scales.shape[1]
+    lows = None if minima is None else minima.reshape(num_rows, -1)
+    return Blocks(codes.reshape(num_rows, num_columns), scales, lows, group)
+
+
+def _f16(blocks: Array, offset: int) -> Array:
+    """The f16 field at byte `offset` of each block, as f32 [num_rows, num_blocks, 1]."""
+    field = np.ascontiguousarray(blocks[..., offset : offset + 2])
+    return field.view(np.float16).astype(np.float32)
+
+
+def _nibbles(quants: Array) -> Array:
+    """Bytes [..., n] to codes [..., 2n]: all low nibbles, then all high ones."""
+    return np.concatenate([quants & 15, quants >> 4], axis=-1)
+
+
+def _fifth_bits(blocks: Array, offset: int) -> Array:
+    """32 bits at byte `offset`, one per column, as 0 or 16."""
+    packed = np.ascontiguousarray(blocks[..., offset : offset + 4])
+    return np.unpackbits(packed, axis=-1, bitorder="little") << 4
+
+
+Fields = tuple[Array, Array, Array | None]
+
+
+def _read_q4_0(blocks: Array) -> Fields:
+    return _nibbles(blocks[..., 2:]).view(np.int8) - np.int8(8), _f16(blocks, 0), None
+
+
+def _read_q4_1(blocks: Array) -> Fields:
+    return _nibbles(blocks[..., 4:]).view(np.int8), _f16(blocks, 0), _f16(blocks, 2)
+
+
+def _read_q5_0(blocks: Array) -> Fields:
+    codes = _nibbles(blocks[..., 6:]) | _fifth_bits(blocks, 2)
+    return codes.view(np.int8) - np.int8(16), _f16(blocks, 0), None
+
+
+def _read_q5_1(blocks: Array) -> Fields:
+    codes = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks, 4)
+    return codes.view(np.int8), _f16(blocks, 0), _f16(blocks, 2)
+
+
+def _read_q8_0(blocks: Array) -> Fields:
+    return np.ascontiguousarray(blocks[..., 2:]).view(np.int8), _f16(blocks, 0), None
+
+
+def _two_bit_codes(quants: Array) -> Array:
+    """64 bytes to [..., 2 halves, 4 shifts, 32]: each half holds four columns to a byte."""
+    halves = quants.reshape(*quants.shape[:-1], 2, 1, 32)
+    return (halves >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+
+
+def _read_q2_k(blocks: Array) -> Fields:
+    packed, codes = blocks[..., :16], _two_bit_codes(blocks[..., 16:80])
+    scales = _f16(blocks, 80) * (packed & 15)
+    minima = -(_f16(blocks, 82) * (packed >> 4))
+    return codes.view(np.int8), scales, minima
+
+
+def _read_q3_k(blocks: Array) -> Fields:
+    low = _two_bit_codes(blocks[..., 32:96])
+    mask = blocks[..., None, None, :32]
+    bit = np.arange(8, dtype=np.uint8).reshape(2, 4, 1)
+    codes = (low | (((mask >> bit) & 1) << 2)).view(np.int8) - np.int8(4)
+    packed = blocks[..., 96:108]
+    low_bits = np.concatenate([packed[..., :8] & 15, packed[..., :8] >> 4], axis=-1)
+    high_bits = (packed[..., None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+    six_bits = low_bits | (high_bits.reshape(low_bits.shape) << 4)
+    return codes, _f16(blocks, 108) * (six_bits.view(np.int8) - np.int8(32)), None
+
+
+def _six_bit_pairs(packed: Array) -> tuple[Array, Array]:
+    """The 12 bytes of Q4_K and Q5_K: eight 6-bit scales and eight 6-bit minima."""
+    first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scales = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=-1)
+    minima = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=-1)
+    return scales, minima
+
+
+def _paired_nibbles(quants: Array) -> Array:
+    """128 bytes to 8 groups of 32: each 32 bytes hold one group low and the next one high."""
+    chunks = quants.reshape(*quants.shape[:-1], 4, 32)
+    return np.stack([chunks & 15, chunks >> 4], axis=-2)
+
+
+def _read_q4_k(blocks: Array) -> Fields:
+    scales, minima = _six_bit_pairs(blocks[..., 4:16])
+    codes = _paired_nibbles(blocks[..., 16:]).view(np.int8)
+    return codes, _f16(blocks, 0) * scales, -(_f16(blocks, 2) * minima)
+
+
+def _read_q5_k(blocks: Array) -> Fields:
+    scales, minima = _six_bit_pairs(blocks[..., 4:16])
+    high = blocks[..., None, None, 16:48]
+    bit = np.arange(8, dtype=np.uint8).reshape(4, 2, 1)
+    codes = _paired_nibbles(blocks[..., 48:]) | (((high >> bit) & 1) << 4)
+    return codes.view(np.int8), _f16(blocks, 0) * scales, -(_f16(blocks, 2) * minima)
+
+
+def _read_q6_k(blocks: Array) -> Fields:
+    low = blocks[..., :128].reshape(*blocks.shape[:-1], 2, 2, 32)
+    high = blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, 1, 32)
+    low_bits = np.concatenate([low & 15, low >> 4], axis=-2)
+    high_bits = (high >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+    codes = (low_bits | (high_bits << 4)).view(np.int8) - np.int8(32)
+    scales = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
+    return codes, _f16(blocks, 208) * scales, None
+
+
+def _read_iq4_nl(blocks: Array) -> Fields:
+    return _IQ4_VALUES[_nibbles(blocks[..., 2:])], _f16(blocks, 0), None
+
+
+def _read_iq4_xs(blocks: Array) -> Fields:
+    high = np.ascontiguousarray(blocks[..., 2:4]).view(np.uint16)
+    high_bits = ((high >> (2 * np.arange(8, dtype=np.uint16))) & 3).astype(np.uint8)
+    packed = blocks[..., 4:8]
+    low_bits = np.stack([packed & 15, packed >> 4], axis=-1).reshape(high_bits.shape)
+    scales = (low_bits | (high_bits << 4)).view(np.int8) - np.int8(32)
+    quants = blocks[..., 8:].reshape(*blocks.shape[:-1], 8, 16)
+    return _IQ4_VALUES[_nibbles(quants)], _f16(blocks, 0) * scales, None
+
+
+_READERS: dict[DType, Callable[[Array], Fields]] = {
+    DType.Q4_0: _read_q4_0,
+    DType.Q4_1: _read_q4_1,
+    DType.Q5_0: _read_q5_0,
+    DType.Q5_1: _read_q5_1,
+    DType.Q8_0: _read_q8_0,
+    DType.Q2_K: _read_q2_k,
+    DType.Q3_K: _read_q3_k,
+    DType.Q4_K: _read_q4_k,
+    DType.Q5_K: _read_q5_k,
+    DType.Q6_K: _read_q6_k,
+    DType.IQ4_NL: _read_iq4_nl,
+    DType.IQ4_XS: _read_iq4_xs,
+}
