@@ -535,3 +535,16 @@ def float_bytes(value: float, kind: DType) -> bytes:
     if kind is DType.BF16:
         return single[2:]
     return single if kind is DType.F32 else struct.pack("<e", value)
+
+
+def test_a_file_type_is_shown_by_name() -> None:
+    with open_gguf(DEMO) as file:
+        shown = {line.key: line.shown for line in inspection.metadata_lines(file)}
+    assert shown["general.file_type"] == "7 (MOSTLY_Q8_0)"
+
+
+def test_loaded_bytes_count_the_packed_form() -> None:
+    """Q8_0 keeps its size up to the padding of rows, of which the demo has none."""
+    with open_gguf(DEMO) as file:
+        stored = sum(info.num_bytes for info in file.tensors.values())
+        assert inspection.loaded_bytes(file) == stored

@@ -230,7 +230,8 @@ def _shown(file: GGUFFile, key: str) -> str:
         return _clipped(repr(head[:MAX_SHOWN_CHARS]), entry.size > MAX_SHOWN_CHARS)
     value = file.metadata[key]
     if not entry.is_array:
-        return str(value)
+        known = _file_type(value) if key == "general.file_type" else ""
+        return f"{value}{known}"
     if isinstance(value, StringArray):
         raw = (
             value.raw(index)[:MAX_SHOWN_CHARS] for index in range(min(len(value), MAX_SHOWN_ITEMS))
@@ -242,6 +243,14 @@ def _shown(file: GGUFFile, key: str) -> str:
         items = [str(child) for child in entry.children[:MAX_SHOWN_ITEMS]]
     text = ", ".join(items)[:MAX_SHOWN_CHARS]
     return f"[{_clipped(text, entry.size > MAX_SHOWN_ITEMS)}]"
+
+
+def _file_type(value: object) -> str:
+    """What the number of `general.file_type` stands for, as the format's own package names it."""
+    from gguf import LlamaFileType  # only here: it takes longer to import than a file to open
+
+    names = {kind.value: kind.name for kind in LlamaFileType}
+    return f" ({names[value]})" if isinstance(value, int) and value in names else ""
 
 
 def _clipped(text: str, more: bool) -> str:
