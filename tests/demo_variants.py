@@ -42,6 +42,16 @@ def demo_with(path: Path, metadata: dict[str, tuple[Any, GGUFValueType]]) -> Pat
     return path
 
 
+#: At some thousand tokens a second an answer of this length is never over before a test stops it.
+LONG_CONTEXT = 1 << 16
+
+
 def demo_that_chats(path: Path) -> Path:
-    """The bundled model with a chat template, which it was not trained for."""
-    return demo_with(path, {"tokenizer.chat_template": (CHAT_TEMPLATE, GGUFValueType.STRING)})
+    """The bundled model with a chat template and a long context, for which it was not trained."""
+    return demo_with(
+        path,
+        {
+            "tokenizer.chat_template": (CHAT_TEMPLATE, GGUFValueType.STRING),
+            "llama.context_length": (LONG_CONTEXT, GGUFValueType.UINT32),
+        },
+    )

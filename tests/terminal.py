@@ -14,12 +14,17 @@ from collections.abc import Iterator, Mapping, Sequence
 TIMEOUT_SECONDS = 100
 HYPO = [sys.executable, "-m", "hypocenter"]
 
-#: Makes its stdin the controlling terminal, so that a typed Ctrl-C becomes a signal.
-_TAKE_TERMINAL = """
-import fcntl, os, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+#: A command started in the background of a script inherits that Ctrl-C is ignored; a person's does
+#: not. Where stdin is a terminal it becomes the controlling one, so that Ctrl-C can be typed.
+_AS_A_PERSON = """
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+if os.isatty(0):
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, [sys.executable, "-m", "hypocenter", *sys.argv[1:]])
 """
+
+AS_A_PERSON = [sys.executable, "-c", _AS_A_PERSON]
 
 
 def hypo(
@@ -55,6 +60,13 @@ class Terminal:
                 raise AssertionError(f"{text!r} was not shown; shown was {self.seen!r}")
         return at + len(text)
 
+    def wait_for_more(self, after: int) -> None:
+        """Read until something has been shown behind position `after`."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while len(self.seen) <= after:
+            if not self._read(deadline - time.monotonic()):
+                raise AssertionError(f"no more was shown; shown was {self.seen!r}")
+
     def wait(self) -> int:
         """Read to the end; returns the exit code."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
@@ -79,7 +91,7 @@ def on_terminal(args: Sequence[str]) -> Iterator[Terminal]:
     """Start `hypo` with these arguments on a terminal; it is killed at the end if it still runs."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", _TAKE_TERMINAL, *args],
+        [*AS_A_PERSON, *args],
         stdin=slave,
         stdout=slave,
         stderr=slave,

@@ -14,9 +14,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from demo_variants import DEMO, demo_that_chats, demo_with
+from demo_variants import DEMO, LONG_CONTEXT, demo_that_chats, demo_with
 from gguf import GGUFValueType
-from terminal import HYPO, TIMEOUT_SECONDS, hypo, on_terminal
+from terminal import AS_A_PERSON, HYPO, TIMEOUT_SECONDS, hypo, on_terminal
 
 from hypocenter.cli_options import BUNDLED_MODEL, EngineOptions, SamplingOptions
 from hypocenter.config import EngineConfig, SamplingParams, defaults
@@ -28,6 +28,12 @@ PROMPT = "def add(a, b):"
 @pytest.fixture(scope="module")
 def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return demo_that_chats(tmp_path_factory.mktemp("chat") / "chat.gguf")
+
+
+@pytest.fixture
+def endless(chat_model: Path) -> list[str]:
+    """Arguments that make the model talk until it is stopped."""
+    return [str(chat_model), "-c", str(LONG_CONTEXT), "-n", "-1", "-t", "1", "--ignore-eos"]
 
 
 def assert_one_line(stderr: str, *parts: str) -> None:
@@ -57,7 +63,7 @@ def assert_one_line(stderr: str, *parts: str) -> None:
         (["run", "-n", "-2", "-p", "x"], ["max_tokens is -2"]),
         (["run", "-t", "0", "-p", "x"], ["num_threads is 0"]),
         (["run", "--kv-dtype", "q4", "-p", "x"], ["kv_dtype is 'q4'", "f16, f32"]),
-        (["run", "--device", "cuda", "-p", "x"], ["device is 'cuda'"]),
+        (["run", "--device", "tpu", "-p", "x"], ["device is 'tpu'"]),
         (["run", "--stop", "", "-p", "x"], ["a stop string is empty"]),
         (["run", "a.gguf", "-m", "b.gguf", "-p", "x"], ["a.gguf", "b.gguf", "name it once"]),
         (["run", "a.gguf", "Hello"], ["'Hello'", "-p"]),
@@ -301,7 +307,7 @@ def test_inspect_shows_a_file_that_cannot_run(tmp_path: Path) -> None:
 def test_run_streams_text_to_stdout_and_figures_to_stderr() -> None:
     done = hypo("run", "-p", PROMPT, "-n", "8", "-t", "1")
     assert done.returncode == 0, done.stderr
-    again = json.loads(hypo("run", "-f", "-", "-n", "8", "--json", stdin=PROMPT).stdout)
+    again = json.loads(hypo("run", "-f", "-", "-n", "8", "-t", "1", "--json", stdin=PROMPT).stdout)
     assert done.stdout == again["text"] + "\n"
     last = done.stderr.splitlines()[-1]
     num_prompt = len(again["prompt_token_ids"])
@@ -362,9 +368,9 @@ def test_bench_refuses_tests_that_do_not_fit() -> None:
 # -- pipes, interrupts, terminals ----------------------------------------------------------------
 
 
-def test_a_reader_that_goes_away_ends_it_without_a_word() -> None:
+def test_a_reader_that_goes_away_ends_it_without_a_word(endless: list[str]) -> None:
     process = subprocess.Popen(
-        [*HYPO, "run", "-p", PROMPT, "-n", "400", "--ignore-eos"],
+        [*HYPO, "run", *endless, "-p", PROMPT],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -377,9 +383,21 @@ def test_a_reader_that_goes_away_ends_it_without_a_word() -> None:
     assert all(line.startswith("hypo: ") and line.endswith("...") for line in stderr.splitlines())
 
 
-def test_ctrl_c_ends_a_single_answer_with_130() -> None:
+def test_a_reader_of_the_help_that_goes_away_is_no_error() -> None:
     process = subprocess.Popen(
-        [*HYPO, "run", "-p", PROMPT, "-n", "490", "--ignore-eos"],
+        [*HYPO, "run", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    with process:
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        assert process.wait(TIMEOUT_SECONDS) == 141
+
+
+def test_ctrl_c_ends_a_single_answer_with_130(endless: list[str]) -> None:
+    process = subprocess.Popen(
+        [*AS_A_PERSON, "run", *endless, "-p", PROMPT],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -394,20 +412,16 @@ def test_ctrl_c_ends_a_single_answer_with_130() -> None:
     assert "Traceback" not in stderr
 
 
-def test_a_chat_on_a_terminal(chat_model: Path) -> None:
-    with on_terminal(["run", str(chat_model), "--ignore-eos"]) as terminal:
-        at = terminal.wait_for("> ", after=terminal.wait_for("Ctrl-D leaves"))
-        terminal.type("hello\n")
-        at = terminal.wait_for("hello", after=at)
-        time.sleep(0.3)
-        terminal.type("\x03")
-        at = terminal.wait_for("cancelled", after=at)
-        at = terminal.wait_for("> ", after=at)
-        terminal.type("again\n")
-        at = terminal.wait_for("again", after=at)
-        time.sleep(0.3)
-        terminal.type("\x03")
-        at = terminal.wait_for("cancelled", after=at)
+def test_a_chat_on_a_terminal(endless: list[str]) -> None:
+    with on_terminal(["run", *endless]) as terminal:
+        at = terminal.wait_for("Ctrl-D leaves")
+        for question in ("hello", "again"):
+            at = terminal.wait_for("> ", after=at)
+            terminal.type(f"{question}\n")
+            at = terminal.wait_for(f"{question}\r\n", after=at)
+            terminal.wait_for_more(at + 1)  # the answer has begun
+            terminal.type("\x03")
+            at = terminal.wait_for("cancelled", after=at)
         terminal.wait_for("> ", after=at)
         terminal.type("\x04")
         assert terminal.wait() == 0
@@ -418,9 +432,12 @@ def test_a_chat_on_a_terminal(chat_model: Path) -> None:
 
 
 def test_ctrl_c_at_the_question_clears_the_line_and_stays(chat_model: Path) -> None:
-    with on_terminal(["run", str(chat_model), "-n", "2"]) as terminal:
+    with on_terminal(["run", str(chat_model), "-n", "2", "-t", "1"]) as terminal:
         at = terminal.wait_for("> ")
-        terminal.type("half a questio\x03")
+        terminal.type("half a questio")
+        at = terminal.wait_for("half a questio", after=at)
+        time.sleep(0.2)  # between its echo and its next wait readline notices no signal
+        terminal.type("\x03")
         terminal.wait_for("> ", after=at)
         terminal.type("\x04")
         assert terminal.wait() == 0
@@ -437,7 +454,16 @@ def test_the_bundled_model_says_that_it_cannot_chat() -> None:
 def test_caches_that_cannot_be_written_cost_one_warning(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
-    done = hypo("run", "-p", PROMPT, "-n", "2", environ={"HYPO_CACHE_DIR": str(blocked / "cache")})
+    done = hypo(
+        "run",
+        "-p",
+        PROMPT,
+        "-n",
+        "2",
+        "-t",
+        "1",
+        environ={"HYPO_CACHE_DIR": str(blocked / "cache")},
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout
     warnings = [line for line in done.stderr.splitlines() if "compiled anew" in line]

@@ -62,8 +62,8 @@ def _step(
 def _chunked(runner: Runner, token_ids: np.ndarray, chunk: int) -> np.ndarray:
     num_blocks = -(-len(token_ids) // runner.block_size)
     # Pages in reverse: where a page lies must not matter.
-    tables = np.arange(runner.num_blocks - 1, runner.num_blocks - 1 - num_blocks, -1)
-    tables = tables.astype(np.int32)[None]
+    order = np.arange(runner.num_blocks - 1, runner.num_blocks - 1 - num_blocks, -1)
+    tables = order.astype(np.int32)[None]
     starts = range(0, len(token_ids), chunk)
     return np.concatenate(
         [

@@ -12,15 +12,15 @@ from hypocenter.device import memory
 from hypocenter.device.launch import Launch, run
 from hypocenter.device.plan import MIN_PARALLEL_WORK, PlanBuilder
 from hypocenter.errors import LaunchRejected, UsageError
-from hypocenter.kernels import embedding, rope
+from hypocenter.kernels import embedding, embedding_cpu, rope
 from hypocenter.tensor import Tensor
 
 
 def _rope(positions: list[int]) -> tuple[Launch, Tensor]:
     plan, x = PlanBuilder(3), rows_tensor("x", np.ones((3, 64), np.float32))
-    table = tuple(tensor(name, np.zeros((8, 32), np.float32)) for name in ("cos", "sin"))
+    cos, sin = (tensor(name, np.zeros((8, 32), np.float32)) for name in ("cos", "sin"))
     rope.rotate(
-        plan, x, tensor("positions", np.array(positions, np.int32)), table, counts(3),
+        plan, x, tensor("positions", np.array(positions, np.int32)), (cos, sin), counts(3),
         num_heads=1, head_dim=64, style="neox",
     )  # fmt: skip
     return plan.launches[0], x
@@ -68,6 +68,6 @@ def test_work_decides_on_threads(num_rows: int) -> None:
     plan = PlanBuilder(num_rows)
     x, out = (rows_tensor(name, np.zeros((2, 64), np.float32)) for name in ("x", "out"))
     embedding.gather(plan, x, tensor("rows", np.zeros(2, np.int32)), out, counts(0, 2))
-    kernel: Any = embedding.embedding_cpu.gather
+    kernel: Any = embedding_cpu.gather
     wanted = kernel.serial if num_rows == 1 else kernel.parallel
     assert plan.launches[0].function is wanted

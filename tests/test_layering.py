@@ -28,6 +28,7 @@ SKELETON = {
     "model/decoder.py": "from hypocenter.kernels import norm\n",
     "engine/__init__.py": "",
     "engine/runner.py": "from hypocenter.model.decoder import Decoder\n",
+    "forensics/replay_memory.py": "from hypocenter.device import memory\n",
     "cli.py": "import cyclopts\ndef run():\n    from hypocenter.engine.runner import Runner\n",
     "cli_bench.py": "from hypocenter import LLM\n",
     "__main__.py": "from .cli import main\n",
@@ -63,6 +64,8 @@ PLANTED = [
     ("kernels/norm.py", "y = x.to(device='cpu')", "copies to the host by x.to"),
     ("model/decoder.py", "y = x.tolist()", "copies to the host by x.tolist"),
     ("__init__.py", "from hypocenter.engine import x", "may not import hypocenter.engine"),
+    ("forensics/doctor.py", "from hypocenter.device import launch", "(forensics) may not"),
+    ("forensics/replay.py", "from hypocenter.engine import runner", "(forensics) may not"),
     ("wing/room.py", "x = 1", "lies on no floor"),
 ]
 

@@ -57,11 +57,11 @@ def _unpacked(packed: quant.Packed) -> np.ndarray:
         (weights,) = packed.parts
         rows = weights.transpose(0, 2, 1).reshape(-1, packed.num_columns)[: packed.num_rows]
         rows = np.ascontiguousarray(rows)
-        return {
-            "float32": lambda: rows,
-            "uint16": lambda: rows.view(np.float16).astype(np.float32),
-            "int16": lambda: (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32),
-        }[weights.dtype.name]()
+        if weights.dtype == np.float32:
+            return rows
+        if weights.dtype == np.uint16:
+            return rows.view(np.float16).astype(np.float32)
+        return (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     words, scales, minima, zero = packed.parts
     columns = []
     for k in range(packed.num_columns):

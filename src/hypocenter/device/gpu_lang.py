@@ -6,15 +6,24 @@ asked for; the base install has no Triton.
 
 from __future__ import annotations
 
-from hypocenter.errors import UsageError
+from typing import Any
+
+from hypocenter.errors import HypoError
 
 try:
     import triton
     import triton.language as tl
 except ImportError as error:
-    raise UsageError(
+    raise HypoError(
         "GPU kernels need Triton, which is not installed; it comes with a GPU build of torch: "
         "install hypocenter[gpu]"
     ) from error
 
-__all__ = ["tl", "triton"]
+__all__ = ["interpreter", "tl", "triton"]
+
+
+def interpreter() -> Any:
+    """The module of Triton's interpreter; `device/interpret.py` stands on it."""
+    import triton.runtime.interpreter
+
+    return triton.runtime.interpreter

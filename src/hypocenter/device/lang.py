@@ -26,6 +26,10 @@ from numba.extending import intrinsic, models, register_model
 
 from hypocenter.config import Environment
 
+# By default libgomp's idle threads spin for milliseconds, and on cores that others use too they
+# keep the very thread they wait for from running: measured 3.6 tokens/s against 20.6 with this.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 __all__ = [
     "CpuKernel",
     "cache_problem",

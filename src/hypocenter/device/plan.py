@@ -10,6 +10,7 @@ from typing import Any
 
 from hypocenter.device import launch
 from hypocenter.device.lang import CpuKernel
+from hypocenter.device.launch import Demands
 from hypocenter.tensor import Tensor
 
 #: Multiply-adds below which a kernel is done on one thread before others would have begun.
@@ -27,7 +28,7 @@ class PlanBuilder:
         self,
         kernel: CpuKernel,
         *args: Any,
-        contract: launch.Demands,
+        contract: Demands,
         facts: Mapping[str, Any],
         work_per_row: int,
     ) -> None:
@@ -43,7 +44,7 @@ class PlanBuilder:
         jit: Any,
         *args: Any,
         grid: tuple[int, ...],
-        contract: launch.Demands,
+        contract: Demands,
         facts: Mapping[str, Any],
         num_warps: int = 4,
         **constants: Any,

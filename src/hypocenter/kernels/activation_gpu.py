@@ -20,8 +20,10 @@ def _sigmoid(x):
 @triton.jit
 def gate_kernel(gate_ptr, up_ptr, counts_ptr, width, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
+    if row >= tl.load(counts_ptr):
+        return
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = (column < width) & (row < tl.load(counts_ptr))
+    inside = column < width
     at = row * width + column
     x = tl.load(gate_ptr + at, mask=inside, other=0.0)
     up = tl.load(up_ptr + at, mask=inside, other=0.0)
@@ -32,8 +34,10 @@ def gate_kernel(gate_ptr, up_ptr, counts_ptr, width, IS_GELU: tl.constexpr, BLOC
 @triton.jit
 def scale_kernel(x_ptr, counts_ptr, count, factor, width, BLOCK: tl.constexpr):
     row = tl.program_id(0)
+    if row >= tl.load(counts_ptr + count):
+        return
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = (column < width) & (row < tl.load(counts_ptr + count))
+    inside = column < width
     at = x_ptr + row * width + column
     tl.store(at, tl.load(at, mask=inside, other=0.0) * factor, mask=inside)
 
@@ -41,8 +45,10 @@ def scale_kernel(x_ptr, counts_ptr, count, factor, width, BLOCK: tl.constexpr):
 @triton.jit
 def softcap_kernel(x_ptr, counts_ptr, count, cap, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
+    if row >= tl.load(counts_ptr + count):
+        return
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = (column < width) & (row < tl.load(counts_ptr + count))
+    inside = column < width
     at = x_ptr + row * width + column
     x = tl.load(at, mask=inside, other=0.0)
     tl.store(at, cap * (2.0 * _sigmoid(2.0 * x / cap) - 1.0), mask=inside)

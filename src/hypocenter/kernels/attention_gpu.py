@@ -23,17 +23,17 @@ def attention_kernel(
     BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0), tl.program_id(1)
+    if token >= tl.load(counts_ptr):
+        return
     d, key = tl.arange(0, BLOCK), tl.arange(0, BLOCK_SIZE)
-    live = token < tl.load(counts_ptr)
-    column = (d < head_dim) & live
+    column = d < head_dim
     q = tl.load(q_ptr + token * q_stride + head * head_dim + d, mask=column, other=0.0)
     position = tl.load(positions_ptr + token)
     table = block_tables_ptr + tl.load(sequence_rows_ptr + token) * max_blocks
     first = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
     top, norm = -float("inf"), 0.0
     total = tl.zeros([BLOCK], tl.float32)
-    last_block = tl.where(live, position // BLOCK_SIZE + 1, 0)
-    for block in range(first // BLOCK_SIZE, last_block):
+    for block in range(first // BLOCK_SIZE, position // BLOCK_SIZE + 1):
         page = tl.load(table + block).to(tl.int64) * num_kv_heads + head // heads_per_kv
         at = block * BLOCK_SIZE + key
         seen = (at >= first) & (at <= position)
@@ -52,8 +52,7 @@ def attention_kernel(
         total = total * old + tl.sum(v * weight[None, :], axis=1)
         norm = norm * old + tl.sum(weight, axis=0)
         top = new_top
-    out = total / tl.where(norm > 0.0, norm, 1.0)
-    tl.store(out_ptr + token * out_stride + head * head_dim + d, out, mask=column)
+    tl.store(out_ptr + token * out_stride + head * head_dim + d, total / norm, mask=column)
 
 
 def launch(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:

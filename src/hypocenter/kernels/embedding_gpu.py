@@ -20,8 +20,10 @@ def lookup_float_kernel(
     IS_BF16: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
+    if row >= tl.load(counts_ptr):
+        return
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = (column < num_columns) & (row < tl.load(counts_ptr))
+    inside = column < num_columns
     token = tl.load(token_ids_ptr + row).to(tl.int64)
     at = (token // 16 * num_columns + column) * 16 + token % 16
     value = tl.load(weights_ptr + at, mask=inside, other=0)
@@ -37,9 +39,11 @@ def lookup_codes_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
+    if row >= tl.load(counts_ptr):
+        return
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     word_index = column // PER_WORD
-    inside = (word_index < num_words) & (row < tl.load(counts_ptr))
+    inside = word_index < num_words
     token = tl.load(token_ids_ptr + row).to(tl.int64)
     group, lane = token // 16, token % 16
     word = tl.load(words_ptr + (group * num_words + word_index) * 16 + lane, mask=inside, other=0)
@@ -60,8 +64,10 @@ def lookup_codes_kernel(
 @triton.jit
 def gather_kernel(x_ptr, rows_ptr, counts_ptr, out_ptr, width, BLOCK: tl.constexpr):
     row = tl.program_id(0)
+    if row >= tl.load(counts_ptr + 1):
+        return
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = (column < width) & (row < tl.load(counts_ptr + 1))
+    inside = column < width
     source = tl.load(rows_ptr + row).to(tl.int64)
     value = tl.load(x_ptr + source * width + column, mask=inside, other=0.0)
     tl.store(out_ptr + row * width + column, value, mask=inside)
@@ -70,8 +76,10 @@ def gather_kernel(x_ptr, rows_ptr, counts_ptr, out_ptr, width, BLOCK: tl.constex
 @triton.jit
 def narrow_kernel(x_ptr, counts_ptr, out_ptr, x_stride, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
+    if row >= tl.load(counts_ptr + 1):
+        return
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = (column < width) & (row < tl.load(counts_ptr + 1))
+    inside = column < width
     value = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0)
     tl.store(out_ptr + row * width + column, value, mask=inside)
 

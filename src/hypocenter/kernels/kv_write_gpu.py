@@ -16,8 +16,10 @@ def kv_write_kernel(
     block_size, value_pitch, k_stride, v_stride, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0), tl.program_id(1)
+    if token >= tl.load(counts_ptr):
+        return
     d = tl.arange(0, BLOCK)
-    live = (d < head_dim) & (token < tl.load(counts_ptr))
+    live = d < head_dim
     slot = tl.load(slots_ptr + token).to(tl.int64)
     page, offset = slot // block_size * num_heads + head, slot % block_size
     k = tl.load(k_ptr + token * k_stride + head * head_dim + d, mask=live, other=0.0)

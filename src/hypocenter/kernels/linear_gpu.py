@@ -18,13 +18,13 @@ from hypocenter.tensor import DType
 
 @triton.jit
 def _store_outputs(
-    out_ptr, at, total, bias_ptr, outputs, live, HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr
+    out_ptr, at, total, bias_ptr, outputs, HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr
 ):
     if HAS_BIAS:
-        total += tl.load(bias_ptr + outputs, mask=live, other=0.0)
+        total += tl.load(bias_ptr + outputs)
     if ACCUMULATE:
-        total += tl.load(out_ptr + at, mask=live, other=0.0)
-    tl.store(out_ptr + at, total, mask=live)
+        total += tl.load(out_ptr + at)
+    tl.store(out_ptr + at, total)
 
 
 @triton.jit
@@ -33,13 +33,14 @@ def linear_float_kernel(
     IS_BF16: tl.constexpr, HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     group, row = tl.program_id(0), tl.program_id(1)
+    if row >= tl.load(counts_ptr + count):
+        return
     lane, step = tl.arange(0, 16), tl.arange(0, BLOCK)
-    live = row < tl.load(counts_ptr + count)
     total = tl.zeros([BLOCK, 16], tl.float32)
     tile = weights_ptr + group.to(tl.int64) * num_columns * 16 + lane[None, :]
     for start in range(0, num_columns, BLOCK):
         column = start + step
-        inside = (column < num_columns) & live
+        inside = column < num_columns
         w = tl.load(tile + column[:, None] * 16, mask=inside[:, None], other=0)
         if IS_BF16:
             w = (w.to(tl.int32) << 16).to(tl.float32, bitcast=True)
@@ -47,7 +48,7 @@ def linear_float_kernel(
         total += w.to(tl.float32) * x[:, None]
     outputs = group * 16 + lane
     _store_outputs(
-        out_ptr, row * out_stride + outputs, tl.sum(total, axis=0), bias_ptr, outputs, live,
+        out_ptr, row * out_stride + outputs, tl.sum(total, axis=0), bias_ptr, outputs,
         HAS_BIAS, ACCUMULATE,
     )  # fmt: skip
 
@@ -60,15 +61,16 @@ def linear_codes_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     group, row = tl.program_id(0), tl.program_id(1)
+    if row >= tl.load(counts_ptr + count):
+        return
     lane, step = tl.arange(0, 16), tl.arange(0, BLOCK)
-    live = row < tl.load(counts_ptr + count)
     total = tl.zeros([BLOCK, 16], tl.float32)
     wide = group.to(tl.int64)
     words = words_ptr + wide * num_words * 16 + lane[None, :]
     scale_at = wide * (num_words // words_per_scale) * 16 + lane[None, :]
     for start in range(0, num_words, BLOCK):
         word_index = start + step
-        inside = (word_index < num_words) & live
+        inside = word_index < num_words
         word = tl.load(words + word_index[:, None] * 16, mask=inside[:, None], other=0)
         at = scale_at + (word_index // words_per_scale)[:, None] * 16
         scale = tl.load(scales_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)
@@ -86,7 +88,7 @@ def linear_codes_kernel(
             total += (code.to(tl.float32) * scale + low) * x[:, None]
     outputs = group * 16 + lane
     _store_outputs(
-        out_ptr, row * out_stride + outputs, tl.sum(total, axis=0), bias_ptr, outputs, live,
+        out_ptr, row * out_stride + outputs, tl.sum(total, axis=0), bias_ptr, outputs,
         HAS_BIAS, ACCUMULATE,
     )  # fmt: skip
 
@@ -111,7 +113,7 @@ def launch(
             contract=contract,
             facts=facts,
             IS_BF16=weight.dtype is DType.BF16,
-            BLOCK=64,
+            BLOCK=_block(packed.num_columns),
             **flags,
         )
         return
@@ -125,6 +127,11 @@ def launch(
         facts=facts,
         PER_WORD=packed.layout.codes_per_word,
         HAS_MINIMA=packed.layout.has_minima,
-        BLOCK=32,
+        BLOCK=_block(packed.num_words),
         **flags,
     )
+
+
+def _block(num_steps: int) -> int:
+    """Steps along the columns that one tile takes: all of a short row, else 128."""
+    return min(triton.next_power_of_2(num_steps), 128)

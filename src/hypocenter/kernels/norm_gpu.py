@@ -16,8 +16,10 @@ def rms_norm_kernel(
     ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
+    if row >= tl.load(counts_ptr + count):
+        return
     column = tl.arange(0, BLOCK)
-    live = (column < width) & (row < tl.load(counts_ptr + count))
+    live = column < width
     at = head * width + column
     x = tl.load(x_ptr + row * x_stride + at, mask=live, other=0.0)
     mean_square = tl.sum(x * x, axis=0) / width

@@ -16,8 +16,10 @@ def rope_kernel(
     NEIGHBOURS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0), tl.program_id(1)
+    if token >= tl.load(counts_ptr):
+        return
     pair = tl.arange(0, BLOCK)
-    live = (pair < half) & (token < tl.load(counts_ptr))
+    live = pair < half
     position = tl.load(positions_ptr + token)
     cos = tl.load(cos_ptr + position * half + pair, mask=live, other=0.0)
     sin = tl.load(sin_ptr + position * half + pair, mask=live, other=0.0)

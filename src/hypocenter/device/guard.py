@@ -1,0 +1,110 @@
+"""Guarded variants of Triton kernels: accesses outside a tensor are masked off and reported.
+
+A variant is made from the kernel's source (`guard_derive.py`) and is an ordinary kernel again. What
+has no guarded form is refused (Unguardable). Launching is the business of `launch.py`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hypocenter.device.guard_derive import OURS, SLOTS, Derivation
+from hypocenter.device.guard_slots import decode_slots
+from hypocenter.device.guard_source import is_jit
+from hypocenter.errors import LaunchRejected, UsageError
+from hypocenter.records import AccessFault, GuardSite
+
+__all__ = ["GROUP_BYTES", "SLOTS", "Guarded", "extent_bytes", "guard"]
+
+#: Lanes whose elements lie in one aligned group of so many bytes share a verdict: the widest load.
+GROUP_BYTES = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Guarded:
+    """A guarded kernel. Launch `fn` with the kernel's own arguments, `extents(…)` and the slots.
+
+    The slots (keyword `guard__slots`) are `num_slots` int64 words that were zero before the launch.
+    """
+
+    name: str
+    fn: Any
+    pointers: tuple[str, ...]
+    sites: tuple[GuardSite, ...]
+    num_slots: int
+
+    @property
+    def extra_types(self) -> dict[str, str]:
+        """Triton's types of the parameters that `fn` has on top, for compiling without a launch."""
+        return {**{f"{OURS}{p}_bytes": "i64" for p in self.pointers}, SLOTS: "*i64"}
+
+    def extents(self, arguments: Mapping[str, Any]) -> dict[str, int]:
+        """Bytes that each pointer argument may touch, as keyword arguments of `fn`.
+
+        From shape and strides of the views (torch or numpy); None has no bytes. Raises
+        LaunchRejected for anything else and for negative strides.
+        """
+        return {f"{OURS}{p}_bytes": extent_bytes(arguments[p], self.name, p) for p in self.pointers}
+
+    def decode(self, slots: Any, grid: Sequence[int]) -> list[AccessFault]:
+        """The faults in one launch's slots, which lie on the host; see `decode_slots`."""
+        return decode_slots(self.name, self.sites, slots, grid)
+
+
+def extent_bytes(array: Any, kernel: str = "kernel", parameter: str = "argument") -> int:
+    """Bytes from the first element of a view to the end of its last one; gaps count as inside."""
+    if array is None:
+        return 0
+    if hasattr(array, "element_size"):  # torch
+        if array.is_contiguous():
+            return int(array.nbytes)
+        strides, element_bytes = array.stride(), array.element_size()
+    elif hasattr(array, "strides") and hasattr(array, "itemsize"):  # numpy: strides in bytes
+        if array.flags.c_contiguous:
+            return int(array.nbytes)
+        strides, element_bytes = [s // array.itemsize for s in array.strides], array.itemsize
+    else:
+        raise LaunchRejected(
+            kernel,
+            f"{parameter} is a {type(array).__name__}, whose extent is not known; guarded launches "
+            "take tensors and None",
+        )
+    if min(strides, default=0) < 0:
+        raise LaunchRejected(kernel, f"{parameter} has negative strides {tuple(strides)}; copy it")
+    if 0 in array.shape:
+        return 0
+    last = sum((n - 1) * stride for n, stride in zip(array.shape, strides, strict=True))
+    return int((last + 1) * element_bytes)
+
+
+def guard(jit_function: Any, pointers: Iterable[str], *, group_bytes: int = GROUP_BYTES) -> Guarded:
+    """Derive the guarded variant of a @triton.jit kernel.
+
+    `pointers`: the parameters that get tensors, those too that may be None. `group_bytes`: see
+    `guard_gpu._allowed`; 0 makes every load scalar. Raises Unguardable for a construct without
+    guarded form, UsageError when `jit_function` or `pointers` is not what it should be.
+    """
+    if not is_jit(jit_function):
+        raise UsageError(
+            f"{jit_function!r} is no @triton.jit function; of an autotuned kernel give its .fn"
+        )
+    wanted = set(pointers)
+    known = inspect.signature(jit_function.fn).parameters
+    if missing := wanted - known.keys():
+        raise UsageError(
+            f"{jit_function.fn.__name__} has no parameter {', '.join(sorted(missing))}; "
+            f"it has {', '.join(known)}"
+        )
+    derivation = Derivation(tuple(p for p in known if p in wanted), group_bytes)
+    fn = derivation.kernel(jit_function)
+    return Guarded(
+        name=jit_function.fn.__name__,
+        fn=fn,
+        pointers=derivation.pointers,
+        sites=tuple(derivation.sites),
+        # Even, so that every window of a ring is aligned like the first.
+        num_slots=derivation.num_slots + derivation.num_slots % 2,
+    )

@@ -1,0 +1,80 @@
+"""Numbers that NumPy lacks and Triton's interpreter needs: bfloat16 and libdevice functions.
+
+Holds no interpreter: `interpret.py` says where these functions stand in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def bf16_to_f32(bits: Array) -> Array:
+    """uint16 bfloat16 bits of any shape to float32, exact."""
+    wide: Array = np.left_shift(bits, 16, dtype=np.uint32)
+    return wide.view(np.float32)
+
+
+def f32_to_bf16(values: Array) -> Array:
+    """float32 of any shape to uint16 bfloat16 bits, rounded to nearest even; NaN stays NaN.
+
+    Triton's interpreter truncates here, a GPU does not.
+    """
+    bits = np.asarray(values, np.float32).view(np.uint32)
+    odd = (bits >> 16) & np.uint32(1)
+    rounded = ((bits + (odd + np.uint32(0x7FFF))) >> 16).astype(np.uint16)
+    # Rounding up a NaN whose payload lies in the dropped bits would carry into the sign.
+    quiet = ((bits >> 16) | np.uint32(0x40)).astype(np.uint16)
+    return np.where(np.isnan(values), quiet, rounded)
+
+
+def _elementwise(function: Callable[..., float]) -> Callable[..., Array]:
+    """A function of Python floats as one of arrays that keeps the first argument's type."""
+    vectorised = np.vectorize(function, otypes=[np.float64])
+
+    def call(first: Array, *rest: Array) -> Array:
+        result: Array = vectorised(first, *rest).astype(first.dtype)
+        return result
+
+    return call
+
+
+def _rsqrt(x: Array) -> Array:
+    result: Array = (1 / np.sqrt(x)).astype(x.dtype)
+    return result
+
+
+#: libdevice name to what computes it. The fast variants of CUDA are computed exactly: a check
+#: looks at addresses, and no address hangs on the last bits of a sine.
+LIBDEVICE: dict[str, Callable[..., Array]] = {
+    **{
+        name: getattr(np, function)
+        for name, function in {
+            "abs": "abs", "acos": "arccos", "acosh": "arccosh", "asin": "arcsin",
+            "asinh": "arcsinh", "atan": "arctan", "atan2": "arctan2", "atanh": "arctanh",
+            "cbrt": "cbrt", "ceil": "ceil", "copysign": "copysign", "cos": "cos", "cosh": "cosh",
+            "div_rn": "divide", "exp": "exp", "exp2": "exp2", "expm1": "expm1",
+            "fast_cosf": "cos", "fast_dividef": "divide", "fast_expf": "exp",
+            "fast_log2f": "log2", "fast_logf": "log", "fast_powf": "power", "fast_sinf": "sin",
+            "fast_tanf": "tan", "fast_tanhf": "tanh", "floor": "floor", "fmod": "fmod",
+            "hypot": "hypot", "isinf": "isinf", "isnan": "isnan", "isfinited": "isfinite",
+            "finitef": "isfinite", "ldexp": "ldexp", "llrint": "rint", "log": "log",
+            "log10": "log10", "log1p": "log1p", "log2": "log2", "nearbyint": "rint",
+            "pow": "power", "rint": "rint", "signbit": "signbit", "sin": "sin", "sinh": "sinh",
+            "sqrt": "sqrt", "sqrt_rn": "sqrt", "tan": "tan", "tanh": "tanh", "trunc": "trunc",
+        }.items()
+    },
+    "erf": _elementwise(math.erf),
+    "erfc": _elementwise(math.erfc),
+    "exp10": lambda x: np.power(10.0, x).astype(x.dtype),
+    "lgamma": _elementwise(math.lgamma),
+    "round": lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x).astype(x.dtype),
+    "rsqrt": _rsqrt,
+    "rsqrt_rn": _rsqrt,
+    "tgamma": _elementwise(math.gamma),
+}  # fmt: skip
