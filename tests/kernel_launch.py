@@ -10,7 +10,7 @@ import numpy as np
 from hypocenter.device import memory
 from hypocenter.device.launch import run
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.quant import Packed, pack, padded
+from hypocenter.kernels.quant import pack, padded, place
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 Array = np.ndarray[Any, Any]
@@ -30,6 +30,9 @@ SCALE_FIELDS: dict[DType, tuple[int, ...]] = {
     DType.IQ4_NL: (0,),
     DType.IQ4_XS: (0,),
 }
+#: The device that the functions below put tensors and launches on; a fixture may change it.
+device = "cpu"
+
 BLOCK_TYPES = tuple(dtype for dtype in WEIGHT_TYPES if dtype.is_quantised)
 
 
@@ -54,7 +57,8 @@ def random_rows(dtype: DType, num_rows: int, num_columns: int, seed: int = 0) ->
 def tensor(name: str, values: Array) -> Tensor:
     """A device tensor of f32, f16 bits or i32 values, of exactly their shape."""
     kinds = {"float32": DType.F32, "uint16": DType.F16, "int32": DType.I32}
-    made = memory.allocate(name, "test", kinds[values.dtype.name], values.shape)
+    kind = kinds[values.dtype.name]
+    made = memory.allocate(name, "test", kind, values.shape, device=device)
     memory.to_device(made, values)
     return made
 
@@ -74,9 +78,7 @@ def vector_tensor(name: str, values: Array) -> Tensor:
 
 
 def weight_tensor(dtype: DType, raw: Array, num_columns: int) -> Tensor:
-    packed: Packed = pack(raw, dtype, num_columns)
-    shape = (len(raw), num_columns)
-    return memory.adopt("weight", "test", dtype, shape, packed, packed.num_bytes)
+    return place("weight", "test", dtype, pack(raw, dtype, num_columns), device=device)
 
 
 def counts(num_tokens: int, num_logit_rows: int = 0) -> Tensor:
@@ -85,7 +87,7 @@ def counts(num_tokens: int, num_logit_rows: int = 0) -> Tensor:
 
 def launch(op: Callable[[PlanBuilder], None], num_rows: int) -> None:
     """Build a plan of what `op` asks for in a bucket of `num_rows` rows, and run it."""
-    plan = PlanBuilder(num_rows)
+    plan = PlanBuilder(num_rows, device)
     op(plan)
     run(plan.launches)
 

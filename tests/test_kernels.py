@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import kernel_launch
 import numpy as np
 import pytest
 from kernel_launch import (
@@ -17,7 +18,7 @@ from kernel_launch import (
     weight_tensor,
 )
 
-from hypocenter.device import plan
+from hypocenter.device import memory, plan
 from hypocenter.device.memory import to_host
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels import (
@@ -35,11 +36,15 @@ from hypocenter.tensor import WEIGHT_TYPES, DType
 EPS = 2.0**-24
 
 
-@pytest.fixture(params=["one thread", "many threads"], autouse=True)
-def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each kernel is compiled in two forms; the amount of work picks one, here the test does."""
+@pytest.fixture(params=["one thread", "many threads", "sim:mi300x"], autouse=True)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The CPU kernels in both compiled forms, which the amount of work picks, and a GPU's."""
+    if request.param.startswith("sim:"):
+        monkeypatch.setattr(kernel_launch, "device", memory.open_device(request.param))
+        return str(request.param)
     large = 1 << 62
     monkeypatch.setattr(plan, "MIN_PARALLEL_WORK", large if request.param == "one thread" else 0)
+    return "cpu"
 
 
 @pytest.mark.parametrize("dtype", WEIGHT_TYPES)

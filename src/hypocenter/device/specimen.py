@@ -1,6 +1,6 @@
 """A kernel with the types, constants and options of one launch: what can be compiled with no GPU.
 
-Each `kernels/X_gpu.py` names its own as `SPECIMENS`; nothing here imports Triton.
+`model/specimens.py` finds those of the project by planning; nothing here imports Triton.
 """
 
 from __future__ import annotations

@@ -1,0 +1,170 @@
+"""Errors of the CUDA and HIP runtimes by name, and who is to blame for them; needs neither.
+
+Numbers and names: `cudaError_t` of CUDA's driver_types.h, `hipError_t` of hip_runtime_api.h. HIP
+took over CUDA's numbers and most of its names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hypocenter.errors import DeviceFault, HypoError, LaunchRejected
+
+# Number to the part of the name behind cudaError and hipError, where both have the same one.
+_NAMES: Mapping[int, str] = {
+    1: "InvalidValue",
+    9: "InvalidConfiguration",
+    17: "InvalidDevicePointer",
+    35: "InsufficientDriver",
+    98: "InvalidDeviceFunction",
+    100: "NoDevice",
+    101: "InvalidDevice",
+    201: "InvalidContext",
+    214: "ECCUncorrectable",
+    218: "InvalidPtx",
+    304: "OperatingSystem",
+    600: "NotReady",
+    700: "IllegalAddress",
+    701: "LaunchOutOfResources",
+    710: "Assert",
+    719: "LaunchFailure",
+    720: "CooperativeLaunchTooLarge",
+    801: "NotSupported",
+    900: "StreamCaptureUnsupported",
+    901: "StreamCaptureInvalidated",
+    906: "StreamCaptureImplicit",
+    907: "CapturedEvent",
+    999: "Unknown",
+}
+_CUDA_NAMES: Mapping[int, str] = {
+    2: "MemoryAllocation",
+    3: "InitializationError",
+    46: "DevicesUnavailable",
+    200: "InvalidKernelImage",
+    201: "DeviceUninitialized",
+    209: "NoKernelImageForDevice",
+    220: "NvlinkUncorrectable",
+    222: "UnsupportedPtxVersion",
+    400: "InvalidResourceHandle",
+    500: "SymbolNotFound",
+    702: "LaunchTimeout",
+    714: "HardwareStackError",
+    715: "IllegalInstruction",
+    716: "MisalignedAddress",
+    717: "InvalidAddressSpace",
+    718: "InvalidPc",
+}
+_HIP_NAMES: Mapping[int, str] = {
+    2: "OutOfMemory",
+    3: "NotInitialized",
+    200: "InvalidImage",
+    209: "NoBinaryForGpu",
+    400: "InvalidHandle",
+    500: "NotFound",
+    702: "LaunchTimeOut",
+}
+# Raised by something that ran: the call that returns one of these found it and did not make it.
+_FOUND_LATER = frozenset({214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719})
+# What the runtimes say in words, lower case, for errors that reach us without a number.
+_SENTENCES: Mapping[str, int] = {
+    "invalid argument": 1,
+    "out of memory": 2,
+    "invalid configuration argument": 9,
+    "invalid device function": 98,
+    "invalid device pointer": 17,
+    "no kernel image is available": 209,
+    "no binary for gpu": 209,
+    "unable to find code object": 209,
+    "device kernel image is invalid": 200,
+    "invalid resource handle": 400,
+    "named symbol not found": 500,
+    "illegal memory access": 700,
+    "too many resources requested": 701,
+    "out of resources": 701,
+    "launch timed out": 702,
+    "device-side assert": 710,
+    "hardware stack error": 714,
+    "illegal instruction": 715,
+    "misaligned address": 716,
+    "operation not supported on global/shared address space": 717,
+    "invalid program counter": 718,
+    "unspecified launch failure": 719,
+    "operation not permitted when stream is capturing": 900,
+    "operation failed due to a previous error during capture": 901,
+    "uncorrectable ecc error": 214,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeFault:
+    """An error of the runtime; `is_found_later`: made by something that ran, not by this call."""
+
+    code: int
+    name: str
+    sentence: str
+    is_found_later: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.code}): {self.sentence}"
+
+
+def runtime_fault(vendor: str, error: BaseException) -> RuntimeFault | None:
+    """The error of the runtime behind an exception of torch or Triton; None when there is none.
+
+    `vendor`: cuda or hip. torch's AcceleratorError (2.8 and newer) has the number, Triton's and
+    older ones have the sentence only.
+    """
+    text = str(error)
+    code = getattr(error, "error_code", None)
+    if not isinstance(code, int) or isinstance(code, bool):
+        code = _code_in(text)
+    if code is None:
+        return None
+    # torch's advice after the first line ("For debugging consider ...") is not the reason.
+    line = text.strip().split("\n")[0]
+    sentence = line.split("error:")[-1].split("]:")[-1].strip()
+    return RuntimeFault(code, error_name(vendor, code), sentence, code in _FOUND_LATER)
+
+
+def launch_failure(
+    device: str, product: str, error: Exception, kernel: str, shape: str, *, is_maker: bool
+) -> HypoError | None:
+    """What an exception from a launch means; None when it is no error of the runtime.
+
+    `device` as users write it, `product` the GPU's own name, `shape` the grid and block as text.
+    `is_maker`: everything before this launch was waited for, so a fault is its own.
+    """
+    if hasattr(error, "required") and hasattr(error, "limit"):  # Triton's OutOfResources
+        what = getattr(error, "name", "it")
+        return LaunchRejected(
+            kernel,
+            f"launch failed: {what} needs {error.required}, but {product} has {error.limit} "
+            f"{shape}; use smaller tiles or fewer stages",
+        )
+    fault = runtime_fault(device.partition(":")[0], error)
+    if fault is None:
+        return None
+    if not fault.is_found_later:
+        return LaunchRejected(kernel, f"launch failed: {fault} {shape}")
+    call = failed_launch(kernel, shape) if is_maker else f"launch of {kernel} {shape}"
+    return DeviceFault(device, call, str(fault), is_asynchronous=not is_maker)
+
+
+def failed_launch(kernel: str, shape: str) -> str:
+    """The call to blame when a launch itself is at fault."""
+    return f"Kernel '{kernel}' launch failed {shape}"
+
+
+def error_name(vendor: str, code: int) -> str:
+    """cudaErrorIllegalAddress, hipErrorIllegalAddress, ...; an unknown number stays a number."""
+    own = _HIP_NAMES if vendor == "hip" else _CUDA_NAMES
+    return f"{vendor}Error{own.get(code) or _NAMES.get(code) or code}"
+
+
+def _code_in(text: str) -> int | None:
+    if "Triton Error" not in text and "CUDA error" not in text and "HIP error" not in text:
+        return None
+    lowered = text.lower()
+    found = [code for sentence, code in _SENTENCES.items() if sentence in lowered]
+    return found[0] if found else 999
