@@ -149,6 +149,22 @@ class DeviceFault(HypoError):
         super().__init__(f"{device}: {reason} ({blame})")
 
 
+class AccessRefused(HypoError):
+    """Guarded launches masked off accesses outside their tensors; nothing was touched there.
+
+    `faults` are records of what and where, `texts` a description of each.
+    """
+
+    exit_code = EXIT_FAULT
+
+    def __init__(self, device: str, faults: tuple[object, ...], texts: list[str]) -> None:
+        self.device = device
+        self.faults = faults
+        self.texts = texts
+        more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
+        super().__init__(f"{device}: {texts[0]}{more}")
+
+
 class CopyRejected(HypoError):
     """A host copy was refused before it began."""
 

@@ -337,12 +337,15 @@ def _scalar(value: Any, numpy_type: Any, kind: Any) -> Any:
 
 
 def _descriptor(value: Descriptor) -> Any:
+    make = _interp.interpreter_semantic.make_tensor_descriptor
     strides: list[Any] = [_scalar(stride, np.int64, tl.int64) for stride in value.strides]
     strides[-1] = tl.constexpr(1)
-    return _interp.interpreter_semantic.make_tensor_descriptor(
-        base=_value(value.base, ""),
-        shape=[_scalar(size, np.int32, tl.int32) for size in value.shape],
-        strides=strides,
-        block_shape=[tl.constexpr(size) for size in value.block_shape],
-        padding_option=value.padding,
+    # Triton 3.4 knows no padding but zeros.
+    padding = (value.padding,) if "padding_option" in inspect.signature(make).parameters else ()
+    return make(
+        _value(value.base, ""),
+        [_scalar(size, np.int32, tl.int32) for size in value.shape],
+        strides,
+        [tl.constexpr(size) for size in value.block_shape],
+        *padding,
     )

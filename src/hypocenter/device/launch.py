@@ -10,7 +10,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from hypocenter.device import memory
@@ -24,7 +24,7 @@ log = logging.getLogger("hypocenter.launch")
 # threads enter it at once; so this lock is the process's too and not an engine's.
 _POOL = threading.Lock()
 
-MODES = ("off", "checked")
+MODES = ("off", "checked", "guarded")
 
 Progress = Callable[[str, float], None]
 
@@ -38,16 +38,26 @@ class Demands(Protocol):
 
 
 class Launch:
-    """A kernel with its arguments: `facts` as its contract names them, `args` as it takes them."""
+    """A kernel with its arguments: `facts` as its contract names them, `args` as it takes them.
 
-    __slots__ = ("args", "contract", "facts", "function", "kernel", "options", "run")
+    Of a GPU launch `jit` is Triton's function, `options` its grid, warps and constants, `extents`
+    the bytes behind each pointer parameter.
+    """
+
+    __slots__ = (
+        "args", "contract", "device", "extents", "facts", "function", "jit", "kernel", "options",
+        "run",
+    )  # fmt: skip
 
     def __init__(
         self, kernel: str, function: Any, args: tuple[Any, ...], contract: Demands,
-        facts: Mapping[str, Any], options: Mapping[str, Any] | None = None,
+        facts: Mapping[str, Any], *, device: str = "cpu", jit: Any = None,
+        options: Mapping[str, Any] | None = None, extents: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         self.kernel, self.function, self.args = kernel, function, args
-        self.contract, self.facts, self.options = contract, facts, options or {}
+        self.contract, self.facts = contract, facts
+        self.device, self.jit = device, jit
+        self.options, self.extents = options or {}, extents or {}
         self.run: Callable[[], None] = functools.partial(function, *args, **self.options)
 
     @property
@@ -56,15 +66,29 @@ class Launch:
         return {name: fact for name, fact in self.facts.items() if isinstance(fact, Tensor)}
 
     def set_mode(self, mode: str) -> None:
-        """`off` runs the kernel alone; `checked` first rechecks arguments and index values."""
-        if mode not in MODES:
-            raise UsageError(f"launch mode is {mode!r}, but must be one of {', '.join(MODES)}")
+        """Rebind `run`: `off` is the kernel alone; `checked` first rechecks arguments and index
+        values; `guarded` (GPU kernels) masks accesses off that leave their tensors.
+        """
         plain = functools.partial(self.function, *self.args, **self.options)
-        self.run = plain if mode == "off" else functools.partial(self._checked, plain)
+        if mode == "off":
+            self.run = plain
+        elif mode == "checked":
+            self.run = functools.partial(self._checked, plain)
+        elif mode == "guarded":
+            self.run = self._guarded()
+        else:
+            raise UsageError(f"launch mode is {mode!r}, but must be one of {', '.join(MODES)}")
 
     def _checked(self, plain: Callable[[], None]) -> None:
         self.contract.check_values(memory.to_host, **self.facts)
         plain()
+
+    def _guarded(self) -> Callable[[], None]:
+        if self.jit is None:
+            raise UsageError(f"{self.kernel} runs on the CPU; guarded launches are for GPU kernels")
+        from hypocenter.device.guarded import guarded_run  # needs Triton
+
+        return guarded_run(self.jit, self.args, self.options, self.extents, self.device)
 
 
 def prepare(
@@ -76,7 +100,7 @@ def prepare(
     Raises LaunchRejected when `facts` break the contract.
     """
     contract.check(**facts)
-    bound = tuple(part for arg in args for part in _parts(arg))
+    bound = tuple(value for arg in args for value, _ in _bound(arg))
     function = kernel.parallel if parallel else kernel.serial
     return Launch(kernel.name, function, bound, contract, facts)
 
@@ -90,10 +114,22 @@ def prepare_gpu(
     Raises LaunchRejected when `facts` break the contract.
     """
     contract.check(**facts)
-    bound = tuple(part for arg in args for part in _parts(arg))
-    name = jit.__name__.removesuffix("_kernel")
-    launcher = memory.backend_of(device).launcher(jit)
-    return Launch(name, launcher, bound, contract, facts, options)
+    pairs = [pair for arg in args for pair in _bound(arg)]
+    names = [name for name in jit.arg_names if name not in options]
+    extents = {
+        name: extent for name, (_, extent) in zip(names, pairs, strict=True) if extent is not None
+    }
+    return Launch(
+        jit.__name__.removesuffix("_kernel"),
+        memory.backend_of(device).launcher(jit),
+        tuple(value for value, _ in pairs),
+        contract,
+        facts,
+        device=device,
+        jit=jit,
+        options=options,
+        extents=extents,
+    )
 
 
 def compile_all(launches: Sequence[Launch], progress: Progress | None = None) -> None:
@@ -122,9 +158,17 @@ def run(launches: Sequence[Launch]) -> None:
             launch.run()
 
 
-def _parts(arg: Any) -> tuple[Any, ...]:
-    """What the kernel sees of an argument: a packed weight stands for several arrays."""
-    if not isinstance(arg, Tensor):
-        return (arg,)
-    parts: tuple[Any, ...] = getattr(arg.data, "parts", (arg.data,))
-    return parts
+def _bound(arg: Any) -> Iterator[tuple[Any, int | None]]:
+    """What a kernel gets for an argument, and the bytes behind it if it is memory.
+
+    A packed weight stands for several values.
+    """
+    if isinstance(arg, memory.Part):
+        yield arg.argument, arg.num_bytes
+    elif not isinstance(arg, Tensor):
+        yield arg, None
+    elif hasattr(arg.data, "parts"):
+        for part in arg.data.parts:
+            yield from _bound(part)
+    else:
+        yield arg.data, arg.end_bytes - arg.offset * arg.dtype.block_bytes

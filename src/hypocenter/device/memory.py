@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,10 +115,18 @@ def adopt(
     return Tensor(name, owner, dtype, shape, contiguous_strides(shape), 0, allocation, data)
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One array of a packed weight on a GPU: what a launch passes for it, and its size."""
+
+    argument: Any
+    num_bytes: int
+
+
 def upload(parts: tuple[Any, ...], device: str) -> tuple[Allocation, tuple[Any, ...]]:
     """Put the arrays among `parts` into one allocation of `device`.
 
-    Returns it, and the parts with each array replaced by what a launch passes for it.
+    Returns it, and the parts with each array replaced by a Part.
     """
     backend = _backends[device]
     sizes = [part.nbytes if isinstance(part, np.ndarray) else 0 for part in parts]
@@ -128,7 +137,8 @@ def upload(parts: tuple[Any, ...], device: str) -> tuple[Allocation, tuple[Any, 
         if isinstance(part, np.ndarray):
             at = address + starts[index] * _PART_ALIGNMENT_BYTES
             backend.copy_in(at, np.ascontiguousarray(part).reshape(-1).view(np.uint8))
-            placed[index] = backend.argument(at, _PART_TYPES[part.dtype.name], part.size)
+            argument = backend.argument(at, _PART_TYPES[part.dtype.name], part.size)
+            placed[index] = Part(argument, part.nbytes)
     num_bytes = starts[-1] * _PART_ALIGNMENT_BYTES
     site = _call_site()
     return Allocation(next(_allocation_ids), device, num_bytes, site, address), tuple(placed)

@@ -60,6 +60,7 @@ class Plan:
     def __init__(self, builder: PlanBuilder, result: Tensor) -> None:
         self.launches = tuple(builder.launches)
         self.result = result
+        self._guarded_device: str | None = None
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -69,8 +70,19 @@ class Plan:
     def compile(self, progress: launch.Progress | None = None) -> None:
         launch.compile_all(self.launches, progress)
 
+    def set_mode(self, mode: str) -> None:
+        """Run every launch in this mode from now on; see `Launch.set_mode`."""
+        for item in self.launches:
+            item.set_mode(mode)
+        self._guarded_device = self.launches[0].device if mode == "guarded" else None
+
     def run(self) -> None:
+        """Run the launches; in guarded mode raises AccessRefused when one left its tensors."""
         launch.run(self.launches)
+        if self._guarded_device is not None:
+            from hypocenter.device.guarded import settle  # needs Triton
+
+            settle(self._guarded_device)
 
 
 def bucket(num_rows: int, max_rows: int) -> int:

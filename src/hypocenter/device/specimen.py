@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -38,3 +39,34 @@ class Specimen:
     def name(self) -> str:
         """The kernel's name, as a launch log shows it."""
         return str(getattr(self.kernel, "name", None) or self.kernel.__name__)
+
+
+def told_apart(specimens: Sequence[Specimen]) -> list[Specimen]:
+    """The same specimens with labels that differ within a kernel: what differs is added to them."""
+    same: defaultdict[tuple[str, str], list[Specimen]] = defaultdict(list)
+    for specimen in specimens:
+        same[specimen.name, specimen.label].append(specimen)
+    taken: Counter[tuple[str, str]] = Counter()
+    result = []
+    for specimen in specimens:
+        label = specimen.label
+        others = same[specimen.name, label]
+        if len(others) > 1:
+            label = f"{label} {_differences(specimen, others)}".strip()
+        taken[specimen.name, label] += 1
+        if (number := taken[specimen.name, label]) > 1:
+            label = f"{label} #{number}"
+        result.append(replace(specimen, label=label))
+    return result
+
+
+def _differences(specimen: Specimen, others: Sequence[Specimen]) -> str:
+    """What this one's parameters and options are, where the others are different."""
+    facts = [{**one.signature, **one.constants, **one.options} for one in others]
+    own = {**specimen.signature, **specimen.constants, **specimen.options}
+    differs = {name for name in own if any(own[name] != other.get(name) for other in facts)}
+    plain = {name for name in specimen.divisible if any(name not in o.divisible for o in others)}
+    return " ".join(
+        [f"{name}={own[name]}" for name in own if name in differs]
+        + [f"{name}%16=0" for name in specimen.divisible if name in plain - differs]
+    )

@@ -1,0 +1,85 @@
+"""A plan in guarded mode: bit-identical when right; named, and survived, when wrong."""
+
+from __future__ import annotations
+
+import kernel_launch
+import numpy as np
+import pytest
+from kernel_launch import bits, counts, rows_tensor, tensor
+
+from hypocenter.device import memory
+from hypocenter.device.guard import guard
+from hypocenter.device.plan import Plan, PlanBuilder
+from hypocenter.errors import AccessRefused, UsageError
+from hypocenter.kernels import rope
+from hypocenter.model.specimens import project_specimens
+from hypocenter.records import AccessFault
+from hypocenter.tensor import Tensor
+
+
+@pytest.fixture(autouse=True)
+def sim(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(kernel_launch, "device", memory.open_device("sim:h200"))
+    return "sim:h200"
+
+
+def _plan(positions: list[int], x: np.ndarray) -> tuple[Plan, Tensor]:
+    builder = PlanBuilder(3, "sim:h200")
+    turned = rows_tensor("x", x)
+    cos, sin = (tensor(name, np.full((8, 32), 0.5, np.float32)) for name in ("cos", "sin"))
+    rope.rotate(
+        builder, turned, tensor("positions", np.array(positions, np.int32)), (cos, sin),
+        counts(3), num_heads=2, head_dim=64, style="neox",
+    )  # fmt: skip
+    return Plan(builder, turned), turned
+
+
+def test_right_arguments_give_the_same_bits() -> None:
+    x = np.random.default_rng(0).standard_normal((3, 128)).astype(np.float32)
+    (plain, expected), (guarded, got) = _plan([0, 7, 3], x), _plan([0, 7, 3], x)
+    plain.run()
+    guarded.set_mode("guarded")
+    guarded.run()
+    assert (bits(memory.to_host(got)) == bits(memory.to_host(expected))).all()
+
+
+def test_a_position_beyond_the_table_is_named_and_the_device_survives() -> None:
+    x = np.ones((3, 128), np.float32)
+    plan, _ = _plan([0, 8, 3], x)
+    plan.set_mode("guarded")
+    with pytest.raises(AccessRefused) as caught:
+        plan.run()
+    fault = caught.value.faults[0]
+    assert isinstance(fault, AccessFault)
+    assert fault.program is not None
+    assert (fault.kernel, fault.parameter) == ("rope_kernel", "cos_ptr")
+    assert fault.byte_offset // 4 // 32 == 8
+    assert fault.program[0] == 1
+    assert fault.site.calls[0].file.endswith("rope_gpu.py")
+    assert "tl.load(cos_ptr + position * half + pair" in fault.site.expression
+    plan.set_mode("off")
+    right, out = _plan([0, 1, 2], x)
+    right.set_mode("guarded")
+    right.run()
+    assert np.isfinite(memory.to_host(out)).all()
+
+
+def test_a_cpu_kernel_has_no_guarded_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_launch, "device", "cpu")
+    builder = PlanBuilder(1)
+    x = rows_tensor("x", np.ones((1, 64), np.float32))
+    cos, sin = (tensor(name, np.zeros((8, 32), np.float32)) for name in ("cos", "sin"))
+    rope.rotate(
+        builder, x, tensor("positions", np.zeros(1, np.int32)), (cos, sin), counts(1),
+        num_heads=1, head_dim=64, style="neox",
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="rope runs on the CPU"):
+        builder.launches[0].set_mode("guarded")
+
+
+@pytest.mark.parametrize("name", sorted({specimen.name for specimen in project_specimens()}))
+def test_every_kernel_is_guardable(name: str) -> None:
+    specimen = next(s for s in project_specimens() if s.name == name)
+    pointers = [p for p, kind in specimen.signature.items() if kind.startswith("*")]
+    guarded = guard(specimen.jit, pointers)
+    assert {p for site in guarded.sites for p in site.parameters} == set(pointers)
