@@ -410,7 +410,7 @@ REFUSED = [
     (pointer_from_memory, ["table_ptr", "y_ptr"], "cannot tell which parameter `pointer`"),
     (perhaps_from_memory, ["table_ptr", "x_ptr", "y_ptr"], "cannot tell which parameter `pointer`"),
     (three_roots, ["a_ptr", "b_ptr", "c_ptr", "y_ptr"], "more than two"),
-    (polled, ["x_ptr"], "might wait for ever"),
+    (polled, ["x_ptr"], "might wait for ever" if hasattr(tl, "atomic_poll") else "cannot tell"),
     (boundary_checked, ["x_ptr", "y_ptr"], "boundary_check has no guarded form"),
     (block_pointer, ["x_ptr", "y_ptr"], "cannot tell which parameter"),
     (host_descriptor, ["y_ptr"], "a descriptor from the host?"),

@@ -568,6 +568,19 @@ def test_windows_of_a_captured_graph_are_kept(words: Any) -> None:
         ring.claim("two", SITES, 8, (1,))
 
 
+def test_launches_of_guarded_kernels_share_a_ring() -> None:
+    guarded = guard(K.scale_kernel, ["x_ptr", "y_ptr"])
+    ring = SlotRing(tensor(np.zeros(3 * guarded.num_slots), np.int64))
+    for count in (64, 65, 63):
+        arguments = dict(x_ptr=steps(64), y_ptr=zeros(64), count=count, factor=1.0, BLOCK=64)
+        extents = guarded.extents(arguments)
+        run(guarded.fn, (2,), {**arguments, **extents, SLOTS: guarded.claim(ring, (2,))})
+    found = ring.settle()
+    assert [(f.kernel, f.parameter, f.byte_offset, f.program) for f in found] == [
+        ("scale_kernel", name, 256, (1, 0, 0)) for name in ("x_ptr", "y_ptr")
+    ]
+
+
 def test_a_ring_takes_the_words_of_a_copy(words: Any) -> None:
     ring = SlotRing(words)
     ring.claim("one", SITES, 4, (1,))[1] = word(4)
