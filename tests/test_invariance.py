@@ -114,6 +114,13 @@ def test_batches(
         assert (bits(logits) == bits(reference[position])).all(), position
 
 
+def test_a_checked_run_gives_the_same_bits(
+    model: Path, token_ids: np.ndarray, reference: np.ndarray
+) -> None:
+    runner = _runner(model, launch_mode="checked")
+    assert (bits(_chunked(runner, token_ids, 37)) == bits(reference)).all()
+
+
 def test_generated_text_is_the_same_alone_and_in_company(model: Path) -> None:
     prompts = ["import os\n", "def parse(", "class Reader:\n    ", "# A comment", "x"]
     params = SamplingParams(max_tokens=20, temperature=0.8, seed=3)

@@ -174,7 +174,14 @@ class EngineOptions:
         str | None,
         Parameter(name="--tokenizer-pre", help="Pre-tokenizer, where the file names none."),
     ] = _ENGINE["tokenizer_pre"]
-    device: Annotated[str, Parameter(name="--device", help="Device to run on.")] = _ENGINE["device"]
+    device: Annotated[
+        str,
+        Parameter(name="--device", help="cpu, cuda, hip, or a simulated GPU such as sim:mi300x."),
+    ] = _ENGINE["device"]
+    launch_mode: Annotated[
+        str,
+        Parameter(name="--launch-mode", help="off, checked, or guarded (GPU kernels only)."),
+    ] = _ENGINE["launch_mode"]
 
     def config(self) -> EngineConfig:
         """The checked configuration; raises UsageError."""

@@ -19,6 +19,7 @@ from hypocenter.tensor import DType
 MAX_STOP_STRINGS = 16
 MAX_TOP_K = 1 << 20
 _DEVICE = re.compile(r"cpu|(cuda|hip)(:[0-9]{1,3})?|sim:[a-z0-9]{1,20}")
+LAUNCH_MODES = ("off", "checked", "guarded")
 KV_DTYPES = {"f16": DType.F16, "f32": DType.F32}
 
 
@@ -70,7 +71,9 @@ class EngineConfig:
     """What an engine is built with; constructed once, never written to.
 
     `context_length` None takes the trained length, bounded by `DEFAULT_CONTEXT`.
-    `num_threads` None takes every core this process may use.
+    `num_threads` None takes every core this process may use. `launch_mode`: `off`; `checked`
+    rechecks every launch's arguments and index values; `guarded` (GPU) masks accesses off that
+    leave their tensors, and names them.
     """
 
     device: str = "cpu"
@@ -81,8 +84,12 @@ class EngineConfig:
     block_size: int = 16
     kv_dtype: str = "f16"
     tokenizer_pre: str | None = None
+    launch_mode: str = "off"
 
     def __post_init__(self) -> None:
+        if self.launch_mode not in LAUNCH_MODES:
+            known = ", ".join(LAUNCH_MODES)
+            raise UsageError(f"launch_mode is {self.launch_mode!r}, but must be one of {known}")
         if not _DEVICE.fullmatch(self.device):
             raise UsageError(
                 f"device is {self.device!r}, but must be cpu, cuda, hip, cuda:N, hip:N or sim:NAME"

@@ -147,7 +147,7 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
     def create_dot(self, a: Any, b: Any, acc: Any, *rest: Any) -> Any:
         """Half-precision operands as float32: their products are exact there."""
         halves = (tl.float16, tl.bfloat16)
-        if a.dtype.scalar not in halves or b.dtype.scalar not in halves:
+        if True:
             return super().create_dot(a, b, acc, *rest)
         self.step()
         left, right = (
@@ -212,8 +212,9 @@ def _as_exact(operand: Any) -> Any:
 
 
 for _name in (
-    "create_broadcast", "create_expand_dims", "create_join", "create_maxsi", "create_minsi",
-    "create_reshape", "create_select", "create_split", "create_trans",
+    "create_ashr", "create_broadcast", "create_expand_dims", "create_join", "create_maxsi",
+    "create_maxui", "create_minsi", "create_minui", "create_reshape", "create_sdiv",
+    "create_select", "create_split", "create_srem", "create_trans", "create_udiv", "create_urem",
 ):  # fmt: skip
     setattr(Builder, _name, _carrying(_name))
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from hypocenter.config import LAUNCH_MODES
 from hypocenter.device import memory
 from hypocenter.device.lang import CpuKernel
 from hypocenter.errors import UsageError
@@ -23,8 +24,6 @@ log = logging.getLogger("hypocenter.launch")
 # numba has one thread pool per process, and its workqueue layer aborts the process when two
 # threads enter it at once; so this lock is the process's too and not an engine's.
 _POOL = threading.Lock()
-
-MODES = ("off", "checked", "guarded")
 
 Progress = Callable[[str, float], None]
 
@@ -77,7 +76,9 @@ class Launch:
         elif mode == "guarded":
             self.run = self._guarded()
         else:
-            raise UsageError(f"launch mode is {mode!r}, but must be one of {', '.join(MODES)}")
+            raise UsageError(
+                f"launch mode is {mode!r}, but must be one of {', '.join(LAUNCH_MODES)}"
+            )
 
     def _checked(self, plain: Callable[[], None]) -> None:
         self.contract.check_values(memory.to_host, **self.facts)

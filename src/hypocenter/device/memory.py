@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hypocenter.config import launch_blocking
 from hypocenter.errors import CopyRejected, UsageError
 from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
 
@@ -51,7 +52,7 @@ def open_device(name: str) -> str:
     if name.startswith("sim:"):
         from hypocenter.device.sim import open_sim
 
-        backend: Backend = open_sim(name)
+        backend: Backend = open_sim(name, blocking=launch_blocking() is not None)
     elif name.split(":")[0] in ("cuda", "hip"):
         from hypocenter.device.gpu import open_gpu
 

@@ -121,6 +121,7 @@ class Runner:
         )
         if key not in self._plans:
             plan = self._decoder.plan(*key)
+            plan.set_mode(self.config.launch_mode)
             plan.compile(progress)
             self._plans[key] = plan
         return self._plans[key]

@@ -13,7 +13,7 @@ import numpy as np
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels import activation_cpu
-from hypocenter.kernels.contract import Arg, Contract, Rule, Scalar
+from hypocenter.kernels.contract import COUNTS, Arg, Contract, Rule, Scalar
 from hypocenter.tensor import DType, Tensor
 
 _WHOLE_VECTORS = Rule("width % 16 == 0", "rows must be padded to whole vectors")
@@ -21,20 +21,20 @@ GATE = Contract(
     "gate",
     Arg("gate", (DType.F32,), "num_rows, width", "both"),
     Arg("up", (DType.F32,), "num_rows, width"),
-    Arg("counts", (DType.I32,), "2"),
+    COUNTS,
     _WHOLE_VECTORS,
 )
 SCALE = Contract(
     "scale",
     Arg("x", (DType.F32,), "num_rows, width", "both"),
-    Arg("counts", (DType.I32,), "2"),
+    COUNTS,
     Scalar("factor"),
     _WHOLE_VECTORS,
 )
 SOFTCAP = Contract(
     "softcap",
     Arg("x", (DType.F32,), "num_rows, width", "both"),
-    Arg("counts", (DType.I32,), "2"),
+    COUNTS,
     Scalar("cap", "cap > 0", "must be above 0"),
     _WHOLE_VECTORS,
 )

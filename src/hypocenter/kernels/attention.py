@@ -14,14 +14,23 @@ import numpy as np
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import attention_cpu
-from hypocenter.kernels.contract import Arg, Contract, Index, Rule, Scalar, Values
+from hypocenter.kernels.contract import (
+    COUNTS,
+    Arg,
+    Contract,
+    Index,
+    Rule,
+    Scalar,
+    Values,
+    live_rows,
+)
 from hypocenter.tensor import DType, Tensor
 
 
 def _live_blocks(values: Values) -> np.ndarray[Any, Any]:
     """Entries of a block table up to the block of its sequence's last position; more are unused."""
     last = np.full(values["num_sequences"], -1)
-    num_live = values["counts"][0] if "counts" in values else len(values["positions"])
+    num_live = values["counts"][0]
     rows, positions = values["sequence_rows"][:num_live], values["positions"][:num_live]
     np.maximum.at(last, rows, positions)
     num_blocks: np.ndarray[Any, Any] = last // values["block_size"]
@@ -41,15 +50,18 @@ CONTRACT = Contract(
         index=Index("num_blocks", "the cache", live=_live_blocks),
     ),
     Arg(
-        "sequence_rows", (DType.I32,), ">= num_tokens", index=Index("num_sequences", "block_tables")
+        "sequence_rows",
+        (DType.I32,),
+        ">= num_tokens",
+        index=Index("num_sequences", "block_tables", live=live_rows("sequence_rows")),
     ),
     Arg(
         "positions",
         (DType.I32,),
         ">= num_tokens",
-        index=Index("max_blocks * block_size", "a block table"),
+        index=Index("max_blocks * block_size", "a block table", live=live_rows("positions")),
     ),
-    Arg("counts", (DType.I32,), "2"),
+    COUNTS,
     Scalar("num_heads", "num_heads > 0", "must be above 0"),
     Scalar("scale", "scale > 0", "must be above 0"),
     Scalar("window", "window >= 0", "must not be negative"),

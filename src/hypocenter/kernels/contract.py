@@ -79,6 +79,15 @@ class Rule:
     limit: str
 
 
+#: How many tokens and how many logit rows of a step are live: what lies behind them is unused.
+COUNTS = Arg("counts", (DType.I32,), "2", index=Index("1 << 31", "a step"))
+
+
+def live_rows(name: str, count: int = 0) -> Callable[[Values], Array]:
+    """The mask of the first counts[count] entries of the index tensor `name`."""
+    return lambda values: np.arange(len(values[name])) < values["counts"][count]
+
+
 class Contract:
     """A kernel's demands. `check` is a plain function made once from the declaration."""
 

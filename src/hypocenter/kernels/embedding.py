@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import embedding_cpu
-from hypocenter.kernels.contract import Arg, Contract, Index
+from hypocenter.kernels.contract import COUNTS, Arg, Contract, Index, live_rows
 from hypocenter.kernels.quant import Packed
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
@@ -12,21 +12,31 @@ LOOKUP = Contract(
     "lookup",
     Arg("table", WEIGHT_TYPES, "vocab_size, width"),
     Arg("out", (DType.F32,), "num_tokens, >= width", "write", "rows"),
-    Arg("token_ids", (DType.I32,), ">= num_tokens", index=Index("vocab_size", "the vocabulary")),
-    Arg("counts", (DType.I32,), "2"),
+    Arg(
+        "token_ids",
+        (DType.I32,),
+        ">= num_tokens",
+        index=Index("vocab_size", "the vocabulary", live=live_rows("token_ids")),
+    ),
+    COUNTS,
 )
 GATHER = Contract(
     "gather",
     Arg("x", (DType.F32,), "num_rows, width"),
     Arg("out", (DType.F32,), "num_logit_rows, width", "write"),
-    Arg("rows", (DType.I32,), ">= num_logit_rows", index=Index("num_rows", "the activations")),
-    Arg("counts", (DType.I32,), "2"),
+    Arg(
+        "rows",
+        (DType.I32,),
+        ">= num_logit_rows",
+        index=Index("num_rows", "the activations", live=live_rows("rows", 1)),
+    ),
+    COUNTS,
 )
 NARROW = Contract(
     "narrow",
     Arg("out", (DType.F32,), "num_logit_rows, width", "write"),
     Arg("x", (DType.F32,), "num_logit_rows, >= width", "read", "rows"),
-    Arg("counts", (DType.I32,), "2"),
+    COUNTS,
 )
 
 

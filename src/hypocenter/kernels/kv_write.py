@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import kv_write_cpu
-from hypocenter.kernels.contract import Arg, Contract, Index, Rule
+from hypocenter.kernels.contract import COUNTS, Arg, Contract, Index, Rule, live_rows
 from hypocenter.tensor import DType, Tensor
 
 CONTRACT = Contract(
@@ -28,9 +28,9 @@ CONTRACT = Contract(
         "slots",
         (DType.I32,),
         ">= num_tokens",
-        index=Index("num_blocks * block_size", "the cache", unique=True),
+        index=Index("num_blocks * block_size", "the cache", live=live_rows("slots"), unique=True),
     ),
-    Arg("counts", (DType.I32,), "2"),
+    COUNTS,
     Rule("value_pitch >= head_dim", "a value must fit its row"),
 )
 

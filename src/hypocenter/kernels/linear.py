@@ -8,7 +8,7 @@ import numpy as np
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import linear_cpu
-from hypocenter.kernels.contract import Arg, Contract
+from hypocenter.kernels.contract import COUNTS, Arg, Contract
 from hypocenter.kernels.quant import Packed
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
@@ -20,7 +20,7 @@ CONTRACT = Contract(
     Arg("x", (DType.F32,), "num_rows, >= num_columns", "read", "rows"),
     Arg("out", (DType.F32,), f"num_rows, {_PADDED}", "both", "rows"),
     Arg("bias", (DType.F32,), _PADDED, optional=True),
-    Arg("counts", (DType.I32,), "2"),
+    COUNTS,
 )
 
 _NO_BIAS = np.zeros(0, np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import norm_cpu
-from hypocenter.kernels.contract import Arg, Contract, Scalar
+from hypocenter.kernels.contract import COUNTS, Arg, Contract, Scalar
 from hypocenter.tensor import DType, Tensor
 
 CONTRACT = Contract(
@@ -19,7 +19,7 @@ CONTRACT = Contract(
     Arg("x", (DType.F32,), "num_rows, >= num_heads * width", "read", "rows"),
     Arg("out", (DType.F32,), "num_rows, >= num_heads * width", "both", "rows"),
     Arg("weight", (DType.F32,), ">= width"),
-    Arg("counts", (DType.I32,), "2"),
+    COUNTS,
     Scalar("num_heads", "num_heads > 0", "must be above 0"),
     Scalar("width", "width > 0", "must be above 0"),
     Scalar("eps", "eps > 0", "must be above 0"),

@@ -14,16 +14,21 @@ import numpy as np
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels import rope_cpu
-from hypocenter.kernels.contract import Arg, Contract, Index, Rule, Scalar
+from hypocenter.kernels.contract import COUNTS, Arg, Contract, Index, Rule, Scalar, live_rows
 from hypocenter.tensor import DType, Tensor
 
 CONTRACT = Contract(
     "rope",
     Arg("x", (DType.F32,), "num_tokens, >= num_heads * head_dim", "both", "rows"),
-    Arg("positions", (DType.I32,), ">= num_tokens", index=Index("num_positions", "the table")),
+    Arg(
+        "positions",
+        (DType.I32,),
+        ">= num_tokens",
+        index=Index("num_positions", "the table", live=live_rows("positions")),
+    ),
     Arg("cos", (DType.F32,), "num_positions, half"),
     Arg("sin", (DType.F32,), "num_positions, half"),
-    Arg("counts", (DType.I32,), "2"),
+    COUNTS,
     Scalar("num_heads", "num_heads > 0", "must be above 0"),
     Scalar("head_dim", "head_dim > 0 and head_dim % 2 == 0", "must be even and above 0"),
     Rule("0 < 2 * half <= head_dim", "the table must turn 1 to head_dim / 2 pairs"),
