@@ -779,3 +779,14 @@ def test_a_contradiction_is_found(break_it: Callable[[Any], object]) -> None:
     break_it(allocator)
     with pytest.raises(IntegrityError):
         allocator.check_integrity()
+
+
+def test_clearing_waits_for_what_was_launched_before_and_touches_nothing_else() -> None:
+    gpu = open_sim("sim:h200")
+    address = gpu.allocate(1024)
+    gpu.copy_in(address, np.full(1024, 7, np.uint8))
+    gpu.clear(address + 256, 512)
+    values = gpu.copy_out(address, 1024)
+    assert (values[:256] == 7).all()
+    assert (values[256:768] == 0).all()
+    assert (values[768:] == 7).all()

@@ -58,6 +58,9 @@ class AbstractGpu:
     def copy_in(self, address: int, data: Bytes) -> None:
         """There is nothing to copy to."""
 
+    def clear(self, address: int, num_bytes: int) -> None:
+        """There is nothing to clear."""
+
     def copy_out(self, address: int, num_bytes: int) -> Bytes:
         return np.zeros(num_bytes, np.uint8)
 

@@ -38,6 +38,10 @@ class Backend(Protocol):
         """Copy host bytes to the device, in order with what was launched before."""
         ...
 
+    def clear(self, address: int, num_bytes: int) -> None:
+        """Set device bytes to zero, in order with what was launched before."""
+        ...
+
     def copy_out(self, address: int, num_bytes: int) -> Bytes:
         """Wait for everything launched before, then copy device bytes to the host.
 

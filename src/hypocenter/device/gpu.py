@@ -154,6 +154,12 @@ class TorchGpu:
             pinned.numpy()[:] = flat
             target.copy_(pinned, non_blocking=True)
 
+    def clear(self, address: int, num_bytes: int) -> None:
+        self._refuse_in_capture("clear")
+        if num_bytes:
+            with self._calling("clear"):
+                self._bytes(address, num_bytes).zero_()
+
     def copy_out(self, address: int, num_bytes: int) -> Bytes:
         self._refuse_in_capture("copy_out")
         if not num_bytes:

@@ -91,7 +91,7 @@ def allocate(
         strides = contiguous_strides(shape)
         return Tensor(name, owner, dtype, shape, strides, 0, allocation, data)
     tensor = allocate_undefined(name, owner, dtype, shape, device=device)
-    _backends[device].copy_in(tensor.address, np.zeros(num_bytes, np.uint8))
+    _backends[device].clear(tensor.address, num_bytes)
     return tensor
 
 

@@ -159,6 +159,11 @@ class SimGpu:
             self._streams.add(Copy(address, data.copy()), data.size)
         self._wait_if_full("copy_in")
 
+    def clear(self, address: int, num_bytes: int) -> None:
+        self._drain("clear")
+        self._refuse_unmapped("clear", address, num_bytes)
+        self._memory.clear_bytes(address, num_bytes)
+
     def copy_out(self, address: int, num_bytes: int) -> Bytes:
         self._drain("copy_out")
         self._refuse_unmapped("copy_out", address, num_bytes)

@@ -125,6 +125,11 @@ class SimMemory:
         self._make_ready(offset, data.size)
         self._bytes[offset : offset + data.size] = data
 
+    def clear_bytes(self, address: int, num_bytes: int) -> None:
+        offset = address - self.base
+        self._make_ready(offset, num_bytes)
+        self._bytes[offset : offset + num_bytes] = 0
+
     def read_bytes(self, address: int, num_bytes: int) -> Array:
         offset = address - self.base
         self._make_ready(offset, num_bytes)
