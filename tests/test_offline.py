@@ -6,6 +6,7 @@ import importlib
 import re
 import struct
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from hypocenter.device.offline import (
     specimen_of_launch,
     triton_source,
 )
-from hypocenter.device.specimen import Specimen
+from hypocenter.device.specimen import Specimen, told_apart
 from hypocenter.errors import HypoError, UsageError
 
 AMD = [arch for arch, gpu in TABLE.items() if gpu.vendor == "amd"]
@@ -333,6 +334,22 @@ def test_a_specimen_must_match_its_kernel() -> None:
     specimen = Specimen(specimens.copy_kernel, {"x_ptr": "*fp32"}, {"BLOCK": 16})
     with pytest.raises(UsageError, match="specimen of copy_kernel gives x_ptr, BLOCK, but the par"):
         compile_specimen(specimen, "sm_80")
+
+
+def test_specimens_of_a_kernel_are_told_apart() -> None:
+    one, wide, bytes_, again = (
+        specimens.copy(), specimens.copy(block=64), specimens.copy("i8"), specimens.copy()
+    )  # fmt: skip
+    unaligned = replace(one, divisible=("x_ptr",))
+    given = [one, specimens.product(), wide, bytes_, again, unaligned]
+    labels = [specimen.label for specimen in told_apart(given)]
+    types = "x_ptr=*fp32 y_ptr=*fp32 BLOCK=1024"
+    assert labels == [
+        f"{types} count%16=0", "",
+        "x_ptr=*fp32 y_ptr=*fp32 BLOCK=64 count%16=0", "x_ptr=*i8 y_ptr=*i8 BLOCK=1024 count%16=0",
+        f"{types} count%16=0 #2", types,
+    ]  # fmt: skip
+    assert [specimen.label for specimen in told_apart([one, specimens.product()])] == ["", ""]
 
 
 def test_a_tensor_above_2_gib_has_no_buffer_instructions() -> None:

@@ -11,19 +11,25 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.exceptions import UnusedCliTokensError
 
+from hypocenter import cli_interrupt
 from hypocenter.cli_options import (
     AsJson,
     BenchOptions,
+    ContextSize,
     EngineOptions,
     PromptOptions,
+    Quiet,
     SamplingOptions,
 )
 from hypocenter.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, HypoError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 #: What a shell reports for a program that SIGPIPE ended; nothing was lost that anyone wanted.
 EXIT_PIPE = 141
@@ -32,8 +38,9 @@ EPILOGUE = f"""\
 Anywhere: --debug shows the traceback of an error (or HYPO_DEBUG=1).
 
 Exit codes: {EXIT_OK} done; {EXIT_ERROR} error (a bad model file, a failed read);
-{EXIT_USAGE} wrong usage (an option, a value, a file that is not there); 3 GPU fault;
-4 gate failed; {EXIT_INTERRUPTED} interrupted by Ctrl-C; {EXIT_PIPE} nobody reads the output.
+{EXIT_USAGE} wrong usage (an option, a value, a missing file, a prompt too long); 3 GPU fault;
+4 gate failed: what was checked is not as it should be (inspect --check, kernels, check);
+{EXIT_INTERRUPTED} interrupted by Ctrl-C; {EXIT_PIPE} nobody reads the output.
 Data goes to stdout, everything else to stderr."""
 
 
@@ -66,6 +73,7 @@ def run(
     sampling: SamplingOptions | None = None,
     engine: EngineOptions | None = None,
     json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Continue a prompt (-p or -f); without one, chat with the model.
 
@@ -76,7 +84,7 @@ def run(
     prompt, sampling = prompt or PromptOptions(), sampling or SamplingOptions()
     engine = engine or EngineOptions()
     path = prompt.model_path(model)
-    cli_run.run(path, prompt, sampling, engine.config(), as_json=json)
+    cli_run.run(path, prompt, sampling, engine.config(), as_json=json, quiet=quiet)
 
 
 @app.command
@@ -84,17 +92,17 @@ def inspect(
     model: Model = None,
     /,
     *,
-    ctx_size: Annotated[
-        int | None,
-        Parameter(name=("-c", "--ctx-size"), help="Context length to count the memory for."),
-    ] = None,
+    ctx_size: ContextSize = None,
     check: Annotated[
         bool,
         Parameter(negative="", help="Look for NaN and Inf in every tensor; sha256 of the file."),
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Show what a model file holds and what memory it needs. Runs nothing."""
+    """Show what a model file holds and what memory it needs. Runs nothing.
+
+    With --check the exit code is 4 when a NaN or an infinity was found.
+    """
     from hypocenter import cli_inspect
     from hypocenter.cli_options import model_path
 
@@ -130,13 +138,64 @@ def env(*, json: AsJson = False) -> None:
     cli_env.env(as_json=json)
 
 
+@app.command
+def kernels(
+    file: Annotated[
+        str | None,
+        Parameter(help="Python file whose launches are taken; it is run. The project's without."),
+    ] = None,
+    /,
+    *,
+    arch: Annotated[
+        str,
+        Parameter(name="--arch", help="Architectures or products between commas, or all."),
+    ] = "gfx942,gfx1100,sm_90",
+    guarded: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Compile the checked variants.")
+    ] = False,
+    kernel: Annotated[str | None, Parameter(help="Only the kernel of this name.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Compile GPU kernels with no GPU present: registers, spills, shared memory, occupancy.
+
+    The exit code is 4 when a kernel would not launch.
+    """
+    from hypocenter import cli_kernels
+
+    cli_kernels.kernels(file, arch, kernel, guarded=guarded, as_json=json)
+
+
+@app.command
+def check(
+    file: Annotated[str, Parameter(help="Python file, as FILE.py or FILE.py:kernel; it is run.")],
+    /,
+    *arguments: Annotated[str, Parameter(help="The file's own arguments; after -- for options.")],
+    arch: Annotated[
+        str, Parameter(name="--arch", help="Architecture or product that the file sees.")
+    ] = "sm_90",
+    budget: Annotated[
+        float, Parameter(name="--budget", help="Seconds for running programs; then a sample.")
+    ] = 60.0,
+    json: AsJson = False,
+) -> None:
+    """Run a file's Triton launches on the CPU and report every access that is wrong.
+
+    This executes the file. It needs no GPU: device="cuda" is mapped to the CPU. Reported are
+    accesses out of bounds, null pointers, uninitialised reads, races, outputs never written and
+    int32 offsets that overflow. The exit code is 4 when something was found.
+    """
+    from hypocenter import cli_check
+
+    cli_check.check(file, arguments, arch, budget, as_json=json)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line; always leaves by SystemExit with a documented code."""
     tokens, debug = _take_debug(sys.argv[1:] if argv is None else argv)
     try:
-        debug = _prepare(debug)
-        app(tokens, exit_on_error=False, print_error=False)
-        if sys.stdout:
+        with cli_interrupt.handled():
+            debug = _prepare(debug)
+            app(tokens, console=_help_console(tokens), exit_on_error=False, print_error=False)
             sys.stdout.flush()
         sys.exit(EXIT_OK)
     except KeyboardInterrupt:
@@ -161,17 +220,35 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(EXIT_ERROR)
 
 
+def _help_console(tokens: Sequence[str]) -> Console | None:
+    """What a help page is written with: rich's own would leave with 1 when its reader went away."""
+    if tokens and not {"--help", "-h"} & set(tokens):
+        return None
+    from rich.console import Console
+
+    class PipeConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return PipeConsole()
+
+
 def _take_debug(argv: Sequence[str]) -> tuple[list[str], bool]:
-    """Remove `--debug` wherever it stands before `--`."""
+    """Remove `--debug` wherever it stands before `--`; `help VERB` is `VERB --help`."""
     end = list(argv).index("--") if "--" in argv else len(argv)
     tokens = [token for token in argv[:end] if token != "--debug"]
-    return [*tokens, *argv[end:]], len(tokens) < end
+    debug = len(tokens) < end
+    if tokens[:1] == ["help"]:
+        tokens = [*tokens[1:], "--help"]
+    return [*tokens, *argv[end:]], debug
 
 
 def _prepare(debug: bool) -> bool:
     """Set up logging from the environment; returns whether tracebacks are wanted."""
     from hypocenter.config import Environment
 
+    if sys.stdout is None:
+        raise HypoError("stdout is closed, so what was asked for has nowhere to go")
     environment = Environment.read()
     logging.basicConfig(stream=sys.stderr, format="hypo: %(message)s", level=logging.WARNING)
     logging.getLogger("hypocenter").setLevel(environment.log.upper())
@@ -194,11 +271,21 @@ def _report(message: str, debug: bool) -> None:
 
 def _usage_message(error: CycloptsError) -> str:
     if isinstance(error, UnusedCliTokensError):
-        extra = " ".join(error.unused_tokens or ())
-        return f"unexpected argument {extra!r}; a prompt is given by -p and stands in quotes"
+        return _unexpected(" ".join(error.unused_tokens or ()), error.command_chain or ())
     text = " ".join(str(error).split())
     verb = " ".join(["hypo", *(error.command_chain or ())])
     return f"{text[:1].lower()}{text[1:]} See {verb} --help"
+
+
+def _unexpected(extra: str, verbs: Sequence[str]) -> str:
+    ways_out = {
+        "run": "a prompt is given by -p and stands in quotes",
+        "inspect": "it takes one MODEL",
+        "bench": "it takes one MODEL",
+    }
+    verb = " ".join(["hypo", *verbs])
+    way_out = ways_out.get(verbs[-1] if verbs else "", "it takes none")
+    return f"unexpected argument {extra!r} of {verb}; {way_out}; see {verb} --help"
 
 
 def _leave_broken_pipe() -> None:

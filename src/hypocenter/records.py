@@ -100,8 +100,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One fault of a kernel launch, with one lane of one program as its example.
 
     `sites` is the call chain inside the kernel, innermost first. `element` is the index in the
-    tensor's own coordinates, None where the address lies outside of it. `values` are the names in
-    the faulty expression at that lane. `threshold` is the first program, along `axis`, at which
+    tensor's own coordinates, None where the address lies outside of it; `number` counts elements
+    from the tensor's first, and is negative before it. `values` are the names in the faulty
+    expression at that lane. `threshold` is the first program, along `axis`, at which
     an int32 overflows.
     """
 
@@ -111,6 +112,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
     argument: str | None = None
     element: tuple[int, ...] | None = None
+    number: int | None = None
     program: tuple[int, int, int] | None = None
     lane: tuple[int, ...] | None = None
     num_lanes: int = 0

@@ -1,0 +1,55 @@
+"""`hypo check`: prints what `forensics/check.py` found in a file's Triton launches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from hypocenter.cli_run import say
+from hypocenter.device.limits import named_gpu
+from hypocenter.errors import EXIT_GATE, HypoError, UsageError
+from hypocenter.forensics import check as checker
+from hypocenter.forensics.check_text import report_text
+
+MAX_BUDGET_SECONDS = 1e6
+
+
+def check(
+    target: str, arguments: Sequence[str], arch: str, budget_seconds: float, *, as_json: bool
+) -> None:
+    """Print the report; leaves with EXIT_GATE when there are findings.
+
+    Raises UsageError, and HypoError when the file failed before it was done.
+    """
+    if not 0 < budget_seconds <= MAX_BUDGET_SECONDS:
+        raise UsageError(
+            f"--budget is {budget_seconds}, but must be above 0 and at most {MAX_BUDGET_SECONDS:g}"
+        )
+    path, kernel = split_target(target)
+    report = checker.check(
+        path, kernel=kernel, arguments=arguments, arch=named_gpu(arch).arch,
+        budget_seconds=budget_seconds,
+    )  # fmt: skip
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+    else:
+        print(report_text(report))
+    if report.findings:
+        if report.error:
+            say(f"{path} did not run to its end: {report.error}")
+        sys.exit(EXIT_GATE)
+    if report.error:
+        raise HypoError(f"{path} did not run to its end: {report.error}")
+
+
+def split_target(target: str) -> tuple[Path, str | None]:
+    """`FILE.py:kernel` or `FILE.py` as path and kernel name."""
+    name, colon, kernel = target.rpartition(":")
+    if not colon or Path(target).is_file():
+        return Path(target), None
+    if not kernel.isidentifier():
+        raise UsageError(f"{target!r}: what follows the colon is not the name of a kernel")
+    return Path(name), kernel

@@ -1,0 +1,40 @@
+"""A worker of `hypo kernels` that compiles the specimens of the tests, and dies when it is told to.
+
+`WORKER_DIES_AT` numbers the specimen at which its process ends as by a failed assertion of LLVM;
+`WORKER_HANGS_AT` the one that is never done.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from hypocenter import cli_kernels_worker
+from hypocenter.device import offline
+from hypocenter.device.specimen import Specimen
+from hypocenter.records import CompiledKernel
+
+
+def specimens(file: str | None = None, arch: str = "") -> tuple[Sequence[Specimen], str]:
+    import gpu_specimens
+
+    return gpu_specimens.SPECIMENS, ""
+
+
+def compile_specimen(specimen: Specimen, arch: str, *, guarded: bool = False) -> CompiledKernel:
+    if os.environ.get("WORKER_DIES_AT") == specimen.name:
+        print("LLVM ERROR: Cannot select: intrinsic", file=sys.stderr, flush=True)
+        os.abort()
+    if os.environ.get("WORKER_HANGS_AT") == specimen.name:
+        time.sleep(600)
+    print("something that a compiler says on stdout")
+    return _compile_specimen(specimen, arch, guarded=guarded)
+
+
+if __name__ == "__main__":
+    _compile_specimen = offline.compile_specimen
+    offline.compile_specimen = compile_specimen
+    cli_kernels_worker.collect = specimens
+    cli_kernels_worker.main(sys.argv[1:])

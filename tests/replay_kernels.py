@@ -1,0 +1,193 @@
+"""Small Triton kernels, right and wrong, for tests that interpret or replay them."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: ANN001, ANN201
+from hypocenter.device.gpu_lang import tl, triton
+
+SCALE = tl.constexpr(3)
+
+
+@triton.jit
+def twice(x):
+    return x + x
+
+
+@triton.jit
+def arithmetic(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    """Inner functions, reductions, chained comparison, a loop, a constant of the module."""
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, mask=(offs >= 0) & (offs < n), other=0.0)
+    total = tl.sum(x, 0) + tl.max(x, 0)
+    for step in range(0, n, BLOCK):
+        total += step
+    tl.store(y_ptr + offs, twice(x) * SCALE + total + tl.cdiv(n, 2), mask=offs < n)
+
+
+@triton.jit
+def half_precision(x_ptr, w_ptr, y_ptr, d_ptr, N: tl.constexpr):
+    """bfloat16 arithmetic, comparison and dot, with no cast in the kernel."""
+    at = tl.arange(0, N)
+    square = at[:, None] * N + at[None, :]
+    x, w = tl.load(x_ptr + square), tl.load(w_ptr + square)
+    y = tl.where(x > w, x * w, x - w)
+    tl.store(y_ptr + square, -y)
+    tl.store(d_ptr + square, tl.dot(x, w))
+
+
+@triton.jit
+def fails(x_ptr):
+    tl.store(x_ptr, tl.no_such_function(1))
+
+
+@triton.jit
+def scaled_rows(x_ptr, y_ptr, x_stride, y_stride, n_cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < n_cols
+    x = tl.load(x_ptr + row * x_stride + cols, mask=mask, other=0.0)
+    tl.store(y_ptr + row * y_stride + cols, x * 2, mask=mask)
+
+
+@triton.jit
+def scaled_rows_wide(x_ptr, y_ptr, x_stride, y_stride, n_cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < n_cols
+    x = tl.load(x_ptr + row * x_stride + cols, mask=mask, other=0.0)
+    tl.store(y_ptr + row * y_stride + cols, x * 2, mask=mask)
+
+
+@triton.jit
+def flattened(x_ptr, y_ptr, n_cols, stride, BLOCK: tl.constexpr):
+    """Rows and columns from one flat number, which may leave int32 before it is divided."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, col = at // n_cols, at % n_cols
+    x = tl.load(x_ptr + row.to(tl.int64) * stride + col)
+    tl.store(y_ptr + row.to(tl.int64) * stride + col, x)
+
+
+@triton.jit
+def unmasked(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + offs, tl.load(x_ptr + offs))
+
+
+@triton.jit
+def accumulate(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < n
+    tl.store(y_ptr + offs, tl.load(y_ptr + offs, mask=mask) + tl.load(x_ptr + offs, mask=mask),
+             mask=mask)  # fmt: skip
+
+
+@triton.jit
+def histogram(x_ptr, bins_ptr, n, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    bins = tl.load(x_ptr + offs, mask=offs < n, other=0)
+    if ATOMIC:
+        tl.atomic_add(bins_ptr + bins, 1, mask=offs < n)
+    else:
+        tl.store(bins_ptr + bins, tl.load(bins_ptr + bins, mask=offs < n) + 1, mask=offs < n)
+
+
+@triton.jit
+def shift_in_place(x_ptr, n, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs + 1, mask=offs + 1 < n)
+    tl.store(x_ptr + offs, x, mask=offs + 1 < n)
+
+
+@triton.jit
+def scatter_one_store(y_ptr, BLOCK: tl.constexpr, EQUAL: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    value = offs * 0 if EQUAL else offs
+    tl.store(y_ptr + offs // 2, value)
+
+
+@triton.jit
+def locked_sum(x_ptr, sum_ptr, lock_ptr, BLOCK: tl.constexpr, LOCKED: tl.constexpr):
+    """Adds blocks of x to one block, in turn; without the lock the programs race."""
+    offs = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + tl.program_id(0) * BLOCK + offs)
+    if LOCKED:
+        while tl.atomic_cas(lock_ptr, 0, 1) == 1:
+            pass
+    tl.store(sum_ptr + offs, tl.load(sum_ptr + offs) + x)
+    if LOCKED:
+        tl.atomic_xchg(lock_ptr, 0)
+
+
+@triton.jit
+def last_one_sums(x_ptr, part_ptr, y_ptr, count_ptr, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """Each program leaves a partial sum; the last to count itself adds them up."""
+    program = tl.program_id(0)
+    x = tl.load(x_ptr + program * BLOCK + tl.arange(0, BLOCK))
+    tl.store(part_ptr + program, tl.sum(x, 0))
+    if tl.atomic_add(count_ptr, 1) == PARTS - 1:
+        tl.store(y_ptr, tl.sum(tl.load(part_ptr + tl.arange(0, PARTS)), 0))
+
+
+@triton.jit
+def waits_for_a_later_one(flag_ptr):
+    if tl.program_id(0) == 0:
+        while tl.atomic_add(flag_ptr, 0) == 0:
+            pass
+    else:
+        tl.atomic_add(flag_ptr, 1)
+
+
+@triton.jit
+def through_nothing(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    nothing = (x_ptr.to(tl.int64) * 0).to(tl.pointer_type(tl.float32))
+    tl.store(y_ptr + offs, tl.load(nothing + offs))
+
+
+@triton.jit
+def biased(x_ptr, bias_ptr, y_ptr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs)
+    if HAS_BIAS:
+        x += tl.load(bias_ptr + offs)
+    tl.store(y_ptr + offs, x)
+
+
+@triton.jit
+def tile(desc_ptr, y_ptr, rows, cols, M: tl.constexpr, N: tl.constexpr):
+    """A descriptor made in the kernel: what lies outside its shape reads as zero."""
+    desc = tl.make_tensor_descriptor(
+        desc_ptr, shape=[rows, cols], strides=[cols, 1], block_shape=[M, N]
+    )
+    block = desc.load([tl.program_id(0) * M, 0])
+    at = (tl.program_id(0) * M + tl.arange(0, M))[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(y_ptr + at, block)
+
+
+@triton.jit
+def host_tile(desc, y_ptr, M: tl.constexpr, N: tl.constexpr):
+    block = desc.load([tl.program_id(0) * M, 0])
+    at = (tl.program_id(0) * M + tl.arange(0, M))[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(y_ptr + at, block)
+
+
+@triton.jit
+def hashed(y_ptr, BLOCK: tl.constexpr):
+    """int32 arithmetic that is meant to wrap and never becomes an address."""
+    offs = tl.arange(0, BLOCK)
+    mixed = (offs + 12345) * 1103515245 + 12345
+    tl.store(y_ptr + offs, mixed & 0xFF)
+
+
+@triton.jit
+def asserts(x_ptr, BLOCK: tl.constexpr):
+    tl.static_assert(BLOCK >= 16, "BLOCK below 16")
+    tl.store(x_ptr + tl.arange(0, BLOCK), 0.0)
+
+
+@triton.jit
+def block_tile(x_ptr, y_ptr, rows, M: tl.constexpr, N: tl.constexpr):
+    """Block pointers, for those Tritons that have them."""
+    source = tl.make_block_ptr(x_ptr, (rows, N), (N, 1), (tl.program_id(0) * M, 0), (M, N), (1, 0))
+    block = tl.load(source, boundary_check=(0,), padding_option="zero")
+    target = tl.make_block_ptr(y_ptr, (rows, N), (N, 1), (0, 0), (M, N), (1, 0))
+    tl.store(tl.advance(target, (tl.program_id(0) * M, 0)), block, boundary_check=(0,))

@@ -1,0 +1,37 @@
+"""Every kernel of the project, plain and guarded, for every architecture: minutes of compiling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hypocenter.cli_kernels_pool import Worker, compile_all
+from hypocenter.cli_kernels_worker import Job
+from hypocenter.device.limits import TABLE
+from hypocenter.model.specimens import project_specimens
+
+SPECIMENS = project_specimens()
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[tuple[Worker, Worker]]:
+    with Worker() as first, Worker() as second:
+        first.start()
+        yield first, second
+
+
+@pytest.mark.parametrize("guarded", [False, True], ids=["plain", "guarded"])
+@pytest.mark.parametrize(
+    "index", range(len(SPECIMENS)), ids=[f"{s.name}-{s.label}" for s in SPECIMENS]
+)
+def test_a_kernel_would_launch_on_every_target(
+    workers: tuple[Worker, Worker], index: int, guarded: bool
+) -> None:
+    jobs = [Job(index, arch, guarded) for arch in TABLE]
+    records = compile_all(workers[0], jobs, workers[1], lambda _: None)
+    assert {record.arch: record.problems for record in records if not record.ok} == {}
+    assert [record.arch for record in records] == list(TABLE)
+    if not guarded:
+        # A guarded kernel may spill; nobody measures its speed.
+        assert {record.arch: record.spills for record in records if record.spills} == {}

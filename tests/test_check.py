@@ -1,0 +1,270 @@
+"""`hypo check` on small programs with a planted fault, and on their healthy twins."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from terminal import hypo
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from hypocenter.cli_check import split_target
+from hypocenter.errors import UsageError
+from hypocenter.forensics.check_text import finding_text, report_text
+from hypocenter.records import CheckReport, Finding
+
+VICTIMS = Path(__file__).parent / "check_victims"
+ALL = VICTIMS / "every_victim.py"
+
+#: File to the findings it must give: (kind, operation, argument, text on the line).
+EXPECTED: dict[str, list[tuple[str, str, str | None, str]]] = {
+    "far_rows": [
+        ("int32 overflow", "store", "x_ptr", "tl.store(x_ptr + row * stride"),
+        ("never written", "launch", "x_ptr", "mark[(5,)]"),
+    ],
+    "heuristic": [
+        ("out of bounds", "load", "x_ptr", "-tl.load(x_ptr + offs))"),
+        ("out of bounds", "store", "y_ptr", "-tl.load(x_ptr + offs))"),
+    ],
+    "histogram_race": [
+        ("race", "load", "bins_ptr", "tl.store(bins, tl.load(bins"),
+        ("race", "store", "bins_ptr", "tl.store(bins, tl.load(bins"),
+    ],
+    "large_descriptor": [("out of bounds", "load", "desc", "desc.load([")],
+    "missing_mask": [("out of bounds", "load", "x_ptr", "x = tl.load(x_ptr + offs, mask")],
+    "narrow_positions": [("out of bounds", "load", "position_ptr", "position = tl.load(")],
+    "one_configuration": [
+        ("out of bounds", "load", "x_ptr", "tl.load(x_ptr + offs, mask=mask) + 1"),
+        ("out of bounds", "store", "x_ptr", "tl.load(x_ptr + offs, mask=mask) + 1"),
+    ],
+    "pointer_table": [("null pointer", "load", None, "tl.load(x_ptr + offs, mask=offs < n)")],
+    "short_weight": [("out of bounds", "load", "w_ptr", "w = load(w_ptr + cols")],
+    "uninitialised_sum": [("uninitialised read", "load", "sum_ptr", "old = tl.load(")],
+    "unwritten_tail": [("never written", "launch", "y_ptr", "copy[(300 // 64")],
+    "wrong_stride": [
+        ("never written", "launch", "y_ptr", "double[4, 1, 1]("),
+        ("race", "store", "y_ptr", "tl.store(y_ptr + row * y_stride"),
+    ],
+}  # fmt: skip
+
+
+def check(*arguments: str) -> tuple[CheckReport, subprocess.CompletedProcess[str]]:
+    done = hypo("check", "--json", *arguments)
+    assert done.stdout, done.stderr
+    return msgspec.json.decode(done.stdout, type=CheckReport), done
+
+
+@pytest.fixture(scope="module")
+def faulty() -> tuple[CheckReport, subprocess.CompletedProcess[str]]:
+    return check(str(ALL))
+
+
+def place(finding: Finding) -> tuple[str, int]:
+    site = finding.sites[0] if finding.sites else finding.launched_at
+    assert site is not None
+    return site.file, site.line
+
+
+def test_the_healthy_twins_have_no_finding() -> None:
+    report, done = check(str(ALL), "healthy")
+    assert report.findings == ()
+    assert report.error is None
+    assert done.returncode == 0, done.stderr
+    assert len(report.launches) > len(EXPECTED)
+    assert all(launch.coverage.is_complete for launch in report.launches)
+    assert report.headroom != ()
+
+
+def test_every_victim_is_named_here() -> None:
+    names = {path.stem for path in VICTIMS.glob("*.py")} - {"every_victim", "sees_its_gpu"}
+    assert names == EXPECTED.keys()
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_a_planted_fault_is_found_at_its_line(
+    faulty: tuple[CheckReport, subprocess.CompletedProcess[str]], name: str
+) -> None:
+    report, done = faulty
+    assert (done.returncode, report.error) == (4, None)
+    found = []
+    for finding in report.findings:
+        file, line = place(finding)
+        if Path(file).stem == name:
+            text = Path(file).read_text().splitlines()[line - 1]
+            found.append((finding.kind, finding.operation, finding.argument, text))
+    found.sort(key=lambda item: item[:2])
+    assert [item[:3] for item in found] == [item[:3] for item in EXPECTED[name]], found
+    for item, (*_, expected) in zip(found, EXPECTED[name], strict=True):
+        assert expected in item[3]
+
+
+def of(report: CheckReport, name: str) -> Finding:
+    return next(f for f in report.findings if Path(place(f)[0]).stem == name)
+
+
+def test_a_finding_names_program_lane_element_and_values(
+    faulty: tuple[CheckReport, subprocess.CompletedProcess[str]],
+) -> None:
+    finding = of(faulty[0], "missing_mask")
+    assert (finding.program, finding.lane, finding.num_lanes) == ((3, 0, 0), (232,), 24)
+    assert finding.values["offs"] == 1000
+    assert of(faulty[0], "uninitialised_sum").element == (0,)
+    assert "program (0, 0, 0) wrote" in of(faulty[0], "histogram_race").detail
+
+
+def test_a_fault_of_one_configuration_names_it(
+    faulty: tuple[CheckReport, subprocess.CompletedProcess[str]],
+) -> None:
+    finding = of(faulty[0], "one_configuration")
+    assert finding.configuration is not None
+    assert "BLOCK=64, MASKED=0" in finding.configuration
+    run = [launch for launch in faulty[0].launches if launch.kernel == "add_one"]
+    assert {launch.configuration for launch in run if not launch.skipped} == {
+        f"BLOCK={block}, MASKED={masked}, num_warps={warps}, num_stages=3"
+        for block, masked, warps in [(32, 1, 1), (64, 0, 2), (128, 1, 4)]
+    }
+    assert [launch.configuration for launch in run if launch.skipped] == [
+        "BLOCK=8, MASKED=1, num_warps=1, num_stages=3"
+    ]
+
+
+def test_an_overflow_has_its_threshold(
+    faulty: tuple[CheckReport, subprocess.CompletedProcess[str]],
+) -> None:
+    finding = of(faulty[0], "far_rows")
+    assert finding.origin is not None
+    assert finding.origin.expression == "row * stride"
+    assert (finding.axis, finding.threshold) == (0, 4)  # 40_000 * 65_536 > 2**31 > 30_000 * 65_536
+    spare = next(s for s in faulty[0].headroom if s.kernel == "double")
+    # x_ptr + row * stride + cols adds to a pointer twice: the product alone is int32.
+    assert (spare.axis, spare.threshold) == (0, -(-(2**31) // 100))
+
+
+def test_text_says_the_same(
+    faulty: tuple[CheckReport, subprocess.CompletedProcess[str]],
+) -> None:
+    text = report_text(faulty[0])
+    for name in EXPECTED:
+        assert f"{name}.py:" in text
+    assert "add_one (BLOCK=8, MASKED=1, num_warps=1, num_stages=3): does not compile" in text
+    assert f"{len(faulty[0].findings)} findings in" in text
+    lines = finding_text(of(faulty[0], "missing_mask")).splitlines()
+    assert lines[0].endswith("missing_mask.py:15: out of bounds: load of x_ptr in add")
+    assert "program (3, 0, 0) lane (232): element 1000 (byte 4000)" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("arch", "target", "is_amd"),
+    [("h200", ["cuda", 90, 32], False), ("gfx942", ["hip", "gfx942", 64], True)],
+)
+def test_the_file_sees_the_gpu_that_was_asked_for(
+    tmp_path: Path, arch: str, target: list[Any], is_amd: bool
+) -> None:
+    out = tmp_path / "facts.json"
+    report, done = check(
+        f"{VICTIMS / 'sees_its_gpu.py'}:fill", "--arch", arch, "--", str(out), "--flag"
+    )
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(out.read_text())
+    assert facts["target"] == target
+    assert facts["processors"] == [132, 132] if not is_amd else [304, 304]
+    assert (facts["hip"], facts["cuda"]) == (is_amd, not is_amd)
+    assert facts["devices"] == ["cuda:0", "cuda:0", True, 0]
+    assert (facts["sum"], facts["gradient"]) == (15000.0, 8.0)
+    assert facts["main"] == "__main__"
+    assert facts["arguments"] == [str(out), "--flag"]
+    assert len(report.launches) == 3
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "program.py"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_fault_in_an_installed_package_is_reported_there(tmp_path: Path) -> None:
+    package = tmp_path / "site-packages" / "some_kernels" / "ops.py"
+    package.parent.mkdir(parents=True)
+    victim = (VICTIMS / "missing_mask.py").read_text()
+    package.write_text(victim.replace("def run(faulty)", "def wrapper(faulty)"))
+    path = write(
+        tmp_path,
+        "import sys\nfrom pathlib import Path\n"
+        "sys.path.append(str(Path(__file__).parent / 'site-packages'))\n"
+        "from some_kernels import ops\nops.wrapper(True)\n",
+    )
+    report, done = check(path)
+    assert done.returncode == 4
+    (finding,) = report.findings
+    assert finding.sites[0].file == str(package)
+    assert "x = tl.load(x_ptr" in victim.splitlines()[finding.sites[0].line - 1]
+    assert finding.launched_at is not None
+    assert (finding.launched_at.file, finding.launched_at.line) == (path, 5)
+
+
+def test_a_budget_samples_and_says_so(tmp_path: Path) -> None:
+    many = (VICTIMS / "missing_mask.py").read_text().replace("n = 1000", "n = 64_000 - 8")
+    path = write(tmp_path, many.replace("BLOCK=256", "BLOCK=8"))
+    done = hypo("check", path, "--budget", "0.4")
+    assert "(sampled; --budget SECONDS runs more)" in done.stdout
+    done = hypo("check", path, "healthy", "--budget", "0.4")
+    assert done.returncode in (0, 1)  # the file's own comparison fails on a sample
+    assert "0 findings" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "parts"),
+    [
+        ("raise ValueError('no luck')", 1, ["program.py:1: ValueError: no luck"]),
+        ("import sys; sys.exit(3)", 1, ["sys.exit(3)"]),
+        ("import os; os.kill(os.getpid(), 9)", 1, ["ended by signal 9"]),
+        ("x = 1", 1, ["launched no Triton kernel"]),
+    ],
+    ids=["raises", "exits", "killed", "launches nothing"],
+)
+def test_a_file_that_fails_is_an_error(
+    tmp_path: Path, text: str, code: int, parts: list[str]
+) -> None:
+    done = hypo("check", write(tmp_path, text))
+    assert done.returncode == code, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("hypo: ")
+    for part in parts:
+        assert part in last, done.stderr
+
+
+def test_a_kernel_that_was_not_launched_is_refused() -> None:
+    done = hypo("check", f"{VICTIMS / 'missing_mask.py'}:ad")
+    assert done.returncode == 2
+    assert "did you mean add?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["nowhere.py"], "nowhere.py: no such file"),
+        ([str(ALL), "--arch", "gfx94"], "did you mean gfx942"),
+        ([str(ALL), "--budget", "0"], "--budget is 0"),
+        ([f"{ALL}:a b"], "not the name of a kernel"),
+    ],
+)
+def test_wrong_usage_is_refused(arguments: list[str], part: str) -> None:
+    done = hypo("check", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert part in done.stderr
+
+
+def test_a_target_is_a_file_and_perhaps_a_kernel(tmp_path: Path) -> None:
+    assert split_target("a/b.py") == (Path("a/b.py"), None)
+    assert split_target("a/b.py:kernel") == (Path("a/b.py"), "kernel")
+    odd = tmp_path / "odd:name"
+    odd.touch()
+    assert split_target(str(odd)) == (odd, None)
+    with pytest.raises(UsageError):
+        split_target("b.py:two words")

@@ -1,0 +1,45 @@
+"""The project's GPU kernels against the limits of GPUs that are not there; all: `tests/targets`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hypocenter.cli_kernels_pool import Worker, compile_all
+from hypocenter.cli_kernels_worker import Job
+from hypocenter.device.limits import TABLE
+from hypocenter.records import CompiledKernel
+
+#: Wide waves, narrow waves, NVIDIA: each kernel is compiled for these.
+MAIN = ("gfx942", "gfx1100", "sm_90")
+OTHERS = [arch for arch in TABLE if arch not in MAIN]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[tuple[Worker, Worker]]:
+    with Worker() as first, Worker() as second:
+        first.start()
+        yield first, second
+
+
+def _assert_launchable(records: list[CompiledKernel]) -> None:
+    names = [f"{record.kernel} {record.label} {record.arch}" for record in records]
+    bad = {name: r.problems for name, r in zip(names, records, strict=True) if not r.ok}
+    spilled = {name: r.spills for name, r in zip(names, records, strict=True) if r.spills}
+    assert (bad, spilled) == ({}, {})
+
+
+@pytest.mark.parametrize("arch", MAIN)
+def test_every_kernel_would_launch_without_spills(
+    workers: tuple[Worker, Worker], arch: str
+) -> None:
+    jobs = [Job(index, arch, guarded=False) for index in range(len(workers[0].listed))]
+    _assert_launchable(compile_all(workers[0], jobs, workers[1], lambda _: None))
+
+
+def test_each_other_target_builds_a_kernel(workers: tuple[Worker, Worker]) -> None:
+    num_specimens = len(workers[0].listed)
+    # A different one for each, so that together they see more than the first kernel.
+    jobs = [Job(at * num_specimens // len(OTHERS), arch, False) for at, arch in enumerate(OTHERS)]
+    _assert_launchable(compile_all(workers[0], jobs, workers[1], lambda _: None))
