@@ -9,8 +9,18 @@ import numpy as np
 import pytest
 from kernel_launch import tensor
 
+from hypocenter.device import memory
 from hypocenter.errors import LaunchRejected
-from hypocenter.kernels.contract import Arg, Contract, Index, Rule, Scalar
+from hypocenter.kernels.contract import (
+    COUNT,
+    Apart,
+    Arg,
+    Contract,
+    Index,
+    Rule,
+    Scalar,
+    live_counts,
+)
 from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
 
 ROPE = Contract(
@@ -186,3 +196,54 @@ def test_a_contract_describes_itself() -> None:
     text = ROPE.describe()
     assert "positions: i32 [num_tokens], contiguous, read, indexes the rope table" in text
     assert "the table turns more columns than a head has" in text
+
+
+def _counted(shape: int, count: int | None) -> Contract:
+    parts = [Arg("x", (DType.F32,), "num_rows, width"), live_counts("num_rows", count)]
+    return Contract("op", *parts, *([COUNT] if count is None else []))
+
+
+@pytest.mark.parametrize(("entry", "value", "refused"), [(0, 3, False), (0, 4, True), (1, 4, True)])
+def test_counts_are_bounded_by_the_rows_they_count(entry: int, value: int, refused: bool) -> None:
+    values = np.array([1, 1], np.int32)
+    values[entry] = value
+    arguments = {"x": _virtual((3, 16)), "counts": tensor("counts", values), "count": entry}
+    check = _counted(3, None).check_values
+    if not refused:
+        check(lambda asked: asked.data, **arguments)
+        return
+    with pytest.raises(LaunchRejected, match=rf"counts\[{entry}\] = 4, but a step of that size"):
+        check(lambda asked: asked.data, **arguments)
+
+
+def test_the_other_count_is_nobodys_business() -> None:
+    arguments = {"x": _virtual((3, 16)), "counts": tensor("counts", np.array([2, 99], np.int32))}
+    _counted(3, 0).check_values(lambda asked: asked.data, **arguments)
+
+
+def test_count_names_one_of_two() -> None:
+    arguments = {"x": _virtual((3, 16)), "counts": tensor("counts", np.zeros(2, np.int32))}
+    with pytest.raises(LaunchRejected, match="count is 2, but must be 0 or 1"):
+        _counted(3, None).check(**arguments, count=2)
+
+
+@pytest.mark.parametrize(("start", "refused"), [(0, True), (2, True), (3, False)])
+def test_what_is_written_lies_apart_from_what_is_read(start: int, refused: bool) -> None:
+    contract = Contract(
+        "op",
+        Arg("x", (DType.F32,), "n, width"),
+        Arg("out", (DType.F32,), "n, width"),
+        Apart("out", "x"),
+    )
+    whole = memory.allocate("pool", "test", DType.F32, (6, 16))
+    x, out = memory.rows(whole, 0, 3), memory.rows(whole, start, start + 3)
+    if not refused:
+        contract.check(x=x, out=out)
+        return
+    with pytest.raises(LaunchRejected, match=r"out .pool. and x .pool. share memory"):
+        contract.check(x=x, out=out)
+
+
+def test_an_optional_argument_may_not_bind_a_symbol() -> None:
+    with pytest.raises(ValueError, match="bias is optional, but binds n"):
+        Contract("op", Arg("bias", (DType.F32,), "n", optional=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import guard_pages
 import kernel_launch
 import numpy as np
 import pytest
@@ -36,14 +37,16 @@ from hypocenter.tensor import WEIGHT_TYPES, DType
 EPS = 2.0**-24
 
 
-@pytest.fixture(params=["one thread", "many threads", "sim:mi300x"], autouse=True)
+@pytest.fixture(params=["one thread", "many threads", "guard pages", "sim:mi300x"], autouse=True)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The CPU kernels in both compiled forms, which the amount of work picks, and a GPU's."""
+    """The CPU kernels in both compiled forms, then next to forbidden pages; and a GPU's."""
     if request.param.startswith("sim:"):
         monkeypatch.setattr(kernel_launch, "device", memory.open_device(request.param))
         return str(request.param)
+    if request.param == "guard pages":
+        guard_pages.install(monkeypatch)
     large = 1 << 62
-    monkeypatch.setattr(plan, "MIN_PARALLEL_WORK", large if request.param == "one thread" else 0)
+    monkeypatch.setattr(plan, "MIN_PARALLEL_WORK", 0 if request.param == "many threads" else large)
     return "cpu"
 
 
@@ -268,6 +271,11 @@ def test_shapes_that_disagree_are_refused_by_name() -> None:
     weight = weight_tensor(DType.F32, random_rows(DType.F32, 70, 100), 100)
     narrow, wide = (rows_tensor(n, np.zeros((1, c))) for n, c in (("narrow", 64), ("wide", 128)))
     vector = vector_tensor("short", np.zeros(64, np.float32))
+    odd, other = (tensor(n, np.zeros((1, 20), np.float32)) for n in ("odd", "other"))
+    first = np.zeros(1, np.int32)
+    keys, values = (
+        tensor(n, np.zeros((2, 1, *s), np.float32)) for n, s in (("k", (20, 16)), ("v", (16, 20)))
+    )
     refused = [
         (lambda p: linear.linear(p, narrow, weight, wide, counts(1)), r"x .narrow. has 64 along"),
         (lambda p: linear.linear(p, wide, weight, narrow, counts(1)), r"out .narrow. has 64"),
@@ -278,6 +286,24 @@ def test_shapes_that_disagree_are_refused_by_name() -> None:
         (lambda p: activation.gate(p, narrow, wide, "silu", counts(1)), r"up .wide. has 128"),
         (lambda p: activation.gate(p, wide, wide, "relu", counts(1)), "relu"),
         (lambda p: activation.softcap(p, wide, 0.0, counts(1)), "cap is 0.0, but must be above 0"),
+        (
+            lambda p: linear.linear(p, wide, weight, wide, counts(1)),
+            "out .wide. and x .wide. share",
+        ),
+        (
+            lambda p: embedding.gather(p, odd, tensor("rows", first), other, counts(0, 1)),
+            "width = 20, but rows must be padded to whole vectors",
+        ),
+        (
+            lambda p: embedding.narrow(p, odd, other, counts(0, 1)),
+            r"x .odd. has 20 along axis 1, but must be at least",
+        ),
+        (
+            lambda p: kv_write.kv_write(
+                p, wide, wide, tensor("slots", first), keys, values, counts(1)
+            ),
+            "value_pitch = 20, head_dim = 20, but values are written as whole vectors",
+        ),
     ]
     for op, message in refused:
         with pytest.raises(LaunchRejected, match=message):

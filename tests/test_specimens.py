@@ -23,7 +23,7 @@ def _kernels() -> Iterator[str]:
             for name, value in vars(
                 importlib.import_module(f"hypocenter.kernels.{module.name}")
             ).items():
-                if isinstance(value, triton.runtime.jit.JITFunction) and not name.startswith("_"):
+                if isinstance(value, triton.runtime.jit.JITFunction) and name.endswith("_kernel"):
                     yield name
 
 

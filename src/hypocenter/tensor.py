@@ -103,7 +103,8 @@ class Tensor:
 
     `strides` and `offset` count elements of `dtype`. A packed weight keeps its logical shape and
     GGUF dtype here; `.data` is then the packed form that its kernels know. `address` is that of
-    the first element, `end_bytes` where the view ends, counted from the allocation's start.
+    the first element, `extent_bytes` how far the view reaches from there, `end_bytes` where it
+    ends, counted from the allocation's start.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Tensor:
     allocation: Allocation
     data: Any
     address: int = field(init=False)
+    extent_bytes: int = field(init=False)
     end_bytes: int = field(init=False)
     has_dense_rows: bool = field(init=False)
     is_contiguous: bool = field(init=False)
@@ -130,6 +132,7 @@ class Tensor:
         whole = self.allocation.num_bytes
         end = (self.offset + span) * element_bytes if element_bytes else whole
         put(self, "end_bytes", end)
+        put(self, "extent_bytes", span * element_bytes if element_bytes else whole)
         put(self, "has_dense_rows", not self.strides or self.strides[-1] == 1)
         put(self, "is_contiguous", self.strides == contiguous_strides(self.shape))
 

@@ -33,6 +33,8 @@ class Demands(Protocol):
 
     def check(self, **arguments: Any) -> dict[str, Any]: ...
 
+    def needs_int64(self, **arguments: Any) -> bool: ...
+
     def check_values(self, read: Callable[[Tensor], Any], **arguments: Any) -> None: ...
 
 
@@ -112,9 +114,12 @@ def prepare_gpu(
 ) -> Launch:  # fmt: skip
     """Bind a Triton kernel to its arguments and `options` (grid, num_warps, constants).
 
-    Raises LaunchRejected when `facts` break the contract.
+    An argument of 2**31 elements or more picks the kernel's 64-bit variant. Raises LaunchRejected
+    when `facts` break the contract.
     """
     contract.check(**facts)
+    if "WIDE" in jit.arg_names:
+        options = {**options, "WIDE": contract.needs_int64(**facts)}
     pairs = [pair for arg in args for pair in _bound(arg)]
     names = [name for name in jit.arg_names if name not in options]
     extents = {
@@ -172,4 +177,4 @@ def _bound(arg: Any) -> Iterator[tuple[Any, int | None]]:
         for part in arg.data.parts:
             yield from _bound(part)
     else:
-        yield arg.data, arg.end_bytes - arg.offset * arg.dtype.block_bytes
+        yield arg.data, arg.extent_bytes

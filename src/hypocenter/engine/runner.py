@@ -132,6 +132,12 @@ class Runner:
             raise LaunchRejected(
                 "step", f"{num_tokens} tokens, but 1 to {self.max_batch_tokens} fit one step"
             )
+        for name in ("positions", "slots", "sequence_rows"):
+            num_entries = len(getattr(batch, name))
+            if num_entries != num_tokens:
+                raise LaunchRejected("step", f"{num_entries} {name} for {num_tokens} tokens")
+        if len(np.unique(batch.slots)) != num_tokens:
+            raise LaunchRejected("step", "two tokens have the same slot of the cache")
         _within("token_ids", batch.token_ids, self.vocab_size, "the vocabulary")
         _within("positions", batch.positions, self.context_length, "the context")
         _within("slots", batch.slots, self.num_blocks * self.block_size, "the cache")
@@ -140,6 +146,12 @@ class Runner:
         # Entries of a table behind its sequence's last block are unused and may hold anything.
         last = batch.positions // self.block_size
         for row, num_used in _longest(batch.sequence_rows, last + 1):
+            if num_used > batch.block_tables.shape[1]:
+                raise LaunchRejected(
+                    "step",
+                    f"block_tables[{row}] has {batch.block_tables.shape[1]} entries, but its "
+                    f"sequence reaches into block {num_used}",
+                )
             _within(
                 f"block_tables[{row}]", batch.block_tables[row, :num_used], self.num_blocks,
                 "the cache's blocks",

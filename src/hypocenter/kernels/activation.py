@@ -13,7 +13,7 @@ import numpy as np
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels import activation_cpu
-from hypocenter.kernels.contract import COUNTS, Arg, Contract, Rule, Scalar
+from hypocenter.kernels.contract import COUNT, Apart, Arg, Contract, Rule, Scalar, live_counts
 from hypocenter.tensor import DType, Tensor
 
 _WHOLE_VECTORS = Rule("width % 16 == 0", "rows must be padded to whole vectors")
@@ -21,20 +21,23 @@ GATE = Contract(
     "gate",
     Arg("gate", (DType.F32,), "num_rows, width", "both"),
     Arg("up", (DType.F32,), "num_rows, width"),
-    COUNTS,
+    live_counts("num_rows", 0),
+    Apart("gate", "up"),
     _WHOLE_VECTORS,
 )
 SCALE = Contract(
     "scale",
     Arg("x", (DType.F32,), "num_rows, width", "both"),
-    COUNTS,
+    live_counts("num_rows"),
+    COUNT,
     Scalar("factor"),
     _WHOLE_VECTORS,
 )
 SOFTCAP = Contract(
     "softcap",
     Arg("x", (DType.F32,), "num_rows, width", "both"),
-    COUNTS,
+    live_counts("num_rows"),
+    COUNT,
     Scalar("cap", "cap > 0", "must be above 0"),
     _WHOLE_VECTORS,
 )
@@ -76,7 +79,7 @@ def gate(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor)
 
 def scale(plan: PlanBuilder, x: Tensor, factor: float, counts: Tensor, *, count: int = 0) -> None:
     """Append x *= factor, in place; x f32 [num_rows, width]."""
-    facts = {"x": x, "counts": counts, "factor": factor}
+    facts = {"x": x, "counts": counts, "count": count, "factor": factor}
     if plan.device != "cpu":
         from hypocenter.kernels import activation_gpu
 
@@ -96,7 +99,7 @@ def scale(plan: PlanBuilder, x: Tensor, factor: float, counts: Tensor, *, count:
 
 def softcap(plan: PlanBuilder, x: Tensor, cap: float, counts: Tensor, *, count: int = 0) -> None:
     """Append x = cap * tanh(x / cap), in place; x f32 [num_rows, width]."""
-    facts = {"x": x, "counts": counts, "cap": cap}
+    facts = {"x": x, "counts": counts, "count": count, "cap": cap}
     if plan.device != "cpu":
         from hypocenter.kernels import activation_gpu
 

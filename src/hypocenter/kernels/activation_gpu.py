@@ -8,6 +8,7 @@ from typing import Any
 from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.index_gpu import as_offset
 
 _BLOCK = 256
 
@@ -18,13 +19,21 @@ def _sigmoid(x):
 
 
 @triton.jit
-def gate_kernel(gate_ptr, up_ptr, counts_ptr, width, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):
+def gate_kernel(
+    gate_ptr,
+    up_ptr,
+    counts_ptr,
+    width,
+    IS_GELU: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr):
         return
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    at = row * width + column
+    at = as_offset(row, WIDE) * width + column
     x = tl.load(gate_ptr + at, mask=inside, other=0.0)
     up = tl.load(up_ptr + at, mask=inside, other=0.0)
     u = 1.5957691216057308 * (x + 0.044715 * x * x * x) if IS_GELU else x
@@ -32,24 +41,24 @@ def gate_kernel(gate_ptr, up_ptr, counts_ptr, width, IS_GELU: tl.constexpr, BLOC
 
 
 @triton.jit
-def scale_kernel(x_ptr, counts_ptr, count, factor, width, BLOCK: tl.constexpr):
+def scale_kernel(x_ptr, counts_ptr, count, factor, width, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr + count):
         return
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    at = x_ptr + row * width + column
+    at = x_ptr + as_offset(row, WIDE) * width + column
     tl.store(at, tl.load(at, mask=inside, other=0.0) * factor, mask=inside)
 
 
 @triton.jit
-def softcap_kernel(x_ptr, counts_ptr, count, cap, width, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+def softcap_kernel(x_ptr, counts_ptr, count, cap, width, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
     if row >= tl.load(counts_ptr + count):
         return
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    at = x_ptr + row * width + column
+    at = x_ptr + as_offset(row, WIDE) * width + column
     x = tl.load(at, mask=inside, other=0.0)
     tl.store(at, cap * (2.0 * _sigmoid(2.0 * x / cap) - 1.0), mask=inside)
 

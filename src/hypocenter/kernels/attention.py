@@ -15,13 +15,13 @@ import numpy as np
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import attention_cpu
 from hypocenter.kernels.contract import (
-    COUNTS,
     Arg,
     Contract,
     Index,
     Rule,
     Scalar,
     Values,
+    live_counts,
     live_rows,
 )
 from hypocenter.tensor import DType, Tensor
@@ -41,8 +41,8 @@ CONTRACT = Contract(
     "attention",
     Arg("k_cache", (DType.F16, DType.F32), "num_blocks, num_kv_heads, head_dim, block_size"),
     Arg("v_cache", (DType.F16, DType.F32), "num_blocks, num_kv_heads, block_size, value_pitch"),
-    Arg("q", (DType.F32,), "num_tokens, >= num_heads * head_dim", "read", "rows"),
-    Arg("out", (DType.F32,), "num_tokens, >= num_heads * head_dim", "write", "rows"),
+    Arg("q", (DType.F32,), "num_tokens, >= num_heads * head_dim"),
+    Arg("out", (DType.F32,), "num_tokens, >= num_heads * head_dim", "write"),
     Arg(
         "block_tables",
         (DType.I32,),
@@ -61,14 +61,14 @@ CONTRACT = Contract(
         ">= num_tokens",
         index=Index("max_blocks * block_size", "a block table", live=live_rows("positions")),
     ),
-    COUNTS,
+    live_counts("num_tokens", 0),
     Scalar("num_heads", "num_heads > 0", "must be above 0"),
     Scalar("scale", "scale > 0", "must be above 0"),
     Scalar("window", "window >= 0", "must not be negative"),
     Scalar("softcap", "softcap >= 0", "must not be negative"),
     Rule("num_heads % num_kv_heads == 0", "query heads must share KV heads evenly"),
     Rule("block_size % 16 == 0", "keys are taken in tiles of 16"),
-    Rule("value_pitch >= head_dim", "a value must fit its row"),
+    Rule("value_pitch >= -(-head_dim // 16) * 16", "values are read as whole vectors of 16"),
 )
 
 

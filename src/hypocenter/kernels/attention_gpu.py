@@ -8,6 +8,7 @@ from typing import Any
 from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.index_gpu import as_offset
 
 
 @triton.jit
@@ -20,21 +21,23 @@ def attention_kernel(
     q_ptr, counts_ptr, positions_ptr, sequence_rows_ptr, block_tables_ptr, k_cache_ptr,
     v_cache_ptr, out_ptr, scale, softcap, window, num_kv_heads, heads_per_kv, head_dim,
     value_pitch, max_blocks, q_stride, out_stride, HAS_SOFTCAP: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0), tl.program_id(1)
     if token >= tl.load(counts_ptr):
         return
     d, key = tl.arange(0, BLOCK), tl.arange(0, BLOCK_SIZE)
     column = d < head_dim
-    q = tl.load(q_ptr + token * q_stride + head * head_dim + d, mask=column, other=0.0)
+    q = tl.load(
+        q_ptr + as_offset(token, WIDE) * q_stride + head * head_dim + d, mask=column, other=0.0
+    )
     position = tl.load(positions_ptr + token)
     table = block_tables_ptr + tl.load(sequence_rows_ptr + token) * max_blocks
     first = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
     top, norm = -float("inf"), 0.0
     total = tl.zeros([BLOCK], tl.float32)
     for block in range(first // BLOCK_SIZE, position // BLOCK_SIZE + 1):
-        page = tl.load(table + block).to(tl.int64) * num_kv_heads + head // heads_per_kv
+        page = as_offset(tl.load(table + block), WIDE) * num_kv_heads + head // heads_per_kv
         at = block * BLOCK_SIZE + key
         seen = (at >= first) & (at <= position)
         both = column[:, None] & seen[None, :]
@@ -52,7 +55,8 @@ def attention_kernel(
         total = total * old + tl.sum(v * weight[None, :], axis=1)
         norm = norm * old + tl.sum(weight, axis=0)
         top = new_top
-    tl.store(out_ptr + token * out_stride + head * head_dim + d, total / norm, mask=column)
+    out = out_ptr + as_offset(token, WIDE) * out_stride + head * head_dim
+    tl.store(out + d, total / norm, mask=column)
 
 
 def launch(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:

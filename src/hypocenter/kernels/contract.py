@@ -79,8 +79,31 @@ class Rule:
     limit: str
 
 
-#: How many tokens and how many logit rows of a step are live: what lies behind them is unused.
-COUNTS = Arg("counts", (DType.I32,), "2", index=Index("1 << 31", "a step"))
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Two tensors that must not overlap: the one is written while the other is still read."""
+
+    written: str
+    read: str
+
+
+def live_counts(rows: str, count: int | None = None) -> Arg:
+    """The tensor that says how many tokens [0] and how many logit rows [1] of a step are live.
+
+    The kernel reads entry `count`, or the one that its scalar `count` names; it must not exceed
+    `rows`, the symbol of the axis that it bounds.
+    """
+
+    def live(values: Values) -> Array:
+        entry: int = values["count"] if count is None else count
+        return np.array([entry == 0, entry == 1])
+
+    index = Index(f"{rows} + 1", "a step of that size", live=live)
+    return Arg("counts", (DType.I32,), "2", index=index)
+
+
+#: Which entry of `counts` a kernel reads.
+COUNT = Scalar("count", "count in (0, 1)", "must be 0 or 1")
 
 
 def live_rows(name: str, count: int = 0) -> Callable[[Values], Array]:
@@ -91,12 +114,13 @@ def live_rows(name: str, count: int = 0) -> Callable[[Values], Array]:
 class Contract:
     """A kernel's demands. `check` is a plain function made once from the declaration."""
 
-    def __init__(self, kernel: str, *parts: Arg | Scalar | Rule) -> None:
+    def __init__(self, kernel: str, *parts: Arg | Scalar | Rule | Apart) -> None:
         self.kernel = kernel
         self.args = tuple(part for part in parts if isinstance(part, Arg))
         self.scalars = tuple(part for part in parts if isinstance(part, Scalar))
         self.rules = tuple(part for part in parts if isinstance(part, Rule))
-        self.names = tuple(part.name for part in parts if not isinstance(part, Rule))
+        self.apart = tuple(part for part in parts if isinstance(part, Apart))
+        self.names = (*(arg.name for arg in self.args), *(one.name for one in self.scalars))
         self._source = "\n".join(self._lines())
         scope: dict[str, Any] = {"_fail": self._fail, "_who": _who}
         # An enum's member is slow to reach through its class; here each is a global of its own.
@@ -139,6 +163,8 @@ class Contract:
         bound = {scalar.name for scalar in self.scalars}
         for arg in self.args:
             lines += [f"    {line}" for line in _tensor_lines(arg, bound)]
+        for pair in self.apart:
+            lines += [f"    {line}" for line in _apart_lines(pair)]
         for scalar in self.scalars:
             lines += [
                 f"    if not ({scalar.condition}):",
@@ -190,7 +216,8 @@ class Contract:
 
 
 def _tensor_lines(arg: Arg, bound: set[str]) -> list[str]:
-    name, who = arg.name, _who_expression(arg)
+    before = set(bound)
+    name, who = arg.name, _who_expression(arg.name)
     kinds = " or ".join(dtype.name.lower() for dtype in arg.dtypes)
     other = " and ".join(f"{name}.dtype is not _{dtype.name}" for dtype in arg.dtypes)
     lines = [
@@ -224,8 +251,22 @@ def _tensor_lines(arg: Arg, bound: set[str]) -> list[str]:
             _fail_line(f"{who} has strides {{{name}.strides}}, but must be {arg.layout}"),
         ]
     if arg.optional:
+        if bound != before:
+            raise ValueError(f"{name} is optional, but binds {', '.join(sorted(bound - before))}")
         return [f"if {name} is not None:", *(f"    {line}" for line in lines)]
     return [f"if {name} is None:", _fail_line(f"{name} is null"), *lines]
+
+
+def _apart_lines(pair: Apart) -> list[str]:
+    a, b = pair.written, pair.read
+    return [
+        f"if {a}.allocation is {b}.allocation and {a}.address < {b}.address + {b}.extent_bytes "
+        f"and {b}.address < {a}.address + {a}.extent_bytes:",
+        _fail_line(
+            f"{_who_expression(a)} and {_who_expression(b)} share memory, but the one is written "
+            "while the other is read"
+        ),
+    ]
 
 
 def _axis_lines(arg: Arg, axis: int, demand: str, bound: set[str]) -> list[str]:
@@ -236,7 +277,7 @@ def _axis_lines(arg: Arg, axis: int, demand: str, bound: set[str]) -> list[str]:
     sign, least = ("<", demand[2:].strip()) if demand.startswith(">=") else ("!=", demand)
     verb = "must be at least" if sign == "<" else "must be"
     shown = least if least.isdigit() else f"{least} = {{{least}}}"
-    who = _who_expression(arg)
+    who = _who_expression(arg.name)
     return [
         f"if {size} {sign} {least}:",
         _fail_line(f"{who} has {{{size}}} along axis {axis}, but {verb} {shown}"),
@@ -247,8 +288,8 @@ def _fail_line(text: str) -> str:
     return f'    _fail(f"{text}")'
 
 
-def _who_expression(arg: Arg) -> str:
-    return f"{{_who('{arg.name}', {arg.name})}}"
+def _who_expression(name: str) -> str:
+    return f"{{_who('{name}', {name})}}"
 
 
 def _who(argument: str, tensor: Tensor) -> str:

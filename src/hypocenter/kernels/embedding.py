@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import embedding_cpu
-from hypocenter.kernels.contract import COUNTS, Arg, Contract, Index, live_rows
+from hypocenter.kernels.contract import Apart, Arg, Contract, Index, Rule, live_counts, live_rows
 from hypocenter.kernels.quant import Packed
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 LOOKUP = Contract(
     "lookup",
     Arg("table", WEIGHT_TYPES, "vocab_size, width"),
-    Arg("out", (DType.F32,), "num_tokens, >= width", "write", "rows"),
+    Arg("out", (DType.F32,), "num_tokens, >= width", "write"),
     Arg(
         "token_ids",
         (DType.I32,),
         ">= num_tokens",
         index=Index("vocab_size", "the vocabulary", live=live_rows("token_ids")),
     ),
-    COUNTS,
+    live_counts("num_tokens", 0),
 )
 GATHER = Contract(
     "gather",
@@ -30,13 +30,16 @@ GATHER = Contract(
         ">= num_logit_rows",
         index=Index("num_rows", "the activations", live=live_rows("rows", 1)),
     ),
-    COUNTS,
+    live_counts("num_logit_rows", 1),
+    Apart("out", "x"),
+    Rule("width % 16 == 0", "rows must be padded to whole vectors"),
 )
 NARROW = Contract(
     "narrow",
     Arg("out", (DType.F32,), "num_logit_rows, width", "write"),
-    Arg("x", (DType.F32,), "num_logit_rows, >= width", "read", "rows"),
-    COUNTS,
+    Arg("x", (DType.F32,), "num_logit_rows, >= -(-width // 16) * 16", "read"),
+    live_counts("num_logit_rows", 1),
+    Apart("out", "x"),
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.index_gpu import as_offset
 from hypocenter.kernels.quant import Packed
 from hypocenter.tensor import DType
 
@@ -17,26 +18,28 @@ _BLOCK = 256
 @triton.jit
 def lookup_float_kernel(
     token_ids_ptr, counts_ptr, weights_ptr, out_ptr, num_columns, out_stride,
-    IS_BF16: tl.constexpr, BLOCK: tl.constexpr,
+    IS_BF16: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr):
         return
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < num_columns
-    token = tl.load(token_ids_ptr + row).to(tl.int64)
+    token = as_offset(tl.load(token_ids_ptr + row), WIDE)
     at = (token // 16 * num_columns + column) * 16 + token % 16
     value = tl.load(weights_ptr + at, mask=inside, other=0)
     if IS_BF16:
         value = (value.to(tl.int32) << 16).to(tl.float32, bitcast=True)
-    tl.store(out_ptr + row * out_stride + column, value.to(tl.float32), mask=inside)
+    tl.store(
+        out_ptr + as_offset(row, WIDE) * out_stride + column, value.to(tl.float32), mask=inside
+    )
 
 
 @triton.jit
 def lookup_codes_kernel(
     token_ids_ptr, counts_ptr, words_ptr, scales_ptr, minima_ptr, out_ptr, zero, num_words,
     words_per_scale, out_stride, PER_WORD: tl.constexpr, HAS_MINIMA: tl.constexpr,
-    BLOCK: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr):
@@ -44,7 +47,7 @@ def lookup_codes_kernel(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     word_index = column // PER_WORD
     inside = word_index < num_words
-    token = tl.load(token_ids_ptr + row).to(tl.int64)
+    token = as_offset(tl.load(token_ids_ptr + row), WIDE)
     group, lane = token // 16, token % 16
     word = tl.load(words_ptr + (group * num_words + word_index) * 16 + lane, mask=inside, other=0)
     at = (group * (num_words // words_per_scale) + word_index // words_per_scale) * 16 + lane
@@ -58,30 +61,38 @@ def lookup_codes_kernel(
         code = (word << (24 - 8 * j)) >> 24
     else:
         code = (word >> (8 * (j % 4) + 4 * (j // 4))) & 15
-    tl.store(out_ptr + row * out_stride + column, code.to(tl.float32) * scale + low, mask=inside)
+    tl.store(
+        out_ptr + as_offset(row, WIDE) * out_stride + column,
+        code.to(tl.float32) * scale + low,
+        mask=inside,
+    )
 
 
 @triton.jit
-def gather_kernel(x_ptr, rows_ptr, counts_ptr, out_ptr, width, BLOCK: tl.constexpr):
+def gather_kernel(
+    x_ptr, rows_ptr, counts_ptr, out_ptr, width, WIDE: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr + 1):
         return
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    source = tl.load(rows_ptr + row).to(tl.int64)
+    source = as_offset(tl.load(rows_ptr + row), WIDE)
     value = tl.load(x_ptr + source * width + column, mask=inside, other=0.0)
-    tl.store(out_ptr + row * width + column, value, mask=inside)
+    tl.store(out_ptr + as_offset(row, WIDE) * width + column, value, mask=inside)
 
 
 @triton.jit
-def narrow_kernel(x_ptr, counts_ptr, out_ptr, x_stride, width, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+def narrow_kernel(
+    x_ptr, counts_ptr, out_ptr, x_stride, width, WIDE: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0)
     if row >= tl.load(counts_ptr + 1):
         return
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    value = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0)
-    tl.store(out_ptr + row * width + column, value, mask=inside)
+    value = tl.load(x_ptr + as_offset(row, WIDE) * x_stride + column, mask=inside, other=0.0)
+    tl.store(out_ptr + as_offset(row, WIDE) * width + column, value, mask=inside)
 
 
 def launch_lookup(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import kv_write_cpu
-from hypocenter.kernels.contract import COUNTS, Arg, Contract, Index, Rule, live_rows
+from hypocenter.kernels.contract import Arg, Contract, Index, Rule, live_counts, live_rows
 from hypocenter.tensor import DType, Tensor
 
 CONTRACT = Contract(
@@ -22,16 +22,16 @@ CONTRACT = Contract(
         "num_blocks, num_kv_heads, block_size, value_pitch",
         "write",
     ),
-    Arg("k", (DType.F32,), "num_tokens, >= num_kv_heads * head_dim", "read", "rows"),
-    Arg("v", (DType.F32,), "num_tokens, >= num_kv_heads * head_dim", "read", "rows"),
+    Arg("k", (DType.F32,), "num_tokens, >= num_kv_heads * head_dim"),
+    Arg("v", (DType.F32,), "num_tokens, >= num_kv_heads * head_dim"),
     Arg(
         "slots",
         (DType.I32,),
         ">= num_tokens",
         index=Index("num_blocks * block_size", "the cache", live=live_rows("slots"), unique=True),
     ),
-    COUNTS,
-    Rule("value_pitch >= head_dim", "a value must fit its row"),
+    live_counts("num_tokens", 0),
+    Rule("value_pitch >= -(-head_dim // 16) * 16", "values are written as whole vectors of 16"),
 )
 
 

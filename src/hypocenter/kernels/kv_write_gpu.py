@@ -8,22 +8,27 @@ from typing import Any
 from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.index_gpu import as_offset
 
 
 @triton.jit
 def kv_write_kernel(
     k_ptr, v_ptr, counts_ptr, slots_ptr, k_cache_ptr, v_cache_ptr, num_heads, head_dim,
-    block_size, value_pitch, k_stride, v_stride, BLOCK: tl.constexpr,
+    block_size, value_pitch, k_stride, v_stride, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0), tl.program_id(1)
     if token >= tl.load(counts_ptr):
         return
     d = tl.arange(0, BLOCK)
     live = d < head_dim
-    slot = tl.load(slots_ptr + token).to(tl.int64)
+    slot = as_offset(tl.load(slots_ptr + token), WIDE)
     page, offset = slot // block_size * num_heads + head, slot % block_size
-    k = tl.load(k_ptr + token * k_stride + head * head_dim + d, mask=live, other=0.0)
-    v = tl.load(v_ptr + token * v_stride + head * head_dim + d, mask=live, other=0.0)
+    k = tl.load(
+        k_ptr + as_offset(token, WIDE) * k_stride + head * head_dim + d, mask=live, other=0.0
+    )
+    v = tl.load(
+        v_ptr + as_offset(token, WIDE) * v_stride + head * head_dim + d, mask=live, other=0.0
+    )
     k_at = (page * head_dim + d) * block_size + offset
     v_at = (page * block_size + offset) * value_pitch + d
     tl.store(k_cache_ptr + k_at, k.to(k_cache_ptr.dtype.element_ty), mask=live)

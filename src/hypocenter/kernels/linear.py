@@ -8,7 +8,7 @@ import numpy as np
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import linear_cpu
-from hypocenter.kernels.contract import COUNTS, Arg, Contract
+from hypocenter.kernels.contract import COUNT, Apart, Arg, Contract, live_counts
 from hypocenter.kernels.quant import Packed
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
@@ -17,10 +17,12 @@ _PADDED = ">= -(-num_outputs // 64) * 64"
 CONTRACT = Contract(
     "linear",
     Arg("weight", WEIGHT_TYPES, "num_outputs, num_columns"),
-    Arg("x", (DType.F32,), "num_rows, >= num_columns", "read", "rows"),
-    Arg("out", (DType.F32,), f"num_rows, {_PADDED}", "both", "rows"),
+    Arg("x", (DType.F32,), "num_rows, >= num_columns"),
+    Arg("out", (DType.F32,), f"num_rows, {_PADDED}", "both"),
     Arg("bias", (DType.F32,), _PADDED, optional=True),
-    COUNTS,
+    live_counts("num_rows"),
+    COUNT,
+    Apart("out", "x"),
 )
 
 _NO_BIAS = np.zeros(0, np.float32)
@@ -52,7 +54,7 @@ def linear(
     Raises LaunchRejected when the shapes disagree.
     """
     packed: Packed = weight.data
-    facts = {"weight": weight, "x": x, "out": out, "bias": bias, "counts": counts}
+    facts = {"weight": weight, "x": x, "out": out, "bias": bias, "counts": counts, "count": count}
     if plan.device != "cpu":
         from hypocenter.kernels import linear_gpu
 

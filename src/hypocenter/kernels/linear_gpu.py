@@ -12,6 +12,7 @@ from typing import Any
 from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.index_gpu import as_offset
 from hypocenter.kernels.quant import LANES, Packed, padded
 from hypocenter.tensor import DType
 
@@ -30,14 +31,16 @@ def _store_outputs(
 @triton.jit
 def linear_float_kernel(
     x_ptr, counts_ptr, weights_ptr, bias_ptr, out_ptr, count, num_columns, x_stride, out_stride,
-    IS_BF16: tl.constexpr, HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
+    IS_BF16: tl.constexpr, HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     group, row = tl.program_id(0), tl.program_id(1)
     if row >= tl.load(counts_ptr + count):
         return
+    group, row = as_offset(group, WIDE), as_offset(row, WIDE)
     lane, step = tl.arange(0, 16), tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK, 16], tl.float32)
-    tile = weights_ptr + group.to(tl.int64) * num_columns * 16 + lane[None, :]
+    tile = weights_ptr + group * num_columns * 16 + lane[None, :]
     for start in range(0, num_columns, BLOCK):
         column = start + step
         inside = column < num_columns
@@ -58,16 +61,16 @@ def linear_codes_kernel(
     x_ptr, counts_ptr, words_ptr, scales_ptr, minima_ptr, bias_ptr, out_ptr, count, zero,
     num_words, words_per_scale, x_stride, out_stride, PER_WORD: tl.constexpr,
     HAS_MINIMA: tl.constexpr, HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     group, row = tl.program_id(0), tl.program_id(1)
     if row >= tl.load(counts_ptr + count):
         return
+    group, row = as_offset(group, WIDE), as_offset(row, WIDE)
     lane, step = tl.arange(0, 16), tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK, 16], tl.float32)
-    wide = group.to(tl.int64)
-    words = words_ptr + wide * num_words * 16 + lane[None, :]
-    scale_at = wide * (num_words // words_per_scale) * 16 + lane[None, :]
+    words = words_ptr + group * num_words * 16 + lane[None, :]
+    scale_at = group * (num_words // words_per_scale) * 16 + lane[None, :]
     for start in range(0, num_words, BLOCK):
         word_index = start + step
         inside = word_index < num_words

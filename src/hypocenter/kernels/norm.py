@@ -11,15 +11,16 @@ import numpy as np
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import norm_cpu
-from hypocenter.kernels.contract import COUNTS, Arg, Contract, Scalar
+from hypocenter.kernels.contract import COUNT, Arg, Contract, Scalar, live_counts
 from hypocenter.tensor import DType, Tensor
 
 CONTRACT = Contract(
     "rms_norm",
-    Arg("x", (DType.F32,), "num_rows, >= num_heads * width", "read", "rows"),
-    Arg("out", (DType.F32,), "num_rows, >= num_heads * width", "both", "rows"),
+    Arg("x", (DType.F32,), "num_rows, >= num_heads * width"),
+    Arg("out", (DType.F32,), "num_rows, >= num_heads * width", "both"),
     Arg("weight", (DType.F32,), ">= width"),
-    COUNTS,
+    live_counts("num_rows"),
+    COUNT,
     Scalar("num_heads", "num_heads > 0", "must be above 0"),
     Scalar("width", "width > 0", "must be above 0"),
     Scalar("eps", "eps > 0", "must be above 0"),
@@ -58,6 +59,7 @@ def rms_norm(
         "out": out,
         "weight": weight,
         "counts": counts,
+        "count": count,
         "num_heads": num_heads,
         "width": width,
         "eps": eps,

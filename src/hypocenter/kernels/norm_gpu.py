@@ -8,16 +8,18 @@ from typing import Any
 from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.index_gpu import as_offset
 
 
 @triton.jit
 def rms_norm_kernel(
     x_ptr, counts_ptr, weight_ptr, out_ptr, count, eps, width, x_stride, out_stride,
-    ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
+    ACCUMULATE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     if row >= tl.load(counts_ptr + count):
         return
+    row = as_offset(row, WIDE)
     column = tl.arange(0, BLOCK)
     live = column < width
     at = head * width + column

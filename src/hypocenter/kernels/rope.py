@@ -14,12 +14,12 @@ import numpy as np
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels import rope_cpu
-from hypocenter.kernels.contract import COUNTS, Arg, Contract, Index, Rule, Scalar, live_rows
+from hypocenter.kernels.contract import Arg, Contract, Index, Rule, Scalar, live_counts, live_rows
 from hypocenter.tensor import DType, Tensor
 
 CONTRACT = Contract(
     "rope",
-    Arg("x", (DType.F32,), "num_tokens, >= num_heads * head_dim", "both", "rows"),
+    Arg("x", (DType.F32,), "num_tokens, >= num_heads * head_dim", "both"),
     Arg(
         "positions",
         (DType.I32,),
@@ -28,7 +28,7 @@ CONTRACT = Contract(
     ),
     Arg("cos", (DType.F32,), "num_positions, half"),
     Arg("sin", (DType.F32,), "num_positions, half"),
-    COUNTS,
+    live_counts("num_tokens", 0),
     Scalar("num_heads", "num_heads > 0", "must be above 0"),
     Scalar("head_dim", "head_dim > 0 and head_dim % 2 == 0", "must be even and above 0"),
     Rule("0 < 2 * half <= head_dim", "the table must turn 1 to head_dim / 2 pairs"),

@@ -8,22 +8,23 @@ from typing import Any
 from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.index_gpu import as_offset
 
 
 @triton.jit
 def rope_kernel(
     x_ptr, counts_ptr, positions_ptr, cos_ptr, sin_ptr, head_dim, half, x_stride,
-    NEIGHBOURS: tl.constexpr, BLOCK: tl.constexpr,
+    NEIGHBOURS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0), tl.program_id(1)
     if token >= tl.load(counts_ptr):
         return
     pair = tl.arange(0, BLOCK)
     live = pair < half
-    position = tl.load(positions_ptr + token)
+    position = as_offset(tl.load(positions_ptr + token), WIDE)
     cos = tl.load(cos_ptr + position * half + pair, mask=live, other=0.0)
     sin = tl.load(sin_ptr + position * half + pair, mask=live, other=0.0)
-    start = x_ptr + token * x_stride + head * head_dim
+    start = x_ptr + as_offset(token, WIDE) * x_stride + head * head_dim
     if NEIGHBOURS:
         first, second = start + 2 * pair, start + 2 * pair + 1
     else:

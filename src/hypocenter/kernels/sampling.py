@@ -235,16 +235,18 @@ def _penalise_reference(values: Values, draw: Draw) -> Values:
 
 
 def exp_reference(x: Values) -> Values:
-    """exp(x) for x <= 0, within 2 units in the last place; 0 below `EXP_LOWEST`.
+    """exp(x) for x <= 0, within 2 units in the last place; 0 below `EXP_LOWEST` and for NaN.
 
+    No weight exceeds 1, that of the most likely token: x > 0 counts as 0, infinity too.
     x = k ln 2 + r with |r| <= ln 2 / 2 (Cody and Waite, 1980), exp(r) by its Taylor series. numpy's
     own exp differs from one machine and vector width to the next; this one does not.
     """
-    clamped = np.maximum(x, EXP_LOWEST)
+    is_weight = x >= EXP_LOWEST
+    clamped = np.where(is_weight, np.minimum(x, 0.0), 0.0)
     k = np.floor(clamped * LOG2_E + 0.5)
     r = (clamped - k * LN2_HIGH) - k * LN2_LOW
     series = np.zeros_like(r)
     for coefficient in EXP_COEFFICIENTS:
         series = series * r + coefficient
     scaled = series * POWERS_OF_TWO[k.astype(np.int64) + POWERS_OF_TWO.size - 1]
-    return np.where(x < EXP_LOWEST, 0.0, scaled)
+    return np.where(is_weight, scaled, 0.0)

@@ -193,8 +193,10 @@ def _is_worse(values: Any, a: Any, b: Any) -> Any:
 @inline
 def _exp(x: Any) -> Any:
     """`sampling.exp_reference` for one number."""
-    if x < EXP_LOWEST:
+    # Nothing checks the index below: no x may lead outside the table, NaN and infinity included.
+    if not x >= EXP_LOWEST:
         return 0.0
+    x = min(x, 0.0)
     k = np.floor(x * LOG2_E + 0.5)
     r = (x - k * LN2_HIGH) - k * LN2_LOW
     series = 0.0

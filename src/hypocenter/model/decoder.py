@@ -124,6 +124,7 @@ class Decoder:
         max_tokens: int,
     ) -> None:
         self.facts, self.weights, self.inputs, self.pages = facts, weights, inputs, pages
+        self._logits_buffers: dict[int, Tensor] = {}
         self._buffers = _Buffers.allocate(facts, max_tokens, device=inputs.counts.device)
 
     def plan(self, num_tokens: int, num_logit_rows: int) -> Plan:
@@ -206,11 +207,7 @@ class Decoder:
         facts, weights, counts = self.facts, self.weights, self.inputs.counts
         hidden = rows(b.hidden, 0, num_logit_rows)
 
-        def rows_of(width: int) -> Tensor:
-            shape = (num_logit_rows, width)
-            return allocate("logits", "decoder", DType.F32, shape, device=counts.device)
-
-        logits = rows_of(padded(facts.vocab_size))
+        logits = self._logits_rows(num_logit_rows, padded(facts.vocab_size))
         gather(plan, b.x, self.inputs.logit_rows, hidden, counts)
         rms_norm(
             plan, hidden, weights.output_norm, facts.norm_eps, hidden, counts,
@@ -222,6 +219,19 @@ class Decoder:
         if facts.vocab_size == logits.shape[1]:
             return logits
         # Padding has the logit 0, which a sampler would take for a token.
-        narrowed = rows_of(facts.vocab_size)
+        narrowed = self._logits_rows(num_logit_rows, facts.vocab_size)
         narrow(plan, logits, narrowed, counts)
         return narrowed
+
+    def _logits_rows(self, num_rows: int, width: int) -> Tensor:
+        """Rows of a buffer that all plans share, for a result is valid until the next run only.
+
+        It grows when a plan wants more; the few smaller ones live on in the plans that have them.
+        """
+        buffer = self._logits_buffers.get(width)
+        if buffer is None or buffer.shape[0] < num_rows:
+            shape = (max(num_rows, self.inputs.block_tables.shape[0]), width)
+            device = self.inputs.counts.device
+            buffer = allocate("logits", "decoder", DType.F32, shape, device=device)
+            self._logits_buffers[width] = buffer
+        return rows(buffer, 0, num_rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hypocenter.device import memory
@@ -15,7 +16,7 @@ from hypocenter.model.weights import LayerWeights, Weights
 from hypocenter.tensor import DType, Tensor
 
 # One model for each kernel variant that a family's facts bring.
-_MODELS: tuple[tuple[str, str, dict[str, object]], ...] = (
+_MODELS: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("llama", "normal rope, silu", {}),
     ("qwen3", "neox rope, norms on q and k", {}),
     ("gemma2", "gelu, post norms, soft caps", {"attn_softcap": 50.0, "final_softcap": 30.0}),
@@ -26,30 +27,50 @@ def project_specimens() -> tuple[Specimen, ...]:
     """Each kernel of the project in each form that some route of the decoder launches it in."""
     found: dict[tuple[object, ...], Specimen] = {}
     for family, _, facts in _MODELS:
-        for specimen in _of_model(family, DType.Q8_0, DType.F16, **facts):
+        for specimen in _of_model(family, DType.Q8_0, DType.F16, facts):
             found.setdefault(_key(specimen), specimen)
     for dtype in LAYOUTS:
         for specimen in _of_model("llama", dtype, DType.F32):
+            found.setdefault(_key(specimen), specimen)
+    # Extents beyond 2**31 elements, which no memory is needed for here.
+    for dtype in (DType.F16, DType.Q8_0):
+        caps = {"attn_softcap": 50.0, "final_softcap": 30.0}
+        for specimen in _of_model("gemma2", dtype, DType.F16, caps, num_tokens=1 << 20):
             found.setdefault(_key(specimen), specimen)
     return tuple(found.values())
 
 
 def abstract_plan(
-    family: str, dtype: DType, kv_dtype: DType, *, num_tokens: int, **changes: object
+    family: str,
+    dtype: DType,
+    kv_dtype: DType,
+    changes: Mapping[str, float] | None = None,
+    *,
+    num_tokens: int,
 ) -> Plan:
     """The plan of a one-layer model of 8B's shape on a device that runs nothing."""
-    facts = replace(_facts(family), **changes)  # type: ignore[arg-type]
+    facts = replace(_facts(family), **(changes or {}))  # type: ignore[arg-type]
     gpu = AbstractGpu()
     memory.use_backend(gpu)
     inputs = StepInputs.allocate(num_tokens, 32, 256, device=gpu.name)
-    pages = KVPages.allocate(facts, 4096, 16, kv_dtype, device=gpu.name)
+    num_blocks = max(4096, num_tokens // 4)
+    pages = KVPages.allocate(facts, num_blocks, 16, kv_dtype, device=gpu.name)
     decoder = Decoder(facts, _weights(facts, dtype), inputs, pages, num_tokens)
-    return decoder.plan(num_tokens, min(num_tokens, 4))
+    return decoder.plan(num_tokens, max(min(num_tokens, 4), num_tokens // 16))
 
 
-def _of_model(family: str, dtype: DType, kv_dtype: DType, **changes: object) -> list[Specimen]:
+def _of_model(
+    family: str,
+    dtype: DType,
+    kv_dtype: DType,
+    changes: Mapping[str, float] | None = None,
+    *,
+    num_tokens: int = 64,
+) -> list[Specimen]:
     label = f"{dtype.name.lower()}, {kv_dtype.name.lower()} cache"
-    plan = abstract_plan(family, dtype, kv_dtype, num_tokens=64, **changes)
+    if num_tokens > 1 << 16:
+        label += ", 64-bit offsets"
+    plan = abstract_plan(family, dtype, kv_dtype, changes, num_tokens=num_tokens)
     return specimens(plan.launches, label)
 
 
