@@ -81,9 +81,7 @@ def specimens(launches: Iterable[Launch], label: str) -> list[Specimen]:
 
 def _specimen(launch: Launch, label: str) -> Specimen:
     jit = launch.jit
-    constants = {
-        name: value for name, value in launch.options.items() if name not in ("grid", "num_warps")
-    }
+    constants = {name: value for name, value in launch.options.items() if name in jit.arg_names}
     run_time = [name for name in jit.arg_names if name not in constants]
     signature, divisible = {}, []
     for name, value in zip(run_time, launch.args, strict=True):
@@ -91,7 +89,11 @@ def _specimen(launch: Launch, label: str) -> Specimen:
         place = value.address if isinstance(value, AbstractPointer) else value
         if isinstance(place, int) and not isinstance(place, bool) and place % 16 == 0:
             divisible.append(name)
-    options = {"num_warps": launch.options["num_warps"]}
+    options = {
+        name: value
+        for name, value in launch.options.items()
+        if name not in constants and name != "grid"
+    }
     return Specimen(jit, signature, constants, tuple(divisible), options, label)
 
 

@@ -25,7 +25,7 @@ from hypocenter.device.backend import Bytes
 from hypocenter.device.gpu_errors import failed_launch, launch_failure, runtime_fault
 from hypocenter.device.gpu_graph import Graph, Seen
 from hypocenter.device.limits import GpuLimits, present_gpu
-from hypocenter.errors import DeviceFault, HypoError, OutOfMemory, UsageError
+from hypocenter.errors import DeviceFault, HypoError, MissingPackage, OutOfMemory, UsageError
 from hypocenter.tensor import DType
 
 log = logging.getLogger("hypocenter.gpu")
@@ -57,10 +57,7 @@ def open_gpu(name: str) -> TorchGpu:
     try:
         import torch
     except ImportError as error:
-        raise UsageError(
-            f"device {name} needs torch, which is not installed: install hypocenter[gpu] with the "
-            "build of torch that the GPU's vendor names, or use --device cpu"
-        ) from error
+        raise MissingPackage(f"device {name}", "torch") from error
     _refuse_other_vendor(torch, name, vendor)
     _refuse_absent(torch, name, vendor, index)
     torch.cuda.set_device(index)

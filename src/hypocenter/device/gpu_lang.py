@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypocenter.errors import HypoError
+from hypocenter.errors import MissingPackage
 
 try:
     import triton
     import triton.language as tl
 except ImportError as error:
-    raise HypoError(
-        "GPU kernels need Triton, which is not installed; it comes with a GPU build of torch: "
-        "install hypocenter[gpu]"
-    ) from error
+    raise MissingPackage("running or checking GPU kernels", "triton") from error
 
 __all__ = ["interpreter", "tl", "triton"]
 

@@ -129,11 +129,20 @@ def source_hash() -> str:
 def _cache_folder() -> tuple[Path | None, str]:
     """The private folder for machine code, or None and the reason why there is none.
 
-    numba's cache files are pickles: they are only trusted in a folder that no one else can write.
+    numba's cache files are pickles: they are only trusted in a folder that no one else can write,
+    nor put another in its place.
     """
-    folder = Environment.read().cache_dir / "kernels" / source_hash()
+    chosen = Environment.read().cache_dir
+    folder = chosen / "kernels" / source_hash()
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+            missing.mkdir(exist_ok=True, mode=0o700)
+        found = chosen.stat()
+        if found.st_uid not in (0, os.getuid()):
+            return None, f"{chosen} belongs to another user"
+        # With the sticky bit, as in /tmp, others may add to a folder but not replace what is ours.
+        if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+            return None, f"others may write to {chosen}; chmod go-w it"
         for private in (folder.parent, folder):
             private.chmod(0o700)
             found = private.stat()

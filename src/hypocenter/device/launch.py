@@ -150,11 +150,16 @@ def compile_all(launches: Sequence[Launch], progress: Progress | None = None) ->
     for done, ((_, signature), launch) in enumerate(missing.items()):
         if progress:
             progress(f"compiling kernel {launch.kernel}", done / len(missing))
-        started = time.perf_counter()
+        started, num_hits = time.perf_counter(), _num_cache_hits(launch.function)
         launch.function.compile(signature)
-        log.info("%s compiled in %.2f s", launch.kernel, time.perf_counter() - started)
+        how = "loaded" if _num_cache_hits(launch.function) > num_hits else "compiled"
+        log.info("%s %s in %.2f s", launch.kernel, how, time.perf_counter() - started)
     if progress and missing:
         progress("compiling kernels", 1.0)
+
+
+def _num_cache_hits(function: Any) -> int:
+    return sum(function.stats.cache_hits.values())
 
 
 def run(launches: Sequence[Launch]) -> None:

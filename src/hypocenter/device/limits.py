@@ -8,6 +8,7 @@ both drivers count as multiprocessors: an SM, a CU of CDNA, a pair of CUs (WGP) 
 from __future__ import annotations
 
 import ctypes
+import difflib
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -230,6 +231,20 @@ PRODUCTS: Mapping[str, str] = {
 }
 
 
+#: The GPUs that `sim.py` can be.
+SIMULATED = ("sim:mi300x", "sim:h200", "sim:rx7900xtx")
+
+
+def simulated(name: str) -> str:
+    """A name of SIMULATED, written as there; raises UsageError for any other."""
+    key = name.lower()
+    if key not in SIMULATED:
+        near = difflib.get_close_matches(key, SIMULATED, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(f"no simulated GPU {name!r}; {hint}known are {', '.join(SIMULATED)}")
+    return key
+
+
 def named_gpu(name: str) -> GpuLimits:
     """The limits of an architecture (`gfx942`, `sm_90`) or a product (`mi300x`, `H200`).
 
@@ -238,8 +253,6 @@ def named_gpu(name: str) -> GpuLimits:
     key = name.lower().replace(" ", "").replace("-", "")
     if found := TABLE.get(PRODUCTS.get(key, key)):
         return found
-    import difflib
-
     near = difflib.get_close_matches(key, [*TABLE, *PRODUCTS], n=1)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join([*TABLE, *PRODUCTS])}"
     raise UsageError(f"no GPU architecture or product {name!r}; {hint}")

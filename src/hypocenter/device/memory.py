@@ -50,6 +50,9 @@ def open_device(name: str) -> str:
     if name == "cpu" or name in _backends:
         return name
     if name.startswith("sim:"):
+        from hypocenter.device.limits import simulated
+
+        simulated(name)  # a misspelt name is told before anything about Triton
         from hypocenter.device.sim import open_sim
 
         backend: Backend = open_sim(name, blocking=launch_blocking() is not None)

@@ -50,7 +50,9 @@ class PlanBuilder:
         **constants: Any,
     ) -> None:
         """Append a launch of a Triton kernel; `constants` are its tl.constexpr parameters."""
-        options = {"grid": grid, "num_warps": num_warps, **constants}
+        # Triton is about to change what it does when nobody says.
+        fused = {"enable_fp_fusion": True}
+        options = {"grid": grid, "num_warps": num_warps, **fused, **constants}
         self.launches.append(launch.prepare_gpu(jit, args, options, contract, facts, self.device))
 
 

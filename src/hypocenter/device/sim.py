@@ -6,7 +6,6 @@ Kernels run on the CPU through `interpret.py`. What is simulated is behaviour, n
 from __future__ import annotations
 
 import contextlib
-import difflib
 import inspect
 import os
 import random
@@ -19,13 +18,13 @@ import numpy as np
 from hypocenter.device.backend import Bytes
 from hypocenter.device.gpu_lang import interpreter
 from hypocenter.device.interpret import Interpretation, Pointer, interpreting
-from hypocenter.device.limits import GpuLimits, launch_check, named_gpu
+from hypocenter.device.limits import SIMULATED as NAMES
+from hypocenter.device.limits import GpuLimits, launch_check, named_gpu, simulated
 from hypocenter.device.sim_memory import PAGE_BYTES, BadAccess, CachingAllocator, SimMemory
 from hypocenter.device.sim_queue import Copy, Event, Item, Launch, Record, Streams, Wait, shuffled
 from hypocenter.errors import DeviceFault, LaunchRejected, OutOfMemory, UsageError
 from hypocenter.tensor import DType
 
-NAMES = ("sim:mi300x", "sim:h200", "sim:rx7900xtx")
 # Addresses beyond what any processor of today gives to a process (2^57), so that no host address
 # is one of a simulated GPU; and each kind of GPU has its own.
 _FIRST_BASE, _BASE_STEP = 1 << 60, 1 << 48
@@ -66,11 +65,7 @@ def open_sim(name: str, seed: int = 0, **options: Any) -> SimGpu:
 
     Raises UsageError for an unknown name.
     """
-    key = name.lower()
-    if key not in NAMES:
-        near = difflib.get_close_matches(key, NAMES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(NAMES)}"
-        raise UsageError(f"no simulated GPU {name!r}; {hint}")
+    key = simulated(name)
     return SimGpu(key, named_gpu(key.removeprefix("sim:")), seed, **options)
 
 

@@ -40,7 +40,7 @@ def gate_kernel(
     tl.store(gate_ptr + at, x * _sigmoid(u) * up, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def scale_kernel(x_ptr, counts_ptr, count, factor, width, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr + count):
@@ -51,7 +51,7 @@ def scale_kernel(x_ptr, counts_ptr, count, factor, width, WIDE: tl.constexpr, BL
     tl.store(at, tl.load(at, mask=inside, other=0.0) * factor, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def softcap_kernel(x_ptr, counts_ptr, count, cap, width, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr + count):

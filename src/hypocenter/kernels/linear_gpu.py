@@ -28,7 +28,7 @@ def _store_outputs(
     tl.store(out_ptr + at, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def linear_float_kernel(
     x_ptr, counts_ptr, weights_ptr, bias_ptr, out_ptr, count, num_columns, x_stride, out_stride,
     IS_BF16: tl.constexpr, HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr,
@@ -56,7 +56,7 @@ def linear_float_kernel(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def linear_codes_kernel(
     x_ptr, counts_ptr, words_ptr, scales_ptr, minima_ptr, bias_ptr, out_ptr, count, zero,
     num_words, words_per_scale, x_stride, out_stride, PER_WORD: tl.constexpr,

@@ -11,7 +11,7 @@ from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.index_gpu import as_offset
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def rms_norm_kernel(
     x_ptr, counts_ptr, weight_ptr, out_ptr, count, eps, width, x_stride, out_stride,
     ACCUMULATE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
