@@ -12,8 +12,8 @@ from hypocenter.device import memory
 from hypocenter.device.launch import Launch, run
 from hypocenter.device.plan import MIN_PARALLEL_WORK, PlanBuilder
 from hypocenter.errors import LaunchRejected, UsageError
-from hypocenter.kernels import embedding, embedding_cpu, rope
-from hypocenter.tensor import Tensor
+from hypocenter.kernels import activation, activation_gpu, embedding, embedding_cpu, rope
+from hypocenter.tensor import DType, Tensor
 
 
 def _rope(positions: list[int]) -> tuple[Launch, Tensor]:
@@ -71,3 +71,24 @@ def test_work_decides_on_threads(num_rows: int) -> None:
     kernel: Any = embedding_cpu.gather
     wanted = kernel.serial if num_rows == 1 else kernel.parallel
     assert plan.launches[0].function is wanted
+
+
+def test_a_gpu_launch_beyond_the_gpus_limits_is_refused_when_the_plan_is_made() -> None:
+    device = memory.open_device("sim:h200")
+    plan = PlanBuilder(2, device)
+    x, counts_ = (
+        memory.allocate(name, "test", kind, shape, device=device)
+        for name, kind, shape in (("x", DType.F32, (2, 64)), ("counts", DType.I32, (2,)))
+    )
+    facts = {"x": x, "counts": counts_, "count": 0, "factor": 1.0}
+    for grid, num_warps, message in (
+        ((2, 70000), 4, "70000"),
+        ((2, 1), 64, "threads"),
+        ((0, 1), 4, "0"),
+    ):
+        with pytest.raises(LaunchRejected, match=message):
+            plan.launch_gpu(
+                activation_gpu.scale_kernel, x, counts_, 0, 1.0, 64, grid=grid,
+                num_warps=num_warps, contract=activation.SCALE, facts=facts, BLOCK=64,
+            )  # fmt: skip
+    assert not plan.launches

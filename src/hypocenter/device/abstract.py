@@ -43,6 +43,7 @@ class AbstractGpu:
     """Implements `Backend` without memory."""
 
     name = "abstract"
+    limits = None
 
     def __init__(self) -> None:
         self._next = 1 << 40

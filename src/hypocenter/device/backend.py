@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hypocenter.device.limits import GpuLimits
 from hypocenter.tensor import DType
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -21,6 +22,11 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """As users write it: cuda, hip, sim:mi300x."""
+        ...
+
+    @property
+    def limits(self) -> GpuLimits | None:
+        """What a launch must keep within; None for a device that runs nothing."""
         ...
 
     def allocate(self, num_bytes: int) -> int:

@@ -135,14 +135,14 @@ def _cache_folder() -> tuple[Path | None, str]:
     chosen = Environment.read().cache_dir
     folder = chosen / "kernels" / source_hash()
     try:
-        for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
-            missing.mkdir(exist_ok=True, mode=0o700)
+        _make_private(chosen)
         found = chosen.stat()
         if found.st_uid not in (0, os.getuid()):
             return None, f"{chosen} belongs to another user"
         # With the sticky bit, as in /tmp, others may add to a folder but not replace what is ours.
         if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
             return None, f"others may write to {chosen}; chmod go-w it"
+        _make_private(folder)
         for private in (folder.parent, folder):
             private.chmod(0o700)
             found = private.stat()
@@ -154,6 +154,12 @@ def _cache_folder() -> tuple[Path | None, str]:
     except OSError as error:
         return None, f"{folder}: {error.strerror or error}"
     return folder, ""
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder and those above it that are missing; `parents=True` would leave them open."""
+    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+        missing.mkdir(exist_ok=True, mode=0o700)
 
 
 def cache_problem() -> str:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from hypocenter.config import LAUNCH_MODES
 from hypocenter.device import memory
 from hypocenter.device.lang import CpuKernel
+from hypocenter.device.limits import check_launch
 from hypocenter.errors import UsageError
 from hypocenter.tensor import Tensor
 
@@ -115,7 +116,7 @@ def prepare_gpu(
     """Bind a Triton kernel to its arguments and `options` (grid, num_warps, constants).
 
     An argument of 2**31 elements or more picks the kernel's 64-bit variant. Raises LaunchRejected
-    when `facts` break the contract.
+    when `facts` break the contract or the launch exceeds the device's limits.
     """
     contract.check(**facts)
     if "WIDE" in jit.arg_names:
@@ -125,9 +126,13 @@ def prepare_gpu(
     extents = {
         name: extent for name, (_, extent) in zip(names, pairs, strict=True) if extent is not None
     }
+    name, backend = jit.__name__.removesuffix("_kernel"), memory.backend_of(device)
+    if backend.limits is not None:
+        # Shared memory is known when the kernel is compiled; the compiler refuses too much of it.
+        check_launch(backend.limits, name, options["grid"], options["num_warps"], 0)
     return Launch(
-        jit.__name__.removesuffix("_kernel"),
-        memory.backend_of(device).launcher(jit),
+        name,
+        backend.launcher(jit),
         tuple(value for value, _ in pairs),
         contract,
         facts,
