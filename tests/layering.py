@@ -193,7 +193,8 @@ def _kernel_names(tree: ast.Module) -> frozenset[str]:
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            words = {word for mark in node.decorator_list for word in ast.unparse(mark).split(".")}
+            marks = [m.func if isinstance(m, ast.Call) else m for m in node.decorator_list]
+            words = {word for mark in marks for word in ast.unparse(mark).split(".")}
             if words & {"cpu_kernel", "gpu_kernel", "jit"}:
                 names.add(node.name)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").endswith("_cpu"):

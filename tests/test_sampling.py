@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hypocenter.config import SamplingParams
 from hypocenter.device import memory
-from hypocenter.errors import BadLogits, LaunchRejected
+from hypocenter.errors import BadLogits, LaunchRejected, UsageError
 from hypocenter.kernels.sampling import (
     Draw,
     exp_reference,
@@ -22,6 +22,7 @@ from hypocenter.kernels.sampling import (
     sample_reference,
     uniform,
 )
+from hypocenter.kernels.sampling_cpu import _exp
 from hypocenter.tensor import DType, Tensor
 
 Floats = npt.NDArray[np.float32]
@@ -105,6 +106,14 @@ def test_exp_is_within_two_units_in_the_last_place() -> None:
     assert (np.abs(exp_reference(x) / exact - 1) <= 2 * 2.0**-52).all()
     assert (exp_reference(np.array([-708.0001, -1e300, -np.inf])) == 0).all()
     assert exp_reference(np.zeros(1))[0] == 1
+
+
+def test_exp_stays_inside_its_table_whatever_it_is_given() -> None:
+    # In the kernel nothing checks the index: infinity and NaN would read memory that is not ours.
+    given = [np.inf, 1e308, 1e18, 800.0, 1e-300, 0.0, -0.0, np.nan, -708.0001, -1e308, -np.inf]
+    wanted = [1.0] * 7 + [0.0] * 4
+    assert exp_reference(np.array(given)).tolist() == wanted
+    assert [_exp(x) for x in given] == wanted
 
 
 def test_greedy_takes_the_lowest_of_equals() -> None:
@@ -214,6 +223,21 @@ def test_repeat_penalty_divides_above_zero_and_multiplies_below() -> None:
     assert both(row - 4.5, [counted(params, [0], [], 1)]) == [1]  # -3, -2.5, -3.5
 
 
+def test_the_strongest_penalty_keeps_the_largest_logits_finite() -> None:
+    for value in (0.0, 5e-324, 1e-308, 0.0099, math.nan, -1.0):
+        with pytest.raises(UsageError, match=r"repeat_penalty is .* must be from 0.01 to 100"):
+            SamplingParams(repeat_penalty=value)
+    largest = float(np.finfo(np.float32).max)
+    row = np.array([[0.5, largest, -largest, largest, -np.inf]], np.float32)
+    for repeat_penalty in (0.01, 100.0):
+        for temperature in (0.0, 5e-324, 0.7, 100.0):
+            params = SamplingParams(
+                temperature=temperature, repeat_penalty=repeat_penalty, top_p=0.9, seed=3
+            )
+            chosen = both(row, [counted(params, [0, 1, 2, 4], [1], 5)])
+            assert chosen == [1 if repeat_penalty < 1 else 3]
+
+
 def test_presence_and_frequency_look_at_the_output_only() -> None:
     row = np.array([[3, 2, 0]], np.float32)
     presence = SamplingParams(presence_penalty=1.5)
@@ -288,7 +312,7 @@ PARAMS = st.builds(
     top_k=st.sampled_from([0, 1, 2, 5, 40, 1000]),
     top_p=st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.999, 1.0]),
     min_p=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
-    repeat_penalty=st.sampled_from([0.7, 1.0, 1.3]),
+    repeat_penalty=st.sampled_from([0.01, 0.7, 1.0, 1.3, 100.0]),
     presence_penalty=st.sampled_from([-0.5, 0.0, 0.5]),
     frequency_penalty=st.sampled_from([-0.2, 0.0, 0.3]),
     seed=st.integers(0, (1 << 64) - 1),

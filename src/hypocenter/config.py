@@ -52,9 +52,8 @@ class SamplingParams:
         _within("top_k", self.top_k, 0, MAX_TOP_K)
         _within("top_p", self.top_p, 0.0, 1.0)
         _within("min_p", self.min_p, 0.0, 1.0)
-        if not self.repeat_penalty > 0:
-            raise UsageError(f"repeat_penalty is {self.repeat_penalty}, but must be above 0")
-        _within("repeat_penalty", self.repeat_penalty, 0.0, 100.0)
+        # Divided by 1e-308 a logit would be infinite; nobody means less than a hundredth.
+        _within("repeat_penalty", self.repeat_penalty, 0.01, 100.0)
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _within("seed", self.seed, 0, (1 << 64) - 1)

@@ -5,6 +5,7 @@ Nothing here prints or exits: `cli.py` turns an exception into one line and an e
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 EXIT_OK = 0
@@ -25,6 +26,25 @@ class UsageError(HypoError):
     """The caller asked for something that cannot be: an option, a value, a combination."""
 
     exit_code = EXIT_USAGE
+
+
+class MissingPackage(UsageError):
+    """What was asked for needs a package that the base installation does not have."""
+
+    def __init__(self, what: str, package: str) -> None:
+        self.package = package
+        super().__init__(
+            f"{what} needs {package}, which is not installed; in the checkout run "
+            ".venv/bin/pip install -e '.[gpu]' -c constraints.txt (for AMD first torch's ROCm "
+            "build; for sim:NAME triton alone will do), or use --device cpu"
+        )
+
+
+class Words(str):
+    """A description where a message would show a value; it stands there without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 class BadModelFile(HypoError):
@@ -58,15 +78,21 @@ class TemplateError(HypoError):
     """A chat template failed, or exceeded its time or memory limit."""
 
 
-class ContextOverflow(HypoError):
+class ContextOverflow(UsageError):
     """A request needs more positions than the context has."""
 
-    def __init__(self, num_tokens: int, context_length: int) -> None:
+    def __init__(self, num_tokens: int, context_length: int, trained_length: int) -> None:
         self.num_tokens = num_tokens
         self.context_length = context_length
+        self.trained_length = trained_length
+        way_out = (
+            f"shorten the prompt or raise -c/--ctx-size, up to {trained_length}"
+            if context_length < trained_length
+            else "shorten the prompt, or take a model that was trained for more"
+        )
         super().__init__(
             f"this model's maximum context length is {context_length} tokens, but the prompt has "
-            f"{num_tokens}; shorten the prompt or raise -c/--ctx-size up to the trained length"
+            f"{num_tokens}; {way_out}"
         )
 
 
@@ -84,17 +110,31 @@ class OutOfBlocks(HypoError):
 
 
 class BadLogits(HypoError):
-    """The model gave a row of logits from which no token can be chosen."""
+    """The model gave a row of logits from which no token can be chosen.
 
-    def __init__(self, row: int, num_bad: int, vocab_size: int) -> None:
+    `model` is its file, where that is known.
+    """
+
+    def __init__(self, row: int, num_bad: int, vocab_size: int, model: Path | None = None) -> None:
         self.row = row
         self.num_bad = num_bad
         self.vocab_size = vocab_size
-        super().__init__(
+        self.model = model
+        found = (
             f"logits row {row}: {num_bad} of {vocab_size} values are NaN or +inf"
             if num_bad
             else f"logits row {row}: all {vocab_size} values are -inf, so no token can be chosen"
         )
+        super().__init__(
+            f"{model}: {found}; hypo inspect {shlex.quote(str(model))} --check looks for NaN in "
+            "the weights"
+            if model
+            else found
+        )
+
+    def of_model(self, model: Path) -> BadLogits:
+        """The same, with the model named."""
+        return BadLogits(self.row, self.num_bad, self.vocab_size, model)
 
 
 class LaunchRejected(HypoError):
@@ -118,16 +158,18 @@ class Unguardable(HypoError):
 
 
 class OutOfMemory(HypoError):
-    """A device has no room for an allocation."""
+    """A device has no room for an allocation, or for a model: `parts` says what takes how much."""
 
-    def __init__(self, device: str, num_bytes: int, num_used: int, limit_bytes: int) -> None:
+    def __init__(
+        self, device: str, num_bytes: int, num_used: int, limit_bytes: int, parts: str = ""
+    ) -> None:
         self.device = device
         self.num_bytes = num_bytes
         self.num_used = num_used
         self.limit_bytes = limit_bytes
         super().__init__(
-            f"{device}: {num_bytes} bytes asked for, but {num_used} of {limit_bytes} are in use; "
-            "take a smaller context or a smaller model"
+            f"{device}: {num_bytes} bytes asked for{parts and f' ({parts})'}, but {num_used} of "
+            f"{limit_bytes} are in use; take a smaller context (-c/--ctx-size) or a smaller model"
         )
 
 

@@ -16,6 +16,7 @@ from hypocenter.device.cpu import instruction_set, set_num_threads
 from hypocenter.device.plan import Plan, bucket
 from hypocenter.engine.request import Batch, Int32s
 from hypocenter.errors import LaunchRejected, UsageError
+from hypocenter.model import footprint
 from hypocenter.model.architecture import Architecture, read_architecture
 from hypocenter.model.decoder import Decoder, KVPages, StepInputs
 from hypocenter.model.gguf import GGUFFile
@@ -30,11 +31,13 @@ def load_runner(file: GGUFFile, config: EngineConfig, progress: Progress | None 
     """Load a model's weights and compile its kernels.
 
     Raises UsageError when the context asked for exceeds the trained one, BadModelFile or
-    UnsupportedModel for a file that cannot be run.
+    UnsupportedModel for a file that cannot be run, OutOfMemory for one that does not fit.
     """
     facts = read_architecture(file)
     context_length = _context_length(facts, config)
     device = memory.open_device(config.device)
+    if device == "cpu":  # a GPU says itself when it is full
+        footprint.require_room(file, facts, config, context_length)
     weights = load_weights(file, facts, context_length, progress, device=device)
     runner = Runner(facts, weights, config, context_length)
     runner.compile(progress)

@@ -9,12 +9,19 @@ import difflib
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from hypocenter.errors import BadModelFile, UnsupportedModel
 from hypocenter.model.gguf import GGUFFile
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
 MAX_VOCAB = 1 << 21
+MAX_CONTEXT = 1 << 30
+#: Columns of a head that the attention kernels can hold.
+HEAD_DIMS = (2, 512)
+#: Kernels compute in f32: numbers beyond would be 0 or infinite there, though not in the file.
+SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,7 @@ class Family:
     scaled_embedding: bool = False
     #: Every n-th layer sees the whole context, the others a window; 0: all layers are alike.
     window_pattern: int = 0
+    #: Whether a window in the file is known to mean what `window_pattern` says.
     has_window: bool = False
     default_window: int = 0
     #: Caps of scores and logits for files that do not name them; 0: none.
@@ -39,7 +47,9 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family("normal"),
+    # Mistral 7B v0.1 is a llama file whose layers all have a window. Converters leave the window
+    # out and llama.cpp ignores it; where a file names one, we honour it, as transformers does.
+    "llama": Family("normal", has_window=True),
     "qwen2": Family("neox"),
     "qwen3": Family("neox", qk_norm=True),
     "gemma2": Family(
@@ -94,6 +104,8 @@ class Architecture:
     attn_softcap: float
     final_softcap: float
     window: int
+    #: Layers behind the last one that only propose tokens; decoding does without them.
+    num_draft_layers: int = 0
 
     def layer_window(self, layer: int) -> int:
         """Positions that a layer's queries look back on, themselves included; 0: all."""
@@ -142,8 +154,7 @@ class _Reader:
         self._refuse_experts()
         self._refuse_sections()
         width = self._count("embedding_length", MAX_WIDTH)
-        num_layers = self._count("block_count", MAX_LAYERS)
-        num_layers -= self.file.integer(f"{self.name}.nextn_predict_layers", 0, low=0, high=16)
+        num_layers, num_draft_layers = self._layers()
         num_heads = self._uniform("attention.head_count", 1 << 16)
         num_kv_heads = self._uniform("attention.head_count_kv", 1 << 16, default=num_heads)
         if num_heads % num_kv_heads:
@@ -152,8 +163,7 @@ class _Reader:
             )
         head_dim = self._head_dim(width, num_heads)
         rope, local_rope = self._ropes(head_dim)
-        wide = num_layers == self.family.wide_scale_layers
-        facts = Architecture(
+        return Architecture(
             name=self.name,
             family=self.family,
             num_layers=num_layers,
@@ -163,16 +173,33 @@ class _Reader:
             head_dim=head_dim,
             ffn_width=self._uniform("feed_forward_length", MAX_WIDTH),
             vocab_size=self._vocab_size(width),
-            context_length=self._count("context_length", 1 << 30),
+            context_length=self._count("context_length", MAX_CONTEXT),
             norm_eps=self._positive("attention.layer_norm_rms_epsilon"),
             rope=rope,
             local_rope=local_rope,
-            attn_scale=1 / math.sqrt(width // num_heads if wide else head_dim),
+            attn_scale=self._attn_scale(width, num_layers, num_heads, head_dim),
             attn_softcap=self._number("attn_logit_softcapping", self.family.default_caps[0]),
             final_softcap=self._number("final_logit_softcapping", self.family.default_caps[1]),
             window=self._window(),
+            num_draft_layers=num_draft_layers,
         )
-        return facts
+
+    def _layers(self) -> tuple[int, int]:
+        """How many layers decode, and how many behind them draft."""
+        num_blocks = self._count("block_count", MAX_LAYERS)
+        num_drafts = self.file.integer(f"{self.name}.nextn_predict_layers", 0, low=0, high=16)
+        if num_drafts >= num_blocks:
+            limit = f"must be below {self.name}.block_count, which is {num_blocks}"
+            raise self._bad("nextn_predict_layers", num_drafts, limit)
+        return num_blocks - num_drafts, num_drafts
+
+    def _attn_scale(self, width: int, num_layers: int, num_heads: int, head_dim: int) -> float:
+        if num_layers != self.family.wide_scale_layers:
+            return 1 / math.sqrt(head_dim)
+        if num_heads > width:
+            limit = f"{num_layers} layers scale by embedding_length / heads, and that is {width}"
+            raise self._bad("attention.head_count", num_heads, limit)
+        return 1 / math.sqrt(width // num_heads)
 
     def _refuse_experts(self) -> None:
         num_experts = self.file.integer(f"{self.name}.expert_count", 0, low=0)
@@ -217,11 +244,15 @@ class _Reader:
         return vocab_size
 
     def _head_dim(self, width: int, num_heads: int) -> int:
-        head_dim = self.file.integer(
-            f"{self.name}.attention.key_length", width // num_heads, low=2, high=512
-        )
+        low, high = HEAD_DIMS
+        head_dim = self.file.integer(f"{self.name}.attention.key_length", None, low=low, high=high)
+        if head_dim is None:
+            head_dim = width // num_heads
+            if not low <= head_dim <= high:
+                limit = f"heads have {low} to {high} columns, and {width} / heads is {head_dim}"
+                raise self._bad("attention.head_count", num_heads, limit)
         value_dim = self.file.integer(
-            f"{self.name}.attention.value_length", head_dim, low=1, high=512
+            f"{self.name}.attention.value_length", head_dim, low=1, high=high
         )
         if value_dim != head_dim:
             raise UnsupportedModel(
@@ -259,24 +290,35 @@ class _Reader:
             factor=self._positive("rope.scaling.factor", self._positive("rope.scale_linear", 1.0)),
             original_context=self.file.integer(
                 f"{self.name}.rope.scaling.original_context_length",
-                self._count("context_length", 1 << 30),
+                self._count("context_length", MAX_CONTEXT),
                 low=1,
+                high=MAX_CONTEXT,
             ),
             attn_factor=self._number("rope.scaling.attn_factor", 0.0),
             beta_fast=self._positive("rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=self._positive("rope.scaling.yarn_beta_slow", 1.0),
         )
+        if scaling == "yarn" and base <= 1:
+            raise self._bad("rope.freq_base", base, "must be above 1 for yarn")
+        if scaling == "longrope" and not rope.attn_factor and rope.original_context < 2:
+            limit = "must be at least 2, or rope.scaling.attn_factor be given"
+            raise self._bad("rope.scaling.original_context_length", rope.original_context, limit)
         if self.name != "gemma3":
             return rope, rope
         # Gemma 3 turns its windowed layers with a base of their own and never stretches them.
         return rope, Rope(base=self._positive("rope.freq_base_swa", 10000.0), dim=dim)
 
     def _window(self) -> int:
-        if not self.family.has_window:
+        full = f"{self.name}.attention.sliding_window"
+        window = self.file.integer(full, self.family.default_window, low=0, high=MAX_CONTEXT)
+        if not window:
             return 0
+        if not self.family.has_window:
+            # Qwen 2 has it in some layers only, which ones its files do not say.
+            limit = f"for {self.name} models we do not know which layers have it"
+            raise UnsupportedModel(self.file.path, full, window, limit)
         self._expect_pattern()
-        default = self.family.default_window
-        return self.file.integer(f"{self.name}.attention.sliding_window", default, low=0)
+        return window
 
     def _expect_pattern(self) -> None:
         """Converters may name which layers have a window; it must be what the family implies."""
@@ -308,7 +350,12 @@ class _Reader:
             return default
         if value is None or isinstance(value, int):
             return self._count(key, high)
-        counts = {int(count) for count in self.file.numbers(full)}
+        values = self.file.numbers(full)
+        if not np.issubdtype(values.dtype, np.integer):
+            raise self._bad(key, f"an array of {values.dtype.name}", "counts must be integers")
+        if not values.size:
+            raise self._bad(key, "empty", "must give a count for each layer")
+        counts = {int(count) for count in values}
         if len(counts) != 1:
             raise UnsupportedModel(
                 self.file.path, full, sorted(counts), "all layers must have the same count"
@@ -320,15 +367,17 @@ class _Reader:
 
     def _number(self, key: str, default: float) -> float:
         value = self.file.number(f"{self.name}.{key}", default)
-        if not math.isfinite(value) or value < 0:
-            raise self._bad(key, value, "must be finite and not negative")
-        return value
+        return value if value == 0 else self._within_f32(key, value)
 
     def _positive(self, key: str, default: float | None = None) -> float:
         full = f"{self.name}.{key}"
         value = self.file.number(full) if default is None else self.file.number(full, default)
-        if not math.isfinite(value) or value <= 0:
-            raise self._bad(key, value, "must be finite and above 0")
+        return self._within_f32(key, value)
+
+    def _within_f32(self, key: str, value: float) -> float:
+        if not SMALLEST <= value <= LARGEST:
+            limit = f"must be from {SMALLEST:.2g} to {LARGEST:.2g}, the range of f32"
+            raise self._bad(key, value, limit)
         return value
 
     def _bad(self, key: str, value: object, limit: str) -> BadModelFile:

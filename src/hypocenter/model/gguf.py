@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hypocenter.errors import BadModelFile, UsageError
+from hypocenter.errors import BadModelFile, UsageError, Words
 from hypocenter.model.gguf_parse import Shard, parse_shard
 from hypocenter.model.gguf_values import Metadata, StringArray, TensorInfo, ValueType
 
@@ -215,7 +215,7 @@ def _open_shard(path: Path, shard: int) -> Shard:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            raise BadModelFile(path, "path", kind, "it must be a GGUF file")
+            raise BadModelFile(path, "path", Words(kind), "it must be a GGUF file")
         if not status.st_size:
             limit = "a model has at least a header; the file is empty"
             raise BadModelFile(path, "file size in bytes", 0, limit, "download it again")
@@ -230,7 +230,7 @@ def _open_shard(path: Path, shard: int) -> Shard:
 def _unreadable(path: Path, error: Exception) -> BadModelFile:
     reason = error.strerror if isinstance(error, OSError) else str(error)
     way_out = "give read permission" if isinstance(error, PermissionError) else ""
-    return BadModelFile(path, "path", reason, "it must be readable", way_out)
+    return BadModelFile(path, "path", Words(reason), "it must be readable", way_out)
 
 
 def _did_you_mean(path: Path) -> str:

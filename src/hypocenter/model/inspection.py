@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from hypocenter.tensor import DType
 SLAB_BYTES = 1 << 22
 MAX_SHOWN_ITEMS = 6
 MAX_SHOWN_CHARS = 200
+MAX_TEXT_CHARS = 1 << 20
 MAX_FINDINGS_PER_TENSOR = 8
 MAX_FINDINGS = 1000
 
@@ -112,6 +115,33 @@ def metadata_lines(file: GGUFFile) -> list[MetadataLine]:
         length = entry.size if entry.is_array else None
         lines.append(MetadataLine(key, file.metadata.kind(key), length, _shown(file, key)))
     return lines
+
+
+def plain_value(file: GGUFFile, key: str) -> Any:
+    """A metadata value for JSON: number, flag, text; an array as its length and first few items.
+
+    A text is cut after MAX_TEXT_CHARS; NaN and infinities, which JSON lacks, become text.
+    """
+    entry = file.metadata.entry(key)
+    if entry.type is ValueType.STRING and not entry.is_array:
+        head = file.metadata.raw_text(key)[: 4 * MAX_TEXT_CHARS]
+        return head.decode("utf-8", "replace")[:MAX_TEXT_CHARS]
+    value = file.metadata[key]
+    if isinstance(value, StringArray):
+        raw = (value.raw(index) for index in range(min(len(value), MAX_SHOWN_ITEMS)))
+        first: list[Any] = [item[:MAX_TEXT_CHARS].decode("utf-8", "replace") for item in raw]
+    elif isinstance(value, np.ndarray):
+        first = [_finite(item) for item in value[:MAX_SHOWN_ITEMS].tolist()]
+    elif isinstance(value, tuple):
+        first = [str(child) for child in entry.children[:MAX_SHOWN_ITEMS]]
+    else:
+        return _finite(value)
+    return {"length": entry.size, "first": first}
+
+
+def _finite(value: Any) -> Any:
+    is_bad = isinstance(value, float) and not math.isfinite(value)
+    return str(value) if is_bad else value
 
 
 def type_counts(file: GGUFFile) -> list[TypeCount]:

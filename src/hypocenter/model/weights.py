@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ from hypocenter.kernels.block_types import dequantise
 from hypocenter.model.architecture import Architecture, Rope
 from hypocenter.model.gguf import GGUFFile
 from hypocenter.tensor import DType, Tensor
+
+# Digits of ASCII without leading zeros: one layer has one name.
+_LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\..+")
 
 Progress = Callable[[str, float], None]
 RopeTable = tuple[Tensor, Tensor]
@@ -83,6 +87,13 @@ def load_weights(
     return Weights(table, layers, output_norm, output, *tables, num_bytes)
 
 
+def is_draft(name: str, architecture: Architecture) -> bool:
+    """Whether a tensor belongs to the layers that only propose tokens, which are not loaded."""
+    found = _LAYER_TENSOR.fullmatch(name)
+    first = architecture.num_layers
+    return found is not None and first <= int(found[1]) < first + architecture.num_draft_layers
+
+
 class _Loader:
     """Takes tensors out of a file by name and remembers which were taken."""
 
@@ -140,15 +151,14 @@ class _Loader:
         return table, self._rope_table("local_rope", facts.local_rope, context_length, None)
 
     def refuse_unused(self) -> None:
-        """Tensors beyond the last layer belong to draft heads, which decoding does not need."""
         for name in self.file.tensors:
-            beyond = name.startswith("blk.") and int(name.split(".")[1]) >= self.facts.num_layers
-            if name not in self.taken and not beyond:
+            if name not in self.taken and not is_draft(name, self.facts):
                 raise UnsupportedModel(
                     self.file.path,
                     "tensor",
                     name,
-                    f"{self.facts.name} models have no such tensor",
+                    f"{self.facts.name} models of {self.facts.num_layers} layers have no such "
+                    "tensor",
                 )
 
     def _qkv(self, prefix: str, rows: tuple[int, int, int]) -> tuple[Tensor, ...]:
@@ -230,28 +240,46 @@ class _Loader:
         """Llama 3.1 has one list of divisors, Phi 3 one for short and one for long contexts."""
         shape = (self.facts.rope.dim // 2,)
         if "rope_freqs.weight" in self.file.tensors:
-            return self._values("rope_freqs.weight", shape)
+            return self._divisors("rope_freqs.weight", shape)
         if "rope_factors_long.weight" not in self.file.tensors:
             return None
-        long = self._values("rope_factors_long.weight", shape)
-        short = self._values("rope_factors_short.weight", shape)
+        long = self._divisors("rope_factors_long.weight", shape)
+        short = self._divisors("rope_factors_short.weight", shape)
         return long if context_length > self.facts.rope.original_context else short
+
+    def _divisors(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        values = self._values(name, shape)
+        wrong = np.flatnonzero(~((values > 0) & (values < np.inf)))
+        if len(wrong):
+            first = int(wrong[0])
+            limit = "frequencies are divided by it: it must be finite and above 0"
+            raise BadModelFile(self.file.path, f"{name}[{first}]", float(values[first]), limit)
+        return values
 
     def _rope_table(
         self, name: str, facts: Rope, context_length: int, divisors: np.ndarray[Any, Any] | None
     ) -> RopeTable:
-        cos, sin = rope.tables(
-            context_length,
-            facts.dim,
-            facts.base,
-            scaling=facts.scaling,
-            factor=facts.factor,
-            original_context=facts.original_context,
-            attn_factor=self._attn_factor(facts),
-            beta_fast=facts.beta_fast,
-            beta_slow=facts.beta_slow,
-            divisors=divisors,
-        )
+        attn_factor = self._attn_factor(facts)
+        with np.errstate(over="ignore", invalid="ignore"):  # looked for below
+            cos, sin = rope.tables(
+                context_length,
+                facts.dim,
+                facts.base,
+                scaling=facts.scaling,
+                factor=facts.factor,
+                original_context=facts.original_context,
+                attn_factor=attn_factor,
+                beta_fast=facts.beta_fast,
+                beta_slow=facts.beta_slow,
+                divisors=divisors,
+            )
+        if not (np.isfinite(cos).all() and np.isfinite(sin).all()):
+            raise BadModelFile(
+                self.file.path,
+                "rope scaling",
+                f"base {facts.base}, factor {facts.factor}, attn_factor {attn_factor}",
+                f"the {name} table must be finite",
+            )
         pair = []
         for values, kind in ((cos, "cos"), (sin, "sin")):
             tensor = memory.allocate(

@@ -1,0 +1,163 @@
+"""Facts of an architecture: metadata that would crash, or be computed wrongly, are refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from families import FamilyModel, engine_logits, hf_logits, make_family
+from family_table import FAMILIES, WINDOW
+from tiny_gguf import write_tiny
+
+from hypocenter.errors import BadModelFile, UnsupportedModel
+from hypocenter.model.architecture import Architecture, read_architecture
+from hypocenter.model.gguf import open_gguf
+
+
+def read(folder: Path, name: str = "llama", **changes: Any) -> Architecture:
+    with open_gguf(write_tiny(folder / "tiny.gguf", name, **changes)) as file:
+        return read_architecture(file)
+
+
+def refusal(folder: Path, name: str, **metadata: Any) -> BadModelFile:
+    with pytest.raises(BadModelFile) as caught:
+        read(folder, name, metadata={key.replace("__", "."): v for key, v in metadata.items()})
+    return caught.value
+
+
+def test_a_sound_file_is_read(tmp_path: Path) -> None:
+    facts = read(tmp_path)
+    assert (facts.num_layers, facts.num_draft_layers, facts.head_dim) == (1, 0, 10)
+    assert facts.attn_scale == 1 / math.sqrt(10)
+    assert facts.window == 0
+
+
+def test_draft_layers_are_taken_off_and_one_layer_stays(tmp_path: Path) -> None:
+    facts = read(tmp_path, metadata={"block_count": 3, "nextn_predict_layers": 2})
+    assert (facts.num_layers, facts.num_draft_layers) == (1, 2)
+    for num_drafts in (1, 16):
+        error = refusal(tmp_path, "llama", nextn_predict_layers=num_drafts)
+        assert error.field == "llama.nextn_predict_layers"
+        assert "must be below llama.block_count, which is 1" in str(error)
+
+
+@pytest.mark.parametrize(("num_heads", "head_dim"), [(32, 0), (20, 1)])
+def test_heads_that_leave_no_columns_are_refused(
+    num_heads: int, head_dim: int, tmp_path: Path
+) -> None:
+    heads = {"attention__head_count": num_heads, "attention__head_count_kv": num_heads}
+    error = refusal(tmp_path, "llama", **heads)
+    assert error.field == "llama.attention.head_count"
+    assert f"heads have 2 to 512 columns, and 20 / heads is {head_dim}" in str(error)
+
+
+def test_heads_too_wide_by_default_are_refused(tmp_path: Path) -> None:
+    table = {"token_embd.weight": np.ones((7, 1026))}
+    metadata = {"embedding_length": 1026, "attention.head_count": 1}
+    with pytest.raises(BadModelFile, match="heads have 2 to 512 columns, and 1026 / heads is 1026"):
+        read(tmp_path, metadata=metadata, tensors=table)
+
+
+def test_gemma_27b_whose_heads_outnumber_its_columns_is_refused(tmp_path: Path) -> None:
+    sizes = {"attention__head_count": 32, "attention__key_length": 2, "attention__value_length": 2}
+    error = refusal(tmp_path, "gemma2", block_count=46, **sizes)
+    assert error.field == "gemma2.attention.head_count"
+    assert "46 layers scale by embedding_length / heads, and that is 20" in str(error)
+
+
+@pytest.mark.parametrize("count", [math.nan, math.inf, 2.7, 2.0])
+def test_counts_per_layer_must_be_integers(count: float, tmp_path: Path) -> None:
+    error = refusal(tmp_path, "llama", attention__head_count=[count])
+    assert error.field == "llama.attention.head_count"
+    assert "counts must be integers" in str(error)
+    assert read(tmp_path, metadata={"attention.head_count": [2]}).num_heads == 2
+
+
+#: Fine in the file's f64, but 0, subnormal or infinite in the f32 of the kernels.
+BEYOND_F32 = (1e300, 3.5e38, 1e-300, 1e-39, -1.0)
+
+
+@pytest.mark.parametrize("value", BEYOND_F32)
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("llama", "attention.layer_norm_rms_epsilon"),
+        ("llama", "rope.freq_base"),
+        ("llama", "rope.scaling.factor"),
+        ("llama", "rope.scale_linear"),
+        ("llama", "rope.scaling.attn_factor"),
+        ("llama", "rope.scaling.yarn_beta_fast"),
+        ("gemma2", "attn_logit_softcapping"),
+        ("gemma2", "final_logit_softcapping"),
+        ("gemma3", "rope.freq_base_swa"),
+    ],
+)
+def test_numbers_must_fit_f32(name: str, key: str, value: float, tmp_path: Path) -> None:
+    error = refusal(tmp_path, name, **{key: value})
+    assert error.field == f"{name}.{key}"
+    assert "the range of f32" in str(error)
+
+
+def test_the_ends_of_f32_are_taken(tmp_path: Path) -> None:
+    ends = np.finfo(np.float32)
+    for value in (float(ends.tiny), float(ends.max)):
+        assert read(tmp_path, "gemma2", metadata={"final_logit_softcapping": value}).final_softcap
+
+
+def test_longrope_needs_something_to_scale_by(tmp_path: Path) -> None:
+    keys = {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 1}
+    error = refusal(tmp_path, "phi3", **keys)
+    assert error.field == "phi3.rope.scaling.original_context_length"
+    assert "must be at least 2" in str(error)
+    read(tmp_path, "phi3", metadata={**keys, "rope.scaling.attn_factor": 1.5})
+    read(tmp_path, "phi3", metadata={**keys, "rope.scaling.original_context_length": 2})
+
+
+@pytest.mark.parametrize("base", [1.0, 0.5])
+def test_yarn_needs_a_base_above_one(base: float, tmp_path: Path) -> None:
+    keys = {"rope.scaling.type": "yarn", "rope.freq_base": base}
+    assert refusal(tmp_path, "llama", **keys).field == "llama.rope.freq_base"
+    read(tmp_path, metadata={"rope.freq_base": base})
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "glm4"])
+def test_a_window_that_the_family_does_not_explain_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=f"{name}.attention.sliding_window is 8, but for"):
+        read(tmp_path, name, metadata={"attention.sliding_window": 8})
+    assert read(tmp_path, name, metadata={"attention.sliding_window": 0}).window == 0
+
+
+def test_a_llama_file_with_a_window_in_some_layers_is_refused(tmp_path: Path) -> None:
+    keys = {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2}
+    with pytest.raises(UnsupportedModel, match=r"llama.attention.sliding_window_pattern is 2"):
+        read(tmp_path, metadata=keys)
+
+
+@pytest.fixture
+def windowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FamilyModel:
+    """Mistral as its first version was: all layers look back on a window."""
+    family = FAMILIES["mistral"]
+    family = replace(
+        family,
+        config={**family.config, "sliding_window": WINDOW},
+        metadata={**family.metadata, "attention.sliding_window": WINDOW},
+    )
+    monkeypatch.setitem(FAMILIES, "mistral-window", family)
+    return make_family("mistral-window", tmp_path)
+
+
+def test_mistral_with_a_window_computes_what_transformers_does(windowed: FamilyModel) -> None:
+    ids = windowed.token_ids[: 3 * WINDOW]
+    ours, theirs = (
+        engine_logits(windowed.path, ids, windowed.context_length),
+        hf_logits(windowed.hf_model, ids),
+    )
+    largest = np.abs(theirs).max()
+    assert np.abs(ours - theirs).max() < 3e-5 * largest
+    windowed.hf_model.config.sliding_window = None
+    without = hf_logits(windowed.hf_model, ids)
+    assert np.abs(without - theirs)[WINDOW:].max() > 1e-2 * largest, "the window must matter"

@@ -1,0 +1,211 @@
+"""Loading: which tensors are refused, and that a model which does not fit is refused before."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_gguf import HEAD_DIM, write_tiny
+
+from hypocenter.config import EngineConfig
+from hypocenter.engine.runner import Runner, load_runner
+from hypocenter.errors import BadModelFile, OutOfMemory, UnsupportedModel
+from hypocenter.model import footprint
+from hypocenter.model.architecture import read_architecture
+from hypocenter.model.footprint import Room
+from hypocenter.model.gguf import open_gguf
+from hypocenter.model.weights import LayerWeights, Weights, load_weights
+from hypocenter.tensor import Tensor
+
+ONES = np.ones(4)
+
+
+def load(folder: Path, name: str = "llama", **changes: Any) -> Weights:
+    with open_gguf(write_tiny(folder / "tiny.gguf", name, **changes)) as file:
+        facts = read_architecture(file)
+        return load_weights(file, facts, facts.context_length)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "blk.1.attn_norm.weight",
+        "blk.999.junk",
+        "blk.0.junk",
+        "blk.x.y",
+        "blk.",
+        "blk.²",
+        "blk.².weight",
+        "blk.٣.weight",
+        "blk.-1.weight",
+        "blk.1 .weight",
+        "blk." + "1" * 50 + ".w",
+        "junk",
+    ],
+)
+def test_a_tensor_that_would_be_ignored_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        load(tmp_path, tensors={name: ONES})
+    assert caught.value.value == name
+    assert "llama models of 1 layers have no such tensor" in str(caught.value)
+
+
+def test_a_block_count_below_the_layers_in_the_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"tensor is 'blk.1.attn_norm.weight'"):
+        load(tmp_path, num_layers=3, metadata={"block_count": 1})
+
+
+def test_draft_layers_are_left_out_and_only_they(tmp_path: Path) -> None:
+    metadata = {"block_count": 3, "nextn_predict_layers": 2}
+    drafts = {"blk.1.nextn.eh_proj.weight": ONES, "blk.2.attn_norm.weight": ONES}
+    assert len(load(tmp_path, metadata=metadata, tensors=drafts).layers) == 1
+    for name in ("blk.3.attn_norm.weight", "blk.1", "blk.1.", "blk.01.w", "blk.١.w", "blk.²."):
+        with pytest.raises(UnsupportedModel):
+            load(tmp_path, metadata=metadata, tensors={**drafts, name: ONES})
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("name", ["rope_freqs", "rope_factors_long", "rope_factors_short"])
+def test_rope_divisors_must_divide(name: str, value: float, tmp_path: Path) -> None:
+    sound = np.ones(HEAD_DIM // 2)
+    wrong = np.array([1.0, 1.0, value, 1.0, value])
+    pair = {f"rope_factors_{kind}.weight": sound for kind in ("long", "short")}
+    tensors = {**(pair if name != "rope_freqs" else {}), f"{name}.weight": wrong}
+    with pytest.raises(BadModelFile) as caught:
+        load(tmp_path, tensors=tensors)
+    assert caught.value.field == f"{name}.weight[2]"
+
+
+def test_a_rope_table_must_be_finite(tmp_path: Path) -> None:
+    """Each number fits f32; what yarn makes of them does not."""
+    metadata = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 1e30,
+        "rope.scaling.attn_factor": 3e38,
+    }
+    with pytest.raises(BadModelFile, match=r"attn_factor 3e\+38.*the rope table must be finite"):
+        load(tmp_path, metadata=metadata)
+
+
+def resident_bytes(runner: Runner) -> int:
+    """What a runner's tensors hold, counted from the tensors themselves."""
+    weights, decoder = runner.weights, runner._decoder
+    tensors: list[Tensor | None] = [weights.token_table, weights.output_norm, weights.output]
+    for layer in weights.layers:
+        tensors += [getattr(layer, part) for part in LayerWeights.__slots__]
+    tensors += [*weights.rope, *weights.local_rope, *decoder.pages.keys, *decoder.pages.values]
+    tensors += [getattr(decoder._buffers, part) for part in decoder._buffers.__slots__]
+    tensors += decoder._logits_buffers.values()
+    allocations = {id(t.allocation): t.allocation.num_bytes for t in tensors if t is not None}
+    return sum(allocations.values())
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3"])
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
+def test_needed_bytes_are_those_that_are_allocated(
+    name: str, kv_dtype: str, tmp_path: Path
+) -> None:
+    extra = {}
+    if name == "gemma3":
+        norms = ("blk.0.attn_q_norm.weight", "blk.0.attn_k_norm.weight")
+        extra = dict.fromkeys(norms, np.ones(HEAD_DIM))
+    path = write_tiny(
+        tmp_path / "tiny.gguf",
+        name,
+        tensors={**extra, "blk.1.nextn.eh_proj.weight": np.ones((64, 4096))},
+        metadata={"block_count": 2, "nextn_predict_layers": 1, "attention.sliding_window": 16},
+    )
+    config = EngineConfig(
+        context_length=40, kv_dtype=kv_dtype, max_batch_tokens=8, max_batch_requests=3
+    )
+    with open_gguf(path) as file:
+        needed = footprint.needed_bytes(file, read_architecture(file), config, 40)
+        held = resident_bytes(load_runner(file, config))
+    angles_in_f64 = 40 * HEAD_DIM // 2 * 3 * 8
+    assert sum(needed.values()) == held + angles_in_f64
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EngineConfig(max_batch_tokens=8, max_batch_requests=3)
+    with open_gguf(write_tiny(tmp_path / "tiny.gguf")) as file:
+        num_bytes = sum(footprint.needed_bytes(file, read_architecture(file), config, 64).values())
+        room = Room(num_bytes - 1, 1 << 30)
+        monkeypatch.setattr(footprint, "host_room", lambda: room)
+        loaded: list[str] = []
+        with pytest.raises(OutOfMemory, match=r"smaller context \(-c/--ctx-size\)") as caught:
+            load_runner(file, config, lambda what, share: loaded.append(what))
+        assert loaded == []
+        assert f"cpu: {num_bytes} bytes asked for (weights " in str(caught.value)
+        assert f"{(1 << 30) - num_bytes + 1} of {1 << 30} are in use" in str(caught.value)
+        for enough in (Room(num_bytes, 1 << 30), None):
+            monkeypatch.setattr(footprint, "host_room", lambda enough=enough: enough)
+            load_runner(file, config)
+
+
+def test_the_context_decides_whether_a_model_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf", metadata={"context_length": 1 << 24})
+    monkeypatch.setattr(footprint, "host_room", lambda: Room(1 << 28, 1 << 30))
+    with open_gguf(path) as file:
+        with pytest.raises(OutOfMemory, match="KV cache"):
+            load_runner(file, EngineConfig(context_length=1 << 24))
+        load_runner(file, EngineConfig(context_length=64))
+
+
+MEMINFO = "MemTotal:  1000 kB\nMemFree:  10 kB\nMemAvailable:  600 kB\n"
+
+
+def system(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_without_figures_of_the_system_there_is_no_room_to_tell(tmp_path: Path) -> None:
+    assert footprint.host_room(tmp_path) is None
+    assert footprint.host_room(system(tmp_path, {"proc/meminfo": "nonsense"})) is None
+
+
+def test_the_machine_alone(tmp_path: Path) -> None:
+    files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/a/b\n3:cpuset:/\n"}
+    assert footprint.host_room(system(tmp_path, files)) == Room(600 << 10, 1000 << 10)
+
+
+def test_the_tightest_control_group_counts(tmp_path: Path) -> None:
+    group = "sys/fs/cgroup/a"
+    files = {
+        "proc/meminfo": MEMINFO,
+        "proc/self/cgroup": "0::/a/b\n",
+        f"{group}/b/memory.max": "max\n",
+        f"{group}/b/memory.current": "4096\n",
+        f"{group}/memory.max": "8192\n",
+        f"{group}/memory.current": "7000\n",
+        f"{group}/memory.stat": "anon 5000\nactive_file 100\ninactive_file 900\n",
+    }
+    assert footprint.host_room(system(tmp_path, files)) == Room(2192, 8192)
+
+
+def test_a_container_of_version_1_sees_its_group_at_the_mount(tmp_path: Path) -> None:
+    mount = "sys/fs/cgroup/memory"
+    files = {
+        "proc/meminfo": MEMINFO,
+        "proc/self/cgroup": "4:cpu,memory:/docker/abc\n1:name=systemd:/\n",
+        f"{mount}/memory.limit_in_bytes": "9000\n",
+        f"{mount}/memory.usage_in_bytes": "9500\n",
+        f"{mount}/memory.stat": "inactive_file 3\ntotal_inactive_file 100\n",
+    }
+    assert footprint.host_room(system(tmp_path, files)) == Room(0, 9000)
+
+
+def test_this_machine_tells_its_memory() -> None:
+    room = footprint.host_room()
+    assert room is not None
+    assert 0 < room.available_bytes <= room.limit_bytes
