@@ -1,0 +1,79 @@
+"""From a guarded plan's report to the reason: the reported program replayed on copies."""
+
+from __future__ import annotations
+
+import kernel_launch
+import numpy as np
+import pytest
+from kernel_launch import counts, rows_tensor, tensor
+
+from hypocenter.device import memory
+from hypocenter.device.launch import Launch
+from hypocenter.device.plan import Plan, PlanBuilder
+from hypocenter.errors import AccessRefused, UsageError
+from hypocenter.forensics.replay_launch import explain, replay_launch, replay_mode
+from hypocenter.kernels import rope
+from hypocenter.records import AccessFault
+from hypocenter.tensor import Tensor
+
+
+def _plan(positions: list[int], device: str) -> tuple[Plan, Launch, Tensor]:
+    builder, x = PlanBuilder(3, device), rows_tensor("x", np.ones((3, 128), np.float32))
+    cos, sin = (tensor(name, np.full((8, 32), 0.5, np.float32)) for name in ("cos", "sin"))
+    rope.rotate(
+        builder, x, tensor("positions", np.array(positions, np.int32)), (cos, sin), counts(3),
+        num_heads=2, head_dim=64, style="neox",
+    )  # fmt: skip
+    return Plan(builder, x), builder.launches[0], x
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(kernel_launch, "device", memory.open_device("sim:mi300x"))
+    return "sim:mi300x"
+
+
+def test_the_guard_says_that_and_the_replay_says_why(device: str) -> None:
+    plan, launch, _ = _plan([0, 1, 9], device)
+    plan.set_mode("guarded")
+    with pytest.raises(AccessRefused) as caught:
+        plan.run()
+    fault = caught.value.faults[0]
+    assert isinstance(fault, AccessFault)
+    report = explain(fault, launch)
+    assert report.coverage.num_run == 1
+    first = report.findings[0]
+    assert (first.kind, first.argument, first.program) == (
+        "out of bounds",
+        "cos_ptr",
+        fault.program,
+    )
+    assert first.values["position"] == 9
+    assert first.number == 9 * 32
+    assert first.line == fault.site.calls[0].line
+
+
+def test_right_launches_have_no_findings_and_are_left_alone(device: str) -> None:
+    _, launch, x = _plan([0, 1, 7], device)
+    report = replay_launch(launch)
+    assert report.findings == ()
+    assert report.coverage.num_run == 3 * 2
+    assert (memory.to_host(x)[:, :128] == 1).all()
+
+
+def test_replay_mode_replaces_the_launch_until_another_mode(device: str) -> None:
+    plan, launch, x = _plan([0, 1, 7], device)
+    reports = replay_mode(launch)
+    plan.run()
+    assert [report.findings for report in reports] == [()]
+    assert (memory.to_host(x)[:, :128] == 1).all()
+    plan.set_mode("off")
+    plan.run()
+    assert not (memory.to_host(x)[:, :128] == 1).all()
+    assert len(reports) == 1
+
+
+def test_a_cpu_kernel_is_not_replayed() -> None:
+    _, launch, _ = _plan([0, 1, 2], "cpu")
+    with pytest.raises(UsageError, match="rope runs on the CPU; replay is for GPU kernels"):
+        replay_launch(launch)
