@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -74,6 +75,7 @@ class FakeRunner:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.context_length = context_length
+        self.facts = SimpleNamespace(context_length=context_length)  # trained for no more
         self.max_batch_tokens = max_batch_tokens
         self.max_batch_requests = max_batch_requests
         self.batches: list[Batch] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -9,9 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from demo_variants import DEMO, LONG_CONTEXT, demo_that_chats, demo_with
@@ -58,25 +60,31 @@ def assert_one_line(stderr: str, *parts: str) -> None:
         (["run", "--tmp", "1"], ["unknown option: --tmp", "Did you mean --temp?"]),
         (["run", "--top-k", "1.5"], ["--top-k", "whole number"]),
         (["run", "--temp", "warm"], ["--temp", '"warm"']),
-        (["run", "--temp", "-1", "-p", "x"], ["temperature is -1.0", "from 0.0 to 100.0"]),
-        (["run", "--temp", "nan", "-p", "x"], ["temperature is nan"]),
-        (["run", "-n", "-2", "-p", "x"], ["max_tokens is -2"]),
-        (["run", "-t", "0", "-p", "x"], ["num_threads is 0"]),
-        (["run", "--kv-dtype", "q4", "-p", "x"], ["kv_dtype is 'q4'", "f16, f32"]),
-        (["run", "--device", "tpu", "-p", "x"], ["device is 'tpu'"]),
+        (["run", "--temp", "-1", "-p", "x"], ["--temp/--temperature is -1.0", "from 0.0 to 100.0"]),
+        (["run", "--temp", "nan", "-p", "x"], ["--temperature is nan"]),
+        (["run", "-n", "-2", "-p", "x"], ["-n/--predict is -2", "or -1"]),
+        (["run", "-t", "0", "-p", "x"], ["-t/--threads is 0"]),
+        (["run", "--kv-dtype", "q4", "-p", "x"], ["--kv-dtype is 'q4'", "f16, f32"]),
+        (["run", "--device", "tpu", "-p", "x"], ["--device is 'tpu'"]),
         (["run", "--stop", "", "-p", "x"], ["a stop string is empty"]),
         (["run", "a.gguf", "-m", "b.gguf", "-p", "x"], ["a.gguf", "b.gguf", "name it once"]),
         (["run", "a.gguf", "Hello"], ["'Hello'", "-p"]),
+        (["run", "-s", "-1", "-p", "x"], ["-s/--seed is -1", "from 0 to", "$RANDOM"]),
+        (["run", "--device", "sim:h20", "-p", "x"], ["did you mean sim:h200", "sim:rx7900xtx"]),
+        (["env", "foo"], ["unexpected argument 'foo' of hypo env", "hypo env --help"]),
+        (["inspect", "a", "b"], ["unexpected argument 'b' of hypo inspect", "one MODEL"]),
+        (["inspect", "-c", "x"], ["-c", "whole number"]),
         (["run", "-p", "x", "-f", "y"], ["both -p and -f"]),
         (["run", "-p"], ["-p requires an argument"]),
         (["run"], ["no prompt", "-p TEXT", "-f FILE", "a chat needs a terminal"]),
         (["run", "--json"], ["--json needs a prompt"]),
         (["run", "-f", "no-such-file"], ["no-such-file"]),
         (["run", "no-such-model.gguf", "-p", "x"], ["no-such-model.gguf", "no such file"]),
-        (["inspect", "-c", "0"], ["context_length is 0"]),
-        (["bench", "-r", "0"], ["repetitions is 0"]),
+        (["inspect", "-c", "0"], ["-c/--ctx-size is 0"]),
+        (["bench", "-r", "0"], ["-r/--repetitions is 0"]),
         (["bench", "-p", "0", "-n", "0"], ["nothing to measure"]),
         (["bench", "-d", "1,x"], ["-d", "whole number"]),
+        (["bench", "-d", "1,-1"], ["-d/--n-depth is -1"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -123,7 +131,7 @@ def _unsupported_type(path: Path) -> None:
         (_html, "GGUF"),
         (_truncated, "model.gguf"),
         (_no_header, "model.gguf"),
-        (_directory, "a directory"),
+        (_directory, "path is a directory"),
         (_unknown_architecture, "lama"),
         (_unsupported_type, "MXFP4"),
     ],
@@ -146,12 +154,16 @@ def test_a_file_name_cannot_write_to_the_terminal() -> None:
 def test_a_prompt_longer_than_the_context_is_refused() -> None:
     done = hypo("run", "-f", "-", stdin="word " * 600)
     assert_one_line(done.stderr, "maximum context length is 512 tokens")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert "--ctx-size" not in done.stderr, "the model was trained for no more"
+    assert (done.returncode, done.stdout) == (2, "")
+    done = hypo("run", "-f", "-", "-c", "64", stdin="word " * 200)
+    assert_one_line(done.stderr, "length is 64 tokens", "raise -c/--ctx-size, up to 512")
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 def test_a_context_beyond_the_trained_length_is_refused() -> None:
     done = hypo("run", "-c", "513", "-p", PROMPT)
-    assert_one_line(done.stderr, "513", "512")
+    assert_one_line(done.stderr, "-c/--ctx-size is 513", "512")
     assert (done.returncode, done.stdout) == (2, "")
 
 
@@ -163,6 +175,74 @@ def test_a_prompt_that_is_not_utf8_is_refused(tmp_path: Path, source: str) -> No
     done = subprocess.run([*HYPO, "run", source, given], capture_output=True, text=True, timeout=60)
     assert_one_line(done.stderr, "not UTF-8", "0xe9 at 3")
     assert done.returncode == 2
+
+
+WITHOUT_GPU_PACKAGES = """
+import sys
+sys.modules["triton"] = sys.modules["torch"] = None
+from hypocenter.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "package", "command"),
+    [
+        ("sim:h200", "triton", "triton -c constraints.txt"),
+        ("cuda", "torch", "-e '.[gpu]'"),
+        ("hip:1", "torch", "-e '.[gpu]'"),
+    ],
+)
+def test_a_device_without_its_package_says_what_to_install(
+    device: str, package: str, command: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_GPU_PACKAGES, "run", "--device", device, "-p", "x"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert_one_line(
+        done.stderr, f"needs {package}, which is not installed",
+        f".venv/bin/pip install {command}", "or use --device cpu",
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_misspelt_simulation_is_told_before_what_it_needs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_GPU_PACKAGES, "run", "--device", "sim:foo", "-p", "x"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert_one_line(done.stderr, "'sim:foo'", "known are sim:mi300x, sim:h200, sim:rx7900xtx")
+    assert "triton" not in done.stderr
+
+
+def test_a_model_that_computes_nan_is_named_with_the_way_to_look_at_it(tmp_path: Path) -> None:
+    model = _with_bytes(tmp_path / "broken.gguf", "output_norm.weight", b"\x00\x00\xc0\x7f" * 30)
+    done = hypo("run", str(model), "-p", "x", "-n", "2", "-t", "1")
+    assert_one_line(done.stderr, f"{model}: logits row 0", "NaN", f"hypo inspect {model} --check")
+    assert done.returncode == 1
+    checked = hypo("inspect", str(model), "--check")
+    assert checked.returncode == 4
+    assert "... and 22 more" in checked.stdout  # 8 of them are shown
+
+
+def _with_bytes(path: Path, tensor: str, changed: bytes) -> Path:
+    """The bundled model with other bytes at the beginning of a tensor."""
+    data = bytearray(DEMO.read_bytes())
+    with open_gguf(DEMO) as file:
+        at = file.tensors[tensor].offset
+    data[at : at + len(changed)] = changed
+    path.write_bytes(data)
+    return path
+
+
+def test_output_that_has_nowhere_to_go_is_an_error() -> None:
+    done = subprocess.run(
+        ["sh", "-c", '"$0" -m hypocenter run -p x -n 1 -t 1 >&-', sys.executable],
+        stderr=subprocess.PIPE, text=True, timeout=60,
+    )  # fmt: skip
+    assert_one_line(done.stderr, "stdout is closed")
+    assert done.returncode == 1
 
 
 def test_debug_anywhere_shows_the_traceback() -> None:
@@ -235,6 +315,11 @@ def test_help_names_every_verb_and_every_exit_code() -> None:
         assert code in shown, shown
 
 
+def test_help_is_a_verb_too() -> None:
+    assert hypo("help").stdout == hypo("--help").stdout
+    assert hypo("help", "bench").stdout == hypo("bench", "--help").stdout
+
+
 def test_version_is_that_of_the_package() -> None:
     import hypocenter.cli
 
@@ -266,7 +351,14 @@ def test_the_bundled_model_is_the_one_the_library_takes() -> None:
 def test_inspect_shows_metadata_tensors_memory_and_hash() -> None:
     done = hypo("inspect", "-c", "1024", "--check", "--json")
     report = json.loads(done.stdout)
-    assert report["metadata"]["general.architecture"]["value"] == "'llama'"
+    values = {key: entry["value"] for key, entry in report["metadata"].items()}
+    assert values["general.architecture"] == "llama"
+    assert values["llama.block_count"] == 6
+    assert values["tokenizer.ggml.add_bos_token"] is True
+    assert isinstance(values["llama.rope.freq_base"], float)
+    assert values["tokenizer.ggml.tokens"]["length"] == 4096
+    assert len(values["tokenizer.ggml.tokens"]["first"]) == 6
+    assert all(isinstance(kind, int) for kind in values["tokenizer.ggml.token_type"]["first"])
     assert sum(count["num_tensors"] for count in report["tensors"]["by_type"]) == 56
     # 6 layers, 2 key/value heads of 64, keys and values, two bytes each.
     assert report["memory"]["kv_f16_bytes"] == 1024 * 6 * 2 * 64 * 2 * 2
@@ -280,16 +372,13 @@ def test_inspect_shows_metadata_tensors_memory_and_hash() -> None:
 
 
 def test_inspect_check_finds_a_nan_scale_and_fails(tmp_path: Path) -> None:
-    data = bytearray(DEMO.read_bytes())
-    with open_gguf(DEMO) as file:
-        scale = file.tensors["blk.0.attn_q.weight"].offset  # a Q8_0 block begins with its scale
-    data[scale : scale + 2] = b"\x00\x7e"  # NaN
-    bad = tmp_path / "nan.gguf"
-    bad.write_bytes(data)
+    # A Q8_0 block begins with its scale; this one is NaN.
+    bad = _with_bytes(tmp_path / "nan.gguf", "blk.0.attn_q.weight", b"\x00\x7e")
     done = hypo("inspect", str(bad), "--check")
     assert done.returncode == 4
     assert_one_line(done.stderr, "1 of", "NaN")
     assert "is nan" in done.stdout
+    assert "more" not in done.stdout
 
 
 def test_inspect_shows_a_file_that_cannot_run(tmp_path: Path) -> None:
@@ -316,6 +405,26 @@ def test_run_streams_text_to_stdout_and_figures_to_stderr() -> None:
         r"generation 8 tokens, [\d.]+ tokens/s; length",
         last,
     ), done.stderr
+
+
+def test_quiet_leaves_the_answer_alone() -> None:
+    run = ["run", "-p", PROMPT, "-n", "4", "-t", "1"]
+    done = hypo(*run, "-q")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == hypo(*run).stdout
+
+
+def test_nothing_asked_for_is_nothing_read() -> None:
+    done = hypo("run", "-p", PROMPT, "-n", "0", "-t", "1")
+    last = done.stderr.splitlines()[-1]
+    assert re.fullmatch(r"hypo: prompt [1-9]\d* tokens, not read; length", last), done.stderr
+
+
+def test_more_threads_than_cores_are_told_and_not_claimed() -> None:
+    done = hypo("run", "-p", PROMPT, "-n", "1", "-t", "999", "--json")
+    num_threads = json.loads(done.stdout)["route"]["num_threads"]
+    assert num_threads < 999
+    assert_one_line(done.stderr, "--threads is 999", f"taking {num_threads}")
 
 
 def test_json_says_what_ran() -> None:
@@ -362,7 +471,7 @@ def test_bench_prints_a_table_that_can_be_compared_with_llama_bench() -> None:
 def test_bench_refuses_tests_that_do_not_fit() -> None:
     done = hypo("bench", "-p", "16", "-n", "4", "-d", "500")
     assert done.returncode == 2
-    assert_one_line(done.stderr, "512")
+    assert_one_line(done.stderr, "need 516 positions", "trained for 512", "lower -p, -n or -d")
 
 
 # -- pipes, interrupts, terminals ----------------------------------------------------------------
@@ -383,10 +492,9 @@ def test_a_reader_that_goes_away_ends_it_without_a_word(endless: list[str]) -> N
     assert all(line.startswith("hypo: ") and line.endswith("...") for line in stderr.splitlines())
 
 
-def test_a_reader_of_the_help_that_goes_away_is_no_error() -> None:
-    process = subprocess.Popen(
-        [*HYPO, "run", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+@pytest.mark.parametrize("args", [["run", "--help"], ["--help"], ["help"], []], ids=" ".join)
+def test_a_reader_of_the_help_that_goes_away_is_no_error(args: list[str]) -> None:
+    process = subprocess.Popen([*HYPO, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.close()
     with process:
@@ -431,6 +539,53 @@ def test_a_chat_on_a_terminal(endless: list[str]) -> None:
     assert "Traceback" not in terminal.seen
 
 
+def test_a_full_chat_forgets_its_oldest_turns_and_goes_on(chat_model: Path) -> None:
+    args = ["run", str(chat_model), "-c", "64", "-n", "12", "-t", "1", "--ignore-eos"]
+    with on_terminal(args) as terminal:
+        at = terminal.wait_for("> ")
+        for question in ["hello there"] * 4 + ["word " * 80] + ["and now"]:
+            terminal.type(f"{question}\n")
+            at = terminal.wait_for("\n> ", after=at)
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+    assert "the context is full: the oldest 2 messages are left out" in terminal.seen
+    assert terminal.seen.count("generation 12 tokens") == 5, "all but the one that is too long"
+    assert terminal.seen.count("maximum context length is 64 tokens") == 1
+
+
+class _Words:
+    """Of an LLM what `fitting` asks: every word of every message is a token."""
+
+    context_length = 40
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        return [0 for message in messages for _ in message["content"].split()]
+
+
+def test_what_is_kept_of_a_conversation_leaves_room() -> None:
+    from hypocenter.cli_chat import fitting
+
+    def kept(*lengths: int, system: int = 0, max_tokens: int | None = None) -> list[int]:
+        roles = itertools.cycle(["user", "assistant"])
+        messages = [{"role": next(roles), "content": "x " * length} for length in lengths]
+        if system:
+            messages.insert(0, {"role": "system", "content": "s " * system})
+        left, token_ids = fitting(cast(Any, _Words()), messages, max_tokens)
+        found = [message["content"].count(" ") for message in left]
+        assert len(token_ids) == sum(found)
+        return found
+
+    assert kept(30) == [30]
+    assert kept(50) == [50]  # alone too long; the engine refuses it
+    assert kept(10, 10, 10) == [10, 10, 10]
+    assert kept(10, 10, 11) == [11]
+    assert kept(10, 10, 11, max_tokens=9) == [10, 10, 11]
+    assert kept(9, 1, 8, 2, 7, 3, 6) == [8, 2, 7, 3, 6]
+    assert kept(9, 1, 8, 2, 7, 3, 25) == [25]
+    assert kept(9, 1, 8, 2, 7, 3, 6, system=10) == [10, 7, 3, 6]
+    assert kept(9, 1, 35, system=10) == [10, 35]
+
+
 def test_ctrl_c_at_the_question_clears_the_line_and_stays(chat_model: Path) -> None:
     with on_terminal(["run", str(chat_model), "-n", "2", "-t", "1"]) as terminal:
         at = terminal.wait_for("> ")
@@ -451,6 +606,16 @@ def test_the_bundled_model_says_that_it_cannot_chat() -> None:
     assert "-p TEXT" in terminal.seen
 
 
+def test_the_log_tells_compiling_from_loading(tmp_path: Path) -> None:
+    args = ["run", "-p", PROMPT, "-n", "1", "-t", "1", "-q"]
+    environ = {"HYPO_CACHE_DIR": str(tmp_path), "HYPO_LOG": "info"}
+    first, second = (hypo(*args, environ=environ).stderr for _ in range(2))
+    assert "compiled in" in first
+    assert "loaded in" not in first
+    assert "loaded in" in second
+    assert "compiled in" not in second
+
+
 def test_caches_that_cannot_be_written_cost_one_warning(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
@@ -468,4 +633,5 @@ def test_caches_that_cannot_be_written_cost_one_warning(tmp_path: Path) -> None:
     assert done.stdout
     warnings = [line for line in done.stderr.splitlines() if "compiled anew" in line]
     assert len(warnings) == 1, done.stderr
-    assert "HYPO_CACHE_DIR" in warnings[0]
+    assert "set HYPO_CACHE_DIR to a folder you can write" in warnings[0]
+    assert "first run only" not in done.stderr

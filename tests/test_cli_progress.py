@@ -36,6 +36,29 @@ def test_each_stage_that_takes_long_is_one_line(capsys: pytest.CaptureFixture[st
     assert shown == "hypo: compiling kernel a ...\nhypo: reading the prompt ...\n"
 
 
+def test_a_long_stage_is_heard_of_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli_progress, "LINE_SECONDS", 0.2)
+    with ProgressDisplay() as progress:
+        progress.remarks["compiling"] = "first run only"
+        progress("compiling kernel a", 0.0)
+        time.sleep(0.15)
+        progress("compiling kernel b", 0.3)  # too early for another line
+        time.sleep(0.2)
+        progress("compiling kernel c", 0.6)
+    assert capsys.readouterr().err == (
+        "hypo: compiling kernel a (first run only) ...\nhypo: compiling kernel c (0 s so far) ...\n"
+    )
+
+
+def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressDisplay(quiet=True) as progress:
+        progress("compiling kernel a", 0.0)
+        time.sleep(0.15)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_bar_moves_on_a_terminal_and_goes_away(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,7 @@ from hypocenter.config import KNOWN
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-_BLOCK = re.compile(r"^```(?:sh|python) runnable\n(.*?)^```", re.S | re.M)
+_BLOCK = re.compile(r"^```(sh|python) runnable\n(.*?)^```", re.S | re.M)
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = dict(
@@ -29,10 +29,24 @@ PINS = dict(
 )
 
 
-def _runnable_lines() -> list[str]:
-    """Every line of the blocks that are marked `sh runnable`."""
+def _runnable(language: str) -> list[str]:
+    """The blocks of that language that are marked `runnable`."""
     blocks = [block for path in DOCUMENTS for block in _BLOCK.findall(path.read_text())]
-    return [line for block in blocks for line in block.splitlines() if line.strip()]
+    return [text for found, text in blocks if found == language]
+
+
+def _runnable_lines() -> list[str]:
+    return [line for block in _runnable("sh") for line in block.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("program", _runnable("python"))
+def test_a_program_of_the_documents_runs(program: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=tmp_path, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
 
 
 def _table(text: str, first_cell: str) -> dict[str, str]:

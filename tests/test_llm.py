@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,52 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         assert getattr(hypocenter, name).__name__ == name
     with pytest.raises(AttributeError, match="has no attribute 'LMM'"):
         _ = hypocenter.LMM
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert hypocenter.__version__ == metadata.version("hypocenter")
+    assert "__version__" in dir(hypocenter)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (None, "prompt is None, but must be a text, token ids or a list of these"),
+        (3, r"prompt is 3 \(int\), but must be a text"),
+        ({"role": "user"}, r"prompt is .* \(dict\), but must be a text"),
+        (b"import os", "prompt is bytes, but must be a text; decode it first"),
+        ([b"import os"], "prompt is bytes"),
+        (["import os", 3], r"prompt is 3 \(int\)"),
+        ([1, "import os"], r"prompt is 1 \(int\)"),
+        ([1.5, 2.5], r"prompt is 1.5 \(float\)"),
+        ([[1, 2.5]], "prompt token 1 is 2.5, but must be a whole number"),
+        ([True], "prompt token 0 is True, but must be a whole number"),
+    ],
+)
+def test_a_prompt_of_a_wrong_type_is_refused_in_words(llm: LLM, prompt: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        llm.generate(prompt, GREEDY)
+
+
+def test_other_arguments_of_a_wrong_type_are_refused_in_words(llm: LLM) -> None:
+    wrong: Any = "y"
+    with pytest.raises(UsageError, match=r"params is 'y' \(str\), but must be a SamplingParams"):
+        llm.generate("x", wrong)
+    with pytest.raises(UsageError, match=r"params is 'y' \(str\)"):
+        llm.stream("x", wrong)
+    with pytest.raises(UsageError, match="prompt is None"):
+        llm.logits(None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"config is 'y' \(str\), but must be an EngineConfig"):
+        LLM(None, wrong)
+    with pytest.raises(UsageError, match=r"path is 3 \(int\), but must be a text or a Path"):
+        LLM(3)  # type: ignore[arg-type]
+
+
+def test_messages_of_a_wrong_type_are_refused_in_words(chatting: LLM) -> None:
+    for messages in (None, "hello", [None], [{"role": "user"}], [{"content": "x"}], {"role": "x"},
+                     [{"role": "user", "content": 3}]):  # fmt: skip
+        with pytest.raises(UsageError, match="message"):
+            chatting.chat(messages)  # type: ignore[arg-type]
 
 
 def test_a_text_and_its_ids_give_the_same_completion(llm: LLM) -> None:

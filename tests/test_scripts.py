@@ -96,3 +96,29 @@ def test_without_a_python_that_is_new_enough_it_says_so(checkout: Path) -> None:
     done = _setup(checkout, PYTHON=str(old))
     assert done.returncode == 1
     assert "no Python 3.11 or newer" in done.stderr
+
+
+@pytest.mark.parametrize("venv", [None, "other", "/elsewhere"])
+def test_the_demo_runs_where_its_caller_stands(
+    checkout: Path, tmp_path_factory: pytest.TempPathFactory, venv: str | None
+) -> None:
+    shutil.copy(ROOT / "scripts/demo", checkout / "scripts/demo")
+    _executable(checkout / "scripts/setup", "#!/bin/sh\n")
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    environ = {key: value for key, value in os.environ.items() if key != "HYPOCENTER_VENV"}
+    if venv == "/elsewhere":
+        environ["HYPOCENTER_VENV"] = str(elsewhere)
+    elif venv:
+        environ["HYPOCENTER_VENV"] = venv
+    folder = elsewhere if venv == "/elsewhere" else checkout / (venv or ".venv")
+    (folder / "bin").mkdir(parents=True, exist_ok=True)
+    _executable(folder / "bin/hypo", '#!/bin/sh\npwd\necho "$@"\n')
+
+    def demo(*args: str) -> str:
+        return subprocess.run(
+            [checkout / "scripts/demo", *args],
+            cwd=elsewhere, env=environ, capture_output=True, text=True, timeout=60, check=True,
+        ).stdout  # fmt: skip
+
+    assert demo("-f", "prompt.txt") == f"{elsewhere}\nrun -f prompt.txt\n"
+    assert demo().startswith(f"{elsewhere}\nrun -p def read_lines(path):")

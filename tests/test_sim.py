@@ -18,8 +18,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from hypocenter.device.limits import SIMULATED as NAMES
 from hypocenter.device.limits import named_gpu
-from hypocenter.device.sim import NAMES, SimGpu, open_sim
+from hypocenter.device.sim import SimGpu, open_sim
 from hypocenter.device.sim_memory import (
     MIB,
     PAGE_BYTES,

@@ -38,9 +38,10 @@ EPILOGUE = f"""\
 Anywhere: --debug shows the traceback of an error (or HYPO_DEBUG=1).
 
 Exit codes: {EXIT_OK} done; {EXIT_ERROR} error (a bad model file, a failed read);
-{EXIT_USAGE} wrong usage (an option, a value, a missing file, a prompt too long); 3 GPU fault;
-4 gate failed: what was checked is not as it should be (inspect --check, kernels, check);
-{EXIT_INTERRUPTED} interrupted by Ctrl-C; {EXIT_PIPE} nobody reads the output.
+{EXIT_USAGE} wrong usage (an option, a value, a missing file, a long prompt);
+3 GPU fault; 4 gate failed: what was checked is not as it should be
+(inspect --check, kernels, check); {EXIT_INTERRUPTED} interrupted by Ctrl-C;
+{EXIT_PIPE} nobody reads the output.
 Data goes to stdout, everything else to stderr."""
 
 

@@ -24,6 +24,7 @@ from hypocenter.cli_run import open_llm, say
 from hypocenter.config import EngineConfig
 from hypocenter.engine.request import Batch
 from hypocenter.errors import UsageError
+from hypocenter.model.architecture import read_architecture
 from hypocenter.model.gguf import GGUFFile, open_gguf
 
 if TYPE_CHECKING:
@@ -64,9 +65,15 @@ class ModelFacts:
 
 def bench(path: str, options: BenchOptions, config: EngineConfig, *, as_json: bool) -> None:
     """Measure and print. Raises UsageError when the tests do not fit into the context."""
+    needed = max(options.depth) + max(options.num_prompt, options.num_generate)
     with open_gguf(path) as file:
         facts = model_facts(file)
-    needed = max(options.depth) + max(options.num_prompt, options.num_generate)
+        trained = read_architecture(file).context_length
+    if needed > trained:
+        raise UsageError(
+            f"the tests need {needed} positions, but the model was trained for {trained}; "
+            "lower -p, -n or -d"
+        )
     if config.context_length is None:
         config = replace(config, context_length=needed)
     with ProgressDisplay() as progress, open_llm(path, config, progress) as llm:

@@ -7,6 +7,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+from hypocenter.cli_options import EngineOptions, naming_options
 from hypocenter.cli_progress import ProgressDisplay
 from hypocenter.cli_run import say
 from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
@@ -21,7 +22,8 @@ def inspect(path: str, context_length: int | None, *, check: bool, as_json: bool
 
     Raises UsageError for a context length that no engine takes.
     """
-    EngineConfig(context_length=context_length)
+    with naming_options(EngineOptions):
+        EngineConfig(context_length=context_length)
     with open_gguf(path) as file:
         report = collect(file, context_length)
         checked = None
@@ -29,7 +31,11 @@ def inspect(path: str, context_length: int | None, *, check: bool, as_json: bool
             with ProgressDisplay() as progress:
                 checked = inspection.check(file, progress)
             report["check"] = _check_facts(checked)
-    print(json.dumps(report, indent=2, ensure_ascii=False) if as_json else _text(report))
+        lines = inspection.metadata_lines(file)
+    if as_json:
+        print(json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        print(_text(report, lines))
     if checked is not None and checked.num_bad_floats:
         say(f"{path}: {checked.num_bad_floats} of {checked.num_floats} floats are NaN or infinite")
         sys.exit(EXIT_GATE)
@@ -49,8 +55,8 @@ def collect(file: GGUFFile, context_length: int | None) -> dict[str, Any]:
         "gguf_version": file.version,
         "shards": [str(path) for path in file.shard_paths],
         "metadata": {
-            line.key: {"type": line.kind, "length": line.length, "value": line.shown}
-            for line in inspection.metadata_lines(file)
+            key: {"type": file.metadata.kind(key), "value": inspection.plain_value(file, key)}
+            for key in file.metadata
         },
         "tensors": {
             "num_tensors": len(file.tensors),
@@ -98,12 +104,11 @@ def _check_facts(report: inspection.CheckReport) -> dict[str, Any]:
     }
 
 
-def _text(report: dict[str, Any]) -> str:
+def _text(report: dict[str, Any], metadata: list[inspection.MetadataLine]) -> str:
     tensors = report["tensors"]
     lines = [f"{report['path']} (GGUF version {report['gguf_version']})", "", "metadata"]
-    width = max((len(key) for key in report["metadata"]), default=0)
-    for key, entry in report["metadata"].items():
-        lines.append(f"  {key:<{width}}  {entry['type']}  {entry['value']}")
+    width = max((len(line.key) for line in metadata), default=0)
+    lines += [f"  {line.key:<{width}}  {line.kind}  {line.shown}" for line in metadata]
     lines += ["", "tensors", f"  {'type':<8} {'number':>7} {'parameters':>16} {'size':>12}"]
     for count in tensors["by_type"]:
         lines.append(
@@ -139,6 +144,8 @@ def _memory_lines(report: dict[str, Any]) -> list[str]:
 def _check_lines(checked: dict[str, Any]) -> list[str]:
     found = f"{checked['num_bad_floats']} of {checked['num_floats']:,} floats are NaN or infinite"
     lines = ["check", f"  {found}", *(f"  {finding}" for finding in checked["findings"])]
+    if num_more := checked["num_bad_floats"] - len(checked["findings"]):
+        lines.append(f"  ... and {num_more} more")
     return [*lines, *(f"  sha256 {digest}  {path}" for path, digest in checked["sha256"].items())]
 
 

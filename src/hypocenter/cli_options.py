@@ -5,10 +5,11 @@ Holds spellings and help texts; a value's range is checked where the value lives
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 from cyclopts import Group, Parameter, Token
 
@@ -57,6 +58,45 @@ AsJson = Annotated[
 ]
 
 
+Quiet = Annotated[
+    bool,
+    Parameter(
+        name=("-q", "--quiet"),
+        negative="",
+        help="No progress and no figures on stderr; errors and warnings stay.",
+        show_default=False,
+        group=OUTPUT_GROUP,
+    ),
+]
+ContextSize = Annotated[
+    int | None,
+    Parameter(
+        name=("-c", "--ctx-size"), converter=_whole, help="Context length to count the memory for."
+    ),
+]
+
+
+@contextlib.contextmanager
+def naming_options(options: type[Any]) -> Iterator[None]:
+    """A refusal that begins with the name of a field begins with its option's names instead."""
+    try:
+        yield
+    except UsageError as error:
+        field, _, rest = str(error).partition(" is ")
+        hint = get_type_hints(options, include_extras=True).get(field)
+        if hint is None or not rest:
+            raise
+        spelled = "/".join(hint.__metadata__[0].name[:2])
+        raise UsageError(f"{spelled} is {rest}{_ALSO.get(field, '')}") from error
+
+
+#: What the command line adds to the refusal of a field's value.
+_ALSO = {
+    "max_tokens": f", or {UNTIL_END}: until the model ends its answer",
+    "seed": "; $RANDOM is another one each time",
+}
+
+
 @Parameter(name="*", group=_PROMPT_GROUP)
 @dataclass(frozen=True)
 class PromptOptions:
@@ -64,7 +104,11 @@ class PromptOptions:
 
     prompt: Annotated[
         str | None,
-        Parameter(name=("-p", "--prompt"), allow_leading_hyphen=True, help="Text to continue."),
+        Parameter(
+            name=("-p", "--prompt"),
+            allow_leading_hyphen=True,
+            help=r"Text to continue, taken as it stands: \n is a backslash and an n.",
+        ),
     ] = None
     file: Annotated[
         str | None,
@@ -147,7 +191,8 @@ class SamplingOptions:
             values["max_tokens"] = None
         elif self.max_tokens is None:
             del values["max_tokens"]
-        return SamplingParams(**values)
+        with naming_options(type(self)):
+            return SamplingParams(**values)
 
 
 @Parameter(name="*", group=_ENGINE_GROUP)
@@ -182,10 +227,15 @@ class EngineOptions:
         str,
         Parameter(name="--launch-mode", help="off, checked, or guarded (GPU kernels only)."),
     ] = _ENGINE["launch_mode"]
+    attention: Annotated[
+        str,
+        Parameter(name="--attention", help="fused, or its parts one by one (GPU kernels only)."),
+    ] = _ENGINE["attention"]
 
     def config(self) -> EngineConfig:
         """The checked configuration; raises UsageError."""
-        return EngineConfig(**asdict(self))
+        with naming_options(type(self)):
+            return EngineConfig(**asdict(self))
 
 
 @Parameter(name="*", group=_BENCH_GROUP)
@@ -222,12 +272,14 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         limits = {"num_prompt": 1 << 24, "num_generate": 1 << 24, "repetitions": 1000}
-        for name, high in limits.items():
-            low = 1 if name == "repetitions" else 0
-            if not low <= getattr(self, name) <= high:
-                raise UsageError(f"{name} is {getattr(self, name)}, but must be {low} to {high}")
-        if any(not 0 <= depth <= 1 << 24 for depth in self.depth):
-            raise UsageError(f"a depth of {self.depth} is below 0 or above {1 << 24}")
+        with naming_options(type(self)):
+            for name, high in limits.items():
+                low, value = int(name == "repetitions"), getattr(self, name)
+                if not low <= value <= high:
+                    raise UsageError(f"{name} is {value}, but must be from {low} to {high}")
+            for depth in self.depth:
+                if not 0 <= depth <= 1 << 24:
+                    raise UsageError(f"depth is {depth}, but must be from 0 to {1 << 24}")
         if not self.num_prompt and not self.num_generate:
             raise UsageError("nothing to measure: -p and -n are both 0")
 

@@ -1,29 +1,42 @@
-"""Shows on stderr what takes longer than a moment: on a terminal a bar, else a line for a stage."""
+"""Shows on stderr what takes longer than a moment: on a terminal a bar, else lines in between."""
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
 from types import TracebackType
 
+from hypocenter import cli_interrupt
+
 PATIENCE_SECONDS = 0.7
+#: Between two lines of one stage, where there is no terminal.
+LINE_SECONDS = 3.0
 
 
 class ProgressDisplay:
     """Called with (what is being done, share done from 0 to 1); shows a stage that takes long.
 
-    The first word of what is being done names the stage. `done()` takes the display away; a later
-    call starts anew. Safe to call from any thread.
+    The first word of what is being done names the stage; `remarks` holds what is said of a stage
+    when it is first shown. `done()` takes the display away; a later call starts anew. Safe to call
+    from any thread. `quiet` shows nothing. A call raises a Ctrl-C that was held back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.remarks: dict[str, str] = {}
+        self._quiet = quiet
         self._lock = threading.RLock()
+        self._started = 0.0  # when the stage began
+        self._last_line: float | None = None  # when a line of the stage was last shown
         self._timer: threading.Timer | None = None
         self._what = ""
         self._fraction = 0.0
         self._bar: _Bar | None = None
 
     def __call__(self, what: str, fraction: float) -> None:
+        cli_interrupt.raise_held()
+        if self._quiet:
+            return
         with self._lock:
             is_new_stage = what.split()[:1] != self._what.split()[:1]
             self._what, self._fraction = what, fraction
@@ -31,9 +44,12 @@ class ProgressDisplay:
                 self._bar.update(what, fraction)
             elif is_new_stage:
                 self._stop_timer()
+                self._started, self._last_line = time.monotonic(), None
                 self._timer = threading.Timer(PATIENCE_SECONDS, self._appear)
                 self._timer.daemon = True
                 self._timer.start()
+            elif self._last_line is not None:
+                self._show_line(time.monotonic())
 
     def __enter__(self) -> ProgressDisplay:
         return self
@@ -67,7 +83,18 @@ class ProgressDisplay:
             if sys.stderr.isatty():
                 self._bar = _Bar(self._what, self._fraction)
             else:
-                print(f"hypo: {self._what} ...", file=sys.stderr, flush=True)
+                self._show_line(time.monotonic())
+
+    def _show_line(self, now: float) -> None:
+        if self._last_line is None:
+            remark = self.remarks.get(self._what.split()[0], "")
+        elif now - self._last_line >= LINE_SECONDS:
+            remark = f"{now - self._started:.0f} s so far"
+        else:
+            return
+        self._last_line = now
+        tail = f" ({remark})" if remark else ""
+        print(f"hypo: {self._what}{tail} ...", file=sys.stderr, flush=True)
 
 
 class _Bar:

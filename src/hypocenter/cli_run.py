@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hypocenter.cli_options import PromptOptions, SamplingOptions
+from hypocenter import cli_interrupt
+from hypocenter.cli_options import EngineOptions, PromptOptions, SamplingOptions, naming_options
 from hypocenter.cli_progress import ProgressDisplay
 from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.errors import UsageError
@@ -33,6 +35,7 @@ def run(
     config: EngineConfig,
     *,
     as_json: bool,
+    quiet: bool = False,
 ) -> None:
     """Answer the prompt, or chat when there is none. Raises UsageError when neither is possible."""
     text = read_prompt(prompt)
@@ -41,28 +44,36 @@ def run(
         raise UsageError(f"--json needs a prompt: {HOW_TO_ASK}")
     if text is None and not (sys.stdin and sys.stdin.isatty()):
         raise UsageError(f"no prompt: {HOW_TO_ASK}; a chat needs a terminal")
-    with ProgressDisplay() as progress, open_llm(path, config, progress) as llm:
+    with ProgressDisplay(quiet=quiet) as progress, open_llm(path, config, progress) as llm:
         if text is None:
             from hypocenter.cli_chat import chat
 
-            chat(llm, path, params, progress)
+            chat(llm, path, params, progress, quiet=quiet)
         elif as_json:
             _print_object(llm, path, text, params, progress)
         else:
-            _print_answer(llm, text, params, progress)
+            _print_answer(llm, text, params, progress, quiet=quiet)
 
 
 def open_llm(path: str, config: EngineConfig, progress: ProgressDisplay) -> LLM:
     """The engine, with a display for its loading and a warning when kernels cannot be kept."""
     progress("loading model", 0.0)
-    from hypocenter.device.lang import cache_problem
+    from hypocenter.device.lang import cache_problem, max_num_threads
     from hypocenter.engine.llm import LLM
 
-    llm = LLM(path, config, progress=progress)
     if problem := cache_problem():
         progress.done()
-        say(f"kernels are compiled anew each time: {problem}; HYPO_CACHE_DIR names another folder")
-    return llm
+        say(
+            f"kernels are compiled anew each time: {problem}; "
+            "set HYPO_CACHE_DIR to a folder you can write"
+        )
+    else:
+        progress.remarks["compiling"] = "first run only"
+    if (config.num_threads or 0) > (most := max_num_threads()):
+        say(f"-t/--threads is {config.num_threads}, but there are {most} to be had: taking {most}")
+        config = replace(config, num_threads=most)
+    with naming_options(EngineOptions):
+        return LLM(path, config, progress=progress)
 
 
 def read_prompt(options: PromptOptions) -> str | None:
@@ -102,6 +113,9 @@ def as_object(path: str, completion: Completion) -> dict[str, Any]:
 def closing_line(completion: Completion) -> str:
     """How many tokens ran, how fast, and why it ended."""
     timings = completion.timings
+    if not timings.num_prompt_tokens:
+        num_tokens = len(completion.prompt_token_ids)
+        return f"prompt {num_tokens} tokens, not read; {completion.finish_reason}"
     return (
         f"prompt {timings.num_prompt_tokens} tokens, "
         f"{timings.prompt_tokens_per_second:.1f} tokens/s; "
@@ -144,6 +158,7 @@ def answer(
                 engine.cancel(request)
             else:
                 engine.step()
+            cli_interrupt.raise_held()
             while request.deltas:
                 if text := request.deltas.popleft().text:
                     progress.done()
@@ -156,14 +171,17 @@ def answer(
     return request.completion(llm.route())
 
 
-def _print_answer(llm: LLM, text: str, params: SamplingParams, progress: ProgressDisplay) -> None:
+def _print_answer(
+    llm: LLM, text: str, params: SamplingParams, progress: ProgressDisplay, *, quiet: bool
+) -> None:
     # On a terminal the prompt stands before its continuation, but is no part of the data.
     if sys.stdout and sys.stdout.isatty():
         progress.done()
         print(text, end="", file=sys.stderr, flush=True)
     completion = answer(llm, llm.tokenizer.encode(text), params, progress)
     emit("\n")
-    say(closing_line(completion))
+    if not quiet:
+        say(closing_line(completion))
 
 
 def _print_object(

@@ -20,6 +20,11 @@ MAX_STOP_STRINGS = 16
 MAX_TOP_K = 1 << 20
 _DEVICE = re.compile(r"cpu|(cuda|hip)(:[0-9]{1,3})?|sim:[a-z0-9]{1,20}")
 LAUNCH_MODES = ("off", "checked", "guarded")
+ATTENTIONS = ("fused", "parts")
+PARTS_NEED_A_GPU = (
+    "attention is 'parts', but parts run on GPU devices only; use fused, or a device such as "
+    "cuda, hip or sim:mi300x"
+)
 KV_DTYPES = {"f16": DType.F16, "f32": DType.F32}
 
 
@@ -72,7 +77,7 @@ class EngineConfig:
     `context_length` None takes the trained length, bounded by `DEFAULT_CONTEXT`.
     `num_threads` None takes every core this process may use. `launch_mode`: `off`; `checked`
     rechecks every launch's arguments and index values; `guarded` (GPU) masks accesses off that
-    leave their tensors, and names them.
+    leave their tensors, and names them. `attention`: `fused`, or its `parts` one by one (GPU).
     """
 
     device: str = "cpu"
@@ -84,6 +89,7 @@ class EngineConfig:
     kv_dtype: str = "f16"
     tokenizer_pre: str | None = None
     launch_mode: str = "off"
+    attention: str = "fused"
 
     def __post_init__(self) -> None:
         if self.launch_mode not in LAUNCH_MODES:
@@ -93,6 +99,11 @@ class EngineConfig:
             raise UsageError(
                 f"device is {self.device!r}, but must be cpu, cuda, hip, cuda:N, hip:N or sim:NAME"
             )
+        if self.attention not in ATTENTIONS:
+            known = ", ".join(ATTENTIONS)
+            raise UsageError(f"attention is {self.attention!r}, but must be one of {known}")
+        if self.attention == "parts" and self.device == "cpu":
+            raise UsageError(PARTS_NEED_A_GPU)
         if self.context_length is not None:
             _within("context_length", self.context_length, 1, 1 << 24)
         if self.num_threads is not None:

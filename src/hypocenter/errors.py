@@ -29,14 +29,18 @@ class UsageError(HypoError):
 
 
 class MissingPackage(UsageError):
-    """What was asked for needs a package that the base installation does not have."""
+    """What was asked for needs torch or triton, which the base installation does not have."""
 
     def __init__(self, what: str, package: str) -> None:
         self.package = package
+        # Without the constraints: which triton a torch takes is torch's to say.
+        wanted = {
+            "torch": "-e '.[gpu]' (for AMD install torch's ROCm build first)",
+            "triton": "triton -c constraints.txt (simulated GPUs need no torch)",
+        }
         super().__init__(
             f"{what} needs {package}, which is not installed; in the checkout run "
-            ".venv/bin/pip install -e '.[gpu]' -c constraints.txt (for AMD first torch's ROCm "
-            "build; for sim:NAME triton alone will do), or use --device cpu"
+            f".venv/bin/pip install {wanted[package]}, or use --device cpu"
         )
 
 

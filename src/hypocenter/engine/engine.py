@@ -10,16 +10,19 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from hypocenter.config import SamplingParams
 from hypocenter.device import memory
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import Request
-from hypocenter.engine.sampler import sample_requests
+from hypocenter.engine.sampler import Sampler
 from hypocenter.engine.scheduler import Chunk, Scheduler, make_batch
 from hypocenter.errors import BadLogits, ContextOverflow, OutOfBlocks, UsageError
-from hypocenter.records import Completion, Delta
+from hypocenter.records import Completion, Delta, Route
 from hypocenter.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -28,9 +31,20 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """Runs any number of requests together on one runner. All methods are thread-safe."""
+    """Runs any number of requests together on one runner. All methods are thread-safe.
 
-    def __init__(self, runner: Runner, tokenizer: Tokenizer) -> None:
+    `path` is the model's file, for messages; `launch_mode` that of the sampler.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        path: Path | None = None,
+        *,
+        launch_mode: str = "off",
+    ) -> None:
+        self._path = path
         self.runner = runner
         self.tokenizer = tokenizer
         self.cache = KVCache(runner.num_blocks, runner.block_size)
@@ -39,6 +53,7 @@ class Engine:
             max_batch_tokens=runner.max_batch_tokens,
             max_batch_requests=runner.max_batch_requests,
         )
+        self._sampler = Sampler(runner.max_batch_requests, launch_mode)
         self._lock = threading.Lock()
         self._turn_ended = threading.Condition()
         self._num_turns = 0
@@ -60,7 +75,8 @@ class Engine:
         if not prompt_ids:
             raise UsageError("the prompt has no tokens; give it at least one")
         if len(prompt_ids) > context_length:
-            raise ContextOverflow(len(prompt_ids), context_length)
+            trained_length = self.runner.facts.context_length
+            raise ContextOverflow(len(prompt_ids), context_length, trained_length)
         num_needed = -(-len(prompt_ids) // self.cache.block_size)
         if num_needed > self.cache.num_blocks:
             raise OutOfBlocks(num_needed, self.cache.num_blocks, self.cache.num_blocks)
@@ -150,10 +166,15 @@ class Engine:
         finally:
             self._end_turn()
 
+    def route(self) -> Route:
+        """What runner and sampler have executed so far."""
+        route = self.runner.route()
+        return msgspec.structs.replace(route, kernels=route.kernels + self._sampler.kernels)
+
     def _result(self, request: Request) -> Completion:
         if request.error:
             raise request.error
-        return request.completion(self.runner.route())
+        return request.completion(self.route())
 
     def _step(self) -> int:
         self._admit()
@@ -187,7 +208,7 @@ class Engine:
 
     def _sample(self, chunks: list[Chunk], logits: Tensor) -> list[int | BadLogits]:
         drawing = [chunk.request for chunk in chunks if chunk.draws_token]
-        return sample_requests(memory.rows(logits, 0, len(drawing)), drawing)
+        return self._sampler.sample(memory.rows(logits, 0, len(drawing)), drawing)
 
     def _settle(self, chunks: list[Chunk], logits: Tensor, outcomes: list[int | BadLogits]) -> None:
         """Hand each request what the step brought it: a token, logits, or its end."""
@@ -206,7 +227,7 @@ class Engine:
 
     def _accept(self, request: Request, outcome: int | BadLogits) -> None:
         if isinstance(outcome, BadLogits):
-            self._fail(request, outcome)
+            self._fail(request, outcome.of_model(self._path) if self._path else outcome)
             return
         try:
             request.accept(outcome)

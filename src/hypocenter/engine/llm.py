@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import reprlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -47,7 +48,10 @@ class LLM:
         *,
         progress: Callable[[str, float], None] | None = None,
     ) -> None:
-        config = config or EngineConfig()
+        config = EngineConfig() if config is None else config
+        _require("config", config, "an EngineConfig", EngineConfig)
+        if path is not None:
+            _require("path", path, "a text or a Path", str, Path)
         with ExitStack() as stack:
             file = stack.enter_context(open_gguf(_found(path, stack)))
             self._path = file.path
@@ -56,8 +60,11 @@ class LLM:
             if self._chat_template is not None:
                 stack.enter_context(self._chat_template)
             runner = load_runner(file, config, progress)
-            compile_sampler(runner.vocab_size, runner.max_batch_requests, progress)
-            self._engine = Engine(runner, self._tokenizer)
+            if config.device == "cpu":
+                compile_sampler(runner.vocab_size, runner.max_batch_requests, progress)
+            self._engine = Engine(
+                runner, self._tokenizer, file.path, launch_mode=config.launch_mode
+            )
             stack.callback(self._engine.close)
             self._resources = stack.pop_all()
 
@@ -82,7 +89,7 @@ class LLM:
 
     def route(self) -> Route:
         """What the model really runs on, read from inside."""
-        return self._engine.runner.route()
+        return self._engine.route()
 
     # A str is a Sequence[str] to the type checker; the first overload decides.
     @overload
@@ -105,7 +112,8 @@ class LLM:
 
         A text is encoded with the model's BOS, token ids are taken as they are. Nothing runs when
         one of the prompts is refused: ContextOverflow for one longer than the context, UsageError
-        for one without tokens. Raises the error of the first request that failed.
+        for one without tokens or of a wrong type. Raises the error of the first request that
+        failed.
         """
         prompts = [cast(Prompt, prompt)] if _is_one(prompt) else cast("Sequence[Prompt]", prompt)
         requests = [self._request(one, params) for one in prompts]
@@ -183,11 +191,13 @@ class LLM:
         self.close()
 
     def _request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
-        return self._engine.request(self._encode(prompt), params or SamplingParams())
+        params = SamplingParams() if params is None else params
+        _require("params", params, "a SamplingParams", SamplingParams)
+        return self._engine.request(self._encode(prompt), params)
 
     def _encode(self, prompt: Prompt) -> Sequence[int]:
         if not isinstance(prompt, str):
-            return [int(token_id) for token_id in prompt]
+            return _token_ids(prompt)
         ids = self._tokenizer.encode(prompt)
         if not ids:
             raise UsageError(
@@ -200,7 +210,33 @@ def _is_one(prompt: Any) -> bool:
     """Whether this is one prompt, and not a sequence of prompts. An empty list holds no prompts."""
     if isinstance(prompt, str):
         return True
+    _require_prompt(prompt)
     return len(prompt) > 0 and all(isinstance(item, int | np.integer) for item in prompt)
+
+
+def _token_ids(prompt: Any) -> list[int]:
+    """Token ids as they were given; raises UsageError where something else is among them."""
+    _require_prompt(prompt)
+    for place, item in enumerate(prompt):
+        if isinstance(item, bool) or not isinstance(item, int | np.integer):
+            raise UsageError(
+                f"prompt token {place} is {reprlib.repr(item)}, but must be a whole number; a "
+                "prompt is a text or token ids"
+            )
+    return [int(token_id) for token_id in prompt]
+
+
+def _require_prompt(prompt: object) -> None:
+    """Raises UsageError for what is neither a text nor a sequence; bytes are neither here."""
+    if isinstance(prompt, bytes | bytearray | memoryview):
+        raise UsageError("prompt is bytes, but must be a text; decode it first")
+    _require("prompt", prompt, "a text, token ids or a list of these", str, Sequence, np.ndarray)
+
+
+def _require(name: str, value: object, wanted: str, *kinds: type) -> None:
+    if not isinstance(value, kinds):
+        shown = "None" if value is None else f"{reprlib.repr(value)} ({type(value).__name__})"
+        raise UsageError(f"{name} is {shown}, but must be {wanted}")
 
 
 def _found(path: str | Path | None, stack: ExitStack) -> Path:

@@ -12,7 +12,7 @@ import numpy as np
 
 from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
 from hypocenter.device import memory
-from hypocenter.device.cpu import instruction_set, set_num_threads
+from hypocenter.device.cpu import instruction_set, max_num_threads, set_num_threads
 from hypocenter.device.plan import Plan, bucket
 from hypocenter.engine.request import Batch, Int32s
 from hypocenter.errors import LaunchRejected, UsageError
@@ -57,7 +57,8 @@ class Runner:
         self.num_blocks = -(-context_length // config.block_size)
         self.max_batch_tokens = config.max_batch_tokens
         self.max_batch_requests = config.max_batch_requests
-        self.num_threads = config.num_threads or len(os.sched_getaffinity(0))
+        wanted = config.num_threads or len(os.sched_getaffinity(0))
+        self.num_threads = min(wanted, max_num_threads())
         self._inputs = StepInputs.allocate(
             config.max_batch_tokens,
             config.max_batch_requests,
@@ -71,7 +72,9 @@ class Runner:
             KV_DTYPES[config.kv_dtype],
             device=config.device,
         )
-        self._decoder = Decoder(facts, weights, self._inputs, pages, config.max_batch_tokens)
+        self._decoder = Decoder(
+            facts, weights, self._inputs, pages, config.max_batch_tokens, config.attention
+        )
         self._plans: dict[tuple[int, int], Plan] = {}
         self._ran: dict[str, None] = {}
 

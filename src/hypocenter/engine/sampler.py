@@ -1,8 +1,9 @@
-"""Asks the sampling kernel for one token per request; the formula is in `kernels/sampling.py`."""
+"""Asks the sampling kernels for one token per request; the formula is in `kernels/sampling.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,19 +14,39 @@ from hypocenter.errors import BadLogits
 from hypocenter.kernels.sampling import Draw, compile_kernels, sample
 from hypocenter.tensor import DType, Tensor
 
+if TYPE_CHECKING:
+    from hypocenter.kernels.sampling_plan import DeviceSampler
 
-def sample_requests(logits: Tensor, requests: Sequence[Request]) -> list[int | BadLogits]:
-    """The next token of each request, from the row of `logits` f32 [num_requests, vocab_size].
 
-    The random number depends on the request's seed and on the position of the token alone: neither
-    on the batch nor on how the request came to stand there.
+class Sampler:
+    """Chooses tokens where the logits lie: on a GPU, ids and counts alone come to the host.
+
+    `max_rows` is the most requests of a step, `launch_mode` how its GPU kernels run.
     """
-    if logits.device != "cpu":
-        values = memory.to_host(logits)
-        logits = memory.adopt(
-            logits.name, "sampler", DType.F32, logits.shape, values, values.nbytes
-        )
-    return sample(logits, [_draw(request) for request in requests])
+
+    def __init__(self, max_rows: int, launch_mode: str = "off") -> None:
+        self._max_rows, self._launch_mode = max_rows, launch_mode
+        self._on_device: DeviceSampler | None = None
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the GPU kernels that have chosen tokens so far."""
+        return self._on_device.kernels if self._on_device else ()
+
+    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[int | BadLogits]:
+        """The next token of each request, from the row of `logits` f32 [num_requests, vocab_size].
+
+        The random number depends on the request's seed and on the position of the token alone:
+        neither on the batch nor on how the request came to stand there.
+        """
+        draws = [_draw(request) for request in requests]
+        if logits.device != "cpu" and self._on_device is None:
+            from hypocenter.kernels.sampling_plan import DeviceSampler  # needs Triton
+
+            self._on_device = DeviceSampler(
+                logits.device, logits.shape[1], self._max_rows, self._launch_mode
+            )
+        return sample(logits, draws, self._on_device)
 
 
 def compile_sampler(vocab_size: int, max_rows: int, progress: Progress | None = None) -> None:

@@ -26,8 +26,9 @@ own, so that the reference and the compiled kernel choose the same token bit for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,9 @@ from hypocenter.kernels.sampling_cpu import (
     _sample_cpu,
 )
 from hypocenter.tensor import DType, Tensor
+
+if TYPE_CHECKING:
+    from hypocenter.kernels.sampling_plan import DeviceSampler
 
 _MIN_PARALLEL_ROWS = 4
 
@@ -81,22 +85,44 @@ class Draw:
     output_counts: Ids = field(default_factory=_no_ids)
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int | BadLogits]:
+def sample(
+    logits: Tensor, draws: Sequence[Draw], sampler: DeviceSampler | None = None
+) -> list[int | BadLogits]:
     """Choose one token for each row of `logits` f32 [num_rows, vocab_size], deterministically.
 
-    A row with NaN, +inf or nothing but -inf yields a BadLogits in its place and leaves the other
-    rows alone. Raises LaunchRejected where the arguments do not fit each other.
+    Where the logits lie on a GPU it chooses, in the buffers of `sampler` or in some of its own,
+    and only ids and counts come back. Its sums run in another order than the reference's: a token
+    differs only where the random number or top_p lies within 2**-40 of a boundary, relative to the
+    total weight. A row with NaN, +inf or nothing but -inf yields a BadLogits in its place and
+    leaves the other rows alone. Raises LaunchRejected where the arguments do not fit each other.
     """
     _check(logits, draws)
     if not draws:
         return []
-    prepared = _prepare(logits, draws)
-    launch.run([prepared])
-    *_, chosen, num_bad = prepared.args
-    return [
-        _as_outcome(*found, row, logits.shape[1])
-        for row, found in enumerate(zip(chosen, num_bad, strict=True))
-    ]
+    found: Iterable[tuple[int, int]]
+    if logits.device == "cpu":
+        prepared = _prepare(logits, draws)
+        launch.run([prepared])
+        *_, chosen, num_bad = prepared.args
+        found = zip(chosen, num_bad, strict=True)
+    else:
+        CONTRACT.check(logits=logits, num_draws=len(draws))
+        found = _sample_gpu(logits, draws, sampler)
+    return [_as_outcome(*one, row, logits.shape[1]) for row, one in enumerate(found)]
+
+
+def _sample_gpu(
+    logits: Tensor, draws: Sequence[Draw], sampler: DeviceSampler | None
+) -> list[tuple[int, int]]:
+    from hypocenter.kernels.sampling_plan import DeviceSampler  # needs Triton
+
+    if sampler is not None:
+        return sampler.sample(logits, draws)
+    sampler = DeviceSampler(logits.device, logits.shape[1], logits.shape[0])
+    try:
+        return sampler.sample(logits, draws)
+    finally:
+        sampler.free()
 
 
 def compile_kernels(logits: Tensor, progress: launch.Progress | None = None) -> None:
@@ -168,7 +194,7 @@ def _check(logits: Tensor, draws: Sequence[Draw]) -> None:
 def _prepare(logits: Tensor, draws: Sequence[Draw]) -> launch.Launch:
     arguments = (
         logits,
-        np.array([_settings(draw) for draw in draws], np.float64),
+        np.array([settings_of(draw) for draw in draws], np.float64),
         np.concatenate([draw.context_ids for draw in draws]),
         np.concatenate([draw.output_counts for draw in draws]),
         np.cumsum([0] + [draw.context_ids.size for draw in draws], dtype=np.int64),
@@ -180,7 +206,7 @@ def _prepare(logits: Tensor, draws: Sequence[Draw]) -> launch.Launch:
     return launch.prepare(_sample_cpu, arguments, CONTRACT, facts, parallel=parallel)
 
 
-def _settings(draw: Draw) -> tuple[float, ...]:
+def settings_of(draw: Draw) -> tuple[float, ...]:
     """A draw as the columns that the kernel's `settings` has."""
     params = draw.params
     return (

@@ -5,7 +5,9 @@ Its plain Python runs once per shape bucket and leaves a plan; it never touches 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from hypocenter.device.memory import allocate, rows
 from hypocenter.device.plan import Plan, PlanBuilder
@@ -18,6 +20,7 @@ from hypocenter.kernels.norm import rms_norm
 from hypocenter.kernels.quant import padded
 from hypocenter.kernels.rope import rotate
 from hypocenter.model.architecture import Architecture
+from hypocenter.model.unfused import UnfusedAttention
 from hypocenter.model.weights import LayerWeights, Weights
 from hypocenter.tensor import DType, Tensor
 
@@ -122,10 +125,20 @@ class Decoder:
         inputs: StepInputs,
         pages: KVPages,
         max_tokens: int,
+        attention: str = "fused",
     ) -> None:
+        """`attention` is one of config.ATTENTIONS; raises UsageError for parts on the CPU."""
         self.facts, self.weights, self.inputs, self.pages = facts, weights, inputs, pages
         self._logits_buffers: dict[int, Tensor] = {}
-        self._buffers = _Buffers.allocate(facts, max_tokens, device=inputs.counts.device)
+        device = inputs.counts.device
+        self._buffers = _Buffers.allocate(facts, max_tokens, device=device)
+        self._unfused: UnfusedAttention | None = None
+        if attention == "parts":
+            num_sequences, max_blocks = inputs.block_tables.shape
+            max_context = max_blocks * pages.keys[0].shape[3]
+            self._unfused = UnfusedAttention.allocate(
+                facts, max_tokens, num_sequences, max_context, device=device
+            )
 
     def plan(self, num_tokens: int, num_logit_rows: int) -> Plan:
         """The launches of a step of up to `num_tokens` tokens and `num_logit_rows` logit rows.
@@ -141,6 +154,8 @@ class Decoder:
         lookup(plan, inputs.token_ids, self.weights.token_table, b.x, counts)
         if facts.family.scaled_embedding:
             scale(plan, b.x, facts.width**0.5, counts)
+        if self._unfused is not None:
+            self._unfused.measure(plan, inputs.sequence_rows, inputs.positions, counts)
         for index, layer in enumerate(self.weights.layers):
             self._attention(plan, b, index, layer)
             self._feed_forward(plan, b, layer)
@@ -171,10 +186,13 @@ class Decoder:
                 )  # fmt: skip
         keys, values = self.pages.keys[index], self.pages.values[index]
         kv_write(plan, b.k, b.v, inputs.slots, keys, values, counts)
-        attention(
+        attend: Callable[..., None] = partial(attention, num_heads=facts.num_heads)
+        if self._unfused is not None:
+            attend = self._unfused.attend
+        attend(
             plan, b.q, keys, values, inputs.block_tables, inputs.sequence_rows, inputs.positions,
-            b.attended, counts, num_heads=facts.num_heads, scale=facts.attn_scale,
-            window=facts.layer_window(index), softcap=facts.attn_softcap,
+            b.attended, counts, scale=facts.attn_scale, window=facts.layer_window(index),
+            softcap=facts.attn_softcap,
         )  # fmt: skip
         self._into_residual(
             plan, b, b.attended, w.attn_output, w.attn_output_bias, w.post_attn_norm

@@ -1,15 +1,20 @@
-"""Every way in which the decoder launches its GPU kernels, found by planning it without weights."""
+"""Every way in which decoder and sampler launch their GPU kernels, found by planning them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+
+from hypocenter.config import SamplingParams
 from hypocenter.device import memory
 from hypocenter.device.abstract import AbstractGpu, specimens
 from hypocenter.device.plan import Plan
 from hypocenter.device.specimen import Specimen
 from hypocenter.kernels.quant import LAYOUTS, Packed, padded
+from hypocenter.kernels.sampling import Draw
+from hypocenter.kernels.sampling_plan import DeviceSampler
 from hypocenter.model.architecture import FAMILIES, Architecture, Rope
 from hypocenter.model.decoder import Decoder, KVPages, StepInputs
 from hypocenter.model.weights import LayerWeights, Weights
@@ -22,9 +27,12 @@ _MODELS: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("gemma2", "gelu, post norms, soft caps", {"attn_softcap": 50.0, "final_softcap": 30.0}),
 )
 
+# Logits of more than 2**31 elements.
+_HUGE = (1 << 15, 128256, "sampling, 64-bit offsets")
+
 
 def project_specimens() -> tuple[Specimen, ...]:
-    """Each kernel of the project in each form that some route of the decoder launches it in."""
+    """Each kernel of the project in each form that decoder or sampler launches it in."""
     found: dict[tuple[object, ...], Specimen] = {}
     for family, _, facts in _MODELS:
         for specimen in _of_model(family, DType.Q8_0, DType.F16, facts):
@@ -32,11 +40,21 @@ def project_specimens() -> tuple[Specimen, ...]:
     for dtype in LAYOUTS:
         for specimen in _of_model("llama", dtype, DType.F32):
             found.setdefault(_key(specimen), specimen)
+    for dtype in (DType.F16, DType.F32):
+        for specimen in _of_model("llama", DType.Q8_0, dtype, attention="parts"):
+            found.setdefault(_key(specimen), specimen)
     # Extents beyond 2**31 elements, which no memory is needed for here.
     for dtype in (DType.F16, DType.Q8_0):
         caps = {"attn_softcap": 50.0, "final_softcap": 30.0}
         for specimen in _of_model("gemma2", dtype, DType.F16, caps, num_tokens=1 << 20):
             found.setdefault(_key(specimen), specimen)
+    unfused = _of_model(
+        "gemma2", DType.Q8_0, DType.F16, caps, num_tokens=1 << 20, attention="parts"
+    )
+    for specimen in unfused:
+        found.setdefault(_key(specimen), specimen)
+    for specimen in (*_of_sampling(32, 128256, "sampling"), *_of_sampling(*_HUGE)):
+        found.setdefault(_key(specimen), specimen)
     return tuple(found.values())
 
 
@@ -47,15 +65,19 @@ def abstract_plan(
     changes: Mapping[str, float] | None = None,
     *,
     num_tokens: int,
+    attention: str = "fused",
 ) -> Plan:
-    """The plan of a one-layer model of 8B's shape on a device that runs nothing."""
+    """The plan of a one-layer model of 8B's shape on a device that runs nothing.
+
+    It has a sequence for each 4096 tokens, but at least 32.
+    """
     facts = replace(_facts(family), **(changes or {}))  # type: ignore[arg-type]
     gpu = AbstractGpu()
     memory.use_backend(gpu)
-    inputs = StepInputs.allocate(num_tokens, 32, 256, device=gpu.name)
+    inputs = StepInputs.allocate(num_tokens, max(32, num_tokens >> 12), 256, device=gpu.name)
     num_blocks = max(4096, num_tokens // 4)
     pages = KVPages.allocate(facts, num_blocks, 16, kv_dtype, device=gpu.name)
-    decoder = Decoder(facts, _weights(facts, dtype), inputs, pages, num_tokens)
+    decoder = Decoder(facts, _weights(facts, dtype), inputs, pages, num_tokens, attention)
     return decoder.plan(num_tokens, max(min(num_tokens, 4), num_tokens // 16))
 
 
@@ -66,12 +88,32 @@ def _of_model(
     changes: Mapping[str, float] | None = None,
     *,
     num_tokens: int = 64,
+    attention: str = "fused",
 ) -> list[Specimen]:
     label = f"{dtype.name.lower()}, {kv_dtype.name.lower()} cache"
     if num_tokens > 1 << 16:
         label += ", 64-bit offsets"
-    plan = abstract_plan(family, dtype, kv_dtype, changes, num_tokens=num_tokens)
+    plan = abstract_plan(
+        family, dtype, kv_dtype, changes, num_tokens=num_tokens, attention=attention
+    )
     return specimens(plan.launches, label)
+
+
+def sampling_plans(num_rows: int, vocab_size: int) -> list[Plan]:
+    """The plans of a greedy choice and of one with every filter, on a device that runs nothing."""
+    gpu = AbstractGpu()
+    memory.use_backend(gpu)
+    logits = _undefined("logits", DType.F32, (num_rows, vocab_size))
+    sampler = DeviceSampler(gpu.name, vocab_size, num_rows)
+    some = np.zeros(1, np.int32)
+    filters = SamplingParams(temperature=1.0, top_k=40, top_p=0.9, repeat_penalty=1.1)
+    draws = (Draw(SamplingParams(), 0), Draw(filters, 1, some, some))
+    return [sampler.plan(logits, [draw] * num_rows) for draw in draws]
+
+
+def _of_sampling(num_rows: int, vocab_size: int, label: str) -> list[Specimen]:
+    plans = sampling_plans(num_rows, vocab_size)
+    return [specimen for plan in plans for specimen in specimens(plan.launches, label)]
 
 
 def _key(specimen: Specimen) -> tuple[object, ...]:

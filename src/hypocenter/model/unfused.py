@@ -1,0 +1,70 @@
+"""The route attention=parts: the buffers of unfused attention, and its parts in their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypocenter.device.memory import allocate, rows
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels import attention_parts as parts
+from hypocenter.model.architecture import Architecture
+from hypocenter.tensor import DType, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class UnfusedAttention:
+    """Static buffers that all layers and plans share.
+
+    lengths i32 [num_sequences]; scores f32 [max_tokens, num_heads, max_context]; keys and values
+    f32 [num_sequences, num_heads, max_context, head_dim], turned with the last two exchanged.
+    """
+
+    lengths: Tensor
+    scores: Tensor
+    keys: Tensor
+    turned: Tensor
+    values: Tensor
+
+    @classmethod
+    def allocate(
+        cls, facts: Architecture, max_tokens: int, num_sequences: int, max_context: int, *,
+        device: str,
+    ) -> UnfusedAttention:  # fmt: skip
+        """Raises OutOfMemory where they do not fit, UsageError on the CPU."""
+        parts.require_gpu(device)
+
+        def floats(name: str, *shape: int) -> Tensor:
+            return allocate(name, "decoder", DType.F32, shape, device=device)
+
+        heads = (num_sequences, facts.num_heads)
+        return cls(
+            lengths=allocate("lengths", "decoder", DType.I32, (num_sequences,), device=device),
+            scores=floats("scores", max_tokens, facts.num_heads, max_context),
+            keys=floats("keys", *heads, max_context, facts.head_dim),
+            turned=floats("turned_keys", *heads, facts.head_dim, max_context),
+            values=floats("values", *heads, max_context, facts.head_dim),
+        )
+
+    def measure(
+        self, plan: PlanBuilder, sequence_rows: Tensor, positions: Tensor, counts: Tensor
+    ) -> None:
+        """Append, once per step, what tells the parts how long each sequence is."""
+        reach = parts.Rows(sequence_rows, self.lengths, counts)
+        parts.context_lengths(plan, reach, positions, max_context=self.scores.shape[2])
+
+    def attend(
+        self, plan: PlanBuilder, q: Tensor, k_cache: Tensor, v_cache: Tensor,
+        block_tables: Tensor, sequence_rows: Tensor, positions: Tensor, out: Tensor,
+        counts: Tensor, *, scale: float, window: int, softcap: float,
+    ) -> None:  # fmt: skip
+        """Append what `attention` does, part by part; arguments as there."""
+        reach = parts.Rows(sequence_rows, self.lengths, counts)
+        scores = rows(self.scores, 0, q.shape[0])
+        parts.expand_keys(plan, k_cache, block_tables, self.lengths, self.keys)
+        parts.expand_values(plan, v_cache, block_tables, self.lengths, self.values)
+        parts.transpose(plan, self.keys, self.lengths, self.turned)
+        parts.scores(plan, q, self.turned, reach, scores)
+        parts.scale_scores(plan, scores, reach, scale=scale, softcap=softcap)
+        parts.mask(plan, scores, reach, positions, window=window)
+        parts.softmax(plan, scores, reach)
+        parts.weighted_sum(plan, scores, self.values, reach, out)

@@ -1,0 +1,108 @@
+"""Ctrl-C ends the command with 130 and one line: before it has begun, and while kernels compile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from terminal import AS_A_PERSON, TIMEOUT_SECONDS
+
+from hypocenter import cli_interrupt
+from hypocenter.cli_progress import ProgressDisplay
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    previous = signal.getsignal(signal.SIGINT)
+    yield
+    cli_interrupt._held = False
+    signal.signal(signal.SIGINT, previous)
+
+
+def press_in(module: str) -> None:
+    """Ctrl-C while a function of `module` is being called."""
+    names = {"__name__": module, "signal": signal}
+    exec("def run():\n    signal.raise_signal(signal.SIGINT)\n    return None\n", names)
+    names["run"]()  # type: ignore[operator]
+
+
+def test_outside_the_compiler_it_is_raised_at_once() -> None:
+    with cli_interrupt.handled(), pytest.raises(KeyboardInterrupt):
+        press_in("hypocenter.kernels.norm")
+
+
+@pytest.mark.parametrize("module", ["numba.core.dispatcher", "llvmlite.binding.executionengine"])
+def test_inside_the_compiler_it_waits_for_the_next_progress(module: str) -> None:
+    with cli_interrupt.handled(), ProgressDisplay() as progress:
+        press_in(module)
+        with pytest.raises(KeyboardInterrupt):
+            progress("compiling kernel norm", 0.5)
+        progress("compiling kernel norm", 0.5)  # one Ctrl-C interrupts once
+
+
+def test_one_that_was_held_back_is_never_lost() -> None:
+    with pytest.raises(KeyboardInterrupt), cli_interrupt.handled():
+        press_in("numba.core.compiler")
+
+
+def test_a_second_one_inside_the_compiler_ends_the_process() -> None:
+    program = (
+        "import signal\nfrom hypocenter import cli_interrupt\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "names = {'__name__': 'numba.core', 'press': lambda: signal.raise_signal(signal.SIGINT)}\n"
+        "with cli_interrupt.handled():\n"
+        "    for _ in range(2): exec('press()', names)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
+def test_who_ignores_it_goes_on_ignoring_it() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with cli_interrupt.handled():
+        press_in("hypocenter.cli")
+        press_in("numba")
+
+
+def test_before_the_command_is_loaded_there_is_no_traceback() -> None:
+    program = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Presses:
+    def find_spec(self, name, path=None, target=None):
+        if name == "cyclopts":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Presses())
+from hypocenter.__main__ import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (130, "hypo: interrupted\n")
+
+
+def test_while_kernels_compile(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*AS_A_PERSON, "run", "-p", "import os", "-n", "2", "-t", "1"],
+        env={**os.environ, "HYPO_CACHE_DIR": str(tmp_path)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    with process:
+        for line in process.stderr:
+            if "compiling" in line:
+                break
+        assert "first run only" in line
+        process.send_signal(signal.SIGINT)
+        stderr = process.stderr.read()
+        assert process.wait(TIMEOUT_SECONDS) == 130, stderr
+    assert stderr.splitlines()[-1] == "hypo: interrupted"
+    assert "Traceback" not in stderr

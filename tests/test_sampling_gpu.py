@@ -1,0 +1,230 @@
+"""Sampling on a GPU, simulated: its choices against the reference, ties, bad rows and copies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from fake_runner import FakeTokenizer
+from tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
+
+from hypocenter.config import EngineConfig, SamplingParams
+from hypocenter.device import memory
+from hypocenter.engine.engine import Engine
+from hypocenter.engine.runner import load_runner
+from hypocenter.errors import BadLogits
+from hypocenter.kernels import sampling
+from hypocenter.kernels.sampling import Draw, sample, sample_reference
+from hypocenter.kernels.sampling_plan import DeviceSampler
+from hypocenter.model.gguf import open_gguf
+from hypocenter.records import Route
+from hypocenter.tensor import DType, Tensor
+
+Floats = npt.NDArray[np.float32]
+SIM = "sim:h200"
+SIZES = (1, 3, 127, 129, 4097)
+GREEDY = SamplingParams()
+
+
+def as_tensor(logits: Floats) -> Tensor:
+    memory.open_device(SIM)
+    tensor = memory.allocate("logits", "test", DType.F32, logits.shape, device=SIM)
+    memory.to_device(tensor, np.ascontiguousarray(logits))
+    return tensor
+
+
+def both(logits: Floats, draws: list[Draw], sampler: DeviceSampler | None = None) -> list[Any]:
+    chosen = sample(as_tensor(logits), draws, sampler)
+    expected = sample_reference(logits, draws)
+    assert [str(one) for one in chosen] == [str(one) for one in expected]
+    return chosen
+
+
+def counted(params: SamplingParams, position: int, vocab_size: int, seed: int) -> Draw:
+    rng = np.random.default_rng(seed)
+    ids = rng.permutation(vocab_size)[: rng.integers(vocab_size + 1)].astype(np.int32)
+    return Draw(params, position, ids, rng.integers(0, 4, ids.size).astype(np.int32))
+
+
+@pytest.mark.parametrize("vocab_size", SIZES)
+def test_greedy_takes_the_highest_and_of_equals_the_lowest_id(vocab_size: int) -> None:
+    rng = np.random.default_rng(vocab_size)
+    rows = rng.normal(0, 4, (3, vocab_size)).astype(np.float32)
+    rows[1] = np.round(rows[1] / 4)
+    rows[2] = np.where(rng.random(vocab_size) < 0.5, -0.0, 0.0)
+    assert both(rows, [Draw(GREEDY, 0)] * 3)[2] == 0
+
+
+def test_bad_rows_are_named_and_leave_the_others_alone() -> None:
+    rows = np.zeros((5, 1030), np.float32)
+    rows[0, 1025] = 1
+    rows[1, [3, 1029]] = np.nan, np.inf
+    rows[2] = -np.inf
+    rows[3, :1029] = -np.inf
+    rows[4, 7] = -np.nan
+    for params in (GREEDY, SamplingParams(temperature=1e-9, top_p=0.5)):
+        chosen = both(rows, [Draw(params, 0)] * 5)
+        assert chosen[0] == 1025
+        assert chosen[3] == 1029
+        assert isinstance(chosen[1], BadLogits)
+        assert (chosen[1].row, chosen[1].num_bad) == (1, 2)
+        assert str(chosen[4]) == "logits row 4: 1 of 1030 values are NaN or +inf"
+
+
+FILTERS: tuple[dict[str, Any], ...] = (
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 5},
+    {"temperature": 1.3, "top_p": 0.9},
+    {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
+    {"temperature": 3.0, "top_p": 0.0},
+    {"temperature": 1.0, "repeat_penalty": 1.3, "presence_penalty": 0.5, "top_p": 0.6},
+    {"repeat_penalty": 100.0, "frequency_penalty": 0.3},
+    {"temperature": 1e-30, "min_p": 1.0, "repeat_penalty": 0.01},
+)
+
+
+@pytest.mark.parametrize("vocab_size", SIZES)
+@pytest.mark.parametrize("ties", [False, True])
+def test_every_filter_chooses_as_the_reference(vocab_size: int, ties: bool) -> None:
+    rng = np.random.default_rng(vocab_size)
+    rows = rng.normal(0, 2, (len(FILTERS), vocab_size)).astype(np.float32)
+    if ties:
+        rows = np.round(rows)
+        rows[:, 1:][rng.random((len(FILTERS), vocab_size - 1)) < 0.3] = -np.inf
+    draws = [
+        counted(SamplingParams(seed=7, **filters), row, vocab_size, row)
+        for row, filters in enumerate(FILTERS)
+    ]
+    both(rows, draws)
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 5}, {"min_p": 0.5}])
+def test_a_filter_alone_over_flat_logits_lets_through_what_the_reference_does(
+    filters: dict[str, Any],
+) -> None:
+    row = np.random.default_rng(6).normal(0, 0.6, 67).astype(np.float32)
+    params = SamplingParams(temperature=50.0, **filters)
+    assert len(set(both(np.tile(row, (16, 1)), [Draw(params, n) for n in range(16)]))) > 2
+
+
+def test_top_p_alone_over_many_ties_stops_at_the_same_token() -> None:
+    rows = np.repeat(np.array([[0.0, 1.0, 0.5]], np.float32), 700, axis=1)
+    draws = [Draw(SamplingParams(temperature=1.0, top_p=0.3), position) for position in range(3)]
+    both(np.tile(rows, (3, 1)), draws)
+    for top_k in (1, 701, 1400, 2100, 9999):
+        both(rows, [Draw(SamplingParams(temperature=1.0, top_k=top_k, top_p=0.99), 5)])
+
+
+@pytest.mark.parametrize(
+    ("number", "chosen"), [(0.0, 1), (0.499, 1), (0.5, 1050), (0.999, 1050), (1 - 2.0**-53, 1050)]
+)
+def test_the_draw_takes_the_first_token_beyond_its_share(
+    number: float, chosen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hypocenter.kernels.sampling.uniform", lambda seed, position: number)
+    row = np.full((1, 1060), -np.inf, np.float32)
+    row[0, [1, 1050]] = 0
+    assert both(row, [Draw(SamplingParams(temperature=1.0), 0)]) == [chosen]
+
+
+def test_a_token_differs_only_within_the_documented_bound_of_a_boundary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(11)
+    row = rng.normal(0, 1, (1, 4097)).astype(np.float32)
+    weights = sampling.exp_reference(row[0].astype(np.float64) - row[0].max())
+    cumulated = np.cumsum(weights) / weights.sum()
+    for token in rng.integers(0, 4096, 4):
+        for side in (-1, 1):
+            number = float(cumulated[token] + side * 2.0**-40)
+            monkeypatch.setattr(sampling, "uniform", lambda seed, position, number=number: number)
+            both(row, [Draw(SamplingParams(temperature=1.0), 0)])
+
+
+def test_one_sampler_serves_steps_of_any_size_and_context() -> None:
+    memory.open_device(SIM)
+    sampler = DeviceSampler(SIM, 129, 3)
+    filtered = SamplingParams(temperature=1.0, top_k=3, repeat_penalty=1.5)
+    rng = np.random.default_rng(3)
+    for num_rows in (1, 3, 2, 3):
+        rows = rng.normal(0, 2, (num_rows, 129)).astype(np.float32)
+        both(rows, [Draw(GREEDY, 0)] * num_rows, sampler)
+        both(rows, [counted(filtered, 9, 129, row) for row in range(num_rows)], sampler)
+    assert sampler.kernels[:2] == ("greedy_blocks", "greedy_rows")
+    assert sampler.kernels[-1] == "sample_draw"
+    sampler.free()
+
+
+def test_guarded_kernels_choose_alike() -> None:
+    memory.open_device(SIM)
+    rows = np.random.default_rng(5).normal(0, 2, (1, 129)).astype(np.float32)
+    params = SamplingParams(temperature=1.0, top_p=0.8, repeat_penalty=1.5)
+    guarded = DeviceSampler(SIM, 129, 1, mode="guarded")
+    both(rows, [Draw(GREEDY, 0)], guarded)
+    both(rows, [counted(params, 9, 129, 1)], guarded)
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    memory.open_device(SIM)
+    gpu: Any = memory.backend_of(SIM)
+    sizes: list[int] = []
+    copy_out = gpu.copy_out
+
+    def counting(address: int, num_bytes: int) -> Any:
+        sizes.append(num_bytes)
+        return copy_out(address, num_bytes)
+
+    monkeypatch.setattr(gpu, "copy_out", counting)
+    return sizes
+
+
+def _generated(
+    model: Path, device: str, params: SamplingParams
+) -> tuple[list[list[int]], int, Route]:
+    """The outputs of two requests, the number of steps, and the route."""
+    config = EngineConfig(device=device, context_length=64, max_batch_tokens=8, num_threads=1)
+    with open_gguf(model) as file:
+        engine = Engine(load_runner(file, config), cast(Any, FakeTokenizer()))
+        for prompt in ([1, 2, 3], [4, 5]):
+            engine.submit(engine.request(prompt, params))
+        requests = list(engine._inbox)
+        num_steps = 0
+        while engine.step():
+            num_steps += 1
+        assert all(request.error is None for request in requests)
+        return [list(request.output_ids) for request in requests], num_steps, engine.route()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_tokens=6, ignore_eos=True),
+        SamplingParams(
+            max_tokens=4, ignore_eos=True, temperature=2.0, top_k=5, repeat_penalty=1.2, seed=4
+        ),
+    ],
+)
+def test_a_generation_equals_the_cpus_and_copies_once_per_step(
+    params: SamplingParams, tmp_path: Path, copies: list[int]
+) -> None:
+    # Embeddings as wide as these make the outputs vary.
+    tables = {
+        f"{name}.weight": np.random.default_rng(seed).normal(0, 1, (VOCAB_SIZE, WIDTH))
+        for name, seed in (("output", 7), ("token_embd", 57))
+    }
+    model = write_tiny(tmp_path / "tiny.gguf", tensors=tables)
+    expected, _, route = _generated(model, "cpu", params)
+    assert not [name for name in route.kernels if name.startswith(("greedy", "sample"))]
+    copies.clear()
+    found, num_steps, route = _generated(model, SIM, params)
+    assert found == expected
+    assert num_steps == params.max_tokens
+    assert len({*found[0]}) > 2  # or else equality says little
+    # Two requests: an id and a count for each of them, and nothing else.
+    assert copies == [2 * 2 * 4] * num_steps
+    chooses = ("sample_draw",) if params.temperature else ("greedy_blocks", "greedy_rows")
+    assert route.kernels[-len(chooses) :] == chooses
