@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from kernel_launch import random_rows
 
+from hypocenter.config import LAUNCH_MODES
 from hypocenter.device import launch, memory
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import HypoError
@@ -94,7 +95,7 @@ def overhead(device: str) -> dict[str, Any]:
     }
     figures = {name: _host_us(way, backend) for name, way in ways.items()}
     modes: dict[str, float | str] = {}
-    for mode in (mode for mode in launch.MODES if mode != "off"):
+    for mode in (mode for mode in LAUNCH_MODES if mode != "off"):
         try:
             prepared.set_mode(mode)
             modes[mode] = _host_us(prepared.run, backend, num_bursts=5)
@@ -439,18 +440,19 @@ def large_weight(dtype: DType, num_rows: int, num_columns: int, device: str) -> 
     small = quant.place("sample", "benchmark", dtype, sample, device=device)
     num_tiles = quant.padded(num_rows) // quant.ROWS_PER_ITEM
     parts: list[Any] = []
-    sizes = [p.numel() * p.element_size() if hasattr(p, "numel") else 0 for p in small.data.parts]
+    sizes = [p.num_bytes if isinstance(p, memory.Part) else 0 for p in small.data.parts]
     starts = [0, *itertools.accumulate(-(-size * num_tiles // 256) * 256 for size in sizes)]
     address = backend.allocate(starts[-1])
     for part, start in zip(small.data.parts, starts, strict=False):
-        if not hasattr(part, "numel"):
+        if not isinstance(part, memory.Part):
             parts.append(part)
             continue
-        kind = _KINDS[str(part.dtype)]
-        view = backend.argument(address + start, kind, part.numel() * num_tiles)
-        if part.numel():
-            view.view(num_tiles, -1).copy_(part)
-        parts.append(view)
+        source = part.argument
+        kind = _KINDS[str(source.dtype)]
+        view = backend.argument(address + start, kind, source.numel() * num_tiles)
+        if source.numel():
+            view.view(num_tiles, -1).copy_(source)
+        parts.append(memory.Part(view, part.num_bytes * num_tiles))
     backend.free(small.allocation.address)
     allocation = Allocation(next(_ids), device, starts[-1], "benchmarks", address)
     shape = (num_rows, num_columns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import kernel_launch
 import numpy as np
@@ -361,11 +362,11 @@ _FACTS = Architecture(
 )  # fmt: skip
 
 
-def _logits(model: Path, num_steps: int = 3, **settings: object) -> tuple[Array, set[str]]:
+def _logits(model: Path, num_steps: int = 3, **settings: Any) -> tuple[Array, set[str]]:
     """Logits of a prompt in up to three steps, beside another sequence, and what ran."""
     config = EngineConfig(
         device=DEVICE, context_length=64, max_batch_tokens=8, max_batch_requests=2, **settings
-    )  # type: ignore[arg-type]
+    )
     with open_gguf(model) as file:
         runner = load_runner(file, config)
     ids = np.random.default_rng(1).integers(0, 7, 21).astype(np.int32)
