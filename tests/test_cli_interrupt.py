@@ -18,7 +18,8 @@ from hypocenter.cli_progress import ProgressDisplay
 
 @pytest.fixture(autouse=True)
 def _restored() -> Iterator[None]:
-    previous = signal.getsignal(signal.SIGINT)
+    # A run in the background inherits that Ctrl-C is ignored.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     cli_interrupt._held = False
     signal.signal(signal.SIGINT, previous)

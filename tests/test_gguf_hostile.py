@@ -297,7 +297,7 @@ class TestPaths:
             open_gguf(tmp_path / "no" / "model.gguf")
 
     def test_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(BadModelFile, match="'a directory', but it must be a GGUF file"):
+        with pytest.raises(BadModelFile, match="path is a directory, but it must be a GGUF file"):
             open_gguf(tmp_path)
 
     def test_named_pipe_does_not_wait(self, tmp_path: Path) -> None:
