@@ -71,8 +71,12 @@ SECTIONS = (
     ),
     Section("tests", "gpu:tests", 150, ("torch", "pytest"), "the tests marked gpu"),
     Section(
-        "marks", "gpu_speed:marks", 30, (*_DOOR, "hypocenter.device.marks"),
+        "marks", "gpu_marks:marks", 60, (*_DOOR, "hypocenter.device.marks"),
         "cost of the recorder's marks in a step",
+    ),
+    Section(
+        "lab", "gpu_lab:lab", 175, (*_DOOR, "hypocenter.lab.score:score"),
+        "victims of the fault lab: do symptom and verdict agree with sim?",
     ),
 )  # fmt: skip
 
@@ -149,7 +153,8 @@ def _run_all(chosen: list[Section], device: str, out: Path) -> int:
             result = _run_apart(section, device, min(section.limit_s, left))
         report.add(section.name, result)
         print(f"gpu: {section.name}: {result['status']} ({result.get('seconds', 0):.0f} s)")
-        print("  " + json.dumps(result)[:1500], flush=True)
+        print("  " + json.dumps({**result, "table": 0})[:1500], flush=True)
+        print("".join(f"  {line}\n" for line in result.get("table", ())), end="", flush=True)
     print(f"gpu: {report.path} after {time.monotonic() - started:.0f} s")
     return report.exit_code
 

@@ -16,7 +16,17 @@ from kernel_launch import random_rows
 
 from hypocenter.device import launch, memory
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels import activation, attention, embedding, kv_write, linear, norm, quant, rope
+from hypocenter.kernels import (
+    activation,
+    attention,
+    embedding,
+    kv_write,
+    linear,
+    norm,
+    quant,
+    quantise,
+    rope,
+)
 from hypocenter.kernels.block_types import dequantise
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
@@ -84,8 +94,9 @@ def cases(device: str) -> Iterator[Case]:
     """All cases, each made when it is asked for."""
     make = _Make(device)
     for dtype in WEIGHT_TYPES:
-        for num_rows, num_outputs in ((1, 1), (3, 127), (5, 129)):
+        for num_rows, num_outputs in ((1, 1), (3, 127), (5, 129), (33, 130), (127, 129)):
             yield make.linear(dtype, num_rows, num_outputs)
+        yield from make.same_bits(dtype)
         yield make.lookup(dtype)
     for num_heads, width in ((1, 1), (1, 129), (3, 64), (1, 4096)):
         yield make.rms_norm(num_heads, width)
@@ -123,6 +134,11 @@ class _Make:
         weight = quant.place("weight", "benchmark", dtype, packed, device=self.device)
         x_rows, bias_row = self.rows("x", x, fill=np.nan), self.vector("bias", bias)
         counts = self.counts(num_rows)
+        if dtype.is_quantised and self.device != "cpu":
+            # What a GPU multiplies: codes and scales, which other cases hold against x itself.
+            codes, scales, _ = quantise.reference(x)
+            groups = codes.reshape(num_rows, -1, quantise.GROUP) * scales[..., None].astype(float)
+            x = groups.reshape(num_rows, -1)
         exact = linear.reference(x, weights, bias) + before
         size = np.abs(x) @ np.abs(weights).T + np.abs(bias) + np.abs(before)
         return Case(
@@ -135,6 +151,32 @@ class _Make:
             (math.log2(num_columns) + 4) * EPS * size + EPS * np.abs(exact),
             exact - np.outer(x[:, -1], weights[:, -1]),
         )
+
+    def same_bits(self, dtype: DType) -> Iterator[Case]:
+        """The first rows of a product of 130 rows, made alone: equal in every bit."""
+        num_columns = 4096 if dtype.is_quantised else 4099
+        raw = random_rows(dtype, 192, num_columns)
+        packed = quant.pack(raw, dtype, num_columns)
+        weight = quant.place("weight", "benchmark", dtype, packed, device=self.device)
+        x = self.normal(130, num_columns)
+        x *= np.exp2(self.rng.integers(-9, 9, x.shape)).astype(np.float32)
+
+        def product(num_rows: int) -> tuple[Tensor, Callable[[PlanBuilder], None]]:
+            given, counts = self.rows("x", x[:num_rows]), self.counts(num_rows)
+            out = self.rows("out", np.full((num_rows, 192), np.nan))
+            return out, lambda p: linear.linear(p, given, weight, out, counts)
+
+        whole, build = product(130)
+        plan = PlanBuilder(130, self.device)
+        build(plan)
+        launch.run(plan.launches)
+        expected = memory.to_host(whole).astype(np.float64)
+        for num_rows in (1, 2, 4, 16, 64):
+            out, build = product(num_rows)
+            yield Case(
+                "linear, alone", f"{dtype.name} {num_rows} of 130 rows", num_rows, build, out,
+                expected[:num_rows], 1e-300,
+            )  # fmt: skip
 
     def lookup(self, dtype: DType) -> Case:
         raw = random_rows(dtype, 130, 256)

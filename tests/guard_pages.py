@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hypocenter.device import memory
+from hypocenter.device import copies, memory
 from hypocenter.kernels import quant
 from hypocenter.kernels.quant import Packed
 from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
@@ -53,7 +53,7 @@ def guarded_array(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 def _allocate(
     name: str, owner: str, dtype: DType, shape: tuple[int, ...], *, device: str = "cpu"
 ) -> Tensor:
-    data = guarded_array(shape, memory._NUMPY_TYPES[dtype])
+    data = guarded_array(shape, copies.NUMPY_TYPES[dtype])
     allocation = Allocation(next(memory._allocation_ids), "cpu", data.nbytes, "", data.ctypes.data)
     return Tensor(name, owner, dtype, shape, contiguous_strides(shape), 0, allocation, data)
 

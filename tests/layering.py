@@ -12,7 +12,21 @@ from pathlib import Path
 
 PACKAGE = "hypocenter"
 
-WORDS = frozenset({"errors", "records", "tensor", "config", "bundle"})
+WORDS = frozenset(
+    {
+        "errors",
+        "records",
+        "recording",
+        "diagnosis",
+        "ring",
+        "ring_write",
+        "trace_log",
+        "tensor",
+        "config",
+        "bundle",
+        "bundle_json",
+    }
+)
 FLOORS = ("words", "device", "kernels", "model", "engine", "server", "forensics", "lab", "cli")
 
 #: Floor to the floors it may import, besides itself.
@@ -36,6 +50,8 @@ FILE_MAY_ALSO_IMPORT: dict[str, frozenset[str]] = {
     "forensics/check": frozenset({"device", "kernels"}),
     "forensics/kernel_": frozenset({"device", "kernels"}),
     "forensics/rundiff": frozenset({"device", "kernels"}),
+    "forensics/causes_contract": frozenset({"device", "kernels"}),
+    "forensics/causes_limits": frozenset({"device"}),
     "forensics/audit": frozenset({"model", "engine"}),
 }
 

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from hypocenter import cli, cli_kernels, cli_kernels_pool
+from hypocenter.cli_kernels_worker import Listed
 from hypocenter.device.limits import TABLE
 from hypocenter.errors import HypoError, UsageError
 from hypocenter.records import CompiledKernel
@@ -56,7 +58,9 @@ def test_json_is_a_list_of_rows(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_kernel_that_would_not_launch_fails_the_gate(capfd: pytest.CaptureFixture[str]) -> None:
     code, out, err = _hypo(capfd, "--arch", "h200,gfx1100")
     assert code == 4
-    assert "hypo: 2 of 8 builds would not launch" in err
+    bad = "refused_kernel (sm_90, gfx1100)"
+    assert f"hypo: 2 of 8 builds would not launch: {bad}\n" in err
+    assert f"hypo: {cli_kernels.LEGEND}\n" in err
     blocks = dict(block.split("\n", 1) for block in out.strip().split("\n\n"))
     assert list(blocks) == ["copy_kernel", "product_kernel", "hoard_kernel", "refused_kernel"]
     assert "! does not compile: CompileTimeAssertionFailure" in blocks["refused_kernel"]
@@ -126,7 +130,8 @@ def test_without_triton_one_line_says_what_to_install(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) == 1
+    # On a busy machine a line of progress may stand before it.
+    assert len([line for line in done.stderr.splitlines() if "collecting" not in line]) == 1
     assert "needs triton" in done.stderr
     assert "pip install triton" in done.stderr
 
@@ -237,3 +242,21 @@ def test_the_table_says_what_is_wrong_and_what_is_slow() -> None:
         "    ~ 3 registers of each thread live in memory; use smaller tiles or more warps",
         "    ! too big",
     ]
+
+
+def test_the_summary_names_the_kernels() -> None:
+    fine = CompiledKernel(**{**RECORD, "spills": 0})
+    assert cli_kernels.summary([fine]) == [
+        "all 1 builds of 1 kernel for 1 architecture would launch"
+    ]
+    bad = msgspec.structs.replace(fine, kernel="gate", arch="sm_80", ok=False)
+    slow = msgspec.structs.replace(fine, kernel="attention", spills=3)
+    assert cli_kernels.summary([fine, bad, slow]) == [
+        "1 of 3 builds would not launch: gate (sm_80)",
+        "1 of 3 builds spill registers: attention (gfx942)",
+    ]
+
+
+def test_a_kernel_goes_by_the_name_that_logs_show() -> None:
+    listed = [Listed("gate_kernel", "", 4), Listed("rope_kernel", "", 4)]
+    assert cli_kernels.choose(listed, "rope") == cli_kernels.choose(listed, "rope_kernel") == [1]

@@ -99,8 +99,9 @@ def test_both_commands_stand_on_the_first_screen() -> None:
 def test_every_file_that_a_document_names_is_there(path: Path) -> None:
     text = path.read_text()
     named = set(re.findall(r"`((?:docs|scripts|tests|tools|src)/[\w./-]+)`", text))
-    named |= {link for link in re.findall(r"\]\(([^)#:]+)\)", text) if "/" in link or "." in link}
+    linked = {link for link in re.findall(r"\]\(([^)#:]+)\)", text) if "/" in link or "." in link}
     missing = [name for name in named if not (ROOT / name.rstrip("/")).exists()]
+    missing += [link for link in linked if not (path.parent / link).exists()]
     assert missing == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from importlib import metadata
@@ -54,6 +55,8 @@ def test_text_names_versions_cache_and_variables() -> None:
     shown = hypo("env", environ={"AMD_SERIALIZE_KERNEL": "3"}).stdout
     assert metadata.version("numba") in shown
     assert re.search(r"AMD_SERIALIZE_KERNEL +3", shown)
+    assert f"records of runs\n  {os.environ['HYPO_RUN_DIR']}\n" in shown
+    assert "off (HYPO_RECORD=0)" in hypo("env", environ={"HYPO_RECORD": "0"}).stdout
     for name in (*KNOWN, "HIP_VISIBLE_DEVICES", "HSA_ENABLE_SDMA", "HIP_LAUNCH_BLOCKING",
                  "CUDA_LAUNCH_BLOCKING", "HIP_DUMP_API_LOG"):  # fmt: skip
         assert name in shown, name

@@ -392,8 +392,10 @@ def test_with_blocking_graphs_are_off(caplog: pytest.LogCaptureFixture) -> None:
     def run() -> None:
         launch(*arguments, grid=(1,))
 
-    assert device.capture(run) is run
-    assert floats(device.copy_out(x, 4)) == [11]
+    graph = device.capture(run)
+    assert (graph.num_launches, device.captures) == (0, False)
+    graph()
+    assert floats(device.copy_out(x, 4)) == [21]
     assert "no graph is captured, because of CUDA_LAUNCH_BLOCKING=1" in caplog.text
     device.free(x)
 
@@ -425,7 +427,7 @@ def test_memory_of_a_graph_is_not_freed_before_the_graph_is() -> None:
     device, x, y, _, graph = captured(FakeTorch())
     other = device.allocate(16)
     for address, name in ((x, "x"), (y, "y")):
-        with pytest.raises(UsageError, match=rf"cuda: {name} \(4 bytes at .* by 1 captured graph"):
+        with pytest.raises(UsageError, match=rf"free of {name} \(4 bytes at .* by 1 captured"):
             device.free(address)
     device.free(other)
     graph.close()

@@ -38,7 +38,8 @@ def test_the_dry_run_names_each_section_and_what_it_misses(tmp_path: Path) -> No
     done = script("--dry-run", PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     states = {line.split()[0]: line for line in done.stdout.splitlines() if " up to " in line}
-    assert list(states) == ["environment", "ops", "decode", "overhead", "guard", "tests", "marks"]
+    names = ["environment", "ops", "decode", "overhead", "guard", "tests", "marks", "lab"]
+    assert list(states) == names
     assert "ready" in states["environment"]
     assert "not present" in states["ops"]
     assert "needs triton: RuntimeError: no driver for you" in done.stdout

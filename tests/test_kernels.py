@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import guard_pages
@@ -30,6 +31,7 @@ from hypocenter.kernels import (
     kv_write,
     linear,
     norm,
+    quantise,
     rope,
 )
 from hypocenter.tensor import WEIGHT_TYPES, DType
@@ -50,8 +52,24 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return "cpu"
 
 
+def as_multiplied(x: np.ndarray, dtype: DType, device: str) -> np.ndarray:
+    """x as a product with such weights takes it on `device`: as codes, in float64, or as it is."""
+    if device == "cpu" or not dtype.is_quantised:
+        return x
+    codes, scales, _ = quantise.reference(x)
+    values: np.ndarray = codes.reshape(len(x), -1, 32).astype(np.float64) * scales[..., None]
+    return values.reshape(len(x), -1)[:, : x.shape[1]]
+
+
+def group_steps(x: np.ndarray) -> np.ndarray:
+    """The step between codes of each group of 32 columns."""
+    return np.asarray(np.abs(x).reshape(len(x), -1, 32).max(axis=-1) / 127)
+
+
 @pytest.mark.parametrize("dtype", WEIGHT_TYPES)
-@pytest.mark.parametrize(("num_rows", "num_outputs"), [(1, 1), (3, 127), (5, 129), (8, 64)])
+@pytest.mark.parametrize(
+    ("num_rows", "num_outputs"), [(1, 1), (3, 127), (5, 129), (8, 64), (66, 33)]
+)
 def test_linear(dtype: DType, num_rows: int, num_outputs: int) -> None:
     num_columns = 512 if dtype.is_quantised else 131
     raw = random_rows(dtype, num_outputs, num_columns)
@@ -68,10 +86,16 @@ def test_linear(dtype: DType, num_rows: int, num_outputs: int) -> None:
         ),
         num_rows,
     )  # fmt: skip
+    float_exact = linear.reference(x, weights, bias) + before
+    x = as_multiplied(x, dtype, kernel_launch.device)
     exact = linear.reference(x, weights, bias) + before
     size = np.abs(x) @ np.abs(weights).T + np.abs(bias) + np.abs(before)
-    error = np.abs(to_host(out)[:, :num_outputs] - exact)
-    assert np.max(error / size) <= (math.log2(num_columns) + 4) * EPS
+    got = to_host(out)[:, :num_outputs]
+    assert np.max(np.abs(got - exact) / size) <= (math.log2(num_columns) + 4) * EPS
+    if x.dtype == np.float64:
+        # Codes are off by half a step at most, a step being 1 / 127 of the largest in its group.
+        off = np.repeat(group_steps(x), 32, axis=1) / 2
+        assert (np.abs(got - float_exact) <= off @ np.abs(weights).T + 1e-5 * size).all()
     # One column less is far outside the bound.
     short = exact - np.outer(x[:, -1], weights[:, -1])
     assert np.max(np.abs(short - exact) / size) > 10 * (math.log2(num_columns) + 4) * EPS
@@ -79,9 +103,11 @@ def test_linear(dtype: DType, num_rows: int, num_outputs: int) -> None:
 
 @pytest.mark.parametrize("dtype", WEIGHT_TYPES)
 def test_a_row_of_linear_does_not_depend_on_its_company(dtype: DType) -> None:
-    num_columns = 256
+    """Alone, among few and among many: on a GPU those are three forms of two kernels."""
+    num_columns = 256 if dtype.is_quantised else 387
     weight = weight_tensor(dtype, random_rows(dtype, 70, num_columns), num_columns)
-    x = np.random.default_rng(2).standard_normal((7, num_columns)).astype(np.float32)
+    x = np.random.default_rng(2).standard_normal((66, num_columns)).astype(np.float32)
+    x *= np.exp2(np.random.default_rng(3).integers(-9, 9, x.shape)).astype(np.float32)
 
     def product(rows: np.ndarray) -> np.ndarray:
         out = rows_tensor("out", np.zeros((len(rows), 70), np.float32))
@@ -92,8 +118,33 @@ def test_a_row_of_linear_does_not_depend_on_its_company(dtype: DType) -> None:
         return to_host(out)
 
     together = product(x)
-    for row in range(7):
-        assert (bits(product(x[row : row + 1])[0]) == bits(together[row])).all()
+    for start, stop in ((0, 1), (2, 5), (3, 20)):
+        assert (bits(product(x[start:stop])) == bits(together[start:stop])).all(), (start, stop)
+
+
+@pytest.mark.parametrize("width", [1, 64, 130])
+def test_codes_of_activations_are_those_of_the_reference(device: str, width: int) -> None:
+    """Every bit; rows of zeros, of tiny, huge and undefined numbers, and ties among them."""
+    if device == "cpu":
+        return
+    rng = np.random.default_rng(9)
+    x = rng.standard_normal((7, width)).astype(np.float32)
+    x[1], x[2], x[3] = 0, x[2] * np.float32(1e-35), x[3] * np.float32(1e30)
+    x[4, -1], x[5, 0] = np.nan, np.inf
+    x[6] = np.arange(width) % 32 / 2
+    x[6, ::32] = 127
+    into = quantise.Operands.allocate([DType.Q4_0], 7, width, device=device)
+    weight = weight_tensor(DType.F32, random_rows(DType.F32, 1, width), width)
+    weight = dataclasses.replace(weight, dtype=DType.Q4_0)
+    launch(lambda p: quantise.present(p, rows_tensor("x", x, np.nan), [weight], into, counts(7)), 7)
+    codes, scales, sums = quantise.reference(x)
+    assert into.codes is not None
+    assert into.scales is not None
+    assert into.sums is not None
+    np.testing.assert_array_equal(to_host(into.codes).view(np.int8), codes)
+    np.testing.assert_array_equal(bits(to_host(into.scales)), bits(scales))
+    halves = to_host(into.sums).view(np.int16).reshape(7, -1)
+    np.testing.assert_array_equal(halves, sums)
 
 
 @pytest.mark.parametrize("dtype", WEIGHT_TYPES)

@@ -15,6 +15,7 @@ import replay_kernels as kernels  # noqa: E402
 from hypocenter.device.gpu_lang import interpreter  # noqa: E402
 from hypocenter.errors import UsageError  # noqa: E402
 from hypocenter.forensics import replay as replay_module  # noqa: E402
+from hypocenter.forensics.check_text import headroom_text  # noqa: E402
 from hypocenter.forensics.replay import KernelFailed, VirtualTensor, replay  # noqa: E402
 from hypocenter.records import Finding, ReplayReport  # noqa: E402
 
@@ -296,6 +297,17 @@ def test_the_first_program_that_overflows_is_exact(stride: int) -> None:
     assert fewer.findings == ()
     assert [(spare.axis, spare.threshold) for spare in fewer.headroom] == [(0, first)]
     assert fewer.headroom[0].num_programs == first
+
+
+def test_a_search_for_headroom_that_had_no_end_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hypocenter.forensics.replay.HEADROOM_SECONDS", 0.0)
+    report = check(kernels.scaled_rows, 10, **virtual_rows(10, 8), headroom=True)
+    assert report.findings == ()
+    assert [(spare.axis, spare.threshold, spare.gave_up) for spare in report.headroom] == [
+        (axis, None, "after 0 s") for axis in range(3)
+    ]
+    text = headroom_text(report.headroom[0])
+    assert text == "scaled_rows: not searched to the end along x: after 0 s"
 
 
 def test_a_wrapped_number_is_followed_through_a_division() -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import kernel_launch
 import numpy as np
 import pytest
 from kernel_launch import counts, rows_tensor, tensor
+from tiny_gguf import write_tiny
 
 from hypocenter.device import memory
 from hypocenter.device.launch import Launch
 from hypocenter.device.plan import Plan, PlanBuilder
-from hypocenter.errors import AccessRefused, UsageError
+from hypocenter.errors import EXIT_FAULT, AccessRefused, UsageError
 from hypocenter.forensics.replay_launch import explain, replay_launch, replay_mode
 from hypocenter.kernels import rope
 from hypocenter.records import AccessFault
@@ -71,6 +77,58 @@ def test_replay_mode_replaces_the_launch_until_another_mode(device: str) -> None
     plan.run()
     assert not (memory.to_host(x)[:, :128] == 1).all()
     assert len(reports) == 1
+
+
+#: Stands for a scheduler's mistake that the runner's checks do not see.
+_PLANTED = """
+import sys
+from dataclasses import replace
+from hypocenter.cli import main
+from hypocenter.engine import engine, runner
+
+def wrong(chunks, cache, made=engine.make_batch):
+    batch = made(chunks, cache)
+    batch.block_tables[0, 0] = 1_000
+    return batch
+
+engine.make_batch = wrong
+runner.Runner._check = lambda self, batch: None
+main(sys.argv[1:])
+"""
+
+
+def _refused(tmp_path: Path, program: str) -> list[str]:
+    """What the command writes to stderr when its access was refused, but for its progress."""
+    words = ("<unk>", "<s>", "</s>", "\u2581", "a", "b", "\u2581a")
+    model = write_tiny(tmp_path / "tiny.gguf", num_layers=2, tokens=words)
+    done = subprocess.run(
+        [sys.executable, "-c", program, "run", str(model), "-p", "ab", "-n", "2", "-c", "64",
+         "--device", "sim:h200", "--launch-mode", "guarded"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == EXIT_FAULT, done.stderr
+    lines = [line.removeprefix("hypo: ") for line in done.stderr.splitlines()]
+    return [line for line in lines if not line.endswith(" ...")]
+
+
+def test_without_torch_the_command_says_what_it_can(tmp_path: Path) -> None:
+    lines = _refused(tmp_path, f"import sys\nsys.modules['torch'] = None\n{_PLANTED}")
+    assert re.match(r"attention\w*_kernel: load of byte \d+ of [kv]_cache_ptr, outside", lines[0])
+    assert lines[-2] == "not replayed, so no index and no values: that needs torch"
+    assert lines[-1].startswith("sim:h200: attention")
+
+
+def test_the_command_says_why_an_access_was_refused(tmp_path: Path) -> None:
+    lines = _refused(tmp_path, _PLANTED)
+    text = "\n".join(lines)
+    assert re.match(r"attention\w*_kernel: load of byte \d+ of [kv]_cache_ptr, outside", text), text
+    assert "k_cache_ptr is k_cache.0 of kv_cache: Tensor(k_cache.0: F16 [4, 1, 10, 16]" in text
+    assert re.search(r"replay of program .*\n.*_gpu\.py:\d+: out of bounds: load of k_cache", text)
+    assert re.search(r"lane \(.*past the last of shape \(4, 1, 10, 16\)", text), text
+    assert "page=1000" in text  # one KV head: the entry of the table itself
+    assert "the same in 1 more: launch" in text  # of the second layer
+    assert lines[-1].startswith("sim:h200: attention")
+    assert "(and 3 more)" in lines[-1]
 
 
 def test_a_cpu_kernel_is_not_replayed() -> None:

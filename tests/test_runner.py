@@ -34,7 +34,8 @@ def _batch(**changes: Any) -> Batch:
         "block_tables": [[3, 1]],
         "logit_rows": [1],
     } | changes
-    return Batch(**{name: np.array(values, np.int32) for name, values in arrays.items()})
+    given: dict[str, Any] = {name: np.array(v, np.int32) for name, v in arrays.items()}
+    return Batch(**given)
 
 
 def test_a_right_batch_runs(runner: Runner) -> None:

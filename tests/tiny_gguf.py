@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,13 @@ def write_tiny(
     metadata: Mapping[str, Any] | None = None,
     tensors: Mapping[str, Any] | None = None,
     num_layers: int = 1,
+    tokens: Sequence[str] = (),
 ) -> Path:
     """A random F32 model of the architecture `name`.
 
     `metadata` adds or replaces keys, without the architecture's prefix: text, integers (u32),
     floats (f64) or lists of these. `tensors` adds or replaces tensors; None leaves one out.
+    `tokens` are the words of its tokenizer, which it has none of without.
     """
     writer = gguf.GGUFWriter(path, name)
     keys: dict[str, Any] = {
@@ -40,6 +42,10 @@ def write_tiny(
     add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float64}
     for key, value in keys.items():
         add.get(type(value), writer.add_array)(f"{name}.{key}", value)
+    if tokens:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(list(tokens))
+        writer.add_token_scores([0.0] * len(tokens))
     for tensor, values in {**_tensors(name, num_layers), **(tensors or {})}.items():
         if values is not None:
             writer.add_tensor(tensor, np.asarray(values, np.float32))

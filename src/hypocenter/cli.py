@@ -14,18 +14,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, CycloptsError, Parameter
-from cyclopts.exceptions import UnusedCliTokensError
 
 from hypocenter import cli_interrupt
+from hypocenter.cli_lab import lab
 from hypocenter.cli_options import (
     AsJson,
     BenchOptions,
     ContextSize,
+    DoctorOptions,
     EngineOptions,
     PromptOptions,
     Quiet,
     SamplingOptions,
 )
+from hypocenter.cli_usage import usage_message
 from hypocenter.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, HypoError
 
 if TYPE_CHECKING:
@@ -39,8 +41,8 @@ Anywhere: --debug shows the traceback of an error (or HYPO_DEBUG=1).
 
 Exit codes: {EXIT_OK} done; {EXIT_ERROR} error (a bad model file, a failed read);
 {EXIT_USAGE} wrong usage (an option, a value, a missing file, a long prompt);
-3 GPU fault; 4 gate failed: what was checked is not as it should be
-(inspect --check, kernels, check); {EXIT_INTERRUPTED} interrupted by Ctrl-C;
+3 GPU fault (doctor: any fault); 4 gate failed: what was checked is not as it should be
+(inspect --check, kernels, check, replay, diff); {EXIT_INTERRUPTED} interrupted by Ctrl-C;
 {EXIT_PIPE} nobody reads the output.
 Data goes to stdout, everything else to stderr."""
 
@@ -61,6 +63,8 @@ app = App(
     result_action="return_value",
     suppress_keyboard_interrupt=False,
 )
+
+app.command(lab)
 
 Model = Annotated[str | None, Parameter(help="GGUF file; the bundled model when left out.")]
 
@@ -190,12 +194,86 @@ def check(
     cli_check.check(file, arguments, arch, budget, as_json=json)
 
 
+@app.command(usage="Usage: hypo doctor [OPTIONS] [BUNDLE] [-- COMMAND...]")
+def doctor(
+    *words: Annotated[str, Parameter(name="BUNDLE", help="Folder of a bundle.")],
+    options: DoctorOptions | None = None,
+    json: AsJson = False,
+) -> None:
+    """Find out why a run broke: from its bundle, or from a command behind -- that is run here.
+
+    The command is one of hypo's, such as run MODEL, or any other program;
+    of a Python program (-- python script.py) the launches of all Triton
+    kernels are recorded, without a change to it.
+    Its output is shown as it comes (on stderr with --json or --markdown),
+    its stderr is kept, and Ctrl-C goes to it. When it faults, what it left
+    is saved as a bundle and examined.
+
+    The exit code is 3 when a fault was found, 0 when none was, and the
+    command's own when there was nothing to examine.
+    """
+    from hypocenter import cli_doctor
+
+    cli_doctor.doctor(cli_doctor.request(words, options or DoctorOptions(), as_json=json))
+
+
+@app.command
+def replay(
+    bundle: Annotated[str, Parameter(help="Folder of a bundle.")],
+    /,
+    *,
+    step: Annotated[int | None, Parameter(help="All launches of this step.")] = None,
+    launch: Annotated[int | None, Parameter(help="The launch of this number.")] = None,
+    yes: Annotated[
+        bool,
+        Parameter(
+            name="--yes", negative="", show_default=False,
+            help="Run kernels from the bundle's own source where what is installed differs.",
+        ),
+    ] = False,
+    budget: Annotated[
+        float, Parameter(name="--budget", help="Seconds for running programs; then a sample.")
+    ] = 60.0,
+    json: AsJson = False,
+) -> None:  # fmt: skip
+    """Run a bundle's launches again, on the CPU, with every access checked.
+
+    Without --step and --launch these are the launches that may have been under
+    way when the run ended. Index tensors hold what was recorded; other tensors
+    are zeros. It needs Triton and no GPU. The exit code is 4 when something
+    was found.
+    """
+    from hypocenter import cli_replay
+
+    cli_replay.replay(bundle, step, launch, budget, allow_source=yes, as_json=json)
+
+
+@app.command
+def diff(
+    good: Annotated[str, Parameter(help="Folder of the bundle of a run as it should be.")],
+    bad: Annotated[str, Parameter(help="Folder of the bundle of the other run.")],
+    /,
+    *,
+    json: AsJson = False,
+) -> None:
+    """Show the first place where two recorded runs part.
+
+    Compared are launches by name, grid and arguments, the inputs of each step,
+    and what each tensor held after each launch where both runs were traced
+    (--launch-mode traced). The exit code is 4 when they differ.
+    """
+    from hypocenter import cli_replay
+
+    cli_replay.diff(good, bad, as_json=json)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line; always leaves by SystemExit with a documented code."""
     tokens, debug = _take_debug(sys.argv[1:] if argv is None else argv)
     try:
         with cli_interrupt.handled():
             debug = _prepare(debug)
+            _tell_of_the_dead(tokens)
             app(tokens, console=_help_console(tokens), exit_on_error=False, print_error=False)
             sys.stdout.flush()
         sys.exit(EXIT_OK)
@@ -207,10 +285,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         _leave_broken_pipe()
     except CycloptsError as error:
-        _report(_usage_message(error), debug)
+        _report(usage_message(error), debug)
         sys.exit(EXIT_USAGE)
     except HypoError as error:
-        _report(str(error), debug)
+        _report(f"{error}{_way_to_the_doctor(error)}", debug)
         sys.exit(error.exit_code)
     except OSError as error:
         name = f"{error.filename}: " if error.filename is not None else ""
@@ -235,13 +313,17 @@ def _help_console(tokens: Sequence[str]) -> Console | None:
 
 
 def _take_debug(argv: Sequence[str]) -> tuple[list[str], bool]:
-    """Remove `--debug` wherever it stands before `--`; `help VERB` is `VERB --help`."""
+    """Remove `--debug` wherever it stands before `--`; `help VERB` is `VERB --help`.
+
+    The doctor gets to see where its command begins: a second `--` is a word as any other.
+    """
     end = list(argv).index("--") if "--" in argv else len(argv)
     tokens = [token for token in argv[:end] if token != "--debug"]
     debug = len(tokens) < end
     if tokens[:1] == ["help"]:
         tokens = [*tokens[1:], "--help"]
-    return [*tokens, *argv[end:]], debug
+    mark = ["--"] if tokens[:1] == ["doctor"] and end < len(argv) else []
+    return [*tokens, *mark, *argv[end:]], debug
 
 
 def _prepare(debug: bool) -> bool:
@@ -260,6 +342,34 @@ def _prepare(debug: bool) -> bool:
     return debug or environment.debug
 
 
+def _tell_of_the_dead(tokens: Sequence[str]) -> None:
+    """Say once that the run before this one died; the doctor knows, and so does who asks him."""
+    if not tokens or tokens[0].startswith("-") or tokens[0] == "doctor" or "--help" in tokens:
+        return
+    from hypocenter.config import Environment
+
+    base = Environment.read().run_dir
+    if base.is_dir():
+        from hypocenter.forensics import dead_runs
+
+        if not dead_runs.is_watched(base) and (sentence := dead_runs.notice(base)):
+            _report(sentence, debug=False)
+
+
+def _way_to_the_doctor(error: HypoError) -> str:
+    """What to do about an error that the recorder has written down."""
+    module = sys.modules.get("hypocenter.device.recorder")
+    recorder = module.current() if module else None
+    if recorder is None or not getattr(error, "is_recorded", False):
+        return ""
+    from hypocenter.forensics import dead_runs
+
+    if dead_runs.is_watched(recorder.folder.parent):
+        return ""
+    dead_runs.tell(recorder.folder)
+    return "; see `hypo doctor --last`"
+
+
 def _report(message: str, debug: bool) -> None:
     """One line on stderr; a message may quote a file, so control characters are spelled out."""
     if debug:
@@ -268,25 +378,6 @@ def _report(message: str, debug: bool) -> None:
     # Where stderr is gone too there is no one left to tell.
     with contextlib.suppress(OSError):
         print(f"hypo: {shown}", file=sys.stderr)
-
-
-def _usage_message(error: CycloptsError) -> str:
-    if isinstance(error, UnusedCliTokensError):
-        return _unexpected(" ".join(error.unused_tokens or ()), error.command_chain or ())
-    text = " ".join(str(error).split())
-    verb = " ".join(["hypo", *(error.command_chain or ())])
-    return f"{text[:1].lower()}{text[1:]} See {verb} --help"
-
-
-def _unexpected(extra: str, verbs: Sequence[str]) -> str:
-    ways_out = {
-        "run": "a prompt is given by -p and stands in quotes",
-        "inspect": "it takes one MODEL",
-        "bench": "it takes one MODEL",
-    }
-    verb = " ".join(["hypo", *verbs])
-    way_out = ways_out.get(verbs[-1] if verbs else "", "it takes none")
-    return f"unexpected argument {extra!r} of {verb}; {way_out}; see {verb} --help"
 
 
 def _leave_broken_pipe() -> None:

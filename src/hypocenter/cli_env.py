@@ -16,21 +16,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hypocenter.config import KNOWN, Environment
+from hypocenter.config import FOREIGN_PREFIXES, FOREIGN_VARIABLES, KNOWN, Environment
 
 DEPENDENCIES = (
     "numpy", "numba", "llvmlite", "tokenizers", "jinja2", "msgspec", "safetensors", "cyclopts",
     "rich", "gguf",
 )  # fmt: skip
 OPTIONAL = ("torch", "triton", "starlette", "uvicorn", "prometheus-client")
-
-#: Variables of others that change what a kernel does; shown, and honoured where they say so.
-FOREIGN_VARIABLES = (
-    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HSA_ENABLE_SDMA",
-    "HSA_OVERRIDE_GFX_VERSION", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL",
-    "CUDA_LAUNCH_BLOCKING", "HIP_DUMP_API_LOG", "OMP_NUM_THREADS", "XDG_CACHE_HOME",
-)  # fmt: skip
-FOREIGN_PREFIXES = ("NUMBA_", "TRITON_")
 
 _ASK_TORCH = """
 import json, torch
@@ -66,6 +58,7 @@ def collect(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> 
         "memory": memory(root),
         "devices": {"cpu": True, "gpu_vendors": gpus, "torch": torch["devices"] if torch else []},
         "cache": _cache(environ),
+        "records": _records(environ),
         "environment": _variables(environ),
         "warnings": _warnings(torch, gpus, environ),
     }
@@ -150,6 +143,12 @@ def _cache(environ: Mapping[str, str]) -> dict[str, str]:
     return {"folder": str(Environment.read(environ).cache_dir), "problem": lang.cache_problem()}
 
 
+def _records(environ: Mapping[str, str]) -> str | None:
+    """The folder that runs record into; None where they do not."""
+    environment = Environment.read(environ)
+    return str(environment.run_dir) if environment.record else None
+
+
 def _variables(environ: Mapping[str, str]) -> dict[str, str | None]:
     """Ours with their value or None; of the others those that are set."""
     shown: dict[str, str | None] = {name: environ.get(name) for name in KNOWN}
@@ -192,7 +191,8 @@ def _text(report: dict[str, Any]) -> str:
     lines += ["devices", "  cpu"]
     lines += [f"  {vendor} driver is loaded" for vendor in report["devices"]["gpu_vendors"]]
     lines += [f"  {name}" for name in report["devices"]["torch"]]
-    lines += ["kernel cache", f"  {report['cache']['folder']}", "environment"]
+    lines += ["kernel cache", f"  {report['cache']['folder']}"]
+    lines += ["records of runs", f"  {report['records'] or 'off (HYPO_RECORD=0)'}", "environment"]
     for name, value in report["environment"].items():
         lines.append(f"  {name:<24} {'not set' if value is None else value}")
     lines += [f"warning: {problem}" for problem in report["warnings"]]

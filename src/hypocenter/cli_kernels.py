@@ -48,10 +48,35 @@ def kernels(
     print(msgspec.json.format(msgspec.json.encode(records)).decode() if as_json else table(records))
     if first.note:
         say(f"{file} ended early, so launches may be missing: {first.note}")
-    num_bad = sum(not record.ok for record in records)
-    if num_bad:
-        say(f"{num_bad} of {len(records)} builds would not launch")
+    if not as_json:
+        say(LEGEND)
+    for line in summary(records):
+        say(line)
+    if not all(record.ok for record in records):
         sys.exit(EXIT_GATE)
+
+
+def summary(records: Sequence[CompiledKernel]) -> list[str]:
+    """Whether everything would launch, and which kernels not; which of them spill."""
+    bad, slow = ([r for r in records if not r.ok], [r for r in records if r.spills])
+    num_kernels, num_archs = (len({getattr(r, f) for r in records}) for f in ("kernel", "arch"))
+    if bad:
+        lines = [f"{len(bad)} of {len(records)} builds would not launch: {_kernels_of(bad)}"]
+    else:
+        kernels = f"{num_kernels} kernel{'s' * (num_kernels > 1)}"
+        archs = f"{num_archs} architecture{'s' * (num_archs > 1)}"
+        lines = [f"all {len(records)} builds of {kernels} for {archs} would launch"]
+    if slow:
+        lines.append(f"{len(slow)} of {len(records)} builds spill registers: {_kernels_of(slow)}")
+    return lines
+
+
+def _kernels_of(records: Iterable[CompiledKernel]) -> str:
+    """Each kernel with the architectures at which it is among `records`."""
+    archs: dict[str, dict[str, None]] = {}
+    for record in records:
+        archs.setdefault(record.kernel, {})[record.arch] = None
+    return "; ".join(f"{kernel} ({', '.join(found)})" for kernel, found in archs.items())
 
 
 def parse_archs(text: str) -> list[str]:
@@ -73,7 +98,9 @@ def choose(listed: Sequence[Listed], kernel: str | None) -> list[int]:
         raise UsageError("there are no kernels: the file launches none")
     if kernel is None:
         return list(range(len(listed)))
-    chosen = [index for index, one in enumerate(listed) if one.kernel == kernel]
+    # Logs and routes leave the suffix out.
+    wanted = kernel.removesuffix("_kernel")
+    chosen = [i for i, one in enumerate(listed) if one.kernel.removesuffix("_kernel") == wanted]
     if chosen:
         return chosen
     import difflib
@@ -84,6 +111,10 @@ def choose(listed: Sequence[Listed], kernel: str | None) -> list[int]:
     raise UsageError(f"no kernel {kernel!r}; {hint}")
 
 
+LEGEND = (
+    "registers and spills are per thread, shared memory is bytes per block and the limit, 12x128 "
+    "means 12 instructions of 128 bits per thread"
+)
 HEADER = ("arch", "registers", "spills", "shared memory", "occupancy", "loads", "stores")
 
 

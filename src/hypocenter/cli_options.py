@@ -44,7 +44,11 @@ _PROMPT_GROUP = Group("Prompt", sort_key=1)
 _SAMPLING_GROUP = Group("Sampling", sort_key=2)
 _ENGINE_GROUP = Group("Engine", sort_key=3)
 _BENCH_GROUP = Group("Tests", sort_key=1)
+_DOCTOR_GROUP = Group("Examination", sort_key=1)
 OUTPUT_GROUP = Group("Output", sort_key=9)
+
+#: Of an option that takes no value and is off.
+_SWITCH: dict[str, Any] = {"negative": "", "show_default": False}
 
 AsJson = Annotated[
     bool,
@@ -225,7 +229,9 @@ class EngineOptions:
     ] = _ENGINE["device"]
     launch_mode: Annotated[
         str,
-        Parameter(name="--launch-mode", help="off, checked, or guarded (GPU kernels only)."),
+        Parameter(
+            name="--launch-mode", help="off, checked, guarded (GPU kernels only), or traced."
+        ),
     ] = _ENGINE["launch_mode"]
     attention: Annotated[
         str,
@@ -282,6 +288,61 @@ class BenchOptions:
                     raise UsageError(f"depth is {depth}, but must be from 0 to {1 << 24}")
         if not self.num_prompt and not self.num_generate:
             raise UsageError("nothing to measure: -p and -n are both 0")
+
+
+@Parameter(name="*", group=_DOCTOR_GROUP)
+@dataclass(frozen=True)
+class DoctorOptions:
+    """What `hypo doctor` examines, and how."""
+
+    last: Annotated[
+        bool, Parameter(name="--last", help="Examine the last run that died.", **_SWITCH)
+    ] = False
+    suspect: Annotated[
+        bool,
+        Parameter(
+            name="--suspect",
+            help="Trace the command and examine it though it does not fault.",
+            **_SWITCH,
+        ),
+    ] = False
+    good: Annotated[
+        str | None,
+        Parameter(name="--good", help="Bundle of a run without the fault, to compare with."),
+    ] = None
+    out: Annotated[
+        str | None,
+        Parameter(name=("-o", "--out"), help="Folder of the new bundle. [default: hypo-bundle]"),
+    ] = None
+    deadline: Annotated[
+        float | None,
+        Parameter(
+            name="--deadline",
+            help="Seconds a step may take before it counts as hung. "
+            "[default: 120, and 600 for the first, which compiles]",
+        ),
+    ] = None
+    with_prompts: Annotated[
+        bool,
+        Parameter(
+            name="--with-prompts",
+            help="Keep prompts and token ids in the new bundle; without, they are taken out.",
+            **_SWITCH,
+        ),
+    ] = False
+    run_sources: Annotated[
+        bool,
+        Parameter(
+            name="--run-sources",
+            help="Replay kernels from the bundle's own source, which runs that source, where what "
+            "is installed differs from it.",
+            **_SWITCH,
+        ),
+    ] = False
+    markdown: Annotated[
+        bool,
+        Parameter(name="--markdown", help="The report as Markdown.", group=OUTPUT_GROUP, **_SWITCH),
+    ] = False
 
 
 def model_path(given: str | None) -> str:

@@ -16,7 +16,7 @@ from hypocenter import cli_interrupt
 from hypocenter.cli_options import EngineOptions, PromptOptions, SamplingOptions, naming_options
 from hypocenter.cli_progress import ProgressDisplay
 from hypocenter.config import EngineConfig, SamplingParams
-from hypocenter.errors import UsageError
+from hypocenter.errors import AccessRefused, UsageError
 from hypocenter.records import Completion
 
 if TYPE_CHECKING:
@@ -116,11 +116,13 @@ def closing_line(completion: Completion) -> str:
     if not timings.num_prompt_tokens:
         num_tokens = len(completion.prompt_token_ids)
         return f"prompt {num_tokens} tokens, not read; {completion.finish_reason}"
+    num_graphs = completion.route.num_graphs
+    graphs = f"; {num_graphs} graph{'s' * (num_graphs > 1)} captured" if num_graphs else ""
     return (
         f"prompt {timings.num_prompt_tokens} tokens, "
         f"{timings.prompt_tokens_per_second:.1f} tokens/s; "
         f"generation {timings.num_generated_tokens} tokens, "
-        f"{timings.generated_tokens_per_second:.1f} tokens/s; {completion.finish_reason}"
+        f"{timings.generated_tokens_per_second:.1f} tokens/s; {completion.finish_reason}{graphs}"
     )
 
 
@@ -167,8 +169,26 @@ def answer(
         progress.done()
         engine.cancel(request)
     if request.error:
+        _explain(request.error)
         raise request.error
     return request.completion(llm.route())
+
+
+def _explain(error: Exception) -> None:
+    """What guarded launches found, with the reason that a replay of one program gives."""
+    if not isinstance(error, AccessRefused):
+        return
+    try:
+        from hypocenter.forensics.replay_launch import explained
+    except ModuleNotFoundError as missing:  # simulated GPUs run without torch, replays do not
+        lines = [
+            *error.texts[0].splitlines(),
+            f"not replayed, so no index and no values: that needs {missing.name}",
+        ]
+    else:
+        lines = explained(error).splitlines()
+    for line in lines:
+        say(line)
 
 
 def _print_answer(

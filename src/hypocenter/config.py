@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from hypocenter.tensor import DType
 MAX_STOP_STRINGS = 16
 MAX_TOP_K = 1 << 20
 _DEVICE = re.compile(r"cpu|(cuda|hip)(:[0-9]{1,3})?|sim:[a-z0-9]{1,20}")
-LAUNCH_MODES = ("off", "checked", "guarded")
+LAUNCH_MODES = ("off", "checked", "guarded", "traced")
 ATTENTIONS = ("fused", "parts")
 PARTS_NEED_A_GPU = (
     "attention is 'parts', but parts run on GPU devices only; use fused, or a device such as "
@@ -77,7 +77,8 @@ class EngineConfig:
     `context_length` None takes the trained length, bounded by `DEFAULT_CONTEXT`.
     `num_threads` None takes every core this process may use. `launch_mode`: `off`; `checked`
     rechecks every launch's arguments and index values; `guarded` (GPU) masks accesses off that
-    leave their tensors, and names them. `attention`: `fused`, or its `parts` one by one (GPU).
+    leave their tensors, and names them; `traced` waits for every launch and writes down what it
+    did, for `hypo doctor` and `hypo diff`. `attention`: `fused`, or its `parts` one by one (GPU).
     """
 
     device: str = "cpu"
@@ -126,6 +127,9 @@ class Environment:
     cache_dir: Path
     log: str
     debug: bool
+    record: bool
+    run_dir: Path
+    trace: bool
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
@@ -136,10 +140,14 @@ class Environment:
         log = environ.get("HYPO_LOG", "warning").lower()
         if log not in ("debug", "info", "warning", "error"):
             raise UsageError(f"HYPO_LOG is {log!r}, but must be debug, info, warning or error")
-        debug = environ.get("HYPO_DEBUG", "0").lower()
-        if debug not in ("0", "1", "true", "false"):
-            raise UsageError(f"HYPO_DEBUG is {debug!r}, but must be 0 or 1")
-        return cls(_cache_dir(environ), log, debug in ("1", "true"))
+        return cls(
+            _cache_dir(environ),
+            log,
+            _flag("HYPO_DEBUG", environ, "0"),
+            _flag("HYPO_RECORD", environ, "1"),
+            _run_dir(environ),
+            _flag("HYPO_TRACE", environ, "0"),
+        )
 
 
 #: Every environment variable that hypocenter reads, with what it does.
@@ -147,7 +155,29 @@ KNOWN: dict[str, str] = {
     "HYPO_CACHE_DIR": "folder for compiled kernels (default: XDG_CACHE_HOME or ~/.cache)",
     "HYPO_LOG": "debug, info, warning or error (default: warning)",
     "HYPO_DEBUG": "1 shows tracebacks, like --debug",
+    "HYPO_RECORD": "0 switches the recorder off (default: 1)",
+    "HYPO_TRACE": "1 runs engines in launch mode traced, as hypo doctor --suspect does",
+    "HYPO_TRACE_BYTES": "bytes of arguments that a traced run keeps (default: 67108864)",
+    "HYPO_RUN_DIR": "folder for what runs record (default: /dev/shm/hypo-UID)",
 }
+
+#: Variables of others that change what a kernel does; shown, recorded, and honoured where they
+#: say so.
+FOREIGN_VARIABLES = (
+    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HSA_ENABLE_SDMA",
+    "HSA_OVERRIDE_GFX_VERSION", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL",
+    "CUDA_LAUNCH_BLOCKING", "HIP_DUMP_API_LOG", "OMP_NUM_THREADS", "XDG_CACHE_HOME",
+)  # fmt: skip
+FOREIGN_PREFIXES = ("NUMBA_", "TRITON_")
+
+
+def relevant_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that are set and change what is run: ours and those of others."""
+    return {
+        name: environ[name]
+        for name in sorted(environ)
+        if name in KNOWN or name in FOREIGN_VARIABLES or name.startswith(FOREIGN_PREFIXES)
+    }
 
 
 # Where each vendor's runtime is told to finish a launch before it returns, with the values that
@@ -167,6 +197,21 @@ def launch_blocking(environ: Mapping[str, str] = os.environ) -> str | None:
     return None
 
 
+def as_environment_asks(config: EngineConfig) -> EngineConfig:
+    """The same, traced where HYPO_TRACE asks for that and no other mode was chosen."""
+    if config.launch_mode == "off" and Environment.read().trace:
+        return replace(config, launch_mode="traced")
+    return config
+
+
+def trace_bytes(environ: Mapping[str, str] = os.environ) -> int:
+    """Most bytes of arguments of the last steps that a traced run keeps."""
+    text = environ.get("HYPO_TRACE_BYTES", "").strip() or str(64 << 20)
+    if not text.isascii() or not text.isdigit() or len(text) > 12:
+        raise UsageError(f"HYPO_TRACE_BYTES is {text!r}, but must be a number of bytes")
+    return int(text)
+
+
 def defaults(cls: type[Any]) -> dict[str, Any]:
     """Field name to default value of one of the dataclasses above."""
     return {field.name: field.default for field in fields(cls)}
@@ -177,6 +222,24 @@ def _cache_dir(environ: Mapping[str, str]) -> Path:
         return Path(chosen)
     base = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "~")).expanduser())
     return Path(base) / ("hypocenter" if "XDG_CACHE_HOME" in environ else ".cache/hypocenter")
+
+
+def _run_dir(environ: Mapping[str, str]) -> Path:
+    if chosen := environ.get("HYPO_RUN_DIR"):
+        return Path(chosen)
+    memory = Path("/dev/shm")
+    if memory.is_dir() and os.access(memory, os.W_OK):
+        return memory / f"hypo-{os.getuid()}"
+    if runtime := environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "hypo"
+    return _cache_dir(environ) / "runs"
+
+
+def _flag(name: str, environ: Mapping[str, str], default: str) -> bool:
+    value = environ.get(name, default).lower()
+    if value not in ("0", "1", "true", "false"):
+        raise UsageError(f"{name} is {value!r}, but must be 0 or 1")
+    return value in ("1", "true")
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

@@ -198,26 +198,43 @@ class DeviceFault(HypoError):
 class AccessRefused(HypoError):
     """Guarded launches masked off accesses outside their tensors; nothing was touched there.
 
-    `faults` are records of what and where, `texts` a description of each.
+    `faults` are records of what and where, `texts` a description of each in several lines.
+    `launches` are those of the step, so that the reported program can be replayed.
     """
 
     exit_code = EXIT_FAULT
 
-    def __init__(self, device: str, faults: tuple[object, ...], texts: list[str]) -> None:
+    def __init__(
+        self, device: str, faults: tuple[object, ...], texts: list[str],
+        launches: tuple[object, ...] = (),
+    ) -> None:  # fmt: skip
         self.device = device
         self.faults = faults
         self.texts = texts
+        self.launches = launches
         more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
-        super().__init__(f"{device}: {texts[0]}{more}")
+        first = ", at ".join(line.strip() for line in texts[0].splitlines())
+        super().__init__(f"{device}: {first}{more}")
 
 
 class CopyRejected(HypoError):
     """A host copy was refused before it began."""
 
-    def __init__(self, tensor: str, reason: str) -> None:
+    def __init__(self, tensor: str, reason: str, owner: str = "") -> None:
         self.tensor = tensor
+        self.owner = owner
         self.reason = reason
-        super().__init__(f"copy of {tensor}: {reason}")
+        super().__init__(f"copy of {tensor}{owner and f' ({owner})'}: {reason}")
+
+
+class BadBundle(HypoError):
+    """A crash bundle that cannot be read or written: `part` of it, and why."""
+
+    def __init__(self, folder: str | Path, part: str, reason: str) -> None:
+        self.folder = Path(folder)
+        self.part = part
+        self.reason = reason
+        super().__init__(f"{self.folder}: {part} {_bounded_text(reason, 300)}")
 
 
 class IntegrityError(HypoError):

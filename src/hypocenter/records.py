@@ -14,6 +14,8 @@ class Route(msgspec.Struct, frozen=True):
     kv_dtype: str
     num_threads: int
     kernels: tuple[str, ...]
+    #: Plans (one per shape of a step) that were captured and are replayed as a graph.
+    num_graphs: int = 0
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -137,15 +139,17 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 class Headroom(msgspec.Struct, frozen=True):
     """How far a kernel's int32 offsets reach: the first program along `axis` that overflows.
 
-    No fault of the launch that was seen, which had `num_programs` along that axis.
+    No fault of the launch that was seen, which had `num_programs` along that axis. `gave_up` says
+    why the search along the axis had no end; `threshold` and `origin` are None then.
     """
 
     kernel: str
     axis: int
-    threshold: int
+    threshold: int | None
     num_programs: int
-    origin: Site
-    values: dict[str, bool | int | float | str]
+    origin: Site | None = None
+    values: dict[str, bool | int | float | str] = {}
+    gave_up: str | None = None
 
 
 class Coverage(msgspec.Struct, frozen=True):
@@ -195,7 +199,8 @@ class AccessFault(msgspec.Struct, frozen=True):
     """An access that a guarded launch masked off because it lay outside its parameter's tensor.
 
     `byte_offset` counts from the tensor's first element; of the lanes and programs at fault at this
-    site it is one. `program` is None when the grid is too large for the record to tell.
+    site it is one. `program` is None when the grid is too large for the record to tell. `launch` is
+    the number of the launch within its step, from 0.
     """
 
     kernel: str
@@ -204,6 +209,7 @@ class AccessFault(msgspec.Struct, frozen=True):
     null: bool
     byte_offset: int
     program: tuple[int, int, int] | None
+    launch: int = 0
 
 
 class CheckedLaunch(msgspec.Struct, frozen=True):

@@ -7,12 +7,14 @@ for GPUs that are not there, and which kernels a model reaches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hypocenter.device.backend import Bytes
+from hypocenter.device.gpu_graph import Graph
 from hypocenter.device.launch import Launch
 from hypocenter.device.specimen import Specimen
 from hypocenter.tensor import DType
@@ -44,8 +46,10 @@ class AbstractGpu:
 
     name = "abstract"
     limits = None
+    captures = False
 
     def __init__(self) -> None:
+        self.name_of: Callable[[int], str] = hex
         self._next = 1 << 40
 
     def allocate(self, num_bytes: int) -> int:
@@ -56,8 +60,20 @@ class AbstractGpu:
     def free(self, address: int) -> None:
         """Addresses are never given again."""
 
-    def copy_in(self, address: int, data: Bytes) -> None:
+    def copy_in(self, address: int, data: Bytes, *, pinned: bool = False) -> None:
         """There is nothing to copy to."""
+
+    def pinned(self, num_bytes: int) -> Bytes:
+        return np.zeros(num_bytes, np.uint8)
+
+    def stream(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def record(self) -> None:
+        """There is no event."""
+
+    def wait(self, event: Any) -> None:
+        """There is nothing to wait for."""
 
     def clear(self, address: int, num_bytes: int) -> None:
         """There is nothing to clear."""
@@ -71,6 +87,9 @@ class AbstractGpu:
     def launcher(self, jit: Any) -> Callable[..., None]:
         return _launch_nothing
 
+    def capture(self, run: Callable[[], None]) -> Graph:
+        return Graph(run, frozenset(), 0)
+
     def synchronise(self) -> None:
         """Nothing runs."""
 
@@ -83,18 +102,25 @@ def specimens(launches: Iterable[Launch], label: str) -> list[Specimen]:
 def _specimen(launch: Launch, label: str) -> Specimen:
     jit = launch.jit
     constants = {name: value for name, value in launch.options.items() if name in jit.arg_names}
-    run_time = [name for name in jit.arg_names if name not in constants]
-    signature, divisible = {}, []
-    for name, value in zip(run_time, launch.args, strict=True):
-        signature[name] = _type_of(value)
-        place = value.address if isinstance(value, AbstractPointer) else value
-        if isinstance(place, int) and not isinstance(place, bool) and place % 16 == 0:
-            divisible.append(name)
     options = {
         name: value
         for name, value in launch.options.items()
         if name not in constants and name != "grid"
     }
+    run_time = [parameter for parameter in jit.params if parameter.name not in constants]
+    signature, divisible = {}, []
+    for parameter, value in zip(run_time, launch.args, strict=True):
+        name = parameter.name
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        # As Triton specialises a launch.
+        if is_number and value == 1 and not parameter.do_not_specialize:
+            constants[name] = value
+            continue
+        signature[name] = _type_of(value)
+        is_free = parameter.do_not_specialize or parameter.do_not_specialize_on_alignment
+        place = value.address if isinstance(value, AbstractPointer) else value
+        if not is_free and (is_number or place is not value) and place % 16 == 0:
+            divisible.append(name)
     return Specimen(jit, signature, constants, tuple(divisible), options, label)
 
 

@@ -6,10 +6,12 @@ Memory is bytes at addresses here; names, shapes and owners are `memory.py`'s.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
 
+from hypocenter.device.gpu_graph import Graph
 from hypocenter.device.limits import GpuLimits
 from hypocenter.tensor import DType
 
@@ -18,6 +20,9 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 class Backend(Protocol):
     """One device. Calls come from one thread at a time."""
+
+    #: Tensor and owner of the allocation that begins at an address; `memory.py` sets it.
+    name_of: Callable[[int], str]
 
     @property
     def name(self) -> str:
@@ -37,11 +42,33 @@ class Backend(Protocol):
         ...
 
     def free(self, address: int) -> None:
-        """Give memory back, after everything that was launched before has run."""
+        """Give memory back, after everything that was launched before has run.
+
+        Raises UsageError while a captured graph uses it.
+        """
         ...
 
-    def copy_in(self, address: int, data: Bytes) -> None:
-        """Copy host bytes to the device, in order with what was launched before."""
+    def copy_in(self, address: int, data: Bytes, *, pinned: bool = False) -> None:
+        """Copy host bytes to the device, in order with what was launched before.
+
+        `data` may change at once, unless it is `pinned`: that is read when the stream gets there.
+        """
+        ...
+
+    def pinned(self, num_bytes: int) -> Bytes:
+        """Host memory that the device reads and writes by itself."""
+        ...
+
+    def stream(self, name: str) -> AbstractContextManager[None]:
+        """Launches and copies in the block go to the stream `name`, which waits for no other."""
+        ...
+
+    def record(self) -> Any:
+        """An event at the end of the current stream."""
+        ...
+
+    def wait(self, event: Any) -> None:
+        """What follows in the current stream runs after `event`."""
         ...
 
     def clear(self, address: int, num_bytes: int) -> None:
@@ -64,6 +91,18 @@ class Backend(Protocol):
 
         It returns before the kernel has run, and raises LaunchRejected for a configuration that
         the device refuses.
+        """
+        ...
+
+    @property
+    def captures(self) -> bool:
+        """Whether a plan should be captured here and now, because a replay is quicker."""
+        ...
+
+    def capture(self, run: Callable[[], None]) -> Graph:
+        """Run `run` once, and return the graph of what it launched.
+
+        `run` may only launch, and what it launches must give the same when it runs twice.
         """
         ...
 

@@ -7,13 +7,11 @@ HIP. Everything runs on the current stream, so what is asked for runs in that or
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import logging
 import os
 import re
 import warnings
-import weakref
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -23,7 +21,8 @@ import numpy as np
 from hypocenter.config import launch_blocking
 from hypocenter.device.backend import Bytes
 from hypocenter.device.gpu_errors import failed_launch, launch_failure, runtime_fault
-from hypocenter.device.gpu_graph import Graph, Seen
+from hypocenter.device.gpu_graph import Graph, Graphs, Seen
+from hypocenter.device.gpu_host import TorchStreams, host_tensor, map_host
 from hypocenter.device.limits import GpuLimits, present_gpu
 from hypocenter.errors import DeviceFault, HypoError, MissingPackage, OutOfMemory, UsageError
 from hypocenter.tensor import DType
@@ -89,7 +88,10 @@ class TorchGpu:
         self._types = {dtype: getattr(torch, word) for dtype, word in _TORCH_TYPES.items()}
         self._tensors: dict[int, Any] = {}  # address of an allocation to its bytes
         self._addresses: list[int] = []  # the same addresses, sorted
-        self._graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
+        self._graphs = Graphs(name)
+        streams = TorchStreams(torch, self._device)
+        self.stream, self.record, self.wait = streams.stream, streams.record, streams.wait
+        self.pinned = streams.pinned
         self._jits: dict[int, Any] = {}  # everything that has a launcher
         self._seen: Seen | None = None  # while a capture is under way
         if self.blocking:
@@ -108,7 +110,7 @@ class TorchGpu:
 
     def allocate(self, num_bytes: int) -> int:
         """Address of fresh memory, aligned to 512 bytes; raises OutOfMemory."""
-        self._refuse_in_capture("allocate")
+        self._graphs.refuse_call("allocate")
         with self._calling("allocate", num_bytes):
             # At least one byte, or else empty tensors would all share the address 0.
             memory = self._torch.empty(
@@ -126,39 +128,52 @@ class TorchGpu:
         """
         if address not in self._tensors:
             raise UsageError(f"{self._name}: free of {address:#x}, where no allocation begins")
-        held = sum(address in graph.bases for graph in self._graphs)
-        if held or (self._seen is not None and address in self._seen.bases):
-            raise UsageError(
-                f"{self._name}: {self.name_of(address)} ({self._tensors[address].numel()} bytes at "
-                f"{address:#x}) is used by {held or 'the'} captured graph{'s' * (held > 1)}, which "
-                "would go on writing there; close the graph first"
-            )
+        num_bytes = self._tensors[address].numel()
+        self._graphs.refuse_free(address, num_bytes, self.name_of)
         del self._tensors[address]
         self._addresses.remove(address)
 
-    def copy_in(self, address: int, data: Bytes) -> None:
-        self._refuse_in_capture("copy_in")
+    def map_host(self, host: memoryview) -> int | None:
+        """The address at which kernels may write to `host`, which begins at a page; None: nowhere.
+
+        It stays mapped, and is never freed.
+        """
+        mapped = map_host(self._torch, host)
+        if mapped is None:
+            return None
+        address = int(mapped.data_ptr())
+        if address not in self._tensors:
+            self._tensors[address] = mapped
+            insort(self._addresses, address)
+        return address
+
+    def copy_in(self, address: int, data: Bytes, *, pinned: bool = False) -> None:
+        """See Backend; a `pinned` buffer is read when the stream gets there."""
+        self._graphs.refuse_call("copy_in")
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         if not len(flat):
             return
         target = self._bytes(address, len(flat))
         with self._calling("copy_in"):
+            if pinned:
+                target.copy_(host_tensor(self._torch, flat), non_blocking=True)
+                return
             if len(flat) > PINNED_BYTES:
-                target.copy_(_host_tensor(self._torch, flat))
+                target.copy_(host_tensor(self._torch, flat))
                 return
             # torch does not hand this memory out again before the copy has run.
-            pinned = self._torch.empty(len(flat), dtype=self._torch.uint8, pin_memory=True)
-            pinned.numpy()[:] = flat
-            target.copy_(pinned, non_blocking=True)
+            staged = self._torch.empty(len(flat), dtype=self._torch.uint8, pin_memory=True)
+            staged.numpy()[:] = flat
+            target.copy_(staged, non_blocking=True)
 
     def clear(self, address: int, num_bytes: int) -> None:
-        self._refuse_in_capture("clear")
+        self._graphs.refuse_call("clear")
         if num_bytes:
             with self._calling("clear"):
                 self._bytes(address, num_bytes).zero_()
 
     def copy_out(self, address: int, num_bytes: int) -> Bytes:
-        self._refuse_in_capture("copy_out")
+        self._graphs.refuse_call("copy_out")
         if not num_bytes:
             return np.zeros(0, np.uint8)
         source, torch = self._bytes(address, num_bytes), self._torch
@@ -246,13 +261,14 @@ class TorchGpu:
 
     def _logged(self, jit: Any, launch: Callable[..., None]) -> Callable[..., None]:
         def logged(*args: Any, grid: tuple[int, ...], **keywords: Any) -> None:
-            # Compiles without launching, so that the line stands before the launch.
-            compiled = jit.run(*args, grid=grid, warmup=True, **keywords)
-            log.debug(
-                "Launch: kernel=%s, grid=(%s), block=(%d,1,1), shared=%d bytes",
-                _name_of(jit), ",".join(map(str, (*grid, 1, 1)[:3])),
-                compiled.metadata.num_warps * self.limits.wavefront, compiled.metadata.shared,
-            )  # fmt: skip
+            if self._seen is None:  # what is captured has just run, and been told
+                # Compiles without launching, so that the line stands before the launch.
+                compiled = jit.run(*args, grid=grid, warmup=True, **keywords)
+                log.debug(
+                    "Launch: kernel=%s, grid=(%s), block=(%d,1,1), shared=%d bytes",
+                    _name_of(jit), ",".join(map(str, (*grid, 1, 1)[:3])),
+                    compiled.metadata.num_warps * self.limits.wavefront, compiled.metadata.shared,
+                )  # fmt: skip
             launch(*args, grid=grid, **keywords)
 
         return logged
@@ -280,38 +296,46 @@ class TorchGpu:
         return f"(grid=({x},{y},{z}), block=({threads},1,1))"
 
     def synchronise(self) -> None:
-        self._refuse_in_capture("synchronise")
+        self._graphs.refuse_call("synchronise")
         with self._calling("synchronise"):
             self._torch.cuda.synchronize(self._device)
 
     # Graphs.
 
-    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Run `run` once, capture what it launches, and return the function that replays it.
+    @property
+    def captures(self) -> bool:
+        """Whether a step is to be captured: not with a wait after each launch, nor in a capture."""
+        return not self.blocking and self._seen is None
+
+    def capture(self, run: Callable[[], None]) -> Graph:
+        """Run `run` once, capture what it launches, and return the graph that replays it.
 
         `run` may only launch. What it launches must give the same when it runs twice. The memory
         of its arguments cannot be freed while the result lives. With a wait after each launch
-        graphs are off, and the result is `run` itself.
+        graphs are off, and the result calls `run` itself.
         """
-        self._refuse_in_capture("capture")
+        self._graphs.refuse_call("capture")
         run()  # compiles and loads: neither is possible during the capture
         self.synchronise()
         if self.blocking:
             log.warning("%s: no graph is captured, because of %s", self._name, self.blocking)
-            return run
+            return Graph(run, frozenset(), 0)
         graph = self._torch.cuda.CUDAGraph()
         seen = self._record(graph, run)
-        if not seen.num_launches:
-            raise UsageError(f"{self._name}: nothing was launched while a graph was captured")
-        replay = functools.partial(self._replay, graph.replay)
-        captured = Graph(replay, frozenset(seen.bases), seen.num_launches)
-        self._graphs.add(captured)
+        replay: Callable[[], None] = functools.partial(self._replay, graph.replay)
+        if log.isEnabledFor(logging.DEBUG):
+            replay = _after(
+                functools.partial(log.debug, "Graph: replay of %d launches", seen.num_launches),
+                replay,
+            )
+        captured = self._graphs.add(replay, seen.bases, seen.num_launches)
         log.debug("Graph: launches=%d, buffers=%d", captured.num_launches, len(captured.bases))
         return captured
 
     def _record(self, graph: Any, run: Callable[[], None]) -> Seen:
         """Run `run` into `graph` and note what it launches with."""
         self._seen = seen = Seen(self.base_of)
+        self._graphs.open_bases = seen.bases
         failed: list[Exception] = []
         try:
             for jit in self._jits.values():
@@ -333,7 +357,7 @@ class TorchGpu:
             raise
         finally:
             seen.unwatch()
-            self._seen = None
+            self._seen = self._graphs.open_bases = None
         return seen
 
     def _replay(self, replay: Callable[[], None]) -> None:
@@ -342,12 +366,6 @@ class TorchGpu:
         except RuntimeError as error:
             self._raise("replay of a graph", error)
             raise
-
-    def _refuse_in_capture(self, call: str) -> None:
-        if self._seen is not None:
-            raise UsageError(
-                f"{self._name}: {call} while a graph is captured; a captured step only launches"
-            )
 
     # Errors.
 
@@ -373,7 +391,7 @@ class TorchGpu:
             raise DeviceFault(self._name, call, str(fault), is_asynchronous=later) from error
 
 
-def _after(first: Callable[[], None], launch: Callable[..., None]) -> Callable[..., None]:
+def _after(first: Callable[[], object], launch: Callable[..., None]) -> Callable[..., None]:
     def run(*args: Any, **keywords: Any) -> None:
         first()
         launch(*args, **keywords)
@@ -392,13 +410,6 @@ def _launch_errors() -> tuple[type[Exception], ...]:
 
 def _name_of(jit: Any) -> str:
     return str(getattr(jit, "__name__", None) or type(jit).__name__)
-
-
-def _host_tensor(torch: Any, flat: Bytes) -> Any:
-    """A torch tensor over host bytes without a copy; torch warns of memory that it may not write,
-    such as that of a mapped file, and so is not told whose it is."""
-    memory = (ctypes.c_uint8 * len(flat)).from_address(flat.ctypes.data)
-    return torch.from_numpy(np.ctypeslib.as_array(memory))
 
 
 def _parse(name: str) -> tuple[str, int]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from hypocenter.errors import HypoError
 from hypocenter.records import AccessFault, GuardSite
 
@@ -146,9 +148,10 @@ class SlotRing:
         if len(values) != self.num_words:
             raise HypoError(f"the ring has {self.num_words} words, but {len(values)} were read")
         faults: list[AccessFault] = []
-        for kernel, sites, grid, start, num_slots in self._windows:
+        for number, (kernel, sites, grid, start, num_slots) in enumerate(self._windows):
             window = values[start : start + num_slots]
-            faults += decode_slots(kernel, sites, window, grid)
+            found = decode_slots(kernel, sites, window, grid)
+            faults += (msgspec.structs.replace(fault, launch=number) for fault in found)
         if any(values):
             self.words[:] = 0
         if not keep:

@@ -6,21 +6,27 @@ Deriving a variant is `guard.py`'s work; this file gives it extents and slots on
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from hypocenter.device import memory
+from hypocenter.device.backend import Backend
 from hypocenter.device.guard import SLOTS, Guarded, guard
 from hypocenter.device.guard_derive import OURS
 from hypocenter.device.guard_slots import SlotRing, describe
 from hypocenter.errors import AccessRefused
 from hypocenter.tensor import DType
 
+if TYPE_CHECKING:
+    from hypocenter.device.launch import Launch
+
 _NUM_WORDS = 1 << 16
 
-_rings: dict[int, SlotRing] = {}
+_rings: weakref.WeakKeyDictionary[Backend, SlotRing] = weakref.WeakKeyDictionary()
 
 
 class _DeviceWords:
@@ -64,19 +70,25 @@ def guarded_run(
     return run
 
 
-def settle(device: str) -> None:
-    """Read the slots of all guarded launches so far; raises AccessRefused when one had a fault."""
-    faults = ring_of(device).settle()
+def settle(device: str, launches: Sequence[Launch]) -> None:
+    """Read the slots of `launches`, which have run; raises AccessRefused when one had a fault."""
+    ring = ring_of(device)
+    # What an interrupted step left unread comes first, and counts from below 0.
+    first = ring.num_pending - len(launches)
+    faults = [
+        msgspec.structs.replace(fault, launch=fault.launch - first) for fault in ring.settle()
+    ]
     if faults:
-        raise AccessRefused(device, tuple(faults), [describe(fault) for fault in faults])
+        texts = [describe(fault) for fault in faults]
+        raise AccessRefused(device, tuple(faults), texts, tuple(launches))
 
 
 def ring_of(device: str) -> SlotRing:
     """The slot ring of an opened device, made when it is first asked for."""
     backend = memory.backend_of(device)
-    if id(backend) not in _rings:
-        _rings[id(backend)] = SlotRing(_DeviceWords(device))
-    return _rings[id(backend)]
+    if backend not in _rings:
+        _rings[backend] = SlotRing(_DeviceWords(device))
+    return _rings[backend]
 
 
 @functools.cache

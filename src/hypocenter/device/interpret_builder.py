@@ -145,19 +145,19 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
         return _Handle(f32_to_bf16(total), tl.bfloat16)
 
     def create_dot(self, a: Any, b: Any, acc: Any, *rest: Any) -> Any:
-        """Half-precision operands as float32: their products are exact there."""
-        halves = (tl.float16, tl.bfloat16)
-        if a.dtype.scalar not in halves or b.dtype.scalar not in halves:
+        """Operands of at most 32 bits as float64, so that no sum hangs on the shape of a tile."""
+        floats = (tl.float16, tl.bfloat16, tl.float32)
+        if a.dtype.scalar not in floats or b.dtype.scalar not in floats:
             return super().create_dot(a, b, acc, *rest)
         self.step()
         left, right = (
             bf16_to_f32(part.data) if part.dtype.scalar == tl.bfloat16 else part.data
             for part in (a, b)
         )
-        product = np.matmul(left.astype(np.float32), right.astype(np.float32))
+        product = np.matmul(left.astype(np.float64), right.astype(np.float64))
         kind = acc.dtype.scalar
         if kind == tl.bfloat16:
-            return _Handle(f32_to_bf16(product + bf16_to_f32(acc.data)), kind)
+            return _Handle(f32_to_bf16((product + bf16_to_f32(acc.data)).astype(np.float32)), kind)
         return _Handle((product + acc.data).astype(acc.data.dtype), kind)
 
     # -- accesses -------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +19,10 @@ from hypocenter.config import LAUNCH_MODES
 from hypocenter.device import memory
 from hypocenter.device.lang import CpuKernel
 from hypocenter.device.limits import check_launch
-from hypocenter.errors import UsageError
+from hypocenter.device.order import Writes
+from hypocenter.device.recorder import current
+from hypocenter.errors import LaunchRejected, UsageError
+from hypocenter.ring import CELL_PLACE
 from hypocenter.tensor import Tensor
 
 log = logging.getLogger("hypocenter.launch")
@@ -27,6 +32,15 @@ log = logging.getLogger("hypocenter.launch")
 _POOL = threading.Lock()
 
 Progress = Callable[[str, float], None]
+
+_FOLDER = os.path.dirname(__file__) + os.sep
+
+
+class Runs(Protocol):
+    """A launch, or a graph of launches."""
+
+    @property
+    def run(self) -> Callable[[], None]: ...
 
 
 class Demands(Protocol):
@@ -43,23 +57,26 @@ class Launch:
     """A kernel with its arguments: `facts` as its contract names them, `args` as it takes them.
 
     Of a GPU launch `jit` is Triton's function, `options` its grid, warps and constants, `extents`
-    the bytes behind each pointer parameter.
+    the bytes behind each pointer parameter. `given` are the arguments as Tensors, `site` is where
+    they were given.
     """
 
     __slots__ = (
-        "args", "contract", "device", "extents", "facts", "function", "jit", "kernel", "options",
-        "run",
+        "args", "contract", "device", "extents", "facts", "function", "given", "jit", "kernel",
+        "options", "run", "site",
     )  # fmt: skip
 
     def __init__(
         self, kernel: str, function: Any, args: tuple[Any, ...], contract: Demands,
         facts: Mapping[str, Any], *, device: str = "cpu", jit: Any = None,
         options: Mapping[str, Any] | None = None, extents: Mapping[str, int] | None = None,
+        given: Sequence[Any] = (),
     ) -> None:  # fmt: skip
         self.kernel, self.function, self.args = kernel, function, args
         self.contract, self.facts = contract, facts
         self.device, self.jit = device, jit
         self.options, self.extents = options or {}, extents or {}
+        self.given, self.site = tuple(given), _asked_at()
         self.run: Callable[[], None] = functools.partial(function, *args, **self.options)
 
     @property
@@ -69,10 +86,11 @@ class Launch:
 
     def set_mode(self, mode: str) -> None:
         """Rebind `run`: `off` is the kernel alone; `checked` first rechecks arguments and index
-        values; `guarded` (GPU kernels) masks accesses off that leave their tensors.
+        values; `guarded` (GPU kernels) masks accesses off that leave their tensors; `traced` is
+        `off` to a launch, for it is its plan that looks at what each one did.
         """
         plain = functools.partial(self.function, *self.args, **self.options)
-        if mode == "off":
+        if mode in ("off", "traced"):
             self.run = plain
         elif mode == "checked":
             self.run = functools.partial(self._checked, plain)
@@ -84,6 +102,8 @@ class Launch:
             )
 
     def _checked(self, plain: Callable[[], None]) -> None:
+        if (recorder := current()) is not None:
+            recorder.checked("index values")
         self.contract.check_values(memory.to_host, **self.facts)
         plain()
 
@@ -103,10 +123,10 @@ def prepare(
 
     Raises LaunchRejected when `facts` break the contract.
     """
-    contract.check(**facts)
+    _check(contract, facts, kernel.name, "cpu")
     bound = tuple(value for arg in args for value, _ in _bound(arg))
     function = kernel.parallel if parallel else kernel.serial
-    return Launch(kernel.name, function, bound, contract, facts)
+    return Launch(kernel.name, function, bound, contract, facts, given=args)
 
 
 def prepare_gpu(
@@ -118,19 +138,19 @@ def prepare_gpu(
     An argument of 2**31 elements or more picks the kernel's 64-bit variant. Raises LaunchRejected
     when `facts` break the contract or the launch exceeds the device's limits.
     """
-    contract.check(**facts)
+    name = jit.__name__.removesuffix("_kernel")
+    _check(contract, facts, name, device)
     if "WIDE" in jit.arg_names:
         options = {**options, "WIDE": contract.needs_int64(**facts)}
+    if "ON_NVIDIA" in jit.arg_names:
+        options = {**options, "ON_NVIDIA": device.startswith("cuda")}
     pairs = [pair for arg in args for pair in _bound(arg)]
     names = [name for name in jit.arg_names if name not in options]
     extents = {
         name: extent for name, (_, extent) in zip(names, pairs, strict=True) if extent is not None
     }
-    name, backend = jit.__name__.removesuffix("_kernel"), memory.backend_of(device)
-    if backend.limits is not None:
-        # Shared memory is known when the kernel is compiled; the compiler refuses too much of it.
-        check_launch(backend.limits, name, options["grid"], options["num_warps"], 0)
-    return Launch(
+    backend = memory.backend_of(device)
+    made = Launch(
         name,
         backend.launcher(jit),
         tuple(value for value, _ in pairs),
@@ -140,7 +160,29 @@ def prepare_gpu(
         jit=jit,
         options=options,
         extents=extents,
+        given=args,
     )
+    if backend.limits is not None:
+        try:
+            # Shared memory is known when the kernel is compiled; the compiler refuses too much.
+            check_launch(backend.limits, name, options["grid"], options["num_warps"], 0)
+        except LaunchRejected as error:
+            if (recorder := current()) is not None:
+                recorder.failed(error, made)
+            raise
+    return made
+
+
+def _check(contract: Demands, facts: Mapping[str, Any], kernel: str, device: str) -> None:
+    recorder = current()
+    if recorder is not None:
+        recorder.checked("contracts")
+    try:
+        contract.check(**facts)
+    except LaunchRejected as error:
+        if recorder is not None:
+            recorder.refused(error, kernel, device, facts)
+        raise
 
 
 def compile_all(launches: Sequence[Launch], progress: Progress | None = None) -> None:
@@ -168,10 +210,46 @@ def _num_cache_hits(function: Any) -> int:
 
 
 def run(launches: Sequence[Launch]) -> None:
-    """Run prepared launches in order. Safe from several threads: they take turns."""
+    """Run prepared launches that belong to no plan, in order.
+
+    Safe from several threads, as `walk` is: they take turns.
+    """
+    recorder = current()
+    if launches:
+        memory.will_run(launches[0].device, Writes(launches))
     with _POOL:
         for launch in launches:
-            launch.run()
+            if recorder is None:
+                launch.run()
+                continue
+            recorder.launched(launch, memory.stream_of(launch.device))
+            try:
+                launch.run()
+            except Exception as error:
+                recorder.failed(error, launch)
+                raise
+
+
+def walk(launches: Sequence[tuple[int, Runs]], cells: memoryview, word: int) -> None:
+    """Run the launches of a plan, and note before each its number, added to `word`, in `cells`."""
+    with _POOL:
+        launch: Runs | None = None
+        try:
+            for number, launch in launches:
+                cells[CELL_PLACE] = word + number
+                launch.run()
+        except Exception as error:
+            if (recorder := current()) is not None:
+                recorder.failed(error, launch if isinstance(launch, Launch) else None)
+            raise
+
+
+def _asked_at() -> str:
+    """File and line of the nearest caller outside this folder."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_FOLDER):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _bound(arg: Any) -> Iterator[tuple[Any, int | None]]:

@@ -6,30 +6,38 @@ On the CPU a copy is a copy all the same: code above this floor never reaches fo
 from __future__ import annotations
 
 import itertools
-import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from hypocenter.config import launch_blocking
-from hypocenter.errors import CopyRejected, UsageError
+from hypocenter.device.copies import NUMPY_TYPES as _NUMPY_TYPES
+from hypocenter.device.copies import arm_copies as arm_copies
+from hypocenter.device.copies import copy_in, refuse
+from hypocenter.device.copies import copy_in_pinned as copy_in_pinned
+from hypocenter.device.copies import fill_pinned as fill_pinned
+from hypocenter.device.copies import obstacle as obstacle
+from hypocenter.device.copies import peek as peek
+from hypocenter.device.copies import to_device as to_device
+from hypocenter.device.copies import to_host as to_host
+from hypocenter.device.devices import Event as Event
+from hypocenter.device.devices import ask, call_site, names_of
+from hypocenter.device.devices import backend_of as backend_of
+from hypocenter.device.devices import name_at as name_at
+from hypocenter.device.devices import open_device as open_device
+from hypocenter.device.devices import record_event as record_event
+from hypocenter.device.devices import stream as stream
+from hypocenter.device.devices import stream_of as stream_of
+from hypocenter.device.devices import synchronise as synchronise
+from hypocenter.device.devices import use_backend as use_backend
+from hypocenter.device.devices import wait_event as wait_event
+from hypocenter.device.devices import will_run as will_run
+from hypocenter.device.recorder import current
 from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
-
-if TYPE_CHECKING:
-    from hypocenter.device.backend import Backend
 
 ALIGNMENT_BYTES = 64
 _PART_ALIGNMENT_BYTES = 256
 
-_NUMPY_TYPES: dict[DType, Any] = {
-    DType.F32: np.float32,
-    DType.F16: np.uint16,  # bits; kernels convert them as they load
-    DType.I16: np.int16,
-    DType.I32: np.int32,
-    DType.I64: np.int64,
-    DType.U8: np.uint8,
-}
 # How a GPU kernel sees the arrays of a packed weight; words of either sign are bits to it.
 _PART_TYPES = {
     "float32": DType.F32,
@@ -39,41 +47,6 @@ _PART_TYPES = {
     "uint32": DType.I32,
 }
 _allocation_ids = itertools.count(1)
-_backends: dict[str, Backend] = {}
-
-
-def open_device(name: str) -> str:
-    """Make the device `name` (cpu, cuda, hip, cuda:1, sim:mi300x) ready; returns its full name.
-
-    A device is opened once per process. Raises UsageError when it is not to be had.
-    """
-    if name == "cpu" or name in _backends:
-        return name
-    if name.startswith("sim:"):
-        from hypocenter.device.limits import simulated
-
-        simulated(name)  # a misspelt name is told before anything about Triton
-        from hypocenter.device.sim import open_sim
-
-        backend: Backend = open_sim(name, blocking=launch_blocking() is not None)
-    elif name.split(":")[0] in ("cuda", "hip"):
-        from hypocenter.device.gpu import open_gpu
-
-        backend = open_gpu(name)
-    else:
-        raise UsageError(f"device is {name!r}, but must be cpu, cuda, hip or sim:NAME")
-    _backends[name] = backend
-    return name
-
-
-def use_backend(backend: Backend) -> None:
-    """Make a backend known under its name, in place of one opened before."""
-    _backends[backend.name] = backend
-
-
-def backend_of(device: str) -> Backend:
-    """The opened device of that name; the CPU has none."""
-    return _backends[device]
 
 
 def allocate(
@@ -90,11 +63,12 @@ def allocate(
         start = -raw.ctypes.data % ALIGNMENT_BYTES
         address = raw.ctypes.data + start
         data = raw[start : start + num_bytes].view(_NUMPY_TYPES[dtype]).reshape(shape)
-        allocation = Allocation(next(_allocation_ids), device, num_bytes, _call_site(), address)
+        allocation = Allocation(next(_allocation_ids), device, num_bytes, call_site(), address)
+        _told(allocation, name, owner)
         strides = contiguous_strides(shape)
         return Tensor(name, owner, dtype, shape, strides, 0, allocation, data)
     tensor = allocate_undefined(name, owner, dtype, shape, device=device)
-    _backends[device].clear(tensor.address, num_bytes)
+    ask(device, "clear", tensor.address, num_bytes)
     return tensor
 
 
@@ -102,10 +76,12 @@ def allocate_undefined(
     name: str, owner: str, dtype: DType, shape: tuple[int, ...], *, device: str
 ) -> Tensor:
     """A GPU tensor whose contents are whatever the memory held before."""
-    backend, num_elements = _backends[device], int(np.prod(shape, dtype=np.int64))
+    backend, num_elements = backend_of(device), int(np.prod(shape, dtype=np.int64))
     num_bytes = num_elements * np.dtype(_NUMPY_TYPES[dtype]).itemsize
-    address = backend.allocate(num_bytes)
-    allocation = Allocation(next(_allocation_ids), device, num_bytes, _call_site(), address)
+    address = ask(device, "allocate", num_bytes)
+    names_of(device)[address] = f"{name} ({owner})"
+    allocation = Allocation(next(_allocation_ids), device, num_bytes, call_site(), address)
+    _told(allocation, name, owner)
     data = backend.argument(address, dtype, num_elements)
     strides = contiguous_strides(shape)
     return Tensor(name, owner, dtype, shape, strides, 0, allocation, data)
@@ -115,53 +91,70 @@ def adopt(
     name: str, owner: str, dtype: DType, shape: tuple[int, ...], data: Any, num_bytes: int
 ) -> Tensor:
     """Give host data that exists already (a packed weight, say) a name and an allocation."""
-    allocation = Allocation(next(_allocation_ids), "cpu", num_bytes, _call_site())
+    allocation = Allocation(next(_allocation_ids), "cpu", num_bytes, call_site())
+    _told(allocation, name, owner)
     return Tensor(name, owner, dtype, shape, contiguous_strides(shape), 0, allocation, data)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One array of a packed weight on a GPU: what a launch passes for it, and its size."""
+    """One array of a packed weight on a GPU: what a launch passes for it, its size, what it is."""
 
     argument: Any
     num_bytes: int
+    address: int = 0
+    dtype: str = ""
+    num_elements: int = 0
 
 
-def upload(parts: tuple[Any, ...], device: str) -> tuple[Allocation, tuple[Any, ...]]:
-    """Put the arrays among `parts` into one allocation of `device`.
+def upload(
+    parts: tuple[Any, ...], device: str, name: str, owner: str
+) -> tuple[Allocation, tuple[Any, ...]]:
+    """Put the arrays among `parts` of the tensor `name` into one allocation of `device`.
 
     Returns it, and the parts with each array replaced by a Part.
     """
-    backend = _backends[device]
+    backend = backend_of(device)
     sizes = [part.nbytes if isinstance(part, np.ndarray) else 0 for part in parts]
     starts = [0, *itertools.accumulate(-(-size // _PART_ALIGNMENT_BYTES) for size in sizes)]
-    address = backend.allocate(starts[-1] * _PART_ALIGNMENT_BYTES)
+    num_bytes = starts[-1] * _PART_ALIGNMENT_BYTES
+    address = ask(device, "allocate", num_bytes)
+    names_of(device)[address] = f"{name} ({owner})"
+    allocation = Allocation(next(_allocation_ids), device, num_bytes, call_site(), address)
+    _told(allocation, name, owner)
     placed = list(parts)
     for index, part in enumerate(parts):
         if isinstance(part, np.ndarray):
             at = address + starts[index] * _PART_ALIGNMENT_BYTES
-            backend.copy_in(at, np.ascontiguousarray(part).reshape(-1).view(np.uint8))
-            argument = backend.argument(at, _PART_TYPES[part.dtype.name], part.size)
-            placed[index] = Part(argument, part.nbytes)
-    num_bytes = starts[-1] * _PART_ALIGNMENT_BYTES
-    site = _call_site()
-    return Allocation(next(_allocation_ids), device, num_bytes, site, address), tuple(placed)
+            dtype = _PART_TYPES[part.dtype.name]
+            data = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+            copy_in(device, f"{name} ({owner})", at, data)
+            argument = backend.argument(at, dtype, part.size)
+            placed[index] = Part(argument, part.nbytes, at, dtype.name, part.size)
+    return allocation, tuple(placed)
 
 
 def free(tensor: Tensor) -> None:
-    """Give a tensor's memory back; later launches with it are refused in checked mode."""
+    """Give a tensor's memory back; later launches with it are refused in checked mode.
+
+    Raises UsageError while a captured graph uses it.
+    """
     allocation = tensor.allocation
     if allocation.freed_at:
-        raise CopyRejected(tensor.name, f"was freed before, at {allocation.freed_at}")
-    allocation.freed_at = _call_site()
+        refuse(tensor, f"was freed before, at {allocation.freed_at}")
+    site = call_site()
     if allocation.device != "cpu":
-        _backends[allocation.device].free(allocation.address)
+        ask(allocation.device, "free", allocation.address)
+        names_of(allocation.device).pop(allocation.address, None)
+    if (recorder := current()) is not None:
+        recorder.freed(allocation, site)
+    allocation.freed_at = site
 
 
 def rows(tensor: Tensor, start: int, stop: int) -> Tensor:
     """The view of rows start..stop along the first axis."""
     if not 0 <= start <= stop <= tensor.shape[0]:
-        raise CopyRejected(tensor.name, f"rows {start}:{stop}, but it has {tensor.shape[0]}")
+        refuse(tensor, f"rows {start}:{stop}, but it has {tensor.shape[0]}")
     shape = (stop - start, *tensor.shape[1:])
     offset = tensor.offset + start * tensor.strides[0]
     allocation = tensor.allocation
@@ -170,62 +163,28 @@ def rows(tensor: Tensor, start: int, stop: int) -> Tensor:
     else:
         address = allocation.address + offset * tensor.dtype.block_bytes
         num_elements = int(np.prod(shape, dtype=np.int64))
-        data = _backends[allocation.device].argument(address, tensor.dtype, num_elements)
+        data = backend_of(allocation.device).argument(address, tensor.dtype, num_elements)
     return Tensor(
         tensor.name, tensor.owner, tensor.dtype, shape, tensor.strides, offset, allocation, data
     )
 
 
-def to_device(tensor: Tensor, values: np.ndarray[Any, Any]) -> None:
-    """Copy host values into the leading part of `tensor`; the element types must be equal.
+def allocate_pinned(
+    name: str, owner: str, dtype: DType, shape: tuple[int, ...], *, device: str
+) -> Tensor:
+    """A host tensor that `device` reads by itself, in `copy_in_pinned`; its contents are undefined.
 
-    On a GPU the rest of the rows that are written becomes zero. Raises CopyRejected when the
-    values do not fit or the tensor was freed.
+    Change it by `fill_pinned`.
     """
-    _refuse_freed(tensor)
-    if values.dtype != np.dtype(_NUMPY_TYPES[tensor.dtype]):
-        raise CopyRejected(tensor.name, f"{values.dtype} values for {tensor.dtype.name}")
-    if values.ndim != len(tensor.shape) or any(
-        given > room for given, room in zip(values.shape, tensor.shape, strict=True)
-    ):
-        raise CopyRejected(tensor.name, f"shape {values.shape} into {tensor.shape}")
-    if tensor.device == "cpu":
-        tensor.data[tuple(slice(0, size) for size in values.shape)] = values
-        return
-    if values.shape[1:] != tensor.shape[1:]:
-        wide = np.zeros((values.shape[0], *tensor.shape[1:]), values.dtype)
-        wide[tuple(slice(0, size) for size in values.shape)] = values
-        values = wide
-    data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    _backends[tensor.device].copy_in(tensor.address, data)
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(_NUMPY_TYPES[dtype]).itemsize
+    raw = ask(device, "pinned", num_bytes)
+    address = int(raw.ctypes.data)
+    allocation = Allocation(next(_allocation_ids), "cpu", num_bytes, call_site(), address)
+    _told(allocation, name, owner, "pinned")
+    data = raw.view(_NUMPY_TYPES[dtype]).reshape(shape)
+    return Tensor(name, owner, dtype, shape, contiguous_strides(shape), 0, allocation, data)
 
 
-def to_host(tensor: Tensor, num_rows: int | None = None) -> np.ndarray[Any, Any]:
-    """A host copy of the first `num_rows` rows (all by default), after all launches before it.
-
-    Raises CopyRejected for a freed tensor or more rows than there are.
-    """
-    _refuse_freed(tensor)
-    num_rows = tensor.shape[0] if num_rows is None else num_rows
-    if not 0 <= num_rows <= tensor.shape[0]:
-        raise CopyRejected(tensor.name, f"{num_rows} rows, but it has {tensor.shape[0]}")
-    if tensor.device == "cpu":
-        return np.array(tensor.data[:num_rows])
-    shape = (num_rows, *tensor.shape[1:])
-    kind = np.dtype(_NUMPY_TYPES[tensor.dtype])
-    num_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-    copied = _backends[tensor.device].copy_out(tensor.address, num_bytes)
-    return np.asarray(copied.view(kind).reshape(shape))
-
-
-def _refuse_freed(tensor: Tensor) -> None:
-    if tensor.allocation.freed_at:
-        raise CopyRejected(tensor.name, f"was freed at {tensor.allocation.freed_at}")
-
-
-def _call_site() -> str:
-    """File and line of the nearest caller outside this file."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+def _told(allocation: Allocation, name: str, owner: str, kind: str = "") -> None:
+    if (recorder := current()) is not None:
+        recorder.allocated(allocation, name, owner, kind)

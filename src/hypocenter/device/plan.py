@@ -5,16 +5,29 @@ The decoder's plain Python runs against a PlanBuilder; what remains is a list to
 
 from __future__ import annotations
 
+import functools
+import itertools
+import operator
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from hypocenter.device import launch
+from hypocenter.device import launch, marks, memory
+from hypocenter.device.gpu_graph import Graph
 from hypocenter.device.lang import CpuKernel
-from hypocenter.device.launch import Demands
+from hypocenter.device.launch import Demands, Launch, Runs
+from hypocenter.device.order import Writes
+from hypocenter.device.recorder import NOT_RECORDED, current
+from hypocenter.errors import LaunchRejected
 from hypocenter.tensor import Tensor
+
+if TYPE_CHECKING:
+    from hypocenter.device.tracing import Tracer
 
 #: Multiply-adds below which a kernel is done on one thread before others would have begun.
 MIN_PARALLEL_WORK = 1 << 20
+
+_tags = itertools.count(1)
 
 
 class PlanBuilder:
@@ -23,6 +36,10 @@ class PlanBuilder:
     def __init__(self, num_rows: int, device: str = "cpu") -> None:
         self.num_rows, self.device = num_rows, device
         self.launches: list[launch.Launch] = []
+        #: Marks of the recorder (`kernels/mark.py`), each with the launch that it stands behind.
+        self.marks: list[tuple[int, Runs]] = []
+        #: Tells the marks of one plan from those of another.
+        self.tag = next(_tags) & 0x7FFF
 
     def launch(
         self,
@@ -50,41 +67,164 @@ class PlanBuilder:
         **constants: Any,
     ) -> None:
         """Append a launch of a Triton kernel; `constants` are its tl.constexpr parameters."""
+        self.launches.append(self._prepared(jit, args, grid, contract, facts, num_warps, constants))
+
+    def mark_gpu(
+        self,
+        jit: Any,
+        *args: Any,
+        grid: tuple[int, ...],
+        contract: Demands,
+        facts: Mapping[str, Any],
+        num_warps: int,
+        **constants: Any,
+    ) -> None:
+        """Place a mark that is a Triton kernel behind the launches so far."""
+        self.mark(self._prepared(jit, args, grid, contract, facts, num_warps, constants))
+
+    def mark(self, mark: Runs) -> None:
+        """Place a mark behind the launches so far."""
+        self.marks.append((len(self.launches) - 1, mark))
+
+    def _prepared(
+        self, jit: Any, args: tuple[Any, ...], grid: tuple[int, ...], contract: Demands,
+        facts: Mapping[str, Any], num_warps: int, constants: Mapping[str, Any],
+    ) -> Launch:  # fmt: skip
         # Triton is about to change what it does when nobody says.
         fused = {"enable_fp_fusion": True}
         options = {"grid": grid, "num_warps": num_warps, **fused, **constants}
-        self.launches.append(launch.prepare_gpu(jit, args, options, contract, facts, self.device))
+        return launch.prepare_gpu(jit, args, options, contract, facts, self.device)
 
 
 class Plan:
-    """The launches of one step, and the tensor that holds its result."""
+    """The launches of one step, and the tensor that holds its result.
+
+    Where the device captures, a plan in mode off that runs for the second time becomes a graph:
+    its buffers cannot be freed until `release` or another mode gives that up, and a launch whose
+    own mode is changed is not heard.
+    """
 
     def __init__(self, builder: PlanBuilder, result: Tensor) -> None:
         self.launches = tuple(builder.launches)
         self.result = result
-        self._guarded_device: str | None = None
+        #: What it is, for whoever reads a record of it.
+        self.name = ""
+        self.tag = builder.tag
+        self._marks = tuple(builder.marks)
+        numbered = [*enumerate(self.launches), *self._marks]
+        self._numbered = tuple(sorted(numbered, key=operator.itemgetter(0)))  # a mark comes behind
+        self._device = builder.device
+        self._mode = "off"
+        self._has_run = False
+        self._graph: _Replay | None = None
+        self._writes = Writes(self.launches)
+
+    @property
+    def device(self) -> str:
+        return self._device
+
+    @property
+    def marks(self) -> tuple[Runs, ...]:
+        """The recorder's marks, in order; see `PlanBuilder.marks`."""
+        return tuple(mark for _, mark in self._marks)
 
     @property
     def kernels(self) -> tuple[str, ...]:
         """Names of the kernels that this plan runs, each once, in order of first use."""
         return tuple(dict.fromkeys(item.kernel for item in self.launches))
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether the next run replays a graph."""
+        return self._graph is not None
+
     def compile(self, progress: launch.Progress | None = None) -> None:
         launch.compile_all(self.launches, progress)
 
     def set_mode(self, mode: str) -> None:
         """Run every launch in this mode from now on; see `Launch.set_mode`."""
+        self.release()
+        if mode == "traced":
+            _tracer()  # refuses now, and not in the first step
         for item in self.launches:
             item.set_mode(mode)
-        self._guarded_device = self.launches[0].device if mode == "guarded" else None
+        self._mode = mode
 
     def run(self) -> None:
         """Run the launches; in guarded mode raises AccessRefused when one left its tensors."""
-        launch.run(self.launches)
-        if self._guarded_device is not None:
+        memory.will_run(self._device, self._writes)
+        try:
+            self._run()
+        except LaunchRejected:
+            if self.marks:
+                marks.catch_up(self._device)
+            raise
+
+    def _run(self) -> None:
+        if self._graph is not None:
+            self._replay(self._graph)
+        elif self._has_run and self._mode == "off" and self._can_capture():
+            # Only now: a plan that runs once, as many a prompt's does, is not worth a graph.
+            self._graph = self._captured()
+        else:
+            self._walk()
+            self._has_run = True
+
+    def release(self) -> None:
+        """Give the graph up, if there is one, so that its buffers may be freed."""
+        if self._graph is not None:
+            self._graph.run.close()
+            self._graph = None
+
+    def _can_capture(self) -> bool:
+        return self._device != "cpu" and memory.backend_of(self._device).captures
+
+    def _walk(self) -> None:
+        recorder = current()
+        cells, word = recorder.begin(self) if recorder is not None else NOT_RECORDED
+        if self._mode == "traced":
+            _tracer().walk(tuple(enumerate(self.launches)), cells, word)
+            launch.walk(self._marks, cells, word)
+        else:
+            launch.walk(self._numbered, cells, word)
+        if self._mode == "guarded":
             from hypocenter.device.guarded import settle  # needs Triton
 
-            settle(self._guarded_device)
+            if recorder is not None:
+                recorder.checked("guard")
+            settle(self._device, self.launches)
+
+    def _captured(self) -> _Replay:
+        recorder = current()
+        cells, word = recorder.begin(self) if recorder is not None else NOT_RECORDED
+        graph = memory.backend_of(self._device).capture(
+            functools.partial(launch.walk, self._numbered, cells, word)
+        )
+        number = 0
+        if recorder is not None:
+            number = recorder.captured(self, self._device, graph.bases)
+        return _Replay(graph, number)
+
+    def _replay(self, graph: _Replay) -> None:
+        recorder = current()
+        cells, word = recorder.begin(self) if recorder is not None else NOT_RECORDED
+        if recorder is not None:
+            recorder.replayed(graph.number)
+        launch.walk(((len(self.launches) - 1, graph),), cells, word)
+
+
+@dataclass(frozen=True, slots=True)
+class _Replay:
+    """A graph as something that `launch.walk` takes, and its number in the record."""
+
+    run: Graph
+    number: int
+
+
+def _tracer() -> Tracer:
+    from hypocenter.device.tracing import open_tracer  # needs safetensors
+
+    return open_tracer()
 
 
 def bucket(num_rows: int, max_rows: int) -> int:

@@ -6,7 +6,10 @@ Kernels run on the CPU through `interpret.py`. What is simulated is behaviour, n
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import logging
+import math
 import os
 import random
 from collections import deque
@@ -16,14 +19,30 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.backend import Bytes
+from hypocenter.device.gpu_graph import Graph, Graphs
 from hypocenter.device.gpu_lang import interpreter
 from hypocenter.device.interpret import Interpretation, Pointer, interpreting
 from hypocenter.device.limits import SIMULATED as NAMES
 from hypocenter.device.limits import GpuLimits, launch_check, named_gpu, simulated
+from hypocenter.device.recorder import current
+from hypocenter.device.sim_arguments import plain, triton_type
 from hypocenter.device.sim_memory import PAGE_BYTES, BadAccess, CachingAllocator, SimMemory
-from hypocenter.device.sim_queue import Copy, Event, Item, Launch, Record, Streams, Wait, shuffled
+from hypocenter.device.sim_queue import (
+    Copy,
+    Event,
+    Item,
+    Launch,
+    Mark,
+    Record,
+    Streams,
+    Wait,
+    shuffled,
+)  # fmt: skip
 from hypocenter.errors import DeviceFault, LaunchRejected, OutOfMemory, UsageError
+from hypocenter.ring import CELL_COMPLETED, CELL_PLACE
 from hypocenter.tensor import DType
+
+log = logging.getLogger("hypocenter.sim")
 
 # Addresses beyond what any processor of today gives to a process (2^57), so that no host address
 # is one of a simulated GPU; and each kind of GPU has its own.
@@ -47,10 +66,6 @@ _UNFINISHED = "the launch did not finish"
 _TORCH_NAMES = {
     DType.F32: "float32", DType.F16: "float16", DType.BF16: "bfloat16", DType.I8: "int8",
     DType.I16: "int16", DType.I32: "int32", DType.I64: "int64",
-}  # fmt: skip
-_TRITON_NAMES = {
-    "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64", "int8": "i8",
-    "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "u8",
 }  # fmt: skip
 
 #: What a launch may say to the compiler; the interpreter has no use for it.
@@ -78,17 +93,21 @@ class SimGpu:
 
     `blocking` runs each launch at once, as HIP_LAUNCH_BLOCKING and CUDA_LAUNCH_BLOCKING do.
     `compile_check` compiles each launch for the named GPU first and refuses what it would refuse.
-    `on_abort` is what an AMD fault ends in; it is os.abort but for tests.
+    `graphs` has plans captured as on a real GPU; a replay is no quicker here. `on_abort` is what an
+    AMD fault ends in; it is os.abort but for tests.
     """
 
     def __init__(
         self, name: str, limits: GpuLimits, seed: int = 0, *, blocking: bool = False,
-        compile_check: bool = False, max_steps: int = MAX_STEPS,
+        compile_check: bool = False, graphs: bool = False, max_steps: int = MAX_STEPS,
         on_abort: Callable[[], object] = os.abort,
     ) -> None:  # fmt: skip
         self.limits = limits
         self._name, self._blocking, self._compile_check = name, blocking, compile_check
         self._max_steps, self._on_abort = max_steps, on_abort
+        self.name_of: Callable[[int], str] = hex
+        self._captures, self._graphs = graphs and not blocking, Graphs(name)
+        self._captured: list[Launch | int] | None = None  # while a capture is under way
         self._random = random.Random(seed)
         self._agent = 0x550000000000 + self._random.randrange(1 << 36) * 16
         is_amd = limits.vendor == "amd"
@@ -115,6 +134,7 @@ class SimGpu:
     def allocate(self, num_bytes: int) -> int:
         """Address of fresh memory, a multiple of 512; its contents are poison, or what an overrun
         left there. Zero bytes are at address 0. Raises OutOfMemory and UsageError."""
+        self._graphs.refuse_call("allocate")
         self._refuse_if_lost("allocate")
         if num_bytes < 0:
             raise UsageError(f"{self._name}: {num_bytes} bytes asked for; ask for 0 or more")
@@ -127,9 +147,11 @@ class SimGpu:
             return self._memory.base + self.allocator.allocate(num_bytes)
 
     def free(self, address: int) -> None:
-        """Waits, then gives the block back; raises UsageError when it is not there."""
+        """Waits, then gives the block back; raises UsageError when it is not there, or captured."""
         self._drain("free")
         if address:
+            if block := self.allocator.block_at(address - self._memory.base):
+                self._graphs.refuse_free(address, block[1], self.name_of)
             self.allocator.free(address - self._memory.base)
 
     def release_cached(self) -> int:
@@ -142,6 +164,7 @@ class SimGpu:
 
         A `pinned` host buffer is read when the stream gets there, and not before.
         """
+        self._graphs.refuse_call("copy_in")
         self._refuse_if_lost("copy_in")
         self._refuse_unmapped("copy_in", address, data.size)
         if pinned:
@@ -171,6 +194,10 @@ class SimGpu:
         """The runtimes refuse such a copy at once, and live on."""
         if not self._memory.is_mapped(address, num_bytes):
             raise DeviceFault(self._name, call, "invalid argument", is_asynchronous=False)
+
+    def pinned(self, num_bytes: int) -> Bytes:
+        """Host bytes that the device reads when a stream gets to the copy."""
+        return np.zeros(num_bytes, np.uint8)
 
     # -- streams --------------------------------------------------------------------------------
 
@@ -218,12 +245,18 @@ class SimGpu:
             except TypeError as error:
                 raise LaunchRejected(jit.__name__, str(error)) from error
             bound.apply_defaults()
-            arguments = {k: _plain(jit, k, value) for k, value in bound.arguments.items()}
+            arguments = {k: plain(jit, k, value) for k, value in bound.arguments.items()}
             if self._compile_check:
                 self._refuse_uncompilable(jit, arguments, {"num_warps": num_warps, **options})
             x, y, z = (int(size) for size in (*grid, 1, 1)[:3])
-            order = shuffled(x * y * z, self._random)
-            self._streams.add(Launch(jit, (x, y, z), arguments, order))
+            if self._captured is not None:
+                self._captured.append(Launch(jit, (x, y, z), arguments, iter(())))
+                return
+            log.debug(
+                "Launch: kernel=%s, grid=(%d,%d,%d), block=(%d,1,1)",
+                jit.__name__, x, y, z, num_warps * self.limits.wavefront,
+            )  # fmt: skip
+            self._streams.add(Launch(jit, (x, y, z), arguments, self._order((x, y, z))))
             if self._blocking:
                 self._drain(f"launch of {jit.__name__}", is_asynchronous=False)
             self._wait_if_full(f"launch of {jit.__name__}")
@@ -238,11 +271,13 @@ class SimGpu:
         constants = {p.name: arguments[p.name] for p in jit.params if p.is_constexpr}
         constants |= {name: value for name, value in arguments.items() if value is None}
         values = {k: v for k, v in arguments.items() if k not in constants}
-        signature = {
-            p.name: _triton_type(p, values[p.name]) for p in jit.params if p.name in values
-        }
+        signature = {p.name: triton_type(p, values[p.name]) for p in jit.params if p.name in values}
         whole = {k: v.address if isinstance(v, Pointer) else v for k, v in values.items()}
-        divisible = tuple(k for k, v in whole.items() if type(v) is int and v % 16 == 0)
+        free = {p.name for p in jit.params
+                if p.do_not_specialize or p.do_not_specialize_on_alignment}  # fmt: skip
+        divisible = tuple(
+            k for k, v in whole.items() if type(v) is int and v % 16 == 0 and k not in free
+        )
         key = (jit.fn, *signature.items(), *constants.items(), divisible, *sorted(options.items()))
         if key not in self._compiled:
             found = compile_for(
@@ -257,10 +292,59 @@ class SimGpu:
         if streams.num_queued >= _MAX_QUEUED or streams.staged_bytes > _MAX_STAGED_BYTES:
             self._drain(call)
 
+    def _order(self, grid: tuple[int, int, int]) -> Iterator[int]:
+        return shuffled(math.prod(grid), self._random)
+
+    # -- graphs ---------------------------------------------------------------------------------
+
+    @property
+    def captures(self) -> bool:
+        return self._captures and self._captured is None
+
+    def capture(self, run: Callable[[], None]) -> Graph:
+        """See Backend. A replay queues the same launches, their programs in an order of its own."""
+        self._graphs.refuse_call("capture")
+        run()
+        if self._blocking:
+            return Graph(run, frozenset(), 0)
+        captured: list[Launch | int] = []
+        bases: set[int] = set()
+        self._captured, self._graphs.open_bases = captured, bases
+        try:
+            run()
+        finally:
+            self._captured = self._graphs.open_bases = None
+        base = self._memory.base
+        launches = [one for one in captured if isinstance(one, Launch)]
+        for value in {v for one in launches for v in one.arguments.values()
+                      if isinstance(v, Pointer)}:  # fmt: skip
+            if block := self.allocator.block_at(value.address - base):
+                bases.add(base + block[0])
+        return self._graphs.add(functools.partial(self._replay, captured), bases, len(launches))
+
+    def _replay(self, captured: list[Launch | int]) -> None:
+        self._refuse_if_lost("replay of a graph")
+        log.debug("Graph: replay of %d launches", sum(type(one) is Launch for one in captured))
+        for one in captured:
+            if isinstance(one, int):
+                self.mark(one)
+                continue
+            self._streams.add(Launch(one.jit, one.grid, one.arguments, self._order(one.grid)))
+            self._wait_if_full("replay of a graph")
+
+    def mark(self, number: int) -> None:
+        """Once the stream gets here, launch `number` of the plan submitted now has ended."""
+        if self._captured is not None:
+            self._captured.append(number)
+        elif (recorder := current()) is not None:
+            cells = recorder.cells
+            self._streams.add(Mark(cells, cells[CELL_PLACE] & ~0xFFFF | number))
+
     # -- running --------------------------------------------------------------------------------
 
     def _drain(self, call: str, *, is_asynchronous: bool = True) -> None:
         """Run all that waits. Raises DeviceFault, or aborts, when some of it faults."""
+        self._graphs.refuse_call(call)
         self._refuse_if_lost(call)
         if not self._streams.num_queued:
             return
@@ -294,6 +378,8 @@ class SimGpu:
             if program is not None:
                 self._run_program(item, program)
                 return
+        elif isinstance(item, Mark):
+            item.cells[CELL_COMPLETED] = item.word
         elif isinstance(item, Copy):
             self._memory.write_bytes(item.address, item.data)
         elif isinstance(item, Record):
@@ -344,27 +430,3 @@ class SimGpu:
     def _refuse_if_lost(self, call: str) -> None:
         if self._lost:
             raise DeviceFault(self._name, call, self._lost, is_asynchronous=True)
-
-
-def _plain(jit: Any, name: str, value: Any) -> Any:
-    """A copy of an argument that nobody changes later; arrays of the host are refused."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if hasattr(value, "__array__") or hasattr(value, "data_ptr"):
-        raise LaunchRejected(
-            jit.__name__,
-            f"{name} is a {type(value).__name__} of the host; copy it in and pass argument(...)",
-        )
-    return value
-
-
-def _triton_type(parameter: Any, value: Any) -> str:
-    if isinstance(value, Pointer):
-        return f"*{_TRITON_NAMES[value.dtype]}"
-    if parameter.annotation_type:
-        return str(parameter.annotation_type)
-    if isinstance(value, bool):
-        return "i1"
-    if isinstance(value, int):
-        return "i32" if -(2**31) <= value < 2**31 else "i64" if value < 2**63 else "u64"
-    return "fp32"

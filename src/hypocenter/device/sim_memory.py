@@ -304,6 +304,13 @@ class CachingAllocator:
                 block = self._merge(first, second)
         self._add_free(block)
 
+    def block_at(self, offset: int) -> tuple[int, int] | None:
+        """Offset and bytes of the used block around `offset`; None when there is none."""
+        found = self._blocks.get(max((at for at in self._blocks if at <= offset), default=-1))
+        if found is None or not found.is_used or offset >= found.offset + found.num_bytes:
+            return None
+        return found.offset, found.num_bytes
+
     def release_cached(self) -> int:
         """Unmap every segment that is wholly free; returns the bytes given back."""
         before = self.mapped_bytes

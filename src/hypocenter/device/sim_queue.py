@@ -36,6 +36,14 @@ class Wait:
 
 
 @dataclass(slots=True, eq=False)
+class Mark:
+    """Everything before it has run once `cells[CELL_COMPLETED]` is `word`."""
+
+    cells: memoryview
+    word: int
+
+
+@dataclass(slots=True, eq=False)
 class Copy:
     address: int
     data: Bytes
@@ -51,7 +59,7 @@ class Launch:
     num_steps: int = 0
 
 
-Item = Record | Wait | Copy | Launch
+Item = Record | Wait | Mark | Copy | Launch
 
 
 @dataclass(slots=True, eq=False)

@@ -52,7 +52,7 @@ def told_apart(specimens: Sequence[Specimen]) -> list[Specimen]:
         label = specimen.label
         others = same[specimen.name, label]
         if len(others) > 1:
-            label = f"{label} {_differences(specimen, others)}".strip()
+            label = ", ".join(filter(None, (label, _differences(specimen, others))))
         taken[specimen.name, label] += 1
         if (number := taken[specimen.name, label]) > 1:
             label = f"{label} #{number}"

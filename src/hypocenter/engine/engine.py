@@ -17,6 +17,7 @@ import msgspec
 
 from hypocenter.config import SamplingParams
 from hypocenter.device import memory
+from hypocenter.device.recorder import current
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import Request
 from hypocenter.engine.sampler import Sampler
@@ -168,8 +169,12 @@ class Engine:
 
     def route(self) -> Route:
         """What runner and sampler have executed so far."""
-        route = self.runner.route()
-        return msgspec.structs.replace(route, kernels=route.kernels + self._sampler.kernels)
+        route, sampler = self.runner.route(), self._sampler
+        return msgspec.structs.replace(
+            route,
+            kernels=route.kernels + sampler.kernels,
+            num_graphs=route.num_graphs + sampler.num_graphs,
+        )
 
     def _result(self, request: Request) -> Completion:
         if request.error:
@@ -184,6 +189,8 @@ class Engine:
                 logits = self.runner.run(make_batch(chunks, self.cache))
                 self._settle(chunks, logits, self._sample(chunks, logits))
             except Exception as error:
+                if (recorder := current()) is not None:
+                    recorder.failed(error)
                 # Nobody knows whose fault it is, so each of them ends with it; others go on.
                 for request in [chunk.request for chunk in chunks if not chunk.request.done]:
                     self._fail(request, error)
@@ -192,6 +199,9 @@ class Engine:
                 for request in reversed(self.scheduler.running[:]):
                     self.scheduler.preempt(request)
                 raise
+            finally:
+                if (recorder := current()) is not None:
+                    recorder.step_ended()
         return sum(chunk.num_tokens for chunk in chunks)
 
     def _admit(self) -> None:

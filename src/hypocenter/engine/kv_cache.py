@@ -56,6 +56,11 @@ class KVCache:
         """The ids of all requests that have blocks."""
         return set(self._tables)
 
+    def blocks(self, request_id: int) -> tuple[int, ...]:
+        """The blocks that the request owns, in the order of its positions."""
+        table = self._tables.get(request_id)
+        return tuple(table.block_ids) if table else ()
+
     def num_tokens(self, request_id: int) -> int:
         """Tokens of the request that have room; 0 for a request without blocks."""
         table = self._tables.get(request_id)

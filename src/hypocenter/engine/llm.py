@@ -13,7 +13,7 @@ from typing import Any, Self, cast, overload
 import numpy as np
 import numpy.typing as npt
 
-from hypocenter.config import EngineConfig, SamplingParams
+from hypocenter.config import EngineConfig, SamplingParams, as_environment_asks
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
 from hypocenter.engine.runner import load_runner
@@ -50,6 +50,7 @@ class LLM:
     ) -> None:
         config = EngineConfig() if config is None else config
         _require("config", config, "an EngineConfig", EngineConfig)
+        config = as_environment_asks(config)
         if path is not None:
             _require("path", path, "a text or a Path", str, Path)
         with ExitStack() as stack:

@@ -6,6 +6,8 @@ Holds no scheduling and no arithmetic; a request knows nothing of the other requ
 from __future__ import annotations
 
 import enum
+import hashlib
+import struct
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ import numpy.typing as npt
 
 from hypocenter.config import SamplingParams
 from hypocenter.kernels.sampling import has_penalties
+from hypocenter.recording import RequestRecord
 from hypocenter.records import Completion, Delta, Route, Timings
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ class Batch:
     sequence_rows: Int32s  # [num_tokens]
     block_tables: Int32s  # [num_sequences, max_blocks_per_sequence]
     logit_rows: Int32s  # [num_logit_rows]
+    #: What a recorder writes down of the requests; empty where nothing is recorded.
+    requests: tuple[RequestRecord, ...] = ()
 
 
 class State(enum.Enum):
@@ -137,6 +142,7 @@ class Request:
         self._context_length = context_length
         self._detokenizer = detokenizer
         self._stop_strings = StopStrings(params.stop)
+        self._digest, self._num_digested = hashlib.sha256(), 0
         self._text: list[str] = []
         self._num_sent = 0  # of output_ids
         self._num_prompt_tokens = 0
@@ -160,6 +166,13 @@ class Request:
         return (limit is not None and len(self.output_ids) >= limit) or (
             len(self.token_ids) >= self._context_length
         )
+
+    def digest(self) -> str:
+        """sha256 over all token ids so far, as little-endian 32-bit numbers."""
+        new = self.token_ids[self._num_digested :]
+        self._digest.update(struct.pack(f"<{len(new)}i", *new))
+        self._num_digested += len(new)
+        return self._digest.hexdigest()
 
     def mark_started(self) -> None:
         """The request runs for the first time."""

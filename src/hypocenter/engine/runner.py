@@ -14,6 +14,7 @@ from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
 from hypocenter.device import memory
 from hypocenter.device.cpu import instruction_set, max_num_threads, set_num_threads
 from hypocenter.device.plan import Plan, bucket
+from hypocenter.device.recorder import current, open_recorder
 from hypocenter.engine.request import Batch, Int32s
 from hypocenter.errors import LaunchRejected, UsageError
 from hypocenter.model import footprint
@@ -50,6 +51,7 @@ class Runner:
     def __init__(
         self, facts: Architecture, weights: Weights, config: EngineConfig, context_length: int
     ) -> None:
+        open_recorder()
         self.facts, self.weights, self.config = facts, weights, config
         self.vocab_size = facts.vocab_size
         self.context_length = context_length
@@ -75,7 +77,7 @@ class Runner:
         self._decoder = Decoder(
             facts, weights, self._inputs, pages, config.max_batch_tokens, config.attention
         )
-        self._plans: dict[tuple[int, int], Plan] = {}
+        self._plans: dict[tuple[int, int, int | None], Plan] = {}
         self._ran: dict[str, None] = {}
 
     def run(self, batch: Batch) -> Tensor:
@@ -84,10 +86,11 @@ class Runner:
         They are valid until the next run. A batch without logit rows gives an empty tensor.
         Raises LaunchRejected when an index of the batch lies outside what it indexes.
         """
-        self._check(batch)
+        self._checked(batch)
         num_tokens, num_logit_rows = len(batch.token_ids), len(batch.logit_rows)
-        inputs = self._inputs
-        for tensor, values in (
+        is_one = self.config.device != "cpu" and len(np.unique(batch.sequence_rows)) == 1
+        plan, inputs = self._plan(num_tokens, num_logit_rows, is_one), self._inputs
+        filled = (
             (inputs.token_ids, batch.token_ids),
             (inputs.positions, batch.positions),
             (inputs.slots, batch.slots),
@@ -95,9 +98,11 @@ class Runner:
             (inputs.block_tables, batch.block_tables),
             (inputs.logit_rows, batch.logit_rows),
             (inputs.counts, np.array([num_tokens, num_logit_rows], np.int32)),
-        ):
-            memory.to_device(tensor, values)
-        plan = self._plan(num_tokens, num_logit_rows)
+        )
+        if (recorder := current()) is not None:
+            recorder.step(plan, filled, batch.requests)
+        for tensor, values in filled:
+            memory.to_device(tensor, values, is_recorded=recorder is not None)
         set_num_threads(self.num_threads)
         plan.run()
         self._ran.update(dict.fromkeys(plan.kernels))
@@ -106,7 +111,7 @@ class Runner:
     def compile(self, progress: Progress | None = None) -> None:
         """Compile what a single decode step and a full prefill step launch."""
         for num_tokens in (1, self.max_batch_tokens):
-            self._plan(num_tokens, 1, progress)
+            self._plan(num_tokens, 1, self.config.device != "cpu", progress)
 
     def route(self) -> Route:
         """What this runner has executed so far."""
@@ -118,19 +123,36 @@ class Runner:
             kv_dtype=self.config.kv_dtype,
             num_threads=self.num_threads,
             kernels=tuple(self._ran),
+            num_graphs=sum(plan.is_captured for plan in self._plans.values()),
         )
 
-    def _plan(self, num_tokens: int, num_logit_rows: int, progress: Progress | None = None) -> Plan:
+    def _plan(
+        self, num_tokens: int, num_logit_rows: int, is_one_sequence: bool,
+        progress: Progress | None = None,
+    ) -> Plan:  # fmt: skip
         key = (
             bucket(num_tokens, self.max_batch_tokens),
             bucket(num_logit_rows, self.max_batch_tokens) if num_logit_rows else 0,
+            1 if is_one_sequence else None,
         )
         if key not in self._plans:
             plan = self._decoder.plan(*key)
+            plan.name = f"decoder, {key[0]} tokens, {key[1]} logit rows"
             plan.set_mode(self.config.launch_mode)
             plan.compile(progress)
             self._plans[key] = plan
         return self._plans[key]
+
+    def _checked(self, batch: Batch) -> None:
+        recorder = current()
+        if recorder is not None:
+            recorder.checked("step indices")
+        try:
+            self._check(batch)
+        except LaunchRejected as error:
+            if recorder is not None:
+                recorder.failed(error)
+            raise
 
     def _check(self, batch: Batch) -> None:
         num_tokens = len(batch.token_ids)

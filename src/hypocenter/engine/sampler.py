@@ -33,6 +33,11 @@ class Sampler:
         """Names of the GPU kernels that have chosen tokens so far."""
         return self._on_device.kernels if self._on_device else ()
 
+    @property
+    def num_graphs(self) -> int:
+        """How many of its plans are replayed as captured graphs."""
+        return self._on_device.num_graphs if self._on_device else 0
+
     def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[int | BadLogits]:
         """The next token of each request, from the row of `logits` f32 [num_requests, vocab_size].
 

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hypocenter.device.recorder import current
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import Batch, Request, State
 from hypocenter.errors import IntegrityError, OutOfBlocks
+from hypocenter.recording import RequestRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,17 @@ class Chunk:
     @property
     def num_logit_rows(self) -> int:
         return self.num_tokens if self.request.keeps_logits else int(self.draws_token)
+
+    def record(self, row: int, blocks: tuple[int, ...]) -> RequestRecord:
+        """What is written down of it: it has row `row` of the block table, and owns `blocks`."""
+        return RequestRecord(
+            id=self.request.id,
+            row=row,
+            first_position=self.start,
+            num_tokens=self.num_tokens,
+            blocks=blocks,
+            digest=self.request.digest(),
+        )
 
 
 class Scheduler:
@@ -156,6 +169,8 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
     sequence_rows: list[int] = []
     logit_rows: list[int] = []
     positions, slots, tables = [], [], []
+    requests = []
+    is_recorded = current() is not None
     num_tokens = 0
     for row, chunk in enumerate(chunks):
         where = np.arange(chunk.start, chunk.stop, dtype=np.int32)
@@ -167,6 +182,8 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
         tables.append(placement.block_table)
         num_tokens += chunk.num_tokens
         logit_rows += range(num_tokens - chunk.num_logit_rows, num_tokens)
+        if is_recorded:
+            requests.append(chunk.record(row, cache.blocks(chunk.request.id)))
     block_tables = np.full((len(tables), max(map(len, tables))), -1, np.int32)
     for row, table in enumerate(tables):
         block_tables[row, : len(table)] = table
@@ -177,4 +194,5 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
         sequence_rows=np.array(sequence_rows, np.int32),
         block_tables=block_tables,
         logit_rows=np.array(logit_rows, np.int32),
+        requests=tuple(requests),
     )

@@ -154,9 +154,14 @@ class Launches:
         """Whether int32 headroom is still to be measured for these strides and constants."""
         numbers = {n: v for n, v in arguments.items() if isinstance(v, int | float | str)}
         key = ("headroom", jit.__name__, self._configuration, tuple(sorted(numbers.items())))
-        if key in self._seen or self._left <= 0:
+        if key in self._seen:
             return False
         self._seen.add(key)
+        if self._left <= 0:
+            why = "the budget was spent before; --budget SECONDS gives more"
+            spare = Headroom(jit.__name__, 0, None, 0, gave_up=why)
+            self._once((spare.kernel, spare.axis, None), spare)
+            return False
         return True
 
     @contextlib.contextmanager

@@ -51,6 +51,8 @@ def values_text(values: dict[str, Any]) -> str:
 
 def headroom_text(spare: Headroom) -> str:
     axis = _AXES[spare.axis]
+    if spare.origin is None:
+        return f"{spare.kernel}: not searched to the end along {axis}: {spare.gave_up}"
     return (
         f"{spare.kernel}: {spare.origin.expression} ({spare.origin.file}:{spare.origin.line}) "
         f"overflows int32 from program {axis} = {spare.threshold} on; "

@@ -6,6 +6,8 @@ Reads frames of Triton's interpreter; knows nothing of memory or findings.
 from __future__ import annotations
 
 import ast
+import functools
+import inspect
 import linecache
 import math
 import sys
@@ -79,20 +81,51 @@ def values_at(
 ) -> dict[str, Value]:
     """What each name in `expression` is at lane `lane` of a block of `shape`; pointers left out.
 
-    A name whose block does not fit `shape` gives its range as text.
+    Behind them come the names that the expression's own were made of. A name whose block does not
+    fit `shape` gives its range as text.
     """
     try:
         tree = ast.parse(textwrap.dedent(expression).strip(), mode="eval")
     except SyntaxError:  # the middle of a statement, or shortened
         return {}
     found: dict[str, Value] = {}
-    for name, index in _named(tree):
+    named = list(_named(tree))
+    behind = [pair for name, _ in named for pair in _made_of(frame, name)]
+    for name, index in [*named, *behind]:
         if name in found or name not in frame.f_locals:
             continue
         value = _value(frame.f_locals[name], index, lane, shape)
         if value is not None:
             found[name] = value
     return found
+
+
+def _made_of(frame: FrameType, name: str) -> list[tuple[str, Any]]:
+    """The names in the assignment that gave `name` its value, if they are still what they were."""
+    line = frame.f_lineno
+    before = [one for one in _assignments(frame.f_code) if one.lineno < line]
+    made = next((one for one in reversed(before) if name in _targets(one)), None)
+    if made is None or made.value is None:
+        return []
+    later = {target for one in before if one.lineno >= made.lineno for target in _targets(one)}
+    return [pair for pair in _named(made.value) if pair[0] not in later]
+
+
+@functools.cache
+def _assignments(code: CodeType) -> list[ast.Assign | ast.AugAssign | ast.AnnAssign]:
+    """The assignments of a function in order, with the lines of its file."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+    except (OSError, SyntaxError):  # its source is not to be had
+        return []
+    ast.increment_lineno(tree, code.co_firstlineno - 1)
+    kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign)
+    return sorted((n for n in ast.walk(tree) if isinstance(n, kinds)), key=lambda n: n.lineno)
+
+
+def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign) -> set[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
 
 
 def _named(tree: ast.AST) -> Iterator[tuple[str, Any]]:

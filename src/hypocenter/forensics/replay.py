@@ -32,7 +32,7 @@ from hypocenter.forensics.replay_admission import (
     share_regions,
 )
 from hypocenter.forensics.replay_arguments import Argument
-from hypocenter.forensics.replay_headroom import MAX_PROGRAMS, Threshold, thresholds
+from hypocenter.forensics.replay_headroom import MAX_PROGRAMS, GivenUp, Threshold, thresholds
 from hypocenter.forensics.replay_memory import CheckedMemory
 from hypocenter.records import Coverage, Finding, Headroom, ReplayReport, Site
 
@@ -51,10 +51,16 @@ class KernelFailed(HypoError):
         super().__init__(f"{kernel} could not be replayed{place}: {reason}")
 
 
+class ProgramNeverEnds(KernelFailed):
+    """A program ran for longer than it was given; `site` is where it was then."""
+
+
 def replay(
     kernel: Any, grid: Any, arguments: Mapping[str, Any], *,
-    programs: Collection[int] | None = None, undefined: Collection[str] = (),
-    outputs: Collection[str] = (), budget_seconds: float | None = None, headroom: bool = False,
+    programs: Collection[int] | None = None, first: Collection[int] = (),
+    undefined: Collection[str] = (),
+    outputs: Collection[str] = (), budget_seconds: float | None = None,
+    program_seconds: float | None = None, headroom: bool = False,
     initialised: Mapping[int, Array] | None = None,
     find_storage: Callable[[int], tuple[int, int] | None] = lambda address: None,
     on_arguments: Callable[[tuple[Argument, ...]], None] = lambda arguments: None,
@@ -63,14 +69,15 @@ def replay(
 
     `arguments` by parameter name: CPU tensors, VirtualTensors, tensor descriptors, numbers; what
     is no parameter (num_warps) is ignored. `programs` are linear numbers, x fastest; None is all,
-    or, past `budget_seconds`, a sample. `undefined` names tensors whose contents nothing has
-    defined yet, `outputs` those that must be written everywhere. `initialised` maps the data
-    pointer of a storage to one bool per byte, read and updated; `find_storage` gives start and
-    bytes of the storage at a real address, for kernels that load pointers from memory. With
-    `headroom` the report says from which program on int32 offsets would overflow. `on_arguments`
-    sees what became of each tensor.
+    or, past `budget_seconds`, a sample; `first` are run before the others. `undefined` names
+    tensors whose contents nothing has defined yet, `outputs` those that must be written
+    everywhere. `initialised` maps the data pointer of a storage to one bool per byte, read and
+    updated; `find_storage` gives start and bytes of the storage at a real address, for kernels
+    that load pointers from memory. With `headroom` the report says from which program on int32
+    offsets would overflow. `on_arguments` sees what became of each tensor.
 
-    Raises UsageError (arguments that do not fit, a replay within a replay) and KernelFailed.
+    Raises UsageError (arguments that do not fit, a replay within a replay), KernelFailed, and
+    ProgramNeverEnds for a program of more than `program_seconds` (PROGRAM_SECONDS by default).
     """
     jit = _jit_function(kernel)
     bound = _bound(jit, arguments)
@@ -80,7 +87,7 @@ def replay(
         jit.__name__, interpreter()._interpreter,
         lambda address: at_real_address(address, find_storage, known),
     )  # fmt: skip
-    run = _Run(jit, size, memory, budget_seconds)
+    run = _Run(jit, size, memory, budget_seconds, first, program_seconds or PROGRAM_SECONDS)
     values = {
         name: admit(memory, name, value, undefined, outputs, known) for name, value in bound.items()
     }
@@ -94,11 +101,15 @@ def replay(
                           if argument.is_output and not _written(argument).all())  # fmt: skip
     spare: tuple[Headroom, ...] = ()
     if headroom or any(finding.origin for finding in findings):
-        reached = run.thresholds()
+        probed = run.thresholds(next((f.program for f in findings if f.origin), None))
+        reached = tuple(found for found in probed if isinstance(found, Threshold))
         findings = tuple(_with_threshold(finding, reached, size) for finding in findings)
         spare = tuple(
             Headroom(jit.__name__, t.axis, t.program, size[t.axis], t.origin, t.values)
             for t in reached if t.program >= size[t.axis]
+        ) + tuple(
+            Headroom(jit.__name__, g.axis, None, size[g.axis], gave_up=g.reason)
+            for g in probed if isinstance(g, GivenUp)
         )  # fmt: skip
     on_arguments(memory.arguments)
     return ReplayReport(findings, spare, coverage)
@@ -151,9 +162,12 @@ class _Run:
     """The programs of one launch, run one after another within a budget."""
 
     def __init__(
-        self, jit: Any, grid: tuple[int, int, int], memory: CheckedMemory, budget: float | None
-    ) -> None:
+        self, jit: Any, grid: tuple[int, int, int], memory: CheckedMemory, budget: float | None,
+        first: Collection[int], program_seconds: float,
+    ) -> None:  # fmt: skip
+        self._program_seconds = program_seconds
         self.jit, self.grid, self.memory, self.budget = jit, grid, memory, budget
+        self._first = {number for number in first if 0 <= number < math.prod(grid)}
         self._failures: dict[Any, list[Finding]] = {}
         self._program = (0, 0, 0)
         self._program_started = 0.0
@@ -175,22 +189,28 @@ class _Run:
         seconds = time.monotonic() - started
         return Coverage(num_run, total, self.memory.num_lanes, seconds)
 
-    def thresholds(self) -> tuple[Threshold, ...]:
+    def thresholds(self, seen: tuple[int, int, int] | None) -> tuple[Threshold | GivenUp, ...]:
         seconds = HEADROOM_SECONDS if self.budget is None else min(HEADROOM_SECONDS, self.budget)
         return thresholds(
-            self.jit, self._values, self.memory.arguments, self.grid, self._num_steps, seconds
-        )
+            self.jit, self._values, self.memory.arguments, self.grid, self._num_steps, seconds,
+            seen,
+        )  # fmt: skip
 
     def _order(self, total: int, programs: Collection[int] | None, started: float) -> Iterator[int]:
         """Linear numbers: those asked for; else all in order, as long as the budget allows."""
         if programs is not None:
             yield from (number for number in sorted(programs) if 0 <= number < total)
             return
+        yield from sorted(self._first)
+        num_run = len(self._first)
         for number in range(total):
+            if number in self._first:
+                continue
             yield number
+            num_run += 1
             spent = time.monotonic() - started
-            if self.budget is not None and number + 1 < total:
-                expected = spent / (number + 1) * total
+            if self.budget is not None and num_run < total:
+                expected = spent / num_run * total
                 if spent > self.budget or (spent > self.budget / 4 and expected > self.budget):
                     break
         else:
@@ -200,8 +220,9 @@ class _Run:
     def _sample(self, first: int, total: int, started: float) -> Iterator[int]:
         """The last program, then programs spread evenly over the rest until the budget ends."""
         assert self.budget is not None
-        yield total - 1
-        done = {total - 1}
+        done = {number for number in self._first if number >= first} | {total - 1}
+        if total - 1 not in self._first:
+            yield total - 1
         position = 0.0
         while len(done) < total - first and time.monotonic() - started < self.budget:
             position = (position + _GOLDEN) % 1.0
@@ -254,13 +275,14 @@ class _Run:
         )
 
     def _watch(self) -> None:
-        if time.monotonic() - self._program_started > PROGRAM_SECONDS:
+        if time.monotonic() - self._program_started > self._program_seconds:
             frames = kernel_frames()
             reason = (
-                f"program {self._program} is not done after {PROGRAM_SECONDS:.0f} s; programs run "
-                "one after another here, so one that waits for a later one never ends"
+                f"program {self._program} is not done after {self._program_seconds:.0f} s; "
+                "programs run one after another here, so one that waits for a later one never ends"
             )
-            raise KernelFailed(self.jit.__name__, reason, site_of(frames[0]) if frames else None)
+            site = site_of(frames[0]) if frames else None
+            raise ProgramNeverEnds(self.jit.__name__, reason, site)
 
 
 def _last_site(error: BaseException) -> Site | None:

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from hypocenter.device.interpret import Descriptor, Pointer
 from hypocenter.device.interpret_numbers import Array
 from hypocenter.errors import UsageError
 from hypocenter.forensics.replay_arguments import Argument, Region, extent_bytes
 from hypocenter.forensics.replay_memory import CheckedMemory
+
+if TYPE_CHECKING:
+    import torch
 
 #: GPU allocations begin at a multiple of this, so that addresses of views are what they are there.
 _ALLOCATION_ALIGNMENT = 256
@@ -37,13 +41,34 @@ class VirtualTensor:
     strides: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedTensor:
+    """A tensor as a bundle tells of it: `num_bytes` from byte `start` of `data` are its own.
+
+    `dtype` is torch's name of what the kernel's pointer points to, `item_bytes` the width of the
+    tensor's own elements; `data` holds the bytes of its allocation (None: extent only, as of a
+    VirtualTensor), `init` says which of them were ever written. `alignment` is that of its address.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    item_bytes: int
+    num_bytes: int
+    data: Array | None = None
+    start: int = 0
+    alignment: int = 0
+    init: Array | None = None
+    keeps_width: bool = False
+
+
 def admit(
     memory: CheckedMemory, name: str, value: Any, undefined: Collection[str],
     outputs: Collection[str], initialised: Mapping[int, Array],
 ) -> Any:  # fmt: skip
     """The value as the interpreter takes it; a tensor becomes an Argument of `memory`."""
     if isinstance(value, VirtualTensor):
-        item_bytes = getattr(torch, value.dtype).itemsize
+        item_bytes = item_bytes_of(value.dtype)
         num_bytes = extent_bytes(value.shape, value.strides, item_bytes)
         region = Region(None, num_bytes, item_bytes, None)
         number = len(memory.arguments) + 1
@@ -51,7 +76,11 @@ def admit(
             Argument(name, number, value.shape, value.strides, item_bytes, region, 0, num_bytes)
         )
         return Pointer(memory.arguments[-1].address, value.dtype)
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, RecordedTensor):
+        argument = _recorded(name, len(memory.arguments) + 1, value)
+        memory.add(argument)
+        return Pointer(argument.address, value.dtype)
+    if _is_torch(value):
         if value.device.type != "cpu":
             raise UsageError(f"{name} is on {value.device}; replay works on CPU copies")
         argument = _argument(name, len(memory.arguments) + 1, value, initialised)
@@ -75,6 +104,18 @@ def admit(
         ]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     return value
+
+
+def item_bytes_of(dtype: str) -> int:
+    """Width of a type by torch's name of it: its first number counts bits; a bool has 8."""
+    bits = re.search(r"[0-9]+", dtype)
+    return int(bits[0]) // 8 if bits else 1
+
+
+def _is_torch(value: Any) -> bool:
+    """Whether it is a tensor of torch, which nobody loads here."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _torch_name(dtype: Any) -> str:
@@ -101,6 +142,16 @@ def _argument(
     return Argument(
         name, number, shape, strides, item_bytes, region, start,
         extent_bytes(shape, strides, item_bytes), start % _ALLOCATION_ALIGNMENT,
+    )  # fmt: skip
+
+
+def _recorded(name: str, number: int, tensor: RecordedTensor) -> Argument:
+    size = tensor.num_bytes if tensor.data is None else tensor.data.size
+    granule = math.gcd(tensor.item_bytes, item_bytes_of(tensor.dtype))
+    return Argument(
+        name, number, tensor.shape, tensor.strides, tensor.item_bytes,
+        Region(tensor.data, size, granule, tensor.init), tensor.start, tensor.num_bytes,
+        tensor.alignment % _ALLOCATION_ALIGNMENT, keeps_width=tensor.keeps_width,
     )  # fmt: skip
 
 

@@ -63,6 +63,8 @@ class Argument:
     #: Where it really lies, when a kernel found it through a table of pointers.
     real_address: int | None = None
     is_output: bool = False
+    #: Whether an access must be as wide as an element; a kernel may cast a pointer by right.
+    keeps_width: bool = False
     was_written: bool = False
     was_read: bool = False
     store_seen: bool = False

@@ -6,8 +6,9 @@ needs about 31 of them. It is exact where a larger program number never brings a
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,14 @@ class Threshold:
     values: dict[str, Value]
 
 
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """An axis along which the search had no end, and why."""
+
+    axis: int
+    reason: str
+
+
 class _Overflowed(Exception):
     def __init__(self, origin: Site, values: dict[str, Value]) -> None:
         self.origin, self.values = origin, values
@@ -48,12 +57,14 @@ class _TooLong(Exception):
 def thresholds(
     kernel: Any, values: Mapping[str, Any], arguments: tuple[Argument, ...],
     grid: tuple[int, int, int], num_steps: int, seconds: float,
-) -> tuple[Threshold, ...]:  # fmt: skip
+    seen: tuple[int, int, int] | None = None,
+) -> tuple[Threshold | GivenUp, ...]:  # fmt: skip
     """One Threshold for each axis along which the kernel's offsets overflow at all.
 
     `num_steps` is what a program of the launch took; a probe that takes far more (a loop that
-    waits for a word, say) is given up, and so is everything when `seconds` are over; what was
-    given up has no answer.
+    waits for a word, say) is given up, and so is everything when `seconds` are over.
+    `seen` is a program that is known to overflow: it tells the axis where programs far beyond the
+    grid do nothing, because a count in memory ends them.
     """
     deadline = time.monotonic() + seconds
     memory = _Probe(arguments)
@@ -61,28 +72,39 @@ def thresholds(
     last_step = 0
 
     def on_step() -> None:
-        if opened.steps > last_step or time.monotonic() > deadline:
-            raise _TooLong
+        if time.monotonic() > deadline:
+            raise _TooLong(f"after {seconds:g} s")
+        if opened.steps > last_step:
+            raise _TooLong(f"a probe took over {_STEPS_PER_STEP} times as long as a program")
 
-    found = []
+    found: list[Threshold | GivenUp] = []
     with interpreting(memory, on_step=on_step) as opened:
         for axis in range(3):
             wide = list(grid)
             wide[axis] = max(MAX_PROGRAMS[axis], grid[axis])
             opened.set_grid((wide[0], wide[1], wide[2]))
 
-            def overflow(program: int, axis: int = axis) -> _Overflowed | None:
+            def overflow(
+                program: int, others: Sequence[int] = grid, axis: int = axis
+            ) -> _Overflowed | None:
                 nonlocal last_step
                 if time.monotonic() > deadline:
-                    raise _TooLong
+                    raise _TooLong(f"after {seconds:g} s")
                 last_step = opened.steps + limit
-                where = [size - 1 for size in grid]
+                where = [size - 1 for size in others]
                 where[axis] = program
                 return _run(opened, kernel, values, (where[0], where[1], where[2]))
 
             try:
                 first = _bisect(overflow, wide[axis] - 1)
-            except Exception:  # what a kernel does far beyond its grid may fail in any way
+                if first is None and seen is not None:
+                    others = [at + 1 for at in seen]
+                    first = _bisect(functools.partial(overflow, others=others), seen[axis])
+            except _TooLong as given_up:
+                found.append(GivenUp(axis, str(given_up)))
+                continue
+            except Exception as error:  # what a kernel does far beyond its grid may fail in any way
+                found.append(GivenUp(axis, f"a probe failed: {type(error).__name__}: {error}"))
                 continue
             if first is not None:
                 found.append(Threshold(axis, first[0], first[1].origin, first[1].values))

@@ -13,14 +13,21 @@ import torch
 from hypocenter.device import memory
 from hypocenter.device.interpret import Pointer
 from hypocenter.device.launch import Launch
-from hypocenter.errors import UsageError
+from hypocenter.errors import AccessRefused, HypoError, UsageError
+from hypocenter.forensics.check_text import finding_text
 from hypocenter.forensics.replay import replay
 from hypocenter.records import AccessFault, ReplayReport
+from hypocenter.tensor import Tensor
+
+#: Of one step so many places are told; the first is the one that matters most.
+_MAX_TOLD, _MAX_LISTED = 3, 8
+_MAX_SECONDS = 20.0
 
 
 def replay_launch(launch: Launch, program: tuple[int, int, int] | None = None) -> ReplayReport:
     """Run a launch, or one program of it, on the CPU with every access checked.
 
+    Of a launch that would take longer than 20 s a sample of the programs runs.
     Waits for everything launched before, then copies the arguments as they are now: a kernel that
     works in place should be replayed before it has run. Raises UsageError for a CPU kernel.
     """
@@ -34,12 +41,80 @@ def replay_launch(launch: Launch, program: tuple[int, int, int] | None = None) -
     }
     constants = {name: launch.options[name] for name in launch.jit.arg_names if name not in names}
     programs = None if program is None else [_linear(program, grid)]
-    return replay(launch.jit, grid, {**arguments, **constants}, programs=programs)
+    return replay(
+        launch.jit, grid, {**arguments, **constants}, programs=programs,
+        budget_seconds=_MAX_SECONDS if programs is None else None,
+    )  # fmt: skip
 
 
 def explain(fault: AccessFault, launch: Launch) -> ReplayReport:
     """The replay of the program that a guarded launch reported; of all programs if it has none."""
     return replay_launch(launch, fault.program)
+
+
+def explained(refused: AccessRefused) -> str:
+    """What guarded launches reported, as text, each fault with the replay of its program.
+
+    To be called before anything else runs: the replay reads the arguments as they are now.
+    """
+    places: dict[tuple[str, str, int], list[tuple[AccessFault, str]]] = {}
+    for fault, text in zip(refused.faults, refused.texts, strict=True):
+        assert isinstance(fault, AccessFault)
+        place = fault.kernel, fault.parameter, fault.site.slot
+        places.setdefault(place, []).append((fault, text))
+    parts = []
+    for same in list(places.values())[:_MAX_TOLD]:
+        parts.append(_explained(*same[0], refused.launches))
+        if len(same) > 1:
+            others = ", ".join(str(fault.launch + 1) for fault, _ in same[1 : 1 + _MAX_LISTED])
+            more = ", ..." if len(same) > 1 + _MAX_LISTED else ""
+            parts.append(f"  the same in {len(same) - 1} more: launch {others}{more}")
+    if len(places) > _MAX_TOLD:
+        parts.append(f"and accesses at {len(places) - _MAX_TOLD} more places")
+    return "\n".join(parts)
+
+
+def _explained(fault: AccessFault, text: str, launches: tuple[object, ...]) -> str:
+    launch = launches[fault.launch] if 0 <= fault.launch < len(launches) else None
+    if not isinstance(launch, Launch):
+        return f"{text}\n  not replayed: the step that made this launch was interrupted"
+    lines = [text, f"  launch {fault.launch + 1} of the step's {len(launches)}"]
+    if tensor := _tensor_behind(launch, fault.parameter):
+        lines.append(f"  {fault.parameter} is {tensor.name} of {tensor.owner}: {tensor}")
+    try:
+        report = explain(fault, launch)
+    except HypoError as error:
+        return "\n".join([*lines, f"  not replayed: {error}"])
+    which = f"program {fault.program}" if fault.program else f"{report.coverage.num_run} programs"
+    same = [finding for finding in report.findings if finding.argument == fault.parameter]
+    if not same:
+        lines.append(
+            f"  replay of {which}: no access leaves {fault.parameter}; what decides it has changed "
+            "since the launch ran"
+        )
+        return "\n".join(lines)
+    lines.append(f"  replay of {which}:")
+    lines += [f"    {line}" for line in finding_text(same[0]).splitlines()]
+    return "\n".join(lines)
+
+
+def _tensor_behind(launch: Launch, parameter: str) -> Tensor | None:
+    """The tensor of the launch that a pointer parameter points into, when it is one alone."""
+    names = [name for name in launch.jit.arg_names if name not in launch.options]
+    address = _address(launch.args[names.index(parameter)])
+    inside = [
+        tensor
+        for tensor in launch.tensors.values()
+        if tensor.allocation.address
+        <= address
+        < tensor.allocation.address + max(tensor.allocation.num_bytes, 1)
+    ]
+    first = [tensor for tensor in inside if tensor.address == address] or inside
+    return first[0] if len({tensor.name for tensor in first}) == 1 else None
+
+
+def _address(value: Any) -> int:
+    return value.address if isinstance(value, Pointer) else int(value.data_ptr())
 
 
 def replay_mode(launch: Launch) -> list[ReplayReport]:
@@ -56,12 +131,17 @@ def replay_mode(launch: Launch) -> list[ReplayReport]:
 def _copied(launch: Launch, name: str, value: Any) -> torch.Tensor:
     """The bytes that a pointer argument may reach, as a CPU tensor of its element type."""
     extent = launch.extents[name]
-    if isinstance(value, Pointer):
-        address, dtype = value.address, getattr(torch, value.dtype)
-    else:
-        address, dtype = value.data_ptr(), value.dtype
-    data = memory.backend_of(launch.device).copy_out(address, extent)
-    return torch.frombuffer(bytearray(data.tobytes()), dtype=dtype)
+    dtype = getattr(torch, value.dtype) if isinstance(value, Pointer) else value.dtype
+    data = memory.backend_of(launch.device).copy_out(_address(value), extent)
+    flat = (
+        torch.frombuffer(bytearray(data.tobytes()), dtype=dtype)
+        if extent
+        else torch.empty(0, dtype=dtype)
+    )
+    tensor = _tensor_behind(launch, name)
+    if tensor is None or tensor.address != _address(value) or tensor.extent_bytes != extent:
+        return flat  # a part of a packed weight
+    return flat.as_strided(tensor.shape, tensor.strides)
 
 
 def _linear(program: tuple[int, int, int], grid: tuple[int, ...]) -> int:

@@ -26,6 +26,11 @@ def _outside(argument: Argument, offset: int) -> _Place:
     return argument.place(offset), None, offset // argument.item_bytes
 
 
+def _too_wide(argument: Argument, offset: int, width: int) -> _Place:
+    text = f"{width} bytes at a time, but its elements have {argument.item_bytes}: "
+    return text + argument.place(offset), None, offset // argument.item_bytes
+
+
 @dataclass(slots=True)
 class _Found:
     finding: Finding
@@ -204,6 +209,12 @@ class CheckedMemory:
             return
         base = argument.address
         offsets = (flat - np.uint64(base)).view(np.int64)
+        if argument.keeps_width and width != argument.item_bytes:
+            numbers = np.arange(flat.size) if lanes is None else lanes
+            self.report(
+                "element width", operation, argument, shape, numbers,
+                lambda i: _too_wide(argument, int(offsets[i]), width),
+            )  # fmt: skip
         if low < base or high - base > argument.num_bytes - width:
             bad = (offsets < 0) | (offsets > argument.num_bytes - width)
             numbers = np.arange(flat.size) if lanes is None else lanes

@@ -3,15 +3,19 @@
 Formula: softmax(softcap(q k / scale)) v over the keys at positions max(0, p - window + 1) .. p of
 the token's own sequence; softcap(s) = c tanh(s / c) where the model has one. Keys are taken in
 tiles of 16 from position 0 with a running maximum (Milakov and Gimelshein, arXiv 1805.02867), so
-a token's result depends on its position alone and not on the chunk or batch it came in.
+a token's result depends on its position alone and not on the chunk or batch it came in. A GPU does
+the same with larger tiles: each is weighed by itself and they are folded in order, whether by one
+program or by many that leave what they found in a `Partial`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from hypocenter.device.memory import allocate
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import attention_cpu
 from hypocenter.kernels.contract import (
@@ -37,39 +41,112 @@ def _live_blocks(values: Values) -> np.ndarray[Any, Any]:
     return np.arange(values["max_blocks"]) <= num_blocks[:, None]
 
 
-CONTRACT = Contract(
-    "attention",
-    Arg("k_cache", (DType.F16, DType.F32), "num_blocks, num_kv_heads, head_dim, block_size"),
-    Arg("v_cache", (DType.F16, DType.F32), "num_blocks, num_kv_heads, block_size, value_pitch"),
-    Arg("q", (DType.F32,), "num_tokens, >= num_heads * head_dim"),
-    Arg("out", (DType.F32,), "num_tokens, >= num_heads * head_dim", "write"),
+_F32, _I32, _CACHE = (DType.F32,), (DType.I32,), (DType.F16, DType.F32)
+_OUT = Arg("out", _F32, "num_tokens, >= num_heads * head_dim", "write")
+_WINDOW = Scalar("window", "window >= 0", "must not be negative")
+_PARTIAL = (
+    Arg("values", _F32, "max_tokens, num_heads, max_tiles, values_pitch", "write"),
+    Arg("sums", _F32, "max_tokens, num_heads, max_tiles, 2", "write"),
+)
+_PARTIAL_RULES = (
+    Rule("max_tokens >= num_tokens", "each token of the step needs room for its tiles"),
+    Rule("values_pitch >= head_dim", "a head's values must fit a row of them"),
+)
+_CACHES = (
+    Arg("k_cache", _CACHE, "num_blocks, num_kv_heads, head_dim, block_size"),
+    Arg("v_cache", _CACHE, "num_blocks, num_kv_heads, block_size, value_pitch"),
+    Arg("q", _F32, "num_tokens, >= num_heads * head_dim"),
+)
+_TOKENS = (
     Arg(
         "block_tables",
-        (DType.I32,),
+        _I32,
         "num_sequences, max_blocks",
         index=Index("num_blocks", "the cache", live=_live_blocks),
     ),
     Arg(
         "sequence_rows",
-        (DType.I32,),
+        _I32,
         ">= num_tokens",
         index=Index("num_sequences", "block_tables", live=live_rows("sequence_rows")),
     ),
     Arg(
         "positions",
-        (DType.I32,),
+        _I32,
         ">= num_tokens",
         index=Index("max_blocks * block_size", "a block table", live=live_rows("positions")),
     ),
     live_counts("num_tokens", 0),
+)
+_RULES = (
     Scalar("num_heads", "num_heads > 0", "must be above 0"),
     Scalar("scale", "scale > 0", "must be above 0"),
-    Scalar("window", "window >= 0", "must not be negative"),
+    _WINDOW,
     Scalar("softcap", "softcap >= 0", "must not be negative"),
     Rule("num_heads % num_kv_heads == 0", "query heads must share KV heads evenly"),
     Rule("block_size % 16 == 0", "keys are taken in tiles of 16"),
     Rule("value_pitch >= -(-head_dim // 16) * 16", "values are read as whole vectors of 16"),
 )
+
+CONTRACT = Contract("attention", *_CACHES, _OUT, *_TOKENS, *_RULES)
+SPLIT = Contract(
+    "attention_split",
+    *(*_CACHES, *_PARTIAL, *_TOKENS, *_RULES, *_PARTIAL_RULES),
+    Scalar("keys_per_tile", "keys_per_tile > 0", "must be above 0"),
+    Rule("max_tiles * keys_per_tile >= max_blocks * block_size", "each key needs a tile"),
+)
+FOLD = Contract(
+    "attention_fold",
+    *(replace(arg, access="read") for arg in _PARTIAL),
+    _OUT,
+    Arg(
+        "positions",
+        _I32,
+        ">= num_tokens",
+        index=Index("max_tiles * keys_per_tile", "the tiles", live=live_rows("positions")),
+    ),
+    live_counts("num_tokens", 0),
+    Scalar("head_dim", "head_dim > 0", "must be above 0"),
+    _WINDOW,
+    Scalar("keys_per_tile", "keys_per_tile > 0", "must be above 0"),
+    *_PARTIAL_RULES,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What tiles of keys leave for the fold, for all layers and plans of a decoder on a GPU.
+
+    values f32 [max_tokens, num_heads, max_tiles, head_dim padded to 16]: weighted sums of values;
+    sums f32 [max_tokens, num_heads, max_tiles, 2]: the largest score and the sum of weights.
+    """
+
+    values: Tensor
+    sums: Tensor
+
+    @classmethod
+    def allocate(
+        cls, k_cache: Tensor, max_tokens: int, num_heads: int, max_blocks: int, *, device: str
+    ) -> Partial:
+        """Room for `max_tokens` tokens of up to `max_blocks` pages of a cache like `k_cache`."""
+        _, _, head_dim, block_size = k_cache.shape
+        max_tiles = -(-max_blocks * block_size // keys_per_tile(k_cache))
+        rows = (max_tokens, num_heads, max_tiles)
+
+        def floats(name: str, width: int) -> Tensor:
+            return allocate(name, "decoder", DType.F32, (*rows, width), device=device)
+
+        return cls(floats("attention_values", -(-head_dim // 16) * 16), floats("attention_sums", 2))
+
+
+def keys_per_tile(k_cache: Tensor) -> int:
+    """Keys that a GPU weighs against each other before it folds them into the others.
+
+    It follows from what the cache holds and nothing else, for the bits of results depend on it.
+    """
+    if k_cache.dtype is DType.F16:
+        return 64 if k_cache.shape[2] <= 128 else 16
+    return 16
 
 
 def reference(
@@ -116,11 +193,16 @@ def attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    num_sequences: int | None = None,
+    partial: Partial | None = None,
 ) -> None:
     """Append attention of q f32 [num_tokens, >= num_heads * head_dim] into out of the same shape.
 
     Caches as in `kv_write`; block_tables i32 [num_sequences, max_blocks]; sequence_rows and
-    positions i32 [num_tokens]. window 0 and softcap 0 mean none.
+    positions i32 [num_tokens]. window 0 and softcap 0 mean none. On a GPU `partial` makes each
+    token a matter of its own, whose keys many programs share; without it a program takes several
+    tokens, best of one sequence. `num_sequences` is how many sequences the tokens may belong to
+    (all of the block tables when None). Neither changes a bit of the result.
     """
     head_dim, block_size = k_cache.shape[2:]
     facts = {
@@ -138,9 +220,7 @@ def attention(
         "softcap": softcap,
     }
     if plan.device != "cpu":
-        from hypocenter.kernels import attention_gpu
-
-        attention_gpu.launch(plan, CONTRACT, facts)
+        _on_gpu(plan, facts, num_sequences or block_tables.shape[0], partial)
         return
     plan.launch(
         attention_cpu.attention,
@@ -151,3 +231,20 @@ def attention(
         # As if the context were full: a plan serves all lengths.
         work_per_row=2 * num_heads * head_dim * block_tables.shape[1] * block_size,
     )
+
+
+def _on_gpu(
+    plan: PlanBuilder, facts: dict[str, Any], num_sequences: int, partial: Partial | None
+) -> None:
+    from hypocenter.kernels import attention_gpu
+
+    tile = keys_per_tile(facts["k_cache"])
+    if partial is None:
+        attention_gpu.launch_whole(plan, CONTRACT, facts, tile, num_sequences)
+        return
+    out, per_tile = facts.pop("out"), {"keys_per_tile": tile}
+    found = {"values": partial.values, "sums": partial.sums} | per_tile
+    attention_gpu.launch_split(plan, SPLIT, facts | found)
+    reads = {name: facts[name] for name in ("positions", "counts", "window")}
+    head_dim = facts["k_cache"].shape[2]
+    attention_gpu.launch_fold(plan, FOLD, found | reads | {"out": out, "head_dim": head_dim})

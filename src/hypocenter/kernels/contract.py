@@ -147,6 +147,52 @@ class Contract:
             for tensor in (arguments[arg.name] for arg in self.args)
         )
 
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Names of the tensor arguments that the kernel writes, or reads and writes."""
+        return tuple(arg.name for arg in self.args if arg.access in ("write", "both"))
+
+    def num_live(self, name: str, counts: Array, facts: Values) -> int | None:
+        """How many rows of argument `name` are live, by the values of `counts`.
+
+        None where its first axis does not count the rows of a step.
+        """
+        args = {arg.name: arg for arg in self.args}
+        index = args["counts"].index if "counts" in args else None
+        if index is None or index.live is None or name == "counts" or name not in args:
+            return None
+        rows = args[name].axes[0].removeprefix(">=").strip()
+        if rows != index.bound.removesuffix(" + 1"):
+            return None
+        return int(counts[index.live(facts)][0])
+
+    def num_rows(self, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
+        """How many rows the step has room for, by the shapes of arguments; None without counts."""
+        counts = next((arg.index for arg in self.args if arg.name == "counts"), None)
+        rows = counts.bound.removesuffix(" + 1") if counts is not None else ""
+        return next(
+            (shapes[arg.name][0] for arg in self.args
+             if arg.name in shapes and shapes[arg.name] and arg.axes[0] == rows), None,
+        )  # fmt: skip
+
+    def shape_of(
+        self, name: str, shapes: Mapping[str, tuple[int, ...]], scalars: Values
+    ) -> tuple[int, ...] | None:
+        """The least shape that argument `name` must have beside the others, which have `shapes`.
+
+        None where the others do not say.
+        """
+        symbols: dict[str, Any] = dict(scalars)
+        for arg in self.args:
+            if arg.name in shapes:
+                pairs = zip(arg.axes, shapes[arg.name], strict=False)
+                symbols = {axis: size for axis, size in pairs if _NAME.fullmatch(axis)} | symbols
+        arg = next(arg for arg in self.args if arg.name == name)
+        try:
+            return tuple(int(eval(axis.removeprefix(">="), {}, symbols)) for axis in arg.axes)
+        except (NameError, TypeError, ArithmeticError):
+            return None
+
     def describe(self) -> str:
         """The declaration as text, one line per argument and rule."""
         lines = [
@@ -224,6 +270,8 @@ def _tensor_lines(arg: Arg, bound: set[str]) -> list[str]:
         f"memory = {name}.allocation",
         "if memory.freed_at:",
         _fail_line(f"{who} was freed at {{memory.freed_at}}"),
+        f'if not memory.address and memory.device != "cpu" and {name}.extent_bytes:',
+        _fail_line(f"{who} is null: its allocation has no address"),
         "if device is None: device = memory.device",
         "elif memory.device != device:",
         _fail_line(f"{who} is on {{memory.device}}, the others on {{device}}"),

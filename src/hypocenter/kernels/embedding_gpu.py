@@ -26,7 +26,8 @@ def lookup_float_kernel(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < num_columns
     token = as_offset(tl.load(token_ids_ptr + row), WIDE)
-    at = (token // 16 * num_columns + column) * 16 + token % 16
+    num_units = (num_columns + 63) // 64
+    at = ((token // 16 * num_units + column // 64) * 16 + token % 16) * 64 + column % 64
     value = tl.load(weights_ptr + at, mask=inside, other=0)
     if IS_BF16:
         value = (value.to(tl.int32) << 16).to(tl.float32, bitcast=True)
@@ -37,30 +38,35 @@ def lookup_float_kernel(
 
 @triton.jit
 def lookup_codes_kernel(
-    token_ids_ptr, counts_ptr, words_ptr, scales_ptr, minima_ptr, out_ptr, zero, num_words,
-    words_per_scale, out_stride, PER_WORD: tl.constexpr, HAS_MINIMA: tl.constexpr,
+    token_ids_ptr, counts_ptr, words_ptr, scales_ptr, minima_ptr, out_ptr, zero, num_columns,
+    out_stride, PER_WORD: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr,
     WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr):
         return
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    word_index = column // PER_WORD
-    inside = word_index < num_words
+    inside = column < num_columns
     token = as_offset(tl.load(token_ids_ptr + row), WIDE)
-    group, lane = token // 16, token % 16
-    word = tl.load(words_ptr + (group * num_words + word_index) * 16 + lane, mask=inside, other=0)
-    at = (group * (num_words // words_per_scale) + word_index // words_per_scale) * 16 + lane
+    lane = token % 16
+    unit = token // 16 * ((num_columns + 63) // 64) + column // 64
+    if PER_WORD == 4:
+        chunk, shift = column // 16 % 4, 24 - 8 * (column % 4)
+    else:
+        # The low nibbles of a byte hold a column, the high ones the column 32 on.
+        chunk, shift = column // 16 % 2, 28 - 8 * (column % 4) - 4 * (column // 32 % 2)
+    word_at = ((unit * (16 // PER_WORD) + chunk) * 16 + lane) * 4 + column // 4 % 4
+    word = tl.load(words_ptr + word_at, mask=inside, other=0)
+    at = (unit * 16 + lane) * (64 // GROUP) + column % 64 // GROUP
     scale = tl.load(scales_ptr + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_MINIMA:
         low = tl.load(minima_ptr + at, mask=inside, other=0.0).to(tl.float32)
     else:
         low = -zero * scale
-    j = column % PER_WORD
     if PER_WORD == 4:
-        code = (word << (24 - 8 * j)) >> 24
+        code = (word << shift) >> 24
     else:
-        code = (word >> (8 * (j % 4) + 4 * (j // 4))) & 15
+        code = ((word << shift) >> 28) & 15
     tl.store(
         out_ptr + as_offset(row, WIDE) * out_stride + column,
         code.to(tl.float32) * scale + low,
@@ -116,11 +122,12 @@ def launch_lookup(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any
     plan.launch_gpu(
         lookup_codes_kernel,
         *(facts["token_ids"], facts["counts"], words, scales, minima, out, float(zero)),
-        *(packed.num_words, packed.layout.words_per_scale, out.strides[0]),
+        *(packed.num_columns, out.strides[0]),
         grid=grid,
         contract=contract,
         facts=facts,
         PER_WORD=packed.layout.codes_per_word,
+        GROUP=packed.layout.group,
         HAS_MINIMA=packed.layout.has_minima,
         BLOCK=_BLOCK,
     )

@@ -1,7 +1,7 @@
-"""Triton kernels of `linear` over the packed layouts: one program is 16 outputs of one row.
+"""Launches of `linear` on a GPU: which kernel, for which number of rows, in what tiles.
 
-A tile of packed words is contiguous in memory: 16 rows' words for BLOCK steps along the columns.
-Each lane keeps its own partial sum; the lanes of one output are folded once, at the end.
+The kernels are in `linear_codes_gpu.py` and `linear_float_gpu.py`. Which one runs is decided by the
+bucket; the bits of a result are the same whichever it is.
 """
 
 from __future__ import annotations
@@ -9,132 +9,117 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hypocenter.device.gpu_lang import tl, triton
+from hypocenter.device.gpu_lang import triton
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.index_gpu import as_offset
+from hypocenter.kernels.linear_codes_gpu import linear_codes_few_kernel, linear_codes_kernel
+from hypocenter.kernels.linear_float_gpu import linear_float_few_kernel, linear_float_kernel
 from hypocenter.kernels.quant import LANES, Packed, padded
-from hypocenter.tensor import DType
+from hypocenter.tensor import DType, Tensor
 
-
-@triton.jit
-def _store_outputs(
-    out_ptr, at, total, bias_ptr, outputs, HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr
-):
-    if HAS_BIAS:
-        total += tl.load(bias_ptr + outputs)
-    if ACCUMULATE:
-        total += tl.load(out_ptr + at)
-    tl.store(out_ptr + at, total)
-
-
-@triton.jit(do_not_specialize=["count"])
-def linear_float_kernel(
-    x_ptr, counts_ptr, weights_ptr, bias_ptr, out_ptr, count, num_columns, x_stride, out_stride,
-    IS_BF16: tl.constexpr, HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    group, row = tl.program_id(0), tl.program_id(1)
-    if row >= tl.load(counts_ptr + count):
-        return
-    group, row = as_offset(group, WIDE), as_offset(row, WIDE)
-    lane, step = tl.arange(0, 16), tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK, 16], tl.float32)
-    tile = weights_ptr + group * num_columns * 16 + lane[None, :]
-    for start in range(0, num_columns, BLOCK):
-        column = start + step
-        inside = column < num_columns
-        w = tl.load(tile + column[:, None] * 16, mask=inside[:, None], other=0)
-        if IS_BF16:
-            w = (w.to(tl.int32) << 16).to(tl.float32, bitcast=True)
-        x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0)
-        total += w.to(tl.float32) * x[:, None]
-    outputs = group * 16 + lane
-    _store_outputs(
-        out_ptr, row * out_stride + outputs, tl.sum(total, axis=0), bias_ptr, outputs,
-        HAS_BIAS, ACCUMULATE,
-    )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["count"])
-def linear_codes_kernel(
-    x_ptr, counts_ptr, words_ptr, scales_ptr, minima_ptr, bias_ptr, out_ptr, count, zero,
-    num_words, words_per_scale, x_stride, out_stride, PER_WORD: tl.constexpr,
-    HAS_MINIMA: tl.constexpr, HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    group, row = tl.program_id(0), tl.program_id(1)
-    if row >= tl.load(counts_ptr + count):
-        return
-    group, row = as_offset(group, WIDE), as_offset(row, WIDE)
-    lane, step = tl.arange(0, 16), tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK, 16], tl.float32)
-    words = words_ptr + group * num_words * 16 + lane[None, :]
-    scale_at = group * (num_words // words_per_scale) * 16 + lane[None, :]
-    for start in range(0, num_words, BLOCK):
-        word_index = start + step
-        inside = word_index < num_words
-        word = tl.load(words + word_index[:, None] * 16, mask=inside[:, None], other=0)
-        at = scale_at + (word_index // words_per_scale)[:, None] * 16
-        scale = tl.load(scales_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)
-        if HAS_MINIMA:
-            low = tl.load(minima_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)
-        else:
-            low = -zero * scale
-        for j in tl.static_range(PER_WORD):
-            if PER_WORD == 4:
-                code = (word << (24 - 8 * j)) >> 24
-            else:
-                code = (word >> (8 * (j % 4) + 4 * (j // 4))) & 15
-            x_at = x_ptr + row * x_stride + word_index * PER_WORD + j
-            x = tl.load(x_at, mask=inside, other=0.0)
-            total += (code.to(tl.float32) * scale + low) * x[:, None]
-    outputs = group * 16 + lane
-    _store_outputs(
-        out_ptr, row * out_stride + outputs, tl.sum(total, axis=0), bias_ptr, outputs,
-        HAS_BIAS, ACCUMULATE,
-    )  # fmt: skip
+#: Rows of a bucket up to which the kernels for few rows win (measured on an H200).
+_FEW_CODES, _FEW_FLOATS = 8, 32
 
 
 def launch(
     plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], count: int, accumulate: bool
 ) -> None:
-    """Append linear: one program for 16 outputs of each row of the bucket."""
-    weight, x, out, bias = (facts[name] for name in ("weight", "x", "out", "bias"))
-    packed: Packed = weight.data
-    grid = (padded(packed.num_rows) // LANES, x.shape[0])
-    flags = {"HAS_BIAS": bias is not None, "ACCUMULATE": accumulate}
-    strides = (x.strides[0], out.strides[0])
+    """Append linear over the operands among `facts`, which hold x."""
+    weight, bias = facts["weight"], facts["bias"]
     # A kernel without bias never reads the pointer; Triton wants one all the same.
-    some_bias = x if bias is None else bias
-    if packed.layout.is_float:
+    some_bias = facts["x"] if bias is None else bias
+    shared: dict[str, Any] = {
+        "contract": contract,
+        "facts": facts,
+        "HAS_BIAS": bias is not None,
+        "ACCUMULATE": accumulate,
+    }
+    (_codes if weight.dtype.is_quantised else _floats)(plan, facts, some_bias, count, shared)
+
+
+def _codes(
+    plan: PlanBuilder, facts: Mapping[str, Any], bias: Any, count: int, shared: dict[str, Any]
+) -> None:
+    out, codes, packed = facts["out"], facts["codes"], facts["weight"].data
+    num_rows, num_outputs = codes.shape[0], padded(packed.num_rows)
+    num_units = -(-packed.num_columns // 64)
+    words, scales, minima, zero = packed.parts
+    before = (codes, facts["x_scales"], facts["sums"], facts["counts"])
+    arrays = (*before, words, scales, minima, bias, out, count, num_units)
+    strides = (codes.strides[0], out.strides[0])
+    shared |= {
+        "PER_WORD": packed.layout.codes_per_word,
+        "GROUP": packed.layout.group,
+        "ZERO": int(zero),
+        "HAS_MINIMA": packed.layout.has_minima,
+    }
+    if num_rows <= _FEW_CODES:
+        tile = min(triton.next_power_of_2(max(num_rows, 1)), 4)
+        outputs = 16
         plan.launch_gpu(
-            linear_float_kernel,
-            *(x, facts["counts"], packed.parts[0], some_bias, out, count, packed.num_columns),
-            *strides,
-            grid=grid,
-            contract=contract,
-            facts=facts,
-            IS_BF16=weight.dtype is DType.BF16,
-            BLOCK=_block(packed.num_columns),
-            **flags,
+            linear_codes_few_kernel,
+            *(*arrays, *strides),
+            grid=(num_outputs // outputs, triton.cdiv(num_rows, tile)),
+            # A lane for each output of each of the 16 chains, where waves are of 32.
+            num_warps=outputs // (4 if plan.device.startswith("hip") else 2),
+            SCALE_BITS=8 * packed.layout.scale_dtype.block_bytes,
+            ROWS=tile,
+            OUTPUTS=outputs,
+            **shared,
         )
         return
-    words, scales, minima, zero = packed.parts
+    outputs, tile, num_warps = (32, 16, 2) if num_rows <= 64 else (64, 32, 4)
+    if num_rows > 64 and (packed.layout.group == 16 or packed.layout.has_minima):
+        outputs = 32  # two dots or two sums a group: less room
+    # RDNA has no registers for what a third stage would hold.
+    is_deep = packed.layout.group == 32 and plan.device.startswith("cuda")
     plan.launch_gpu(
         linear_codes_kernel,
-        *(x, facts["counts"], words, scales, minima, some_bias, out, count, float(zero)),
-        *(packed.num_words, packed.layout.words_per_scale, *strides),
-        grid=grid,
-        contract=contract,
-        facts=facts,
-        PER_WORD=packed.layout.codes_per_word,
-        HAS_MINIMA=packed.layout.has_minima,
-        BLOCK=_block(packed.num_words),
-        **flags,
+        *(*arrays, triton.cdiv(num_units, 16), *strides),
+        grid=(triton.cdiv(num_rows, tile), num_outputs // outputs),
+        num_warps=num_warps,
+        OUTPUTS=outputs,
+        ROWS=tile,
+        STAGES=3 if is_deep else 2,
+        **shared,
     )
 
 
-def _block(num_steps: int) -> int:
-    """Steps along the columns that one tile takes: all of a short row, else 128."""
-    return min(triton.next_power_of_2(num_steps), 128)
+def _floats(
+    plan: PlanBuilder, facts: Mapping[str, Any], bias: Any, count: int, shared: dict[str, Any]
+) -> None:
+    weight, x, out = facts["weight"], facts["x"], facts["out"]
+    pieces: Tensor | None = facts.get("pieces")
+    packed: Packed = weight.data
+    num_rows, num_outputs = x.shape[0], padded(packed.num_rows)
+    num_chunks = -(-packed.num_columns // 64)
+    # F32 weights take x as it is: one piece, which nobody scaled.
+    from_x, row_scales, strides, num_pieces = x, x, (x.strides[0], 0), 1
+    if pieces is not None:
+        from_x, row_scales, num_pieces = pieces, facts["row_scales"], pieces.shape[1]
+        strides = (pieces.strides[0], pieces.strides[1])
+    arrays = (from_x, row_scales, facts["counts"], packed.parts[0], bias, out)
+    sizes = (count, packed.num_columns, num_chunks)
+    shared |= {"NUM_PIECES": num_pieces, "IS_BF16": weight.dtype is DType.BF16}
+    if num_rows <= _FEW_FLOATS:
+        # NVIDIA's matrix unit takes a single column, others want sixteen.
+        tile = 1 if num_rows == 1 and plan.device.startswith("cuda") else 16
+        plan.launch_gpu(
+            linear_float_few_kernel,
+            *(*arrays, *sizes, *strides, out.strides[0]),
+            grid=(num_outputs // LANES, triton.cdiv(num_rows, tile)),
+            ROWS=tile,
+            STAGES=3 if num_pieces == 2 else 2,
+            **shared,
+        )
+        return
+    plan.launch_gpu(
+        linear_float_kernel,
+        *(*arrays, *sizes, triton.cdiv(num_chunks, 4), *strides, out.strides[0]),
+        grid=(triton.cdiv(num_rows, 64), num_outputs // 64),
+        num_warps=8,
+        OUTPUTS=64,
+        ROWS=64,
+        STAGES=3 if num_pieces == 2 else 2,
+        **shared,
+    )

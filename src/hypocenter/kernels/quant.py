@@ -128,13 +128,62 @@ def pack(raw: Array, dtype: DType, num_columns: int) -> Packed:
 
 
 def place(name: str, owner: str, dtype: DType, packed: Packed, *, device: str = "cpu") -> Tensor:
-    """A packed weight as a Tensor [num_rows, num_columns] on `device`."""
+    """A packed weight as a Tensor [num_rows, num_columns] on `device`.
+
+    On a GPU its parts lie in units of 64 columns, missing columns zero, so that a lane reads 16
+    bytes: weights [num_rows / 16, units, 16, 64]; words i32 [num_rows / 16, units, chunks, 16, 4]
+    whose chunk h holds the columns 16 h .. 16 h + 15 of each row, and in its high nibbles, where
+    codes have four bits, those 32 columns on; scales and minima [num_rows / 16, units, 16, groups].
+    """
     shape = (packed.num_rows, packed.num_columns)
     if device == "cpu":
         return memory.adopt(name, owner, dtype, shape, packed, packed.num_bytes)
-    allocation, parts = memory.upload(packed.parts, device)
+    allocation, parts = memory.upload(_gpu_parts(packed), device, name, owner)
     data = replace(packed, parts=parts)
     return Tensor(name, owner, dtype, shape, contiguous_strides(shape), 0, allocation, data)
+
+
+def _gpu_parts(packed: Packed) -> tuple[Any, ...]:
+    layout, first = packed.layout, packed.parts[0]
+    if layout.is_float:
+        return (_in_units(first.transpose(0, 2, 1), 64).transpose(0, 2, 1, 3),)
+    make = _chunks8 if layout.codes_per_word == 4 else _chunks4
+    shape = (len(first), -(-packed.num_columns // 64), 16 // layout.codes_per_word, LANES, 4)
+    words = np.zeros(shape, np.int32)
+    for start in range(0, len(first), _SLAB_ROWS // LANES):
+        slab = slice(start, start + _SLAB_ROWS // LANES)
+        words[slab] = make(first[slab]).view(np.int32)
+    scales, minima = (
+        _in_units(part.transpose(0, 2, 1), 64 // layout.group).transpose(0, 2, 1, 3)
+        for part in packed.parts[1:3]
+    )
+    return words, scales, minima, packed.parts[3]
+
+
+def _in_units(rows: Array, size: int) -> Array:
+    """[groups, 16, n] to [groups, 16, ceil(n / size), size], what is missing zero."""
+    num_units = -(-rows.shape[2] // size)
+    rows = np.pad(rows, ((0, 0), (0, 0), (0, num_units * size - rows.shape[2])))
+    return rows.reshape(len(rows), rows.shape[1], num_units, size)
+
+
+def _chunks8(words: Array) -> Array:
+    """Words of four 8-bit codes [groups, n, 16] as bytes [groups, units, 4, 16, 16]."""
+    columns = np.ascontiguousarray(words.transpose(0, 2, 1)).view(np.uint8)
+    units = _in_units(columns, 64)
+    chunks = units.reshape(*units.shape[:3], 4, 16).transpose(0, 2, 3, 1, 4)
+    return np.ascontiguousarray(chunks)
+
+
+def _chunks4(words: Array) -> Array:
+    """Words of eight 4-bit codes [groups, n, 16] as bytes [groups, units, 2, 16, 16]."""
+    bytes_ = np.ascontiguousarray(words.transpose(0, 2, 1)).view(np.uint8)
+    bytes_ = bytes_.reshape(len(words), LANES, -1, 4)
+    columns = np.concatenate([bytes_ & 15, bytes_ >> 4], axis=-1).reshape(len(words), LANES, -1)
+    units = _in_units(columns, 64)
+    halves = units.reshape(*units.shape[:3], 2, 2, 16)
+    chunks = halves[:, :, :, 0] | (halves[:, :, :, 1] << 4)
+    return np.ascontiguousarray(chunks.transpose(0, 2, 3, 1, 4))
 
 
 def padded(num_rows: int) -> int:

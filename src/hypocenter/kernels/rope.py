@@ -68,8 +68,10 @@ def tables(
     `divisors` [dim / 2] divide the frequencies one by one (Llama 3.1, Phi 3). `linear` divides
     all by `factor`; `yarn` does so for the slow ones only (Peng et al., arXiv 2309.00071, with
     ggml's ramp: the pair of index i is blended between the pairs that turn beta_fast and
-    beta_slow times within original_context).
+    beta_slow times within original_context). Raises LaunchRejected for a base that turns nothing.
     """
+    if not 0 < base < np.inf:
+        raise LaunchRejected("rope", f"rope_base is {base}, but must be above 0 and finite")
     pair = np.arange(dim // 2, dtype=np.float64)
     frequency = base ** (-2 * pair / dim) / (1.0 if divisors is None else divisors)
     if scaling == "linear":

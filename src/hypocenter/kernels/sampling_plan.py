@@ -13,41 +13,18 @@ import numpy as np
 
 from hypocenter.device import memory
 from hypocenter.device.plan import Plan, PlanBuilder
+from hypocenter.device.recorder import current
 from hypocenter.kernels import sampling_gpu as gpu
-from hypocenter.kernels.contract import Arg, Contract, Index, Rule
+from hypocenter.kernels.mark import mark
+from hypocenter.kernels.sampling_contracts import BLOCK, CONTRACT, GREEDY
 from hypocenter.tensor import DType, Tensor
 
 if TYPE_CHECKING:
     from hypocenter.kernels.sampling import Draw
 
-#: Tokens of one program, and blocks of tokens that one turn of a level's loop adds up.
-BLOCK = 1024
+#: Blocks of tokens that one turn of a level's loop adds up.
 _TILE = 64
 _FEW = 256
-
-_LOGITS = (
-    Arg("logits", (DType.F32,), "num_rows, vocab_size"),
-    Arg("parts", (DType.I64,), "num_rows, num_blocks, 2", "both"),
-    Arg("outcomes", (DType.I32,), "num_rows, 2", "write"),
-    Rule("0 < vocab_size <= 1 << 21", "a vocabulary has 1 to 2097152 tokens"),
-    Rule(f"num_blocks == -(-vocab_size // {BLOCK})", f"a block is {BLOCK} tokens"),
-)
-GREEDY = Contract("greedy", *_LOGITS)
-CONTRACT = Contract(
-    "sample",
-    *_LOGITS,
-    Arg("keys", (DType.I64,), "num_rows, vocab_size", "both"),
-    Arg("settings", (DType.I64,), "num_rows, 8"),
-    Arg("states", (DType.I64,), f"num_rows, {int(gpu.NUM_STATES.value)}", "both"),
-    Arg("counts", (DType.I32,), "num_rows, num_blocks, 16", "both"),
-    Arg("masses", (DType.I64,), "num_rows, num_blocks, 16", "both"),
-    Arg("context_ids", (DType.I32,), "num_context", index=Index("vocab_size", "the vocabulary")),
-    Arg("output_counts", (DType.I32,), "num_context"),
-    Arg(
-        "context_starts", (DType.I32,), "num_rows + 1",
-        index=Index("num_context + 1", "the context", monotone=True),
-    ),
-)  # fmt: skip
 
 
 class DeviceSampler:
@@ -67,15 +44,25 @@ class DeviceSampler:
             "outcomes": self._tensor("outcomes", DType.I32, max_rows, 2),
         }
         self._context: dict[str, Tensor] = {}
+        # What the host has put into the buffers for the next run.
+        self._filled: list[tuple[Tensor, np.ndarray[Any, Any]]] = []
 
     @property
     def kernels(self) -> tuple[str, ...]:
         """Names of the kernels that have run so far, in order of first use."""
         return tuple(self._ran)
 
+    @property
+    def num_graphs(self) -> int:
+        """How many plans are replayed as captured graphs."""
+        return sum(plan.is_captured for plan in self._plans.values())
+
     def sample(self, logits: Tensor, draws: Sequence[Draw]) -> list[tuple[int, int]]:
         """(token id or -1, number of bad logits) of each row: one copy to the host."""
+        self._filled.clear()
         plan = self.plan(logits, draws)
+        if self._filled and (recorder := current()) is not None:
+            recorder.step(plan, self._filled, is_new=False)
         plan.run()
         self._ran.update(dict.fromkeys(plan.kernels))
         outcomes = memory.to_host(self._buffers["outcomes"], len(draws))
@@ -108,8 +95,13 @@ class DeviceSampler:
 
     def free(self) -> None:
         """Give the buffers back; the sampler is of no use afterwards."""
+        self._forget_plans()
         for tensor in (*self._buffers.values(), *self._context.values()):
             memory.free(tensor)
+
+    def _forget_plans(self) -> None:
+        for plan in self._plans.values():
+            plan.release()  # or else what they captured could not be freed
         self._plans.clear()
 
     def _tensor(self, name: str, dtype: DType, *shape: int) -> Tensor:
@@ -128,9 +120,9 @@ class DeviceSampler:
                 "context_starts": self._tensor("context_starts", DType.I32, rows + 1),
             }
         if not self._context or self._context["context_ids"].shape[0] < num_context:
+            self._forget_plans()  # they hold the smaller ones
             for tensor in self._context.values():
                 memory.free(tensor)
-            self._plans.clear()  # they hold the smaller ones
             room = max(_FEW, 1 << (num_context - 1).bit_length())
             self._context = {
                 name: self._tensor(name, DType.I32, room)
@@ -141,15 +133,19 @@ class DeviceSampler:
         from hypocenter.kernels.sampling import has_penalties, settings_of
 
         settings = np.array([settings_of(draw) for draw in draws], np.float64)
-        memory.to_device(self._buffers["settings"], settings.view(np.int64))
+        self._put(self._buffers["settings"], settings.view(np.int64))
         penalised = [draw if has_penalties(draw.params) else None for draw in draws]
         sizes = [0 if draw is None else draw.context_ids.size for draw in penalised]
         starts = np.cumsum([0, *sizes], dtype=np.int32)
-        memory.to_device(self._buffers["context_starts"], starts)
+        self._put(self._buffers["context_starts"], starts)
         some = [draw for draw in penalised if draw is not None and draw.context_ids.size]
         if some:
             for name, tensor in self._context.items():
-                memory.to_device(tensor, np.concatenate([getattr(draw, name) for draw in some]))
+                self._put(tensor, np.concatenate([getattr(draw, name) for draw in some]))
+
+    def _put(self, tensor: Tensor, values: np.ndarray[Any, Any]) -> None:
+        self._filled.append((tensor, values))
+        memory.to_device(tensor, values)
 
     def _made(self, logits: Tensor, num_rows: int, filters: tuple[bool, bool, int] | None) -> Plan:
         builder = PlanBuilder(num_rows, self._device)
@@ -161,7 +157,9 @@ class DeviceSampler:
             _greedy(builder, {name: facts[name] for name in names})
         else:
             _filtered(builder, facts | self._context, *filters)
+        mark(builder)
         plan = Plan(builder, facts["outcomes"])
+        plan.name = f"sampler, {num_rows} rows, {'greedy' if filters is None else 'filtered'}"
         plan.set_mode(self._mode)
         return plan
 

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from hypocenter.device.memory import allocate, rows
-from hypocenter.device.plan import Plan, PlanBuilder
+from hypocenter.device.plan import Plan, PlanBuilder, bucket
 from hypocenter.kernels.activation import gate, scale, softcap
-from hypocenter.kernels.attention import attention
+from hypocenter.kernels.attention import Partial, attention
 from hypocenter.kernels.embedding import gather, lookup, narrow
 from hypocenter.kernels.kv_write import kv_write
 from hypocenter.kernels.linear import linear
+from hypocenter.kernels.mark import mark, mark_layer
 from hypocenter.kernels.norm import rms_norm
 from hypocenter.kernels.quant import padded
+from hypocenter.kernels.quantise import Operands, present
 from hypocenter.kernels.rope import rotate
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.unfused import UnfusedAttention
@@ -132,19 +134,28 @@ class Decoder:
         self._logits_buffers: dict[int, Tensor] = {}
         device = inputs.counts.device
         self._buffers = _Buffers.allocate(facts, max_tokens, device=device)
+        widest = max(facts.width, facts.num_heads * facts.head_dim, facts.ffn_width)
+        self._operands = Operands.allocate(weights.dtypes, max_tokens, widest, device=device)
         self._unfused: UnfusedAttention | None = None
+        self._partial: Partial | None = None
+        num_sequences, max_blocks = inputs.block_tables.shape
         if attention == "parts":
-            num_sequences, max_blocks = inputs.block_tables.shape
             max_context = max_blocks * pages.keys[0].shape[3]
             self._unfused = UnfusedAttention.allocate(
                 facts, max_tokens, num_sequences, max_context, device=device
             )
+        elif device != "cpu":
+            most = bucket(num_sequences, max_tokens)
+            self._partial = Partial.allocate(
+                pages.keys[0], most, facts.num_heads, max_blocks, device=device
+            )
 
-    def plan(self, num_tokens: int, num_logit_rows: int) -> Plan:
+    def plan(self, num_tokens: int, num_logit_rows: int, num_sequences: int | None = None) -> Plan:
         """The launches of a step of up to `num_tokens` tokens and `num_logit_rows` logit rows.
 
-        The result holds logits f32 [num_logit_rows, vocab_size], or the last hidden
-        states when no logits are wanted.
+        The tokens belong to up to `num_sequences` sequences (all of them when None). The result
+        holds logits f32 [num_logit_rows, vocab_size], or the last hidden states when no logits
+        are wanted.
         """
         plan, b = (
             PlanBuilder(num_tokens, self.inputs.counts.device),
@@ -156,19 +167,42 @@ class Decoder:
             scale(plan, b.x, facts.width**0.5, counts)
         if self._unfused is not None:
             self._unfused.measure(plan, inputs.sequence_rows, inputs.positions, counts)
+        attend = self._attend(num_tokens, num_logit_rows, num_sequences)
         for index, layer in enumerate(self.weights.layers):
-            self._attention(plan, b, index, layer)
+            self._attention(plan, b, index, layer, attend)
             self._feed_forward(plan, b, layer)
+            mark_layer(plan, index, len(self.weights.layers))
         if not num_logit_rows:
             return Plan(plan, b.x)
-        return Plan(plan, self._logits(plan, b, num_logit_rows))
+        logits = self._logits(plan, b, num_logit_rows)
+        mark(plan)
+        return Plan(plan, logits)
 
-    def _attention(self, plan: PlanBuilder, b: _Buffers, index: int, w: LayerWeights) -> None:
+    def _attend(
+        self, num_tokens: int, num_logit_rows: int, num_sequences: int | None
+    ) -> Callable[..., None]:
+        """The attention of a step of that shape."""
+        if self._unfused is not None:
+            return self._unfused.attend
+        # Tokens that are few, or (each wants logits) each of a sequence of its own, have many
+        # programs share their keys; those of a prompt share programs.
+        tiles = self._partial if num_tokens <= 8 or num_logit_rows >= num_tokens else None
+        if tiles is not None and num_tokens > tiles.values.shape[0]:
+            tiles = None
+        return partial(
+            attention, num_heads=self.facts.num_heads, num_sequences=num_sequences,
+            partial=tiles,
+        )  # fmt: skip
+
+    def _attention(
+        self, plan: PlanBuilder, b: _Buffers, index: int, w: LayerWeights,
+        attend: Callable[..., None],
+    ) -> None:  # fmt: skip
         facts, inputs, counts = self.facts, self.inputs, self.inputs.counts
         rms_norm(plan, b.x, w.attn_norm, facts.norm_eps, b.hidden, counts, width=facts.width)
-        linear(plan, b.hidden, w.q, b.q, counts, bias=w.q_bias)
-        linear(plan, b.hidden, w.k, b.k, counts, bias=w.k_bias)
-        linear(plan, b.hidden, w.v, b.v, counts, bias=w.v_bias)
+        self._linear(
+            plan, b.hidden, (w.q, b.q, w.q_bias), (w.k, b.k, w.k_bias), (w.v, b.v, w.v_bias)
+        )
         table = self.weights.local_rope if facts.is_local(index) else self.weights.rope
         for x, norm, num_heads in (
             (b.q, w.q_norm, facts.num_heads),
@@ -186,9 +220,6 @@ class Decoder:
                 )  # fmt: skip
         keys, values = self.pages.keys[index], self.pages.values[index]
         kv_write(plan, b.k, b.v, inputs.slots, keys, values, counts)
-        attend: Callable[..., None] = partial(attention, num_heads=facts.num_heads)
-        if self._unfused is not None:
-            attend = self._unfused.attend
         attend(
             plan, b.q, keys, values, inputs.block_tables, inputs.sequence_rows, inputs.positions,
             b.attended, counts, scale=facts.attn_scale, window=facts.layer_window(index),
@@ -201,8 +232,7 @@ class Decoder:
     def _feed_forward(self, plan: PlanBuilder, b: _Buffers, w: LayerWeights) -> None:
         facts, counts = self.facts, self.inputs.counts
         rms_norm(plan, b.x, w.ffn_norm, facts.norm_eps, b.hidden, counts, width=facts.width)
-        linear(plan, b.hidden, w.gate, b.gate, counts)
-        linear(plan, b.hidden, w.up, b.up, counts)
+        self._linear(plan, b.hidden, (w.gate, b.gate, None), (w.up, b.up, None))
         gate(plan, b.gate, b.up, facts.family.activation, counts)
         self._into_residual(plan, b, b.gate, w.down, None, w.post_ffn_norm)
 
@@ -213,13 +243,26 @@ class Decoder:
         """x += weight @ branch, normed first where the family norms what it adds."""
         facts, counts = self.facts, self.inputs.counts
         if post_norm is None:
-            linear(plan, x, weight, b.x, counts, bias=bias, accumulate=True)
+            self._linear(plan, x, (weight, b.x, bias), accumulate=True)
             return
-        linear(plan, x, weight, b.hidden, counts, bias=bias)
+        self._linear(plan, x, (weight, b.hidden, bias))
         rms_norm(
             plan, b.hidden, post_norm, facts.norm_eps, b.x, counts,
             width=facts.width, accumulate=True,
         )  # fmt: skip
+
+    def _linear(
+        self, plan: PlanBuilder, x: Tensor, *products: tuple[Tensor, Tensor, Tensor | None],
+        count: int = 0, accumulate: bool = False,
+    ) -> None:  # fmt: skip
+        """Products of x with several (weight, out, bias), for which x is made ready once."""
+        counts, operands = self.inputs.counts, self._operands.first(x.shape[0])
+        present(plan, x, [weight for weight, _, _ in products], operands, counts, count=count)
+        for weight, out, bias in products:
+            linear(
+                plan, x, weight, out, counts, count=count, bias=bias, accumulate=accumulate,
+                operands=operands,
+            )  # fmt: skip
 
     def _logits(self, plan: PlanBuilder, b: _Buffers, num_logit_rows: int) -> Tensor:
         facts, weights, counts = self.facts, self.weights, self.inputs.counts
@@ -231,7 +274,7 @@ class Decoder:
             plan, hidden, weights.output_norm, facts.norm_eps, hidden, counts,
             width=facts.width, count=1,
         )  # fmt: skip
-        linear(plan, hidden, weights.output, logits, counts, count=1)
+        self._linear(plan, hidden, (weights.output, logits, None), count=1)
         if facts.final_softcap:
             softcap(plan, logits, facts.final_softcap, counts, count=1)
         if facts.vocab_size == logits.shape[1]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from hypocenter.config import SamplingParams
 from hypocenter.device import memory
 from hypocenter.device.abstract import AbstractGpu, specimens
+from hypocenter.device.launch import Launch
 from hypocenter.device.plan import Plan
 from hypocenter.device.specimen import Specimen
 from hypocenter.kernels.quant import LAYOUTS, Packed, padded
@@ -27,6 +29,12 @@ _MODELS: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("gemma2", "gelu, post norms, soft caps", {"attn_softcap": 50.0, "final_softcap": 30.0}),
 )
 
+# One weight type for each way of packing: products have their own forms for one row and for many.
+_FORMS = (
+    DType.F32, DType.F16, DType.BF16, DType.Q4_0, DType.Q4_K, DType.Q2_K, DType.Q3_K, DType.Q5_K,
+    DType.Q6_K, DType.Q8_0,
+)  # fmt: skip
+
 # Logits of more than 2**31 elements.
 _HUGE = (1 << 15, 128256, "sampling, 64-bit offsets")
 
@@ -40,13 +48,22 @@ def project_specimens() -> tuple[Specimen, ...]:
     for dtype in LAYOUTS:
         for specimen in _of_model("llama", dtype, DType.F32):
             found.setdefault(_key(specimen), specimen)
+    for dtype in _FORMS:
+        for num_tokens in (1, 512):
+            for specimen in _of_model("llama", dtype, DType.F16, num_tokens=num_tokens):
+                found.setdefault(_key(specimen), specimen)
     for dtype in (DType.F16, DType.F32):
         for specimen in _of_model("llama", DType.Q8_0, dtype, attention="parts"):
             found.setdefault(_key(specimen), specimen)
+    for specimen in _of_attention():
+        found.setdefault(_key(specimen), specimen)
     # Extents beyond 2**31 elements, which no memory is needed for here.
     for dtype in (DType.F16, DType.Q8_0):
         caps = {"attn_softcap": 50.0, "final_softcap": 30.0}
         for specimen in _of_model("gemma2", dtype, DType.F16, caps, num_tokens=1 << 20):
+            found.setdefault(_key(specimen), specimen)
+        # A matrix of that extent is met by a single row too.
+        for specimen in _of_model("llama", dtype, DType.F16, {"vocab_size": 1 << 20}, num_tokens=1):
             found.setdefault(_key(specimen), specimen)
     unfused = _of_model(
         "gemma2", DType.Q8_0, DType.F16, caps, num_tokens=1 << 20, attention="parts"
@@ -58,6 +75,33 @@ def project_specimens() -> tuple[Specimen, ...]:
     return tuple(found.values())
 
 
+def _of_attention() -> Iterator[Specimen]:
+    """Prompts and single tokens, heads of other sizes, caches beyond 2**31 elements."""
+    for dtype, head_dim, num_tokens in itertools.product(
+        (DType.F16, DType.F32), (64, 80, 128, 256), (8, 64)
+    ):
+        changes: dict[str, float] = {"head_dim": head_dim}
+        label = f"heads of {head_dim}, {dtype.name.lower()} cache"
+        yield from _attention_of("llama", dtype, changes, label, num_tokens=num_tokens)
+    for family, cap in (("llama", 0.0), ("gemma2", 50.0)):
+        changes, label = {"attn_softcap": cap}, "single tokens, f16 cache"
+        yield from _attention_of(family, DType.F16, changes, label, num_tokens=8)
+        label += ", 64-bit offsets"
+        yield from _attention_of(
+            family, DType.F16, changes, label, num_tokens=8, max_blocks=1 << 18
+        )
+
+
+def _attention_of(
+    family: str, dtype: DType, changes: Mapping[str, float], label: str, *, num_tokens: int,
+    max_blocks: int = 256,
+) -> list[Specimen]:  # fmt: skip
+    plan = abstract_plan(
+        family, DType.Q8_0, dtype, changes, num_tokens=num_tokens, max_blocks=max_blocks
+    )
+    return specimens([x for x in plan.launches if x.kernel.startswith("attention")], label)
+
+
 def abstract_plan(
     family: str,
     dtype: DType,
@@ -65,6 +109,7 @@ def abstract_plan(
     changes: Mapping[str, float] | None = None,
     *,
     num_tokens: int,
+    max_blocks: int = 256,
     attention: str = "fused",
 ) -> Plan:
     """The plan of a one-layer model of 8B's shape on a device that runs nothing.
@@ -72,10 +117,11 @@ def abstract_plan(
     It has a sequence for each 4096 tokens, but at least 32.
     """
     facts = replace(_facts(family), **(changes or {}))  # type: ignore[arg-type]
+    facts = replace(facts, rope=replace(facts.rope, dim=facts.head_dim))
     gpu = AbstractGpu()
     memory.use_backend(gpu)
-    inputs = StepInputs.allocate(num_tokens, max(32, num_tokens >> 12), 256, device=gpu.name)
-    num_blocks = max(4096, num_tokens // 4)
+    inputs = StepInputs.allocate(num_tokens, max(32, num_tokens >> 12), max_blocks, device=gpu.name)
+    num_blocks = max(4096, num_tokens // 4, max_blocks)
     pages = KVPages.allocate(facts, num_blocks, 16, kv_dtype, device=gpu.name)
     decoder = Decoder(facts, _weights(facts, dtype), inputs, pages, num_tokens, attention)
     return decoder.plan(num_tokens, max(min(num_tokens, 4), num_tokens // 16))
@@ -96,7 +142,8 @@ def _of_model(
     plan = abstract_plan(
         family, dtype, kv_dtype, changes, num_tokens=num_tokens, attention=attention
     )
-    return specimens(plan.launches, label)
+    marks = [mark for mark in plan.marks if isinstance(mark, Launch)]
+    return [*specimens(plan.launches, label), *specimens(marks, "marks")]
 
 
 def sampling_plans(num_rows: int, vocab_size: int) -> list[Plan]:

@@ -21,6 +21,8 @@ from hypocenter.tensor import DType, Tensor
 # Digits of ASCII without leading zeros: one layer has one name.
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\..+")
 
+_MATRICES = ("q", "k", "v", "attn_output", "gate", "up", "down")
+
 Progress = Callable[[str, float], None]
 RopeTable = tuple[Tensor, Tensor]
 
@@ -59,6 +61,14 @@ class Weights:
     rope: RopeTable
     local_rope: RopeTable
     num_bytes: int
+
+    @property
+    def dtypes(self) -> frozenset[DType]:
+        """The types of the matrices that activations are multiplied with."""
+        found = {self.output.dtype}
+        for layer in self.layers:
+            found |= {getattr(layer, name).dtype for name in _MATRICES}
+        return frozenset(found)
 
 
 def load_weights(

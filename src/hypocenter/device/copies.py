@@ -1,0 +1,359 @@
+"""Copies between host and device: what each must meet before it begins, and lines that tell of it.
+
+Others reach these through `memory.py`. A copy that is refused has touched nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+
+from hypocenter.device.devices import (
+    ask,
+    call_site,
+    is_open,
+    names_of,
+    opened,
+    order_of,
+    stream_of,
+    will_run,
+)
+from hypocenter.device.order import Stretch, Writes
+from hypocenter.device.recorder import current
+from hypocenter.errors import CopyRejected
+from hypocenter.tensor import DType, Tensor
+
+log = logging.getLogger("hypocenter.copies")
+
+Array = np.ndarray[Any, Any]
+
+_is_armed = True
+
+#: What the host sees of each type that can be copied.
+NUMPY_TYPES: dict[DType, Any] = {
+    DType.F32: np.float32,
+    DType.F16: np.uint16,  # bits; kernels convert them as they load
+    DType.I16: np.int16,
+    DType.I32: np.int32,
+    DType.I64: np.int64,
+    DType.U8: np.uint8,
+}
+_KINDS: dict[DType, np.dtype[Any]] = {dtype: np.dtype(kind) for dtype, kind in NUMPY_TYPES.items()}
+
+
+def to_device(tensor: Tensor, values: Array, *, is_recorded: bool = False) -> None:
+    """Copy host values into the leading part of `tensor`; the element types must be equal.
+
+    On a GPU the rest of the rows that are written becomes zero. `is_recorded`: a record of the
+    step holds them already. Raises CopyRejected, before anything is copied, when the values do not
+    fit or there is no memory for them.
+    """
+    _looked(tensor)
+    _refuse_for(tensor, _misfit_in(tensor, values) or obstacle(tensor, values.nbytes))
+    if tensor.device == "cpu":
+        tensor.data[tuple(slice(0, size) for size in values.shape)] = values
+        return
+    if values.shape[1:] != tensor.shape[1:]:
+        wide = np.zeros((values.shape[0], *tensor.shape[1:]), values.dtype)
+        wide[tuple(slice(0, size) for size in values.shape)] = values
+        values = wide
+        _refuse_for(tensor, obstacle(tensor, values.nbytes))
+    data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    if data.nbytes:
+        if not is_recorded:
+            _record_copy("in", tensor, data.nbytes)
+        _will_write(tensor, data.nbytes)
+        copy_in(tensor.device, _who(tensor), tensor.address, data)
+
+
+def to_host(tensor: Tensor, num_rows: int | None = None, *, out: Array | None = None) -> Array:
+    """A host copy of the first `num_rows` rows (all by default), after all launches before it.
+
+    `out` is an array of that shape to copy into. It waits for the stream that the caller is in.
+    Raises CopyRejected, before anything is copied, for memory that is not there, an `out` that
+    does not fit, and a tensor that another stream may still be writing.
+    """
+    _looked(tensor)
+    num_rows = tensor.shape[0] if num_rows is None else num_rows
+    if not 0 <= num_rows <= tensor.shape[0]:
+        refuse(tensor, f"{num_rows} rows, but it has {tensor.shape[0]}; ask for 0 to that many")
+    shape = (num_rows, *tensor.shape[1:])
+    num_bytes = math.prod(shape) * tensor.dtype.block_bytes
+    _refuse_for(tensor, obstacle(tensor, num_bytes))
+    if out is not None:
+        _refuse_for(tensor, _misfit_out(tensor, shape, out))
+    if tensor.device == "cpu":
+        copied = np.array(tensor.data[:num_rows])
+    else:
+        _refuse_for(tensor, _unwaited(tensor, num_bytes))
+        copied = _copy_out(tensor, num_bytes).view(_KINDS[tensor.dtype]).reshape(shape)
+    if out is None:
+        return copied
+    out[...] = copied
+    return out
+
+
+def peek(tensor: Tensor) -> Array | None:
+    """What lies in a tensor, for whoever looks on at work in progress; None where `obstacle` says.
+
+    Other streams may still be writing it.
+    """
+    if not tensor.shape or obstacle(tensor, tensor.extent_bytes):
+        return None
+    if tensor.device == "cpu":
+        return np.array(tensor.data)
+    copied = _copy_out(tensor, tensor.extent_bytes).view(_KINDS[tensor.dtype])
+    return np.asarray(copied.reshape(tensor.shape))
+
+
+def arm_copies(is_armed: bool) -> None:
+    """Say whether copies are refused; without that a wrong one is the device's to refuse."""
+    global _is_armed
+    _is_armed = is_armed
+    if (recorder := current()) is not None:
+        recorder.arm("host copies", is_armed)
+
+
+def obstacle(tensor: Tensor, num_bytes: int) -> str:
+    """Why the first `num_bytes` of `tensor` cannot be copied at all; empty when they can be."""
+    if found := _own_obstacle(tensor, num_bytes):
+        return found
+    device, address = tensor.device, tensor.allocation.address
+    if device == "cpu" or not num_bytes:
+        return ""
+    if not is_open(device):
+        known = ", ".join(["cpu", *opened()])
+        return f"is on {device}, which is not open here (open: {known}); open_device it first"
+    if address in names_of(device):
+        return ""
+    others = [name for name in opened() if address in names_of(name)]
+    where = f"which is memory of {others[0]}" if others else f"where nothing of {device} begins"
+    return (
+        f"is taken to be on {device}, but lies at {address:#x}, {where}; copy it by the device "
+        "that it was allocated on"
+    )
+
+
+def _copy_out(tensor: Tensor, num_bytes: int) -> Array:
+    if not num_bytes:
+        return np.zeros(0, np.uint8)
+    device, address = tensor.device, tensor.address
+    _record_copy("out", tensor, num_bytes)
+    order, stream = order_of(device), stream_of(device)
+    if not log.isEnabledFor(logging.DEBUG):
+        copied = ask(device, "copy_out", address, num_bytes)
+    else:
+        sync = f"waits for {order.num_pending(stream)} before it"
+        with _told(
+            "D2H", _who(tensor), src=address, num_bytes=num_bytes, stream=stream, sync=sync
+        ) as at:
+            copied = ask(device, "copy_out", address, num_bytes)
+            at["dst"] = copied.ctypes.data
+    order.host_waited(stream)
+    return np.asarray(copied)
+
+
+def copy_in(device: str, who: str, address: int, data: Array, *, pinned: bool = False) -> None:
+    """Copy bytes to an address that was allocated for them; `who` has it, for the log."""
+    # Without the keyword, as most of those who do it know none.
+    keywords = {"pinned": True} if pinned else {}
+    if not log.isEnabledFor(logging.DEBUG):
+        ask(device, "copy_in", address, data, **keywords)
+        return
+    sync = "pinned, read when the stream gets there" if pinned else "staged, in stream order"
+    with _told(
+        "H2D", who, src=data.ctypes.data, dst=address, num_bytes=data.nbytes,
+        stream=stream_of(device), sync=sync,
+    ):  # fmt: skip
+        ask(device, "copy_in", address, data, **keywords)
+
+
+def _record_copy(
+    direction: str,
+    tensor: Tensor,
+    num_bytes: int,
+    *,
+    host_address: int = 0,
+    is_pinned: bool = False,
+) -> None:
+    if (recorder := current()) is not None:
+        recorder.copied(
+            direction, tensor, tensor.address, num_bytes, host_address=host_address,
+            is_pinned=is_pinned, stream=stream_of(tensor.device), site=call_site(),
+        )  # fmt: skip
+
+
+def fill_pinned(buffer: Tensor, values: Array) -> None:
+    """Put values into the leading part of a pinned tensor, which no copy may still be reading."""
+    if (recorder := current()) is not None:
+        recorder.host_wrote(buffer.address, values.nbytes, call_site())
+    to_device(buffer, values)
+
+
+def copy_in_pinned(tensor: Tensor, buffer: Tensor) -> None:
+    """Copy a pinned tensor into `tensor` when the current stream gets there; returns at once.
+
+    Raises CopyRejected when shapes or types differ, or one of the two has no memory.
+    """
+    for one in (tensor, buffer):
+        _looked(one)
+        _refuse_for(one, obstacle(one, one.extent_bytes))
+    if buffer.device != "cpu" or tensor.device == "cpu":
+        refuse(tensor, f"{buffer!r} into {tensor!r}; give a pinned one of the host for a GPU's")
+    if (tensor.dtype, tensor.shape) != (buffer.dtype, buffer.shape):
+        refuse(tensor, f"{buffer!r} into {tensor!r}; make them alike")
+    data = buffer.data.reshape(-1).view(np.uint8)
+    _record_copy("in", tensor, data.nbytes, host_address=buffer.address, is_pinned=True)
+    _will_write(tensor, data.nbytes)
+    copy_in(tensor.device, _who(tensor), tensor.address, data, pinned=True)
+
+
+def _will_write(tensor: Tensor, num_bytes: int) -> None:
+    end = tensor.address + num_bytes
+    stretch = Stretch(tensor.allocation.id, tensor.address, end, "a copy to the device")
+    will_run(tensor.device, Writes(stretches=(stretch,)))
+
+
+def _unwaited(tensor: Tensor, num_bytes: int) -> str:
+    """Why `tensor` may not have its values yet where the caller is; or empty."""
+    device = tensor.device
+    here = stream_of(device)
+    found = order_of(device).unwaited(tensor, num_bytes, here) if num_bytes else None
+    if found is None:
+        return ""
+    what, there = found
+    return (
+        f"is still being written by {what} in stream {there or 'default'}, which stream "
+        f"{here or 'default'} has not waited for; record_event there and wait_event here, or "
+        f"synchronise({device!r})"
+    )
+
+
+def _looked(tensor: Tensor | None) -> None:
+    if _is_armed and (recorder := current()) is not None:
+        recorder.checked("host copies")
+    if tensor is None:
+        _raise(CopyRejected("a tensor", "is null; allocate it first"))
+
+
+def _refuse_for(tensor: Tensor, reason: str) -> None:
+    if reason and _is_armed:
+        refuse(tensor, reason)
+
+
+def refuse(tensor: Tensor, reason: str) -> NoReturn:
+    """Raise CopyRejected, noted in the record and in the log."""
+    log.debug("[COPY] %s REFUSED: %s", _who(tensor), reason)
+    _raise(CopyRejected(tensor.name, reason, tensor.owner))
+
+
+def _raise(error: CopyRejected) -> NoReturn:
+    if (recorder := current()) is not None:
+        recorder.failed(error)
+    raise error
+
+
+def _who(tensor: Tensor) -> str:
+    return f"{tensor.name} ({tensor.owner})"
+
+
+def _own_obstacle(tensor: Tensor, num_bytes: int) -> str:
+    """Why the first `num_bytes` of `tensor` cannot be copied, by what is known of it; or empty."""
+    allocation, dtype = tensor.allocation, tensor.dtype
+    if allocation.freed_at:
+        return f"was freed at {allocation.freed_at}; copy it before that, or free it later"
+    if dtype not in NUMPY_TYPES or hasattr(tensor.data, "parts"):
+        known = ", ".join(one.name for one in NUMPY_TYPES)
+        return (
+            f"is {dtype.name}, or a packed weight, but a copy takes plain elements of {known}; "
+            "read a weight from its file"
+        )
+    if allocation.device == "cpu":
+        return "" if isinstance(tensor.data, np.ndarray) else "is null: it has no array"
+    if not num_bytes:
+        return ""
+    if not allocation.address:
+        return (
+            f"is null: its allocation, made at {allocation.site}, has no address for "
+            f"{num_bytes} bytes; allocate them first"
+        )
+    if not tensor.is_contiguous:
+        return (
+            f"has strides {tensor.strides}, but a copy takes contiguous tensors; copy the whole "
+            "and slice it on the host"
+        )
+    if tensor.address % dtype.block_bytes:
+        return (
+            f"lies at {tensor.address:#x}, but {dtype.name} needs a multiple of "
+            f"{dtype.block_bytes}; begin at a whole element"
+        )
+    end = tensor.address - allocation.address + num_bytes
+    if end > allocation.num_bytes or end < num_bytes:
+        return (
+            f"reaches from byte {end - num_bytes} to byte {end}, but its allocation, made at "
+            f"{allocation.site}, has {allocation.num_bytes}; allocate more, or copy fewer rows"
+        )
+    return ""
+
+
+def _misfit_in(tensor: Tensor, values: Any) -> str:
+    """Why `values` cannot be put into the leading part of `tensor`; or empty."""
+    if not isinstance(values, np.ndarray):
+        return f"{values!r} is no array of the host; bring it there by to_host first"
+    kind = _KINDS.get(tensor.dtype)
+    if kind is not None and values.dtype != kind:
+        return f"{values.dtype} values for {tensor.dtype.name}; give them as {kind.name}"
+    if values.ndim != len(tensor.shape) or any(
+        given > room for given, room in zip(values.shape, tensor.shape, strict=True)
+    ):
+        return f"shape {values.shape} into {tensor.shape}; give less, or allocate more"
+    return ""
+
+
+def _misfit_out(tensor: Tensor, shape: tuple[int, ...], out: Any) -> str:
+    """Why `out` cannot take elements of `tensor` in `shape`; or empty."""
+    kind = _KINDS[tensor.dtype]
+    if not isinstance(out, np.ndarray):
+        return f"into {out!r}, which is no array of the host"
+    if out.dtype != kind:
+        return f"{tensor.dtype.name} into {out.dtype}; make it {kind.name}"
+    if not out.flags.c_contiguous or not out.flags.writeable:
+        return "into an array that is not contiguous or not writable; make a fresh one"
+    if out.shape != shape:
+        needed = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        return (
+            f"shape {shape}, {needed} bytes, into {out.shape}, {out.nbytes} bytes; make it "
+            f"np.empty({shape})"
+        )
+    return ""
+
+
+@contextlib.contextmanager
+def _told(
+    way: str, who: str, *, src: int = 0, dst: int = 0, num_bytes: int, stream: str, sync: str
+) -> Iterator[dict[str, int]]:
+    """Log a copy (`way`: D2H or H2D) before it begins, and how it ended.
+
+    Addresses that are known later are put into what is yielded.
+    """
+    at = {"src": src, "dst": dst}
+
+    def line(when: str, note: str) -> None:
+        places = "".join(f"{name}={place:#x}, " for name, place in at.items() if place)
+        log.debug(
+            "[%s] %s %s: %sbytes=%d, stream=%s, sync=%s",
+            way, who, when, places, num_bytes, stream or "default", note,
+        )  # fmt: skip
+
+    line("before", sync)
+    try:
+        yield at
+    except Exception as error:
+        line("FAILED", f"{sync}: {type(error).__name__}: {error}")
+        raise
+    line("after", "waited for" if way == "D2H" else sync)

@@ -1,0 +1,190 @@
+"""Which devices are open, whose memory lies where on them, and the order of work in their streams.
+
+Allocates and copies nothing: `memory.py` and `copies.py` do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from hypocenter.config import launch_blocking
+from hypocenter.device.order import Order, Ticks, Writes
+from hypocenter.device.recorder import current, open_recorder
+from hypocenter.errors import UsageError
+
+if TYPE_CHECKING:
+    from hypocenter.device.backend import Backend
+
+_event_ids = itertools.count(1)
+_backends: dict[str, Backend] = {}
+# Who has the memory at an address, for messages of backends, which know no tensors.
+_names: WeakKeyDictionary[Backend, dict[int, str]] = WeakKeyDictionary()
+_orders: WeakKeyDictionary[Backend, Order] = WeakKeyDictionary()
+# The stream that the caller is in, where that is not the default one.
+_streams: dict[str, str] = {}
+
+_FOLDER = os.path.dirname(__file__)
+_OWN = {os.path.join(_FOLDER, name) for name in ("devices.py", "copies.py", "memory.py")}
+
+
+def open_device(name: str) -> str:
+    """Make the device `name` (cpu, cuda, hip, cuda:1, sim:mi300x) ready; returns its full name.
+
+    A device is opened once per process, and with the first one its record. Raises UsageError when
+    it is not to be had.
+    """
+    recorder = open_recorder()
+    if name == "cpu" or name in _backends:
+        if recorder is not None:
+            recorder.device(name, _backends[name].limits if name in _backends else None)
+        return name
+    if name.startswith("sim:"):
+        from hypocenter.device.limits import simulated
+
+        simulated(name)  # a misspelt name is told before anything about Triton
+        from hypocenter.device.sim import open_sim
+
+        backend: Backend = open_sim(name, blocking=launch_blocking() is not None)
+    elif name.split(":")[0] in ("cuda", "hip"):
+        from hypocenter.device.gpu import open_gpu
+
+        backend = open_gpu(name)
+    else:
+        raise UsageError(f"device is {name!r}, but must be cpu, cuda, hip or sim:NAME")
+    _register(name, backend)
+    return name
+
+
+def use_backend(backend: Backend) -> None:
+    """Make a backend known under its name, in place of one opened before."""
+    _register(backend.name, backend)
+
+
+def _register(name: str, backend: Backend) -> None:
+    names: dict[int, str] = {}
+    _names[backend], _orders[backend] = names, Order()
+    backend.name_of = functools.partial(_named, names)
+    _backends[name] = backend
+    if (recorder := current()) is not None:
+        recorder.device(name, backend.limits)
+
+
+def backend_of(device: str) -> Backend:
+    """The opened device of that name; the CPU has none."""
+    return _backends[device]
+
+
+def name_at(device: str, address: int) -> str:
+    """Tensor and owner of the allocation that begins at `address`, or the address itself."""
+    return _named(names_of(device), address)
+
+
+def _named(names: dict[int, str], address: int) -> str:
+    return names.get(address, hex(address))
+
+
+def names_of(device: str) -> dict[int, str]:
+    """Address to tensor and owner of each allocation of an open device."""
+    return _names[_backends[device]]
+
+
+def order_of(device: str) -> Order:
+    """The order of work on an open device."""
+    return _orders[_backends[device]]
+
+
+def is_open(device: str) -> bool:
+    """Whether it is a GPU, real or simulated, that this process has opened."""
+    return device in _backends
+
+
+def opened() -> tuple[str, ...]:
+    """Names of the open devices, without the CPU."""
+    return tuple(_backends)
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """A place in a stream of a device; `handle` is the device's own."""
+
+    id: int
+    device: str
+    handle: Any = None
+    before: Ticks = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def stream(device: str, name: str) -> Iterator[None]:
+    """Launches and copies in the block go to the stream `name`, which waits for no other."""
+    before = _streams.get(device, "")
+    with _backends[device].stream(name):
+        _streams[device] = name
+        try:
+            yield
+        finally:
+            _streams[device] = before
+
+
+def record_event(device: str) -> Event:
+    """An event at the end of the current stream of `device`."""
+    event = Event(next(_event_ids), device)
+    _tell_event("record", event)
+    event.handle = ask(device, "record")
+    event.before = _orders[_backends[device]].recorded(stream_of(device))
+    return event
+
+
+def wait_event(device: str, event: Event) -> None:
+    """What follows in the current stream of `device` runs after `event`."""
+    _tell_event("wait", event)
+    ask(device, "wait", event.handle)
+    _orders[_backends[device]].waits(stream_of(device), event.before)
+
+
+def synchronise(device: str) -> None:
+    """Wait for everything that was launched on `device`."""
+    _tell_event("synchronise", Event(0, device))
+    ask(device, "synchronise")
+    _orders[_backends[device]].host_waited(None)
+
+
+def stream_of(device: str) -> str:
+    """The stream that the caller is in; empty for the default one."""
+    return _streams.get(device, "")
+
+
+def _tell_event(action: str, event: Event) -> None:
+    if (recorder := current()) is not None:
+        recorder.stream_event(action, event.id, stream_of(event.device), call_site())
+
+
+def will_run(device: str, writes: Writes) -> None:
+    """Launches that make these writes are about to be asked for in the current stream."""
+    if device != "cpu":
+        _orders[_backends[device]].wrote(writes, stream_of(device))
+
+
+def ask(device: str, call: str, *args: Any, **keywords: Any) -> Any:
+    """A call of a device; what it reports is noted."""
+    try:
+        return getattr(_backends[device], call)(*args, **keywords)
+    except Exception as error:
+        if (recorder := current()) is not None:
+            recorder.failed(error)
+        raise
+
+
+def call_site() -> str:
+    """File and line of the nearest caller outside the files of this door."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename in _OWN:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

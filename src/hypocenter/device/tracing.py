@@ -1,0 +1,229 @@
+"""Traced launches: after each one the figures of what it wrote, and contents where they went wrong.
+
+Slow by design: each launch is waited for. What is written lies in the folder of the recorder.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hypocenter.bundle import Snapshot
+from hypocenter.config import trace_bytes
+from hypocenter.device import launch, memory
+from hypocenter.device.recorder import Recorder, open_recorder
+from hypocenter.errors import UsageError
+from hypocenter.recording import Place, Statistics, Values
+from hypocenter.ring import place_of
+from hypocenter.tensor import DType, Tensor
+from hypocenter.trace_log import TraceWriter
+
+if TYPE_CHECKING:
+    from hypocenter.device.launch import Launch
+
+log = logging.getLogger("hypocenter.tracing")
+
+Array = np.ndarray[Any, Any]
+
+#: A larger tensor is neither read nor kept.
+MAX_TENSOR_BYTES = 64 << 20
+#: Of one launch at most so many bytes of arguments are kept.
+MAX_SNAPSHOT_BYTES = 16 << 20
+#: After so many launches that spoilt something the later ones follow from the earlier ones.
+MAX_FIRST = 4
+
+#: What fills undefined memory of a simulated GPU (`sim_memory.POISON`), as 16 and 32 bits.
+_POISON = {2: 0xFFFF, 4: 0xFFFFFFFF}
+_BITS = {2: np.uint16, 4: np.uint32}
+
+
+@functools.lru_cache(maxsize=1)
+def _tracer_of(recorder: Recorder) -> Tracer:
+    return Tracer(recorder)
+
+
+def open_tracer() -> Tracer:
+    """The tracer of this process; raises UsageError when nothing is recorded."""
+    recorder = open_recorder()
+    if recorder is None:
+        raise UsageError(
+            "launch mode traced writes into the folder of the run, but this run is not recorded; "
+            "leave HYPO_RECORD away, or name a folder by HYPO_RUN_DIR"
+        )
+    try:
+        return _tracer_of(recorder)
+    except OSError as error:
+        raise UsageError(
+            f"launch mode traced cannot write into {recorder.folder}: {error.strerror or error}; "
+            "name another folder by HYPO_RUN_DIR"
+        ) from error
+
+
+class Tracer:
+    """Runs launches one by one and writes down what they did."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._writer = TraceWriter(recorder.folder, trace_bytes())
+        self._num_first = 0
+        self._has_warned = False
+        self._spoilt: dict[int, int] = {}  # tensor to what was wrong with it when last seen
+
+    def walk(
+        self, launches: Sequence[tuple[int, Launch]], cells: memoryview, word: int
+    ) -> None:  # fmt: skip
+        """As `launch.walk`, looking at what each launch did."""
+        place = place_of(word) or Place(0, 0, 0)
+        # What no launch writes is a weight, or an input of the step.
+        changing = {tensor.allocation.id for _, one in launches for _, tensor in _written(one)}
+        for number, one in launches:
+            run = functools.partial(launch.walk, ((number, one),), cells, word)
+            self._one(one, run, Place(place.step, place.plan, place.launch + number), changing)
+
+    def _one(self, one: Launch, run: Callable[[], None], place: Place, changing: set[int]) -> None:
+        counts = self._counts(one)
+        held = list(self._held(one, changing))
+        for name, tensor in _written(one):
+            number = self._recorder.catalogue.tensor(tensor)
+            if number not in self._spoilt and _num_live(one, name, counts) is None:
+                # What is wrong with a cache before anybody has written to it is nobody's doing.
+                self._spoilt[number] = self._figures(one, name, tensor, counts, place)[1]
+        self._write(
+            self._writer.recent, Snapshot(place.step, place.plan, place.launch, tuple(held))
+        )
+        run()
+        is_first = False
+        for name, tensor in _written(one):
+            statistics, num_wrong = self._figures(one, name, tensor, counts, place)
+            if statistics is None:
+                continue
+            self._write(self._writer.statistics, statistics)
+            is_live = _num_live(one, name, counts) is not None
+            is_first |= num_wrong > (0 if is_live else self._spoilt.get(statistics.tensor, 0))
+            self._spoilt[statistics.tensor] = num_wrong
+        if is_first and self._num_first < MAX_FIRST:
+            self._num_first += 1
+            self._write(
+                self._writer.first, Snapshot(place.step, place.plan, place.launch, tuple(held))
+            )
+            self._read_too(one, counts, place)
+
+    def _write(self, write: Callable[[Any], None], record: Any) -> None:
+        """What cannot be written is told once and left out; the run goes on."""
+        try:
+            write(record)
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning("this run is traced in part: %s", error.strerror or error)
+
+    def _read_too(self, one: Launch, counts: Array | None, place: Place) -> None:
+        """The figures of what a launch has read: was it wrong already?"""
+        written = {name for name, _ in _written(one)}
+        for name, tensor in one.tensors.items():
+            if name not in written:
+                statistics, _ = self._figures(one, name, tensor, counts, place)
+                if statistics is not None:
+                    self._write(self._writer.statistics, statistics)
+
+    def _held(self, one: Launch, changing: set[int]) -> Iterator[Values]:
+        """What the arguments of a launch hold before it; without weights."""
+        room = MAX_SNAPSHOT_BYTES
+        index = {arg.name for arg in getattr(one.contract, "args", ()) if arg.index is not None}
+        for name, tensor in one.tensors.items():
+            if name not in index and tensor.allocation.id not in changing:
+                continue
+            values = _read(tensor, room)
+            if values is not None:
+                room -= values.nbytes
+                number = self._recorder.catalogue.tensor(tensor)
+                yield Values(number, tensor.dtype.name, values.shape, values.tobytes())
+
+    def _counts(self, one: Launch) -> Array | None:
+        counts = one.facts.get("counts")
+        return memory.to_host(counts) if isinstance(counts, Tensor) else None
+
+    def _figures(
+        self, one: Launch, name: str, tensor: Tensor, counts: Array | None, place: Place
+    ) -> tuple[Statistics | None, int]:
+        """The figures of a tensor's live rows, and how many of them are wrong."""
+        values = _read(tensor, MAX_TENSOR_BYTES)
+        if values is None:
+            return None, 0
+        live = _num_live(one, name, counts)
+        if live is not None:
+            values = values[: max(live, 0)]
+        number = self._recorder.catalogue.tensor(tensor)
+        return statistics_of(values, tensor.dtype, place, number)
+
+
+def _num_live(one: Launch, name: str, counts: Array | None) -> int | None:
+    ask = getattr(one.contract, "num_live", None)
+    if ask is None or counts is None:
+        return None
+    found: int | None = ask(name, counts, one.facts)
+    return found
+
+
+def _written(one: Launch) -> list[tuple[str, Tensor]]:
+    names = getattr(one.contract, "written", ())
+    return [(name, tensor) for name, tensor in one.tensors.items() if name in names]
+
+
+def _read(tensor: Tensor, room: int) -> Array | None:
+    """A tensor's elements in its shape; None for packed weights and for more than `room` bytes."""
+    if tensor.dtype.is_quantised or tensor.extent_bytes > min(room, MAX_TENSOR_BYTES):
+        return None
+    # What was freed, or reaches beyond its memory, is for others to say.
+    if tensor.shape and (tensor.is_contiguous or tensor.device == "cpu"):
+        return memory.peek(tensor)
+    span = tensor.extent_bytes // tensor.dtype.block_bytes
+    whole = Tensor(
+        tensor.name, tensor.owner, tensor.dtype, (span,), (1,), tensor.offset,
+        tensor.allocation, tensor.data,
+    )  # fmt: skip
+    flat = memory.peek(whole)
+    if flat is None:
+        return None
+    steps = [stride * flat.itemsize for stride in tensor.strides]
+    return np.array(np.lib.stride_tricks.as_strided(flat, tensor.shape, steps))
+
+
+def statistics_of(values: Array, dtype: DType, place: Place, tensor: int) -> tuple[Statistics, int]:
+    """Figures of `values` (16-bit floats as their bits), and how many elements are wrong.
+
+    Wrong are NaN, undefined memory (which is NaN to a kernel) and +infinity; -infinity is what a
+    mask writes.
+    """
+    num_poisoned = 0
+    raw = np.ascontiguousarray(values)
+    floats = raw.view(np.float16) if dtype is DType.F16 else raw
+    num_nan = num_inf = num_wrong = 0
+    first: tuple[int, ...] | None = None
+    finite = floats
+    if floats.dtype.kind == "f":
+        num_poisoned = int((raw.view(_BITS[raw.itemsize]) == _POISON[raw.itemsize]).sum())
+        is_finite = np.isfinite(floats)
+        num_nan = int(np.isnan(floats).sum())
+        num_inf = int(floats.size - is_finite.sum()) - num_nan
+        num_wrong = num_nan + int(np.isposinf(floats).sum())
+        if num_nan or num_inf:
+            at = np.unravel_index(int((~is_finite).argmax()), floats.shape)
+            first = tuple(int(i) for i in at)
+            finite = floats[is_finite]
+    finite = finite.astype(np.float64).reshape(-1)
+    count = max(finite.size, 1)
+    record = Statistics(
+        place=place, tensor=tensor, digest=hashlib.sha256(raw.tobytes()).hexdigest(),
+        low=float(finite.min(initial=math.inf)) if finite.size else 0.0,
+        high=float(finite.max(initial=-math.inf)) if finite.size else 0.0,
+        mean=float(finite.sum() / count), rms=math.sqrt(float((finite * finite).sum() / count)),
+        num_nan=num_nan, num_inf=num_inf, num_poisoned=num_poisoned, first_nonfinite=first,
+    )  # fmt: skip
+    return record, num_wrong

@@ -1,0 +1,112 @@
+"""Rung: a step that did not end: what had ended, what had not, and which of it has a loop."""
+
+from __future__ import annotations
+
+from hypocenter.diagnosis import Cause, Proof, RootCause, Verdict
+from hypocenter.errors import HypoError, MissingPackage
+from hypocenter.forensics.case import Case, Use
+from hypocenter.forensics.claims import Claim, proven, row
+from hypocenter.forensics.kernel_text import has_loop, line_text
+from hypocenter.recording import SourceRecord
+
+NAME = "hang"
+_UNFINISHED = "did not finish"
+#: A program is given twice the budget of its replay.
+_PROGRAM_SECONDS = 2.0
+_MAX_REPLAYS = 4
+
+
+def hang(case: Case) -> list[Claim]:
+    """The launch under way at the end, and whether it ends when it is replayed."""
+    fault = case.bundle.fault
+    if fault.kind != "hang" and _UNFINISHED not in fault.message:
+        return []
+    looping = [(use, source) for use in _last_of_each(case) if (source := _looping(case, use))]
+    if not looping:
+        names = ", ".join(dict.fromkeys(use.launch.kernel for use in case.suspects)) or "no launch"
+        return [row(
+            Cause.ENDLESS_LOOP, Verdict.REFUTED, NAME,
+            f"under way were {names}; none of them has a loop without a bound",
+            would_refute="a `while` in one of them",
+        )]  # fmt: skip
+    claims = []
+    for use, source in looping[:_MAX_REPLAYS]:
+        claims.append(_replayed(case, use, source))
+        if claims[-1].root is not None:
+            break
+    return claims
+
+
+def _last_of_each(case: Case) -> list[Use]:
+    """Of each kernel under way the last launch, in the order of the step."""
+    return list({(use.launch.source, use.launch.grid): use for use in case.suspects}.values())
+
+
+def _looping(case: Case, use: Use) -> SourceRecord | None:
+    """The kernel, or a function that it calls, with a `while`."""
+    source = case.sources.get(use.launch.source)
+    if source is None:
+        return None
+    callees = (case.sources[key] for key in source.callees if key in case.sources)
+    return next((one for one in (source, *callees) if has_loop(one) is not None), None)
+
+
+def _replayed(case: Case, use: Use, source: SourceRecord) -> Claim:
+    line = has_loop(source) or source.first_line
+    text = line_text(source, line)
+    where = f"{use.where}: {use.launch.kernel} has a loop that ends on a condition: `{text}`"
+    try:
+        from hypocenter.forensics.replay import ProgramNeverEnds
+        from hypocenter.forensics.replay_bundle import replay_place
+    except (MissingPackage, ImportError) as error:
+        return row(Cause.ENDLESS_LOOP, Verdict.INCONCLUSIVE, NAME, where,
+                   f"whether it ends is for the replay to say: {error}",
+                   would_refute="a replay that ends", kernel=use.launch.kernel)  # fmt: skip
+    assert use.place is not None
+    try:
+        replay_place(
+            case.bundle, use.place, budget_seconds=_PROGRAM_SECONDS, allow_source=case.allow_source,
+        )  # fmt: skip
+    except ProgramNeverEnds as error:
+        return _endless(case, use, source, line, text, str(error))
+    except HypoError as error:
+        return row(Cause.ENDLESS_LOOP, Verdict.INCONCLUSIVE, NAME, where, str(error),
+                   would_refute="a replay that ends", kernel=use.launch.kernel)  # fmt: skip
+    return row(Cause.ENDLESS_LOOP, Verdict.REFUTED, NAME,
+               f"{where}; its replay with the recorded arguments ends",
+               would_refute="a replay that does not end", kernel=use.launch.kernel)  # fmt: skip
+
+
+def _endless(case: Case, use: Use, source: SourceRecord, line: int, text: str, told: str) -> Claim:
+    launch = use.launch
+    ended = sum(other.launch.source == launch.source for other in case.uses
+                if other.seq < use.seq)  # fmt: skip
+    argument, loop_argument = _waits_for(case, use, source, line)
+    root = RootCause(
+        cause=Cause.ENDLESS_LOOP,
+        sentence=f"{launch.kernel} does not end: `{text}` stays true",
+        fix=f"Bound the loop `{text}`"
+        + (f", or let a launch before it write {argument}" if argument else ""),
+        proof=Proof(
+            f"the replay of {use.where} is stuck in line {line}: {told}",
+            "the launch left out",
+            f"all other launches under way have no such loop; {ended} launches of the same kernel "
+            "before had ended",
+        ),
+        kernel=launch.kernel, tensor=loop_argument,
+        file=source.file, line=line, expression=text, place=use.place,
+    )  # fmt: skip
+    return proven(root, NAME, (), "a replay that ends", use.seq)
+
+
+def _waits_for(
+    case: Case, use: Use, source: SourceRecord, line: int
+) -> tuple[str | None, str | None]:
+    """The argument that is read in the loop's lines."""
+    for name, tensor in case.tensors_of(use.launch).items():
+        access = case.access(use.launch, name)
+        if access is not None and access.function == source.function and (
+            line <= access.line <= line + 6
+        ):  # fmt: skip
+            return name, tensor.name
+    return None, None

@@ -1,0 +1,35 @@
+"""Triton kernel of `mark`: one program writes one word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypocenter.device.gpu_lang import tl, triton
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.contract import Contract
+
+
+# One compiled kernel for all launches: nothing depends on what `number` is divisible by.
+@triton.jit(do_not_specialize=["number"])
+def mark_kernel(runs_ptr, cell_ptr, number, BEGINS: tl.constexpr):
+    run = tl.load(runs_ptr)
+    if BEGINS:
+        run += 1
+        tl.store(runs_ptr, run)
+    tl.store(cell_ptr, (run << 32) + number)
+
+
+def launch(
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], *, begins: bool
+) -> None:
+    """Place a mark; `begins`: it is the first one of its plan."""
+    plan.mark_gpu(
+        mark_kernel,
+        *(facts["runs"], facts["cell"], facts["number"]),
+        grid=(1,),
+        contract=contract,
+        facts=facts,
+        num_warps=1,
+        BEGINS=begins,
+    )

@@ -1,0 +1,148 @@
+"""quantise: activations in the forms that matrix products on a GPU read, made once per tensor.
+
+Codes (for weights of block types): per group of 32 columns q = round(x * (127 / max|x|)), so x is
+about q * scale with scale = max|x| / 127, and the sums of the codes of each half group. Pieces (F16
+and BF16 weights): numbers of the weight's type whose sum is x, so that products are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.memory import allocate, rows
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.contract import COUNT, Arg, Contract, Rule, Scalar, live_counts
+from hypocenter.kernels.quant import Packed, padded
+from hypocenter.tensor import DType, Tensor
+
+#: Columns that share a scale.
+GROUP = 32
+#: A group whose largest value is below this one is zero: 127 / max|x| would overflow before long.
+TINY = 1e-30
+
+_WIDTH = Scalar("width", "width > 0", "must be above 0")
+_FITS = Rule("-(-width // 64) * 64 <= pitch", "a row of the result must hold it, padded to 64")
+CODES = Contract(
+    "quantise",
+    Arg("x", (DType.F32,), "num_rows, >= width"),
+    Arg("codes", (DType.I32,), "num_rows, quarter", "write"),
+    Arg("scales", (DType.F32,), "num_rows, quarter // 8", "write"),
+    Arg("sums", (DType.I32,), "num_rows, quarter // 8", "write"),
+    live_counts("num_rows"),
+    COUNT,
+    _WIDTH,
+    Rule("-(-width // 64) * 64 <= 4 * quarter", _FITS.limit),
+)
+PIECES = Contract(
+    "split",
+    Arg("x", (DType.F32,), "num_rows, >= width"),
+    Arg("pieces", (DType.F16, DType.I16), "num_rows, num_pieces, pitch", "write"),
+    Arg("row_scales", (DType.F32,), "num_rows", "write"),
+    live_counts("num_rows"),
+    COUNT,
+    _WIDTH,
+    _FITS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """Buffers for one activation tensor at a time: made anew for each, read by what follows.
+
+    codes i32 [max_rows, pitch / 4], four columns to a word; scales f32 and sums i32 [max_rows,
+    pitch / 32], two sums of 16 codes to a word; halves f16 [max_rows, 2, pitch] and thirds (bits of
+    bf16) i16 [max_rows, 3, pitch] with row_scales f32 [max_rows]. None: no weight wants it.
+    """
+
+    codes: Tensor | None
+    scales: Tensor | None
+    sums: Tensor | None
+    halves: Tensor | None
+    thirds: Tensor | None
+    row_scales: Tensor | None
+
+    @classmethod
+    def allocate(
+        cls, dtypes: Iterable[DType], max_rows: int, max_width: int, *, device: str
+    ) -> Operands:
+        """What products with weights of `dtypes` want; nothing on the CPU."""
+        pitch, wanted = padded(max_width), set(dtypes) if device != "cpu" else set()
+        quantised = any(dtype.is_quantised for dtype in wanted)
+
+        def make(name: str, dtype: DType, condition: bool, *shape: int) -> Tensor | None:
+            if not condition:
+                return None
+            return allocate(name, "decoder", dtype, (max_rows, *shape), device=device)
+
+        return cls(
+            codes=make("x_codes", DType.I32, quantised, pitch // 4),
+            scales=make("x_scales", DType.F32, quantised, pitch // GROUP),
+            sums=make("x_sums", DType.I32, quantised, pitch // GROUP),
+            halves=make("x_halves", DType.F16, DType.F16 in wanted, 2, pitch),
+            thirds=make("x_thirds", DType.I16, DType.BF16 in wanted, 3, pitch),
+            row_scales=make("x_row_scales", DType.F32, bool(wanted & {DType.F16, DType.BF16})),
+        )
+
+    def first(self, num_rows: int) -> Operands:
+        """The same buffers for a bucket of `num_rows` rows."""
+        given = (getattr(self, part.name) for part in fields(self))
+        return Operands(*(None if one is None else rows(one, 0, num_rows) for one in given))
+
+    def pieces(self, dtype: DType) -> Tensor | None:
+        """The pieces for float weights of `dtype`; None for F32, which takes x itself."""
+        return {DType.F16: self.halves, DType.BF16: self.thirds}.get(dtype)
+
+
+def present(
+    plan: PlanBuilder, x: Tensor, weights: Iterable[Tensor], into: Operands, counts: Tensor, *,
+    count: int = 0,
+) -> None:  # fmt: skip
+    """Append what makes of x the operands that products with `weights` read; none on the CPU.
+
+    x f32 [num_rows, >= width], where width is the weights' number of columns.
+    """
+    if plan.device == "cpu":
+        return
+    from hypocenter.kernels import quantise_gpu
+
+    found: dict[DType | None, Packed] = {}
+    for weight in weights:
+        found.setdefault(None if weight.dtype.is_quantised else weight.dtype, weight.data)
+    for dtype, packed in found.items():
+        facts: dict[str, Any] = {"x": x, "counts": counts, "count": count}
+        facts["width"] = packed.num_columns
+        if dtype is None:
+            facts |= {"codes": into.codes, "scales": into.scales, "sums": into.sums}
+            quantise_gpu.launch_codes(plan, CODES, facts)
+        elif dtype is not DType.F32:
+            facts |= {"pieces": into.pieces(dtype), "row_scales": into.row_scales}
+            quantise_gpu.launch_pieces(plan, PIECES, facts)
+
+
+def reference(
+    x: np.ndarray[Any, Any],
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """x f32 [num_rows, k] as codes int8 [num_rows, k up to a multiple of 64], scales f32 and sums
+    int32 (of half groups) per 32 and 16 columns: every bit as kernels give it.
+
+    A group with a number that is not finite has codes 0 and the scale NaN.
+    """
+    num_rows, width = x.shape
+    wide = np.zeros((num_rows, padded(width)), np.float32)
+    wide[:, :width] = x
+    groups = wide.reshape(num_rows, -1, GROUP)
+    finite = np.abs(groups) < np.inf
+    largest = np.where(finite, np.abs(groups), np.float32(np.inf)).max(axis=-1)
+    usable = (largest >= np.float32(TINY)) & (largest < np.inf)
+    safe = np.where(usable, largest, np.float32(1))
+    inverse = np.where(usable, np.float32(127) / safe, np.float32(0))
+    scales = np.where(usable, safe * np.float32(1 / 127), np.float32(0))
+    scales = np.where(largest == np.inf, np.float32(np.nan), scales)
+    values = np.where(finite, groups, np.float32(0)) * inverse[..., None]
+    codes = np.rint(values).astype(np.int8)
+    sums = codes.reshape(num_rows, -1, 16).sum(axis=-1, dtype=np.int32)
+    return codes.reshape(wide.shape), scales, sums

@@ -1,0 +1,35 @@
+"""What the GPU's sampling kernels demand; imports no Triton, so that any machine can recheck it."""
+
+from __future__ import annotations
+
+from hypocenter.kernels.contract import Arg, Contract, Index, Rule
+from hypocenter.tensor import DType
+
+#: Tokens of one program.
+BLOCK = 1024
+#: Words of a row's state; `sampling_gpu.py` names them.
+NUM_STATES = 9
+
+_LOGITS = (
+    Arg("logits", (DType.F32,), "num_rows, vocab_size"),
+    Arg("parts", (DType.I64,), "num_rows, num_blocks, 2", "both"),
+    Arg("outcomes", (DType.I32,), "num_rows, 2", "write"),
+    Rule("0 < vocab_size <= 1 << 21", "a vocabulary has 1 to 2097152 tokens"),
+    Rule(f"num_blocks == -(-vocab_size // {BLOCK})", f"a block is {BLOCK} tokens"),
+)
+GREEDY = Contract("greedy", *_LOGITS)
+CONTRACT = Contract(
+    "sample",
+    *_LOGITS,
+    Arg("keys", (DType.I64,), "num_rows, vocab_size", "both"),
+    Arg("settings", (DType.I64,), "num_rows, 8"),
+    Arg("states", (DType.I64,), f"num_rows, {NUM_STATES}", "both"),
+    Arg("counts", (DType.I32,), "num_rows, num_blocks, 16", "both"),
+    Arg("masses", (DType.I64,), "num_rows, num_blocks, 16", "both"),
+    Arg("context_ids", (DType.I32,), "num_context", index=Index("vocab_size", "the vocabulary")),
+    Arg("output_counts", (DType.I32,), "num_context"),
+    Arg(
+        "context_starts", (DType.I32,), "num_rows + 1",
+        index=Index("num_context + 1", "the context", monotone=True),
+    ),
+)  # fmt: skip

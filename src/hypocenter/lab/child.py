@@ -1,0 +1,63 @@
+"""The process in which a victim runs: the real engine, on the lab's model, with the defect in it.
+
+`python -m hypocenter.lab.child NAME [--twin] [--device D] [--outcome FILE]`. What became of it is
+written as JSON, unless the process dies of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from hypocenter.config import SamplingParams
+from hypocenter.errors import EXIT_OK, DeviceFault, HypoError
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim, victims
+
+
+def run(victim: Victim, *, twin: bool, device: str = "", mode: str = "off") -> list[list[int]]:
+    """Plant the defect, or nothing, and generate; returns the token ids of each prompt."""
+    from hypocenter.engine.llm import LLM
+
+    with Lab(device or victim.device) as lab:
+        lab.config["launch_mode"] = mode
+        (victim.twin if twin else victim.plant)(lab)
+        with LLM(lab.model, lab.engine_config()) as llm:
+            lab.loaded(llm)
+            if lab.warm_up:
+                llm.generate(lab.warm_up, SamplingParams(max_tokens=1, ignore_eos=True))
+            params = SamplingParams(max_tokens=lab.num_tokens, ignore_eos=True)
+            return [list(one.token_ids) for one in llm.generate(lab.prompts, params)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m hypocenter.lab.child")
+    parser.add_argument("victim")
+    parser.add_argument("--twin", action="store_true")
+    parser.add_argument("--device", default="")
+    parser.add_argument("--mode", default="off")
+    parser.add_argument("--outcome", type=Path)
+    given = parser.parse_args()
+    outcome: dict[str, Any] = {}
+    status = EXIT_OK
+    try:
+        victim = victims([given.victim])[0]
+        outcome["token_ids"] = run(victim, twin=given.twin, device=given.device, mode=given.mode)
+    except HypoError as error:
+        outcome |= {"error": type(error).__name__, "message": str(error)}
+        if isinstance(error, DeviceFault):
+            outcome |= {"is_asynchronous": error.is_asynchronous, "reason": error.reason}
+        print(f"error: {error}", file=sys.stderr)
+        status = error.exit_code
+    text = json.dumps(outcome)
+    if given.outcome:
+        given.outcome.write_text(text + "\n", "utf-8")
+    print(text)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,266 @@
+"""The table that a victim is laid on: how its defect gets into the engine, and out of it again.
+
+Changes are made in the process of `lab/child.py` and end with it; nothing here runs a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from hypocenter.config import EngineConfig, Environment
+from hypocenter.device import memory
+from hypocenter.device.backend import Backend
+from hypocenter.device.recorder import open_recorder
+from hypocenter.engine import runner as runner_module
+from hypocenter.engine.request import Batch, Int32s
+from hypocenter.engine.runner import Runner
+from hypocenter.errors import UsageError
+from hypocenter.kernels.contract import Contract
+from hypocenter.lab.model import model_path
+from hypocenter.model.weights import Weights
+from hypocenter.tensor import DType, Tensor
+
+if TYPE_CHECKING:
+    from hypocenter.engine.llm import LLM
+
+_MISSING = object()
+
+#: A prompt and a length that take few steps: an interpreted token costs a quarter of a second.
+PROMPTS: tuple[tuple[int, ...], ...] = ((72, 105, 300),)
+NUM_TOKENS = 3
+CONFIG = {"context_length": 64, "max_batch_tokens": 4, "max_batch_requests": 2}
+
+
+class Lab:
+    """What `plant` and `twin` get: a run of the engine that they may change before it begins.
+
+    `config` are fields of EngineConfig, `prompts` token ids of requests that run together,
+    `num_tokens` how many each generates, `warm_up` prompts that run before them for one token,
+    `model` the file.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.config: dict[str, Any] = {"device": device, **CONFIG}
+        self.prompts = [list(prompt) for prompt in PROMPTS]
+        self.num_tokens = NUM_TOKENS
+        self.warm_up: list[list[int]] = []
+        self.model: Path = model_path()
+        self.is_armed = True
+        self._undo = ExitStack()
+        self._before_step: list[Callable[[Runner, Batch], Batch]] = []
+        self._after_step: list[Callable[[Runner], object]] = []
+        self._after_load: list[Callable[[LLM], object]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._undo.close()
+
+    # -- how a defect gets in -------------------------------------------------------------------
+
+    def patch(self, owner: Any, name: str, value: Any) -> Any:
+        """Set an attribute until the lab closes; returns what it was."""
+        before = vars(owner).get(name, _MISSING)
+        was = getattr(owner, name, None)
+        setattr(owner, name, value)
+        if before is _MISSING:
+            self._undo.callback(delattr, owner, name)
+        else:
+            self._undo.callback(setattr, owner, name, before)
+        return was
+
+    def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        """Replace a function by `around(original, *args, **keywords)`."""
+        raw = vars(owner)[name]
+        original = raw.__func__ if isinstance(raw, classmethod) else raw
+
+        def call(*args: Any, **keywords: Any) -> Any:
+            return around(original, *args, **keywords)
+
+        self.patch(owner, name, classmethod(call) if isinstance(raw, classmethod) else call)
+
+    def edit(self, name: str, *changes: tuple[str, str]) -> None:
+        """Exchange text in the module `name` of kernels; what it defines is replaced by the result.
+
+        Each old text must stand there once. Raises UsageError where it does not.
+        """
+        module = importlib.import_module(f"hypocenter.kernels.{name}")
+        made = edited(module, *changes)
+        self._undo.callback(sys.modules.pop, made.__name__, None)
+        for name, value in vars(made).items():
+            if getattr(value, "__module__", None) == made.__name__ and hasattr(module, name):
+                self._exchange(getattr(module, name), value)
+
+    def _exchange(self, old: Any, new: Any) -> None:
+        """In all modules of kernels, for some import names from others."""
+        for name, module in list(sys.modules.items()):
+            if name.startswith("hypocenter.kernels."):
+                for key in [key for key, value in vars(module).items() if value is old]:
+                    self.patch(module, key, new)
+
+    def disarm(self) -> None:
+        """Switch off what refuses wrong arguments before they reach a kernel."""
+        import hypocenter.model.specimens  # noqa: F401  (every module of kernels)
+
+        self.is_armed = False
+        for name, module in list(sys.modules.items()):
+            if name.startswith("hypocenter.kernels."):
+                for value in vars(module).values():
+                    if isinstance(value, Contract) and value.check is not _accept:
+                        self.patch(value, "check", _accept)
+        self.patch(Runner, "_check", lambda runner, batch: None)
+        memory.arm_copies(False)
+        self._undo.callback(memory.arm_copies, True)
+        if (recorder := open_recorder()) is not None:
+            recorder.arm("contracts", False)
+            recorder.arm("step indices", False)
+
+    def change_layer(self, index: int, **tensors: Callable[[Tensor], Tensor]) -> None:
+        """Load the model with tensors of a layer replaced by what the functions make of them."""
+
+        def load(original: Callable[..., Weights], *given: Any, **keywords: Any) -> Weights:
+            weights = original(*given, **keywords)
+            layers = list(weights.layers)
+            own = {name: make(getattr(layers[index], name)) for name, make in tensors.items()}
+            layers[index] = replace(layers[index], **own)
+            return replace(weights, layers=tuple(layers))
+
+        self.wrap(runner_module, "load_weights", load)
+
+    # -- hooks ----------------------------------------------------------------------------------
+
+    def after_load(self, hook: Callable[[LLM], object]) -> None:
+        """Call `hook` when the model is loaded, and before the first step."""
+        self._after_load.append(hook)
+
+    def before_step(self, hook: Callable[[Runner, Batch], Batch]) -> None:
+        """Run each step with the batch that `hook` makes of it."""
+        self._before_step.append(hook)
+        if len(self._before_step) + len(self._after_step) == 1:
+            self.wrap(Runner, "run", self._step)
+
+    def after_step(self, hook: Callable[[Runner], object]) -> None:
+        """Call `hook` when the launches of a step have been made."""
+        self._after_step.append(hook)
+        if len(self._before_step) + len(self._after_step) == 1:
+            self.wrap(Runner, "run", self._step)
+
+    def change_batch(self, **fields: Callable[[Batch], Int32s]) -> None:
+        """Run each step with arrays of its batch replaced by what the functions make of it."""
+
+        def change(_: Runner, batch: Batch) -> Batch:
+            arrays: dict[str, Any] = {name: make(batch) for name, make in fields.items()}
+            return replace(batch, **arrays)
+
+        self.before_step(change)
+
+    def _step(self, run: Callable[..., Tensor], runner: Runner, batch: Batch) -> Tensor:
+        for before in self._before_step:
+            batch = before(runner, batch)
+        logits = run(runner, batch)
+        for after in self._after_step:
+            after(runner)
+        return logits
+
+    def loaded(self, llm: LLM) -> None:
+        for hook in self._after_load:
+            hook(llm)
+
+    # -- what victims need of the device ----------------------------------------------------------
+
+    def simulate(self, **options: Any) -> None:
+        """Open the simulated GPU with options of its own (graphs, compile_check, seed).
+
+        A real GPU makes graphs anyway; other options it has none of.
+        """
+        from hypocenter.device.sim import open_sim
+
+        if options == {"graphs": True} and not self.device.startswith("sim:"):
+            return
+        if not self.device.startswith("sim:"):
+            raise UsageError(f"{self.device} is no simulated GPU; its options are its own")
+        memory.use_backend(open_sim(self.device, **options))
+
+    @property
+    def backend(self) -> Backend:
+        memory.open_device(self.device)
+        return memory.backend_of(self.device)
+
+    def pointer(self, address: int, dtype: DType) -> Any:
+        """A pointer to elements of `dtype` at any address, as C has them."""
+        if self.device.startswith("sim:"):
+            return self.backend.argument(address, dtype, 0)
+        return _Pointer(address, _TORCH_NAMES[dtype])
+
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig(**self.config)
+
+
+_TORCH_NAMES = {DType.F32: "float32", DType.I32: "int32"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Pointer:
+    """As much of a tensor as Triton looks at in one; a graph need not keep its memory."""
+
+    address: int
+    dtype: str
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def numel(self) -> int:
+        return 0
+
+
+def altered(values: Int32s, index: int | tuple[int, ...], value: int) -> Int32s:
+    """A copy with one entry changed."""
+    copy = values.copy()
+    copy[index] = value
+    return copy
+
+
+def _accept(**arguments: Any) -> dict[str, Any]:
+    return {}
+
+
+def edited(module: ModuleType, *changes: tuple[str, str]) -> ModuleType:
+    """A module like `module`, made from its source with texts exchanged; see Lab.edit."""
+    text = inspect.getsource(module)
+    for old, new in changes:
+        if (count := text.count(old)) != 1:
+            raise UsageError(f"{module.__name__}: {old!r} stands there {count} times, not once")
+        text = text.replace(old, new)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    folder = Environment.read().cache_dir / "lab"
+    folder.mkdir(parents=True, exist_ok=True)
+    short = module.__name__.rpartition(".")[2]
+    path = folder / f"{short}-{digest}.py"
+    # Triton and tracebacks read the text from a file.
+    own = path.with_suffix(f".{os.getpid()}")
+    own.write_text(text, "utf-8")
+    own.replace(path)
+    spec = importlib.util.spec_from_file_location(f"hypocenter_lab.{short}", path)
+    assert spec is not None and spec.loader is not None  # noqa: PT018
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = made
+    spec.loader.exec_module(made)
+    return made

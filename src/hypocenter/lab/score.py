@@ -1,0 +1,222 @@
+"""How well the doctor does: its diagnosis of each bundle against what the victim's file says.
+
+The truth comes from the victim's file alone, and the doctor gets the bundle alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from hypocenter.bundle import Bundle
+from hypocenter.diagnosis import Diagnosis, RootCause, Verdict
+from hypocenter.forensics.doctor import diagnose
+from hypocenter.lab.run import Outcome, run_child
+from hypocenter.lab.victim import SYMPTOMS, Victim
+
+
+class TwinScore(msgspec.Struct, frozen=True, kw_only=True):
+    """The healthy twin: what was seen of it, and what the doctor found, which should be nothing."""
+
+    observed: str
+    found: tuple[str, ...]
+    seconds: float
+
+
+_UNSEEN = TwinScore(observed="none", found=(), seconds=0.0)
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """One victim. `line_named` is None where no line is to blame; `found` is the root as told.
+
+    `observed` is the symptom that the run really had; `proof`: a root with its red and green half.
+    """
+
+    victim: str
+    symptom: str
+    observed: str
+    detected: bool
+    kernel_named: bool
+    argument_named: bool
+    line_named: bool | None
+    class_right: bool
+    proof: bool
+    seconds: float
+    found: str
+    twin: TwinScore
+
+
+class Examined(msgspec.Struct, frozen=True, kw_only=True):
+    """The runs of a victim and of its twin, before any doctor has seen them."""
+
+    victim: Victim
+    outcome: Outcome
+    healthy: Outcome
+
+
+def examined(
+    victims: Sequence[Victim], folder: Path, *, device: str = "", num_jobs: int = 2
+) -> Iterator[Examined]:
+    """Run victims and twins, several at a time; in order."""
+
+    def both(victim: Victim) -> Examined:
+        own = folder / victim.name
+        healthy = run_child(victim, own / "twin", twin=True, device=device)
+        outcome = run_child(victim, own / "victim", twin=False, device=device)
+        return Examined(victim=victim, outcome=outcome, healthy=healthy)
+
+    with ThreadPoolExecutor(num_jobs) as pool:
+        yield from pool.map(both, victims)
+
+
+def score_all(
+    victims: Sequence[Victim], *, device: str = "", num_jobs: int = 2,
+    tell: Callable[[Score], object] = lambda score: None,
+) -> list[Score]:  # fmt: skip
+    """Run and score each victim; `tell` hears each score as it comes."""
+    scores = []
+    with tempfile.TemporaryDirectory(prefix="hypo-lab-") as folder:
+        for one in examined(victims, Path(folder), device=device, num_jobs=num_jobs):
+            scores.append(score(one))
+            tell(scores[-1])
+    return scores
+
+
+def score(one: Examined, without: Collection[str] = (), *, with_twin: bool = True) -> Score:
+    """Have both bundles diagnosed and compare; `without` names rungs of the doctor to leave out.
+
+    Without its twin, which then counts as healthy, a victim is scored in half the time.
+    """
+    victim, bundle = one.victim, one.outcome.bundle
+    observed = one.outcome.symptom(one.healthy)
+    good = one.healthy.bundle if victim.symptom == "differs" else None
+    # The lab's own kernels may be run from the bundle's text.
+    found = None
+    if bundle is not None:
+        found = diagnose(bundle, good, allow_source=True, without=without)
+    root = _main_root(found)
+    return Score(
+        victim=victim.name,
+        symptom=victim.symptom,
+        observed=observed,
+        detected=found is not None and not found.is_clean,
+        kernel_named=root is not None and _same_kernel(root.kernel, victim.kernel),
+        argument_named=root is not None and _same_argument(root.argument, victim),
+        line_named=_same_line(root, victim.lines, bundle) if victim.lines else None,
+        class_right=root is not None and root.cause is victim.cause,
+        proof=root is not None and bool(root.proof.red and root.proof.green),
+        seconds=found.seconds if found else 0.0,
+        found=_told(root),
+        twin=_twin(one.healthy, without) if with_twin else _UNSEEN,
+    )
+
+
+def _twin(healthy: Outcome, without: Collection[str]) -> TwinScore:
+    assert healthy.bundle is not None  # a twin is always suspected
+    found = diagnose(healthy.bundle, allow_source=True, without=without)
+    confirmed = [h.cause.value for h in found.hypotheses if h.verdict is Verdict.CONFIRMED]
+    return TwinScore(
+        observed=healthy.symptom(),
+        found=tuple(dict.fromkeys([*(_told(root) for root in found.roots), *confirmed])),
+        seconds=found.seconds,
+    )
+
+
+def _main_root(found: Diagnosis | None) -> RootCause | None:
+    return found.roots[0] if found is not None and found.roots else None
+
+
+def _told(root: RootCause | None) -> str:
+    if root is None:
+        return ""
+    place = ".".join(part for part in (root.kernel, root.argument) if part)
+    return f"{root.cause.value}: {place or '(no kernel)'}"
+
+
+def _same_kernel(named: str | None, right: str | None) -> bool:
+    """One contract may have several kernels, which are called after it."""
+    if named is None or right is None:
+        return named is right
+    named = named.removesuffix("_kernel")
+    return named == right or named.startswith(f"{right}_")
+
+
+def _same_argument(named: str | None, victim: Victim) -> bool:
+    if victim.argument is None:  # nothing that could be named wrongly
+        return True
+    if named is None:
+        return False
+    return named.removesuffix("_ptr") in (victim.argument, *victim.also)
+
+
+def _same_line(root: RootCause | None, right: tuple[str, ...], bundle: Bundle | None) -> bool:
+    if root is None or bundle is None or root.line is None:
+        return False
+    for source in bundle.sources:
+        lines = source.text.splitlines()
+        at = root.line - source.first_line
+        if source.file == root.file and 0 <= at < len(lines) and lines[at].strip() in right:
+            return True
+    return False
+
+
+def merit(scores: Sequence[Score]) -> int:
+    """How much was told right, over all: one for each thing of each victim."""
+    return sum(
+        one.detected + one.kernel_named + one.argument_named + bool(one.line_named)
+        + one.class_right + one.proof
+        for one in scores
+    )  # fmt: skip
+
+
+# -- totals ---------------------------------------------------------------------------------------
+
+
+class Total(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts over the victims of one symptom, or over all; the first of each pair is of `num`."""
+
+    symptom: str
+    num: int
+    as_declared: int
+    detected: int
+    kernel_named: int
+    argument_named: int
+    line_named: int
+    num_with_line: int
+    class_right: int
+    proof: int
+    false_findings: int
+    median_seconds: float
+    most_seconds: float
+
+
+def total(scores: Sequence[Score], symptom: str = "all") -> Total:
+    """Of all scores, or of those with the declared symptom."""
+    own = [one for one in scores if symptom in ("all", one.symptom)]
+    seconds = [one.seconds for one in own] or [0.0]
+    return Total(
+        symptom=symptom,
+        num=len(own),
+        as_declared=sum(o.observed == o.symptom and o.twin.observed == "none" for o in own),
+        detected=sum(one.detected for one in own),
+        kernel_named=sum(one.kernel_named for one in own),
+        argument_named=sum(one.argument_named for one in own),
+        line_named=sum(one.line_named is True for one in own),
+        num_with_line=sum(one.line_named is not None for one in own),
+        class_right=sum(one.class_right for one in own),
+        proof=sum(one.proof for one in own),
+        false_findings=sum(bool(one.twin.found) for one in own),
+        median_seconds=statistics.median(seconds),
+        most_seconds=max([*seconds, *(one.twin.seconds for one in own)]),
+    )
+
+
+def totals(scores: Sequence[Score]) -> list[Total]:
+    """A line for each symptom that occurs, and one for all."""
+    declared = {one.symptom for one in scores}
+    return [total(scores, s) for s in SYMPTOMS if s in declared] + [total(scores)]

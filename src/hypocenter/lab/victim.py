@@ -1,0 +1,72 @@
+"""What a victim declares: the defect that it plants, how that shows, and the truth about it.
+
+Each module of `lab/victims/` holds one VICTIM and is found by itself. Nothing here runs one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hypocenter.diagnosis import Cause
+from hypocenter.errors import UsageError
+
+if TYPE_CHECKING:
+    from hypocenter.lab.lab import Lab
+
+#: How a defect shows: the process or its device dies, an error is raised, nothing ends any more,
+#: a number is no number, the text is not that of the twin, or nothing at all is to be seen.
+SYMPTOMS = ("crash", "error", "hang", "nonfinite", "differs", "none")
+
+
+def nothing(lab: Lab) -> None:
+    """The twin of a victim whose path is the engine's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Victim:
+    """One defect. Kernel and argument as their contract, or the kernel's source, names them.
+
+    `plant` puts the defect in before the model is loaded, `twin` goes the same way without it.
+    `also` lists other right names of the argument: its array in a packed weight, the number that
+    holds its stride. `line` is the guilty line of source, unique in its file, or the lines that
+    are equally guilty; None where the kernel is innocent. `source` is a public report of such a
+    defect. `hides` marks one that is not to be seen while everything is traced, which waits after
+    each launch.
+    """
+
+    name: str
+    title: str
+    cause: Cause
+    symptom: str
+    plant: Callable[[Lab], None]
+    twin: Callable[[Lab], None] = nothing
+    kernel: str | None = None
+    argument: str | None = None
+    also: tuple[str, ...] = ()
+    line: str | tuple[str, ...] | None = None
+    device: str = "sim:mi300x"
+    source: str = ""
+    hides: bool = False
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return (self.line,) if isinstance(self.line, str) else self.line or ()
+
+
+def victims(names: Sequence[str] = ()) -> list[Victim]:
+    """All victims, or those named, by name; raises UsageError for a name that nobody has."""
+    from hypocenter.lab import victims as package
+
+    found = {}
+    for module in pkgutil.iter_modules(package.__path__):
+        victim = importlib.import_module(f"{package.__name__}.{module.name}").VICTIM
+        assert victim.name == module.name, victim.name
+        found[victim.name] = victim
+    unknown = [name for name in names if name not in found]
+    if unknown:
+        raise UsageError(f"there is no victim {unknown[0]!r}; hypo lab list names all of them")
+    return [found[name] for name in dict.fromkeys(names or sorted(found))]

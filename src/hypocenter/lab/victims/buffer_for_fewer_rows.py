@@ -1,0 +1,38 @@
+"""A buffer for two rows, with a view of four over it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypocenter.device import memory
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+from hypocenter.model import decoder
+from hypocenter.tensor import DType
+
+
+def short(make: Any, cls: Any, *given: Any, device: str) -> Any:
+    buffers = make(cls, *given, device=device)
+    small = memory.allocate("attended", "decoder", DType.F32, (2, 64), device=device)
+    view = replace(buffers.attended, allocation=small.allocation, data=small.data)
+    return replace(buffers, attended=view)
+
+
+def plant(lab: Lab) -> None:
+    lab.disarm()
+    lab.wrap(decoder._Buffers, "allocate", short)
+
+
+VICTIM = Victim(
+    name="buffer_for_fewer_rows",
+    title="attention writes rows 2 and 3 into whatever follows a buffer of two rows",
+    cause=Cause.BUFFER_TOO_SMALL,
+    symptom="none",
+    kernel="attention",
+    argument="out",
+    source="vllm#13693, trtllm#16290",
+    plant=plant,
+    twin=Lab.disarm,
+)

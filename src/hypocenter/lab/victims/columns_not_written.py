@@ -1,0 +1,51 @@
+"""The last columns of each row are left as they were: undefined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypocenter.device import memory
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+from hypocenter.model import decoder
+
+OLD = """inside = column < num_columns
+    token = as_offset(tl.load(token_ids_ptr + row), WIDE)
+    num_units"""
+
+
+def undefined_buffers(lab: Lab) -> None:
+    """Activations begin undefined, as torch.empty gives them."""
+
+    def allocate(make: Any, cls: Any, *given: Any, device: str) -> Any:
+        cleared = lab.patch(decoder, "allocate", memory.allocate_undefined)
+        try:
+            return make(cls, *given, device=device)
+        finally:
+            lab.patch(decoder, "allocate", cleared)
+
+    lab.wrap(decoder._Buffers, "allocate", allocate)
+
+
+def plant(lab: Lab) -> None:
+    undefined_buffers(lab)
+    lab.edit("embedding_gpu", (OLD, OLD.replace("< num_columns", "< num_columns - 8")))
+
+
+def twin(lab: Lab) -> None:
+    undefined_buffers(lab)
+
+
+VICTIM = Victim(
+    name="columns_not_written",
+    title="lookup leaves 8 of 64 columns unwritten in a fresh buffer",
+    cause=Cause.OUTPUT_NOT_WRITTEN,
+    symptom="nonfinite",
+    kernel="lookup",
+    argument="out",
+    line="inside = column < num_columns - 8",
+    source="vllm-ascend#17003",
+    plant=plant,
+    twin=twin,
+)

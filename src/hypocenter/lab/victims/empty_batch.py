@@ -1,0 +1,24 @@
+"""A step without tokens is planned: its grid is empty."""
+
+from __future__ import annotations
+
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+
+
+def plant(lab: Lab) -> None:
+    lab.after_load(lambda llm: llm.engine.runner._decoder.plan(0, 0))
+
+
+VICTIM = Victim(
+    name="empty_batch",
+    title="a plan is made for no token at all",
+    cause=Cause.EMPTY_LAUNCH,
+    symptom="error",
+    kernel="lookup",
+    argument="grid",
+    also=("counts",),
+    source="sglang#38952",
+    plant=plant,
+)

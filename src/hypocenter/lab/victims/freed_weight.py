@@ -1,0 +1,26 @@
+"""A weight is freed while plans still point to it."""
+
+from __future__ import annotations
+
+from hypocenter.device import memory
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+
+
+def plant(lab: Lab) -> None:
+    lab.after_load(lambda llm: memory.free(llm.engine.runner.weights.layers[1].ffn_norm))
+    lab.disarm()
+
+
+VICTIM = Victim(
+    name="freed_weight",
+    title="the norm of a layer is freed after loading",
+    cause=Cause.USE_AFTER_FREE,
+    symptom="nonfinite",
+    kernel="rms_norm",
+    argument="weight",
+    source="vllm#44395",
+    plant=plant,
+    twin=Lab.disarm,
+)

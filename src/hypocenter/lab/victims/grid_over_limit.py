@@ -1,0 +1,38 @@
+"""Tokens along a dimension of the grid that ends at 65535."""
+
+from __future__ import annotations
+
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+
+TURNED = (
+    ('grid=(x.shape[0], facts["num_heads"])', 'grid=(facts["num_heads"], x.shape[0])'),
+    (
+        "row, head = tl.program_id(0), tl.program_id(1)",
+        "head, row = tl.program_id(0), tl.program_id(1)",
+    ),
+)
+
+
+def plant(lab: Lab) -> None:
+    lab.edit("norm_gpu", *TURNED)
+    lab.config["max_batch_tokens"] = 65536
+
+
+def twin(lab: Lab) -> None:
+    lab.edit("norm_gpu", *TURNED)
+
+
+VICTIM = Victim(
+    name="grid_over_limit",
+    title="rms_norm has 65536 programs along y",
+    cause=Cause.GRID_LIMIT,
+    symptom="error",
+    kernel="rms_norm",
+    argument="grid",
+    device="sim:h200",
+    source="vllm#52381",
+    plant=plant,
+    twin=twin,
+)

@@ -1,0 +1,34 @@
+"""A kernel gets the address of host memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypocenter.device import memory
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+from hypocenter.tensor import DType
+
+
+def plant(lab: Lab) -> None:
+    def on_host(weight: Any) -> Any:
+        at_home = memory.allocate(weight.name, weight.owner, DType.F32, weight.shape)
+        return replace(at_home, data=lab.pointer(at_home.address, DType.F32))
+
+    lab.disarm()
+    lab.change_layer(0, ffn_norm=on_host)
+
+
+VICTIM = Victim(
+    name="host_pointer",
+    title="rms_norm gets the address of a pinned host buffer",
+    cause=Cause.HOST_POINTER,
+    symptom="crash",
+    kernel="rms_norm",
+    argument="weight",
+    source="sglang#33968",
+    plant=plant,
+    twin=Lab.disarm,
+)

@@ -1,0 +1,69 @@
+"""The offset of a key far back in a large cache needs more than 32 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypocenter.device import memory
+from hypocenter.diagnosis import Cause
+from hypocenter.engine.kv_cache import KVCache
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+from hypocenter.model import decoder
+from hypocenter.model.decoder import KVPages
+
+FAR = 4_400_000
+
+
+def last_blocks(make: Any, cache: Any, num_blocks: int, block_size: int) -> None:
+    make(cache, num_blocks, block_size)
+    cache._free = [FAR + block for block in cache._free]
+    cache._block_to_owner = dict.fromkeys(cache._free)
+
+
+def far_blocks(lab: Lab) -> None:
+    """More than 2**31 elements of cache, of which requests get the last blocks.
+
+    It is not cleared, so that hardly a page of it is touched.
+    """
+
+    def huge(make: Any, cls: Any, facts: Any, num_blocks: int, *sizes: Any, device: str) -> Any:
+        cleared = lab.patch(decoder, "allocate", memory.allocate_undefined)
+        try:
+            return make(cls, facts, FAR + num_blocks, *sizes, device=device)
+        finally:
+            lab.patch(decoder, "allocate", cleared)
+
+    lab.disarm()
+    lab.wrap(KVPages, "allocate", huge)
+    lab.wrap(KVCache, "__init__", last_blocks)
+
+
+def plant(lab: Lab) -> None:
+    far_blocks(lab)
+    lab.edit(
+        "kv_write_gpu",
+        (
+            "slot = as_offset(tl.load(slots_ptr + token), WIDE)",
+            "slot = tl.load(slots_ptr + token)",
+        ),
+    )
+
+
+def twin(lab: Lab) -> None:
+    far_blocks(lab)
+
+
+VICTIM = Victim(
+    name="key_offset_overflow",
+    title="kv_write works out offsets in 32 bits, for a cache of 2.2e9 elements",
+    cause=Cause.OFFSET_OVERFLOW,
+    symptom="crash",
+    kernel="kv_write",
+    argument="k_cache",
+    also=("v_cache",),
+    line="k_at = (page * head_dim + d) * block_size + offset",
+    source="vllm#47671",
+    plant=plant,
+    twin=twin,
+)

@@ -1,0 +1,49 @@
+"""An allocation fails, nobody looks, and a kernel gets its null."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypocenter.device import memory
+from hypocenter.device.recorder import current
+from hypocenter.device.sim import SimGpu
+from hypocenter.diagnosis import Cause
+from hypocenter.errors import OutOfMemory
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+from hypocenter.tensor import DType
+
+
+def unchecked(original: Any, gpu: Any, num_bytes: int) -> int:
+    try:
+        return int(original(gpu, num_bytes))
+    except OutOfMemory as error:
+        if (recorder := current()) is not None:
+            recorder.failed(error)
+        return 0
+
+
+def too_large(weight: Any) -> Any:
+    shape = (1 << 40,)
+    room = memory.allocate_undefined(weight.name, "lab", DType.F32, shape, device=weight.device)
+    return replace(room, shape=weight.shape, strides=weight.strides)
+
+
+def plant(lab: Lab) -> None:
+    lab.disarm()
+    lab.wrap(SimGpu, "allocate", unchecked)
+    lab.change_layer(1, ffn_norm=too_large)
+
+
+VICTIM = Victim(
+    name="late_out_of_memory",
+    title="4 TiB are refused, and the null is passed to rms_norm",
+    cause=Cause.LATE_OUT_OF_MEMORY,
+    symptom="crash",
+    kernel="rms_norm",
+    argument="weight",
+    source="lm-eval#1689",
+    plant=plant,
+    twin=Lab.disarm,
+)

@@ -1,0 +1,45 @@
+"""The step waits for an event that nobody ever records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypocenter.device import memory
+from hypocenter.device.sim_queue import Event
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+
+
+def waiting(*, recorded: bool) -> Any:
+    def before(runner: Any, batch: Any) -> Any:
+        device = runner.config.device
+        with memory.stream(device, "draft"):
+            event = memory.record_event(device)
+        lost = replace(event, id=event.id + 1_000_000, handle=Event())
+        memory.wait_event(device, event if recorded else lost)
+        return batch
+
+    return before
+
+
+def plant(lab: Lab) -> None:
+    lab.disarm()
+    lab.before_step(waiting(recorded=False))
+
+
+def twin(lab: Lab) -> None:
+    lab.disarm()
+    lab.before_step(waiting(recorded=True))
+
+
+VICTIM = Victim(
+    name="lost_event",
+    title="the main stream waits for an event of a branch that was not taken",
+    cause=Cause.LOST_EVENT,
+    symptom="hang",
+    source="vllm#54269",
+    plant=plant,
+    twin=twin,
+)

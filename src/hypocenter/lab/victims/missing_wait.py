@@ -1,0 +1,59 @@
+"""Token ids are copied in a stream of their own, and nobody waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device import memory
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+from hypocenter.tensor import DType
+
+
+def in_its_own_stream(*, waits: bool) -> Any:
+    kept: list[Any] = []
+
+    def copy(original: Any, tensor: Any, values: Any, **keywords: Any) -> None:
+        if tensor.name != "token_ids":
+            original(tensor, values, **keywords)
+            return
+        device, zeros = tensor.device, np.zeros(64, np.float32)
+        if not kept:
+            kept.append(memory.allocate("prefetched", "lab", DType.F32, (64,), device=device))
+        with memory.stream(device, "copies"):
+            for _ in range(40):  # the stream has other work before
+                original(kept[0], zeros)
+            original(tensor, values)
+            event = memory.record_event(device)
+        if waits:
+            memory.wait_event(device, event)
+
+    return copy
+
+
+def plant(lab: Lab) -> None:
+    lab.disarm()
+    lab.wrap(memory, "to_device", in_its_own_stream(waits=False))
+
+
+def twin(lab: Lab) -> None:
+    lab.disarm()
+    lab.wrap(memory, "to_device", in_its_own_stream(waits=True))
+
+
+VICTIM = Victim(
+    name="missing_wait",
+    title="lookup runs before the copy of its token ids, in another stream, has",
+    cause=Cause.MISSING_WAIT,
+    symptom="differs",
+    kernel="lookup",
+    argument="token_ids",
+    device="sim:h200",
+    hides=True,
+    source="club-3090#1061, vllm#36013",
+    plant=plant,
+    twin=twin,
+)

@@ -1,0 +1,29 @@
+"""A dimension of 0 where heads are counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+from hypocenter.model import decoder
+
+
+def plant(lab: Lab) -> None:
+    def none(original: Any, plan: Any, *given: Any, num_heads: int, **keywords: Any) -> None:
+        original(plan, *given, num_heads=0, **keywords)
+
+    lab.wrap(decoder, "rotate", none)
+
+
+VICTIM = Victim(
+    name="no_heads",
+    title="rope is asked to turn 0 heads",
+    cause=Cause.BAD_SCALAR,
+    symptom="error",
+    kernel="rope",
+    argument="num_heads",
+    source="GRETA CORE",
+    plant=plant,
+)

@@ -1,0 +1,36 @@
+"""A weight of no bytes: its address is 0."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypocenter.device import memory
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+from hypocenter.tensor import DType
+
+
+def plant(lab: Lab) -> None:
+    def empty(weight: Any) -> Any:
+        none = memory.allocate_undefined("nothing", "lab", DType.F32, (0,), device=lab.device)
+        # torch has an address for no bytes, too; this is an allocation that nobody made.
+        nowhere = replace(none.allocation, id=-1, address=0)
+        return replace(weight, allocation=nowhere, data=lab.pointer(0, DType.F32))
+
+    lab.disarm()
+    lab.change_layer(0, attn_norm=empty)
+
+
+VICTIM = Victim(
+    name="null_weight",
+    title="rms_norm gets a null pointer for its weight",
+    cause=Cause.NULL_POINTER,
+    symptom="crash",
+    kernel="rms_norm",
+    argument="weight",
+    source="GRETA CORE",
+    plant=plant,
+    twin=Lab.disarm,
+)

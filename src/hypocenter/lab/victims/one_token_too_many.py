@@ -1,0 +1,36 @@
+"""A program too many is let through: the row behind the last live one is written."""
+
+from __future__ import annotations
+
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+
+PROMPTS = [[9, 400, 33]]
+
+
+def plant(lab: Lab) -> None:
+    lab.prompts = PROMPTS
+    lab.edit(
+        "kv_write_gpu",
+        ("if token >= tl.load(counts_ptr):", "if token > tl.load(counts_ptr):"),
+    )
+
+
+def twin(lab: Lab) -> None:
+    lab.prompts = PROMPTS
+
+
+VICTIM = Victim(
+    name="one_token_too_many",
+    title="kv_write also writes the token behind the last one",
+    cause=Cause.OFF_BY_ONE,
+    symptom="differs",
+    kernel="kv_write",
+    argument="slots",
+    also=("counts", "k_cache", "v_cache"),
+    line="if token > tl.load(counts_ptr):",
+    source="vllm#13418",
+    plant=plant,
+    twin=twin,
+)

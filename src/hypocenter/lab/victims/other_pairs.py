@@ -1,0 +1,30 @@
+"""Rope pairs neighbours where the model pairs halves, or the other way round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+from hypocenter.model import decoder
+
+
+def plant(lab: Lab) -> None:
+    def other(original: Any, plan: Any, *given: Any, style: str, **keywords: Any) -> None:
+        original(plan, *given, style="neox" if style == "normal" else "normal", **keywords)
+
+    lab.wrap(decoder, "rotate", other)
+
+
+VICTIM = Victim(
+    name="other_pairs",
+    title="rope is called with the pairing of another family",
+    cause=Cause.WRONG_ANSWER,
+    symptom="differs",
+    kernel="rope",
+    argument="style",
+    also=("NEIGHBOURS",),
+    source="llama.cpp#3670",
+    plant=plant,
+)

@@ -1,0 +1,42 @@
+"""The offset of a page far back in a large cache needs more than 32 bits."""
+
+from __future__ import annotations
+
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+from hypocenter.lab.victims.key_offset_overflow import far_blocks
+
+
+def plant(lab: Lab) -> None:
+    far_blocks(lab)
+    lab.edit(
+        "attention_tile_gpu",
+        (
+            "as_offset(_page(table_ptr, key, last, BLOCK_SIZE), WIDE) * num_kv_heads",
+            "_page(table_ptr, key, last, BLOCK_SIZE) * num_kv_heads",
+        ),
+    )
+
+
+def twin(lab: Lab) -> None:
+    far_blocks(lab)
+
+
+VICTIM = Victim(
+    name="page_offset_overflow",
+    title="attention multiplies page and stride in 32 bits",
+    cause=Cause.OFFSET_OVERFLOW,
+    symptom="crash",
+    kernel="attention",
+    argument="v_cache",
+    also=("k_cache",),
+    line=(
+        "v_at = (page * BLOCK_SIZE + key % BLOCK_SIZE)[:, None] * value_pitch + d[None, :]",
+        "at = (page[None, :] * HEAD_DIM + d[:, None]) * BLOCK_SIZE + within[None, :]",
+    ),
+    device="sim:h200",
+    source="vllm#47671, sglang#4727",
+    plant=plant,
+    twin=twin,
+)

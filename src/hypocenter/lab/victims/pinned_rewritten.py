@@ -1,0 +1,51 @@
+"""One pinned buffer for two copies: the second fills it before the first has read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypocenter.device import memory
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+
+
+def through_pinned(*, shares: bool) -> Any:
+    buffers: dict[str, Any] = {}
+
+    def copy(original: Any, tensor: Any, values: Any, **keywords: Any) -> None:
+        if tensor.name not in ("token_ids", "positions"):
+            original(tensor, values, **keywords)
+            return
+        key = "ids and positions" if shares else tensor.name
+        if key not in buffers:
+            buffers[key] = memory.allocate_pinned(
+                key, "staging", tensor.dtype, tensor.shape, device=tensor.device
+            )
+        memory.fill_pinned(buffers[key], values)
+        memory.copy_in_pinned(tensor, buffers[key])
+
+    return copy
+
+
+def plant(lab: Lab) -> None:
+    lab.disarm()
+    lab.wrap(memory, "to_device", through_pinned(shares=True))
+
+
+def twin(lab: Lab) -> None:
+    lab.disarm()
+    lab.wrap(memory, "to_device", through_pinned(shares=False))
+
+
+VICTIM = Victim(
+    name="pinned_rewritten",
+    title="positions are put into the pinned buffer that token ids are still copied from",
+    cause=Cause.REWRITTEN_IN_FLIGHT,
+    symptom="differs",
+    kernel="lookup",
+    argument="token_ids",
+    source="Megatron-LM#5715, vllm#24527",
+    plant=plant,
+    twin=twin,
+)

@@ -1,0 +1,42 @@
+"""Positions in elements of 2 bytes, read as 4-byte integers: the case that began it all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.memory import allocate
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+from hypocenter.model.decoder import StepInputs
+from hypocenter.tensor import DType
+
+
+def plant(lab: Lab) -> None:
+    def narrow(make: Any, cls: Any, max_tokens: int, *sizes: int, device: str) -> Any:
+        positions = allocate("positions", "step", DType.I16, (max_tokens,), device=device)
+        # A pointer of C has no type: the kernel takes it for one of 4-byte integers.
+        wide = lab.backend.argument(positions.address, DType.I32, max_tokens // 2)
+        inputs = make(cls, max_tokens, *sizes, device=device)
+        return replace(inputs, positions=replace(positions, data=wide))
+
+    lab.disarm()
+    lab.wrap(StepInputs, "allocate", narrow)
+    lab.before_step(lambda _, batch: replace(batch, positions=batch.positions.astype(np.int16)))
+
+
+VICTIM = Victim(
+    name="positions_of_two_bytes",
+    title="the position buffer holds 2-byte elements, rope reads 4-byte integers",
+    cause=Cause.DTYPE_WIDTH,
+    symptom="crash",
+    kernel="rope",
+    argument="positions",
+    line="position = as_offset(tl.load(positions_ptr + token), WIDE)",
+    plant=plant,
+    twin=Lab.disarm,
+    source="GRETA CORE; vllm#55147",
+)

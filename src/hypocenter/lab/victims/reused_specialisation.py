@@ -1,0 +1,51 @@
+"""Code made for an aligned pointer is run with one that is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypocenter.device import memory
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+from hypocenter.model.decoder import StepInputs
+from hypocenter.tensor import DType
+
+LOAD = """    inside = column < num_columns
+    token = as_offset(tl.load(token_ids_ptr + row), WIDE)
+    num_units"""
+PAIRS = """    inside = column < num_columns
+    pair = tl.load(token_ids_ptr.to(tl.pointer_type(tl.int64)) + row // 2)
+    token = as_offset((pair >> (row % 2 * 32)).to(tl.int32), WIDE)
+    num_units"""
+
+
+def shifted(make: Any, cls: Any, max_tokens: int, *sizes: int, device: str) -> Any:
+    inputs = make(cls, max_tokens, *sizes, device=device)
+    longer = memory.allocate("token_ids", "step", DType.I32, (max_tokens + 1,), device=device)
+    return replace(inputs, token_ids=memory.rows(longer, 1, max_tokens + 1))
+
+
+def plant(lab: Lab) -> None:
+    lab.edit("embedding_gpu", (LOAD, PAIRS))
+    lab.wrap(StepInputs, "allocate", shifted)
+
+
+def twin(lab: Lab) -> None:
+    lab.edit("embedding_gpu", (LOAD, PAIRS))
+
+
+VICTIM = Victim(
+    name="reused_specialisation",
+    title="lookup loads token ids in pairs, and gets a view that begins at an odd element",
+    cause=Cause.MISALIGNMENT,
+    symptom="crash",
+    kernel="lookup",
+    argument="token_ids",
+    line="pair = tl.load(token_ids_ptr.to(tl.pointer_type(tl.int64)) + row // 2)",
+    device="sim:h200",
+    source="vllm#41257",
+    plant=plant,
+    twin=twin,
+)

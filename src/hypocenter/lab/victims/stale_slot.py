@@ -1,0 +1,35 @@
+"""A step writes its keys where the step before it wrote its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+
+
+def plant(lab: Lab) -> None:
+    seen: list[np.ndarray[Any, Any]] = []
+
+    def of_the_step_before(batch: Any) -> np.ndarray[Any, Any]:
+        seen.append(batch.slots)
+        return seen[-2] if len(seen) > 2 else batch.slots
+
+    lab.disarm()
+    lab.change_batch(slots=of_the_step_before)
+
+
+VICTIM = Victim(
+    name="stale_slot",
+    title="decode writes into the slot of the step before",
+    cause=Cause.STALE_SLOT,
+    symptom="differs",
+    kernel="kv_write",
+    argument="slots",
+    source="sglang#10892, vllm#18957",
+    plant=plant,
+    twin=Lab.disarm,
+)

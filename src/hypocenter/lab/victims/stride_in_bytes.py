@@ -1,0 +1,24 @@
+"""A stride that counts bytes where the kernel counts elements."""
+
+from __future__ import annotations
+
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+
+
+def plant(lab: Lab) -> None:
+    lab.edit("linear_gpu", ("x, x, (x.strides[0], 0), 1", "x, x, (4 * x.strides[0], 0), 1"))
+
+
+VICTIM = Victim(
+    name="stride_in_bytes",
+    title="linear steps over x by bytes",
+    cause=Cause.WRONG_STRIDE,
+    symptom="differs",
+    kernel="linear",
+    argument="x",
+    also=("x_stride",),
+    source="FlagGems#5896",
+    plant=plant,
+)

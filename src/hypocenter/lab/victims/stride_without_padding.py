@@ -1,0 +1,31 @@
+"""The stride of padded rows is taken for the width of their contents."""
+
+from __future__ import annotations
+
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+
+
+def plant(lab: Lab) -> None:
+    lab.edit(
+        "kv_write_gpu",
+        (
+            "v_cache.shape[3], k.strides[0], v.strides[0])",
+            "v_cache.shape[3], num_heads * head_dim, v.strides[0])",
+        ),
+    )
+
+
+VICTIM = Victim(
+    name="stride_without_padding",
+    title="kv_write steps over k by 32 columns where rows are 64 apart",
+    cause=Cause.WRONG_STRIDE,
+    symptom="differs",
+    kernel="kv_write",
+    argument="k",
+    also=("k_stride",),
+    device="sim:h200",
+    source="flash-attention#2666",
+    plant=plant,
+)

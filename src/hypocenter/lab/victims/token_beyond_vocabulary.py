@@ -1,0 +1,26 @@
+"""A token id far behind the vocabulary."""
+
+from __future__ import annotations
+
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab, altered
+from hypocenter.lab.victim import Victim
+
+
+def plant(lab: Lab) -> None:
+    lab.disarm()
+    lab.change_batch(token_ids=lambda batch: altered(batch.token_ids, 0, 1_000_000))
+
+
+VICTIM = Victim(
+    name="token_beyond_vocabulary",
+    title="token 1000000 of a vocabulary of 512",
+    cause=Cause.TOKEN_RANGE,
+    symptom="crash",
+    kernel="lookup",
+    argument="token_ids",
+    device="sim:rx7900xtx",
+    source="sglang#27482",
+    plant=plant,
+    twin=Lab.disarm,
+)

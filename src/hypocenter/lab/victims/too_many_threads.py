@@ -1,0 +1,25 @@
+"""Warps of 32 lanes were counted, and the GPU's have 64."""
+
+from __future__ import annotations
+
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+
+OLD = "ACCUMULATE=accumulate,"
+
+
+def plant(lab: Lab) -> None:
+    lab.edit("norm_gpu", (OLD, "num_warps=32,\n        " + OLD))
+
+
+VICTIM = Victim(
+    name="too_many_threads",
+    title="32 warps of 64 lanes are 2048 threads, and 1024 are allowed",
+    cause=Cause.THREAD_LIMIT,
+    symptom="error",
+    kernel="rms_norm",
+    argument="num_warps",
+    source="vllm#40827",
+    plant=plant,
+)

@@ -1,0 +1,37 @@
+"""One weight lies on another GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypocenter.device import memory
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+from hypocenter.tensor import DType
+
+
+def elsewhere(weight: Any) -> Any:
+    values = memory.to_host(weight)
+    other = memory.open_device("sim:h200")
+    there = memory.allocate(weight.name, weight.owner, DType.F32, weight.shape, device=other)
+    memory.to_device(there, values)
+    return there
+
+
+def plant(lab: Lab) -> None:
+    lab.disarm()
+    lab.change_layer(1, ffn_norm=elsewhere)
+
+
+VICTIM = Victim(
+    name="wrong_device",
+    title="the norm of a layer was put on another GPU",
+    cause=Cause.WRONG_DEVICE,
+    symptom="crash",
+    kernel="rms_norm",
+    argument="weight",
+    source="triton#2441, mamba#1003",
+    plant=plant,
+    twin=Lab.disarm,
+)

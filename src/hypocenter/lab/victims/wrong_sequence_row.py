@@ -1,0 +1,36 @@
+"""All tokens of a batch say that they belong to its first request."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+
+
+def plant(lab: Lab) -> None:
+    lab.disarm()
+    lab.prompts = [[72, 105], [300, 301, 9]]
+    lab.config["max_batch_tokens"] = 8
+    lab.change_batch(sequence_rows=lambda batch: np.zeros_like(batch.sequence_rows))
+
+
+def twin(lab: Lab) -> None:
+    lab.disarm()
+    lab.prompts = [[72, 105], [300, 301, 9]]
+    lab.config["max_batch_tokens"] = 8
+
+
+VICTIM = Victim(
+    name="wrong_sequence_row",
+    title="sequence_rows sends every token to row 0 of the block tables",
+    cause=Cause.FOREIGN_BLOCK,
+    symptom="differs",
+    kernel="attention",
+    argument="sequence_rows",
+    device="sim:h200",
+    source="sglang#18803",
+    plant=plant,
+    twin=twin,
+)

@@ -1,0 +1,202 @@
+"""Attention on a GPU: the same bits in every form, batch, chunk and page size; odd shapes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import kernel_launch
+import numpy as np
+import pytest
+from kernel_launch import bits, counts, launch, rows_tensor, tensor
+
+from hypocenter.device import memory
+from hypocenter.device.memory import to_host
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.errors import LaunchRejected
+from hypocenter.kernels import attention, attention_gpu
+from hypocenter.kernels.attention import Partial
+from hypocenter.tensor import Tensor
+
+Array = np.ndarray[Any, Any]
+EPS = 2.0**-24
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> str:
+    name = memory.open_device("sim:mi300x")
+    monkeypatch.setattr(kernel_launch, "device", name)
+    return name
+
+
+@dataclass(frozen=True)
+class Sequence:
+    k: Array  # [num_keys, num_kv_heads, head_dim]
+    v: Array
+    q: Array  # [num_keys, num_heads, head_dim]
+
+
+def sequences(
+    lengths: tuple[int, ...], heads: int, kv_heads: int, head_dim: int, dtype: str = "f16"
+) -> list[Sequence]:
+    rng = np.random.default_rng(len(lengths) + heads)
+
+    def values(*shape: int) -> Array:
+        made = rng.standard_normal(shape).astype(np.float32)
+        return made.astype(np.float16).astype(np.float32) if dtype == "f16" else made
+
+    return [
+        Sequence(
+            values(n, kv_heads, head_dim), values(n, kv_heads, head_dim),
+            rng.standard_normal((n, heads, head_dim)).astype(np.float32),
+        )
+        for n in lengths
+    ]  # fmt: skip
+
+
+def pages(given: list[Sequence], block_size: int, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Caches whose unwritten slots are NaN, pages in a shuffled order; and the block tables."""
+    _, kv_heads, head_dim = given[0].k.shape
+    counts_ = [-(-len(one.k) // block_size) for one in given]
+    order = np.random.default_rng(9).permutation(sum(counts_) + 2)
+    keys = np.full((len(order), kv_heads, head_dim, block_size), np.nan, np.float32)
+    pitch = -(-head_dim // 16) * 16
+    held = np.full((len(order), kv_heads, block_size, pitch), np.nan, np.float32)
+    tables = np.full((len(given), max(counts_)), -1, np.int32)
+    first = 0
+    for row, (one, count) in enumerate(zip(given, counts_, strict=True)):
+        tables[row, :count] = order[first : first + count]
+        first += count
+        at = np.arange(len(one.k))
+        page, within = tables[row, at // block_size], at % block_size
+        keys[page, :, :, within] = one.k
+        held[page, :, within, :head_dim] = one.v
+    if dtype == "f16":
+        keys, held = (x.astype(np.float16).view(np.uint16) for x in (keys, held))
+    return tensor("k_cache", keys), tensor("v_cache", held), tensor("tables", tables)
+
+
+def attend(
+    given: list[Sequence], tokens: list[tuple[int, int]], *, split: bool, dtype: str = "f16",
+    block_size: int = 16, window: int = 0, softcap: float = 0.0, spare: int = 0,
+    num_sequences: int | None = None,
+) -> Array:  # fmt: skip
+    """Attention of (sequence, position) tokens in one step, [num_tokens, heads * head_dim].
+
+    `spare`: rows of the bucket behind the live ones; they must stay as they are.
+    """
+    _, heads, head_dim = given[0].q.shape
+    keys, values, tables = pages(given, block_size, dtype)
+    q = np.stack([given[row].q[position].ravel() for row, position in tokens])
+    q = np.concatenate([q, np.full((spare, q.shape[1]), np.nan, np.float32)])
+    rows, positions = (np.array(x, np.int32) for x in zip(*tokens, strict=True))
+    garbage = np.full(spare, 1 << 20, np.int32)
+    out = rows_tensor("out", np.full_like(q, 7.0))
+    partial = None
+    if split:
+        partial = Partial.allocate(
+            keys, len(q), heads, tables.shape[1], device=kernel_launch.device
+        )
+    launch(
+        lambda p: attention.attention(
+            p, rows_tensor("q", q), keys, values, tables,
+            tensor("rows", np.concatenate([rows, garbage])),
+            tensor("positions", np.concatenate([positions, garbage])), out, counts(len(tokens)),
+            num_heads=heads, scale=head_dim**-0.5, window=window, softcap=softcap,
+            num_sequences=num_sequences, partial=partial,
+        ),
+        len(q),
+    )  # fmt: skip
+    got = to_host(out)[:, : heads * head_dim]
+    assert (got[len(tokens) :] == 7).all()
+    return got[: len(tokens)]
+
+
+def exact(one: Sequence, window: int = 0, softcap: float = 0.0) -> Array:
+    scale = one.q.shape[2] ** -0.5
+    return attention.reference(one.q, one.k, one.v, scale, window, softcap).reshape(len(one.q), -1)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+@pytest.mark.parametrize(
+    ("length", "heads", "kv_heads", "head_dim", "window", "softcap"),
+    [
+        (70, 3, 1, 80, 0, 0.0),
+        (70, 6, 2, 96, 9, 0.0),
+        (40, 2, 2, 256, 0, 2.0),
+        (20, 20, 1, 16, 0, 0.0),
+        (130, 1, 1, 3, 65, 0.0),
+    ],
+)
+def test_both_forms_give_the_same_bits_within_the_bound(
+    length: int, heads: int, kv_heads: int, head_dim: int, window: int, softcap: float, dtype: str
+) -> None:
+    given = sequences((length,), heads, kv_heads, head_dim, dtype)
+    tokens = [(0, position) for position in (0, 16, length // 2, length - 2, length - 1)]
+    options: dict[str, Any] = {"dtype": dtype, "window": window, "softcap": softcap}
+    whole, split = (attend(given, tokens, split=form, spare=2, **options) for form in (False, True))
+    assert (bits(whole) == bits(split)).all()
+    at = [position for _, position in tokens]
+    right = exact(given[0], window, softcap)[at]
+    bound = (math.log2(max(length, head_dim)) + 4) * EPS * 4 * np.abs(given[0].v).max()
+    assert np.abs(whole - right).max() <= bound
+    # One key less, or one more, is far outside of it.
+    wrong = exact(Sequence(given[0].k[:-1], given[0].v[:-1], given[0].q[1:]), window, softcap)
+    assert np.abs(wrong[-1] - right[-1]).max() > 100 * bound
+
+
+def test_bits_do_not_depend_on_batch_chunk_page_size_or_form() -> None:
+    given = sequences((150, 70, 1, 33), 2, 1, 16)
+    alone = [attend([one], [(0, p) for p in range(len(one.k))], split=False) for one in given]
+    mixed = [(3, 32), (0, 149), (0, 148), (1, 69), (2, 0), (1, 68), (0, 147), (3, 31), (0, 63)]
+    expected = np.stack([alone[row][position] for row, position in mixed])
+    for split, block_size in ((False, 16), (True, 128)):
+        got = attend(given, mixed, split=split, block_size=block_size)
+        assert (bits(got) == bits(expected)).all(), (split, block_size)
+    chunk = [(0, position) for position in range(131, 150)]
+    assert (bits(attend(given, chunk, split=False, num_sequences=1)) == bits(alone[0][131:])).all()
+
+
+@pytest.mark.parametrize("rows", [16, 32, 64])
+def test_bits_do_not_depend_on_how_a_kernel_is_cut(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = sequences((90,), 6, 2, 20)
+    tokens = [(0, position) for position in (89, 3, 64, 63)]
+    expected = attend(given, tokens, split=True)
+    form = attention_gpu.Form(rows, 4, 1)
+    monkeypatch.setattr(attention_gpu, "whole_form", lambda *_: form)
+    monkeypatch.setattr(attention_gpu, "split_form", lambda *_: form)
+    monkeypatch.setattr(attention_gpu, "_PROGRAMS", 1)  # a program takes every tile
+    for split in (False, True):
+        assert (bits(attend(given, tokens, split=split)) == bits(expected)).all()
+
+
+def test_large_and_small_queries_keep_their_accuracy() -> None:
+    """f16 holds neither 1e6 nor 1e-9; rows of a tile differ by far."""
+    given = sequences((40,), 4, 1, 64)
+    size = np.array([1e6, 1.0, 1e-3, 1e-9], np.float32)[:, None]
+    loud = Sequence(given[0].k, given[0].v, given[0].q * size)
+    got = attend([loud], [(0, 39)], split=True)
+    scores = exact(loud)[-1]
+    # At 1e6 a score's own rounding decides: only the quieter heads have a bound of their own.
+    assert np.abs(got[0] - scores)[64:].max() <= 16 * EPS * np.abs(loud.v).max()
+    assert np.isfinite(got).all()
+
+
+def _of_four_heads(tensors: tuple[Any, ...], partial: Partial, plan: PlanBuilder) -> None:
+    attention.attention(plan, *tensors, num_heads=4, scale=1.0, partial=partial)
+
+
+def test_a_partial_that_is_too_small_is_refused() -> None:
+    given = sequences((40,), 4, 1, 64)
+    keys, values, tables = pages(given, 16, "f16")
+    q, out = (rows_tensor(name, np.zeros((2, 256), np.float32)) for name in ("q", "out"))
+    ints = [tensor(name, np.zeros(2, np.int32)) for name in ("rows", "positions")]
+    tensors = (q, keys, values, tables, *ints, out, counts(2))
+    for num_tokens, num_blocks, message in ((1, 3, "room for its tiles"), (2, 0, "needs a tile")):
+        partial = Partial.allocate(keys, num_tokens, 4, num_blocks, device=kernel_launch.device)
+        with pytest.raises(LaunchRejected, match=message):
+            launch(functools.partial(_of_four_heads, tensors, partial), 2)

@@ -1,0 +1,427 @@
+"""`hypo doctor` as a person meets it, with children that fault, die, hang, talk or do nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from bundles import background
+from terminal import AS_A_PERSON, HYPO, TIMEOUT_SECONDS, hypo, on_terminal
+
+from hypocenter import bundle as bundles
+from hypocenter import cli
+from hypocenter.bundle import Bundle
+from hypocenter.cli_doctor import Request, command_of, environment_of, printable, split_words
+from hypocenter.cli_options import DoctorOptions
+from hypocenter.errors import UsageError
+from hypocenter.recording import FaultRecord
+
+#: A process that records, and then does what `{end}` says.
+RECORDED = """
+import os, sys, time
+from hypocenter import ring
+from hypocenter.config import Environment
+from hypocenter.device import recorder
+opened = recorder.open_recorder()
+opened.cells[ring.CELL_STEP] = 2
+{end}
+"""
+AMD_LINE = (
+    "Memory access fault by GPU node-1 (Agent handle: 0x55) on address 0x7f3a12345000. Reason: "
+    "Page not present or supervisor privilege."
+)
+FAULTS = f"os.write(2, b'{AMD_LINE}\\n'); os.abort()"
+HANGS = """
+opened.cells[ring.CELL_STEP_STARTED] = time.monotonic_ns()
+def endless():
+    for _ in range(3000):
+        time.sleep(0.01)
+endless()
+"""
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Doctor = Callable[..., Done]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def doctor(capfd: pytest.CaptureFixture[str]) -> Doctor:
+    """`hypo doctor` in this process, which has loaded what it needs once."""
+
+    def run(*args: str) -> Done:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as left:
+            cli.main(["doctor", *args])
+        code = left.value.code
+        return Done(code if isinstance(code, int) else 0, *capfd.readouterr())
+
+    return run
+
+
+def child(end: str) -> list[str]:
+    return [sys.executable, "-c", RECORDED.format(end=end)]
+
+
+def a_bundle(name: str, kind: str = "none", message: str = "") -> Bundle:
+    fault = FaultRecord(kind=kind, message=message)
+    bundle_kind = {"none": "suspect", "crash": "crash"}[kind]
+    return bundles.save(Bundle(kind=bundle_kind, fault=fault), name)
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        ([], ["give a BUNDLE, or --last, or a command behind --", "none was given"]),
+        (["--"], ["no command stands behind --"]),
+        (["a", "b"], ["'b' is one word too many"]),
+        (["a", "--", "run"], ["more than one was given"]),
+        (["--last", "a"], ["more than one was given"]),
+        (["--suspect", "a"], ["--suspect is for a command"]),
+        (["--deadline", "3", "a"], ["--deadline is for a command"]),
+        (["--deadline", "0", "--", "true"], ["--deadline is 0.0, but must be above 0"]),
+        (["--out", "here", "a"], ["--out is for a new bundle"]),
+        (["--json", "--markdown", "a"], ["both --json and --markdown"]),
+        (["nowhere"], ["nowhere: no such folder", "hypo doctor -- ..."]),
+        (["--good", "nowhere", "--", "true"], ["nowhere: no such folder"]),
+        (["--last"], ["no run that died is to be found"]),
+        (["--", "no-such-command"], ["no-such-command: No such file", "nothing was run"]),
+        (["--", "/"], ["Permission denied", "nothing was run"]),
+        (["--", "doctor", "--last"], ["is not run by a doctor"]),
+    ],
+    ids=lambda value: " ".join(value) or "nothing",
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    args: list[str], parts: list[str], doctor: Doctor
+) -> None:
+    done = doctor(*args)
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    for part in parts:
+        assert part in line
+
+
+def test_nothing_runs_when_the_folder_is_taken(tmp_path: Path, doctor: Doctor) -> None:
+    (tmp_path / "taken").mkdir()
+    done = doctor("--out", "taken", "--", "touch", "ran")
+    assert done.returncode == 2
+    assert "taken is there already" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_folder_that_is_no_bundle_is_an_error(tmp_path: Path, doctor: Doctor) -> None:
+    done = doctor(str(tmp_path))
+    assert done.returncode == 1
+    assert "bundle.json is not there, so this is no bundle" in done.stderr
+
+
+def test_options_behind_the_dashes_are_the_commands() -> None:
+    assert split_words(["--", "run", "--json", "-p", "x"]) == (None, ("run", "--json", "-p", "x"))
+    assert split_words(["--", "--", "x"]) == (None, ("--", "x"))
+    assert split_words(["b"]) == ("b", ())
+    assert command_of(["run", "m.gguf"]) == [sys.executable, "-m", "hypocenter", "run", "m.gguf"]
+    assert command_of(["./run", "x"]) == ["./run", "x"]
+    assert command_of(["--help"]) == ["--help"]
+
+
+def test_the_child_records_whatever_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYPO_RECORD", "0")
+    environment = environment_of(tmp_path, suspect=True)
+    assert "HYPO_RECORD" not in environment
+    assert environment["HYPO_TRACE"] == "1"
+    assert environment["HYPO_RUN_DIR"] == str(tmp_path)
+    assert "HYPO_TRACE" not in environment_of(tmp_path)
+
+
+def test_one_way_must_be_asked_for() -> None:
+    with pytest.raises(UsageError, match="more than one"):
+        Request(folder="a", options=DoctorOptions(last=True))
+
+
+# -- a bundle -------------------------------------------------------------------------------------
+
+
+def test_a_bundle_is_examined_in_three_formats(doctor: Doctor) -> None:
+    a_bundle("good")
+    a_bundle("bad", "crash", "Memory access fault")
+    text = doctor("bad")
+    assert text.returncode == 3
+    assert "CAUSE" in text.stdout
+    assert "Memory access fault" in text.stdout
+    assert text.stderr == ""
+    shown = doctor("bad", "--json")
+    assert (shown.returncode, json.loads(shown.stdout)["kind"]) == (3, "crash")
+    assert doctor("bad", "--markdown", "--good", "good").stdout.startswith("# ")
+    healthy = doctor("good")
+    assert (healthy.returncode, healthy.stderr) == (0, "")
+
+
+WITHOUT = """
+import sys
+for name in ("torch", "triton"):
+    sys.modules[name] = None
+from hypocenter import cli
+cli.main(["doctor", "b"])
+"""
+
+
+def test_the_background_case_is_solved_without_gpu_torch_and_triton() -> None:
+    bundles.save(background(), "b")
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
+    first = done.stdout.split("HYPOTHESES")[0]
+    assert "dtype width: argument positions of kernel rope" in first
+    assert "tl.load(positions_ptr + token)" in first
+
+
+def test_a_terminal_is_not_told_what_to_do_by_a_bundle(doctor: Doctor) -> None:
+    a_bundle("bad", "crash", "\x1b]0;evil\x07\x1b[2Jtext\r")
+    done = doctor("bad")
+    assert "\x1b" not in done.stdout
+    assert "\x07" not in done.stdout
+    assert "\\x1b[2Jtext" in done.stdout
+    assert printable("a\nb\x9bc\u202e") == "a\nb\\x9bc\\u202e"
+
+
+# -- a command ------------------------------------------------------------------------------------
+
+
+def test_a_faulting_command_is_bundled_and_examined(tmp_path: Path, doctor: Doctor) -> None:
+    done = doctor("--", *child("print('half an answer', flush=True)\n" + FAULTS))
+    assert done.returncode == 3
+    assert done.stdout.startswith("half an answer\n")
+    assert "CAUSE" in done.stdout
+    assert AMD_LINE in done.stderr
+    assert "ended by SIGABRT; the bundle is in hypo-bundle" in done.stderr
+    made = bundles.load(tmp_path / "hypo-bundle")
+    assert (made.kind, made.fault.address, made.fault.signal) == ("crash", 0x7F3A12345000, 6)
+    assert AMD_LINE in made.stderr
+    assert made.packages["numpy"]
+    assert "HYPO_RUN_DIR" not in made.environment
+    assert list(Path(os.environ["HYPO_RUN_DIR"]).iterdir()) == []
+    again = doctor("hypo-bundle")
+    assert again.returncode == 3
+    assert "0x7f3a12345000" in again.stdout
+
+
+def test_json_alone_is_on_stdout_and_bundles_do_not_collide(tmp_path: Path, doctor: Doctor) -> None:
+    a_bundle("hypo-bundle")
+    done = doctor("--json", "--", *child("print('answer', flush=True)\n" + FAULTS))
+    assert json.loads(done.stdout)["kind"] == "crash"
+    assert "answer" in done.stderr
+    assert "the bundle is in hypo-bundle-2" in done.stderr
+    assert bundles.load(tmp_path / "hypo-bundle-2").kind == "crash"
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "words"),
+    [
+        ("pass", 0, "ended without a fault"),
+        ("sys.exit(7)", 7, "exit code 7, which is no fault to examine"),
+        ("os.kill(os.getpid(), 15)", 143, "ended by SIGTERM, which is no fault"),
+    ],
+)
+def test_without_a_fault_the_exit_code_is_the_commands(
+    tmp_path: Path, end: str, code: int, words: str, doctor: Doctor
+) -> None:
+    done = doctor("--", *child(end))
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in done.stderr
+    assert not (tmp_path / "hypo-bundle").exists()
+
+
+def test_a_verb_with_wrong_usage_is_no_fault(doctor: Doctor) -> None:
+    done = doctor("--", "run", "no-such-model.gguf", "-p", "x")
+    assert done.returncode == 2
+    assert "no such file" in done.stderr
+
+
+def test_a_suspect_is_examined_though_it_ends_well(tmp_path: Path, doctor: Doctor) -> None:
+    a_bundle("good")
+    done = doctor("--suspect", "--good", "good", "--out", "deep/er", "--", *child("pass"))
+    assert done.returncode == 0
+    assert "the bundle is in deep/er" in done.stderr
+    made = bundles.load(tmp_path / "deep" / "er")
+    assert (made.kind, made.fault.kind) == ("suspect", "none")
+    assert made.environment["HYPO_TRACE"] == "1"
+
+
+def test_a_command_that_opens_no_recorder_is_examined_as_far_as_it_goes(
+    tmp_path: Path, doctor: Doctor
+) -> None:
+    done = doctor("--", "sh", "-c", "kill -SEGV $$")
+    assert done.returncode == 3
+    made = bundles.load(tmp_path / "hypo-bundle")
+    assert made.fault.signal == signal.SIGSEGV
+    assert any("opened no recorder" in line for line in made.missing)
+
+
+def test_stdin_reaches_the_command() -> None:
+    done = hypo("doctor", "--", "cat", stdin="through\n")
+    assert (done.returncode, done.stdout) == (0, "through\n")
+
+
+def test_a_hang_is_ended_and_its_stack_kept(tmp_path: Path, doctor: Doctor) -> None:
+    started = time.monotonic()
+    done = doctor("--deadline", "0.5", "--", *child(HANGS))
+    assert time.monotonic() - started < 60
+    assert done.returncode == 3
+    assert "so the command was ended; the bundle is in hypo-bundle" in done.stderr
+    made = bundles.load(tmp_path / "hypo-bundle")
+    assert (made.kind, made.fault.kind) == ("hang", "hang")
+    assert "in endless" in made.fault.stack
+
+
+# -- Ctrl-C and other ends ------------------------------------------------------------------------
+
+TALKS = "print('ready', file=sys.stderr, flush=True)\n"
+
+
+def test_ctrl_c_goes_to_the_command() -> None:
+    waits = f"try:\n    {TALKS}    while True: time.sleep(0.05)\n"
+    waits += "except KeyboardInterrupt:\n    sys.exit(130)"
+    process = subprocess.Popen(
+        [*AS_A_PERSON, "doctor", "--", *child(waits)], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 130
+    assert "exit code 130, which is no fault" in rest
+
+
+def test_three_times_ctrl_c_end_a_deaf_command(tmp_path: Path) -> None:
+    deaf = "import signal\nsignal.signal(2, lambda n, f: print('no', file=sys.stderr, flush=True))"
+    process = subprocess.Popen(
+        [*AS_A_PERSON, "doctor", "--", *child(f"{deaf}\n{TALKS}while True: time.sleep(0.1)")],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert process.stderr.readline() == "ready\n"
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline() == "no\n"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert not (tmp_path / "hypo-bundle").exists()
+
+
+def test_the_command_does_not_outlive_the_doctor(doctor: Doctor) -> None:
+    waits = "print(os.getpid(), file=sys.stderr, flush=True); time.sleep(60)"
+    process = subprocess.Popen(
+        [*HYPO, "doctor", "--", *child(waits)], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    pid = int(process.stderr.readline())
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 143
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        raise AssertionError("the child lives on")
+    assert list(Path(os.environ["HYPO_RUN_DIR"]).iterdir()) == []
+
+
+def test_a_command_can_ask_on_a_terminal() -> None:
+    asks = "print('got ' + input('name? '))"
+    with on_terminal(["doctor", "--", *child(asks)]) as terminal:
+        terminal.wait_for("name? ")
+        terminal.type("Ada\n")
+        terminal.wait_for("got Ada")
+        assert terminal.wait() == 0
+
+
+# -- a run that died with nobody watching ---------------------------------------------------------
+
+
+def test_the_next_command_tells_of_a_death_once_and_last_examines_it(
+    tmp_path: Path, doctor: Doctor
+) -> None:
+    died = subprocess.run(child("os.kill(os.getpid(), 9)"), capture_output=True)
+    assert died.returncode == -9
+    assert hypo("env", "--help").stderr == ""
+    assert hypo("--version").stderr == ""
+    first, second = hypo("inspect", "nowhere.gguf"), hypo("inspect", "nowhere.gguf")
+    assert "died; see `hypo doctor --last`" in first.stderr
+    assert len(first.stderr.splitlines()) == 2
+    assert "died" not in second.stderr
+    done = doctor("--last")
+    assert done.returncode == 3
+    assert "its bundle is now in hypo-bundle" in done.stderr
+    assert "nobody saw how" in done.stdout
+    again = doctor("--last", "--json")
+    assert json.loads(again.stdout)["kind"] == "crash"
+    assert f"its bundle is {tmp_path / 'hypo-bundle'}" in again.stderr
+    assert not (tmp_path / "hypo-bundle-2").exists()
+    assert doctor("--last", "--out", "mine").returncode == 3
+    assert (tmp_path / "mine" / "bundle.json").is_file()
+
+
+FAULTING_RUN = """
+from hypocenter import cli, cli_run
+from hypocenter.device import recorder
+from hypocenter.errors import DeviceFault
+def fault(*args, **keywords):
+    error = DeviceFault("cuda", "copy_out", "an illegal memory access was encountered",
+                        is_asynchronous=True)
+    recorder.open_recorder().failed(error)
+    raise error
+cli_run.run = fault
+cli.main(["run", "-p", "x"])
+"""
+
+
+def test_a_fault_inside_hypo_run_names_the_way_and_is_found(tmp_path: Path, doctor: Doctor) -> None:
+    died = subprocess.run([sys.executable, "-c", FAULTING_RUN], capture_output=True, text=True)
+    assert died.returncode == 3
+    assert died.stderr.rstrip().endswith("; see `hypo doctor --last`")
+    assert "died" not in hypo("inspect").stderr  # it has been told
+    done = doctor("--last")
+    assert done.returncode == 3
+    assert "an illegal memory access" in done.stdout
+    watched = doctor("--out", "b", "--", sys.executable, "-c", FAULTING_RUN)
+    assert watched.returncode == 3
+    assert "doctor --last" not in watched.stderr
+    made = bundles.load(tmp_path / "b")
+    assert (made.kind, made.fault.call) == ("error", "copy_out")
+
+
+def test_prompts_stay_out_without_consent(tmp_path: Path, doctor: Doctor) -> None:
+    secret = "def a_secret_name("
+    assert doctor("--suspect", "--", "run", "-p", secret, "-n", "1").returncode == 0
+    made = bundles.load(tmp_path / "hypo-bundle")
+    assert made.redacted
+    assert made.plans
+    assert made.snapshots
+    assert "a_secret_name" not in (tmp_path / "hypo-bundle" / "bundle.json").read_text()
+    holders = {tensor.id for tensor in made.tensors if tensor.name == "token_ids"}
+    inputs = [one for event in made.events for one in getattr(event, "inputs", ())]
+    inputs += [one for snapshot in made.snapshots for one in snapshot.values]
+    ids = [one.data for one in inputs if one.tensor in holders]
+    assert ids
+    assert not any(map(any, ids))

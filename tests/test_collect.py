@@ -1,0 +1,525 @@
+"""What a dead process left is read as it is: words of drivers, exits, kernel logs, run folders."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hypocenter import ring
+from hypocenter.bundle import Bundle, Snapshot
+from hypocenter.errors import EXIT_ERROR, EXIT_USAGE
+from hypocenter.forensics import collect, dead_runs, kernel_log
+from hypocenter.forensics.fault_text import fault_in, is_fault, with_kernel_log
+from hypocenter.forensics.redact import redacted, redacted_command
+from hypocenter.forensics.watch import Deadlines, Ended, watch
+from hypocenter.recording import (
+    AnyEvent,
+    Argument,
+    Called,
+    DeviceRecord,
+    FaultRecord,
+    LaunchRecord,
+    PlanRecord,
+    ProcessRecord,
+    Rejected,
+    Stepped,
+    TensorRecord,
+    Values,
+)
+from hypocenter.ring_write import RingWriter
+
+AMD = (
+    "Memory access fault by GPU node-1 (Agent handle: 0x55cd82c07cd0) on address 0x7f3a12345000. "
+    "Reason: Page not present or supervisor privilege.\n"
+)
+STACK = (
+    "Fatal Python error: Aborted\n\nCurrent thread 0x00007f (most recent call first):\n"
+    '  File "memory.py", line 294 in _ask\n'
+)
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    y.cpu()\n'
+    "torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call\n"
+)
+
+
+# -- words ----------------------------------------------------------------------------------------
+
+
+def test_amds_line_gives_the_page() -> None:
+    fault = fault_in("loading\n" + AMD + STACK, None, 6)
+    assert (fault.kind, fault.address, fault.address_bytes) == ("crash", 0x7F3A12345000, 4096)
+    assert fault.error == "Page not present or supervisor privilege."
+    assert fault.stack.startswith("Fatal Python error: Aborted")
+    assert "line 294 in _ask" in fault.stack
+    assert (fault.signal, fault.is_asynchronous) == (6, True)
+    nil = fault_in(AMD.replace("0x7f3a12345000", "(nil)"), None, 6)
+    assert nil.address == 0
+    read_only = AMD.replace("Page not present or supervisor privilege", "Write to a read-only page")
+    assert fault_in(read_only, None, 6).access == "write"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "kind", "call", "error", "is_asynchronous"),
+    [
+        (
+            "hypo: sim:h200: an illegal memory access was encountered (reported at copy_out, "
+            "caused by a launch before it); see `hypo doctor --last`\n",
+            "error", "copy_out", "an illegal memory access was encountered", True,
+        ),
+        (
+            "error: hip: hipErrorIllegalAddress (700): an illegal memory access was encountered "
+            "(reported at launch of rope_kernel (grid=(1,1,1), block=(256,1,1)), caused by a "
+            "launch before it)\n",
+            "error", "launch of rope_kernel (grid=(1,1,1), block=(256,1,1))",
+            "hipErrorIllegalAddress (700): an illegal memory access was encountered", True,
+        ),
+        (
+            "hypo: cuda: cudaErrorInvalidValue (1): invalid argument (Kernel 'x' launch failed "
+            "(grid=(1,1,1), block=(256,1,1)))\n",
+            "error", "Kernel 'x' launch failed (grid=(1,1,1), block=(256,1,1))",
+            "cudaErrorInvalidValue (1): invalid argument", False,
+        ),
+        (
+            "Traceback (most recent call last):\n  ...\nhypocenter.errors.DeviceFault: cuda:1: "
+            "invalid argument (copy_in)\n",
+            "error", "copy_in", "invalid argument", False,
+        ),
+        (
+            "hypo: sim:mi300x: the launch did not finish (reported at synchronise, caused by a "
+            "launch before it)\n",
+            "hang", "synchronise", "the launch did not finish", True,
+        ),
+        (
+            TRACEBACK, "error", "", "an illegal memory access was encountered", True,
+        ),
+        (
+            "RuntimeError: Triton Error [HIP]:  Code: 209, Messsage: no kernel image\n",
+            "error", "", "Code: 209, Messsage: no kernel image", True,
+        ),
+        (
+            "hypo: m.gguf: logits row 0: 12 of 512 values are NaN or +inf; hypo inspect ...\n",
+            "nonfinite", "", "", False,
+        ),
+        (
+            "x.cu:93: operator(): block: [0,0,0] Assertion `index < size` failed.\n",
+            "error", "", "device-side assert", True,
+        ),
+        (
+            "HW Exception by GPU node-2 (Agent handle: 0x1) reason :GPU Hang\n",
+            "hang", "", "GPU Hang", True,
+        ),
+        (
+            "hypo: rope: positions (pos) is i16, but it is read as i32\n",
+            "error", "", "", False,
+        ),
+        ("", "error", "", "", False),
+    ],
+)  # fmt: skip
+def test_words_of_runtimes_are_understood(
+    stderr: str, kind: str, call: str, error: str, is_asynchronous: bool
+) -> None:
+    fault = fault_in(stderr, 3, None)
+    found = (fault.kind, fault.call, fault.error, fault.is_asynchronous)
+    assert found == (kind, call, error, is_asynchronous)
+    assert fault.exit_code == 3
+    assert fault.message
+
+
+def test_the_first_fault_counts_and_not_its_echo() -> None:
+    first = "hypo: cuda: misaligned address (reported at copy_out, caused by a launch before it)\n"
+    echo = "hypo: cuda: launch failure (reported at free, caused by a launch before it)\n"
+    assert fault_in(first + echo, 3, None).call == "copy_out"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "exit_code", "number", "expected"),
+    [
+        ("hypo: nofile: there is no such file\n", 2, None, False),
+        ("hypo: interrupted\n", 130, None, False),
+        ("", 0, None, False),
+        (AMD, 0, None, False),
+        ("KeyError: 'x'\n", 1, None, False),
+        (TRACEBACK, 1, None, True),
+        ("anything", 3, None, True),
+        ("", None, signal.SIGABRT, True),
+        ("", None, signal.SIGSEGV, True),
+        ("", None, signal.SIGKILL, True),
+        ("", None, signal.SIGTERM, False),
+        ("", None, signal.SIGINT, False),
+    ],
+)
+def test_not_every_bad_end_is_a_fault(
+    stderr: str, exit_code: int | None, number: int | None, expected: bool
+) -> None:
+    assert is_fault(stderr, exit_code, number) is expected
+
+
+def test_a_kill_without_words_is_a_crash() -> None:
+    fault = fault_in("", None, signal.SIGKILL)
+    assert fault.kind == "crash"
+    assert fault.message.startswith("ended by SIGKILL (from outside")
+
+
+def test_large_and_hostile_words_are_bounded_and_quick() -> None:
+    started = time.perf_counter()
+    for piece in ("hypo: cuda: ", "(", "CUDA error ", "Xid pid=", "a" * 50, "\x00", "Fatal\n"):
+        stderr = piece * (600_000 // len(piece))
+        fault = fault_in(stderr, 3, None)
+        assert len(fault.message) <= 2000
+        assert len(fault.stack) <= 20_000
+    assert time.perf_counter() - started < 10
+
+
+# -- the kernel's log -----------------------------------------------------------------------------
+
+XID = (
+    "NVRM: Xid (PCI:0000:01:00): 31, pid={pid}, name=python, Ch 00000008, intr 00000000. MMU "
+    "Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f3a_12345000. Fault is of type FAULT_PDE "
+    "ACCESS_TYPE_VIRT_WRITE"
+)
+AMDGPU = [
+    "amdgpu 0000:03:00.0: amdgpu: [gfxhub] page fault (src_id:0 ring:24 vmid:3 pasid:32770)",
+    "amdgpu 0000:03:00.0: amdgpu:  for process python pid {pid} thread python pid {pid})",
+    "amdgpu 0000:03:00.0: amdgpu:   in page starting at address 0x00007f3a12345000 from client 10",
+    "amdgpu 0000:03:00.0: amdgpu: GCVM_L2_PROTECTION_FAULT_STATUS:0x00801031",
+    "amdgpu 0000:03:00.0: amdgpu: \t RW: 0x0",
+]
+
+
+@pytest.mark.parametrize(("lines", "access"), [([XID], "write"), (AMDGPU, "read")])
+def test_the_kernel_gives_the_address_of_this_process_alone(lines: list[str], access: str) -> None:
+    fault = FaultRecord(kind="error", message="an illegal memory access was encountered")
+    shown = [line.format(pid=77) for line in lines]
+    found = with_kernel_log(fault, shown, 77)
+    assert (found.address, found.address_bytes, found.access) == (0x7F3A12345000, 4096, access)
+    assert with_kernel_log(fault, shown, 7).address is None
+    assert with_kernel_log(fault, shown, None).address is None
+    known = fault_in(AMD, None, 6)
+    assert with_kernel_log(known, shown, 77) == known
+
+
+def test_only_telling_lines_of_the_time_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [(1.0, "NVRM: old"), (90.0, "usb 1-1: new device"), (100.0, "amdgpu: page fault")]
+    monkeypatch.setattr(kernel_log, "_from_device", lambda: iter(records))
+    assert kernel_log.kernel_log(92.0) == (("amdgpu: page fault",), "")
+
+
+def test_an_unreadable_log_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(kernel_log, "_from_device", refused)
+    monkeypatch.setattr(kernel_log, "_from_program", lambda: iter(()))
+    lines, problem = kernel_log.kernel_log(0.0)
+    assert lines == ()
+    assert "Operation not permitted" in problem
+
+
+# -- what a person typed --------------------------------------------------------------------------
+
+
+def values(tensor: int, *numbers: int, dtype: str = "I32") -> Values:
+    code = {"I32": np.int32, "I16": np.int16}[dtype]
+    return Values(tensor, dtype, (len(numbers),), np.array(numbers, code).tobytes())
+
+
+def numbers(one: Values) -> list[int]:
+    return [int(n) for n in np.frombuffer(one.data, one.dtype.lower().replace("i", "int"))]
+
+
+def with_tokens(*token_ids: int, has_table: bool = True) -> Bundle:
+    def tensor(number: int, name: str, *shape: int) -> TensorRecord:
+        return TensorRecord(
+            id=number, name=name, owner="step", dtype="I32", shape=shape, strides=(1,) * len(shape),
+            offset=0, allocation=number, address=0, extent_bytes=64,
+        )  # fmt: skip
+
+    facts = (Argument("token_ids", 1), Argument("table", 3))
+    launch = LaunchRecord(kernel="lookup", function="lookup", device="cpu", facts=facts)
+    inputs = (values(1, *token_ids), values(2, 5, 6, 7), values(4, 1, 2))
+    return Bundle(
+        kind="crash", fault=FaultRecord(kind="crash", message="x"),
+        command=("hypo", "run", "m.gguf", "-p", "my secret", "--prompt=secret", "-psecret"),
+        tensors=(
+            tensor(1, "token_ids", 8), tensor(2, "positions", 8), tensor(3, "w", 512, 64),
+            tensor(4, "context_ids", 8),
+        ),
+        plans=(PlanRecord(id=1, name="p", device="cpu", launches=(launch,) * has_table),),
+        events=(Stepped(seq=1, step=1, plan=1, inputs=inputs, requests=()),),
+        snapshots=(Snapshot(1, 1, 0, inputs),), redacted=False,
+    )  # fmt: skip
+
+
+def test_token_ids_inside_the_vocabulary_go_and_others_stay() -> None:
+    found = redacted(with_tokens(3, 511, 512, -1, 70_000))
+    [event] = found.events
+    assert isinstance(event, Stepped)
+    for inputs in (event.inputs, found.snapshots[0].values):
+        assert [numbers(one) for one in inputs] == [[0, 0, 512, -1, 70_000], [5, 6, 7], [0, 0]]
+    assert found.redacted
+    assert "secret" not in str(found)
+    unknown = redacted(with_tokens(3, 512, -1, has_table=False)).snapshots[0].values[0]
+    assert numbers(unknown) == [0, 0, -1]
+
+
+def test_a_prompt_is_no_part_of_a_command() -> None:
+    assert redacted_command(["hypo", "run", "-p", "abc", "-n", "3"]) == (
+        "hypo", "run", "-p", "<3 characters>", "-n", "3",
+    )  # fmt: skip
+    bench = ("python", "-m", "hypocenter", "bench", "-p", "512")
+    assert redacted_command(bench) == bench
+
+
+# -- run folders ----------------------------------------------------------------------------------
+
+DEVICE = DeviceRecord(name="sim:h200", limits={"arch": "sm_90"})
+
+
+def left_behind(folder: Path, *events: AnyEvent, state: int | None = None) -> Path:
+    """A run folder as a process leaves it that dies, or ends in `state`."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    writer = RingWriter(folder)
+    process = ProcessRecord(
+        pid=4242, command=("hypo", "run", "-p", "abc"), started="2026-01-02T03:04:05+00:00",
+        environment={"TRITON_CACHE_DIR": "/x"}, packages={"numpy": "2"},
+    )  # fmt: skip
+    writer.static(process)
+    writer.static(DEVICE)
+    for event in events:
+        writer.event(event)
+    if state is None:
+        writer.release()  # the lock goes, as it does when a process dies
+    else:
+        writer.close(state)
+    return folder
+
+
+def ended(exit_code: int | None = None, number: int | None = None, stderr: str = "") -> Ended:
+    return Ended(
+        command=("hypo", "run"), pid=4242, exit_code=exit_code, signal=number, stderr=stderr,
+        started=time.time() - 1, ended=time.time(), since=time.monotonic() - 1,
+    )  # fmt: skip
+
+
+CALLED = Called(seq=1, step=2, call="copy_out", outcome="an illegal memory access was encountered")
+REJECTED = Rejected(seq=2, step=2, kernel="rope", reason="positions is i16")
+
+
+def test_a_watched_run_becomes_a_bundle(tmp_path: Path) -> None:
+    left_behind(tmp_path / "1-1", CALLED, state=ring.FAILED)
+    made = collect.collect(tmp_path, ended(3, stderr="hypo: something went wrong\n"))
+    assert made is not None
+    assert (made.kind, made.device, made.limits) == ("error", "sim:h200", {"arch": "sm_90"})
+    assert (made.fault.call, made.fault.error) == (CALLED.call, CALLED.outcome)
+    assert made.fault.message == "something went wrong"
+    assert made.fault.is_asynchronous
+    assert made.events == (CALLED,)
+    assert made.stderr == "hypo: something went wrong\n"
+    assert (made.packages, made.environment) == ({"numpy": "2"}, {"TRITON_CACHE_DIR": "/x"})
+    assert made.redacted
+
+
+def test_a_signal_makes_a_crash_and_no_fault_makes_nothing(tmp_path: Path) -> None:
+    left_behind(tmp_path / "1-1")
+    made = collect.collect(tmp_path, ended(number=6, stderr=AMD))
+    assert made is not None
+    assert (made.kind, made.fault.address) == ("crash", 0x7F3A12345000)
+    for end in (ended(0), ended(2, stderr="hypo: no\n"), ended(number=signal.SIGTERM)):
+        assert collect.collect(tmp_path, end) is None
+    suspected = collect.collect(tmp_path, ended(0), suspect=True)
+    assert suspected is not None
+    assert (suspected.kind, suspected.fault.kind) == ("suspect", "none")
+
+
+def test_a_refusal_is_a_fault_when_the_command_failed_of_it(tmp_path: Path) -> None:
+    left_behind(tmp_path / "1-1", REJECTED, state=ring.FAILED)
+    made = collect.collect(tmp_path, ended(1, stderr="hypo: rope: positions is i16\n"))
+    assert made is not None
+    assert (made.kind, made.fault.is_asynchronous) == ("error", False)
+    assert collect.collect(tmp_path, ended(0)) is None
+
+
+def test_a_command_without_recorder_is_told(tmp_path: Path) -> None:
+    made = collect.collect(tmp_path, ended(number=11))
+    assert made is not None
+    assert any("opened no recorder" in line for line in made.missing)
+    assert made.fault.message.startswith("ended by SIGSEGV")
+
+
+def test_of_several_processes_the_one_that_failed_is_taken(tmp_path: Path) -> None:
+    quiet = [Stepped(seq=n, step=n, plan=1, inputs=(), requests=()) for n in range(9)]
+    left_behind(tmp_path / "1-1", CALLED)
+    left_behind(tmp_path / "2-2", *quiet, state=ring.ENDED)
+    left_behind(tmp_path / "3-3", *quiet[:3])
+    made = collect.collect(tmp_path, ended(1, stderr="boom\n"))
+    assert made is not None
+    assert made.events == (CALLED,)
+    (tmp_path / "1-1" / "ring").unlink()
+    made = collect.collect(tmp_path, ended(number=6))
+    assert made is not None
+    assert len(made.events) == 3
+
+
+def test_a_hang_is_one_whatever_ended_it(tmp_path: Path) -> None:
+    left_behind(tmp_path / "1-1")
+    end = Ended(
+        command=("x",), pid=1, exit_code=None, signal=6, stderr=STACK, started=0.0, ended=1.0,
+        since=0.0, hung_seconds=31.0,
+    )  # fmt: skip
+    made = collect.collect(tmp_path, end)
+    assert made is not None
+    assert (made.kind, made.fault.kind) == ("hang", "hang")
+    assert "31 seconds" in made.fault.message
+    assert made.fault.call == "_ask (memory.py:294)"
+    assert "line 294 in _ask" in made.fault.stack
+
+
+def test_a_dead_run_is_found_once_and_named(tmp_path: Path) -> None:
+    left_behind(tmp_path / "1-1", CALLED)
+    left_behind(tmp_path / "2-2", state=ring.ENDED)
+    [dead] = dead_runs.dead_runs(tmp_path)
+    assert dead.pid == os.getpid()
+    sentence = dead_runs.notice(tmp_path)
+    assert sentence is not None
+    assert f"pid {os.getpid()}" in sentence
+    assert "hypo doctor --last" in sentence
+    assert dead_runs.notice(tmp_path) is None
+    made = collect.collect_dead(dead)
+    assert (made.kind, made.fault.call) == ("error", "copy_out")
+    assert made.command == ("hypo", "run", "-p", "<3 characters>")
+    assert any("stderr and exit code" in line for line in made.missing)
+    with_consent = collect.collect_dead(dead, with_prompts=True)
+    assert with_consent.command == ("hypo", "run", "-p", "abc")
+    assert not with_consent.redacted
+
+
+def test_a_running_process_is_not_dead(tmp_path: Path) -> None:
+    writer = RingWriter(tmp_path / "1-1")
+    assert dead_runs.dead_runs(tmp_path) == []
+    writer.close(ring.FAILED)
+    assert len(dead_runs.dead_runs(tmp_path)) == 1
+
+
+def test_what_others_may_have_put_there_is_not_looked_at(tmp_path: Path) -> None:
+    base = tmp_path / "runs"
+    left_behind(base / "1-1")
+    assert len(dead_runs.dead_runs(base)) == 1
+    (tmp_path / "link").symlink_to(base)
+    assert dead_runs.dead_runs(tmp_path / "link") == []
+    base.chmod(0o777)
+    assert dead_runs.dead_runs(base) == []
+    with pytest.raises(PermissionError, match="open to others"), dead_runs.watched_runs(base):
+        pass
+
+
+def test_no_run_folder_no_sentence(tmp_path: Path) -> None:
+    assert dead_runs.notice(tmp_path / "none") is None
+    (tmp_path / "garbage").mkdir()
+    (tmp_path / "garbage" / "ring").write_bytes(b"\xff" * 100)
+    (tmp_path / "garbage" / "static").write_bytes(b"\xff" * 100)
+    assert dead_runs.notice(tmp_path) is None
+
+
+def test_folders_of_doctors_that_died_go(tmp_path: Path) -> None:
+    (tmp_path / "doctor-999999999").mkdir()
+    with dead_runs.watched_runs(tmp_path) as folder:
+        assert folder.is_dir()
+        assert dead_runs.is_watched(folder)
+        assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- children -------------------------------------------------------------------------------------
+
+
+def run(program: str, runs: Path, deadlines: Deadlines | None = None) -> tuple[Ended, bytes]:
+    seen = bytearray()
+    environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+    end = watch([sys.executable, "-c", program], environment, runs, seen.extend, deadlines)
+    return end, bytes(seen)
+
+
+def test_a_childs_words_are_passed_on_and_kept(tmp_path: Path) -> None:
+    end, seen = run("import os; os.write(2, b'a\\xff\\n'); raise SystemExit(7)", tmp_path)
+    assert (end.exit_code, end.signal, end.stderr, seen) == (7, None, "a\ufffd\n", b"a\xff\n")
+
+
+def test_a_talkative_child_is_kept_in_part(tmp_path: Path) -> None:
+    program = "import os; os.write(2, b'first'); [os.write(2, b'x' * 60000) for _ in range(60)]"
+    end, seen = run(program + "; os.write(2, b'last')", tmp_path)
+    assert len(seen) == 3_600_009
+    assert end.stderr.startswith("first")
+    assert end.stderr.endswith("last")
+    assert "bytes left out" in end.stderr
+    assert len(end.stderr) < 1_200_000
+
+
+def test_a_child_that_closes_stderr_is_waited_for(tmp_path: Path) -> None:
+    end, _ = run("import os, time; os.close(2); time.sleep(0.5); os._exit(5)", tmp_path)
+    assert end.exit_code == 5
+
+
+def test_who_keeps_stderr_open_is_not_waited_for(tmp_path: Path) -> None:
+    program = (
+        "import subprocess; "
+        "p = subprocess.Popen(['sleep', '30']); print(p.pid, file=__import__('sys').stderr)"
+    )
+    started = time.monotonic()
+    end, _ = run(program, tmp_path)
+    os.kill(int(end.stderr), signal.SIGKILL)
+    assert time.monotonic() - started < 15
+
+
+HANGING = """
+import sys, time
+from pathlib import Path
+from hypocenter import ring
+from hypocenter.ring_write import RingWriter
+writer = RingWriter(Path(sys.argv[1] if len(sys.argv) > 1 else {folder!r}))
+writer.cells[ring.CELL_STEP] = 2
+writer.cells[ring.CELL_STEP_STARTED] = time.monotonic_ns()
+def endless():
+    for _ in range(3000):
+        time.sleep(0.01)
+endless()
+"""
+
+
+def test_a_step_past_its_deadline_is_ended_with_its_stack(tmp_path: Path) -> None:
+    program = HANGING.format(folder=str(tmp_path / "1-1"))
+    end, _ = run(program, tmp_path, Deadlines(first_step=60.0, step=0.3))
+    assert end.hung_seconds is not None
+    assert 0.3 < end.hung_seconds < 10
+    assert end.signal == signal.SIGABRT
+    made = collect.collect(tmp_path, end)
+    assert made is not None
+    assert made.kind == "hang"
+    assert "in endless" in made.fault.stack
+
+
+def test_a_child_that_ignores_the_end_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hypocenter.forensics import watch as watching
+
+    monkeypatch.setattr(watching, "_ABORT_SECONDS", 0.3)
+    deaf = "import faulthandler, signal; faulthandler.disable()\n"
+    deaf += "signal.signal(signal.SIGABRT, signal.SIG_IGN)\n"
+    program = deaf + HANGING.format(folder=str(tmp_path / "1-1"))
+    end, _ = run(program, tmp_path, Deadlines(first_step=60.0, step=0.3))
+    assert end.signal == signal.SIGKILL
+    assert end.hung_seconds is not None
+
+
+def test_an_error_that_our_command_ended_with_is_examined_and_wrong_usage_is_not() -> None:
+    line = "hypo: demo.gguf: llama.rope.freq_base is 0.0, but must be from 1.0 to 1e+09\n"
+    assert is_fault(line, EXIT_ERROR, None)
+    assert not is_fault(line, EXIT_USAGE, None)
+    assert not is_fault("demo: done\n", EXIT_ERROR, None)

@@ -1,0 +1,719 @@
+"""The doctor's rungs that need no Triton, on bundles made by hand: red, green, and left out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from bundles import (
+    BLOCK,
+    BLOCKS,
+    DIM,
+    HEADS,
+    POSITIONS,
+    ROWS,
+    VOCAB,
+    Run,
+    background,
+    crash,
+    decoder,
+    inputs,
+    step,
+    tensors_of_decoder,
+)
+
+from hypocenter.bundle import Bundle
+from hypocenter.diagnosis import Cause, Diagnosis, Verdict
+from hypocenter.forensics.doctor import LADDER, diagnose
+from hypocenter.recording import (
+    Called,
+    Captured,
+    Copied,
+    FaultRecord,
+    HostWrote,
+    Place,
+    Rejected,
+    Replayed,
+    RequestRecord,
+    Statistics,
+    StreamEvent,
+)
+
+WIDTH = HEADS * DIM
+
+
+def healthy(**other: object) -> Bundle:
+    """A run of the decoder in which nothing is wrong; `other` replaces inputs."""
+    run = Run()
+    tensors_of_decoder(run)
+    plan = decoder(run)
+    for _ in range(2):
+        step(run, plan, **other)
+    run.copy_out("out")
+    return run.bundle()
+
+
+def with_inputs(**other: object) -> Bundle:
+    run = Run()
+    tensors_of_decoder(run)
+    step(run, decoder(run), **other)
+    return run.bundle(crash())
+
+
+def with_tensors(**other: dict[str, object]) -> Bundle:
+    run = Run()
+    tensors_of_decoder(run, **other)
+    step(run, decoder(run))
+    return run.bundle(crash())
+
+
+def with_tables(value: int, row: int = 0) -> Bundle:
+    tables = np.full((2, BLOCKS), -1, np.int32)
+    tables[row, 0] = value
+    return with_inputs(block_tables=tables)
+
+
+def freed_weight() -> Bundle:
+    run = Run()
+    tensors_of_decoder(run)
+    plan = decoder(run)
+    step(run, plan)
+    run.free("sin")
+    step(run, plan)
+    return run.bundle(crash())
+
+
+def captured(free_first: bool = False) -> Bundle:
+    run = Run()
+    tensors_of_decoder(run)
+    plan = decoder(run)
+    everything = tuple(range(1, run.num_allocations + 1))
+    step(run, plan)
+    if not free_first:
+        run.emit(Captured, graph=1, plan=plan, allocations=everything)
+        run.free("k")
+    step(run, plan)
+    if not free_first:
+        run.emit(Replayed, graph=1)
+    return run.bundle(crash(run.tensors["k"].address))
+
+
+def two_requests(
+    blocks: tuple[int, ...], slots: list[int], table: int, position: int = 0
+) -> Bundle:
+    """Requests 7 and 8; the arguments are those of the second one."""
+    run = Run()
+    tensors_of_decoder(run)
+    plan = decoder(run)
+    tables = np.full((2, BLOCKS), -1, np.int32)
+    tables[0, 0], tables[1, 0] = 2, table
+    given = inputs(
+        token_ids=[5, 6, 7], positions=[0, 1, position], slots=[32, 33, *slots],
+        sequence_rows=[0, 0, 1], block_tables=tables,
+    )  # fmt: skip
+    requests = (
+        RequestRecord(id=7, row=0, first_position=0, num_tokens=2, blocks=(2,)),
+        RequestRecord(id=8, row=1, first_position=position, num_tokens=1, blocks=blocks),
+    )
+    run.run(plan, given, requests)
+    return run.bundle(FaultRecord(kind="differs", message="the text is not that of the good run"))
+
+
+def streams(*, waits: bool) -> Bundle:
+    """A copy in stream `copies`, then the plan in the default stream."""
+    run = Run()
+    tensors_of_decoder(run)
+    plan = decoder(run)
+    q = run.tensors["q"]
+    run.emit(Copied, direction="in", tensor=q.id, address=q.address, num_bytes=q.extent_bytes,
+             stream="copies", site="loader.py:7")  # fmt: skip
+    if waits:
+        run.emit(StreamEvent, action="record", event=1, stream="copies")
+        run.emit(StreamEvent, action="wait", event=1, stream="")
+    step(run, plan)
+    return run.bundle(FaultRecord(kind="differs", message=""))
+
+
+def inputs_in_a_stream(*, waits: bool) -> Bundle:
+    """The step is told first; its inputs are copied in a stream of their own, then it waits."""
+    run = Run()
+    tensors_of_decoder(run)
+    plan = decoder(run)
+    for number in (1, 2):
+        step(run, plan)
+        for name in inputs():
+            tensor = run.tensors[name]
+            run.emit(Copied, direction="in", tensor=tensor.id, address=tensor.address,
+                     num_bytes=16, stream="copies")  # fmt: skip
+        run.emit(StreamEvent, action="record", event=number, stream="copies")
+        if waits:
+            run.emit(StreamEvent, action="wait", event=number, stream="")
+        run.copy_out("out")
+    return run.bundle(FaultRecord(kind="differs", message=""))
+
+
+def pinned(*, waits: bool) -> Bundle:
+    run = Run()
+    tensors_of_decoder(run)
+    plan = decoder(run)
+    slots = run.tensors["slots"]
+    run.emit(Copied, direction="in", tensor=slots.id, address=slots.address, num_bytes=16,
+             host_address=0x7F0000, is_pinned=True, site="runner.py:5")  # fmt: skip
+    if waits:
+        run.emit(StreamEvent, action="synchronise", event=0, stream="")
+    run.emit(HostWrote, host_address=0x7F0008, num_bytes=4, site="scheduler.py:9")
+    step(run, plan)
+    return run.bundle(FaultRecord(kind="differs", message=""))
+
+
+def lost_event(*, recorded: bool) -> Bundle:
+    run = Run()
+    tensors_of_decoder(run)
+    plan = decoder(run)
+    if recorded:
+        run.emit(StreamEvent, action="record", event=5, stream="")
+    run.emit(StreamEvent, action="wait", event=5, stream="", site="runner.py:31")
+    step(run, plan)
+    return run.bundle(FaultRecord(kind="hang", message="a step had been running for 60 seconds"))
+
+
+def launched(grid: tuple[int, ...] = (4, 2), num_warps: int = 4) -> Bundle:
+    run = Run()
+    tensors_of_decoder(run)
+    run.tensor("weight", "F32", 16)
+    launch = run.launch(
+        "rms_norm",
+        {"x": "x", "out": "out", "weight": "weight", "counts": "counts", "count": 0, "num_heads": 1,
+         "width": 16, "eps": 1e-5},
+        grid=grid, num_warps=num_warps,
+    )  # fmt: skip
+    step(run, run.plan(launch))
+    return run.bundle(FaultRecord(kind="error", message="invalid configuration argument"))
+
+
+def with_stride(stride: int) -> Bundle:
+    """rope is told rows of q are `stride` elements apart."""
+    run = Run()
+    tensors_of_decoder(run)
+    step(run, decoder(run, x_stride=stride))
+    return run.bundle(FaultRecord(kind="differs", message=""))
+
+
+def narrow(*, wide: bool) -> Bundle:
+    run = Run()
+    blocks = (1 << 31) // (HEADS * DIM * BLOCK) + 8
+    tensors_of_decoder(
+        run,
+        k_cache={"shape": (blocks, HEADS, DIM, BLOCK)},
+        v_cache={"shape": (blocks, HEADS, BLOCK, DIM)},
+    )
+    step(run, decoder(run, wide=wide))
+    return run.bundle(crash())
+
+
+def rejected(reason: str, kernel: str = "step") -> Bundle:
+    run = Run()
+    tensors_of_decoder(run)
+    decoder(run)
+    run.emit(Rejected, kernel=kernel, reason=reason)
+    return run.bundle(FaultRecord(kind="error", message=f"{kernel}: {reason}", call=kernel))
+
+
+def of_unknown(name: str, *, freed: bool = False) -> Bundle:
+    """A kernel without a contract, and a fault at `name`, which may be freed meanwhile."""
+    run = Run()
+    tensors_of_decoder(run, sin={"kind": "pinned", "address": 0x7F1200000000},
+                       cos={"address": 0, "num_bytes": 0})  # fmt: skip
+    step(run, run.plan(run.launch("theirs", {}, {f"{name}_ptr": name, "out_ptr": "out"})))
+    if freed:
+        run.free(name)
+    return run.bundle(crash(run.tensors[name].address))
+
+
+def told(text: str) -> Bundle:
+    """A refusal of which only stderr tells."""
+    fault = FaultRecord(kind="error", message=f"error: {text}", exit_code=1)
+    return Run().bundle(fault, stderr=f"loading\nerror: {text}\n")
+
+
+def pending(*, polled: bool) -> Bundle:
+    run = Run()
+    tensors_of_decoder(run)
+    step(run, decoder(run))
+    if not polled:
+        run.emit(Called, call="launch of scale_kernel (grid=(0,1,1))", outcome=
+                 "hipErrorInvalidConfiguration (9)", site="ops.py:3")  # fmt: skip
+    run.emit(Called, call="copy_out", outcome="hipErrorInvalidConfiguration (9)")
+    return run.bundle(
+        FaultRecord(kind="error", call="copy_out", message="hipErrorInvalidConfiguration (9)")
+    )
+
+
+def late_memory() -> Bundle:
+    run = Run()
+    tensors_of_decoder(run)
+    run.emit(Called, call="allocate", outcome="hipErrorOutOfMemory (2): out of memory")
+    step(run, decoder(run))
+    return run.bundle(crash(0))
+
+
+def traced(spoilt: dict[str, int], *, kernel: int = 1) -> Bundle:
+    """Statistics after each launch; `spoilt` maps tensors to NaN after launch `kernel`."""
+    run = Run()
+    tensors_of_decoder(run)
+    plan = decoder(run)
+    step(run, plan)
+    written = ("x", "q", "k_cache", "out")
+    read = ("table", "cos", "sin", "k", "v", "v_cache")
+    figures = []
+    for number, name in enumerate(written):
+        names = [name, *read, *spoilt] if number == kernel else [name]
+        for one in dict.fromkeys(names):
+            num_nan = spoilt.get(one, 0) if number >= kernel else 0
+            figures.append(
+                Statistics(
+                    place=Place(1, plan, number), tensor=run.tensors[one].id, digest="", low=0.0,
+                    high=1.0, mean=0.5, rms=0.5, num_nan=num_nan, num_inf=0,
+                    first_nonfinite=(0, 1) if num_nan else None,
+                )
+            )  # fmt: skip
+    fault = FaultRecord(kind="nonfinite", message="logits row 0: 512 of 512 values are NaN")
+    return run.bundle(fault, statistics=tuple(figures))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A defect: the bundle with it, the one without, and what the report must say."""
+
+    red: Callable[[], Bundle]
+    green: Callable[[], Bundle]
+    cause: Cause
+    kernel: str | None
+    argument: str | None
+    rung: str
+    text: str = ""
+
+
+CASES: dict[str, Expected] = {
+    "dtype width": Expected(
+        background, healthy, Cause.DTYPE_WIDTH, "rope", "positions", "contracts",
+        "tl.load(positions_ptr + token)",
+    ),
+    "half the bytes": Expected(
+        lambda: with_tensors(positions={"num_bytes": 2 * ROWS}), healthy, Cause.DTYPE_WIDTH,
+        "rope", "positions", "contracts", "tl.load(positions_ptr + token)",
+    ),
+    "half the rows": Expected(
+        lambda: with_tensors(q={"num_bytes": 2 * WIDTH * 4}), healthy, Cause.BUFFER_TOO_SMALL,
+        "rope", "x", "contracts",
+    ),
+    "too few positions": Expected(
+        lambda: with_tensors(sin={"shape": (POSITIONS - 1, DIM // 2)}), healthy,
+        Cause.BUFFER_TOO_SMALL, "rope", "sin", "contracts", "sin_ptr",
+    ),
+    "null": Expected(
+        lambda: with_tensors(cos={"address": 0, "num_bytes": 0}), healthy, Cause.NULL_POINTER,
+        "rope", "cos", "contracts", "cos_ptr",
+    ),
+    "host pointer": Expected(
+        lambda: with_tensors(cos={"kind": "pinned", "address": 0x7F1200000000}), healthy,
+        Cause.HOST_POINTER, "rope", "cos", "contracts", "cos_ptr",
+    ),
+    "another device": Expected(
+        lambda: with_tensors(cos={"device": "sim:h200"}), healthy, Cause.WRONG_DEVICE, "rope",
+        "cos", "contracts",
+    ),
+    "misaligned": Expected(
+        lambda: with_tensors(cos={"address": (1 << 61) + 2}), healthy, Cause.MISALIGNMENT, "rope",
+        "cos", "contracts",
+    ),
+    "strided": Expected(
+        lambda: with_tensors(cos={"strides": (1, POSITIONS)}), healthy, Cause.WRONG_STRIDE,
+        "rope", "cos", "contracts",
+    ),
+    "token beyond": Expected(
+        lambda: with_inputs(token_ids=[5, VOCAB, 7]), healthy, Cause.TOKEN_RANGE, "lookup",
+        "token_ids", "contracts",
+    ),
+    "position beyond": Expected(
+        lambda: with_inputs(positions=[0, 1, POSITIONS]), healthy, Cause.POSITION_RANGE, "rope",
+        "positions", "contracts", "tl.load(positions_ptr + token)",
+    ),
+    "block beyond": Expected(
+        lambda: with_tables(40_000), healthy, Cause.BLOCK_TABLE_RANGE, "attention", "block_tables",
+        "contracts",
+    ),
+    "sentinel": Expected(
+        lambda: with_tables(-1), healthy, Cause.SENTINEL_CONSUMED, "attention", "block_tables",
+        "contracts",
+    ),
+    "slot beyond": Expected(
+        lambda: with_inputs(slots=[10**6, 10**6 + 1, 10**6 + 2]), healthy, Cause.INDEX_RANGE,
+        "kv_write", "slots", "contracts", "tl.load(slots_ptr + token)",
+    ),
+    "freed": Expected(
+        freed_weight, healthy, Cause.USE_AFTER_FREE, "rope", "sin", "contracts", "sin_ptr",
+    ),
+    "captured": Expected(
+        captured, healthy, Cause.CAPTURED_POINTER, "kv_write", "k", "captured pointers", "k_ptr",
+    ),
+    "stale slot": Expected(
+        lambda: two_requests((5,), [40], 5), lambda: two_requests((5,), [80], 5),
+        Cause.STALE_SLOT, "kv_write", "slots", "ownership",
+    ),
+    "foreign block": Expected(
+        lambda: two_requests((5,), [80], 2), lambda: two_requests((5,), [80], 5),
+        Cause.FOREIGN_BLOCK, "attention", "block_tables", "ownership",
+    ),
+    "one block, two owners": Expected(
+        lambda: two_requests((2,), [37], 2, 5), lambda: two_requests((5,), [80], 5),
+        Cause.FOREIGN_BLOCK, "attention", "block_tables", "ownership",
+    ),
+    "missing wait": Expected(
+        lambda: streams(waits=False), lambda: streams(waits=True), Cause.MISSING_WAIT, "rope", "x",
+        "order",
+    ),
+    "inputs without a wait": Expected(
+        lambda: inputs_in_a_stream(waits=False), lambda: inputs_in_a_stream(waits=True),
+        Cause.MISSING_WAIT, "lookup", "token_ids", "order",
+    ),
+    "rewritten": Expected(
+        lambda: pinned(waits=False), lambda: pinned(waits=True), Cause.REWRITTEN_IN_FLIGHT,
+        "kv_write", "slots", "order",
+    ),
+    "lost event": Expected(
+        lambda: lost_event(recorded=False), lambda: lost_event(recorded=True), Cause.LOST_EVENT,
+        None, "event 5", "order",
+    ),
+    "empty grid": Expected(
+        lambda: launched((0, 2)), launched, Cause.EMPTY_LAUNCH, "rms_norm", "grid", "limits",
+    ),
+    "grid": Expected(
+        lambda: launched((1, 65_536)), launched, Cause.GRID_LIMIT, "rms_norm", "grid", "limits",
+    ),
+    "grid product": Expected(
+        lambda: launched((1 << 17, 1 << 15, 1)), launched, Cause.GRID_PRODUCT, "rms_norm", "grid",
+        "limits",
+    ),
+    "threads": Expected(
+        lambda: launched(num_warps=32), launched, Cause.THREAD_LIMIT, "rms_norm", "num_warps",
+        "limits",
+    ),
+    "stride": Expected(
+        lambda: with_stride(4 * WIDTH), lambda: with_stride(WIDTH), Cause.WRONG_STRIDE, "rope",
+        "x", "numbers",
+    ),
+    "narrow": Expected(
+        lambda: narrow(wide=False), lambda: narrow(wide=True), Cause.OFFSET_OVERFLOW, "kv_write",
+        "k_cache", "numbers",
+    ),
+    "refused index": Expected(
+        lambda: rejected("positions[3] = 5000, but the context has 4096 entries"), healthy,
+        Cause.POSITION_RANGE, "step", "positions", "refusals",
+    ),
+    "refused memory": Expected(
+        lambda: rejected(
+            "a block needs 98304 bytes of shared memory, but MI300X (gfx942) has 65536; use "
+            "smaller tiles", "rms_norm",
+        ),
+        healthy, Cause.SHARED_MEMORY, "rms_norm", None, "refusals",
+    ),
+    "no code": Expected(
+        lambda: rejected("launch failed: hipErrorNoBinaryForGpu (209): no kernel image", "lookup"),
+        healthy, Cause.NO_CODE_OBJECT, "lookup", None, "refusals",
+    ),
+    "model file": Expected(
+        lambda: told("m.gguf: llama.rope.freq_base is 0.0, but must be from 1.2e-38 to 3.4e+38"),
+        healthy, Cause.BAD_SCALAR, "rope", "llama.rope.freq_base", "refusals",
+    ),
+    "told only": Expected(
+        lambda: told("rms_norm: grid[1] is 65536, but H200 (sm_90) has at most 65535; use grid[0]"),
+        healthy, Cause.GRID_LIMIT, "rms_norm", "grid", "refusals",
+    ),
+    "copy of freed memory": Expected(
+        lambda: rejected("was freed at cache.py:9", "copy of k_cache.1"), healthy,
+        Cause.USE_AFTER_FREE, "copy", "k_cache.1", "refusals",
+    ),
+    "freed under way": Expected(
+        lambda: of_unknown("x", freed=True), lambda: of_unknown("x"), Cause.USE_AFTER_FREE,
+        "theirs", "x_ptr", "address",
+    ),
+    "host pointer of an unknown kernel": Expected(
+        lambda: of_unknown("sin"), lambda: of_unknown("x"), Cause.HOST_POINTER, "theirs",
+        "sin_ptr", "address",
+    ),
+    "null pointer of an unknown kernel": Expected(
+        lambda: of_unknown("cos"), lambda: of_unknown("x"), Cause.NULL_POINTER, "theirs",
+        "cos_ptr", "address",
+    ),
+    "pending": Expected(
+        lambda: pending(polled=False), lambda: pending(polled=True), Cause.PENDING_ERROR, "scale",
+        None, "refusals",
+    ),
+    "late memory": Expected(
+        late_memory, healthy, Cause.LATE_OUT_OF_MEMORY, None, None, "refusals",
+    ),
+    "rope base": Expected(
+        lambda: traced({"q": 5, "cos": POSITIONS * (DIM // 2 - 1)}), lambda: traced({}),
+        Cause.BAD_SCALAR, "rope", "cos", "values",
+    ),
+    "padding": Expected(
+        lambda: traced({"out": 5, "v_cache": 100}, kernel=3), lambda: traced({}),
+        Cause.NONFINITE_PADDING, "attention", "v_cache", "values",
+    ),
+    "made inside": Expected(
+        lambda: traced({"q": 5}), lambda: traced({}), Cause.NONFINITE_VALUE, "rope", "x",
+        "values",
+    ),
+}  # fmt: skip
+
+HOST_RUNGS = tuple(name for name in LADDER if name not in ("replay", "hang"))
+NO_REPLAY = ("replay", "hang")
+
+
+def first(found: Diagnosis) -> tuple[Cause, str | None, str | None] | None:
+    root = next(iter(found.roots), None)
+    return (root.cause, root.kernel, root.argument) if root else None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_cause_is_named_and_proven(name: str) -> None:
+    expected = CASES[name]
+    found = diagnose(expected.red(), without=NO_REPLAY)
+    assert first(found) == (expected.cause, expected.kernel, expected.argument), found.roots
+    assert all(not one.left_out or one.name in NO_REPLAY for one in found.rungs), found.rungs
+    root = found.roots[0]
+    assert root.proof.red
+    assert root.proof.green
+    assert root.proof.red != root.proof.green
+    assert root.fix
+    assert expected.text in (root.expression or "")
+    row = next(one for one in found.hypotheses if one.cause is expected.cause)
+    assert row.verdict is Verdict.CONFIRMED
+    assert expected.rung in row.diagnostic
+    assert row.would_refute
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_its_healthy_twin_has_no_finding(name: str) -> None:
+    found = diagnose(CASES[name].green(), without=NO_REPLAY)
+    assert not found.roots, found.roots
+    assert found.is_clean
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_its_rung_the_cause_is_not_found(name: str) -> None:
+    expected = CASES[name]
+    found = diagnose(expected.red(), without=(*NO_REPLAY, expected.rung))
+    assert first(found) != (expected.cause, expected.kernel, expected.argument)
+
+
+def test_every_host_side_rung_is_needed() -> None:
+    # Those of the address and of the good run have tests of their own.
+    assert {one.rung for one in CASES.values()} | {
+        "hints",
+        "good arguments",
+        "good results",
+    } == {*HOST_RUNGS}
+
+
+# -- the address of the fault ---------------------------------------------------------------------
+
+
+def located(address: int) -> Diagnosis:
+    run = Run()
+    tensors_of_decoder(run, sin={"kind": "pinned", "address": 0x7F1200000000})
+    step(run, run.plan(run.launch("theirs", {}, {"out_ptr": "out"})))
+    run.free("v")
+    return diagnose(run.bundle(crash(address)), without=(*NO_REPLAY, "contracts"))
+
+
+def verdicts(found: Diagnosis) -> dict[Cause, Verdict]:
+    return {one.cause: one.verdict for one in found.hypotheses if one.kernel != "copy"}
+
+
+def address_of(name: str) -> int:
+    run = Run()
+    tensors_of_decoder(run, sin={"kind": "pinned", "address": 0x7F1200000000})
+    return run.tensors[name].address
+
+
+@pytest.mark.parametrize(
+    ("address", "text", "cause"),
+    [
+        (0, "is the null page", Cause.NULL_POINTER),
+        (address_of("v"), "is in v (step), freed at step 1", Cause.USE_AFTER_FREE),
+        (0x7F1200000000, "is in pinned memory of the host: sin (step)", Cause.HOST_POINTER),
+        (address_of("k") + 8192, "8192 bytes past k (step)", Cause.BUFFER_TOO_SMALL),
+        (address_of("k") - (1 << 50), "is far from everything", Cause.OFFSET_OVERFLOW),
+    ],
+)
+def test_an_address_is_joined_to_the_allocations(address: int, text: str, cause: Cause) -> None:
+    if "bytes past" in text:  # what lies between the two is the rest of the page
+        text = f"{8192 - ROWS * WIDTH * 4} bytes past k (step)"
+    found = located(address)
+    row = next(one for one in found.hypotheses if one.cause is cause and one.kernel is None)
+    assert row.verdict is Verdict.INCONCLUSIVE  # an address alone is no proof
+    assert text in " ".join(row.evidence)
+    assert not found.roots
+    others = {Cause.NULL_POINTER, Cause.USE_AFTER_FREE, Cause.HOST_POINTER} - {cause}
+    assert all(verdicts(found)[other] is Verdict.REFUTED for other in others)
+
+
+def test_a_wrapped_offset_is_told_with_the_byte_that_was_meant() -> None:
+    run = Run()
+    tensors_of_decoder(run)
+    step(run, decoder(run))
+    k_cache = run.tensors["k_cache"]
+    found = diagnose(run.bundle(crash(k_cache.address + 8192 - (1 << 34))), without=NO_REPLAY)
+    row = next(one for one in found.hypotheses if one.cause is Cause.OFFSET_OVERFLOW)
+    assert "k_cache (k_cache) of kv_write with a 32-bit offset that wrapped" in row.evidence[0]
+    assert "byte 8192 lies inside" in row.evidence[0]
+
+
+def test_the_copy_that_reported_the_fault_is_refuted() -> None:
+    found = diagnose(background(), without=NO_REPLAY)
+    row = next(one for one in found.hypotheses if one.kernel == "copy")
+    assert row.verdict is Verdict.REFUTED
+    assert "innocent: its 1024 bytes" in row.evidence[0]
+    without = diagnose(background(), without=(*NO_REPLAY, "address"))
+    assert not [one for one in without.hypotheses if one.kernel == "copy"]
+
+
+def test_predicted_and_reported_address_are_the_same() -> None:
+    evidence = diagnose(background(), without=NO_REPLAY).hypotheses[0].evidence
+    assert any("[0, 1, 2] as I16; the kernel" in text for text in evidence), evidence
+    assert any("it is that access" in text for text in evidence), evidence
+
+
+# -- promises, and the good run -------------------------------------------------------------------
+
+PROMISE = """def copy_kernel(x_ptr, out_ptr, out_stride):
+    row = tl.program_id(0)
+    row = as_offset(row, False)
+    value = tl.load(x_ptr + row)
+    tl.store(out_ptr + tl.multiple_of(row * out_stride, 128), value)
+"""
+
+
+def promised(factor: int) -> Bundle:
+    run = Run()
+    tensors_of_decoder(run)
+    launch = run.launch(
+        "copy", {}, {"x_ptr": "x", "out_ptr": "out", "out_stride": WIDTH},
+        source=PROMISE.replace("128", str(factor)),
+    )  # fmt: skip
+    step(run, run.plan(launch))
+    return run.bundle()
+
+
+def test_a_false_promise_of_a_multiple() -> None:
+    found = diagnose(promised(128), without=NO_REPLAY)
+    assert first(found) == (Cause.MISALIGNMENT, "copy", "out_ptr")
+    assert found.roots[0].line == 5
+    assert f"in program (1, 0, 0) it is {WIDTH}" in found.roots[0].proof.red
+    assert diagnose(promised(64), without=NO_REPLAY).is_clean
+    assert not diagnose(promised(128), without=(*NO_REPLAY, "hints")).roots
+
+
+def compared(scale: float, digest: str = "a", text: str = PROMISE) -> Bundle:
+    run = Run()
+    tensors_of_decoder(run)
+    launch = run.launch(
+        "rms_norm", {"x": "x", "out": "out", "eps": scale}, source=text,
+    )  # fmt: skip
+    plan = run.plan(launch)
+    step(run, plan)
+    figures = Statistics(
+        place=Place(1, plan, 0), tensor=run.tensors["out"].id, digest=digest, low=0.0, high=1.0,
+        mean=0.5, rms=0.5, num_nan=0, num_inf=0,
+    )  # fmt: skip
+    run.contracts["rms_norm"] = "out: f32 [num_rows], contiguous, write"
+    return run.bundle(FaultRecord(kind="differs", message=""), statistics=(figures,))
+
+
+def test_an_argument_that_is_not_the_good_runs() -> None:
+    found = diagnose(compared(1.0), compared(1e-5), without=NO_REPLAY)
+    assert first(found) == (Cause.WRONG_ANSWER, "rms_norm", "eps")
+    assert diagnose(compared(1.0), compared(1.0), without=NO_REPLAY).is_clean
+    left = diagnose(compared(1.0), compared(1e-5), without=(*NO_REPLAY, "good arguments"))
+    assert not left.roots
+
+
+def test_a_line_that_is_not_the_good_runs() -> None:
+    changed = PROMISE.replace("tl.load(x_ptr + row)", "tl.load(x_ptr + row) / 2")
+    bad, good = compared(1.0, "b", changed), compared(1.0, "a")
+    found = diagnose(bad, good, without=NO_REPLAY)
+    assert first(found) == (Cause.WRONG_ANSWER, "rms_norm", "out")
+    assert (found.roots[0].line, found.roots[0].expression) == (
+        4, "value = tl.load(x_ptr + row) / 2",
+    )  # fmt: skip
+    assert not diagnose(bad, good, without=(*NO_REPLAY, "good results")).roots
+
+
+def test_another_result_of_the_same_text_is_no_proof() -> None:
+    found = diagnose(compared(1.0, "b"), compared(1.0, "a"), without=NO_REPLAY)
+    assert not found.roots
+    assert verdicts(found)[Cause.WRONG_ANSWER] is Verdict.INCONCLUSIVE
+
+
+# -- all of it ------------------------------------------------------------------------------------
+
+
+def test_a_damaged_bundle_costs_one_rung_and_not_the_report() -> None:
+    run = Run()
+    tensors_of_decoder(run, positions={"dtype": "I16"})
+    plan = decoder(run)
+    step(run, plan, positions=np.array([0, 1, 2], np.int16))
+    run.tensors["k_cache"] = run.tensors["k_cache"].__class__(
+        id=run.tensors["k_cache"].id, name="k_cache", owner="", dtype="F32", shape=(), strides=(),
+        offset=0, allocation=99, address=0, extent_bytes=0,
+    )  # fmt: skip
+    found = diagnose(run.bundle(crash()), without=NO_REPLAY)
+    assert found.roots[0].cause is Cause.DTYPE_WIDTH
+    assert any("tensor" in text for text in found.unseen)
+
+
+def test_unknown_kernels_are_told_and_not_judged() -> None:
+    run = Run()
+    tensors_of_decoder(run)
+    step(run, run.plan(run.launch("theirs", {}, {"x_ptr": "x"})))
+    found = diagnose(run.bundle(crash()), without=NO_REPLAY)
+    assert not found.roots
+    assert any("arguments of theirs" in text for text in found.unseen)
+
+
+def test_every_plausible_cause_has_a_verdict_and_a_reason() -> None:
+    found = diagnose(healthy_crash(), without=NO_REPLAY)
+    told = {one.cause for one in found.hypotheses}
+    assert {Cause.MISSING_MASK, Cause.OFFSET_OVERFLOW, Cause.USE_AFTER_FREE} <= told
+    assert all(one.evidence for one in found.hypotheses)
+    assert not found.roots
+
+
+def healthy_crash() -> Bundle:
+    run = Run()
+    tensors_of_decoder(run)
+    step(run, decoder(run))
+    return run.bundle(crash(1 << 50))
+
+
+def test_500_steps_take_less_than_a_second() -> None:
+    run = Run()
+    tensors_of_decoder(run)
+    plan = decoder(run)
+    many = run.plans[0].__class__(
+        id=plan, name="long", device=run.device, launches=run.plans[0].launches * 8
+    )
+    run.plans[0] = many
+    for _ in range(500):
+        step(run, plan)
+        run.copy_out("out")
+    bundle = run.bundle(crash())
+    diagnose(healthy(), without=NO_REPLAY)  # imports the kernels' contracts
+    started = time.process_time()
+    found = diagnose(bundle, without=NO_REPLAY)
+    assert time.process_time() - started < 1.0, found.rungs

@@ -1,0 +1,96 @@
+"""How a diagnosis reads: the first lines, the formats, and the example in docs/doctor.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from bundles import Run, background, crash, decoder, step, tensors_of_decoder
+
+from hypocenter.diagnosis import Cause, Diagnosis, Verdict
+from hypocenter.forensics.doctor import LADDER, diagnose
+from hypocenter.forensics.report import headline, report_json, report_markdown, report_text
+
+ROOT = Path(__file__).parent.parent
+DOCUMENT = ROOT / "docs" / "doctor.md"
+
+
+def shown(diagnosis: Diagnosis) -> str:
+    """The text with what is another machine's or another second's taken out."""
+    text = report_text(diagnosis).replace(f"{ROOT}/", "")
+    lines = text[: text.index("\nRUNGS")].splitlines()
+    return "\n".join(line.rstrip() for line in lines)
+
+
+@pytest.fixture(scope="module")
+def found() -> Diagnosis:
+    return diagnose(background())
+
+
+def test_the_first_lines_say_what_to_do(found: Diagnosis) -> None:
+    lines = report_text(found).splitlines()
+    assert lines[0] == "CAUSE      dtype width: argument positions of kernel rope"
+    labels = [line.split()[0] for line in lines if line and not line.startswith(" ")]
+    assert labels[:8] == [
+        "CAUSE", "LINE", "WHEN", "REPLAY", "FIX", "PROOF", "SYMPTOM", "SURFACED",
+    ]  # fmt: skip
+    assert re.search(r"^LINE .*kernels/rope_gpu\.py:\d+$", report_text(found), re.M)
+    assert "    tl.load(positions_ptr + token)" in report_text(found)
+    assert headline(found) == lines[0].removeprefix("CAUSE").strip()
+
+
+def test_no_line_is_too_wide_but_for_paths(found: Diagnosis) -> None:
+    wide = [line for line in report_text(found).splitlines() if len(line) > 100]
+    assert all(line.startswith("LINE") for line in wide), wide
+
+
+def test_each_hypothesis_has_its_verdict_and_evidence(found: Diagnosis) -> None:
+    text = report_text(found)
+    table = " ".join(text[text.index("HYPOTHESES") :].split())
+    for one in found.hypotheses:
+        assert f"{one.cause}" in table
+        if one.verdict is not Verdict.NOT_TESTED:
+            words = " ".join(one.evidence[0].split()[:4])
+            assert words in table
+
+
+def test_json_can_be_read_back(found: Diagnosis) -> None:
+    assert msgspec.json.decode(report_json(found), type=Diagnosis) == found
+
+
+def test_markdown_has_the_cause_the_proof_and_the_table(found: Diagnosis) -> None:
+    text = report_markdown(found)
+    assert text.startswith("# dtype width: argument positions of kernel rope\n")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert sum(line.startswith("| CONFIRMED |") for line in rows) == 1
+    assert all(line.count("|") - line.count("\\|") in (3, 5) for line in rows)
+
+
+def test_nothing_found_says_so() -> None:
+    run = Run()
+    tensors_of_decoder(run)
+    step(run, decoder(run))
+    clean = diagnose(run.bundle(), without=("replay",))
+    assert headline(clean) == "nothing found"
+    run.copy_out("out")
+    crashed = diagnose(run.bundle(crash()), without=("replay",))
+    assert report_text(crashed).startswith("CAUSE      no root cause is proven\n")
+    assert "NOT SEEN\n  - the address of the fault: this driver does not give it" in report_text(
+        crashed
+    )
+
+
+def test_the_example_of_the_document_is_what_the_doctor_says(found: Diagnosis) -> None:
+    blocks = re.findall(r"^```\n(CAUSE.*?)\n```$", DOCUMENT.read_text(), re.S | re.M)
+    example = re.sub(r":\d+$", ":N", blocks[0], flags=re.M)
+    assert example == re.sub(r":\d+$", ":N", shown(found), flags=re.M)
+
+
+def test_the_document_names_every_rung_and_every_cause() -> None:
+    text = DOCUMENT.read_text()
+    rungs = re.findall(r"^\| (?:`)?([a-z ]+?)(?:`)? \|", text, re.M)
+    assert [name for name in rungs if name in LADDER] == list(LADDER)
+    missing = [cause for cause in Cause if cause not in text]
+    assert not missing

@@ -1,0 +1,507 @@
+"""A recorded launch, rebuilt from a bundle, is red as it was recorded and green when put right."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+import kernel_launch
+from bundle_of import Recording, bundle_of_run, inputs_of
+from kernel_launch import counts, rows_tensor, tensor
+
+from hypocenter import bundle as bundles
+from hypocenter import cli_replay
+from hypocenter.bundle import Bundle, Snapshot
+from hypocenter.device import memory, recorder
+from hypocenter.device.plan import Plan, PlanBuilder
+from hypocenter.device.sim import SimGpu, open_sim
+from hypocenter.device.source import sources_of
+from hypocenter.errors import DeviceFault, UsageError
+from hypocenter.forensics.bundle_index import BundleIndex
+from hypocenter.forensics.replay_bundle import TensorFact, replay_place
+from hypocenter.forensics.replay_source import SourceNotAllowed
+from hypocenter.forensics.replay_threshold import index_threshold, index_thresholds
+from hypocenter.kernels import rope
+from hypocenter.recording import (
+    Allocated,
+    AllocationRecord,
+    Argument,
+    FaultRecord,
+    Freed,
+    Launched,
+    LaunchRecord,
+    Place,
+    TensorRecord,
+    Values,
+)
+from hypocenter.tensor import DType
+
+PLACE = Place(1, 1, 0)
+GUILTY = "tl.load(positions_ptr + token)"
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(kernel_launch, "device", memory.open_device("sim:mi300x"))
+    return "sim:mi300x"
+
+
+def rope_bundle(positions: list[int], **more: Any) -> Bundle:
+    """A step of one rope launch over three tokens of two heads; the table has 8 positions."""
+    recording, builder = Recording(), PlanBuilder(3, kernel_launch.device)
+    x = rows_tensor("x", np.ones((3, 128), np.float32))
+    cos, sin = (tensor(name, np.full((8, 32), 0.5, np.float32)) for name in ("cos", "sin"))
+    held, live = tensor("positions", np.array(positions, np.int32)), counts(3)
+    rope.rotate(
+        builder, x, held, (cos, sin), live, num_heads=2, head_dim=64, style="neox",
+    )  # fmt: skip
+    plan = recording.plan(builder.launches)
+    recording.step(1, plan, inputs_of(held, live))
+    return recording.bundle(PLACE, **more)
+
+
+def with_tensor(bundle: Bundle, name: str, **changes: Any) -> Bundle:
+    """The bundle with one tensor's record changed."""
+    tensors = [
+        msgspec.structs.replace(one, **changes) if one.name == name else one
+        for one in bundle.tensors
+    ]
+    return msgspec.structs.replace(bundle, tensors=tuple(tensors))
+
+
+def test_a_right_launch_has_no_finding() -> None:
+    report = replay_place(rope_bundle([0, 1, 7]), PLACE)
+    assert report.findings == ()
+    assert report.coverage.is_complete
+
+
+def test_a_buffer_of_two_byte_elements_is_red_and_with_four_bytes_green() -> None:
+    bundle = with_tensor(rope_bundle([0, 1, 7]), "positions", dtype="I16", extent_bytes=6)
+    values = Values(
+        next(t.id for t in bundle.tensors if t.name == "positions"), "I16", (3,),
+        np.array([0, 1, 7], np.int16).tobytes(),
+    )  # fmt: skip
+    bundle = msgspec.structs.replace(bundle, snapshots=(Snapshot(1, 1, 0, (values,)),))
+    # The pointer was compiled as one of 4-byte integers.
+    launch = bundle.plans[0].launches[0]
+    arguments = tuple(
+        msgspec.structs.replace(a, value="int32") if a.name == "positions_ptr" else a
+        for a in launch.arguments
+    )
+    plan = msgspec.structs.replace(
+        bundle.plans[0], launches=(msgspec.structs.replace(launch, arguments=arguments),)
+    )
+    bundle = msgspec.structs.replace(bundle, plans=(plan,))
+    red = replay_place(bundle, PLACE)
+    found = {(f.kind, f.argument, f.sites[0].expression) for f in red.findings}
+    assert ("out of bounds", "positions_ptr", GUILTY) in found
+    assert ("element width", "positions_ptr", GUILTY) in found
+    assert Path(red.findings[0].sites[0].file).name == "rope_gpu.py"
+    green = replay_place(bundle, PLACE, corrections={"positions": TensorFact(dtype="I32")})
+    assert green.findings == ()
+    assert green.coverage.is_complete
+
+
+def test_an_allocation_of_half_the_bytes_is_what_bounds_the_tensor() -> None:
+    bundle = rope_bundle([0, 1, 7])
+    number = next(t.allocation for t in bundle.tensors if t.name == "positions")
+    events = tuple(
+        msgspec.structs.replace(e, allocation=msgspec.structs.replace(e.allocation, num_bytes=6))
+        if e.allocation.id == number
+        else e
+        for e in bundle.events
+        if isinstance(e, Allocated)
+    )
+    bundle = msgspec.structs.replace(bundle, events=(*events, bundle.events[-1]))
+    red = replay_place(bundle, PLACE)
+    assert {(f.kind, f.argument, f.number) for f in red.findings} == {
+        ("out of bounds", "positions_ptr", 1)
+    }
+    green = replay_place(bundle, PLACE, corrections={"positions": TensorFact(num_bytes=12)})
+    assert green.findings == ()
+
+
+def test_a_position_beyond_the_table_is_red_with_its_value_and_green_without() -> None:
+    bundle = rope_bundle([0, 1, 9])
+    red = replay_place(bundle, PLACE)
+    first = red.findings[0]
+    assert (first.kind, first.argument, first.values["position"]) == ("out of bounds", "cos_ptr", 9)
+    assert "; address 0x" in first.detail or "; that is " in first.detail
+    fixed = {"positions": TensorFact(elements={(2,): 7})}
+    assert replay_place(bundle, PLACE, corrections=fixed).findings == ()
+
+
+def test_an_access_into_the_neighbour_names_the_neighbour() -> None:
+    bundle = rope_bundle([0, 1, 8])
+    records = {t.name: t for t in bundle.tensors}
+    report = replay_place(bundle, PLACE)
+    first = next(f for f in report.findings if f.argument == "cos_ptr")
+    assert records["cos"].address + 8 * 32 * 4 == records["sin"].address
+    assert first.detail.endswith("; that is sin (test), byte 0")
+
+
+def test_memory_that_was_freed_is_red_and_green_when_it_had_lived() -> None:
+    bundle = rope_bundle([0, 1, 7])
+    number = next(t.allocation for t in bundle.tensors if t.name == "cos")
+    stepped = msgspec.structs.replace(bundle.events[-1], seq=1000)
+    gone = Freed(seq=999, step=0, allocation=number, site="engine.py:12")
+    bundle = msgspec.structs.replace(bundle, events=(*bundle.events[:-1], gone, stepped))
+    report = replay_place(bundle, PLACE)
+    assert [(f.kind, f.argument) for f in report.findings] == [("freed memory", "cos_ptr")]
+    assert "freed in step 0 at engine.py:12" in report.findings[0].detail
+    fixed = {"cos": TensorFact(is_alive=True)}
+    assert replay_place(bundle, PLACE, corrections=fixed).findings == ()
+
+
+def test_a_scalar_can_be_put_right() -> None:
+    bundle = rope_bundle([0, 1, 7])
+    report = replay_place(bundle, PLACE, corrections={"x_stride": 1 << 30})
+    assert {f.kind for f in report.findings} >= {"int32 overflow"}
+    overflow = next(f for f in report.findings if f.kind == "int32 overflow")
+    assert (overflow.axis, overflow.threshold) == (0, 2)
+    with pytest.raises(UsageError, match="rope has no x_pitch that could be corrected"):
+        replay_place(bundle, PLACE, corrections={"x_pitch": 1})
+
+
+def test_the_index_value_from_which_it_goes_wrong_is_exact() -> None:
+    bundle = rope_bundle([0, 1, 4000])
+    finding = next(f for f in replay_place(bundle, PLACE).findings if f.argument == "cos_ptr")
+    assert index_threshold(bundle, PLACE, finding, "positions", (2,), 4000) == 8
+    assert index_threshold(bundle, PLACE, finding, "positions", (1,), 1) is None
+    wide = replay_place(rope_bundle([0, 1, 1 << 29]), PLACE)
+    overflow = next(f for f in wide.findings if f.kind == "int32 overflow")
+    assert overflow.argument == "cos_ptr"
+    found = index_threshold(
+        rope_bundle([0, 1, 1 << 29]), PLACE, overflow, "positions", (2,), 1 << 29
+    )
+    assert found == (1 << 31) // 32
+    index = BundleIndex(rope_bundle([0, 1, 1 << 29]))
+    assert index_thresholds(index, PLACE, overflow) == (
+        "positions[2] is 536870912; it goes wrong from 67108864 on",
+    )
+
+
+def test_programs_of_extreme_index_values_run_first() -> None:
+    bundle = rope_bundle([0, 99, 0])
+    report = replay_place(bundle, PLACE, budget_seconds=1e-9)
+    assert not report.coverage.is_complete or report.coverage.num_run <= 6
+    assert any(f.argument == "cos_ptr" for f in report.findings)
+
+
+def test_gigabytes_are_extents_only() -> None:
+    bundle = rope_bundle([0, 1, 7])
+    number = next(t.allocation for t in bundle.tensors if t.name == "x")
+    events = tuple(
+        msgspec.structs.replace(
+            e, allocation=msgspec.structs.replace(e.allocation, num_bytes=3 << 33)
+        )
+        if isinstance(e, Allocated) and e.allocation.id == number
+        else e
+        for e in bundle.events
+    )
+    bundle = msgspec.structs.replace(bundle, events=events)
+    bundle = with_tensor(bundle, "x", extent_bytes=3 << 33)
+    fixed: dict[str, Any] = {
+        "x": TensorFact(num_bytes=3 << 33, strides=(1 << 31, 1)),
+        "x_stride": 1 << 31,
+    }
+    report = replay_place(bundle, PLACE, corrections={**fixed, "WIDE": True})
+    assert report.findings == ()
+    narrow = replay_place(bundle, PLACE, corrections={**fixed, "x_stride": 1 << 30})
+    assert {f.kind for f in narrow.findings} == {"int32 overflow"}
+
+
+def test_poison_in_a_snapshot_is_an_uninitialised_read() -> None:
+    bundle = rope_bundle([0, 1, 7])
+    x = next(t for t in bundle.tensors if t.name == "x")
+    held = np.ones(x.shape, np.float32)
+    held.view(np.uint32)[1, 5] = 0xFFFFFFFF
+    values = Values(x.id, "F32", x.shape, held.tobytes())
+    bundle = msgspec.structs.replace(bundle, snapshots=(Snapshot(1, 1, 0, (values,)),))
+    report = replay_place(bundle, PLACE)
+    assert [(f.kind, f.argument, f.element) for f in report.findings] == [
+        ("uninitialised read", "x_ptr", (1, 5))
+    ]
+
+
+def test_undefined_values_that_reach_no_result_are_what_a_mask_is_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = THEIRS.replace(
+        "tl.store(y_ptr + at, x,", "tl.store(y_ptr + at, tl.where(at < 4, x, 0.0),"
+    )
+    bundle = their_bundle(tmp_path, monkeypatch, text.replace("_doubled(at)", "at"))
+    held = np.ones(8, np.float32)
+    for undefined, num_found in ((6, 0), (2, 1)):
+        values = held.copy()
+        values.view(np.uint32)[undefined] = 0xFFFFFFFF
+        kept = Snapshot(0, -1, 5, (Values(1, "F32", (8,), values.tobytes()),))
+        one = msgspec.structs.replace(bundle, snapshots=(kept,))
+        found = replay_place(one, Place(0, -1, 5), allow_source=True).findings
+        assert [f.kind for f in found] == ["uninitialised read"] * num_found
+
+
+def test_of_two_undefined_tensors_the_one_that_reaches_a_result_is_told() -> None:
+    bundle = rope_bundle([0, 1, 7])
+    tensors = {t.name: t for t in bundle.tensors}
+    cos, x = np.full((8, 32), 0.5, np.float32), np.ones(tensors["x"].shape, np.float32)
+    cos.view(np.uint32)[1, 5] = 0xFFFFFFFF
+    x.view(np.uint32)[0, 3] = 0xFFFFFFFF
+    kept = tuple(
+        Values(tensors[name].id, "F32", held.shape, held.tobytes())
+        for name, held in (("cos", cos), ("x", x))
+    )
+    both = msgspec.structs.replace(bundle, snapshots=(Snapshot(1, 1, 0, kept),))
+    found = replay_place(both, PLACE).findings
+    assert {f.argument for f in found} == {"cos_ptr", "x_ptr"}
+    defined = {"cos_ptr": TensorFact(is_defined=True)}
+    found = replay_place(both, PLACE, corrections=defined).findings
+    assert [(f.kind, f.argument) for f in found] == [("uninitialised read", "x_ptr")]
+
+
+def test_a_source_that_is_not_installed_is_run_only_when_allowed() -> None:
+    bundle = rope_bundle([0, 1, 7])
+    changed = []
+    for source in bundle.sources:
+        text = source.text.replace("positions_ptr + token)", "positions_ptr + token + 1)")
+        key = hashlib.sha256(text.encode()).hexdigest()
+        changed.append((source.id, msgspec.structs.replace(source, text=text, id=key)))
+    ids = {old: new.id for old, new in changed}
+    plans = tuple(
+        msgspec.structs.replace(
+            plan,
+            launches=tuple(
+                msgspec.structs.replace(one, source=ids[one.source]) for one in plan.launches
+            ),
+        )
+        for plan in bundle.plans
+    )
+    bundle = msgspec.structs.replace(bundle, plans=plans, sources=tuple(new for _, new in changed))
+    with pytest.raises(SourceNotAllowed, match="source of rope_kernel differs from the installed"):
+        replay_place(bundle, PLACE)
+    report = replay_place(bundle, PLACE, allow_source=True)
+    first = report.findings[0]
+    assert (first.kind, first.argument) == ("out of bounds", "positions_ptr")
+    assert first.sites[0].expression == "tl.load(positions_ptr + token + 1)"
+    assert replay_place(bundle, PLACE, use_installed=True).findings == ()
+    with pytest.raises(UsageError, match="no other rope_kernel is installed than the recorded"):
+        replay_place(rope_bundle([0, 1, 7]), PLACE, use_installed=True)
+    file = Path(first.sites[0].file)
+    assert first.line is not None
+    assert "tl.load(positions_ptr + token)" in file.read_text().splitlines()[first.line - 1]
+
+
+def test_cpu_launches_and_places_outside_the_bundle_are_refused() -> None:
+    bundle = rope_bundle([0, 1, 7])
+    for place, match in (
+        (Place(1, 7, 0), "no plan 7; its plans are 1"),
+        (Place(1, 1, 4), "launch 4 of plan step, but it has 1"),
+        (Place(1, -1, 4), "no launch outside plans of number 4"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            replay_place(bundle, place)
+    plan = bundle.plans[0]
+    cpu = msgspec.structs.replace(plan.launches[0], device="cpu")
+    plan = msgspec.structs.replace(plan, launches=(cpu,))
+    bundle = msgspec.structs.replace(bundle, plans=(plan,))
+    with pytest.raises(UsageError, match="rope runs on the CPU"):
+        replay_place(bundle, PLACE)
+
+
+# -- end to end: a recorder's own bundle of a run on a simulated GPU ------------------------------
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The run folder of a recorder for one test."""
+    monkeypatch.setenv("HYPO_RUN_DIR", str(tmp_path / "runs"))
+    monkeypatch.setenv("HYPO_RECORD", "1")
+    recorder.close_recorder()
+    opened = recorder.open_recorder()
+    assert opened is not None
+    yield opened.folder
+    recorder.close_recorder()
+
+
+@pytest.fixture
+def doomed() -> Iterator[SimGpu]:
+    """A GPU that a test may lose; who comes after it gets another one."""
+    gpu = open_sim("sim:h200")
+    memory.use_backend(gpu)
+    yield gpu
+    memory.use_backend(open_sim("sim:h200"))
+
+
+def test_a_recorded_run_with_positions_of_two_bytes_is_red_and_put_right_green(
+    recorded: Path, doomed: SimGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The case of the background documents: rope reads 4-byte integers from 2-byte elements."""
+    gpu = doomed
+    monkeypatch.setattr(kernel_launch, "device", "sim:h200")
+    monkeypatch.setattr(rope.CONTRACT, "check", lambda **_: {})
+    builder, x = PlanBuilder(4, "sim:h200"), rows_tensor("x", np.ones((4, 128), np.float32))
+    cos, sin = (tensor(name, np.full((8, 32), 0.5, np.float32)) for name in ("cos", "sin"))
+    held = memory.allocate("positions", "step", DType.I16, (4,), device="sim:h200")
+    wide = replace(held, data=gpu.argument(held.address, DType.I32, 4))
+    rope.rotate(
+        builder, x, wide, (cos, sin), counts(4), num_heads=2, head_dim=64, style="neox",
+    )  # fmt: skip
+    plan, values = Plan(builder, x), np.array([0, 1, 2, 3], np.int16)
+    memory.to_device(held, values)
+    live = recorder.current()
+    assert live is not None
+    live.step(plan, [(held, values)])
+    plan.run()
+    with pytest.raises(DeviceFault):
+        memory.to_host(x)  # the copy is innocent
+    bundle = bundle_of_run(recorded)
+    index = BundleIndex(bundle)
+    (place,) = index.interval()
+    assert (index.launch(place).kernel, place.launch) == ("rope", 0)
+    red = replay_place(bundle, place)
+    found = {(f.kind, f.argument): f for f in red.findings}
+    assert found["out of bounds", "positions_ptr"].sites[0].expression == GUILTY
+    assert found["element width", "positions_ptr"].detail.startswith("4 bytes at a time, but its")
+    green = replay_place(bundle, place, corrections={"positions": TensorFact(dtype="I32")})
+    assert green.findings == ()
+    assert green.coverage.is_complete
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def run_hypo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hypocenter", *arguments], capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_the_command_lists_the_launches_and_prints_the_findings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundles.save(rope_bundle([0, 1, 9]), tmp_path / "bad")
+    bad = str(tmp_path / "bad")
+    with pytest.raises(SystemExit) as left:
+        cli_replay.replay(bad, None, None, 60.0, allow_source=False, as_json=False)
+    assert left.value.code == 4
+    shown = capsys.readouterr().out
+    assert "step 1, launch 0: rope (3, 2): 2 findings" in shown
+    assert "rope_gpu.py" in shown
+    assert "out of bounds: load of cos_ptr in rope_kernel" in shown
+    assert "position=9" in shown
+    told = run_hypo("replay", str(tmp_path / "bad"), "--step", "1", "--launch", "0", "--json")
+    one = json.loads(told.stdout)[0]
+    assert (told.returncode, one["kernel"], one["grid"]) == (4, "rope", [3, 2])
+    assert one["report"]["findings"][0]["argument"] == "cos_ptr"
+
+
+def test_the_command_is_clean_where_nothing_is_wrong_and_names_what_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "good")
+    bundles.save(rope_bundle([0, 1, 7]), folder)
+    cli_replay.replay(folder, None, None, 60.0, allow_source=False, as_json=False)
+    assert capsys.readouterr().out.endswith("0 findings in 1 launch\n")
+    for step, launch, budget, sentence in (
+        (7, None, 60.0, "--step is 7, but the bundle has the launches of steps 1 to 1"),
+        (None, 3, 60.0, "--launch is 3, but the launches are 0 to 0"),
+        (None, None, 0.0, "--budget is 0.0, but must be above 0"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            cli_replay.replay(folder, step, launch, budget, allow_source=False, as_json=False)
+    with pytest.raises(UsageError, match="nowhere: no such folder"):
+        cli_replay.replay("nowhere", None, None, 60.0, allow_source=False, as_json=False)
+
+
+def test_a_replay_needs_no_torch(tmp_path: Path) -> None:
+    bundles.save(rope_bundle([0, 1, 9]), tmp_path / "bad")
+    code = (
+        "import sys\nsys.modules['torch'] = None\n"
+        f"from hypocenter.cli import main\nmain(['replay', {str(tmp_path / 'bad')!r}])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 4, done.stderr
+    assert "out of bounds: load of cos_ptr" in done.stdout
+
+
+THEIRS = """
+import triton
+import triton.language as tl
+
+GAP: tl.constexpr = tl.constexpr(2)
+
+
+@triton.jit
+def _doubled(x):
+    return x * GAP
+
+
+@triton.jit
+def theirs(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + _doubled(at), mask=at < n)
+    tl.store(y_ptr + at, x, mask=at < n)
+"""
+
+
+def their_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str = THEIRS) -> Bundle:
+    """A launch outside of plans of a kernel whose file is gone."""
+    (tmp_path / "their_module.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sources = sources_of(importlib.import_module("their_module").theirs)
+    del sys.modules["their_module"]
+    (tmp_path / "their_module.py").unlink()
+    records = [
+        TensorRecord(
+            id=i, name=name, owner="torch", dtype="F32", shape=(8,), strides=(1,), offset=0,
+            allocation=i, address=512 * i, extent_bytes=32,
+        )
+        for i, name in ((1, "x"), (2, "y"))
+    ]  # fmt: skip
+    made = [
+        Allocated(seq=t.id, step=0, allocation=AllocationRecord(
+            id=t.id, kind="device", device="cuda", address=t.address, num_bytes=32, name=t.name,
+            owner="torch", site="theirs.py:1"))
+        for t in records
+    ]  # fmt: skip
+    launch = LaunchRecord(
+        kernel="theirs", function="theirs", device="cuda", grid=(2,), source=sources[0].id,
+        arguments=(Argument("x_ptr", 1), Argument("y_ptr", 2), Argument("n", value=8)),
+        constants={"BLOCK": 4},
+    )  # fmt: skip
+    return Bundle(
+        kind="crash", fault=FaultRecord(kind="crash", message=""), tensors=tuple(records),
+        sources=sources, events=(*made, Launched(seq=5, step=0, launch=launch)),
+    )  # fmt: skip
+
+
+def test_somebody_elses_kernel_runs_from_its_text_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what it calls, the constants of its module, and no contract."""
+    bundle = their_bundle(tmp_path, monkeypatch)
+    (place,) = BundleIndex(bundle).interval()
+    with pytest.raises(SourceNotAllowed, match="source of theirs differs"):
+        replay_place(bundle, place)
+    (finding,) = replay_place(bundle, place, allow_source=True).findings
+    assert (finding.kind, finding.argument, finding.number) == ("out of bounds", "x_ptr", 8)
+    assert finding.sites[0].file == str(tmp_path / "their_module.py")
+    assert finding.sites[0].expression == "tl.load(x_ptr + _doubled(at), mask=at < n)"
+    wide = {"x_ptr": TensorFact(num_bytes=64)}
+    assert replay_place(bundle, place, corrections=wide, allow_source=True).findings == ()

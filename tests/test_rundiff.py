@@ -1,0 +1,276 @@
+"""Two recorded runs: where they part is named by step, launch and fact; equal ones say so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from hypocenter import bundle as bundles
+from hypocenter import cli_replay
+from hypocenter.bundle import Bundle
+from hypocenter.forensics.rundiff import Difference, rundiff
+from hypocenter.recording import (
+    Allocated,
+    AllocationRecord,
+    Argument,
+    FaultRecord,
+    Launched,
+    LaunchRecord,
+    Place,
+    PlanRecord,
+    Progress,
+    RequestRecord,
+    SourceRecord,
+    Statistics,
+    Stepped,
+    TensorRecord,
+    Values,
+)
+
+replace = msgspec.structs.replace
+
+
+def _tensor(number: int, name: str, dtype: str, shape: tuple[int, ...], base: int) -> TensorRecord:
+    return TensorRecord(
+        id=number, name=name, owner="step", dtype=dtype, shape=shape, strides=(1,) * len(shape),
+        offset=0, allocation=number, address=base + 512 * number,
+        extent_bytes=4 * int(np.prod(shape)),
+    )  # fmt: skip
+
+
+def _launch(kernel: str, *tensors: int, **more: Any) -> LaunchRecord:
+    arguments = [Argument(f"a{i}", tensor=number) for i, number in enumerate(tensors)]
+    arguments.append(Argument("head_dim", value=16))
+    given: dict[str, Any] = {
+        "grid": (3, 2), "num_warps": 4, "constants": {"BLOCK": 8},
+        "arguments": tuple(arguments), "source": "s1",
+    }  # fmt: skip
+    return LaunchRecord(
+        kernel=kernel, function=f"{kernel}_kernel", device="sim:h200", **given | more
+    )
+
+
+def _figures(place: Place, tensor: int, digest: str, mean: float = 0.5) -> Statistics:
+    return Statistics(place=place, tensor=tensor, digest=digest, low=0.0, high=1.0, mean=mean,
+                      rms=0.6, num_nan=0, num_inf=0)  # fmt: skip
+
+
+def _run(base: int = 0x1000, ids: int = 0, steps: int = 3) -> Bundle:
+    """A run of two launches per step; addresses and identities differ from run to run."""
+    x, positions = _tensor(ids + 1, "x", "F32", (3, 8), base), _tensor(
+        ids + 2, "positions", "I32", (4,), base
+    )  # fmt: skip
+    launches = (_launch("rms_norm", x.id), _launch("rope", x.id, positions.id))
+    events: list[Any] = [
+        Allocated(seq=i + 1, step=0, allocation=AllocationRecord(
+            id=one.id, kind="device", device="sim:h200", address=one.address, num_bytes=512,
+            name=one.name, owner=one.owner, site="a.py:1"))
+        for i, one in enumerate((x, positions))
+    ]  # fmt: skip
+    statistics = []
+    for step in range(1, steps + 1):
+        held = np.array([step, step + 1, 0], np.int32)
+        events.append(Stepped(
+            seq=10 + step, step=step, plan=ids + 1,
+            inputs=(Values(positions.id, "I32", (3,), held.tobytes()),),
+            requests=(RequestRecord(id=1, row=0, first_position=step, num_tokens=1, blocks=(4,),
+                                    digest=f"d{step}"),),
+        ))  # fmt: skip
+        statistics += [_figures(Place(step, ids + 1, i), x.id, f"{step}.{i}" * 8) for i in (0, 1)]
+    return Bundle(
+        kind="suspect", fault=FaultRecord(kind="none", message=""), device="sim:h200",
+        tensors=(x, positions), events=tuple(events), statistics=tuple(statistics),
+        plans=(PlanRecord(id=ids + 1, name="step", device="sim:h200", launches=launches),),
+        sources=(SourceRecord(id="s1", function="rope_kernel", file="/a/rope_gpu.py",
+                              first_line=1, text=""),),
+    )  # fmt: skip
+
+
+def _with_launch(bundle: Bundle, number: int, **changes: Any) -> Bundle:
+    plan = bundle.plans[0]
+    launches = list(plan.launches)
+    launches[number] = replace(launches[number], **changes)
+    return replace(bundle, plans=(replace(plan, launches=tuple(launches)),))
+
+
+def _with_step(bundle: Bundle, step: int, **changes: Any) -> Bundle:
+    events = tuple(
+        replace(e, **changes) if isinstance(e, Stepped) and e.step == step else e
+        for e in bundle.events
+    )
+    return replace(bundle, events=events)
+
+
+def first(good: Bundle, bad: Bundle) -> Difference:
+    found = rundiff(good, bad).first
+    assert found is not None
+    return found
+
+
+def test_equal_runs_have_no_difference_whatever_their_addresses() -> None:
+    found = rundiff(_run(), _run(base=0x7000000, ids=40))
+    assert not found.differences
+    assert not found.around
+    assert not found.unseen
+    assert tuple(msgspec.structs.astuple(found.compared)) == (3, 6, 15, 3, 6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "subject", "good", "bad"),
+    [
+        ({"grid": (3, 1)}, "grid", "", "[3, 2]", "[3, 1]"),
+        ({"kernel": "rope2"}, "launch", "name", "rope", "rope2"),
+        ({"num_warps": 8}, "option", "num_warps", "4", "8"),
+        ({"constants": {"BLOCK": 16}}, "option", "BLOCK", "8", "16"),
+        ({"options": {"num_stages": 2}}, "option", "num_stages", "None", "2"),
+    ],
+)
+def test_a_launch_that_differs_is_named(
+    changes: dict[str, Any], what: str, subject: str, good: str, bad: str
+) -> None:
+    found = first(_run(), _with_launch(_run(ids=9), 1, **changes))
+    assert (found.step, found.launch, found.what, found.subject) == (1, 1, what, subject)
+    assert (found.good, found.bad) == (good, bad)
+    assert found.text.startswith("step 1, launch 1 (rope")
+
+
+def test_an_argument_differs_by_what_its_tensor_is() -> None:
+    bad = _run(ids=9)
+    tensors = tuple(
+        replace(t, dtype="I16", extent_bytes=8) if t.name == "positions" else t for t in bad.tensors
+    )
+    found = first(_run(), replace(bad, tensors=tensors))
+    assert (found.launch, found.what, found.subject) == (1, "argument", "a1")
+    assert found.good == "dtype I32, extent_bytes 16"
+    assert found.bad == "dtype I16, extent_bytes 8"
+
+
+def test_a_scalar_and_a_short_allocation_differ() -> None:
+    arguments = (*_run().plans[0].launches[0].arguments[:-1], Argument("head_dim", value=17))
+    found = first(_run(), _with_launch(_run(), 0, arguments=arguments))
+    assert (found.subject, found.good, found.bad) == ("head_dim", "16", "17")
+    bad = _run()
+    events = tuple(
+        replace(e, allocation=replace(e.allocation, num_bytes=8))
+        if isinstance(e, Allocated) and e.seq == 2
+        else e
+        for e in bad.events
+    )
+    found = first(_run(), replace(bad, events=events))
+    assert (found.launch, found.good, found.bad) == (
+        1, "allocation bytes 512", "allocation bytes 8",
+    )  # fmt: skip
+
+
+def test_an_input_differs_at_its_first_element() -> None:
+    values = Values(2, "I32", (3,), np.array([2, 99, 0], np.int32).tobytes())
+    found = first(_run(), _with_step(_run(), 2, inputs=(values,)))
+    assert (found.step, found.launch, found.what) == (2, None, "input")
+    assert (found.subject, found.good, found.bad) == ("positions[1]", "3", "99")
+
+
+def test_a_request_differs_by_its_digest_and_its_blocks() -> None:
+    request = RequestRecord(id=7, row=0, first_position=3, num_tokens=1, blocks=(5,), digest="e")
+    found = rundiff(_run(), _with_step(_run(), 3, requests=(request,)))
+    assert [one.subject for one in found.differences] == ["0, token ids so far", "0, blocks"]
+    assert found.compared.num_steps == 2
+
+
+def test_the_first_tensor_that_differs_after_its_launch_is_named() -> None:
+    bad = _run()
+    changed = tuple(
+        replace(one, digest="x" * 64, mean=0.7) if one.place.step >= 2 and one.place.launch else one
+        for one in bad.statistics
+    )
+    found = first(_run(), replace(bad, statistics=changed))
+    assert (found.step, found.launch, found.what, found.subject) == (2, 1, "statistics", "x")
+    assert "mean 0.5," in found.good
+    assert "mean 0.7," in found.bad
+
+
+def test_between_devices_figures_count_and_not_bytes() -> None:
+    bad = replace(_run(), device="sim:mi300x")
+    changed = tuple(replace(one, digest="y" * 64, mean=0.5001) for one in bad.statistics)
+    found = rundiff(_run(), replace(bad, statistics=changed))
+    assert found.differences == ()
+    assert found.around == ("device: sim:h200 in GOOD, sim:mi300x in BAD",)
+    changed = tuple(replace(one, num_nan=1) for one in bad.statistics)
+    assert first(_run(), replace(bad, statistics=changed)).what == "statistics"
+
+
+def test_a_run_that_died_ends_where_the_other_goes_on() -> None:
+    bad = replace(_run(), progress=Progress(Place(2, 1, 0)))
+    found = first(_run(), replace(bad, events=tuple(e for e in bad.events if e.step < 3)))
+    assert (found.step, found.launch, found.what) == (2, 1, "end")
+    assert (found.good, found.bad) == ("goes on with rope", "ends there")
+    shorter = first(_run(), _run(steps=2))
+    assert (shorter.step, shorter.what, shorter.good) == (3, "end", "1 plans or launches")
+
+
+def test_a_launch_too_many_is_named_and_one_at_the_end_counted() -> None:
+    plan = _run().plans[0]
+    twice = replace(plan, launches=(*plan.launches, plan.launches[1]))
+    found = first(_run(), replace(_run(), plans=(twice,)))
+    assert (found.what, found.good, found.bad) == ("end", "2 launches", "3 launches")
+    before = replace(plan, launches=(plan.launches[1], *plan.launches))
+    found = first(_run(), replace(_run(), plans=(before,)))
+    assert (found.launch, found.subject, found.good, found.bad) == (0, "name", "rms_norm", "rope")
+
+
+def test_launches_outside_of_plans_are_compared_too() -> None:
+    def outside(grid: tuple[int, ...]) -> Bundle:
+        event = Launched(seq=50, step=0, launch=_launch("theirs", grid=grid))
+        return Bundle(kind="crash", fault=FaultRecord(kind="crash", message=""), events=(event,))
+
+    assert rundiff(outside((1,)), outside((1,))).compared.num_launches == 1
+    assert first(outside((1,)), outside((2,))).what == "grid"
+
+
+def test_what_could_not_be_compared_is_said() -> None:
+    bare = replace(_run(), statistics=())
+    assert rundiff(bare, _run()).unseen == (
+        "tensor statistics: GOOD has none; run it with --launch-mode traced",
+    )
+    late = replace(_run(), events=tuple(e for e in _run().events if e.step != 1))
+    assert rundiff(_run(), late).unseen == (
+        "steps before 2, of which one run has kept no record",
+    )  # fmt: skip
+    changed = replace(_run(), sources=(replace(_run().sources[0], id="s2"),))
+    assert rundiff(_run(), changed).around == ("source of rope_kernel: s1 in GOOD, s2 in BAD",)
+
+
+def test_the_command_says_it_and_leaves_with_4(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = str(tmp_path / "good"), str(tmp_path / "bad")
+    bundles.save(_run(), good)
+    bundles.save(_with_launch(_run(ids=9), 1, grid=(3, 1)), bad)
+    cli_replay.diff(good, good, as_json=False)
+    assert capsys.readouterr().out == (
+        "no difference\ncompared: 3 whole steps, 6 launches with 15 arguments, 3 inputs, "
+        "6 tensors after their launch\n"
+    )
+    with pytest.raises(SystemExit) as left:
+        cli_replay.diff(good, bad, as_json=False)
+    assert left.value.code == 4
+    assert "launch 1 (rope): grid: [3, 2] in GOOD, [3, 1] in BAD\n" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli_replay.diff(good, bad, as_json=True)
+    told = msgspec.json.decode(capsys.readouterr().out)
+    assert told["differences"][0]["what"] == "grid"
+
+
+def test_it_needs_neither_triton_nor_torch() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['triton'] = sys.modules['torch'] = sys.modules['numba'] = None\n"
+        "import hypocenter.forensics.rundiff, hypocenter.cli_replay\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,224 @@
+"""A traced run: figures after each launch, contents where they went wrong, within its room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import kernel_launch
+import numpy as np
+import pytest
+from kernel_launch import counts, rows_tensor, tensor, vector_tensor
+
+from hypocenter.config import EngineConfig, trace_bytes
+from hypocenter.device import memory, recorder
+from hypocenter.device.plan import Plan, PlanBuilder
+from hypocenter.device.tracing import MAX_FIRST, _read, statistics_of
+from hypocenter.errors import UsageError
+from hypocenter.forensics.bundle_index import BundleIndex
+from hypocenter.kernels import norm, rope
+from hypocenter.recording import Place, Statistics
+from hypocenter.ring import read_run
+from hypocenter.tensor import DType, Tensor
+from hypocenter.trace_log import FIRST, FOLDER, STATISTICS, TraceWriter, read_trace
+
+PLACE = Place(3, 1, 2)
+
+
+@pytest.fixture
+def run_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A recorder of its own for one test."""
+    monkeypatch.setenv("HYPO_RUN_DIR", str(tmp_path / "runs"))
+    monkeypatch.setenv("HYPO_RECORD", "1")
+    recorder.close_recorder()
+    opened = recorder.open_recorder()
+    assert opened is not None
+    yield opened.folder
+    recorder.close_recorder()
+
+
+def _plan(device: str, x: Tensor, live: int = 3) -> Plan:
+    """rms_norm of x into hidden, then rope of hidden in place; buckets of 4 rows."""
+    builder, held = PlanBuilder(4, device), counts(live)
+    hidden = rows_tensor("hidden", np.zeros((4, 64), np.float32))
+    norm.rms_norm(builder, x, vector_tensor("weight", np.ones(64, np.float32)), 1e-5, hidden, held,
+                  width=64)  # fmt: skip
+    table = tuple(tensor(name, np.full((8, 32), 0.5, np.float32)) for name in ("cos", "sin"))
+    rope.rotate(
+        builder, hidden, tensor("positions", np.array([0, 1, 2, 0], np.int32)),
+        (table[0], table[1]), held, num_heads=1, head_dim=64, style="neox",
+    )  # fmt: skip
+    plan = Plan(builder, hidden)
+    plan.set_mode("traced")
+    return plan
+
+
+def _named(folder: Path) -> list[tuple[int, str, Statistics]]:
+    names = {record.id: record.name for record in read_run(folder).tensors}
+    return [(one.place.launch, names[one.tensor], one) for one in read_trace(folder).statistics]
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:mi300x"])
+def test_each_launch_leaves_the_figures_of_the_live_rows_that_it_wrote(
+    device: str, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device != "cpu":
+        pytest.importorskip("triton")
+    monkeypatch.setattr(kernel_launch, "device", memory.open_device(device))
+    values = np.random.default_rng(1).standard_normal((4, 64)).astype(np.float32)
+    values[3] = np.nan  # a dead row holds anything
+    plan = _plan(device, rows_tensor("x", values))
+    plan.run()
+    found = _named(run_folder)
+    assert [(launch, name) for launch, name, _ in found] == [(0, "hidden"), (1, "hidden")]
+    normed = found[0][2]
+    assert normed.place.step == 1
+    assert (normed.num_nan, normed.num_inf, normed.num_poisoned) == (0, 0, 0)
+    assert normed.rms == pytest.approx(1.0, rel=1e-3)
+    assert normed.first_nonfinite is None
+    assert normed.digest != found[1][2].digest
+    kept = read_trace(run_folder).snapshots
+    assert [(one.step, one.launch) for one in kept] == [(1, 0), (1, 1)]
+    names = {record.id: record.name for record in read_run(run_folder).tensors}
+    held = {names[one.tensor] for one in kept[1].values}
+    assert held == {"hidden", "positions", "counts"}  # no weight, no table
+
+
+def test_where_a_number_first_goes_wrong_the_arguments_are_kept(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYPO_TRACE_BYTES", "0")
+    recorder.close_recorder()
+    opened = recorder.open_recorder()
+    assert opened is not None
+    values = np.ones((4, 64), np.float32)
+    plan = _plan("cpu", x := rows_tensor("x", values))
+    plan.run()
+    assert read_trace(opened.folder).snapshots == ()
+    values[2, 5] = np.inf
+    memory.to_device(x, values)
+    for _ in range(MAX_FIRST):
+        plan.run()
+    trace = read_trace(opened.folder)
+    first = trace.snapshots[0]
+    assert (first.step, first.launch) == (2, 0)
+    assert len(trace.snapshots) == MAX_FIRST
+    wrong = next(one for one in trace.statistics if one.num_nan)
+    assert wrong.place == Place(2, first.plan, 0)
+    assert wrong.first_nonfinite is not None
+    assert wrong.first_nonfinite[0] == 2
+    # The figures of what was read say whether it was wrong before.
+    names = {record.id: record.name for record in read_run(opened.folder).tensors}
+    read = [names[one.tensor] for one in trace.statistics if one.place == wrong.place]
+    assert {"x", "weight"} <= set(read)
+
+
+def test_figures_count_what_is_no_number_and_what_was_never_written() -> None:
+    values = np.array([[1.0, -3.0], [np.nan, np.inf]], np.float32)
+    values.view(np.uint32)[1, 0] = 0xFFFFFFFF
+    one, num_wrong = statistics_of(values, DType.F32, PLACE, 7)
+    assert (one.low, one.high, one.mean) == (-3.0, 1.0, -1.0)
+    assert one.rms == pytest.approx(5**0.5)
+    assert (one.num_nan, one.num_inf, one.num_poisoned, num_wrong) == (1, 1, 1, 2)
+    assert one.first_nonfinite == (1, 0)
+    assert (one.place, one.tensor) == (PLACE, 7)
+
+
+def test_a_mask_of_minus_infinity_is_not_wrong() -> None:
+    one, num_wrong = statistics_of(np.array([-np.inf, 2.0], np.float32), DType.F32, PLACE, 1)
+    assert (one.num_inf, num_wrong) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        (DType.F16, np.array([0x3C00, 0xFFFF], np.uint16)),
+        (DType.I32, np.array([-1, 2], np.int32)),
+        (DType.I64, np.array([], np.int64)),
+    ],
+)
+def test_figures_of_other_types(dtype: DType, values: np.ndarray) -> None:
+    one, _ = statistics_of(values, dtype, PLACE, 1)
+    expected = {DType.F16: (1.0, 1, 1), DType.I32: (2.0, 0, 0), DType.I64: (0.0, 0, 0)}
+    assert (one.high, one.num_nan, one.num_poisoned) == expected[dtype]
+
+
+def test_old_steps_give_way_whole(tmp_path: Path) -> None:
+    from hypocenter.bundle import Snapshot
+    from hypocenter.recording import Values
+
+    writer = TraceWriter(tmp_path, 1000)
+    for step in range(1, 6):
+        for launch in range(2):
+            values = (Values(1, "U8", (150,), bytes(150)),)
+            writer.recent(Snapshot(step, 1, launch, values))
+    kept = read_trace(tmp_path).snapshots
+    assert [(one.step, one.launch) for one in kept] == [(4, 0), (4, 1), (5, 0), (5, 1)]
+    assert sum(path.stat().st_size for path in (tmp_path / FOLDER).iterdir()) <= 1000
+
+
+def test_what_is_torn_costs_only_itself(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path, 1000)
+    records = [statistics_of(np.ones(2, np.float32), DType.F32, PLACE, i)[0] for i in range(3)]
+    for record in records:
+        writer.statistics(record)
+    path = tmp_path / FOLDER / STATISTICS
+    path.write_bytes(path.read_bytes()[:-5])
+    (tmp_path / FOLDER / FIRST).write_bytes(b"\xff" * 64)
+    trace = read_trace(tmp_path)
+    assert list(trace.statistics) == records[:2]
+    assert len(trace.missing) == 2
+    assert all(name in " ".join(trace.missing) for name in ("trace/statistics", "trace/first"))
+
+
+def test_a_run_that_is_not_recorded_cannot_be_traced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HYPO_RECORD", "0")
+    recorder.close_recorder()
+    x = rows_tensor("x", np.ones((4, 64), np.float32))
+    try:
+        with pytest.raises(UsageError, match="HYPO_RECORD"):
+            _plan("cpu", x)
+    finally:
+        recorder.close_recorder()
+
+
+def test_a_full_disk_ends_the_trace_and_not_the_run(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(writer: TraceWriter, name: str, frame: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TraceWriter, "_write", full)
+    plan = _plan("cpu", rows_tensor("x", np.ones((4, 64), np.float32)))
+    plan.run()
+    assert np.isfinite(memory.to_host(plan.result)).all()
+    assert caplog.messages == ["this run is traced in part: No space left on device"]
+
+
+def test_a_strided_tensor_is_read_as_the_tensor_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(kernel_launch, "device", memory.open_device("sim:mi300x"))
+    whole = tensor("whole", np.arange(24, dtype=np.float32).reshape(4, 6))
+    part = Tensor("part", "test", DType.F32, (4, 2), (6, 1), 3, whole.allocation, whole.data)
+    values = _read(part, 1 << 20)
+    assert values is not None
+    assert values.tolist() == [[3, 4], [9, 10], [15, 16], [21, 22]]
+    assert _read(part, 8) is None
+
+
+def test_the_configuration_knows_the_mode_and_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert EngineConfig(launch_mode="traced").launch_mode == "traced"
+    assert trace_bytes({}) == 64 << 20
+    assert trace_bytes({"HYPO_TRACE_BYTES": "4096"}) == 4096
+    with pytest.raises(UsageError, match="HYPO_TRACE_BYTES is 'much'"):
+        trace_bytes({"HYPO_TRACE_BYTES": "much"})
+
+
+def test_index_of_an_empty_bundle_has_no_launches() -> None:
+    from hypocenter.bundle import Bundle
+    from hypocenter.recording import FaultRecord
+
+    index = BundleIndex(Bundle(kind="crash", fault=FaultRecord(kind="crash", message="")))
+    assert index.interval() == index.places() == ()
