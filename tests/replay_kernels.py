@@ -191,3 +191,14 @@ def block_tile(x_ptr, y_ptr, rows, M: tl.constexpr, N: tl.constexpr):
     block = tl.load(source, boundary_check=(0,), padding_option="zero")
     target = tl.make_block_ptr(y_ptr, (rows, N), (N, 1), (0, 0), (M, N), (1, 0))
     tl.store(tl.advance(target, (tl.program_id(0) * M, 0)), block, boundary_check=(0,))
+
+
+@triton.jit
+def count_up(x_ptr):
+    tl.store(x_ptr, tl.load(x_ptr) + 1)
+
+
+@triton.jit
+def store_and_look(x_ptr, y_ptr):
+    tl.store(x_ptr, tl.program_id(0))
+    tl.store(y_ptr + tl.program_id(0), tl.load(x_ptr))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 from bundles import background
 from terminal import AS_A_PERSON, HYPO, TIMEOUT_SECONDS, hypo, on_terminal
@@ -20,9 +21,17 @@ from terminal import AS_A_PERSON, HYPO, TIMEOUT_SECONDS, hypo, on_terminal
 from hypocenter import bundle as bundles
 from hypocenter import cli
 from hypocenter.bundle import Bundle
-from hypocenter.cli_doctor import Request, command_of, environment_of, printable, split_words
+from hypocenter.cli_bundle import printable
+from hypocenter.cli_doctor import (
+    Request,
+    command_of,
+    environment_of,
+    is_own,
+    split_words,
+)
 from hypocenter.cli_options import DoctorOptions
 from hypocenter.errors import UsageError
+from hypocenter.forensics import dead_runs
 from hypocenter.recording import FaultRecord
 
 #: A process that records, and then does what `{end}` says.
@@ -109,6 +118,8 @@ def a_bundle(name: str, kind: str = "none", message: str = "") -> Bundle:
         (["--", "no-such-command"], ["no-such-command: No such file", "nothing was run"]),
         (["--", "/"], ["Permission denied", "nothing was run"]),
         (["--", "doctor", "--last"], ["is not run by a doctor"]),
+        (["run", "-p", "a b"], ["put the command behind --: hypo doctor -- run -p 'a b'"]),
+        (["--out", "b", "--suspect", "sh", "x"], ["hypo doctor --out b --suspect -- sh x"]),
     ],
     ids=lambda value: " ".join(value) or "nothing",
 )
@@ -132,8 +143,12 @@ def test_nothing_runs_when_the_folder_is_taken(tmp_path: Path, doctor: Doctor) -
 
 def test_a_folder_that_is_no_bundle_is_an_error(tmp_path: Path, doctor: Doctor) -> None:
     done = doctor(str(tmp_path))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "bundle.json is not there, so this is no bundle" in done.stderr
+    (tmp_path / "bundle.json").write_text("{")
+    done = doctor(str(tmp_path))
+    assert done.returncode == 1
+    assert "bundle.json" in done.stderr
 
 
 def test_options_behind_the_dashes_are_the_commands() -> None:
@@ -177,6 +192,39 @@ def test_a_bundle_is_examined_in_three_formats(doctor: Doctor) -> None:
     assert doctor("bad", "--markdown", "--good", "good").stdout.startswith("# ")
     healthy = doctor("good")
     assert (healthy.returncode, healthy.stderr) == (0, "")
+
+
+def test_a_damaged_bundle_is_called_one_before_anything_else(
+    tmp_path: Path, doctor: Doctor
+) -> None:
+    a_bundle("b", "crash", "Memory access fault")
+    (tmp_path / "b" / bundles.ARRAYS).write_bytes(b"\xff" * 9)
+    (tmp_path / "b" / bundles.STDERR).unlink()
+    done = doctor("b")
+    assert done.stderr.startswith("hypo: b is damaged, so what follows may lack what matters: ")
+    assert "1 more under NOT SEEN" in done.stderr
+
+
+def test_a_good_run_that_may_be_none_is_told(doctor: Doctor) -> None:
+    bundles.save(background(), "bad")
+    a_bundle("crashed", "crash")
+    elsewhere = msgspec.structs.replace(
+        background(), kind="suspect", fault=FaultRecord(kind="none", message=""), device="cpu"
+    )
+    bundles.save(elsewhere, "elsewhere")
+    good = msgspec.structs.replace(elsewhere, device=background().device)
+    bundles.save(good, "good")
+    for dtype in ("F16", "F32"):
+        weight = msgspec.structs.replace(good.tensors[0], id=99, owner="model", dtype=dtype)
+        bundles.save(msgspec.structs.replace(good, tensors=(*good.tensors, weight)), dtype)
+    assert "it had other weights" in doctor("F32", "--good", "F16").stderr
+    said = doctor("bad", "--good", "crashed").stderr
+    assert "--good crashed may be no run to compare with: it is of a run that ended in a" in said
+    assert "it recorded nothing" in said
+    assert (
+        "it ran on cpu, and the other on sim:mi300x" in doctor("bad", "--good", "elsewhere").stderr
+    )
+    assert "compare with" not in doctor("bad", "--good", "good").stderr
 
 
 WITHOUT = """
@@ -253,6 +301,22 @@ def test_without_a_fault_the_exit_code_is_the_commands(
     assert not (tmp_path / "hypo-bundle").exists()
 
 
+def test_a_crash_below_a_shell_script_is_bundled(tmp_path: Path, doctor: Doctor) -> None:
+    (tmp_path / "crash.py").write_text(RECORDED.format(end="os.kill(os.getpid(), 11)"))
+    script = f"{sys.executable} crash.py; exit $?"
+    done = doctor("--", "sh", "-c", script)
+    assert done.returncode == 3
+    assert "exit code 139: SIGSEGV ended what it ran; the bundle is in hypo-bundle" in done.stderr
+    assert bundles.load(tmp_path / "hypo-bundle").packages["numpy"]  # of the process that died
+
+
+def test_env_with_a_program_is_the_systems() -> None:
+    assert command_of(["env", "--json"])[1:] == ["-m", "hypocenter", "env", "--json"]
+    for command in (["env", "TRITON_INTERPRET=1", "python", "x.py"], ["env", "-i", "true"]):
+        assert command_of(command) == command
+        assert not is_own(command)
+
+
 def test_a_verb_with_wrong_usage_is_no_fault(doctor: Doctor) -> None:
     done = doctor("--", "run", "no-such-model.gguf", "-p", "x")
     assert done.returncode == 2
@@ -277,6 +341,12 @@ def test_a_command_that_opens_no_recorder_is_examined_as_far_as_it_goes(
     made = bundles.load(tmp_path / "hypo-bundle")
     assert made.fault.signal == signal.SIGSEGV
     assert any("opened no recorder" in line for line in made.missing)
+
+
+def test_a_deadline_that_counts_nothing_is_told(doctor: Doctor) -> None:
+    done = doctor("--deadline", "0.2", "--", "sleep", "1")
+    assert done.returncode == 0
+    assert done.stderr.count("--deadline has no effect so far") == 1
 
 
 def test_stdin_reaches_the_command() -> None:
@@ -380,6 +450,27 @@ def test_the_next_command_tells_of_a_death_once_and_last_examines_it(
     assert not (tmp_path / "hypo-bundle-2").exists()
     assert doctor("--last", "--out", "mine").returncode == 3
     assert (tmp_path / "mine" / "bundle.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "has_died"),
+    [
+        ("os.kill(os.getpid(), 15)", -15, False),
+        ("os.kill(os.getpid(), 1)", -1, False),
+        ("os.kill(os.getpid(), 11)", -11, True),
+        ("import signal; signal.signal(15, lambda n, f: os._exit(7)); os.kill(os.getpid(), 15)", 7,
+         True),
+        ("os.fork() or os.kill(os.getpid(), 15)\nos.wait(); os.kill(os.getpid(), 9)", -9, True),
+    ],
+    ids=["SIGTERM", "SIGHUP", "SIGSEGV", "a handler of its own", "a child was ended"],
+)  # fmt: skip
+def test_a_run_that_somebody_ended_did_not_die(
+    end: str, code: int, has_died: bool, doctor: Doctor
+) -> None:
+    assert subprocess.run(child(end), capture_output=True).returncode == code
+    [folder] = Path(os.environ["HYPO_RUN_DIR"]).iterdir()
+    assert bool(dead_runs.dead_runs(folder.parent)) == has_died
+    assert doctor("--last").returncode == (3 if has_died else 2)
 
 
 FAULTING_RUN = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -327,15 +328,42 @@ def test_a_watched_run_becomes_a_bundle(tmp_path: Path) -> None:
 
 
 def test_a_signal_makes_a_crash_and_no_fault_makes_nothing(tmp_path: Path) -> None:
-    left_behind(tmp_path / "1-1")
+    folder = left_behind(tmp_path / "1-1")
     made = collect.collect(tmp_path, ended(number=6, stderr=AMD))
     assert made is not None
     assert (made.kind, made.fault.address) == ("crash", 0x7F3A12345000)
+    shutil.rmtree(folder)
+    left_behind(folder, state=ring.ENDED)
     for end in (ended(0), ended(2, stderr="hypo: no\n"), ended(number=signal.SIGTERM)):
         assert collect.collect(tmp_path, end) is None
     suspected = collect.collect(tmp_path, ended(0), suspect=True)
     assert suspected is not None
     assert (suspected.kind, suspected.fault.kind) == ("suspect", "none")
+
+
+def test_a_shells_exit_code_tells_of_the_signal_below_it(tmp_path: Path) -> None:
+    left_behind(tmp_path / "1-1")
+    made = collect.collect(tmp_path, ended(139))
+    assert made is not None
+    assert (made.kind, made.fault.signal, made.fault.exit_code) == ("crash", signal.SIGSEGV, 139)
+    assert made.fault.message.startswith("ended by SIGSEGV")
+    for by_hand in (130, 141, 143):
+        assert collect.collect(tmp_path, ended(by_hand)) is None
+
+
+def test_a_process_that_died_is_a_fault_whatever_the_command_says_of_it(tmp_path: Path) -> None:
+    folder = left_behind(tmp_path / "1-1")
+    said = "Fatal Python error: Segmentation fault\n"
+    for end in (ended(0, stderr=said), ended(2)):
+        made = collect.collect(tmp_path, end)
+        assert made is not None
+        assert made.kind == "crash"
+        assert f"process {os.getpid()} of the command died" in made.fault.message
+    for end in (ended(0), ended(number=signal.SIGTERM), ended(143)):
+        assert collect.collect(tmp_path, end) is None
+    shutil.rmtree(folder)
+    left_behind(folder, state=ring.ENDED)
+    assert collect.collect(tmp_path, ended(2, stderr=said)) is None
 
 
 def test_a_refusal_is_a_fault_when_the_command_failed_of_it(tmp_path: Path) -> None:

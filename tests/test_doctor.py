@@ -531,6 +531,17 @@ def located(address: int) -> Diagnosis:
     return diagnose(run.bundle(crash(address)), without=(*NO_REPLAY, "contracts"))
 
 
+def test_what_would_refute_a_cause_is_about_that_cause() -> None:
+    for bundle, words in (
+        (lost_event(recorded=False), "a record of that event before the wait"),
+        (inputs_in_a_stream(waits=False), "a wait between the two"),
+        (pinned(waits=False), "a wait for the copy before the write"),
+    ):
+        found = diagnose(bundle, without=NO_REPLAY)
+        proven = next(one for one in found.hypotheses if one.verdict is Verdict.CONFIRMED)
+        assert proven.would_refute == words
+
+
 def verdicts(found: Diagnosis) -> dict[Cause, Verdict]:
     return {one.cause: one.verdict for one in found.hypotheses if one.kernel != "copy"}
 

@@ -15,6 +15,7 @@ from bundles import DIM, HEADS, ROWS, Run, crash, decoder, inputs, step, tensors
 from hypocenter.bundle import Bundle
 from hypocenter.diagnosis import Cause, Verdict
 from hypocenter.forensics.doctor import diagnose
+from hypocenter.forensics.report import report_text
 from hypocenter.recording import FaultRecord
 
 WIDTH = HEADS * DIM
@@ -40,7 +41,7 @@ def take_kernel(slots_ptr, counts_ptr, out_ptr, width, BLOCK: tl.constexpr):
 """
 
 
-def scale(old: str = "", new: str = "", **more: Any) -> Bundle:
+def scale(old: str = "", new: str = "", *, programs: int = ROWS, **more: Any) -> Bundle:
     """A kernel over 4 rows of 60 columns in tiles of 64, with a text exchanged."""
     run = Run()
     tensors_of_decoder(run, x={"shape": (ROWS, 60)}, out={"shape": (ROWS, 60)})
@@ -48,7 +49,7 @@ def scale(old: str = "", new: str = "", **more: Any) -> Bundle:
     launch = run.launch(
         "scale", {},
         {"x_ptr": "x", "counts_ptr": "counts", "out_ptr": "out", "width": 60},
-        source=SCALE.replace(old, new) if old else SCALE, grid=(ROWS,), constants={"BLOCK": 64},
+        source=SCALE.replace(old, new) if old else SCALE, grid=(programs,), constants={"BLOCK": 64},
     )  # fmt: skip
     run.run(run.plan(launch), inputs(counts=[ROWS, 1]))
     return run.bundle(FaultRecord(kind="differs", message=""), **more)
@@ -121,6 +122,21 @@ def test_the_line_is_named_and_proven(name: str) -> None:
     assert not diagnose(expected.red, allow_source=True, without=("replay",)).roots
 
 
+def test_a_race_explains_the_difference_from_the_good_run() -> None:
+    """The grid is another one than the good run's, and that is not what is wrong."""
+    raced = scale("tl.program_id(0)", "tl.program_id(0) // 2", programs=2 * ROWS)
+    alone = diagnose(raced, scale(), allow_source=True, without=("replay",))
+    assert [root.cause for root in alone.roots] == [Cause.WRONG_ANSWER]
+    found = diagnose(raced, scale(), allow_source=True)
+    assert [(root.cause, root.argument) for root in found.roots] == [
+        (Cause.PROGRAM_RACE, "out_ptr")
+    ]
+    told = {one.cause: one.verdict for one in found.hypotheses}
+    assert told[Cause.WRONG_ANSWER] is Verdict.INCONCLUSIVE
+    other = diagnose(scale(programs=ROWS - 1), scale(), allow_source=True)
+    assert [root.cause for root in other.roots] == [Cause.WRONG_ANSWER]
+
+
 @pytest.mark.parametrize("name", TWINS)
 def test_a_healthy_kernel_has_no_finding(name: str) -> None:
     found = diagnose(TWINS[name], allow_source=True)
@@ -134,7 +150,9 @@ def test_the_text_of_a_bundle_is_not_run_without_leave() -> None:
     assert not found.roots
     row = next(one for one in found.hypotheses if one.cause is Cause.MISSING_MASK)
     assert row.verdict is Verdict.NOT_TESTED
-    assert "differs from the installed one" in row.evidence[0]
+    assert "the program's own kernel; its recorded source was not run" in row.evidence[0]
+    told = report_text(found).split("\n\n")[0]
+    assert "--run-sources runs it" in told
 
 
 def test_the_decoder_of_the_house_replays_clean() -> None:

@@ -12,6 +12,7 @@ from bundles import Run, background, crash, decoder, step, tensors_of_decoder
 from hypocenter.diagnosis import Cause, Diagnosis, Verdict
 from hypocenter.forensics.doctor import LADDER, diagnose
 from hypocenter.forensics.report import headline, report_json, report_markdown, report_text
+from hypocenter.recording import FaultRecord
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "doctor.md"
@@ -47,13 +48,54 @@ def test_no_line_is_too_wide_but_for_paths(found: Diagnosis) -> None:
 
 
 def test_each_hypothesis_has_its_verdict_and_evidence(found: Diagnosis) -> None:
-    text = report_text(found)
+    text = report_text(found, show_all=True)
     table = " ".join(text[text.index("HYPOTHESES") :].split())
     for one in found.hypotheses:
         assert f"{one.cause}" in table
         if one.verdict is not Verdict.NOT_TESTED:
             words = " ".join(one.evidence[0].split()[:4])
             assert words in table
+
+
+def test_what_is_refuted_or_not_tested_is_counted(found: Diagnosis) -> None:
+    counts = {
+        verdict: len({one.cause for one in found.hypotheses if one.verdict is verdict})
+        for verdict in Verdict
+    }
+    text = report_text(found)
+    line = (
+        f"  {counts[Verdict.REFUTED]} causes refuted, {counts[Verdict.NOT_TESTED]} not tested "
+        "(--all shows them)"
+    )
+    assert line in text.splitlines()
+    assert not re.search(r"^  (REFUTED|NOT TESTED)", text, re.M)
+    assert "(--all" not in report_text(found, show_all=True)
+    assert report_json(found).count("REFUTED") >= counts[Verdict.REFUTED]
+
+
+def test_launches_not_replayed_for_one_reason_stand_in_one_line(found: Diagnosis) -> None:
+    why = "_kernel is the program's own kernel; its recorded source was not run"
+    many = msgspec.structs.replace(
+        found, roots=(), unseen=(f"not replayed: a: a{why}", "b", f"not replayed: c: c{why}")
+    )
+    told = report_text(many)
+    seen = told[told.index("NOT SEEN") :].split("\n\n")[0].splitlines()[1:]
+    assert seen[0] == "  - b"
+    assert seen[1].startswith("  - not replayed: a, c: it is the program's own kernel;")
+    assert "--run-sources runs it" in told.split("\n\n")[0]
+
+
+def test_a_run_that_left_no_record_refutes_nothing() -> None:
+    killed = FaultRecord(kind="crash", message="ended by SIGKILL", signal=9)
+    found = diagnose(Run().bundle(killed))
+    assert {one.verdict for one in found.hypotheses} == {Verdict.NOT_TESTED}
+    assert "driver" not in found.surfaced.replace("not from the driver", "")
+    assert found.symptom.startswith("ended from outside, by SIGKILL")
+    assert not any("address" in text for text in found.unseen)
+    dead = diagnose(Run().bundle(FaultRecord(kind="crash", message="it has died")))
+    assert dead.surfaced == (
+        "it is not known where it was reported: the doctor did not run this program"
+    )
 
 
 def test_json_can_be_read_back(found: Diagnosis) -> None:

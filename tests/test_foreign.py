@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 import weakref
@@ -16,7 +18,8 @@ from typing import Any
 import pytest
 import torch
 
-from hypocenter import cli, ring
+from hypocenter import bundle as bundles
+from hypocenter import cli, cli_doctor, ring
 from hypocenter.bundle import Bundle
 from hypocenter.cli_doctor import environment_of
 from hypocenter.device import foreign, foreign_hooks
@@ -114,6 +117,54 @@ def test_a_wrong_index_in_a_tuned_kernel_is_named_with_its_entry(
     assert f"gather.py:{line_of('gather.py', 'return tl.load')}" in out
     assert "fact   ids_ptr[70] = 0\n" in out
     assert "AssertionError: wrong result" in " ".join(out.split())
+    [words] = re.findall(
+        r"^REPLAY +hypo (replay hypo-bundle --launch (\d+) --run-sources)$", out, re.M
+    )
+    assert f"WHEN       launch {words[1]}\n" in out
+    command = words[0].split()
+    for given, code, parts in (
+        (command, 4, [f"  launch {words[1]}: gather (", ", 1 finding in 1 launch"]),
+        (command[:-1], 1, ["--run-sources", "0 findings in 0 of 1 launch replayed"]),
+    ):
+        with pytest.raises(SystemExit) as left:
+            cli.main(given)
+        shown = capfd.readouterr().out
+        assert left.value.code == code, shown
+        for part in parts:
+            assert part.removeprefix(", ") in shown
+
+
+ENDLESS = """
+import torch, triton, triton.language as tl
+@triton.jit
+def spin(x_ptr, n):
+    while tl.program_id(0) < n:
+        tl.store(x_ptr, n)
+spin[(1,)](torch.zeros(4, dtype=torch.int32), 4)
+"""
+
+
+def test_an_endless_launch_is_past_its_deadline(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hypocenter.cli_doctor.diagnose", lambda *_, **__: sys.exit(99))
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    code, _, err = doctor(
+        capfd, monkeypatch, tmp_path, "--deadline", "0.5", "--", sys.executable, "endless.py"
+    )
+    assert code == 99
+    assert "a step or launch ran for" in err
+    made = bundles.load(tmp_path / "hypo-bundle")
+    assert (made.kind, made.fault.kind) == ("hang", "hang")
+    assert "in spin" in made.fault.stack
+    assert [event.launch.kernel for event in made.events if isinstance(event, Launched)] == ["spin"]
+
+
+def test_without_a_deadline_a_foreign_launch_may_take_any_time() -> None:
+    own = cli_doctor.Request(command=("run", "-p", "x"))
+    foreign_one = cli_doctor.Request(command=("python", "x.py"))
+    assert cli_doctor.deadlines_of(own).step == 120
+    assert cli_doctor.deadlines_of(foreign_one).step == math.inf
 
 
 def test_a_program_without_torch_pays_nothing(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -113,3 +114,38 @@ def test_ops_are_checked_and_a_wrong_result_is_seen(benchmarks: Any) -> None:
     assert "planted fault" in ops.check(weak, "cpu")[1]
     undefined = replace(make.gather(), exact=np.full((3, 192), np.nan))
     assert ops.check(undefined, "cpu")[1]
+
+
+def test_what_a_real_gpu_shows_is_compared_with_what_sim_does(benchmarks: Any) -> None:
+    lab = benchmarks("gpu_lab")
+    twin = benchmarks("hypocenter.lab.score")
+    seen = lab.Score(
+        victim="slot_beyond_cache", symptom="crash", observed="crash", detected=True,
+        kernel_named=True, argument_named=True, line_named=None, class_right=True, proof=True,
+        seconds=0.1, found="index out of range: kv_write.slots",
+        twin=twin.TwinScore(observed="none", found=(), seconds=0.0),
+    )  # fmt: skip
+    real = msgspec.structs.replace(seen, observed="differs")
+    row = lab.compare((seen, ""), real, "")
+    assert (row["symptom_agrees"], row["verdict_agrees"], row["is_right"]) == (False, True, True)
+    assert "is mapped there" in row["why"]
+    wrong = lab.compare(
+        (seen, ""), msgspec.structs.replace(real, found="", class_right=False), "last words"
+    )
+    assert (wrong["verdict_agrees"], wrong["is_right"]) == (False, False)
+    rows = [row] * lab.FEWEST
+    assert lab.summary(list(rows), [])["ok"]
+    assert not lab.summary(rows[1:], [])["ok"]
+    assert not lab.summary([*rows, wrong], [])["ok"]
+    assert not lab.summary([*rows, {**row, "twin_found": ["a race"]}], [])["ok"]
+    assert not lab.summary(list(rows), [{"victim": "nan_weight", "problem": "no time left"}])["ok"]
+    (line,) = lab.table([wrong])[1:]
+    assert line.split()[:5] == ["slot_beyond_cache", "crash", "differs", "differs", "differs"]
+
+
+def test_the_victims_of_a_real_gpu_are_victims(benchmarks: Any) -> None:
+    from hypocenter.lab.victim import victims
+
+    names = benchmarks("gpu_lab").VICTIMS
+    assert [one.name for one in victims(names)] == list(names)
+    assert len(names) >= 12

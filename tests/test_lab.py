@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -203,6 +204,19 @@ def test_a_wrong_answer_scores_nothing(
     assert (sums.kernel_named, sums.argument_named, sums.class_right, sums.proof) == (1, 1, 1, 2)
     assert (sums.line_named, sums.num_with_line) == (0, 3)
     assert scoring.merit([right]) > scoring.merit([one]) > scoring.merit([silent]) == 0
+
+
+def test_what_is_said_of_the_address_counts_where_a_victim_declares_it(
+    background: scoring.Examined, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    silent = scored(monkeypatch, tmp_path, background, ROOT)
+    assert silent.address_explained is None
+    declared = replace(background.victim, address="is the null page")
+    asked = msgspec.structs.replace(background, victim=declared)
+    untold = scored(monkeypatch, tmp_path, asked, ROOT)
+    assert untold.address_explained is False
+    told = msgspec.structs.replace(untold, address_explained=True)
+    assert scoring.merit([told]) == scoring.merit([untold]) + 1
 
 
 def test_what_falls_short_is_told(solved: scoring.Score) -> None:

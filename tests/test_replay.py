@@ -187,10 +187,20 @@ def test_a_read_of_what_another_program_writes_is_a_race() -> None:
     x = torch.randint(0, 8, (100,), dtype=torch.int32)
     bins = torch.zeros(8, dtype=torch.int32)
     report = check(kernels.histogram, 4, x_ptr=x, bins_ptr=bins, n=100, BLOCK=32, ATOMIC=False)
-    assert {(f.kind, f.operation) for f in report.findings} == {("race", "load"), ("race", "store")}
+    race = only(report)  # read and written back: one race and not two
+    assert (race.kind, race.operation) == ("race", "load")
+    assert "; and writes it in line " in race.detail
     finding = only(check(kernels.shift_in_place, 4, x_ptr=torch.randn(100), n=100, BLOCK=32))
     assert (finding.operation, finding.element) == ("store", (32,))
     assert "program (0, 0, 0) read" in finding.detail
+
+
+def test_a_lane_that_reads_and_writes_what_others_do_counts_once() -> None:
+    finding = only(check(kernels.count_up, 4, x_ptr=torch.zeros(1, dtype=torch.int32)))
+    assert (finding.num_lanes, finding.num_programs) == (3, 3)
+    x, y = torch.zeros(1, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    stored = only(check(kernels.store_and_look, 4, x_ptr=x, y_ptr=y))
+    assert (stored.num_lanes, stored.num_programs) == (3, 3)
 
 
 def test_a_race_between_two_views_of_one_tensor_is_seen() -> None:

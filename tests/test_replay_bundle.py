@@ -497,7 +497,7 @@ def test_somebody_elses_kernel_runs_from_its_text_alone(
     """With what it calls, the constants of its module, and no contract."""
     bundle = their_bundle(tmp_path, monkeypatch)
     (place,) = BundleIndex(bundle).interval()
-    with pytest.raises(SourceNotAllowed, match="source of theirs differs"):
+    with pytest.raises(SourceNotAllowed, match="theirs is the program's own kernel"):
         replay_place(bundle, place)
     (finding,) = replay_place(bundle, place, allow_source=True).findings
     assert (finding.kind, finding.argument, finding.number) == ("out of bounds", "x_ptr", 8)

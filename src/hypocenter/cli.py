@@ -25,10 +25,18 @@ from hypocenter.cli_options import (
     EngineOptions,
     PromptOptions,
     Quiet,
+    RunSources,
     SamplingOptions,
 )
-from hypocenter.cli_usage import usage_message
-from hypocenter.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, HypoError
+from hypocenter.cli_usage import forgotten_dashes, usage_message
+from hypocenter.errors import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    HypoError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -224,28 +232,25 @@ def replay(
     *,
     step: Annotated[int | None, Parameter(help="All launches of this step.")] = None,
     launch: Annotated[int | None, Parameter(help="The launch of this number.")] = None,
-    yes: Annotated[
-        bool,
-        Parameter(
-            name="--yes", negative="", show_default=False,
-            help="Run kernels from the bundle's own source where what is installed differs.",
-        ),
-    ] = False,
+    run_sources: RunSources = False,
     budget: Annotated[
         float, Parameter(name="--budget", help="Seconds for running programs; then a sample.")
     ] = 60.0,
     json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Run a bundle's launches again, on the CPU, with every access checked.
 
     Without --step and --launch these are the launches that may have been under
     way when the run ended. Index tensors hold what was recorded; other tensors
     are zeros. It needs Triton and no GPU. The exit code is 4 when something
-    was found.
+    was found, and 1 when not one launch could be replayed.
     """
     from hypocenter import cli_replay
 
-    cli_replay.replay(bundle, step, launch, budget, allow_source=yes, as_json=json)
+    cli_replay.replay(
+        bundle, step, launch, budget, allow_source=run_sources, as_json=json, quiet=quiet
+    )
 
 
 @app.command
@@ -274,6 +279,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         with cli_interrupt.handled():
             debug = _prepare(debug)
             _tell_of_the_dead(tokens)
+            if said := forgotten_dashes(tokens, list(app)):
+                raise UsageError(said)
             app(tokens, console=_help_console(tokens), exit_on_error=False, print_error=False)
             sys.stdout.flush()
         sys.exit(EXIT_OK)

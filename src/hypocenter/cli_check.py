@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,6 +17,8 @@ from hypocenter.forensics import check as checker
 from hypocenter.forensics.check_text import report_text
 
 MAX_BUDGET_SECONDS = 1e6
+#: A file that takes longer gets a line that says what is being done.
+PATIENCE_SECONDS = 2.0
 
 
 def check(
@@ -29,10 +33,11 @@ def check(
             f"--budget is {budget_seconds}, but must be above 0 and at most {MAX_BUDGET_SECONDS:g}"
         )
     path, kernel = split_target(target)
-    report = checker.check(
-        path, kernel=kernel, arguments=arguments, arch=named_gpu(arch).arch,
-        budget_seconds=budget_seconds,
-    )  # fmt: skip
+    seen_gpu = named_gpu(arch).arch
+    with _saying_if_slow(f"running {path} on the CPU, every access checked ..."):
+        report = checker.check(
+            path, kernel=kernel, arguments=arguments, arch=seen_gpu, budget_seconds=budget_seconds
+        )
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(report)).decode())
     else:
@@ -43,6 +48,18 @@ def check(
         sys.exit(EXIT_GATE)
     if report.error:
         raise HypoError(f"{path} did not run to its end: {report.error}")
+
+
+@contextlib.contextmanager
+def _saying_if_slow(sentence: str) -> Iterator[None]:
+    """A line and no bar: the file's own output is on stderr as well."""
+    timer = threading.Timer(PATIENCE_SECONDS, say, [sentence])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def split_target(target: str) -> tuple[Path, str | None]:

@@ -6,6 +6,7 @@ Then prints what `forensics/doctor.py` makes of it.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -17,12 +18,15 @@ from types import FrameType
 
 from hypocenter import bundle as bundles
 from hypocenter.bundle import Bundle
+from hypocenter.cli_bundle import bundle_at, is_foreign, printable, tell_of_good
 from hypocenter.cli_options import DoctorOptions
+from hypocenter.cli_progress import ProgressDisplay
 from hypocenter.cli_run import say
 from hypocenter.config import Environment
 from hypocenter.errors import EXIT_FAULT, EXIT_OK, HypoError, UsageError
 from hypocenter.forensics import collect, dead_runs, foreign_runs, report
 from hypocenter.forensics.doctor import diagnose
+from hypocenter.forensics.fault_text import signal_below
 from hypocenter.forensics.watch import Deadlines, Ended, watch
 from hypocenter.ring import Run
 
@@ -91,47 +95,44 @@ def doctor(request: Request) -> None:
     Raises UsageError for what cannot be asked, BadBundle for a folder that is no bundle.
     """
     asked = request.options
-    good = _load(asked.good) if asked.good is not None else None
+    good = bundle_at(asked.good) if asked.good is not None else None
     if request.folder is not None:
-        examined = _load(request.folder)
+        folder = Path(request.folder)
     elif asked.last:
-        examined = _bundle_of_last(asked)
+        folder = _bundle_of_last(asked)
     else:
-        examined = _bundle_of_command(request)
+        folder = _bundle_of_command(request)
+    examined = bundle_at(str(folder))
+    if good is not None and asked.good is not None:
+        tell_of_good(good, asked.good, examined)
     # With it Triton has its interpreter where a replay has its own; the command has had it.
     os.environ.pop("TRITON_INTERPRET", None)
     # The command has run its own kernels' text a moment ago; so may their replay.
     may_run = asked.run_sources or (bool(request.command) and not is_own(request.command))
-    diagnosis = diagnose(examined, good, allow_source=may_run)
+    with ProgressDisplay() as progress:
+        progress("examining the bundle", 0.0)
+        diagnosis = diagnose(examined, good, allow_source=may_run)
     if request.as_json:
         text = report.report_json(diagnosis)
     elif asked.markdown:
         text = report.report_markdown(diagnosis)
     else:
-        text = report.report_text(diagnosis)
+        foreign = is_foreign(examined)
+        origin = report.Origin(str(folder), has_steps=not foreign, needs_sources=foreign)
+        text = report.report_text(diagnosis, origin, show_all=asked.all)
     print(printable(text), end="")
     sys.stdout.flush()
     if examined.fault.kind != "none" or not diagnosis.is_clean:
         sys.exit(EXIT_FAULT)
     if seen := foreign_runs.summary(examined.events, examined.sources):
-        say(f"nothing found; {seen}")
-
-
-def _load(folder: str) -> Bundle:
-    if not os.path.lexists(folder):
-        raise UsageError(f"{folder}: no such folder; a bundle is one, made by `hypo doctor -- ...`")
-    return bundles.load(folder)
-
-
-def printable(text: str) -> str:
-    """The text with control characters spelled out: a bundle may come from anyone."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+        say(f"{report.headline(diagnosis)}; {seen}")
 
 
 # -- from a run that died -------------------------------------------------------------------------
 
 
-def _bundle_of_last(asked: DoctorOptions) -> Bundle:
+def _bundle_of_last(asked: DoctorOptions) -> Path:
+    """The folder of its bundle, which is made when there is none yet."""
     base = Environment.read().run_dir
     found = dead_runs.dead_runs(base)
     if not found:
@@ -141,26 +142,26 @@ def _bundle_of_last(asked: DoctorOptions) -> Bundle:
     note = last.folder / dead_runs.BUNDLED
     with contextlib.suppress(OSError, HypoError, UnicodeDecodeError):
         if asked.out is None:
-            examined = bundles.load(note.read_text())
-            say(f"the run of pid {last.pid} ({last.when}); its bundle is {note.read_text()}")
-            return examined
+            made = Path(note.read_text())
+            bundles.load(made)
+            say(f"the run of pid {last.pid} ({last.when}); its bundle is {made}")
+            return made
     examined = collect.collect_dead(last, with_prompts=asked.with_prompts)
     folder = _save(examined, asked.out)
     with contextlib.suppress(OSError):
         note.write_text(str(folder.resolve()))
     say(f"the run of pid {last.pid} ({last.when}); its bundle is now in {folder}")
-    return bundles.load(folder)
+    return folder
 
 
 # -- from a command -------------------------------------------------------------------------------
 
 
-def _bundle_of_command(request: Request) -> Bundle:
-    """Run it; leaves with its exit code when there is nothing to examine."""
+def _bundle_of_command(request: Request) -> Path:
+    """Run it, and save a bundle; leaves with its exit code when there is nothing to examine."""
     asked = request.options
     with _ending_on_signals(), dead_runs.watched_runs(Environment.read().run_dir) as runs:
-        seconds = asked.deadline
-        deadlines = Deadlines(seconds, seconds) if seconds is not None else Deadlines()
+        deadlines = deadlines_of(request)
         # The report is all that stdout has, where a program reads it.
         stdout = sys.stderr.fileno() if request.as_json or asked.markdown else None
         ended = watch(
@@ -174,13 +175,23 @@ def _bundle_of_command(request: Request) -> Bundle:
             sys.exit(_leave(ended, collect.main_run(runs)))
         folder = _save(made, asked.out)
     say(f"{how(ended)}; the bundle is in {folder}")
-    return bundles.load(folder)
+    return folder
+
+
+def deadlines_of(request: Request) -> Deadlines:
+    """What was asked for; else a step of ours has some minutes, and a foreign launch any time."""
+    seconds = request.options.deadline
+    if seconds is not None:
+        return Deadlines(seconds, seconds, is_asked=True)
+    return Deadlines() if is_own(request.command) else Deadlines(math.inf, math.inf)
 
 
 def is_own(command: Sequence[str]) -> bool:
-    """Whether a command is one of `hypo`'s verbs."""
+    """Whether a command is one of `hypo`'s verbs; `env NAME=value PROGRAM` is the system's."""
     from hypocenter.cli import app
 
+    if command[0] == "env" and not set(command[1:]) <= {"--json", "--debug", "--help", "-h"}:
+        return False
     return command[0] in set(app) - {"--help", "-h", "--version", "-V"}
 
 
@@ -212,9 +223,13 @@ def environment_of(runs: Path, *, suspect: bool = False, is_own: bool = True) ->
 def how(ended: Ended) -> str:
     """How a command ended, in a few words."""
     if ended.hung_seconds is not None:
-        return f"a step ran for {ended.hung_seconds:.0f} seconds, so the command was ended"
+        seconds = f"{ended.hung_seconds:.0f} seconds"
+        return f"a step or launch ran for {seconds}, so the command was ended"
     if ended.signal is not None:
         return f"the command was ended by {signal_name(ended.signal)}"
+    if (below := signal_below(ended.exit_code)) is not None:
+        name = signal_name(below)
+        return f"the command ended with exit code {ended.exit_code}: {name} ended what it ran"
     return f"the command ended with exit code {ended.exit_code}"
 
 

@@ -72,6 +72,16 @@ Quiet = Annotated[
         group=OUTPUT_GROUP,
     ),
 ]
+RunSources = Annotated[
+    bool,
+    Parameter(
+        # The shorter name is what it was called before.
+        name=("--run-sources", "--yes"),
+        help="Replay kernels from the bundle's own source, which runs that source, where what is "
+        "installed differs from it.",
+        **_SWITCH,
+    ),
+]
 ContextSize = Annotated[
     int | None,
     Parameter(
@@ -318,8 +328,9 @@ class DoctorOptions:
         float | None,
         Parameter(
             name="--deadline",
-            help="Seconds a step may take before it counts as hung. "
-            "[default: 120, and 600 for the first, which compiles]",
+            help="Seconds a step may take before it counts as hung; of other programs a Triton "
+            "launch, or torch.cuda.synchronize. [default: 120, and 600 for the first, which "
+            "compiles; of other programs none]",
         ),
     ] = None
     with_prompts: Annotated[
@@ -330,12 +341,13 @@ class DoctorOptions:
             **_SWITCH,
         ),
     ] = False
-    run_sources: Annotated[
+    run_sources: RunSources = False
+    all: Annotated[
         bool,
         Parameter(
-            name="--run-sources",
-            help="Replay kernels from the bundle's own source, which runs that source, where what "
-            "is installed differs from it.",
+            name="--all",
+            help="Tell of each cause that is refuted or was not tested, not only how many.",
+            group=OUTPUT_GROUP,
             **_SWITCH,
         ),
     ] = False

@@ -5,17 +5,16 @@ Reads bundles; what is found, `forensics/replay_bundle.py` and `forensics/rundif
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from hypocenter import bundle as bundles
-from hypocenter.bundle import Bundle
-from hypocenter.errors import EXIT_GATE, HypoError, UsageError
+from hypocenter.cli_bundle import bundle_at, printable
+from hypocenter.cli_progress import ProgressDisplay
+from hypocenter.errors import EXIT_ERROR, EXIT_GATE, HypoError, UsageError
 from hypocenter.forensics.bundle_index import OUTSIDE_PLANS, BundleIndex
 from hypocenter.recording import LaunchRecord, Place
 from hypocenter.records import Finding, ReplayReport
@@ -34,38 +33,42 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
 def replay(
     folder: str, step: int | None, launch: int | None, budget_seconds: float, *,
-    allow_source: bool, as_json: bool,
+    allow_source: bool, as_json: bool, quiet: bool = False,
 ) -> None:  # fmt: skip
     """Replay and print; leaves with EXIT_GATE when something was found.
 
-    Raises UsageError for a step or launch that is not there, BadBundle for no bundle.
+    With EXIT_ERROR when not one launch could be replayed. Raises UsageError for a step or launch
+    that is not there, BadBundle for a bundle that cannot be read.
     """
     if not 0 < budget_seconds <= MAX_BUDGET_SECONDS:
         raise UsageError(
             f"--budget is {budget_seconds}, but must be above 0 and at most {MAX_BUDGET_SECONDS:g}"
         )
-    index = BundleIndex(_load(folder))
+    index = BundleIndex(bundle_at(folder))
     places = chosen(index, step, launch)
-    done = list(_replayed(index, places, budget_seconds, allow_source=allow_source))
+    with ProgressDisplay(quiet=quiet) as progress:
+        done = list(_replayed(index, places, budget_seconds, progress, allow_source=allow_source))
     if as_json:
         shown = [{"place": one.place, "kernel": one.launch.kernel, "grid": one.launch.grid,
                   "report": one.report, "problem": one.problem} for one in done]  # fmt: skip
         print(msgspec.json.format(msgspec.json.encode(shown)).decode())
     else:
-        print(_printable(replay_text(index, done, allow_source=allow_source)))
+        print(printable(replay_text(index, done, allow_source=allow_source)))
     if any(one.report is not None and one.report.findings for one in done):
         sys.exit(EXIT_GATE)
+    if not any(one.report is not None for one in done):
+        sys.exit(EXIT_ERROR)
 
 
 def diff(good: str, bad: str, *, as_json: bool) -> None:
     """Compare two runs and print; leaves with EXIT_GATE when they differ."""
     from hypocenter.forensics.rundiff import rundiff
 
-    found = rundiff(_load(good), _load(bad))
+    found = rundiff(bundle_at(good), bundle_at(bad))
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:
-        print(_printable(diff_text(found)))
+        print(printable(diff_text(found)))
     if found.differences:
         sys.exit(EXIT_GATE)
 
@@ -87,12 +90,21 @@ def chosen(index: BundleIndex, step: int | None, launch: int | None) -> tuple[Pl
         places = index.interval() or index.places()
     if launch is None:
         return places
-    same = tuple(place for place in places if place.launch == launch)
+    same = tuple(place for place in places if number_of(index, place) == launch)
     if not same:
-        numbers = [place.launch for place in places]
+        numbers = [number_of(index, place) for place in places]
         kept = f"{min(numbers)} to {max(numbers)}" if numbers else "none"
         raise UsageError(f"--launch is {launch}, but the launches are {kept}")
     return same
+
+
+def number_of(index: BundleIndex, place: Place) -> int:
+    """A launch's number as reports have it: of a program without steps they count from 1."""
+    return place.step if _is_foreign(index, place) else place.launch
+
+
+def _is_foreign(index: BundleIndex, place: Place) -> bool:
+    return place.plan == OUTSIDE_PLANS and not index.launch(place).facts
 
 
 def _unlike(index: BundleIndex) -> tuple[Place, ...]:
@@ -107,14 +119,21 @@ def _unlike(index: BundleIndex) -> tuple[Place, ...]:
 
 
 def _replayed(
-    index: BundleIndex, places: Sequence[Place], budget_seconds: float, *, allow_source: bool
+    index: BundleIndex,
+    places: Sequence[Place],
+    budget_seconds: float,
+    progress: Callable[[str, float], None],
+    *,
+    allow_source: bool,
 ) -> Iterator[Replayed]:
     from hypocenter.forensics.replay_bundle import BUDGET_SECONDS, replay_place
     from hypocenter.forensics.replay_source import SourceNotAllowed
 
     deadline = time.monotonic() + budget_seconds
-    for place in places:
+    for number, place in enumerate(places):
         launch = index.launch(place)
+        what = f"replaying launch {number + 1} of {len(places)} ({launch.kernel})"
+        progress(what, number / len(places))
         left = deadline - time.monotonic()
         if left <= 0:
             yield Replayed(
@@ -129,22 +148,13 @@ def _replayed(
                 index, place, budget_seconds=seconds, headroom=True, allow_source=allow_source
             )
         except SourceNotAllowed as error:
-            yield Replayed(place=place, launch=launch, problem=f"{error}; --yes runs it")
+            said = str(error)
+            way_out = "" if "--run-sources" in said else "; --run-sources runs it"
+            yield Replayed(place=place, launch=launch, problem=said + way_out)
         except HypoError as error:
             yield Replayed(place=place, launch=launch, problem=str(error))
         else:
             yield Replayed(place=place, launch=launch, report=report)
-
-
-def _load(folder: str) -> Bundle:
-    if not os.path.lexists(folder):
-        raise UsageError(f"{folder}: no such folder; a bundle is one, made by `hypo doctor -- ...`")
-    return bundles.load(folder)
-
-
-def _printable(text: str) -> str:
-    """The text with control characters spelled out: a bundle may come from anyone."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 # -- as text --------------------------------------------------------------------------------------
@@ -169,9 +179,11 @@ def replay_text(index: BundleIndex, done: Sequence[Replayed], *, allow_source: b
         if finding.kind.endswith("overflow"):
             lines += [f"    {text}" for text in index_thresholds(
                 index, same[0].place, finding, allow_source=allow_source)]  # fmt: skip
-        lines.append(f"    in {_name(index, same[0])}{_others(same)}")
+        lines.append(f"    in {_name(index, same[0])}{_others(index, same)}")
     num = len(groups)
-    lines += ["", f"{num} finding{'' if num == 1 else 's'} in {launches}"]
+    num_replayed = sum(one.report is not None for one in done)
+    counted = launches if num_replayed == len(done) else f"{num_replayed} of {launches} replayed"
+    lines += ["", f"{num} finding{'' if num == 1 else 's'} in {counted}"]
     return "\n".join(lines)
 
 
@@ -194,6 +206,8 @@ def diff_text(found: Any) -> str:
 
 def _name(index: BundleIndex, one: Replayed) -> str:
     grid = f"({', '.join(map(str, one.launch.grid))})"
+    if _is_foreign(index, one.place):
+        return f"launch {one.place.step}: {one.launch.kernel} {grid}"
     if one.place.plan == OUTSIDE_PLANS:
         return f"step {one.place.step}, event {one.place.launch}: {one.launch.kernel} {grid}"
     return f"step {one.place.step}, launch {one.place.launch}: {one.launch.kernel} {grid}"
@@ -210,8 +224,8 @@ def _verdict(one: Replayed) -> str:
     return what
 
 
-def _others(same: Sequence[Replayed]) -> str:
+def _others(index: BundleIndex, same: Sequence[Replayed]) -> str:
     if len(same) == 1:
         return ""
-    numbers = ", ".join(str(one.place.launch) for one in same[1:9])
+    numbers = ", ".join(str(number_of(index, one.place)) for one in same[1:9])
     return f"; the same in launch {numbers}{', ...' if len(same) > 9 else ''}"

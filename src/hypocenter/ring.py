@@ -102,10 +102,23 @@ def checksum(payload: bytes | memoryview, seed: int) -> int:
     return zlib.crc32(payload, zlib.crc32(struct.pack("<II", seed & 0xFFFFFFFF, len(payload))))
 
 
+#: A file in a run folder that is empty until somebody ends the process on purpose.
+BY_HAND = "ended-by-hand"
+
+
+def was_by_hand(folder: Path) -> bool:
+    """Whether SIGTERM or SIGHUP came before the process was gone."""
+    try:
+        return (folder / BY_HAND).stat().st_size > 0
+    except OSError:
+        return False
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """All that could be read of a run folder. `missing` says in words what could not.
 
-    `is_clean`: it ended by itself and had reported no fault. `events` are in order.
+    `is_clean`: it ended by itself and had reported no fault; `has_left`: it ended by itself.
+    `events` are in order.
     `step_started_ns` is the monotonic time at which the running step began, None between steps.
     """
 
@@ -113,6 +126,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None = None
     is_alive: bool = False
     is_clean: bool = False
+    has_left: bool = False
     process: ProcessRecord | None = None
     devices: tuple[DeviceRecord, ...] = ()
     progress: Progress = Progress(None)
@@ -200,6 +214,7 @@ def read_run(folder: Path) -> Run:
         pid=cells[CELL_PID] or None,
         is_alive=is_alive(folder),
         is_clean=cells[CELL_STATE] == ENDED,
+        has_left=cells[CELL_STATE] in (ENDED, FAILED),
         process=found[ProcessRecord][0] if found[ProcessRecord] else None,
         devices=tuple(found[DeviceRecord]),
         progress=_progress(cells, plans, found[DeviceRecord]),

@@ -11,6 +11,7 @@ import inspect
 import itertools
 import shutil
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Mapping
@@ -152,6 +153,14 @@ class ForeignRecorder:
             if held:
                 self._keep(event.seq, tuple(held))
             self._event(event)
+
+    def begun(self) -> None:
+        """What may take longer than anyone waits for begins: a launch, a wait for the GPU."""
+        self._writer.cells[ring.CELL_STEP_STARTED] = time.monotonic_ns()
+
+    def ended(self) -> None:
+        """What has `begun` is over."""
+        self._writer.cells[ring.CELL_STEP_STARTED] = 0
 
     def synchronised(self, site: str) -> None:
         """The host has waited for everything."""

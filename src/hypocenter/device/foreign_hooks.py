@@ -120,7 +120,10 @@ def _watch_launches(kind: Any, *, is_interpreted: bool) -> None:
             _attempt(_launched, self, args, options, size, is_interpreted)
             return size
 
-        return original(self, *args, grid=looked_at, warmup=warmup, **options)
+        try:
+            return original(self, *args, grid=looked_at, warmup=warmup, **options)
+        finally:
+            _over()
 
     kind.run = run
 
@@ -137,6 +140,13 @@ def _launched(
     device, stream = (INTERPRETER, "") if is_interpreted else _device_and_stream()
     limits = None if is_interpreted else _limits()
     opened.launched(jit, args, options, grid, device, limits, stream, caller, site)
+    opened.begun()
+
+
+def _over() -> None:
+    """A launch or a wait has come back."""
+    if _State.recorder is not None:
+        _attempt(_State.recorder.ended)
 
 
 def _device_and_stream() -> tuple[str, str]:
@@ -190,7 +200,12 @@ def _watch_waits(torch: Any) -> None:
 
     @functools.wraps(original)
     def synchronize(*args: Any, **options: Any) -> Any:
-        result = original(*args, **options)
+        if _State.recorder is not None:
+            _attempt(_State.recorder.begun)
+        try:
+            result = original(*args, **options)
+        finally:
+            _over()
         if _State.recorder is not None:
             _attempt(_synchronised)
         return result

@@ -22,6 +22,7 @@ import numpy as np
 
 from hypocenter import ring
 from hypocenter.config import Environment
+from hypocenter.device import hand
 from hypocenter.device.catalogue import Catalogue
 from hypocenter.device.reported import reported
 from hypocenter.device.run_folder import claim_folder, process_record
@@ -83,6 +84,7 @@ def open_recorder() -> Recorder | None:
             if environment.record:
                 try:
                     _current = Recorder(claim_folder(environment.run_dir))
+                    hand.watch(_current.folder)
                 except OSError as error:
                     log.warning("this run is not recorded: %s", error)
     return _current
@@ -94,6 +96,7 @@ def close_recorder() -> None:
     with _opening:
         recorder, _current, _was_opened = _current, None, False
     if recorder is not None:
+        hand.forget()
         recorder.close()
 
 
@@ -102,6 +105,7 @@ def _forget() -> None:
     global _current, _was_opened, _opening
     recorder, _current, _was_opened, _opening = _current, None, False, threading.Lock()
     if recorder is not None:
+        hand.forget()
         recorder.abandon()
 
 

@@ -15,6 +15,7 @@ _NULL_BYTES = 1 << 16
 #: Farther than this from every allocation, an address is no overrun by a few rows.
 NEAR_BYTES = 64 << 20
 _WRAP = 1 << 32
+_NO_GPU = ("", "cpu", "interpreter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,10 @@ def addresses(case: Case) -> list[Claim]:
     if case.kind != "crash":
         return claims
     if fault.address is None:
-        case.unseen["the address of the fault: this driver does not give it"] = None
+        if any(use.launch.device not in _NO_GPU for use in case.uses):
+            is_kept = not any(text.startswith("stderr") for text in case.bundle.missing)
+            why = "this driver does not give it" if is_kept else "what was written was not kept"
+            case.unseen[f"the address of the fault: {why}"] = None
         return claims
     device = case.bundle.device or next((use.launch.device for use in case.uses), "")
     found = locate(case, fault.address, fault.address_bytes, device)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+
 from hypocenter.diagnosis import Cause, Proof, RootCause, Verdict
 from hypocenter.errors import HypoError, MissingPackage
 from hypocenter.forensics.case import Case, Use
 from hypocenter.forensics.claims import Claim, proven, row
+from hypocenter.forensics.installed_text import changes, installed
 from hypocenter.forensics.kernel_text import has_loop, line_text
 from hypocenter.recording import SourceRecord
 
@@ -79,8 +83,7 @@ def _replayed(case: Case, use: Use, source: SourceRecord) -> Claim:
 
 def _endless(case: Case, use: Use, source: SourceRecord, line: int, text: str, told: str) -> Claim:
     launch = use.launch
-    ended = sum(other.launch.source == launch.source for other in case.uses
-                if other.seq < use.seq)  # fmt: skip
+    corrected, green = _green(case, use)
     argument, loop_argument = _waits_for(case, use, source, line)
     root = RootCause(
         cause=Cause.ENDLESS_LOOP,
@@ -89,9 +92,7 @@ def _endless(case: Case, use: Use, source: SourceRecord, line: int, text: str, t
         + (f", or let a launch before it write {argument}" if argument else ""),
         proof=Proof(
             f"the replay of {use.where} is stuck in line {line}: {told}",
-            "the launch left out",
-            f"all other launches under way have no such loop; {ended} launches of the same kernel "
-            "before had ended",
+            corrected, green,
         ),
         kernel=launch.kernel, tensor=loop_argument,
         file=source.file, line=line, expression=text, place=use.place,
@@ -99,14 +100,40 @@ def _endless(case: Case, use: Use, source: SourceRecord, line: int, text: str, t
     return proven(root, NAME, (), "a replay that ends", use.seq)
 
 
+def _green(case: Case, use: Use) -> tuple[str, str]:
+    """The installed kernel in its place, where there is another; else what ran without it."""
+    launch = use.launch
+    if lines := changes(launch, case.sources, installed()):
+        from hypocenter.forensics.replay_bundle import replay_place
+
+        assert use.place is not None
+        fact = f"the kernel as it is installed (line {lines[0].line}: `{lines[0].was}`)"
+        with contextlib.suppress(HypoError):
+            done = replay_place(
+                case.bundle, use.place, budget_seconds=_PROGRAM_SECONDS, use_installed=True
+            ).coverage
+            return fact, (
+                f"the same replay with {fact} ends: {done.num_run} of {done.num_launched} programs"
+            )
+    before = sum(other.launch.source == launch.source for other in case.uses if other.seq < use.seq)
+    ended = f"; {before} launches of the same kernel had ended before it" if before else ""
+    return "the launch left out", f"no other launch under way has a loop of that kind{ended}"
+
+
 def _waits_for(
     case: Case, use: Use, source: SourceRecord, line: int
 ) -> tuple[str | None, str | None]:
-    """The argument that is read in the loop's lines."""
+    """The argument that the loop's own test reads, there or through a name."""
     for name, tensor in case.tensors_of(use.launch).items():
         access = case.access(use.launch, name)
-        if access is not None and access.function == source.function and (
-            line <= access.line <= line + 6
-        ):  # fmt: skip
+        if access is None or access.function != source.function:
+            continue
+        at = line_text(source, access.line)
+        made = at.partition("=")[0].strip()
+        in_test = access.line == line or (
+            line < access.line <= line + 6 and made.isidentifier()
+            and re.search(rf"\b{made}\b", line_text(source, line)) is not None
+        )  # fmt: skip
+        if in_test:
             return name, tensor.name
     return None, None

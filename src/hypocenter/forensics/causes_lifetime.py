@@ -22,6 +22,9 @@ class _Dangling:
 def captured_pointers(case: Case) -> list[Claim]:
     """Graphs that ran after memory which they point into was freed."""
     graphs = case.events(Captured)
+    if case.is_foreign or not case.bundle.events:
+        reason = "captured pointers: no graph of this run would have been recorded"
+        return [row(Cause.CAPTURED_POINTER, Verdict.NOT_TESTED, NAME, reason)]
     if not graphs:
         return [
             row(

@@ -25,6 +25,18 @@ from hypocenter.recording import (
 
 NAME = "order"
 _HOST = "the host"
+#: What speaks against a cause of which there is a proof.
+_WOULD_REFUTE = {
+    Cause.MISSING_WAIT: "a wait between the two",
+    Cause.REWRITTEN_IN_FLIGHT: "a wait for the copy before the write",
+    Cause.LOST_EVENT: "a record of that event before the wait",
+}
+#: What would speak for one that is refuted.
+_WOULD_CONFIRM = {
+    Cause.MISSING_WAIT: "two uses of one memory in two streams without a wait between them",
+    Cause.REWRITTEN_IN_FLIGHT: "a write before the copy is known to have ended",
+    Cause.LOST_EVENT: "a wait for an event that was recorded later or never",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +112,11 @@ def order(case: Case) -> list[Claim]:
         )
         return []
     events = case.bundle.events
+    if not events:
+        return [
+            row(cause, Verdict.NOT_TESTED, NAME, "order: no event of this run was recorded")
+            for cause in _WOULD_REFUTE
+        ]
     found = _disorder(case, events)
     claims = []
     seen: set[tuple[Cause, int, str]] = set()
@@ -112,14 +129,15 @@ def order(case: Case) -> list[Claim]:
     confirmed = {claim.hypothesis.cause for claim in claims}
     num_pinned = sum(isinstance(e, Copied) and e.is_pinned for e in events)
     texts = {
-        Cause.MISSING_WAIT: f"work in {max(len(streams), 1)} stream(s) is ordered wherever it "
-        "touches the same memory",
+        Cause.MISSING_WAIT: f"work in {max(len(streams), 1)} "
+        f"{'streams' if len(streams) > 1 else 'stream'} is ordered wherever it touches the same "
+        "memory",
         Cause.REWRITTEN_IN_FLIGHT: f"none of {num_pinned} pinned buffers was changed before its "
         "copy was known to have ended",
         Cause.LOST_EVENT: "every event that was waited for had been recorded before",
     }
     return claims + [
-        row(cause, Verdict.REFUTED, NAME, text, would_refute="two events in the other order")
+        row(cause, Verdict.REFUTED, NAME, text, would_refute=_WOULD_CONFIRM[cause])
         for cause, text in texts.items()
         if cause not in confirmed
     ]
@@ -335,7 +353,7 @@ def _claim(case: Case, events: Sequence[AnyEvent], one: _Disorder) -> Claim:
         expression=access.expression if access else None,
         place=second.place or first.place,
     )
-    return proven(root, NAME, (), "a wait between the two", second.seq, tensors)
+    return proven(root, NAME, (), _WOULD_REFUTE[one.cause], second.seq, tensors)
 
 
 def _reader(case: Case, tensor: int) -> LaunchRecord | None:

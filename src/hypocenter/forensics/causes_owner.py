@@ -62,7 +62,8 @@ def ownership(case: Case) -> list[Claim]:
                 done.add((one.cause, one.argument))
                 claims.append(_claim(case, paged, one, event.requests))
     if not num_tokens:
-        case.unseen["who owns which block: no step recorded its requests"] = None
+        if not case.is_foreign and case.uses:
+            case.unseen["who owns which block: no step recorded its requests"] = None
         return []
     confirmed = {claim.hypothesis.cause for claim in claims}
     return claims + [

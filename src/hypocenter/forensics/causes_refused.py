@@ -289,7 +289,10 @@ def _of_calls(case: Case) -> Iterator[Claim]:
             yield claim
     first = next(iter(case.events(Called)), None)
     if first is None:
-        if fault.kind in ("error", "crash"):
+        if not case.bundle.events:
+            yield row(Cause.PENDING_ERROR, Verdict.NOT_TESTED, NAME,
+                      "refusals: no event of this run was recorded")  # fmt: skip
+        elif fault.kind in ("error", "crash"):
             is_polled = any(one.armed for one in case.bundle.checks)
             text = (
                 "no call before the one that reported it had returned an error: every call was "

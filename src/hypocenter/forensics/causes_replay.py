@@ -6,7 +6,7 @@ Needs Triton and torch; without them every cause that only this rung can see sta
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,9 @@ from hypocenter.diagnosis import Cause, Proof, RootCause, Verdict
 from hypocenter.errors import HypoError, MissingPackage
 from hypocenter.forensics.case import Case, Use
 from hypocenter.forensics.causes_values import first_spoilt
-from hypocenter.forensics.claims import Claim, proven, row
+from hypocenter.forensics.claims import UNRECORDED, Claim, proven, row
 from hypocenter.forensics.installed_text import changes, installed
+from hypocenter.forensics.kernel_text import follows_what_it_loads
 from hypocenter.forensics.replay_dead import dead
 from hypocenter.forensics.replay_kinds import Judged, classify, weight
 from hypocenter.recording import Place
@@ -36,6 +37,8 @@ SEEN = {
     Cause.UNINITIALISED_READ: "nothing is read that nobody wrote",
 }
 
+#: Of a program's own launches nobody knows what was written before them.
+_OF_HISTORY = (Cause.UNINITIALISED_READ, Cause.OUTPUT_NOT_WRITTEN)
 #: What the use of something dead may look like.
 _LATE = (Cause.PROGRAM_RACE, Cause.OUTPUT_NOT_WRITTEN)
 
@@ -52,6 +55,8 @@ class _Rung:
     deadline: float
     clean: int = 0
     partly: int = 0
+    #: Launches replayed in full, of which that says less than it might, and why.
+    vague: dict[str, None] = field(default_factory=dict)
     failed: dict[str, None] = field(default_factory=dict)
 
     def run(
@@ -79,7 +84,7 @@ class _Rung:
 def replays(case: Case) -> list[Claim]:
     """Replay what earlier rungs blame, else what was under way; else one of each kind of launch."""
     if any(claim.root is not None for claim in case.claims):
-        return list(_untested("a cause is proven without a replay; `hypo replay` runs one launch"))
+        return _after_good_run(case)
     try:
         from hypocenter.forensics.replay_bundle import TensorFact, replay_place
     except (MissingPackage, ImportError) as error:
@@ -87,25 +92,101 @@ def replays(case: Case) -> list[Claim]:
     rung = _Rung(case, replay_place, TensorFact, time.monotonic() + RUNG_SECONDS)
     claims: list[Claim] = []
     for use in _suspects(case):
-        report = rung.run(use)
-        if report is None:
-            continue
-        found = _found(rung, use, report)
-        if not any(claim.root and claim.root.cause not in _LATE for claim in found):
-            # Two programs that meet in a dead row are a sight of the use of dead rows.
-            found = list(dead(case, use, rung.run, rung.fact)) or found
-        claims += found
+        found = _climbed(rung, use)
         if any(claim.root is not None for claim in found):
+            claims += _first_alike(rung, use, found)
             break
-        if report.coverage.is_complete and not found:
-            rung.clean += 1
-        elif not found:
-            rung.partly += 1
+        claims += found
         if time.monotonic() > rung.deadline:
             case.unseen["launches that there was no time to replay"] = None
             break
     case.unseen |= dict.fromkeys(f"not replayed: {text}" for text in rung.failed)
     return [*claims, *_refuted(rung, claims)]
+
+
+def _climbed(rung: _Rung, use: Use) -> list[Claim]:
+    """What the replay of one launch says; counts it."""
+    report = rung.run(use)
+    if report is None:
+        return []
+    found = _found(rung, use, report)
+    if not any(claim.root and claim.root.cause not in _LATE for claim in found):
+        # Two programs that meet in a dead row are a sight of the use of dead rows.
+        found = list(dead(rung.case, use, rung.run, rung.fact)) or found
+    if report.coverage.is_complete and not found:
+        rung.clean += 1
+        rung.vague |= dict.fromkeys(_vague(rung.case, use))
+    elif not found:
+        rung.partly += 1
+    return found
+
+
+def _vague(case: Case, use: Use) -> Iterator[str]:
+    """Why a clean replay of a program's own launch refutes nothing."""
+    if not case.is_foreign:
+        return
+    launch = use.launch
+    if case.kind in ("crash", "error") and use.seq == case.uses[-1].seq:
+        yield f"{launch.kernel} was the last launch before the end"
+    source = case.sources.get(launch.source)
+    unknown = [
+        name for name, tensor in case.tensors_of(launch).items()
+        if case.values(tensor.id, use.seq) is None
+        and (source is None or follows_what_it_loads(source, case.parameter_of(launch, name)))
+    ]  # fmt: skip
+    if unknown:
+        yield (
+            f"{launch.kernel} works out addresses, masks or branches from {', '.join(unknown)}, "
+            "whose contents were not recorded: zeros stood in for them"
+        )
+
+
+def _first_alike(rung: _Rung, use: Use, found: list[Claim]) -> list[Claim]:
+    """The same finding at the first launch with that kernel and these shapes, if it has it too.
+
+    A crash lies near its end; what only spoils values does so from the first such launch on.
+    """
+    case = rung.case
+    if case.kind in ("crash", "hang"):
+        return found
+    cause = next(claim.root.cause for claim in found if claim.root)
+    first = next((one for one in case.uses if one.place is not None
+                  and _key(case, one) == _key(case, use)), use)  # fmt: skip
+    if first is use or cause in (Cause.OUTPUT_NOT_WRITTEN, Cause.UNINITIALISED_READ):
+        return found
+    again = _climbed(rung, first)
+    return again if any(one.root and one.root.cause is cause for one in again) else found
+
+
+def _after_good_run(case: Case) -> list[Claim]:
+    """A difference from the good run is what a race of that very launch looks like."""
+    untested = list(_untested(
+        "a cause is proven without a replay; `hypo replay BUNDLE` replays the launches"
+    ))  # fmt: skip
+    proofs = [claim for claim in case.claims if claim.root is not None]
+    root = proofs[0].root
+    if len(proofs) > 1 or root is None or root.cause is not Cause.WRONG_ANSWER:
+        return untested
+    use = next((one for one in case.uses if one.place == root.place), None)
+    try:
+        from hypocenter.forensics.replay_bundle import TensorFact, replay_place
+    except (MissingPackage, ImportError):
+        return untested
+    if use is None:
+        return untested
+    rung = _Rung(case, replay_place, TensorFact, time.monotonic() + 2 * REPLAY_SECONDS)
+    report = rung.run(use)
+    found = _found(rung, use, report) if report is not None else []
+    races = [one for one in found if one.root and one.root.cause is Cause.PROGRAM_RACE]
+    if not races:
+        return untested
+    case.claims[case.claims.index(proofs[0])] = row(
+        Cause.WRONG_ANSWER, Verdict.INCONCLUSIVE, proofs[0].hypothesis.diagnostic,
+        f"the first difference, which the race explains: {root.sentence}",
+        would_refute="no difference from the good run", kernel=root.kernel,
+        argument=root.argument,
+    )  # fmt: skip
+    return [*races, *(one for one in untested if one.hypothesis.cause is not Cause.PROGRAM_RACE)]
 
 
 def _suspects(case: Case) -> Iterator[Use]:
@@ -118,11 +199,17 @@ def _suspects(case: Case) -> Iterator[Use]:
     for use in case.uses:
         launch = use.launch
         if use.place is not None and launch.source:
-            shapes = tuple((t.shape, t.strides, t.dtype) for t in case.tensors_of(launch).values())
-            key = (launch.source, launch.grid, tuple(launch.constants.items()), shapes)
+            key = _key(case, use)
             if key not in alike or id(use) in under_way:
                 alike[key] = use
     yield from sorted(alike.values(), key=lambda use: (-use.step, _number(use.place)))
+
+
+def _key(case: Case, use: Use) -> object:
+    """Equal for launches that are alike."""
+    launch = use.launch
+    shapes = tuple((t.shape, t.strides, t.dtype) for t in case.tensors_of(launch).values())
+    return launch.source, launch.grid, tuple(launch.constants.items()), shapes
 
 
 def _number(place: Place | None) -> int:
@@ -158,7 +245,8 @@ def _claim(rung: _Rung, use: Use, finding: Finding, report: ReplayReport) -> Cla
     where = f" in program {finding.program}" if finding.program else ""
     red = f"the replay of {use.where}{where}: {finding.kind}: {_what(finding)}"
     evidence = (
-        f"{finding.num_lanes} accesses in {finding.num_programs} programs; "
+        f"{_count(finding.num_lanes, 'access', 'es')} in "
+        f"{_count(finding.num_programs, 'program')}; "
         f"{report.coverage.num_run} of {report.coverage.num_launched} programs replayed",
         *([f"at that lane {', '.join(f'{k} = {v}' for k, v in finding.values.items())}"]
           if finding.values else []),
@@ -228,26 +316,46 @@ def _green(rung: _Rung, use: Use, finding: Finding, judged: Judged) -> tuple[str
 
 def _refuted(rung: _Rung, claims: list[Claim]) -> Iterator[Claim]:
     told = {claim.hypothesis.cause for claim in claims}
+    if any(claim.root is not None for claim in claims):
+        yield from _untested("the replay stopped at the first cause that it proved", told)
+        return
+    if not rung.clean and not rung.partly:
+        reason = next(iter(rung.failed), "no launch of the bundle can be replayed")
+        yield from _untested(f"nothing was replayed in full: {reason}", told)
+        return
     for cause, text in SEEN.items():
         if cause in told:
             continue
-        if rung.clean and not rung.partly and not rung.failed:
+        if rung.case.is_foreign and cause in _OF_HISTORY:
+            yield row(cause, Verdict.NOT_TESTED, NAME, UNRECORDED)
+        elif rung.clean and not rung.partly and not rung.failed and not rung.vague:
             yield row(
-                cause, Verdict.REFUTED, NAME, f"{text}: {rung.clean} launches replayed in full",
+                cause, Verdict.REFUTED, NAME, f"{text}: {_launches(rung.clean)} replayed in full",
                 would_refute="a program of them that does",
             )  # fmt: skip
-        elif rung.clean or rung.partly:
-            yield row(
-                cause, Verdict.INCONCLUSIVE, NAME,
-                f"{text} in {rung.clean} launches that were replayed in full; {rung.partly} were "
-                f"replayed in part and {len(rung.failed)} not at all",
-                would_refute="a full replay of every launch",
-            )  # fmt: skip
-    if not rung.clean and not rung.partly and not claims:
-        reason = next(iter(rung.failed), "no launch of the bundle can be replayed")
-        yield from _untested(f"nothing was replayed: {reason}")
+        else:
+            yield row(cause, Verdict.INCONCLUSIVE, NAME, *_partial(rung, text),
+                      would_refute="a full replay of every launch")  # fmt: skip
 
 
-def _untested(reason: str) -> Iterator[Claim]:
+def _partial(rung: _Rung, text: str) -> Iterator[str]:
+    left = [
+        *([f"{_launches(rung.partly)} replayed in part"] if rung.partly else []),
+        *([f"{_launches(len(rung.failed))} not at all"] if rung.failed else []),
+    ]
+    yield "; ".join((f"{text}: {_launches(rung.clean)} replayed in full", *left))
+    yield from rung.vague
+
+
+def _launches(count: int) -> str:
+    return _count(count, "launch", "es")
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{plural if number != 1 else ''}"
+
+
+def _untested(reason: str, told: Collection[Cause] = ()) -> Iterator[Claim]:
     for cause in SEEN:
-        yield row(cause, Verdict.NOT_TESTED, NAME, reason)
+        if cause not in told:
+            yield row(cause, Verdict.NOT_TESTED, NAME, reason)

@@ -23,6 +23,10 @@ _CACHES = ("k_cache", "v_cache", "cache", "keys")
 _TABLES = ("cos", "sin")
 
 
+NOT_TRACED = "contents of tensors: the run was not traced; `hypo doctor --suspect -- ...` traces it"
+NO_LAUNCH = "launches: none of this run was recorded, so next to nothing can be said of its cause"
+
+
 @dataclass(frozen=True, slots=True)
 class _First:
     """The first launch that spoilt something: what it wrote, and what it had read."""
@@ -37,9 +41,8 @@ class _First:
 def values(case: Case) -> list[Claim]:
     """Where NaN, infinity or undefined memory entered."""
     if not case.bundle.statistics:
-        case.unseen[
-            "contents of tensors: the run was not traced; `hypo doctor --suspect -- ...` traces it"
-        ] = None
+        if not case.is_foreign:  # what was seen of a foreign program is told beside its launches
+            case.unseen[NOT_TRACED if case.uses else NO_LAUNCH] = None
         return []
     first = first_spoilt(case)
     if first is None:

@@ -100,17 +100,31 @@ def _left(left: SystemExit, launches: Any) -> End:
 
 def _described(error: BaseException) -> str:
     """The exception and the user's line that led to it; the traceback goes to stderr."""
-    traceback.print_exception(error)
-    own = str(Path(__file__).parent.parent)
+    _print_traceback(error)
     lines = [
         f"{frame.f_code.co_filename}:{line}: "
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if not frame.f_code.co_filename.startswith((own, "<"))
+        if not _is_ours(frame.f_code.co_filename)
         and "site-packages" not in frame.f_code.co_filename
     ]
     text = str(error).strip().splitlines()
     name = type(error).__name__
     return f"{lines[-1] if lines else ''}{name}{f': {text[0][:_MAX_CHARS]}' if text else ''}"
+
+
+def _print_traceback(error: BaseException) -> None:
+    """As Python would for the file itself: without the frames that ran it."""
+    shown = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = shown
+    while part is not None:
+        frames = [frame for frame in part.stack if not _is_ours(frame.filename)]
+        part.stack = traceback.StackSummary.from_list(frames)
+        part = part.__cause__ or part.__context__
+    print("".join(shown.format()), end="", file=sys.stderr)
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith((str(Path(__file__).parent.parent), "<"))
 
 
 def _line(out: BinaryIO, line: Line) -> None:

@@ -64,17 +64,21 @@ def report_text(report: CheckReport) -> str:
     """The whole report: findings, then coverage, then the int32 headroom."""
     parts = [finding_text(first, names) for first, names in _grouped(report.findings)]
     lines = ["\n\n".join(parts), ""] if parts else []
-    lines += list(_coverage(report.launches))
+    lines += list(_coverage(report.launches)) if report.launches else []
     if report.headroom:
         lines += ["int32 headroom (no finding)"]
         lines += [f"    {headroom_text(spare)}" for spare in report.headroom]
     num = len(parts)
     launches = [launch for launch in report.launches if launch.skipped is None]
     kernels = len({launch.kernel for launch in launches})
-    lines.append(
-        f"{_count(num, 'finding')} in {_count(len(launches), 'launch', 'launches')} of "
-        f"{_count(kernels, 'kernel')}, as on {report.arch}"
-    )
+    if report.error and not launches:
+        lines.append("nothing was checked: the file ended before its first launch")
+    else:
+        cut = "; the file did not run to its end, so later launches are missing"
+        lines.append(
+            f"{_count(num, 'finding')} in {_count(len(launches), 'launch', 'launches')} of "
+            f"{_count(kernels, 'kernel')}, as on {report.arch}{cut if report.error else ''}"
+        )
     return "\n".join(lines)
 
 

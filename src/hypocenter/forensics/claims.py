@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from hypocenter.diagnosis import Cause, Hypothesis, RootCause, Verdict
 
+#: Why a cause that a program of anybody's may well have is left open.
+UNRECORDED = "what tensors held, and who wrote it, is not recorded of this program"
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:

@@ -17,7 +17,15 @@ from hypocenter import ring
 from hypocenter.bundle import Bundle
 from hypocenter.forensics import foreign_runs
 from hypocenter.forensics.dead_runs import MAX_FOLDERS, DeadRun, is_watched
-from hypocenter.forensics.fault_text import fault_in, innermost_call, is_fault, with_kernel_log
+from hypocenter.forensics.fault_text import (
+    fatal_error,
+    fault_in,
+    innermost_call,
+    is_by_hand,
+    is_fault,
+    signal_below,
+    with_kernel_log,
+)
 from hypocenter.forensics.kernel_log import kernel_log
 from hypocenter.forensics.redact import redacted
 from hypocenter.forensics.watch import Ended
@@ -34,7 +42,7 @@ def collect(
     and prompts are taken out.
     """
     run = main_run(runs)
-    fault = _fault(ended, run.events if run else ())
+    fault = _fault(ended, run)
     if fault.kind == "none" and not suspect:
         return None
     lines, problem = kernel_log(ended.since)
@@ -116,25 +124,53 @@ def _device(run: ring.Run) -> DeviceRecord | None:
     return opened[-1] if opened else None
 
 
-def _fault(ended: Ended, events: Sequence[AnyEvent]) -> FaultRecord:
+def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
     if ended.hung_seconds is not None:
         fault = fault_in(ended.stderr, ended.exit_code, ended.signal)
         return msgspec.structs.replace(
             fault, kind="hang", is_asynchronous=True, address=None, address_bytes=1, error="",
             call=innermost_call(ended.stderr),
-            message=f"a step had been running for {ended.hung_seconds:.0f} seconds, and was ended",
+            message=f"a step or launch had been running for {ended.hung_seconds:.0f} seconds, "
+            "and was ended",
         )  # fmt: skip
-    of_events = _fault_of_events(events)
-    spoke = is_fault(ended.stderr, ended.exit_code, ended.signal)
+    below = signal_below(ended.exit_code)
+    of_events = _fault_of_events(run.events if run else ())
+    spoke = is_fault(ended.stderr, ended.exit_code, ended.signal or below)
+    if not spoke and run is not None and _died(ended, run):
+        return _fault_below(ended, run)
     if not spoke and (of_events is None or not ended.exit_code):
         return FaultRecord(kind="none", message="", exit_code=ended.exit_code, signal=ended.signal)
-    fault = fault_in(ended.stderr, ended.exit_code, ended.signal)
+    fault = fault_in(ended.stderr, ended.exit_code, ended.signal or below)
     if of_events is not None and fault.kind == "error" and not fault.call:
         fault = msgspec.structs.replace(
             fault, call=of_events.call, error=fault.error or of_events.error,
             is_asynchronous=of_events.is_asynchronous,
         )  # fmt: skip
     return fault
+
+
+def _died(ended: Ended, run: ring.Run) -> bool:
+    """Whether a process below the command died, though the command's own end does not tell.
+
+    A process may leave without a word on purpose, so a command that is content is believed unless
+    Python wrote why it died.
+    """
+    by_hand = is_by_hand(ended.exit_code, ended.signal) or ring.was_by_hand(run.folder)
+    if run.has_left or run.is_alive or by_hand:
+        return False
+    is_the_command = run.pid == ended.pid  # whose end is known
+    return not is_the_command and bool(ended.exit_code or fatal_error(ended.stderr))
+
+
+def _fault_below(ended: Ended, run: ring.Run) -> FaultRecord:
+    said = fatal_error(ended.stderr)
+    fault = fault_in(ended.stderr, ended.exit_code or 1, None)
+    why = f"of {said!r}" if said else "without a word"
+    return msgspec.structs.replace(
+        fault, kind="crash", exit_code=ended.exit_code, is_asynchronous=True,
+        message=f"process {run.pid} of the command died {why}; "
+        f"the command itself ended with exit code {ended.exit_code}",
+    )  # fmt: skip
 
 
 def _fault_of_events(events: Sequence[AnyEvent]) -> FaultRecord | None:

@@ -38,13 +38,16 @@ class DeadRun(msgspec.Struct, frozen=True):
 
 
 def dead_runs(base: Path) -> list[DeadRun]:
-    """Runs below `base` whose process is gone and which did not end well; the latest first."""
+    """Runs below `base` whose process is gone and which did not end well; the latest first.
+
+    Those that somebody ended on purpose are none.
+    """
     found: list[DeadRun] = []
     if not _is_ours(base):
         return found
     for folder in ring.run_folders(base)[:MAX_FOLDERS]:
         beat = ring.read_heartbeat(folder)
-        if beat is None or beat.is_clean or ring.is_alive(folder):
+        if beat is None or beat.is_clean or ring.is_alive(folder) or ring.was_by_hand(folder):
             continue
         with contextlib.suppress(OSError):
             found.append(DeadRun(folder, beat.pid, os.stat(folder / "static").st_mtime))

@@ -23,7 +23,7 @@ from hypocenter.forensics.causes_limits import limits
 from hypocenter.forensics.causes_order import order
 from hypocenter.forensics.causes_owner import ownership
 from hypocenter.forensics.causes_refused import refusals
-from hypocenter.forensics.causes_replay import replays
+from hypocenter.forensics.causes_replay import SEEN, replays
 from hypocenter.forensics.causes_values import values
 from hypocenter.forensics.claims import Claim, row
 from hypocenter.forensics.surfaced import surfaced, symptom
@@ -73,7 +73,7 @@ PLAUSIBLE: dict[str, tuple[Cause, ...]] = {
     "hang": (Cause.ENDLESS_LOOP, Cause.LOST_EVENT, Cause.PROGRAM_RACE, Cause.MISSING_WAIT),
     "nonfinite": (*_VALUES, *_MEMORY),
     "differs": (Cause.WRONG_ANSWER, *_VALUES, *_MEMORY),
-    "none": (*_VALUES, *_MEMORY),
+    "none": (Cause.WRONG_ANSWER, *_VALUES, *_MEMORY),
 }  # fmt: skip
 
 _RANK = (Verdict.CONFIRMED, Verdict.INCONCLUSIVE, Verdict.REFUTED, Verdict.NOT_TESTED)
@@ -158,14 +158,29 @@ def _table(case: Case) -> tuple[Hypothesis, ...]:
     ]  # fmt: skip
     kind = case.kind
     for cause in PLAUSIBLE.get(kind, PLAUSIBLE["none"]):
-        if cause not in told:
-            reason = NOT_TESTED.get(cause, "no rung that ran looks for it")
+        if cause not in told and not (case.is_foreign and cause in _OF_ENGINE):
+            reason = _untested(case, cause)
             merged.append(row(cause, Verdict.NOT_TESTED, "", reason).hypothesis)
     return tuple(sorted(merged, key=lambda one: _RANK.index(one.verdict)))
 
 
+def _untested(case: Case, cause: Cause) -> str:
+    """Why a cause has no verdict, and what would give it one."""
+    if case.is_foreign and cause not in SEEN and cause is not Cause.WRONG_ANSWER:
+        return "no contract is known for this program's kernels: what they expect is not known"
+    if not case.uses:
+        return "no launch of this run was recorded"
+    return NOT_TESTED.get(cause, "what this run recorded does not show it")
+
+
+#: Causes that hypo's own engine alone can have; of another program they say nothing.
+_OF_ENGINE = frozenset({
+    Cause.TOKEN_RANGE, Cause.POSITION_RANGE, Cause.BLOCK_TABLE_RANGE, Cause.STALE_SLOT,
+    Cause.FOREIGN_BLOCK, Cause.NONFINITE_PADDING, Cause.BAD_SCALAR, Cause.MISSING_WAIT,
+    Cause.REWRITTEN_IN_FLIGHT, Cause.LOST_EVENT,
+})  # fmt: skip
 _OF_INDICES = "contracts: index values of it were not recorded, or its arguments were refused first"
-_OF_REPLAY = "replay: it was left out, or replayed nothing"
+_OF_REPLAY = "replay: it was left out"
 _OF_TRACE = "values: the run was not traced; `hypo doctor --suspect -- ...` traces it"
 #: Why a cause may stand untested, and what would test it.
 NOT_TESTED: dict[Cause, str] = {

@@ -54,6 +54,32 @@ _ENDLESS = ("the launch did not finish", "the launch timed out")
 
 #: Signals by which someone ends a program on purpose.
 ENDED_BY_HAND = frozenset({signals.SIGINT, signals.SIGTERM, signals.SIGHUP, signals.SIGPIPE})
+#: Signals that end a program which did something wrong, or that had to be ended.
+_OF_A_FAULT = frozenset(
+    {signals.SIGSEGV, signals.SIGABRT, signals.SIGBUS, signals.SIGILL, signals.SIGFPE,
+     signals.SIGKILL, signals.SIGTRAP, signals.SIGSYS}
+)  # fmt: skip
+#: What a shell adds to the number of the signal that ended its last command.
+_SHELL_ADDS = 128
+#: How faulthandler begins; it writes to stderr of a process that dies of a fault.
+_FATAL = re.compile(r"^Fatal Python error: (.*)$", re.M)
+
+
+def signal_below(exit_code: int | None) -> int | None:
+    """The signal of a fault that a shell tells of by its own exit code, such as 139 for SIGSEGV."""
+    number = (exit_code or 0) - _SHELL_ADDS
+    return number if number in _OF_A_FAULT else None
+
+
+def is_by_hand(exit_code: int | None, signal: int | None) -> bool:
+    """Whether someone ended the program on purpose, as far as its end tells."""
+    return (signal or (exit_code or 0) - _SHELL_ADDS) in ENDED_BY_HAND
+
+
+def fatal_error(stderr: str) -> str:
+    """What Python said when a process died of a signal, such as `Segmentation fault`."""
+    found = _FATAL.search(stderr)
+    return found[1] if found else ""
 
 
 def fault_in(stderr: str, exit_code: int | None, signal: int | None) -> FaultRecord:

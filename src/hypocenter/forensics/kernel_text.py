@@ -188,11 +188,26 @@ def _access(
     source: SourceRecord, function: ast.FunctionDef, call: ast.Call, operation: str
 ) -> Access:
     text = ast.get_source_segment(textwrap.dedent(source.text), call) or ast.unparse(call)
-    has_mask = any(keyword.arg == "mask" for keyword in call.keywords) or (
-        len(call.args) > (1 if operation == "load" else 2)
-    )
+    has_mask = _has_mask(call, operation)
     line = source.first_line + call.lineno - 1
     return Access(source.file, line, function.name, " ".join(text.split()), operation, has_mask)
+
+
+def is_masked(access: str) -> bool:
+    """Whether an access, given as its text alone, leaves lanes out."""
+    try:
+        parsed = ast.parse(access.strip(), mode="eval").body
+    except SyntaxError:  # shortened
+        return "mask" in access
+    calls = [n for n in ast.walk(parsed) if isinstance(n, ast.Call) and _operation(n)]
+    return any(_has_mask(call, _operation(call)) for call in calls[:1])
+
+
+def _has_mask(call: ast.Call, operation: str) -> bool:
+    named = {keyword.arg for keyword in call.keywords}
+    return bool(named & {"mask", "boundary_check"}) or (
+        len(call.args) > (1 if operation == "load" else 2)
+    )
 
 
 def guard_line(source: SourceRecord, line: int) -> tuple[int, str] | None:
@@ -286,3 +301,59 @@ def _names(node: ast.AST) -> set[str]:
                 parts += call.args[1:]
             skipped |= {id(inner) for part in parts for inner in ast.walk(part)}
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and id(n) not in skipped}
+
+
+def follows_what_it_loads(source: SourceRecord, parameter: str) -> bool:
+    """Whether a value loaded through `parameter` decides which addresses the kernel touches.
+
+    By an address, a mask, a branch, the end of a loop, or by a function that it is given to.
+    """
+    function = _parsed(source.text)
+    if function is None:
+        return True
+    loaded = {
+        id(call) for call, operation, bases in _calls(function)
+        if operation in ("load", "atomic") and parameter in bases.address
+    }  # fmt: skip
+    given = (call for call, operation, bases in _calls(function)
+             if not operation and parameter in bases.all)  # fmt: skip
+    if any(not _is_language(call) or "descriptor" in ast.unparse(call.func) for call in given):
+        return True
+    held: set[str] = set()
+
+    def is_held(node: ast.AST) -> bool:
+        return any(
+            id(n) in loaded or (isinstance(n, ast.Name) and n.id in held) for n in ast.walk(node)
+        )
+
+    for _ in range(8):  # as in is_index_in
+        before = len(held)
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.value:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if is_held(node.value):
+                    held |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+        if len(held) == before:
+            break
+    return any(is_held(part) for part in _deciding(function))
+
+
+def _is_language(call: ast.Call) -> bool:
+    """Whether a call is of Triton's own functions and not of one with a text of its own."""
+    return ast.unparse(call.func).split(".")[0] in ("tl", "language", "libdevice")
+
+
+def _deciding(function: ast.FunctionDef) -> Iterator[ast.AST]:
+    """What decides where a kernel reads and writes."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.If | ast.While | ast.IfExp):
+            yield node.test
+        elif isinstance(node, ast.For):
+            yield node.iter
+        elif isinstance(node, ast.Call) and (operation := _operation(node)):
+            yield from node.args[:1]
+            yield from node.args[1 if operation == "load" else 2 :]
+            yield from (k.value for k in node.keywords if k.arg not in ("other", "value"))
+        elif isinstance(node, ast.Call) and not _is_language(node):
+            yield from node.args
+            yield from (keyword.value for keyword in node.keywords)

@@ -10,7 +10,14 @@ from typing import Any
 from hypocenter.diagnosis import Cause
 from hypocenter.forensics.case import Case, Use, array_of
 from hypocenter.forensics.causes_refused import index_cause_by_name
-from hypocenter.forensics.kernel_text import guard_line, is_index_in, line_text, program_line
+from hypocenter.forensics.kernel_text import (
+    guard_line,
+    is_index_in,
+    is_masked,
+    line_text,
+    program_line,
+)
+from hypocenter.forensics.replay_races import WRITTEN_BACK
 from hypocenter.recording import SourceRecord, TensorRecord
 from hypocenter.records import Finding, Site
 
@@ -195,10 +202,11 @@ def _outside(
     guard = guard_line(source, site.line) if source and site else None
     if (found := _index_of(case, use, finding, tensor, number)) is not None:
         return found
-    has_mask = "mask" in line or (site is not None and "mask" in site.expression)
-    distance = number - extent if number >= extent else number
+    # Another access of the same line may have the mask that this one has not.
+    has_mask = is_masked(site.expression) if site and site.expression else "mask" in line
+    distance = number - extent + 1 if number >= 0 else -number
     side = "past the last" if number >= 0 else "before the first"
-    beyond = f"element {number} of {extent}: {abs(distance)} {side}"
+    beyond = f"element {number} of {extent}: {distance} {side}"
     if has_mask and guard and (number in (extent, -1) or lanes <= 1 or _LOOSE.search(guard[1])):
         return Judged(
             Cause.OFF_BY_ONE,
@@ -313,11 +321,18 @@ def _race(case: Case, use: Use, finding: Finding, site: Site | None) -> Judged:
     if folded is not None and site is not None:
         place = {"file": site.file, "line": folded[0], "expression": folded[1]}
     single = (1,) * len(use.launch.grid)
+    is_read = finding.operation == "load" or " read: " in finding.detail
+    is_read = is_read and not folded and WRITTEN_BACK not in finding.detail
+    name = finding.argument or "it"
     return Judged(
         Cause.PROGRAM_RACE,
-        "Let one program write each element, or add with an atomic",
+        f"Let no program read what another one writes: make two launches of it, or read from a "
+        f"copy of {name}"
+        if is_read
+        else "Let one program write each element, or add with an atomic",
         (f"`{folded[1]}` gives several programs one index",) if folded else (),
-        (("one program alone", lambda fact: {"grid": single}),), **place,
+        (("a grid of one program, which has nobody to race with", lambda fact: {"grid": single}),),
+        **place,
     )  # fmt: skip
 
 

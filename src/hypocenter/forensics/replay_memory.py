@@ -16,6 +16,7 @@ from hypocenter.device.interpret_builder import Exact
 from hypocenter.device.interpret_numbers import Array
 from hypocenter.forensics.kernel_sites import kernel_frames, site_of, values_at, wrap_site
 from hypocenter.forensics.replay_arguments import MANY, SPACE_BITS, Argument
+from hypocenter.forensics.replay_races import races_once
 from hypocenter.records import Finding
 
 #: What is wrong at a lane, in words; its index in the tensor; its element number from the first.
@@ -90,11 +91,13 @@ class CheckedMemory:
 
     def findings(self) -> tuple[Finding, ...]:
         """All findings, each with the number of its lanes and programs."""
-        return tuple(
-            msgspec.structs.replace(
-                found.finding, num_lanes=found.num_lanes, num_programs=len(found.programs)
-            )
-            for found in self._found.values()
+        return races_once(
+            [
+                msgspec.structs.replace(
+                    found.finding, num_lanes=found.num_lanes, num_programs=len(found.programs)
+                )
+                for found in self._found.values()
+            ]
         )
 
     def _next_epoch(self) -> None:
@@ -295,12 +298,12 @@ class CheckedMemory:
         granules = first // region.granule if region.granule > 1 else first
         if values is not None:
             writers = region.writer[granules]
-            bad = ~self._visible[writers]
+            overwrites = ~self._visible[writers]
             self._lanes_report(
-                "race", operation, hit, shape, bad, (writers, "writes what", "wrote")
+                "race", operation, hit, shape, overwrites, (writers, "writes what", "wrote")
             )
             readers = region.reader[granules]
-            bad = ~self._visible[readers]
+            bad = ~self._visible[readers] & ~overwrites  # a lane counts once
             self._lanes_report("race", operation, hit, shape, bad, (readers, "writes what", "read"))
             self._track_lanes(hit, shape, granules, values)
             region.writer[granules] = self._epoch

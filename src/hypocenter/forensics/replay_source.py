@@ -51,6 +51,11 @@ def kernel_of(index: BundleIndex, launch: LaunchRecord, *, allow_source: bool) -
     if differing is None:
         return _installed(record)
     if not allow_source:
+        if not is_project_kernel(record):
+            raise SourceNotAllowed(
+                f"{record.function} is the program's own kernel; its recorded source was not run; "
+                "--run-sources runs it"
+            )
         raise SourceNotAllowed(
             f"the bundle's source of {differing} differs from the installed one, and was not run"
         )

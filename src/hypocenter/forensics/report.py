@@ -5,20 +5,47 @@ The first lines are what to do at three in the morning: cause, kernel, argument,
 
 from __future__ import annotations
 
+import re
+import shlex
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
-from hypocenter.diagnosis import Diagnosis, Hypothesis, RootCause, Verdict
+from hypocenter.diagnosis import Cause, Diagnosis, Hypothesis, RootCause, Verdict
+from hypocenter.forensics.claims import UNRECORDED
+from hypocenter.recording import Place
 
 _WIDTH = 100
+#: Verdicts that are told in full on request.
+_COUNTED = (Verdict.REFUTED, Verdict.NOT_TESTED)
+_NOT_REPLAYED = "not replayed: "
+_RUN_SOURCES = "its recorded source was not run"
 _LABEL = 11
 
 
-def report_text(diagnosis: Diagnosis) -> str:
-    """The report in lines of at most 100 columns, but for paths."""
-    return "\n".join(_text_lines(diagnosis)) + "\n"
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What was diagnosed, as far as the command that replays it needs to know.
+
+    `has_steps`: False for a program whose launches belong to no step; they count from 1 then.
+    `needs_sources`: its kernels are not installed, so they run from the bundle's own text.
+    """
+
+    folder: str = "BUNDLE"
+    has_steps: bool = True
+    needs_sources: bool = False
+
+
+def report_text(
+    diagnosis: Diagnosis, origin: Origin | None = None, *, show_all: bool = False
+) -> str:
+    """The report in lines of at most 100 columns, but for paths.
+
+    What is refuted and what was not tested are counted, and told with `show_all`.
+    """
+    return "\n".join(_text_lines(diagnosis, origin or Origin(), show_all)) + "\n"
 
 
 def report_json(diagnosis: Diagnosis) -> str:
@@ -38,6 +65,8 @@ def headline(diagnosis: Diagnosis) -> str:
     if confirmed:
         return f"no root cause is proven; confirmed: {', '.join(one.cause for one in confirmed)}"
     if diagnosis.symptom.startswith("no symptom"):
+        if any(_RUN_SOURCES in text for text in diagnosis.unseen):
+            return "none found, but the kernels were not replayed"
         return "nothing found"
     return "no root cause is proven"
 
@@ -45,14 +74,16 @@ def headline(diagnosis: Diagnosis) -> str:
 # -- text -----------------------------------------------------------------------------------------
 
 
-def _text_lines(diagnosis: Diagnosis) -> Iterator[str]:
+def _text_lines(diagnosis: Diagnosis, origin: Origin, show_all: bool) -> Iterator[str]:
     if not diagnosis.roots:
         yield from _field("CAUSE", headline(diagnosis))
+        for text in _what_would_help(diagnosis):
+            yield from _field("", text)
     for number, root in enumerate(diagnosis.roots):
         if number:
             yield ""
             yield from _field("ALSO", "a second defect, with a proof of its own")
-        yield from _root_text(root)
+        yield from _root_text(root, origin)
     yield ""
     yield from _field("SYMPTOM", diagnosis.symptom)
     yield from _field("SURFACED", diagnosis.surfaced)
@@ -62,21 +93,69 @@ def _text_lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield "HYPOTHESES"
     for verdict in Verdict:
         same = [one for one in diagnosis.hypotheses if one.verdict is verdict]
+        if verdict in _COUNTED and not show_all:
+            continue
         if verdict is Verdict.NOT_TESTED:
             yield from _untested_text(same)
         else:
             for one in same:
                 yield from _hypothesis_text(one)
+    if not show_all:
+        yield from _wrapped(_counts(diagnosis), "  ", "  ")
     if diagnosis.unseen:
         yield ""
         yield "NOT SEEN"
-        for text in diagnosis.unseen:
+        for text in _by_reason(diagnosis.unseen):
             yield from _wrapped(text, "  - ", "    ")
     yield ""
     yield from _field("RUNGS", _rungs(diagnosis))
 
 
-def _root_text(root: RootCause) -> Iterator[str]:
+def _what_would_help(diagnosis: Diagnosis) -> Iterator[str]:
+    """What was not looked at and easily could be, where nothing was found."""
+    if any(_RUN_SOURCES in text for text in diagnosis.unseen):
+        yield (
+            "the program's own kernels were not replayed: their recorded source was not run; "
+            "--run-sources runs it"
+        )
+    blind = [one for one in diagnosis.hypotheses if UNRECORDED in one.evidence]
+    if diagnosis.is_clean and blind:
+        yield f"not tested: {', '.join(one.cause for one in blind)}: {UNRECORDED}"
+    wrong = [one for one in diagnosis.hypotheses if one.cause is Cause.WRONG_ANSWER]
+    if diagnosis.is_clean and any(one.verdict is Verdict.NOT_TESTED for one in wrong):
+        yield (
+            "a wrong answer shows only beside a run that is right, and none is given: add --good "
+            "BUNDLE"
+        )
+
+
+def _counts(diagnosis: Diagnosis) -> str:
+    """`21 causes refuted, 9 not tested (--all shows them)`."""
+    refuted, untested = (
+        len({one.cause for one in diagnosis.hypotheses if one.verdict is verdict})
+        for verdict in _COUNTED
+    )
+    return (
+        f"{refuted} {'cause' if refuted == 1 else 'causes'} refuted, {untested} not tested "
+        "(--all shows them)"
+    )
+
+
+def _by_reason(unseen: Sequence[str]) -> Iterator[str]:
+    """Launches that were not replayed for one reason stand in one line."""
+    grouped: dict[str, list[str]] = {}
+    for text in unseen:
+        kernel, found, reason = text.removeprefix(_NOT_REPLAYED).partition(": ")
+        if not (text.startswith(_NOT_REPLAYED) and found):
+            yield text
+            continue
+        same = re.sub(rf"\b{re.escape(kernel)}(_kernel)?\b", "it", reason)
+        grouped.setdefault(same, []).append(kernel)
+    for reason, kernels in grouped.items():
+        yield f"{_NOT_REPLAYED}{', '.join(dict.fromkeys(kernels))}: {reason}"
+
+
+def _root_text(root: RootCause, origin: Origin) -> Iterator[str]:
     yield from _field("CAUSE", f"{root.cause}{_of(root)}")
     yield from _field("", root.sentence)
     if root.file:
@@ -84,14 +163,23 @@ def _root_text(root: RootCause) -> Iterator[str]:
         if root.expression:
             yield f"{'':<{_LABEL}}    {root.expression}"
     if root.place is not None:
-        place = root.place
-        yield f"{'WHEN':<{_LABEL}}step {place.step}, launch {place.launch}"
-        yield f"{'REPLAY':<{_LABEL}}hypo replay BUNDLE --step {place.step} --launch {place.launch}"
+        yield from _when(root.place, origin)
     yield from _field("FIX", root.fix)
     yield ""
     yield from _field("PROOF", f"red    {root.proof.red}", hang=7)
     yield from _field("", f"fact   {root.proof.corrected}", hang=7)
     yield from _field("", f"green  {root.proof.green}", hang=7)
+
+
+def _when(place: Place, origin: Origin) -> Iterator[str]:
+    if origin.has_steps:
+        when = f"step {place.step}, launch {place.launch}"
+        which = f"--step {place.step} --launch {place.launch}"
+    else:
+        when, which = f"launch {place.step}", f"--launch {place.step}"
+    sources = " --run-sources" if origin.needs_sources else ""
+    yield f"{'WHEN':<{_LABEL}}{when}"
+    yield f"{'REPLAY':<{_LABEL}}hypo replay {shlex.quote(origin.folder)} {which}{sources}"
 
 
 def _of(root: RootCause) -> str:

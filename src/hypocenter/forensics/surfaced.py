@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import signal
+
 from hypocenter.diagnosis import Cause, RootCause
 from hypocenter.forensics.bundle_index import OUTSIDE_PLANS
 from hypocenter.forensics.case import Case
 from hypocenter.recording import Place
+
+#: What a driver does not send.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 def symptom(case: Case) -> str:
     """One sentence: how the run ended."""
     fault = case.bundle.fault
     message = " ".join(fault.message.split()) or fault.error or "no message"
+    if fault.signal in _FROM_OUTSIDE and fault.kind == "crash" and not fault.call:
+        return f"ended from outside, by {signal.Signals(fault.signal).name}: {message}"
     if fault.kind == "crash":
         ended = f", ended by signal {fault.signal}" if fault.signal else ""
         where = f" at {fault.call}" if fault.call else ""
@@ -32,9 +39,15 @@ def surfaced(case: Case, roots: tuple[RootCause, ...]) -> str:
     fault = case.bundle.fault
     if fault.kind in ("none", "differs", "nonfinite"):
         return "nothing was reported by the device; the run was examined for what it left behind"
-    call = fault.call or "an unnamed call"
+    call = fault.call or "a call that is not known"
     if any(one.cause in (Cause.PENDING_ERROR, Cause.LATE_OUT_OF_MEMORY) for one in roots):
         return f"reported at {call}, which asked the runtime and got the error of an earlier call"
+    if fault.signal in _FROM_OUTSIDE and not fault.call:
+        name = signal.Signals(fault.signal).name
+        return (
+            f"nowhere: {name} comes from outside, from a person, a supervisor or the kernel's "
+            "guard of memory, and not from the driver; what was under way need not be at fault"
+        )
     if case.kind == "error" and fault.call.startswith("`"):
         return f"the program itself ended at {call}, after {_last(case)}"
     if case.kind == "crash" and case.uses and case.uses[-1].launch.device == "interpreter":
@@ -46,10 +59,19 @@ def surfaced(case: Case, roots: tuple[RootCause, ...]) -> str:
         return f"reported by {call} itself, before anything was launched"
     if fault.kind == "hang":
         told = f"the step did not end; the host was waiting in {call}"
-    elif fault.signal and not fault.call:
+    elif not fault.call and not fault.signal:
+        told = "it is not known where it was reported: the doctor did not run this program"
+    elif not case.uses:
+        told = (
+            f"the process was ended{f' at {fault.call}' if fault.call else ''}; none of its "
+            "launches was recorded"
+        )
+    elif not fault.call:
         told = "reported by the driver, which ended the process while the host went on"
     else:
         told = f"reported at {call}, which only waited"
+    if not case.uses:
+        return told
     why = (
         "launches run later than the host makes them, so a fault shows at whatever the host does "
         "next, and the call that shows it is innocent"

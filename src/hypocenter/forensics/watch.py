@@ -6,6 +6,7 @@ Knows processes only; what the child left behind is read by `collect.py`.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -26,14 +27,22 @@ _TICK_SECONDS = 0.2
 _ABORT_SECONDS = 10.0
 #: How long output is awaited of whoever else holds the child's stderr.
 _DRAIN_SECONDS = 0.5
+_NOTHING_TO_COUNT = (
+    b"hypo: --deadline has no effect so far: the command has recorded no step and no launch\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds that a step may take; the first one of a process also compiles."""
+    """Seconds that a step may take; the first one of a process also compiles.
+
+    Of a program without steps a launch counts as one, and so does a wait for the GPU. `is_asked`:
+    whoever set them is told when there is nothing for them to count.
+    """
 
     first_step: float = 600.0
     step: float = 120.0
+    is_asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +115,14 @@ class _Child:
     def wait(self, runs: Path, deadlines: Deadlines) -> float | None:
         """Until the end; returns the seconds of the step that was past its deadline, if one was."""
         next_look = time.monotonic() + _TICK_SECONDS
+        nothing_seen = time.monotonic() + deadlines.step if deadlines.is_asked else math.inf
         while self.process.poll() is None:
             self._read(_TICK_SECONDS)
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + _TICK_SECONDS
+                if next_look > nothing_seen and not ring.run_folders(runs):
+                    nothing_seen = math.inf
+                    self.pass_on(_NOTHING_TO_COUNT)
                 if late := _late_step(runs, deadlines):
                     pid, seconds = late
                     self._abort(pid)
@@ -187,11 +200,14 @@ def _handing_on(child: _Child) -> Iterator[None]:
     def hand_on(number: int, frame: FrameType | None) -> None:
         child.interrupt()
 
-    try:
-        previous = signal.getsignal(signal.SIGINT)
-        if previous != signal.SIG_IGN:
+    previous = signal.getsignal(signal.SIGINT)
+    is_handed_on = previous != signal.SIG_IGN
+    if is_handed_on:
+        try:
             signal.signal(signal.SIGINT, hand_on)
-    except ValueError:  # not the main thread: no Ctrl-C arrives here
+        except ValueError:  # not the main thread: no Ctrl-C arrives here
+            is_handed_on = False
+    if not is_handed_on:
         yield
         return
     try:

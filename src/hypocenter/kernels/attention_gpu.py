@@ -187,8 +187,7 @@ def split_form(head_dim: int, num_parts: int, heads_per_kv: int, device: str) ->
     rows = 16 if heads_per_kv * num_parts <= 16 else 32
     if device.startswith("cuda"):
         return Form(rows, num_warps=2, num_stages=2)
-    is_large = num_parts == 4 and head_dim > 128
-    return Form(rows, num_warps=8 if is_large else 4, num_stages=1)
+    return Form(rows, num_warps=8 if num_parts == 4 else 4, num_stages=1)
 
 
 def launch_whole(

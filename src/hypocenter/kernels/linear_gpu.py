@@ -71,8 +71,8 @@ def _codes(
     outputs, tile, num_warps = (32, 16, 2) if num_rows <= 64 else (64, 32, 4)
     if num_rows > 64 and (packed.layout.group == 16 or packed.layout.has_minima):
         outputs = 32  # two dots or two sums a group: less room
-    # RDNA has no registers for what a third stage would hold.
-    is_deep = packed.layout.group == 32 and plan.device.startswith("cuda")
+    # RDNA has no registers for what a third stage of the largest tiles would hold.
+    is_deep = packed.layout.group == 32 and (outputs == 32 or plan.device.startswith("cuda"))
     plan.launch_gpu(
         linear_codes_kernel,
         *(*arrays, triton.cdiv(num_units, 16), *strides),

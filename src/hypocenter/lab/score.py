@@ -34,7 +34,8 @@ _UNSEEN = TwinScore(observed="none", found=(), seconds=0.0)
 class Score(msgspec.Struct, frozen=True, kw_only=True):
     """One victim. `line_named` is None where no line is to blame; `found` is the root as told.
 
-    `observed` is the symptom that the run really had; `proof`: a root with its red and green half.
+    `observed` is the symptom that the run really had; `proof`: a root with its red and green half;
+    `address_explained` is None where the victim says nothing of a fault's address.
     """
 
     victim: str
@@ -46,6 +47,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     line_named: bool | None
     class_right: bool
     proof: bool
+    address_explained: bool | None = None
     seconds: float
     found: str
     twin: TwinScore
@@ -110,6 +112,7 @@ def score(one: Examined, without: Collection[str] = (), *, with_twin: bool = Tru
         line_named=_same_line(root, victim.lines, bundle) if victim.lines else None,
         class_right=root is not None and root.cause is victim.cause,
         proof=root is not None and bool(root.proof.red and root.proof.green),
+        address_explained=_explains(found, victim.address) if victim.address else None,
         seconds=found.seconds if found else 0.0,
         found=_told(root),
         twin=_twin(one.healthy, without) if with_twin else _UNSEEN,
@@ -129,6 +132,14 @@ def _twin(healthy: Outcome, without: Collection[str]) -> TwinScore:
 
 def _main_root(found: Diagnosis | None) -> RootCause | None:
     return found.roots[0] if found is not None and found.roots else None
+
+
+def _explains(found: Diagnosis | None, words: str) -> bool:
+    """Whether some evidence says where the fault's address lies, in the victim's words."""
+    if found is None:
+        return False
+    evidence = (text for one in found.hypotheses for text in one.evidence)
+    return any("the fault's address" in text and words in text for text in evidence)
 
 
 def _told(root: RootCause | None) -> str:
@@ -169,7 +180,7 @@ def merit(scores: Sequence[Score]) -> int:
     """How much was told right, over all: one for each thing of each victim."""
     return sum(
         one.detected + one.kernel_named + one.argument_named + bool(one.line_named)
-        + one.class_right + one.proof
+        + one.class_right + one.proof + bool(one.address_explained)
         for one in scores
     )  # fmt: skip
 

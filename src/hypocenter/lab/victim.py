@@ -35,7 +35,7 @@ class Victim:
     holds its stride. `line` is the guilty line of source, unique in its file, or the lines that
     are equally guilty; None where the kernel is innocent. `source` is a public report of such a
     defect. `hides` marks one that is not to be seen while everything is traced, which waits after
-    each launch.
+    each launch. `address` is what the report must say of the fault's address, where there is one.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Victim:
     device: str = "sim:mi300x"
     source: str = ""
     hides: bool = False
+    address: str = ""
 
     @property
     def lines(self) -> tuple[str, ...]:

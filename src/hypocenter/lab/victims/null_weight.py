@@ -31,6 +31,7 @@ VICTIM = Victim(
     kernel="rms_norm",
     argument="weight",
     source="GRETA CORE",
+    address="is the null page",
     plant=plant,
     twin=Lab.disarm,
 )

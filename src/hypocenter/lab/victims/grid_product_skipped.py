@@ -1,0 +1,54 @@
+"""A grid whose product wraps to 0 in 32 bits: Triton launches nothing and says nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from hypocenter.device import launch as door
+from hypocenter.device.sim import SimGpu
+from hypocenter.diagnosis import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+
+
+def as_triton(original: Callable[..., Any], gpu: SimGpu, jit: Any) -> Callable[..., None]:
+    """Triton's launcher multiplies the grid in a C int and leaves when that is not positive."""
+    launch = original(gpu, jit)
+
+    def launched(*args: Any, grid: tuple[int, ...], **keywords: Any) -> None:
+        if (math.prod(grid) + (1 << 31)) % (1 << 32) > 1 << 31:
+            launch(*args, grid=grid, **keywords)
+
+    return launched
+
+
+def unlimited(lab: Lab) -> None:
+    lab.disarm()
+    lab.patch(door, "check_launch", lambda *given: None)
+    lab.wrap(SimGpu, "launcher", as_triton)
+
+
+def plant(lab: Lab) -> None:
+    unlimited(lab)
+    lab.edit(
+        "rope_gpu",
+        (
+            'grid=(x.shape[0], facts["num_heads"])',
+            'grid=(x.shape[0] << 15, facts["num_heads"] << 2, 1 << 15)',
+        ),
+    )
+
+
+VICTIM = Victim(
+    name="grid_product_skipped",
+    title="rope asks for a multiple of 2**32 programs, which Triton takes for none",
+    cause=Cause.GRID_PRODUCT,
+    symptom="differs",
+    kernel="rope",
+    argument="grid",
+    source="triton#3299",
+    plant=plant,
+    twin=unlimited,
+)
