@@ -551,3 +551,13 @@ def test_an_error_that_our_command_ended_with_is_examined_and_wrong_usage_is_not
     assert is_fault(line, EXIT_ERROR, None)
     assert not is_fault(line, EXIT_USAGE, None)
     assert not is_fault("demo: done\n", EXIT_ERROR, None)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"), [("", "AccessRefused: x"), ("copy_out", "copy_out: AccessRefused: x")]
+)
+def test_an_error_without_a_call_is_told_by_its_words_alone(call: str, message: str) -> None:
+    called = Called(seq=1, step=1, call=call, outcome="AccessRefused: x")
+    fault = collect._fault_of_events([called])
+    assert fault is not None
+    assert fault.message == message

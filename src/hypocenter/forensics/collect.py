@@ -178,7 +178,8 @@ def _fault_of_events(events: Sequence[AnyEvent]) -> FaultRecord | None:
     for event in events:
         if isinstance(event, Called):
             return FaultRecord(
-                kind="error", message=f"{event.call}: {event.outcome}", call=event.call,
+                kind="error", message=": ".join(filter(None, (event.call, event.outcome))),
+                call=event.call,
                 error=event.outcome,
             )  # fmt: skip
     refused = [event for event in events if isinstance(event, Rejected)]
