@@ -10,7 +10,8 @@ from typing import Any, cast
 import numpy as np
 import recorder_cost
 from fake_runner import FakeTokenizer
-from gpu_speed import _event_seconds, large_weights, llama_8b
+from gpu_model import large_weights, llama_8b
+from gpu_speed import event_seconds
 
 from hypocenter import ring
 from hypocenter.config import EngineConfig
@@ -59,7 +60,7 @@ def marks(device: str) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {way: [] for way in graphs}
     for _ in range(5):
         for way, graph in graphs.items():
-            seconds[way] += _event_seconds(graph, 20)
+            seconds[way] += event_seconds(graph, 20)
     with_marks, without = (statistics.median(seconds[way]) for way in ("with", "without"))
     share = (with_marks - without) / without
     words = _words(facts, weights, name, opened)

@@ -7,38 +7,27 @@ from __future__ import annotations
 
 import gc
 import inspect
-import itertools
 import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-from kernel_launch import random_rows
+from gpu_model import large_weight, large_weights, llama_8b
 
 from hypocenter.config import LAUNCH_MODES
 from hypocenter.device import launch, memory
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import HypoError
-from hypocenter.kernels import attention, linear, norm, quant, rope
-from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
+from hypocenter.kernels import attention, linear, norm, rope
+from hypocenter.tensor import DType, Tensor
 
 GIB = 1 << 30
 COPY_BYTES = 2 * GIB
 #: As many launches between two waits as fit the queue of a GPU with room to spare.
 BURST, NUM_BURSTS = 200, 25
-_ids = itertools.count(1 << 32)
-_KINDS = {
-    "torch.float32": DType.F32,
-    "torch.float16": DType.F16,
-    "torch.bfloat16": DType.BF16,
-    "torch.int16": DType.I16,
-    "torch.int32": DType.I32,
-    "torch.uint8": DType.U8,
-}
 
 
 class JitRecorder(PlanBuilder):
@@ -64,8 +53,8 @@ def bandwidth(device: str) -> dict[str, Any]:
     source = torch.randint(0, 255, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     numbers = source.view(torch.int32)
-    copy_s = min(_event_seconds(lambda: target.copy_(source), 10))
-    read_s = min(_event_seconds(lambda: torch.sum(numbers, dtype=torch.int32), 10))
+    copy_s = min(event_seconds(lambda: target.copy_(source), 10))
+    read_s = min(event_seconds(lambda: torch.sum(numbers, dtype=torch.int32), 10))
     return {
         "ok": True,
         "buffer_bytes": COPY_BYTES,
@@ -107,7 +96,7 @@ def overhead(device: str) -> dict[str, Any]:
     figures["contract_check"] = _host_us(lambda: prepared.contract.check(**facts), backend)
     figures["with_launch_log"] = _logged_us(backend, jit, args, grid, options)
     graph = backend.capture(lambda: [prepared.run() for _ in range(BURST)])
-    per_graph = statistics.median(_event_seconds(graph, 20))
+    per_graph = statistics.median(event_seconds(graph, 20))
     noise = abs(figures["triton_again"] - figures["triton"])
     return {
         "ok": figures["door_off"] <= figures["triton"] + max(noise, 0.5),
@@ -329,7 +318,7 @@ def _decode_one(device: str, dtype: DType, bytes_per_s: float) -> dict[str, Any]
             (inputs.token_ids, 17), (inputs.positions, position), (inputs.slots, position),
         ):  # fmt: skip
             memory.to_device(tensor, np.array([value], np.int32))
-        seconds = statistics.median(_event_seconds(graph, 20))
+        seconds = statistics.median(event_seconds(graph, 20))
         num_bytes = weight_bytes + (position + 1) * facts.kv_bytes_per_token(2)
         steps.append(
             {
@@ -346,7 +335,7 @@ def _decode_one(device: str, dtype: DType, bytes_per_s: float) -> dict[str, Any]
         "num_launches": len(plan.launches),
         "logits_finite": finite,
         "steps": steps,
-        "without_graph_ms": statistics.median(_event_seconds(walk, 5)) * 1e3,
+        "without_graph_ms": statistics.median(event_seconds(walk, 5)) * 1e3,
         "slowest_kernels_us": _by_kernel(plan),
         "guarded": _decode_guarded(plan, steps[-1]["ms_per_token"]),
     }
@@ -369,7 +358,7 @@ def _by_kernel(plan: Any) -> dict[str, float]:
     """Device time of one step by kernel, each launch timed alone, and so with its own start-up."""
     total: dict[str, float] = {}
     for prepared in plan.launches:
-        seconds = min(_event_seconds(prepared.run, 2))
+        seconds = min(event_seconds(prepared.run, 2))
         total[prepared.kernel] = total.get(prepared.kernel, 0.0) + seconds * 1e6
     return {name: round(us, 1) for name, us in sorted(total.items(), key=lambda item: -item[1])}
 
@@ -378,7 +367,7 @@ def _decode_guarded(plan: Any, plain_ms: float) -> dict[str, Any] | str:
     """The same step guarded, with its one look at the slots; the target: at most 3 x slower."""
     try:
         plan.set_mode("guarded")
-        ms = statistics.median(_event_seconds(plan.run, 5)) * 1e3
+        ms = statistics.median(event_seconds(plan.run, 5)) * 1e3
     except HypoError as error:
         return f"not present: {error}"
     finally:
@@ -386,120 +375,10 @@ def _decode_guarded(plan: Any, plain_ms: float) -> dict[str, Any] | str:
     return {"ms_per_token": ms, "ratio_to_graph": ms / plain_ms}
 
 
-def llama_8b(context: int) -> Any:
-    """The shape of Llama 3.1 8B: its config.json, without its long-context scaling."""
-    from hypocenter.model.architecture import FAMILIES, Architecture, Rope
-
-    turns = Rope(base=500000.0, dim=128)
-    return Architecture(
-        name="llama", family=FAMILIES["llama"], num_layers=32, width=4096, num_heads=32,
-        num_kv_heads=8, head_dim=128, ffn_width=14336, vocab_size=128256, context_length=context,
-        norm_eps=1e-5, rope=turns, local_rope=turns, attn_scale=128**-0.5, attn_softcap=0.0,
-        final_softcap=0.0, window=0,
-    )  # fmt: skip
-
-
-def large_weights(facts: Any, dtype: DType, context: int, device: str) -> tuple[Any, int]:
-    """Weights of that shape, made on the device, and the bytes of them that a step reads."""
-    from hypocenter.model.weights import LayerWeights, Weights
-
-    num_bytes = 0
-
-    def matrix(num_rows: int, num_columns: int) -> Tensor:
-        nonlocal num_bytes
-        made = large_weight(dtype, num_rows, num_columns, device)
-        num_bytes += made.allocation.num_bytes
-        return made
-
-    def vector(name: str, values: np.ndarray[Any, Any]) -> Tensor:
-        made = memory.allocate(name, "model", DType.F32, values.shape, device=device)
-        memory.to_device(made, values)
-        return made
-
-    width, ffn, kv = facts.width, facts.ffn_width, facts.num_kv_heads * facts.head_dim
-    ones = vector("norm", np.ones(width, np.float32))
-    given: dict[str, Any] = {"attn_norm": ones, "ffn_norm": ones}
-    shapes = {
-        "q": (width, width), "k": (kv, width), "v": (kv, width), "attn_output": (width, width),
-        "gate": (ffn, width), "up": (ffn, width), "down": (width, ffn),
-    }  # fmt: skip
-    absent = [n for n in LayerWeights.__dataclass_fields__ if n not in given and n not in shapes]
-    layers = tuple(
-        LayerWeights(
-            **given | dict.fromkeys(absent) | {n: matrix(*shape) for n, shape in shapes.items()}
-        )
-        for _ in range(facts.num_layers)
-    )
-    output = matrix(facts.vocab_size, width)
-    read = num_bytes
-    table = matrix(facts.vocab_size, width)  # of which a step reads one row
-    cos, sin = rope.tables(context, facts.rope.dim, facts.rope.base)
-    turns = (vector("cos", cos), vector("sin", sin))
-    return Weights(table, layers, ones, output, turns, turns, num_bytes), read
-
-
-def large_weight(dtype: DType, num_rows: int, num_columns: int, device: str) -> Tensor:
-    """A packed weight filled on the device with copies of a small random one.
-
-    Whatever the packed layout is, it must hold its rows in order of tiles of 64.
-    """
-    backend = memory.backend_of(device)
-    raw = _scaled_rows(dtype, quant.ROWS_PER_ITEM, num_columns)
-    sample = _small_scales(quant.pack(raw, dtype, num_columns))
-    small = quant.place("sample", "benchmark", dtype, sample, device=device)
-    num_tiles = quant.padded(num_rows) // quant.ROWS_PER_ITEM
-    parts: list[Any] = []
-    sizes = [p.num_bytes if isinstance(p, memory.Part) else 0 for p in small.data.parts]
-    starts = [0, *itertools.accumulate(-(-size * num_tiles // 256) * 256 for size in sizes)]
-    address = backend.allocate(starts[-1])
-    for part, start in zip(small.data.parts, starts, strict=False):
-        if not isinstance(part, memory.Part):
-            parts.append(part)
-            continue
-        source = part.argument
-        kind = _KINDS[str(source.dtype)]
-        view = backend.argument(address + start, kind, source.numel() * num_tiles)
-        if source.numel():
-            view.view(num_tiles, -1).copy_(source)
-        parts.append(memory.Part(view, part.num_bytes * num_tiles))
-    backend.free(small.allocation.address)
-    allocation = Allocation(next(_ids), device, starts[-1], "benchmarks", address)
-    shape = (num_rows, num_columns)
-    data = replace(small.data, parts=tuple(parts), num_rows=num_rows)
-    return Tensor(
-        "weight", "model", dtype, shape, contiguous_strides(shape), 0, allocation, data
-    )  # fmt: skip
-
-
-def _small_scales(packed: quant.Packed) -> quant.Packed:
-    """The same codes with scales and minima that make a product about as large as its input."""
-    if packed.layout.is_float:
-        return packed
-    factor = packed.num_columns**-0.5 / (4 if packed.layout.codes_per_word == 8 else 64)
-
-    def smaller(part: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        if part.dtype == np.uint16:
-            return (part.view(np.float16) * np.float16(factor)).view(np.uint16)
-        return part * np.float32(factor)
-
-    words, scales, minima, zero = packed.parts
-    return replace(packed, parts=(words, smaller(scales), smaller(minima), zero))
-
-
-def _scaled_rows(dtype: DType, num_rows: int, num_columns: int) -> np.ndarray[Any, Any]:
-    """GGUF bytes of random weights; those of block types have scales of up to 1."""
-    if dtype is DType.F16:
-        rng = np.random.default_rng(num_columns)
-        values = rng.standard_normal((num_rows, num_columns)) * num_columns**-0.5
-        halves: np.ndarray[Any, Any] = values.astype(np.float16)
-        return halves.view(np.uint8)
-    return random_rows(dtype, num_rows, num_columns)
-
-
 # Clocks.
 
 
-def _event_seconds(run: Callable[[], Any], num_runs: int) -> list[float]:
+def event_seconds(run: Callable[[], Any], num_runs: int) -> list[float]:
     """Device seconds of each run, after two that do not count."""
     import torch
 
@@ -523,4 +402,4 @@ def _graph_seconds(backend: Any, run: Callable[[], None], num_launches: int = 20
             run()
 
     graph = backend.capture(repeat)
-    return statistics.median(_event_seconds(graph, 10)) / num_launches
+    return statistics.median(event_seconds(graph, 10)) / num_launches

@@ -28,6 +28,7 @@ from hypocenter.engine.runner import Runner
 from hypocenter.errors import UsageError
 from hypocenter.kernels.contract import Contract
 from hypocenter.lab.model import model_path
+from hypocenter.model import decoder
 from hypocenter.model.weights import Weights
 from hypocenter.tensor import DType, Tensor
 
@@ -144,6 +145,23 @@ class Lab:
             return replace(weights, layers=tuple(layers))
 
         self.wrap(runner_module, "load_weights", load)
+
+    def run_two_requests(self) -> None:
+        """Two requests run together, and both of their prompts fit one step."""
+        self.prompts = [[72, 105], [300, 301, 9]]
+        self.config["max_batch_tokens"] = 8
+
+    def leave_undefined(self, owner: type) -> None:
+        """Buffers that `owner.allocate` makes begin as torch.empty gives them, not cleared."""
+
+        def allocate(make: Callable[..., Any], *given: Any, **keywords: Any) -> Any:
+            cleared = self.patch(decoder, "allocate", memory.allocate_undefined)
+            try:
+                return make(*given, **keywords)
+            finally:
+                self.patch(decoder, "allocate", cleared)
+
+        self.wrap(owner, "allocate", allocate)
 
     # -- hooks ----------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ from typing import Any
 from hypocenter.diagnosis import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.lab.victims.columns_not_written import undefined_buffers
 from hypocenter.model import decoder
 
 
@@ -18,12 +17,12 @@ def plant(lab: Lab) -> None:
         names["accumulate"] = names.get("accumulate") or out.name == "q"
         original(plan, x, weight, out, *given, **names)
 
-    undefined_buffers(lab)
+    lab.leave_undefined(decoder._Buffers)
     lab.wrap(decoder, "linear", add)
 
 
 def twin(lab: Lab) -> None:
-    undefined_buffers(lab)
+    lab.leave_undefined(decoder._Buffers)
 
 
 VICTIM = Victim(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from hypocenter.device import memory
 from hypocenter.diagnosis import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
@@ -15,26 +12,13 @@ OLD = """inside = column < num_columns
     num_units"""
 
 
-def undefined_buffers(lab: Lab) -> None:
-    """Activations begin undefined, as torch.empty gives them."""
-
-    def allocate(make: Any, cls: Any, *given: Any, device: str) -> Any:
-        cleared = lab.patch(decoder, "allocate", memory.allocate_undefined)
-        try:
-            return make(cls, *given, device=device)
-        finally:
-            lab.patch(decoder, "allocate", cleared)
-
-    lab.wrap(decoder._Buffers, "allocate", allocate)
-
-
 def plant(lab: Lab) -> None:
-    undefined_buffers(lab)
+    lab.leave_undefined(decoder._Buffers)
     lab.edit("embedding_gpu", (OLD, OLD.replace("< num_columns", "< num_columns - 8")))
 
 
 def twin(lab: Lab) -> None:
-    undefined_buffers(lab)
+    lab.leave_undefined(decoder._Buffers)
 
 
 VICTIM = Victim(

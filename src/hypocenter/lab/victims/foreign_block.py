@@ -11,8 +11,7 @@ from hypocenter.lab.victim import Victim
 
 def plant(lab: Lab) -> None:
     lab.disarm()
-    lab.prompts = [[72, 105], [300, 301, 9]]
-    lab.config["max_batch_tokens"] = 8
+    lab.run_two_requests()
     lab.change_batch(
         block_tables=lambda batch: np.repeat(
             batch.block_tables[:1], len(batch.block_tables), axis=0
@@ -22,8 +21,7 @@ def plant(lab: Lab) -> None:
 
 def twin(lab: Lab) -> None:
     lab.disarm()
-    lab.prompts = [[72, 105], [300, 301, 9]]
-    lab.config["max_batch_tokens"] = 8
+    lab.run_two_requests()
 
 
 VICTIM = Victim(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypocenter.device import memory
 from hypocenter.diagnosis import Cause
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model import decoder
 from hypocenter.model.decoder import KVPages
 
 FAR = 4_400_000
@@ -28,13 +26,10 @@ def far_blocks(lab: Lab) -> None:
     """
 
     def huge(make: Any, cls: Any, facts: Any, num_blocks: int, *sizes: Any, device: str) -> Any:
-        cleared = lab.patch(decoder, "allocate", memory.allocate_undefined)
-        try:
-            return make(cls, facts, FAR + num_blocks, *sizes, device=device)
-        finally:
-            lab.patch(decoder, "allocate", cleared)
+        return make(cls, facts, FAR + num_blocks, *sizes, device=device)
 
     lab.disarm()
+    lab.leave_undefined(KVPages)
     lab.wrap(KVPages, "allocate", huge)
     lab.wrap(KVCache, "__init__", last_blocks)
 

@@ -11,15 +11,13 @@ from hypocenter.lab.victim import Victim
 
 def plant(lab: Lab) -> None:
     lab.disarm()
-    lab.prompts = [[72, 105], [300, 301, 9]]
-    lab.config["max_batch_tokens"] = 8
+    lab.run_two_requests()
     lab.change_batch(sequence_rows=lambda batch: np.zeros_like(batch.sequence_rows))
 
 
 def twin(lab: Lab) -> None:
     lab.disarm()
-    lab.prompts = [[72, 105], [300, 301, 9]]
-    lab.config["max_batch_tokens"] = 8
+    lab.run_two_requests()
 
 
 VICTIM = Victim(
