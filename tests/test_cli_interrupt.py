@@ -68,6 +68,8 @@ def test_who_ignores_it_goes_on_ignoring_it() -> None:
     with cli_interrupt.handled():
         press_in("hypocenter.cli")
         press_in("numba")
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_before_the_command_is_loaded_there_is_no_traceback() -> None:

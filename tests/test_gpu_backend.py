@@ -438,9 +438,12 @@ def test_memory_of_a_graph_is_not_freed_before_the_graph_is() -> None:
 
 def test_a_graph_that_nobody_has_any_more_holds_nothing() -> None:
     device, x, _, _, graph = captured(FakeTorch())
+    with pytest.raises(UsageError, match="captured graph"):
+        device.free(x)
     del graph
     gc.collect()
     device.free(x)
+    assert x not in device.addresses
 
 
 def test_views_count_as_the_allocation_that_they_lie_in() -> None:

@@ -545,9 +545,11 @@ def test_a_configuration_that_the_gpu_refuses(grid: Any, num_warps: int, message
 
 
 def test_wavefronts_differ() -> None:
+    """1024 threads fit a block: 32 warps of 32 lanes, where 32 waves of 64 are refused."""
     gpu = open_sim("sim:h200")
-    launch(gpu, sim_kernels.poke, at(gpu, put(gpu, [1.0])), 0, 1.0, num_warps=32)
-    gpu.synchronise()
+    x = put(gpu, [1.0])
+    launch(gpu, sim_kernels.poke, at(gpu, x), 0, 2.0, num_warps=32)
+    assert get(gpu, x, 1)[0] == 2.0
 
 
 def test_arguments_that_do_not_fit() -> None:
