@@ -14,6 +14,7 @@ from kernel_launch import random_rows
 
 from hypocenter.device import memory
 from hypocenter.kernels import quant, rope
+from hypocenter.kernels.quant_units import UNITS
 from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
 
 _ids = itertools.count(1 << 32)
@@ -86,8 +87,8 @@ def large_weight(dtype: DType, num_rows: int, num_columns: int, device: str) -> 
     """
     backend = memory.backend_of(device)
     raw = _scaled_rows(dtype, quant.ROWS_PER_ITEM, num_columns)
-    sample = _small_scales(quant.pack(raw, dtype, num_columns))
-    small = quant.place("sample", "benchmark", dtype, sample, device=device)
+    sample = _small_scales(quant.pack(raw, dtype, num_columns, device=device))
+    small = quant.place("sample", "benchmark", sample, device=device)
     num_tiles = quant.padded(num_rows) // quant.ROWS_PER_ITEM
     parts: list[Any] = []
     sizes = [p.num_bytes if isinstance(p, memory.Part) else 0 for p in small.data.parts]
@@ -114,9 +115,10 @@ def large_weight(dtype: DType, num_rows: int, num_columns: int, device: str) -> 
 
 def _small_scales(packed: quant.Packed) -> quant.Packed:
     """The same codes with scales and minima that make a product about as large as its input."""
-    if packed.layout.is_float:
+    layout = UNITS[packed.dtype]
+    if layout.is_float:
         return packed
-    factor = packed.num_columns**-0.5 / (4 if packed.layout.codes_per_word == 8 else 64)
+    factor = packed.num_columns**-0.5 / (4 if layout.codes_per_word == 8 else 64)
 
     def smaller(part: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if part.dtype == np.uint16:

@@ -130,12 +130,12 @@ class _Make:
         x[:, -1] = 4  # so that the last column weighs enough to be missed
         bias, before = self.normal(num_outputs), self.normal(num_outputs)
         out = self.rows("out", np.tile(before, (num_rows, 1)))
-        packed = quant.pack(raw, dtype, num_columns)
-        weight = quant.place("weight", "benchmark", dtype, packed, device=self.device)
+        packed = quant.pack(raw, dtype, num_columns, device=self.device)
+        weight = quant.place("weight", "benchmark", packed, device=self.device)
         x_rows, bias_row = self.rows("x", x, fill=np.nan), self.vector("bias", bias)
         counts = self.counts(num_rows)
-        if dtype.is_quantised and self.device != "cpu":
-            # What a GPU multiplies: codes and scales, which other cases hold against x itself.
+        if dtype.is_quantised:
+            # What is multiplied: codes and scales, which other cases hold against x itself.
             codes, scales, _ = quantise.reference(x)
             groups = codes.reshape(num_rows, -1, quantise.GROUP) * scales[..., None].astype(float)
             x = groups.reshape(num_rows, -1)
@@ -156,8 +156,8 @@ class _Make:
         """The first rows of a product of 130 rows, made alone: equal in every bit."""
         num_columns = 4096 if dtype.is_quantised else 4099
         raw = random_rows(dtype, 192, num_columns)
-        packed = quant.pack(raw, dtype, num_columns)
-        weight = quant.place("weight", "benchmark", dtype, packed, device=self.device)
+        packed = quant.pack(raw, dtype, num_columns, device=self.device)
+        weight = quant.place("weight", "benchmark", packed, device=self.device)
         x = self.normal(130, num_columns)
         x *= np.exp2(self.rng.integers(-9, 9, x.shape)).astype(np.float32)
 
@@ -182,7 +182,10 @@ class _Make:
         raw = random_rows(dtype, 130, 256)
         ids = np.array([129, 0, 15, 16, 77], np.int32)
         table = quant.place(
-            "table", "benchmark", dtype, quant.pack(raw, dtype, 256), device=self.device
+            "table",
+            "benchmark",
+            quant.pack(raw, dtype, 256, device=self.device),
+            device=self.device,
         )
         out, id_row = self.rows("out", np.zeros((5, 256))), self.put("ids", ids)
         counts = self.counts(5)

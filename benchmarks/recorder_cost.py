@@ -100,7 +100,7 @@ def _weights(facts: Architecture) -> Weights:
         own = tuple(
             part.copy() if isinstance(part, np.ndarray) else part for part in packed[shape].parts
         )
-        return quant.place(name, "model", DType.Q4_0, replace(packed[shape], parts=own))
+        return quant.place(name, "model", replace(packed[shape], parts=own))
 
     def vector(name: str, values: np.ndarray[Any, Any]) -> Tensor:
         made = memory.allocate(name, "model", DType.F32, values.shape)

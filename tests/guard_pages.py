@@ -27,11 +27,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "allocate", _allocate)
     place = quant.place
 
-    def place_guarded(
-        name: str, owner: str, dtype: DType, packed: Packed, *, device: str = "cpu"
-    ) -> Tensor:
+    def place_guarded(name: str, owner: str, packed: Packed, *, device: str = "cpu") -> Tensor:
         parts = tuple(_moved(part) for part in packed.parts)
-        return place(name, owner, dtype, replace(packed, parts=parts), device=device)
+        return place(name, owner, replace(packed, parts=parts), device=device)
 
     monkeypatch.setattr("kernel_launch.place", place_guarded)
 

@@ -78,7 +78,7 @@ def vector_tensor(name: str, values: Array) -> Tensor:
 
 
 def weight_tensor(dtype: DType, raw: Array, num_columns: int) -> Tensor:
-    return place("weight", "test", dtype, pack(raw, dtype, num_columns), device=device)
+    return place("weight", "test", pack(raw, dtype, num_columns, device=device), device=device)
 
 
 def counts(num_tokens: int, num_logit_rows: int = 0) -> Tensor:

@@ -211,7 +211,7 @@ def _kernel_names(tree: ast.Module) -> frozenset[str]:
         if isinstance(node, ast.FunctionDef):
             marks = [m.func if isinstance(m, ast.Call) else m for m in node.decorator_list]
             words = {word for mark in marks for word in ast.unparse(mark).split(".")}
-            if words & {"cpu_kernel", "gpu_kernel", "jit"}:
+            if words & {"cpu_kernel", "allocating_kernel", "gpu_kernel", "jit"}:
                 names.add(node.name)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").endswith("_cpu"):
             names |= {a.asname or a.name for a in node.names if a.name.strip("_").endswith("_cpu")}
@@ -236,7 +236,7 @@ def _is_kernel_call(node: ast.Call, kernels: frozenset[str]) -> bool:
     if isinstance(node.func, ast.Name):
         return node.func.id in kernels
     # The two compiled forms of a CpuKernel.
-    return isinstance(node.func, ast.Attribute) and node.func.attr in ("serial", "parallel")
+    return isinstance(node.func, ast.Attribute) and node.func.attr in ("serial", "shared")
 
 
 def _is_host_copy(node: ast.Call) -> bool:

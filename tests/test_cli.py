@@ -263,6 +263,12 @@ def test_a_misspelt_variable_of_ours_is_refused() -> None:
     assert done.returncode == 2
 
 
+def test_a_path_of_instructions_that_nobody_knows_is_refused() -> None:
+    done = hypo("env", environ={"HYPO_INSTRUCTIONS": "avx3"})
+    assert_one_line(done.stderr, "'avx3'", "avx512-vnni, avx-vnni, avx2, plain")
+    assert done.returncode == 2
+
+
 def test_an_unexpected_exception_names_its_type_and_the_way_to_see_more(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import tomllib
 from importlib import metadata
@@ -35,11 +36,39 @@ def test_json_holds_every_dependency_with_its_version() -> None:
     report = json.loads(done.stdout)
     assert report["versions"]["numpy"] == metadata.version("numpy")
     assert report["torch"]["vendor"] in ("cpu", "cuda", "hip")
-    assert report["cpu"]["instruction_set"] in ("avx512", "avx2", "neon", "plain")
+    assert report["cpu"]["instruction_set"] in (
+        "avx512-vnni", "avx512", "avx-vnni", "avx2", "neon", "plain",
+    )  # fmt: skip
     assert report["cpu"]["kernel_threads"] == 1
     assert report["environment"]["HIP_LAUNCH_BLOCKING"] == "1"
     assert report["environment"]["NUMBA_NUM_THREADS"] == "1"
     assert report["environment"]["HYPO_DEBUG"] is None
+
+
+_PATHS = {"avx512-vnni": "avx512vnni", "avx-vnni": "avxvnni", "avx2": "avx2", "plain": ""}
+
+
+def test_the_pool_of_threads_is_named() -> None:
+    shown = hypo("env", environ={"NUMBA_NUM_THREADS": "1"}).stdout
+    pool = json.loads(hypo("env", "--json").stdout)["cpu"]["thread_pool"]
+    assert pool in ("tbb", "omp")
+    assert re.search(rf"threads +1 of {pool} for kernels", shown)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="paths of x86 alone")
+@pytest.mark.parametrize("path", _PATHS)
+def test_kernels_use_no_more_instructions_than_asked_for(path: str) -> None:
+    whole = hypo("env", "--json", environ={"HYPO_INSTRUCTIONS": ""}).stdout
+    has = set(json.loads(whole)["cpu"]["features"])
+    done = hypo("env", "--json", environ={"HYPO_INSTRUCTIONS": path})
+    if _PATHS[path] and _PATHS[path] not in has:
+        assert f"HYPO_INSTRUCTIONS is {path}, but this CPU has no {_PATHS[path]}" in done.stderr
+        assert done.returncode == 2
+        return
+    found = json.loads(done.stdout)["cpu"]
+    assert found["instruction_set"] == path
+    faster = list(_PATHS.values())[: list(_PATHS).index(path)]
+    assert not set(found["features"]) & set(faster)
 
 
 def test_the_dependencies_shown_are_those_of_the_package() -> None:

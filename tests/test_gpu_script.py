@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from hypocenter.tensor import DType
+
 pytest.importorskip("torch")
 ROOT = Path(__file__).parent.parent
 
@@ -103,7 +105,7 @@ def test_ops_are_checked_and_a_wrong_result_is_seen(benchmarks: Any) -> None:
     """On the CPU, through the same door."""
     ops = benchmarks("gpu_ops")
     make = ops._Make("cpu")
-    for case in (make.rope("neox", 20, 12), make.gather()):
+    for case in (make.rope("neox", 20, 12), make.gather(), make.linear(DType.Q4_K, 2, 70)):
         share, problem = ops.check(case, "cpu")
         assert (share <= 1, problem) == (True, "")
     case = make.rope("neox", 20, 12)

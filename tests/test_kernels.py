@@ -52,9 +52,9 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return "cpu"
 
 
-def as_multiplied(x: np.ndarray, dtype: DType, device: str) -> np.ndarray:
-    """x as a product with such weights takes it on `device`: as codes, in float64, or as it is."""
-    if device == "cpu" or not dtype.is_quantised:
+def as_multiplied(x: np.ndarray, dtype: DType) -> np.ndarray:
+    """x as a product with such weights takes it: as codes, in float64, or as it is."""
+    if not dtype.is_quantised:
         return x
     codes, scales, _ = quantise.reference(x)
     values: np.ndarray = codes.reshape(len(x), -1, 32).astype(np.float64) * scales[..., None]
@@ -87,7 +87,7 @@ def test_linear(dtype: DType, num_rows: int, num_outputs: int) -> None:
         num_rows,
     )  # fmt: skip
     float_exact = linear.reference(x, weights, bias) + before
-    x = as_multiplied(x, dtype, kernel_launch.device)
+    x = as_multiplied(x, dtype)
     exact = linear.reference(x, weights, bias) + before
     size = np.abs(x) @ np.abs(weights).T + np.abs(bias) + np.abs(before)
     got = to_host(out)[:, :num_outputs]
@@ -125,26 +125,53 @@ def test_a_row_of_linear_does_not_depend_on_its_company(dtype: DType) -> None:
 @pytest.mark.parametrize("width", [1, 64, 130])
 def test_codes_of_activations_are_those_of_the_reference(device: str, width: int) -> None:
     """Every bit; rows of zeros, of tiny, huge and undefined numbers, and ties among them."""
-    if device == "cpu":
-        return
+    num_rows = 19  # on the CPU more than a tile
     rng = np.random.default_rng(9)
-    x = rng.standard_normal((7, width)).astype(np.float32)
+    x = rng.standard_normal((num_rows, width)).astype(np.float32)
     x[1], x[2], x[3] = 0, x[2] * np.float32(1e-35), x[3] * np.float32(1e30)
     x[4, -1], x[5, 0] = np.nan, np.inf
     x[6] = np.arange(width) % 32 / 2
     x[6, ::32] = 127
-    into = quantise.Operands.allocate([DType.Q4_0], 7, width, device=device)
+    into = quantise.Operands.allocate([DType.Q4_0], num_rows, width, device=device)
     weight = weight_tensor(DType.F32, random_rows(DType.F32, 1, width), width)
     weight = dataclasses.replace(weight, dtype=DType.Q4_0)
-    launch(lambda p: quantise.present(p, rows_tensor("x", x, np.nan), [weight], into, counts(7)), 7)
+    given = rows_tensor("x", x, np.nan)
+    launch(lambda p: quantise.present(p, given, [weight], into, counts(num_rows)), num_rows)
     codes, scales, sums = quantise.reference(x)
     assert into.codes is not None
     assert into.scales is not None
     assert into.sums is not None
+    if into.weighted is not None:
+        tiles, weighted = to_host(into.codes), to_host(into.weighted)
+        assert_tiles(tiles, to_host(into.scales), to_host(into.sums), weighted, codes, scales, sums)
+        return
     np.testing.assert_array_equal(to_host(into.codes).view(np.int8), codes)
     np.testing.assert_array_equal(bits(to_host(into.scales)), bits(scales))
-    halves = to_host(into.sums).view(np.int16).reshape(7, -1)
+    halves = to_host(into.sums).view(np.int16).reshape(num_rows, -1)
     np.testing.assert_array_equal(halves, sums)
+
+
+def assert_tiles(
+    tiles: np.ndarray, tile_scales: np.ndarray, tile_sums: np.ndarray, weighted: np.ndarray,
+    codes: np.ndarray, scales: np.ndarray, sums: np.ndarray,
+) -> None:  # fmt: skip
+    """The operands of CPU kernels are those codes, scales and sums, in tiles of 16 rows."""
+
+    def by_row(tiled: np.ndarray) -> np.ndarray:
+        """[tiles, groups, ..., 16] to [rows, groups, ...]."""
+        rows = np.moveaxis(tiled, -1, 1)
+        return rows.reshape(-1, *rows.shape[2:])[: len(codes)]
+
+    found = tiles.transpose(0, 2, 1, 3).reshape(-1, *tiles.shape[1::2])[: len(codes)]
+    np.testing.assert_array_equal(
+        np.ascontiguousarray(found).view(np.int8).reshape(codes.shape), codes
+    )
+    np.testing.assert_array_equal(bits(by_row(tile_scales)), bits(scales))
+    halves = sums.reshape(len(codes), -1, 2)
+    three = np.stack([halves[..., 0], halves[..., 1], halves.sum(axis=-1)], axis=-1)
+    np.testing.assert_array_equal(by_row(tile_sums), three)
+    expected = three.astype(np.float32) * scales[..., None]
+    np.testing.assert_array_equal(bits(by_row(weighted)), bits(expected))
 
 
 @pytest.mark.parametrize("dtype", WEIGHT_TYPES)

@@ -63,7 +63,7 @@ def test_an_edited_callee_in_another_file_is_noticed(tmp_path: Path) -> None:
     copy = tmp_path / "src"
     shutil.copytree(PACKAGE, copy / "hypocenter", ignore=shutil.ignore_patterns("assets", "*.pyc"))
     before = _run(copy, tmp_path / "cache")
-    path = copy / "hypocenter" / "device" / "vector.py"
+    path = copy / "hypocenter" / "device" / "vector_math.py"
     text = path.read_text()
     formula = "return div(splat(_ONE), add(splat(_ONE), exp(sub(splat(_ZERO), x))))"
     assert formula in text

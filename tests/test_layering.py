@@ -53,7 +53,7 @@ PLANTED = [
     ("model/chat.py", "import rich.table", "may not import rich.table"),
     ("kernels/norm.py", "kernel[(4,)](x, y)", "launches kernel[4,]"),
     ("kernels/norm.py", "norm_cpu(x)", "calls kernel norm_cpu"),
-    ("kernels/norm.py", "norm_cpu.parallel(x)", "calls kernel norm_cpu.parallel"),
+    ("kernels/norm.py", "norm_cpu.shared(x)", "calls kernel norm_cpu.shared"),
     ("kernels/norm_cpu.py", "def f(x):\n    norm_cpu(x)", "calls kernel norm_cpu"),
     (
         "engine/runner.py",

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kernel_launch import BLOCK_TYPES, bits, random_rows
 
 from hypocenter.kernels import block_types, quant
+from hypocenter.kernels.quant_records import RECORDS, RecordLayout
 from hypocenter.tensor import WEIGHT_TYPES, DType
 
 
@@ -52,8 +53,8 @@ def test_a_packed_weight_holds_every_value_once(dtype: DType, num_rows: int) -> 
 
 
 def _unpacked(packed: quant.Packed) -> np.ndarray:
-    """The packed layout read back by its description in `Packed`, in plain numpy."""
-    if packed.layout.is_float:
+    """The packed layout read back by its description in `quant_records.py`, in plain numpy."""
+    if not packed.dtype.is_quantised:
         (weights,) = packed.parts
         rows = weights.transpose(0, 2, 1).reshape(-1, packed.num_columns)[: packed.num_rows]
         rows = np.ascontiguousarray(rows)
@@ -62,19 +63,44 @@ def _unpacked(packed: quant.Packed) -> np.ndarray:
         if weights.dtype == np.uint16:
             return rows.view(np.float16).astype(np.float32)
         return (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    words, scales, minima, zero = packed.parts
+    records, zero = packed.parts
+    layout = RECORDS[packed.dtype]
     columns = []
     for k in range(packed.num_columns):
-        if words.dtype == np.int32:
-            code = (words[:, k // 4] << (24 - 8 * (k % 4))) >> 24
-        else:
-            j = k % 8
-            code = (words[:, k // 8] >> (8 * (j % 4) + 4 * (j // 4))) & 15
-        s = k * scales.shape[1] // packed.num_columns
-        value = (code.astype(np.float32) - zero) * _wide(scales[:, s])
-        columns.append(value + _wide(minima[:, s]) if minima.size else value)
+        record, within = records[:, k // layout.num_columns], k % layout.num_columns
+        code = _code(record, layout, within).astype(np.float32) - zero
+        value = code * _number(record, "scale", "scales", within // layout.group)
+        if layout.has_minima:
+            value += _number(record, "minimum", "minima", within // layout.group)
+        columns.append(value)
     return np.stack(columns, -1).reshape(-1, packed.num_columns)[: packed.num_rows]
 
 
-def _wide(values: np.ndarray) -> np.ndarray:
-    return values.view(np.float16).astype(np.float32) if values.dtype == np.uint16 else values
+def _code(record: np.ndarray, layout: RecordLayout, column: int) -> np.ndarray:
+    """Column `column` of each row, [groups, 16]: byte b of word j has column 4 j + b."""
+    word, byte = column // 4, column % 4
+    if layout.planes == (8,):
+        return np.asarray((record["codes"][:, word] << (24 - 8 * byte)) >> 24)
+    code, low = np.zeros(record["scale"][:, 0].shape, np.int64), 0
+    for width, plane in ((4, "nibbles"), (2, "crumbs"), (1, "bits")):
+        if width in layout.planes:
+            vector = record[plane][:, word // (8 // width)].view(np.uint32).astype(np.int64)
+            shift = 8 * byte + width * (word % (8 // width))
+            code += ((vector >> shift) & ((1 << width) - 1)) << low
+            low += width
+    return code
+
+
+def _number(record: np.ndarray, whole: str, small: str, index: int) -> np.ndarray:
+    names = record.dtype.names or ()
+    halves = record[whole][:, 0 if small in names else index].view(np.float16)
+    value = halves.astype(np.float32)
+    return value * record[small][:, index].astype(np.float32) if small in names else value
+
+
+@pytest.mark.parametrize("dtype", BLOCK_TYPES)
+def test_a_packed_weight_is_about_as_large_as_in_the_file(dtype: DType) -> None:
+    """Q2_K and Q3_K keep scales of 4 and 6 bits in bytes, the non-linear types what codes mean."""
+    raw = random_rows(dtype, 64, 2048)
+    allowed = {DType.Q2_K: 1.2, DType.Q3_K: 1.1, DType.IQ4_NL: 1.9, DType.IQ4_XS: 2.0}
+    assert quant.pack(raw, dtype, 2048).num_bytes <= allowed.get(dtype, 1.05) * raw.nbytes

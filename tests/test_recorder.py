@@ -158,10 +158,12 @@ def test_a_weight_is_named_with_its_parts(opened: Recorder) -> None:
         llm.generate([5], GREEDY)
     run = _read(opened)
     parts = {one.part: one for one in run.tensors if one.name == "blk.0.attn_q.weight"}
-    assert set(parts) == {"", "words", "scales", "minima"}
+    assert set(parts) == {"", "records"}
     assert (parts[""].dtype, parts[""].shape) == ("Q8_0", (64, 64))
-    assert (parts["words"].dtype, parts["words"].extent_bytes) == ("I32", 64 * 64)
-    assert (parts["scales"].dtype, parts["scales"].extent_bytes) == ("F16", 64 * 64 // 32 * 2)
+    record = 16 * (64 + 2 * 2)  # 16 rows of 64 codes and two scales
+    assert (parts["records"].dtype, parts["records"].shape) == (f"RECORD{record}", (4,))
+    assert parts["records"].extent_bytes == 4 * record
+    assert parts["records"].address == parts[""].address
 
 
 def test_two_engines_in_one_process_are_told_apart(opened: Recorder) -> None:

@@ -8,17 +8,15 @@ import numpy as np
 
 from hypocenter.device.lang import inline
 from hypocenter.device.vector import (
-    exp,
     keep,
     load,
     load_first,
     max_lanes,
-    sigmoid,
     store,
     store_first,
     sum_lanes,
-    tanh,
 )
+from hypocenter.device.vector_math import exp, sigmoid, tanh
 
 
 @inline

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from hypocenter.model.weights import LayerWeights, Weights, load_weights
 from hypocenter.tensor import Tensor
 
 ONES = np.ones(4)
+DEMO = Path(__file__).parents[1] / "src/hypocenter/assets/demo-q8_0.gguf"
+SMAPS = Path("/proc/self/smaps")
 
 
 def load(folder: Path, name: str = "llama", **changes: Any) -> Weights:
@@ -90,6 +94,33 @@ def test_a_rope_table_must_be_finite(tmp_path: Path) -> None:
         load(tmp_path, metadata=metadata)
 
 
+def mapped_bytes(path: Path) -> int:
+    """How much of a mapped file is in this process's memory; fields are those of proc(5)."""
+    num_bytes, is_ours = 0, False
+    for line in SMAPS.read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            is_ours = line.endswith(str(path))
+        elif is_ours and line.startswith("Rss:"):
+            num_bytes += int(line.split()[1]) << 10
+    return num_bytes
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="reads Linux's account of this process's memory")
+def test_loaded_weights_are_not_in_memory_a_second_time(tmp_path: Path) -> None:
+    """The kernel maps 64 KiB around what is read, so neighbours of the last bytes come back."""
+    path = tmp_path / "demo.gguf"
+    shutil.copy(DEMO, path)
+    with open_gguf(path) as file:
+        weights = load_weights(file, read_architecture(file), 64)
+        assert mapped_bytes(path) < path.stat().st_size / 2
+        again = load_weights(file, read_architecture(file), 64)
+        (first, _), (second, _) = (one.token_table.data.parts for one in (weights, again))
+        np.testing.assert_array_equal(first, second)
+        for name in file.tensors:
+            file.raw(name).sum()
+        assert mapped_bytes(path) >= sum(info.num_bytes for info in file.tensors.values())
+
+
 def resident_bytes(runner: Runner) -> int:
     """What a runner's tensors hold, counted from the tensors themselves."""
     weights, decoder = runner.weights, runner._decoder
@@ -98,15 +129,16 @@ def resident_bytes(runner: Runner) -> int:
         tensors += [getattr(layer, part) for part in LayerWeights.__slots__]
     tensors += [*weights.rope, *weights.local_rope, *decoder.pages.keys, *decoder.pages.values]
     tensors += [getattr(decoder._buffers, part) for part in decoder._buffers.__slots__]
-    tensors += decoder._logits_buffers.values()
+    tensors += [*decoder._logits_buffers.values(), decoder._parts]
+    tensors += [getattr(decoder._operands, part) for part in decoder._operands.__slots__]
     allocations = {id(t.allocation): t.allocation.num_bytes for t in tensors if t is not None}
     return sum(allocations.values())
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "phi3"])
-@pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
+@pytest.mark.parametrize(("kv_dtype", "context_length"), [("f16", 40), ("f32", 40), ("f16", 1100)])
 def test_needed_bytes_are_those_that_are_allocated(
-    name: str, kv_dtype: str, tmp_path: Path
+    name: str, kv_dtype: str, context_length: int, tmp_path: Path
 ) -> None:
     extra = {}
     if name == "gemma3":
@@ -116,16 +148,46 @@ def test_needed_bytes_are_those_that_are_allocated(
         tmp_path / "tiny.gguf",
         name,
         tensors={**extra, "blk.1.nextn.eh_proj.weight": np.ones((64, 4096))},
-        metadata={"block_count": 2, "nextn_predict_layers": 1, "attention.sliding_window": 16},
+        metadata={
+            "block_count": 2,
+            "nextn_predict_layers": 1,
+            "attention.sliding_window": 16,
+            "context_length": 2048,
+        },
     )
     config = EngineConfig(
-        context_length=40, kv_dtype=kv_dtype, max_batch_tokens=8, max_batch_requests=3
+        context_length=context_length, kv_dtype=kv_dtype, max_batch_tokens=8, max_batch_requests=3
     )
     with open_gguf(path) as file:
-        needed = footprint.needed_bytes(file, read_architecture(file), config, 40)
+        needed = footprint.needed_bytes(file, read_architecture(file), config, context_length)
         held = resident_bytes(load_runner(file, config))
-    angles_in_f64 = 40 * HEAD_DIM // 2 * 3 * 8
+    angles_in_f64 = context_length * HEAD_DIM // 2 * 3 * 8
     assert sum(needed.values()) == held + angles_in_f64
+
+
+def test_needed_bytes_of_quantised_weights_count_the_codes_of_activations() -> None:
+    config = EngineConfig(context_length=64, max_batch_tokens=40, max_batch_requests=3)
+    with open_gguf(DEMO) as file:
+        facts = read_architecture(file)
+        needed = footprint.needed_bytes(file, facts, config, 64)
+        runner = load_runner(file, config)
+    assert runner._decoder._operands.codes is not None
+    angles_in_f64 = 64 * facts.head_dim // 2 * 3 * 8
+    assert sum(needed.values()) == resident_bytes(runner) + angles_in_f64
+
+
+def test_all_layers_and_plans_share_one_scratch_for_tiles_of_keys(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf", metadata={"context_length": 2048}, num_layers=2)
+    with open_gguf(path) as file:
+        runner = load_runner(file, EngineConfig(max_batch_tokens=64, max_batch_requests=3))
+    decoder = runner._decoder
+    assert decoder._parts is not None
+    scratch = decoder._parts.allocation
+    for num_tokens, kernels in ((1, ["attention", "attention_fold"]), (64, ["attention"])):
+        launches = decoder.plan(num_tokens, 1).launches
+        found = [one for one in launches if one.kernel.startswith("attention")]
+        assert [one.kernel for one in found] == 2 * kernels
+        assert all(one.tensors["parts"].allocation is scratch for one in found)
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(

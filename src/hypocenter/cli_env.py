@@ -19,8 +19,8 @@ from typing import Any
 from hypocenter.config import FOREIGN_PREFIXES, FOREIGN_VARIABLES, KNOWN, Environment
 
 DEPENDENCIES = (
-    "numpy", "numba", "llvmlite", "tokenizers", "jinja2", "msgspec", "safetensors", "cyclopts",
-    "rich", "gguf",
+    "numpy", "numba", "llvmlite", "tbb", "tokenizers", "jinja2", "msgspec", "safetensors",
+    "cyclopts", "rich", "gguf",
 )  # fmt: skip
 OPTIONAL = ("torch", "triton", "starlette", "uvicorn", "prometheus-client")
 
@@ -115,6 +115,7 @@ def _cpu(root: Path) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "kernel_threads": lang.max_num_threads(),
+        "thread_pool": lang.thread_pool,
     }
 
 
@@ -183,7 +184,7 @@ def _text(report: dict[str, Any]) -> str:
     lines.append(f"  {'instruction set':<18} {cpu['instruction_set']}")
     lines.append(f"  {'features':<18} {' '.join(cpu['features'])}")
     lines.append(
-        f"  {'threads':<18} {cpu['kernel_threads']} for kernels; "
+        f"  {'threads':<18} {cpu['kernel_threads']} of {cpu['thread_pool']} for kernels; "
         f"{cpu['usable_cores']} of {cpu['cores']} cores usable"
     )
     gib = {key: f"{(value or 0) / 2**30:.1f} GiB" for key, value in report["memory"].items()}

@@ -130,6 +130,7 @@ class Environment:
     record: bool
     run_dir: Path
     trace: bool
+    instructions: str
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
@@ -147,7 +148,22 @@ class Environment:
             _flag("HYPO_RECORD", environ, "1"),
             _run_dir(environ),
             _flag("HYPO_TRACE", environ, "0"),
+            _instructions(environ),
         )
+
+
+#: Paths of CPU instructions that can be asked for, the fastest first.
+INSTRUCTIONS = ("avx512-vnni", "avx-vnni", "avx2", "plain")
+
+
+def _instructions(environ: Mapping[str, str]) -> str:
+    """The path that HYPO_INSTRUCTIONS names; empty: whatever the machine has."""
+    name = environ.get("HYPO_INSTRUCTIONS", "").lower()
+    if name and name not in INSTRUCTIONS:
+        raise UsageError(
+            f"HYPO_INSTRUCTIONS is {name!r}, but must be one of {', '.join(INSTRUCTIONS)}"
+        )
+    return name
 
 
 #: Every environment variable that hypocenter reads, with what it does.
@@ -158,6 +174,7 @@ KNOWN: dict[str, str] = {
     "HYPO_RECORD": "0 switches the recorder off (default: 1)",
     "HYPO_TRACE": "1 runs engines in launch mode traced, as hypo doctor --suspect does",
     "HYPO_TRACE_BYTES": "bytes of arguments that a traced run keeps (default: 67108864)",
+    "HYPO_INSTRUCTIONS": "what CPU kernels may use at most: avx512-vnni, avx-vnni, avx2 or plain",
     "HYPO_RUN_DIR": "folder for what runs record (default: /dev/shm/hypo-UID)",
 }
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 #: Names of the arrays of a packed weight, by how many there are.
 _PARTS: Mapping[int, tuple[str, ...]] = {
     1: ("weights",),
+    2: ("records", "zero"),
     4: ("words", "scales", "minima", "zero"),
 }
 _MAX_CHARS = 200
@@ -102,7 +103,7 @@ class Catalogue:
             number = self._new(
                 key, tensor, _address(part) if is_array else part.address, name,
                 int(part.nbytes) if num_bytes is None else num_bytes,
-                str(part.dtype) if is_array else part.dtype,
+                _name_of(part.dtype) if is_array else part.dtype,
                 int(part.size) if is_array else part.num_elements,
             )  # fmt: skip
         return number
@@ -213,7 +214,10 @@ def _parameters(kernel: Any) -> tuple[str, ...]:
         return ()
 
 
-_name_of = lru_cache(maxsize=64)(str)  # numpy takes long to spell a type
+@lru_cache(maxsize=64)  # numpy takes long to spell a type
+def _name_of(dtype: np.dtype[Any]) -> str:
+    """A record of a packed weight, which has fields, goes by its size."""
+    return str(dtype) if dtype.fields is None else f"record{dtype.itemsize}"
 
 
 def _is_number(value: Any) -> bool:

@@ -6,72 +6,232 @@ Knows nothing of what a kernel computes; the vector words that kernels are writt
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
 import stat
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
+from importlib import metadata
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numba
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import prange, types
 from numba.core import caching, cgutils
+from numba.core.imputils import RefType, iternext_impl, lower_builtin
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, models, register_model
 
 from hypocenter.config import Environment
+from hypocenter.errors import UsageError
 
 # By default libgomp's idle threads spin for milliseconds, and on cores that others use too they
 # keep the very thread they wait for from running: measured 3.6 tokens/s against 20.6 with this.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
+#: What is taken from a machine that has more than a path of instructions may use.
+_BEYOND = {
+    "avx512-vnni": (),
+    "avx-vnni": ("avx512", "avx10", "amx"),
+    "avx2": ("avx512", "avx10", "amx", "avxvnni"),
+    "plain": (
+        "avx",
+        "amx",
+        "fma",
+        "f16c",
+        "xop",
+        "sse3",
+        "ssse3",
+        "sse4",
+        "vaes",
+        "vpclmul",
+        "gfni",
+    ),
+}
+
+
+def _limit_instructions(name: str) -> None:
+    """Have numba compile for this machine less what HYPO_INSTRUCTIONS leaves out."""
+    if not name or platform.machine() not in ("x86_64", "AMD64"):
+        return
+    features = dict(binding.get_host_cpu_features())
+    needed = {"avx512-vnni": "avx512vnni", "avx-vnni": "avxvnni", "avx2": "avx2"}.get(name)
+    if needed and not features.get(needed):
+        raise UsageError(f"HYPO_INSTRUCTIONS is {name}, but this CPU has no {needed}")
+    allowed = (
+        f"{'+' if has and not feature.startswith(_BEYOND[name]) else '-'}{feature}"
+        for feature, has in sorted(features.items())
+    )
+    numba.config.CPU_NAME = binding.get_host_cpu_name()
+    numba.config.CPU_FEATURES = ",".join(allowed)
+
+
+_limit_instructions(Environment.read().instructions)
+
+
+def _load_tbb() -> bool:
+    """Let numba find the TBB of this environment, which the system's loader does not know of.
+
+    Its threads take work as they come, where OpenMP waits for each of them to do its share: on
+    two cores of which another process wants one, a 1.1B model decodes 44 tokens/s against 17.
+    """
+    try:
+        files = metadata.files("tbb") or []
+        found = next(file for file in files if file.name in ("libtbb.so.12", "libtbb.12.dylib"))
+        ctypes.CDLL(str(found.locate()), ctypes.RTLD_GLOBAL)
+    except (metadata.PackageNotFoundError, StopIteration, OSError):
+        return False
+    return True
+
+
+#: The library whose threads run parallel kernels; omp or workqueue where there is no TBB.
+thread_pool = "tbb" if _load_tbb() else "omp"
+
 __all__ = [
     "CpuKernel",
+    "allocating_kernel",
+    "always_inline",
+    "binding",
     "cache_problem",
     "cgutils",
     "cpu_features",
     "cpu_kernel",
     "inline",
+    "inline_allocating",
     "instruction_set",
     "ir",
+    "kernel_entry",
+    "literal_word",
     "models",
     "prange",
     "register_model",
     "set_num_threads",
+    "thread_pool",
+    "threads_entry",
     "types",
     "word",
 ]
 
+#: Where threads that share the items of a kernel find the next one; `pool.py` says what it holds.
+TICKET_SYMBOL = "hypo_ticket"
+#: Bit of a ticket that says that there are no more items.
+CLOSED = 1 << 63
+
+
+class _Items(types.SimpleIteratorType):  # type: ignore[misc]
+    """What is left of 0 .. count - 1, shared with other threads."""
+
+
+_items = _Items("items", types.intp)
+
+
+@register_model(_Items)
+class _ItemsModel(models.StructModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: _Items) -> None:
+        super().__init__(manager, kind, [("count", types.intp)])
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def items(typing: Any, count: Any) -> Any:
+    """The items of a `shared` kernel that this thread takes, in rising order."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        made = cgutils.create_struct_proxy(_items)(context, builder)
+        made.count = args[0]
+        return made._getvalue()
+
+    return _items(types.intp), build
+
+
+@lower_builtin("iternext", _Items)  # type: ignore[untyped-decorator]
+@iternext_impl(RefType.UNTRACKED)  # type: ignore[untyped-decorator]
+def _next_item(context: Any, builder: Any, signature: Any, args: Any, result: Any) -> None:
+    """Take the lowest item of the ticket, unless it is closed or has reached the count."""
+    count = cgutils.create_struct_proxy(_items)(context, builder, value=args[0]).count
+    word = ir.IntType(64)
+    ticket = (
+        cgutils.add_global_variable(builder.module, word, TICKET_SYMBOL)
+        if (TICKET_SYMBOL not in builder.module.globals)
+        else builder.module.globals[TICKET_SYMBOL]
+    )
+    look, take, done = (builder.append_basic_block(name) for name in ("look", "take", "done"))
+    builder.branch(look)
+    builder.position_at_end(look)
+    seen = builder.load_atomic(ticket, "seq_cst", 8)
+    item = builder.and_(seen, ir.Constant(word, 0xFFFFFFFF))
+    is_open = builder.icmp_signed(">=", seen, ir.Constant(word, 0))
+    is_valid = builder.and_(is_open, builder.icmp_signed("<", item, count))
+    builder.cbranch(is_valid, take, done)
+    builder.position_at_end(take)
+    after = builder.add(seen, ir.Constant(word, 1))
+    swapped = builder.cmpxchg(ticket, seen, after, "seq_cst")
+    builder.cbranch(builder.extract_value(swapped, 1), done, look)
+    builder.position_at_end(done)
+    result.set_valid(is_valid)
+    result.yield_(item)
+
+
 _OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False, "fastmath": False}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class CpuKernel:
-    """One kernel source compiled twice: for one thread and for numba's thread pool.
+    """One kernel source compiled twice: `serial` takes all items of its `prange`, `shared`, which
+    several threads run at once, those that no other has taken (`pool.py`).
 
-    Both walk the same items by the same body, so their results are bitwise equal.
+    Both do an item by the same body, so their results are bitwise equal.
     """
 
-    name: str
-    serial: Any
-    parallel: Any
+    def __init__(self, function: Callable[..., None], **options: Any) -> None:
+        self.name = function.__name__.strip("_").removesuffix("_cpu")
+        self.serial = _compile_on_demand(function, "serial", **options)
+        self._function, self._options = function, options
+
+    @cached_property
+    def shared(self) -> Any:
+        """The same code, in which the name `prange` means something else."""
+        function = self._function
+        sharing = {**function.__globals__, "prange": items}
+        twin = FunctionType(function.__code__, sharing, function.__name__)
+        twin.__qualname__, twin.__module__ = function.__qualname__, function.__module__
+        return _compile_on_demand(twin, "shared", **self._options)
 
 
 def cpu_kernel(function: Callable[..., None]) -> CpuKernel:
-    """Make a kernel of a function whose outer loop is a `prange` over independent items."""
-    name = function.__name__.strip("_").removesuffix("_cpu")
-    serial = _compile_on_demand(function, "serial", parallel=False)
-    parallel = _compile_on_demand(function, "parallel", parallel=True)
-    return CpuKernel(name, serial, parallel)
+    """Make a kernel of a function whose outer loop is a `prange` over independent items.
+
+    It allocates nothing, so numba counts no references: that would be an atomic step per array and
+    call, which are many in a kernel.
+    """
+    return CpuKernel(function, _nrt=False)
+
+
+def allocating_kernel(function: Callable[..., None]) -> CpuKernel:
+    """As `cpu_kernel`, for one that makes arrays of its own."""
+    return CpuKernel(function)
+
+
+def threads_entry(function: Callable[..., None]) -> Any:
+    """Make a function whose `prange` numba's own threads share: how threads get into a step."""
+    return _compile_on_demand(function, "threads", parallel=True, _nrt=False)
 
 
 def inline(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function that kernels call; LLVM inlines it where that pays."""
+    """Make a function that kernels call; LLVM inlines it where that pays. It allocates nothing."""
+    return numba.njit(_nrt=False, **_OPTIONS)(function)  # type: ignore[no-any-return]
+
+
+def always_inline(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As `inline`, for a function whose vectors must stay in registers between its calls."""
+    return numba.njit(_nrt=False, forceinline=True, **_OPTIONS)(function)  # type: ignore[no-any-return]
+
+
+def inline_allocating(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As `inline`, for a function that makes arrays or is given some by one that does."""
     return numba.njit(**_OPTIONS)(function)  # type: ignore[no-any-return]
 
 
@@ -80,9 +240,33 @@ def word(build: Callable[..., Any]) -> Callable[..., Any]:
     return intrinsic(build)  # type: ignore[no-any-return]
 
 
+def literal_word(build: Callable[..., Any]) -> Callable[..., Any]:
+    """As `word`, for one that wants arguments which are written out as constants."""
+    return intrinsic(prefer_literal=True)(build)  # type: ignore[no-any-return]
+
+
+def kernel_entry(function: Any, args: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
+    """Address of the machine code of a compiled kernel for these arguments, and their types.
+
+    It takes two addresses, for a result and an exception, then each argument flattened, and
+    returns 0 when all is well.
+    """
+    kinds = tuple(map(function.typeof_pyval, args))
+    compiled = function.overloads[kinds]
+    address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+    return int(address), kinds
+
+
 def set_num_threads(num_threads: int) -> None:
     """Bound the threads of the parallel kernels that the calling thread launches."""
     numba.set_num_threads(min(num_threads, numba.config.NUMBA_NUM_THREADS))
+    # Each item is some microseconds of work: a thread that comes late leaves more to the others.
+    numba.set_parallel_chunksize(1)
+
+
+def num_threads() -> int:
+    """Threads that kernels which the calling thread launches may use."""
+    return int(numba.get_num_threads())
 
 
 def max_num_threads() -> int:
@@ -101,12 +285,16 @@ def cpu_features() -> frozenset[str]:
 
 
 def instruction_set() -> str:
-    """The widest vector extension that the kernels use: avx512, avx2, neon or plain."""
+    """By which instructions kernels multiply and add: the fastest of those they may use.
+
+    avx512-vnni, avx512, avx-vnni, avx2, neon or plain. Sums of codes are the same on all of them;
+    sums of floats are where there is a fused step.
+    """
     features = cpu_features()
     if "avx512f" in features:
-        return "avx512"
+        return "avx512-vnni" if "avx512vnni" in features else "avx512"
     if {"avx2", "fma"} <= features:
-        return "avx2"
+        return "avx-vnni" if "avxvnni" in features else "avx2"
     if platform.machine() in ("aarch64", "arm64"):
         return "neon"
     return "plain"
@@ -196,9 +384,9 @@ class _KernelCache(caching.FunctionCache):  # type: ignore[misc]
     _impl_class = _CacheImpl
 
 
-def _compile_on_demand(function: Callable[..., None], variant: str, *, parallel: bool) -> Any:
+def _compile_on_demand(function: Callable[..., Any], variant: str, **options: Any) -> Any:
     function.__hypo_variant__ = variant  # type: ignore[attr-defined]
-    dispatcher = numba.njit(parallel=parallel, **_OPTIONS)(function)
+    dispatcher = numba.njit(**_OPTIONS, **options)(function)
     if _cache_folder()[0]:
         dispatcher._cache = _KernelCache(function)
     return dispatcher

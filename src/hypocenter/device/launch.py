@@ -15,10 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from hypocenter.config import LAUNCH_MODES
 from hypocenter.device import memory
 from hypocenter.device.lang import CpuKernel
 from hypocenter.device.limits import check_launch
+from hypocenter.device.native import NativeLaunches, SharedKernel
 from hypocenter.device.order import Writes
 from hypocenter.device.recorder import current
 from hypocenter.errors import LaunchRejected, UsageError
@@ -77,7 +80,7 @@ class Launch:
         self.device, self.jit = device, jit
         self.options, self.extents = options or {}, extents or {}
         self.given, self.site = tuple(given), _asked_at()
-        self.run: Callable[[], None] = functools.partial(function, *args, **self.options)
+        self.run: Callable[[], None] = self._plain()
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -89,7 +92,7 @@ class Launch:
         values; `guarded` (GPU kernels) masks accesses off that leave their tensors; `traced` is
         `off` to a launch, for it is its plan that looks at what each one did.
         """
-        plain = functools.partial(self.function, *self.args, **self.options)
+        plain = self._plain()
         if mode in ("off", "traced"):
             self.run = plain
         elif mode == "checked":
@@ -100,6 +103,12 @@ class Launch:
             raise UsageError(
                 f"launch mode is {mode!r}, but must be one of {', '.join(LAUNCH_MODES)}"
             )
+
+    def _plain(self) -> Callable[[], None]:
+        """The compiled kernel itself with its arguments."""
+        if isinstance(self.function, SharedKernel):
+            return self.function.bound(self.args)
+        return functools.partial(self.function, *self.args, **self.options)
 
     def _checked(self, plain: Callable[[], None]) -> None:
         if (recorder := current()) is not None:
@@ -125,7 +134,7 @@ def prepare(
     """
     _check(contract, facts, kernel.name, "cpu")
     bound = tuple(value for arg in args for value, _ in _bound(arg))
-    function = kernel.parallel if parallel else kernel.serial
+    function = SharedKernel(kernel.shared) if parallel else kernel.serial
     return Launch(kernel.name, function, bound, contract, facts, given=args)
 
 
@@ -189,17 +198,18 @@ def compile_all(launches: Sequence[Launch], progress: Progress | None = None) ->
     """Compile, or load from the cache, every kernel of `launches` before the first one runs."""
     missing = {}
     for launch in launches:
-        if not hasattr(launch.function, "typeof_pyval"):
+        function = getattr(launch.function, "dispatcher", launch.function)
+        if not hasattr(function, "typeof_pyval"):
             continue  # Triton compiles a kernel when it is first launched
-        signature = tuple(map(launch.function.typeof_pyval, launch.args))
-        if signature not in launch.function.overloads:
-            missing[id(launch.function), signature] = launch
-    for done, ((_, signature), launch) in enumerate(missing.items()):
+        signature = tuple(map(function.typeof_pyval, launch.args))
+        if signature not in function.overloads:
+            missing[id(function), signature] = launch, function
+    for done, ((_, signature), (launch, function)) in enumerate(missing.items()):
         if progress:
             progress(f"compiling kernel {launch.kernel}", done / len(missing))
-        started, num_hits = time.perf_counter(), _num_cache_hits(launch.function)
-        launch.function.compile(signature)
-        how = "loaded" if _num_cache_hits(launch.function) > num_hits else "compiled"
+        started, num_hits = time.perf_counter(), _num_cache_hits(function)
+        function.compile(signature)
+        how = "loaded" if _num_cache_hits(function) > num_hits else "compiled"
         log.info("%s %s in %.2f s", launch.kernel, how, time.perf_counter() - started)
     if progress and missing:
         progress("compiling kernels", 1.0)
@@ -242,6 +252,24 @@ def walk(launches: Sequence[tuple[int, Runs]], cells: memoryview, word: int) -> 
             if (recorder := current()) is not None:
                 recorder.failed(error, launch if isinstance(launch, Launch) else None)
             raise
+
+
+def native(launches: Sequence[tuple[int, Runs]]) -> NativeLaunches:
+    """Numbered launches of compiled CPU kernels as one call."""
+    made = [one for _, one in launches]
+    assert all(isinstance(one, Launch) for one in made)
+    return NativeLaunches([(n, one.function, one.args) for n, one in launches])  # type: ignore[attr-defined]
+
+
+def walk_native(
+    native: NativeLaunches, launches: Sequence[Launch], cells: memoryview, word: int
+) -> None:
+    """As `walk`, in one call."""
+    place = np.frombuffer(cells, np.uint64)[CELL_PLACE:]
+    with _POOL:
+        num_done = native.run(place.ctypes.data, word)
+    if num_done < len(launches):
+        raise LaunchRejected(launches[num_done].kernel, "the kernel ended with an error")
 
 
 def _asked_at() -> str:

@@ -169,6 +169,19 @@ def rows(tensor: Tensor, start: int, stop: int) -> Tensor:
     )
 
 
+def leading(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The first elements of a contiguous host tensor, in another shape."""
+    num_elements = int(np.prod(shape, dtype=np.int64))
+    if num_elements > tensor.data.size:
+        refuse(tensor, f"{num_elements} elements, but it has {tensor.data.size}")
+    data = tensor.data.reshape(-1)[:num_elements].reshape(shape)
+    strides = contiguous_strides(shape)
+    return Tensor(
+        tensor.name, tensor.owner, tensor.dtype, shape, strides, tensor.offset, tensor.allocation,
+        data,
+    )  # fmt: skip
+
+
 def allocate_pinned(
     name: str, owner: str, dtype: DType, shape: tuple[int, ...], *, device: str
 ) -> Tensor:

@@ -16,6 +16,7 @@ from hypocenter.device import launch, marks, memory
 from hypocenter.device.gpu_graph import Graph
 from hypocenter.device.lang import CpuKernel
 from hypocenter.device.launch import Demands, Launch, Runs
+from hypocenter.device.native import NativeLaunches
 from hypocenter.device.order import Writes
 from hypocenter.device.recorder import NOT_RECORDED, current
 from hypocenter.errors import LaunchRejected
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
     from hypocenter.device.tracing import Tracer
 
 #: Multiply-adds below which a kernel is done on one thread before others would have begun.
-MIN_PARALLEL_WORK = 1 << 20
+MIN_PARALLEL_WORK = 1 << 18
+#: Rows of a bucket up to which a plan on the CPU runs as one call: it takes milliseconds then, and
+#: Python would be a good part of that. Longer ones listen to Ctrl-C between launches.
+MAX_NATIVE_ROWS = 64
 
 _tags = itertools.count(1)
 
@@ -118,6 +122,8 @@ class Plan:
         self._has_run = False
         self._graph: _Replay | None = None
         self._writes = Writes(self.launches)
+        self._is_short = builder.device == "cpu" and builder.num_rows <= MAX_NATIVE_ROWS
+        self._native: NativeLaunches | None = None
 
     @property
     def device(self) -> str:
@@ -128,7 +134,7 @@ class Plan:
         """The recorder's marks, in order; see `PlanBuilder.marks`."""
         return tuple(mark for _, mark in self._marks)
 
-    @property
+    @functools.cached_property
     def kernels(self) -> tuple[str, ...]:
         """Names of the kernels that this plan runs, each once, in order of first use."""
         return tuple(dict.fromkeys(item.kernel for item in self.launches))
@@ -140,6 +146,8 @@ class Plan:
 
     def compile(self, progress: launch.Progress | None = None) -> None:
         launch.compile_all(self.launches, progress)
+        if self._is_short:
+            self._native = launch.native(self._numbered)
 
     def set_mode(self, mode: str) -> None:
         """Run every launch in this mode from now on; see `Launch.set_mode`."""
@@ -185,6 +193,8 @@ class Plan:
         if self._mode == "traced":
             _tracer().walk(tuple(enumerate(self.launches)), cells, word)
             launch.walk(self._marks, cells, word)
+        elif self._native is not None and self._mode == "off":
+            launch.walk_native(self._native, self.launches, cells, word)
         else:
             launch.walk(self._numbered, cells, word)
         if self._mode == "guarded":

@@ -164,7 +164,7 @@ class Runner:
             num_entries = len(getattr(batch, name))
             if num_entries != num_tokens:
                 raise LaunchRejected("step", f"{num_entries} {name} for {num_tokens} tokens")
-        if len(np.unique(batch.slots)) != num_tokens:
+        if num_tokens > 1 and len(np.unique(batch.slots)) != num_tokens:
             raise LaunchRejected("step", "two tokens have the same slot of the cache")
         _within("token_ids", batch.token_ids, self.vocab_size, "the vocabulary")
         _within("positions", batch.positions, self.context_length, "the context")
@@ -194,9 +194,8 @@ def _longest(rows: Int32s, counts: Int32s) -> list[tuple[int, int]]:
 
 
 def _within(name: str, values: Int32s, bound: int, of: str) -> None:
-    wrong = np.flatnonzero((values < 0) | (values >= bound))
-    if len(wrong):
-        first = int(wrong[0])
+    if values.size and (values.min() < 0 or values.max() >= bound):
+        first = int(np.flatnonzero((values < 0) | (values >= bound))[0])
         raise LaunchRejected(
             "step", f"{name}[{first}] = {int(values[first])}, but {of} has {bound} entries"
         )

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.lang import cpu_kernel, inline, prange
-from hypocenter.device.vector import div, fma, get, load, mul, sigmoid, splat, store, tanh
+from hypocenter.device.vector import div, fma, get, load, mul, splat, store
+from hypocenter.device.vector_math import sigmoid, tanh
 
 _TWICE_SQRT_2_OVER_PI = np.float32(1.5957691216057308)
 _CUBIC = np.float32(0.044715)

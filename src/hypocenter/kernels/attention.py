@@ -2,10 +2,10 @@
 
 Formula: softmax(softcap(q k / scale)) v over the keys at positions max(0, p - window + 1) .. p of
 the token's own sequence; softcap(s) = c tanh(s / c) where the model has one. Keys are taken in
-tiles of 16 from position 0 with a running maximum (Milakov and Gimelshein, arXiv 1805.02867), so
-a token's result depends on its position alone and not on the chunk or batch it came in. A GPU does
-the same with larger tiles: each is weighed by itself and they are folded in order, whether by one
-program or by many that leave what they found in a `Partial`.
+tiles from position 0 (512 keys on the CPU, `keys_per_tile` on a GPU): each is weighed by itself,
+and they are folded in order with a running maximum (Milakov and Gimelshein, arXiv 1805.02867). So
+a token's result depends on its position alone, not on the chunk or batch it came in, nor on
+whether one worker takes its tiles or many do that leave what they found in scratch tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device.memory import allocate
+from hypocenter.device import memory
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import attention_cpu
 from hypocenter.kernels.contract import (
@@ -48,6 +48,11 @@ _PARTIAL = (
     Arg("values", _F32, "max_tokens, num_heads, max_tiles, values_pitch", "write"),
     Arg("sums", _F32, "max_tokens, num_heads, max_tiles, 2", "write"),
 )
+_PARTS = Arg("parts", _F32, "num_floats", "write")
+_HEADS = (
+    Scalar("num_heads", "num_heads > 0", "must be above 0"),
+    Rule("num_heads % num_kv_heads == 0", "query heads must share KV heads evenly"),
+)
 _PARTIAL_RULES = (
     Rule("max_tokens >= num_tokens", "each token of the step needs room for its tiles"),
     Rule("values_pitch >= head_dim", "a head's values must fit a row of them"),
@@ -79,16 +84,37 @@ _TOKENS = (
     live_counts("num_tokens", 0),
 )
 _RULES = (
-    Scalar("num_heads", "num_heads > 0", "must be above 0"),
+    *_HEADS,
     Scalar("scale", "scale > 0", "must be above 0"),
     _WINDOW,
     Scalar("softcap", "softcap >= 0", "must not be negative"),
-    Rule("num_heads % num_kv_heads == 0", "query heads must share KV heads evenly"),
-    Rule("block_size % 16 == 0", "keys are taken in tiles of 16"),
+    Rule("block_size % 16 == 0", "keys are read as whole vectors of 16"),
     Rule("value_pitch >= -(-head_dim // 16) * 16", "values are read as whole vectors of 16"),
 )
 
 CONTRACT = Contract("attention", *_CACHES, _OUT, *_TOKENS, *_RULES)
+#: As CONTRACT, as the CPU does it: pairs of a token and a KV head that are few may leave tiles in
+#: `parts`; where it has no room for them they finish by themselves.
+PAIRS = Contract("attention", *_CACHES, _OUT, _PARTS, *_TOKENS, *_RULES)
+FOLD_PARTS = Contract(
+    "attention_fold",
+    _OUT,
+    replace(_PARTS, access="both"),
+    Arg(
+        "positions",
+        _I32,
+        ">= num_tokens",
+        index=Index("max_context", "the context", live=live_rows("positions")),
+    ),
+    live_counts("num_tokens", 0),
+    *_HEADS,
+    Scalar("num_kv_heads", "num_kv_heads > 0", "must be above 0"),
+    Scalar("head_dim", "head_dim > 0", "must be above 0"),
+    Scalar("pitch", "pitch >= head_dim", "a head's values must fit a row of them"),
+    Scalar("part_size", "part_size > 0", "must be above 0"),
+    Scalar("max_context", "max_context > 0", "must be above 0"),
+    _WINDOW,
+)
 SPLIT = Contract(
     "attention_split",
     *(*_CACHES, *_PARTIAL, *_TOKENS, *_RULES, *_PARTIAL_RULES),
@@ -134,7 +160,7 @@ class Partial:
         rows = (max_tokens, num_heads, max_tiles)
 
         def floats(name: str, width: int) -> Tensor:
-            return allocate(name, "decoder", DType.F32, (*rows, width), device=device)
+            return memory.allocate(name, "decoder", DType.F32, (*rows, width), device=device)
 
         return cls(floats("attention_values", -(-head_dim // 16) * 16), floats("attention_sums", 2))
 
@@ -195,6 +221,7 @@ def attention(
     softcap: float = 0.0,
     num_sequences: int | None = None,
     partial: Partial | None = None,
+    parts: Tensor | None = None,
 ) -> None:
     """Append attention of q f32 [num_tokens, >= num_heads * head_dim] into out of the same shape.
 
@@ -202,9 +229,9 @@ def attention(
     positions i32 [num_tokens]. window 0 and softcap 0 mean none. On a GPU `partial` makes each
     token a matter of its own, whose keys many programs share; without it a program takes several
     tokens, best of one sequence. `num_sequences` is how many sequences the tokens may belong to
-    (all of the block tables when None). Neither changes a bit of the result.
+    (all of the block tables when None). `parts` of `allocate_parts` is what tiles leave on the CPU;
+    without it there is room of this op's own. None of them changes a bit of the result.
     """
-    head_dim, block_size = k_cache.shape[2:]
     facts = {
         "k_cache": k_cache,
         "v_cache": v_cache,
@@ -222,14 +249,60 @@ def attention(
     if plan.device != "cpu":
         _on_gpu(plan, facts, num_sequences or block_tables.shape[0], partial)
         return
+    _on_cpu(plan, facts, parts)
+
+
+def allocate_parts(
+    k_cache: Tensor, v_cache: Tensor, max_tokens: int, num_heads: int, max_blocks: int
+) -> Tensor:
+    """What tiles of keys leave for the fold, for all layers and plans of a decoder on the CPU.
+
+    f32 [num_floats], for up to `max_tokens` tokens of up to `max_blocks` pages of these caches;
+    empty where tokens are never cut into tiles.
+    """
+    max_context = max_blocks * k_cache.shape[3]
+    num_floats = attention_cpu.num_part_floats(
+        max_tokens, num_heads, k_cache.shape[1], v_cache.shape[3], max_context
+    )
+    return memory.allocate("attention_parts", "decoder", DType.F32, (num_floats,))
+
+
+def _on_cpu(plan: PlanBuilder, facts: dict[str, Any], parts: Tensor | None) -> None:
+    """One kernel, and another for the fold where the tokens may be so few that tiles are shared."""
+    k_cache, v_cache, block_tables = facts["k_cache"], facts["v_cache"], facts["block_tables"]
+    num_heads, window = facts["num_heads"], facts["window"]
+    _, num_kv_heads, head_dim, block_size = k_cache.shape
+    max_blocks = block_tables.shape[1]
+    layout = attention_cpu.Layout.of(num_heads // num_kv_heads, v_cache.shape[3])
+    # More than half of a bucket is live: a smaller one would have been taken.
+    may_be_few = (plan.num_rows // 2 + 1) * num_kv_heads < attention_cpu.MANY_PAIRS
+    if parts is None:
+        parts = allocate_parts(k_cache, v_cache, plan.num_rows, num_heads, max_blocks)
+    if not may_be_few:
+        parts = memory.rows(parts, 0, 0)
+    step = (facts["q"], facts["counts"], facts["positions"], facts["sequence_rows"])
     plan.launch(
         attention_cpu.attention,
-        *(q, counts, positions, sequence_rows, block_tables, k_cache, v_cache, out, num_heads),
-        *(np.float32(scale), window, np.float32(softcap)),
-        contract=CONTRACT,
-        facts=facts,
+        *(*step, block_tables, k_cache, v_cache, facts["out"], parts, num_heads),
+        *(layout.heads_per_block, layout.pitch, layout.size),
+        *(np.float32(facts["scale"]), window, np.float32(facts["softcap"])),
+        contract=PAIRS,
+        facts=facts | {"parts": parts},
         # As if the context were full: a plan serves all lengths.
-        work_per_row=2 * num_heads * head_dim * block_tables.shape[1] * block_size,
+        work_per_row=2 * num_heads * head_dim * max_blocks * block_size,
+    )
+    if not parts.num_elements:
+        return
+    found = {"parts": parts, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    found |= {"pitch": layout.pitch, "part_size": layout.size}
+    reads = {name: facts[name] for name in ("positions", "counts", "out", "num_heads", "window")}
+    plan.launch(
+        attention_cpu.attention_fold,
+        *(facts["counts"], facts["positions"], facts["out"], parts, num_heads, num_kv_heads),
+        *(head_dim, layout.pitch, layout.size, window),
+        contract=FOLD_PARTS,
+        facts=found | reads | {"max_context": max_blocks * block_size},
+        work_per_row=0,  # tiles are few beside their keys
     )
 
 

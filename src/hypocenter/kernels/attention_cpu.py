@@ -1,95 +1,154 @@
-"""numba kernel of `attention`: one work item is one token and one KV head."""
+"""numba kernels of `attention`: which tiles of keys a token sees, and how they are folded.
+
+One work item is one token and one KV head with all its query heads; where such pairs are few, one
+tile of keys of them, and a second kernel folds what the tiles leave. Either way tiles are weighed
+one by one and folded in order, so a result depends neither on that nor on the number of threads.
+
+What a tile leaves and what tiles are folded into has one `Layout`.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hypocenter.device.lang import cpu_kernel, inline, prange
-from hypocenter.device.vector import (
-    div,
-    exp,
-    fma,
-    get,
-    keep,
-    load,
-    load_first,
-    max_lanes,
-    mul,
-    pick,
-    splat,
-    spread,
-    store,
-    store_first,
-    sub,
-    sum_lanes,
-    tanh,
+from hypocenter.device.lang import allocating_kernel, cpu_kernel, inline, prange
+from hypocenter.device.vector import div, fma, get, load, mul, pick, put, splat, store, store_first
+from hypocenter.device.vector_ir import LANES
+from hypocenter.device.vector_math import exp
+from hypocenter.kernels.attention_tile_cpu import (
+    KEYS,
+    find_columns,
+    find_strips,
+    heads_per_block,
+    num_starts,
+    tile,
+    value_width,
 )
 
-_TILE = 16
-_ZERO, _ONE = np.float32(0), np.float32(1)
-_NONE = np.float32(-np.inf)
+_ZERO = np.float32(0)
+#: So many pairs of a token and a KV head, and more, are not cut any further.
+MANY_PAIRS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a pair of a token and a KV head leaves: f32 [heads, pitch + 16], a row as in `tile`.
+
+    `heads_per_block`: those that `tile` takes at once. Heads are padded to whole blocks with heads
+    of q = 0.
+    """
+
+    heads_per_block: int
+    num_padded: int
+    pitch: int
+
+    @classmethod
+    def of(cls, group: int, value_pitch: int) -> Layout:
+        """For `group` query heads to a KV head whose values have rows of `value_pitch`."""
+        heads = heads_per_block(group)
+        width = value_width(heads)
+        return cls(heads, -(-group // heads) * heads, -(-value_pitch // width) * width)
+
+    @property
+    def size(self) -> int:
+        return self.num_padded * (self.pitch + LANES)
+
+
+def num_part_floats(
+    max_tokens: int, num_heads: int, num_kv_heads: int, value_pitch: int, max_context: int
+) -> int:
+    """The room that `parts` has to have for every tile of every pair, where pairs are few."""
+    num_tiles = -(-max_context // KEYS)
+    num_tokens = min(max_tokens, (MANY_PAIRS - 1) // num_kv_heads) if num_tiles > 1 else 0
+    size = Layout.of(num_heads // num_kv_heads, value_pitch).size
+    return num_tokens * num_kv_heads * num_tiles * size
 
 
 @inline
-def _scores(
-    q: Any, q_at: int, k_cache: Any, k_at: int, head_dim: int, block_size: int, scale: float,
-    softcap: float,
-) -> Any:  # fmt: skip
-    """Scaled and capped scores of one query against 16 keys."""
-    total = splat(_ZERO)
-    for d in range(head_dim):
-        total = fma(load(k_cache, k_at + d * block_size), spread(q, q_at + d), total)
-    total = mul(total, splat(scale))
-    if softcap > _ZERO:
-        total = mul(splat(softcap), tanh(div(total, splat(softcap))))
-    return total
+def _first_key(position: int, window: int) -> int:
+    return max(position - window + 1, 0) if window > 0 else 0
 
 
 @inline
-def _add_values(
-    out: Any, at: int, old: float, weights: Any, low: int, high: int, v_cache: Any, v_at: int,
+def _num_tiles(position: int, window: int) -> int:
+    first: int = _first_key(position, window) // KEYS
+    return position // KEYS - first + 1
+
+
+@inline
+def _turn(
+    q: Any, q_at: int, turned: Any, turned_at: int, group: int, num_padded: int, heads: int,
     head_dim: int,
 ) -> None:  # fmt: skip
-    """out = out * old + the weighted values of keys low..high of the tile."""
-    pitch = v_cache.shape[3]
-    for d in range(0, head_dim, 16):
-        total = mul(load_first(out, at + d, head_dim - d), splat(old))
-        for key in range(low, high):
-            total = fma(load(v_cache, v_at + key * pitch + d), spread(weights, key), total)
-        store_first(out, at + d, total, head_dim - d)
+    """Lay q out as `tile` reads it: blocks [head_dim, heads]."""
+    for head in range(num_padded):
+        at = turned_at + head // heads * heads * head_dim + head % heads
+        if head < group:
+            for d in range(head_dim):
+                put(turned, at + d * heads, get(q, q_at + head * head_dim + d))
+        else:
+            for d in range(head_dim):
+                put(turned, at + d * heads, _ZERO)
+
+
+@inline
+def _fold(into: Any, at: int, part: Any, part_at: int, num_heads: int, pitch: int) -> None:
+    """Fold what a tile left into that of the tiles before it."""
+    for _ in range(num_heads):
+        old_top, new_top = get(into, at + pitch), get(part, part_at + pitch)
+        top = max(old_top, new_top)
+        old, new = exp(splat(old_top - top)), exp(splat(new_top - top))
+        for d in range(0, pitch, LANES):
+            total = mul(load(into, at + d), old)
+            store(into, at + d, fma(load(part, part_at + d), new, total))
+        norm = get(into, at + pitch + 1) * pick(old, 0)
+        put(into, at + pitch + 1, norm + get(part, part_at + pitch + 1) * pick(new, 0))
+        put(into, at + pitch, top)
+        at, part_at = at + pitch + LANES, part_at + pitch + LANES
+
+
+@inline
+def _finish(
+    out: Any, out_at: int, state: Any, at: int, group: int, pitch: int, head_dim: int
+) -> None:
+    for head in range(group):
+        row_at = at + head * (pitch + LANES)
+        norm = splat(get(state, row_at + pitch + 1))
+        for d in range(0, head_dim, LANES):
+            value = div(load(state, row_at + d), norm)
+            store_first(out, out_at + head * head_dim + d, value, head_dim - d)
 
 
 @inline
 def _attend(
-    q: Any, q_at: int, out: Any, at: int, position: int, block_tables: Any, table_at: int,
-    k_cache: Any, v_cache: Any, kv_head: int, scale: float, window: int, softcap: float,
-    weights: Any,
+    q: Any, q_at: int, state: Any, state_at: int, room: Any, starts: Any, position: int,
+    begin: int, end: int, block_tables: Any, table_at: int, k_cache: Any, v_cache: Any,
+    kv_head: int, group: int, heads: int, scale: float, window: int, softcap: float,
+    pitch: int,
 ) -> None:  # fmt: skip
-    num_kv_heads, head_dim, block_size = k_cache.shape[1], k_cache.shape[2], k_cache.shape[3]
-    first = max(position - window + 1, 0) if window > 0 else 0
-    top, norm = _NONE, _ZERO
-    for d in range(0, head_dim, 16):
-        store_first(out, at + d, splat(_ZERO), head_dim - d)
-    for tile in range(first // _TILE, position // _TILE + 1):
-        start = tile * _TILE
-        page = np.int64(get(block_tables, table_at + start // block_size)) * num_kv_heads + kv_head
-        within = start % block_size
-        low, high = max(first - start, 0), min(position + 1 - start, _TILE)
-        k_at = page * head_dim * block_size + within
-        scores = _scores(q, q_at, k_cache, k_at, head_dim, block_size, scale, softcap)
-        scores = keep(scores, low, high, _NONE)
-        new_top = max(top, max_lanes(scores))
-        old = pick(exp(splat(top - new_top)), 0) if new_top > top else _ONE
-        part = keep(exp(sub(scores, splat(new_top))), low, high, _ZERO)
-        store(weights, 0, part)
-        norm, top = norm * old + sum_lanes(part), new_top
-        v_at = (page * block_size + within) * v_cache.shape[3]
-        _add_values(out, at, old, weights, low, high, v_cache, v_at, head_dim)
-    for d in range(0, head_dim, 16):
-        value = div(load_first(out, at + d, head_dim - d), splat(norm))
-        store_first(out, at + d, value, head_dim - d)
+    """Fold tiles begin..end of one token and KV head into `state`."""
+    head_dim, row = k_cache.shape[2], pitch + LANES
+    num_padded = -(-group // heads) * heads
+    weights_at = num_padded * row
+    turned_at = weights_at + heads * KEYS
+    _turn(q, q_at, room, turned_at, group, num_padded, heads, head_dim)
+    find_columns(starts, v_cache.shape[3], pitch)
+    for index in range(begin, end):
+        low = max(_first_key(position, window) - index * KEYS, 0)
+        high = min(position + 1 - index * KEYS, KEYS)
+        find_strips(starts, index, low, high, block_tables, table_at, k_cache, v_cache, kv_head)
+        target = state if index == begin else room
+        at = state_at if index == begin else 0
+        for head in range(0, num_padded, heads):
+            tile(
+                heads, room, turned_at + head * head_dim, k_cache, v_cache, starts, low, high,
+                scale, softcap, room, weights_at, target, at + head * row, pitch,
+            )  # fmt: skip
+        if index > begin:
+            _fold(state, state_at, room, 0, group, pitch)
 
 
 @inline
@@ -98,22 +157,63 @@ def _spread_load(index: int, num_tokens: int) -> int:
     return num_tokens - 1 - index // 2 if index % 2 else index // 2
 
 
-@cpu_kernel
+@inline
+def _num_parts(
+    positions: Any, num_tokens: int, num_kv_heads: int, window: int, parts: Any, size: int
+) -> int:
+    """Into how many items a pair is cut: one per tile, where pairs are few and `parts` has room."""
+    num_pairs, most = num_tokens * num_kv_heads, 1
+    if num_pairs >= MANY_PAIRS:
+        return 1
+    for token in range(num_tokens):
+        most = max(most, _num_tiles(get(positions, token), window))
+    return most if num_pairs * most * size <= parts.size else 1
+
+
+@allocating_kernel
 def attention(
     q: Any, counts: Any, positions: Any, sequence_rows: Any, block_tables: Any, k_cache: Any,
-    v_cache: Any, out: Any, num_heads: int, scale: float, window: int, softcap: float,
+    v_cache: Any, out: Any, parts: Any, num_heads: int, heads: int, pitch: int, size: int,
+    scale: float, window: int, softcap: float,
 ) -> None:  # fmt: skip
     num_tokens, num_kv_heads, head_dim = get(counts, 0), k_cache.shape[1], k_cache.shape[2]
     group = num_heads // num_kv_heads
-    for item in prange(num_tokens * num_kv_heads):
-        token = _spread_load(item // num_kv_heads, num_tokens)
-        kv_head = item % num_kv_heads
-        weights = np.empty(_TILE, np.float32)
-        table_at = get(sequence_rows, token) * block_tables.shape[1]
-        for head in range(kv_head * group, (kv_head + 1) * group):
-            _attend(
-                q, token * q.shape[1] + head * head_dim,
-                out, token * out.shape[1] + head * head_dim,
-                get(positions, token), block_tables, table_at,
-                k_cache, v_cache, kv_head, scale, window, softcap, weights,
-            )  # fmt: skip
+    num_parts = _num_parts(positions, num_tokens, num_kv_heads, window, parts, size)
+    for item in prange(num_tokens * num_kv_heads * num_parts):
+        pair, part = item // num_parts, item % num_parts
+        # The tokens of one KV head stand together: those of a sequence read the same keys.
+        kv_head, token = pair // num_tokens, _spread_load(pair % num_tokens, num_tokens)
+        position = get(positions, token)
+        begin, end = _first_key(position, window) // KEYS, position // KEYS + 1
+        if num_parts > 1:
+            begin, end = begin + part, min(begin + part + 1, end)
+        room_size = 2 * size + heads * KEYS + size // (pitch + LANES) * head_dim
+        room = np.empty(room_size, np.float32)
+        starts = np.empty(num_starts(pitch), np.int64)
+        state = parts if num_parts > 1 else room
+        state_at = item * size if num_parts > 1 else room_size - size
+        _attend(
+            q, token * q.shape[1] + kv_head * group * head_dim, state, state_at, room, starts,
+            position, begin, end, block_tables, get(sequence_rows, token) * block_tables.shape[1],
+            k_cache, v_cache, kv_head, group, heads, scale, window, softcap, pitch,
+        )  # fmt: skip
+        if num_parts == 1:
+            out_at = token * out.shape[1] + kv_head * group * head_dim
+            _finish(out, out_at, state, state_at, group, pitch, head_dim)
+
+
+@cpu_kernel
+def attention_fold(
+    counts: Any, positions: Any, out: Any, parts: Any, num_heads: int, num_kv_heads: int,
+    head_dim: int, pitch: int, size: int, window: int,
+) -> None:  # fmt: skip
+    """What `attention` left in `parts` to out; nothing where it wrote out itself."""
+    num_tokens, group = get(counts, 0), num_heads // num_kv_heads
+    num_parts = _num_parts(positions, num_tokens, num_kv_heads, window, parts, size)
+    for pair in prange(num_tokens * num_kv_heads if num_parts > 1 else 0):
+        kv_head, token = pair // num_tokens, _spread_load(pair % num_tokens, num_tokens)
+        at = pair * num_parts * size
+        for part in range(1, _num_tiles(get(positions, token), window)):
+            _fold(parts, at, parts, at + part * size, group, pitch)
+        out_at = token * out.shape[1] + kv_head * group * head_dim
+        _finish(out, out_at, parts, at, group, pitch, head_dim)

@@ -26,23 +26,45 @@ _IQ4_VALUES = np.array(
 class Blocks:
     """Unpacked rows: value = scales * codes + minima, each product and sum rounded to f32.
 
-    codes int8 [num_rows, num_columns]; scales f32 and minima f32 or None
-    [num_rows, num_columns / group].
+    codes int8 [num_rows, num_columns]. A scale is a number of its group, f16 in the file and f32
+    here, `scale` [num_rows, num_columns / group]; or that of its block, `scale` [num_rows,
+    num_columns / 256], times a small integer, `small_scales` int8 [num_rows, num_columns / group].
+    Minima likewise, where there are any.
     """
 
     codes: Array
-    scales: Array
-    minima: Array | None
     group: int
+    scale: Array
+    small_scales: Array | None
+    minimum: Array | None
+    small_minima: Array | None
+
+    @property
+    def scales(self) -> Array:
+        """f32 [num_rows, num_columns / group]."""
+        return _multiplied(self.scale, self.small_scales)
+
+    @property
+    def minima(self) -> Array | None:
+        """f32 [num_rows, num_columns / group], or None."""
+        return None if self.minimum is None else _multiplied(self.minimum, self.small_minima)
 
     def values(self) -> Array:
         """f32 [num_rows, num_columns], bit-equal to ggml's dequantisation."""
         num_rows, num_columns = self.codes.shape
         grouped = self.codes.reshape(num_rows, -1, self.group).astype(np.float32)
         values = grouped * self.scales[..., None]
-        if self.minima is not None:
-            values += self.minima[..., None]
+        if (minima := self.minima) is not None:
+            values += minima[..., None]
         return values.reshape(num_rows, num_columns)
+
+
+def _multiplied(whole: Array, small: Array | None) -> Array:
+    if small is None:
+        return whole
+    per_block = small.shape[1] // whole.shape[1]
+    grouped = whole[..., None] * small.reshape(*whole.shape, per_block)
+    return grouped.reshape(small.shape)
 
 
 def dequantise(raw: Array, dtype: DType, num_columns: int) -> Array:
@@ -60,11 +82,14 @@ def unpack(raw: Array, dtype: DType, num_columns: int) -> Blocks:
     """Rows of GGUF bytes of a block type as codes, scales and minima."""
     num_rows = raw.shape[0]
     blocks = raw.reshape(num_rows, num_columns // dtype.block_elements, dtype.block_bytes)
-    codes, scales, minima = _READERS[dtype](blocks)
-    scales = scales.reshape(num_rows, -1)
-    group = num_columns // scales.shape[1]
-    lows = None if minima is None else minima.reshape(num_rows, -1)
-    return Blocks(codes.reshape(num_rows, num_columns), scales, lows, group)
+    codes, scale, *others = _READERS[dtype](blocks)
+    scale = scale.reshape(num_rows, -1)
+    small_scales, minimum, small_minima = (
+        None if found is None else found.reshape(num_rows, -1) for found in others
+    )
+    num_groups = (scale if small_scales is None else small_scales).shape[1]
+    codes, group = codes.reshape(num_rows, num_columns), num_columns // num_groups
+    return Blocks(codes, group, scale, small_scales, minimum, small_minima)
 
 
 def _f16(blocks: Array, offset: int) -> Array:
@@ -84,29 +109,30 @@ def _fifth_bits(blocks: Array, offset: int) -> Array:
     return np.unpackbits(packed, axis=-1, bitorder="little") << 4
 
 
-Fields = tuple[Array, Array, Array | None]
+#: Codes, then scale, small scales, minimum and small minima as in Blocks.
+Fields = tuple[Array, Array, Array | None, Array | None, Array | None]
 
 
 def _read_q4_0(blocks: Array) -> Fields:
-    return _nibbles(blocks[..., 2:]).view(np.int8) - np.int8(8), _f16(blocks, 0), None
+    return _nibbles(blocks[..., 2:]).view(np.int8) - np.int8(8), _f16(blocks, 0), None, None, None
 
 
 def _read_q4_1(blocks: Array) -> Fields:
-    return _nibbles(blocks[..., 4:]).view(np.int8), _f16(blocks, 0), _f16(blocks, 2)
+    return _nibbles(blocks[..., 4:]).view(np.int8), _f16(blocks, 0), None, _f16(blocks, 2), None
 
 
 def _read_q5_0(blocks: Array) -> Fields:
     codes = _nibbles(blocks[..., 6:]) | _fifth_bits(blocks, 2)
-    return codes.view(np.int8) - np.int8(16), _f16(blocks, 0), None
+    return codes.view(np.int8) - np.int8(16), _f16(blocks, 0), None, None, None
 
 
 def _read_q5_1(blocks: Array) -> Fields:
     codes = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks, 4)
-    return codes.view(np.int8), _f16(blocks, 0), _f16(blocks, 2)
+    return codes.view(np.int8), _f16(blocks, 0), None, _f16(blocks, 2), None
 
 
 def _read_q8_0(blocks: Array) -> Fields:
-    return np.ascontiguousarray(blocks[..., 2:]).view(np.int8), _f16(blocks, 0), None
+    return np.ascontiguousarray(blocks[..., 2:]).view(np.int8), _f16(blocks, 0), None, None, None
 
 
 def _two_bit_codes(quants: Array) -> Array:
@@ -117,9 +143,7 @@ def _two_bit_codes(quants: Array) -> Array:
 
 def _read_q2_k(blocks: Array) -> Fields:
     packed, codes = blocks[..., :16], _two_bit_codes(blocks[..., 16:80])
-    scales = _f16(blocks, 80) * (packed & 15)
-    minima = -(_f16(blocks, 82) * (packed >> 4))
-    return codes.view(np.int8), scales, minima
+    return codes.view(np.int8), _f16(blocks, 80), packed & 15, -_f16(blocks, 82), packed >> 4
 
 
 def _read_q3_k(blocks: Array) -> Fields:
@@ -131,7 +155,7 @@ def _read_q3_k(blocks: Array) -> Fields:
     low_bits = np.concatenate([packed[..., :8] & 15, packed[..., :8] >> 4], axis=-1)
     high_bits = (packed[..., None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
     six_bits = low_bits | (high_bits.reshape(low_bits.shape) << 4)
-    return codes, _f16(blocks, 108) * (six_bits.view(np.int8) - np.int8(32)), None
+    return codes, _f16(blocks, 108), six_bits.view(np.int8) - np.int8(32), None, None
 
 
 def _six_bit_pairs(packed: Array) -> tuple[Array, Array]:
@@ -151,7 +175,7 @@ def _paired_nibbles(quants: Array) -> Array:
 def _read_q4_k(blocks: Array) -> Fields:
     scales, minima = _six_bit_pairs(blocks[..., 4:16])
     codes = _paired_nibbles(blocks[..., 16:]).view(np.int8)
-    return codes, _f16(blocks, 0) * scales, -(_f16(blocks, 2) * minima)
+    return codes, _f16(blocks, 0), scales, -_f16(blocks, 2), minima
 
 
 def _read_q5_k(blocks: Array) -> Fields:
@@ -159,7 +183,7 @@ def _read_q5_k(blocks: Array) -> Fields:
     high = blocks[..., None, None, 16:48]
     bit = np.arange(8, dtype=np.uint8).reshape(4, 2, 1)
     codes = _paired_nibbles(blocks[..., 48:]) | (((high >> bit) & 1) << 4)
-    return codes.view(np.int8), _f16(blocks, 0) * scales, -(_f16(blocks, 2) * minima)
+    return codes.view(np.int8), _f16(blocks, 0), scales, -_f16(blocks, 2), minima
 
 
 def _read_q6_k(blocks: Array) -> Fields:
@@ -169,11 +193,11 @@ def _read_q6_k(blocks: Array) -> Fields:
     high_bits = (high >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
     codes = (low_bits | (high_bits << 4)).view(np.int8) - np.int8(32)
     scales = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
-    return codes, _f16(blocks, 208) * scales, None
+    return codes, _f16(blocks, 208), scales, None, None
 
 
 def _read_iq4_nl(blocks: Array) -> Fields:
-    return _IQ4_VALUES[_nibbles(blocks[..., 2:])], _f16(blocks, 0), None
+    return _IQ4_VALUES[_nibbles(blocks[..., 2:])], _f16(blocks, 0), None, None, None
 
 
 def _read_iq4_xs(blocks: Array) -> Fields:
@@ -183,7 +207,7 @@ def _read_iq4_xs(blocks: Array) -> Fields:
     low_bits = np.stack([packed & 15, packed >> 4], axis=-1).reshape(high_bits.shape)
     scales = (low_bits | (high_bits << 4)).view(np.int8) - np.int8(32)
     quants = blocks[..., 8:].reshape(*blocks.shape[:-1], 8, 16)
-    return _IQ4_VALUES[_nibbles(quants)], _f16(blocks, 0) * scales, None
+    return _IQ4_VALUES[_nibbles(quants)], _f16(blocks, 0), scales, None, None
 
 
 _READERS: dict[DType, Callable[[Array], Fields]] = {

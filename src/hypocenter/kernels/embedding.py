@@ -57,12 +57,10 @@ def lookup(
 
         embedding_gpu.launch_lookup(plan, LOOKUP, facts)
         return
+    is_codes = table.dtype.is_quantised
     plan.launch(
-        embedding_cpu.lookup_float if packed.layout.is_float else embedding_cpu.lookup_codes,
-        token_ids,
-        counts,
-        table,
-        out,
+        embedding_cpu.lookup_codes if is_codes else embedding_cpu.lookup_float,
+        *(token_ids, counts, table, *([packed.num_columns] if is_codes else []), out),
         contract=LOOKUP,
         facts=facts,
         work_per_row=16 * packed.num_columns,

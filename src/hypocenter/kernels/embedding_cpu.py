@@ -1,4 +1,4 @@
-"""numba kernels of `embedding`, over the packed layouts of `quant.py`."""
+"""numba kernels of `embedding`, over the packed layouts of `quant_records.py`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device.lang import cpu_kernel, prange
-from hypocenter.device.vector import (
-    codes_per_word,
-    fma,
-    get,
-    load,
-    load_code,
-    mul,
-    pick,
-    put,
-    splat,
-    store,
-    store_first,
+from hypocenter.device.codes import (
+    has_minima,
+    is_halved,
+    load_codes,
+    load_minimum,
+    load_scale,
+    num_steps,
+    store_values,
 )
+from hypocenter.device.lang import cpu_kernel, inline, prange
+from hypocenter.device.vector import get, load, pick, put, splat, store, store_first
+
+_ZERO = np.float32(0)
 
 
 @cpu_kernel
@@ -27,26 +26,35 @@ def lookup_float(token_ids: Any, counts: Any, weights: Any, out: Any) -> None:
     num_columns = weights.shape[1]
     for row in prange(get(counts, 0)):
         token = np.int64(get(token_ids, row))
-        at = token // 16 * num_columns * 16
+        at = token // 64 * num_columns * 64 + token % 64 // 16 * 16
         for k in range(num_columns):
-            put(out, row * out.shape[1] + k, pick(load(weights, at + 16 * k), token % 16))
+            put(out, row * out.shape[1] + k, pick(load(weights, at + 64 * k), token % 16))
+
+
+@inline
+def _low(records: Any, at: int, index: int) -> Any:
+    return load_minimum(records, at, index) if has_minima(records) else splat(_ZERO)
 
 
 @cpu_kernel
 def lookup_codes(
-    token_ids: Any, counts: Any, words: Any, scales: Any, minima: Any, zero: float, out: Any
+    token_ids: Any, counts: Any, records: Any, zero: int, num_columns: int, out: Any
 ) -> None:
-    per_word, num_words, num_scales = codes_per_word(words), words.shape[1], scales.shape[1]
-    columns_per_scale = num_words * per_word // num_scales
+    steps = num_steps(records)
     for row in prange(get(counts, 0)):
         token = np.int64(get(token_ids, row))
-        group, lane = token // 16, token % 16
-        for k in range(num_words * per_word):
-            scale_at = 16 * (group * num_scales + k // columns_per_scale)
-            scale = load(scales, scale_at)
-            low = load(minima, scale_at) if minima.shape[0] > 0 else mul(splat(-zero), scale)
-            code = load_code(words, 16 * (group * num_words + k // per_word), k % per_word)
-            put(out, row * out.shape[1] + k, pick(fma(code, scale, low), lane))
+        first, lane = token // 16 * records.shape[1], token % 16
+        for step in range(num_columns // 32):
+            at, step_of = first + step // steps, step % steps
+            codes = load_codes(records, at, step_of)
+            to = row * out.shape[1] + 32 * step
+            left = right = step_of
+            if is_halved(records):
+                left, right = 2 * step_of, 2 * step_of + 1
+            scale, low = load_scale(records, at, left), _low(records, at, left)
+            store_values(out, to, codes, 0, zero, scale, low, lane)
+            scale, low = load_scale(records, at, right), _low(records, at, right)
+            store_values(out, to + 16, codes, 1, zero, scale, low, lane)
 
 
 @cpu_kernel

@@ -1,4 +1,4 @@
-"""Triton kernels of `embedding`, over the packed layouts of `quant.py`."""
+"""Triton kernels of `embedding`, over the packed layouts of `quant_units.py`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.index_gpu import as_offset
 from hypocenter.kernels.quant import Packed
+from hypocenter.kernels.quant_units import UNITS
 from hypocenter.tensor import DType
 
 _BLOCK = 256
@@ -106,7 +107,8 @@ def launch_lookup(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any
     table, out = facts["table"], facts["out"]
     packed: Packed = table.data
     grid = (out.shape[0], triton.cdiv(packed.num_columns, _BLOCK))
-    if packed.layout.is_float:
+    layout = UNITS[packed.dtype]
+    if layout.is_float:
         plan.launch_gpu(
             lookup_float_kernel,
             *(facts["token_ids"], facts["counts"], packed.parts[0], out, packed.num_columns),
@@ -126,9 +128,9 @@ def launch_lookup(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any
         grid=grid,
         contract=contract,
         facts=facts,
-        PER_WORD=packed.layout.codes_per_word,
-        GROUP=packed.layout.group,
-        HAS_MINIMA=packed.layout.has_minima,
+        PER_WORD=layout.codes_per_word,
+        GROUP=layout.group,
+        HAS_MINIMA=layout.has_minima,
         BLOCK=_BLOCK,
     )
 

@@ -1,23 +1,38 @@
 """linear: out = x @ weight.T (+ bias) (+ out), for every weight type of the reader.
 
-A GPU multiplies block types by activations made codes (`quantise.py`), the CPU by x itself.
+Block types are multiplied by activations made codes (`quantise.py`), float types by x itself or, on
+a GPU, by pieces of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import linear_cpu
-from hypocenter.kernels.contract import COUNT, Apart, Arg, Contract, live_counts
-from hypocenter.kernels.quant import Packed
+from hypocenter.kernels.contract import COUNT, Apart, Arg, Contract, Rule, live_counts
 from hypocenter.kernels.quantise import Operands, present
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 # Whole vectors are stored: outputs take a multiple of 64 columns.
 _PADDED = ">= -(-num_outputs // 64) * 64"
+
+
+def _product(mark: str) -> tuple[Arg | Apart, ...]:
+    """A weight with what belongs to it; in a launch of several, its arguments end in `mark`."""
+    padded = f">= -(-num_outputs{mark} // 64) * 64"
+    return (
+        Arg(f"weight{mark}", WEIGHT_TYPES, f"num_outputs{mark}, num_columns"),
+        Arg(f"out{mark}", (DType.F32,), f"num_rows, {padded}", "both"),
+        Arg(f"bias{mark}", (DType.F32,), padded, optional=True),
+        Apart(f"out{mark}", "x"),
+    )
+
+
 _PARTS = (
     Arg("weight", WEIGHT_TYPES, "num_outputs, num_columns"),
     Arg("x", (DType.F32,), "num_rows, >= num_columns"),
@@ -38,6 +53,23 @@ CODES = Contract(
     Arg("x_scales", (DType.F32,), f"num_rows, {_PITCH} * 2"),
     Arg("sums", (DType.I32,), f"num_rows, {_PITCH} * 2"),
 )
+_TILES = (
+    Arg("codes", (DType.I32,), "num_tiles, num_groups, tile, 8"),
+    Arg("x_scales", (DType.F32,), "num_tiles, num_groups, tile"),
+    Arg("sums", (DType.I32,), "num_tiles, num_groups, 3, tile"),
+    Arg("weighted", (DType.F32,), "num_tiles, num_groups, 3, tile"),
+    Rule("num_tiles * tile >= num_rows", "the tiles of x must hold its rows"),
+    Rule("-(-num_columns // 64) * 2 <= num_groups", "the groups of x must hold a row"),
+)
+#: On the CPU, by how many weights of one type share a launch.
+FLOATS_2 = Contract("linear", *_PARTS, *_product("_2"))
+FLOATS_3 = Contract("linear", *_PARTS, *_product("_2"), *_product("_3"))
+TILES = Contract("linear", *_PARTS, *_TILES)
+TILES_2 = Contract("linear", *_PARTS, *_product("_2"), *_TILES)
+TILES_3 = Contract("linear", *_PARTS, *_product("_2"), *_product("_3"), *_TILES)
+_FLOATS_OF = (CONTRACT, FLOATS_2, FLOATS_3)
+_TILES_OF = (TILES, TILES_2, TILES_3)
+_MOST = len(_TILES_OF)
 PIECES = Contract(
     "linear",
     *_PARTS,
@@ -56,6 +88,16 @@ def reference(
     return out if bias is None else out + bias
 
 
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One weight packed [n, k], where its product goes, f32 [num_rows, >= n padded to 64], and a
+    bias f32 [>= n padded to 64]."""
+
+    weight: Tensor
+    out: Tensor
+    bias: Tensor | None = None
+
+
 def linear(
     plan: PlanBuilder,
     x: Tensor,
@@ -66,39 +108,89 @@ def linear(
     count: int = 0,
     bias: Tensor | None = None,
     accumulate: bool = False,
-    operands: Operands | None = None,
 ) -> None:
     """Append out[:rows, :n] (+)= x[:rows, :k] @ weight.T (+ bias), with rows = counts[count].
 
-    x f32 [num_rows, >= k], weight packed [n, k], bias f32 [>= n padded to 64],
-    out f32 [num_rows, >= n padded to 64]. `operands`: what `present` made of x for a GPU, made here
-    when None. Sums run in one order whatever the number of rows.
-    Raises LaunchRejected when the shapes disagree.
+    As `linear_several` of one product, with operands made for it alone.
     """
-    packed: Packed = weight.data
-    facts: dict[str, Any] = {"weight": weight, "x": x, "out": out, "bias": bias}
-    facts |= {"counts": counts, "count": count}
-    if plan.device != "cpu":
-        from hypocenter.kernels import linear_gpu
+    num_rows, width = x.shape[0], weight.data.num_columns
+    CONTRACT.check(weight=weight, x=x, out=out, bias=bias, counts=counts, count=count)
+    operands = Operands.allocate([weight.dtype], num_rows, width, device=plan.device)
+    operands = operands.first(num_rows)
+    product = Product(weight, out, bias)
+    linear_several(plan, x, [product], counts, operands, count=count, accumulate=accumulate)
 
-        CONTRACT.check(**facts)
-        if operands is None:
-            num_rows, width = x.shape[0], packed.num_columns
-            operands = Operands.allocate([weight.dtype], num_rows, width, device=plan.device)
-            present(plan, x, [weight], operands, counts, count=count)
+
+def linear_several(
+    plan: PlanBuilder,
+    x: Tensor,
+    products: Sequence[Product],
+    counts: Tensor,
+    operands: Operands,
+    *,
+    count: int = 0,
+    accumulate: bool = False,
+) -> None:
+    """Append products of x f32 [num_rows, >= k] with several weights, x made ready once.
+
+    `operands` are buffers for what `present` makes of x. On the CPU up to three weights of one type
+    share a launch. Sums run in one order whatever the number of rows. Raises LaunchRejected when
+    the shapes disagree.
+    """
+    present(plan, x, [one.weight for one in products], operands, counts, count=count)
+    if plan.device == "cpu":
+        for dtype in dict.fromkeys(one.weight.dtype for one in products):
+            alike = [one for one in products if one.weight.dtype is dtype]
+            for start in range(0, len(alike), _MOST):
+                some = alike[start : start + _MOST]
+                _launch_cpu(plan, x, some, counts, operands, count, accumulate)
+        return
+    from hypocenter.kernels import linear_gpu
+
+    for one in products:
+        facts: dict[str, Any] = {"weight": one.weight, "x": x, "out": one.out, "bias": one.bias}
+        facts |= {"counts": counts, "count": count}
         contract = CONTRACT
-        if weight.dtype.is_quantised:
+        if one.weight.dtype.is_quantised:
             contract = CODES
             facts |= {"codes": operands.codes, "x_scales": operands.scales, "sums": operands.sums}
-        elif (pieces := operands.pieces(weight.dtype)) is not None:
+        elif (pieces := operands.pieces(one.weight.dtype)) is not None:
             contract = PIECES
             facts |= {"pieces": pieces, "row_scales": operands.row_scales}
         linear_gpu.launch(plan, contract, facts, count, accumulate)
+
+
+def _launch_cpu(
+    plan: PlanBuilder, x: Tensor, products: Sequence[Product], counts: Tensor, operands: Operands,
+    count: int, accumulate: bool,
+) -> None:  # fmt: skip
+    facts: dict[str, Any] = {"x": x, "counts": counts, "count": count}
+    args: list[Any] = []
+    for mark, one in zip(("", "_2", "_3"), products, strict=False):
+        facts |= {f"weight{mark}": one.weight, f"out{mark}": one.out, f"bias{mark}": one.bias}
+        args += [one.weight, _NO_BIAS if one.bias is None else one.bias, one.out]
+    first = products[0]
+    for _ in range(_MOST - len(products)):
+        args += [*_without_rows(first.weight), _NO_BIAS, first.out]
+    work = sum(one.weight.data.num_rows for one in products) * first.weight.data.num_columns
+    rest = (counts, count, accumulate, *args)
+    if not first.weight.dtype.is_quantised:
+        contract = _FLOATS_OF[len(products) - 1]
+        plan.launch(
+            linear_cpu.linear_float, x, *rest, contract=contract, facts=facts, work_per_row=work
+        )
         return
+    made = (operands.codes, operands.scales, operands.sums, operands.weighted)
+    facts |= zip(("codes", "x_scales", "sums", "weighted"), made, strict=True)
+    contract = _TILES_OF[len(products) - 1]
+    # Four products of codes take the time of one of floats.
     plan.launch(
-        linear_cpu.linear_float if packed.layout.is_float else linear_cpu.linear_codes,
-        *(x, counts, count, weight, _NO_BIAS if bias is None else bias, out, accumulate),
-        contract=CONTRACT,
-        facts=facts,
-        work_per_row=packed.num_rows * packed.num_columns,
-    )
+        linear_cpu.linear_codes, *made, *rest, contract=contract, facts=facts,
+        work_per_row=work // 4,
+    )  # fmt: skip
+
+
+def _without_rows(weight: Tensor) -> tuple[Any, ...]:
+    """What a kernel takes for a weight that is not there."""
+    array, *others = weight.data.parts
+    return (array[:0], *others)

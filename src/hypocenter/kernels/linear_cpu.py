@@ -1,186 +1,203 @@
 """numba kernels of `linear`: a few activation rows or many against a packed weight.
 
-Each output adds its columns in order, one fused step per column, in the lane of its interleaved
-row. The forms below (4 activation rows x 16 outputs, 1 x 64) do the same steps per output, so a
-row's result does not depend on how many rows came with it or on the number of threads.
+Each output adds its columns in order, in the lane of its interleaved row: one fused step per
+column of float weights, one per group of codes that share a scale. Rows are taken by 16, 4 or 1
+and do the same steps each, so a row's result does not depend on how many rows came with it or on
+the number of threads.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from hypocenter.device.lang import cpu_kernel, inline, prange
-from hypocenter.device.vector import (
-    add,
-    codes_per_word,
-    fma,
-    get,
-    load,
-    load_code,
-    mul,
-    splat,
-    spread,
-    store,
+from hypocenter.device.codes import (
+    add_products,
+    add_scaled,
+    add_stored,
+    add_to_each,
+    fetch_early,
+    has_minima,
+    is_halved,
+    load_codes,
+    load_minimum,
+    load_scale,
+    num_steps,
+    store_totals,
+    zero_totals,
 )
-
-_GROUPS_PER_ITEM = 4  # 4 x 16 = 64 outputs: enough independent sums to hide the latency of one
-_ZERO = np.float32(0)
+from hypocenter.device.lang import always_inline, cpu_kernel, inline, prange
+from hypocenter.device.vector import get, load
 
 
 @inline
-def _finish(out: Any, index: int, total: Any, bias: Any, column: int, accumulate: bool) -> None:
+def _finish(totals: Any, out: Any, row: int, bias: Any, column: int, accumulate: bool) -> None:
+    at, pitch = row * out.shape[1] + column, out.shape[1]
     if bias.shape[0] > 0:
-        total = add(total, load(bias, column))
+        totals = add_to_each(totals, load(bias, column))
     if accumulate:
-        total = add(load(out, index), total)
-    store(out, index, total)
+        totals = add_stored(totals, out, at, pitch)
+    store_totals(out, at, pitch, totals)
 
 
 @inline
-def _finish_rows(
-    out: Any, at: int, pitch: int, sums: Any, bias: Any, g: int, accumulate: bool
+def _float_rows(
+    t0: Any, x: Any, row: int, weights: Any, item: int, out: Any, bias: Any, accumulate: bool
 ) -> None:
-    _finish(out, at, sums[0], bias, 16 * g, accumulate)
-    _finish(out, at + pitch, sums[1], bias, 16 * g, accumulate)
-    _finish(out, at + 2 * pitch, sums[2], bias, 16 * g, accumulate)
-    _finish(out, at + 3 * pitch, sums[3], bias, 16 * g, accumulate)
-
-
-@inline
-def _finish_columns(out: Any, at: int, sums: Any, bias: Any, g: int, accumulate: bool) -> None:
-    _finish(out, at, sums[0], bias, 16 * g, accumulate)
-    _finish(out, at + 16, sums[1], bias, 16 * g + 16, accumulate)
-    _finish(out, at + 32, sums[2], bias, 16 * g + 32, accumulate)
-    _finish(out, at + 48, sums[3], bias, 16 * g + 48, accumulate)
-
-
-@inline
-def _lowest(minima: Any, scale: Any, index: int, zero: float) -> Any:
-    """The value of code 0: the minimum, or -zero * scale (exact: zero is a power of two or 0)."""
-    if minima.shape[0] > 0:
-        return load(minima, index)
-    return mul(splat(-zero), scale)
-
-
-@inline
-def _float_4x16(x: Any, at: int, pitch: int, num_columns: int, weights: Any, w_at: int) -> Any:
-    t0 = t1 = t2 = t3 = splat(_ZERO)
+    """64 outputs of as many rows as t0 has."""
+    t1, t2, t3 = t0, t0, t0
+    num_columns, pitch = weights.shape[1], x.shape[1]
+    at, w_at = row * pitch, item * num_columns * 64
     for k in range(num_columns):
-        w = load(weights, w_at + 16 * k)
-        t0 = fma(w, spread(x, at + k), t0)
-        t1 = fma(w, spread(x, at + pitch + k), t1)
-        t2 = fma(w, spread(x, at + 2 * pitch + k), t2)
-        t3 = fma(w, spread(x, at + 3 * pitch + k), t3)
-    return t0, t1, t2, t3
+        t0 = add_scaled(t0, load(weights, w_at + 64 * k), x, at + k, pitch)
+        t1 = add_scaled(t1, load(weights, w_at + 64 * k + 16), x, at + k, pitch)
+        t2 = add_scaled(t2, load(weights, w_at + 64 * k + 32), x, at + k, pitch)
+        t3 = add_scaled(t3, load(weights, w_at + 64 * k + 48), x, at + k, pitch)
+    _finish(t0, out, row, bias, 64 * item, accumulate)
+    _finish(t1, out, row, bias, 64 * item + 16, accumulate)
+    _finish(t2, out, row, bias, 64 * item + 32, accumulate)
+    _finish(t3, out, row, bias, 64 * item + 48, accumulate)
 
 
 @inline
-def _float_1x64(x: Any, at: int, num_columns: int, weights: Any, w_at: int) -> Any:
-    t0 = t1 = t2 = t3 = splat(_ZERO)
-    step = 16 * num_columns
-    for k in range(num_columns):
-        value = spread(x, at + k)
-        t0 = fma(load(weights, w_at + 16 * k), value, t0)
-        t1 = fma(load(weights, w_at + step + 16 * k), value, t1)
-        t2 = fma(load(weights, w_at + 2 * step + 16 * k), value, t2)
-        t3 = fma(load(weights, w_at + 3 * step + 16 * k), value, t3)
-    return t0, t1, t2, t3
+def _float_item(
+    x: Any, num_rows: int, weights: Any, item: int, out: Any, bias: Any, accumulate: bool
+) -> None:
+    row = 0
+    while row + 4 <= num_rows:
+        _float_rows(zero_totals(4), x, row, weights, item, out, bias, accumulate)
+        row += 4
+    while row < num_rows:
+        _float_rows(zero_totals(1), x, row, weights, item, out, bias, accumulate)
+        row += 1
 
 
 @cpu_kernel
 def linear_float(
-    x: Any, counts: Any, count: int, weights: Any, bias: Any, out: Any, accumulate: bool
-) -> None:
-    """out [rows, n] (+)= x [rows, k] @ weights.T (+ bias); rows = counts[count]."""
-    num_rows, x_pitch, out_pitch = get(counts, count), x.shape[1], out.shape[1]
-    num_groups, num_columns = weights.shape[0], weights.shape[1]
-    for item in prange(num_groups // _GROUPS_PER_ITEM):
-        first = item * _GROUPS_PER_ITEM
+    x: Any, counts: Any, count: int, accumulate: bool, weights: Any, bias: Any, out: Any,
+    weights_2: Any, bias_2: Any, out_2: Any, weights_3: Any, bias_3: Any, out_3: Any,
+) -> None:  # fmt: skip
+    """out [rows, n] (+)= x [rows, k] @ weights.T (+ bias) for three weights; rows = counts[count].
+
+    A weight may have no rows at all: then it is not there.
+    """
+    num_rows = get(counts, count)
+    second = weights.shape[0]
+    third = second + weights_2.shape[0]
+    for item in prange(third + weights_3.shape[0]):
+        if item < second:
+            _float_item(x, num_rows, weights, item, out, bias, accumulate)
+        elif item < third:
+            _float_item(x, num_rows, weights_2, item - second, out_2, bias_2, accumulate)
+        else:
+            _float_item(x, num_rows, weights_3, item - third, out_3, bias_3, accumulate)
+
+
+@always_inline
+def _add_step(
+    totals: Any, x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, x_at: int, lane: int,
+    records: Any, zero: int, at: int, step: int,
+) -> Any:  # fmt: skip
+    """Add 32 columns of 16 outputs for as many rows as totals has."""
+    fetch_early(records, at, step)
+    codes, tile = load_codes(records, at, step), x_codes.shape[2]
+    if is_halved(records):
+        totals = add_products(
+            totals, codes, 0, load_scale(records, at, 2 * step), x_codes, x_scales, x_sums, zero,
+            tile, x_at, lane,
+        )  # fmt: skip
+        totals = add_products(
+            totals, codes, 1, load_scale(records, at, 2 * step + 1), x_codes, x_scales, x_sums,
+            zero, tile, x_at, lane,
+        )  # fmt: skip
+    else:
+        totals = add_products(
+            totals, codes, 2, load_scale(records, at, step), x_codes, x_scales, x_sums, zero,
+            tile, x_at, lane,
+        )  # fmt: skip
+    if has_minima(records):
+        totals = _add_minima(totals, records, at, step, x_weighted, tile, 3 * tile * x_at + lane)
+    return totals
+
+
+@inline
+def _code_rows(
+    totals: Any, x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, row: int,
+    records: Any, zero: int, group: int, out: Any, bias: Any, accumulate: bool,
+) -> None:  # fmt: skip
+    """16 outputs of as many rows as totals has."""
+    num_records, steps = records.shape[1], num_steps(records)
+    first, lane = row // x_codes.shape[2] * x_codes.shape[1], row % x_codes.shape[2]
+    for record in range(num_records):
+        for step in range(steps):
+            totals = _add_step(
+                totals, x_codes, x_scales, x_sums, x_weighted, first + record * steps + step, lane,
+                records, zero, group * num_records + record, step,
+            )  # fmt: skip
+    _finish(totals, out, row, bias, 16 * group, accumulate)
+
+
+@always_inline
+def _add_minima(
+    totals: Any, records: Any, at: int, step: int, x_weighted: Any, tile: int, x_at: int
+) -> Any:
+    if is_halved(records):
+        low, high = load_minimum(records, at, 2 * step), load_minimum(records, at, 2 * step + 1)
+        totals = add_scaled(totals, low, x_weighted, x_at, 1)
+        return add_scaled(totals, high, x_weighted, x_at + tile, 1)
+    return add_scaled(totals, load_minimum(records, at, step), x_weighted, x_at + 2 * tile, 1)
+
+
+@inline
+def _code_item(
+    x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, num_rows: int, records: Any,
+    zero: int, item: int, out: Any, bias: Any, accumulate: bool,
+) -> None:  # fmt: skip
+    for group in range(4 * item, 4 * item + 4):
         row = 0
+        while row + 16 <= num_rows:
+            _code_rows(
+                zero_totals(16), x_codes, x_scales, x_sums, x_weighted, row, records, zero,
+                group, out, bias, accumulate,
+            )  # fmt: skip
+            row += 16
         while row + 4 <= num_rows:
-            for g in range(first, first + _GROUPS_PER_ITEM):
-                sums = _float_4x16(
-                    x, row * x_pitch, x_pitch, num_columns, weights, 16 * g * num_columns
-                )
-                _finish_rows(out, row * out_pitch + 16 * g, out_pitch, sums, bias, g, accumulate)
+            _code_rows(
+                zero_totals(4), x_codes, x_scales, x_sums, x_weighted, row, records, zero,
+                group, out, bias, accumulate,
+            )  # fmt: skip
             row += 4
         while row < num_rows:
-            sums = _float_1x64(x, row * x_pitch, num_columns, weights, 16 * first * num_columns)
-            _finish_columns(out, row * out_pitch + 16 * first, sums, bias, first, accumulate)
+            _code_rows(
+                zero_totals(1), x_codes, x_scales, x_sums, x_weighted, row, records, zero,
+                group, out, bias, accumulate,
+            )  # fmt: skip
             row += 1
-
-
-@inline
-def _codes_4x16(
-    x: Any, at: int, pitch: int, num_columns: int, words: Any, scales: Any, minima: Any,
-    zero: float, g: int,
-) -> Any:  # fmt: skip
-    t0 = t1 = t2 = t3 = splat(_ZERO)
-    per_word, num_scales = codes_per_word(words), scales.shape[1]
-    words_per_scale = words.shape[1] // num_scales
-    for s in range(num_scales):
-        scale_at = 16 * (g * num_scales + s)
-        scale = load(scales, scale_at)
-        low = _lowest(minima, scale, scale_at, zero)
-        for word in range(s * words_per_scale, (s + 1) * words_per_scale):
-            word_at = 16 * (g * words.shape[1] + word)
-            for j in range(per_word):
-                k = at + word * per_word + j
-                w = fma(load_code(words, word_at, j), scale, low)
-                t0 = fma(w, spread(x, k), t0)
-                t1 = fma(w, spread(x, pitch + k), t1)
-                t2 = fma(w, spread(x, 2 * pitch + k), t2)
-                t3 = fma(w, spread(x, 3 * pitch + k), t3)
-    return t0, t1, t2, t3
-
-
-@inline
-def _codes_1x64(
-    x: Any, at: int, num_columns: int, words: Any, scales: Any, minima: Any, zero: float, g: int
-) -> Any:
-    t0 = t1 = t2 = t3 = splat(_ZERO)
-    per_word, num_scales, num_words = codes_per_word(words), scales.shape[1], words.shape[1]
-    words_per_scale = num_words // num_scales
-    for s in range(num_scales):
-        s0 = 16 * (g * num_scales + s)
-        s1, s2, s3 = s0 + 16 * num_scales, s0 + 32 * num_scales, s0 + 48 * num_scales
-        scale0, scale1 = load(scales, s0), load(scales, s1)
-        scale2, scale3 = load(scales, s2), load(scales, s3)
-        low0, low1 = _lowest(minima, scale0, s0, zero), _lowest(minima, scale1, s1, zero)
-        low2, low3 = _lowest(minima, scale2, s2, zero), _lowest(minima, scale3, s3, zero)
-        for word in range(s * words_per_scale, (s + 1) * words_per_scale):
-            w0 = 16 * (g * num_words + word)
-            w1, w2, w3 = w0 + 16 * num_words, w0 + 32 * num_words, w0 + 48 * num_words
-            for j in range(per_word):
-                value = spread(x, at + word * per_word + j)
-                t0 = fma(fma(load_code(words, w0, j), scale0, low0), value, t0)
-                t1 = fma(fma(load_code(words, w1, j), scale1, low1), value, t1)
-                t2 = fma(fma(load_code(words, w2, j), scale2, low2), value, t2)
-                t3 = fma(fma(load_code(words, w3, j), scale3, low3), value, t3)
-    return t0, t1, t2, t3
 
 
 @cpu_kernel
 def linear_codes(
-    x: Any, counts: Any, count: int, words: Any, scales: Any, minima: Any, zero: float,
-    bias: Any, out: Any, accumulate: bool,
+    x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, counts: Any, count: int,
+    accumulate: bool, records: Any, zero: int, bias: Any, out: Any,
+    records_2: Any, zero_2: int, bias_2: Any, out_2: Any,
+    records_3: Any, zero_3: int, bias_3: Any, out_3: Any,
 ) -> None:  # fmt: skip
-    """As `linear_float`, for weights held as codes with a scale and minimum per group."""
-    num_rows, x_pitch, out_pitch = get(counts, count), x.shape[1], out.shape[1]
-    num_groups, num_columns = words.shape[0], words.shape[1] * codes_per_word(words)
-    for item in prange(num_groups // _GROUPS_PER_ITEM):
-        first = item * _GROUPS_PER_ITEM
-        row = 0
-        while row + 4 <= num_rows:
-            for g in range(first, first + _GROUPS_PER_ITEM):
-                sums = _codes_4x16(
-                    x, row * x_pitch, x_pitch, num_columns, words, scales, minima, zero, g
-                )
-                _finish_rows(out, row * out_pitch + 16 * g, out_pitch, sums, bias, g, accumulate)
-            row += 4
-        while row < num_rows:
-            sums = _codes_1x64(x, row * x_pitch, num_columns, words, scales, minima, zero, first)
-            _finish_columns(out, row * out_pitch + 16 * first, sums, bias, first, accumulate)
-            row += 1
+    """As `linear_float`, for weights held as codes and x as `quantise` left it."""
+    num_rows = get(counts, count)
+    second = records.shape[0] // 4
+    third = second + records_2.shape[0] // 4
+    for item in prange(third + records_3.shape[0] // 4):
+        if item < second:
+            _code_item(
+                x_codes, x_scales, x_sums, x_weighted, num_rows, records, zero, item, out, bias,
+                accumulate,
+            )  # fmt: skip
+        elif item < third:
+            _code_item(
+                x_codes, x_scales, x_sums, x_weighted, num_rows, records_2, zero_2, item - second,
+                out_2, bias_2, accumulate,
+            )  # fmt: skip
+        else:
+            _code_item(
+                x_codes, x_scales, x_sums, x_weighted, num_rows, records_3, zero_3, item - third,
+                out_3, bias_3, accumulate,
+            )  # fmt: skip

@@ -15,6 +15,7 @@ from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.linear_codes_gpu import linear_codes_few_kernel, linear_codes_kernel
 from hypocenter.kernels.linear_float_gpu import linear_float_few_kernel, linear_float_kernel
 from hypocenter.kernels.quant import LANES, Packed, padded
+from hypocenter.kernels.quant_units import UNITS
 from hypocenter.tensor import DType, Tensor
 
 #: Rows of a bucket up to which the kernels for few rows win (measured on an H200).
@@ -44,14 +45,15 @@ def _codes(
     num_rows, num_outputs = codes.shape[0], padded(packed.num_rows)
     num_units = -(-packed.num_columns // 64)
     words, scales, minima, zero = packed.parts
+    layout = UNITS[packed.dtype]
     before = (codes, facts["x_scales"], facts["sums"], facts["counts"])
     arrays = (*before, words, scales, minima, bias, out, count, num_units)
     strides = (codes.strides[0], out.strides[0])
     shared |= {
-        "PER_WORD": packed.layout.codes_per_word,
-        "GROUP": packed.layout.group,
+        "PER_WORD": layout.codes_per_word,
+        "GROUP": layout.group,
         "ZERO": int(zero),
-        "HAS_MINIMA": packed.layout.has_minima,
+        "HAS_MINIMA": layout.has_minima,
     }
     if num_rows <= _FEW_CODES:
         tile = min(triton.next_power_of_2(max(num_rows, 1)), 4)
@@ -62,17 +64,17 @@ def _codes(
             grid=(num_outputs // outputs, triton.cdiv(num_rows, tile)),
             # A lane for each output of each of the 16 chains, where waves are of 32.
             num_warps=outputs // (4 if plan.device.startswith("hip") else 2),
-            SCALE_BITS=8 * packed.layout.scale_dtype.block_bytes,
+            SCALE_BITS=8 * layout.scale_dtype.block_bytes,
             ROWS=tile,
             OUTPUTS=outputs,
             **shared,
         )
         return
     outputs, tile, num_warps = (32, 16, 2) if num_rows <= 64 else (64, 32, 4)
-    if num_rows > 64 and (packed.layout.group == 16 or packed.layout.has_minima):
+    if num_rows > 64 and (layout.group == 16 or layout.has_minima):
         outputs = 32  # two dots or two sums a group: less room
     # RDNA has no registers for what a third stage of the largest tiles would hold.
-    is_deep = packed.layout.group == 32 and (outputs == 32 or plan.device.startswith("cuda"))
+    is_deep = layout.group == 32 and (outputs == 32 or plan.device.startswith("cuda"))
     plan.launch_gpu(
         linear_codes_kernel,
         *(*arrays, triton.cdiv(num_units, 16), *strides),

@@ -7,16 +7,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.lang import cpu_kernel, inline, prange
-from hypocenter.device.vector import (
-    add,
-    fma,
-    get,
-    load_first,
-    mul,
-    splat,
-    store_first,
-    sum_lanes,
-)
+from hypocenter.device.vector import add, fma, get, load_first, mul, splat, store_first, sum_lanes
 
 
 @inline

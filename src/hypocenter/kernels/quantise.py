@@ -1,8 +1,9 @@
-"""quantise: activations in the forms that matrix products on a GPU read, made once per tensor.
+"""quantise: activations in the forms that matrix products read, made once per tensor.
 
 Codes (for weights of block types): per group of 32 columns q = round(x * (127 / max|x|)), so x is
-about q * scale with scale = max|x| / 127, and the sums of the codes of each half group. Pieces (F16
-and BF16 weights): numbers of the weight's type whose sum is x, so that products are exact.
+about q * scale with scale = max|x| / 127, and the sums of the codes of each half group. Pieces (on
+a GPU, for F16 and BF16 weights): numbers of the weight's type whose sum is x, so that products are
+exact.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device.memory import allocate, rows
+from hypocenter.device.memory import allocate, leading, rows
 from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels import quantise_cpu
 from hypocenter.kernels.contract import COUNT, Arg, Contract, Rule, Scalar, live_counts
 from hypocenter.kernels.quant import Packed, padded
 from hypocenter.tensor import DType, Tensor
 
 #: Columns that share a scale.
 GROUP = 32
+#: Rows whose codes lie together, as CPU kernels read them, in buckets that have so many.
+TILE_ROWS = 16
 #: A group whose largest value is below this one is zero: 127 / max|x| would overflow before long.
 TINY = 1e-30
 
@@ -36,6 +40,20 @@ CODES = Contract(
     COUNT,
     _WIDTH,
     Rule("-(-width // 64) * 64 <= 4 * quarter", _FITS.limit),
+)
+#: As CODES, as CPU kernels read it: rows lie in tiles.
+TILES = Contract(
+    "quantise",
+    Arg("x", (DType.F32,), "num_rows, >= width"),
+    Arg("codes", (DType.I32,), "num_tiles, num_groups, tile, 8", "write"),
+    Arg("scales", (DType.F32,), "num_tiles, num_groups, tile", "write"),
+    Arg("sums", (DType.I32,), "num_tiles, num_groups, 3, tile", "write"),
+    Arg("weighted", (DType.F32,), "num_tiles, num_groups, 3, tile", "write"),
+    live_counts("num_rows"),
+    COUNT,
+    _WIDTH,
+    Rule("num_tiles * tile >= num_rows", "the tiles of the result must hold the rows"),
+    Rule("-(-width // 64) * 2 <= num_groups", "the groups of the result must hold a row"),
 )
 PIECES = Contract(
     "split",
@@ -53,14 +71,20 @@ PIECES = Contract(
 class Operands:
     """Buffers for one activation tensor at a time: made anew for each, read by what follows.
 
-    codes i32 [max_rows, pitch / 4], four columns to a word; scales f32 and sums i32 [max_rows,
-    pitch / 32], two sums of 16 codes to a word; halves f16 [max_rows, 2, pitch] and thirds (bits of
-    bf16) i16 [max_rows, 3, pitch] with row_scales f32 [max_rows]. None: no weight wants it.
+    On a GPU codes i32 [max_rows, pitch / 4], four columns to a word; scales f32 and sums i32
+    [max_rows, pitch / 32], two sums of 16 codes to a word; halves f16 [max_rows, 2, pitch] and
+    thirds (bits of bf16) i16 [max_rows, 3, pitch] with row_scales f32 [max_rows].
+    On the CPU rows lie in tiles of 16, or of a smaller bucket's rows, so that what a product reads
+    lies close together: codes i32 [tiles, groups, tile, 8], scales f32 [tiles, groups, tile]; sums
+    i32 [tiles, groups, 3, tile] of the first, the last and all codes of a group, and weighted f32,
+    sum * scale.
+    None: no weight wants it.
     """
 
     codes: Tensor | None
     scales: Tensor | None
     sums: Tensor | None
+    weighted: Tensor | None
     halves: Tensor | None
     thirds: Tensor | None
     row_scales: Tensor | None
@@ -69,8 +93,10 @@ class Operands:
     def allocate(
         cls, dtypes: Iterable[DType], max_rows: int, max_width: int, *, device: str
     ) -> Operands:
-        """What products with weights of `dtypes` want; nothing on the CPU."""
-        pitch, wanted = padded(max_width), set(dtypes) if device != "cpu" else set()
+        """What products with weights of `dtypes` want."""
+        pitch, wanted = padded(max_width), set(dtypes)
+        if device == "cpu":
+            return cls._tiles(wanted, -(-max_rows // TILE_ROWS), pitch // GROUP)
         quantised = any(dtype.is_quantised for dtype in wanted)
 
         def make(name: str, dtype: DType, condition: bool, *shape: int) -> Tensor | None:
@@ -82,30 +108,72 @@ class Operands:
             codes=make("x_codes", DType.I32, quantised, pitch // 4),
             scales=make("x_scales", DType.F32, quantised, pitch // GROUP),
             sums=make("x_sums", DType.I32, quantised, pitch // GROUP),
+            weighted=None,
             halves=make("x_halves", DType.F16, DType.F16 in wanted, 2, pitch),
             thirds=make("x_thirds", DType.I16, DType.BF16 in wanted, 3, pitch),
             row_scales=make("x_row_scales", DType.F32, bool(wanted & {DType.F16, DType.BF16})),
         )
 
+    @classmethod
+    def _tiles(cls, wanted: set[DType], num_tiles: int, num_groups: int) -> Operands:
+        if not any(dtype.is_quantised for dtype in wanted):
+            return cls(None, None, None, None, None, None, None)
+        shape = (num_tiles, num_groups)
+
+        def make(name: str, dtype: DType, *rest: int) -> Tensor:
+            return allocate(name, "decoder", dtype, (*shape, *rest))
+
+        # `tile_bytes` counts them.
+        return cls(
+            codes=make("x_codes", DType.I32, TILE_ROWS, 8),
+            scales=make("x_scales", DType.F32, TILE_ROWS),
+            sums=make("x_sums", DType.I32, 3, TILE_ROWS),
+            weighted=make("x_weighted", DType.F32, 3, TILE_ROWS),
+            halves=None,
+            thirds=None,
+            row_scales=None,
+        )
+
     def first(self, num_rows: int) -> Operands:
         """The same buffers for a bucket of `num_rows` rows."""
-        given = (getattr(self, part.name) for part in fields(self))
-        return Operands(*(None if one is None else rows(one, 0, num_rows) for one in given))
+        given = [getattr(self, part.name) for part in fields(self)]
+        if self.weighted is None:
+            return Operands(*(None if one is None else rows(one, 0, num_rows) for one in given))
+        tile = min(num_rows, TILE_ROWS)
+        return Operands(*(None if one is None else _tiled(one, num_rows, tile) for one in given))
 
     def pieces(self, dtype: DType) -> Tensor | None:
         """The pieces for float weights of `dtype`; None for F32, which takes x itself."""
         return {DType.F16: self.halves, DType.BF16: self.thirds}.get(dtype)
 
 
+def tile_bytes(max_rows: int, max_width: int) -> int:
+    """Bytes of the operands that products with weights of block types read on the CPU."""
+    per_group = TILE_ROWS * 4 * (8 + 1 + 3 + 3)
+    return -(-max_rows // TILE_ROWS) * (padded(max_width) // GROUP) * per_group
+
+
+def _tiled(operand: Tensor, num_rows: int, tile: int) -> Tensor:
+    """The beginning of a buffer [tiles, groups, ..., 16, ...] as tiles of fewer rows."""
+    shape = list(operand.shape)
+    shape[shape.index(TILE_ROWS, 2)] = tile
+    shape[0] = -(-num_rows // tile)
+    return leading(operand, tuple(shape))
+
+
 def present(
     plan: PlanBuilder, x: Tensor, weights: Iterable[Tensor], into: Operands, counts: Tensor, *,
     count: int = 0,
 ) -> None:  # fmt: skip
-    """Append what makes of x the operands that products with `weights` read; none on the CPU.
+    """Append what makes of x the operands that products with `weights` read.
 
-    x f32 [num_rows, >= width], where width is the weights' number of columns.
+    x f32 [num_rows, >= width], where width is the weights' number of columns. On the CPU float
+    weights take x itself.
     """
     if plan.device == "cpu":
+        wide = next((one.data for one in weights if one.dtype.is_quantised), None)
+        if wide is not None:
+            _present_tiles(plan, x, wide.num_columns, into, counts, count)
         return
     from hypocenter.kernels import quantise_gpu
 
@@ -121,6 +189,21 @@ def present(
         elif dtype is not DType.F32:
             facts |= {"pieces": into.pieces(dtype), "row_scales": into.row_scales}
             quantise_gpu.launch_pieces(plan, PIECES, facts)
+
+
+def _present_tiles(
+    plan: PlanBuilder, x: Tensor, width: int, into: Operands, counts: Tensor, count: int
+) -> None:
+    arrays = (into.codes, into.scales, into.sums, into.weighted)
+    names = ("codes", "scales", "sums", "weighted")
+    facts = {"x": x, "counts": counts, "count": count, "width": width}
+    plan.launch(
+        quantise_cpu.quantise,
+        *(x, counts, count, width, *arrays),
+        contract=TILES,
+        facts=facts | dict(zip(names, arrays, strict=True)),
+        work_per_row=4 * width,
+    )
 
 
 def reference(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device.lang import cpu_kernel, inline, prange
+from hypocenter.device.lang import allocating_kernel, inline, inline_allocating, prange
 
 #: Below this, exp is taken as 0: smaller results would be subnormal, which some threads flush.
 EXP_LOWEST = -708.0
@@ -33,7 +33,7 @@ NUM_SETTINGS = 8
 _FIRST_SORTED = 256
 
 
-@cpu_kernel
+@allocating_kernel
 def _sample_cpu(
     logits: Any,  # f32 [num_rows, vocab_size]
     settings: Any,  # f64 [num_rows, NUM_SETTINGS]
@@ -82,7 +82,7 @@ def _penalise(values: Any, ids: Any, counts: Any, settings: Any) -> None:
         values[ids[n]] = value
 
 
-@inline
+@inline_allocating
 def _choose(values: Any, settings: Any) -> Any:
     """Steps 2 to 6 of `sampling.py`; the kept tokens are those up to (cut_value, cut_id)."""
     best, _ = _survey(values)
@@ -102,7 +102,7 @@ def _choose(values: Any, settings: Any) -> Any:
     return _draw(values, highest, cut_value, cut_id, settings)
 
 
-@inline
+@inline_allocating
 def _top_p(values: Any, highest: Any, top_p: Any, sorted_ids: Any) -> Any:
     """The last id that top_p keeps; `sorted_ids` are what top_k left, or empty for everything."""
     num_kept = sorted_ids.shape[0]
@@ -127,7 +127,7 @@ def _top_p(values: Any, highest: Any, top_p: Any, sorted_ids: Any) -> Any:
     return sorted_ids[num_kept - 1]
 
 
-@inline
+@inline_allocating
 def _draw(values: Any, highest: Any, cut_value: Any, cut_id: Any, settings: Any) -> Any:
     """The token at which the cumulated weight first exceeds its share of the total."""
     vocab_size = values.shape[0]
@@ -151,7 +151,7 @@ def _draw(values: Any, highest: Any, cut_value: Any, cut_id: Any, settings: Any)
     return last
 
 
-@inline
+@inline_allocating
 def _most_likely(values: Any, num: Any) -> Any:
     """The ids of the `num` highest values, highest first, ties in rising id; i64 [num].
 

@@ -12,14 +12,14 @@ from functools import partial
 from hypocenter.device.memory import allocate, rows
 from hypocenter.device.plan import Plan, PlanBuilder, bucket
 from hypocenter.kernels.activation import gate, scale, softcap
-from hypocenter.kernels.attention import Partial, attention
+from hypocenter.kernels.attention import Partial, allocate_parts, attention
 from hypocenter.kernels.embedding import gather, lookup, narrow
 from hypocenter.kernels.kv_write import kv_write
-from hypocenter.kernels.linear import linear
+from hypocenter.kernels.linear import Product, linear_several
 from hypocenter.kernels.mark import mark, mark_layer
 from hypocenter.kernels.norm import rms_norm
 from hypocenter.kernels.quant import padded
-from hypocenter.kernels.quantise import Operands, present
+from hypocenter.kernels.quantise import Operands
 from hypocenter.kernels.rope import rotate
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.unfused import UnfusedAttention
@@ -138,13 +138,18 @@ class Decoder:
         self._operands = Operands.allocate(weights.dtypes, max_tokens, widest, device=device)
         self._unfused: UnfusedAttention | None = None
         self._partial: Partial | None = None
+        self._parts: Tensor | None = None
         num_sequences, max_blocks = inputs.block_tables.shape
         if attention == "parts":
             max_context = max_blocks * pages.keys[0].shape[3]
             self._unfused = UnfusedAttention.allocate(
                 facts, max_tokens, num_sequences, max_context, device=device
             )
-        elif device != "cpu":
+        elif device == "cpu":
+            self._parts = allocate_parts(
+                pages.keys[0], pages.values[0], max_tokens, facts.num_heads, max_blocks
+            )
+        else:
             most = bucket(num_sequences, max_tokens)
             self._partial = Partial.allocate(
                 pages.keys[0], most, facts.num_heads, max_blocks, device=device
@@ -191,7 +196,7 @@ class Decoder:
             tiles = None
         return partial(
             attention, num_heads=self.facts.num_heads, num_sequences=num_sequences,
-            partial=tiles,
+            partial=tiles, parts=self._parts,
         )  # fmt: skip
 
     def _attention(
@@ -256,13 +261,10 @@ class Decoder:
         count: int = 0, accumulate: bool = False,
     ) -> None:  # fmt: skip
         """Products of x with several (weight, out, bias), for which x is made ready once."""
-        counts, operands = self.inputs.counts, self._operands.first(x.shape[0])
-        present(plan, x, [weight for weight, _, _ in products], operands, counts, count=count)
-        for weight, out, bias in products:
-            linear(
-                plan, x, weight, out, counts, count=count, bias=bias, accumulate=accumulate,
-                operands=operands,
-            )  # fmt: skip
+        linear_several(
+            plan, x, [Product(*one) for one in products], self.inputs.counts,
+            self._operands.first(x.shape[0]), count=count, accumulate=accumulate,
+        )  # fmt: skip
 
     def _logits(self, plan: PlanBuilder, b: _Buffers, num_logit_rows: int) -> Tensor:
         facts, weights, counts = self.facts, self.weights, self.inputs.counts

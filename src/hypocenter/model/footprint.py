@@ -8,7 +8,10 @@ from pathlib import Path
 
 from hypocenter.config import KV_DTYPES, EngineConfig
 from hypocenter.errors import OutOfMemory
-from hypocenter.kernels.quant import LAYOUTS, padded
+from hypocenter.kernels.attention_cpu import num_part_floats
+from hypocenter.kernels.quant import padded
+from hypocenter.kernels.quant_records import packed_bytes
+from hypocenter.kernels.quantise import tile_bytes
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.gguf import GGUFFile
 from hypocenter.model.gguf_values import TensorInfo
@@ -45,6 +48,10 @@ def needed_bytes(
         per_logit_row += facts.vocab_size
     activations = 2 * config.max_batch_tokens * sum(padded(width) for width in widths)
     logits = config.max_batch_requests * per_logit_row
+    parts = num_part_floats(
+        config.max_batch_tokens, facts.num_heads, facts.num_kv_heads,
+        -(-facts.head_dim // 16) * 16, num_blocks * config.block_size,
+    )  # fmt: skip
     return {
         "weights": sum(
             _weight_bytes(info, facts)
@@ -53,7 +60,8 @@ def needed_bytes(
         ),
         "KV cache": num_blocks * config.block_size * per_token,
         "rope tables": _rope_bytes(facts, context_length),
-        "activations": (activations + logits) * _F32_BYTES,
+        "activations": (activations + logits + parts) * _F32_BYTES
+        + (tile_bytes(config.max_batch_tokens, max(widths)) if _has_codes(file, facts) else 0),
     }
 
 
@@ -94,7 +102,18 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
         parts = (facts.num_heads * facts.head_dim, kv_rows, kv_rows)
     elif facts.family.fused_gate_up and info.name.endswith(".ffn_up.weight"):
         parts = (facts.ffn_width, facts.ffn_width)
-    return sum(LAYOUTS[info.dtype].num_bytes(count, info.shape[1]) for count in parts)
+    return sum(packed_bytes(info.dtype, count, info.shape[1]) for count in parts)
+
+
+def _has_codes(file: GGUFFile, facts: Architecture) -> bool:
+    """Whether activations are multiplied with weights of block types."""
+    tables = {"token_embd.weight"} if "output.weight" in file.tensors else set()
+    matrices = (
+        info
+        for info in file.tensors.values()
+        if len(info.shape) == 2 and info.name not in tables and not is_draft(info.name, facts)
+    )
+    return any(info.dtype.is_quantised for info in matrices)
 
 
 def _rope_bytes(facts: Architecture, context_length: int) -> int:

@@ -101,6 +101,14 @@ class GGUFFile:
             raise self._bad("tensor", name, limit, _nearest(name, self._tensors))
         return np.frombuffer(shards[info.shard].buffer, np.uint8, info.num_bytes, info.offset)
 
+    def let_go(self, name: str) -> None:
+        """Take a tensor's pages out of this process's memory; reading brings them back."""
+        info = self._tensors[name]
+        first = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        if hasattr(mmap, "MADV_DONTNEED"):
+            num_bytes = info.offset + info.num_bytes - first
+            self._open()[info.shard].buffer.madvise(mmap.MADV_DONTNEED, first, num_bytes)
+
     def shard_bytes(self, shard: int) -> np.ndarray:
         """A whole file of the model: uint8 [num_bytes], read-only, a view of the mapped file."""
         return np.frombuffer(self._open()[shard].buffer, np.uint8)

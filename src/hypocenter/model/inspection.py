@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.kernels.quant import LAYOUTS
+from hypocenter.kernels.quant_records import packed_bytes
 from hypocenter.model.gguf import GGUFFile
 from hypocenter.model.gguf_values import StringArray, TensorInfo, ValueType
-from hypocenter.tensor import DType
+from hypocenter.tensor import WEIGHT_TYPES, DType
 
 SLAB_BYTES = 1 << 22
 MAX_SHOWN_ITEMS = 6
@@ -164,9 +164,9 @@ def type_counts(file: GGUFFile) -> list[TypeCount]:
 def loaded_bytes(file: GGUFFile) -> int:
     """Bytes that the weights take once packed for the kernels; finer codes are widened."""
     return sum(
-        LAYOUTS[info.dtype].num_bytes(*info.shape) if len(info.shape) == 2 else info.num_bytes
+        packed_bytes(info.dtype, *info.shape) if len(info.shape) == 2 else info.num_bytes
         for info in file.tensors.values()
-        if info.dtype in LAYOUTS
+        if info.dtype in WEIGHT_TYPES
     )
 
 

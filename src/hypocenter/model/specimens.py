@@ -14,7 +14,8 @@ from hypocenter.device.abstract import AbstractGpu, specimens
 from hypocenter.device.launch import Launch
 from hypocenter.device.plan import Plan
 from hypocenter.device.specimen import Specimen
-from hypocenter.kernels.quant import LAYOUTS, Packed, padded
+from hypocenter.kernels.quant import Packed, padded
+from hypocenter.kernels.quant_units import UNITS
 from hypocenter.kernels.sampling import Draw
 from hypocenter.kernels.sampling_plan import DeviceSampler
 from hypocenter.model.architecture import FAMILIES, Architecture, Rope
@@ -45,7 +46,7 @@ def project_specimens() -> tuple[Specimen, ...]:
     for family, _, facts in _MODELS:
         for specimen in _of_model(family, DType.Q8_0, DType.F16, facts):
             found.setdefault(_key(specimen), specimen)
-    for dtype in LAYOUTS:
+    for dtype in UNITS:
         for specimen in _of_model("llama", dtype, DType.F32):
             found.setdefault(_key(specimen), specimen)
     for dtype in _FORMS:
@@ -186,14 +187,14 @@ def _undefined(name: str, dtype: DType, shape: tuple[int, ...]) -> Tensor:
 
 def _weights(facts: Architecture, dtype: DType) -> Weights:
     def matrix(name: str, num_rows: int, num_columns: int) -> Tensor:
-        layout = LAYOUTS[dtype]
+        layout = UNITS[dtype]
         scales = (layout.scale_dtype, layout.scale_dtype)
         float_type = DType.I16 if dtype is DType.BF16 else dtype
         kinds = (float_type,) if layout.is_float else (DType.I32, *scales)
         bases = [_undefined(name, kind, (num_rows * num_columns,)) for kind in kinds]
         zero = () if layout.is_float else (float(layout.zero),)
         values = (*(base.data for base in bases), *zero)
-        packed = Packed(layout, values, num_rows, num_columns)
+        packed = Packed(dtype, values, num_rows, num_columns)
         whole = (num_rows, num_columns)
         return Tensor(name, "model", dtype, whole, (num_columns, 1), 0, bases[0].allocation, packed)
 

@@ -206,9 +206,12 @@ class _Loader:
             self.progress("loading weights", len(self.taken) / len(self.file.tensors))
         parts, start = [], 0
         for count in row_counts:
-            packed = quant.pack(raw[start : start + count], dtype, num_columns)
-            parts.append(quant.place(name, "model", dtype, packed, device=self.device))
+            rows = raw[start : start + count]
+            packed = quant.pack(rows, dtype, num_columns, device=self.device)
+            parts.append(quant.place(name, "model", packed, device=self.device))
             start += count
+        # Packed and mapped weights together would take twice the memory of the file.
+        self.file.let_go(name)
         return tuple(parts)
 
     def _values(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

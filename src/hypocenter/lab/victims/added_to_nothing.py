@@ -11,14 +11,15 @@ from hypocenter.model import decoder
 
 
 def plant(lab: Lab) -> None:
+    from hypocenter.kernels import linear_gpu
+
     def add(
-        original: Any, plan: Any, x: Any, weight: Any, out: Any, *given: Any, **names: Any
+        original: Any, plan: Any, contract: Any, facts: Any, count: int, accumulate: bool
     ) -> None:
-        names["accumulate"] = names.get("accumulate") or out.name == "q"
-        original(plan, x, weight, out, *given, **names)
+        original(plan, contract, facts, count, accumulate or facts["out"].name == "q")
 
     lab.leave_undefined(decoder._Buffers)
-    lab.wrap(decoder, "linear", add)
+    lab.wrap(linear_gpu, "launch", add)
 
 
 def twin(lab: Lab) -> None:

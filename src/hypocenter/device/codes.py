@@ -1,0 +1,407 @@
+"""More words for CPU kernels: codes of block types, and sums of one vector over several rows.
+
+A record array holds a weight of codes: each record is 16 rows by some columns, and its fields say
+how codes, scales and minima lie in it (`kernels/quant_records.py` makes them). Products of codes
+are sums of integers, so they are the same whichever instructions the machine has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hypocenter.device.dot import Dot
+from hypocenter.device.lang import (
+    cgutils,
+    ir,
+    literal_word,
+    models,
+    register_model,
+    types,
+    word,
+)
+from hypocenter.device.vector_ir import (
+    F32,
+    I32,
+    LANES,
+    VEC_F32,
+    VEC_I16,
+    VEC_I32,
+    Codegen,
+    address_of,
+    all_lanes,
+    constant,
+    f32x16,
+    fused,
+    half_to_float,
+    load_vector,
+)
+
+#: Columns whose codes are taken at once: eight words of four.
+STEP_COLUMNS = 32
+_WORDS = 8
+_LINE_BYTES = 64
+#: How far ahead memory is asked for: what one thread reads in the time that memory takes to answer.
+_AHEAD_BYTES = 4096
+#: Planes of bits and how many bits of a code each holds, the lowest first.
+_PLANES = (("nibbles", 4), ("crumbs", 2), ("bits", 1))
+
+_I8, _I64 = ir.IntType(8), ir.IntType(64)
+_VEC_I8 = ir.VectorType(_I8, LANES)
+_CODES = ir.ArrayType(VEC_I32, _WORDS)
+
+
+class _Codes(types.Type):  # type: ignore[misc]
+    """32 columns of 16 rows: lane r of vector j holds the columns 4 j .. 4 j + 3 of row r."""
+
+    def __init__(self, *, is_signed: bool) -> None:
+        super().__init__(name="signed codes" if is_signed else "unsigned codes")
+        self.is_signed = is_signed
+
+
+class _Totals(types.Type):  # type: ignore[misc]
+    """A vector of f32 for each of several rows of activations."""
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__(name=f"f32x16 x {num_rows}")
+        self.num_rows = num_rows
+
+
+@register_model(_Codes)
+class _CodesModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, codes: _Codes) -> None:
+        super().__init__(manager, codes, _CODES)
+
+
+@register_model(_Totals)
+class _TotalsModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, totals: _Totals) -> None:
+        super().__init__(manager, totals, ir.ArrayType(VEC_F32, totals.num_rows))
+
+
+@literal_word
+def zero_totals(typing: Any, num_rows: Any) -> tuple[Any, Codegen]:
+    """Zeros for `num_rows` rows, a number that is written out."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return ir.Constant(ir.ArrayType(VEC_F32, num_rows.literal_value), None)
+
+    return _Totals(num_rows.literal_value)(num_rows), build
+
+
+def _each(builder: Any, totals: Any, change: Callable[[int, Any], Any]) -> Any:
+    """The totals with each row's vector changed."""
+    made = ir.Constant(totals.type, ir.Undefined)
+    for row in range(totals.type.count):
+        made = builder.insert_value(made, change(row, builder.extract_value(totals, row)), row)
+    return made
+
+
+def _at(builder: Any, index: Any, step: int) -> Any:
+    return builder.add(index, ir.Constant(_I64, step))
+
+
+def _scalar(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    return builder.load(address_of(context, builder, array_type, array, index))
+
+
+@word
+def add_scaled(
+    typing: Any, totals: Any, vector: Any, array: Any, index: Any, pitch: Any
+) -> tuple[Any, Codegen]:
+    """totals[i] + vector * array[index + i * pitch], each sum one fused step."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        totals, vector, array, index, pitch = args
+
+        def change(row: int, total: Any) -> Any:
+            at = builder.add(index, builder.mul(pitch, ir.Constant(_I64, row)))
+            scalar = _scalar(context, builder, signature.args[2], array, at)
+            return fused(builder, vector, all_lanes(builder, scalar, VEC_F32), total)
+
+        return _each(builder, totals, change)
+
+    return totals(totals, f32x16, array, types.intp, types.intp), build
+
+
+@word
+def add_to_each(typing: Any, totals: Any, vector: Any) -> tuple[Any, Codegen]:
+    """totals[i] + vector."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _each(builder, args[0], lambda row, total: builder.fadd(total, args[1]))
+
+    return totals(totals, f32x16), build
+
+
+@word
+def add_stored(typing: Any, totals: Any, array: Any, index: Any, pitch: Any) -> tuple[Any, Codegen]:
+    """array[index + i * pitch ...] + totals[i], 16 elements each."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        totals, array, index, pitch = args
+
+        def change(row: int, total: Any) -> Any:
+            at = builder.add(index, builder.mul(pitch, ir.Constant(_I64, row)))
+            address = address_of(context, builder, signature.args[1], array, at)
+            return builder.fadd(load_vector(builder, address, VEC_F32, 4), total)
+
+        return _each(builder, totals, change)
+
+    return totals(totals, array, types.intp, types.intp), build
+
+
+@word
+def store_totals(
+    typing: Any, array: Any, index: Any, pitch: Any, totals: Any
+) -> tuple[Any, Codegen]:
+    """array[index + i * pitch ...] = totals[i], 16 elements each."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array, index, pitch, totals = args
+        for row in range(totals.type.count):
+            at = builder.add(index, builder.mul(pitch, ir.Constant(_I64, row)))
+            address = address_of(context, builder, signature.args[0], array, at)
+            value = builder.extract_value(totals, row)
+            builder.store(value, builder.bitcast(address, value.type.as_pointer())).align = 4
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, totals), build
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What the type of a record says: it is known when a kernel is compiled."""
+
+    num_steps: int
+    is_signed: bool
+    is_halved: bool
+    has_minima: bool
+
+    @classmethod
+    def of(cls, record: Any) -> _Shape:
+        lengths = {name: field.type.shape[0] for name, field in record.fields.items()}
+        for plane, bits in (("codes", 8), *_PLANES):
+            if plane in lengths:
+                num_steps = lengths[plane] // bits
+                break
+        num_scales = lengths.get("scales", lengths["scale"])
+        return cls(num_steps, "codes" in lengths, num_scales > num_steps, "minimum" in lengths)
+
+
+class _Record:
+    """The fields of one record of an array, as vectors of 16 lanes."""
+
+    def __init__(self, context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> None:
+        self.builder, self.kind = builder, array_type.dtype
+        self._base = builder.bitcast(
+            address_of(context, builder, array_type, array, index), _I8.as_pointer()
+        )
+
+    def has(self, field: str) -> bool:
+        return field in self.kind.fields
+
+    def vector(self, field: str, kind: Any, index: Any, step: int = 0) -> Any:
+        """Vector `index` + `step` of a field; `index` is a value of the program."""
+        width = LANES * kind.element.width // 8
+        at = self.builder.mul(index, ir.Constant(_I64, width))
+        at = self.builder.add(at, ir.Constant(_I64, self.kind.offset(field) + step * width))
+        address = self.builder.gep(self._base, [at])
+        return load_vector(self.builder, address, kind, kind.element.width // 8)
+
+    def factor(self, single: str, several: str, index: Any) -> Any:
+        """A scale or minimum: an f16, or the record's f16 times a small integer; or else zero."""
+        if not self.has(single):
+            return constant(0.0)
+        if not self.has(several):
+            return half_to_float(self.builder, self.vector(single, VEC_I16, index))
+        whole = half_to_float(self.builder, self.vector(single, VEC_I16, ir.Constant(_I64, 0)))
+        small = self.builder.sext(self.vector(several, _VEC_I8, index), VEC_I32)
+        return self.builder.fmul(whole, self.builder.sitofp(small, VEC_F32))
+
+
+def _fact(name: str, kind: Any) -> Any:
+    """A word that answers from the type of a record array."""
+
+    def typed(typing: Any, blocks: Any) -> tuple[Any, Codegen]:
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return context.get_constant(kind, getattr(_Shape.of(blocks.dtype), name))
+
+        return kind(blocks), build
+
+    typed.__doc__ = f"{name} of a record array, a constant."
+    return word(typed)
+
+
+num_steps = _fact("num_steps", types.intp)
+is_halved = _fact("is_halved", types.boolean)
+has_minima = _fact("has_minima", types.boolean)
+
+
+def _factor(single: str, several: str) -> Any:
+    def typed(typing: Any, blocks: Any, record: Any, index: Any) -> tuple[Any, Codegen]:
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            record = _Record(context, builder, signature.args[0], args[0], args[1])
+            return record.factor(single, several, args[2])
+
+        return f32x16(blocks, types.intp, types.intp), build
+
+    typed.__doc__ = f"Number `index` of the {several} of a record, f32."
+    return word(typed)
+
+
+load_scale = _factor("scale", "scales")
+load_minimum = _factor("minimum", "minima")
+
+
+@word
+def fetch_early(typing: Any, blocks: Any, record: Any, step: Any) -> tuple[Any, Codegen]:
+    """Ask memory for what lies `_AHEAD_BYTES` behind a step; beyond the array it does no harm."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = signature.args[0].dtype
+        num_lines = -(-kind.size // (_Shape.of(kind).num_steps * _LINE_BYTES))
+        first = address_of(context, builder, signature.args[0], args[0], args[1])
+        first = builder.bitcast(first, _I8.as_pointer())
+        at = builder.mul(args[2], ir.Constant(_I64, num_lines * _LINE_BYTES))
+        function = ir.FunctionType(ir.VoidType(), [first.type, I32, I32, I32])
+        fetch = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0")
+        # To be read, kept in all caches, as data.
+        how = [ir.Constant(I32, value) for value in (0, 3, 1)]
+        for line in range(num_lines):
+            address = builder.gep(first, [_at(builder, at, _AHEAD_BYTES + line * _LINE_BYTES)])
+            builder.call(fetch, [address, *how])
+        return context.get_dummy_value()
+
+    return types.void(blocks, types.intp, types.intp), build
+
+
+@word
+def load_codes(typing: Any, blocks: Any, record: Any, step: Any) -> tuple[Any, Codegen]:
+    """32 columns of 16 rows: the signed bytes of `codes`, or what planes of bits add up to.
+
+    Planes, the first that there is in the lowest bits: `nibbles` (vector i holds the columns
+    8 i .. 8 i + 3 in the low halves of its bytes and the next four in the high ones), `crumbs` of
+    two bits (columns 16 i + 4 m .. + 3 at bit 2 m), `bits` (columns 4 j .. 4 j + 3 at bit j).
+    """
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        record = _Record(context, builder, signature.args[0], args[0], args[1])
+        words: list[Any] = [None] * _WORDS
+        if record.has("codes"):
+            words = _plane(builder, record, "codes", 8, args[2])
+        else:
+            low = 0
+            for plane, bits in _PLANES:
+                if record.has(plane):
+                    _add_plane(builder, words, _plane(builder, record, plane, bits, args[2]), low)
+                    low += bits
+        made = ir.Constant(_CODES, ir.Undefined)
+        for j, found in enumerate(words):
+            made = builder.insert_value(made, found, j)
+        return made
+
+    is_signed = _Shape.of(blocks.dtype).is_signed
+    return _Codes(is_signed=is_signed)(blocks, types.intp, types.intp), build
+
+
+def _plane(builder: Any, record: _Record, plane: str, bits: int, step: Any) -> list[Any]:
+    """The vectors of one plane for a step: as many as it has bits."""
+    first = builder.mul(step, ir.Constant(_I64, bits))
+    return [record.vector(plane, VEC_I32, first, i) for i in range(bits)]
+
+
+def _add_plane(builder: Any, words: list[Any], vectors: Sequence[Any], low: int) -> None:
+    """Put the bits of a plane into the words, at bit `low` of each byte."""
+    bits = len(vectors)
+    mask = constant((((1 << bits) - 1) << low) * 0x01010101, VEC_I32)
+    per_vector = _WORDS // bits
+    for j in range(_WORDS):
+        shift = bits * (j % per_vector) - low
+        moved = vectors[j // per_vector]
+        if shift > 0:
+            moved = builder.lshr(moved, constant(shift, VEC_I32))
+        elif shift < 0:
+            moved = builder.shl(moved, constant(-shift, VEC_I32))
+        moved = builder.and_(moved, mask)
+        words[j] = moved if words[j] is None else builder.or_(words[j], moved)
+
+
+@literal_word
+def add_products(
+    typing: Any, totals: Any, codes: Any, part: Any, scale: Any, x_codes: Any, x_scales: Any,
+    x_sums: Any, zero: Any, tile: Any, group: Any, row: Any,
+) -> tuple[Any, Codegen]:  # fmt: skip
+    """totals[i] + scale * x_scale * the sum of (code - zero) * x_code, for rows row + i of a tile.
+
+    `part` 0 or 1: the first or last 16 columns of the step; 2: all. `group` counts the steps of
+    x: x_codes i32 [.., group, tile rows, 8], x_scales f32 [.., group, tile], x_sums i32 [.., group,
+    3, tile] for the three parts. The sum is one of integers; then come two products and one fused
+    step.
+    """
+    which = part.literal_value
+    first, last = ((0, 4), (4, 8), (0, 8))[which]
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        totals, codes, _, scale, x_codes, x_scales, x_sums, zero, tile, group, row = args
+        kinds = signature.args
+
+        def spread(kind: Any, array: Any, at: Any, vector: Any) -> Any:
+            return all_lanes(builder, _scalar(context, builder, kind, array, at), vector)
+
+        weights = [builder.extract_value(codes, j) for j in range(first, last)]
+        dot = Dot(builder, weights, is_signed=kinds[1].is_signed)
+        offset = builder.mul(zero, ir.Constant(_I64, -1))
+        offset = builder.trunc(builder.sub(offset, ir.Constant(_I64, dot.lift)), I32)
+        before = builder.mul(group, tile)
+        rows = builder.add(before, row)
+        sums = builder.mul(before, ir.Constant(_I64, 3))
+        sums = builder.add(sums, builder.mul(tile, ir.Constant(_I64, which)))
+        sums = builder.add(sums, row)
+
+        def change(i: int, total: Any) -> Any:
+            own = _at(builder, rows, i)
+            start = _scalar(context, builder, kinds[6], x_sums, _at(builder, sums, i))
+            products = all_lanes(builder, builder.mul(start, offset), VEC_I32)
+            at = builder.mul(own, ir.Constant(_I64, _WORDS))
+            for j in range(first, last):
+                x = spread(kinds[4], x_codes, _at(builder, at, j), VEC_I32)
+                products = dot.add(products, j - first, x)
+            factor = builder.fmul(scale, spread(kinds[5], x_scales, own, VEC_F32))
+            return fused(builder, builder.sitofp(products, VEC_F32), factor, total)
+
+        return _each(builder, totals, change)
+
+    signature = totals(
+        *(totals, codes, part, f32x16, x_codes, x_scales, x_sums),
+        *(types.intp, types.intp, types.intp, types.intp),
+    )
+    return signature, build
+
+
+@literal_word
+def store_values(
+    typing: Any, array: Any, index: Any, codes: Any, part: Any, zero: Any, scale: Any, low: Any,
+    lane: Any,
+) -> tuple[Any, Codegen]:  # fmt: skip
+    """array[index ..] = (code - zero) * scale + low in 16 columns (half `part`) of row `lane`."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array, index, codes, _, zero, scale, low, lane = args
+        lane, zero = builder.trunc(lane, I32), builder.trunc(zero, I32)
+        scale, low = (builder.extract_element(one, lane) for one in (scale, low))
+        first = 4 * signature.args[3].literal_value
+        extend = builder.sext if signature.args[2].is_signed else builder.zext
+        for j in range(first, first + 4):
+            bits = builder.extract_element(builder.extract_value(codes, j), lane)
+            for byte in range(4):
+                code = builder.trunc(builder.lshr(bits, ir.Constant(I32, 8 * byte)), _I8)
+                value = builder.sitofp(builder.sub(extend(code, I32), zero), F32)
+                value = fused(builder, value, scale, low)
+                at = _at(builder, index, 4 * (j - first) + byte)
+                builder.store(value, address_of(context, builder, signature.args[0], array, at))
+        return context.get_dummy_value()
+
+    kinds = (array, types.intp, codes, part, types.intp, f32x16, f32x16, types.intp)
+    return types.void(*kinds), build

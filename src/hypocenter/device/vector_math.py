@@ -1,0 +1,72 @@
+"""More words for CPU kernels: functions of one number, lane by lane."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.lang import inline, word
+from hypocenter.device.vector import add, div, fma, larger, mul, splat, sub
+from hypocenter.device.vector_ir import VEC_F32, VEC_I32, Codegen, constant, f32x16
+
+_ROUND = np.float32(1.5 * 2**23)
+_EXP_LOW, _EXP_HIGH = np.float32(-87.33654), np.float32(88.0)
+_LOG2_E = np.float32(1.44269504088896341)
+_LN2_HIGH, _LN2_LOW = np.float32(-0.693359375), np.float32(2.12194440e-4)
+_EXPONENT_BIAS = np.float32(127)
+_ONE, _ZERO = np.float32(1), np.float32(0)
+# Minimax coefficients of exp on [-ln2/2, ln2/2] for f32 (Cephes, expf).
+_C0, _C1, _C2 = (
+    np.float32(1.9875691500e-4),
+    np.float32(1.3981999507e-3),
+    np.float32(8.3334519073e-3),
+)
+_C3, _C4, _C5 = (
+    np.float32(4.1665795894e-2),
+    np.float32(1.6666665459e-1),
+    np.float32(5.0000001201e-1),
+)
+
+
+@word
+def _power_of_two(typing: Any, shifted: Any) -> tuple[Any, Codegen]:
+    """2**n for a lane that holds n + 1.5 * 2**23 + 127: its low bits, moved to the exponent."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        bits = builder.bitcast(args[0], VEC_I32)
+        return builder.bitcast(builder.shl(bits, constant(23, VEC_I32)), VEC_F32)
+
+    return f32x16(f32x16), build
+
+
+@inline
+def exp(x: Any) -> Any:
+    """e**x per lane, within 2 ulp for -87.3 <= x <= 88; below that 1.2e-38, above it e**88.
+
+    Range reduction by ln 2 in two parts, then Cephes' polynomial for expf.
+    """
+    x = larger(splat(_EXP_LOW), sub(splat(_ZERO), larger(splat(-_EXP_HIGH), sub(splat(_ZERO), x))))
+    # Adding 1.5 * 2**23 rounds to an integer, whatever instruction the machine lacks.
+    shifted = add(mul(x, splat(_LOG2_E)), splat(_ROUND))
+    n = sub(shifted, splat(_ROUND))
+    r = fma(n, splat(_LN2_LOW), fma(n, splat(_LN2_HIGH), x))
+    p = fma(splat(_C0), r, splat(_C1))
+    p = fma(p, r, splat(_C2))
+    p = fma(p, r, splat(_C3))
+    p = fma(p, r, splat(_C4))
+    p = fma(p, r, splat(_C5))
+    p = fma(mul(p, r), r, add(r, splat(_ONE)))
+    return mul(p, _power_of_two(add(shifted, splat(_EXPONENT_BIAS))))
+
+
+@inline
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + e**-x) per lane."""
+    return div(splat(_ONE), add(splat(_ONE), exp(sub(splat(_ZERO), x))))
+
+
+@inline
+def tanh(x: Any) -> Any:
+    """Hyperbolic tangent per lane as 2 * sigmoid(2x) - 1: absolute error below 2e-7."""
+    return sub(mul(splat(np.float32(2)), sigmoid(add(x, x))), splat(_ONE))

@@ -1,0 +1,138 @@
+"""More words for CPU kernels: several vectors at once, kept in registers as a tuple.
+
+How many there are is a number that the kernel's source states, so loops over them are unrolled.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypocenter.device.lang import cgutils, ir, types, word
+from hypocenter.device.vector_ir import (
+    I32,
+    LANES,
+    VEC_F32,
+    VEC_I16,
+    Codegen,
+    address_of,
+    all_lanes,
+    f32x16,
+    fused,
+    half_to_float,
+    load_vector,
+)
+
+
+def _literal(count: Any) -> int:
+    """A count that the kernel's source states; 0 sends numba to ask again with its value."""
+    return getattr(count, "literal_value", 0)
+
+
+def _unpack(builder: Any, values: Any) -> list[Any]:
+    return [builder.extract_value(values, index) for index in range(values.type.count)]
+
+
+def _pack(builder: Any, values: list[Any]) -> Any:
+    packed = ir.Constant(ir.ArrayType(VEC_F32, len(values)), ir.Undefined)
+    for index, value in enumerate(values):
+        packed = builder.insert_value(packed, value, index)
+    return packed
+
+
+@word
+def splat_each(typing: Any, value: Any, count: Any) -> tuple[Any, Codegen]:
+    """A tuple of `count` vectors with one f32 in all lanes."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _pack(builder, [all_lanes(builder, args[0], VEC_F32)] * _literal(count))
+
+    if not _literal(count):
+        return None  # type: ignore[return-value]
+    return types.UniTuple(f32x16, _literal(count))(types.float32, count), build
+
+
+@word
+def load_each(
+    typing: Any, array: Any, starts: Any, first: Any, offset: Any, count: Any
+) -> tuple[Any, Codegen]:
+    """A tuple of `count` vectors as of `load`: vector i stands at starts[first + i] + offset."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        loaded = []
+        for index in range(_literal(count)):
+            place = builder.add(args[2], context.get_constant(types.intp, index))
+            start = builder.load(address_of(context, builder, signature.args[1], args[1], place))
+            address = address_of(context, builder, array, args[0], builder.add(start, args[3]))
+            if array.dtype == types.float32:
+                loaded.append(load_vector(builder, address, VEC_F32, 4))
+            else:
+                loaded.append(half_to_float(builder, load_vector(builder, address, VEC_I16, 2)))
+        return _pack(builder, loaded)
+
+    if not _literal(count) or array.dtype not in (types.float32, types.uint16):
+        return None  # type: ignore[return-value]
+    several = types.UniTuple(f32x16, _literal(count))
+    return several(array, starts, types.intp, types.intp, count), build
+
+
+@word
+def fma_outer(
+    typing: Any, vectors: Any, array: Any, index: Any, pitch: Any, sums: Any
+) -> tuple[Any, Codegen]:
+    """Row i of `sums`, as long as `vectors`, plus vectors * array[index + i * pitch].
+
+    Each sum is one `fma`, so it does not depend on how many rows or vectors there are.
+    """
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        factors, at, step = _unpack(builder, args[0]), args[2], args[3]
+        added = _unpack(builder, args[4])
+        for row in range(len(added) // len(factors)):
+            place = builder.add(at, builder.mul(step, context.get_constant(types.intp, row)))
+            scalar = builder.load(address_of(context, builder, array, args[1], place))
+            value = all_lanes(builder, scalar, VEC_F32)
+            for column, factor in enumerate(factors):
+                which = row * len(factors) + column
+                added[which] = fused(builder, factor, value, added[which])
+        return _pack(builder, added)
+
+    if array.dtype != types.float32:
+        return None  # type: ignore[return-value]
+    return sums(vectors, array, types.intp, types.intp, sums), build
+
+
+@word
+def store_outer(
+    typing: Any, array: Any, index: Any, pitch: Any, sums: Any, count: Any
+) -> tuple[Any, Codegen]:
+    """Write rows of `count` vectors each to a float32 array, row i from index + i * pitch on."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        for which, value in enumerate(_unpack(builder, args[3])):
+            row, column = divmod(which, _literal(count))
+            step = builder.mul(args[2], context.get_constant(types.intp, row))
+            place = builder.add(args[1], step)
+            place = builder.add(place, context.get_constant(types.intp, LANES * column))
+            address = address_of(context, builder, array, args[0], place)
+            builder.store(value, builder.bitcast(address, value.type.as_pointer())).align = 4
+        return context.get_dummy_value()
+
+    if not _literal(count) or array.dtype != types.float32:
+        return None  # type: ignore[return-value]
+    return types.void(array, types.intp, types.intp, sums, count), build
+
+
+@word
+def prefetch(typing: Any, array: Any, index: Any) -> tuple[Any, Codegen]:
+    """Ask for the cache line of an element; harmless wherever it lies."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = address_of(context, builder, array, args[0], args[1])
+        pointer = builder.bitcast(address, ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        read, near, data = (ir.Constant(I32, value) for value in (0, 3, 1))
+        builder.call(function, [pointer, read, near, data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), build

@@ -1,0 +1,220 @@
+"""One tile of keys on the CPU: what it gives to the query heads of one KV head.
+
+A tile is weighed against its own largest score; which tiles there are and how they are folded is
+the business of `attention_cpu.py`. Keys and values are read and converted once for a block of
+heads, whose sums stay in registers. A sum takes head elements, or keys, one by one in order, so
+the size of the block changes no bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.lang import cpu_features, inline
+from hypocenter.device.vector import (
+    add,
+    div,
+    get,
+    keep,
+    larger,
+    load,
+    max_lanes,
+    mul,
+    put,
+    splat,
+    store,
+    sub,
+    sum_lanes,
+)
+from hypocenter.device.vector_ir import LANES
+from hypocenter.device.vector_math import exp, tanh
+from hypocenter.device.vector_rows import fma_outer, load_each, prefetch, splat_each, store_outer
+
+#: Keys of a tile; the bits of results depend on it. Larger tiles are folded less often, smaller
+#: ones give more threads something to do where tokens are few.
+KEYS = 512
+_STRIPS = KEYS // LANES
+_SPARE = 8
+_V_STARTS = _STRIPS + _SPARE
+_COLUMNS = 2 * _V_STARTS
+_ZERO, _NONE = np.float32(0), np.float32(-np.inf)
+
+# As many sums (heads x vectors) as hide the latency of a multiply-add and fit the registers.
+_WIDE = "avx512f" in cpu_features()
+_VECTORS = 2 if _WIDE else 1
+_VECTORS_OF_ONE_HEAD = 4
+
+
+def heads_per_block(group: int) -> int:
+    """Of the blocks that there are, the one that a group fills best; the larger if alike."""
+    if group == 1:
+        return 1
+    return 8 if _WIDE and -group % 8 == -group % 4 else 4
+
+
+def value_width(heads: int) -> int:
+    """Values of a head that are summed at once: rows of results are padded to it."""
+    return LANES * (_VECTORS_OF_ONE_HEAD if heads == 1 else _VECTORS)
+
+
+@inline
+def num_starts(pitch: int) -> int:
+    return _COLUMNS + pitch // LANES
+
+
+@inline
+def find_columns(starts: Any, value_pitch: int, pitch: int) -> None:
+    """Note where the vectors of a row of values begin; the last again where a block needs more."""
+    for d in range(0, pitch, LANES):
+        put(starts, _COLUMNS + d // LANES, min(d, value_pitch - LANES))
+
+
+@inline
+def find_strips(
+    starts: Any, tile: int, low: int, high: int, block_tables: Any, table_at: int, k_cache: Any,
+    v_cache: Any, kv_head: int,
+) -> None:  # fmt: skip
+    """Note where each strip of 16 keys begins in both caches.
+
+    Strips that no key low..high belongs to, but that a block of them or a prefetch reaches, stand
+    for their nearest neighbour.
+    """
+    num_kv_heads, head_dim, block_size = k_cache.shape[1], k_cache.shape[2], k_cache.shape[3]
+    first, last = low // LANES, (high - 1) // LANES
+    place, within = divmod(tile * KEYS + first * LANES, block_size)
+    page = np.int64(get(block_tables, table_at + place)) * num_kv_heads + kv_head
+    for strip in range(first, last + 1):
+        put(starts, strip, page * head_dim * block_size + within)
+        put(starts, _V_STARTS + strip, (page * block_size + within) * v_cache.shape[3])
+        within += LANES
+        if within == block_size and strip < last:
+            place, within = place + 1, 0
+            page = np.int64(get(block_tables, table_at + place)) * num_kv_heads + kv_head
+    for strip in range(first // 4 * 4, first):
+        put(starts, strip, get(starts, first))
+        put(starts, _V_STARTS + strip, get(starts, _V_STARTS + first))
+    for strip in range(last + 1, last + _SPARE):
+        put(starts, strip, get(starts, last))
+        put(starts, _V_STARTS + strip, get(starts, _V_STARTS + last))
+
+
+@inline
+def _mask(
+    weights: Any, at: int, low: int, high: int, scale: float, softcap: float
+) -> float:  # fmt: skip
+    """Scale and cap the products of one head; -inf outside low..high. Returns the largest."""
+    top = splat(_NONE)
+    for key in range(low // LANES * LANES, high, LANES):
+        scores = mul(load(weights, at + key), splat(scale))
+        if softcap > _ZERO:
+            scores = mul(splat(softcap), tanh(div(scores, splat(softcap))))
+        scores = keep(scores, low - key, high - key, _NONE)
+        store(weights, at + key, scores)
+        top = larger(top, scores)
+    largest: float = max_lanes(top)
+    return largest
+
+
+@inline
+def _weigh(weights: Any, at: int, low: int, high: int, top: float) -> float:
+    """Make scores weights, e**(score - top), and return their sum.
+
+    A masked one adds 1.2e-38 (see `exp`): nothing, beside the 1 of the largest.
+    """
+    total = splat(_ZERO)
+    for key in range(low // LANES * LANES, high, LANES):
+        part = exp(sub(load(weights, at + key), splat(top)))
+        store(weights, at + key, part)
+        total = add(total, part)
+    norm: float = sum_lanes(total)
+    return norm
+
+
+@inline
+def _soften(
+    heads: int, weights: Any, weights_at: int, low: int, high: int, scale: float, softcap: float,
+    out: Any, top_at: int, row: int,
+) -> None:  # fmt: skip
+    """Products of a block of heads to weights; what they are relative to, and their sums, to out.
+
+    Two loops, so that the next head's largest score need not wait for this one's weights.
+    """
+    for head in range(heads):
+        top = _mask(weights, weights_at + head * KEYS, low, high, scale, softcap)
+        put(out, top_at + head * row, top)
+    for head in range(heads):
+        top = get(out, top_at + head * row)
+        norm = _weigh(weights, weights_at + head * KEYS, low, high, top)
+        put(out, top_at + head * row + 1, norm)
+
+
+def _form(heads: int, vectors: int) -> Callable[..., None]:
+    """A tile for blocks of `heads` heads, with `vectors` strips of keys or columns at a time."""
+    num_sums = heads * vectors
+
+    @inline
+    def tile(
+        q: Any, q_at: int, k_cache: Any, v_cache: Any, starts: Any, low: int, high: int,
+        scale: float, softcap: float, weights: Any, weights_at: int, out: Any, at: int, pitch: int,
+    ) -> None:  # fmt: skip
+        head_dim, block_size, value_pitch = k_cache.shape[2], k_cache.shape[3], v_cache.shape[3]
+        first, last = low // LANES // vectors * vectors, (high + LANES - 1) // LANES
+        for strip in range(first, last, vectors):
+            sums = splat_each(_ZERO, num_sums)
+            for d in range(head_dim):
+                keys = load_each(k_cache, starts, strip, d * block_size, vectors)
+                # What is next: pages lie scattered, so the machine does not foresee it.
+                for ahead in range(strip, strip + vectors):
+                    prefetch(k_cache, get(starts, vectors + ahead) + d * block_size)
+                    prefetch(v_cache, get(starts, _V_STARTS + ahead) + d * LANES)
+                sums = fma_outer(keys, q, q_at + heads * d, 1, sums)
+            store_outer(weights, weights_at + strip * LANES, KEYS, sums, vectors)
+        row = pitch + LANES
+        _soften(heads, weights, weights_at, low, high, scale, softcap, out, at + pitch, row)
+        for d in range(0, pitch, LANES * vectors):
+            sums = splat_each(_ZERO, num_sums)
+            for key in range(low // LANES * LANES, high, LANES):
+                start = get(starts, _V_STARTS + key // LANES)
+                for inner in range(max(low - key, 0), min(high - key, LANES)):
+                    value_at = start + inner * value_pitch
+                    values = load_each(v_cache, starts, _COLUMNS + d // LANES, value_at, vectors)
+                    sums = fma_outer(values, weights, weights_at + key + inner, KEYS, sums)
+            store_outer(out, at + d, row, sums, vectors)
+
+    return tile
+
+
+_tile_1 = _form(1, _VECTORS_OF_ONE_HEAD)
+_tile_4 = _form(4, _VECTORS)
+_tile_8 = _form(8, _VECTORS) if _WIDE else _tile_4
+
+
+@inline
+def tile(
+    heads: int, q: Any, q_at: int, k_cache: Any, v_cache: Any, starts: Any, low: int, high: int,
+    scale: float, softcap: float, weights: Any, weights_at: int, out: Any, at: int, pitch: int,
+) -> None:  # fmt: skip
+    """Keys low..high of a tile for one block of heads.
+
+    q f32 [head_dim, heads] at `q_at`; `starts` of `find_strips` and `find_columns`; room for f32
+    [heads, KEYS] at `weights_at`. Writes out[heads, pitch + 16] at `at`: sums of weighted values,
+    then the largest score and the sum of weights.
+    """
+    if heads == 8:
+        _tile_8(
+            q, q_at, k_cache, v_cache, starts, low, high, scale, softcap, weights, weights_at, out,
+            at, pitch,
+        )  # fmt: skip
+    elif heads == 4:
+        _tile_4(
+            q, q_at, k_cache, v_cache, starts, low, high, scale, softcap, weights, weights_at, out,
+            at, pitch,
+        )  # fmt: skip
+    else:
+        _tile_1(
+            q, q_at, k_cache, v_cache, starts, low, high, scale, softcap, weights, weights_at, out,
+            at, pitch,
+        )  # fmt: skip

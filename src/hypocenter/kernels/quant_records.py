@@ -1,0 +1,158 @@
+"""The packed layouts in which CPU kernels read a weight, made of GGUF bytes with numpy.
+
+A weight of codes is records [num_rows / 16, records], each 16 rows by 64 or 256 columns, so that
+a thread reads memory in one stream. Codes lie in planes of 4, 2 and 1 bits, or as bytes, in the
+order that `device/codes.py` reads; scales and minima are kept as the file has them, an f16 for a
+group of columns, or an f16 for 256 columns and small integers for groups. So a packed weight is as
+large as in the file. Float weights are [num_rows / 64, num_columns, 64].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device import large_pages
+from hypocenter.kernels.block_types import Blocks, unpack
+from hypocenter.kernels.interleave import LANES, ROWS_PER_ITEM, SLAB_ROWS, in_groups, padded
+from hypocenter.tensor import DType
+
+Array = np.ndarray[Any, Any]
+
+#: Alignment of what vectors are loaded from.
+_LINE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLayout:
+    """How a block type is packed: the bits of its planes (8: bytes) and what was added to a code.
+
+    `group`: columns that share a scale. `is_nested`: scales are small integers times one of the
+    record.
+    """
+
+    dtype: DType
+    planes: tuple[int, ...]
+    zero: int = 0
+    group: int = 32
+    has_minima: bool = False
+
+    @property
+    def is_nested(self) -> bool:
+        return self.dtype.block_elements == 256
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of one record: as many as fill whole cache lines."""
+        return 256 if self.is_nested else 64
+
+    @property
+    def record(self) -> np.dtype[Any]:
+        """The fields of a record, each of vectors of 16 rows."""
+        num_groups = self.num_columns // self.group
+        fields: list[tuple[str, str, tuple[int, int]]] = []
+        for whole, small in (("scale", "scales"), ("minimum", "minima"))[: 1 + self.has_minima]:
+            fields.append((whole, "<u2", (1 if self.is_nested else num_groups, LANES)))
+            if self.is_nested:
+                fields.append((small, "i1", (num_groups, LANES)))
+        used = sum(np.dtype(entry[1:]).itemsize for entry in fields)
+        if used % _LINE_BYTES:
+            fields.append(("padding", "u1", (1, -used % _LINE_BYTES)))
+        for bits in self.planes:
+            shape = (self.num_columns // 32 * bits, LANES)
+            fields.append((_PLANE_NAMES[bits], "<i4", shape))
+        return np.dtype(fields)
+
+
+_PLANE_NAMES = {8: "codes", 4: "nibbles", 2: "crumbs", 1: "bits"}
+RECORDS: dict[DType, RecordLayout] = {
+    layout.dtype: layout
+    for layout in (
+        RecordLayout(DType.Q4_0, (4,), zero=8),
+        RecordLayout(DType.Q4_1, (4,), has_minima=True),
+        RecordLayout(DType.Q5_0, (4, 1), zero=16),
+        RecordLayout(DType.Q5_1, (4, 1), has_minima=True),
+        RecordLayout(DType.Q8_0, (8,)),
+        RecordLayout(DType.Q2_K, (2,), group=16, has_minima=True),
+        RecordLayout(DType.Q3_K, (2, 1), zero=4, group=16),
+        RecordLayout(DType.Q4_K, (4,), has_minima=True),
+        RecordLayout(DType.Q5_K, (4, 1), has_minima=True),
+        RecordLayout(DType.Q6_K, (4, 2), zero=32, group=16),
+        RecordLayout(DType.IQ4_NL, (8,)),
+        RecordLayout(DType.IQ4_XS, (8,)),
+    )
+}
+
+
+def packed_bytes(dtype: DType, num_rows: int, num_columns: int) -> int:
+    """Bytes of a packed weight [num_rows, num_columns]."""
+    if not dtype.is_quantised:
+        return padded(num_rows) * num_columns * dtype.block_bytes
+    layout = RECORDS[dtype]
+    num_records = padded(num_rows) // LANES * -(-num_columns // layout.num_columns)
+    return num_records * layout.record.itemsize
+
+
+def pack_records(raw: Array, dtype: DType, num_columns: int) -> tuple[Any, ...]:
+    """Rows of GGUF bytes as (weights,), or (records, zero) with what was added to each code."""
+    num_rows = raw.shape[0]
+    if not dtype.is_quantised:
+        kind = {DType.F32: np.float32, DType.F16: np.uint16, DType.BF16: np.int16}[dtype]
+        shape = (padded(num_rows) // ROWS_PER_ITEM, num_columns, ROWS_PER_ITEM)
+        items = large_pages.zeros(shape, kind)
+        for start in range(0, num_rows, SLAB_ROWS):
+            slab = in_groups(raw[start : start + SLAB_ROWS].view(kind), num_columns, ROWS_PER_ITEM)
+            at = start // ROWS_PER_ITEM
+            items[at : at + len(slab)] = slab.transpose(0, 2, 1)
+        return (items,)
+    layout = RECORDS[dtype]
+    width = -(-num_columns // layout.num_columns) * layout.num_columns
+    num_records = (padded(num_rows) // LANES, width // layout.num_columns)
+    records = large_pages.zeros(num_records, layout.record)
+    for start in range(0, num_rows, SLAB_ROWS):
+        blocks = unpack(raw[start : start + SLAB_ROWS], dtype, num_columns)
+        at = start // LANES
+        _fill(records[at : at + -(-len(blocks.codes) // LANES)], blocks, layout, width)
+    return records, layout.zero
+
+
+def _fill(records: Array, blocks: Blocks, layout: RecordLayout, width: int) -> None:
+    """Write 16 rows each into records [groups, records]."""
+    numbers = (
+        ("scale", blocks.scale), ("scales", blocks.small_scales),
+        ("minimum", blocks.minimum), ("minima", blocks.small_minima),
+    )  # fmt: skip
+    for field, values in numbers:
+        if values is None:
+            continue
+        # The way back to f16 is exact.
+        is_whole = field in ("scale", "minimum")
+        halves = values.astype(np.float16).view(np.uint16) if is_whole else values.view(np.int8)
+        records[field] = _by_record(halves, records.shape[1], records[field].shape[2])
+    codes = (blocks.codes + np.int8(layout.zero)).view(np.uint8)
+    low = 0
+    for bits in layout.planes:
+        plane = _PLANE_NAMES[bits]
+        words = _plane_words(codes, low, bits)
+        records[plane] = _by_record(words, records.shape[1], records[plane].shape[2])
+        low += bits
+
+
+def _by_record(rows: Array, num_records: int, per_record: int) -> Array:
+    """[num_rows, n] to [groups, records, per_record, 16], what is missing zero."""
+    grouped = in_groups(rows, num_records * per_record)
+    return grouped.reshape(len(grouped), LANES, num_records, per_record).transpose(0, 2, 3, 1)
+
+
+def _plane_words(codes: Array, low: int, bits: int) -> Array:
+    """Bits low .. low + bits of each code, i32 [num_rows, num_columns / 32 * bits]."""
+    if bits == 8:
+        return codes.view(np.int32)
+    parts = codes.view(np.uint32).reshape(len(codes), -1, 8 // bits)
+    mask = np.uint32(((1 << bits) - 1) * 0x01010101)
+    shifts = np.arange(0, 8, bits, dtype=np.uint32)
+    placed = ((parts >> np.uint32(low)) & mask) << shifts
+    words: Array = np.bitwise_or.reduce(placed, axis=-1).view(np.int32)
+    return words

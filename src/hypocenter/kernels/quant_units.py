@@ -1,0 +1,115 @@
+"""The packed layouts in which GPU kernels read a weight, made of GGUF bytes with numpy.
+
+Two layouts of codes hold every block type: 8-bit codes and 4-bit codes, with a scale (and
+minimum) per group of columns. All lies in units of 64 columns, missing ones zero, so that a lane
+reads 16 bytes: weights [num_rows / 16, units, 16, 64]; words i32 [num_rows / 16, units, chunks, 16,
+4] whose chunk h holds the columns 16 h .. 16 h + 15 of each row, and in its high nibbles, where
+codes have four bits, those 32 columns on; scales and minima [num_rows / 16, units, 16, groups].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hypocenter.kernels.block_types import Blocks, unpack
+from hypocenter.kernels.interleave import LANES, SLAB_ROWS, in_groups, padded
+from hypocenter.tensor import DType
+
+Array = np.ndarray[Any, Any]
+
+_COLUMNS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """How one GGUF type is packed: `codes_per_word` 0 is the float layout, elements of `dtype`.
+
+    `zero` is what was added to a code to make it unsigned; scales stay in f16 where the type has
+    them so and are f32 where it multiplies two fields.
+    """
+
+    dtype: DType
+    codes_per_word: int = 0
+    zero: int = 0
+    group: int = 0
+    scale_dtype: DType = DType.F32
+    has_minima: bool = False
+
+    @property
+    def is_float(self) -> bool:
+        return self.codes_per_word == 0
+
+
+_HALF = DType.F16
+UNITS: dict[DType, Units] = {
+    layout.dtype: layout
+    for layout in (
+        Units(DType.F32),
+        Units(DType.F16),
+        Units(DType.BF16),
+        Units(DType.Q4_0, 8, zero=8, group=32, scale_dtype=_HALF),
+        Units(DType.Q4_1, 8, group=32, scale_dtype=_HALF, has_minima=True),
+        Units(DType.Q5_0, 4, group=32, scale_dtype=_HALF),
+        Units(DType.Q5_1, 4, group=32, scale_dtype=_HALF, has_minima=True),
+        Units(DType.Q8_0, 4, group=32, scale_dtype=_HALF),
+        Units(DType.Q2_K, 8, group=16, has_minima=True),
+        Units(DType.Q3_K, 8, zero=4, group=16),
+        Units(DType.Q4_K, 8, group=32, has_minima=True),
+        Units(DType.Q5_K, 4, group=32, has_minima=True),
+        Units(DType.Q6_K, 4, group=16),
+        Units(DType.IQ4_NL, 4, group=32, scale_dtype=_HALF),
+        Units(DType.IQ4_XS, 4, group=32),
+    )
+}
+
+
+def pack_units(raw: Array, dtype: DType, num_columns: int) -> tuple[Array, ...]:
+    """Rows of GGUF bytes as (weights,) or (words, scales, minima); no minima is an empty array."""
+    layout, num_rows = UNITS[dtype], raw.shape[0]
+    width = -(-num_columns // _COLUMNS) * _COLUMNS
+    lead = (padded(num_rows) // LANES, width // _COLUMNS)
+    if layout.is_float:
+        kind = {DType.F32: np.float32, DType.F16: np.uint16, DType.BF16: np.int16}[dtype]
+        weights = np.zeros((*lead, LANES, _COLUMNS), kind)
+        for start in range(0, num_rows, SLAB_ROWS):
+            _put(weights, start, raw[start : start + SLAB_ROWS].view(kind), width)
+        return (weights,)
+    scale_type = np.uint16 if layout.scale_dtype is DType.F16 else np.float32
+    words = np.zeros((*lead, 16 // layout.codes_per_word, LANES, 4), np.int32)
+    scales = np.zeros((*lead, LANES, _COLUMNS // layout.group), scale_type)
+    minima = np.zeros(scales.shape if layout.has_minima else (0, 0, LANES, 0), scale_type)
+    for start in range(0, num_rows, SLAB_ROWS):
+        blocks = unpack(raw[start : start + SLAB_ROWS], dtype, num_columns)
+        made = _words(blocks, layout, width)
+        words[start // LANES : start // LANES + len(made)] = made
+        _put(scales, start, _as_scale(blocks.scales, scale_type), width // layout.group)
+        if (lows := blocks.minima) is not None:
+            _put(minima, start, _as_scale(lows, scale_type), width // layout.group)
+    return words, scales, minima
+
+
+def _put(into: Array, start: int, rows: Array, width: int) -> None:
+    """Write rows [n, <= width] into [groups, units, 16, size] from row `start` on."""
+    grouped = in_groups(rows, width)
+    units = grouped.reshape(len(grouped), LANES, -1, into.shape[3]).transpose(0, 2, 1, 3)
+    into[start // LANES : start // LANES + len(units)] = units
+
+
+def _words(blocks: Blocks, layout: Units, width: int) -> Array:
+    """i32 [groups, units, chunks, 16, 4]."""
+    codes = blocks.codes
+    if layout.codes_per_word == 4:
+        grouped = in_groups(codes, width).reshape(-1, LANES, width // _COLUMNS, 4, 16)
+        return np.ascontiguousarray(grouped.transpose(0, 2, 3, 1, 4)).view(np.int32)
+    raised = in_groups((codes + np.int8(layout.zero)).view(np.uint8), width)
+    halves = raised.reshape(-1, LANES, width // _COLUMNS, 2, 2, 16)
+    chunks = halves[:, :, :, 0] | (halves[:, :, :, 1] << 4)
+    return np.ascontiguousarray(chunks.transpose(0, 2, 3, 1, 4)).view(np.int32)
+
+
+def _as_scale(values: Array, kind: type) -> Array:
+    # f16 scales come from f16 fields: the way back is exact.
+    return values.astype(np.float16).view(np.uint16) if kind is np.uint16 else values

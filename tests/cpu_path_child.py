@@ -1,0 +1,58 @@
+"""Products of codes on the path of instructions that the environment names; prints what differs.
+
+Everything is chosen so that floats are exact: what comes out are sums of integers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+from kernel_launch import SCALE_FIELDS, counts, launch, random_rows, rows_tensor, weight_tensor
+
+from hypocenter.device.lang import instruction_set
+from hypocenter.device.memory import to_host
+from hypocenter.kernels import block_types, linear
+from hypocenter.tensor import DType
+
+#: Bytes; nibbles and bits, with minima; nibbles and crumbs, with a scale per 16 columns.
+TYPES = (DType.Q8_0, DType.Q5_K, DType.Q6_K)
+#: Sixteen, four and one: every form of the kernel.
+NUM_ROWS = 21
+NUM_COLUMNS, NUM_OUTPUTS = 512, 70
+
+
+def rows_of_whole_numbers(dtype: DType) -> np.ndarray:
+    """GGUF bytes whose f16 scales are 1."""
+    raw = random_rows(dtype, NUM_OUTPUTS, NUM_COLUMNS)
+    blocks = raw.reshape(NUM_OUTPUTS, -1, dtype.block_bytes)
+    for offset in SCALE_FIELDS[dtype]:
+        blocks[..., offset : offset + 2] = np.array([1], np.float16).view(np.uint8)
+    if dtype is DType.Q8_0:
+        blocks[..., 2] = 128  # -128, which has no positive twin of 8 bits
+    return raw
+
+
+def whole_activations() -> np.ndarray:
+    """Numbers that are their own codes, for each group holds a 127."""
+    x = np.random.default_rng(7).integers(-127, 128, (NUM_ROWS, NUM_COLUMNS)).astype(np.float32)
+    x[:, ::32] = 127
+    return x
+
+
+def num_wrong(dtype: DType) -> int:
+    raw, x = rows_of_whole_numbers(dtype), whole_activations()
+    if dtype is DType.Q6_K:
+        x[:, 256:] = 0  # with 8-bit scales more columns would pass 2**24
+    weights = block_types.dequantise(raw, dtype, NUM_COLUMNS).astype(np.int64)
+    out = rows_tensor("out", np.zeros((NUM_ROWS, NUM_OUTPUTS), np.float32))
+    given, weight = rows_tensor("x", x), weight_tensor(dtype, raw, NUM_COLUMNS)
+    launch(lambda p: linear.linear(p, given, weight, out, counts(NUM_ROWS)), NUM_ROWS)
+    exact = x.astype(np.int64) @ weights.T
+    return int((to_host(out)[:, :NUM_OUTPUTS] != exact).sum())
+
+
+if __name__ == "__main__":
+    wrong = {dtype.name: num_wrong(dtype) for dtype in TYPES}
+    json.dump({"path": instruction_set(), "wrong": wrong}, sys.stdout)

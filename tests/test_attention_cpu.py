@@ -1,0 +1,213 @@
+"""Attention on the CPU beyond one tile of keys: against float64, and bit for bit against itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import guard_pages
+import numpy as np
+import pytest
+from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor
+
+from hypocenter.device.cpu import max_num_threads, set_num_threads
+from hypocenter.device.memory import to_host
+from hypocenter.kernels import attention
+from hypocenter.kernels.attention_cpu import MANY_PAIRS, num_part_floats
+from hypocenter.kernels.attention_tile_cpu import KEYS
+from hypocenter.tensor import Tensor
+
+EPS = 2.0**-24
+#: A token is a sequence and its position in it.
+Tokens = list[tuple[int, int]]
+
+
+@pytest.fixture(autouse=True)
+def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard_pages.install(monkeypatch)
+
+
+@dataclass
+class _Case:
+    """Sequences of `lengths` keys; unwritten cache is NaN and unused table entries are -1."""
+
+    lengths: tuple[int, ...]
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str = "f16"
+    window: int = 0
+    softcap: float = 0.0
+    k: list[Array] = field(init=False)
+    v: list[Array] = field(init=False)
+    q: list[Array] = field(init=False)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.head_dim)
+        kind = np.float16 if self.dtype == "f16" else np.float32
+
+        def rows(num_heads: int) -> list[Array]:
+            shapes = [(length, num_heads, self.head_dim) for length in self.lengths]
+            return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+        self.q = rows(self.num_heads)
+        self.k, self.v = ([x.astype(kind) for x in rows(self.num_kv_heads)] for _ in "kv")
+
+    def exact(self, sequence: int, position: int) -> Array:
+        """[num_heads, head_dim] in float64."""
+        seen, q = slice(position + 1), self.q[sequence][position : position + 1]
+        k, v = (x[sequence][seen].astype(np.float32) for x in (self.k, self.v))
+        scale = self.head_dim**-0.5
+        found: Array = attention.reference(q, k, v, scale, self.window, self.softcap)[0]
+        return found
+
+    def run(
+        self, tokens: Tokens, block_size: int = 16, parts: Tensor | None = None, num_rows: int = 0
+    ) -> Array:
+        """[len(tokens), num_heads, head_dim] through the op, in a bucket of `num_rows`."""
+        width = max(-(-length // block_size) for length in self.lengths)
+        tables = np.full((len(self.lengths), width), -1, np.int32)
+        num_blocks = len(self.lengths) * width
+        free = iter(np.random.default_rng(1).permutation(num_blocks).tolist())
+        kind, pitch = self.k[0].dtype, -(-self.head_dim // 16) * 16
+        pages = (num_blocks, self.num_kv_heads, block_size)
+        k, v = (
+            np.full((*pages, self.head_dim), np.nan, kind),
+            np.full((*pages, pitch), np.nan, kind),
+        )
+        for row, length in enumerate(self.lengths):
+            for start in range(0, length, block_size):
+                block, part = next(free), slice(start, start + block_size)
+                tables[row, start // block_size] = block
+                count = len(self.k[row][part])
+                k[block, :, :count] = self.k[row][part].swapaxes(0, 1)
+                v[block, :, :count, : self.head_dim] = self.v[row][part].swapaxes(0, 1)
+        caches = [np.ascontiguousarray(k.swapaxes(2, 3)), v]
+        if self.dtype == "f16":
+            caches = [cache.view(np.uint16) for cache in caches]
+        q = np.stack([self.q[row][position].ravel() for row, position in tokens])
+        out = rows_tensor("out", np.full_like(q, np.nan))
+        rows, positions = np.array(tokens, np.int32).T
+        launch(
+            lambda p: attention.attention(
+                p, rows_tensor("q", q), tensor("k", caches[0]), tensor("v", caches[1]),
+                tensor("tables", tables), tensor("rows", np.ascontiguousarray(rows)),
+                tensor("positions", np.ascontiguousarray(positions)), out, counts(len(tokens)),
+                num_heads=self.num_heads, scale=self.head_dim**-0.5, window=self.window,
+                softcap=self.softcap, parts=parts,
+            ),
+            num_rows or len(tokens),
+        )  # fmt: skip
+        found = to_host(out)[:, : q.shape[1]]
+        return np.array(found).reshape(len(tokens), self.num_heads, self.head_dim)
+
+
+def _assert_exact(case: _Case, tokens: Tokens) -> None:
+    largest = max(np.abs(v.astype(np.float64)).max() for v in case.v)
+    for found, (row, position) in zip(case.run(tokens), tokens, strict=True):
+        assert np.max(np.abs(found - case.exact(row, position))) <= 64 * EPS * largest
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 8, 9, 12, 16])
+def test_groups_of_heads(group: int, dtype: str) -> None:
+    """Blocks of one, four and eight heads, full or padded, one or several to a group."""
+    case = _Case((KEYS + 37,), 2 * group, 2, 20, dtype)
+    _assert_exact(case, [(0, 0), (0, 15), (0, 16), (0, KEYS - 1), (0, KEYS), (0, KEYS + 36)])
+
+
+@pytest.mark.parametrize("head_dim", [2, 16, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("group", [1, 3, 8])
+def test_sizes_of_heads(head_dim: int, group: int) -> None:
+    _assert_exact(_Case((70,), group, 1, head_dim), [(0, 69), (0, 31)])
+
+
+@pytest.mark.parametrize("window", [1, 17, KEYS, KEYS + 1])
+@pytest.mark.parametrize("group", [1, 4])
+def test_windows_that_begin_in_another_tile(window: int, group: int) -> None:
+    case = _Case((2 * KEYS + 70,), group, 1, 64, window=window, softcap=3.0)
+    _assert_exact(case, [(0, p) for p in (5, KEYS - 1, KEYS, KEYS + 15, 2 * KEYS + 69)])
+
+
+def test_scores_far_apart_fold_without_overflow() -> None:
+    """The largest score of all, in the first, the middle or the last tile, takes everything."""
+    length = 3 * KEYS
+    for place in (3, KEYS + 1, length - 1):
+        case = _Case((length,), 4, 1, 16, "f32")
+        case.q[0][:] = 30
+        case.k[0][:] = -30
+        case.k[0][place] = 30
+        np.testing.assert_array_equal(case.run([(0, length - 1)])[0], case.v[0][[place] * 4, 0])
+
+
+LENGTHS = (3 * KEYS + 5, 40, KEYS, KEYS + 1, 2 * KEYS - 3)
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "window"), [(14, 2, 0), (3, 3, 700)])
+def test_a_token_has_its_bits_in_any_company_on_any_pages(
+    num_heads: int, num_kv_heads: int, window: int
+) -> None:
+    """Alone its tiles are items of their own; in company one item folds them all."""
+    case = _Case(LENGTHS, num_heads, num_kv_heads, 64, window=window)
+    tokens = [(row, length - 1) for row, length in enumerate(LENGTHS)]
+    alone = np.concatenate([case.run([token]) for token in tokens])
+    assert num_kv_heads < MANY_PAIRS
+    some = case.run(tokens[:2])
+    np.testing.assert_array_equal(bits(some), bits(alone[:2]))
+    chunk = [(0, position) for position in range(LENGTHS[0] - 9, LENGTHS[0] - 1)]
+    together = case.run(chunk + tokens)
+    assert len(chunk + tokens) * num_kv_heads >= MANY_PAIRS
+    np.testing.assert_array_equal(bits(together[len(chunk) :]), bits(alone))
+    for block_size in (32, 128):
+        paged = case.run(chunk + tokens, block_size)
+        np.testing.assert_array_equal(bits(paged), bits(together))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 9])
+def test_threads_change_no_bit(num_tokens: int) -> None:
+    case = _Case((2 * KEYS + 9,), 6, 2, 64)
+    tokens = [(0, 2 * KEYS + 8 - index) for index in range(num_tokens)]
+    found = []
+    for num_threads in (1, 2):
+        set_num_threads(num_threads)
+        found.append(case.run(tokens))
+    set_num_threads(max_num_threads())
+    np.testing.assert_array_equal(bits(found[0]), bits(found[1]))
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_scratch_too_small_for_the_tiles_is_left_alone(is_empty: bool) -> None:
+    """Then each pair finishes by itself, with the same bits."""
+    case = _Case((2 * KEYS + 9,), 6, 2, 64)
+    last = [(0, 2 * KEYS + 8)]
+    num_floats = num_part_floats(1, 6, 2, 64, 2 * KEYS + 9)
+    small = tensor("parts", np.full(0 if is_empty else num_floats - 1, np.nan, np.float32))
+    np.testing.assert_array_equal(bits(case.run(last, parts=small)), bits(case.run(last)))
+    assert np.isnan(to_host(small)).all()
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 5, 15, 16])
+def test_a_step_in_a_wide_bucket_has_the_same_bits(num_kv_heads: int) -> None:
+    """A bucket that may hold few pairs has a fold, and room for them; others want none."""
+    case = _Case((2 * KEYS + 9,), num_kv_heads, num_kv_heads, 16)
+    last = [(0, 2 * KEYS + 8)]
+    alone = bits(case.run(last))
+    for num_rows in (2, 8, 16, 32):
+        np.testing.assert_array_equal(bits(case.run(last, num_rows=num_rows)), alone)
+
+
+def test_what_a_token_may_not_see_does_not_reach_it() -> None:
+    """Later keys of its own page are NaN and Inf; so is the head of another group."""
+    case = _Case((KEYS + 30,), 8, 2, 64)
+    clean = case.run([(0, KEYS + 3)])
+    case.k[0][KEYS + 4 :], case.v[0][KEYS + 4 :] = np.nan, np.inf
+    case.v[0][:, 1] = np.nan
+    found = case.run([(0, KEYS + 3)])
+    np.testing.assert_array_equal(bits(found[:, :4]), bits(clean[:, :4]))
+    assert np.isnan(found[:, 4:]).all()
+
+
+def test_a_score_that_is_no_number_shows() -> None:
+    case = _Case((KEYS + 30,), 4, 1, 16)
+    case.k[0][7, 0, 3] = np.nan
+    assert np.isnan(case.run([(0, KEYS + 29)])).all()
+    assert np.isfinite(case.run([(0, 6)])).all()
