@@ -1,0 +1,269 @@
+"""hypocenter beside llama.cpp on the same synthetic model, run by turns: speed, memory, divergence.
+
+    python benchmarks/vs_llama_cpp.py --peer PEER/bin/python
+    python benchmarks/vs_llama_cpp.py --peer PEER/bin/python --types Q4_0 --repetitions 3 --depth 0
+
+PEER is an environment with llama-cpp-python (`pip install '.[bench]'`). Prints markdown tables and
+the targets, and writes everything to benchmarks/results/. Exit code 0: measured (targets may be
+missed); 1: a worker failed, or did something else than was asked for; 2: wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+import vs_report
+from vs_models import (
+    PEER_WORKER,
+    SHAPES,
+    BenchmarkError,
+    file_facts,
+    original,
+    quantised,
+    run_peer,
+    written_whole,
+)
+from vs_protocol import Facts, Worker, WorkerError
+from vs_turns import Asked, Plan, Turns, random_tokens, require_load, require_run
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = {"ours": Path(__file__).with_name("vs_worker.py"), "peer": PEER_WORKER}
+BATCH = 512
+NUM_DIVERGENCE_TOKENS = 256
+
+
+def main() -> int:
+    options = _options()
+    try:
+        report = run(options)
+    except (BenchmarkError, WorkerError, OSError) as error:
+        print(f"vs_llama_cpp: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    _print(report)
+    path = options.out or _default_out(options, report)
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(report, indent=1) + "\n")
+        print(f"\n{path}")
+    return 0
+
+
+def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    options.types = list(dict.fromkeys(options.types))
+    options.depth = sorted({0, *options.depth})
+    needed, shape = _context_length(options), SHAPES[options.shape]
+    num_cores = len(os.sched_getaffinity(0))
+    if needed > shape.context_length:
+        parser.error(f"{needed} positions are needed, but {shape.name} has {shape.context_length}")
+    if options.threads > num_cores:
+        parser.error(f"--threads is {options.threads}, but this process has {num_cores} cores")
+    if not os.access(options.peer, os.X_OK) or options.peer.is_dir():
+        parser.error(f"--peer {options.peer} is no interpreter; it must be one with llama_cpp")
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add, types = parser.add_argument, list(vs_report.SPEED_TARGETS)
+    add("--peer", type=Path, required=True, help="the Python that has llama_cpp")
+    add("--shape", choices=SHAPES, default="tinyllama-1.1b", help="(default: tinyllama-1.1b)")
+    text = f"file types, of {', '.join(types)} (default: all)"
+    add("--types", nargs="+", choices=types, metavar="TYPE", default=types, help=text)
+    add("--threads", type=_positive, default=2, help="of both engines (default: 2)")
+    add("--prompt", type=_positive, default=512, help="tokens of a prompt (default: 512)")
+    add("--generate", type=_positive, default=32, help="decode steps of a run (default: 32)")
+    text = "tokens in the cache before decode, besides 0 (default: 2000)"
+    add("--depth", type=_natural, nargs="+", metavar="N", default=[2000], help=text)
+    add("--repetitions", type=_positive, default=5, help="pairs of runs that count (default: 5)")
+    text = "folder for the models, some 10 GB (default: hypocenter-models in the user's cache)"
+    add("--models", type=Path, default=_cache_folder(), help=text)
+    text = "result file (default: in benchmarks/results/, by shape and processor; none with --only)"
+    add("--out", type=Path, help=text)
+    add("--only", choices=tuple(SCRIPTS), help="one engine, for a quick look")
+    add("--no-divergence", action="store_true", help="leave out the comparison with F32")
+    return parser
+
+
+def _natural(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 7:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if _natural(text) == 0:
+        raise argparse.ArgumentTypeError("0 is too few")
+    return int(text)
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hypocenter-models"
+
+
+def _context_length(options: argparse.Namespace) -> int:
+    """Positions of the context: a batch at least, rounded up as llama.cpp rounds them."""
+    needed = max(options.prompt, max(options.depth) + options.generate, BATCH)
+    return int(-(-needed // 256) * 256)
+
+
+def run(options: argparse.Namespace) -> Facts:
+    """Everything that the result file holds. Raises BenchmarkError or WorkerError."""
+    shape = SHAPES[options.shape]
+    version = _peer_version(options.peer)
+    _say(f"{shape.name}: {shape.num_weights / 1e9:.2f} G weights in {options.models}")
+    source = original(shape, options.models)
+    files = [quantised(source, kind, options.peer, options.threads) for kind in options.types]
+    reference = None if options.no_divergence else _reference(options, source, version)
+    with _worker("ours") as meter:
+        rows = [_measure(options, path, reference, meter) for path in files]
+    bandwidth = max(one["best"] for row in rows for one in row["bandwidth"])
+    for row in rows:
+        verdicts = vs_report.targets(row, bandwidth)
+        row["targets"] = [asdict(one) | {"is_met": one.is_met} for one in verdicts]
+    asked = ("threads", "prompt", "generate", "depth", "repetitions", "only")
+    return {
+        "shape": asdict(shape), "llama_cpp_python": version, "processor": _processor(),
+        "python": platform.python_version(), "date": datetime.date.today().isoformat(),
+        "options": {name: getattr(options, name) for name in asked},
+        "bytes_per_second": bandwidth,
+        "reference_entropy": vs_report.entropy(reference) if reference else None,
+        "types": rows,
+    }  # fmt: skip
+
+
+def _measure(
+    options: argparse.Namespace, path: Path, reference: Path | None, meter: Worker
+) -> Facts:
+    """One file: speeds first, then the peak of memory, and only then what needs more memory."""
+    shape, facts = SHAPES[options.shape], file_facts(path)
+    asked = Asked(facts, options.threads, _context_length(options), BATCH)
+    plan = Plan(
+        options.prompt, options.generate, tuple(options.depth), options.repetitions,
+        shape.vocab_size,
+    )  # fmt: skip
+    row: Facts = {
+        "type": facts.file_type, "main_dtype": facts.main_dtype, "file_bytes": facts.num_bytes,
+        "bytes_per_token": facts.bytes_per_token, "kv_bytes": shape.kv_bytes(asked.context_length),
+        "divergence": {}, "load_seconds": {},
+        "bandwidth": [meter.ask("bandwidth", num_threads=options.threads)],
+    }  # fmt: skip
+    with ExitStack() as stack:
+        names = [options.only] if options.only else list(SCRIPTS)
+        workers = {name: stack.enter_context(_worker(name, options.peer)) for name in names}
+        for name, worker in workers.items():
+            started = time.perf_counter()
+            loaded = worker.ask("load", path=str(path), **asked.load_arguments())
+            row["load_seconds"][name] = time.perf_counter() - started
+            require_load(asked, name, loaded)
+        turns = Turns(workers, asked, plan, lambda line: _say(f"{facts.file_type} {line}"))
+        row["tests"] = dict(turns.tests())
+        row["out_of_turn"], row["others"] = turns.out_of_turn, turns.others
+        row["memory"] = {name: worker.ask("memory") for name, worker in workers.items()}
+        row["engines"] = {name: worker.ask("facts") for name, worker in workers.items()}
+        for name in workers:
+            require_load(asked, name, row["engines"][name])
+        if reference:
+            tokens = random_tokens(shape.vocab_size, NUM_DIVERGENCE_TOKENS)
+            row["divergence"] = _divergences(workers, asked, tokens, reference)
+    row["bandwidth"].append(meter.ask("bandwidth", num_threads=options.threads))
+    return row
+
+
+def _worker(name: str, peer: Path = Path()) -> Worker:
+    python = peer if name == "peer" else Path(sys.executable)
+    return Worker(name, python, SCRIPTS[name])
+
+
+def _reference(options: argparse.Namespace, source: Path, version: str) -> Path:
+    """Logits of llama.cpp's run of the F32 file, cache in f32, plain attention; made once."""
+    tokens = random_tokens(SHAPES[options.shape].vocab_size, NUM_DIVERGENCE_TOKENS)
+    key = hashlib.sha256(json.dumps([version, tokens]).encode()).hexdigest()[:8]
+    path = source.with_name(source.stem + f"-logits-{key}.npy")
+    if not path.exists():
+        _say("llama.cpp runs the F32 file")
+        asked = Asked(file_facts(source), options.threads, BATCH, BATCH, kv_dtype="f32")
+        with _worker("peer", options.peer) as worker, written_whole(path) as partial:
+            arguments = asked.load_arguments() | {"path": str(source), "is_reference": True}
+            require_load(asked, "reference", worker.ask("load", **arguments))
+            facts = worker.ask("logits", tokens=tokens, out=str(partial))
+            require_run(asked, "reference", len(tokens), facts)
+    return path
+
+
+def _divergences(
+    workers: Mapping[str, Worker], asked: Asked, tokens: list[int], reference: Path
+) -> Facts:
+    found = {}
+    for name, worker in workers.items():
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "logits.npy"
+            facts = worker.ask("logits", tokens=tokens, out=str(path))
+            require_run(asked, name, len(tokens), facts)
+            found[name] = vs_report.divergence(reference, path)
+    told: Facts = {name: one.summary() for name, one in found.items()}
+    if len(found) == 2:
+        told["difference"] = vs_report.difference(**found)
+    return told
+
+
+def _peer_version(peer: Path) -> str:
+    version = run_peer(peer, "version").strip()
+    if not version:
+        raise BenchmarkError(f"{peer} ran, but told no version of llama_cpp; is it a Python?")
+    return version
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _default_out(options: argparse.Namespace, report: Facts) -> Path | None:
+    if options.only:
+        return None
+    slug = re.sub(r"[^a-z0-9]+", "-", report["processor"].lower()).strip("-")
+    return ROOT / f"benchmarks/results/vs-llama-cpp-{options.shape}-{slug}.json"
+
+
+def _print(report: Facts) -> None:
+    rows, bandwidth = report["types"], report["bytes_per_second"]
+    print(
+        f"{report['shape']['name']}, {report['options']['threads']} threads, "
+        f"{report['processor']}, reads {bandwidth / 1e9:.1f} GB/s"
+    )
+    for facts in rows[0]["engines"].values():
+        print(f"- {facts['engine']}: {facts['instructions']}")
+        for note in facts.get("notes", ()):
+            if "flash" in note.lower():
+                print(f"  - {' '.join(note.split())}")
+    print("\n" + vs_report.speed_table(rows, bandwidth))
+    print("\n" + vs_report.memory_table(rows) + "\n")
+    print("\n".join(vs_report.verdicts(rows, bandwidth)))
+
+
+def _say(line: str) -> None:
+    print(f"vs_llama_cpp: {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

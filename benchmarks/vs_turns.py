@@ -1,0 +1,149 @@
+"""Runs two workers by turns on the same tests, and refuses what they did differently than asked.
+
+Works out speeds only; what they mean is vs_report.py's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from vs_models import BenchmarkError, FileFacts
+from vs_protocol import Facts, Worker
+
+TOKEN_SEED = 0
+#: Special ids come first in every synthetic vocabulary.
+FIRST_TOKEN = 3
+#: The system counts processor time in ticks, so a short look may be off by two.
+_TICKS = 2
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What both workers must report to have done."""
+
+    file: FileFacts
+    num_threads: int
+    context_length: int
+    batch: int
+    kv_dtype: str = "f16"
+
+    def load_arguments(self) -> Facts:
+        return {
+            "num_threads": self.num_threads, "context_length": self.context_length,
+            "batch": self.batch, "kv_dtype": self.kv_dtype,
+        }  # fmt: skip
+
+
+def require_load(asked: Asked, engine: str, facts: Mapping[str, Any]) -> None:
+    """Raise BenchmarkError unless a worker holds what was asked for, as it was asked for."""
+    expected = {"file_type": asked.file.file_type, **asked.load_arguments()}
+    if "main_dtype" in facts:  # llama.cpp does not tell the types of its tensors
+        expected["main_dtype"] = asked.file.main_dtype
+    _require(engine, expected, facts)
+
+
+def require_run(asked: Asked, engine: str, num_tokens: int, facts: Mapping[str, Any]) -> None:
+    """Raise BenchmarkError unless a run took `num_tokens` tokens with the threads asked for."""
+    _require(engine, {"num_tokens": num_tokens, "num_threads": asked.num_threads}, facts)
+
+
+def _require(engine: str, expected: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    for name, value in expected.items():
+        if facts.get(name) != value:
+            raise BenchmarkError(
+                f"{engine} reports {name} {facts.get(name)}, but {value} was asked for; nothing "
+                "can be compared"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The tests of one file: decode at each depth, then a prompt into an empty cache."""
+
+    prompt: int
+    generate: int
+    depths: tuple[int, ...]
+    repetitions: int
+    vocab_size: int
+
+
+class Turns:
+    """Both workers (or one) in turns on each test of a plan: A B, B A, A B ..."""
+
+    def __init__(self, workers: Mapping[str, Worker], asked: Asked, plan: Plan, say: Say) -> None:
+        self._workers, self._asked, self._plan, self._say = workers, asked, plan, say
+        #: Most of a core that each worker used while it was another's turn.
+        self.out_of_turn = dict.fromkeys(workers, 0.0)
+        #: Most cores that processes of others used during a run.
+        self.others = 0.0
+
+    def tests(self) -> Iterator[tuple[str, dict[str, list[float]]]]:
+        """Name of each test as llama-bench writes it, and tokens/s of each run by engine."""
+        plan = self._plan
+        for depth in plan.depths:
+            if depth:
+                for worker in self._workers.values():
+                    self._once(worker, "prefill", depth, seed=depth)
+            name = f"tg{plan.generate}" + (f" @ d{depth}" if depth else "")
+            yield name, self._by_turns(name, "decode", plan.generate, depth=depth)
+        name = f"pp{plan.prompt}"
+        yield name, self._by_turns(name, "prefill", plan.prompt)
+
+    def _by_turns(
+        self, test: str, command: str, num_tokens: int, **arguments: Any
+    ) -> dict[str, list[float]]:
+        speeds: dict[str, list[float]] = {name: [] for name in self._workers}
+        names = list(self._workers)
+        for round_ in range(self._plan.repetitions + 1):
+            for name in names if round_ % 2 else names[::-1]:
+                speed = self._once(self._workers[name], command, num_tokens, round_, **arguments)
+                if round_:  # the first round only warms up
+                    speeds[name].append(speed)
+        for name, values in speeds.items():
+            self._say(f"{test}: {name} {', '.join(f'{value:.1f}' for value in values)} t/s")
+        return speeds
+
+    def _once(
+        self, worker: Worker, command: str, num_tokens: int, seed: int, **arguments: Any
+    ) -> float:
+        """Tokens per second of one run; notes who else was busy meanwhile."""
+        tokens = random_tokens(self._plan.vocab_size, num_tokens, seed)
+        before, started = self._busy_seconds(), time.perf_counter()
+        facts = worker.ask(command, tokens=tokens, **arguments)
+        elapsed, after = time.perf_counter() - started, self._busy_seconds()
+        require_run(self._asked, worker.name, num_tokens, facts)
+        busy = {name: after[name] - before[name] for name in after}
+        whole = busy.pop("machine", 0.0)
+        tolerance = _TICKS / os.sysconf("SC_CLK_TCK")
+        for name, seconds in busy.items():
+            if self._workers[name] is not worker:
+                share = max(seconds - tolerance, 0.0) / elapsed
+                self.out_of_turn[name] = max(self.out_of_turn[name], share)
+        foreign = max(whole - sum(busy.values()) - 2 * tolerance, 0.0) / elapsed
+        self.others = max(self.others, foreign)
+        return num_tokens / float(facts["seconds"])
+
+    def _busy_seconds(self) -> dict[str, float]:
+        busy = {name: worker.cpu_seconds() for name, worker in self._workers.items()}
+        return busy | {"machine": _machine_seconds()}
+
+
+def random_tokens(vocab_size: int, num_tokens: int, seed: int = 0) -> list[int]:
+    """Random ordinary ids, the same for both engines."""
+    random = np.random.default_rng([TOKEN_SEED, seed])
+    return [int(id) for id in random.integers(FIRST_TOKEN, vocab_size, num_tokens)]
+
+
+def _machine_seconds() -> float:
+    """Seconds that all cores together have worked (proc_stat(5): user, nice, system, irqs)."""
+    fields = Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
+    worked = (int(fields[at]) for at in (0, 1, 2, 5, 6))
+    return sum(worked) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,410 @@
+"""benchmarks/vs_llama_cpp.py without llama.cpp: what it refuses, its turns, figures and models."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hypocenter.model.architecture import read_architecture
+from hypocenter.model.gguf import open_gguf
+from hypocenter.model.tokenizer import load_tokenizer
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+ARGUMENTS = (
+    "--shape", "toy", "--types", "Q8_0", "--threads", "1", "--prompt", "20", "--generate", "4",
+    "--depth", "8", "--repetitions", "3",
+)  # fmt: skip
+
+#: A worker that is as fast as it is told, and reports what it was asked for unless told to lie.
+FAKE_WORKER = """
+import json, os, sys
+sys.path.insert(0, os.environ["BENCHMARKS"])
+import numpy as np
+from vs_protocol import serve
+
+NAME = os.path.basename(__file__)[:-3]
+LIES = json.loads(os.environ["LIES"]).get(NAME, {})
+SPEED = {"ours": 300.0, "peer": 200.0}[NAME]
+asked = {}
+
+def facts():
+    told = {"engine": NAME, "instructions": "none", "file_type": "Q8_0", **asked}
+    if NAME == "ours":
+        told["main_dtype"] = "Q8_0"
+    return told | LIES.get("facts", {})
+
+def load(path, is_reference=False, **arguments):
+    asked.update(arguments)
+    return facts() | ({"file_type": "F32"} if is_reference else {})
+
+def run(tokens, depth=0):
+    with open(os.environ["DIARY"], "a") as diary:
+        print(NAME, len(tokens), depth, sum(tokens), file=diary)
+    took = {"num_tokens": len(tokens), "seconds": len(tokens) / SPEED}
+    return took | {"num_threads": asked["num_threads"]} | LIES.get("run", {})
+
+def logits(tokens, out):
+    np.save(out, np.random.default_rng(0).standard_normal((len(tokens), 50), np.float32))
+    return {"num_tokens": len(tokens), "num_threads": asked["num_threads"]}
+
+def memory():
+    return {"peak_bytes": 1 << 28, "anonymous_bytes": 1 << 20, "mapped_file_bytes": 0}
+
+serve({"load": load, "facts": facts, "prefill": run, "decode": run, "logits": logits,
+       "memory": memory, "bandwidth": lambda num_threads: {"best": 1e9}})
+"""
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The modules of `benchmarks/` by name."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+@pytest.fixture
+def models(module: Any) -> Any:
+    return module("vs_models")
+
+
+class Rig:
+    """The benchmark with fake workers."""
+
+    def __init__(self, benchmark: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.benchmark, self.folder, self.patch = benchmark, folder, monkeypatch
+        self.out, self.diary = folder / "result.json", folder / "diary"
+        for name in ("ours", "peer"):
+            (folder / f"{name}.py").write_text(FAKE_WORKER)
+        facts = benchmark.file_facts
+        scripts = {name: folder / f"{name}.py" for name in ("ours", "peer")}
+        monkeypatch.setattr(benchmark, "SCRIPTS", scripts)
+        monkeypatch.setattr(benchmark, "_peer_version", lambda peer: "0")
+        monkeypatch.setattr(benchmark, "quantised", lambda source, *rest: source.with_suffix(".q"))
+        monkeypatch.setattr(benchmark, "file_facts", lambda path: self.facts(path, facts))
+        monkeypatch.setenv("BENCHMARKS", str(BENCHMARKS))
+        monkeypatch.setenv("DIARY", str(self.diary))
+
+    def facts(self, path: Path, real: Any) -> Any:
+        if path.suffix == ".gguf":
+            return real(path)
+        return replace(real(path.with_suffix(".gguf")), file_type="Q8_0", main_dtype="Q8_0")
+
+    def run(self, lies: Mapping[str, Any], *more: str) -> int:
+        self.patch.setenv("LIES", json.dumps(lies))
+        arguments = ["--peer", sys.executable, "--models", str(self.folder / "models")]
+        given = ["vs_llama_cpp.py", *arguments, "--out", str(self.out), *ARGUMENTS, *more]
+        self.patch.setattr(sys, "argv", given)
+        return int(self.benchmark.main())
+
+
+@pytest.fixture
+def rig(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    return Rig(module("vs_llama_cpp"), tmp_path, monkeypatch)
+
+
+def test_both_take_turns_on_equal_tokens_and_the_first_round_does_not_count(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rig.run({}) == 0
+    runs = [line.split() for line in rig.diary.read_text().splitlines()]
+    pair = {"ours", "peer"}
+    shallow, fill, deep, prompt = runs[:8], runs[8:10], runs[10:18], runs[18:]
+    assert [run[1:3] for run in shallow] == [["4", "0"]] * 8
+    assert [run[1:3] for run in fill] == [["8", "0"]] * 2
+    assert [run[1:3] for run in deep] == [["4", "8"]] * 8
+    assert [run[1:3] for run in prompt] == [["20", "0"]] * 8
+    for test in (shallow, deep, prompt):
+        rounds = [test[at : at + 2] for at in range(0, 8, 2)]
+        assert all({run[0] for run in one} == pair for one in rounds)
+        assert all(one[0][3] == one[1][3] for one in rounds), "the two got other tokens"
+        leaders = [one[0][0] for one in rounds]
+        assert leaders[0] != leaders[1] != leaders[2] != leaders[3], "the order does not alternate"
+    (row,) = json.loads(rig.out.read_text())["types"]
+    assert list(row["tests"]) == ["tg4", "tg4 @ d8", "pp20"]
+    for speeds in row["tests"].values():
+        assert speeds["ours"] == pytest.approx([300.0] * 3)
+        assert speeds["peer"] == pytest.approx([200.0] * 3)
+    printed = capsys.readouterr().out
+    assert "1.50 (1.50..1.50)" in printed
+    assert "Q8_0: tg4: x llama.cpp 1.5 >= 1.05: met" in printed
+    assert str(rig.folder) not in rig.out.read_text(), "the result names a folder of this machine"
+
+
+@pytest.mark.parametrize(
+    ("engine", "lie", "complaint"),
+    [
+        ("ours", {"facts": {"num_threads": 2}}, "num_threads 2, but 1"),
+        ("peer", {"facts": {"num_threads": "1 and 2"}}, "num_threads 1 and 2, but 1"),
+        ("peer", {"facts": {"file_type": "Q4_0"}}, "file_type Q4_0, but Q8_0"),
+        ("ours", {"facts": {"main_dtype": "BF16"}}, "main_dtype BF16, but Q8_0"),
+        ("peer", {"run": {"num_tokens": 3}}, "num_tokens 3, but 4"),
+        ("ours", {"run": {"num_threads": 2}}, "num_threads 2, but 1"),
+    ],
+)
+def test_nothing_is_compared_when_a_worker_did_something_else(
+    rig: Rig, capsys: pytest.CaptureFixture[str], engine: str, lie: Any, complaint: str
+) -> None:
+    assert rig.run({engine: lie}, "--no-divergence") == 1
+    captured = capsys.readouterr()
+    last = captured.err.splitlines()[-1]
+    assert f"vs_llama_cpp: {engine} reports {complaint} was asked for" in last
+    assert not captured.out
+    assert not rig.out.exists()
+    assert rig.diary.exists() == ("run" in lie), "it ran before it looked"
+
+
+def test_every_fact_that_is_asked_for_is_held_against_the_report(module: Any, models: Any) -> None:
+    turns = module("vs_turns")
+    asked = turns.Asked(models.FileFacts("Q4_K_M", "Q4_K", 10, 8), 2, 2304, 512)
+    honest = {
+        "file_type": "Q4_K_M", "main_dtype": "Q4_K", "num_threads": 2, "context_length": 2304,
+        "batch": 512, "kv_dtype": "f16",
+    }  # fmt: skip
+    turns.require_load(asked, "ours", honest)
+    for name in honest:
+        with pytest.raises(models.BenchmarkError, match=f"ours reports {name} 7, but"):
+            turns.require_load(asked, "ours", {**honest, name: 7})
+        if name != "main_dtype":  # llama.cpp has no way to tell it
+            without = {key: value for key, value in honest.items() if key != name}
+            with pytest.raises(models.BenchmarkError, match=f"{name} None"):
+                turns.require_load(asked, "peer", without)
+    run = {"num_tokens": 512, "num_threads": 2}
+    turns.require_run(asked, "peer", 512, run)
+    for name in run:
+        with pytest.raises(models.BenchmarkError, match=f"peer reports {name} 511"):
+            turns.require_run(asked, "peer", 512, {**run, name: 511})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "required: --peer"),
+        (["--peer", "/"], "is no interpreter"),
+        (["--peer", sys.executable, "--types", "Q9"], "'Q9'"),
+        (["--peer", sys.executable, "--threads", "0"], "0 is too few"),
+        (["--peer", sys.executable, "--threads", "9999"], "9999"),
+        (["--peer", sys.executable, "--depth", "-5"], "'-5' is not a number from 0 on"),
+        (["--peer", sys.executable, "--depth", "9000"], "tinyllama-1.1b has 4096"),
+    ],
+)
+def test_wrong_arguments_are_told_in_a_line(
+    module: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
+) -> None:
+    benchmark = module("vs_llama_cpp")
+    with pytest.raises(SystemExit) as caught:
+        benchmark._options(arguments)
+    assert caught.value.code == 2
+    assert complaint in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_python_without_llama_cpp_is_told_in_a_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "vs_llama_cpp.py", "--peer", sys.executable, "--models",
+         tmp_path, "--shape", "toy"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "No module named 'llama_cpp'" in line
+
+
+def test_our_worker_reports_what_the_runner_did(module: Any, models: Any, tmp_path: Path) -> None:
+    path = models.original(models.SHAPES["toy"], tmp_path)
+    turns, facts = module("vs_turns"), models.file_facts(path)
+    asked = turns.Asked(facts, 1, 512, 64)
+    tokens = turns.random_tokens(1024, 20)
+    script = BENCHMARKS / "vs_worker.py"
+    with module("vs_protocol").Worker("ours", Path(sys.executable), script) as worker:
+        arguments = asked.load_arguments()
+        turns.require_load(asked, "ours", worker.ask("load", path=str(path), **arguments))
+        turns.require_run(asked, "ours", 20, worker.ask("prefill", tokens=tokens))
+        turns.require_run(asked, "ours", 4, worker.ask("decode", tokens=tokens[:4], depth=20))
+        out = tmp_path / "logits.npy"
+        turns.require_run(asked, "ours", 20, worker.ask("logits", tokens=tokens, out=str(out)))
+        memory = worker.ask("memory")
+        turns.require_load(asked, "ours", worker.ask("facts"))
+    logits = np.load(out)
+    assert logits.shape == (20, 1024)
+    assert 2.0 < logits.std() < 4.0, "the model's distributions do not look real"
+    assert memory["peak_bytes"] >= memory["anonymous_bytes"] > 1 << 20
+
+
+def test_bandwidth_counts_every_byte_once(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = module("vs_worker")
+    monkeypatch.setattr(worker, "NUM_READ_PASSES", 2)
+    values = np.arange(2 * worker.NUM_STREAMS * 64 * 3, dtype=np.float32)
+    sums = np.zeros((2, worker.vector.LANES), np.float32)
+    worker._read(values, sums)
+    assert sums.sum() == values.sum()
+    assert 1e8 < worker.read_by_kernel(1, 1 << 24) < 1e12
+
+
+def test_a_worker_that_fails_or_dies_says_why(module: Any, tmp_path: Path) -> None:
+    protocol = module("vs_protocol")
+    script = tmp_path / "worker.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n"
+        "from vs_protocol import serve\n"
+        "def chat(): print('noise on stdout'); return {'fine': True}\n"
+        "def fail(): raise ValueError('a reason\\nin two lines')\n"
+        "def die(): sys.exit('last words')\n"
+        "serve({'chat': chat, 'fail': fail, 'die': die})\n"
+    )
+    with protocol.Worker("one", Path(sys.executable), script) as worker:
+        assert worker.ask("chat") == {"fine": True}
+        with pytest.raises(protocol.WorkerError, match="one: fail: ValueError: a reason in two"):
+            worker.ask("fail")
+        assert worker.cpu_seconds() >= 0
+        with pytest.raises(protocol.WorkerError, match="one died at 'die': last words"):
+            worker.ask("die")
+    with pytest.raises(protocol.WorkerError, match="does not start"):
+        protocol.Worker("two", tmp_path / "nothing", script)
+
+
+def test_models_are_of_the_published_sizes(models: Any) -> None:
+    # The counts of the published checkpoints, in millions.
+    published = {"tinyllama-1.1b": 1100.0, "llama-3.2-1b": 1235.8, "qwen2.5-0.5b": 494.0}
+    for name, millions in published.items():
+        assert models.SHAPES[name].num_weights / 1e6 == pytest.approx(millions, rel=1e-3), name
+    # K and V of 22 layers, 4 heads of 64, f16: 22,528 bytes for each position.
+    assert models.SHAPES["tinyllama-1.1b"].kv_bytes(100) == 2_252_800
+
+
+@pytest.fixture
+def small(models: Any) -> list[Any]:
+    """Every shape, so small that it takes no time."""
+    return [
+        replace(shape, num_layers=1, width=128, ffn_width=64, num_heads=2, num_kv_heads=1,
+                vocab_size=600)
+        for shape in models.SHAPES.values()
+    ]  # fmt: skip
+
+
+def test_models_load_and_stay_the_same(models: Any, small: Any, tmp_path: Path) -> None:
+    for shape in small:
+        path = models.original(shape, tmp_path)
+        with open_gguf(path) as file:
+            facts = read_architecture(file)
+            assert (facts.num_layers, facts.width, facts.vocab_size) == (1, 128, 600)
+            assert ("output.weight" in file.tensors) == (not shape.is_tied)
+            assert load_tokenizer(file).vocab_size == 600
+        before = path.read_bytes()
+        stamp = path.stat().st_mtime_ns
+        assert models.original(shape, tmp_path).stat().st_mtime_ns == stamp, "made twice"
+        path.unlink()
+        assert models.original(shape, tmp_path).read_bytes() == before
+        other = models.original(replace(shape, rope_base=1.0), tmp_path)
+        assert other != path, "another recipe has the same name"
+    assert not list(tmp_path.glob(".*")), "parts are left over"
+
+
+def test_bytes_that_a_token_reads(models: Any, small: Any, tmp_path: Path) -> None:
+    for shape in small:
+        path = models.original(shape, tmp_path)
+        facts = models.file_facts(path)
+        unread = 0 if shape.is_tied else 600 * 128
+        assert facts.bytes_per_token == 4 * (shape.num_weights - unread)
+        assert (facts.file_type, facts.main_dtype) == ("F32", "F32")
+        assert facts.num_bytes == path.stat().st_size
+
+
+def test_a_model_that_is_not_finished_has_no_name(models: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+
+    def fail() -> None:
+        with models.written_whole(path) as partial:
+            partial.write_bytes(b"half")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk"):
+        fail()
+    assert not list(tmp_path.iterdir())
+
+
+def test_divergence_of_known_distributions(module: Any, tmp_path: Path) -> None:
+    report = module("vs_report")
+    p, q = np.array([0.5, 0.25, 0.25]), np.array([0.25, 0.6, 0.15])
+    # 40 positions, so that more than one slab is read; logits are free of a constant.
+    np.save(tmp_path / "p.npy", np.tile(np.log(p) + 7, (40, 1)).astype(np.float32))
+    rows = np.tile(np.log(q), (40, 1))
+    rows[::2] = np.log(p)
+    np.save(tmp_path / "q.npy", rows.astype(np.float32))
+    apart = report.divergence(tmp_path / "p.npy", tmp_path / "q.npy")
+    expected = float((p * np.log(p / q)).sum())
+    assert apart.kl == pytest.approx(np.tile([0, expected], 20), rel=1e-5, abs=1e-6)
+    none = report.divergence(tmp_path / "p.npy", tmp_path / "p.npy")
+    assert (none.kl.max(), none.top_1) == (0.0, 1.0)
+    difference = report.difference(apart, none)
+    assert difference["mean"] == pytest.approx(expected / 2, rel=1e-5)
+    # Half the positions 0 and half `expected`: deviation expected / 2, over 39 of 40 freedoms.
+    assert difference["standard_error"] == pytest.approx(expected / 2 / 39**0.5, rel=1e-5)
+    apart = apart.summary()
+    assert apart["kl"] == pytest.approx(expected / 2, rel=1e-5)
+    assert apart["kl_worst"] == pytest.approx(expected, rel=1e-5)
+    assert apart["top_1"] == 0.5
+    assert report.entropy(tmp_path / "p.npy") == pytest.approx(1.5 * np.log(2), rel=1e-5)
+    np.save(tmp_path / "short.npy", rows[:5].astype(np.float32))
+    with pytest.raises(ValueError, match="beside"):
+        report.divergence(tmp_path / "p.npy", tmp_path / "short.npy")
+
+
+def row_of(ours: Mapping[str, list[float]], peer: Mapping[str, list[float]]) -> dict[str, Any]:
+    memory = {"peak_bytes": 1_500_000_000, "anonymous_bytes": 0}
+    return {
+        "type": "Q4_0", "bytes_per_token": 500_000_000, "file_bytes": 600_000_000,
+        "kv_bytes": 50_000_000, "memory": {"ours": memory, "peer": memory},
+        "tests": {name: {"ours": ours[name], "peer": peer[name]} for name in ours},
+        "divergence": {"ours": {"kl": 0.1, "kl_worst": 1.0, "top_1": 0.5},
+                       "peer": {"kl": 0.2, "kl_worst": 1.0, "top_1": 0.5},
+                       "difference": {"mean": -0.1, "standard_error": 0.03}},
+        "out_of_turn": {"ours": 0.0, "peer": 0.5}, "others": 0.5, "engines": {"ours": {}},
+    }  # fmt: skip
+
+
+def test_targets_and_tables(module: Any) -> None:
+    report = module("vs_report")
+    row = row_of(
+        {"tg32": [80.0, 82.0, 84.0], "tg32 @ d2000": [60.0, 60.0, 60.0], "pp512": [300.0] * 3},
+        {"tg32": [60.0, 60.0, 70.0], "tg32 @ d2000": [61.0, 50.0, 50.0], "pp512": [250.0] * 3},
+    )
+    found = {target.what: target for target in report.targets(row, 50e9)}
+    values = {
+        "tg32: x llama.cpp": (statistics.median([80 / 60, 82 / 60, 84 / 70]), True),
+        "tg32: of bandwidth": (82 * 0.5 / 50, True),
+        "tg32 @ d2000: x llama.cpp": (1.2, True),
+        "tg32 @ d2000: of the speed at depth 0": (60 / 82, False),
+        "pp512: x llama.cpp": (1.2, False),
+        "peak memory, MB": (1500.0, False),
+        "KL to F32, nats": (0.1, True),
+    }
+    assert {what: (one.value, one.is_met) for what, one in found.items()} == {
+        what: (pytest.approx(value), is_met) for what, (value, is_met) in values.items()
+    }
+    assert found["peak memory, MB"].limit == pytest.approx(1.15 * 600 + 50 + 350)
+    lines = report.speed_table([row], 50e9).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert "1.33 (1.20..1.37)" in lines[2]
+    assert [cell.strip() for cell in lines[2].split("|")[8:10]] == ["82%", "60%"]
+    assert [cell.strip() for cell in lines[3].split("|")[6:8]] == ["73%", "83%"]
+    warnings = [line for line in report.verdicts([row], 40e9) if "WARNING" in line]
+    assert ["peer used 50%" in one for one in warnings] == [True, False, False]
+    assert "others used 50%" in warnings[1]
+    assert "faster than the bandwidth" in warnings[2]
+
+
+def test_one_engine_alone_gets_no_ratios(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rig.run({}, "--only", "peer") == 0
+    printed = capsys.readouterr().out
+    assert "200.00" in printed
+    assert "x llama.cpp" not in printed
+    assert {line.split()[0] for line in rig.diary.read_text().splitlines()} == {"peer"}
