@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
+
+from hypocenter.device.lang import CpuKernel
 
 PACKAGE = Path(__file__).parent.parent / "src" / "hypocenter"
 
@@ -71,6 +77,32 @@ def test_an_edited_callee_in_another_file_is_noticed(tmp_path: Path) -> None:
     after = _run(copy, tmp_path / "cache")
     assert float(before[0]) < 1
     assert after[:2] == ["2.0", "0"]
+
+
+def test_no_two_functions_of_kernels_go_by_one_name() -> None:
+    """numba names machine code by module, name and a number that begins anew in each process.
+
+    Of two functions of one name that were compiled in different processes the numbers may be equal;
+    when both come out of the cache, calls of one then reach the other.
+    """
+    names = Counter(
+        (function.py_func.__module__, function.py_func.__qualname__)
+        for function in _compiled_functions()
+    )
+    assert len(names) > 50
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def _compiled_functions() -> list[Any]:
+    """Every function of the package that numba compiles, both forms of kernels among them."""
+    for path in (PACKAGE / "kernels").glob("*_cpu.py"):
+        importlib.import_module(f"hypocenter.kernels.{path.stem}")
+    seen = gc.get_objects()
+    both = [(one.serial, one.shared) for one in seen if type(one) is CpuKernel]
+    kind = type(both[0][0])
+    ours = [one for one in seen if type(one) is kind] + [shared for _, shared in both]
+    unique = {id(one): one for one in ours if one.py_func.__module__.startswith("hypocenter.")}
+    return list(unique.values())
 
 
 def test_a_folder_that_others_may_write_to_is_made_private(tmp_path: Path) -> None:
