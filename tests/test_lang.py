@@ -12,7 +12,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numba
+import numpy as np
+
 from hypocenter.device.lang import CpuKernel
+from hypocenter.kernels.quant_records import RECORDS
 
 PACKAGE = Path(__file__).parent.parent / "src" / "hypocenter"
 
@@ -161,3 +165,21 @@ def test_a_plain_machine_gives_the_same_numbers(tmp_path: Path) -> None:
     assert plain[2] == "plain"
     assert abs(float(plain[0]) - float(native[0])) < 1e-6
     assert native[1] == "0", "machine code of another machine was taken"
+
+
+def test_machine_code_of_each_record_layout_has_a_name_of_its_own_in_every_process() -> None:
+    """numba's own name for a record type is a number that another process gives to another type."""
+    names: dict[Any, set[Any]] = {}
+    for layout in RECORDS.values():
+        record = numba.typeof(np.zeros((1, 1), layout.record)).dtype
+        names.setdefault(record.mangling_args, set()).add(layout.record)
+    assert all(len(layouts) == 1 for layouts in names.values())
+    code = (
+        "import numba, numpy as np\n"
+        "from hypocenter.kernels.quant_records import RECORDS\n"
+        "from hypocenter.device import lang\n"
+        "for layout in reversed(RECORDS.values()):\n"
+        "    print(numba.typeof(np.zeros((1, 1), layout.record)).dtype.mangling_args)\n"
+    )
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(other.stdout.splitlines()) == {str(name) for name in names}

@@ -197,7 +197,9 @@ class CpuKernel:
         function = self._function
         sharing = {**function.__globals__, "prange": items}
         twin = FunctionType(function.__code__, sharing, function.__name__)
-        twin.__qualname__, twin.__module__ = function.__qualname__, function.__module__
+        # numba names machine code by this and a number that begins anew in each process: of two
+        # functions of one name that come out of the cache, one would be called for both.
+        twin.__qualname__, twin.__module__ = f"{function.__qualname__}_shared", function.__module__
         return _compile_on_demand(twin, "shared", **self._options)
 
 
@@ -213,6 +215,18 @@ def cpu_kernel(function: Callable[..., None]) -> CpuKernel:
 def allocating_kernel(function: Callable[..., None]) -> CpuKernel:
     """As `cpu_kernel`, for one that makes arrays of its own."""
     return CpuKernel(function)
+
+
+def _record_name(record: Any) -> tuple[str, tuple[str, ...]]:
+    """What stands for a record type in the names of machine code: a hash of its fields.
+
+    By itself numba takes a number that begins anew in each process, so code for two layouts that
+    two processes have compiled could come out of the cache under one name.
+    """
+    return "Record", (hashlib.sha256(record.name.encode()).hexdigest()[:16],)
+
+
+types.Record.mangling_args = property(_record_name)
 
 
 def threads_entry(function: Callable[..., None]) -> Any:

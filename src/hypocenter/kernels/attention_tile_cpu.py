@@ -155,7 +155,6 @@ def _form(heads: int, vectors: int) -> Callable[..., None]:
     """A tile for blocks of `heads` heads, with `vectors` strips of keys or columns at a time."""
     num_sums = heads * vectors
 
-    @inline
     def tile(
         q: Any, q_at: int, k_cache: Any, v_cache: Any, starts: Any, low: int, high: int,
         scale: float, softcap: float, weights: Any, weights_at: int, out: Any, at: int, pitch: int,
@@ -184,7 +183,9 @@ def _form(heads: int, vectors: int) -> Callable[..., None]:
                     sums = fma_outer(values, weights, weights_at + key + inner, KEYS, sums)
             store_outer(out, at + d, row, sums, vectors)
 
-    return tile
+    # Machine code goes by this name, which must be its own: see `CpuKernel.shared`.
+    tile.__qualname__ = f"tile_{heads}_{vectors}"
+    return inline(tile)
 
 
 _tile_1 = _form(1, _VECTORS_OF_ONE_HEAD)
