@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture
-def test_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def kernels_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of `gpu_specimens.py` in place of the project's."""
     monkeypatch.setattr(cli_kernels_pool, "WORKER", "kernels_worker")
     monkeypatch.setenv("PYTHONPATH", str(HERE))
@@ -36,7 +36,7 @@ def _hypo(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return caught.value.code, out, err
 
 
-@pytest.mark.usefixtures("test_kernels")
+@pytest.mark.usefixtures("kernels_of_tests")
 def test_json_is_a_list_of_rows(capfd: pytest.CaptureFixture[str]) -> None:
     code, out, err = _hypo(capfd, "--arch", "gfx942,sm_90", "--json", "--kernel", "copy_kernel")
     rows = json.loads(out)
@@ -54,7 +54,7 @@ def test_json_is_a_list_of_rows(capfd: pytest.CaptureFixture[str]) -> None:
         assert "128" in row["loads"]
 
 
-@pytest.mark.usefixtures("test_kernels")
+@pytest.mark.usefixtures("kernels_of_tests")
 def test_a_kernel_that_would_not_launch_fails_the_gate(capfd: pytest.CaptureFixture[str]) -> None:
     code, out, err = _hypo(capfd, "--arch", "h200,gfx1100")
     assert code == 4
@@ -74,7 +74,7 @@ def test_a_kernel_that_would_not_launch_fails_the_gate(capfd: pytest.CaptureFixt
     assert "12x128" in first
 
 
-@pytest.mark.usefixtures("test_kernels")
+@pytest.mark.usefixtures("kernels_of_tests")
 def test_a_compiler_that_dies_costs_one_record(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +89,7 @@ def test_a_compiler_that_dies_costs_one_record(
     assert (rows["copy_kernel"]["ok"], rows["hoard_kernel"]["ok"]) == (True, True)
 
 
-@pytest.mark.usefixtures("test_kernels")
+@pytest.mark.usefixtures("kernels_of_tests")
 def test_a_compiler_that_hangs_costs_one_record(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +107,7 @@ def test_an_unknown_architecture_is_a_usage_error(capfd: pytest.CaptureFixture[s
     assert err == "hypo: no GPU architecture or product 'gfx943'; did you mean gfx942?\n"
 
 
-@pytest.mark.usefixtures("test_kernels")
+@pytest.mark.usefixtures("kernels_of_tests")
 def test_an_unknown_kernel_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> None:
     code, out, err = _hypo(capfd, "--kernel", "copy_kernal")
     assert (code, out) == (2, "")

@@ -9,11 +9,18 @@ import pytest
 
 from hypocenter.config import EngineConfig
 from hypocenter.device import large_pages
-from hypocenter.device.lang import cpu_kernel, max_num_threads, prange, set_num_threads
+from hypocenter.device.lang import (
+    allocating_kernel,
+    cpu_kernel,
+    max_num_threads,
+    prange,
+    set_num_threads,
+)
 from hypocenter.device.native import NativeLaunches, SharedKernel
 from hypocenter.device.plan import MAX_NATIVE_ROWS
 from hypocenter.device.vector import get, put
 from hypocenter.engine.llm import LLM
+from hypocenter.errors import LaunchRejected
 
 
 @cpu_kernel
@@ -31,6 +38,14 @@ def note(out: Any, single: float, double: float, flag: bool, whole: int, wide: A
         put(out, 3, np.float64(whole))
         put(out, 4, np.float64(wide.shape[0] * 1000 + wide.shape[1]))
         put(out, 5, np.float64(get(wide, 4)))
+
+
+@allocating_kernel
+def fail_at(x: Any, num_items: int, bad: int) -> None:
+    for item in prange(num_items):
+        if item == bad:
+            raise ValueError
+        put(x, item, np.float32(1))
 
 
 @pytest.fixture(params=[1, max_num_threads()], autouse=True)
@@ -60,6 +75,24 @@ def test_launches_of_a_step_do_not_mix_their_items() -> None:
         assert place[0] == 7000 + len(rows) - 1
         for x in arrays:
             np.testing.assert_array_equal(x, 50 * (repetition + 1))
+
+
+@pytest.mark.parametrize("bad", [0, 1, 4999])
+def test_an_item_that_fails_fails_the_step_whoever_took_it(bad: int) -> None:
+    """What comes behind it is not run, and the next step is none the worse."""
+    x, after = np.zeros(5000, np.float32), np.zeros(3, np.float32)
+    failing, counting = SharedKernel(fail_at.shared), SharedKernel(count_up.shared)
+    counting.bound((after, 0))()
+    failing.bound((x, 5000, -1))()
+    place = np.zeros(1, np.uint64)
+    step = NativeLaunches(
+        [(0, counting, (after, 1)), (1, failing, (x, 5000, bad)), (2, counting, (after, 3))]
+    )
+    for repetition in range(30):
+        assert step.run(place.ctypes.data, 0) == 1
+        np.testing.assert_array_equal(after, [repetition + 1, 0, 0])
+    with pytest.raises(LaunchRejected, match="fail_at: the kernel found no memory"):
+        failing.bound((x, 5000, bad))()
 
 
 @pytest.mark.parametrize("form", ["serial", "shared"])

@@ -115,7 +115,7 @@ def _cpu(root: Path) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "kernel_threads": lang.max_num_threads(),
-        "thread_pool": lang.thread_pool,
+        "thread_pool": lang.thread_pool(),
     }
 
 

@@ -38,8 +38,7 @@ from hypocenter.device.vector_ir import (
     load_vector,
 )
 
-#: Columns whose codes are taken at once: eight words of four.
-STEP_COLUMNS = 32
+#: Words of the columns whose codes are taken at once, four to a word.
 _WORDS = 8
 _LINE_BYTES = 64
 #: How far ahead memory is asked for: what one thread reads in the time that memory takes to answer.

@@ -89,8 +89,16 @@ def _load_tbb() -> bool:
     return True
 
 
-#: The library whose threads run parallel kernels; omp or workqueue where there is no TBB.
-thread_pool = "tbb" if _load_tbb() else "omp"
+_has_tbb = _load_tbb()
+
+
+def thread_pool() -> str:
+    """The library whose threads run kernels: tbb where it is installed, or what was asked for."""
+    asked: str = numba.config.THREADING_LAYER
+    if asked != "default":
+        return asked
+    return "tbb" if _has_tbb else "omp or workqueue"
+
 
 __all__ = [
     "CpuKernel",

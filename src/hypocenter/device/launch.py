@@ -21,7 +21,7 @@ from hypocenter.config import LAUNCH_MODES
 from hypocenter.device import memory
 from hypocenter.device.lang import CpuKernel
 from hypocenter.device.limits import check_launch
-from hypocenter.device.native import NativeLaunches, SharedKernel
+from hypocenter.device.native import KERNEL_FAILED, NativeLaunches, SharedKernel
 from hypocenter.device.order import Writes
 from hypocenter.device.recorder import current
 from hypocenter.errors import LaunchRejected, UsageError
@@ -255,10 +255,10 @@ def walk(launches: Sequence[tuple[int, Runs]], cells: memoryview, word: int) -> 
 
 
 def native(launches: Sequence[tuple[int, Runs]]) -> NativeLaunches:
-    """Numbered launches of compiled CPU kernels as one call."""
-    made = [one for _, one in launches]
-    assert all(isinstance(one, Launch) for one in made)
-    return NativeLaunches([(n, one.function, one.args) for n, one in launches])  # type: ignore[attr-defined]
+    """Numbered launches of compiled CPU kernels as one call; a CPU has no marks among them."""
+    return NativeLaunches(
+        [(number, one.function, one.args) for number, one in launches if isinstance(one, Launch)]
+    )
 
 
 def walk_native(
@@ -269,7 +269,10 @@ def walk_native(
     with _POOL:
         num_done = native.run(place.ctypes.data, word)
     if num_done < len(launches):
-        raise LaunchRejected(launches[num_done].kernel, "the kernel ended with an error")
+        error = LaunchRejected(launches[num_done].kernel, KERNEL_FAILED)
+        if (recorder := current()) is not None:
+            recorder.failed(error, launches[num_done])
+        raise error
 
 
 def _asked_at() -> str:

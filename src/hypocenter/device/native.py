@@ -20,6 +20,8 @@ from hypocenter.errors import LaunchRejected
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
 _WORD = _I64.as_pointer()
+#: A kernel's one way to fail is that it finds no memory for its own arrays.
+KERNEL_FAILED = "the kernel found no memory for its scratch; free some, or use fewer threads"
 #: Machine code lives as long as what compiled it.
 _engines: list[Any] = []
 
@@ -79,7 +81,7 @@ class _BoundLaunch:
             self._native = NativeLaunches([(0, self._kernel, self._args)])
         if self._native.run(self._word.ctypes.data, 0) != 1:
             name = self._kernel.dispatcher.py_func.__name__
-            raise LaunchRejected(name, "the kernel ended with an error")
+            raise LaunchRejected(name, KERNEL_FAILED)
 
 
 def _slots(args: Sequence[Any], kinds: Sequence[Any]) -> Iterator[int]:

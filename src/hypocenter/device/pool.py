@@ -35,12 +35,12 @@ from hypocenter.device.lang import (
 SPREAD, ENTRY, BLOCK, NUMBER, IS_SHARED = range(5)
 
 _LINE = 8  # words of a cache line: what threads change often lies in lines of its own
-_TICKET, _INSIDE, _ENTERED, _NUM_DONE, _IS_OVER = (_LINE * index for index in range(5))
+_TICKET, _INSIDE, _ENTERED, _NUM_DONE, _HAS_FAILED, _IS_OVER = (_LINE * n for n in range(6))
 _CLOSED = np.uint64(CLOSED)
 _I64 = ir.IntType(64)
 
-_raw = np.zeros(6 * _LINE, np.uint64)
-_state = _raw[-_raw.ctypes.data % 64 // 8 :][: 5 * _LINE]
+_raw = np.zeros(7 * _LINE, np.uint64)
+_state = _raw[-_raw.ctypes.data % 64 // 8 :][: 6 * _LINE]
 binding.add_symbol(TICKET_SYMBOL, _state.ctypes.data)
 
 
@@ -118,18 +118,25 @@ def _pause(typing: Any) -> Any:
 
 
 @inline
+def _run_one(table: Any, index: int, state: Any) -> None:
+    """A kernel, by whichever thread: one that could not do an item fails the launch for all."""
+    if _call(table[index, SPREAD], table[index, ENTRY], table[index, BLOCK]) != 0:
+        _tell(state, _HAS_FAILED, np.uint64(1))
+
+
+@inline
 def _walk(table: Any, place: int, first_word: int, state: Any) -> None:
     for index in range(table.shape[0]):
         _put_at(place, first_word + table[index, NUMBER])
         is_shared = table[index, IS_SHARED] != 0
         if is_shared:
             _tell(state, _TICKET, np.uint64(index + 1) << np.uint64(32))
-        status = _call(table[index, SPREAD], table[index, ENTRY], table[index, BLOCK])
+        _run_one(table, index, state)
         if is_shared:
             _tell(state, _TICKET, _CLOSED)
             while _seen(state, _INSIDE) != 0:
                 _pause()
-        if status != 0:
+        if _seen(state, _HAS_FAILED) != 0:
             break
         _tell(state, _NUM_DONE, np.uint64(index + 1))
     _tell(state, _IS_OVER, np.uint64(1))
@@ -143,8 +150,7 @@ def _help(table: Any, state: Any) -> None:
             _count(state, _INSIDE, 1)
             ticket = _seen(state, _TICKET)
             if ticket < _CLOSED:
-                index = np.int64(ticket >> np.uint64(32)) - 1
-                _call(table[index, SPREAD], table[index, ENTRY], table[index, BLOCK])
+                _run_one(table, np.int64(ticket >> np.uint64(32)) - 1, state)
             _count(state, _INSIDE, -1)
             while _seen(state, _TICKET) >> np.uint64(32) == ticket >> np.uint64(32):
                 if _seen(state, _IS_OVER) != 0:

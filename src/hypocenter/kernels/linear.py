@@ -18,12 +18,11 @@ from hypocenter.kernels.contract import COUNT, Apart, Arg, Contract, Rule, live_
 from hypocenter.kernels.quantise import Operands, present
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
-# Whole vectors are stored: outputs take a multiple of 64 columns.
-_PADDED = ">= -(-num_outputs // 64) * 64"
 
-
-def _product(mark: str) -> tuple[Arg | Apart, ...]:
-    """A weight with what belongs to it; in a launch of several, its arguments end in `mark`."""
+def _product(mark: str = "") -> tuple[Arg | Apart, ...]:
+    """A weight and what belongs to it; in a launch of several, names from the second on end in
+    `mark`."""
+    # Whole vectors are stored: outputs take a multiple of 64 columns.
     padded = f">= -(-num_outputs{mark} // 64) * 64"
     return (
         Arg(f"weight{mark}", WEIGHT_TYPES, f"num_outputs{mark}, num_columns"),
@@ -33,14 +32,13 @@ def _product(mark: str) -> tuple[Arg | Apart, ...]:
     )
 
 
+_WEIGHT, *_WITH_IT = _product()
 _PARTS = (
-    Arg("weight", WEIGHT_TYPES, "num_outputs, num_columns"),
+    _WEIGHT,
     Arg("x", (DType.F32,), "num_rows, >= num_columns"),
-    Arg("out", (DType.F32,), f"num_rows, {_PADDED}", "both"),
-    Arg("bias", (DType.F32,), _PADDED, optional=True),
+    *_WITH_IT,
     live_counts("num_rows"),
     COUNT,
-    Apart("out", "x"),
 )
 CONTRACT = Contract("linear", *_PARTS)
 
