@@ -127,31 +127,31 @@ def _context_length(options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace) -> Facts:
     """Everything that the result file holds. Raises BenchmarkError or WorkerError."""
-    shape = SHAPES[options.shape]
+    began, shape = time.perf_counter(), SHAPES[options.shape]
     version = _peer_version(options.peer)
     _say(f"{shape.name}: {shape.num_weights / 1e9:.2f} G weights in {options.models}")
     source = original(shape, options.models)
     files = [quantised(source, kind, options.peer, options.threads) for kind in options.types]
     reference = None if options.no_divergence else _reference(options, source, version)
-    with _worker("ours") as meter:
-        rows = [_measure(options, path, reference, meter) for path in files]
-    bandwidth = max(one["best"] for row in rows for one in row["bandwidth"])
+    with Worker("meter", Path(sys.executable), SCRIPTS["ours"]) as meter:
+        rows = [_measure(options, path, reference, meter, began) for path in files]
     for row in rows:
-        verdicts = vs_report.targets(row, bandwidth)
+        row["bandwidth_shares"] = vs_report.bandwidth_shares(row)
+        verdicts = vs_report.targets(row)
         row["targets"] = [asdict(one) | {"is_met": one.is_met} for one in verdicts]
     asked = ("threads", "prompt", "generate", "depth", "repetitions", "only")
     return {
         "shape": asdict(shape), "llama_cpp_python": version, "processor": _processor(),
         "python": platform.python_version(), "date": datetime.date.today().isoformat(),
         "options": {name: getattr(options, name) for name in asked},
-        "bytes_per_second": bandwidth,
+        "bytes_per_second": max(_bandwidths(rows)),
         "reference_entropy": vs_report.entropy(reference) if reference else None,
         "types": rows,
     }  # fmt: skip
 
 
 def _measure(
-    options: argparse.Namespace, path: Path, reference: Path | None, meter: Worker
+    options: argparse.Namespace, path: Path, reference: Path | None, meter: Worker, began: float
 ) -> Facts:
     """One file: speeds first, then the peak of memory, and only then what needs more memory."""
     shape, facts = SHAPES[options.shape], file_facts(path)
@@ -164,7 +164,6 @@ def _measure(
         "type": facts.file_type, "main_dtype": facts.main_dtype, "file_bytes": facts.num_bytes,
         "bytes_per_token": facts.bytes_per_token, "kv_bytes": shape.kv_bytes(asked.context_length),
         "divergence": {}, "load_seconds": {},
-        "bandwidth": [meter.ask("bandwidth", num_threads=options.threads)],
     }  # fmt: skip
     with ExitStack() as stack:
         names = [options.only] if options.only else list(SCRIPTS)
@@ -174,8 +173,14 @@ def _measure(
             loaded = worker.ask("load", path=str(path), **asked.load_arguments())
             row["load_seconds"][name] = time.perf_counter() - started
             require_load(asked, name, loaded)
-        turns = Turns(workers, asked, plan, lambda line: _say(f"{facts.file_type} {line}"))
-        row["tests"] = dict(turns.tests())
+        turns = Turns(
+            workers, meter, asked, plan, lambda line: _say(f"{facts.file_type} {line}"), began
+        )
+        row["tests"] = {
+            test: {name: [asdict(run) for run in runs] for name, runs in by_engine.items()}
+            for test, by_engine in turns.tests()
+        }
+        row["bandwidth"] = turns.readings
         row["out_of_turn"], row["others"] = turns.out_of_turn, turns.others
         row["memory"] = {name: worker.ask("memory") for name, worker in workers.items()}
         row["engines"] = {name: worker.ask("facts") for name, worker in workers.items()}
@@ -184,7 +189,6 @@ def _measure(
         if reference:
             tokens = random_tokens(shape.vocab_size, NUM_DIVERGENCE_TOKENS)
             row["divergence"] = _divergences(workers, asked, tokens, reference)
-    row["bandwidth"].append(meter.ask("bandwidth", num_threads=options.threads))
     return row
 
 
@@ -245,20 +249,26 @@ def _default_out(options: argparse.Namespace, report: Facts) -> Path | None:
     return ROOT / f"benchmarks/results/vs-llama-cpp-{options.shape}-{slug}.json"
 
 
+def _bandwidths(rows: Sequence[Facts]) -> list[float]:
+    """Bytes per second of every reading of the run."""
+    return [one["best"] for row in rows for one in row["bandwidth"]]
+
+
 def _print(report: Facts) -> None:
-    rows, bandwidth = report["types"], report["bytes_per_second"]
+    rows = report["types"]
+    slowest, fastest = (pick(_bandwidths(rows)) / 1e9 for pick in (min, max))
     print(
         f"{report['shape']['name']}, {report['options']['threads']} threads, "
-        f"{report['processor']}, reads {bandwidth / 1e9:.1f} GB/s"
+        f"{report['processor']}, reads {slowest:.1f} to {fastest:.1f} GB/s"
     )
     for facts in rows[0]["engines"].values():
         print(f"- {facts['engine']}: {facts['instructions']}")
         for note in facts.get("notes", ()):
             if "flash" in note.lower():
                 print(f"  - {' '.join(note.split())}")
-    print("\n" + vs_report.speed_table(rows, bandwidth))
+    print("\n" + vs_report.speed_table(rows))
     print("\n" + vs_report.memory_table(rows) + "\n")
-    print("\n".join(vs_report.verdicts(rows, bandwidth)))
+    print("\n".join(vs_report.verdicts(rows)))
 
 
 def _say(line: str) -> None:

@@ -12,11 +12,14 @@ import select
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 REPLY_SECONDS = 1800
+#: Idle threads of OpenMP and TBB spin for milliseconds before they sleep.
+ASLEEP_SECONDS = 10
 #: A compiler's complaint fills pages.
 MAX_ERROR_CHARS = 600
 
@@ -63,6 +66,25 @@ class Worker:
         stat = Path(f"/proc/{self._process.pid}/stat").read_text()
         fields = stat.rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def wait_until_asleep(self) -> None:
+        """Return once no thread of the worker spins or works. Raises WorkerError."""
+        deadline = time.monotonic() + ASLEEP_SECONDS
+        while self._is_awake():
+            if time.monotonic() > deadline:
+                raise WorkerError(
+                    f"{self.name}: its threads still run {ASLEEP_SECONDS} s after its last answer; "
+                    "nothing can be measured beside them (is OMP_WAIT_POLICY active?)"
+                )
+            time.sleep(0.001)
+
+    def _is_awake(self) -> bool:
+        """Whether a thread runs or waits for a core (proc_pid_stat(5), field 3)."""
+        for path in Path(f"/proc/{self._process.pid}/task").glob("*/stat"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                if path.read_text().rpartition(")")[2].split()[0] == "R":
+                    return True
+        return False
 
     def close(self) -> None:
         """End it; a worker that does not go by itself is killed. May be called twice."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +30,22 @@ SPEED_TARGETS = {
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Ours over theirs, of each pair of neighbouring runs."""
+    """One figure over another, of each pair of neighbouring measurements."""
 
     median: float
     low: float
     high: float
 
     @classmethod
-    def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-        pairs = [one / other for one, other in zip(ours, theirs, strict=True)]
+    def of(cls, ones: Sequence[float], others: Sequence[float]) -> Ratio:
+        pairs = [one / other for one, other in zip(ones, others, strict=True)]
         return cls(statistics.median(pairs), min(pairs), max(pairs))
 
     def __str__(self) -> str:
         return f"{self.median:.2f} ({self.low:.2f}..{self.high:.2f})"
+
+    def percent(self) -> str:
+        return f"{self.median:.0%} ({self.low:.0%}..{self.high:.0%})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +119,33 @@ def _log_softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def speeds(row: Mapping[str, Any], engine: str, test: str) -> list[float]:
     """Tokens per second of each repetition; empty where that engine did not run."""
-    return list(row["tests"].get(test, {}).get(engine, ()))
+    return [run["tokens_per_second"] for run in _runs(row, engine, test)]
 
 
-def targets(row: Mapping[str, Any], bandwidth: float) -> list[Target]:
+def bandwidth_share(row: Mapping[str, Any], engine: str, test: str) -> Ratio | None:
+    """Of the bandwidth beside each decode, what reading each weight once a token takes.
+
+    None where that engine did not run.
+    """
+    runs = _runs(row, engine, test)
+    taken = [run["tokens_per_second"] * row["bytes_per_token"] for run in runs]
+    # Memory may have changed its speed meanwhile; the larger reading flatters nobody.
+    given = [max(run["bandwidth_before"], run["bandwidth_after"]) for run in runs]
+    return Ratio.of(taken, given) if runs else None
+
+
+def bandwidth_shares(row: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
+    """By test and engine, as the result file holds them."""
+    return {
+        test: {
+            engine: asdict(share) for engine in engines
+            if (share := bandwidth_share(row, engine, test))
+        }
+        for test, engines in row["tests"].items() if _is_shallow_decode(test)
+    }  # fmt: skip
+
+
+def targets(row: Mapping[str, Any]) -> list[Target]:
     """Every target of a file type that this run has the figures for."""
     decode, prefill, share = SPEED_TARGETS[row["type"]]
     found = []
@@ -134,10 +160,9 @@ def targets(row: Mapping[str, Any], bandwidth: float) -> list[Target]:
             shallow = statistics.median(speeds(row, "ours", name.split(" @")[0]))
             kept = statistics.median(ours) / shallow
             found.append(Target(f"{name}: of the speed at depth 0", kept, MIN_DEPTH_SHARE))
-        if ours and name.startswith("tg") and "@" not in name:
-            found.append(
-                Target(f"{name}: of bandwidth", _share(row, "ours", name, bandwidth), share)
-            )
+        if _is_shallow_decode(name) and (reached := bandwidth_share(row, "ours", name)):
+            note = f" ({reached.low:.4g}..{reached.high:.4g})"
+            found.append(Target(f"{name}: of bandwidth", reached.median, share, note=note))
     if ours_memory := row["memory"].get("ours"):
         limit = memory_limit(row) / 1e6
         found.append(Target("peak memory, MB", ours_memory["peak_bytes"] / 1e6, limit, True))
@@ -149,11 +174,11 @@ def targets(row: Mapping[str, Any], bandwidth: float) -> list[Target]:
     return found
 
 
-def verdicts(rows: Sequence[Mapping[str, Any]], bandwidth: float) -> list[str]:
+def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for each target, and warnings for what makes the figures doubtful."""
     lines = []
     for row in rows:
-        lines += [f"{row['type']}: {target}" for target in targets(row, bandwidth)]
+        lines += [f"{row['type']}: {target}" for target in targets(row)]
     for row in rows:
         for engine, share in row["out_of_turn"].items():
             if share > MAX_OUT_OF_TURN:
@@ -165,11 +190,11 @@ def verdicts(rows: Sequence[Mapping[str, Any]], bandwidth: float) -> list[str]:
                 f"{row['type']}: WARNING: others used {row['others']:.0%} of a core at times"
             )
         for engine in row["engines"]:
-            if any(
-                _share(row, engine, name, bandwidth) > 1 for name in row["tests"] if name[0] == "t"
-            ):
+            decodes = [name for name in row["tests"] if name.startswith("tg")]
+            shares = [bandwidth_share(row, engine, name) for name in decodes]
+            if any(share and share.high > 1 for share in shares):
                 lines.append(
-                    f"{row['type']}: WARNING: {engine} read faster than the bandwidth measured"
+                    f"{row['type']}: WARNING: {engine} read faster than the bandwidth beside it"
                 )
     return lines
 
@@ -179,7 +204,7 @@ def memory_limit(row: Mapping[str, Any]) -> float:
     return float(MEMORY_FACTOR * row["file_bytes"] + row["kv_bytes"] + MEMORY_EXTRA_BYTES)
 
 
-def speed_table(rows: Sequence[Mapping[str, Any]], bandwidth: float) -> str:
+def speed_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Markdown: one line per file type, test and what both engines made of it."""
     header = (
         "type", "test", "ours t/s", "llama.cpp t/s", "ratio (min..max)", "of depth 0, ours",
@@ -194,9 +219,8 @@ def speed_table(rows: Sequence[Mapping[str, Any]], bandwidth: float) -> str:
             for engine in ("ours", "peer"):
                 cells.append(_kept(row, engine, name))
             for engine in ("ours", "peer"):
-                is_decode = name.startswith("tg") and "@" not in name
-                share = _share(row, engine, name, bandwidth) if is_decode else 0.0
-                cells.append(f"{share:.0%}" if share else "")
+                share = bandwidth_share(row, engine, name) if _is_shallow_decode(name) else None
+                cells.append(share.percent() if share else "")
             lines.append((row["type"], name, *cells))
     return markdown(lines, num_left=2)
 
@@ -236,6 +260,15 @@ def markdown(rows: Sequence[Sequence[str]], num_left: int) -> str:
     return "\n".join([line(rows[0]), "|" + "|".join(rules) + "|", *map(line, rows[1:])])
 
 
+def _runs(row: Mapping[str, Any], engine: str, test: str) -> Sequence[Mapping[str, Any]]:
+    runs: Sequence[Mapping[str, Any]] = row["tests"].get(test, {}).get(engine, ())
+    return runs
+
+
+def _is_shallow_decode(test: str) -> bool:
+    return test.startswith("tg") and "@" not in test
+
+
 def _median(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.2f}" if values else ""
 
@@ -245,9 +278,3 @@ def _kept(row: Mapping[str, Any], engine: str, name: str) -> str:
     if "@" not in name or not deep or not shallow:
         return ""
     return f"{statistics.median(deep) / statistics.median(shallow):.0%}"
-
-
-def _share(row: Mapping[str, Any], engine: str, name: str, bandwidth: float) -> float:
-    """Of `bandwidth` (bytes/s), what reading each weight once a token takes."""
-    values = speeds(row, engine, name)
-    return statistics.median(values) * row["bytes_per_token"] / bandwidth if values else 0.0

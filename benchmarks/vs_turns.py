@@ -1,6 +1,7 @@
 """Runs two workers by turns on the same tests, and refuses what they did differently than asked.
 
-Works out speeds only; what they mean is vs_report.py's.
+Before and after each decode a third worker reads memory: on a shared machine its bandwidth changes
+within minutes. Works out speeds only; what they mean is vs_report.py's.
 """
 
 from __future__ import annotations
@@ -75,18 +76,38 @@ class Plan:
     vocab_size: int
 
 
-class Turns:
-    """Both workers (or one) in turns on each test of a plan: A B, B A, A B ..."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run that counts; of a decode, with the bytes/s of memory just before and after it."""
 
-    def __init__(self, workers: Mapping[str, Worker], asked: Asked, plan: Plan, say: Say) -> None:
-        self._workers, self._asked, self._plan, self._say = workers, asked, plan, say
+    tokens_per_second: float
+    started_seconds: float  # since the benchmark began
+    bandwidth_before: float | None
+    bandwidth_after: float | None
+
+
+class Turns:
+    """Both workers (or one) in turns on each test of a plan: A B, B A, A B ...
+
+    `meter` reads memory and has no model; `began` is the time.perf_counter() of the benchmark.
+    """
+
+    def __init__(
+        self, workers: Mapping[str, Worker], meter: Worker, asked: Asked, plan: Plan, say: Say,
+        began: float,
+    ) -> None:  # fmt: skip
+        self._workers, self._meter, self._asked, self._plan = workers, meter, asked, plan
+        self._say, self._began = say, began
+        self._all = {**workers, meter.name: meter}
+        #: What the meter reported, in order.
+        self.readings: list[Facts] = []
         #: Most of a core that each worker used while it was another's turn.
-        self.out_of_turn = dict.fromkeys(workers, 0.0)
+        self.out_of_turn = dict.fromkeys(self._all, 0.0)
         #: Most cores that processes of others used during a run.
         self.others = 0.0
 
-    def tests(self) -> Iterator[tuple[str, dict[str, list[float]]]]:
-        """Name of each test as llama-bench writes it, and tokens/s of each run by engine."""
+    def tests(self) -> Iterator[tuple[str, dict[str, list[Run]]]]:
+        """Name of each test as llama-bench writes it, and the runs of each engine."""
         plan = self._plan
         for depth in plan.depths:
             if depth:
@@ -99,40 +120,69 @@ class Turns:
 
     def _by_turns(
         self, test: str, command: str, num_tokens: int, **arguments: Any
-    ) -> dict[str, list[float]]:
-        speeds: dict[str, list[float]] = {name: [] for name in self._workers}
+    ) -> dict[str, list[Run]]:
+        runs: dict[str, list[Run]] = {name: [] for name in self._workers}
         names = list(self._workers)
-        for round_ in range(self._plan.repetitions + 1):
+        for name in names[::-1]:  # warms up, and does not count
+            self._once(self._workers[name], command, num_tokens, 0, **arguments)
+        before = after = self._reading() if command == "decode" else None
+        for round_ in range(1, self._plan.repetitions + 1):
             for name in names if round_ % 2 else names[::-1]:
+                started = self._elapsed()
                 speed = self._once(self._workers[name], command, num_tokens, round_, **arguments)
-                if round_:  # the first round only warms up
-                    speeds[name].append(speed)
-        for name, values in speeds.items():
-            self._say(f"{test}: {name} {', '.join(f'{value:.1f}' for value in values)} t/s")
-        return speeds
+                if command == "decode":
+                    after = self._reading()
+                runs[name].append(Run(speed, started, before, after))
+                before = after  # the next run follows at once
+        for name, values in runs.items():
+            speeds = ", ".join(f"{run.tokens_per_second:.1f}" for run in values)
+            self._say(f"{test}: {name} {speeds} t/s")
+        return runs
+
+    def _reading(self) -> float:
+        """Bytes per second of memory now."""
+        started = self._elapsed()
+        facts = self._watched(self._meter, "bandwidth", num_threads=self._asked.num_threads)
+        self.readings.append({"started_seconds": started, **facts})
+        return float(facts["best"])
 
     def _once(
         self, worker: Worker, command: str, num_tokens: int, seed: int, **arguments: Any
     ) -> float:
-        """Tokens per second of one run; notes who else was busy meanwhile."""
+        """Tokens per second of one run."""
         tokens = random_tokens(self._plan.vocab_size, num_tokens, seed)
-        before, started = self._busy_seconds(), time.perf_counter()
-        facts = worker.ask(command, tokens=tokens, **arguments)
-        elapsed, after = time.perf_counter() - started, self._busy_seconds()
+        facts = self._watched(worker, command, tokens=tokens, **arguments)
         require_run(self._asked, worker.name, num_tokens, facts)
+        return num_tokens / float(facts["seconds"])
+
+    def _watched(self, worker: Worker, command: str, **arguments: Any) -> Facts:
+        """What the worker reports; notes who else was busy meanwhile.
+
+        Threads that spin after a run would slow what comes next, a reading of memory most of all.
+        So each engine and the meter are processes of their own, and a turn begins only when the
+        system shows every thread of all three asleep; they stay so until they are asked.
+        """
+        for one in self._all.values():
+            one.wait_until_asleep()
+        before, started = self._busy_seconds(), time.perf_counter()
+        facts = worker.ask(command, **arguments)
+        elapsed, after = time.perf_counter() - started, self._busy_seconds()
         busy = {name: after[name] - before[name] for name in after}
         whole = busy.pop("machine", 0.0)
         tolerance = _TICKS / os.sysconf("SC_CLK_TCK")
         for name, seconds in busy.items():
-            if self._workers[name] is not worker:
+            if self._all[name] is not worker:
                 share = max(seconds - tolerance, 0.0) / elapsed
                 self.out_of_turn[name] = max(self.out_of_turn[name], share)
         foreign = max(whole - sum(busy.values()) - 2 * tolerance, 0.0) / elapsed
         self.others = max(self.others, foreign)
-        return num_tokens / float(facts["seconds"])
+        return facts
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._began
 
     def _busy_seconds(self) -> dict[str, float]:
-        busy = {name: worker.cpu_seconds() for name, worker in self._workers.items()}
+        busy = {name: worker.cpu_seconds() for name, worker in self._all.items()}
         return busy | {"machine": _machine_seconds()}
 
 

@@ -1,13 +1,17 @@
 """Our side of the comparison: the runner by itself, without tokenising, sampling or scheduling.
 
-Obeys commands (vs_protocol.py); compares nothing.
+A process of its own, without a model, reads memory. Obeys commands (vs_protocol.py); compares
+nothing.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,8 @@ from hypocenter.tensor import Tensor
 READ_BYTES = 2 << 30
 NUM_READ_PASSES = 10
 NUM_STREAMS = 4
+
+Array = np.ndarray[Any, Any]
 
 
 class Ours:
@@ -107,23 +113,41 @@ def bandwidth(num_threads: int) -> Facts:
 
     The figure is a limit for others to be measured by, so the faster way counts.
     """
-    by_kernel = read_by_kernel(num_threads, READ_BYTES)
-    by_numpy = cli_bench.read_bandwidth(num_threads, READ_BYTES)
+    values = _memory()
+    by_kernel, by_numpy = read_by_kernel(num_threads, values), read_by_numpy(num_threads, values)
     return {"by_kernel": by_kernel, "by_numpy": by_numpy, "best": max(by_kernel, by_numpy)}
 
 
-def read_by_kernel(num_threads: int, num_bytes: int) -> float:
+@cache
+def _memory() -> Array:
+    """What is read, f32; kept, so that no reading between two runs begins with page faults."""
+    return np.ones(READ_BYTES // 4, np.float32)
+
+
+def read_by_kernel(num_threads: int, values: Array) -> float:
     """With a loop in the words and the thread pool that the kernels use."""
     lang.set_num_threads(num_threads)
     step = 4 * num_threads * NUM_STREAMS * vector.LANES
-    values = np.ones(num_bytes // 4 // step * step, np.float32)
-    sums, best = np.zeros((num_threads, vector.LANES), np.float32), float("inf")
-    _read(values[:step], sums)
+    values = values[: len(values) // step * step]
+    sums = np.zeros((num_threads, vector.LANES), np.float32)
+    _read(values[:step], sums)  # compiles
+    return values.nbytes / _best_seconds(lambda: _read(values, sums))
+
+
+def read_by_numpy(num_threads: int, values: Array) -> float:
+    """With numpy's sum, which lets go of the interpreter, in threads that end with the reading."""
+    parts = np.array_split(values.view(np.uint64), num_threads)
+    with ThreadPoolExecutor(num_threads) as pool:
+        return values.nbytes / _best_seconds(lambda: list(pool.map(np.sum, parts)))
+
+
+def _best_seconds(read: Callable[[], object]) -> float:
+    best = float("inf")
     for _ in range(NUM_READ_PASSES):
         started = time.perf_counter()
-        _read(values, sums)
+        read()
         best = min(best, time.perf_counter() - started)
-    return values.nbytes / best
+    return best
 
 
 @numba.njit(parallel=True, nogil=True)  # type: ignore[untyped-decorator]

@@ -26,8 +26,9 @@ ARGUMENTS = (
 )  # fmt: skip
 
 #: A worker that is as fast as it is told, and reports what it was asked for unless told to lie.
+#: Each reading finds memory faster than the one before.
 FAKE_WORKER = """
-import json, os, sys
+import itertools, json, os, sys, threading, time
 sys.path.insert(0, os.environ["BENCHMARKS"])
 import numpy as np
 from vs_protocol import serve
@@ -35,7 +36,18 @@ from vs_protocol import serve
 NAME = os.path.basename(__file__)[:-3]
 LIES = json.loads(os.environ["LIES"]).get(NAME, {})
 SPEED = {"ours": 300.0, "peer": 200.0}[NAME]
-asked = {}
+asked, readings = {}, itertools.count(1)
+
+def note(*words):
+    with open(os.environ["DIARY"], "a", buffering=1) as diary:
+        print(*words, file=diary)
+
+def spin():
+    end = time.perf_counter() + LIES["spin"]
+    with open(os.environ["DIARY"], "a", buffering=1) as diary:
+        while time.perf_counter() < end:
+            pass
+        print(NAME, "rests", file=diary)
 
 def facts():
     told = {"engine": NAME, "instructions": "none", "file_type": "Q8_0", **asked}
@@ -48,8 +60,9 @@ def load(path, is_reference=False, **arguments):
     return facts() | ({"file_type": "F32"} if is_reference else {})
 
 def run(tokens, depth=0):
-    with open(os.environ["DIARY"], "a") as diary:
-        print(NAME, len(tokens), depth, sum(tokens), file=diary)
+    note(NAME, len(tokens), depth, sum(tokens))
+    if "spin" in LIES:
+        threading.Thread(target=spin).start()
     took = {"num_tokens": len(tokens), "seconds": len(tokens) / SPEED}
     return took | {"num_threads": asked["num_threads"]} | LIES.get("run", {})
 
@@ -60,8 +73,12 @@ def logits(tokens, out):
 def memory():
     return {"peak_bytes": 1 << 28, "anonymous_bytes": 1 << 20, "mapped_file_bytes": 0}
 
+def bandwidth(num_threads):
+    note("reads", num_threads)
+    return {"best": 1e9 * next(readings)}
+
 serve({"load": load, "facts": facts, "prefill": run, "decode": run, "logits": logits,
-       "memory": memory, "bandwidth": lambda num_threads: {"best": 1e9}})
+       "memory": memory, "bandwidth": bandwidth})
 """
 
 
@@ -106,6 +123,10 @@ class Rig:
         self.patch.setattr(sys, "argv", given)
         return int(self.benchmark.main())
 
+    def events(self) -> list[list[str]]:
+        """What the workers did, in order: their runs, ends of spinning, readings of memory."""
+        return [line.split() for line in self.diary.read_text().splitlines()]
+
 
 @pytest.fixture
 def rig(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
@@ -116,7 +137,7 @@ def test_both_take_turns_on_equal_tokens_and_the_first_round_does_not_count(
     rig: Rig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rig.run({}) == 0
-    runs = [line.split() for line in rig.diary.read_text().splitlines()]
+    runs = [event for event in rig.events() if event[0] != "reads"]
     pair = {"ours", "peer"}
     shallow, fill, deep, prompt = runs[:8], runs[8:10], runs[10:18], runs[18:]
     assert [run[1:3] for run in shallow] == [["4", "0"]] * 8
@@ -131,13 +152,58 @@ def test_both_take_turns_on_equal_tokens_and_the_first_round_does_not_count(
         assert leaders[0] != leaders[1] != leaders[2] != leaders[3], "the order does not alternate"
     (row,) = json.loads(rig.out.read_text())["types"]
     assert list(row["tests"]) == ["tg4", "tg4 @ d8", "pp20"]
-    for speeds in row["tests"].values():
-        assert speeds["ours"] == pytest.approx([300.0] * 3)
-        assert speeds["peer"] == pytest.approx([200.0] * 3)
+    for runs_of in row["tests"].values():
+        for name, speed in (("ours", 300.0), ("peer", 200.0)):
+            assert [one["tokens_per_second"] for one in runs_of[name]] == pytest.approx([speed] * 3)
     printed = capsys.readouterr().out
     assert "1.50 (1.50..1.50)" in printed
     assert "Q8_0: tg4: x llama.cpp 1.5 >= 1.05: met" in printed
     assert str(rig.folder) not in rig.out.read_text(), "the result names a folder of this machine"
+
+
+def test_memory_is_read_right_before_and_right_after_each_decode(rig: Rig) -> None:
+    assert rig.run({}, "--no-divergence") == 0
+    report = json.loads(rig.out.read_text())
+    (row,) = report["types"]
+    events = rig.events()
+    decodes = [at for at, event in enumerate(events) if event[1] == "4"]
+    expected = []
+    for at in decodes[2:8] + decodes[10:]:  # the first round of each test warms up
+        assert events[at - 1] == events[at + 1] == ["reads", "1"]
+        num_before = sum(event[0] == "reads" for event in events[:at])
+        name, _, depth, _ = events[at]
+        expected.append((depth, name, 1e9 * num_before, 1e9 * (num_before + 1)))
+    told = [
+        ("8" if "@" in test else "0", name, one["bandwidth_before"], one["bandwidth_after"])
+        for test in ("tg4", "tg4 @ d8") for name, runs in row["tests"][test].items()
+        for one in runs
+    ]  # fmt: skip
+    assert sorted(told) == sorted(expected)
+    assert [one["best"] for one in row["bandwidth"]] == [1e9 * (at + 1) for at in range(14)]
+    assert report["bytes_per_second"] == 14e9, "the best of the run"
+    assert row["bandwidth_shares"]["tg4"].keys() == {"ours", "peer"}
+
+
+def test_runs_and_readings_have_their_time_since_the_start(rig: Rig) -> None:
+    assert rig.run({}, "--no-divergence") == 0
+    (row,) = json.loads(rig.out.read_text())["types"]
+    readings = [one["started_seconds"] for one in row["bandwidth"]]
+    assert readings[0] > 0
+    assert readings == sorted(readings)
+    for test in ("tg4", "tg4 @ d8"):
+        for one in (run for runs in row["tests"][test].values() for run in runs):
+            at = int(one["bandwidth_before"] / 1e9)  # one-based, so also the index of the next
+            assert readings[at - 1] < one["started_seconds"] < readings[at]
+    for run in (run for runs in row["tests"]["pp20"].values() for run in runs):
+        assert run["started_seconds"] > readings[-1]
+
+
+def test_nothing_begins_while_the_threads_of_another_spin(rig: Rig) -> None:
+    assert rig.run({"ours": {"spin": 0.03}, "peer": {"spin": 0.03}}, "--no-divergence") == 0
+    events = rig.events()
+    runs = [at for at, event in enumerate(events) if event[0] != "reads" and event[1] != "rests"]
+    assert len(runs) == 26
+    assert all(events[at + 1] == [events[at][0], "rests"] for at in runs)
 
 
 @pytest.mark.parametrize(
@@ -242,11 +308,27 @@ def test_our_worker_reports_what_the_runner_did(module: Any, models: Any, tmp_pa
 def test_bandwidth_counts_every_byte_once(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = module("vs_worker")
     monkeypatch.setattr(worker, "NUM_READ_PASSES", 2)
+    monkeypatch.setattr(worker, "READ_BYTES", 1 << 24)
     values = np.arange(2 * worker.NUM_STREAMS * 64 * 3, dtype=np.float32)
     sums = np.zeros((2, worker.vector.LANES), np.float32)
     worker._read(values, sums)
     assert sums.sum() == values.sum()
-    assert 1e8 < worker.read_by_kernel(1, 1 << 24) < 1e12
+    facts = worker.bandwidth(1)
+    assert min(facts["by_kernel"], facts["by_numpy"]) > 1e8
+    assert max(facts["by_kernel"], facts["by_numpy"]) == facts["best"] < 1e12
+
+
+def test_a_worker_whose_threads_never_sleep_is_refused(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    protocol = module("vs_protocol")
+    monkeypatch.setattr(protocol, "ASLEEP_SECONDS", 0.2)
+    script = tmp_path / "worker.py"
+    script.write_text("while True: pass\n")
+    with protocol.Worker("one", Path(sys.executable), script) as worker:
+        with pytest.raises(protocol.WorkerError, match="one: its threads still run"):
+            worker.wait_until_asleep()
+        worker._process.kill()
 
 
 def test_a_worker_that_fails_or_dies_says_why(module: Any, tmp_path: Path) -> None:
@@ -358,12 +440,24 @@ def test_divergence_of_known_distributions(module: Any, tmp_path: Path) -> None:
         report.divergence(tmp_path / "p.npy", tmp_path / "short.npy")
 
 
+def runs_of(speeds: list[float], *bandwidths: tuple[float, float]) -> list[dict[str, float]]:
+    """Runs with the GB/s before and after each; 50 and 45 where none are given."""
+    pairs = bandwidths or ((50.0, 45.0),) * len(speeds)
+    return [
+        {"tokens_per_second": speed, "bandwidth_before": before * 1e9,
+         "bandwidth_after": after * 1e9}
+        for speed, (before, after) in zip(speeds, pairs, strict=True)
+    ]  # fmt: skip
+
+
 def row_of(ours: Mapping[str, list[float]], peer: Mapping[str, list[float]]) -> dict[str, Any]:
     memory = {"peak_bytes": 1_500_000_000, "anonymous_bytes": 0}
     return {
         "type": "Q4_0", "bytes_per_token": 500_000_000, "file_bytes": 600_000_000,
         "kv_bytes": 50_000_000, "memory": {"ours": memory, "peer": memory},
-        "tests": {name: {"ours": ours[name], "peer": peer[name]} for name in ours},
+        "tests": {
+            test: {"ours": runs_of(ours[test]), "peer": runs_of(peer[test])} for test in ours
+        },
         "divergence": {"ours": {"kl": 0.1, "kl_worst": 1.0, "top_1": 0.5},
                        "peer": {"kl": 0.2, "kl_worst": 1.0, "top_1": 0.5},
                        "difference": {"mean": -0.1, "standard_error": 0.03}},
@@ -377,7 +471,7 @@ def test_targets_and_tables(module: Any) -> None:
         {"tg32": [80.0, 82.0, 84.0], "tg32 @ d2000": [60.0, 60.0, 60.0], "pp512": [300.0] * 3},
         {"tg32": [60.0, 60.0, 70.0], "tg32 @ d2000": [61.0, 50.0, 50.0], "pp512": [250.0] * 3},
     )
-    found = {target.what: target for target in report.targets(row, 50e9)}
+    found = {target.what: target for target in report.targets(row)}
     values = {
         "tg32: x llama.cpp": (statistics.median([80 / 60, 82 / 60, 84 / 70]), True),
         "tg32: of bandwidth": (82 * 0.5 / 50, True),
@@ -391,15 +485,49 @@ def test_targets_and_tables(module: Any) -> None:
         what: (pytest.approx(value), is_met) for what, (value, is_met) in values.items()
     }
     assert found["peak memory, MB"].limit == pytest.approx(1.15 * 600 + 50 + 350)
-    lines = report.speed_table([row], 50e9).splitlines()
+    lines = report.speed_table([row]).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert "1.33 (1.20..1.37)" in lines[2]
-    assert [cell.strip() for cell in lines[2].split("|")[8:10]] == ["82%", "60%"]
+    assert [cell.strip() for cell in lines[2].split("|")[8:10]] == [
+        "82% (80%..84%)", "60% (60%..70%)",
+    ]  # fmt: skip
     assert [cell.strip() for cell in lines[3].split("|")[6:8]] == ["73%", "83%"]
-    warnings = [line for line in report.verdicts([row], 40e9) if "WARNING" in line]
+    row["tests"]["tg32"]["ours"] = runs_of([80.0, 82.0, 84.0], *[(30.0, 41.5)] * 3)
+    warnings = [line for line in report.verdicts([row]) if "WARNING" in line]
     assert ["peer used 50%" in one for one in warnings] == [True, False, False]
     assert "others used 50%" in warnings[1]
     assert "faster than the bandwidth" in warnings[2]
+
+
+def test_a_share_is_of_the_larger_bandwidth_beside_its_own_decode(module: Any) -> None:
+    report = module("vs_report")
+    row = row_of({"tg32": [1.0], "pp512": [1.0]}, {"tg32": [1.0], "pp512": [1.0]})
+    # A token reads 0.5 GB: 40 of 50 GB/s, 21 of 25 in a slow minute, 30 of 31.25.
+    ours = runs_of([80.0, 42.0, 60.0], (50.0, 40.0), (20.0, 25.0), (31.25, 24.0))
+    theirs = runs_of([40.0, 60.0, 20.0], (25.0, 20.0), (30.0, 60.0), (10.0, 40.0))
+    row["tests"]["tg32"] = {"ours": ours, "peer": theirs}
+    shares = report.bandwidth_shares(row)
+    assert list(shares) == ["tg32"]
+    assert shares["tg32"]["ours"] == pytest.approx({"median": 0.84, "low": 0.8, "high": 0.96})
+    assert shares["tg32"]["peer"] == pytest.approx({"median": 0.5, "low": 0.25, "high": 0.8})
+    cells = [cell.strip() for cell in report.speed_table([row]).splitlines()[2].split("|")]
+    assert cells[8:10] == ["84% (80%..96%)", "50% (25%..80%)"]
+
+
+@pytest.mark.parametrize(
+    ("bandwidths", "median", "is_met"),
+    [((45.0, 50.0, 80.0), 41 / 50, True), ((45.0, 52.0, 53.0), 41 / 52, False)],
+)
+def test_the_bandwidth_target_is_judged_by_the_median_of_the_shares(
+    module: Any, bandwidths: tuple[float, ...], median: float, is_met: bool
+) -> None:
+    row = row_of({"tg32": [82.0] * 3}, {"tg32": [82.0] * 3})
+    row["tests"]["tg32"]["ours"] = runs_of([82.0] * 3, *[(one, 1.0) for one in bandwidths])
+    targets = module("vs_report").targets(row)
+    (target,) = [one for one in targets if one.what == "tg32: of bandwidth"]
+    assert (target.value, target.limit) == (pytest.approx(median), 0.8)
+    assert target.is_met == is_met
+    assert f"({41 / bandwidths[2]:.4g}..{41 / bandwidths[0]:.4g})" in str(target)
 
 
 def test_one_engine_alone_gets_no_ratios(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
@@ -407,4 +535,4 @@ def test_one_engine_alone_gets_no_ratios(rig: Rig, capsys: pytest.CaptureFixture
     printed = capsys.readouterr().out
     assert "200.00" in printed
     assert "x llama.cpp" not in printed
-    assert {line.split()[0] for line in rig.diary.read_text().splitlines()} == {"peer"}
+    assert {event[0] for event in rig.events()} == {"peer", "reads"}
