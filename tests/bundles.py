@@ -141,8 +141,9 @@ class Run:
         return number
 
     def run(
-        self, plan: int, inputs: dict[str, Any], requests: tuple[RequestRecord, ...] = ()
-    ) -> Stepped:
+        self, plan: int, inputs: dict[str, Any], requests: tuple[RequestRecord, ...] = (),
+        graph: int = 0,
+    ) -> Stepped:  # fmt: skip
         self.step += 1
         values = []
         for name, given in inputs.items():
@@ -151,7 +152,9 @@ class Run:
                 array = array.astype(np.int32)
             values.append(Values(self.tensors[name].id, _NAMES[array.dtype.name], array.shape,
                                  array.tobytes()))  # fmt: skip
-        stepped: Stepped = self.emit(Stepped, plan=plan, inputs=tuple(values), requests=requests)
+        stepped: Stepped = self.emit(
+            Stepped, plan=plan, graph=graph, inputs=tuple(values), requests=requests
+        )
         return stepped
 
     def free(self, name: str, site: str = "cache.py:99") -> None:
@@ -268,5 +271,5 @@ def background() -> Bundle:
     return run.bundle(crash(run.tensors["cos"].address + 0x10000 * 2 * DIM))
 
 
-def step(run: Run, plan: int, **other: Any) -> Stepped:
-    return run.run(plan, inputs(**other), (REQUEST,))
+def step(run: Run, plan: int, graph: int = 0, **other: Any) -> Stepped:
+    return run.run(plan, inputs(**other), (REQUEST,), graph)

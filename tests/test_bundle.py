@@ -311,7 +311,7 @@ def rewritten(folder: Path, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"version": 2}, "has version 2, but this hypocenter reads version 1"),
+        ({"version": 3}, "has version 3, but this hypocenter reads version 2"),
         ({"version": None}, "says no version"),
         ({"version": "one"}, "is damaged"),
         ({"kind": "party"}, "is of kind 'party'"),

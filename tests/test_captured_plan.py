@@ -212,7 +212,7 @@ def test_an_engine_on_graphs_generates_the_same_and_says_so(gpu: SimGpu, tmp_pat
     inputs, pages = engine.runner._inputs, engine.runner._decoder.pages
     weight = engine.runner.weights.layers[0].down
     for held, name in (
-        (inputs.positions, "positions (step)"),
+        (inputs.positions, "inputs (step)"),
         (pages.keys[0], "k_cache.0 (kv_cache)"),
         (weight, "blk.0.ffn_down.weight (model)"),
     ):

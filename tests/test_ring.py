@@ -22,7 +22,6 @@ from hypocenter.recording import (
     Freed,
     Place,
     ProcessRecord,
-    Replayed,
     SourceRecord,
     Stepped,
     TensorRecord,
@@ -243,7 +242,7 @@ def test_a_damaged_record_does_not_take_the_next_ones_with_it(writer: RingWriter
 
 def test_frames_of_an_earlier_turn_are_not_read_again(writer: RingWriter) -> None:
     """Same sizes, so that an old frame stands just where a new one ends."""
-    event = [Replayed(seq=100 + i, step=1, graph=1) for i in range(120)]
+    event = [Freed(seq=100 + i, step=1, allocation=1, site="") for i in range(120)]
     for one in event:
         writer.event(one)
     seqs = [e.seq for e in ring.read_run(writer.folder).events]
@@ -251,7 +250,7 @@ def test_frames_of_an_earlier_turn_are_not_read_again(writer: RingWriter) -> Non
     assert seqs[-1] == 219
     # Even without the zeros that end a segment, the turn in the checksum tells.
     whole, at = (writer.folder / "ring").read_bytes(), writer._at
-    payload = msgspec.msgpack.encode(Replayed(seq=999, step=1, graph=1))
+    payload = msgspec.msgpack.encode(Freed(seq=999, step=1, allocation=1, site=""))
     for turn, is_read in ((writer._generation, True), (writer._generation - 2, False)):
         head = ring.FRAME_HEAD.pack(len(payload), ring.checksum(payload, turn))
         frame = head + payload

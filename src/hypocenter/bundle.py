@@ -51,7 +51,7 @@ from hypocenter.recording import (
 )
 from hypocenter.tensor import DType
 
-VERSION = 1
+VERSION = 2
 
 KINDS = ("crash", "error", "hang", "suspect")
 JSON, ARRAYS, STDERR, SOURCES = "bundle.json", "arrays.safetensors", "stderr.txt", "sources"

@@ -189,11 +189,15 @@ class Freed(Event, frozen=True, kw_only=True, tag=True):
 
 
 class Stepped(Event, frozen=True, kw_only=True, tag=True):
-    """A step began: the plan that it runs, what the host put into the plan's inputs."""
+    """A plan is about to run, with what the host put into its inputs; `graph` is replayed, if any.
+
+    A step may run several: the decoder's, the sampler's.
+    """
 
     plan: int
-    inputs: tuple[Values, ...]
-    requests: tuple[RequestRecord, ...]
+    graph: int = 0
+    inputs: tuple[Values, ...] = ()
+    requests: tuple[RequestRecord, ...] = ()
 
 
 class Copied(Event, frozen=True, kw_only=True, tag=True):
@@ -243,10 +247,6 @@ class Captured(Event, frozen=True, kw_only=True, tag=True):
     allocations: tuple[int, ...]
 
 
-class Replayed(Event, frozen=True, kw_only=True, tag=True):
-    graph: int
-
-
 class Called(Event, frozen=True, kw_only=True, tag=True):
     """A call of the runtime that reported something other than success, and where it was made."""
 
@@ -272,7 +272,6 @@ AnyEvent = (
     | Launched
     | StreamEvent
     | Captured
-    | Replayed
     | Called
     | Rejected
 )

@@ -32,7 +32,7 @@ from hypocenter.recording import (
 )
 
 MAGIC = int.from_bytes(b"hyporing", "little")
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 4096
 SEGMENT_BYTES = 2 << 20
 STATIC_BYTES = 64 << 20
@@ -88,7 +88,8 @@ _MAX_STEP = (1 << 32) - 1
 
 def place_word(step: int, plan: int, launch: int = 0) -> int:
     """Step, plan and launch as one number: 32, 16 and 16 bits. What exceeds them stops there."""
-    step, plan, launch = min(step, _MAX_STEP), min(plan, _MAX_PLAN), min(launch, _MAX_LAUNCH)
+    if step > _MAX_STEP or plan > _MAX_PLAN or launch > _MAX_LAUNCH:
+        step, plan, launch = min(step, _MAX_STEP), min(plan, _MAX_PLAN), min(launch, _MAX_LAUNCH)
     return step << 32 | plan << 16 | launch
 
 

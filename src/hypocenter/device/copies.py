@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -69,6 +70,16 @@ def to_device(tensor: Tensor, values: Array, *, is_recorded: bool = False) -> No
             _record_copy("in", tensor, data.nbytes)
         _will_write(tensor, data.nbytes)
         copy_in(tensor.device, _who(tensor), tensor.address, data)
+
+
+def refuse_unfit(whole: Tensor, filled: Iterable[tuple[Tensor, Array]]) -> None:
+    """Raises CopyRejected when values do not fit their tensors, or `whole`, in which these lie, is
+    no longer there."""
+    _looked(whole)
+    if _is_armed:
+        for tensor, values in filled:
+            _refuse_for(tensor, _misfit_in(tensor, values))
+        _refuse_for(whole, obstacle(whole, whole.extent_bytes))
 
 
 def to_host(tensor: Tensor, num_rows: int | None = None, *, out: Array | None = None) -> Array:
@@ -308,9 +319,8 @@ def _misfit_in(tensor: Tensor, values: Any) -> str:
     kind = _KINDS.get(tensor.dtype)
     if kind is not None and values.dtype != kind:
         return f"{values.dtype} values for {tensor.dtype.name}; give them as {kind.name}"
-    if values.ndim != len(tensor.shape) or any(
-        given > room for given, room in zip(values.shape, tensor.shape, strict=True)
-    ):
+    given = values.shape
+    if len(given) != len(tensor.shape) or not all(map(operator.le, given, tensor.shape)):
         return f"shape {values.shape} into {tensor.shape}; give less, or allocate more"
     return ""
 

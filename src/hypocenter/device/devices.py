@@ -31,8 +31,9 @@ _orders: WeakKeyDictionary[Backend, Order] = WeakKeyDictionary()
 # The stream that the caller is in, where that is not the default one.
 _streams: dict[str, str] = {}
 
+_DOOR = ("devices.py", "copies.py", "inputs.py", "memory.py")
 _FOLDER = os.path.dirname(__file__)
-_OWN = {os.path.join(_FOLDER, name) for name in ("devices.py", "copies.py", "memory.py")}
+_OWN = {os.path.join(_FOLDER, name) for name in _DOOR}
 
 
 def open_device(name: str) -> str:

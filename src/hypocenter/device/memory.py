@@ -152,9 +152,11 @@ def free(tensor: Tensor) -> None:
 
 
 def rows(tensor: Tensor, start: int, stop: int) -> Tensor:
-    """The view of rows start..stop along the first axis."""
+    """The view of rows start..stop along the first axis; the tensor itself when these are all."""
     if not 0 <= start <= stop <= tensor.shape[0]:
         refuse(tensor, f"rows {start}:{stop}, but it has {tensor.shape[0]}")
+    if stop - start == tensor.shape[0]:
+        return tensor
     shape = (stop - start, *tensor.shape[1:])
     offset = tensor.offset + start * tensor.strides[0]
     allocation = tensor.allocation

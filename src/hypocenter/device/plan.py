@@ -144,6 +144,11 @@ class Plan:
         """Whether the next run replays a graph."""
         return self._graph is not None
 
+    @property
+    def graph(self) -> int:
+        """The number in the record of the graph that the next run replays, or 0."""
+        return self._graph.number if self._graph is not None else 0
+
     def compile(self, progress: launch.Progress | None = None) -> None:
         launch.compile_all(self.launches, progress)
         if self._is_short:
@@ -218,8 +223,6 @@ class Plan:
     def _replay(self, graph: _Replay) -> None:
         recorder = current()
         cells, word = recorder.begin(self) if recorder is not None else NOT_RECORDED
-        if recorder is not None:
-            recorder.replayed(graph.number)
         launch.walk(((len(self.launches) - 1, graph),), cells, word)
 
 

@@ -13,11 +13,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 from weakref import WeakKeyDictionary
 
+import msgspec
 import numpy as np
 
 from hypocenter import ring
@@ -39,7 +40,6 @@ from hypocenter.recording import (
     Launched,
     LaunchRecord,
     PlanRecord,
-    Replayed,
     RequestRecord,
     Stepped,
     StreamEvent,
@@ -130,9 +130,10 @@ def _never_breaks(method: Callable[P, None]) -> Callable[P, None]:
 class _OfThread(threading.local):
     """The step that a thread is in, the plans that it has run there, the word of the next one."""
 
-    step = 0
-    plans: frozenset[int] = frozenset()
-    ready: tuple[Plan, int] | None = None
+    def __init__(self) -> None:
+        self.step = 0
+        self.plans: set[int] = set()
+        self.ready: tuple[Plan, int] | None = None
 
 
 class Recorder:
@@ -225,7 +226,7 @@ class Recorder:
     @_never_breaks
     def step(
         self, plan: Plan, inputs: Iterable[tuple[Tensor, np.ndarray[Any, Any]]] = (),
-        requests: Sequence[RequestRecord] = (), *, is_new: bool = True,
+        requests: tuple[RequestRecord, ...] = (), *, is_new: bool = True,
     ) -> None:  # fmt: skip
         """`plan` is about to run, with what the host puts into its inputs.
 
@@ -236,16 +237,20 @@ class Recorder:
             number = self._plan_number(plan)
             if is_new or not thread.step or number in thread.plans:
                 self._begin_step(is_watched=is_new)
-            thread.plans |= {number}
+            thread.plans.add(number)
             values = tuple(
-                Values(*self._input(tensor), array.shape, array.tobytes())
-                for tensor, array in inputs
+                [
+                    Values(*self._input(tensor), array.shape, array.tobytes())
+                    for tensor, array in inputs
+                ]
             )
-            now = self._now()
-            event = Stepped(**now, plan=number, inputs=values, requests=tuple(requests))
+            event = Stepped(
+                seq=next(self._seq), step=thread.step, plan=number, graph=plan.graph,
+                inputs=values, requests=requests,
+            )  # fmt: skip
             if not self._writer.event(event):
                 self._lose(1)
-                self._event(Stepped(**now, plan=number, inputs=(), requests=()))
+                self._event(msgspec.structs.replace(event, inputs=(), requests=()))
             thread.ready = plan, ring.place_word(thread.step, number)
 
     def begin(self, plan: Plan) -> tuple[Cells, int]:
@@ -274,7 +279,8 @@ class Recorder:
     @_never_breaks
     def step_ended(self) -> None:
         """What this thread began is over, and its results are on the host."""
-        self._thread.step, self._thread.plans = 0, frozenset()
+        self._thread.step = 0
+        self._thread.plans.clear()
         with self._lock:
             self._running.pop(threading.get_ident(), None)
             self.cells[ring.CELL_STEP_STARTED] = min(self._running.values(), default=0)
@@ -288,7 +294,7 @@ class Recorder:
     def captured(self, plan: Plan, device: str, bases: Iterable[int]) -> int:
         """A graph has taken the launches of `plan`; `bases`: where its memory begins.
 
-        Returns the number under which its replays are told.
+        Returns its number, which steps that replay it have.
         """
         number = next(self._graph_ids)
         self._captured(number, plan, device, bases)
@@ -305,11 +311,6 @@ class Recorder:
                     allocations=allocations,
                 )
             )  # fmt: skip
-
-    @_never_breaks
-    def replayed(self, graph: int) -> None:
-        """A graph is about to be launched."""
-        self._event(Replayed(**self._now(), graph=graph))
 
     # -- what went wrong, and who looked --------------------------------------------------------
 
@@ -437,7 +438,8 @@ class Recorder:
         cells, thread = self.cells, self._thread
         number = cells[ring.CELL_STEP] + 1
         cells[ring.CELL_STEP] = number
-        thread.step, thread.plans = number, frozenset()
+        thread.step = number
+        thread.plans.clear()
         if is_watched:
             self._running[threading.get_ident()] = time.monotonic_ns()
             cells[ring.CELL_STEP_STARTED] = min(self._running.values())

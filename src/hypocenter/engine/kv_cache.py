@@ -29,10 +29,22 @@ class Placement(NamedTuple):
 
 @dataclass(slots=True)
 class _Table:
-    """The blocks of one request, and how many tokens have room in them."""
+    """The blocks of one request, and how many tokens have room in them.
+
+    `blocks` and `array` are the same as others get it, made once for the many steps in which no
+    block is added.
+    """
 
     block_ids: list[int] = field(default_factory=list)
     num_tokens: int = 0
+    blocks: tuple[int, ...] = ()
+    array: Int32s = field(default_factory=lambda: np.zeros(0, np.int32))
+
+    def grow(self, block_ids: list[int]) -> None:
+        self.block_ids += block_ids
+        self.blocks = tuple(self.block_ids)
+        self.array = np.array(self.block_ids, np.int32)
+        self.array.flags.writeable = False
 
 
 class KVCache:
@@ -59,7 +71,7 @@ class KVCache:
     def blocks(self, request_id: int) -> tuple[int, ...]:
         """The blocks that the request owns, in the order of its positions."""
         table = self._tables.get(request_id)
-        return tuple(table.block_ids) if table else ()
+        return table.blocks if table else ()
 
     def num_tokens(self, request_id: int) -> int:
         """Tokens of the request that have room; 0 for a request without blocks."""
@@ -87,10 +99,11 @@ class KVCache:
         if num_needed > len(self._free):
             raise OutOfBlocks(num_needed, len(self._free), self.num_blocks)
         table = self._tables.setdefault(request_id, _Table())
-        for _ in range(num_needed):
-            block_id = self._free.pop()
-            self._block_to_owner[block_id] = request_id
-            table.block_ids.append(block_id)
+        if num_needed:
+            taken = [self._free.pop() for _ in range(num_needed)]
+            for block_id in taken:
+                self._block_to_owner[block_id] = request_id
+            table.grow(taken)
         table.num_tokens += num_tokens
 
     def retrieve(self, request_id: int, positions: Int32s) -> Placement:
@@ -100,9 +113,8 @@ class KVCache:
             positions,
             table.num_tokens,
         )
-        block_table = np.array(table.block_ids, np.int32)
-        slots = block_table[positions // self.block_size] * self.block_size
-        return Placement(block_table, (slots + positions % self.block_size).astype(np.int32))
+        block, offset = np.divmod(positions, self.block_size, dtype=np.int32)
+        return Placement(table.array, table.array[block] * np.int32(self.block_size) + offset)
 
     def remove(self, request_id: int) -> None:
         """Give all blocks of the request back; a request without blocks is none the worse."""

@@ -101,8 +101,7 @@ class Runner:
         )
         if (recorder := current()) is not None:
             recorder.step(plan, filled, batch.requests)
-        for tensor, values in filled:
-            memory.to_device(tensor, values, is_recorded=recorder is not None)
+        inputs.shared.put(filled, is_recorded=recorder is not None)
         set_num_threads(self.num_threads)
         plan.run()
         self._ran.update(dict.fromkeys(plan.kernels))
@@ -194,7 +193,8 @@ def _longest(rows: Int32s, counts: Int32s) -> list[tuple[int, int]]:
 
 
 def _within(name: str, values: Int32s, bound: int, of: str) -> None:
-    if values.size and (values.min() < 0 or values.max() >= bound):
+    # As unsigned numbers, those below 0 are the largest.
+    if values.size and values.view(f"u{values.itemsize}").max() >= bound:
         first = int(np.flatnonzero((values < 0) | (values >= bound))[0])
         raise LaunchRejected(
             "step", f"{name}[{first}] = {int(values[first])}, but {of} has {bound} entries"

@@ -184,9 +184,12 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
         logit_rows += range(num_tokens - chunk.num_logit_rows, num_tokens)
         if is_recorded:
             requests.append(chunk.record(row, cache.blocks(chunk.request.id)))
-    block_tables = np.full((len(tables), max(map(len, tables))), -1, np.int32)
-    for row, table in enumerate(tables):
-        block_tables[row, : len(table)] = table
+    if len(tables) == 1:
+        block_tables = tables[0][None]
+    else:
+        block_tables = np.full((len(tables), max(map(len, tables))), -1, np.int32)
+        for row, table in enumerate(tables):
+            block_tables[row, : len(table)] = table
     return Batch(
         token_ids=np.array(token_ids, np.int32),
         positions=np.concatenate(positions),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypocenter.diagnosis import Cause, Proof, RootCause, Verdict
 from hypocenter.forensics.case import Case
 from hypocenter.forensics.claims import Claim, proven, row
-from hypocenter.recording import Captured, Freed, LaunchRecord, Place, Replayed
+from hypocenter.recording import Captured, Freed, LaunchRecord, Place, Stepped
 
 NAME = "captured pointers"
 
@@ -16,7 +16,7 @@ NAME = "captured pointers"
 class _Dangling:
     captured: Captured
     freed: Freed
-    replayed: Replayed
+    replayed: Stepped
 
 
 def captured_pointers(case: Case) -> list[Claim]:
@@ -34,7 +34,7 @@ def captured_pointers(case: Case) -> list[Claim]:
         ]  # fmt: skip
     wrong = _dangling(case, frozenset())
     if not wrong:
-        replays = len(case.events(Replayed))
+        replays = sum(step.graph > 0 for step in case.events(Stepped))
         return [
             row(
                 Cause.CAPTURED_POINTER, Verdict.REFUTED, NAME,
@@ -51,12 +51,12 @@ def _dangling(case: Case, kept: frozenset[int]) -> list[_Dangling]:
     """Replays over freed memory, as if the allocations `kept` had not been freed."""
     graphs = {event.graph: event for event in case.events(Captured)}
     found = []
-    for replay in case.events(Replayed):
-        graph = graphs.get(replay.graph)
+    for step in case.events(Stepped):
+        graph = graphs.get(step.graph)
         for number in graph.allocations if graph else ():
             freed = case.freed.get(number)
-            if graph and freed and number not in kept and graph.seq < freed.seq < replay.seq:
-                found.append(_Dangling(graph, freed, replay))
+            if graph and freed and number not in kept and graph.seq < freed.seq < step.seq:
+                found.append(_Dangling(graph, freed, step))
     return found
 
 

@@ -169,6 +169,18 @@ class Lab:
         """Call `hook` when the model is loaded, and before the first step."""
         self._after_load.append(hook)
 
+    def set_apart(self, name: str, change: Callable[[int, str], Tensor] | None = None) -> None:
+        """Give an input of the step memory of its own, or what `change` makes of (size, device)."""
+
+        def made(num_tokens: int, device: str) -> Tensor:
+            return memory.allocate(name, "step", DType.I32, (num_tokens,), device=device)
+
+        def inputs(make: Any, cls: Any, num_tokens: int, *sizes: int, device: str) -> Any:
+            given = make(cls, num_tokens, *sizes, device=device)
+            return replace(given, **{name: (change or made)(num_tokens, device)})
+
+        self.wrap(decoder.StepInputs, "allocate", inputs)
+
     def before_step(self, hook: Callable[[Runner, Batch], Batch]) -> None:
         """Run each step with the batch that `hook` makes of it."""
         self._before_step.append(hook)

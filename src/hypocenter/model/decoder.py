@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from hypocenter.device.inputs import Inputs
 from hypocenter.device.memory import allocate, rows
 from hypocenter.device.plan import Plan, PlanBuilder, bucket
 from hypocenter.kernels.activation import gate, scale, softcap
@@ -33,32 +34,30 @@ class StepInputs:
 
     token_ids, positions, slots, sequence_rows [max_tokens]; block_tables [max_sequences,
     max_blocks]; logit_rows [max_tokens]; counts: how many tokens and how many logit rows are live.
+    All lie in `shared`, which fills them.
     """
 
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
     sequence_rows: Tensor
-    block_tables: Tensor
     logit_rows: Tensor
     counts: Tensor
+    block_tables: Tensor
+    shared: Inputs
 
     @classmethod
     def allocate(
         cls, max_tokens: int, max_sequences: int, max_blocks: int, *, device: str
     ) -> StepInputs:
-        def ints(name: str, *shape: int) -> Tensor:
-            return allocate(name, "step", DType.I32, shape, device=device)
-
-        return cls(
-            token_ids=ints("token_ids", max_tokens),
-            positions=ints("positions", max_tokens),
-            slots=ints("slots", max_tokens),
-            sequence_rows=ints("sequence_rows", max_tokens),
-            block_tables=ints("block_tables", max_sequences, max_blocks),
-            logit_rows=ints("logit_rows", max_tokens),
-            counts=ints("counts", 2),
-        )
+        each_token = ("token_ids", "positions", "slots", "sequence_rows", "logit_rows")
+        shapes = {
+            **dict.fromkeys(each_token, (max_tokens,)),
+            "counts": (2,),
+            "block_tables": (max_sequences, max_blocks),
+        }
+        shared = Inputs("inputs", "step", shapes, device=device)
+        return cls(**shared.tensors, shared=shared)
 
 
 @dataclass(frozen=True, slots=True)

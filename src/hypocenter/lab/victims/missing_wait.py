@@ -36,11 +36,13 @@ def in_its_own_stream(*, waits: bool) -> Any:
 
 def plant(lab: Lab) -> None:
     lab.disarm()
+    lab.set_apart("token_ids")
     lab.wrap(memory, "to_device", in_its_own_stream(waits=False))
 
 
 def twin(lab: Lab) -> None:
     lab.disarm()
+    lab.set_apart("token_ids")
     lab.wrap(memory, "to_device", in_its_own_stream(waits=True))
 
 

@@ -9,12 +9,14 @@ from hypocenter.diagnosis import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 
+COPIED = ("token_ids", "positions")
+
 
 def through_pinned(*, shares: bool) -> Any:
     buffers: dict[str, Any] = {}
 
     def copy(original: Any, tensor: Any, values: Any, **keywords: Any) -> None:
-        if tensor.name not in ("token_ids", "positions"):
+        if tensor.name not in COPIED:
             original(tensor, values, **keywords)
             return
         key = "ids and positions" if shares else tensor.name
@@ -30,11 +32,15 @@ def through_pinned(*, shares: bool) -> Any:
 
 def plant(lab: Lab) -> None:
     lab.disarm()
+    for name in COPIED:
+        lab.set_apart(name)
     lab.wrap(memory, "to_device", through_pinned(shares=True))
 
 
 def twin(lab: Lab) -> None:
     lab.disarm()
+    for name in COPIED:
+        lab.set_apart(name)
     lab.wrap(memory, "to_device", through_pinned(shares=False))
 
 

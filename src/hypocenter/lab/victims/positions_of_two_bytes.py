@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -11,20 +10,18 @@ from hypocenter.device.memory import allocate
 from hypocenter.diagnosis import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model.decoder import StepInputs
-from hypocenter.tensor import DType
+from hypocenter.tensor import DType, Tensor
 
 
 def plant(lab: Lab) -> None:
-    def narrow(make: Any, cls: Any, max_tokens: int, *sizes: int, device: str) -> Any:
+    def narrow(max_tokens: int, device: str) -> Tensor:
         positions = allocate("positions", "step", DType.I16, (max_tokens,), device=device)
         # A pointer of C has no type: the kernel takes it for one of 4-byte integers.
         wide = lab.backend.argument(positions.address, DType.I32, max_tokens // 2)
-        inputs = make(cls, max_tokens, *sizes, device=device)
-        return replace(inputs, positions=replace(positions, data=wide))
+        return replace(positions, data=wide)
 
     lab.disarm()
-    lab.wrap(StepInputs, "allocate", narrow)
+    lab.set_apart("positions", narrow)
     lab.before_step(lambda _, batch: replace(batch, positions=batch.positions.astype(np.int16)))
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from hypocenter.device import memory
 from hypocenter.diagnosis import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model.decoder import StepInputs
-from hypocenter.tensor import DType
+from hypocenter.tensor import DType, Tensor
 
 LOAD = """    inside = column < num_columns
     token = as_offset(tl.load(token_ids_ptr + row), WIDE)
@@ -21,15 +17,14 @@ PAIRS = """    inside = column < num_columns
     num_units"""
 
 
-def shifted(make: Any, cls: Any, max_tokens: int, *sizes: int, device: str) -> Any:
-    inputs = make(cls, max_tokens, *sizes, device=device)
+def shifted(max_tokens: int, device: str) -> Tensor:
     longer = memory.allocate("token_ids", "step", DType.I32, (max_tokens + 1,), device=device)
-    return replace(inputs, token_ids=memory.rows(longer, 1, max_tokens + 1))
+    return memory.rows(longer, 1, max_tokens + 1)
 
 
 def plant(lab: Lab) -> None:
     lab.edit("embedding_gpu", (LOAD, PAIRS))
-    lab.wrap(StepInputs, "allocate", shifted)
+    lab.set_apart("token_ids", shifted)
 
 
 def twin(lab: Lab) -> None:

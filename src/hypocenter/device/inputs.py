@@ -1,0 +1,74 @@
+"""Tensors that the host fills before each step: they share one allocation, so that one copy does.
+
+A copy to a GPU costs the host some 30 us whatever its size, and the GPU waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device import copies, memory
+from hypocenter.tensor import DType, Tensor, contiguous_strides
+
+Int32s = np.ndarray[Any, np.dtype[np.int32]]
+
+#: Each tensor begins at a multiple of so many elements: 256 bytes.
+_ALIGNMENT = 64
+
+
+class Inputs:
+    """`tensors` of i32 on `device`, zeroed, in the order of `shapes`.
+
+    Of the last one, a matrix, a copy takes the rows that are filled; the others are copied whole.
+    What gets there in another way than by `put` lasts until the next one.
+    """
+
+    def __init__(
+        self, name: str, owner: str, shapes: Mapping[str, tuple[int, ...]], *, device: str
+    ) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._host: dict[int, tuple[Int32s, int]] = {}  # of each tensor its values, and their start
+        starts, end = [], 0
+        for shape in shapes.values():
+            starts.append(end)
+            end += -(-int(np.prod(shape, dtype=np.int64)) // _ALIGNMENT) * _ALIGNMENT
+        self._whole = memory.allocate(name, owner, DType.I32, (end,), device=device)
+        is_host = device == "cpu"
+        self._values: Int32s = self._whole.data if is_host else np.zeros(end, np.int32)
+        for (label, shape), start in zip(shapes.items(), starts, strict=True):
+            view = memory.rows(self._whole, start, start + int(np.prod(shape, dtype=np.int64)))
+            values = self._values[start : start + view.shape[0]].reshape(shape)
+            tensor = Tensor(
+                label, owner, DType.I32, shape, contiguous_strides(shape), start,
+                self._whole.allocation, values if is_host else view.data,
+            )  # fmt: skip
+            self.tensors[label] = tensor
+            self._host[id(tensor)] = values, start
+
+    def put(self, filled: Sequence[tuple[Tensor, Int32s]], *, is_recorded: bool = False) -> None:
+        """Fill the leading part of each tensor, as `memory.to_device` does, by one copy.
+
+        The rest of the rows of a matrix that are filled becomes zero. A tensor that is none of
+        these is copied by itself. Raises CopyRejected, and then none of these has changed.
+        """
+        ours = [one for one in filled if id(one[0]) in self._host]
+        if len(ours) < len(filled):
+            for tensor, given in filled:
+                if id(tensor) not in self._host:
+                    memory.to_device(tensor, given, is_recorded=is_recorded)
+        copies.refuse_unfit(self._whole, ours)
+        end = 0
+        for tensor, given in ours:
+            values, start = self._host[id(tensor)]
+            num_rows = len(given)
+            if given.ndim == 1:
+                values[:num_rows] = given
+            else:
+                values[:num_rows, : given.shape[1]] = given
+                values[:num_rows, given.shape[1] :] = 0
+            end = max(end, start + num_rows * tensor.strides[0])
+        if self._whole.device != "cpu":
+            memory.to_device(self._whole, self._values[:end], is_recorded=is_recorded)
