@@ -36,14 +36,15 @@ def _assert_launchable(records: list[CompiledKernel]) -> None:
 def test_every_kernel_would_launch_without_spills(
     workers: tuple[Worker, Worker], arch: str
 ) -> None:
-    jobs = [Job(index, arch, guarded=False) for index in _of_each_kernel(workers[0])]
+    jobs = [Job(index, arch, guarded=False) for index in _of_each_kernel(workers[0], arch)]
     _assert_launchable(compile_all(workers[0], jobs, workers[1], lambda _: None))
 
 
-def _of_each_kernel(worker: Worker) -> list[int]:
+def _of_each_kernel(worker: Worker, arch: str) -> list[int]:
     """Specimens of every kernel, at most FORMS evenly spread ones of each."""
     forms: dict[str, list[int]] = {}
-    for index, one in enumerate(worker.listed):
+    for index in _launched_on(worker, arch):
+        one = worker.listed[index]
         forms.setdefault(one.kernel, []).append(index)
     return [
         same[at * len(same) // min(FORMS, len(same))]
@@ -52,8 +53,14 @@ def _of_each_kernel(worker: Worker) -> list[int]:
     ]
 
 
+def _launched_on(worker: Worker, arch: str) -> list[int]:
+    return [index for index, one in enumerate(worker.listed) if one.runs_on(arch)]
+
+
 def test_each_other_target_builds_a_kernel(workers: tuple[Worker, Worker]) -> None:
-    num_specimens = len(workers[0].listed)
     # A different one for each, so that together they see more than the first kernel.
-    jobs = [Job(at * num_specimens // len(OTHERS), arch, False) for at, arch in enumerate(OTHERS)]
+    jobs = []
+    for at, arch in enumerate(OTHERS):
+        own = _launched_on(workers[0], arch)
+        jobs.append(Job(own[at * len(own) // len(OTHERS)], arch, False))
     _assert_launchable(compile_all(workers[0], jobs, workers[1], lambda _: None))

@@ -37,15 +37,17 @@ def test_both_forms_of_each_flag_are_reached() -> None:
     flags: dict[tuple[str, str], set[object]] = {}
     for specimen in SPECIMENS:
         for name, value in specimen.constants.items():
-            # ON_NVIDIA is what the target says: compiling for one of each vendor sees both.
-            if isinstance(value, bool) and name != "ON_NVIDIA":
+            if isinstance(value, bool):
                 flags.setdefault((specimen.name, name), set()).add(value)
     assert [flag for flag, values in flags.items() if values != {True, False}] == []
 
 
 def test_a_specimen_is_what_triton_would_make_of_the_launch() -> None:
     """Numbers that are 1, multiples of 16, and those that a kernel asks to be left alone."""
-    plans = [abstract_plan("llama", DType.Q4_K, DType.F16, num_tokens=tokens) for tokens in (1, 16)]
+    plans = [
+        abstract_plan("amd", "llama", DType.Q4_K, DType.F16, num_tokens=tokens)
+        for tokens in (1, 16)
+    ]
     launches = [launch for plan in plans for launch in plan.launches]
     kinds = {DType.F32: "float32", DType.F16: "float16", DType.I32: "int32"}
     left_alone = 0
@@ -65,10 +67,30 @@ def test_a_specimen_is_what_triton_would_make_of_the_launch() -> None:
     assert left_alone
 
 
-@pytest.mark.parametrize("device", ["abstract"])
-def test_a_plan_names_its_device_and_kernels(device: str) -> None:
-    plan = abstract_plan("llama", DType.Q4_K, DType.F16, num_tokens=4)
+@pytest.mark.parametrize(
+    ("vendor", "device"), [("amd", "hip:abstract"), ("nvidia", "cuda:abstract")]
+)
+def test_a_plan_names_its_device_and_kernels(vendor: str, device: str) -> None:
+    plan = abstract_plan(vendor, "llama", DType.Q4_K, DType.F16, num_tokens=4)
     assert {tensor.device for launch in plan.launches for tensor in launch.tensors.values()} == {
         device
     }
     assert plan.kernels[:4] == ("lookup_codes", "rms_norm", "quantise", "linear_codes_few")
+
+
+def test_forms_are_those_of_the_vendor_whose_gpus_are_launched_so() -> None:
+    """Each kernel is there for both; a form that only one has is compiled for that one alone."""
+    for vendor in ("amd", "nvidia"):
+        own = [one for one in SPECIMENS if one.vendor in ("", vendor)]
+        assert {one.name for one in own} == set(_kernels())
+        plan = abstract_plan(vendor, "llama", DType.Q8_0, DType.F16, num_tokens=1)
+        launch = next(one for one in plan.launches if one.kernel == "linear_codes_few")
+        same = [
+            one.vendor
+            for one in SPECIMENS
+            if one.name == "linear_codes_few_kernel"
+            and one.options["num_warps"] == launch.options["num_warps"]
+        ]
+        assert set(same) == {vendor}
+    alike = {one.name for one in SPECIMENS if not one.vendor}
+    assert {"rms_norm_kernel", "rope_kernel", "kv_write_kernel"} <= alike

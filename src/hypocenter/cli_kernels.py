@@ -36,7 +36,12 @@ def kernels(
         progress("collecting kernels", 0.0)
         first.start()
         chosen = choose(first.listed, kernel)
-        jobs = [Job(index, arch, guarded) for index in chosen for arch in targets]
+        jobs = [
+            Job(index, arch, guarded)
+            for index in chosen
+            for arch in targets
+            if first.listed[index].runs_on(arch)
+        ]
         # A file that runs has effects: one process runs it, again only after a compiler died.
         is_worth_it = file is None and len(jobs) >= WORTH_A_SECOND
         records = compile_all(

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from hypocenter.device.limits import TABLE
 from hypocenter.device.specimen import Specimen, told_apart
 from hypocenter.errors import HypoError
 
@@ -23,6 +24,11 @@ class Listed(msgspec.Struct, frozen=True):
     kernel: str
     label: str
     num_warps: int
+    vendor: str = ""
+
+    def runs_on(self, arch: str) -> bool:
+        """Whether GPUs of an architecture of the table are launched so."""
+        return self.vendor in ("", TABLE[arch].vendor)
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -55,8 +61,8 @@ def main(argv: Sequence[str]) -> None:
         return
     specimens = told_apart(found)
     listed = [
-        Listed(specimen.name, specimen.label, int(specimen.options.get("num_warps", 4)))
-        for specimen in specimens
+        Listed(one.name, one.label, int(one.options.get("num_warps", 4)), one.vendor)
+        for one in specimens
     ]
     _write(answers, Hello(listed, note))
     _serve(specimens, answers)

@@ -28,6 +28,9 @@ _POINTERS = {
     DType.U8: "*u8",
 }
 
+# What plans ask for where vendors differ is how a name begins.
+_NAMES = {"amd": "hip:abstract", "nvidia": "cuda:abstract"}
+
 
 @dataclass(frozen=True, slots=True)
 class AbstractPointer:
@@ -42,13 +45,13 @@ def _launch_nothing(*args: Any, **options: Any) -> None:
 
 
 class AbstractGpu:
-    """Implements `Backend` without memory."""
+    """Implements `Backend` without memory, for GPUs of a vendor: amd or nvidia."""
 
-    name = "abstract"
     limits = None
     captures = False
 
-    def __init__(self) -> None:
+    def __init__(self, vendor: str) -> None:
+        self.name = _NAMES[vendor]
         self.name_of: Callable[[int], str] = hex
         self._next = 1 << 40
 
@@ -121,7 +124,8 @@ def _specimen(launch: Launch, label: str) -> Specimen:
         place = value.address if isinstance(value, AbstractPointer) else value
         if not is_free and (is_number or place is not value) and place % 16 == 0:
             divisible.append(name)
-    return Specimen(jit, signature, constants, tuple(divisible), options, label)
+    vendor = next(vendor for vendor, name in _NAMES.items() if name == launch.device)
+    return Specimen(jit, signature, constants, tuple(divisible), options, label, vendor=vendor)
 
 
 def _type_of(value: Any) -> str:

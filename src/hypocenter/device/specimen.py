@@ -19,7 +19,7 @@ class Specimen:
     `constants` each other parameter to its value, `divisible` names the pointers and integers that
     are multiples of 16, as those of whole tensors are, `huge` the pointers to more than 2 GiB.
     `options` are the launch's `num_warps`, `num_stages` and so on. `label` tells several specimens
-    of a kernel apart.
+    of a kernel apart. `vendor` is whose GPUs are launched so, empty for everybody's.
     """
 
     kernel: Any
@@ -29,6 +29,7 @@ class Specimen:
     options: Mapping[str, Any] = field(default_factory=dict)
     label: str = ""
     huge: tuple[str, ...] = ()
+    vendor: str = ""
 
     @property
     def jit(self) -> Any:

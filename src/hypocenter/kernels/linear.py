@@ -40,17 +40,6 @@ _PARTS = (
     live_counts("num_rows"),
     COUNT,
 )
-CONTRACT = Contract("linear", *_PARTS)
-
-# What a GPU kernel reads beside: x as codes, or as pieces.
-_PITCH = ">= -(-num_columns // 64)"
-CODES = Contract(
-    "linear",
-    *_PARTS,
-    Arg("codes", (DType.I32,), f"num_rows, {_PITCH} * 16"),
-    Arg("x_scales", (DType.F32,), f"num_rows, {_PITCH} * 2"),
-    Arg("sums", (DType.I32,), f"num_rows, {_PITCH} * 2"),
-)
 _TILES = (
     Arg("codes", (DType.I32,), "num_tiles, num_groups, tile, 8"),
     Arg("x_scales", (DType.F32,), "num_tiles, num_groups, tile"),
@@ -59,21 +48,31 @@ _TILES = (
     Rule("num_tiles * tile >= num_rows", "the tiles of x must hold its rows"),
     Rule("-(-num_columns // 64) * 2 <= num_groups", "the groups of x must hold a row"),
 )
-#: On the CPU, by how many weights of one type share a launch.
-FLOATS_2 = Contract("linear", *_PARTS, *_product("_2"))
-FLOATS_3 = Contract("linear", *_PARTS, *_product("_2"), *_product("_3"))
-TILES = Contract("linear", *_PARTS, *_TILES)
-TILES_2 = Contract("linear", *_PARTS, *_product("_2"), *_TILES)
-TILES_3 = Contract("linear", *_PARTS, *_product("_2"), *_product("_3"), *_TILES)
-_FLOATS_OF = (CONTRACT, FLOATS_2, FLOATS_3)
-_TILES_OF = (TILES, TILES_2, TILES_3)
-_MOST = len(_TILES_OF)
-PIECES = Contract(
-    "linear",
-    *_PARTS,
+# What GPU kernels read: codes, or pieces.
+_PITCH = ">= -(-num_columns // 64)"
+_CODES = (
+    Arg("codes", (DType.I32,), f"num_rows, {_PITCH} * 16"),
+    Arg("x_scales", (DType.F32,), f"num_rows, {_PITCH} * 2"),
+    Arg("sums", (DType.I32,), f"num_rows, {_PITCH} * 2"),
+)
+_PIECES = (
     Arg("pieces", (DType.F16, DType.I16), f"num_rows, num_pieces, {_PITCH} * 64"),
     Arg("row_scales", (DType.F32,), "num_rows"),
 )
+_MARKS = ("", "_2", "_3")
+
+
+def _up_to_three(operands: tuple[Arg | Rule, ...] = ()) -> tuple[Contract, ...]:
+    """By how many weights share a launch."""
+    second, third = _product(_MARKS[1]), _product(_MARKS[2])
+    return tuple(
+        Contract("linear", *_PARTS, *more, *operands) for more in ((), second, second + third)
+    )
+
+
+FLOATS, TILES, CODES, PIECES = map(_up_to_three, ((), _TILES, _CODES, _PIECES))
+CONTRACT = FLOATS[0]
+_MOST = len(_MARKS)
 
 _NO_BIAS = np.zeros(0, np.float32)
 
@@ -131,59 +130,72 @@ def linear_several(
 ) -> None:
     """Append products of x f32 [num_rows, >= k] with several weights, x made ready once.
 
-    `operands` are buffers for what `present` makes of x. On the CPU up to three weights of one type
-    share a launch. Sums run in one order whatever the number of rows. Raises LaunchRejected when
-    the shapes disagree.
+    `operands` are buffers for what `present` makes of x. Up to three weights of one type share a
+    launch, on a GPU where rows are few. Sums run in one order whatever the number of rows. Raises
+    LaunchRejected when the shapes disagree.
     """
     present(plan, x, [one.weight for one in products], operands, counts, count=count)
-    if plan.device == "cpu":
-        for dtype in dict.fromkeys(one.weight.dtype for one in products):
-            alike = [one for one in products if one.weight.dtype is dtype]
-            for start in range(0, len(alike), _MOST):
-                some = alike[start : start + _MOST]
-                _launch_cpu(plan, x, some, counts, operands, count, accumulate)
-        return
-    from hypocenter.kernels import linear_gpu
-
+    alike: dict[Any, list[Product]] = {}
     for one in products:
-        facts: dict[str, Any] = {"weight": one.weight, "x": x, "out": one.out, "bias": one.bias}
-        facts |= {"counts": counts, "count": count}
-        contract = CONTRACT
-        if one.weight.dtype.is_quantised:
-            contract = CODES
-            facts |= {"codes": operands.codes, "x_scales": operands.scales, "sums": operands.sums}
-        elif (pieces := operands.pieces(one.weight.dtype)) is not None:
-            contract = PIECES
-            facts |= {"pieces": pieces, "row_scales": operands.row_scales}
-        linear_gpu.launch(plan, contract, facts, count, accumulate)
+        alike.setdefault((one.weight.dtype, one.bias is None), []).append(one)
+    for (dtype, _), group in alike.items():
+        most = _MOST
+        if plan.device != "cpu":
+            from hypocenter.kernels import linear_gpu
+
+            most = _MOST if linear_gpu.takes_several(x.shape[0], dtype, plan.device) else 1
+        for start in range(0, len(group), most):
+            _launch(plan, x, group[start : start + most], counts, operands, count, accumulate)
 
 
-def _launch_cpu(
+def _launch(
     plan: PlanBuilder, x: Tensor, products: Sequence[Product], counts: Tensor, operands: Operands,
     count: int, accumulate: bool,
 ) -> None:  # fmt: skip
     facts: dict[str, Any] = {"x": x, "counts": counts, "count": count}
-    args: list[Any] = []
-    for mark, one in zip(("", "_2", "_3"), products, strict=False):
+    for mark, one in zip(_MARKS, products, strict=False):
         facts |= {f"weight{mark}": one.weight, f"out{mark}": one.out, f"bias{mark}": one.bias}
+    dtype = products[0].weight.dtype
+    contracts = FLOATS
+    if dtype.is_quantised:
+        contracts = CODES
+        facts |= {"codes": operands.codes, "x_scales": operands.scales, "sums": operands.sums}
+        if plan.device == "cpu":
+            contracts = TILES
+            facts["weighted"] = operands.weighted
+    elif (pieces := operands.pieces(dtype)) is not None:
+        contracts = PIECES
+        facts |= {"pieces": pieces, "row_scales": operands.row_scales}
+    contract = contracts[len(products) - 1]
+    if plan.device == "cpu":
+        _launch_cpu(plan, contract, facts, products, accumulate)
+        return
+    from hypocenter.kernels import linear_gpu
+
+    linear_gpu.launch(plan, contract, facts, products, accumulate)
+
+
+def _launch_cpu(
+    plan: PlanBuilder, contract: Contract, facts: dict[str, Any], products: Sequence[Product],
+    accumulate: bool,
+) -> None:  # fmt: skip
+    args: list[Any] = [facts["counts"], facts["count"], accumulate]
+    for one in products:
         args += [one.weight, _NO_BIAS if one.bias is None else one.bias, one.out]
     first = products[0]
     for _ in range(_MOST - len(products)):
         args += [*_without_rows(first.weight), _NO_BIAS, first.out]
     work = sum(one.weight.data.num_rows for one in products) * first.weight.data.num_columns
-    rest = (counts, count, accumulate, *args)
     if not first.weight.dtype.is_quantised:
-        contract = _FLOATS_OF[len(products) - 1]
         plan.launch(
-            linear_cpu.linear_float, x, *rest, contract=contract, facts=facts, work_per_row=work
-        )
+            linear_cpu.linear_float, facts["x"], *args, contract=contract, facts=facts,
+            work_per_row=work,
+        )  # fmt: skip
         return
-    made = (operands.codes, operands.scales, operands.sums, operands.weighted)
-    facts |= zip(("codes", "x_scales", "sums", "weighted"), made, strict=True)
-    contract = _TILES_OF[len(products) - 1]
+    made = (facts[name] for name in ("codes", "x_scales", "sums", "weighted"))
     # Four products of codes take the time of one of floats.
     plan.launch(
-        linear_cpu.linear_codes, *made, *rest, contract=contract, facts=facts,
+        linear_cpu.linear_codes, *made, *args, contract=contract, facts=facts,
         work_per_row=work // 4,
     )  # fmt: skip
 

@@ -127,18 +127,15 @@ def _add_unit(
     return acc
 
 
-@triton.jit(do_not_specialize=["count"])
-def linear_codes_few_kernel(
-    codes_ptr, x_scales_ptr, sums_ptr, counts_ptr, words_ptr, scales_ptr, minima_ptr, bias_ptr,
-    out_ptr, count, num_units, x_pitch, out_stride, PER_WORD: tl.constexpr, GROUP: tl.constexpr,
-    ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_BIAS: tl.constexpr,
+@triton.jit
+def _few(
+    codes_ptr, x_scales_ptr, sums_ptr, words_ptr, scales_ptr, minima_ptr, bias_ptr, out_ptr,
+    out_stride, tile, first, num_live, num_units, x_pitch, PER_WORD: tl.constexpr,
+    GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_BIAS: tl.constexpr,
     ACCUMULATE: tl.constexpr, ON_NVIDIA: tl.constexpr, SCALE_BITS: tl.constexpr,
-    WIDE: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
+    WIDE: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    tile, first = tl.program_id(0), tl.program_id(1) * ROWS
-    num_live = tl.load(counts_ptr + count)
-    if first >= num_live:
-        return
+    """OUTPUTS outputs of one weight for ROWS rows."""
     NUM_CHUNKS: tl.constexpr = 16 // PER_WORD
     PER_UNIT: tl.constexpr = 64 // GROUP
     rows = first + tl.arange(0, ROWS)
@@ -150,17 +147,17 @@ def linear_codes_few_kernel(
     row_plane = as_offset(outputs // 16, WIDE) * num_units
     words = (
         words_ptr
-        + (plane + (row_plane * (NUM_CHUNKS * 64) + lane % 16 * 4)[None, :])[None, :, :, None]
+        + (plane + (row_plane * (NUM_CHUNKS * 64) + outputs % 16 * 4)[None, :])[None, :, :, None]
         + word[None, None, None, :]
     )  # fmt: skip
     codes = (
         codes_ptr + (at_row * x_pitch)[:, None, None, None]
         + (plane[:, :, None] + word[None, None, :])[None]
     )  # fmt: skip
-    scale_at = (plane + ((row_plane * 16 + lane % 16) * PER_UNIT)[None, :])[None]
+    scale_at = (plane + ((row_plane * 16 + outputs % 16) * PER_UNIT)[None, :])[None]
     group_at = (at_row * (x_pitch // 8))[:, None, None] + plane[None]
     acc = tl.zeros([ROWS, 16, OUTPUTS], tl.float32)
-    for start in range(0, num_units, 16):
+    for start in tl.range(0, num_units, 16, loop_unroll_factor=UNROLL):
         unit = start + chain
         inside = (unit < num_units)[None, :, None]
         unit = tl.minimum(unit, num_units - 1)
@@ -176,6 +173,48 @@ def linear_codes_few_kernel(
     store_outputs(
         out_ptr, rows[:, None], outputs[None, :], out_stride, _fold(acc, ROWS, OUTPUTS), bias_ptr,
         (rows < num_live)[:, None], HAS_BIAS, ACCUMULATE, WIDE,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["count", "num_tiles", "num_tiles_2"])
+def linear_codes_few_kernel(
+    codes_ptr, x_scales_ptr, sums_ptr, counts_ptr,
+    words_ptr, scales_ptr, minima_ptr, bias_ptr, out_ptr, out_stride,
+    words_2_ptr, scales_2_ptr, minima_2_ptr, bias_2_ptr, out_2_ptr, out_2_stride,
+    words_3_ptr, scales_3_ptr, minima_3_ptr, bias_3_ptr, out_3_ptr, out_3_stride,
+    num_tiles, num_tiles_2, count, num_units, x_pitch, NUM_WEIGHTS: tl.constexpr,
+    PER_WORD: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr, ON_NVIDIA: tl.constexpr,
+    SCALE_BITS: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    tile, first = tl.program_id(0), tl.program_id(1) * ROWS
+    num_live = tl.load(counts_ptr + count)
+    if first >= num_live:
+        return
+    # Each weight has code of its own: guarded, an access is held against that weight alone.
+    if NUM_WEIGHTS == 3:
+        if tile >= num_tiles + num_tiles_2:
+            _few(
+                codes_ptr, x_scales_ptr, sums_ptr, words_3_ptr, scales_3_ptr, minima_3_ptr,
+                bias_3_ptr, out_3_ptr, out_3_stride, tile - num_tiles - num_tiles_2, first,
+                num_live, num_units, x_pitch, PER_WORD, GROUP, ZERO, HAS_MINIMA, HAS_BIAS,
+                ACCUMULATE, ON_NVIDIA, SCALE_BITS, WIDE, ROWS, OUTPUTS, UNROLL,
+            )  # fmt: skip
+            return
+    if NUM_WEIGHTS > 1:
+        if tile >= num_tiles:
+            _few(
+                codes_ptr, x_scales_ptr, sums_ptr, words_2_ptr, scales_2_ptr, minima_2_ptr,
+                bias_2_ptr, out_2_ptr, out_2_stride, tile - num_tiles, first, num_live, num_units,
+                x_pitch, PER_WORD, GROUP, ZERO, HAS_MINIMA, HAS_BIAS, ACCUMULATE, ON_NVIDIA,
+                SCALE_BITS, WIDE, ROWS, OUTPUTS, UNROLL,
+            )  # fmt: skip
+            return
+    _few(
+        codes_ptr, x_scales_ptr, sums_ptr, words_ptr, scales_ptr, minima_ptr, bias_ptr, out_ptr,
+        out_stride, tile, first, num_live, num_units, x_pitch, PER_WORD, GROUP, ZERO, HAS_MINIMA,
+        HAS_BIAS, ACCUMULATE, ON_NVIDIA, SCALE_BITS, WIDE, ROWS, OUTPUTS, UNROLL,
     )  # fmt: skip
 
 

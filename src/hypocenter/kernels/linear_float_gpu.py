@@ -42,17 +42,14 @@ def _chunk(w, x_at, plane, mask, NUM_PIECES: tl.constexpr, IS_BF16: tl.constexpr
         return tl.dot(w, _number(high, IS_BF16), part)
 
 
-@triton.jit(do_not_specialize=["count"])
-def linear_float_few_kernel(
-    x_ptr, row_scales_ptr, counts_ptr, weights_ptr, bias_ptr, out_ptr, count, num_columns,
-    num_chunks, x_stride, plane, out_stride, NUM_PIECES: tl.constexpr, IS_BF16: tl.constexpr,
+@triton.jit
+def _few(
+    x_ptr, row_scales_ptr, weights_ptr, bias_ptr, out_ptr, out_stride, tile, first, num_live,
+    num_columns, num_chunks, x_stride, plane, NUM_PIECES: tl.constexpr, IS_BF16: tl.constexpr,
     HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    tile, first = tl.program_id(0), tl.program_id(1) * ROWS
-    num_live = tl.load(counts_ptr + count)
-    if first >= num_live:
-        return
+    """16 outputs of one weight for ROWS rows."""
     rows = first + tl.arange(0, ROWS)
     live = rows < num_live
     at_row = as_offset(tl.minimum(rows, num_live - 1), WIDE)
@@ -79,6 +76,44 @@ def linear_float_few_kernel(
     store_outputs(
         out_ptr, rows[None, :], (tile * 16 + lane)[:, None], out_stride, result, bias_ptr,
         live[None, :], HAS_BIAS, ACCUMULATE, WIDE,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["count", "num_tiles", "num_tiles_2"])
+def linear_float_few_kernel(
+    x_ptr, row_scales_ptr, counts_ptr, weights_ptr, bias_ptr, out_ptr, out_stride,
+    weights_2_ptr, bias_2_ptr, out_2_ptr, out_2_stride,
+    weights_3_ptr, bias_3_ptr, out_3_ptr, out_3_stride,
+    num_tiles, num_tiles_2, count, num_columns, num_chunks, x_stride, plane,
+    NUM_WEIGHTS: tl.constexpr, NUM_PIECES: tl.constexpr, IS_BF16: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    tile, first = tl.program_id(0), tl.program_id(1) * ROWS
+    num_live = tl.load(counts_ptr + count)
+    if first >= num_live:
+        return
+    # Each weight has code of its own: guarded, an access is held against that weight alone.
+    if NUM_WEIGHTS == 3:
+        if tile >= num_tiles + num_tiles_2:
+            _few(
+                x_ptr, row_scales_ptr, weights_3_ptr, bias_3_ptr, out_3_ptr, out_3_stride,
+                tile - num_tiles - num_tiles_2, first, num_live, num_columns, num_chunks, x_stride,
+                plane, NUM_PIECES, IS_BF16, HAS_BIAS, ACCUMULATE, WIDE, ROWS, STAGES,
+            )  # fmt: skip
+            return
+    if NUM_WEIGHTS > 1:
+        if tile >= num_tiles:
+            _few(
+                x_ptr, row_scales_ptr, weights_2_ptr, bias_2_ptr, out_2_ptr, out_2_stride,
+                tile - num_tiles, first, num_live, num_columns, num_chunks, x_stride, plane,
+                NUM_PIECES, IS_BF16, HAS_BIAS, ACCUMULATE, WIDE, ROWS, STAGES,
+            )  # fmt: skip
+            return
+    _few(
+        x_ptr, row_scales_ptr, weights_ptr, bias_ptr, out_ptr, out_stride, tile, first, num_live,
+        num_columns, num_chunks, x_stride, plane, NUM_PIECES, IS_BF16, HAS_BIAS, ACCUMULATE, WIDE,
+        ROWS, STAGES,
     )  # fmt: skip
 
 

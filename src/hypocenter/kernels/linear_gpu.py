@@ -6,8 +6,8 @@ bucket; the bits of a result are the same whichever it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from hypocenter.device.gpu_lang import triton
 from hypocenter.device.plan import PlanBuilder
@@ -18,55 +18,93 @@ from hypocenter.kernels.quant import LANES, Packed, padded
 from hypocenter.kernels.quant_units import UNITS
 from hypocenter.tensor import DType, Tensor
 
+if TYPE_CHECKING:
+    from hypocenter.kernels.linear import Product
+
+#: Weights that the kernels for few rows take.
+_MOST = 3
 #: Rows of a bucket up to which the kernels for few rows win (measured on an H200).
 _FEW_CODES, _FEW_FLOATS = 8, 32
 
 
+def takes_several(num_rows: int, dtype: DType, device: str) -> bool:
+    """Whether weights of one type share a launch in a bucket of `num_rows` rows."""
+    if dtype.is_quantised:
+        return num_rows <= _FEW_CODES
+    # AMD's GPUs have no shared memory for the stages of each.
+    return num_rows <= _FEW_FLOATS and device.startswith("cuda")
+
+
 def launch(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], count: int, accumulate: bool
-) -> None:
-    """Append linear over the operands among `facts`, which hold x."""
-    weight, bias = facts["weight"], facts["bias"]
-    # A kernel without bias never reads the pointer; Triton wants one all the same.
-    some_bias = facts["x"] if bias is None else bias
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], products: Sequence[Product],
+    accumulate: bool,
+) -> None:  # fmt: skip
+    """Append linear over the operands among `facts`, which hold x and what `products` hold.
+
+    These are of one type, all or none with a bias, and one unless it `takes_several`.
+    """
     shared: dict[str, Any] = {
         "contract": contract,
         "facts": facts,
-        "HAS_BIAS": bias is not None,
+        "HAS_BIAS": facts["bias"] is not None,
         "ACCUMULATE": accumulate,
     }
-    (_codes if weight.dtype.is_quantised else _floats)(plan, facts, some_bias, count, shared)
+    launch = _codes if facts["weight"].dtype.is_quantised else _floats
+    launch(plan, facts, products, shared)
+
+
+def _one(product: Product, num_arrays: int, x: Tensor) -> list[Any]:
+    """What kernels take for a product: arrays, bias, out."""
+    # A kernel without bias never reads the pointer; Triton wants one all the same.
+    bias = x if product.bias is None else product.bias
+    return [*product.weight.data.parts[:num_arrays], bias, product.out]
+
+
+def _several(products: Sequence[Product], num_arrays: int, x: Tensor) -> list[Any]:
+    """The same for as many as kernels for few rows take, each with its stride."""
+    args: list[Any] = []
+    for one in [*products, *products[:1] * (_MOST - len(products))]:
+        args += [*_one(one, num_arrays, x), one.out.strides[0]]
+    return args
+
+
+def _tiles(products: Sequence[Product], num_outputs: int) -> list[int]:
+    """Programs of each product, each with `num_outputs` outputs."""
+    return [padded(one.weight.data.num_rows) // num_outputs for one in products]
 
 
 def _codes(
-    plan: PlanBuilder, facts: Mapping[str, Any], bias: Any, count: int, shared: dict[str, Any]
-) -> None:
-    out, codes, packed = facts["out"], facts["codes"], facts["weight"].data
-    num_rows, num_outputs = codes.shape[0], padded(packed.num_rows)
+    plan: PlanBuilder, facts: Mapping[str, Any], products: Sequence[Product],
+    shared: dict[str, Any],
+) -> None:  # fmt: skip
+    only, codes, x, count = products[0], facts["codes"], facts["x"], facts["count"]
+    num_rows, packed = codes.shape[0], only.weight.data
     num_units = -(-packed.num_columns // 64)
-    words, scales, minima, zero = packed.parts
     layout = UNITS[packed.dtype]
-    before = (codes, facts["x_scales"], facts["sums"], facts["counts"])
-    arrays = (*before, words, scales, minima, bias, out, count, num_units)
-    strides = (codes.strides[0], out.strides[0])
+    operands = (codes, facts["x_scales"], facts["sums"], facts["counts"])
     shared |= {
         "PER_WORD": layout.codes_per_word,
         "GROUP": layout.group,
-        "ZERO": int(zero),
+        "ZERO": int(packed.parts[3]),
         "HAS_MINIMA": layout.has_minima,
     }
     if num_rows <= _FEW_CODES:
-        tile = min(triton.next_power_of_2(max(num_rows, 1)), 4)
-        outputs = 16
+        rows = min(triton.next_power_of_2(max(num_rows, 1)), 4)
+        # Small programs are up to twice as fast on an H200; RDNA has no registers for them.
+        is_nvidia = plan.device.startswith("cuda")
+        outputs, num_warps, unroll = (8, 2, 2) if is_nvidia else (16, 8, 1)
+        tiles = _tiles(products, outputs)
         plan.launch_gpu(
             linear_codes_few_kernel,
-            *(*arrays, *strides),
-            grid=(num_outputs // outputs, triton.cdiv(num_rows, tile)),
-            # A lane for each output of each of the 16 chains, where waves are of 32.
-            num_warps=outputs // (4 if plan.device.startswith("hip") else 2),
+            *(*operands, *_several(products, 3, x)),
+            *(*[*tiles, 0][:2], count, num_units, codes.strides[0]),
+            grid=(sum(tiles), triton.cdiv(num_rows, rows)),
+            num_warps=num_warps,
+            NUM_WEIGHTS=len(products),
             SCALE_BITS=8 * layout.scale_dtype.block_bytes,
-            ROWS=tile,
+            ROWS=rows,
             OUTPUTS=outputs,
+            UNROLL=unroll,
             **shared,
         )
         return
@@ -77,8 +115,9 @@ def _codes(
     is_deep = layout.group == 32 and (outputs == 32 or plan.device.startswith("cuda"))
     plan.launch_gpu(
         linear_codes_kernel,
-        *(*arrays, triton.cdiv(num_units, 16), *strides),
-        grid=(triton.cdiv(num_rows, tile), num_outputs // outputs),
+        *(*operands, *_one(only, 3, x)),
+        *(count, num_units, triton.cdiv(num_units, 16), codes.strides[0], only.out.strides[0]),
+        grid=(triton.cdiv(num_rows, tile), padded(packed.num_rows) // outputs),
         num_warps=num_warps,
         OUTPUTS=outputs,
         ROWS=tile,
@@ -88,37 +127,42 @@ def _codes(
 
 
 def _floats(
-    plan: PlanBuilder, facts: Mapping[str, Any], bias: Any, count: int, shared: dict[str, Any]
-) -> None:
-    weight, x, out = facts["weight"], facts["x"], facts["out"]
+    plan: PlanBuilder, facts: Mapping[str, Any], products: Sequence[Product],
+    shared: dict[str, Any],
+) -> None:  # fmt: skip
+    only, x, count = products[0], facts["x"], facts["count"]
     pieces: Tensor | None = facts.get("pieces")
-    packed: Packed = weight.data
-    num_rows, num_outputs = x.shape[0], padded(packed.num_rows)
-    num_chunks = -(-packed.num_columns // 64)
+    packed: Packed = only.weight.data
+    num_rows, num_chunks = x.shape[0], -(-packed.num_columns // 64)
     # F32 weights take x as it is: one piece, which nobody scaled.
     from_x, row_scales, strides, num_pieces = x, x, (x.strides[0], 0), 1
     if pieces is not None:
         from_x, row_scales, num_pieces = pieces, facts["row_scales"], pieces.shape[1]
         strides = (pieces.strides[0], pieces.strides[1])
-    arrays = (from_x, row_scales, facts["counts"], packed.parts[0], bias, out)
-    sizes = (count, packed.num_columns, num_chunks)
-    shared |= {"NUM_PIECES": num_pieces, "IS_BF16": weight.dtype is DType.BF16}
+    operands = (from_x, row_scales, facts["counts"])
+    shared |= {"NUM_PIECES": num_pieces, "IS_BF16": packed.dtype is DType.BF16}
     if num_rows <= _FEW_FLOATS:
         # NVIDIA's matrix unit takes a single column, others want sixteen.
-        tile = 1 if num_rows == 1 and plan.device.startswith("cuda") else 16
+        is_single = num_rows == 1 and plan.device.startswith("cuda")
+        tile, tiles = 1 if is_single else 16, _tiles(products, LANES)
         plan.launch_gpu(
             linear_float_few_kernel,
-            *(*arrays, *sizes, *strides, out.strides[0]),
-            grid=(num_outputs // LANES, triton.cdiv(num_rows, tile)),
+            *(*operands, *_several(products, 1, x)),
+            *(*[*tiles, 0][:2], count, packed.num_columns, num_chunks, *strides),
+            grid=(sum(tiles), triton.cdiv(num_rows, tile)),
+            NUM_WEIGHTS=len(products),
             ROWS=tile,
-            STAGES=3 if num_pieces == 2 else 2,
+            # Several weights, or rows, have no shared memory for a fourth stage.
+            STAGES=2 if num_pieces != 2 else 4 if is_single and len(products) == 1 else 3,
             **shared,
         )
         return
     plan.launch_gpu(
         linear_float_kernel,
-        *(*arrays, *sizes, triton.cdiv(num_chunks, 4), *strides, out.strides[0]),
-        grid=(triton.cdiv(num_rows, 64), num_outputs // 64),
+        *(*operands, *_one(only, 1, x)),
+        *(count, packed.num_columns, num_chunks, triton.cdiv(num_chunks, 4), *strides),
+        only.out.strides[0],
+        grid=(triton.cdiv(num_rows, 64), padded(packed.num_rows) // 64),
         num_warps=8,
         OUTPUTS=64,
         ROWS=64,

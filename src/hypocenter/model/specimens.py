@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -36,74 +37,80 @@ _FORMS = (
     DType.Q6_K, DType.Q8_0,
 )  # fmt: skip
 
+#: Forms differ where the vendors' machines do.
+VENDORS = ("amd", "nvidia")
+
 # Logits of more than 2**31 elements.
 _HUGE = (1 << 15, 128256, "sampling, 64-bit offsets")
 
 
 def project_specimens() -> tuple[Specimen, ...]:
-    """Each kernel of the project in each form that decoder or sampler launches it in."""
+    """Each kernel of the project in each form that decoder or sampler launches it in.
+
+    A form that is the same for both vendors is there once.
+    """
     found: dict[tuple[object, ...], Specimen] = {}
-    for family, _, facts in _MODELS:
-        for specimen in _of_model(family, DType.Q8_0, DType.F16, facts):
-            found.setdefault(_key(specimen), specimen)
-    for dtype in UNITS:
-        for specimen in _of_model("llama", dtype, DType.F32):
-            found.setdefault(_key(specimen), specimen)
-    for dtype in _FORMS:
-        for num_tokens in (1, 512):
-            for specimen in _of_model("llama", dtype, DType.F16, num_tokens=num_tokens):
-                found.setdefault(_key(specimen), specimen)
-    for dtype in (DType.F16, DType.F32):
-        for specimen in _of_model("llama", DType.Q8_0, dtype, attention="parts"):
-            found.setdefault(_key(specimen), specimen)
-    for specimen in _of_attention():
-        found.setdefault(_key(specimen), specimen)
-    # Extents beyond 2**31 elements, which no memory is needed for here.
-    for dtype in (DType.F16, DType.Q8_0):
-        caps = {"attn_softcap": 50.0, "final_softcap": 30.0}
-        for specimen in _of_model("gemma2", dtype, DType.F16, caps, num_tokens=1 << 20):
-            found.setdefault(_key(specimen), specimen)
-        # A matrix of that extent is met by a single row too.
-        for specimen in _of_model("llama", dtype, DType.F16, {"vocab_size": 1 << 20}, num_tokens=1):
-            found.setdefault(_key(specimen), specimen)
-    unfused = _of_model(
-        "gemma2", DType.Q8_0, DType.F16, caps, num_tokens=1 << 20, attention="parts"
-    )
-    for specimen in unfused:
-        found.setdefault(_key(specimen), specimen)
-    for specimen in (*_of_sampling(32, 128256, "sampling"), *_of_sampling(*_HUGE)):
-        found.setdefault(_key(specimen), specimen)
+    for vendor in VENDORS:
+        for specimen in _of_vendor(vendor):
+            same = found.setdefault(_key(specimen), specimen)
+            if same.vendor != specimen.vendor:
+                found[_key(specimen)] = replace(same, vendor="")
     return tuple(found.values())
 
 
-def _of_attention() -> Iterator[Specimen]:
+def _of_vendor(vendor: str) -> Iterator[Specimen]:
+    of_model = partial(_of_model, vendor)
+    for family, _, facts in _MODELS:
+        yield from of_model(family, DType.Q8_0, DType.F16, facts)
+    for dtype in UNITS:
+        yield from of_model("llama", dtype, DType.F32)
+    for dtype in _FORMS:
+        for num_tokens in (1, 512):
+            yield from of_model("llama", dtype, DType.F16, num_tokens=num_tokens)
+    for dtype in (DType.F16, DType.F32):
+        yield from of_model("llama", DType.Q8_0, dtype, attention="parts")
+    yield from _of_attention(vendor)
+    # Extents beyond 2**31 elements, which no memory is needed for here.
+    caps = {"attn_softcap": 50.0, "final_softcap": 30.0}
+    huge = 1 << 20
+    for dtype in (DType.F16, DType.Q8_0):
+        yield from of_model("gemma2", dtype, DType.F16, caps, num_tokens=huge)
+        # A matrix of that extent is met by a single row too.
+        yield from of_model("llama", dtype, DType.F16, {"vocab_size": huge}, num_tokens=1)
+    yield from of_model("gemma2", DType.Q8_0, DType.F16, caps, num_tokens=huge, attention="parts")
+    yield from _of_sampling(vendor, 32, 128256, "sampling")
+    yield from _of_sampling(vendor, *_HUGE)
+
+
+def _of_attention(vendor: str) -> Iterator[Specimen]:
     """Prompts and single tokens, heads of other sizes, caches beyond 2**31 elements."""
     for dtype, head_dim, num_tokens in itertools.product(
         (DType.F16, DType.F32), (64, 80, 128, 256), (8, 64)
     ):
         changes: dict[str, float] = {"head_dim": head_dim}
         label = f"heads of {head_dim}, {dtype.name.lower()} cache"
-        yield from _attention_of("llama", dtype, changes, label, num_tokens=num_tokens)
+        yield from _attention_of(vendor, "llama", dtype, changes, label, num_tokens=num_tokens)
     for family, cap in (("llama", 0.0), ("gemma2", 50.0)):
         changes, label = {"attn_softcap": cap}, "single tokens, f16 cache"
-        yield from _attention_of(family, DType.F16, changes, label, num_tokens=8)
+        yield from _attention_of(vendor, family, DType.F16, changes, label, num_tokens=8)
         label += ", 64-bit offsets"
         yield from _attention_of(
-            family, DType.F16, changes, label, num_tokens=8, max_blocks=1 << 18
+            vendor, family, DType.F16, changes, label, num_tokens=8, max_blocks=1 << 18
         )
 
 
 def _attention_of(
-    family: str, dtype: DType, changes: Mapping[str, float], label: str, *, num_tokens: int,
-    max_blocks: int = 256,
+    vendor: str, family: str, dtype: DType, changes: Mapping[str, float], label: str, *,
+    num_tokens: int, max_blocks: int = 256,
 ) -> list[Specimen]:  # fmt: skip
     plan = abstract_plan(
-        family, DType.Q8_0, dtype, changes, num_tokens=num_tokens, max_blocks=max_blocks
+        vendor, family, DType.Q8_0, dtype, changes, num_tokens=num_tokens, max_blocks=max_blocks
     )
     return specimens([x for x in plan.launches if x.kernel.startswith("attention")], label)
 
 
 def abstract_plan(
+    vendor: str,
     family: str,
     dtype: DType,
     kv_dtype: DType,
@@ -119,16 +126,17 @@ def abstract_plan(
     """
     facts = replace(_facts(family), **(changes or {}))  # type: ignore[arg-type]
     facts = replace(facts, rope=replace(facts.rope, dim=facts.head_dim))
-    gpu = AbstractGpu()
+    gpu = AbstractGpu(vendor)
     memory.use_backend(gpu)
     inputs = StepInputs.allocate(num_tokens, max(32, num_tokens >> 12), max_blocks, device=gpu.name)
     num_blocks = max(4096, num_tokens // 4, max_blocks)
     pages = KVPages.allocate(facts, num_blocks, 16, kv_dtype, device=gpu.name)
-    decoder = Decoder(facts, _weights(facts, dtype), inputs, pages, num_tokens, attention)
+    decoder = Decoder(facts, _weights(facts, dtype, gpu.name), inputs, pages, num_tokens, attention)
     return decoder.plan(num_tokens, max(min(num_tokens, 4), num_tokens // 16))
 
 
 def _of_model(
+    vendor: str,
     family: str,
     dtype: DType,
     kv_dtype: DType,
@@ -141,17 +149,17 @@ def _of_model(
     if num_tokens > 1 << 16:
         label += ", 64-bit offsets"
     plan = abstract_plan(
-        family, dtype, kv_dtype, changes, num_tokens=num_tokens, attention=attention
+        vendor, family, dtype, kv_dtype, changes, num_tokens=num_tokens, attention=attention
     )
     marks = [mark for mark in plan.marks if isinstance(mark, Launch)]
     return [*specimens(plan.launches, label), *specimens(marks, "marks")]
 
 
-def sampling_plans(num_rows: int, vocab_size: int) -> list[Plan]:
+def sampling_plans(vendor: str, num_rows: int, vocab_size: int) -> list[Plan]:
     """The plans of a greedy choice and of one with every filter, on a device that runs nothing."""
-    gpu = AbstractGpu()
+    gpu = AbstractGpu(vendor)
     memory.use_backend(gpu)
-    logits = _undefined("logits", DType.F32, (num_rows, vocab_size))
+    logits = _undefined("logits", DType.F32, (num_rows, vocab_size), gpu.name)
     sampler = DeviceSampler(gpu.name, vocab_size, num_rows)
     some = np.zeros(1, np.int32)
     filters = SamplingParams(temperature=1.0, top_k=40, top_p=0.9, repeat_penalty=1.1)
@@ -159,15 +167,15 @@ def sampling_plans(num_rows: int, vocab_size: int) -> list[Plan]:
     return [sampler.plan(logits, [draw] * num_rows) for draw in draws]
 
 
-def _of_sampling(num_rows: int, vocab_size: int, label: str) -> list[Specimen]:
-    plans = sampling_plans(num_rows, vocab_size)
+def _of_sampling(vendor: str, num_rows: int, vocab_size: int, label: str) -> list[Specimen]:
+    plans = sampling_plans(vendor, num_rows, vocab_size)
     return [specimen for plan in plans for specimen in specimens(plan.launches, label)]
 
 
 def _key(specimen: Specimen) -> tuple[object, ...]:
     return (
         specimen.kernel, tuple(specimen.signature.items()), tuple(specimen.constants.items()),
-        specimen.divisible,
+        specimen.divisible, tuple(specimen.options.items()),
     )  # fmt: skip
 
 
@@ -181,17 +189,17 @@ def _facts(family: str) -> Architecture:
     )  # fmt: skip
 
 
-def _undefined(name: str, dtype: DType, shape: tuple[int, ...]) -> Tensor:
-    return memory.allocate_undefined(name, "model", dtype, shape, device=AbstractGpu.name)
+def _undefined(name: str, dtype: DType, shape: tuple[int, ...], device: str) -> Tensor:
+    return memory.allocate_undefined(name, "model", dtype, shape, device=device)
 
 
-def _weights(facts: Architecture, dtype: DType) -> Weights:
+def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
     def matrix(name: str, num_rows: int, num_columns: int) -> Tensor:
         layout = UNITS[dtype]
         scales = (layout.scale_dtype, layout.scale_dtype)
         float_type = DType.I16 if dtype is DType.BF16 else dtype
         kinds = (float_type,) if layout.is_float else (DType.I32, *scales)
-        bases = [_undefined(name, kind, (num_rows * num_columns,)) for kind in kinds]
+        bases = [_undefined(name, kind, (num_rows * num_columns,), device) for kind in kinds]
         zero = () if layout.is_float else (float(layout.zero),)
         values = (*(base.data for base in bases), *zero)
         packed = Packed(dtype, values, num_rows, num_columns)
@@ -199,21 +207,22 @@ def _weights(facts: Architecture, dtype: DType) -> Weights:
         return Tensor(name, "model", dtype, whole, (num_columns, 1), 0, bases[0].allocation, packed)
 
     def vector(name: str, length: int) -> Tensor:
-        return _undefined(name, DType.F32, (padded(length),))
+        return _undefined(name, DType.F32, (padded(length),), device)
 
     def vector_if(wanted: bool, name: str, length: int) -> Tensor | None:
         return vector(name, length) if wanted else None
 
     family, width, ffn = facts.family, facts.width, facts.ffn_width
     heads, kv_heads = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
+    has_biases = family is FAMILIES["llama"]  # some do, and some do not
     layer = LayerWeights(
         attn_norm=vector("attn_norm", width),
         q=matrix("q", heads, width),
         k=matrix("k", kv_heads, width),
         v=matrix("v", kv_heads, width),
-        q_bias=vector("q_bias", heads),
-        k_bias=None,
-        v_bias=None,
+        q_bias=vector_if(has_biases, "q_bias", heads),
+        k_bias=vector_if(has_biases, "k_bias", kv_heads),
+        v_bias=vector_if(has_biases, "v_bias", kv_heads),
         q_norm=vector_if(family.qk_norm, "q_norm", facts.head_dim),
         k_norm=vector_if(family.qk_norm, "k_norm", facts.head_dim),
         attn_output=matrix("attn_output", width, heads),
@@ -226,7 +235,7 @@ def _weights(facts: Architecture, dtype: DType) -> Weights:
         post_ffn_norm=vector_if(family.post_norms, "post_ffn_norm", width),
     )
     shape = (facts.context_length, facts.rope.dim // 2)
-    table = tuple(_undefined(name, DType.F32, shape) for name in ("cos", "sin"))
+    table = tuple(_undefined(name, DType.F32, shape, device) for name in ("cos", "sin"))
     pair = (table[0], table[1])
     token_table = matrix("token_embd", facts.vocab_size, width)
     norm = vector("output_norm", width)

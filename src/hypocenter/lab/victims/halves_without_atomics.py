@@ -7,9 +7,8 @@ from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 
 MASK = "mask = (column < num_columns - start * 64) & live[None, None, :]"
-GRID = """grid=(num_outputs // LANES, triton.cdiv(num_rows, tile)),
-            ROWS=tile,
-            STAGES"""
+GRID = """grid=(sum(tiles), triton.cdiv(num_rows, tile)),
+            NUM_WEIGHTS"""
 ATOMIC = (
     (
         "        total += tl.load(at, mask=live, other=0.0)\n",
