@@ -23,7 +23,7 @@ import torch
 import hypocenter.kernels
 from hypocenter.device.gpu_lang import interpreter, triton
 from hypocenter.device.guard import SLOTS, extent_bytes, guard
-from hypocenter.device.guard_slots import SlotRing, decode_slots, describe
+from hypocenter.device.guard_slots import decode_slots, describe
 from hypocenter.device.guard_source import KernelSource
 from hypocenter.device.interpret import Pointer, interpreting
 from hypocenter.errors import HypoError, LaunchRejected, Unguardable, UsageError
@@ -491,100 +491,3 @@ def test_words_are_decoded() -> None:
     assert "too large" in describe(fault)
     with pytest.raises(HypoError, match="holds 0x5, which no guard writes"):
         decode_slots("k", SITES, [0, 5, 0, 0], grid)
-
-
-@pytest.fixture(params=["numpy", "torch"])
-def words(request: pytest.FixtureRequest) -> Any:
-    return torch.zeros(10, dtype=torch.int64) if request.param == "torch" else np.zeros(10, int)
-
-
-def test_each_launch_has_its_window(words: Any) -> None:
-    ring = SlotRing(words)
-    first = ring.claim("one", SITES, 4, (1,))
-    second = ring.claim("two", SITES, 4, (8,))
-    second[1] = word(12, 3)
-    first[3] = word(16)
-    first[0] = 99  # where a compare-and-swap went: no fault
-    assert ring.num_pending == 2
-    found = ring.settle()
-    assert [(f.kernel, f.parameter, f.byte_offset) for f in found] == [
-        ("one", "y_ptr", 16),
-        ("two", "x_ptr", 12),
-    ]
-    assert found[1].program == (3, 0, 0)
-    assert words.tolist() == [0] * 10
-    assert ring.num_pending == 0
-    # The next window does not fit behind: it begins at the front again.
-    third = ring.claim("three", SITES, 4, (1,))
-    third[1] = word(4)
-    assert words[1] != 0
-    assert [f.kernel for f in ring.settle()] == ["three"]
-
-
-def test_a_ring_refuses_to_overwrite_what_was_not_read(words: Any) -> None:
-    ring = SlotRing(words)
-    ring.claim("one", SITES, 4, (1,))
-    ring.claim("two", SITES, 4, (1,))
-    with pytest.raises(HypoError, match=r"three: the 4 slots .* of one, which were not read; 2"):
-        ring.claim("three", SITES, 4, (1,))
-    ring.settle()
-    for _ in range(25):
-        ring.claim("again", SITES, 4, (1,))
-        ring.settle()
-    with pytest.raises(HypoError, match="needs 11 slots, but the ring has 10"):
-        ring.claim("large", SITES, 11, (1,))
-
-
-def test_windows_never_overlap_and_the_ring_is_used_up() -> None:
-    random = np.random.default_rng(7)
-    for _ in range(200):
-        num_words = int(random.integers(1, 24))
-        ring, held = SlotRing(np.zeros(num_words, np.int64)), list[Any]()
-        for _ in range(40):
-            if random.random() < 0.1:
-                ring.settle()
-                held.clear()
-            size = int(random.integers(1, num_words + 1))
-            try:
-                window = ring.claim("k", (), size, (1,))
-            except HypoError:
-                # Refused only when neither the rest nor the part before the oldest is free.
-                assert sum(map(len, held)) + size > num_words // 2, (num_words, size)
-                continue
-            assert len(window) == size
-            assert not any(np.shares_memory(window, other) for other in held)
-            held.append(window)
-
-
-def test_windows_of_a_captured_graph_are_kept(words: Any) -> None:
-    ring = SlotRing(words)
-    window = ring.claim("graph", SITES, 4, (1,))
-    for offset in (4, 8):
-        window[1] = word(offset)
-        (fault,) = ring.settle(keep=True)
-        assert fault.byte_offset == offset
-        assert ring.settle(keep=True) == []
-    with pytest.raises(HypoError, match="graph"):
-        ring.claim("two", SITES, 8, (1,))
-
-
-def test_launches_of_guarded_kernels_share_a_ring() -> None:
-    guarded = guard(K.scale_kernel, ["x_ptr", "y_ptr"])
-    ring = SlotRing(tensor(np.zeros(3 * guarded.num_slots), np.int64))
-    for count in (64, 65, 63):
-        arguments = dict(x_ptr=steps(64), y_ptr=zeros(64), count=count, factor=1.0, BLOCK=64)
-        extents = guarded.extents(arguments)
-        run(guarded.fn, (2,), {**arguments, **extents, SLOTS: guarded.claim(ring, (2,))})
-    found = ring.settle()
-    assert [(f.kernel, f.parameter, f.byte_offset, f.program) for f in found] == [
-        ("scale_kernel", name, 256, (1, 0, 0)) for name in ("x_ptr", "y_ptr")
-    ]
-
-
-def test_a_ring_takes_the_words_of_a_copy(words: Any) -> None:
-    ring = SlotRing(words)
-    ring.claim("one", SITES, 4, (1,))[1] = word(4)
-    copy = np.array(words.tolist(), np.int64)
-    assert len(ring.settle(copy)) == 1
-    with pytest.raises(HypoError, match="has 10 words, but 3 were read"):
-        ring.settle(copy[:3])

@@ -10,6 +10,7 @@ from kernel_launch import bits, counts, rows_tensor, tensor
 from hypocenter.device import memory
 from hypocenter.device.guard import guard
 from hypocenter.device.plan import Plan, PlanBuilder
+from hypocenter.device.sim import open_sim
 from hypocenter.errors import AccessRefused, UsageError
 from hypocenter.kernels import rope
 from hypocenter.model.specimens import project_specimens
@@ -64,6 +65,49 @@ def test_a_position_beyond_the_table_is_named_and_the_device_survives() -> None:
     assert np.isfinite(memory.to_host(out)).all()
 
 
+def _two_turns(second: int) -> tuple[Plan, Tensor]:
+    """Two launches; the positions of the first lie in its table, that of the other may not."""
+    builder = PlanBuilder(1, kernel_launch.device)
+    x = rows_tensor("x", np.ones((1, 128), np.float32))
+    cos, sin = (tensor(name, np.full((8, 32), 0.5, np.float32)) for name in ("cos", "sin"))
+    positions = [tensor("positions", np.array([at], np.int32)) for at in (3, second)]
+    for one in positions:
+        rope.rotate(builder, x, one, (cos, sin), counts(1), num_heads=2, head_dim=64, style="neox")
+    return Plan(builder, x), positions[1]
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_each_run_tells_its_own_faults_by_launch(graphs: bool) -> None:
+    memory.use_backend(open_sim("sim:h200", graphs=graphs))
+    plan, position = _two_turns(9)
+    plan.set_mode("guarded")
+    for run, at in enumerate((9, 9, 2, 9, 2, 2, 8)):
+        memory.to_device(position, np.array([at], np.int32))
+        assert plan.is_captured == (graphs and run >= 2)
+        if at < 8:
+            plan.run()
+            continue
+        with pytest.raises(AccessRefused) as caught:
+            plan.run()
+        faults = [fault for fault in caught.value.faults if isinstance(fault, AccessFault)]
+        assert {fault.launch for fault in faults} == {1}
+        assert {fault.parameter for fault in faults} == {"cos_ptr", "sin_ptr"}
+        assert {fault.byte_offset // 128 for fault in faults} == {at}
+
+
+def test_slots_are_given_back_with_the_mode() -> None:
+    memory.use_backend(sim := open_sim("sim:h200", graphs=True))
+    plan, _ = _two_turns(2)
+    before = sim.allocator.used_bytes
+    for _ in range(3):
+        plan.set_mode("guarded")
+        assert sim.allocator.used_bytes > before
+        for _ in range(3):
+            plan.run()
+        plan.set_mode("off")
+        assert sim.allocator.used_bytes == before
+
+
 def test_a_cpu_kernel_has_no_guarded_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_launch, "device", "cpu")
     builder = PlanBuilder(1)
@@ -73,8 +117,10 @@ def test_a_cpu_kernel_has_no_guarded_form(monkeypatch: pytest.MonkeyPatch) -> No
         builder, x, tensor("positions", np.zeros(1, np.int32)), (cos, sin), counts(1),
         num_heads=1, head_dim=64, style="neox",
     )  # fmt: skip
+    plan = Plan(builder, x)
     with pytest.raises(UsageError, match="rope runs on the CPU"):
-        builder.launches[0].set_mode("guarded")
+        plan.set_mode("guarded")
+    plan.run()  # as before
 
 
 @pytest.mark.parametrize("name", sorted({specimen.name for specimen in project_specimens()}))

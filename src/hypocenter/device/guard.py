@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hypocenter.device.guard_derive import OURS, SLOTS, Derivation
-from hypocenter.device.guard_slots import SlotRing, decode_slots
+from hypocenter.device.guard_slots import decode_slots
 from hypocenter.device.guard_source import is_jit
 from hypocenter.errors import LaunchRejected, UsageError
 from hypocenter.records import AccessFault, GuardSite
@@ -48,10 +48,6 @@ class Guarded:
         LaunchRejected for anything else and for negative strides.
         """
         return {f"{OURS}{p}_bytes": extent_bytes(arguments[p], self.name, p) for p in self.pointers}
-
-    def claim(self, ring: SlotRing, grid: tuple[int, ...]) -> Any:
-        """The next launch's slots out of a ring; see `SlotRing.claim`."""
-        return ring.claim(self.name, self.sites, self.num_slots, grid)
 
     def decode(self, slots: Any, grid: Sequence[int]) -> list[AccessFault]:
         """The faults in one launch's slots, which lie on the host; see `decode_slots`."""
@@ -109,6 +105,6 @@ def guard(jit_function: Any, pointers: Iterable[str], *, group_bytes: int = GROU
         fn=fn,
         pointers=derivation.pointers,
         sites=tuple(derivation.sites),
-        # Even, so that every window of a ring is aligned like the first.
+        # Even, so that the slots of launches that lie side by side are aligned alike.
         num_slots=derivation.num_slots + derivation.num_slots % 2,
     )

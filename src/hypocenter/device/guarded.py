@@ -6,89 +6,77 @@ Deriving a variant is `guard.py`'s work; this file gives it extents and slots on
 from __future__ import annotations
 
 import functools
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from hypocenter.device import memory
-from hypocenter.device.backend import Backend
 from hypocenter.device.guard import SLOTS, Guarded, guard
 from hypocenter.device.guard_derive import OURS
-from hypocenter.device.guard_slots import SlotRing, describe
-from hypocenter.errors import AccessRefused
+from hypocenter.device.guard_slots import describe
+from hypocenter.errors import AccessRefused, UsageError
+from hypocenter.records import AccessFault
 from hypocenter.tensor import DType
 
 if TYPE_CHECKING:
     from hypocenter.device.launch import Launch
 
-_NUM_WORDS = 1 << 16
 
-_rings: weakref.WeakKeyDictionary[Backend, SlotRing] = weakref.WeakKeyDictionary()
+class GuardedLaunches:
+    """Has `launches` run in guarded form from now on, each with slots of its own.
 
-
-class _DeviceWords:
-    """The words of a slot ring in a device's memory."""
-
-    def __init__(self, device: str) -> None:
-        self._tensor = memory.allocate(
-            "guard_slots", "guard", DType.I64, (_NUM_WORDS,), device=device
-        )
-
-    def __len__(self) -> int:
-        return _NUM_WORDS
-
-    def __getitem__(self, window: slice) -> Any:
-        return memory.rows(self._tensor, window.start, window.stop).data
-
-    def __setitem__(self, window: slice, value: int) -> None:
-        memory.to_device(self._tensor, np.full(_NUM_WORDS, value, np.int64))
-
-    def tolist(self) -> list[int]:
-        words: list[int] = memory.to_host(self._tensor).tolist()
-        return words
-
-
-def guarded_run(
-    jit: Any, args: tuple[Any, ...], options: Mapping[str, Any], extents: Mapping[str, int],
-    device: str,
-) -> Callable[[], None]:  # fmt: skip
-    """What a launch in guarded mode runs; `extents`: bytes by the pointer parameter's name.
-
-    Raises Unguardable when the kernel has a construct without guarded form.
+    Raises Unguardable for a kernel with a construct without guarded form, UsageError for one that
+    runs on the CPU; then no launch has changed.
     """
-    guarded = _derived(jit, tuple(extents))
-    launcher = memory.backend_of(device).launcher(guarded.fn)
-    keywords = {f"{OURS}{name}_bytes": extents[name] for name in guarded.pointers}
-    ring, grid = ring_of(device), options["grid"]
 
-    def run() -> None:
-        launcher(*args, **keywords, **{SLOTS: guarded.claim(ring, grid)}, **options)
+    def __init__(self, device: str, launches: Sequence[Launch]) -> None:
+        self._device, self._launches = device, tuple(launches)
+        for launch in launches:
+            if launch.jit is None:
+                raise UsageError(
+                    f"{launch.kernel} runs on the CPU; guarded launches are for GPU kernels"
+                )
+        self._forms = [_derived(launch.jit, tuple(launch.extents)) for launch in launches]
+        self._starts = [0, *itertools.accumulate(form.num_slots for form in self._forms)]
+        self._words = memory.allocate(
+            "guard_slots", "guard", DType.I64, (self._starts[-1],), device=device
+        )
+        for launch, form, window in zip(launches, self._forms, self._windows(), strict=True):
+            launch.run = functools.partial(
+                memory.backend_of(device).launcher(form.fn),
+                *launch.args,
+                **{f"{OURS}{name}_bytes": launch.extents[name] for name in form.pointers},
+                **{SLOTS: memory.rows(self._words, window.start, window.stop).data},
+                **launch.options,
+            )
 
-    return run
+    def settle(self) -> None:
+        """Read the slots of the launches, which have run; raises AccessRefused for a fault.
 
+        What an interrupted run left unread is told with the next one.
+        """
+        words = memory.to_host(self._words)
+        if not words.any():
+            return
+        memory.to_device(self._words, np.zeros(words.shape, np.int64))
+        faults: list[AccessFault] = []
+        together = zip(self._launches, self._forms, self._windows(), strict=True)
+        for number, (launch, form, window) in enumerate(together):
+            found = form.decode(words[window], launch.options["grid"])
+            faults += (msgspec.structs.replace(fault, launch=number) for fault in found)
+        if faults:
+            texts = [describe(fault) for fault in faults]
+            raise AccessRefused(self._device, tuple(faults), texts, self._launches)
 
-def settle(device: str, launches: Sequence[Launch]) -> None:
-    """Read the slots of `launches`, which have run; raises AccessRefused when one had a fault."""
-    ring = ring_of(device)
-    # What an interrupted step left unread comes first, and counts from below 0.
-    first = ring.num_pending - len(launches)
-    faults = [
-        msgspec.structs.replace(fault, launch=fault.launch - first) for fault in ring.settle()
-    ]
-    if faults:
-        texts = [describe(fault) for fault in faults]
-        raise AccessRefused(device, tuple(faults), texts, tuple(launches))
+    def free(self) -> None:
+        """Give the slots back; the launches must run in another form by then."""
+        memory.free(self._words)
 
-
-def ring_of(device: str) -> SlotRing:
-    """The slot ring of an opened device, made when it is first asked for."""
-    backend = memory.backend_of(device)
-    if backend not in _rings:
-        _rings[backend] = SlotRing(_DeviceWords(device))
-    return _rings[backend]
+    def _windows(self) -> list[slice]:
+        return [slice(*pair) for pair in itertools.pairwise(self._starts)]
 
 
 @functools.cache

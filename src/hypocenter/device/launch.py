@@ -89,16 +89,16 @@ class Launch:
 
     def set_mode(self, mode: str) -> None:
         """Rebind `run`: `off` is the kernel alone; `checked` first rechecks arguments and index
-        values; `guarded` (GPU kernels) masks accesses off that leave their tensors; `traced` is
-        `off` to a launch, for it is its plan that looks at what each one did.
+        values; `traced` is `off` to a launch, for it is its plan that looks at what each one did.
+
+        The fourth mode, `guarded` (accesses that leave their tensors are masked off), needs
+        somebody who reads what the launches found: see `GuardedLaunches`.
         """
         plain = self._plain()
         if mode in ("off", "traced"):
             self.run = plain
         elif mode == "checked":
             self.run = functools.partial(self._checked, plain)
-        elif mode == "guarded":
-            self.run = self._guarded()
         else:
             raise UsageError(
                 f"launch mode is {mode!r}, but must be one of {', '.join(LAUNCH_MODES)}"
@@ -115,13 +115,6 @@ class Launch:
             recorder.checked("index values")
         self.contract.check_values(memory.to_host, **self.facts)
         plain()
-
-    def _guarded(self) -> Callable[[], None]:
-        if self.jit is None:
-            raise UsageError(f"{self.kernel} runs on the CPU; guarded launches are for GPU kernels")
-        from hypocenter.device.guarded import guarded_run  # needs Triton
-
-        return guarded_run(self.jit, self.args, self.options, self.extents, self.device)
 
 
 def prepare(

@@ -23,6 +23,7 @@ from hypocenter.errors import LaunchRejected
 from hypocenter.tensor import Tensor
 
 if TYPE_CHECKING:
+    from hypocenter.device.guarded import GuardedLaunches
     from hypocenter.device.tracing import Tracer
 
 #: Multiply-adds below which a kernel is done on one thread before others would have begun.
@@ -103,9 +104,9 @@ class PlanBuilder:
 class Plan:
     """The launches of one step, and the tensor that holds its result.
 
-    Where the device captures, a plan in mode off that runs for the second time becomes a graph:
-    its buffers cannot be freed until `release` or another mode gives that up, and a launch whose
-    own mode is changed is not heard.
+    Where the device captures, a plan in mode off or guarded that runs for the second time becomes
+    a graph: its buffers cannot be freed until `release` or another mode gives that up, and a
+    launch whose own mode is changed is not heard.
     """
 
     def __init__(self, builder: PlanBuilder, result: Tensor) -> None:
@@ -119,6 +120,7 @@ class Plan:
         self._numbered = tuple(sorted(numbered, key=operator.itemgetter(0)))  # a mark comes behind
         self._device = builder.device
         self._mode = "off"
+        self._guarded: GuardedLaunches | None = None
         self._has_run = False
         self._graph: _Replay | None = None
         self._writes = Writes(self.launches)
@@ -159,9 +161,18 @@ class Plan:
         self.release()
         if mode == "traced":
             _tracer()  # refuses now, and not in the first step
-        for item in self.launches:
-            item.set_mode(mode)
+        before, self._guarded = self._guarded, None
+        if mode == "guarded":
+            from hypocenter.device.guarded import GuardedLaunches  # needs Triton
+
+            self._guarded = GuardedLaunches(self._device, self.launches)
+        else:
+            for item in self.launches:
+                item.set_mode(mode)
+        if before is not None:
+            before.free()
         self._mode = mode
+        self._has_run = False
 
     def run(self) -> None:
         """Run the launches; in guarded mode raises AccessRefused when one left its tensors."""
@@ -176,12 +187,16 @@ class Plan:
     def _run(self) -> None:
         if self._graph is not None:
             self._replay(self._graph)
-        elif self._has_run and self._mode == "off" and self._can_capture():
+        elif self._has_run and self._can_capture():
             # Only now: a plan that runs once, as many a prompt's does, is not worth a graph.
             self._graph = self._captured()
         else:
             self._walk()
             self._has_run = True
+        if self._guarded is not None:
+            if (recorder := current()) is not None:
+                recorder.checked("guard")
+            self._guarded.settle()
 
     def release(self) -> None:
         """Give the graph up, if there is one, so that its buffers may be freed."""
@@ -190,7 +205,8 @@ class Plan:
             self._graph = None
 
     def _can_capture(self) -> bool:
-        return self._device != "cpu" and memory.backend_of(self._device).captures
+        is_alike = self._mode in ("off", "guarded")  # each run does the same
+        return is_alike and self._device != "cpu" and memory.backend_of(self._device).captures
 
     def _walk(self) -> None:
         recorder = current()
@@ -202,12 +218,6 @@ class Plan:
             launch.walk_native(self._native, self.launches, cells, word)
         else:
             launch.walk(self._numbered, cells, word)
-        if self._mode == "guarded":
-            from hypocenter.device.guarded import settle  # needs Triton
-
-            if recorder is not None:
-                recorder.checked("guard")
-            settle(self._device, self.launches)
 
     def _captured(self) -> _Replay:
         recorder = current()

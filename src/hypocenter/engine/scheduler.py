@@ -185,7 +185,7 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
         if is_recorded:
             requests.append(chunk.record(row, cache.blocks(chunk.request.id)))
     if len(tables) == 1:
-        block_tables = tables[0][None]
+        block_tables = tables[0][None].copy()
     else:
         block_tables = np.full((len(tables), max(map(len, tables))), -1, np.int32)
         for row, table in enumerate(tables):

@@ -101,7 +101,7 @@ class DeviceSampler:
 
     def _forget_plans(self) -> None:
         for plan in self._plans.values():
-            plan.release()  # or else what they captured could not be freed
+            plan.set_mode("off")  # or else what they captured could not be freed
         self._plans.clear()
 
     def _tensor(self, name: str, dtype: DType, *shape: int) -> Tensor:
