@@ -34,6 +34,8 @@ log = logging.getLogger("hypocenter.launch")
 # threads enter it at once; so this lock is the process's too and not an engine's.
 _POOL = threading.Lock()
 
+_known_place: tuple[memoryview | None, int] = (None, 0)
+
 Progress = Callable[[str, float], None]
 
 _FOLDER = os.path.dirname(__file__) + os.sep
@@ -258,14 +260,21 @@ def walk_native(
     native: NativeLaunches, launches: Sequence[Launch], cells: memoryview, word: int
 ) -> None:
     """As `walk`, in one call."""
-    place = np.frombuffer(cells, np.uint64)[CELL_PLACE:]
     with _POOL:
-        num_done = native.run(place.ctypes.data, word)
+        num_done = native.run(_place_in(cells), word)
     if num_done < len(launches):
         error = LaunchRejected(launches[num_done].kernel, KERNEL_FAILED)
         if (recorder := current()) is not None:
             recorder.failed(error, launches[num_done])
         raise error
+
+
+def _place_in(cells: memoryview) -> int:
+    """The address of the cell that says where a plan is; looked up once for the many steps."""
+    global _known_place
+    if _known_place[0] is not cells:
+        _known_place = cells, int(np.frombuffer(cells, np.uint64)[CELL_PLACE:].ctypes.data)
+    return _known_place[1]
 
 
 def _asked_at() -> str:

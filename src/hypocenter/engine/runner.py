@@ -5,6 +5,7 @@ Checks every index before it reaches a kernel; scheduling and sampling are elsew
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 
@@ -78,7 +79,7 @@ class Runner:
             facts, weights, self._inputs, pages, config.max_batch_tokens, config.attention
         )
         self._plans: dict[tuple[int, int, int | None], Plan] = {}
-        self._ran: dict[str, None] = {}
+        self._ran: dict[Plan, None] = {}
 
     def run(self, batch: Batch) -> Tensor:
         """Logits f32 [num_logit_rows, vocab_size] of the batch's logit rows.
@@ -88,7 +89,9 @@ class Runner:
         """
         self._checked(batch)
         num_tokens, num_logit_rows = len(batch.token_ids), len(batch.logit_rows)
-        is_one = self.config.device != "cpu" and len(np.unique(batch.sequence_rows)) == 1
+        is_one = self.config.device != "cpu" and (
+            num_tokens == 1 or len(np.unique(batch.sequence_rows)) == 1
+        )
         plan, inputs = self._plan(num_tokens, num_logit_rows, is_one), self._inputs
         filled = (
             (inputs.token_ids, batch.token_ids),
@@ -104,7 +107,8 @@ class Runner:
         inputs.shared.put(filled, is_recorded=recorder is not None)
         set_num_threads(self.num_threads)
         plan.run()
-        self._ran.update(dict.fromkeys(plan.kernels))
+        if plan not in self._ran:
+            self._ran[plan] = None
         return memory.rows(plan.result, 0, num_logit_rows)
 
     def compile(self, progress: Progress | None = None) -> None:
@@ -121,7 +125,7 @@ class Runner:
             weight_dtype=largest.dtype.name,
             kv_dtype=self.config.kv_dtype,
             num_threads=self.num_threads,
-            kernels=tuple(self._ran),
+            kernels=tuple(dict.fromkeys(itertools.chain(*(plan.kernels for plan in self._ran)))),
             num_graphs=sum(plan.is_captured for plan in self._plans.values()),
         )
 
@@ -171,8 +175,8 @@ class Runner:
         _within("sequence_rows", batch.sequence_rows, len(batch.block_tables), "block_tables")
         _within("logit_rows", batch.logit_rows, num_tokens, "the batch")
         # Entries of a table behind its sequence's last block are unused and may hold anything.
-        last = batch.positions // self.block_size
-        for row, num_used in _longest(batch.sequence_rows, last + 1):
+        for row, position in _last(batch.sequence_rows, batch.positions).items():
+            num_used = position // self.block_size + 1
             if num_used > batch.block_tables.shape[1]:
                 raise LaunchRejected(
                     "step",
@@ -185,16 +189,21 @@ class Runner:
             )  # fmt: skip
 
 
-def _longest(rows: Int32s, counts: Int32s) -> list[tuple[int, int]]:
-    longest: dict[int, int] = {}
-    for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
-        longest[row] = max(longest.get(row, 0), count)
-    return list(longest.items())
+def _last(rows: Int32s, positions: Int32s) -> dict[int, int]:
+    """The last position of each row."""
+    last: dict[int, int] = {}
+    for row, position in zip(rows.tolist(), positions.tolist(), strict=True):
+        last[row] = max(last.get(row, 0), position)
+    return last
 
 
 def _within(name: str, values: Int32s, bound: int, of: str) -> None:
-    # As unsigned numbers, those below 0 are the largest.
-    if values.size and values.view(f"u{values.itemsize}").max() >= bound:
+    if values.size == 1:  # numpy takes its time to get going
+        is_within = 0 <= values.item() < bound
+    else:
+        # As unsigned numbers, those below 0 are the largest.
+        is_within = not values.size or values.view(f"u{values.itemsize}").max() < bound
+    if not is_within:
         first = int(np.flatnonzero((values < 0) | (values >= bound))[0])
         raise LaunchRejected(
             "step", f"{name}[{first}] = {int(values[first])}, but {of} has {bound} entries"

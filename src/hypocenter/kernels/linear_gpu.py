@@ -91,8 +91,9 @@ def _codes(
     if num_rows <= _FEW_CODES:
         rows = min(triton.next_power_of_2(max(num_rows, 1)), 4)
         # Small programs are up to twice as fast on an H200; RDNA has no registers for them.
-        is_nvidia = plan.device.startswith("cuda")
-        outputs, num_warps, unroll = (8, 2, 2) if is_nvidia else (16, 8, 1)
+        outputs, num_warps, unroll = 16, 8, 1
+        if plan.device.startswith("cuda"):
+            outputs, num_warps, unroll = (4, 1, 2) if rows == 1 else (8, 2, 2)
         tiles = _tiles(products, outputs)
         plan.launch_gpu(
             linear_codes_few_kernel,
