@@ -87,7 +87,10 @@ LAUNCH_DOOR = frozenset({"device/launch.py", "device/lang.py"})
 #: Where an array is data on its way through a step. Elsewhere `.tolist()` handles facts of a file.
 COPY_WATCHED = ("kernels/", "model/decoder.py", "engine/runner.py")
 #: `file:function` to the reason why its calls are no copies from a device.
-COPY_ALLOWED = {"engine/runner.py:_longest": "reads the batch, which the host has made"}
+COPY_ALLOWED = dict.fromkeys(
+    ("engine/runner.py:_last", "engine/runner.py:_within"),
+    "reads the batch, which the host has made",
+)
 COPY_CALLS = frozenset({"cpu", "item", "tolist", "numpy"})
 
 
