@@ -31,6 +31,8 @@ from kernel_launch import random_rows  # noqa: E402
 from hypocenter import LLM  # noqa: E402
 from hypocenter.config import EngineConfig, SamplingParams  # noqa: E402
 from hypocenter.device import launch, memory, recorder  # noqa: E402
+from hypocenter.device.native import NativeLaunches  # noqa: E402
+from hypocenter.device.plan import Plan  # noqa: E402
 from hypocenter.device.recorder import Recorder  # noqa: E402
 from hypocenter.engine.engine import Engine  # noqa: E402
 from hypocenter.engine.runner import Runner  # noqa: E402
@@ -134,7 +136,7 @@ def _measure(name: str, engine: Engine, opened: Recorder, num_steps: int) -> dic
     """Seconds of a step with and without, real and with launches that do nothing."""
     real = by_turns(engine, opened, num_steps)
     plans = list(engine.runner._plans.values())
-    with _doing_nothing([one for plan in plans for one in plan.launches]):
+    with _doing_nothing(plans):
         bare = by_turns(engine, opened, 1000)
     cost = statistics.median(bare["on"]) - statistics.median(bare["off"])
     step = statistics.median(real["off"])
@@ -174,14 +176,15 @@ def by_turns(engine: Engine, opened: Recorder, num_steps: int) -> dict[str, list
 
 
 @contextmanager
-def _doing_nothing(launches: list[launch.Launch]) -> Iterator[None]:
+def _doing_nothing(plans: list[Plan]) -> Iterator[None]:
+    kept = [(plan, plan.launches, plan._native) for plan in plans]
     try:
-        for one in launches:
-            one.run = _nothing
+        for plan in plans:
+            plan.launches, plan._native = (), NativeLaunches([])
         yield
     finally:
-        for one in launches:
-            one.set_mode("off")
+        for plan, launches, native in kept:
+            plan.launches, plan._native = launches, native
 
 
 def _nothing() -> None:
