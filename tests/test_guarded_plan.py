@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import kernel_launch
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from hypocenter.device import memory
 from hypocenter.device.guard import guard
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.sim import open_sim
-from hypocenter.errors import AccessRefused, UsageError
+from hypocenter.errors import AccessRefused, OutOfMemory, UsageError
 from hypocenter.kernels import rope
 from hypocenter.model.specimens import project_specimens
 from hypocenter.records import AccessFault
@@ -93,6 +95,45 @@ def test_each_run_tells_its_own_faults_by_launch(graphs: bool) -> None:
         assert {fault.launch for fault in faults} == {1}
         assert {fault.parameter for fault in faults} == {"cos_ptr", "sin_ptr"}
         assert {fault.byte_offset // 128 for fault in faults} == {at}
+
+
+def test_what_an_interrupted_run_left_is_not_told_of_the_next_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plan, position = _two_turns(9)
+    plan.set_mode("guarded")
+    last = plan.launches[1]
+    run = last.run
+
+    def interrupted() -> None:
+        run()
+        raise KeyboardInterrupt
+
+    last.run = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        plan.run()
+    last.run = run
+    memory.to_device(position, np.array([1], np.int32))
+    with caplog.at_level(logging.WARNING):
+        plan.run()
+    assert "a run that did not end had a fault: rope_kernel: load" in caplog.text
+
+
+def test_a_mode_that_cannot_be_had_leaves_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, _ = _two_turns(9)
+    plan.set_mode("guarded")
+
+    def full(*args: object, **keywords: object) -> None:
+        raise OutOfMemory("sim:h200", 8, 0, 0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "allocate", full)
+        with pytest.raises(OutOfMemory):
+            plan.set_mode("guarded")
+    with pytest.raises(AccessRefused):
+        plan.run()
+    with pytest.raises(UsageError, match="guarded is a mode of plans; set it on the plan"):
+        plan.launches[0].set_mode("guarded")
 
 
 def test_slots_are_given_back_with_the_mode() -> None:

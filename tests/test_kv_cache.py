@@ -160,6 +160,10 @@ def _misattribute(cache: KVCache) -> None:
     cache._block_to_owner[0] = 2
 
 
+def _tell_others(cache: KVCache) -> None:
+    cache._tables[1].array = np.array([4, 4], np.int32)
+
+
 def _own_free(cache: KVCache) -> None:
     cache._block_to_owner[cache._free[0]] = 2
 
@@ -175,6 +179,7 @@ def _own_free(cache: KVCache) -> None:
         (_miscount, "request 1 has 2 blocks for 9 tokens, but needs 3"),
         (_empty_table, "request 1 has 0 blocks for 0 tokens, but needs 0"),
         (_misattribute, "block 0 is in the table of request 1, but its owner is 2"),
+        (_tell_others, "request 1 has blocks [0, 1], but others are told (0, 1) and [4, 4]"),
         (_own_free, "block 5 is free, but its owner is request 2"),
     ],
 )

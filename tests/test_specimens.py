@@ -13,7 +13,7 @@ import hypocenter.kernels
 from hypocenter.device.abstract import AbstractPointer, specimens
 from hypocenter.device.gpu_lang import triton
 from hypocenter.device.offline import specimen_of_launch
-from hypocenter.model.specimens import abstract_plan, project_specimens
+from hypocenter.model.specimens import abstract_plan, form_of, project_specimens
 from hypocenter.tensor import DType
 
 SPECIMENS = project_specimens()
@@ -94,3 +94,15 @@ def test_forms_are_those_of_the_vendor_whose_gpus_are_launched_so() -> None:
         assert set(same) == {vendor}
     alike = {one.name for one in SPECIMENS if not one.vendor}
     assert {"rms_norm_kernel", "rope_kernel", "kv_write_kernel"} <= alike
+
+
+@pytest.mark.parametrize("vendor", ["amd", "nvidia"])
+@pytest.mark.parametrize("dtype", [DType.F16, DType.Q4_K])
+@pytest.mark.parametrize("num_rows", [1, 2, 4, 8, 16, 32, 64, 512])
+def test_every_bucket_of_a_model_launches_forms_that_are_compiled(
+    vendor: str, dtype: DType, num_rows: int
+) -> None:
+    known = {form_of(one) for one in SPECIMENS}
+    plan = abstract_plan(vendor, "qwen3", dtype, DType.F16, num_tokens=num_rows)
+    unknown = [one for one in specimens(plan.launches, "") if form_of(one) not in known]
+    assert [(one.name, one.constants, one.options) for one in unknown] == []

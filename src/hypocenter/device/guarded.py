@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,6 +25,8 @@ from hypocenter.tensor import DType
 if TYPE_CHECKING:
     from hypocenter.device.launch import Launch
 
+log = logging.getLogger("hypocenter.launch")
+
 
 class GuardedLaunches:
     """Has `launches` run in guarded form from now on, each with slots of its own.
@@ -34,6 +37,7 @@ class GuardedLaunches:
 
     def __init__(self, device: str, launches: Sequence[Launch]) -> None:
         self._device, self._launches = device, tuple(launches)
+        self._is_running = False
         for launch in launches:
             if launch.jit is None:
                 raise UsageError(
@@ -44,32 +48,50 @@ class GuardedLaunches:
         self._words = memory.allocate(
             "guard_slots", "guard", DType.I64, (self._starts[-1],), device=device
         )
-        for launch, form, window in zip(launches, self._forms, self._windows(), strict=True):
-            launch.run = functools.partial(
-                memory.backend_of(device).launcher(form.fn),
-                *launch.args,
-                **{f"{OURS}{name}_bytes": launch.extents[name] for name in form.pointers},
-                **{SLOTS: memory.rows(self._words, window.start, window.stop).data},
-                **launch.options,
-            )
+        together = zip(launches, self._forms, self._windows(), strict=True)
+        runs = [self._run_of(*one) for one in together]
+        for launch, run in zip(launches, runs, strict=True):
+            launch.run = run
+
+    def begin(self) -> None:
+        """The launches are about to run.
+
+        What a run left that ended before its `settle`, as Ctrl-C does, is logged: it must not be
+        told of this one.
+        """
+        if self._is_running:
+            for text in map(describe, self._faults()):
+                log.warning("a run that did not end had a fault: %s", text)
+        self._is_running = True
 
     def settle(self) -> None:
-        """Read the slots of the launches, which have run; raises AccessRefused for a fault.
+        """Read the slots of the launches, which have run; raises AccessRefused for a fault."""
+        self._is_running = False
+        if faults := self._faults():
+            texts = [describe(fault) for fault in faults]
+            raise AccessRefused(self._device, tuple(faults), texts, self._launches)
 
-        What an interrupted run left unread is told with the next one.
-        """
+    def _run_of(self, launch: Launch, form: Guarded, window: slice) -> Callable[[], None]:
+        return functools.partial(
+            memory.backend_of(self._device).launcher(form.fn),
+            *launch.args,
+            **{f"{OURS}{name}_bytes": launch.extents[name] for name in form.pointers},
+            **{SLOTS: memory.rows(self._words, window.start, window.stop).data},
+            **launch.options,
+        )
+
+    def _faults(self) -> list[AccessFault]:
+        """What the slots say; they are zero afterwards."""
+        faults: list[AccessFault] = []
         words = memory.to_host(self._words)
         if not words.any():
-            return
+            return faults
         memory.to_device(self._words, np.zeros(words.shape, np.int64))
-        faults: list[AccessFault] = []
         together = zip(self._launches, self._forms, self._windows(), strict=True)
         for number, (launch, form, window) in enumerate(together):
             found = form.decode(words[window], launch.options["grid"])
             faults += (msgspec.structs.replace(fault, launch=number) for fault in found)
-        if faults:
-            texts = [describe(fault) for fault in faults]
-            raise AccessRefused(self._device, tuple(faults), texts, self._launches)
+        return faults
 
     def free(self) -> None:
         """Give the slots back; the launches must run in another form by then."""

@@ -12,7 +12,6 @@ import os
 import platform
 import stat
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from importlib import metadata
@@ -280,21 +279,11 @@ def kernel_entry(function: Any, args: Sequence[Any]) -> tuple[int, tuple[Any, ..
     return int(address), kinds
 
 
-class _OfThread(threading.local):
-    num_threads = 0  # as set last
-
-
-_of_thread = _OfThread()
-
-
 def set_num_threads(num_threads: int) -> None:
     """Bound the threads of the parallel kernels that the calling thread launches."""
-    if _of_thread.num_threads == num_threads:
-        return
     numba.set_num_threads(min(num_threads, numba.config.NUMBA_NUM_THREADS))
     # Each item is some microseconds of work: a thread that comes late leaves more to the others.
     numba.set_parallel_chunksize(1)
-    _of_thread.num_threads = num_threads
 
 
 def num_threads() -> int:

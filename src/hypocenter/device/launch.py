@@ -96,6 +96,8 @@ class Launch:
         The fourth mode, `guarded` (accesses that leave their tensors are masked off), needs
         somebody who reads what the launches found: see `GuardedLaunches`.
         """
+        if mode == "guarded":
+            raise UsageError(f"{self.kernel}: guarded is a mode of plans; set it on the plan")
         plain = self._plain()
         if mode in ("off", "traced"):
             self.run = plain

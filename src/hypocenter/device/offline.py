@@ -93,7 +93,10 @@ def triton_source(specimen: Specimen, limits: GpuLimits) -> Any:
             f"{', '.join(names)}; give each once, in signature or in constants"
         )
     types = {name: specimen.signature.get(name, "constexpr") for name in names}
-    constants = {(names.index(name),): value for name, value in specimen.constants.items()}
+    values = dict(specimen.constants)
+    if "ON_NVIDIA" in values:  # what a launch on that GPU says; a simulated one is none
+        values["ON_NVIDIA"] = limits.vendor == "nvidia"
+    constants = {(names.index(name),): value for name, value in values.items()}
     attributes: dict[tuple[int], list[list[Any]]] = {}
     for place, name in enumerate(names):
         facts: list[list[Any]] = [["tt.divisibility", 16]] if name in specimen.divisible else []

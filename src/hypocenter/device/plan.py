@@ -157,20 +157,21 @@ class Plan:
             self._native = launch.native(self._numbered)
 
     def set_mode(self, mode: str) -> None:
-        """Run every launch in this mode from now on; see `Launch.set_mode`."""
+        """Run every launch in this mode from now on: `Launch.set_mode`, or `GuardedLaunches`."""
         self.release()
         if mode == "traced":
             _tracer()  # refuses now, and not in the first step
-        before, self._guarded = self._guarded, None
+        guarded = None
         if mode == "guarded":
             from hypocenter.device.guarded import GuardedLaunches  # needs Triton
 
-            self._guarded = GuardedLaunches(self._device, self.launches)
+            guarded = GuardedLaunches(self._device, self.launches)
         else:
             for item in self.launches:
                 item.set_mode(mode)
-        if before is not None:
-            before.free()
+        if self._guarded is not None:
+            self._guarded.free()
+        self._guarded = guarded
         self._mode = mode
         self._has_run = False
 
@@ -185,6 +186,8 @@ class Plan:
             raise
 
     def _run(self) -> None:
+        if self._guarded is not None:
+            self._guarded.begin()
         if self._graph is not None:
             self._replay(self._graph)
         elif self._has_run and self._can_capture():

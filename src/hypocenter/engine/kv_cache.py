@@ -159,6 +159,11 @@ class KVCache:
                     f"KV cache: request {request_id} has {len(table.block_ids)} blocks for "
                     f"{table.num_tokens} tokens, but needs {num_needed}"
                 )
+            if table.blocks != tuple(table.block_ids) or table.array.tolist() != table.block_ids:
+                raise IntegrityError(
+                    f"KV cache: request {request_id} has blocks {table.block_ids}, but others are "
+                    f"told {table.blocks} and {table.array.tolist()}"
+                )
             for block_id in table.block_ids:
                 if (owner := self._block_to_owner[block_id]) != request_id:
                     raise IntegrityError(

@@ -117,7 +117,8 @@ class Runner:
             self._plan(num_tokens, 1, self.config.device != "cpu", progress)
 
     def route(self) -> Route:
-        """What this runner has executed so far."""
+        """What this runner has executed so far; another thread may be at a step."""
+        ran = tuple(self._ran)
         largest = max((layer.down for layer in self.weights.layers), key=lambda w: w.num_elements)
         return Route(
             device=largest.device,
@@ -125,8 +126,8 @@ class Runner:
             weight_dtype=largest.dtype.name,
             kv_dtype=self.config.kv_dtype,
             num_threads=self.num_threads,
-            kernels=tuple(dict.fromkeys(itertools.chain(*(plan.kernels for plan in self._ran)))),
-            num_graphs=sum(plan.is_captured for plan in self._plans.values()),
+            kernels=tuple(dict.fromkeys(itertools.chain(*(plan.kernels for plan in ran)))),
+            num_graphs=sum(plan.is_captured for plan in ran),
         )
 
     def _plan(
@@ -201,8 +202,7 @@ def _within(name: str, values: Int32s, bound: int, of: str) -> None:
     if values.size == 1:  # numpy takes its time to get going
         is_within = 0 <= values.item() < bound
     else:
-        # As unsigned numbers, those below 0 are the largest.
-        is_within = not values.size or values.view(f"u{values.itemsize}").max() < bound
+        is_within = not values.size or (values.min() >= 0 and values.max() < bound)
     if not is_within:
         first = int(np.flatnonzero((values < 0) | (values >= bound))[0])
         raise LaunchRejected(

@@ -31,8 +31,9 @@ def takes_several(num_rows: int, dtype: DType, device: str) -> bool:
     """Whether weights of one type share a launch in a bucket of `num_rows` rows."""
     if dtype.is_quantised:
         return num_rows <= _FEW_CODES
-    # AMD's GPUs have no shared memory for the stages of each.
-    return num_rows <= _FEW_FLOATS and device.startswith("cuda")
+    # Each has stages of its own: for more there is no shared memory on AMD's GPUs, nor for more
+    # rows on NVIDIA's smaller ones.
+    return num_rows == 1 and device.startswith("cuda")
 
 
 def launch(

@@ -37,6 +37,9 @@ _FORMS = (
     DType.Q6_K, DType.Q8_0,
 )  # fmt: skip
 
+# Rows of a bucket, one for each way in which products and attention are cut.
+_BUCKETS = (1, 2, 4, 16, 512)
+
 #: Forms differ where the vendors' machines do.
 VENDORS = ("amd", "nvidia")
 
@@ -52,9 +55,9 @@ def project_specimens() -> tuple[Specimen, ...]:
     found: dict[tuple[object, ...], Specimen] = {}
     for vendor in VENDORS:
         for specimen in _of_vendor(vendor):
-            same = found.setdefault(_key(specimen), specimen)
+            same = found.setdefault(form_of(specimen), specimen)
             if same.vendor != specimen.vendor:
-                found[_key(specimen)] = replace(same, vendor="")
+                found[form_of(specimen)] = replace(same, vendor="")
     return tuple(found.values())
 
 
@@ -64,9 +67,11 @@ def _of_vendor(vendor: str) -> Iterator[Specimen]:
         yield from of_model(family, DType.Q8_0, DType.F16, facts)
     for dtype in UNITS:
         yield from of_model("llama", dtype, DType.F32)
+    for dtype in (DType.F16, DType.Q8_0):
+        yield from of_model("llama", dtype, DType.F16, num_tokens=1)
     for dtype in _FORMS:
-        for num_tokens in (1, 512):
-            yield from of_model("llama", dtype, DType.F16, num_tokens=num_tokens)
+        for num_tokens in _BUCKETS:
+            yield from of_model("qwen3", dtype, DType.F16, num_tokens=num_tokens)
     for dtype in (DType.F16, DType.F32):
         yield from of_model("llama", DType.Q8_0, dtype, attention="parts")
     yield from _of_attention(vendor)
@@ -172,7 +177,8 @@ def _of_sampling(vendor: str, num_rows: int, vocab_size: int, label: str) -> lis
     return [specimen for plan in plans for specimen in specimens(plan.launches, label)]
 
 
-def _key(specimen: Specimen) -> tuple[object, ...]:
+def form_of(specimen: Specimen) -> tuple[object, ...]:
+    """What a compiler makes something else of."""
     return (
         specimen.kernel, tuple(specimen.signature.items()), tuple(specimen.constants.items()),
         specimen.divisible, tuple(specimen.options.items()),
@@ -214,7 +220,7 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
 
     family, width, ffn = facts.family, facts.width, facts.ffn_width
     heads, kv_heads = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
-    has_biases = family is FAMILIES["llama"]  # some do, and some do not
+    has_biases = family is FAMILIES["llama"]  # some have, and most have not
     layer = LayerWeights(
         attn_norm=vector("attn_norm", width),
         q=matrix("q", heads, width),
