@@ -94,7 +94,7 @@ def _codes(
         # Small programs are up to twice as fast on an H200; RDNA has no registers for them.
         outputs, num_warps, unroll = 16, 8, 1
         if plan.device.startswith("cuda"):
-            outputs, num_warps, unroll = (4, 1, 2) if rows == 1 else (8, 2, 2)
+            outputs, num_warps, unroll = (4, 1, 2) if rows == 1 else (8, 2, 1)
         tiles = _tiles(products, outputs)
         plan.launch_gpu(
             linear_codes_few_kernel,
