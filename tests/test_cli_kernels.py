@@ -260,3 +260,10 @@ def test_the_summary_names_the_kernels() -> None:
 def test_a_kernel_goes_by_the_name_that_logs_show() -> None:
     listed = [Listed("gate_kernel", "", 4), Listed("rope_kernel", "", 4)]
     assert cli_kernels.choose(listed, "rope") == cli_kernels.choose(listed, "rope_kernel") == [1]
+
+
+def test_a_target_gets_its_vendors_forms() -> None:
+    listed = [Listed("a", "", 4), Listed("b", "", 8, "amd"), Listed("b", "", 2, "nvidia")]
+    jobs = cli_kernels.jobs_of(listed, [0, 1, 2], ["gfx942", "sm_90"], guarded=False)
+    found = [(job.index, job.arch) for job in jobs]
+    assert found == [(0, "gfx942"), (0, "sm_90"), (1, "gfx942"), (2, "sm_90")]

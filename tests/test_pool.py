@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,11 +16,13 @@ from hypocenter.device.lang import (
     prange,
     set_num_threads,
 )
+from hypocenter.device.launch import walk_native
 from hypocenter.device.native import NativeLaunches, SharedKernel
 from hypocenter.device.plan import MAX_NATIVE_ROWS
 from hypocenter.device.vector import get, put
 from hypocenter.engine.llm import LLM
 from hypocenter.errors import LaunchRejected
+from hypocenter.ring import CELL_PLACE, HEADER_BYTES
 
 
 @cpu_kernel
@@ -75,6 +77,18 @@ def test_launches_of_a_step_do_not_mix_their_items() -> None:
         assert place[0] == 7000 + len(rows) - 1
         for x in arrays:
             np.testing.assert_array_equal(x, 50 * (repetition + 1))
+
+
+def test_a_step_writes_its_places_into_the_record_that_is_open_now() -> None:
+    """The address is kept from step to step, but not beyond a record's end."""
+    x, kernel = np.zeros(3, np.float32), SharedKernel(count_up.shared)
+    kernel.bound((x, 0))()
+    step = NativeLaunches([(0, kernel, (x, 3)), (1, kernel, (x, 3))])
+    records = [memoryview(bytearray(HEADER_BYTES)).cast("Q") for _ in range(2)]
+    for word, cells in enumerate((records[0], records[0], records[1], records[0]), 1):
+        walk_native(step, [cast(Any, None)] * 2, cells, word << 32)
+        assert cells[CELL_PLACE] == (word << 32) + 1
+    assert records[1][CELL_PLACE] == (3 << 32) + 1
 
 
 @pytest.mark.parametrize("bad", [0, 1, 4999])

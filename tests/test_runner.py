@@ -39,8 +39,12 @@ def _batch(**changes: Any) -> Batch:
     return Batch(**given)
 
 
+#: A decode step of that sequence.
+ONE = {"token_ids": [5], "positions": [16], "slots": [16], "sequence_rows": [0], "logit_rows": [0]}
+
+
 def test_a_right_batch_runs(runner: Runner) -> None:
-    assert runner.run(_batch()).shape == (1, 4096)
+    assert runner.run(_batch()).shape == runner.run(_batch(**ONE)).shape == (1, 4096)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +52,10 @@ def test_a_right_batch_runs(runner: Runner) -> None:
     [
         ({"token_ids": [5, 4096]}, r"token_ids\[1\] = 4096, but the vocabulary has 4096"),
         ({"token_ids": [-1, 6]}, r"token_ids\[0\] = -1"),
+        ({**ONE, "token_ids": [-1]}, r"token_ids\[0\] = -1"),
+        ({**ONE, "slots": [64]}, r"slots\[0\] = 64, but the cache has 64"),
+        ({"positions": [15, 16], "block_tables": [[3]]}, "reaches into block 2"),
+        ({"positions": [16, 15], "block_tables": [[3]]}, "reaches into block 2"),
         ({"token_ids": []}, "0 tokens, but 1 to 512"),
         ({"positions": [16, 64]}, r"positions\[1\] = 64, but the context has 64"),
         ({"positions": [16]}, "1 positions for 2 tokens"),

@@ -36,12 +36,7 @@ def kernels(
         progress("collecting kernels", 0.0)
         first.start()
         chosen = choose(first.listed, kernel)
-        jobs = [
-            Job(index, arch, guarded)
-            for index in chosen
-            for arch in targets
-            if first.listed[index].runs_on(arch)
-        ]
+        jobs = jobs_of(first.listed, chosen, targets, guarded=guarded)
         # A file that runs has effects: one process runs it, again only after a compiler died.
         is_worth_it = file is None and len(jobs) >= WORTH_A_SECOND
         records = compile_all(
@@ -59,6 +54,14 @@ def kernels(
         say(line)
     if not all(record.ok for record in records):
         sys.exit(EXIT_GATE)
+
+
+def jobs_of(
+    listed: Sequence[Listed], chosen: Sequence[int], archs: Sequence[str], *, guarded: bool
+) -> list[Job]:
+    """The chosen specimens for each architecture whose GPUs are launched so."""
+    pairs = ((index, arch) for index in chosen for arch in archs)
+    return [Job(index, arch, guarded) for index, arch in pairs if listed[index].runs_on(arch)]
 
 
 def summary(records: Sequence[CompiledKernel]) -> list[str]:
