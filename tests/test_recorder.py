@@ -553,7 +553,7 @@ def test_a_launch_over_the_limits_is_told_with_its_grid(sim: Recorder) -> None:
         )  # fmt: skip
     (refused,) = _events(sim, Rejected)
     assert (refused.launch.grid, refused.launch.num_warps) == ((1, 70000), 4)
-    assert refused.launch.constants == {"BEGINS": True}
+    assert refused.launch.constants == {"BEGINS": True, "OVERLAPS": False}
 
 
 def test_frees_and_launches_outside_of_plans_are_told(sim: Recorder) -> None:
@@ -567,7 +567,7 @@ def test_frees_and_launches_outside_of_plans_are_told(sim: Recorder) -> None:
     sources = {source.id: source for source in _read(sim).sources}
     source = sources[launched.launch.source]
     assert "tl.load(positions_ptr" in source.text
-    assert [sources[one].function for one in source.callees] == ["as_offset"]
+    assert [sources[one].function for one in source.callees] == ["follow", "as_offset"]
     x = plan.launches[0].tensors["x"]
     memory.free(x)
     (freed,) = _events(sim, Freed)

@@ -88,6 +88,16 @@ def test_a_right_launch_has_no_finding() -> None:
     assert report.coverage.is_complete
 
 
+def test_a_bundle_of_an_nvidia_gpu_is_replayed_without_its_instructions() -> None:
+    bundle = rope_bundle([0, 1, 7])
+    (plan,) = bundle.plans
+    (launch,) = plan.launches
+    constants = {**launch.constants, "OVERLAPS": True}
+    launch = msgspec.structs.replace(launch, constants=constants)
+    plan = msgspec.structs.replace(plan, launches=(launch,))
+    assert replay_place(msgspec.structs.replace(bundle, plans=(plan,)), PLACE).findings == ()
+
+
 def test_a_buffer_of_two_byte_elements_is_red_and_with_four_bytes_green() -> None:
     bundle = with_tensor(rope_bundle([0, 1, 7]), "positions", dtype="I16", extent_bytes=6)
     values = Values(

@@ -67,6 +67,13 @@ def test_right_launches_have_no_findings_and_are_left_alone(device: str) -> None
     assert (memory.to_host(x)[:, :128] == 1).all()
 
 
+def test_a_launch_of_an_nvidia_gpu_is_replayed_without_its_instructions(device: str) -> None:
+    _, launch, _ = _plan([0, 1, 9], device)
+    launch.options = {**launch.options, "OVERLAPS": True}
+    finding = replay_launch(launch).findings[0]
+    assert (finding.kind, finding.argument) == ("out of bounds", "cos_ptr")
+
+
 def test_replay_mode_replaces_the_launch_until_another_mode(device: str) -> None:
     plan, launch, x = _plan([0, 1, 7], device)
     reports = replay_mode(launch)

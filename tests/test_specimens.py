@@ -13,6 +13,7 @@ import hypocenter.kernels
 from hypocenter.device.abstract import AbstractPointer, specimens
 from hypocenter.device.gpu_lang import triton
 from hypocenter.device.offline import specimen_of_launch
+from hypocenter.device.specimen import of_device
 from hypocenter.model.specimens import abstract_plan, form_of, project_specimens
 from hypocenter.tensor import DType
 
@@ -37,7 +38,7 @@ def test_both_forms_of_each_flag_are_reached() -> None:
     flags: dict[tuple[str, str], set[object]] = {}
     for specimen in SPECIMENS:
         for name, value in specimen.constants.items():
-            if isinstance(value, bool):
+            if isinstance(value, bool) and not of_device([name], is_nvidia=True, overlaps=True):
                 flags.setdefault((specimen.name, name), set()).add(value)
     assert [flag for flag, values in flags.items() if values != {True, False}] == []
 

@@ -48,7 +48,7 @@ class AbstractGpu:
     """Implements `Backend` without memory, for GPUs of a vendor: amd or nvidia."""
 
     limits = None
-    captures = False
+    captures = overlaps = False
 
     def __init__(self, vendor: str) -> None:
         self.name = _NAMES[vendor]

@@ -95,6 +95,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def overlaps(self) -> bool:
+        """Whether launches whose kernels wait for it themselves begin while others end."""
+        ...
+
+    @property
     def captures(self) -> bool:
         """Whether a plan should be captured here and now, because a replay is quicker."""
         ...

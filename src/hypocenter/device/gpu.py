@@ -82,6 +82,7 @@ class TorchGpu:
         self.name_of = name_of
         #: NAME=value of the variable that asks for a wait after each launch, or None.
         self.blocking = launch_blocking(environ)
+        self.overlaps = limits.overlaps and not self.blocking
         self._name, self._vendor = name, name.partition(":")[0]
         self._torch, self._index = torch, index
         self._device = torch.device("cuda", index)

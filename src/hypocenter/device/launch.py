@@ -24,6 +24,7 @@ from hypocenter.device.limits import check_launch
 from hypocenter.device.native import KERNEL_FAILED, NativeLaunches, SharedKernel
 from hypocenter.device.order import Writes
 from hypocenter.device.recorder import current
+from hypocenter.device.specimen import of_device
 from hypocenter.errors import LaunchRejected, UsageError
 from hypocenter.ring import CELL_PLACE
 from hypocenter.tensor import Tensor
@@ -148,14 +149,17 @@ def prepare_gpu(
     _check(contract, facts, name, device)
     if "WIDE" in jit.arg_names:
         options = {**options, "WIDE": contract.needs_int64(**facts)}
-    if "ON_NVIDIA" in jit.arg_names:
-        options = {**options, "ON_NVIDIA": device.startswith("cuda")}
+    backend = memory.backend_of(device)
+    is_nvidia = device.startswith("cuda")
+    decided = of_device(jit.arg_names, is_nvidia=is_nvidia, overlaps=backend.overlaps)
+    options = {**options, **decided}
+    if decided.get("OVERLAPS"):
+        options["launch_pdl"] = True  # Triton's word for it, which AMD's part does not know
     pairs = [pair for arg in args for pair in _bound(arg)]
     names = [name for name in jit.arg_names if name not in options]
     extents = {
         name: extent for name, (_, extent) in zip(names, pairs, strict=True) if extent is not None
     }
-    backend = memory.backend_of(device)
     made = Launch(
         name,
         backend.launcher(jit),

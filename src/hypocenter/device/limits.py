@@ -67,6 +67,14 @@ class GpuLimits:
         """What Triton calls the vendor's compiler."""
         return "hip" if self.vendor == "amd" else "cuda"
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether a launch can begin while the one before it ends; see `kernels/overlap_gpu.py`.
+
+        Compute capability 9.0 and up: CUDA C++ Programming Guide, "Programmatic Dependent Launch".
+        """
+        return self.vendor == "nvidia" and int(self.arch.removeprefix("sm_")) >= 90
+
 
 # Triton multiplies the three grid dimensions in a C int and skips the launch without a word when
 # the product is not positive (backends/nvidia/driver.c) or is 0 (backends/amd/driver.c).

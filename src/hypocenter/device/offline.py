@@ -15,7 +15,7 @@ from hypocenter.device.code_object import CodeFacts, read_cubin, read_hsaco
 from hypocenter.device.gpu_lang import triton
 from hypocenter.device.limits import GpuLimits, named_gpu
 from hypocenter.device.occupancy import occupancy
-from hypocenter.device.specimen import Specimen
+from hypocenter.device.specimen import Specimen, of_device
 from hypocenter.errors import HypoError, Unguardable, UsageError
 from hypocenter.records import CompiledKernel
 
@@ -94,8 +94,8 @@ def triton_source(specimen: Specimen, limits: GpuLimits) -> Any:
         )
     types = {name: specimen.signature.get(name, "constexpr") for name in names}
     values = dict(specimen.constants)
-    if "ON_NVIDIA" in values:  # what a launch on that GPU says; a simulated one is none
-        values["ON_NVIDIA"] = limits.vendor == "nvidia"
+    is_nvidia = limits.vendor == "nvidia"
+    values |= of_device(values, is_nvidia=is_nvidia, overlaps=limits.overlaps)
     constants = {(names.index(name),): value for name, value in values.items()}
     attributes: dict[tuple[int], list[list[Any]]] = {}
     for place, name in enumerate(names):

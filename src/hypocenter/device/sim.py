@@ -297,6 +297,9 @@ class SimGpu:
 
     # -- graphs ---------------------------------------------------------------------------------
 
+    #: The interpreter runs one launch after the other.
+    overlaps = False
+
     @property
     def captures(self) -> bool:
         return self._captures and self._captured is None

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,6 +40,16 @@ class Specimen:
     def name(self) -> str:
         """The kernel's name, as a launch log shows it."""
         return str(getattr(self.kernel, "name", None) or self.kernel.__name__)
+
+
+def of_device(names: Iterable[str], *, is_nvidia: bool, overlaps: bool) -> dict[str, bool]:
+    """Constants among a kernel's parameters `names` that the GPU decides, and not the launch.
+
+    They choose instructions and never a result: the interpreter, which has none of NVIDIA's, takes
+    both for false.
+    """
+    known = {"ON_NVIDIA": is_nvidia, "OVERLAPS": overlaps}
+    return {name: known[name] for name in names if name in known}
 
 
 def told_apart(specimens: Sequence[Specimen]) -> list[Specimen]:

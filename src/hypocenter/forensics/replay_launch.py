@@ -13,6 +13,7 @@ import torch
 from hypocenter.device import memory
 from hypocenter.device.interpret import Pointer
 from hypocenter.device.launch import Launch
+from hypocenter.device.specimen import of_device
 from hypocenter.errors import AccessRefused, HypoError, UsageError
 from hypocenter.forensics.check_text import finding_text
 from hypocenter.forensics.replay import replay
@@ -40,6 +41,7 @@ def replay_launch(launch: Launch, program: tuple[int, int, int] | None = None) -
         for name, value in zip(names, launch.args, strict=True)
     }
     constants = {name: launch.options[name] for name in launch.jit.arg_names if name not in names}
+    constants |= of_device(constants, is_nvidia=False, overlaps=False)
     programs = None if program is None else [_linear(program, grid)]
     return replay(
         launch.jit, grid, {**arguments, **constants}, programs=programs,

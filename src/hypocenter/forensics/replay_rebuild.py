@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from hypocenter.device.interpret_numbers import Array
+from hypocenter.device.specimen import of_device
 from hypocenter.errors import UsageError
 from hypocenter.forensics.bundle_index import BundleIndex
 from hypocenter.forensics.replay_admission import RecordedTensor
@@ -72,6 +73,7 @@ class Rebuilt:
         self.contents: dict[str, Array] = {}
         self.grid = tuple(self._corrected("grid", launch.grid))
         constants = {k: self._corrected(k, v) for k, v in launch.constants.items()}
+        constants |= of_device(constants, is_nvidia=False, overlaps=False)
         self.arguments = {arg.name: self._argument(arg) for arg in launch.arguments} | constants
         if self._unused:
             raise UsageError(

@@ -9,6 +9,7 @@ from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.index_gpu import as_offset
+from hypocenter.kernels.overlap_gpu import follow
 
 _BLOCK = 256
 
@@ -25,9 +26,11 @@ def gate_kernel(
     counts_ptr,
     width,
     IS_GELU: tl.constexpr,
+    OVERLAPS: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr):
         return
@@ -41,7 +44,11 @@ def gate_kernel(
 
 
 @triton.jit(do_not_specialize=["count"])
-def scale_kernel(x_ptr, counts_ptr, count, factor, width, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+def scale_kernel(
+    x_ptr, counts_ptr, count, factor, width, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr + count):
         return
@@ -52,7 +59,11 @@ def scale_kernel(x_ptr, counts_ptr, count, factor, width, WIDE: tl.constexpr, BL
 
 
 @triton.jit(do_not_specialize=["count"])
-def softcap_kernel(x_ptr, counts_ptr, count, cap, width, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+def softcap_kernel(
+    x_ptr, counts_ptr, count, cap, width, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr + count):
         return

@@ -16,6 +16,7 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention_tile_gpu import attend_tile, fold, load_query, stacked
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.index_gpu import as_offset
+from hypocenter.kernels.overlap_gpu import follow
 from hypocenter.tensor import DType, Tensor
 
 #: About how many programs keep a large GPU busy.
@@ -90,13 +91,13 @@ def attention_kernel(
 @triton.jit
 def attention_split_kernel(
     q_ptr, counts_ptr, positions_ptr, sequence_rows_ptr, block_tables_ptr, k_cache_ptr,
-    v_cache_ptr, sums_ptr, values_ptr, scale, softcap, window, max_blocks, q_stride,
-    max_tiles, values_pitch, num_shares, NUM_KV_HEADS: tl.constexpr, VALUE_PITCH: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    HEADS_PER_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WIDE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    v_cache_ptr, sums_ptr, values_ptr, scale, softcap, window, max_blocks, q_stride, max_tiles,
+    values_pitch, num_shares, NUM_KV_HEADS: tl.constexpr, VALUE_PITCH: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HEADS_PER_KV: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    follow(OVERLAPS)
     token, share = tl.program_id(0), tl.program_id(2)
     if token >= tl.load(counts_ptr):
         return
@@ -135,9 +136,10 @@ def attention_split_kernel(
 @triton.jit
 def attention_fold_kernel(
     counts_ptr, positions_ptr, sums_ptr, values_ptr, out_ptr, window, num_heads, max_tiles,
-    values_pitch, out_stride, HEAD_DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    values_pitch, out_stride, HEAD_DIM: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    follow(OVERLAPS)
     token, head = tl.program_id(0), tl.program_id(1)
     if token >= tl.load(counts_ptr):
         return

@@ -9,6 +9,7 @@ from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.index_gpu import as_offset
+from hypocenter.kernels.overlap_gpu import follow
 from hypocenter.kernels.quant import Packed
 from hypocenter.kernels.quant_units import UNITS
 from hypocenter.tensor import DType
@@ -19,8 +20,9 @@ _BLOCK = 256
 @triton.jit
 def lookup_float_kernel(
     token_ids_ptr, counts_ptr, weights_ptr, out_ptr, num_columns, out_stride,
-    IS_BF16: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    IS_BF16: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr):
         return
@@ -41,8 +43,9 @@ def lookup_float_kernel(
 def lookup_codes_kernel(
     token_ids_ptr, counts_ptr, words_ptr, scales_ptr, minima_ptr, out_ptr, zero, num_columns,
     out_stride, PER_WORD: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr):
         return
@@ -77,8 +80,10 @@ def lookup_codes_kernel(
 
 @triton.jit
 def gather_kernel(
-    x_ptr, rows_ptr, counts_ptr, out_ptr, width, WIDE: tl.constexpr, BLOCK: tl.constexpr
-):
+    x_ptr, rows_ptr, counts_ptr, out_ptr, width, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr + 1):
         return
@@ -91,8 +96,10 @@ def gather_kernel(
 
 @triton.jit
 def narrow_kernel(
-    x_ptr, counts_ptr, out_ptr, x_stride, width, WIDE: tl.constexpr, BLOCK: tl.constexpr
-):
+    x_ptr, counts_ptr, out_ptr, x_stride, width, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr + 1):
         return

@@ -9,13 +9,16 @@ from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.index_gpu import as_offset
+from hypocenter.kernels.overlap_gpu import follow
 
 
 @triton.jit
 def kv_write_kernel(
-    k_ptr, v_ptr, counts_ptr, slots_ptr, k_cache_ptr, v_cache_ptr, num_heads, head_dim,
-    block_size, value_pitch, k_stride, v_stride, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    k_ptr, v_ptr, counts_ptr, slots_ptr, k_cache_ptr, v_cache_ptr, num_heads, head_dim, block_size,
+    value_pitch, k_stride, v_stride, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
+    follow(OVERLAPS)
     token, head = tl.program_id(0), tl.program_id(1)
     if token >= tl.load(counts_ptr):
         return

@@ -10,6 +10,7 @@ from __future__ import annotations
 from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.kernels.index_gpu import as_offset
 from hypocenter.kernels.linear_store_gpu import store_outputs
+from hypocenter.kernels.overlap_gpu import follow
 
 
 @triton.jit
@@ -178,16 +179,16 @@ def _few(
 
 @triton.jit(do_not_specialize=["count", "num_tiles", "num_tiles_2"])
 def linear_codes_few_kernel(
-    codes_ptr, x_scales_ptr, sums_ptr, counts_ptr,
-    words_ptr, scales_ptr, minima_ptr, bias_ptr, out_ptr, out_stride,
-    words_2_ptr, scales_2_ptr, minima_2_ptr, bias_2_ptr, out_2_ptr, out_2_stride,
-    words_3_ptr, scales_3_ptr, minima_3_ptr, bias_3_ptr, out_3_ptr, out_3_stride,
+    codes_ptr, x_scales_ptr, sums_ptr, counts_ptr, words_ptr, scales_ptr, minima_ptr, bias_ptr,
+    out_ptr, out_stride, words_2_ptr, scales_2_ptr, minima_2_ptr, bias_2_ptr, out_2_ptr,
+    out_2_stride, words_3_ptr, scales_3_ptr, minima_3_ptr, bias_3_ptr, out_3_ptr, out_3_stride,
     num_tiles, num_tiles_2, count, num_units, x_pitch, NUM_WEIGHTS: tl.constexpr,
     PER_WORD: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr,
     HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr, ON_NVIDIA: tl.constexpr,
-    SCALE_BITS: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
-    UNROLL: tl.constexpr,
+    SCALE_BITS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
+    follow(OVERLAPS)
     tile, first = tl.program_id(0), tl.program_id(1) * ROWS
     num_live = tl.load(counts_ptr + count)
     if first >= num_live:
@@ -261,9 +262,10 @@ def linear_codes_kernel(
     codes_ptr, x_scales_ptr, sums_ptr, counts_ptr, words_ptr, scales_ptr, minima_ptr, bias_ptr,
     out_ptr, count, num_units, num_steps, x_pitch, out_stride, PER_WORD: tl.constexpr,
     GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ACCUMULATE: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
+    ACCUMULATE: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    follow(OVERLAPS)
     first = tl.program_id(0) * ROWS
     num_live = tl.load(counts_ptr + count)
     if first >= num_live:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.kernels.index_gpu import as_offset
 from hypocenter.kernels.linear_store_gpu import store_outputs
+from hypocenter.kernels.overlap_gpu import follow
 
 
 @triton.jit
@@ -81,14 +82,14 @@ def _few(
 
 @triton.jit(do_not_specialize=["count", "num_tiles", "num_tiles_2"])
 def linear_float_few_kernel(
-    x_ptr, row_scales_ptr, counts_ptr, weights_ptr, bias_ptr, out_ptr, out_stride,
-    weights_2_ptr, bias_2_ptr, out_2_ptr, out_2_stride,
-    weights_3_ptr, bias_3_ptr, out_3_ptr, out_3_stride,
+    x_ptr, row_scales_ptr, counts_ptr, weights_ptr, bias_ptr, out_ptr, out_stride, weights_2_ptr,
+    bias_2_ptr, out_2_ptr, out_2_stride, weights_3_ptr, bias_3_ptr, out_3_ptr, out_3_stride,
     num_tiles, num_tiles_2, count, num_columns, num_chunks, x_stride, plane,
     NUM_WEIGHTS: tl.constexpr, NUM_PIECES: tl.constexpr, IS_BF16: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    follow(OVERLAPS)
     tile, first = tl.program_id(0), tl.program_id(1) * ROWS
     num_live = tl.load(counts_ptr + count)
     if first >= num_live:
@@ -122,8 +123,10 @@ def linear_float_kernel(
     x_ptr, row_scales_ptr, counts_ptr, weights_ptr, bias_ptr, out_ptr, count, num_columns,
     num_chunks, num_steps, x_stride, plane, out_stride, NUM_PIECES: tl.constexpr,
     IS_BF16: tl.constexpr, HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr,
-    WIDE: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
+    follow(OVERLAPS)
     first = tl.program_id(0) * ROWS
     num_live = tl.load(counts_ptr + count)
     if first >= num_live:

@@ -8,11 +8,13 @@ from typing import Any
 from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.overlap_gpu import follow
 
 
 # One compiled kernel for all launches: nothing depends on what `number` is divisible by.
 @triton.jit(do_not_specialize=["number"])
-def mark_kernel(runs_ptr, cell_ptr, number, BEGINS: tl.constexpr):
+def mark_kernel(runs_ptr, cell_ptr, number, OVERLAPS: tl.constexpr, BEGINS: tl.constexpr):
+    follow(OVERLAPS)
     run = tl.load(runs_ptr)
     if BEGINS:
         run += 1

@@ -9,13 +9,15 @@ from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.index_gpu import as_offset
+from hypocenter.kernels.overlap_gpu import follow
 
 
 @triton.jit(do_not_specialize=["count"])
 def rms_norm_kernel(
     x_ptr, counts_ptr, weight_ptr, out_ptr, count, eps, width, x_stride, out_stride,
-    ACCUMULATE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    ACCUMULATE: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    follow(OVERLAPS)
     row, head = tl.program_id(0), tl.program_id(1)
     if row >= tl.load(counts_ptr + count):
         return

@@ -9,6 +9,7 @@ from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.index_gpu import as_offset
+from hypocenter.kernels.overlap_gpu import follow
 from hypocenter.tensor import DType
 
 _GROUPS = 64
@@ -19,8 +20,9 @@ _MAX_BLOCK = 16384
 @triton.jit
 def quantise_kernel(
     x_ptr, counts_ptr, codes_ptr, scales_ptr, sums_ptr, count, width, x_stride, num_groups,
-    WIDE: tl.constexpr, GROUPS: tl.constexpr,
+    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
+    follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr + count):
         return
@@ -61,8 +63,9 @@ def quantise_kernel(
 @triton.jit
 def split_kernel(
     x_ptr, counts_ptr, pieces_ptr, row_scales_ptr, count, width, x_stride, pitch,
-    NUM_PIECES: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    NUM_PIECES: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr + count):
         return

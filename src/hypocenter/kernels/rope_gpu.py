@@ -9,13 +9,15 @@ from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.index_gpu import as_offset
+from hypocenter.kernels.overlap_gpu import follow
 
 
 @triton.jit
 def rope_kernel(
     x_ptr, counts_ptr, positions_ptr, cos_ptr, sin_ptr, head_dim, half, x_stride,
-    NEIGHBOURS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    NEIGHBOURS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    follow(OVERLAPS)
     token, head = tl.program_id(0), tl.program_id(1)
     if token >= tl.load(counts_ptr):
         return

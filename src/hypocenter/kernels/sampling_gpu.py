@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.kernels.index_gpu import as_offset
+from hypocenter.kernels.overlap_gpu import follow
 from hypocenter.kernels.sampling_cpu import EXP_COEFFICIENTS, EXP_LOWEST, LN2_HIGH, LN2_LOW, LOG2_E
 
 _LOWEST = tl.constexpr(EXP_LOWEST)
@@ -94,8 +95,10 @@ def _exp(x):
 
 @triton.jit
 def greedy_blocks_kernel(
-    logits_ptr, parts_ptr, vocab_size, num_blocks, WIDE: tl.constexpr, BLOCK: tl.constexpr
-):
+    logits_ptr, parts_ptr, vocab_size, num_blocks, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
     block, row = tl.program_id(0), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     live = token < vocab_size
@@ -113,7 +116,10 @@ def greedy_blocks_kernel(
 
 
 @triton.jit
-def greedy_rows_kernel(parts_ptr, outcomes_ptr, num_blocks, BLOCK: tl.constexpr):
+def greedy_rows_kernel(
+    parts_ptr, outcomes_ptr, num_blocks, OVERLAPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
     row, block = tl.program_id(0), tl.arange(0, BLOCK)
     live = block < num_blocks
     part = parts_ptr + (row * num_blocks + block) * 2

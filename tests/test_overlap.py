@@ -1,0 +1,121 @@
+"""Launches that begin while others end: who does, and that each waits before it does anything."""
+
+from __future__ import annotations
+
+# mypy: disable-error-code="no-untyped-call"
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from guard_kernels import unmasked_kernel
+
+from hypocenter.device import launch, memory
+from hypocenter.device.abstract import AbstractGpu
+from hypocenter.device.limits import TABLE, named_gpu
+from hypocenter.device.offline import _guarded, compile_source, triton_source
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.specimen import Specimen
+from hypocenter.kernels import norm
+from hypocenter.model.specimens import project_specimens
+from hypocenter.tensor import DType, Tensor
+
+KERNELS = tuple({one.name: one.jit for one in project_specimens()}.values())
+OVERLAPPING = [jit for jit in KERNELS if "OVERLAPS" in jit.arg_names]
+#: What a program does that others may see, or that ends it, in PTX.
+DEEDS = ("ld.global", "st.global", "cp.async", "atom.", "red.", "ret;", "bra")
+
+
+def test_what_runs_in_every_decode_step_overlaps() -> None:
+    names = {jit.__name__.removesuffix("_kernel") for jit in OVERLAPPING}
+    assert names >= {
+        "rms_norm", "quantise", "split", "linear_codes_few", "linear_float_few", "rope", "kv_write",
+        "attention_split", "attention_fold", "gate", "gather", "lookup_codes", "greedy_rows",
+        "mark",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("jit", OVERLAPPING, ids=lambda jit: str(jit.__name__))
+def test_a_kernel_that_overlaps_waits_first(jit: Any) -> None:
+    function = ast.parse(textwrap.dedent(inspect.getsource(jit.fn))).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    assert ast.unparse(function.body[0]) == "follow(OVERLAPS)"
+
+
+@cache
+def specimen(name: str) -> Specimen:
+    return next(one for one in project_specimens() if one.name == name and one.vendor != "amd")
+
+
+def ptx(one: Specimen, arch: str) -> str:
+    limits = named_gpu(arch)
+    text = str(compile_source(triton_source(one, limits), limits, one.options).asm["ptx"])
+    return text[text.index(".entry") :]
+
+
+@pytest.mark.parametrize("guarded", [False, True], ids=["plain", "guarded"])
+@pytest.mark.parametrize("name", ["rms_norm_kernel", "kv_write_kernel", "mark_kernel"])
+def test_the_compiler_moves_nothing_before_the_wait(name: str, guarded: bool) -> None:
+    one = specimen(name)
+    text = ptx(_guarded(one) if guarded else one, "sm_90")
+    assert "ld.global" in text
+    before = text[: text.index("griddepcontrol.wait")]
+    assert [deed for deed in DEEDS if deed in before] == []
+
+
+def test_an_older_gpu_gets_code_without_the_wait() -> None:
+    assert "griddepcontrol" not in ptx(specimen("mark_kernel"), "sm_89")
+
+
+@pytest.mark.parametrize("arch", TABLE)
+def test_which_gpus_overlap(arch: str) -> None:
+    assert named_gpu(arch).overlaps == (arch in ("sm_90", "sm_100", "sm_120"))
+
+
+class Overlapping(AbstractGpu):
+    overlaps = True
+
+
+def prepared_norm() -> launch.Launch:
+    def tensor(name: str, dtype: DType, *shape: int) -> Tensor:
+        return memory.allocate_undefined(name, "test", dtype, shape, device="cuda:abstract")
+
+    plan = PlanBuilder(1, "cuda:abstract")
+    x, weight = tensor("x", DType.F32, 1, 64), tensor("weight", DType.F32, 64)
+    out, counts = tensor("out", DType.F32, 1, 64), tensor("counts", DType.I32, 2)
+    norm.rms_norm(plan, x, weight, 1e-5, out, counts, width=64)
+    return plan.launches[0]
+
+
+def test_the_launch_door_tells_kernel_and_driver_alike() -> None:
+    memory.use_backend(Overlapping("nvidia"))
+    options = prepared_norm().options
+    assert (options["OVERLAPS"], options["launch_pdl"]) == (True, True)
+    memory.use_backend(AbstractGpu("nvidia"))
+    options = prepared_norm().options
+    # AMD's part of Triton refuses an option that it does not know.
+    assert (options["OVERLAPS"], "launch_pdl" in options) == (False, False)
+
+
+class DemandsNothing:
+    def check(self, **arguments: Any) -> dict[str, Any]:
+        return {}
+
+    def needs_int64(self, **arguments: Any) -> bool:
+        return False
+
+    def check_values(self, read: Callable[[Tensor], Any], **arguments: Any) -> None:
+        """There are no index values."""
+
+
+def test_a_kernel_that_does_not_wait_begins_when_all_before_it_has_ended() -> None:
+    memory.use_backend(Overlapping("nvidia"))
+    x = memory.allocate_undefined("x", "test", DType.F32, (64,), device="cuda:abstract")
+    options = {"grid": (1,), "num_warps": 1, "BLOCK": 64}
+    made = launch.prepare_gpu(
+        unmasked_kernel, [x, x], options, DemandsNothing(), {}, "cuda:abstract"
+    )
+    assert made.options == options
