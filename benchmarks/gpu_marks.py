@@ -80,7 +80,7 @@ def marks(device: str) -> dict[str, Any]:
 def _words(
     facts: Architecture, weights: Weights, device: str, opened: recorder.Recorder
 ) -> dict[str, Any]:
-    """What else the recorder does in a step, with graphs; neighbouring steps are compared."""
+    """What else the recorder does in a step, with graphs; neighbouring turns are compared."""
     config = EngineConfig(device=device, context_length=CONTEXT, max_batch_tokens=64)
     engine = Engine(Runner(facts, weights, config, CONTEXT), cast(Any, FakeTokenizer()))
     times = recorder_cost.by_turns(engine, opened, 400)

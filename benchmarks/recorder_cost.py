@@ -43,6 +43,8 @@ from hypocenter.tensor import DType, Tensor  # noqa: E402
 
 MAX_SHARE, MAX_NS_PER_LAUNCH = 0.01, 100.0
 CONTEXT = 512
+#: Steps of one kind in a row.
+TURN = 20
 
 
 def main() -> int:
@@ -153,7 +155,11 @@ def _measure(name: str, engine: Engine, opened: Recorder, num_steps: int) -> dic
 
 
 def by_turns(engine: Engine, opened: Recorder, num_steps: int) -> dict[str, list[float]]:
-    """Seconds of `num_steps` decode steps with the recorder, and as many without, in turns."""
+    """Seconds of a decode step with the recorder, and without, in turns of TURN steps: their means.
+
+    Of steps that are launched ahead each begins before the one before it ends; so neighbours cannot
+    be told apart, and the first of a turn does not count. There are `num_steps` steps of each kind.
+    """
     times: dict[str, list[float]] = {"on": [], "off": []}
     for _ in range(-(-num_steps // 100)):
         params = SamplingParams(max_tokens=None, ignore_eos=True)
@@ -162,12 +168,14 @@ def by_turns(engine: Engine, opened: Recorder, num_steps: int) -> dict[str, list
         for _ in range(4):
             engine.step()
         try:
-            for _ in range(min(num_steps, 100)):
+            for _ in range(min(num_steps, 100) // TURN):
                 for way in ("on", "off"):
                     recorder._current = opened if way == "on" else None
-                    started = time.perf_counter()
                     engine.step()
-                    times[way].append(time.perf_counter() - started)
+                    started = time.perf_counter()
+                    for _ in range(TURN):
+                        engine.step()
+                    times[way].append((time.perf_counter() - started) / TURN)
         finally:
             recorder._current = opened
             engine.cancel(request)

@@ -227,7 +227,7 @@ def decoder(run: Run, *, x_stride: int = HEADS * DIM, wide: bool = False) -> int
             {"x_ptr": "q", "counts_ptr": "counts", "positions_ptr": "positions", "cos_ptr": "cos",
              "sin_ptr": "sin", "head_dim": DIM, "half": half, "x_stride": x_stride},
             source=rope_kernel,
-            constants={"NEIGHBOURS": True, "WIDE": False, "BLOCK": half},
+            constants={"NEIGHBOURS": True, "OVERLAPS": False, "WIDE": False, "BLOCK": half},
         ),
         run.launch(
             "kv_write",
@@ -237,7 +237,7 @@ def decoder(run: Run, *, x_stride: int = HEADS * DIM, wide: bool = False) -> int
              "k_cache_ptr": "k_cache", "v_cache_ptr": "v_cache", "num_heads": HEADS,
              "head_dim": DIM, "block_size": BLOCK, "value_pitch": DIM, "k_stride": HEADS * DIM,
              "v_stride": HEADS * DIM},
-            source=kv_write_kernel, constants={"WIDE": wide, "BLOCK": DIM},
+            source=kv_write_kernel, constants={"OVERLAPS": False, "WIDE": wide, "BLOCK": DIM},
         ),
         run.launch(
             "attention",

@@ -7,7 +7,7 @@ block tables; so a wrong slot, table, position or order changes the logits.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from hypocenter.config import SamplingParams
 from hypocenter.device import memory
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Batch
+from hypocenter.engine.scheduler import Chunk
 from hypocenter.errors import BadLogits
 from hypocenter.kernels.sampling import Draw, sample_reference
 from hypocenter.records import Route
@@ -62,16 +63,19 @@ class FakeRunner:
     """What the engine needs of a runner, with every demand on a batch checked."""
 
     vocab_size = VOCAB_SIZE
+    token_ids = None  # on a device
 
     def __init__(
         self,
         *,
+        runs_ahead: bool = False,
         num_blocks: int = 64,
         block_size: int = 4,
         context_length: int = 128,
         max_batch_tokens: int = 16,
         max_batch_requests: int = 8,
     ) -> None:
+        self.runs_ahead = runs_ahead
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.context_length = context_length
@@ -79,6 +83,8 @@ class FakeRunner:
         self.max_batch_tokens = max_batch_tokens
         self.max_batch_requests = max_batch_requests
         self.batches: list[Batch] = []
+        #: What a device would have left in `token_ids`.
+        self.chosen = np.zeros(0, np.int32)
         self._cached = np.full((num_blocks * block_size, 2), -1, np.int64)  # token id, position
 
     def route(self) -> Route:
@@ -87,7 +93,8 @@ class FakeRunner:
     def run(self, batch: Batch) -> Tensor:
         self._check(batch)
         self.batches.append(batch)
-        self._cached[batch.slots, 0] = batch.token_ids
+        token_ids = self.chosen if batch.is_drawn else batch.token_ids
+        self._cached[batch.slots, 0] = token_ids
         self._cached[batch.slots, 1] = batch.positions
         contexts = [self._context(batch, row) for row in batch.logit_rows]
         if any(context[0] == FAULT_ID for context in contexts):
@@ -101,7 +108,7 @@ class FakeRunner:
         num_tokens = len(batch.token_ids)
         assert 0 < num_tokens <= self.max_batch_tokens
         assert len(batch.block_tables) <= self.max_batch_requests
-        for values in set(vars(type(batch))["__slots__"]) - {"requests"}:
+        for values in set(vars(type(batch))["__slots__"]) - {"requests", "is_drawn"}:
             array = getattr(batch, values)
             assert array.dtype == np.int32, values
             assert array.flags.c_contiguous, values
@@ -139,9 +146,20 @@ class FakeTokenizer:
         return FakeDetokenizer()
 
 
-def fake_engine(**sizes: int) -> Engine:
+def fake_engine(**sizes: Any) -> Engine:
     """An engine on a FakeRunner of the given sizes."""
-    return Engine(cast(Any, FakeRunner(**sizes)), cast(Any, FakeTokenizer()))
+    runner = FakeRunner(**sizes)
+    engine = Engine(cast(Any, runner), cast(Any, FakeTokenizer()))
+    sample = engine._sampler.sample
+
+    def sampled(logits: Tensor, chunks: Sequence[Chunk]) -> Callable[[], list[int | BadLogits]]:
+        outcomes = sample(logits, chunks)()
+        ids = [0 if isinstance(one, BadLogits) else one for one in outcomes]
+        runner.chosen = np.array(ids, np.int32)
+        return lambda: outcomes
+
+    engine._sampler.sample = sampled  # type: ignore[method-assign]
+    return engine
 
 
 def batches_of(engine: Engine) -> list[Batch]:

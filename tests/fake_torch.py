@@ -74,6 +74,12 @@ class FakeCuda:
     def set_device(self, index: int) -> None:
         self.calls.append(("set_device", index))
 
+    def Event(self) -> FakeEvent:
+        return FakeEvent(self)
+
+    def current_stream(self, device: Any) -> None:
+        """There is but one."""
+
     def mem_get_info(self, device: Any) -> tuple[int, int]:
         return self.room, 1 << 30
 
@@ -89,6 +95,20 @@ class FakeCuda:
         finally:
             self.recording = None
             self.report("capture_end")
+
+
+class FakeEvent:
+    """`torch.cuda.Event`: nothing is ever behind it."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self._cuda, self._is_recorded = cuda, False
+
+    def record(self, stream: None) -> None:
+        self._is_recorded = True
+
+    def synchronize(self) -> None:
+        assert self._is_recorded, "it waits for nothing"
+        self._cuda.report("event_synchronize")
 
 
 class FakeGraph:

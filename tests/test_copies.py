@@ -343,7 +343,7 @@ def test_what_was_waited_for_is_forgotten() -> None:
     assert order.unwaited(x, 4, "") == ("4999", "side")
     assert len(order._writes) == 4096
     assert order.num_pending("side") == 5000
-    order.host_waited("side")
+    order.host_waited(order.recorded("side"))
     assert order.unwaited(x, 4, "") is None
     assert not order._writes
     assert order.num_pending("side") == 0

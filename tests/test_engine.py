@@ -73,12 +73,15 @@ PARAMS = st.builds(
 class EngineMachine(RuleBasedStateMachine):
     """Requests come, go and are cancelled at any time; each yields what it would yield alone."""
 
+    runs_ahead = False
+
     def __init__(self) -> None:
         super().__init__()
         # Small enough that requests push each other out; the last ones do not fit at all.
         self.engine = fake_engine(
-            num_blocks=11, block_size=4, context_length=40, max_batch_tokens=9, max_batch_requests=4
-        )
+            num_blocks=11, block_size=4, context_length=40, max_batch_tokens=9,
+            max_batch_requests=4, runs_ahead=self.runs_ahead,
+        )  # fmt: skip
         self.requests: list[Request] = []
         self.cancelled: set[int] = set()
 
@@ -137,7 +140,14 @@ class EngineMachine(RuleBasedStateMachine):
         assert [token for delta in request.deltas for token in delta.token_ids] == alone
 
 
+class AheadMachine(EngineMachine):
+    """The same where steps are launched before those before them are settled."""
+
+    runs_ahead = True
+
+
 TestEngineInAnyOrder = EngineMachine.TestCase
+TestEngineAheadInAnyOrder = AheadMachine.TestCase
 TestEngineInAnyOrder.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
 
 

@@ -339,6 +339,21 @@ def test_a_fault_found_later_is_asynchronous(call: str) -> None:
     assert "For debugging" not in str(caught.value)
 
 
+def test_a_copy_out_is_waited_for_when_it_is_wanted() -> None:
+    fake = FakeTorch()
+    device = opened(fake)
+    address = device.allocate(4)
+    device.copy_in(address, as_bytes(1))
+    first, second = device.copy_out_later(address, 4), device.copy_out_later(address, 4)
+    assert "event_synchronize" not in fake.cuda.calls
+    assert floats(first()) == [1]
+    assert fake.cuda.calls.count("event_synchronize") == 1
+    fake.cuda.faults["event_synchronize"] = RuntimeReport(ILLEGAL)
+    with pytest.raises(DeviceFault) as caught:
+        second()
+    assert (caught.value.call, caught.value.is_asynchronous) == ("copy_out", True)
+
+
 def test_an_error_of_the_call_itself_is_blamed_on_it() -> None:
     fake = FakeTorch()
     device = opened(fake)

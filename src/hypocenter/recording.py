@@ -191,13 +191,26 @@ class Freed(Event, frozen=True, kw_only=True, tag=True):
 class Stepped(Event, frozen=True, kw_only=True, tag=True):
     """A plan is about to run, with what the host put into its inputs; `graph` is replayed, if any.
 
-    A step may run several: the decoder's, the sampler's.
+    A step may run several: the decoder's, the sampler's. `drawn` is an input that the device has
+    filled by itself, in a step before, with what nobody here has seen; 0 for none.
     """
 
     plan: int
     graph: int = 0
     inputs: tuple[Values, ...] = ()
     requests: tuple[RequestRecord, ...] = ()
+    drawn: int = 0
+
+
+class Drawn(Event, frozen=True, kw_only=True, tag=True):
+    """What the device had put into the `drawn` input of the Stepped number `of`, once it is known.
+
+    `digests` are those of the requests there.
+    """
+
+    of: int
+    inputs: tuple[Values, ...]
+    digests: tuple[str, ...]
 
 
 class Copied(Event, frozen=True, kw_only=True, tag=True):
@@ -267,6 +280,7 @@ AnyEvent = (
     Allocated
     | Freed
     | Stepped
+    | Drawn
     | Copied
     | HostWrote
     | Launched

@@ -23,11 +23,13 @@ from hypocenter.recording import (
     CheckRecord,
     ContractRecord,
     DeviceRecord,
+    Drawn,
     Place,
     PlanRecord,
     ProcessRecord,
     Progress,
     SourceRecord,
+    Stepped,
     TensorRecord,
 )
 
@@ -208,7 +210,7 @@ def read_run(folder: Path) -> Run:
         found[AnyEvent] += _ring_events(data, cells[CELL_SEGMENT_BYTES], missing)
     if num_lost := cells[CELL_NUM_LOST]:
         missing.append(f"{num_lost} records could not be written: too large, or the log was full")
-    events = sorted(found[AnyEvent], key=lambda event: event.seq)
+    events = _with_drawn(sorted(found[AnyEvent], key=lambda event: event.seq))
     plans = found[PlanRecord]
     return Run(
         folder=folder,
@@ -261,6 +263,28 @@ def _static(data: bytes, missing: list[str]) -> Iterator[Any]:
             missing.append("static: a record that this version does not know")
         else:
             yield record
+
+
+def _with_drawn(events: list[AnyEvent]) -> list[AnyEvent]:
+    """What was learned late of a step's inputs in its place, as if it had been known."""
+    drawn = {event.of: event for event in events if isinstance(event, Drawn)}
+    return [
+        _completed(event, drawn[event.seq])
+        if isinstance(event, Stepped) and event.seq in drawn
+        else event
+        for event in events
+        if not isinstance(event, Drawn)
+    ]
+
+
+def _completed(event: Stepped, drawn: Drawn) -> Stepped:
+    requests = [
+        msgspec.structs.replace(request, digest=digest)
+        for request, digest in zip(event.requests, drawn.digests, strict=False)
+    ]
+    return msgspec.structs.replace(
+        event, inputs=drawn.inputs + event.inputs, requests=tuple(requests), drawn=0
+    )
 
 
 def _ring_events(data: bytes, segment_bytes: int, missing: list[str]) -> list[AnyEvent]:

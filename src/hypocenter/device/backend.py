@@ -82,6 +82,10 @@ class Backend(Protocol):
         """
         ...
 
+    def copy_out_later(self, address: int, num_bytes: int) -> Callable[[], Bytes]:
+        """The same without the wait: what is returned waits for this copy, for nothing later."""
+        ...
+
     def argument(self, address: int, dtype: DType, num_elements: int) -> Any:
         """What a launch passes for a pointer to `num_elements` elements at `address`."""
         ...
@@ -97,6 +101,11 @@ class Backend(Protocol):
     @property
     def overlaps(self) -> bool:
         """Whether launches whose kernels wait for it themselves begin while others end."""
+        ...
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether it pays to launch a step while the one before it runs."""
         ...
 
     @property

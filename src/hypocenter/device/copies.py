@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,6 +19,7 @@ from hypocenter.device.devices import (
     call_site,
     is_open,
     names_of,
+    noted,
     opened,
     order_of,
     stream_of,
@@ -89,6 +90,17 @@ def to_host(tensor: Tensor, num_rows: int | None = None, *, out: Array | None = 
     Raises CopyRejected, before anything is copied, for memory that is not there, an `out` that
     does not fit, and a tensor that another stream may still be writing.
     """
+    copied = to_host_later(tensor, num_rows, out=out)()
+    if out is None:
+        return copied
+    out[...] = copied
+    return out
+
+
+def to_host_later(
+    tensor: Tensor, num_rows: int | None = None, *, out: Array | None = None
+) -> Callable[[], Array]:
+    """`to_host` without the wait: what is returned waits for the copy, and for nothing after it."""
     _looked(tensor)
     num_rows = tensor.shape[0] if num_rows is None else num_rows
     if not 0 <= num_rows <= tensor.shape[0]:
@@ -100,13 +112,10 @@ def to_host(tensor: Tensor, num_rows: int | None = None, *, out: Array | None = 
         _refuse_for(tensor, _misfit_out(tensor, shape, out))
     if tensor.device == "cpu":
         copied = np.array(tensor.data[:num_rows])
-    else:
-        _refuse_for(tensor, _unwaited(tensor, num_bytes))
-        copied = _copy_out(tensor, num_bytes).view(_KINDS[tensor.dtype]).reshape(shape)
-    if out is None:
-        return copied
-    out[...] = copied
-    return out
+        return lambda: copied
+    _refuse_for(tensor, _unwaited(tensor, num_bytes))
+    waited, kind = _copy_out_later(tensor, num_bytes), _KINDS[tensor.dtype]
+    return lambda: waited().view(kind).reshape(shape)
 
 
 def peek(tensor: Tensor) -> Array | None:
@@ -118,7 +127,7 @@ def peek(tensor: Tensor) -> Array | None:
         return None
     if tensor.device == "cpu":
         return np.array(tensor.data)
-    copied = _copy_out(tensor, tensor.extent_bytes).view(_KINDS[tensor.dtype])
+    copied = _copy_out_later(tensor, tensor.extent_bytes)().view(_KINDS[tensor.dtype])
     return np.asarray(copied.reshape(tensor.shape))
 
 
@@ -150,23 +159,31 @@ def obstacle(tensor: Tensor, num_bytes: int) -> str:
     )
 
 
-def _copy_out(tensor: Tensor, num_bytes: int) -> Array:
+def _copy_out_later(tensor: Tensor, num_bytes: int) -> Callable[[], Array]:
     if not num_bytes:
-        return np.zeros(0, np.uint8)
+        return lambda: np.zeros(0, np.uint8)
     device, address = tensor.device, tensor.address
     _record_copy("out", tensor, num_bytes)
     order, stream = order_of(device), stream_of(device)
-    if not log.isEnabledFor(logging.DEBUG):
-        copied = ask(device, "copy_out", address, num_bytes)
-    else:
-        sync = f"waits for {order.num_pending(stream)} before it"
-        with _told(
-            "D2H", _who(tensor), src=address, num_bytes=num_bytes, stream=stream, sync=sync
-        ) as at:
-            copied = ask(device, "copy_out", address, num_bytes)
+    before, sync = order.recorded(stream), f"waits for {order.num_pending(stream)} before it"
+    at: dict[str, int] = {}
+    with contextlib.ExitStack() as asking:
+        if log.isEnabledFor(logging.DEBUG):
+            told = _told(
+                "D2H", _who(tensor), src=address, num_bytes=num_bytes, stream=stream, sync=sync
+            )
+            at = asking.enter_context(told)
+        asked = ask(device, "copy_out_later", address, num_bytes)
+        waiting = asking.pop_all()
+
+    def waited() -> Array:
+        with waiting:
+            copied = noted(asked)
             at["dst"] = copied.ctypes.data
-    order.host_waited(stream)
-    return np.asarray(copied)
+        order.host_waited(before)
+        return np.asarray(copied)
+
+    return waited
 
 
 def copy_in(device: str, who: str, address: int, data: Array, *, pinned: bool = False) -> None:

@@ -10,7 +10,7 @@ import functools
 import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -175,8 +175,13 @@ def will_run(device: str, writes: Writes) -> None:
 
 def ask(device: str, call: str, *args: Any, **keywords: Any) -> Any:
     """A call of a device; what it reports is noted."""
+    return noted(getattr(_backends[device], call), *args, **keywords)
+
+
+def noted(call: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """`call` with these arguments; an error of it is told to the recorder on its way up."""
     try:
-        return getattr(_backends[device], call)(*args, **keywords)
+        return call(*args, **keywords)
     except Exception as error:
         if (recorder := current()) is not None:
             recorder.failed(error)

@@ -82,6 +82,7 @@ class TorchGpu:
         self.name_of = name_of
         #: NAME=value of the variable that asks for a wait after each launch, or None.
         self.blocking = launch_blocking(environ)
+        self.runs_ahead = not self.blocking
         self.overlaps = limits.overlaps and not self.blocking
         self._name, self._vendor = name, name.partition(":")[0]
         self._torch, self._index = torch, index
@@ -92,7 +93,7 @@ class TorchGpu:
         self._graphs = Graphs(name)
         streams = TorchStreams(torch, self._device)
         self.stream, self.record, self.wait = streams.stream, streams.record, streams.wait
-        self.pinned = streams.pinned
+        self.pinned, self._copied = streams.pinned, streams.copied
         self._jits: dict[int, Any] = {}  # everything that has a launcher
         self._seen: Seen | None = None  # while a capture is under way
         if self.blocking:
@@ -174,15 +175,15 @@ class TorchGpu:
                 self._bytes(address, num_bytes).zero_()
 
     def copy_out(self, address: int, num_bytes: int) -> Bytes:
+        return self.copy_out_later(address, num_bytes)()
+
+    def copy_out_later(self, address: int, num_bytes: int) -> Callable[[], Bytes]:
         self._graphs.refuse_call("copy_out")
         if not num_bytes:
-            return np.zeros(0, np.uint8)
-        source, torch = self._bytes(address, num_bytes), self._torch
+            return lambda: np.zeros(0, np.uint8)
         with self._calling("copy_out"):
-            host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=num_bytes <= PINNED_BYTES)
-            host.copy_(source)  # waits
-        values: Bytes = host.numpy()
-        return values
+            copied = self._copied(self._bytes(address, num_bytes), num_bytes <= PINNED_BYTES)
+        return self._calling("copy_out")(copied)
 
     def argument(self, address: int, dtype: DType, num_elements: int) -> Any:
         """A torch view of `num_elements` elements at `address`, which may lie inside.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,19 @@ class TorchStreams:
     def wait(self, event: Any) -> None:
         """What follows in the current stream runs after `event`."""
         self._torch.cuda.current_stream(self._device).wait_event(event)
+
+    def copied(self, source: Any, is_pinned: bool) -> Callable[[], Bytes]:
+        """Begin to copy a device's bytes; waits for the copy when called, or now if not pinned."""
+        host = self._torch.empty(len(source), dtype=self._torch.uint8, pin_memory=is_pinned)
+        host.copy_(source, non_blocking=is_pinned)
+        event = self.record()
+
+        def waited() -> Bytes:
+            event.synchronize()
+            values: Bytes = host.numpy()
+            return values
+
+        return waited
 
     def pinned(self, num_bytes: int) -> Any:
         """Host bytes that the device reads by itself, as a numpy array."""

@@ -31,6 +31,7 @@ class Inputs:
     ) -> None:
         self.tensors: dict[str, Tensor] = {}
         self._host: dict[int, tuple[Int32s, int]] = {}  # of each tensor its values, and their start
+        self._tails: dict[int, Tensor] = {}  # what lies behind a start
         starts, end = [], 0
         for shape in shapes.values():
             starts.append(end)
@@ -51,8 +52,9 @@ class Inputs:
     def put(self, filled: Sequence[tuple[Tensor, Int32s]], *, is_recorded: bool = False) -> None:
         """Fill the leading part of each tensor, as `memory.to_device` does, by one copy.
 
-        The rest of the rows of a matrix that are filled becomes zero. A tensor that is none of
-        these is copied by itself. Raises CopyRejected, and then none of these has changed.
+        The rest of the rows of a matrix that are filled becomes zero. What lies before the first of
+        them stays as it is. A tensor that is none of these is copied by itself. Raises
+        CopyRejected, and then none of these has changed.
         """
         ours = [one for one in filled if id(one[0]) in self._host]
         if len(ours) < len(filled):
@@ -60,7 +62,7 @@ class Inputs:
                 if id(tensor) not in self._host:
                     memory.to_device(tensor, given, is_recorded=is_recorded)
         copies.refuse_unfit(self._whole, ours)
-        end = 0
+        first, end = self._whole.shape[0], 0
         for tensor, given in ours:
             values, start = self._host[id(tensor)]
             num_rows = len(given)
@@ -69,6 +71,11 @@ class Inputs:
             else:
                 values[:num_rows, : given.shape[1]] = given
                 values[:num_rows, given.shape[1] :] = 0
-            end = max(end, start + num_rows * tensor.strides[0])
-        if self._whole.device != "cpu":
-            memory.to_device(self._whole, self._values[:end], is_recorded=is_recorded)
+            first, end = min(first, start), max(end, start + num_rows * tensor.strides[0])
+        if self._whole.device != "cpu" and first < end:
+            memory.to_device(self._tail(first), self._values[first:end], is_recorded=is_recorded)
+
+    def _tail(self, start: int) -> Tensor:
+        if start not in self._tails:
+            self._tails[start] = memory.rows(self._whole, start, self._whole.shape[0])
+        return self._tails[start]

@@ -20,6 +20,7 @@ from hypocenter.device.copies import obstacle as obstacle
 from hypocenter.device.copies import peek as peek
 from hypocenter.device.copies import to_device as to_device
 from hypocenter.device.copies import to_host as to_host
+from hypocenter.device.copies import to_host_later as to_host_later
 from hypocenter.device.devices import Event as Event
 from hypocenter.device.devices import ask, call_site, names_of
 from hypocenter.device.devices import backend_of as backend_of

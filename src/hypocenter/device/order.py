@@ -80,9 +80,9 @@ class Order:
         """What follows in `stream` comes after an event."""
         _raise_to(self._behind.setdefault(stream, {}), event)
 
-    def host_waited(self, stream: str | None) -> None:
-        """The host has waited for `stream`, or for all of them."""
-        _raise_to(self._done, self._ticks if stream is None else self.recorded(stream))
+    def host_waited(self, event: Ticks | None) -> None:
+        """The host has waited for an event (see `recorded`), or for everything."""
+        _raise_to(self._done, self._ticks if event is None else event)
         for writes in [one for one in self._writes if self._is_done(one)]:
             del self._writes[writes]
 

@@ -7,15 +7,14 @@ written is told once and left out.
 from __future__ import annotations
 
 import atexit
-import functools
 import itertools
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -25,7 +24,7 @@ from hypocenter import ring
 from hypocenter.config import Environment
 from hypocenter.device import hand
 from hypocenter.device.catalogue import Catalogue
-from hypocenter.device.reported import reported
+from hypocenter.device.reported import never_breaks, reported
 from hypocenter.device.run_folder import claim_folder, process_record
 from hypocenter.errors import LaunchRejected
 from hypocenter.recording import (
@@ -35,6 +34,7 @@ from hypocenter.recording import (
     Captured,
     Copied,
     DeviceRecord,
+    Drawn,
     Freed,
     HostWrote,
     Launched,
@@ -62,8 +62,6 @@ _ALWAYS_ARMED = ("contracts", "step indices", "host copies")
 Cells = memoryview
 #: What `Recorder.begin` would return, where nobody reads it.
 NOT_RECORDED: tuple[Cells, int] = (memoryview(bytearray(ring.HEADER_BYTES)).cast("Q"), 0)
-P = ParamSpec("P")
-
 _current: Recorder | None = None
 _was_opened = False
 _opening = threading.Lock()
@@ -113,25 +111,11 @@ atexit.register(close_recorder)
 os.register_at_fork(after_in_child=_forget)
 
 
-def _never_breaks(method: Callable[P, None]) -> Callable[P, None]:
-    """What a method of the recorder cannot do is counted, told once, and does not matter."""
-
-    @functools.wraps(method)
-    def tried(*args: P.args, **keywords: P.kwargs) -> None:
-        try:
-            method(*args, **keywords)
-        except Exception as error:
-            recorder: Any = args[0]
-            recorder.failed_to_write(error)
-
-    return tried
-
-
 class _OfThread(threading.local):
     """The step that a thread is in, the plans that it has run there, the word of the next one."""
 
     def __init__(self) -> None:
-        self.step = 0
+        self.step = self.undrawn = 0
         self.plans: set[int] = set()
         self.ready: tuple[Plan, int] | None = None
 
@@ -165,20 +149,20 @@ class Recorder:
 
     # -- memory ---------------------------------------------------------------------------------
 
-    @_never_breaks
+    @never_breaks
     def allocated(self, allocation: Allocation, name: str, owner: str, kind: str = "") -> None:
         """Memory was had; `kind` as in AllocationRecord."""
         with self._lock:
             self.catalogue.allocation(allocation, name, owner, kind)
 
-    @_never_breaks
+    @never_breaks
     def freed(self, allocation: Allocation, site: str) -> None:
         """Memory is about to be given back."""
         with self._lock:
             self.catalogue.forget(allocation)
             self._kept(Freed(**self._now(), allocation=allocation.id, site=site))
 
-    @_never_breaks
+    @never_breaks
     def copied(
         self, direction: str, tensor: Tensor | None, address: int, num_bytes: int, *,
         host_address: int = 0, is_pinned: bool = False, stream: str = "", site: str = "",
@@ -194,23 +178,21 @@ class Recorder:
                 )
             )  # fmt: skip
 
-    @_never_breaks
+    @never_breaks
     def host_wrote(self, host_address: int, num_bytes: int, site: str = "") -> None:
         """The host is about to change a pinned buffer."""
-        self._event(
-            HostWrote(**self._now(), host_address=host_address, num_bytes=num_bytes, site=site)
-        )
+        where = {"host_address": host_address, "num_bytes": num_bytes}
+        self._event(HostWrote(**self._now(), **where, site=site))
 
-    @_never_breaks
+    @never_breaks
     def stream_event(self, action: str, event: int, stream: str, site: str = "") -> None:
         """`action` as in StreamEvent."""
-        self._event(
-            StreamEvent(**self._now(), action=action, event=event, stream=stream, site=site)
-        )
+        now = self._now()
+        self._event(StreamEvent(**now, action=action, event=event, stream=stream, site=site))
 
     # -- plans and launches ---------------------------------------------------------------------
 
-    @_never_breaks
+    @never_breaks
     def device(self, name: str, limits: Any = None, slot: int | None = None) -> None:
         """A device was opened; `limits` is its GpuLimits."""
         with self._lock:
@@ -223,12 +205,13 @@ class Recorder:
                 )
                 self._static(DeviceRecord(name=name, limits=facts, slot=slot))
 
-    @_never_breaks
+    @never_breaks
     def step(
         self, plan: Plan, inputs: Iterable[tuple[Tensor, np.ndarray[Any, Any]]] = (),
         requests: tuple[RequestRecord, ...] = (), *, is_new: bool = True,
+        drawn: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """`plan` is about to run, with what the host puts into its inputs.
+        """`plan` is about to run, with what the host puts into its inputs; the device has `drawn`.
 
         `is_new`: with it a step begins; otherwise it belongs to the step that this thread is in.
         """
@@ -238,20 +221,23 @@ class Recorder:
             if is_new or not thread.step or number in thread.plans:
                 self._begin_step(is_watched=is_new)
             thread.plans.add(number)
-            values = tuple(
-                [
-                    Values(*self._input(tensor), array.shape, array.tobytes())
-                    for tensor, array in inputs
-                ]
-            )
+            values = tuple([_values(*self._input(one), array) for one, array in inputs])
+            own = 0 if drawn is None else self._input(drawn)[0]
             event = Stepped(
                 seq=next(self._seq), step=thread.step, plan=number, graph=plan.graph,
-                inputs=values, requests=requests,
+                inputs=values, requests=requests, drawn=own,
             )  # fmt: skip
+            thread.undrawn = event.seq if own else thread.undrawn
             if not self._writer.event(event):
                 self._lose(1)
                 self._event(msgspec.structs.replace(event, inputs=(), requests=()))
             thread.ready = plan, ring.place_word(thread.step, number)
+
+    @never_breaks
+    def drawn(self, tensor: Tensor, ids: np.ndarray[Any, Any], digests: tuple[str, ...]) -> None:
+        """What the device had put into an input of the newest step of this thread that has one."""
+        values, of = _values(*self._input(tensor), ids), self._thread.undrawn
+        self._event(Drawn(**self._now(), of=of, inputs=(values,), digests=digests))
 
     def begin(self, plan: Plan) -> tuple[Cells, int]:
         """Where the places of `plan`, which runs now, are written to, and the first of them."""
@@ -276,7 +262,19 @@ class Recorder:
         """How many runs of plans with marks have begun on `device`."""
         return self._num_runs.get(self._slots.get(device, -1), 0)
 
-    @_never_breaks
+    @property
+    def current_step(self) -> int:
+        """The step that this thread is in, or 0."""
+        return self._thread.step
+
+    @never_breaks
+    def resumed(self, step: int) -> None:
+        """This thread waits for a step that was launched ahead, and then left alone."""
+        with self._lock:
+            self._thread.step = step
+            self._watch()
+
+    @never_breaks
     def step_ended(self) -> None:
         """What this thread began is over, and its results are on the host."""
         self._thread.step = 0
@@ -285,7 +283,7 @@ class Recorder:
             self._running.pop(threading.get_ident(), None)
             self.cells[ring.CELL_STEP_STARTED] = min(self._running.values(), default=0)
 
-    @_never_breaks
+    @never_breaks
     def launched(self, launch: Launch, stream: str = "") -> None:
         """A launch outside of every plan is about to be made."""
         with self._lock:
@@ -300,7 +298,7 @@ class Recorder:
         self._captured(number, plan, device, bases)
         return number
 
-    @_never_breaks
+    @never_breaks
     def _captured(self, graph: int, plan: Plan, device: str, bases: Iterable[int]) -> None:
         with self._lock:
             found = (self.catalogue.at(device, base) for base in bases)
@@ -314,7 +312,7 @@ class Recorder:
 
     # -- what went wrong, and who looked --------------------------------------------------------
 
-    @_never_breaks
+    @never_breaks
     def failed(self, error: BaseException, launch: Launch | None = None) -> None:
         """An error on its way up: a refusal, or what a call of the runtime reported.
 
@@ -330,7 +328,7 @@ class Recorder:
                 record = self.catalogue.launch(launch)
             self._kept(reported(error, record, **self._now()))
 
-    @_never_breaks
+    @never_breaks
     def refused(self, error: LaunchRejected, kernel: str, device: str, facts: Any) -> None:
         """A launch was refused before it was prepared; `facts` as its contract names them."""
         with self._lock:
@@ -441,5 +439,12 @@ class Recorder:
         thread.step = number
         thread.plans.clear()
         if is_watched:
-            self._running[threading.get_ident()] = time.monotonic_ns()
-            cells[ring.CELL_STEP_STARTED] = min(self._running.values())
+            self._watch()
+
+    def _watch(self) -> None:
+        self._running[threading.get_ident()] = time.monotonic_ns()
+        self.cells[ring.CELL_STEP_STARTED] = min(self._running.values())
+
+
+def _values(tensor: int, dtype: str, array: np.ndarray[Any, Any]) -> Values:
+    return Values(tensor, dtype, array.shape, array.tobytes())

@@ -1,11 +1,31 @@
-"""Errors of ours and of others as the events that a recorder keeps."""
+"""Errors of ours and of others as the events that a recorder keeps, and its own errors."""
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec
 
 from hypocenter.errors import CopyRejected, DeviceFault, HypoError, LaunchRejected
 from hypocenter.recording import Called, LaunchRecord, Rejected
 
 _MAX_CHARS = 2000
+
+P = ParamSpec("P")
+
+
+def never_breaks(method: Callable[P, None]) -> Callable[P, None]:
+    """What a method of the recorder cannot do is counted, told once, and does not matter."""
+
+    @functools.wraps(method)
+    def tried(*args: P.args, **keywords: P.kwargs) -> None:
+        try:
+            method(*args, **keywords)
+        except Exception as error:
+            recorder: Any = args[0]
+            recorder.failed_to_write(error)
+
+    return tried
 
 
 def reported(

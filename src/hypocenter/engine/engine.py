@@ -2,6 +2,10 @@
 
 Whoever holds the lock steps for all requests. What a request yields is put on the request itself,
 where its owner takes it without the lock.
+
+Where the runner runs ahead, a step is launched before the one before it is settled: the tokens go
+from one to the other on the device, and the host does its part while that works. What a request
+turns out not to want, because it ended, is thrown away.
 """
 
 from __future__ import annotations
@@ -10,10 +14,12 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from hypocenter.config import SamplingParams
 from hypocenter.device import memory
@@ -29,6 +35,16 @@ from hypocenter.tensor import Tensor
 if TYPE_CHECKING:
     from hypocenter.engine.runner import Runner
     from hypocenter.model.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flight:
+    """A step that was launched: what waits for its outcomes, and its number in the record."""
+
+    chunks: list[Chunk]
+    logits: Tensor
+    outcomes: Callable[[], list[int | BadLogits]]
+    step: int
 
 
 class Engine:
@@ -54,7 +70,8 @@ class Engine:
             max_batch_tokens=runner.max_batch_tokens,
             max_batch_requests=runner.max_batch_requests,
         )
-        self._sampler = Sampler(runner.max_batch_requests, launch_mode)
+        self._sampler = Sampler(runner.max_batch_requests, launch_mode, runner.token_ids)
+        self._flight: Flight | None = None  # launched ahead, and not waited for
         self._lock = threading.Lock()
         self._turn_ended = threading.Condition()
         self._num_turns = 0
@@ -154,7 +171,7 @@ class Engine:
         """Raises IntegrityError when requests, tables and blocks contradict each other."""
         self._lock.acquire()
         try:
-            self.scheduler.check_integrity()
+            self.scheduler.check_integrity(self._flight.chunks if self._flight else ())
         finally:
             self._end_turn()
 
@@ -183,19 +200,23 @@ class Engine:
 
     def _step(self) -> int:
         self._admit()
-        chunks = self.scheduler.schedule()
+        flight, self._flight = self._flight, None
+        if flight is not None and all(chunk.request.done for chunk in flight.chunks):
+            flight = None  # nobody wants what it brings
+        chunks = flight.chunks if flight is not None else self.scheduler.schedule()
         if chunks:
             try:
-                logits = self.runner.run(make_batch(chunks, self.cache))
-                self._settle(chunks, logits, self._sample(chunks, logits))
+                self._run(chunks, flight)
             except Exception as error:
                 if (recorder := current()) is not None:
                     recorder.failed(error)
+                self._flight = None
                 # Nobody knows whose fault it is, so each of them ends with it; others go on.
                 for request in [chunk.request for chunk in chunks if not chunk.request.done]:
                     self._fail(request, error)
             except BaseException:
                 # Interrupted: what ran is uncertain, so everything runs again.
+                self._flight = None
                 for request in reversed(self.scheduler.running[:]):
                     self.scheduler.preempt(request)
                 raise
@@ -203,6 +224,31 @@ class Engine:
                 if (recorder := current()) is not None:
                     recorder.step_ended()
         return sum(chunk.num_tokens for chunk in chunks)
+
+    def _run(self, chunks: list[Chunk], flight: Flight | None) -> None:
+        """Launch `chunks`, if they are not in `flight`, and where possible what follows; settle."""
+        recorder = current()
+        if flight is None:
+            flight = self._launch(chunks)
+        elif recorder is not None:
+            recorder.resumed(flight.step)
+        # While the device works: it has the next tokens before anybody here has seen them.
+        is_quiet = self.runner.runs_ahead and not self._inbox
+        if is_quiet and (following := self.scheduler.schedule_ahead(chunks)):
+            self._flight = self._launch(following)
+        outcomes = flight.outcomes()
+        self._settle(flight, outcomes)
+        if self._flight is not None and recorder is not None:
+            ids = [0 if isinstance(one, BadLogits) else one for one in outcomes]
+            digests = tuple(chunk.request.digest() for chunk in chunks)
+            recorder.drawn(self.runner.token_ids, np.array(ids, np.int32), digests)
+
+    def _launch(self, chunks: list[Chunk]) -> Flight:
+        logits = self.runner.run(make_batch(chunks, self.cache))
+        drawing = [chunk for chunk in chunks if chunk.draws_token]
+        outcomes = self._sampler.sample(memory.rows(logits, 0, len(drawing)), drawing)
+        recorder = current()
+        return Flight(chunks, logits, outcomes, recorder.current_step if recorder else 0)
 
     def _admit(self) -> None:
         """Take in what was submitted, and end what was cancelled or outlived the engine."""
@@ -216,18 +262,17 @@ class Engine:
             elif request.is_full and not request.keeps_logits:
                 self._finish(request, "length")
 
-    def _sample(self, chunks: list[Chunk], logits: Tensor) -> list[int | BadLogits]:
-        drawing = [chunk.request for chunk in chunks if chunk.draws_token]
-        return self._sampler.sample(memory.rows(logits, 0, len(drawing)), drawing)
-
-    def _settle(self, chunks: list[Chunk], logits: Tensor, outcomes: list[int | BadLogits]) -> None:
+    def _settle(self, flight: Flight, outcomes: list[int | BadLogits]) -> None:
         """Hand each request what the step brought it: a token, logits, or its end."""
         num_rows = 0
-        for chunk in chunks:
+        for chunk in flight.chunks:
             request = chunk.request
+            if request.done:  # it ended when this was launched already
+                num_rows += chunk.num_logit_rows
+                continue
             request.advance(chunk.num_tokens)
             if request.keeps_logits:
-                kept = memory.rows(logits, num_rows, num_rows + chunk.num_tokens)
+                kept = memory.rows(flight.logits, num_rows, num_rows + chunk.num_tokens)
                 request.logits.append(memory.to_host(kept))
                 if request.num_pending == 0:
                     self._finish(request, "length")

@@ -45,6 +45,8 @@ class Batch:
     logit_rows: Int32s  # [num_logit_rows]
     #: What a recorder writes down of the requests; empty where nothing is recorded.
     requests: tuple[RequestRecord, ...] = ()
+    #: The device has the token ids: it chose them in a step that may still run.
+    is_drawn: bool = False
 
 
 class State(enum.Enum):
@@ -165,6 +167,21 @@ class Request:
         limit = self.params.max_tokens
         return (limit is not None and len(self.output_ids) >= limit) or (
             len(self.token_ids) >= self._context_length
+        )
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the token after the one that is being chosen can be chosen as things stand.
+
+        It may turn out not to be wanted: an end token or a stop string is seen later.
+        """
+        limit = self.params.max_tokens
+        return (
+            self.state is State.RUNNING
+            and not self.cancel_requested
+            and not has_penalties(self.params)
+            and (limit is None or len(self.output_ids) + 1 < limit)
+            and len(self.token_ids) + 1 < self._context_length
         )
 
     def digest(self) -> str:

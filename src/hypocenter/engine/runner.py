@@ -78,14 +78,20 @@ class Runner:
         self._decoder = Decoder(
             facts, weights, self._inputs, pages, config.max_batch_tokens, config.attention
         )
+        is_gpu = config.device != "cpu"
+        #: Whether a step may be launched while the one before runs.
+        self.runs_ahead = (
+            is_gpu and config.launch_mode == "off" and memory.backend_of(config.device).runs_ahead
+        )
         self._plans: dict[tuple[int, int, int | None], Plan] = {}
         self._ran: dict[Plan, None] = {}
 
     def run(self, batch: Batch) -> Tensor:
         """Logits f32 [num_logit_rows, vocab_size] of the batch's logit rows.
 
-        They are valid until the next run. A batch without logit rows gives an empty tensor.
-        Raises LaunchRejected when an index of the batch lies outside what it indexes.
+        They are valid until the next run. A batch without logit rows gives an empty tensor. One
+        that `is_drawn` takes the ids that lie in `token_ids`. Raises LaunchRejected when an index
+        of the batch lies outside what it indexes.
         """
         self._checked(batch)
         num_tokens, num_logit_rows = len(batch.token_ids), len(batch.logit_rows)
@@ -93,7 +99,7 @@ class Runner:
             num_tokens == 1 or len(np.unique(batch.sequence_rows)) == 1
         )
         plan, inputs = self._plan(num_tokens, num_logit_rows, is_one), self._inputs
-        filled = (
+        filled = [
             (inputs.token_ids, batch.token_ids),
             (inputs.positions, batch.positions),
             (inputs.slots, batch.slots),
@@ -101,15 +107,23 @@ class Runner:
             (inputs.block_tables, batch.block_tables),
             (inputs.logit_rows, batch.logit_rows),
             (inputs.counts, np.array([num_tokens, num_logit_rows], np.int32)),
-        )
+        ]
+        if batch.is_drawn:
+            del filled[0]
         if (recorder := current()) is not None:
-            recorder.step(plan, filled, batch.requests)
+            drawn = inputs.token_ids if batch.is_drawn else None
+            recorder.step(plan, filled, batch.requests, drawn=drawn)
         inputs.shared.put(filled, is_recorded=recorder is not None)
         set_num_threads(self.num_threads)
         plan.run()
         if plan not in self._ran:
             self._ran[plan] = None
         return memory.rows(plan.result, 0, num_logit_rows)
+
+    @property
+    def token_ids(self) -> Tensor:
+        """The input i32 [max_batch_tokens] that a step takes its token ids from."""
+        return self._inputs.token_ids
 
     def compile(self, progress: Progress | None = None) -> None:
         """Compile what a single decode step and a full prefill step launch."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hypocenter.device import memory
 from hypocenter.device.launch import Progress
-from hypocenter.engine.request import Request
+from hypocenter.engine.scheduler import Chunk
 from hypocenter.errors import BadLogits
-from hypocenter.kernels.sampling import Draw, compile_kernels, sample
+from hypocenter.kernels.sampling import Draw, compile_kernels, sample_later
 from hypocenter.tensor import DType, Tensor
 
 if TYPE_CHECKING:
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 class Sampler:
     """Chooses tokens where the logits lie: on a GPU, ids and counts alone come to the host.
 
-    `max_rows` is the most requests of a step, `launch_mode` how its GPU kernels run.
+    `max_rows` is the most requests of a step, `launch_mode` how its GPU kernels run. On a GPU the
+    chosen ids are left in `next_ids` too, where a next step finds them.
     """
 
-    def __init__(self, max_rows: int, launch_mode: str = "off") -> None:
-        self._max_rows, self._launch_mode = max_rows, launch_mode
+    def __init__(
+        self, max_rows: int, launch_mode: str = "off", next_ids: Tensor | None = None
+    ) -> None:
+        self._max_rows, self._launch_mode, self._next_ids = max_rows, launch_mode, next_ids
         self._on_device: DeviceSampler | None = None
 
     @property
@@ -38,20 +41,23 @@ class Sampler:
         """How many of its plans are replayed as captured graphs."""
         return self._on_device.num_graphs if self._on_device else 0
 
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[int | BadLogits]:
-        """The next token of each request, from the row of `logits` f32 [num_requests, vocab_size].
+    def sample(
+        self, logits: Tensor, chunks: Sequence[Chunk]
+    ) -> Callable[[], list[int | BadLogits]]:
+        """What waits for the next token of each chunk's request, chosen from its row of `logits`.
 
-        The random number depends on the request's seed and on the position of the token alone:
-        neither on the batch nor on how the request came to stand there.
+        Logits are f32 [num_chunks, vocab_size]. The random number depends on the request's seed
+        and on the position of the token alone: neither on the batch nor on how the request came to
+        stand there.
         """
-        draws = [_draw(request) for request in requests]
+        draws = [_draw(chunk) for chunk in chunks]
         if logits.device != "cpu" and self._on_device is None:
             from hypocenter.kernels.sampling_plan import DeviceSampler  # needs Triton
 
             self._on_device = DeviceSampler(
-                logits.device, logits.shape[1], self._max_rows, self._launch_mode
+                logits.device, logits.shape[1], self._max_rows, self._launch_mode, self._next_ids
             )
-        return sample(logits, draws, self._on_device)
+        return sample_later(logits, draws, self._on_device)
 
 
 def compile_sampler(vocab_size: int, max_rows: int, progress: Progress | None = None) -> None:
@@ -60,11 +66,11 @@ def compile_sampler(vocab_size: int, max_rows: int, progress: Progress | None = 
     compile_kernels(logits, progress)
 
 
-def _draw(request: Request) -> Draw:
-    counts = request.output_counts
+def _draw(chunk: Chunk) -> Draw:
+    counts = chunk.request.output_counts
     return Draw(
-        request.params,
-        position=len(request.token_ids),
+        chunk.request.params,
+        position=chunk.stop,
         context_ids=np.fromiter(counts.keys(), np.int32, len(counts)),
         output_counts=np.fromiter(counts.values(), np.int32, len(counts)),
     )

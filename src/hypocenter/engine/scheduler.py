@@ -9,6 +9,7 @@ cache is full, the newest running request gives its blocks back and starts anew 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,12 +26,14 @@ class Chunk:
     """The positions [start, stop) of a request, to run in one step.
 
     `draws_token`: a token is chosen after it. Settled here, because the request grows by it.
+    `is_drawn`: its one token is chosen by the step before, which may still run.
     """
 
     request: Request
     start: int
     stop: int
     draws_token: bool
+    is_drawn: bool = False
 
     @classmethod
     def next_of(cls, request: Request, num_tokens: int) -> Chunk:
@@ -47,6 +50,11 @@ class Chunk:
     def num_logit_rows(self) -> int:
         return self.num_tokens if self.request.keeps_logits else int(self.draws_token)
 
+    @property
+    def token_ids(self) -> list[int]:
+        """Its tokens; 0 for one that only the device knows."""
+        return [0] if self.is_drawn else self.request.token_ids[self.start : self.stop]
+
     def record(self, row: int, blocks: tuple[int, ...]) -> RequestRecord:
         """What is written down of it: it has row `row` of the block table, and owns `blocks`."""
         return RequestRecord(
@@ -55,7 +63,7 @@ class Chunk:
             first_position=self.start,
             num_tokens=self.num_tokens,
             blocks=blocks,
-            digest=self.request.digest(),
+            digest="" if self.is_drawn else self.request.digest(),
         )
 
 
@@ -104,6 +112,31 @@ class Scheduler:
         # rows that a token is drawn from come before rows that are kept whole
         return sorted(chunks, key=lambda chunk: chunk.request.keeps_logits)
 
+    def schedule_ahead(self, chunks: list[Chunk]) -> list[Chunk]:
+        """The chunks of the step after `chunks`, which runs now; empty where that must be awaited.
+
+        It can be told where every request that runs draws a token, none waits, and the cache has
+        room for all of them.
+        """
+        requests = [chunk.request for chunk in chunks]
+        if (
+            self.waiting
+            or requests != self.running
+            or not all(chunk.draws_token and chunk.request.goes_on for chunk in chunks)
+            or self._num_blocks_for_each(requests) > self.cache.num_free_blocks
+        ):
+            return []
+        for request in requests:
+            self.cache.append(request.id, 1)
+        return [
+            Chunk(chunk.request, chunk.stop, chunk.stop + 1, draws_token=True, is_drawn=True)
+            for chunk in chunks
+        ]
+
+    def _num_blocks_for_each(self, requests: list[Request]) -> int:
+        """Blocks that one more token of each request takes."""
+        return sum(self.cache.num_blocks_to_append(request.id, 1) for request in requests)
+
     def preempt(self, request: Request) -> None:
         """Take the blocks of a running request; it starts anew before all that wait."""
         self.running.remove(request)
@@ -111,11 +144,16 @@ class Scheduler:
         self.cache.remove(request.id)
         request.restart()
 
-    def check_integrity(self) -> None:
-        """Cache and requests agree, between steps; raises IntegrityError where they do not."""
+    def check_integrity(self, ahead: Sequence[Chunk] = ()) -> None:
+        """Cache and requests agree, between steps; raises IntegrityError where they do not.
+
+        Chunks that were launched `ahead` have room that their requests do not count yet.
+        """
         self.cache.check_integrity()
+        stops = {chunk.request.id: chunk.stop for chunk in ahead}
         for request in [*self.running, *self.waiting]:
-            if (held := self.cache.num_tokens(request.id)) != request.num_computed:
+            held = self.cache.num_tokens(request.id)
+            if held != stops.get(request.id, request.num_computed):
                 raise IntegrityError(
                     f"scheduler: request {request.id} has computed {request.num_computed} tokens, "
                     f"but has room for {held}"
@@ -175,7 +213,7 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
     for row, chunk in enumerate(chunks):
         where = np.arange(chunk.start, chunk.stop, dtype=np.int32)
         placement = cache.retrieve(chunk.request.id, where)
-        token_ids += chunk.request.token_ids[chunk.start : chunk.stop]
+        token_ids += chunk.token_ids
         positions.append(where)
         slots.append(placement.slots)
         sequence_rows += [row] * chunk.num_tokens
@@ -198,4 +236,5 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
         block_tables=block_tables,
         logit_rows=np.array(logit_rows, np.int32),
         requests=tuple(requests),
+        is_drawn=any(chunk.is_drawn for chunk in chunks),
     )

@@ -153,12 +153,11 @@ class BundleIndex:
         Snapshots of that very launch win over what the host put into inputs, then or before.
         """
         seq = self.seq(place)
-        found = {
-            values.tensor: values
-            for event in self.events
-            if isinstance(event, Stepped) and event.seq <= seq
-            for values in event.inputs
-        }
+        found: dict[int, Values] = {}
+        for event in self.events:
+            if isinstance(event, Stepped) and event.seq <= seq:
+                found.pop(event.drawn, None)  # whatever it held, the device has put others there
+                found |= {values.tensor: values for values in event.inputs}
         for snapshot in self.bundle.snapshots:
             if (snapshot.step, snapshot.plan, snapshot.launch) == (
                 place.step, place.plan, place.launch,

@@ -250,9 +250,12 @@ class Case:
     # -- values ---------------------------------------------------------------------------------
 
     @functools.cached_property
-    def _written(self) -> dict[int, list[tuple[int, Values]]]:
-        written: dict[int, list[tuple[int, Values]]] = {}
+    def _written(self) -> dict[int, list[tuple[int, Values | None]]]:
+        """Of each tensor the events that filled it; None where nobody knows with what."""
+        written: dict[int, list[tuple[int, Values | None]]] = {}
         for event in self.steps:
+            if event.drawn:
+                written.setdefault(event.drawn, []).append((event.seq, None))
             for values in event.inputs:
                 written.setdefault(values.tensor, []).append((event.seq, values))
         return written

@@ -26,8 +26,9 @@ own, so that the reference and the compiled kernel choose the same token bit for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -96,33 +97,38 @@ def sample(
     total weight. A row with NaN, +inf or nothing but -inf yields a BadLogits in its place and
     leaves the other rows alone. Raises LaunchRejected where the arguments do not fit each other.
     """
+    if sampler is not None or logits.device == "cpu" or not draws:
+        return sample_later(logits, draws, sampler)()
+    from hypocenter.kernels.sampling_plan import DeviceSampler  # needs Triton
+
+    sampler = DeviceSampler(logits.device, logits.shape[1], logits.shape[0])
+    try:
+        return sample_later(logits, draws, sampler)()
+    finally:
+        sampler.free()
+
+
+def sample_later(
+    logits: Tensor, draws: Sequence[Draw], sampler: DeviceSampler | None
+) -> Callable[[], list[int | BadLogits]]:
+    """`sample` without the wait for a GPU, which takes `sampler`: what is returned waits."""
     _check(logits, draws)
     if not draws:
-        return []
-    found: Iterable[tuple[int, int]]
+        return list
+    vocab_size = logits.shape[1]
+
+    def outcomes(found: Iterable[tuple[int, int]]) -> list[int | BadLogits]:
+        return [_as_outcome(*one, row, vocab_size) for row, one in enumerate(found)]
+
     if logits.device == "cpu":
         prepared = _prepare(logits, draws)
         launch.run([prepared])
         *_, chosen, num_bad = prepared.args
-        found = zip(chosen, num_bad, strict=True)
-    else:
-        CONTRACT.check(logits=logits, num_draws=len(draws))
-        found = _sample_gpu(logits, draws, sampler)
-    return [_as_outcome(*one, row, logits.shape[1]) for row, one in enumerate(found)]
-
-
-def _sample_gpu(
-    logits: Tensor, draws: Sequence[Draw], sampler: DeviceSampler | None
-) -> list[tuple[int, int]]:
-    from hypocenter.kernels.sampling_plan import DeviceSampler  # needs Triton
-
-    if sampler is not None:
-        return sampler.sample(logits, draws)
-    sampler = DeviceSampler(logits.device, logits.shape[1], logits.shape[0])
-    try:
-        return sampler.sample(logits, draws)
-    finally:
-        sampler.free()
+        return partial(outcomes, zip(chosen, num_bad, strict=True))
+    CONTRACT.check(logits=logits, num_draws=len(draws))
+    assert sampler is not None
+    waited = sampler.sample(logits, draws)
+    return lambda: outcomes(waited())
 
 
 def compile_kernels(logits: Tensor, progress: launch.Progress | None = None) -> None:

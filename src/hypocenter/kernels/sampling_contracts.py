@@ -14,6 +14,7 @@ _LOGITS = (
     Arg("logits", (DType.F32,), "num_rows, vocab_size"),
     Arg("parts", (DType.I64,), "num_rows, num_blocks, 2", "both"),
     Arg("outcomes", (DType.I32,), "num_rows, 2", "write"),
+    Arg("next_ids", (DType.I32,), "num_rows", "write"),
     Rule("0 < vocab_size <= 1 << 21", "a vocabulary has 1 to 2097152 tokens"),
     Rule(f"num_blocks == -(-vocab_size // {BLOCK})", f"a block is {BLOCK} tokens"),
 )

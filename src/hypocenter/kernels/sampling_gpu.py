@@ -94,6 +94,14 @@ def _exp(x):
 
 
 @triton.jit
+def _store_choice(outcomes_ptr, next_ids_ptr, row, chosen, num_bad):
+    """For the host, and for a next step that begins before the host has seen it."""
+    tl.store(outcomes_ptr + row * 2, chosen)
+    tl.store(outcomes_ptr + row * 2 + 1, num_bad)
+    tl.store(next_ids_ptr + row, tl.maximum(chosen, 0))
+
+
+@triton.jit
 def greedy_blocks_kernel(
     logits_ptr, parts_ptr, vocab_size, num_blocks, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -117,7 +125,7 @@ def greedy_blocks_kernel(
 
 @triton.jit
 def greedy_rows_kernel(
-    parts_ptr, outcomes_ptr, num_blocks, OVERLAPS: tl.constexpr, BLOCK: tl.constexpr,
+    parts_ptr, outcomes_ptr, next_ids_ptr, num_blocks, OVERLAPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     row, block = tl.program_id(0), tl.arange(0, BLOCK)
@@ -128,8 +136,7 @@ def greedy_rows_kernel(
     minus_infinity = (best >> 32) == -0x7F800001
     none = (num_bad > 0) | minus_infinity
     chosen = tl.where(none, -1, 0x7FFFFFFF - (best & 0xFFFFFFFF))
-    tl.store(outcomes_ptr + row * 2, chosen.to(tl.int32))
-    tl.store(outcomes_ptr + row * 2 + 1, num_bad.to(tl.int32))
+    _store_choice(outcomes_ptr, next_ids_ptr, row, chosen.to(tl.int32), num_bad.to(tl.int32))
 
 
 @triton.jit
@@ -322,8 +329,8 @@ def sample_weights_kernel(
 
 @triton.jit
 def sample_draw_kernel(
-    keys_ptr, states_ptr, settings_ptr, parts_ptr, outcomes_ptr, vocab_size, num_blocks,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr,
+    keys_ptr, states_ptr, settings_ptr, parts_ptr, outcomes_ptr, next_ids_ptr, vocab_size,
+    num_blocks, WIDE: tl.constexpr, BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     row, block = tl.program_id(0), tl.arange(0, NUM_BLOCKS)
     part = parts_ptr + (row * num_blocks + block) * 2
@@ -344,5 +351,5 @@ def sample_draw_kernel(
     chosen = tl.minimum(first, tl.max(tl.where(weight > 0, token, 0), axis=0))
     num_bad = tl.load(state + BAD)
     none = (num_bad > 0) | (tl.load(state + HIGHEST) <= _MINUS_INFINITY_KEY)
-    tl.store(outcomes_ptr + row * 2, tl.where(none, -1, chosen).to(tl.int32))
-    tl.store(outcomes_ptr + row * 2 + 1, num_bad.to(tl.int32))
+    chosen = tl.where(none, -1, chosen)
+    _store_choice(outcomes_ptr, next_ids_ptr, row, chosen.to(tl.int32), num_bad.to(tl.int32))

@@ -6,7 +6,7 @@ back: the chosen id and the number of bad logits of each row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,10 +30,14 @@ _FEW = 256
 class DeviceSampler:
     """Buffers and plans for up to `max_rows` rows of `vocab_size` logits on one device.
 
-    `mode` is the launch mode of every plan. Not safe from two threads.
+    `mode` is the launch mode of every plan. `next_ids` i32 [at least max_rows] gets the chosen ids
+    too, 0 where there is none. Not safe from two threads.
     """
 
-    def __init__(self, device: str, vocab_size: int, max_rows: int, mode: str = "off") -> None:
+    def __init__(
+        self, device: str, vocab_size: int, max_rows: int, mode: str = "off",
+        next_ids: Tensor | None = None,
+    ) -> None:  # fmt: skip
         self.vocab_size, self.max_rows = vocab_size, max_rows
         self._device, self._mode = device, mode
         self._plans: dict[tuple[Any, ...], Plan] = {}
@@ -43,6 +47,9 @@ class DeviceSampler:
             "parts": self._tensor("parts", DType.I64, max_rows, num_blocks, 2),
             "outcomes": self._tensor("outcomes", DType.I32, max_rows, 2),
         }
+        if next_ids is None:
+            next_ids = self._buffers["next_ids"] = self._tensor("next_ids", DType.I32, max_rows)
+        self._next_ids = next_ids
         self._context: dict[str, Tensor] = {}
         # What the host has put into the buffers for the next run.
         self._filled: list[tuple[Tensor, np.ndarray[Any, Any]]] = []
@@ -57,16 +64,19 @@ class DeviceSampler:
         """How many plans are replayed as captured graphs."""
         return sum(plan.is_captured for plan in self._plans.values())
 
-    def sample(self, logits: Tensor, draws: Sequence[Draw]) -> list[tuple[int, int]]:
-        """(token id or -1, number of bad logits) of each row: one copy to the host."""
+    def sample(self, logits: Tensor, draws: Sequence[Draw]) -> Callable[[], list[tuple[int, int]]]:
+        """Choose, and return what waits for (token id or -1, number of bad logits) of each row.
+
+        It is one copy to the host, and the next choice may begin before it is waited for.
+        """
         self._filled.clear()
         plan = self.plan(logits, draws)
         if self._filled and (recorder := current()) is not None:
             recorder.step(plan, self._filled, is_new=False)
         plan.run()
         self._ran.update(dict.fromkeys(plan.kernels))
-        outcomes = memory.to_host(self._buffers["outcomes"], len(draws))
-        return [(int(token_id), int(num_bad)) for token_id, num_bad in outcomes]
+        outcomes = memory.to_host_later(self._buffers["outcomes"], len(draws))
+        return lambda: [(int(token_id), int(num_bad)) for token_id, num_bad in outcomes()]
 
     def plan(self, logits: Tensor, draws: Sequence[Draw]) -> Plan:
         """The plan that chooses for `draws`, whose settings are copied to its buffers."""
@@ -150,10 +160,11 @@ class DeviceSampler:
     def _made(self, logits: Tensor, num_rows: int, filters: tuple[bool, bool, int] | None) -> Plan:
         builder = PlanBuilder(num_rows, self._device)
         facts = {"logits": logits}
-        for name, tensor in self._buffers.items():
+        buffers = self._buffers | {"next_ids": self._next_ids}
+        for name, tensor in buffers.items():
             facts[name] = memory.rows(tensor, 0, num_rows + (name == "context_starts"))
         if filters is None:
-            names = ("logits", "parts", "outcomes")
+            names = ("logits", "parts", "outcomes", "next_ids")
             _greedy(builder, {name: facts[name] for name in names})
         else:
             _filtered(builder, facts | self._context, *filters)
@@ -165,7 +176,7 @@ class DeviceSampler:
 
 
 def _greedy(plan: PlanBuilder, facts: Mapping[str, Tensor]) -> None:
-    logits, parts, outcomes = facts["logits"], facts["parts"], facts["outcomes"]
+    logits, parts, outcomes, next_ids = facts.values()
     num_rows, num_blocks, _ = parts.shape
     plan.launch_gpu(
         gpu.greedy_blocks_kernel,
@@ -177,7 +188,7 @@ def _greedy(plan: PlanBuilder, facts: Mapping[str, Tensor]) -> None:
     )
     plan.launch_gpu(
         gpu.greedy_rows_kernel,
-        *(parts, outcomes, num_blocks),
+        *(parts, outcomes, next_ids, num_blocks),
         grid=(num_rows,),
         contract=GREEDY,
         facts=facts,
@@ -190,8 +201,8 @@ def _filtered(
     num_context_blocks: int,
 ) -> None:  # fmt: skip
     """Keys, penalties, the highest, one or two searches for a cutoff, weights, draw."""
-    names = ("logits", "keys", "parts", "settings", "states", "outcomes")
-    logits, keys, parts, settings, states, outcomes = (facts[name] for name in names)
+    names = ("logits", "keys", "parts", "settings", "states", "outcomes", "next_ids")
+    logits, keys, parts, settings, states, *chosen = (facts[name] for name in names)
     num_rows, num_blocks, _ = parts.shape
     sizes = (logits.shape[1], num_blocks)
     over_blocks, over_rows = (num_blocks, num_rows), (num_rows,)
@@ -234,7 +245,7 @@ def _filtered(
             )
     args = (keys, states, settings, parts, *sizes)
     launch(gpu.sample_weights_kernel, *args, grid=over_blocks, BLOCK=BLOCK)
-    args = (keys, states, settings, parts, outcomes, *sizes)
+    args = (keys, states, settings, parts, *chosen, *sizes)
     power = _power_of_two(num_blocks)
     launch(gpu.sample_draw_kernel, *args, grid=over_rows, BLOCK=BLOCK, NUM_BLOCKS=power)
 
