@@ -140,7 +140,8 @@ def _few(
     NUM_CHUNKS: tl.constexpr = 16 // PER_WORD
     PER_UNIT: tl.constexpr = 64 // GROUP
     rows = first + tl.arange(0, ROWS)
-    at_row = as_offset(tl.minimum(rows, num_live - 1), WIDE)
+    # A single row is read whether it is live or not, and so nobody waits to hear it.
+    at_row = as_offset(tl.minimum(rows, num_live - 1) if ROWS > 1 else rows, WIDE)
     # A warp is outputs first, then chains: what it reads of x is the same for most of its lanes.
     chain, lane, word = tl.arange(0, 16), tl.arange(0, OUTPUTS), tl.arange(0, 4)
     plane = (chain * 0)[:, None] + (lane * 0)[None, :]
@@ -191,8 +192,9 @@ def linear_codes_few_kernel(
     follow(OVERLAPS)
     tile, first = tl.program_id(0), tl.program_id(1) * ROWS
     num_live = tl.load(counts_ptr + count)
-    if first >= num_live:
-        return
+    if ROWS > 1:
+        if first >= num_live:
+            return
     # Each weight has code of its own: guarded, an access is held against that weight alone.
     if NUM_WEIGHTS == 3:
         if tile >= num_tiles + num_tiles_2:
