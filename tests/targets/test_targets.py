@@ -17,9 +17,6 @@ SPECIMENS = project_specimens()
 #: registers and puts two to six more into memory; other stages or unrolling moves that to others.
 MAY_SPILL = {
     "linear_codes_few_kernel": {"sm_80": 6, "sm_89": 2, "sm_90": 2},
-    "linear_codes_kernel": {"sm_100": 2},
-    "attention_kernel": {"sm_89": 2, "sm_120": 4},
-    "attention_split_kernel": {"sm_100": 2},
 }
 
 

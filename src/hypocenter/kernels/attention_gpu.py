@@ -83,6 +83,11 @@ def attention_kernel(
         norm = tl.fma(norm, old, tile_norm * new)
         total = tl.fma(total, old[:, None], values * new[:, None])
     d = tl.arange(0, BLOCK)
+    if PARTS == 4:
+        # From a range of its own, or compilers keep what the first one gave over the whole loop:
+        # thirds leave no registers for that.
+        row = first_row - ROWS // PARTS + tl.arange(ROWS // PARTS, 2 * (ROWS // PARTS))
+        token, head = row // HEADS_PER_KV, kv_head * HEADS_PER_KV + row % HEADS_PER_KV
     at = (as_offset(token, WIDE) * OUT_STRIDE + head * HEAD_DIM)[:, None] + d[None, :]
     written = (position >= 0)[:, None] & (d < HEAD_DIM)[None, :]
     tl.store(out_ptr + at, total * (1.0 / norm)[:, None], mask=written)
@@ -119,14 +124,17 @@ def attention_split_kernel(
     d, row = tl.arange(0, BLOCK), first_row + tl.arange(0, ROWS // PARTS)
     live = row < HEADS_PER_KV
     position = tl.where(live, last, -1)
-    head = as_offset(token, WIDE) * (NUM_KV_HEADS * HEADS_PER_KV) + kv_head * HEADS_PER_KV + row
+    head = as_offset(token, WIDE) * (NUM_KV_HEADS * HEADS_PER_KV) + kv_head * HEADS_PER_KV
     for tile in range(first // TILE + share, last // TILE + 1, num_shares):
         top, norm, values = attend_tile(
             q, q_ptr, q_at, part, factor, position, table, k_cache_ptr, v_cache_ptr, softcap,
             window, tile * TILE, last, kv_head, NUM_KV_HEADS, VALUE_PITCH, HAS_SOFTCAP, HEAD_DIM,
             BLOCK_SIZE, WIDE, PARTS, TILE, BLOCK,
         )  # fmt: skip
-        at = head * max_tiles + tile
+        if WIDE:  # 64 bits for the first row alone, or those of each are kept over the loop
+            at = head * max_tiles + tile + row * max_tiles
+        else:
+            at = (head + row) * max_tiles + tile
         tl.store(sums_ptr + at * 2, top, mask=live)
         tl.store(sums_ptr + at * 2 + 1, norm, mask=live)
         values_at = at[:, None] * values_pitch + d[None, :]
