@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 from fake_runner import END_ID, POISON_ID, batches_of, expected_output, fake_engine
-from tiny_gguf import write_tiny
+from tiny_gguf import WIDTH, write_tiny
 
 from hypocenter import LLM, ring
 from hypocenter.bundle import Bundle
 from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.device import memory, recorder
+from hypocenter.device.reported import never_breaks
 from hypocenter.device.sim import open_sim
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
 from hypocenter.errors import BadLogits
 from hypocenter.forensics.bundle_index import BundleIndex
 from hypocenter.forensics.case import Case
-from hypocenter.recording import FaultRecord, Place, RequestRecord, Stepped
+from hypocenter.forensics.rundiff import rundiff
+from hypocenter.recording import FaultRecord, Place, Progress, RequestRecord, Stepped, Waited
 
 SIM = "sim:h200"
 TEN = SamplingParams(max_tokens=10, ignore_eos=True)
@@ -75,6 +80,35 @@ def test_the_step_after_an_end_token_is_thrown_away() -> None:
     assert (request.output_ids, request.finish_reason) == (expected, "stop")
     assert len(batches_of(engine)) == len(expected) + 1
     assert engine.cache.num_free_blocks == engine.cache.num_blocks
+
+
+def test_what_nobody_wants_is_not_waited_for() -> None:
+    prompt, params = ending_prompt()
+    engine = ahead()
+    request = submit(engine, prompt, params)
+    while not request.done:
+        engine.step()
+    submit(engine, [3, 1, 4])
+    assert engine.step() == 3
+
+
+def test_nothing_is_launched_beyond_the_context() -> None:
+    engine = ahead(context_length=12)
+    request = submit(engine, [3, 1, 4], LONG)
+    finish(engine)
+    assert len(request.output_ids) == 12 - 3
+    assert len(batches_of(engine)) == 12 - 3
+
+
+def test_requests_that_outgrow_the_cache_take_turns() -> None:
+    engine = ahead(num_blocks=6, block_size=4, context_length=24)
+    requests = [submit(engine, prompt, LONG) for prompt in ([3, 1, 4], [1, 5, 9])]
+    finish(engine)
+    assert sum(request.num_preemptions for request in requests) > 0
+    for request in requests:
+        assert request.error is None
+        expected = expected_output(request.prompt_ids, LONG, 24, end=False)
+        assert request.output_ids == expected
 
 
 def test_who_ends_gets_nothing_more_while_another_goes_on() -> None:
@@ -162,6 +196,37 @@ def failing(batch: Any) -> Any:
     raise RuntimeError("the device is on fire")
 
 
+def test_who_ends_with_a_step_is_not_hurt_by_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, params = ending_prompt()
+    expected = expected_output(prompt, params, 128)
+    engine = ahead()
+    request, other = submit(engine, prompt, params), submit(engine, [3, 1, 4], LONG)
+    while len(request.output_ids) < len(expected) - 1:
+        engine.step()
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.runner, "run", failing)
+        engine.step()
+    assert (request.output_ids, request.finish_reason, request.error) == (expected, "stop", None)
+    assert isinstance(other.error, RuntimeError)
+    assert engine.cache.num_free_blocks == engine.cache.num_blocks
+
+
+def test_closing_waits_for_what_is_launched() -> None:
+    engine = ahead()
+    submit(engine, [3, 1, 4])
+    engine.step()
+    waited: list[int] = []
+
+    def outcomes() -> list[Any]:
+        waited.append(1)
+        return []
+
+    assert engine._flight is not None
+    engine._flight = dataclasses.replace(engine._flight, outcomes=outcomes)
+    engine.close()
+    assert waited == [1]
+
+
 def test_who_interrupts_finds_everything_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ahead()
     request = submit(engine, [3, 1, 4])
@@ -191,20 +256,31 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     recorder.close_recorder()
 
 
-def recorded(path: Path, params: SamplingParams, runs_ahead: bool) -> tuple[Any, ring.Run]:
-    """Two answers of a small model on a simulated GPU, and what was recorded of them."""
+def tiny(folder: Path) -> Path:
+    """A model that says after each token the one that follows it in the vocabulary."""
+    each = np.eye(7, WIDTH, dtype=np.float32)
+    tensors = {"token_embd.weight": 50 * each, "output.weight": 3 * np.roll(each, 1, axis=0)}
+    return write_tiny(folder / "tiny.gguf", tokens=list("abcdefg"), tensors=tensors)
+
+
+def recorded(
+    path: Path, params: SamplingParams, runs_ahead: bool, *, num_requests: int = 2,
+    is_whole: bool = True,
+) -> tuple[Any, ring.Run]:  # fmt: skip
+    """Answers of a small model on a simulated GPU, and what was recorded of them."""
     recorder.close_recorder()
     memory.use_backend(open_sim(SIM, graphs=True))
+    prompts = ([1, 2, 3], [4, 5])[:num_requests]
     config = EngineConfig(device=SIM, context_length=64, max_batch_tokens=8)
     with LLM(path, config) as llm:
         assert llm.engine.runner.runs_ahead
         llm.engine.runner.runs_ahead = runs_ahead
-        requests = [llm.engine.request(ids, params) for ids in ([1, 2, 3], [4, 5])]
+        requests = [llm.engine.request(ids, params) for ids in prompts]
         outputs = [one.token_ids for one in llm.engine.complete(requests)]
     opened = recorder.current()
     assert opened is not None
     run = ring.read_run(opened.folder)
-    assert run.missing == ()
+    assert (run.missing == ()) == is_whole
     return outputs, run
 
 
@@ -218,36 +294,116 @@ def steps_of(run: ring.Run) -> list[tuple[dict[str, Any], tuple[RequestRecord, .
     ]
 
 
+def bundle_of(run: ring.Run) -> Bundle:
+    return Bundle(
+        kind="suspect", device=SIM, fault=FaultRecord(kind="none", message=""), plans=run.plans,
+        tensors=run.tensors, events=run.events, progress=Progress(run.progress.submitted),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_answers_and_record_are_those_of_steps_one_by_one(
     runs: None, tmp_path: Path, temperature: float
 ) -> None:
-    path = write_tiny(tmp_path / "tiny.gguf", num_layers=2, tokens=list("abcdefg"))
+    path = tiny(tmp_path)
     params = SamplingParams(max_tokens=5, ignore_eos=True, temperature=temperature, seed=3)
     outputs, run = recorded(path, params, runs_ahead=True)
+    assert len({token for one in outputs for token in one}) > 3  # it matters what ran
     alone, plain = recorded(path, params, runs_ahead=False)
     assert outputs == alone
     assert steps_of(run) == steps_of(plain)
     assert len(steps_of(run)) == 5
-    events = [event for event in run.events if isinstance(event, Stepped)]
-    assert not any(event.drawn for event in events)
+    drawn = [bool(e.drawn) for e in run.events if isinstance(e, Stepped) and e.requests]
+    assert drawn == [False, True, True, True, True]
+    assert rundiff(bundle_of(run), bundle_of(plain)).differences == ()
+
+
+def test_a_step_that_was_launched_ahead_is_watched_while_somebody_waits(
+    runs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    settle = Engine._settle
+
+    def settled(engine: Engine, *given: Any) -> None:
+        opened = recorder.current()
+        assert opened is not None
+        seen.append((opened.cells[ring.CELL_STEP_STARTED] > 0, opened.current_step))
+        settle(engine, *given)
+
+    monkeypatch.setattr(Engine, "_settle", settled)
+    recorded(tiny(tmp_path), SamplingParams(max_tokens=3, ignore_eos=True), runs_ahead=True)
+    # While the second is awaited the third is there already, and nothing comes after the third.
+    assert seen == [(True, 2), (True, 3), (True, 3)]
+    opened = recorder.current()
+    assert opened is not None
+    assert opened.cells[ring.CELL_STEP_STARTED] == 0
 
 
 def test_what_nobody_has_seen_is_not_taken_for_what_was_there_before(
     runs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder.Recorder, "drawn", lambda *given: None)  # the run ended before
-    path = write_tiny(tmp_path / "tiny.gguf", tokens=list("abcdefg"))
-    _, run = recorded(path, SamplingParams(max_tokens=3, ignore_eos=True), runs_ahead=True)
+    _, run = recorded(
+        tiny(tmp_path), SamplingParams(max_tokens=3, ignore_eos=True), runs_ahead=True
+    )
     first, *others = [e for e in run.events if isinstance(e, Stepped) and e.requests]
     (ids,) = [one.id for one in run.tensors if (one.name, one.shape) == ("token_ids", (8,))]
     assert (first.drawn, [event.drawn for event in others]) == (0, [ids, ids])
     assert [request.digest for event in others for request in event.requests] == [""] * 4
-    bundle = Bundle(
-        kind="suspect", device=SIM, fault=FaultRecord(kind="none", message=""), plans=run.plans,
-        tensors=run.tensors, events=run.events,
-    )  # fmt: skip
-    case, index = Case(bundle), BundleIndex(bundle)
+    case, index = Case(bundle_of(run)), BundleIndex(bundle_of(run))
     for event, is_known in ((first, True), (others[0], False)):
         assert (case.values(ids, event.seq) is not None) == is_known
         assert (ids in index.values(Place(event.step, event.plan, 0))) == is_known
+    _, other = recorded(tiny(tmp_path), SamplingParams(max_tokens=3, ignore_eos=True), False)
+    found = rundiff(bundle_of(other), bundle_of(run))
+    assert found.differences == ()
+    assert any("token_ids, which a run did not live to learn" in one for one in found.unseen)
+
+
+def test_steps_that_were_thrown_away_are_no_difference(runs: None, tmp_path: Path) -> None:
+    params = SamplingParams(max_tokens=9, ignore_eos=True, stop=("g",))
+    outputs, run = recorded(tiny(tmp_path), params, True, num_requests=1)
+    alone, plain = recorded(tiny(tmp_path), params, False, num_requests=1)
+    assert outputs == alone
+    assert len(steps_of(run)) > len(steps_of(plain))
+    for good, bad in ((run, plain), (plain, run)):
+        assert rundiff(bundle_of(good), bundle_of(bad)).differences == ()
+
+
+def test_what_the_host_has_not_waited_for_may_be_at_fault(
+    runs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    _, run = recorded(tiny(tmp_path), params, runs_ahead=True)
+    steps = [event.step for event in run.events if isinstance(event, Stepped) and event.requests]
+    assert {place.step for place in BundleIndex(bundle_of(run)).interval()} == {steps[-1]}
+    waits = [event for event in run.events if isinstance(event, Waited)]
+    assert [wait.copied_in for wait in waits] == steps
+    # It ended while it waited for the last step but one.
+    events = tuple(event for event in run.events if event not in waits[-2:])
+    index = BundleIndex(msgspec.structs.replace(bundle_of(run), events=events))
+    assert {place.step for place in index.interval()} == set(steps[-2:])
+
+
+def test_what_was_learned_is_put_on_no_other_step(
+    runs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = recorder.Recorder.step.__wrapped__  # type: ignore[attr-defined]
+
+    @never_breaks
+    def failing(self: recorder.Recorder, plan: Any, *given: Any, **keywords: Any) -> None:
+        if keywords.get("drawn") is not None and len(lost) == 1:
+            plan = None  # which nothing can be recorded of
+        lost.extend([1] * (keywords.get("drawn") is not None))
+        step(self, plan, *given, **keywords)
+
+    lost: list[int] = []
+    monkeypatch.setattr(recorder.Recorder, "step", failing)
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    _, run = recorded(tiny(tmp_path), params, True, is_whole=False)
+    monkeypatch.undo()
+    digests = [event.requests[0].digest for event in run.events
+               if isinstance(event, Stepped) and event.requests]  # fmt: skip
+    _, plain = recorded(tiny(tmp_path), params, runs_ahead=False)
+    right = [requests[0].digest for _, requests in steps_of(plain)]
+    assert digests == [right[0], right[1], right[3]]

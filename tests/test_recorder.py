@@ -607,7 +607,7 @@ class _MarkedPlan:
 def test_a_mark_of_a_gpu_is_looked_up_in_the_table_of_runs(opened: Recorder) -> None:
     cells = opened.cells
     opened.device("cuda", None)  # when it is opened, and when it has its slot
-    opened.claim_slot("cuda")
+    opened.mark_runs.claim("cuda")
     opened.device("cuda", None, 0)
 
     plan: Any = _MarkedPlan((1,), 77)

@@ -470,7 +470,9 @@ def theirs(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 """
 
 
-def their_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str = THEIRS) -> Bundle:
+def their_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str = THEIRS, **constants: bool
+) -> Bundle:
     """A launch outside of plans of a kernel whose file is gone."""
     (tmp_path / "their_module.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -493,7 +495,7 @@ def their_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str = TH
     launch = LaunchRecord(
         kernel="theirs", function="theirs", device="cuda", grid=(2,), source=sources[0].id,
         arguments=(Argument("x_ptr", 1), Argument("y_ptr", 2), Argument("n", value=8)),
-        constants={"BLOCK": 4},
+        constants={"BLOCK": 4, **constants},
     )  # fmt: skip
     return Bundle(
         kind="crash", fault=FaultRecord(kind="crash", message=""), tensors=tuple(records),
@@ -515,3 +517,14 @@ def test_somebody_elses_kernel_runs_from_its_text_alone(
     assert finding.sites[0].expression == "tl.load(x_ptr + _doubled(at), mask=at < n)"
     wide = {"x_ptr": TensorFact(num_bytes=64)}
     assert replay_place(bundle, place, corrections=wide, allow_source=True).findings == ()
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_constants_of_somebody_elses_kernel_stay_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_wrong: bool
+) -> None:
+    text = THEIRS.replace("BLOCK: tl.constexpr", "BLOCK: tl.constexpr, OVERLAPS: tl.constexpr")
+    text = text.replace("_doubled(at)", "(_doubled(at) if OVERLAPS else at)")
+    bundle = their_bundle(tmp_path, monkeypatch, text, OVERLAPS=is_wrong)
+    (place,) = BundleIndex(bundle).interval()
+    assert bool(replay_place(bundle, place, allow_source=True).findings) == is_wrong

@@ -140,6 +140,14 @@ def test_a_launch_that_differs_is_named(
     assert found.text.startswith("step 1, launch 1 (rope")
 
 
+def test_what_the_gpu_decides_is_no_difference() -> None:
+    """The same run on another GPU of the vendor, or with a wait after each launch."""
+    given = {"constants": {"BLOCK": 8, "OVERLAPS": True}, "options": {"launch_pdl": True}}
+    good = _with_launch(_run(), 0, **given)
+    bad = _with_launch(_run(), 0, constants={"BLOCK": 8, "OVERLAPS": False})
+    assert rundiff(good, bad).differences == ()
+
+
 def test_an_argument_differs_by_what_its_tensor_is() -> None:
     bad = _run(ids=9)
     tensors = tuple(

@@ -192,7 +192,7 @@ class Stepped(Event, frozen=True, kw_only=True, tag=True):
     """A plan is about to run, with what the host put into its inputs; `graph` is replayed, if any.
 
     A step may run several: the decoder's, the sampler's. `drawn` is an input that the device has
-    filled by itself, in a step before, with what nobody here has seen; 0 for none.
+    filled by itself, in a step before, or 0: with what, stands among `inputs` if it was learned.
     """
 
     plan: int
@@ -205,7 +205,8 @@ class Stepped(Event, frozen=True, kw_only=True, tag=True):
 class Drawn(Event, frozen=True, kw_only=True, tag=True):
     """What the device had put into the `drawn` input of the Stepped number `of`, once it is known.
 
-    `digests` are those of the requests there.
+    `digests` are those of the requests there; empty for one that had ended by then, so that nobody
+    wants what the step brings it.
     """
 
     of: int
@@ -227,6 +228,16 @@ class Copied(Event, frozen=True, kw_only=True, tag=True):
     is_pinned: bool = False
     stream: str = ""
     site: str = ""
+
+
+class Waited(Event, frozen=True, kw_only=True, tag=True):
+    """The host has waited for a copy to itself that was asked for before, in step `copied_in`.
+
+    Such a copy `is_pinned`; of others the host waits at once.
+    """
+
+    copied_in: int
+    tensor: int | None
 
 
 class HostWrote(Event, frozen=True, kw_only=True, tag=True):
@@ -282,6 +293,7 @@ AnyEvent = (
     | Stepped
     | Drawn
     | Copied
+    | Waited
     | HostWrote
     | Launched
     | StreamEvent

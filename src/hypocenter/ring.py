@@ -283,7 +283,7 @@ def _completed(event: Stepped, drawn: Drawn) -> Stepped:
         for request, digest in zip(event.requests, drawn.digests, strict=False)
     ]
     return msgspec.structs.replace(
-        event, inputs=drawn.inputs + event.inputs, requests=tuple(requests), drawn=0
+        event, inputs=drawn.inputs + event.inputs, requests=tuple(requests)
     )
 
 

@@ -90,31 +90,39 @@ def to_host(tensor: Tensor, num_rows: int | None = None, *, out: Array | None = 
     Raises CopyRejected, before anything is copied, for memory that is not there, an `out` that
     does not fit, and a tensor that another stream may still be writing.
     """
-    copied = to_host_later(tensor, num_rows, out=out)()
+    shape = _looked_at(tensor, num_rows)
+    if out is not None:
+        _refuse_for(tensor, _misfit_out(tensor, shape, out))
+    copied = _copying(tensor, shape, is_later=False)()
     if out is None:
         return copied
     out[...] = copied
     return out
 
 
-def to_host_later(
-    tensor: Tensor, num_rows: int | None = None, *, out: Array | None = None
-) -> Callable[[], Array]:
+def to_host_later(tensor: Tensor, num_rows: int | None = None) -> Callable[[], Array]:
     """`to_host` without the wait: what is returned waits for the copy, and for nothing after it."""
+    return _copying(tensor, _looked_at(tensor, num_rows), is_later=True)
+
+
+def _looked_at(tensor: Tensor, num_rows: int | None) -> tuple[int, ...]:
+    """The shape of the first rows of `tensor`, which can be copied to the host."""
     _looked(tensor)
     num_rows = tensor.shape[0] if num_rows is None else num_rows
     if not 0 <= num_rows <= tensor.shape[0]:
         refuse(tensor, f"{num_rows} rows, but it has {tensor.shape[0]}; ask for 0 to that many")
     shape = (num_rows, *tensor.shape[1:])
-    num_bytes = math.prod(shape) * tensor.dtype.block_bytes
-    _refuse_for(tensor, obstacle(tensor, num_bytes))
-    if out is not None:
-        _refuse_for(tensor, _misfit_out(tensor, shape, out))
+    _refuse_for(tensor, obstacle(tensor, math.prod(shape) * tensor.dtype.block_bytes))
+    return shape
+
+
+def _copying(tensor: Tensor, shape: tuple[int, ...], *, is_later: bool) -> Callable[[], Array]:
     if tensor.device == "cpu":
-        copied = np.array(tensor.data[:num_rows])
+        copied = np.array(tensor.data[: shape[0]])
         return lambda: copied
+    num_bytes = math.prod(shape) * tensor.dtype.block_bytes
     _refuse_for(tensor, _unwaited(tensor, num_bytes))
-    waited, kind = _copy_out_later(tensor, num_bytes), _KINDS[tensor.dtype]
+    waited, kind = _copy_out(tensor, num_bytes, is_later), _KINDS[tensor.dtype]
     return lambda: waited().view(kind).reshape(shape)
 
 
@@ -127,7 +135,7 @@ def peek(tensor: Tensor) -> Array | None:
         return None
     if tensor.device == "cpu":
         return np.array(tensor.data)
-    copied = _copy_out_later(tensor, tensor.extent_bytes)().view(_KINDS[tensor.dtype])
+    copied = _copy_out(tensor, tensor.extent_bytes)().view(_KINDS[tensor.dtype])
     return np.asarray(copied.reshape(tensor.shape))
 
 
@@ -159,11 +167,13 @@ def obstacle(tensor: Tensor, num_bytes: int) -> str:
     )
 
 
-def _copy_out_later(tensor: Tensor, num_bytes: int) -> Callable[[], Array]:
+def _copy_out(tensor: Tensor, num_bytes: int, is_later: bool = False) -> Callable[[], Array]:
+    """Ask for a copy; what is returned waits for it, which the record is told if it `is_later`."""
     if not num_bytes:
         return lambda: np.zeros(0, np.uint8)
     device, address = tensor.device, tensor.address
-    _record_copy("out", tensor, num_bytes)
+    _record_copy("out", tensor, num_bytes, is_pinned=is_later)
+    step = recorder.current_step if (recorder := current()) is not None else 0
     order, stream = order_of(device), stream_of(device)
     before, sync = order.recorded(stream), f"waits for {order.num_pending(stream)} before it"
     at: dict[str, int] = {}
@@ -181,6 +191,8 @@ def _copy_out_later(tensor: Tensor, num_bytes: int) -> Callable[[], Array]:
             copied = noted(asked)
             at["dst"] = copied.ctypes.data
         order.host_waited(before)
+        if is_later and (recorder := current()) is not None:
+            recorder.waited(tensor, step)
         return np.asarray(copied)
 
     return waited

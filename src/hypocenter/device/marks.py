@@ -60,7 +60,7 @@ def mark_memory(device: str) -> MarkMemory | None:
 @functools.lru_cache(maxsize=ring.NUM_SLOTS)
 def _of_recorder(recorder: Recorder, device: str) -> MarkMemory | None:
     backend: Any = memory.backend_of(device)
-    slot = recorder.claim_slot(device)
+    slot = recorder.mark_runs.claim(device)
     address = None
     if slot is not None and hasattr(backend, "map_host"):
         address = backend.map_host(recorder.header)
@@ -81,5 +81,5 @@ def catch_up(device: str) -> None:
     recorder = current()
     found = None if recorder is None or device.startswith("sim:") else mark_memory(device)
     if recorder is not None and found is not None:
-        num_runs = np.array([recorder.num_runs(device)], np.int64)
+        num_runs = np.array([recorder.mark_runs.count(device)], np.int64)
         memory.to_device(found.runs, num_runs, is_recorded=True)

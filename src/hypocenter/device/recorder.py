@@ -24,6 +24,7 @@ from hypocenter import ring
 from hypocenter.config import Environment
 from hypocenter.device import hand
 from hypocenter.device.catalogue import Catalogue
+from hypocenter.device.mark_runs import MarkRuns
 from hypocenter.device.reported import never_breaks, reported
 from hypocenter.device.run_folder import claim_folder, process_record
 from hypocenter.errors import LaunchRejected
@@ -44,7 +45,8 @@ from hypocenter.recording import (
     Stepped,
     StreamEvent,
     Values,
-)
+    Waited,
+)  # fmt: skip
 from hypocenter.ring_write import RingWriter
 from hypocenter.tensor import Allocation, Tensor
 
@@ -138,8 +140,7 @@ class Recorder:
         self._inputs: dict[int, tuple[Tensor, tuple[int, str]]] = {}
         self._plan_ids = itertools.count(1)
         self._graph_ids = itertools.count(1)
-        self._slots: dict[str, int] = {}  # device to its slot for marks
-        self._num_runs: dict[int, int] = {}  # slot to how many runs had marks
+        self.mark_runs = MarkRuns(self.cells)
         self._devices: set[tuple[str, int | None]] = set()
         self._has_failed = self._has_warned = False
         self.catalogue = Catalogue(self._static, self._write_allocated)
@@ -179,6 +180,13 @@ class Recorder:
             )  # fmt: skip
 
     @never_breaks
+    def waited(self, tensor: Tensor, step: int) -> None:
+        """The host has waited for the copy of `tensor` that it asked for in `step`."""
+        with self._lock:
+            number = self.catalogue.tensor(tensor)
+            self._event(Waited(**self._now(), copied_in=step, tensor=number))
+
+    @never_breaks
     def host_wrote(self, host_address: int, num_bytes: int, site: str = "") -> None:
         """The host is about to change a pinned buffer."""
         where = {"host_address": host_address, "num_bytes": num_bytes}
@@ -216,6 +224,8 @@ class Recorder:
         `is_new`: with it a step begins; otherwise it belongs to the step that this thread is in.
         """
         thread = self._thread
+        if drawn is not None:
+            thread.undrawn = 0  # until it is written
         with self._lock:
             number = self._plan_number(plan)
             if is_new or not thread.step or number in thread.plans:
@@ -237,7 +247,8 @@ class Recorder:
     def drawn(self, tensor: Tensor, ids: np.ndarray[Any, Any], digests: tuple[str, ...]) -> None:
         """What the device had put into an input of the newest step of this thread that has one."""
         values, of = _values(*self._input(tensor), ids), self._thread.undrawn
-        self._event(Drawn(**self._now(), of=of, inputs=(values,), digests=digests))
+        if of:
+            self._event(Drawn(**self._now(), of=of, inputs=(values,), digests=digests))
 
     def begin(self, plan: Plan) -> tuple[Cells, int]:
         """Where the places of `plan`, which runs now, are written to, and the first of them."""
@@ -247,20 +258,9 @@ class Recorder:
             ready, self._thread.ready = self._thread.ready, None
         if ready is None:
             return NOT_RECORDED
-        if plan.marks and plan.device in self._slots:
-            self._note_run(self._slots[plan.device], plan.tag, ready[1])
+        if plan.marks:
+            self.mark_runs.note(plan.device, plan.tag, ready[1])
         return self.cells, ready[1]
-
-    def claim_slot(self, device: str) -> int | None:
-        """The number under which a device's marks write; None when there is none left."""
-        with self._lock:
-            if device not in self._slots and len(self._slots) < ring.NUM_SLOTS:
-                self._slots[device] = len(self._slots)
-            return self._slots.get(device)
-
-    def num_runs(self, device: str) -> int:
-        """How many runs of plans with marks have begun on `device`."""
-        return self._num_runs.get(self._slots.get(device, -1), 0)
 
     @property
     def current_step(self) -> int:
@@ -422,15 +422,6 @@ class Recorder:
             found = tensor, (self.catalogue.tensor(tensor), tensor.dtype.name)
             self._inputs[id(tensor)] = found
         return found[1]
-
-    def _note_run(self, slot: int, tag: int, word: int) -> None:
-        """Which place a run has: a mark can only say the number of the run."""
-        with self._lock:
-            number = self._num_runs[slot] = self._num_runs.get(slot, 0) + 1
-            at = ring.CELL_RUNS + 2 * (slot * ring.NUM_RUNS + number % ring.NUM_RUNS)
-            self.cells[at] = 0  # not this one while it is written
-            self.cells[at + 1] = word
-            self.cells[at] = number << 16 | tag
 
     def _begin_step(self, *, is_watched: bool) -> None:
         cells, thread = self.cells, self._thread

@@ -52,6 +52,11 @@ def of_device(names: Iterable[str], *, is_nvidia: bool, overlaps: bool) -> dict[
     return {name: known[name] for name in names if name in known}
 
 
+def is_of_device(option: str) -> bool:
+    """Whether the GPU decides a constant or an option of a launch."""
+    return option == "launch_pdl" or bool(of_device([option], is_nvidia=True, overlaps=True))
+
+
 def told_apart(specimens: Sequence[Specimen]) -> list[Specimen]:
     """The same specimens with labels that differ within a kernel: what differs is added to them."""
     same: defaultdict[tuple[str, str], list[Specimen]] = defaultdict(list)

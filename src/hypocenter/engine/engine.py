@@ -11,6 +11,7 @@ turns out not to want, because it ended, is thrown away.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -28,13 +29,16 @@ from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import Request
 from hypocenter.engine.sampler import Sampler
 from hypocenter.engine.scheduler import Chunk, Scheduler, make_batch
-from hypocenter.errors import BadLogits, ContextOverflow, OutOfBlocks, UsageError
+from hypocenter.errors import BadLogits, ContextOverflow, HypoError, OutOfBlocks, UsageError
 from hypocenter.records import Completion, Delta, Route
 from hypocenter.tensor import Tensor
 
 if TYPE_CHECKING:
     from hypocenter.engine.runner import Runner
     from hypocenter.model.tokenizer import Tokenizer
+
+
+log = logging.getLogger("hypocenter.engine")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,6 +185,7 @@ class Engine:
         self._lock.acquire()
         try:
             self._admit()
+            self._throw_away()
         finally:
             self._end_turn()
 
@@ -200,17 +205,15 @@ class Engine:
 
     def _step(self) -> int:
         self._admit()
-        flight, self._flight = self._flight, None
-        if flight is not None and all(chunk.request.done for chunk in flight.chunks):
-            flight = None  # nobody wants what it brings
-        chunks = flight.chunks if flight is not None else self.scheduler.schedule()
+        if self._flight is not None and all(chunk.request.done for chunk in self._flight.chunks):
+            self._throw_away()
+        chunks = self._flight.chunks if self._flight is not None else self.scheduler.schedule()
         if chunks:
             try:
-                self._run(chunks, flight)
+                self._run(chunks)
             except Exception as error:
                 if (recorder := current()) is not None:
                     recorder.failed(error)
-                self._flight = None
                 # Nobody knows whose fault it is, so each of them ends with it; others go on.
                 for request in [chunk.request for chunk in chunks if not chunk.request.done]:
                     self._fail(request, error)
@@ -225,23 +228,39 @@ class Engine:
                     recorder.step_ended()
         return sum(chunk.num_tokens for chunk in chunks)
 
-    def _run(self, chunks: list[Chunk], flight: Flight | None) -> None:
-        """Launch `chunks`, if they are not in `flight`, and where possible what follows; settle."""
+    def _run(self, chunks: list[Chunk]) -> None:
+        """Launch `chunks`, unless that was done ahead, and what follows if it can be; settle."""
         recorder = current()
+        flight, self._flight = self._flight, None
         if flight is None:
             flight = self._launch(chunks)
         elif recorder is not None:
             recorder.resumed(flight.step)
         # While the device works: it has the next tokens before anybody here has seen them.
-        is_quiet = self.runner.runs_ahead and not self._inbox
-        if is_quiet and (following := self.scheduler.schedule_ahead(chunks)):
-            self._flight = self._launch(following)
+        failure: Exception | None = None
+        if self.runner.runs_ahead and (following := self.scheduler.schedule_ahead(chunks)):
+            try:
+                self._flight = self._launch(following)
+            except Exception as error:  # it may be of no concern to those who end with this step
+                failure = error
         outcomes = flight.outcomes()
         self._settle(flight, outcomes)
+        if failure is not None:
+            raise failure
         if self._flight is not None and recorder is not None:
             ids = [0 if isinstance(one, BadLogits) else one for one in outcomes]
-            digests = tuple(chunk.request.digest() for chunk in chunks)
+            requests = [chunk.request for chunk in chunks]
+            digests = tuple("" if one.done else one.digest() for one in requests)
             recorder.drawn(self.runner.token_ids, np.array(ids, np.int32), digests)
+
+    def _throw_away(self) -> None:
+        """Wait for a step that nobody wants any more, which has most often ended long ago."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            try:
+                flight.outcomes()
+            except HypoError as error:  # it is recorded, and there is nobody to tell
+                log.warning("a step that was thrown away: %s", error)
 
     def _launch(self, chunks: list[Chunk]) -> Flight:
         logits = self.runner.run(make_batch(chunks, self.cache))

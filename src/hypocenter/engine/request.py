@@ -178,7 +178,6 @@ class Request:
         limit = self.params.max_tokens
         return (
             self.state is State.RUNNING
-            and not self.cancel_requested
             and not has_penalties(self.params)
             and (limit is None or len(self.output_ids) + 1 < limit)
             and len(self.token_ids) + 1 < self._context_length

@@ -115,13 +115,11 @@ class Scheduler:
     def schedule_ahead(self, chunks: list[Chunk]) -> list[Chunk]:
         """The chunks of the step after `chunks`, which runs now; empty where that must be awaited.
 
-        It can be told where every request that runs draws a token, none waits, and the cache has
-        room for all of them.
+        It can be told where each of them draws a token, no request waits, and the cache has room.
         """
         requests = [chunk.request for chunk in chunks]
         if (
             self.waiting
-            or requests != self.running
             or not all(chunk.draws_token and chunk.request.goes_on for chunk in chunks)
             or self._num_blocks_for_each(requests) > self.cache.num_free_blocks
         ):

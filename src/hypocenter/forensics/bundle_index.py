@@ -20,6 +20,7 @@ from hypocenter.recording import (
     Stepped,
     TensorRecord,
     Values,
+    Waited,
 )
 
 #: The plan of a Place whose launch belongs to no plan; its `launch` is the event's `seq` then.
@@ -113,8 +114,14 @@ class BundleIndex:
                 yield Place(event.step, OUTSIDE_PLANS, seq)
 
     def _last_copy_out(self, before: int) -> int:
-        """Of the copies to the host before event `before`, which waited for all, the last."""
-        copies = (e.seq for e in self.events if isinstance(e, Copied) and e.direction == "out")
+        """Of the copies to the host before event `before`, which it has waited for, the last."""
+        waited = {(e.copied_in, e.tensor) for e in self.events if isinstance(e, Waited)}
+        copies = (
+            event.seq
+            for event in self.events
+            if isinstance(event, Copied) and event.direction == "out"
+            and (not event.is_pinned or (event.step, event.tensor) in waited)
+        )  # fmt: skip
         return max((seq for seq in copies if seq < before), default=0)
 
     # -- memory ---------------------------------------------------------------------------------

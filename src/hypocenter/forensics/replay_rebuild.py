@@ -72,8 +72,10 @@ class Rebuilt:
         self.tensors: dict[str, TensorRecord] = {}
         self.contents: dict[str, Array] = {}
         self.grid = tuple(self._corrected("grid", launch.grid))
-        constants = {k: self._corrected(k, v) for k, v in launch.constants.items()}
-        constants |= of_device(constants, is_nvidia=False, overlaps=False)
+        constants = dict(launch.constants)
+        if self._is_ours:
+            constants |= of_device(constants, is_nvidia=False, overlaps=False)
+        constants = {k: self._corrected(k, v) for k, v in constants.items()}
         self.arguments = {arg.name: self._argument(arg) for arg in launch.arguments} | constants
         if self._unused:
             raise UsageError(

@@ -13,8 +13,10 @@ import msgspec
 import numpy as np
 
 from hypocenter.bundle import Bundle
+from hypocenter.device.specimen import is_of_device
 from hypocenter.forensics.bundle_index import BundleIndex
 from hypocenter.recording import (
+    AnyEvent,
     Argument,
     Launched,
     LaunchRecord,
@@ -166,7 +168,7 @@ class _Runs:
         if isinstance(good, Launched) or isinstance(bad, Launched):
             assert isinstance(good, Launched)
             assert isinstance(bad, Launched)
-            places = Place(step, -1, good.seq), Place(step, -1, bad.seq)
+            places = Place(good.step, -1, good.seq), Place(bad.step, -1, bad.seq)
             return list(self._launch(step, name, places, (good.launch, bad.launch)))
         found = [*self._requests(step, good.requests, bad.requests), *self._inputs(good, bad)]
         if found:
@@ -176,8 +178,8 @@ class _Runs:
             return []
         last = self.bad.bundle.progress.submitted
         for number, pair in enumerate(zip(plans[0].launches, plans[1].launches, strict=False)):
-            places = Place(step, good.plan, number), Place(step, bad.plan, number)
-            if last and (last.step, last.plan) == (step, bad.plan) and number > last.launch:
+            places = Place(good.step, good.plan, number), Place(bad.step, bad.plan, number)
+            if last and (last.step, last.plan) == (bad.step, bad.plan) and number > last.launch:
                 return [Difference(
                     step=step, plan=name, what="end", subject="of the run",
                     good=f"goes on with {pair[0].kernel}", bad="ends there", launch=number,
@@ -205,7 +207,8 @@ class _Runs:
         for row, (one, other) in enumerate(zip(good, bad, strict=False)):
             for name in ("row", "first_position", "num_tokens", "digest", "blocks"):
                 pair = getattr(one, name), getattr(other, name)
-                if pair[0] != pair[1]:
+                is_unknown = name == "digest" and not all(pair)
+                if pair[0] != pair[1] and not is_unknown:
                     told = {"digest": "token ids so far"}.get(name, name)
                     yield Difference(
                         step=step, what="request", subject=f"{row}, {told}", good=_short(pair[0]),
@@ -217,8 +220,12 @@ class _Runs:
             {self._called(index, values.tensor): values for values in event.inputs}
             for index, event in ((self.good, good), (self.bad, bad))
         ]
+        drawn = {self._called(self.good, good.drawn), self._called(self.bad, bad.drawn)}
         for name in dict.fromkeys((*sides[0], *sides[1])):
             one, other = (side.get(name) for side in sides)
+            if name in drawn and (one is None or other is None):
+                self.unseen.append(f"step {bad.step}: {name}, which a run did not live to learn")
+                continue
             self.counts["inputs"] += 1
             if one is None or other is None:
                 told = ["nothing" if v is None else f"{v.dtype} {v.shape}" for v in (one, other)]
@@ -259,7 +266,7 @@ class _Runs:
             yield differs("option", "num_warps", good.num_warps, bad.num_warps)
         for one, other in ((good.constants, bad.constants), (good.options, bad.options)):
             for name in dict.fromkeys((*one, *other)):
-                if one.get(name) != other.get(name):
+                if one.get(name) != other.get(name) and not is_of_device(name):
                     yield differs("option", name, one.get(name), other.get(name))
         sides = [
             {argument.name: self._argument(index, argument) for argument in
@@ -303,11 +310,24 @@ class _Runs:
 
 
 def _steps(index: BundleIndex) -> dict[int, list[Stepped | Launched]]:
+    """By number, those left out that were launched ahead and then thrown away."""
+    thrown = {event.step for event in index.events if _is_thrown_away(event)}
     steps: dict[int, list[Stepped | Launched]] = {}
     for event in index.events:
-        if isinstance(event, Stepped | Launched):
-            steps.setdefault(event.step, []).append(event)
+        if isinstance(event, Stepped | Launched) and event.step not in thrown:
+            number = event.step - sum(one < event.step for one in thrown)
+            steps.setdefault(number, []).append(event)
     return steps
+
+
+def _is_thrown_away(event: AnyEvent) -> bool:
+    """Whether all requests of a step had ended when its tokens were learned."""
+    return (
+        isinstance(event, Stepped)
+        and bool(event.requests)
+        and event.drawn in [values.tensor for values in event.inputs]
+        and not any(request.digest for request in event.requests)
+    )
 
 
 def _by_place(bundle: Bundle) -> dict[Place, list[Statistics]]:

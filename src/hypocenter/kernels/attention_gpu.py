@@ -26,6 +26,23 @@ _FOLDED = tl.constexpr(8)
 
 
 @triton.jit
+def _store_heads(
+    out_ptr, values, position, token, head, first_row, kv_head, OUT_STRIDE: tl.constexpr,
+    HEADS_PER_KV: tl.constexpr, HEAD_DIM: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    if PARTS == 4:
+        # From a range of its own, or compilers keep what the first one gave over the whole loop:
+        # thirds leave no registers for that.
+        row = first_row - ROWS // PARTS + tl.arange(ROWS // PARTS, 2 * (ROWS // PARTS))
+        token, head = row // HEADS_PER_KV, kv_head * HEADS_PER_KV + row % HEADS_PER_KV
+    d = tl.arange(0, BLOCK)
+    at = (as_offset(token, WIDE) * OUT_STRIDE + head * HEAD_DIM)[:, None] + d[None, :]
+    written = (position >= 0)[:, None] & (d < HEAD_DIM)[None, :]
+    tl.store(out_ptr + at, values, mask=written)
+
+
+@triton.jit
 def attention_kernel(
     q_ptr, counts_ptr, positions_ptr, sequence_rows_ptr, block_tables_ptr, k_cache_ptr,
     v_cache_ptr, out_ptr, scale, softcap, window, max_blocks, q_stride, num_blocks,
@@ -82,15 +99,10 @@ def attention_kernel(
         top, old, new = fold(top, tile_top)
         norm = tl.fma(norm, old, tile_norm * new)
         total = tl.fma(total, old[:, None], values * new[:, None])
-    d = tl.arange(0, BLOCK)
-    if PARTS == 4:
-        # From a range of its own, or compilers keep what the first one gave over the whole loop:
-        # thirds leave no registers for that.
-        row = first_row - ROWS // PARTS + tl.arange(ROWS // PARTS, 2 * (ROWS // PARTS))
-        token, head = row // HEADS_PER_KV, kv_head * HEADS_PER_KV + row % HEADS_PER_KV
-    at = (as_offset(token, WIDE) * OUT_STRIDE + head * HEAD_DIM)[:, None] + d[None, :]
-    written = (position >= 0)[:, None] & (d < HEAD_DIM)[None, :]
-    tl.store(out_ptr + at, total * (1.0 / norm)[:, None], mask=written)
+    _store_heads(
+        out_ptr, total * (1.0 / norm)[:, None], position, token, head, first_row, kv_head,
+        OUT_STRIDE, HEADS_PER_KV, HEAD_DIM, WIDE, PARTS, ROWS, BLOCK,
+    )  # fmt: skip
 
 
 @triton.jit

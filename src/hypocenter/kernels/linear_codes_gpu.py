@@ -172,6 +172,9 @@ def _few(
             acc, w0, w1, w2, w3, x0, x1, x2, x3, x_scales_ptr + g, sums_ptr + g, scales_ptr + s,
             minima_ptr + s, inside, GROUP, ZERO, HAS_MINIMA, SCALE_BITS, ON_NVIDIA,
         )  # fmt: skip
+    if ROWS == 4 or (GROUP == 16 and PER_WORD == 4):  # as in linear_codes_kernel
+        rows = first - ROWS + tl.arange(ROWS, 2 * ROWS)
+        outputs = (tile - 1) * OUTPUTS + tl.arange(OUTPUTS, 2 * OUTPUTS)
     store_outputs(
         out_ptr, rows[:, None], outputs[None, :], out_stride, _fold(acc, ROWS, OUTPUTS), bias_ptr,
         (rows < num_live)[:, None], HAS_BIAS, ACCUMULATE, WIDE,

@@ -30,7 +30,8 @@ _FEW_CODES, _FEW_FLOATS = 8, 32
 def takes_several(num_rows: int, dtype: DType, device: str) -> bool:
     """Whether weights of one type share a launch in a bucket of `num_rows` rows."""
     if dtype.is_quantised:
-        return num_rows <= _FEW_CODES
+        # For four rows of codes of a byte NVIDIA's compiler finds too few registers.
+        return num_rows <= (_FEW_CODES if UNITS[dtype].codes_per_word == 8 else 2)
     # Each has stages of its own: for more there is no shared memory on AMD's GPUs, nor for more
     # rows on NVIDIA's smaller ones.
     return num_rows == 1 and device.startswith("cuda")
@@ -95,6 +96,8 @@ def _codes(
         outputs, num_warps, unroll = 16, 8, 1
         if plan.device.startswith("cuda"):
             outputs, num_warps, unroll = (4, 1, 2) if rows == 1 else (8, 2, 1)
+            if layout.group == 16 and len(products) > 1:
+                unroll = 1  # with two, older GPUs have no registers for Q6_K
         tiles = _tiles(products, outputs)
         plan.launch_gpu(
             linear_codes_few_kernel,
