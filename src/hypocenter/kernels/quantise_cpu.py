@@ -27,6 +27,8 @@ _TINY, _INFINITY, _NAN = np.float32(1e-30), np.float32(np.inf), np.float32(np.na
 _ZERO, _LARGEST_CODE, _INVERSE = np.float32(0), np.float32(127), np.float32(1 / 127)
 #: Adding it rounds to the nearest integer, ties to even, which then is the low bits of the sum.
 _ROUND = np.float32(1.5 * 2**23)
+#: Groups of an item: in a tile of one row as many as have their scales in one cache line.
+_ITEM_GROUPS = 16
 
 
 @inline
@@ -62,15 +64,34 @@ def _quantise_group(
     put(weighted, at + 2 * tile, (low + high) * scale)
 
 
+@inline
+def _quantise_tile(
+    x: Any, num_rows: int, width: int, first: int, last: int, tile_index: int, codes: Any,
+    scales: Any, sums: Any, weighted: Any,
+) -> None:  # fmt: skip
+    """Groups first..last of one tile of rows."""
+    tile = codes.shape[2]
+    begin = tile_index * tile
+    for row in range(begin, min(begin + tile, num_rows)):
+        for group in range(first, last):
+            _quantise_group(
+                x, row * x.shape[1] + 32 * group, width - 32 * group, codes, scales, sums,
+                weighted, tile_index * codes.shape[1] + group, row - begin,
+            )  # fmt: skip
+
+
 @cpu_kernel
 def quantise(
     x: Any, counts: Any, count: int, width: int, codes: Any, scales: Any, sums: Any, weighted: Any
 ) -> None:
-    for row in prange(get(counts, count)):
-        tile = codes.shape[2]
-        first = row // tile * codes.shape[1]
-        for group in range((width + 63) // 64 * 2):
-            _quantise_group(
-                x, row * x.shape[1] + 32 * group, width - 32 * group, codes, scales, sums,
-                weighted, first + group, row % tile,
-            )  # fmt: skip
+    # An item is some groups of a whole tile, and not a row: what the rows of a tile have of one
+    # group lies in one cache line, which threads that each have a row would take from one another.
+    num_rows, num_groups = get(counts, count), (width + 63) // 64 * 2
+    num_parts = (num_groups + _ITEM_GROUPS - 1) // _ITEM_GROUPS
+    num_tiles = (num_rows + codes.shape[2] - 1) // codes.shape[2]
+    for item in prange(num_tiles * num_parts):
+        first = item % num_parts * _ITEM_GROUPS
+        last = min(first + _ITEM_GROUPS, num_groups)
+        _quantise_tile(
+            x, num_rows, width, first, last, item // num_parts, codes, scales, sums, weighted
+        )
