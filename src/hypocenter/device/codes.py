@@ -40,6 +40,9 @@ from hypocenter.device.vector_ir import (
 
 #: Words of the columns whose codes are taken at once, four to a word.
 _WORDS = 8
+#: Rows whose sums of products grow side by side where rows are many: a sum waits for its last step,
+#: and the next row's comes too late to fill the gap. Few rows, or short sums, do better one by one.
+_ROWS_IN_TURN = 8
 _LINE_BYTES = 64
 #: How far ahead memory is asked for: what one thread reads in the time that memory takes to answer.
 _AHEAD_BYTES = 4096
@@ -355,22 +358,32 @@ def add_products(
         offset = builder.trunc(builder.sub(offset, ir.Constant(_I64, dot.lift)), I32)
         before = builder.mul(group, tile)
         rows = builder.add(before, row)
+        words = builder.mul(rows, ir.Constant(_I64, _WORDS))
         sums = builder.mul(before, ir.Constant(_I64, 3))
         sums = builder.add(sums, builder.mul(tile, ir.Constant(_I64, which)))
         sums = builder.add(sums, row)
 
-        def change(i: int, total: Any) -> Any:
-            own = _at(builder, rows, i)
+        def begun(i: int) -> Any:
             start = _scalar(context, builder, kinds[6], x_sums, _at(builder, sums, i))
-            products = all_lanes(builder, builder.mul(start, offset), VEC_I32)
-            at = builder.mul(own, ir.Constant(_I64, _WORDS))
-            for j in range(first, last):
-                x = spread(kinds[4], x_codes, _at(builder, at, j), VEC_I32)
-                products = dot.add(products, j - first, x)
-            factor = builder.fmul(scale, spread(kinds[5], x_scales, own, VEC_F32))
-            return fused(builder, builder.sitofp(products, VEC_F32), factor, total)
+            return all_lanes(builder, builder.mul(start, offset), VEC_I32)
 
-        return _each(builder, totals, change)
+        def ended(i: int, products: Any) -> Any:
+            x_scale = spread(kinds[5], x_scales, _at(builder, rows, i), VEC_F32)
+            factor, products = builder.fmul(scale, x_scale), builder.sitofp(products, VEC_F32)
+            return fused(builder, products, factor, builder.extract_value(totals, i))
+
+        made, num_rows = totals, totals.type.count
+        at_once = _ROWS_IN_TURN if num_rows > _ROWS_IN_TURN and which == 2 else 1
+        for begin in range(0, num_rows, at_once):
+            turn = range(begin, begin + at_once)
+            products = {i: begun(i) for i in turn}
+            for j in range(first, last):
+                for i in turn:
+                    x = spread(kinds[4], x_codes, _at(builder, words, _WORDS * i + j), VEC_I32)
+                    products[i] = dot.add(products[i], j - first, x)
+            for i in turn:
+                made = builder.insert_value(made, ended(i, products[i]), i)
+        return made
 
     signature = totals(
         *(totals, codes, part, f32x16, x_codes, x_scales, x_sums),

@@ -28,6 +28,9 @@ from hypocenter.device.codes import (
 from hypocenter.device.lang import always_inline, cpu_kernel, inline, prange
 from hypocenter.device.vector import get, load
 
+#: Bytes of activation codes that stay in a core's own cache, beside the weights of an item.
+_NEAR_BYTES = 256 << 10
+
 
 @inline
 def _finish(totals: Any, out: Any, row: int, bias: Any, column: int, accumulate: bool) -> None:
@@ -149,24 +152,25 @@ def _add_minima(
 
 @inline
 def _code_item(
-    x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, num_rows: int, records: Any,
-    zero: int, item: int, out: Any, bias: Any, accumulate: bool,
+    x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, first: int, last: int,
+    records: Any, zero: int, item: int, out: Any, bias: Any, accumulate: bool,
 ) -> None:  # fmt: skip
+    """64 outputs of the rows first..last."""
     for group in range(4 * item, 4 * item + 4):
-        row = 0
-        while row + 16 <= num_rows:
+        row = first
+        while row + 16 <= last:
             _code_rows(
                 zero_totals(16), x_codes, x_scales, x_sums, x_weighted, row, records, zero,
                 group, out, bias, accumulate,
             )  # fmt: skip
             row += 16
-        while row + 4 <= num_rows:
+        while row + 4 <= last:
             _code_rows(
                 zero_totals(4), x_codes, x_scales, x_sums, x_weighted, row, records, zero,
                 group, out, bias, accumulate,
             )  # fmt: skip
             row += 4
-        while row < num_rows:
+        while row < last:
             _code_rows(
                 zero_totals(1), x_codes, x_scales, x_sums, x_weighted, row, records, zero,
                 group, out, bias, accumulate,
@@ -183,21 +187,26 @@ def linear_codes(
 ) -> None:  # fmt: skip
     """As `linear_float`, for weights held as codes and x as `quantise` left it."""
     num_rows = get(counts, count)
+    # Of many rows some at a time: their codes come from afar for the first group of an item only.
+    row_bytes = 32 * records.shape[1] * num_steps(records)
+    rows_at_once = max(_NEAR_BYTES // row_bytes // 16 * 16, 16)
     second = records.shape[0] // 4
     third = second + records_2.shape[0] // 4
     for item in prange(third + records_3.shape[0] // 4):
-        if item < second:
-            _code_item(
-                x_codes, x_scales, x_sums, x_weighted, num_rows, records, zero, item, out, bias,
-                accumulate,
-            )  # fmt: skip
-        elif item < third:
-            _code_item(
-                x_codes, x_scales, x_sums, x_weighted, num_rows, records_2, zero_2, item - second,
-                out_2, bias_2, accumulate,
-            )  # fmt: skip
-        else:
-            _code_item(
-                x_codes, x_scales, x_sums, x_weighted, num_rows, records_3, zero_3, item - third,
-                out_3, bias_3, accumulate,
-            )  # fmt: skip
+        for first in range(0, num_rows, rows_at_once):
+            last = min(first + rows_at_once, num_rows)
+            if item < second:
+                _code_item(
+                    x_codes, x_scales, x_sums, x_weighted, first, last, records, zero, item, out,
+                    bias, accumulate,
+                )  # fmt: skip
+            elif item < third:
+                _code_item(
+                    x_codes, x_scales, x_sums, x_weighted, first, last, records_2, zero_2,
+                    item - second, out_2, bias_2, accumulate,
+                )  # fmt: skip
+            else:
+                _code_item(
+                    x_codes, x_scales, x_sums, x_weighted, first, last, records_3, zero_3,
+                    item - third, out_3, bias_3, accumulate,
+                )  # fmt: skip
