@@ -264,19 +264,19 @@ def tiny(folder: Path) -> Path:
 
 
 def recorded(
-    path: Path, params: SamplingParams, runs_ahead: bool, *, num_requests: int = 2,
+    path: Path, params: SamplingParams, runs_ahead: bool, *, one_by_one: bool = False,
     is_whole: bool = True,
 ) -> tuple[Any, ring.Run]:  # fmt: skip
     """Answers of a small model on a simulated GPU, and what was recorded of them."""
     recorder.close_recorder()
     memory.use_backend(open_sim(SIM, graphs=True))
-    prompts = ([1, 2, 3], [4, 5])[:num_requests]
     config = EngineConfig(device=SIM, context_length=64, max_batch_tokens=8)
     with LLM(path, config) as llm:
         assert llm.engine.runner.runs_ahead
         llm.engine.runner.runs_ahead = runs_ahead
-        requests = [llm.engine.request(ids, params) for ids in prompts]
-        outputs = [one.token_ids for one in llm.engine.complete(requests)]
+        requests = [llm.engine.request(ids, params) for ids in ([1, 2, 3], [4, 5])]
+        turns = [[one] for one in requests] if one_by_one else [requests]
+        outputs = [one.token_ids for turn in turns for one in llm.engine.complete(turn)]
     opened = recorder.current()
     assert opened is not None
     run = ring.read_run(opened.folder)
@@ -362,8 +362,8 @@ def test_what_nobody_has_seen_is_not_taken_for_what_was_there_before(
 
 def test_steps_that_were_thrown_away_are_no_difference(runs: None, tmp_path: Path) -> None:
     params = SamplingParams(max_tokens=9, ignore_eos=True, stop=("g",))
-    outputs, run = recorded(tiny(tmp_path), params, True, num_requests=1)
-    alone, plain = recorded(tiny(tmp_path), params, False, num_requests=1)
+    outputs, run = recorded(tiny(tmp_path), params, True, one_by_one=True)
+    alone, plain = recorded(tiny(tmp_path), params, False, one_by_one=True)
     assert outputs == alone
     assert len(steps_of(run)) > len(steps_of(plain))
     for good, bad in ((run, plain), (plain, run)):
