@@ -13,12 +13,6 @@ from hypocenter.model.specimens import project_specimens
 
 SPECIMENS = project_specimens()
 
-#: Registers that a kernel may spill on an architecture. ptxas gives some forms 64 or 72 of 255
-#: registers and puts two to six more into memory; other stages or unrolling moves that to others.
-MAY_SPILL = {
-    "linear_codes_few_kernel": {"sm_80": 6, "sm_89": 2, "sm_90": 2},
-}
-
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[tuple[Worker, Worker]]:
@@ -42,6 +36,4 @@ def test_a_kernel_would_launch_on_every_target(
     assert [record.arch for record in records] == archs
     if not guarded:
         # A guarded kernel may spill; nobody measures its speed.
-        allowed = MAY_SPILL.get(SPECIMENS[index].name, {})
-        spilled = {r.arch: r.spills for r in records if (r.spills or 0) > allowed.get(r.arch, 0)}
-        assert spilled == {}
+        assert {record.arch: record.spills for record in records if record.spills} == {}
