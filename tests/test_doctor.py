@@ -40,6 +40,7 @@ from hypocenter.recording import (
     RequestRecord,
     Statistics,
     StreamEvent,
+    Waited,
 )
 
 WIDTH = HEADS * DIM
@@ -135,8 +136,11 @@ def streams(*, waits: bool) -> Bundle:
     return run.bundle(FaultRecord(kind="differs", message=""))
 
 
-def inputs_in_a_stream(*, waits: bool) -> Bundle:
-    """The step is told first; its inputs are copied in a stream of their own, then it waits."""
+def inputs_in_a_stream(*, waits: bool, is_awaited: bool | None = None) -> Bundle:
+    """The step is told first; its inputs are copied in a stream of their own, then it waits.
+
+    Of a result that is asked for before the host `is_awaited` the next inputs may come too early.
+    """
     run = Run()
     tensors_of_decoder(run)
     plan = decoder(run)
@@ -149,7 +153,14 @@ def inputs_in_a_stream(*, waits: bool) -> Bundle:
         run.emit(StreamEvent, action="record", event=number, stream="copies")
         if waits:
             run.emit(StreamEvent, action="wait", event=number, stream="")
-        run.copy_out("out")
+        if is_awaited is None:
+            run.copy_out("out")
+            continue
+        out = run.tensors["out"]
+        run.emit(Copied, direction="out", tensor=out.id, address=out.address,
+                 num_bytes=out.extent_bytes, is_pinned=True)  # fmt: skip
+        if is_awaited:
+            run.emit(Waited, copied_in=run.step, tensor=out.id)
     return run.bundle(FaultRecord(kind="differs", message=""))
 
 
@@ -376,6 +387,11 @@ CASES: dict[str, Expected] = {
     ),
     "inputs without a wait": Expected(
         lambda: inputs_in_a_stream(waits=False), lambda: inputs_in_a_stream(waits=True),
+        Cause.MISSING_WAIT, "lookup", "token_ids", "order",
+    ),
+    "a result that nobody has waited for": Expected(
+        lambda: inputs_in_a_stream(waits=True, is_awaited=False),
+        lambda: inputs_in_a_stream(waits=True, is_awaited=True),
         Cause.MISSING_WAIT, "lookup", "token_ids", "order",
     ),
     "rewritten": Expected(

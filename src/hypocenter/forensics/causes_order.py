@@ -21,6 +21,7 @@ from hypocenter.recording import (
     Place,
     Stepped,
     StreamEvent,
+    Waited,
 )
 
 NAME = "order"
@@ -84,10 +85,17 @@ class _Clocks:
         return made is not None
 
     def host_waits(self, stream: str | None) -> None:
-        known = self.seen.setdefault(_HOST, {})
         for one in [stream] if stream is not None else list(self.now):
-            for other, at in {**self.seen.get(one, {}), one: self.now.get(one, 0)}.items():
-                known[other] = max(known.get(other, 0), at)
+            self.host_waited(self.behind(one))
+
+    def behind(self, stream: str) -> dict[str, int]:
+        """What lies before whatever is asked for in a stream now."""
+        return {**self.seen.get(stream, {}), stream: self.now.get(stream, 0)}
+
+    def host_waited(self, behind: dict[str, int]) -> None:
+        known = self.seen.setdefault(_HOST, {})
+        for other, at in behind.items():
+            known[other] = max(known.get(other, 0), at)
 
     def is_before(self, touch: _Touch, stream: str) -> bool:
         return self.seen.get(stream, {}).get(touch.stream, 0) >= touch.tick
@@ -160,6 +168,7 @@ def _disorder(
     tensors: dict[int, list[_Touch]] = {}
     is_parallel = len(_streams(case)) > 1
     pinned: list[tuple[int, int, _Touch]] = []
+    asked: dict[tuple[int, int | None], dict[str, int]] = {}  # copies that are waited for later
     begins = _beginnings(case, events) if is_parallel else {}
     for number, event in enumerate(events):
         for begun in begins.get(number, ()):
@@ -181,8 +190,12 @@ def _disorder(
                 copy = _Touch(f"the copy of {name} to the device", event.stream, tick, event.seq,
                               False, argument=name, site=event.site, tensor=number)  # fmt: skip
                 pinned.append((event.host_address, event.num_bytes, copy))
-            if event.direction == "out" and not event.is_pinned:
+            if event.direction == "out" and event.is_pinned:
+                asked[event.step, event.tensor] = clocks.behind(event.stream)
+            elif event.direction == "out":
                 clocks.host_waits(event.stream)
+        elif isinstance(event, Waited):
+            clocks.host_waited(asked.pop((event.copied_in, event.tensor), {}))
     for begun in begins.get(len(events), ()):
         for touch in _launch_touches(case, begun, clocks):
             found += _against(clocks, touch, tensors)
