@@ -339,6 +339,27 @@ def test_a_step_that_was_launched_ahead_is_watched_while_somebody_waits(
     assert opened.cells[ring.CELL_STEP_STARTED] == 0
 
 
+def test_a_step_that_is_thrown_away_is_watched_too(
+    runs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    opened = recorder.open_recorder()
+    assert opened is not None
+
+    def outcomes() -> list[Any]:
+        seen.append(opened.cells[ring.CELL_STEP_STARTED] > 0)
+        return []
+
+    engine = ahead()
+    submit(engine, [3, 1, 4])
+    engine.step()
+    assert engine._flight is not None
+    engine._flight = dataclasses.replace(engine._flight, outcomes=outcomes)
+    engine.close()
+    assert seen == [True]
+    assert opened.cells[ring.CELL_STEP_STARTED] == 0
+
+
 def test_what_nobody_has_seen_is_not_taken_for_what_was_there_before(
     runs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

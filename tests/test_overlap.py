@@ -56,8 +56,11 @@ def ptx(one: Specimen, arch: str) -> str:
     return text[text.index(".entry") :]
 
 
-@pytest.mark.parametrize("guarded", [False, True], ids=["plain", "guarded"])
-@pytest.mark.parametrize("name", ["rms_norm_kernel", "kv_write_kernel", "mark_kernel"])
+@pytest.mark.parametrize(
+    ("name", "guarded"),
+    [(jit.__name__, False) for jit in OVERLAPPING]
+    + [(name, True) for name in ("rms_norm_kernel", "kv_write_kernel", "mark_kernel")],
+)
 def test_the_compiler_moves_nothing_before_the_wait(name: str, guarded: bool) -> None:
     one = specimen(name)
     text = ptx(_guarded(one) if guarded else one, "sm_90")

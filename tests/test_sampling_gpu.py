@@ -74,6 +74,20 @@ def test_bad_rows_are_named_and_leave_the_others_alone() -> None:
         assert str(chosen[4]) == "logits row 4: 1 of 1030 values are NaN or +inf"
 
 
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1e-9, top_p=0.5)])
+def test_the_chosen_ids_are_left_for_the_next_step_and_0_for_bad_rows(
+    params: SamplingParams,
+) -> None:
+    rows = np.zeros((3, 1030), np.float32)
+    rows[0, 1025], rows[1, 3], rows[2, 7] = 1, np.nan, 1
+    memory.open_device(SIM)
+    next_ids = memory.allocate("token_ids", "test", DType.I32, (8,), device=SIM)
+    memory.to_device(next_ids, np.full(8, 99, np.int32))
+    both(rows, [Draw(params, 0)] * 3, DeviceSampler(SIM, 1030, 4, next_ids=next_ids))
+    # A kernel of the next step looks these up before anybody has refused them.
+    assert memory.to_host(next_ids).tolist() == [1025, 0, 7, 99, 99, 99, 99, 99]
+
+
 FILTERS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0},
     {"temperature": 0.8, "top_k": 5},

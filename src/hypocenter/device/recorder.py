@@ -46,7 +46,7 @@ from hypocenter.recording import (
     StreamEvent,
     Values,
     Waited,
-)  # fmt: skip
+)
 from hypocenter.ring_write import RingWriter
 from hypocenter.tensor import Allocation, Tensor
 
@@ -189,14 +189,16 @@ class Recorder:
     @never_breaks
     def host_wrote(self, host_address: int, num_bytes: int, site: str = "") -> None:
         """The host is about to change a pinned buffer."""
-        where = {"host_address": host_address, "num_bytes": num_bytes}
-        self._event(HostWrote(**self._now(), **where, site=site))
+        self._event(
+            HostWrote(**self._now(), host_address=host_address, num_bytes=num_bytes, site=site)
+        )
 
     @never_breaks
     def stream_event(self, action: str, event: int, stream: str, site: str = "") -> None:
         """`action` as in StreamEvent."""
-        now = self._now()
-        self._event(StreamEvent(**now, action=action, event=event, stream=stream, site=site))
+        self._event(
+            StreamEvent(**self._now(), action=action, event=event, stream=stream, site=site)
+        )
 
     # -- plans and launches ---------------------------------------------------------------------
 

@@ -256,11 +256,18 @@ class Engine:
     def _throw_away(self) -> None:
         """Wait for a step that nobody wants any more, which has most often ended long ago."""
         flight, self._flight = self._flight, None
-        if flight is not None:
-            try:
-                flight.outcomes()
-            except HypoError as error:  # it is recorded, and there is nobody to tell
-                log.warning("a step that was thrown away: %s", error)
+        if flight is None:
+            return
+        recorder = current()
+        if recorder is not None:
+            recorder.resumed(flight.step)
+        try:
+            flight.outcomes()
+        except HypoError as error:  # it is recorded, and there is nobody to tell
+            log.warning("a step that was thrown away: %s", error)
+        finally:
+            if recorder is not None:
+                recorder.step_ended()
 
     def _launch(self, chunks: list[Chunk]) -> Flight:
         logits = self.runner.run(make_batch(chunks, self.cache))

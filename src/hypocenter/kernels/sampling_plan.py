@@ -30,8 +30,8 @@ _FEW = 256
 class DeviceSampler:
     """Buffers and plans for up to `max_rows` rows of `vocab_size` logits on one device.
 
-    `mode` is the launch mode of every plan. `next_ids` i32 [at least max_rows] gets the chosen ids
-    too, 0 where there is none. Not safe from two threads.
+    `mode` is the launch mode of every plan. `next_ids` i32 [as many as are drawn at once] gets the
+    chosen ids too, 0 where there is none. Not safe from two threads.
     """
 
     def __init__(
