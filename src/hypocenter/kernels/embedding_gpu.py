@@ -11,10 +11,11 @@ from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.index_gpu import as_offset
 from hypocenter.kernels.overlap_gpu import follow
 from hypocenter.kernels.quant import Packed
-from hypocenter.kernels.quant_units import UNITS
+from hypocenter.kernels.quant_units import CODE_LANES, UNITS
 from hypocenter.tensor import DType
 
 _BLOCK = 256
+_LANES = tl.constexpr(CODE_LANES)
 
 
 @triton.jit
@@ -52,16 +53,16 @@ def lookup_codes_kernel(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < num_columns
     token = as_offset(tl.load(token_ids_ptr + row), WIDE)
-    lane = token % 16
-    unit = token // 16 * ((num_columns + 63) // 64) + column // 64
+    lane = token % _LANES
+    unit = token // _LANES * ((num_columns + 63) // 64) + column // 64
     if PER_WORD == 4:
         chunk, shift = column // 16 % 4, 24 - 8 * (column % 4)
     else:
         # The low nibbles of a byte hold a column, the high ones the column 32 on.
         chunk, shift = column // 16 % 2, 28 - 8 * (column % 4) - 4 * (column // 32 % 2)
-    word_at = ((unit * (16 // PER_WORD) + chunk) * 16 + lane) * 4 + column // 4 % 4
+    word_at = ((unit * (16 // PER_WORD) + chunk) * _LANES + lane) * 4 + column // 4 % 4
     word = tl.load(words_ptr + word_at, mask=inside, other=0)
-    at = (unit * 16 + lane) * (64 // GROUP) + column % 64 // GROUP
+    at = (unit * _LANES + lane) * (64 // GROUP) + column % 64 // GROUP
     scale = tl.load(scales_ptr + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_MINIMA:
         low = tl.load(minima_ptr + at, mask=inside, other=0.0).to(tl.float32)

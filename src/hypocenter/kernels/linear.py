@@ -49,14 +49,14 @@ _TILES = (
     Rule("-(-num_columns // 64) * 2 <= num_groups", "the groups of x must hold a row"),
 )
 # What GPU kernels read: codes, or pieces.
-_PITCH = ">= -(-num_columns // 64)"
 _CODES = (
-    Arg("codes", (DType.I32,), f"num_rows, {_PITCH} * 16"),
-    Arg("x_scales", (DType.F32,), f"num_rows, {_PITCH} * 2"),
-    Arg("sums", (DType.I32,), f"num_rows, {_PITCH} * 2"),
+    Arg("codes", (DType.I32,), "num_rows, quarter"),
+    Arg("x_scales", (DType.F32,), "num_rows, quarter // 8"),
+    Arg("sums", (DType.I32,), "num_rows, quarter // 8"),
+    Rule("-(-num_columns // 1024) * 256 <= quarter", "codes must hold a row, padded to 1024"),
 )
 _PIECES = (
-    Arg("pieces", (DType.F16, DType.I16), f"num_rows, num_pieces, {_PITCH} * 64"),
+    Arg("pieces", (DType.F16, DType.I16), "num_rows, num_pieces, >= -(-num_columns // 64) * 64"),
     Arg("row_scales", (DType.F32,), "num_rows"),
 )
 _MARKS = ("", "_2", "_3")

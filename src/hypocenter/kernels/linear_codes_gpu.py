@@ -11,6 +11,9 @@ from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.kernels.index_gpu import as_offset
 from hypocenter.kernels.linear_store_gpu import store_outputs
 from hypocenter.kernels.overlap_gpu import follow
+from hypocenter.kernels.quant_units import CODE_LANES
+
+_LANES = tl.constexpr(CODE_LANES)
 
 
 @triton.jit
@@ -81,13 +84,13 @@ def _fold(part, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
 def _operands(w, x, PER_WORD: tl.constexpr):
     """The words of a unit's weights, then those of x: four for each, by columns."""
     if PER_WORD == 8:
-        packed0, packed1 = tl.load(w), tl.load(w + 64)
+        packed0, packed1 = tl.load(w), tl.load(w + 4 * _LANES)
         w0, w1 = packed0 & 0x0F0F0F0F, packed1 & 0x0F0F0F0F
         w2, w3 = (packed0 >> 4) & 0x0F0F0F0F, (packed1 >> 4) & 0x0F0F0F0F
     else:
-        w0, w1 = tl.load(w), tl.load(w + 64)
-        w2, w3 = tl.load(w + 128), tl.load(w + 192)
-    x0, x1, x2, x3 = tl.load(x), tl.load(x + 4), tl.load(x + 8), tl.load(x + 12)
+        w0, w1 = tl.load(w), tl.load(w + 4 * _LANES)
+        w2, w3 = tl.load(w + 8 * _LANES), tl.load(w + 12 * _LANES)
+    x0, x1, x2, x3 = tl.load(x), tl.load(x + 64), tl.load(x + 128), tl.load(x + 192)
     return w0, w1, w2, w3, x0, x1, x2, x3
 
 
@@ -137,7 +140,7 @@ def _few(
     WIDE: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """OUTPUTS outputs of one weight for ROWS rows."""
-    NUM_CHUNKS: tl.constexpr = 16 // PER_WORD
+    UNIT_WORDS: tl.constexpr = 64 * _LANES // PER_WORD
     PER_UNIT: tl.constexpr = 64 // GROUP
     rows = first + tl.arange(0, ROWS)
     # A single row is read whether it is live or not, and so nobody waits to hear it.
@@ -146,26 +149,26 @@ def _few(
     chain, lane, word = tl.arange(0, 16), tl.arange(0, OUTPUTS), tl.arange(0, 4)
     plane = (chain * 0)[:, None] + (lane * 0)[None, :]
     outputs = tile * OUTPUTS + lane
-    row_plane = as_offset(outputs // 16, WIDE) * num_units
+    row_plane = as_offset(outputs // _LANES, WIDE) * num_units
     words = (
         words_ptr
-        + (plane + (row_plane * (NUM_CHUNKS * 64) + outputs % 16 * 4)[None, :])[None, :, :, None]
+        + (plane + (row_plane * UNIT_WORDS + outputs % _LANES * 4)[None, :])[None, :, :, None]
         + word[None, None, None, :]
     )  # fmt: skip
     codes = (
         codes_ptr + (at_row * x_pitch)[:, None, None, None]
         + (plane[:, :, None] + word[None, None, :])[None]
     )  # fmt: skip
-    scale_at = (plane + ((row_plane * 16 + outputs % 16) * PER_UNIT)[None, :])[None]
+    scale_at = (plane + ((row_plane * _LANES + outputs % _LANES) * PER_UNIT)[None, :])[None]
     group_at = (at_row * (x_pitch // 8))[:, None, None] + plane[None]
     acc = tl.zeros([ROWS, 16, OUTPUTS], tl.float32)
     for start in tl.range(0, num_units, 16, loop_unroll_factor=UNROLL):
         unit = start + chain
         inside = (unit < num_units)[None, :, None]
         unit = tl.minimum(unit, num_units - 1)
-        w = words + (unit * (NUM_CHUNKS * 64))[None, :, None, None]
-        x = codes + (unit * 16)[None, :, None, None]
-        s = scale_at + (unit * (16 * PER_UNIT))[None, :, None]
+        w = words + (unit * UNIT_WORDS)[None, :, None, None]
+        x = codes + (start * 16 + unit % 16 * 4)[None, :, None, None]
+        s = scale_at + (unit * (_LANES * PER_UNIT))[None, :, None]
         g = group_at + (unit * 2)[None, :, None]
         w0, w1, w2, w3, x0, x1, x2, x3 = _operands(w, x, PER_WORD)
         acc = _add_unit(
@@ -232,7 +235,7 @@ def _add_tile(
     """A unit's groups for a tile of outputs and rows, in the order of their columns."""
     low_codes = tl.load(weights)
     if PER_WORD == 4:
-        high_codes = tl.load(weights + 512)
+        high_codes = tl.load(weights + 32 * _LANES)
     for half in tl.static_range(2):
         x = tl.load(codes + 32 * half)
         if PER_WORD == 8:
@@ -275,24 +278,24 @@ def linear_codes_kernel(
     num_live = tl.load(counts_ptr + count)
     if first >= num_live:
         return
-    UNIT_BYTES: tl.constexpr = 4096 // PER_WORD
+    UNIT_BYTES: tl.constexpr = 256 * _LANES // PER_WORD
     PER_UNIT: tl.constexpr = 64 // GROUP
     rows = first + tl.arange(0, ROWS)
     live = rows < num_live
     at_row = as_offset(tl.minimum(rows, num_live - 1), WIDE)
     outputs = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     column = tl.arange(0, 32)
-    row_plane = as_offset(outputs // 16, WIDE) * num_units
+    row_plane = as_offset(outputs // _LANES, WIDE) * num_units
     weights = (
         words_ptr.to(tl.pointer_type(tl.int8), bitcast=True)
-        + (row_plane * UNIT_BYTES + (outputs % 16) * 16)[:, None]
-        + ((column // 16) * 256 + column % 16)[None, :]
+        + (row_plane * UNIT_BYTES + (outputs % _LANES) * 16)[:, None]
+        + ((column // 16) * (16 * _LANES) + column % 16)[None, :]
     )  # fmt: skip
     codes = (
         codes_ptr.to(tl.pointer_type(tl.int8), bitcast=True)
         + (at_row * x_pitch * 4)[None, :] + column[:, None]
     )  # fmt: skip
-    scale_at = row_plane * (16 * PER_UNIT) + (outputs % 16) * PER_UNIT
+    scale_at = (row_plane * _LANES + outputs % _LANES) * PER_UNIT
     group_at = at_row * (x_pitch // 8)
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
     acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
@@ -304,8 +307,8 @@ def linear_codes_kernel(
         acc = _add_tile(
             acc, spread, column, weights + unit * UNIT_BYTES, codes + unit * 64,
             x_scales_ptr + (group_at + unit * 2), sums_ptr + (group_at + unit * 2),
-            scales_ptr + (scale_at + unit * (16 * PER_UNIT)),
-            minima_ptr + (scale_at + unit * (16 * PER_UNIT)), inside, PER_WORD, GROUP, ZERO,
+            scales_ptr + (scale_at + unit * (_LANES * PER_UNIT)),
+            minima_ptr + (scale_at + unit * (_LANES * PER_UNIT)), inside, PER_WORD, GROUP, ZERO,
             HAS_MINIMA,
         )  # fmt: skip
         if step % num_steps == num_steps - 1:

@@ -16,6 +16,7 @@ from hypocenter.kernels.linear_codes_gpu import linear_codes_few_kernel, linear_
 from hypocenter.kernels.linear_float_gpu import linear_float_few_kernel, linear_float_kernel
 from hypocenter.kernels.quant import LANES, Packed, padded
 from hypocenter.kernels.quant_units import UNITS
+from hypocenter.kernels.quantise import FEW_ROWS
 from hypocenter.tensor import DType, Tensor
 
 if TYPE_CHECKING:
@@ -23,15 +24,17 @@ if TYPE_CHECKING:
 
 #: Weights that the kernels for few rows take.
 _MOST = 3
-#: Rows of a bucket up to which the kernels for few rows win (measured on an H200).
-_FEW_CODES, _FEW_FLOATS = 8, 32
+#: Rows of a bucket up to which the kernel for few rows of floats wins (measured on an H200).
+_FEW_FLOATS = 32
+#: Outputs of a launch up to which programs of two keep an H200 busier than programs of four.
+_FEW_OUTPUTS = 4096
 
 
 def takes_several(num_rows: int, dtype: DType, device: str) -> bool:
     """Whether weights of one type share a launch in a bucket of `num_rows` rows."""
     if dtype.is_quantised:
         # For four rows of codes of a byte NVIDIA's compiler finds too few registers.
-        return num_rows <= (_FEW_CODES if UNITS[dtype].codes_per_word == 8 else 2)
+        return num_rows <= (FEW_ROWS if UNITS[dtype].codes_per_word == 8 else 2)
     # Each has stages of its own: for more there is no shared memory on AMD's GPUs, nor for more
     # rows on NVIDIA's smaller ones.
     return num_rows == 1 and device.startswith("cuda")
@@ -90,12 +93,17 @@ def _codes(
         "ZERO": int(packed.parts[3]),
         "HAS_MINIMA": layout.has_minima,
     }
-    if num_rows <= _FEW_CODES:
+    if num_rows <= FEW_ROWS:
         rows = min(triton.next_power_of_2(max(num_rows, 1)), 4)
         # Small programs are up to twice as fast on an H200; RDNA has no registers for them.
         outputs, num_warps, unroll = 16, 8, 1
         if plan.device.startswith("cuda"):
-            outputs, num_warps, unroll = (4, 1, 2) if rows == 1 else (8, 2, 1)
+            outputs, num_warps, unroll = 8, 2, 1
+            if rows == 1:
+                num_outputs = sum(padded(one.weight.data.num_rows) for one in products)
+                outputs, num_warps = (2 if num_outputs <= _FEW_OUTPUTS else 4), 1
+                # Bytes fill registers twice as fast.
+                unroll = 2 if outputs == 2 or layout.codes_per_word == 8 else 1
             if layout.group == 16 and len(products) > 1:
                 unroll = 1  # with two, older GPUs have no registers for Q6_K
         tiles = _tiles(products, outputs)

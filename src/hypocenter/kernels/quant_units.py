@@ -2,9 +2,9 @@
 
 Two layouts of codes hold every block type: 8-bit codes and 4-bit codes, with a scale (and
 minimum) per group of columns. All lies in units of 64 columns, missing ones zero, so that a lane
-reads 16 bytes: weights [num_rows / 16, units, 16, 64]; words i32 [num_rows / 16, units, chunks, 16,
+reads 16 bytes: weights [num_rows / 16, units, 16, 64]; words i32 [num_rows / 4, units, chunks, 4,
 4] whose chunk h holds the columns 16 h .. 16 h + 15 of each row, and in its high nibbles, where
-codes have four bits, those 32 columns on; scales and minima [num_rows / 16, units, 16, groups].
+codes have four bits, those 32 columns on; scales and minima [num_rows / 4, units, 4, groups].
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from hypocenter.tensor import DType
 
 Array = np.ndarray[Any, Any]
 
+#: Rows of codes that lie side by side: as many as the smallest program takes, which so reads memory
+#: in one stream.
+CODE_LANES = 4
 _COLUMNS = 64
 
 
@@ -70,21 +73,22 @@ def pack_units(raw: Array, dtype: DType, num_columns: int) -> tuple[Array, ...]:
     """Rows of GGUF bytes as (weights,) or (words, scales, minima); no minima is an empty array."""
     layout, num_rows = UNITS[dtype], raw.shape[0]
     width = -(-num_columns // _COLUMNS) * _COLUMNS
-    lead = (padded(num_rows) // LANES, width // _COLUMNS)
     if layout.is_float:
+        lead = (padded(num_rows) // LANES, width // _COLUMNS)
         kind = {DType.F32: np.float32, DType.F16: np.uint16, DType.BF16: np.int16}[dtype]
         weights = np.zeros((*lead, LANES, _COLUMNS), kind)
         for start in range(0, num_rows, SLAB_ROWS):
             _put(weights, start, raw[start : start + SLAB_ROWS].view(kind), width)
         return (weights,)
     scale_type = np.uint16 if layout.scale_dtype is DType.F16 else np.float32
-    words = np.zeros((*lead, 16 // layout.codes_per_word, LANES, 4), np.int32)
-    scales = np.zeros((*lead, LANES, _COLUMNS // layout.group), scale_type)
-    minima = np.zeros(scales.shape if layout.has_minima else (0, 0, LANES, 0), scale_type)
+    lead = (padded(num_rows) // CODE_LANES, width // _COLUMNS)
+    words = np.zeros((*lead, 16 // layout.codes_per_word, CODE_LANES, 4), np.int32)
+    scales = np.zeros((*lead, CODE_LANES, _COLUMNS // layout.group), scale_type)
+    minima = np.zeros(scales.shape if layout.has_minima else (0, 0, CODE_LANES, 0), scale_type)
     for start in range(0, num_rows, SLAB_ROWS):
         blocks = unpack(raw[start : start + SLAB_ROWS], dtype, num_columns)
         made = _words(blocks, layout, width)
-        words[start // LANES : start // LANES + len(made)] = made
+        words[start // CODE_LANES : start // CODE_LANES + len(made)] = made
         _put(scales, start, _as_scale(blocks.scales, scale_type), width // layout.group)
         if (lows := blocks.minima) is not None:
             _put(minima, start, _as_scale(lows, scale_type), width // layout.group)
@@ -92,20 +96,21 @@ def pack_units(raw: Array, dtype: DType, num_columns: int) -> tuple[Array, ...]:
 
 
 def _put(into: Array, start: int, rows: Array, width: int) -> None:
-    """Write rows [n, <= width] into [groups, units, 16, size] from row `start` on."""
-    grouped = in_groups(rows, width)
-    units = grouped.reshape(len(grouped), LANES, -1, into.shape[3]).transpose(0, 2, 1, 3)
-    into[start // LANES : start // LANES + len(units)] = units
+    """Write rows [n, <= width] into [groups, units, lanes, size] from row `start` on."""
+    lanes, size = into.shape[2:]
+    grouped = in_groups(rows, width, lanes)
+    units = grouped.reshape(len(grouped), lanes, -1, size).transpose(0, 2, 1, 3)
+    into[start // lanes : start // lanes + len(units)] = units
 
 
 def _words(blocks: Blocks, layout: Units, width: int) -> Array:
-    """i32 [groups, units, chunks, 16, 4]."""
-    codes = blocks.codes
+    """i32 [groups, units, chunks, 4, 4]."""
+    codes, lanes = blocks.codes, CODE_LANES
     if layout.codes_per_word == 4:
-        grouped = in_groups(codes, width).reshape(-1, LANES, width // _COLUMNS, 4, 16)
+        grouped = in_groups(codes, width, lanes).reshape(-1, lanes, width // _COLUMNS, 4, 16)
         return np.ascontiguousarray(grouped.transpose(0, 2, 3, 1, 4)).view(np.int32)
-    raised = in_groups((codes + np.int8(layout.zero)).view(np.uint8), width)
-    halves = raised.reshape(-1, LANES, width // _COLUMNS, 2, 2, 16)
+    raised = in_groups((codes + np.int8(layout.zero)).view(np.uint8), width, lanes)
+    halves = raised.reshape(-1, lanes, width // _COLUMNS, 2, 2, 16)
     chunks = halves[:, :, :, 0] | (halves[:, :, :, 1] << 4)
     return np.ascontiguousarray(chunks.transpose(0, 2, 3, 1, 4)).view(np.int32)
 

@@ -23,6 +23,10 @@ from hypocenter.tensor import DType, Tensor
 
 #: Columns that share a scale.
 GROUP = 32
+#: Columns to a multiple of which GPU kernels find codes padded: a unit of 64 for each of 16 chains.
+SPAN = 1024
+#: Rows of a bucket up to which codes lie as the kernels for few rows read them.
+FEW_ROWS = 8
 #: Rows whose codes lie together, as CPU kernels read them, in buckets that have so many.
 TILE_ROWS = 16
 #: A group whose largest value is below this one is zero: 127 / max|x| would overflow before long.
@@ -39,7 +43,7 @@ CODES = Contract(
     live_counts("num_rows"),
     COUNT,
     _WIDTH,
-    Rule("-(-width // 64) * 64 <= 4 * quarter", _FITS.limit),
+    Rule("-(-width // 1024) * 256 <= quarter", "a row of the result must hold it, padded to 1024"),
 )
 #: As CODES, as CPU kernels read it: rows lie in tiles.
 TILES = Contract(
@@ -71,9 +75,12 @@ PIECES = Contract(
 class Operands:
     """Buffers for one activation tensor at a time: made anew for each, read by what follows.
 
-    On a GPU codes i32 [max_rows, pitch / 4], four columns to a word; scales f32 and sums i32
-    [max_rows, pitch / 32], two sums of 16 codes to a word; halves f16 [max_rows, 2, pitch] and
-    thirds (bits of bf16) i16 [max_rows, 3, pitch] with row_scales f32 [max_rows].
+    On a GPU codes i32 [max_rows, spans * 256], four columns to a word, in the order of columns
+    where rows are many; where they are few, the words of a span, [16 units, 4, 4] of its columns,
+    lie as [4, 16 units, 4], so that lanes of a warp, each with a unit of its own, read neighbours.
+    Scales f32 and sums i32 [max_rows, spans * 32], two sums of 16 codes to a word; halves f16
+    [max_rows, 2, pitch] and thirds (bits of bf16) i16 [max_rows, 3, pitch] with row_scales f32
+    [max_rows].
     On the CPU rows lie in tiles of 16, or of a smaller bucket's rows, so that what a product reads
     lies close together: codes i32 [tiles, groups, tile, 8], scales f32 [tiles, groups, tile]; sums
     i32 [tiles, groups, 3, tile] of the first, the last and all codes of a group, and weighted f32,
@@ -98,6 +105,7 @@ class Operands:
         if device == "cpu":
             return cls._tiles(wanted, -(-max_rows // TILE_ROWS), pitch // GROUP)
         quantised = any(dtype.is_quantised for dtype in wanted)
+        num_spans = -(-max_width // SPAN)
 
         def make(name: str, dtype: DType, condition: bool, *shape: int) -> Tensor | None:
             if not condition:
@@ -105,9 +113,9 @@ class Operands:
             return allocate(name, "decoder", dtype, (max_rows, *shape), device=device)
 
         return cls(
-            codes=make("x_codes", DType.I32, quantised, pitch // 4),
-            scales=make("x_scales", DType.F32, quantised, pitch // GROUP),
-            sums=make("x_sums", DType.I32, quantised, pitch // GROUP),
+            codes=make("x_codes", DType.I32, quantised, num_spans * (SPAN // 4)),
+            scales=make("x_scales", DType.F32, quantised, num_spans * (SPAN // GROUP)),
+            sums=make("x_sums", DType.I32, quantised, num_spans * (SPAN // GROUP)),
             weighted=None,
             halves=make("x_halves", DType.F16, DType.F16 in wanted, 2, pitch),
             thirds=make("x_thirds", DType.I16, DType.BF16 in wanted, 3, pitch),

@@ -10,6 +10,7 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.index_gpu import as_offset
 from hypocenter.kernels.overlap_gpu import follow
+from hypocenter.kernels.quantise import FEW_ROWS
 from hypocenter.tensor import DType
 
 _GROUPS = 64
@@ -20,7 +21,7 @@ _MAX_BLOCK = 16384
 @triton.jit
 def quantise_kernel(
     x_ptr, counts_ptr, codes_ptr, scales_ptr, sums_ptr, count, width, x_stride, num_groups,
-    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr,
+    IS_FEW: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     row = tl.program_id(0)
@@ -54,7 +55,11 @@ def quantise_kernel(
     sums = tl.sum(total * tl.where(half == 0, 1, 0)[None, :], axis=1) & 0xFFFF
     sums |= tl.sum(total * half[None, :], axis=1) << 16
     words = tl.sum((code & 0xFF) << (8 * byte)[None, None, None, :], axis=3)
-    at = group[:, None, None] * 8 + half[None, :, None] * 4 + word[None, None, :]
+    # Words that a warp reads at once lie together: of a unit, or of one place in all of a span's.
+    UNIT: tl.constexpr = 4 if IS_FEW else 16
+    QUARTER: tl.constexpr = 64 if IS_FEW else 4
+    at = group // 32 * 256 + group % 32 // 2 * UNIT + group % 2 * (2 * QUARTER)
+    at = at[:, None, None] + half[None, :, None] * QUARTER + word[None, None, :]
     tl.store(codes_ptr + row * num_groups * 8 + at, words, mask=inside[:, None, None])
     tl.store(scales_ptr + row * num_groups + group, scale, mask=inside)
     tl.store(sums_ptr + row * num_groups + group, sums, mask=inside)
@@ -113,6 +118,7 @@ def launch_codes(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]
         grid=(x.shape[0], triton.cdiv(-(-facts["width"] // 64) * 2, _GROUPS)),
         contract=contract,
         facts=facts,
+        IS_FEW=x.shape[0] <= FEW_ROWS,
         GROUPS=_GROUPS,
         # A product and a sum rounded once would not be what the reference rounds twice.
         enable_fp_fusion=False,
