@@ -28,10 +28,13 @@ from hypocenter.kernels import (
     rope,
 )
 from hypocenter.kernels.block_types import dequantise
+from hypocenter.kernels.quantise import Operands
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 Array = np.ndarray[Any, Any]
 EPS = 2.0**-24
+#: Appends what makes codes of five rows.
+_Makes = Callable[[PlanBuilder, Operands], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,13 @@ def cases(device: str) -> Iterator[Case]:
                 yield make.attention(shape, window, softcap, dtype)
     for kind in ("silu", "gelu"):
         yield make.gate(kind)
+        yield from make.codes_of_gate(kind)
+    yield from make.codes_of_norm()
+    if device.startswith("cuda"):  # forms of that many outputs are those of NVIDIA's GPUs alone
+        for dtype in (DType.Q4_0, DType.Q4_K, DType.Q8_0, DType.Q6_K):
+            yield from make.same_bits(dtype, num_outputs=4160, num_columns=1280)
+        for dtype in (DType.Q4_0, DType.Q4_K):
+            yield from make.same_bits(dtype, num_outputs=24640, num_columns=1280)
     yield make.scale()
     yield make.softcap()
     yield make.gather()
@@ -152,10 +162,12 @@ class _Make:
             exact - np.outer(x[:, -1], weights[:, -1]),
         )
 
-    def same_bits(self, dtype: DType) -> Iterator[Case]:
+    def same_bits(
+        self, dtype: DType, num_outputs: int = 192, num_columns: int = 0
+    ) -> Iterator[Case]:
         """The first rows of a product of 130 rows, made alone: equal in every bit."""
-        num_columns = 4096 if dtype.is_quantised else 4099
-        raw = random_rows(dtype, 192, num_columns)
+        num_columns = num_columns or (4096 if dtype.is_quantised else 4099)
+        raw = random_rows(dtype, num_outputs, num_columns)
         packed = quant.pack(raw, dtype, num_columns, device=self.device)
         weight = quant.place("weight", "benchmark", packed, device=self.device)
         x = self.normal(130, num_columns)
@@ -163,7 +175,7 @@ class _Make:
 
         def product(num_rows: int) -> tuple[Tensor, Callable[[PlanBuilder], None]]:
             given, counts = self.rows("x", x[:num_rows]), self.counts(num_rows)
-            out = self.rows("out", np.full((num_rows, 192), np.nan))
+            out = self.rows("out", np.full((num_rows, num_outputs), np.nan))
             return out, lambda p: linear.linear(p, given, weight, out, counts)
 
         whole, build = product(130)
@@ -174,8 +186,8 @@ class _Make:
         for num_rows in (1, 2, 4, 16, 64):
             out, build = product(num_rows)
             yield Case(
-                "linear, alone", f"{dtype.name} {num_rows} of 130 rows", num_rows, build, out,
-                expected[:num_rows], 1e-300,
+                "linear, alone", f"{dtype.name} {num_rows} of 130 rows, {num_outputs} outputs",
+                num_rows, build, out, expected[:num_rows], 1e-300,
             )  # fmt: skip
 
     def lookup(self, dtype: DType) -> Case:
@@ -284,6 +296,51 @@ class _Make:
             "gate", kind, 5, lambda p: activation.gate(p, out, up_rows, kind, counts), out, exact,
             32 * EPS * (np.abs(exact) + 1e-3),
         )  # fmt: skip
+
+    def codes_of_gate(self, kind: str) -> Iterator[Case]:
+        opened, up = self.normal(5, 1100) * 4, self.normal(5, 1100) * 4
+        gate_rows, up_rows, counts = self.rows("gate", opened), self.rows("up", up), self.counts(5)
+        other = self.rows("gate", opened)
+
+        def parts(plan: PlanBuilder, into: Operands) -> None:
+            activation.gate(plan, other, up_rows, kind, counts)
+            quantise.quantise(plan, other, 1100, into, counts)
+
+        def at_once(plan: PlanBuilder, into: Operands) -> None:
+            activation.gate_codes(plan, gate_rows, up_rows, kind, into, counts, width=1100)
+
+        yield from self._same_codes("gate_codes", kind, parts, at_once)
+
+    def codes_of_norm(self) -> Iterator[Case]:
+        weight, counts = self.vector("w", self.normal(1100)), self.counts(5)
+        x, hidden = (self.rows(name, self.normal(5, 1100)) for name in ("x", "hidden"))
+
+        def parts(plan: PlanBuilder, into: Operands) -> None:
+            norm.rms_norm(plan, x, weight, 1e-5, hidden, counts, width=1100)
+            quantise.quantise(plan, hidden, 1100, into, counts)
+
+        def at_once(plan: PlanBuilder, into: Operands) -> None:
+            norm.rms_norm_codes(plan, x, weight, 1e-5, into, counts, width=1100)
+
+        yield from self._same_codes("rms_norm_codes", "1100", parts, at_once)
+
+    def _same_codes(self, op: str, label: str, parts: _Makes, at_once: _Makes) -> Iterator[Case]:
+        """What an op makes at once of five rows of 1100 is in every bit what its parts make."""
+        first, second = (
+            Operands.allocate([DType.Q4_0], 5, 1100, device=self.device) for _ in range(2)
+        )
+        plan = PlanBuilder(5, self.device)
+        parts(plan, first)
+        launch.run(plan.launches)
+        for name, made in first.made.items():
+            out = second.made[name]
+            assert made is not None
+            assert out is not None
+            # Groups up to the last unit; of codes all, which both fill as far as that.
+            exact = memory.to_host(made).astype(np.float64)[:, : None if name == "codes" else 36]
+            yield Case(
+                op, f"{label}, {name}", 5, lambda p: at_once(p, second), out, exact, 1e-300
+            )  # fmt: skip
 
     def scale(self) -> Case:
         x = self.normal(3, 100)

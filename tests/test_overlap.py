@@ -33,6 +33,7 @@ def test_what_runs_in_every_decode_step_overlaps() -> None:
     names = {jit.__name__.removesuffix("_kernel") for jit in OVERLAPPING}
     assert names >= {
         "rms_norm", "quantise", "split", "linear_codes_few", "linear_float_few", "rope", "kv_write",
+        "rms_norm_codes", "gate_codes", "attention_fold_codes",
         "attention_split", "attention_fold", "gate", "gather", "lookup_codes", "greedy_rows",
         "mark",
     }  # fmt: skip

@@ -14,6 +14,7 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels import activation_cpu
 from hypocenter.kernels.contract import COUNT, Apart, Arg, Contract, Rule, Scalar, live_counts
+from hypocenter.kernels.quantise import INTO_CODES, Operands
 from hypocenter.tensor import DType, Tensor
 
 _WHOLE_VECTORS = Rule("width % 16 == 0", "rows must be padded to whole vectors")
@@ -24,6 +25,14 @@ GATE = Contract(
     live_counts("num_rows", 0),
     Apart("gate", "up"),
     _WHOLE_VECTORS,
+)
+GATE_CODES = Contract(
+    "gate_codes",
+    Arg("gate", (DType.F32,), "num_rows, pitch"),
+    Arg("up", (DType.F32,), "num_rows, pitch"),
+    *INTO_CODES,
+    live_counts("num_rows", 0),
+    Scalar("width", "0 < width <= pitch", "must be above 0 and within the rows"),
 )
 SCALE = Contract(
     "scale",
@@ -57,8 +66,7 @@ def reference(
 
 def gate(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor) -> None:
     """Append gate = kind(gate) * up; f32 [num_tokens, width]; kind is silu or gelu."""
-    if kind not in _GATES:
-        raise LaunchRejected("gate", f"kind is {kind!r}, but must be silu or gelu")
+    _require_kind(kind)
     facts = {"gate": gate, "up": up, "counts": counts}
     if plan.device != "cpu":
         from hypocenter.kernels import activation_gpu
@@ -75,6 +83,26 @@ def gate(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor)
         facts=facts,
         work_per_row=16 * gate.shape[1],
     )
+
+
+def gate_codes(
+    plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, into: Operands, counts: Tensor, *,
+    width: int,
+) -> None:  # fmt: skip
+    """Append the codes of kind(gate) * up on a GPU: every bit as `quantise` makes them of that.
+
+    gate and up f32 [num_tokens, >= width], kind as in `gate`; `into` as in `quantise.Operands`.
+    """
+    _require_kind(kind)
+    from hypocenter.kernels import activation_gpu
+
+    facts = {"gate": gate, "up": up, "counts": counts, "width": width} | into.made
+    activation_gpu.launch_gate_codes(plan, GATE_CODES, facts, kind == "gelu")
+
+
+def _require_kind(kind: str) -> None:
+    if kind not in _GATES:
+        raise LaunchRejected("gate", f"kind is {kind!r}, but must be silu or gelu")
 
 
 def scale(plan: PlanBuilder, x: Tensor, factor: float, counts: Tensor, *, count: int = 0) -> None:

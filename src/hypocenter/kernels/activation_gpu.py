@@ -10,6 +10,7 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.index_gpu import as_offset
 from hypocenter.kernels.overlap_gpu import follow
+from hypocenter.kernels.quantise_gpu import codes_form, columns_of, store_codes
 
 _BLOCK = 256
 
@@ -17,6 +18,12 @@ _BLOCK = 256
 @triton.jit
 def _sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _gated(x, up, IS_GELU: tl.constexpr):
+    u = 1.5957691216057308 * (x + 0.044715 * x * x * x) if IS_GELU else x
+    return x * _sigmoid(u) * up
 
 
 @triton.jit
@@ -39,8 +46,29 @@ def gate_kernel(
     at = as_offset(row, WIDE) * width + column
     x = tl.load(gate_ptr + at, mask=inside, other=0.0)
     up = tl.load(up_ptr + at, mask=inside, other=0.0)
-    u = 1.5957691216057308 * (x + 0.044715 * x * x * x) if IS_GELU else x
-    tl.store(gate_ptr + at, x * _sigmoid(u) * up, mask=inside)
+    tl.store(gate_ptr + at, _gated(x, up, IS_GELU), mask=inside)
+
+
+@triton.jit
+def gate_codes_kernel(
+    gate_ptr, up_ptr, counts_ptr, codes_ptr, scales_ptr, sums_ptr, width, pitch,
+    num_groups, IS_GELU: tl.constexpr, IS_FEW: tl.constexpr, OVERLAPS: tl.constexpr,
+    WIDE: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    row = tl.program_id(0)
+    if row >= tl.load(counts_ptr):
+        return
+    row = as_offset(row, WIDE)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    column = columns_of(group)
+    inside = column < width
+    x = tl.load(gate_ptr + row * pitch + column, mask=inside, other=0.0)
+    up = tl.load(up_ptr + row * pitch + column, mask=inside, other=0.0)
+    store_codes(
+        _gated(x, up, IS_GELU), row, group, group < num_groups, codes_ptr, scales_ptr, sums_ptr,
+        num_groups, IS_FEW, GROUPS,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -85,8 +113,29 @@ def launch_gate(
         grid=(gate.shape[0], triton.cdiv(gate.shape[1], _BLOCK)),
         contract=contract,
         facts=facts,
+        # As where codes are made of it at once: the compiler might round otherwise.
+        enable_fp_fusion=False,
         IS_GELU=is_gelu,
         BLOCK=_BLOCK,
+    )
+
+
+def launch_gate_codes(
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], is_gelu: bool
+) -> None:
+    """Append gate_codes for every row of the bucket."""
+    gate, scales = facts["gate"], facts["scales"]
+    (num_rows, pitch), width = gate.shape, facts["width"]
+    programs, options = codes_form(num_rows, width)
+    plan.launch_gpu(
+        gate_codes_kernel,
+        *(gate, facts["up"], facts["counts"], facts["codes"], scales, facts["sums"], width),
+        *(pitch, scales.shape[1]),
+        grid=(num_rows, programs),
+        contract=contract,
+        facts=facts,
+        IS_GELU=is_gelu,
+        **options,
     )
 
 

@@ -28,6 +28,7 @@ from hypocenter.kernels.contract import (
     live_counts,
     live_rows,
 )
+from hypocenter.kernels.quantise import Operands, quantise
 from hypocenter.tensor import DType, Tensor
 
 
@@ -121,10 +122,8 @@ SPLIT = Contract(
     Scalar("keys_per_tile", "keys_per_tile > 0", "must be above 0"),
     Rule("max_tiles * keys_per_tile >= max_blocks * block_size", "each key needs a tile"),
 )
-FOLD = Contract(
-    "attention_fold",
-    *(replace(arg, access="read") for arg in _PARTIAL),
-    _OUT,
+_TILES = tuple(replace(arg, access="read") for arg in _PARTIAL)
+_FOLDED: tuple[Arg | Scalar | Rule, ...] = (
     Arg(
         "positions",
         _I32,
@@ -136,6 +135,18 @@ FOLD = Contract(
     _WINDOW,
     Scalar("keys_per_tile", "keys_per_tile > 0", "must be above 0"),
     *_PARTIAL_RULES,
+)
+FOLD = Contract("attention_fold", *_TILES, _OUT, *_FOLDED)
+FOLD_CODES = Contract(
+    "attention_fold_codes",
+    *_TILES,
+    Arg("codes", (DType.I32,), "num_tokens, quarter", "write"),
+    Arg("scales", _F32, "num_tokens, quarter // 8", "write"),
+    Arg("x_sums", _I32, "num_tokens, quarter // 8", "write"),
+    *_FOLDED,
+    Rule("num_heads * head_dim <= 4 * quarter", "a row of codes must hold all heads"),
+    Rule("head_dim % 32 == 0", "heads must be whole groups of codes"),
+    Rule("num_heads * head_dim % 64 == 0", "heads must fill whole units"),
 )
 
 
@@ -222,6 +233,7 @@ def attention(
     num_sequences: int | None = None,
     partial: Partial | None = None,
     parts: Tensor | None = None,
+    codes: Operands | None = None,
 ) -> None:
     """Append attention of q f32 [num_tokens, >= num_heads * head_dim] into out of the same shape.
 
@@ -230,7 +242,8 @@ def attention(
     token a matter of its own, whose keys many programs share; without it a program takes several
     tokens, best of one sequence. `num_sequences` is how many sequences the tokens may belong to
     (all of the block tables when None). `parts` of `allocate_parts` is what tiles leave on the CPU;
-    without it there is room of this op's own. None of them changes a bit of the result.
+    without it there is room of this op's own. None of them changes a bit of the result. With
+    `codes` on a GPU its codes are made, as `quantise` does, and out may be left as it was.
     """
     facts = {
         "k_cache": k_cache,
@@ -247,7 +260,7 @@ def attention(
         "softcap": softcap,
     }
     if plan.device != "cpu":
-        _on_gpu(plan, facts, num_sequences or block_tables.shape[0], partial)
+        _on_gpu(plan, facts, num_sequences or block_tables.shape[0], partial, codes)
         return
     _on_cpu(plan, facts, parts)
 
@@ -307,17 +320,27 @@ def _on_cpu(plan: PlanBuilder, facts: dict[str, Any], parts: Tensor | None) -> N
 
 
 def _on_gpu(
-    plan: PlanBuilder, facts: dict[str, Any], num_sequences: int, partial: Partial | None
-) -> None:
+    plan: PlanBuilder, facts: dict[str, Any], num_sequences: int, partial: Partial | None,
+    codes: Operands | None,
+) -> None:  # fmt: skip
     from hypocenter.kernels import attention_gpu
 
-    tile = keys_per_tile(facts["k_cache"])
+    tile, head_dim = keys_per_tile(facts["k_cache"]), facts["k_cache"].shape[2]
+    width = facts["num_heads"] * head_dim
     if partial is None:
         attention_gpu.launch_whole(plan, CONTRACT, facts, tile, num_sequences)
+        if codes is not None:
+            quantise(plan, facts["out"], width, codes, facts["counts"])
         return
     out, per_tile = facts.pop("out"), {"keys_per_tile": tile}
     found = {"values": partial.values, "sums": partial.sums} | per_tile
     attention_gpu.launch_split(plan, SPLIT, facts | found)
     reads = {name: facts[name] for name in ("positions", "counts", "window")}
-    head_dim = facts["k_cache"].shape[2]
-    attention_gpu.launch_fold(plan, FOLD, found | reads | {"out": out, "head_dim": head_dim})
+    reads |= found | {"head_dim": head_dim}
+    if codes is None or head_dim % 32 or width % 64:
+        attention_gpu.launch_fold(plan, FOLD, reads | {"out": out})
+        if codes is not None:
+            quantise(plan, out, width, codes, facts["counts"])
+        return
+    made = {"codes": codes.codes, "scales": codes.scales, "x_sums": codes.sums}
+    attention_gpu.launch_fold_codes(plan, FOLD_CODES, reads | made)

@@ -17,6 +17,8 @@ from hypocenter.kernels.attention_tile_gpu import attend_tile, fold, load_query,
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.index_gpu import as_offset
 from hypocenter.kernels.overlap_gpu import follow
+from hypocenter.kernels.quantise import FEW_ROWS
+from hypocenter.kernels.quantise_gpu import store_codes
 from hypocenter.tensor import DType, Tensor
 
 #: About how many programs keep a large GPU busy.
@@ -154,15 +156,11 @@ def attention_split_kernel(
 
 
 @triton.jit
-def attention_fold_kernel(
-    counts_ptr, positions_ptr, sums_ptr, values_ptr, out_ptr, window, num_heads, max_tiles,
-    values_pitch, out_stride, HEAD_DIM: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr,
+def _folded(
+    token, head, positions_ptr, sums_ptr, values_ptr, window, num_heads, max_tiles, values_pitch,
+    HEAD_DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    follow(OVERLAPS)
-    token, head = tl.program_id(0), tl.program_id(1)
-    if token >= tl.load(counts_ptr):
-        return
+    """[BLOCK]: what the tiles of a head of a token come to."""
     d = tl.arange(0, BLOCK)
     column = d < HEAD_DIM
     last = tl.load(positions_ptr + token)
@@ -179,8 +177,49 @@ def attention_fold_kernel(
             top, old, new = fold(top, tile_top)
             norm = tl.fma(norm, old, tile_norm * new)
             total = tl.fma(total, old, values * new)
+    return total * (1.0 / norm)
+
+
+@triton.jit
+def attention_fold_kernel(
+    counts_ptr, positions_ptr, sums_ptr, values_ptr, out_ptr, window, num_heads, max_tiles,
+    values_pitch, out_stride, HEAD_DIM: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    token, head = tl.program_id(0), tl.program_id(1)
+    if token >= tl.load(counts_ptr):
+        return
+    found = _folded(
+        token, head, positions_ptr, sums_ptr, values_ptr, window, num_heads, max_tiles,
+        values_pitch, HEAD_DIM, WIDE, TILE, BLOCK,
+    )  # fmt: skip
+    d = tl.arange(0, BLOCK)
     out = out_ptr + as_offset(token, WIDE) * out_stride + head * HEAD_DIM
-    tl.store(out + d, total * (1.0 / norm), mask=column)
+    tl.store(out + d, found, mask=d < HEAD_DIM)
+
+
+@triton.jit
+def attention_fold_codes_kernel(
+    counts_ptr, positions_ptr, sums_ptr, values_ptr, codes_ptr, scales_ptr, x_sums_ptr, window,
+    num_heads, max_tiles, values_pitch, num_groups, HEAD_DIM: tl.constexpr, IS_FEW: tl.constexpr,
+    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    token, head = tl.program_id(0), tl.program_id(1)
+    if token >= tl.load(counts_ptr):
+        return
+    found = _folded(
+        token, head, positions_ptr, sums_ptr, values_ptr, window, num_heads, max_tiles,
+        values_pitch, HEAD_DIM, WIDE, TILE, BLOCK,
+    )  # fmt: skip
+    GROUPS: tl.constexpr = BLOCK // 32
+    group = tl.arange(0, GROUPS)
+    store_codes(
+        tl.reshape(found, (GROUPS, 2, 4, 4)), as_offset(token, WIDE),
+        head * (HEAD_DIM // 32) + group, group < HEAD_DIM // 32, codes_ptr, scales_ptr, x_sums_ptr,
+        num_groups, IS_FEW, GROUPS,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +313,26 @@ def launch_fold(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any])
         num_warps=_block(facts["head_dim"]) // 128 or 1,
         enable_fp_fusion=False,
         HEAD_DIM=facts["head_dim"],
+        TILE=facts["keys_per_tile"],
+        BLOCK=_block(facts["head_dim"]),
+    )
+
+
+def launch_fold_codes(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+    """Append codes of what the tiles of each token's keys come to, for `foldable` heads."""
+    values, scales = facts["values"], facts["scales"]
+    _, num_heads, max_tiles, pitch = values.shape
+    plan.launch_gpu(
+        attention_fold_codes_kernel,
+        *(facts["counts"], facts["positions"], facts["sums"], values, facts["codes"], scales),
+        *(facts["x_sums"], facts["window"], num_heads, max_tiles, pitch, scales.shape[1]),
+        grid=(scales.shape[0], num_heads),
+        contract=contract,
+        facts=facts,
+        num_warps=_block(facts["head_dim"]) // 128 or 1,
+        enable_fp_fusion=False,
+        HEAD_DIM=facts["head_dim"],
+        IS_FEW=scales.shape[0] <= FEW_ROWS,
         TILE=facts["keys_per_tile"],
         BLOCK=_block(facts["head_dim"]),
     )

@@ -19,7 +19,7 @@ from hypocenter.kernels.quantise import Operands, present
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 
-def _product(mark: str = "") -> tuple[Arg | Apart, ...]:
+def _product(mark: str) -> tuple[Arg, ...]:
     """A weight and what belongs to it; in a launch of several, names from the second on end in
     `mark`."""
     # Whole vectors are stored: outputs take a multiple of 64 columns.
@@ -28,18 +28,13 @@ def _product(mark: str = "") -> tuple[Arg | Apart, ...]:
         Arg(f"weight{mark}", WEIGHT_TYPES, f"num_outputs{mark}, num_columns"),
         Arg(f"out{mark}", (DType.F32,), f"num_rows, {padded}", "both"),
         Arg(f"bias{mark}", (DType.F32,), padded, optional=True),
-        Apart(f"out{mark}", "x"),
     )
 
 
-_WEIGHT, *_WITH_IT = _product()
-_PARTS = (
-    _WEIGHT,
-    Arg("x", (DType.F32,), "num_rows, >= num_columns"),
-    *_WITH_IT,
-    live_counts("num_rows"),
-    COUNT,
-)
+_MARKS = ("", "_2", "_3")
+_PARTS = (live_counts("num_rows"), COUNT)
+# What is read of x: itself or, on the CPU, tiles of codes and, on a GPU, codes or pieces.
+_FLOATS = (Arg("x", (DType.F32,), "num_rows, >= num_columns"),)
 _TILES = (
     Arg("codes", (DType.I32,), "num_tiles, num_groups, tile, 8"),
     Arg("x_scales", (DType.F32,), "num_tiles, num_groups, tile"),
@@ -48,7 +43,6 @@ _TILES = (
     Rule("num_tiles * tile >= num_rows", "the tiles of x must hold its rows"),
     Rule("-(-num_columns // 64) * 2 <= num_groups", "the groups of x must hold a row"),
 )
-# What GPU kernels read: codes, or pieces.
 _CODES = (
     Arg("codes", (DType.I32,), "num_rows, quarter"),
     Arg("x_scales", (DType.F32,), "num_rows, quarter // 8"),
@@ -59,18 +53,20 @@ _PIECES = (
     Arg("pieces", (DType.F16, DType.I16), "num_rows, num_pieces, >= -(-num_columns // 64) * 64"),
     Arg("row_scales", (DType.F32,), "num_rows"),
 )
-_MARKS = ("", "_2", "_3")
 
 
-def _up_to_three(operands: tuple[Arg | Rule, ...] = ()) -> tuple[Contract, ...]:
+def _up_to_three(operands: tuple[Arg | Rule, ...]) -> tuple[Contract, ...]:
     """By how many weights share a launch."""
-    second, third = _product(_MARKS[1]), _product(_MARKS[2])
-    return tuple(
-        Contract("linear", *_PARTS, *more, *operands) for more in ((), second, second + third)
-    )
+    contracts, products = [], list[Arg | Apart]()
+    for mark in _MARKS:
+        products += _product(mark)
+        if operands is _FLOATS:
+            products.append(Apart(f"out{mark}", "x"))
+        contracts.append(Contract("linear", *products, *_PARTS, *operands))
+    return tuple(contracts)
 
 
-FLOATS, TILES, CODES, PIECES = map(_up_to_three, ((), _TILES, _CODES, _PIECES))
+FLOATS, TILES, CODES, PIECES = map(_up_to_three, (_FLOATS, _TILES, _CODES, _PIECES))
 CONTRACT = FLOATS[0]
 _MOST = len(_MARKS)
 
@@ -127,14 +123,16 @@ def linear_several(
     *,
     count: int = 0,
     accumulate: bool = False,
+    is_ready: bool = False,
 ) -> None:
     """Append products of x f32 [num_rows, >= k] with several weights, x made ready once.
 
-    `operands` are buffers for what `present` makes of x. Up to three weights of one type share a
-    launch, on a GPU where rows are few. Sums run in one order whatever the number of rows. Raises
-    LaunchRejected when the shapes disagree.
+    `operands` are buffers for what `present` makes of x, and hold it already where `is_ready`. Up
+    to three weights of one type share a launch, on a GPU where rows are few. Sums run in one order
+    whatever the number of rows. Raises LaunchRejected when the shapes disagree.
     """
-    present(plan, x, [one.weight for one in products], operands, counts, count=count)
+    if not is_ready:
+        present(plan, x, [one.weight for one in products], operands, counts, count=count)
     alike: dict[Any, list[Product]] = {}
     for one in products:
         alike.setdefault((one.weight.dtype, one.bias is None), []).append(one)
@@ -152,11 +150,10 @@ def _launch(
     plan: PlanBuilder, x: Tensor, products: Sequence[Product], counts: Tensor, operands: Operands,
     count: int, accumulate: bool,
 ) -> None:  # fmt: skip
-    facts: dict[str, Any] = {"x": x, "counts": counts, "count": count}
+    facts: dict[str, Any] = {"counts": counts, "count": count}
     for mark, one in zip(_MARKS, products, strict=False):
         facts |= {f"weight{mark}": one.weight, f"out{mark}": one.out, f"bias{mark}": one.bias}
     dtype = products[0].weight.dtype
-    contracts = FLOATS
     if dtype.is_quantised:
         contracts = CODES
         facts |= {"codes": operands.codes, "x_scales": operands.scales, "sums": operands.sums}
@@ -166,6 +163,9 @@ def _launch(
     elif (pieces := operands.pieces(dtype)) is not None:
         contracts = PIECES
         facts |= {"pieces": pieces, "row_scales": operands.row_scales}
+    else:
+        contracts = FLOATS
+        facts["x"] = x
     contract = contracts[len(products) - 1]
     if plan.device == "cpu":
         _launch_cpu(plan, contract, facts, products, accumulate)

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 _MOST = 3
 #: Rows of a bucket up to which the kernel for few rows of floats wins (measured on an H200).
 _FEW_FLOATS = 32
-#: Outputs of a launch up to which programs of two keep an H200 busier than programs of four.
-_FEW_OUTPUTS = 4096
+#: Outputs of a launch up to which programs of two keep an H200 busier than programs of four, and
+#: from which, of nibbles, there are enough programs of sixteen.
+_FEW_OUTPUTS, _MANY_OUTPUTS = 4096, 24576
 
 
 def takes_several(num_rows: int, dtype: DType, device: str) -> bool:
@@ -44,7 +45,7 @@ def launch(
     plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], products: Sequence[Product],
     accumulate: bool,
 ) -> None:  # fmt: skip
-    """Append linear over the operands among `facts`, which hold x and what `products` hold.
+    """Append linear over the operands among `facts`, which hold what `products` do.
 
     These are of one type, all or none with a bias, and one unless it `takes_several`.
     """
@@ -58,18 +59,18 @@ def launch(
     launch(plan, facts, products, shared)
 
 
-def _one(product: Product, num_arrays: int, x: Tensor) -> list[Any]:
+def _one(product: Product, num_arrays: int) -> list[Any]:
     """What kernels take for a product: arrays, bias, out."""
     # A kernel without bias never reads the pointer; Triton wants one all the same.
-    bias = x if product.bias is None else product.bias
+    bias = product.out if product.bias is None else product.bias
     return [*product.weight.data.parts[:num_arrays], bias, product.out]
 
 
-def _several(products: Sequence[Product], num_arrays: int, x: Tensor) -> list[Any]:
+def _several(products: Sequence[Product], num_arrays: int) -> list[Any]:
     """The same for as many as kernels for few rows take, each with its stride."""
     args: list[Any] = []
     for one in [*products, *products[:1] * (_MOST - len(products))]:
-        args += [*_one(one, num_arrays, x), one.out.strides[0]]
+        args += [*_one(one, num_arrays), one.out.strides[0]]
     return args
 
 
@@ -82,7 +83,7 @@ def _codes(
     plan: PlanBuilder, facts: Mapping[str, Any], products: Sequence[Product],
     shared: dict[str, Any],
 ) -> None:  # fmt: skip
-    only, codes, x, count = products[0], facts["codes"], facts["x"], facts["count"]
+    only, codes, count = products[0], facts["codes"], facts["count"]
     num_rows, packed = codes.shape[0], only.weight.data
     num_units = -(-packed.num_columns // 64)
     layout = UNITS[packed.dtype]
@@ -100,16 +101,19 @@ def _codes(
         if plan.device.startswith("cuda"):
             outputs, num_warps, unroll = 8, 2, 1
             if rows == 1:
-                num_outputs = sum(padded(one.weight.data.num_rows) for one in products)
-                outputs, num_warps = (2 if num_outputs <= _FEW_OUTPUTS else 4), 1
-                # Bytes fill registers twice as fast.
-                unroll = 2 if outputs == 2 or layout.codes_per_word == 8 else 1
+                num_outputs, num_warps = sum(_tiles(products, 1)), 1
+                are_nibbles = layout.codes_per_word == 8
+                outputs, unroll = 4, 2 if are_nibbles else 1  # bytes fill registers twice as fast
+                if num_outputs <= _FEW_OUTPUTS:
+                    outputs, unroll = 2, 2
+                elif num_outputs >= _MANY_OUTPUTS and are_nibbles:
+                    outputs, unroll = 16, 1
             if layout.group == 16 and len(products) > 1:
                 unroll = 1  # with two, older GPUs have no registers for Q6_K
         tiles = _tiles(products, outputs)
         plan.launch_gpu(
             linear_codes_few_kernel,
-            *(*operands, *_several(products, 3, x)),
+            *(*operands, *_several(products, 3)),
             *(*[*tiles, 0][:2], count, num_units, codes.strides[0]),
             grid=(sum(tiles), triton.cdiv(num_rows, rows)),
             num_warps=num_warps,
@@ -128,7 +132,7 @@ def _codes(
     is_deep = layout.group == 32 and (outputs == 32 or plan.device.startswith("cuda"))
     plan.launch_gpu(
         linear_codes_kernel,
-        *(*operands, *_one(only, 3, x)),
+        *(*operands, *_one(only, 3)),
         *(count, num_units, triton.cdiv(num_units, 16), codes.strides[0], only.out.strides[0]),
         grid=(triton.cdiv(num_rows, tile), padded(packed.num_rows) // outputs),
         num_warps=num_warps,
@@ -143,15 +147,15 @@ def _floats(
     plan: PlanBuilder, facts: Mapping[str, Any], products: Sequence[Product],
     shared: dict[str, Any],
 ) -> None:  # fmt: skip
-    only, x, count = products[0], facts["x"], facts["count"]
-    pieces: Tensor | None = facts.get("pieces")
+    only, count = products[0], facts["count"]
     packed: Packed = only.weight.data
-    num_rows, num_chunks = x.shape[0], -(-packed.num_columns // 64)
     # F32 weights take x as it is: one piece, which nobody scaled.
-    from_x, row_scales, strides, num_pieces = x, x, (x.strides[0], 0), 1
-    if pieces is not None:
-        from_x, row_scales, num_pieces = pieces, facts["row_scales"], pieces.shape[1]
-        strides = (pieces.strides[0], pieces.strides[1])
+    from_x: Tensor = facts["pieces"] if "pieces" in facts else facts["x"]
+    row_scales, num_pieces, strides = from_x, 1, (from_x.strides[0], 0)
+    if "pieces" in facts:
+        row_scales, num_pieces = facts["row_scales"], from_x.shape[1]
+        strides = (from_x.strides[0], from_x.strides[1])
+    num_rows, num_chunks = from_x.shape[0], -(-packed.num_columns // 64)
     operands = (from_x, row_scales, facts["counts"])
     shared |= {"NUM_PIECES": num_pieces, "IS_BF16": packed.dtype is DType.BF16}
     if num_rows <= _FEW_FLOATS:
@@ -160,7 +164,7 @@ def _floats(
         tile, tiles = 1 if is_single else 16, _tiles(products, LANES)
         plan.launch_gpu(
             linear_float_few_kernel,
-            *(*operands, *_several(products, 1, x)),
+            *(*operands, *_several(products, 1)),
             *(*[*tiles, 0][:2], count, packed.num_columns, num_chunks, *strides),
             grid=(sum(tiles), triton.cdiv(num_rows, tile)),
             NUM_WEIGHTS=len(products),
@@ -172,7 +176,7 @@ def _floats(
         return
     plan.launch_gpu(
         linear_float_kernel,
-        *(*operands, *_one(only, 1, x)),
+        *(*operands, *_one(only, 1)),
         *(count, packed.num_columns, num_chunks, triton.cdiv(num_chunks, 4), *strides),
         only.out.strides[0],
         grid=(triton.cdiv(num_rows, 64), padded(packed.num_rows) // 64),

@@ -12,18 +12,25 @@ import numpy as np
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import norm_cpu
 from hypocenter.kernels.contract import COUNT, Arg, Contract, Scalar, live_counts
+from hypocenter.kernels.quantise import INTO_CODES, Operands
 from hypocenter.tensor import DType, Tensor
 
+_PARTS = (
+    Arg("weight", (DType.F32,), ">= width"),
+    live_counts("num_rows"),
+    COUNT,
+    Scalar("width", "width > 0", "must be above 0"),
+    Scalar("eps", "eps > 0", "must be above 0"),
+)
 CONTRACT = Contract(
     "rms_norm",
     Arg("x", (DType.F32,), "num_rows, >= num_heads * width"),
     Arg("out", (DType.F32,), "num_rows, >= num_heads * width", "both"),
-    Arg("weight", (DType.F32,), ">= width"),
-    live_counts("num_rows"),
-    COUNT,
+    *_PARTS,
     Scalar("num_heads", "num_heads > 0", "must be above 0"),
-    Scalar("width", "width > 0", "must be above 0"),
-    Scalar("eps", "eps > 0", "must be above 0"),
+)
+CODES = Contract(
+    "rms_norm_codes", Arg("x", (DType.F32,), "num_rows, >= width"), *INTO_CODES, *_PARTS
 )
 
 
@@ -54,16 +61,8 @@ def rms_norm(
 
     x and out f32 [num_rows, >= num_heads * width] (may be the same tensor), weight f32 [>= width].
     """
-    facts = {
-        "x": x,
-        "out": out,
-        "weight": weight,
-        "counts": counts,
-        "count": count,
-        "num_heads": num_heads,
-        "width": width,
-        "eps": eps,
-    }
+    facts = {"x": x, "weight": weight, "counts": counts, "count": count, "width": width, "eps": eps}
+    facts |= {"out": out, "num_heads": num_heads}
     if plan.device != "cpu":
         from hypocenter.kernels import norm_gpu
 
@@ -76,3 +75,17 @@ def rms_norm(
         facts=facts,
         work_per_row=2 * num_heads * width,
     )
+
+
+def rms_norm_codes(
+    plan: PlanBuilder, x: Tensor, weight: Tensor, eps: float, into: Operands, counts: Tensor, *,
+    width: int, count: int = 0,
+) -> None:  # fmt: skip
+    """Append the codes of rms_norm(x) on a GPU: every bit as `quantise` makes them of its result.
+
+    x f32 [num_rows, >= width], weight f32 [>= width]; `into` as in `quantise.Operands`.
+    """
+    from hypocenter.kernels import norm_gpu
+
+    facts = {"x": x, "weight": weight, "counts": counts, "count": count, "width": width, "eps": eps}
+    norm_gpu.launch_codes(plan, CODES, facts | into.made)

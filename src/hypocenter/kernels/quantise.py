@@ -34,16 +34,20 @@ TINY = 1e-30
 
 _WIDTH = Scalar("width", "width > 0", "must be above 0")
 _FITS = Rule("-(-width // 64) * 64 <= pitch", "a row of the result must hold it, padded to 64")
-CODES = Contract(
-    "quantise",
-    Arg("x", (DType.F32,), "num_rows, >= width"),
+#: Where GPU kernels leave the codes of rows of `width` columns.
+INTO_CODES = (
     Arg("codes", (DType.I32,), "num_rows, quarter", "write"),
     Arg("scales", (DType.F32,), "num_rows, quarter // 8", "write"),
     Arg("sums", (DType.I32,), "num_rows, quarter // 8", "write"),
+    Rule("-(-width // 1024) * 256 <= quarter", "a row of codes must hold them, padded to 1024"),
+)
+CODES = Contract(
+    "quantise",
+    Arg("x", (DType.F32,), "num_rows, >= width"),
+    *INTO_CODES,
     live_counts("num_rows"),
     COUNT,
     _WIDTH,
-    Rule("-(-width // 1024) * 256 <= quarter", "a row of the result must hold it, padded to 1024"),
 )
 #: As CODES, as CPU kernels read it: rows lie in tiles.
 TILES = Contract(
@@ -150,6 +154,11 @@ class Operands:
         tile = min(num_rows, TILE_ROWS)
         return Operands(*(None if one is None else _tiled(one, num_rows, tile) for one in given))
 
+    @property
+    def made(self) -> dict[str, Tensor | None]:
+        """What holds the codes on a GPU, by its names in contracts."""
+        return {"codes": self.codes, "scales": self.scales, "sums": self.sums}
+
     def pieces(self, dtype: DType) -> Tensor | None:
         """The pieces for float weights of `dtype`; None for F32, which takes x itself."""
         return {DType.F16: self.halves, DType.BF16: self.thirds}.get(dtype)
@@ -167,6 +176,24 @@ def _tiled(operand: Tensor, num_rows: int, tile: int) -> Tensor:
     shape[shape.index(TILE_ROWS, 2)] = tile
     shape[0] = -(-num_rows // tile)
     return leading(operand, tuple(shape))
+
+
+def reads_codes_alone(weights: Iterable[Tensor], device: str) -> bool:
+    """Whether products with `weights` read nothing of x but its codes, in whichever order they lie.
+
+    Then what makes x on a GPU may make its codes, and x is never written.
+    """
+    return device != "cpu" and all(weight.dtype.is_quantised for weight in weights)
+
+
+def quantise(
+    plan: PlanBuilder, x: Tensor, width: int, into: Operands, counts: Tensor, *, count: int = 0
+) -> None:
+    """Append the codes of x f32 [num_rows, >= width] on a GPU."""
+    from hypocenter.kernels import quantise_gpu
+
+    facts: dict[str, Any] = {"x": x, "counts": counts, "count": count, "width": width}
+    quantise_gpu.launch_codes(plan, CODES, facts | into.made)
 
 
 def present(
@@ -189,12 +216,11 @@ def present(
     for weight in weights:
         found.setdefault(None if weight.dtype.is_quantised else weight.dtype, weight.data)
     for dtype, packed in found.items():
-        facts: dict[str, Any] = {"x": x, "counts": counts, "count": count}
-        facts["width"] = packed.num_columns
+        width = packed.num_columns
         if dtype is None:
-            facts |= {"codes": into.codes, "scales": into.scales, "sums": into.sums}
-            quantise_gpu.launch_codes(plan, CODES, facts)
+            quantise(plan, x, width, into, counts, count=count)
         elif dtype is not DType.F32:
+            facts = {"x": x, "counts": counts, "count": count, "width": width}
             facts |= {"pieces": into.pieces(dtype), "row_scales": into.row_scales}
             quantise_gpu.launch_pieces(plan, PIECES, facts)
 

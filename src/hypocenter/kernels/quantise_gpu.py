@@ -1,4 +1,4 @@
-"""Triton kernels of `quantise`: one program makes codes of 2048 columns, or pieces of one row."""
+"""Triton kernels of `quantise`: one program makes codes of some groups, or pieces of one row."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ from hypocenter.kernels.overlap_gpu import follow
 from hypocenter.kernels.quantise import FEW_ROWS
 from hypocenter.tensor import DType
 
-_GROUPS = 64
+#: Groups that a program makes where rows are many, and where they are few.
+_GROUPS, _FEW_GROUPS = 64, 16
 #: Columns of a row that one program takes at once.
 _MAX_BLOCK = 16384
 
 
 @triton.jit
-def quantise_kernel(
-    x_ptr, counts_ptr, codes_ptr, scales_ptr, sums_ptr, count, width, x_stride, num_groups,
-    IS_FEW: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr,
-):  # fmt: skip
-    follow(OVERLAPS)
-    row = tl.program_id(0)
-    if row >= tl.load(counts_ptr + count):
-        return
-    row = as_offset(row, WIDE)
-    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    inside = group < num_groups
-    # Two halves of four words of four columns: each word is made within a thread.
+def columns_of(group):
+    """[groups, 2, 4, 4]: halves of four words of four columns, so that a thread makes a word."""
     half, word, byte = tl.arange(0, 2), tl.arange(0, 4), tl.arange(0, 4)
-    column = (
+    return (
         group[:, None, None, None] * 32 + half[None, :, None, None] * 16
         + word[None, None, :, None] * 4 + byte[None, None, None, :]
     )  # fmt: skip
-    x = tl.load(x_ptr + row * x_stride + column, mask=column < width, other=0.0)
+
+
+@triton.jit
+def store_codes(
+    x, row, group, inside, codes_ptr, scales_ptr, sums_ptr, num_groups, IS_FEW: tl.constexpr,
+    GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Store the codes of x, of the shape of `columns_of(group)`, with scales and sums."""
+    half, word, byte = tl.arange(0, 2), tl.arange(0, 4), tl.arange(0, 4)
     size = tl.abs(x)
     infinity = float("inf")
     finite = size < infinity
@@ -63,6 +62,25 @@ def quantise_kernel(
     tl.store(codes_ptr + row * num_groups * 8 + at, words, mask=inside[:, None, None])
     tl.store(scales_ptr + row * num_groups + group, scale, mask=inside)
     tl.store(sums_ptr + row * num_groups + group, sums, mask=inside)
+
+
+@triton.jit
+def quantise_kernel(
+    x_ptr, counts_ptr, codes_ptr, scales_ptr, sums_ptr, count, width, x_stride, num_groups,
+    IS_FEW: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    row = tl.program_id(0)
+    if row >= tl.load(counts_ptr + count):
+        return
+    row = as_offset(row, WIDE)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    inside = group < num_groups
+    column = columns_of(group)
+    x = tl.load(x_ptr + row * x_stride + column, mask=column < width, other=0.0)
+    store_codes(
+        x, row, group, inside, codes_ptr, scales_ptr, sums_ptr, num_groups, IS_FEW, GROUPS
+    )  # fmt: skip
 
 
 @triton.jit
@@ -107,21 +125,30 @@ def split_kernel(
                 x = x - bits.to(tl.float32, bitcast=True)
 
 
+def codes_form(num_rows: int, width: int) -> tuple[int, dict[str, Any]]:
+    """Programs for each row of a kernel that makes codes, and its constants and options."""
+    groups = _FEW_GROUPS if num_rows <= FEW_ROWS else _GROUPS
+    options = {
+        "IS_FEW": num_rows <= FEW_ROWS,
+        "GROUPS": groups,
+        # A product and a sum rounded once would not be what the reference rounds twice.
+        "enable_fp_fusion": False,
+    }
+    return triton.cdiv(-(-width // 64) * 2, groups), options
+
+
 def launch_codes(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
-    """Append quantise: one program for 64 groups of each row of the bucket."""
+    """Append quantise for every row of the bucket."""
     x, scales = facts["x"], facts["scales"]
-    num_groups = scales.shape[1]
+    programs, options = codes_form(x.shape[0], facts["width"])
     plan.launch_gpu(
         quantise_kernel,
         *(x, facts["counts"], facts["codes"], scales, facts["sums"], facts["count"]),
-        *(facts["width"], x.strides[0], num_groups),
-        grid=(x.shape[0], triton.cdiv(-(-facts["width"] // 64) * 2, _GROUPS)),
+        *(facts["width"], x.strides[0], scales.shape[1]),
+        grid=(x.shape[0], programs),
         contract=contract,
         facts=facts,
-        IS_FEW=x.shape[0] <= FEW_ROWS,
-        GROUPS=_GROUPS,
-        # A product and a sum rounded once would not be what the reference rounds twice.
-        enable_fp_fusion=False,
+        **options,
     )
 
 

@@ -12,15 +12,15 @@ from functools import partial
 from hypocenter.device.inputs import Inputs
 from hypocenter.device.memory import allocate, rows
 from hypocenter.device.plan import Plan, PlanBuilder, bucket
-from hypocenter.kernels.activation import gate, scale, softcap
+from hypocenter.kernels.activation import gate, gate_codes, scale, softcap
 from hypocenter.kernels.attention import Partial, allocate_parts, attention
 from hypocenter.kernels.embedding import gather, lookup, narrow
 from hypocenter.kernels.kv_write import kv_write
 from hypocenter.kernels.linear import Product, linear_several
 from hypocenter.kernels.mark import mark, mark_layer
-from hypocenter.kernels.norm import rms_norm
+from hypocenter.kernels.norm import rms_norm, rms_norm_codes
 from hypocenter.kernels.quant import padded
-from hypocenter.kernels.quantise import Operands
+from hypocenter.kernels.quantise import Operands, reads_codes_alone
 from hypocenter.kernels.rope import rotate
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.unfused import UnfusedAttention
@@ -203,10 +203,8 @@ class Decoder:
         attend: Callable[..., None],
     ) -> None:  # fmt: skip
         facts, inputs, counts = self.facts, self.inputs, self.inputs.counts
-        rms_norm(plan, b.x, w.attn_norm, facts.norm_eps, b.hidden, counts, width=facts.width)
-        self._linear(
-            plan, b.hidden, (w.q, b.q, w.q_bias), (w.k, b.k, w.k_bias), (w.v, b.v, w.v_bias)
-        )
+        products = (w.q, b.q, w.q_bias), (w.k, b.k, w.k_bias), (w.v, b.v, w.v_bias)
+        self._normed_linear(plan, b.x, w.attn_norm, b.hidden, *products)
         table = self.weights.local_rope if facts.is_local(index) else self.weights.rope
         for x, norm, num_heads in (
             (b.q, w.q_norm, facts.num_heads),
@@ -224,45 +222,76 @@ class Decoder:
                 )  # fmt: skip
         keys, values = self.pages.keys[index], self.pages.values[index]
         kv_write(plan, b.k, b.v, inputs.slots, keys, values, counts)
+        codes = self._codes(b.q, w.attn_output)
         attend(
             plan, b.q, keys, values, inputs.block_tables, inputs.sequence_rows, inputs.positions,
             b.attended, counts, scale=facts.attn_scale, window=facts.layer_window(index),
-            softcap=facts.attn_softcap,
+            softcap=facts.attn_softcap, codes=codes,
         )  # fmt: skip
         self._into_residual(
-            plan, b, b.attended, w.attn_output, w.attn_output_bias, w.post_attn_norm
-        )
+            plan, b, b.attended, w.attn_output, w.attn_output_bias, w.post_attn_norm,
+            is_ready=codes is not None,
+        )  # fmt: skip
 
     def _feed_forward(self, plan: PlanBuilder, b: _Buffers, w: LayerWeights) -> None:
-        facts, counts = self.facts, self.inputs.counts
-        rms_norm(plan, b.x, w.ffn_norm, facts.norm_eps, b.hidden, counts, width=facts.width)
-        self._linear(plan, b.hidden, (w.gate, b.gate, None), (w.up, b.up, None))
-        gate(plan, b.gate, b.up, facts.family.activation, counts)
-        self._into_residual(plan, b, b.gate, w.down, None, w.post_ffn_norm)
+        kind, counts = self.facts.family.activation, self.inputs.counts
+        self._normed_linear(
+            plan, b.x, w.ffn_norm, b.hidden, (w.gate, b.gate, None), (w.up, b.up, None)
+        )
+        codes = self._codes(b.gate, w.down)
+        if codes is None:
+            gate(plan, b.gate, b.up, kind, counts)
+        else:
+            gate_codes(plan, b.gate, b.up, kind, codes, counts, width=self.facts.ffn_width)
+        self._into_residual(
+            plan, b, b.gate, w.down, None, w.post_ffn_norm, is_ready=codes is not None
+        )
 
     def _into_residual(
         self, plan: PlanBuilder, b: _Buffers, x: Tensor, weight: Tensor, bias: Tensor | None,
-        post_norm: Tensor | None,
+        post_norm: Tensor | None, *, is_ready: bool,
     ) -> None:  # fmt: skip
         """x += weight @ branch, normed first where the family norms what it adds."""
         facts, counts = self.facts, self.inputs.counts
         if post_norm is None:
-            self._linear(plan, x, (weight, b.x, bias), accumulate=True)
+            self._linear(plan, x, (weight, b.x, bias), accumulate=True, is_ready=is_ready)
             return
-        self._linear(plan, x, (weight, b.hidden, bias))
+        self._linear(plan, x, (weight, b.hidden, bias), is_ready=is_ready)
         rms_norm(
             plan, b.hidden, post_norm, facts.norm_eps, b.x, counts,
             width=facts.width, accumulate=True,
         )  # fmt: skip
 
+    def _codes(self, x: Tensor, *weights: Tensor) -> Operands | None:
+        """Where the codes of rows like x's go that are all that products with `weights` read."""
+        if not reads_codes_alone(weights, x.device):
+            return None
+        return self._operands.first(x.shape[0])
+
+    def _normed_linear(
+        self, plan: PlanBuilder, x: Tensor, norm: Tensor, hidden: Tensor,
+        *products: tuple[Tensor, Tensor, Tensor | None], count: int = 0,
+    ) -> None:  # fmt: skip
+        """Products of x, normed, with several (weight, out, bias); `hidden` is room for that."""
+        facts, counts = self.facts, self.inputs.counts
+        codes = self._codes(x, *(weight for weight, _, _ in products))
+        if codes is None:
+            rms_norm(plan, x, norm, facts.norm_eps, hidden, counts, width=facts.width, count=count)
+        else:
+            rms_norm_codes(
+                plan, x, norm, facts.norm_eps, codes, counts, width=facts.width, count=count
+            )
+        self._linear(plan, hidden, *products, count=count, is_ready=codes is not None)
+
     def _linear(
         self, plan: PlanBuilder, x: Tensor, *products: tuple[Tensor, Tensor, Tensor | None],
-        count: int = 0, accumulate: bool = False,
+        count: int = 0, accumulate: bool = False, is_ready: bool = False,
     ) -> None:  # fmt: skip
         """Products of x with several (weight, out, bias), for which x is made ready once."""
         linear_several(
             plan, x, [Product(*one) for one in products], self.inputs.counts,
             self._operands.first(x.shape[0]), count=count, accumulate=accumulate,
+            is_ready=is_ready,
         )  # fmt: skip
 
     def _logits(self, plan: PlanBuilder, b: _Buffers, num_logit_rows: int) -> Tensor:
@@ -271,11 +300,9 @@ class Decoder:
 
         logits = self._logits_rows(num_logit_rows, padded(facts.vocab_size))
         gather(plan, b.x, self.inputs.logit_rows, hidden, counts)
-        rms_norm(
-            plan, hidden, weights.output_norm, facts.norm_eps, hidden, counts,
-            width=facts.width, count=1,
-        )  # fmt: skip
-        self._linear(plan, hidden, (weights.output, logits, None), count=1)
+        self._normed_linear(
+            plan, hidden, weights.output_norm, hidden, (weights.output, logits, None), count=1
+        )
         if facts.final_softcap:
             softcap(plan, logits, facts.final_softcap, counts, count=1)
         if facts.vocab_size == logits.shape[1]:

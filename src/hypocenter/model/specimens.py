@@ -72,8 +72,8 @@ def _of_vendor(vendor: str) -> Iterator[Specimen]:
     for dtype in _FORMS:
         for num_tokens in _BUCKETS:
             yield from of_model("qwen3", dtype, DType.F16, num_tokens=num_tokens)
-    for dtype in (DType.F16, DType.F32):
-        yield from of_model("llama", DType.Q8_0, dtype, attention="parts")
+    for dtype, num_tokens in ((DType.F16, 64), (DType.F32, 64), (DType.F16, 1)):
+        yield from of_model("llama", DType.Q8_0, dtype, attention="parts", num_tokens=num_tokens)
     yield from _of_attention(vendor)
     # Extents beyond 2**31 elements, which no memory is needed for here.
     caps = {"attn_softcap": 50.0, "final_softcap": 30.0}
@@ -97,20 +97,28 @@ def _of_attention(vendor: str) -> Iterator[Specimen]:
         yield from _attention_of(vendor, "llama", dtype, changes, label, num_tokens=num_tokens)
     for family, cap in (("llama", 0.0), ("gemma2", 50.0)):
         changes, label = {"attn_softcap": cap}, "single tokens, f16 cache"
-        yield from _attention_of(vendor, family, DType.F16, changes, label, num_tokens=8)
+        for num_tokens in (8, 16):
+            yield from _attention_of(
+                vendor, family, DType.F16, changes, label, num_tokens=num_tokens,
+                num_logit_rows=num_tokens,
+            )  # fmt: skip
         label += ", 64-bit offsets"
-        yield from _attention_of(
-            vendor, family, DType.F16, changes, label, num_tokens=8, max_blocks=1 << 18
-        )
+        for weights in (DType.Q8_0, DType.F16):
+            yield from _attention_of(
+                vendor, family, DType.F16, changes, label, num_tokens=8, max_blocks=1 << 18,
+                weights=weights,
+            )  # fmt: skip
 
 
 def _attention_of(
     vendor: str, family: str, dtype: DType, changes: Mapping[str, float], label: str, *,
-    num_tokens: int, max_blocks: int = 256,
+    num_tokens: int, max_blocks: int = 256, num_logit_rows: int | None = None,
+    weights: DType = DType.Q8_0,
 ) -> list[Specimen]:  # fmt: skip
     plan = abstract_plan(
-        vendor, family, DType.Q8_0, dtype, changes, num_tokens=num_tokens, max_blocks=max_blocks
-    )
+        vendor, family, weights, dtype, changes, num_tokens=num_tokens, max_blocks=max_blocks,
+        num_logit_rows=num_logit_rows,
+    )  # fmt: skip
     return specimens([x for x in plan.launches if x.kernel.startswith("attention")], label)
 
 
@@ -123,11 +131,12 @@ def abstract_plan(
     *,
     num_tokens: int,
     max_blocks: int = 256,
+    num_logit_rows: int | None = None,
     attention: str = "fused",
 ) -> Plan:
     """The plan of a one-layer model of 8B's shape on a device that runs nothing.
 
-    It has a sequence for each 4096 tokens, but at least 32.
+    It has a sequence for each 4096 tokens, but at least 32, and some logit rows where nobody says.
     """
     facts = replace(_facts(family), **(changes or {}))  # type: ignore[arg-type]
     facts = replace(facts, rope=replace(facts.rope, dim=facts.head_dim))
@@ -137,7 +146,8 @@ def abstract_plan(
     num_blocks = max(4096, num_tokens // 4, max_blocks)
     pages = KVPages.allocate(facts, num_blocks, 16, kv_dtype, device=gpu.name)
     decoder = Decoder(facts, _weights(facts, dtype, gpu.name), inputs, pages, num_tokens, attention)
-    return decoder.plan(num_tokens, max(min(num_tokens, 4), num_tokens // 16))
+    some = max(min(num_tokens, 4), num_tokens // 16)
+    return decoder.plan(num_tokens, some if num_logit_rows is None else num_logit_rows)
 
 
 def _of_model(

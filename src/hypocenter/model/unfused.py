@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hypocenter.device.memory import allocate, rows
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import attention_parts as parts
+from hypocenter.kernels.quantise import Operands, quantise
 from hypocenter.model.architecture import Architecture
 from hypocenter.tensor import DType, Tensor
 
@@ -56,6 +57,7 @@ class UnfusedAttention:
         self, plan: PlanBuilder, q: Tensor, k_cache: Tensor, v_cache: Tensor,
         block_tables: Tensor, sequence_rows: Tensor, positions: Tensor, out: Tensor,
         counts: Tensor, *, scale: float, window: int, softcap: float,
+        codes: Operands | None = None,
     ) -> None:  # fmt: skip
         """Append what `attention` does, part by part; arguments as there."""
         reach = parts.Rows(sequence_rows, self.lengths, counts)
@@ -68,3 +70,6 @@ class UnfusedAttention:
         parts.mask(plan, scores, reach, positions, window=window)
         parts.softmax(plan, scores, reach)
         parts.weighted_sum(plan, scores, self.values, reach, out)
+        if codes is not None:
+            _, num_heads, _, head_dim = self.values.shape
+            quantise(plan, out, num_heads * head_dim, codes, counts)

@@ -1,0 +1,176 @@
+"""Codes that a GPU kernel makes along with what it computes: every bit as its parts make them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import kernel_launch
+import numpy as np
+import pytest
+from kernel_launch import bits, counts, launch, rows_tensor, tensor, vector_tensor, weight_tensor
+
+from hypocenter.device import memory
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.errors import LaunchRejected
+from hypocenter.kernels.activation import gate, gate_codes
+from hypocenter.kernels.attention import Partial, attention
+from hypocenter.kernels.norm import rms_norm, rms_norm_codes
+from hypocenter.kernels.quantise import FEW_ROWS, Operands, quantise, reads_codes_alone
+from hypocenter.tensor import DType, Tensor
+
+Array = np.ndarray[Any, Any]
+SIM = "sim:mi300x"
+
+
+@pytest.fixture(autouse=True)
+def sim(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_launch, "device", memory.open_device(SIM))
+
+
+def room(num_rows: int, width: int) -> Operands:
+    """For codes: what was there before must not be left."""
+    into = Operands.allocate([DType.Q4_0], num_rows, width, device=SIM)
+    for one in into.made.values():
+        assert one is not None
+        kind = np.float32 if one.dtype is DType.F32 else np.int32
+        memory.to_device(one, np.full(one.shape, 77, kind))
+    return into
+
+
+def in_order(codes: Array) -> Array:
+    """[num_rows, groups, 8], however the words of a span lie."""
+    if len(codes) <= FEW_ROWS:
+        codes = np.ascontiguousarray(codes.reshape(len(codes), -1, 4, 16, 4).swapaxes(2, 3))
+    return codes.reshape(len(codes), -1, 8)
+
+
+def same(parts: Operands, at_once: Operands, width: int, num_live: int) -> None:
+    """Equal in the rows that are live, up to the last unit that products read; else untouched."""
+    num_groups = -(-width // 64) * 2
+    for name, made in parts.made.items():
+        other = at_once.made[name]
+        assert made is not None
+        assert other is not None
+        found, wanted = memory.to_host(other), memory.to_host(made)
+        if name == "codes":
+            found, wanted = in_order(found), in_order(wanted)
+        found, wanted = (values[:, :num_groups] for values in (found, wanted))
+        np.testing.assert_array_equal(bits(found[:num_live]), bits(wanted[:num_live]))
+        assert (memory.to_host(other)[num_live:] == 77).all()
+
+
+def both(
+    num_rows: int,
+    width: int,
+    num_live: int,
+    parts: Callable[[PlanBuilder, Operands], None],
+    at_once: Callable[[PlanBuilder, Operands], None],
+) -> None:
+    first, second = room(num_rows, width), room(num_rows, width)
+    launch(lambda p: parts(p, first), num_rows)
+    launch(lambda p: at_once(p, second), num_rows)
+    same(first, second, width, num_live)
+
+
+def numbers(*shape: int) -> Array:
+    """Random, among them rows of zeros, huge and undefined ones."""
+    rng = np.random.default_rng(3)
+    x = (rng.standard_normal(shape) * 3).astype(np.float32)
+    if shape[0] > 2:
+        x[0], x[1, 0], x[2, -1] = 0, np.nan, np.inf
+    return x
+
+
+@pytest.mark.parametrize(("num_rows", "num_live"), [(1, 1), (3, 3), (5, 4), (19, 17), (2, 0)])
+@pytest.mark.parametrize("width", [1, 64, 130, 1100])
+def test_codes_of_a_norm(num_rows: int, num_live: int, width: int) -> None:
+    x, live = rows_tensor("x", numbers(num_rows, width), np.nan), counts(0, num_live)
+    weight = vector_tensor("w", numbers(1, width)[0])
+    hidden = rows_tensor("hidden", np.zeros((num_rows, width), np.float32))
+
+    def parts(plan: PlanBuilder, into: Operands) -> None:
+        rms_norm(plan, x, weight, 1e-5, hidden, live, width=width, count=1)
+        quantise(plan, hidden, width, into, live, count=1)
+
+    def at_once(plan: PlanBuilder, into: Operands) -> None:
+        rms_norm_codes(plan, x, weight, 1e-5, into, live, width=width, count=1)
+
+    both(num_rows, width, num_live, parts, at_once)
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu"])
+@pytest.mark.parametrize(("num_rows", "num_live"), [(1, 1), (5, 4), (19, 17), (2, 0)])
+@pytest.mark.parametrize("width", [1, 130, 1100])
+def test_codes_of_a_gate(num_rows: int, num_live: int, width: int, kind: str) -> None:
+    opened, up = numbers(num_rows, width), numbers(num_rows, width)[:, ::-1].copy()
+    fill, live = float("nan"), counts(num_live)  # beyond the width nothing is looked at
+    x, ups = rows_tensor("gate", opened, fill), rows_tensor("up", up, fill)
+
+    def parts(plan: PlanBuilder, into: Operands) -> None:
+        other = rows_tensor("gate", opened)
+        gate(plan, other, ups, kind, live)
+        quantise(plan, other, width, into, live)
+
+    def at_once(plan: PlanBuilder, into: Operands) -> None:
+        gate_codes(plan, x, ups, kind, into, live, width=width)
+
+    both(num_rows, width, num_live, parts, at_once)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(4, 2, 64), (1, 1, 128), (6, 3, 32), (2, 2, 96), (5, 1, 80)]
+)
+@pytest.mark.parametrize("num_tokens", [1, 9])
+@pytest.mark.parametrize("is_split", [True, False])
+def test_codes_of_attention(
+    heads: int, kv_heads: int, head_dim: int, num_tokens: int, is_split: bool
+) -> None:
+    """The fold makes them of heads that fill groups and units; others, and prompts, by a part."""
+    rng, num_blocks, width = np.random.default_rng(4), 5, heads * head_dim
+    keys = rng.standard_normal((num_blocks, kv_heads, head_dim, 16)).astype(np.float32)
+    pitch = -(-head_dim // 16) * 16
+    values = rng.standard_normal((num_blocks, kv_heads, 16, pitch)).astype(np.float32)
+    k_cache, v_cache = tensor("k_cache", keys), tensor("v_cache", values)
+    q = rows_tensor("q", rng.standard_normal((num_tokens, width)).astype(np.float32))
+    tables = tensor("tables", np.arange(num_blocks, dtype=np.int32)[None])
+    rows = tensor("rows", np.zeros(num_tokens, np.int32))
+    positions = tensor("positions", (70 + np.arange(num_tokens)).astype(np.int32))
+    out = rows_tensor("out", np.full((num_tokens, width), 5, np.float32))
+    partial = Partial.allocate(k_cache, num_tokens, heads, num_blocks, device=SIM)
+    live = counts(num_tokens)
+
+    def attend(plan: PlanBuilder, into: Operands | None) -> None:
+        attention(
+            plan, q, k_cache, v_cache, tables, rows, positions, out, live, num_heads=heads,
+            scale=0.1, partial=partial if is_split else None, codes=into,
+        )  # fmt: skip
+
+    def parts(plan: PlanBuilder, into: Operands) -> None:
+        attend(plan, None)
+        quantise(plan, out, width, into, live)
+
+    both(num_tokens, width, num_tokens, parts, attend)
+
+
+def test_codes_are_all_that_is_read_where_every_weight_is_of_blocks() -> None:
+    raw = kernel_launch.random_rows(DType.Q4_0, 2, 64)
+    blocks = weight_tensor(DType.Q4_0, raw, 64)
+    floats = weight_tensor(DType.F32, np.zeros((2, 256), np.uint8), 64)
+    assert reads_codes_alone([blocks, blocks], SIM)
+    assert not reads_codes_alone([blocks, floats], SIM)
+    assert not reads_codes_alone([blocks], "cpu")
+
+
+def test_what_cannot_hold_the_codes_is_refused() -> None:
+    plan, live, into = PlanBuilder(2, SIM), counts(2), room(2, 1024)
+    x: Tensor = rows_tensor("x", numbers(2, 1088))
+    weight = vector_tensor("w", numbers(1, 1088)[0])
+    with pytest.raises(LaunchRejected, match="a row of codes must hold them"):
+        rms_norm_codes(plan, x, weight, 1e-5, into, live, width=1088)
+    with pytest.raises(LaunchRejected, match="a row of codes must hold them"):
+        gate_codes(plan, x, x, "silu", into, live, width=1088)
+    with pytest.raises(LaunchRejected, match="width is 1100"):
+        gate_codes(plan, x, x, "silu", room(2, 2048), live, width=1100)
+    with pytest.raises(LaunchRejected, match="kind is 'relu'"):
+        gate_codes(plan, x, x, "relu", into, live, width=64)
