@@ -32,6 +32,7 @@ ROPE = Contract(
     Scalar("num_heads", "num_heads > 0", "must be above 0"),
     Scalar("head_dim", "head_dim > 0 and head_dim % 2 == 0", "must be even and above 0"),
     Scalar("rope_base", "rope_base > 0", "must be above 0"),
+    Scalar("width", "0 < width <= half", "must be above 0 and within the table"),
     Rule("2 * half <= head_dim", "the table turns more columns than a head has"),
 )
 
@@ -61,6 +62,7 @@ def _right() -> dict[str, Any]:
         "num_heads": 2,
         "head_dim": 64,
         "rope_base": 10000.0,
+        "width": 32,
     }
 
 
@@ -77,7 +79,7 @@ def test_right_arguments_bind_every_symbol() -> None:
     symbols = ROPE.check(**_right())
     assert symbols == {
         "num_tokens": 3, "num_positions": 8, "half": 32,
-        "num_heads": 2, "head_dim": 64, "rope_base": 10000.0,
+        "num_heads": 2, "head_dim": 64, "rope_base": 10000.0, "width": 32,
     }  # fmt: skip
 
 
@@ -103,9 +105,12 @@ WRONG = [
     ({"cos": _virtual((8, 34))}, "half = 34, head_dim = 64, but the table turns more"),
     ({"bias": _virtual((31,))}, r"bias .t. has 31 along axis 0, but must be half = 32"),
     ({"head_dim": 63}, "head_dim is 63, but must be even"),
+    # It asks for wider rows than x has, too, but that is not where it went wrong.
+    ({"head_dim": 65}, "head_dim is 65, but must be even"),
     ({"head_dim": 0}, "head_dim is 0"),
     ({"num_heads": 0}, "num_heads is 0"),
     ({"rope_base": 0.0}, "rope_base is 0.0, but must be above 0"),
+    ({"width": 33}, "width is 33, but must be above 0 and within the table"),
 ]
 
 

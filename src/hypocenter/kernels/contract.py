@@ -6,6 +6,7 @@ The same declaration serves the check before a launch, the check of index values
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -207,15 +208,15 @@ class Contract:
     def _lines(self) -> list[str]:
         lines = [f"def check(*, {', '.join(self.names)}):", "    device = None"]
         bound = {scalar.name for scalar in self.scalars}
+        # A wrong number also makes right shapes look wrong, so it is told of first.
+        first = [scalar for scalar in self.scalars if _names(scalar.condition) <= bound]
+        lines += [line for scalar in first for line in _scalar_lines(scalar)]
         for arg in self.args:
             lines += [f"    {line}" for line in _tensor_lines(arg, bound)]
         for pair in self.apart:
             lines += [f"    {line}" for line in _apart_lines(pair)]
-        for scalar in self.scalars:
-            lines += [
-                f"    if not ({scalar.condition}):",
-                f"    {_fail_line(f'{scalar.name} is {{{scalar.name}}}, but {scalar.limit}')}",
-            ]
+        last = [scalar for scalar in self.scalars if scalar not in first]
+        lines += [line for scalar in last for line in _scalar_lines(scalar)]
         for rule in self.rules:
             shown = ", ".join(
                 f"{name} = {{{name}}}"
@@ -259,6 +260,18 @@ class Contract:
             at = tuple(int(i) for i in np.argwhere(wrong)[0])
             place = ", ".join(map(str, at))
             self._fail(f"{arg.name}[{place}] = {int(entries[at])}, but {limit}")
+
+
+def _names(expression: str) -> set[str]:
+    parts = ast.walk(ast.parse(expression, mode="eval"))
+    return {part.id for part in parts if isinstance(part, ast.Name)}
+
+
+def _scalar_lines(scalar: Scalar) -> list[str]:
+    return [
+        f"    if not ({scalar.condition}):",
+        f"    {_fail_line(f'{scalar.name} is {{{scalar.name}}}, but {scalar.limit}')}",
+    ]
 
 
 def _tensor_lines(arg: Arg, bound: set[str]) -> list[str]:
