@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ import numpy as np
 
 from hypocenter.bundle import Bundle
 from hypocenter.device.limits import named_gpu
+from hypocenter.device.source import sources_of
 from hypocenter.kernels.contracts import contract_of
 from hypocenter.recording import (
     Allocated,
@@ -94,19 +94,15 @@ class Run:
         return record
 
     def source(self, function: Any) -> str:
-        """Notes the text of a kernel (a function, or text that begins at line 1 of a file)."""
+        """Notes the text of a kernel: a Triton function, or what begins at line 1 of a file."""
         if isinstance(function, str):
             name = function.split("def ")[1].split("(")[0]
             record = SourceRecord(
                 id=_digest(function), function=name, file=f"{name}.py", first_line=1, text=function
             )
         else:
-            lines, first = inspect.getsourcelines(getattr(function, "fn", function))
-            record = SourceRecord(
-                id=_digest("".join(lines)), function=function.__name__,
-                file=inspect.getsourcefile(getattr(function, "fn", function)) or "",
-                first_line=first, text="".join(lines),
-            )  # fmt: skip
+            record, *callees = sources_of(function)
+            self.sources |= {one.id: one for one in callees}
         self.sources[record.id] = record
         return record.id
 

@@ -566,8 +566,10 @@ def test_frees_and_launches_outside_of_plans_are_told(sim: Recorder) -> None:
     assert names[:4] == ["x_ptr", "counts_ptr", "positions_ptr", "cos_ptr"]
     sources = {source.id: source for source in _read(sim).sources}
     source = sources[launched.launch.source]
-    assert "tl.load(positions_ptr" in source.text
-    assert [sources[one].function for one in source.callees] == ["follow", "as_offset"]
+    assert "tl.load(counts_ptr)" in source.text
+    called = {sources[one].function: sources[one].text for one in source.callees}
+    assert list(called) == ["follow", "angles", "as_offset", "columns", "turned"]
+    assert "tl.load(positions_ptr" in called["angles"]
     x = plan.launches[0].tensors["x"]
     memory.free(x)
     (freed,) = _events(sim, Freed)

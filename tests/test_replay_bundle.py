@@ -282,36 +282,47 @@ def test_of_two_undefined_tensors_the_one_that_reaches_a_result_is_told() -> Non
     assert [(f.kind, f.argument) for f in found] == [("uninitialised read", "x_ptr")]
 
 
-def test_a_source_that_is_not_installed_is_run_only_when_allowed() -> None:
+@pytest.mark.parametrize(
+    ("function", "argument", "load"),
+    [("rope_kernel", "counts_ptr", "tl.load(counts_ptr"),
+     ("angles", "positions_ptr", "tl.load(positions_ptr + token")],
+)  # fmt: skip
+def test_a_source_that_is_not_installed_is_run_only_when_allowed(
+    function: str, argument: str, load: str
+) -> None:
+    """The text of the kernel itself, or of what it calls."""
     bundle = rope_bundle([0, 1, 7])
-    changed = []
+    changed = {}
     for source in bundle.sources:
-        text = source.text.replace("positions_ptr + token)", "positions_ptr + token + 1)")
+        text = source.text.replace(f"{load})", f"{load} + 2)")
         key = hashlib.sha256(text.encode()).hexdigest()
-        changed.append((source.id, msgspec.structs.replace(source, text=text, id=key)))
-    ids = {old: new.id for old, new in changed}
+        changed[source.id] = msgspec.structs.replace(source, text=text, id=key)
+    sources = tuple(
+        msgspec.structs.replace(one, callees=tuple(changed[key].id for key in one.callees))
+        for one in changed.values()
+    )
     plans = tuple(
         msgspec.structs.replace(
             plan,
             launches=tuple(
-                msgspec.structs.replace(one, source=ids[one.source]) for one in plan.launches
+                msgspec.structs.replace(one, source=changed[one.source].id) for one in plan.launches
             ),
         )
         for plan in bundle.plans
     )
-    bundle = msgspec.structs.replace(bundle, plans=plans, sources=tuple(new for _, new in changed))
-    with pytest.raises(SourceNotAllowed, match="source of rope_kernel differs from the installed"):
+    bundle = msgspec.structs.replace(bundle, plans=plans, sources=sources)
+    with pytest.raises(SourceNotAllowed, match=f"source of {function} differs from the installed"):
         replay_place(bundle, PLACE)
     report = replay_place(bundle, PLACE, allow_source=True)
     first = report.findings[0]
-    assert (first.kind, first.argument) == ("out of bounds", "positions_ptr")
-    assert first.sites[0].expression == "tl.load(positions_ptr + token + 1)"
+    assert (first.kind, first.argument) == ("out of bounds", argument)
+    assert first.sites[0].expression == f"{load} + 2)"
     assert replay_place(bundle, PLACE, use_installed=True).findings == ()
     with pytest.raises(UsageError, match="no other rope_kernel is installed than the recorded"):
         replay_place(rope_bundle([0, 1, 7]), PLACE, use_installed=True)
     file = Path(first.sites[0].file)
     assert first.line is not None
-    assert "tl.load(positions_ptr + token)" in file.read_text().splitlines()[first.line - 1]
+    assert f"{load})" in file.read_text().splitlines()[first.line - 1]
 
 
 def test_cpu_launches_and_places_outside_the_bundle_are_refused() -> None:

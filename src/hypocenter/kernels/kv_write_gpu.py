@@ -25,17 +25,30 @@ def kv_write_kernel(
     d = tl.arange(0, BLOCK)
     live = d < head_dim
     slot = as_offset(tl.load(slots_ptr + token), WIDE)
-    page, offset = slot // block_size * num_heads + head, slot % block_size
     k = tl.load(
         k_ptr + as_offset(token, WIDE) * k_stride + head * head_dim + d, mask=live, other=0.0
     )
     v = tl.load(
         v_ptr + as_offset(token, WIDE) * v_stride + head * head_dim + d, mask=live, other=0.0
     )
-    k_at = (page * head_dim + d) * block_size + offset
-    v_at = (page * block_size + offset) * value_pitch + d
+    k_at = key_at(slot, head, d, num_heads, head_dim, block_size)
+    v_at = value_at(slot, head, d, num_heads, block_size, value_pitch)
     tl.store(k_cache_ptr + k_at, k.to(k_cache_ptr.dtype.element_ty), mask=live)
     tl.store(v_cache_ptr + v_at, v.to(v_cache_ptr.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def key_at(slot, head, d, num_heads, head_dim, block_size):
+    """Where element d of a head's key lies in the keys of a cache."""
+    page = slot // block_size * num_heads + head
+    return (page * head_dim + d) * block_size + slot % block_size
+
+
+@triton.jit
+def value_at(slot, head, d, num_heads, block_size, value_pitch):
+    """Where element d of a head's value lies in the values of a cache."""
+    page = slot // block_size * num_heads + head
+    return (page * block_size + slot % block_size) * value_pitch + d
 
 
 def launch(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:

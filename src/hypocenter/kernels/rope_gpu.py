@@ -23,18 +23,38 @@ def rope_kernel(
         return
     pair = tl.arange(0, BLOCK)
     live = pair < half
-    position = as_offset(tl.load(positions_ptr + token), WIDE)
-    cos = tl.load(cos_ptr + position * half + pair, mask=live, other=0.0)
-    sin = tl.load(sin_ptr + position * half + pair, mask=live, other=0.0)
+    cos, sin = angles(positions_ptr, cos_ptr, sin_ptr, token, pair, half, WIDE)
     start = x_ptr + as_offset(token, WIDE) * x_stride + head * head_dim
+    first, second = columns(pair, half, NEIGHBOURS)
+    a = tl.load(start + first, mask=live, other=0.0)
+    b = tl.load(start + second, mask=live, other=0.0)
+    a, b = turned(a, b, cos, sin)
+    tl.store(start + first, a, mask=live)
+    tl.store(start + second, b, mask=live)
+
+
+@triton.jit
+def angles(positions_ptr, cos_ptr, sin_ptr, token, pair, half, WIDE: tl.constexpr):
+    """Cosine and sine of each pair at a token's position."""
+    position = as_offset(tl.load(positions_ptr + token), WIDE)
+    cos = tl.load(cos_ptr + position * half + pair, mask=pair < half, other=0.0)
+    sin = tl.load(sin_ptr + position * half + pair, mask=pair < half, other=0.0)
+    return cos, sin
+
+
+@triton.jit
+def columns(pair, half, NEIGHBOURS: tl.constexpr):
+    """Where the two numbers of each pair lie in a head."""
     if NEIGHBOURS:
-        first, second = start + 2 * pair, start + 2 * pair + 1
+        return 2 * pair, 2 * pair + 1
     else:
-        first, second = start + pair, start + half + pair
-    a = tl.load(first, mask=live, other=0.0)
-    b = tl.load(second, mask=live, other=0.0)
-    tl.store(first, a * cos - b * sin, mask=live)
-    tl.store(second, a * sin + b * cos, mask=live)
+        return pair, half + pair
+
+
+@triton.jit
+def turned(a, b, cos, sin):
+    """Both numbers of each pair, turned by its angle."""
+    return a * cos - b * sin, a * sin + b * cos
 
 
 def launch(
@@ -51,4 +71,7 @@ def launch(
         facts=facts,
         NEIGHBOURS=neighbours,
         BLOCK=triton.next_power_of_2(cos.shape[1]),
+        # Which of two products a compiler joins with their sum is its choice in each kernel, and
+        # rope_write has to come to the same bits.
+        enable_fp_fusion=False,
     )

@@ -57,7 +57,7 @@ VICTIM = Victim(
     kernel="kv_write",
     argument="k_cache",
     also=("v_cache",),
-    line="k_at = (page * head_dim + d) * block_size + offset",
+    line="return (page * head_dim + d) * block_size + slot % block_size",
     source="vllm#47671",
     plant=plant,
     twin=twin,
