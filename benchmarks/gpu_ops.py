@@ -26,6 +26,7 @@ from hypocenter.kernels import (
     quant,
     quantise,
     rope,
+    rope_write,
 )
 from hypocenter.kernels.block_types import dequantise
 from hypocenter.kernels.quantise import Operands
@@ -106,6 +107,8 @@ def cases(device: str) -> Iterator[Case]:
     for style in ("normal", "neox"):
         for head_dim, rope_dim in ((2, 2), (128, 128), (20, 12)):
             yield make.rope(style, head_dim, rope_dim)
+            for dtype in (DType.F16, DType.F32) if device != "cpu" else ():
+                yield from make.rope_write(style, head_dim, rope_dim, dtype)
     for shape in ((1, 1, 1, 1, 2), (17, 1, 6, 2, 64), (33, 33, 3, 3, 20), (127, 5, 8, 1, 128)):
         for window, softcap in ((0, 0.0), (7, 0.0), (0, 2.0)):
             for dtype in (DType.F16, DType.F32):
@@ -244,6 +247,42 @@ class _Make:
             ),
             turned, exact, 8 * EPS * float(np.abs(x).max()), wrong if rope_dim > 2 else None,
         )  # fmt: skip
+
+    def rope_write(self, style: str, head_dim: int, rope_dim: int, dtype: DType) -> Iterator[Case]:
+        """q and both sides of the cache as the parts leave them: equal in every bit."""
+        num_heads, num_kv_heads = 5, 3
+        values = [self.normal(6, num * head_dim) for num in (num_heads, *[num_kv_heads] * 2)]
+        kind = np.float16 if dtype is DType.F16 else np.float32
+        key_shape = (4, num_kv_heads, head_dim, 16)
+        value_shape = (4, num_kv_heads, 16, -(-head_dim // 16) * 16)
+        places = self.put("positions", np.array([0, 1, 2, 511, 3, 100], np.int32))
+        slots = self.put("slots", np.array([47, 0, 16, 31, 7, 20], np.int32))
+        cos, sin = rope.tables(512, rope_dim, 10000.0)
+        table, counts = (self.put("cos", cos), self.put("sin", sin)), self.counts(5)
+
+        def made() -> list[Tensor]:
+            rows = [self.rows(name, x) for name, x in zip("qkv", values, strict=True)]
+            caches = (("k_cache", key_shape), ("v_cache", value_shape))
+            return rows + [self.put(name, np.zeros(shape, kind)) for name, shape in caches]
+
+        q, k, v, *cache = parts = made()
+        plan = PlanBuilder(6, self.device)
+        for x, num in ((q, num_heads), (k, num_kv_heads)):
+            rope.rotate(
+                plan, x, places, table, counts, num_heads=num, head_dim=head_dim, style=style
+            )
+        kv_write.kv_write(plan, k, v, slots, *cache, counts)
+        launch.run(plan.launches)
+        for at in (0, 3, 4):
+            fused = made()
+            yield Case(
+                "rope_write", f"{style} {rope_dim} of {head_dim} {dtype.name} {parts[at].name}", 6,
+                lambda p, fused=fused: rope_write.rope_write(  # type: ignore[misc]
+                    p, *fused[:3], places, slots, table, *fused[3:], counts,
+                    num_heads=num_heads, head_dim=head_dim, style=style,
+                ),
+                fused[at], memory.to_host(parts[at]).astype(np.float64), 1e-300,
+            )  # fmt: skip
 
     def attention(
         self, shape: tuple[int, int, int, int, int], window: int, softcap: float, dtype: DType

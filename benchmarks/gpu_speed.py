@@ -21,7 +21,7 @@ from hypocenter.config import LAUNCH_MODES
 from hypocenter.device import launch, memory
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import HypoError
-from hypocenter.kernels import attention, linear, norm, rope
+from hypocenter.kernels import attention, linear, norm, rope, rope_write
 from hypocenter.tensor import DType, Tensor
 
 GIB = 1 << 30
@@ -245,9 +245,6 @@ def _decode_kernels(device: str) -> list[tuple[str, JitRecorder]]:
     cos, sin = rope.tables(2048, 128, 500000.0)
     table = put("cos", cos), put("sin", sin)
     positions = put("positions", np.array([2047], np.int32), DType.I32)
-    add("rope 32 x 128", lambda p: rope.rotate(
-        p, x, positions, table, counts, num_heads=32, head_dim=128, style="normal"
-    ))  # fmt: skip
     for dtype in (DType.F16, DType.Q8_0, DType.Q4_0, DType.Q4_K):
         matrix = large_weight(dtype, 14336, 4096, device)
         add(
@@ -258,6 +255,12 @@ def _decode_kernels(device: str) -> list[tuple[str, JitRecorder]]:
         put(name, normal(*shape).astype(np.float16).view(np.uint16), DType.F16)
         for name, shape in (("k", (128, 8, 128, 16)), ("v", (128, 8, 16, 128)))
     )
+    slots = put("slots", np.array([2047], np.int32), DType.I32)
+    k, v = put("k_row", normal(1, 1024)), put("v_row", normal(1, 1024))
+    add("rope_write 32/8 x 128", lambda p: rope_write.rope_write(
+        p, x, k, v, positions, slots, table, keys, values, counts, num_heads=32, head_dim=128,
+        style="normal",
+    ))  # fmt: skip
     blocks = put("tables", np.arange(128, dtype=np.int32)[None], DType.I32)
     rows = put("rows", np.zeros(1, np.int32), DType.I32)
     attended = put("attended", np.zeros((1, 4096), np.float32))

@@ -398,9 +398,9 @@ def test_a_whole_model_gives_the_same_logits(
     unfused, kernels = _logits(model, attention="parts", launch_mode="checked")
     assert kernels - fused_kernels == {
         "context_lengths", "expand", "transpose", "scores", "scale_scores", "mask", "softmax",
-        "weighted_sum",
+        "weighted_sum", "rope", "kv_write",
     }  # fmt: skip
-    assert fused_kernels - kernels == {"attention"}
+    assert fused_kernels - kernels == {"attention", "rope_write"}
     # Two layers on sums of some twenty numbers; neither route is closer to the truth.
     assert np.max(np.abs(unfused - fused)) <= 64 * EPS * np.abs(fused).max()
 

@@ -138,7 +138,7 @@ F32_DIGEST = "527e27b57d022b82"
 
 ROOT = RootCause(
     cause=Cause.DTYPE_WIDTH, sentence="", fix="", proof=Proof("red", "fact", "green"),
-    kernel="rope", argument="positions_ptr",
+    kernel="rope_write", argument="positions_ptr",
 )  # fmt: skip
 
 
@@ -186,9 +186,9 @@ def test_a_wrong_answer_scores_nothing(
     right = scored(monkeypatch, tmp_path, background, ROOT)
     assert (right.kernel_named, right.argument_named, right.class_right) == (True, True, True)
     assert right.line_named is False
-    assert right.twin.found == ("dtype width: rope.positions_ptr",)
+    assert right.twin.found == ("dtype width: rope_write.positions_ptr",)
     wrong = msgspec.structs.replace(
-        ROOT, kernel="rope_and_more_kernel", argument="slots", cause=Cause.STALE_SLOT
+        ROOT, kernel="rope_write_and_more_kernel", argument="slots", cause=Cause.STALE_SLOT
     )
     assert scored(monkeypatch, tmp_path, background, wrong).kernel_named  # a kernel of its name
     wrong = msgspec.structs.replace(wrong, kernel="attention")

@@ -32,8 +32,8 @@ DEEDS = ("ld.global", "st.global", "cp.async", "atom.", "red.", "ret;", "bra")
 def test_what_runs_in_every_decode_step_overlaps() -> None:
     names = {jit.__name__.removesuffix("_kernel") for jit in OVERLAPPING}
     assert names >= {
-        "rms_norm", "quantise", "split", "linear_codes_few", "linear_float_few", "rope", "kv_write",
-        "rms_norm_codes", "gate_codes", "attention_fold_codes",
+        "rms_norm", "quantise", "split", "linear_codes_few", "linear_float_few", "rope_write",
+        "rope", "kv_write", "rms_norm_codes", "gate_codes", "attention_fold_codes",
         "attention_split", "attention_fold", "gate", "gather", "lookup_codes", "greedy_rows",
         "mark",
     }  # fmt: skip
@@ -60,7 +60,7 @@ def ptx(one: Specimen, arch: str) -> str:
 @pytest.mark.parametrize(
     ("name", "guarded"),
     [(jit.__name__, False) for jit in OVERLAPPING]
-    + [(name, True) for name in ("rms_norm_kernel", "kv_write_kernel", "mark_kernel")],
+    + [(name, True) for name in ("rms_norm_kernel", "rope_write_kernel", "mark_kernel")],
 )
 def test_the_compiler_moves_nothing_before_the_wait(name: str, guarded: bool) -> None:
     one = specimen(name)

@@ -95,7 +95,7 @@ def _pages(case: Case, event: Stepped) -> Iterator[_Paged]:
             recorded = case.values(number, event.seq) if number is not None else None
             if recorded is not None and number is not None:
                 values[name] = case.full_array(recorded, case.tensors[number].shape)
-        # Positions and rows of kv_write's tokens are inputs of other launches of the step.
+        # What writes the cache need not be given positions and rows, which are the step's inputs.
         for name in ("positions", "sequence_rows", "counts"):
             if name not in values and (array := case.input_of(event, name)) is not None:
                 values[name] = array

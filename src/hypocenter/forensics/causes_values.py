@@ -180,7 +180,7 @@ def _padding(case: Case, first: _First, caches: list[str], bad: dict[str, Statis
         proof=Proof(red, f"{name} without its unwritten entries",
                     f"every other input of {launch.kernel} is finite "
                     f"({', '.join(k for k in first.read if k not in caches) or 'none'}), and all "
-                    "that kv_write has put into the cache was finite"),
+                    "that has been written into the cache was finite"),
         kernel=launch.kernel, argument=name, tensor=tensor.name if tensor else None,
         place=first.use.place, **_lines(case, first, name),
     )  # fmt: skip

@@ -18,6 +18,7 @@ _FILES = (
     "norm",
     "quantise",
     "rope",
+    "rope_write",
     "sampling",
     "sampling_contracts",
 )

@@ -90,6 +90,12 @@ def tables(
     return cos.astype(np.float32), sin.astype(np.float32)
 
 
+def require_style(kernel: str, style: str) -> None:
+    """Raises LaunchRejected for a way of pairing that nobody has."""
+    if style not in ("normal", "neox"):
+        raise LaunchRejected(kernel, f"style is {style!r}, but must be normal or neox")
+
+
 def rotate(
     plan: PlanBuilder,
     x: Tensor,
@@ -106,8 +112,7 @@ def rotate(
     `table`: cosines and sines, f32 [context_length, rope_dim / 2].
     """
     cos, sin = table
-    if style not in ("normal", "neox"):
-        raise LaunchRejected("rope", f"style is {style!r}, but must be normal or neox")
+    require_style("rope", style)
     facts = {
         "x": x,
         "positions": positions,

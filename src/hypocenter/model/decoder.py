@@ -22,6 +22,7 @@ from hypocenter.kernels.norm import rms_norm, rms_norm_codes
 from hypocenter.kernels.quant import padded
 from hypocenter.kernels.quantise import Operands, reads_codes_alone
 from hypocenter.kernels.rope import rotate
+from hypocenter.kernels.rope_write import rope_write
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.unfused import UnfusedAttention
 from hypocenter.model.weights import LayerWeights, Weights
@@ -205,7 +206,6 @@ class Decoder:
         facts, inputs, counts = self.facts, self.inputs, self.inputs.counts
         products = (w.q, b.q, w.q_bias), (w.k, b.k, w.k_bias), (w.v, b.v, w.v_bias)
         self._normed_linear(plan, b.x, w.attn_norm, b.hidden, *products)
-        table = self.weights.local_rope if facts.is_local(index) else self.weights.rope
         for x, norm, num_heads in (
             (b.q, w.q_norm, facts.num_heads),
             (b.k, w.k_norm, facts.num_kv_heads),
@@ -215,13 +215,8 @@ class Decoder:
                     plan, x, norm, facts.norm_eps, x, counts,
                     width=facts.head_dim, num_heads=num_heads,
                 )  # fmt: skip
-            if facts.rope.dim:
-                rotate(
-                    plan, x, inputs.positions, table, counts, num_heads=num_heads,
-                    head_dim=facts.head_dim, style=facts.family.rope_style,
-                )  # fmt: skip
         keys, values = self.pages.keys[index], self.pages.values[index]
-        kv_write(plan, b.k, b.v, inputs.slots, keys, values, counts)
+        self._rope_write(plan, b, index, keys, values)
         codes = self._codes(b.q, w.attn_output)
         attend(
             plan, b.q, keys, values, inputs.block_tables, inputs.sequence_rows, inputs.positions,
@@ -232,6 +227,28 @@ class Decoder:
             plan, b, b.attended, w.attn_output, w.attn_output_bias, w.post_attn_norm,
             is_ready=codes is not None,
         )  # fmt: skip
+
+    def _rope_write(
+        self, plan: PlanBuilder, b: _Buffers, index: int, keys: Tensor, values: Tensor
+    ) -> None:
+        """q turned by its positions; k, turned likewise, and v in their slots of the cache."""
+        facts, inputs, counts = self.facts, self.inputs, self.inputs.counts
+        positions, slots = inputs.positions, inputs.slots
+        table = self.weights.local_rope if facts.is_local(index) else self.weights.rope
+        head_dim, style = facts.head_dim, facts.family.rope_style
+        if facts.rope.dim and plan.device != "cpu" and self._unfused is None:
+            rope_write(
+                plan, b.q, b.k, b.v, positions, slots, table, keys, values, counts,
+                num_heads=facts.num_heads, head_dim=head_dim, style=style,
+            )  # fmt: skip
+            return
+        for x, num_heads in ((b.q, facts.num_heads), (b.k, facts.num_kv_heads)):
+            if facts.rope.dim:
+                rotate(
+                    plan, x, positions, table, counts,
+                    num_heads=num_heads, head_dim=head_dim, style=style,
+                )  # fmt: skip
+        kv_write(plan, b.k, b.v, slots, keys, values, counts)
 
     def _feed_forward(self, plan: PlanBuilder, b: _Buffers, w: LayerWeights) -> None:
         kind, counts = self.facts.family.activation, self.inputs.counts

@@ -1,4 +1,7 @@
-"""The route attention=parts: the buffers of unfused attention, and its parts in their order."""
+"""The route attention=parts: the buffers of unfused attention, and its parts in their order.
+
+The decoder also calls the parts of `rope_write` on this route.
+"""
 
 from __future__ import annotations
 

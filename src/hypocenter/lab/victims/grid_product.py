@@ -9,20 +9,20 @@ from hypocenter.lab.victim import Victim
 
 def plant(lab: Lab) -> None:
     lab.edit(
-        "rope_gpu",
+        "rope_write_gpu",
         (
-            'grid=(x.shape[0], facts["num_heads"])',
-            'grid=(x.shape[0] << 15, facts["num_heads"], 1 << 15)',
+            "grid=(q.shape[0], num_heads + num_kv_heads)",
+            "grid=(q.shape[0] << 15, num_heads, 1 << 15)",
         ),
     )
 
 
 VICTIM = Victim(
     name="grid_product",
-    title="rope asks for 2**32 programs",
+    title="rope_write asks for 2**32 programs",
     cause=Cause.GRID_PRODUCT,
     symptom="error",
-    kernel="rope",
+    kernel="rope_write",
     argument="grid",
     source="triton#3299",
     plant=plant,

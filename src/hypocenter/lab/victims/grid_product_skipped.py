@@ -33,20 +33,20 @@ def unlimited(lab: Lab) -> None:
 def plant(lab: Lab) -> None:
     unlimited(lab)
     lab.edit(
-        "rope_gpu",
+        "rope_write_gpu",
         (
-            'grid=(x.shape[0], facts["num_heads"])',
-            'grid=(x.shape[0] << 15, facts["num_heads"] << 2, 1 << 15)',
+            "grid=(q.shape[0], num_heads + num_kv_heads)",
+            "grid=(q.shape[0] << 15, num_heads << 2, 1 << 15)",
         ),
     )
 
 
 VICTIM = Victim(
     name="grid_product_skipped",
-    title="rope asks for a multiple of 2**32 programs, which Triton takes for none",
+    title="rope_write asks for a multiple of 2**32 programs, which Triton takes for none",
     cause=Cause.GRID_PRODUCT,
     symptom="differs",
-    kernel="rope",
+    kernel="rope_write",
     argument="grid",
     source="triton#3299",
     plant=plant,

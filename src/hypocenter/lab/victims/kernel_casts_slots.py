@@ -9,7 +9,7 @@ from hypocenter.lab.victim import Victim
 
 def plant(lab: Lab) -> None:
     lab.edit(
-        "kv_write_gpu",
+        "rope_write_gpu",
         (
             "slot = as_offset(tl.load(slots_ptr + token), WIDE)",
             "slot = tl.load(slots_ptr.to(tl.pointer_type(tl.int64)) + token)",
@@ -19,10 +19,10 @@ def plant(lab: Lab) -> None:
 
 VICTIM = Victim(
     name="kernel_casts_slots",
-    title="kv_write casts the slots to 8-byte integers",
+    title="rope_write casts the slots to 8-byte integers",
     cause=Cause.DTYPE_WIDTH,
     symptom="crash",
-    kernel="kv_write",
+    kernel="rope_write",
     argument="slots",
     line="slot = tl.load(slots_ptr.to(tl.pointer_type(tl.int64)) + token)",
     device="sim:rx7900xtx",

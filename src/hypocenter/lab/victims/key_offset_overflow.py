@@ -37,7 +37,7 @@ def far_blocks(lab: Lab) -> None:
 def plant(lab: Lab) -> None:
     far_blocks(lab)
     lab.edit(
-        "kv_write_gpu",
+        "rope_write_gpu",
         (
             "slot = as_offset(tl.load(slots_ptr + token), WIDE)",
             "slot = tl.load(slots_ptr + token)",
@@ -51,10 +51,10 @@ def twin(lab: Lab) -> None:
 
 VICTIM = Victim(
     name="key_offset_overflow",
-    title="kv_write works out offsets in 32 bits, for a cache of 2.2e9 elements",
+    title="rope_write works out offsets in 32 bits, for a cache of 2.2e9 elements",
     cause=Cause.OFFSET_OVERFLOW,
     symptom="crash",
-    kernel="kv_write",
+    kernel="rope_write",
     argument="k_cache",
     also=("v_cache",),
     line="return (page * head_dim + d) * block_size + slot % block_size",

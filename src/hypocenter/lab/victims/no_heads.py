@@ -14,15 +14,15 @@ def plant(lab: Lab) -> None:
     def none(original: Any, plan: Any, *given: Any, num_heads: int, **keywords: Any) -> None:
         original(plan, *given, num_heads=0, **keywords)
 
-    lab.wrap(decoder, "rotate", none)
+    lab.wrap(decoder, "rope_write", none)
 
 
 VICTIM = Victim(
     name="no_heads",
-    title="rope is asked to turn 0 heads",
+    title="rope_write is asked to turn 0 heads",
     cause=Cause.BAD_SCALAR,
     symptom="error",
-    kernel="rope",
+    kernel="rope_write",
     argument="num_heads",
     source="GRETA CORE",
     plant=plant,

@@ -14,15 +14,15 @@ def plant(lab: Lab) -> None:
     def odd(original: Any, plan: Any, *given: Any, head_dim: int, **keywords: Any) -> None:
         original(plan, *given, head_dim=head_dim - 1, **keywords)
 
-    lab.wrap(decoder, "rotate", odd)
+    lab.wrap(decoder, "rope_write", odd)
 
 
 VICTIM = Victim(
     name="odd_head_dim",
-    title="rope is asked to turn heads of 15 elements",
+    title="rope_write is asked to turn heads of 15 elements",
     cause=Cause.BAD_SCALAR,
     symptom="error",
-    kernel="rope",
+    kernel="rope_write",
     argument="head_dim",
     source="GRETA CORE",
     plant=plant,

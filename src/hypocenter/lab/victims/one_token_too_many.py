@@ -12,7 +12,7 @@ PROMPTS = [[9, 400, 33]]
 def plant(lab: Lab) -> None:
     lab.prompts = PROMPTS
     lab.edit(
-        "kv_write_gpu",
+        "rope_write_gpu",
         ("if token >= tl.load(counts_ptr):", "if token > tl.load(counts_ptr):"),
     )
 
@@ -23,10 +23,10 @@ def twin(lab: Lab) -> None:
 
 VICTIM = Victim(
     name="one_token_too_many",
-    title="kv_write also writes the token behind the last one",
+    title="rope_write also writes the token behind the last one",
     cause=Cause.OFF_BY_ONE,
     symptom="differs",
-    kernel="kv_write",
+    kernel="rope_write",
     argument="slots",
     also=("counts", "k_cache", "v_cache"),
     line="if token > tl.load(counts_ptr):",

@@ -14,15 +14,15 @@ def plant(lab: Lab) -> None:
     def other(original: Any, plan: Any, *given: Any, style: str, **keywords: Any) -> None:
         original(plan, *given, style="neox" if style == "normal" else "normal", **keywords)
 
-    lab.wrap(decoder, "rotate", other)
+    lab.wrap(decoder, "rope_write", other)
 
 
 VICTIM = Victim(
     name="other_pairs",
-    title="rope is called with the pairing of another family",
+    title="rope_write is called with the pairing of another family",
     cause=Cause.WRONG_ANSWER,
     symptom="differs",
-    kernel="rope",
+    kernel="rope_write",
     argument="style",
     also=("NEIGHBOURS",),
     source="llama.cpp#3670",

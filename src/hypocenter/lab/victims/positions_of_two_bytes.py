@@ -27,10 +27,10 @@ def plant(lab: Lab) -> None:
 
 VICTIM = Victim(
     name="positions_of_two_bytes",
-    title="the position buffer holds 2-byte elements, rope reads 4-byte integers",
+    title="the position buffer holds 2-byte elements, rope_write reads 4-byte integers",
     cause=Cause.DTYPE_WIDTH,
     symptom="crash",
-    kernel="rope",
+    kernel="rope_write",
     argument="positions",
     line="position = as_offset(tl.load(positions_ptr + token), WIDE)",
     plant=plant,

@@ -23,7 +23,7 @@ VICTIM = Victim(
     title="2-byte positions survive a prompt of one token, and fault at a copy to the host",
     cause=Cause.DTYPE_WIDTH,
     symptom="crash",
-    kernel="rope",
+    kernel="rope_write",
     argument="positions",
     device="sim:h200",
     line="position = as_offset(tl.load(positions_ptr + token), WIDE)",

@@ -11,22 +11,32 @@ TWICE = (
         "token, head = tl.program_id(0), tl.program_id(1)",
         "token, head = tl.program_id(0), tl.program_id(1) // 2",
     ),
-    ('facts["num_heads"]),', '2 * facts["num_heads"]),'),
+    ("num_heads + num_kv_heads),", "2 * (num_heads + num_kv_heads)),"),
 )
 
 
+#: One whose text shows it: k, which is not turned in place, stays right.
+PROMPTS = [[300, 301, 9]]
+
+
 def plant(lab: Lab) -> None:
-    lab.edit("rope_gpu", *TWICE)
+    twin(lab)
+    lab.edit("rope_write_gpu", *TWICE)
+
+
+def twin(lab: Lab) -> None:
+    lab.prompts = PROMPTS
 
 
 VICTIM = Victim(
     name="rotated_twice",
-    title="two programs of rope read and write one head",
+    title="two programs of rope_write turn and write one head",
     cause=Cause.PROGRAM_RACE,
     symptom="differs",
-    kernel="rope",
-    argument="x",
+    kernel="rope_write",
+    argument="q",
     line="token, head = tl.program_id(0), tl.program_id(1) // 2",
     source="ik_llama#2502",
     plant=plant,
+    twin=twin,
 )

@@ -9,20 +9,20 @@ from hypocenter.lab.victim import Victim
 
 def plant(lab: Lab) -> None:
     lab.edit(
-        "kv_write_gpu",
+        "rope_write_gpu",
         (
-            "v_cache.shape[3], k.strides[0], v.strides[0])",
-            "v_cache.shape[3], num_heads * head_dim, v.strides[0])",
+            "v_cache.shape[3], q.strides[0], k.strides[0], v.strides[0])",
+            "v_cache.shape[3], q.strides[0], num_kv_heads * head_dim, v.strides[0])",
         ),
     )
 
 
 VICTIM = Victim(
     name="stride_without_padding",
-    title="kv_write steps over k by 32 columns where rows are 64 apart",
+    title="rope_write steps over k by 32 columns where rows are 64 apart",
     cause=Cause.WRONG_STRIDE,
     symptom="differs",
-    kernel="kv_write",
+    kernel="rope_write",
     argument="k",
     also=("k_stride",),
     device="sim:h200",

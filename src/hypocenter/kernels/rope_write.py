@@ -1,0 +1,76 @@
+"""rope_write: `rope` of queries and keys and `kv_write` in one launch, on GPUs.
+
+The result has the bits that rope of q, rope of k and kv_write give one after the other, but for
+k itself: its turned heads go to the cache alone, and its own buffer stays as it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.errors import LaunchRejected
+from hypocenter.kernels import kv_write, rope
+from hypocenter.kernels.contract import Apart, Contract
+from hypocenter.tensor import Tensor
+
+_ROPE, _KV_WRITE = ({arg.name: arg for arg in one.CONTRACT.args} for one in (rope, kv_write))
+_OF_ROPE = tuple(_ROPE[name] for name in ("positions", "cos", "sin", "counts"))
+_OF_KV_WRITE = tuple(_KV_WRITE[name] for name in ("k_cache", "v_cache", "k", "v", "slots"))
+
+CONTRACT = Contract(
+    "rope_write",
+    replace(_ROPE["x"], name="q"),
+    *_OF_ROPE,
+    *_OF_KV_WRITE,
+    # Programs that turn q and those that read k and v run at the same time.
+    Apart("q", "k"),
+    Apart("q", "v"),
+    *rope.CONTRACT.scalars,
+    *rope.CONTRACT.rules,
+    *kv_write.CONTRACT.rules,
+)
+
+
+def rope_write(
+    plan: PlanBuilder,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    table: tuple[Tensor, Tensor],
+    k_cache: Tensor,
+    v_cache: Tensor,
+    counts: Tensor,
+    *,
+    num_heads: int,
+    head_dim: int,
+    style: str,
+) -> None:
+    """Append the rotation of q f32 [num_tokens, >= num_heads * head_dim] by its positions, and
+    the write of k, turned likewise, and v at `slots`; arguments as in `rotate` and `kv_write`.
+
+    Raises LaunchRejected on the CPU, where the parts are called.
+    """
+    rope.require_style("rope_write", style)
+    if plan.device == "cpu":
+        raise LaunchRejected("rope_write", "runs on GPU devices only; the CPU has its parts")
+    from hypocenter.kernels import rope_write_gpu
+
+    cos, sin = table
+    facts = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "positions": positions,
+        "slots": slots,
+        "cos": cos,
+        "sin": sin,
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "counts": counts,
+        "num_heads": num_heads,
+        "head_dim": head_dim,
+    }
+    rope_write_gpu.launch(plan, CONTRACT, facts, style == "normal")
