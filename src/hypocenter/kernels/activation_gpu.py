@@ -52,13 +52,14 @@ def gate_kernel(
 @triton.jit
 def gate_codes_kernel(
     gate_ptr, up_ptr, counts_ptr, codes_ptr, scales_ptr, sums_ptr, width, pitch,
-    num_groups, IS_GELU: tl.constexpr, IS_FEW: tl.constexpr, OVERLAPS: tl.constexpr,
-    WIDE: tl.constexpr, GROUPS: tl.constexpr,
+    num_groups, IS_GELU: tl.constexpr, IS_ONE: tl.constexpr, IS_FEW: tl.constexpr,
+    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     row = tl.program_id(0)
-    if row >= tl.load(counts_ptr):
-        return
+    if not IS_ONE:
+        if row >= tl.load(counts_ptr):
+            return
     row = as_offset(row, WIDE)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     column = columns_of(group)

@@ -113,13 +113,14 @@ def attention_split_kernel(
     v_cache_ptr, sums_ptr, values_ptr, scale, softcap, window, max_blocks, q_stride, max_tiles,
     values_pitch, num_shares, NUM_KV_HEADS: tl.constexpr, VALUE_PITCH: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HEADS_PER_KV: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr,
-    ROWS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, IS_ONE: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     token, share = tl.program_id(0), tl.program_id(2)
-    if token >= tl.load(counts_ptr):
-        return
+    if not IS_ONE:  # as in `codes_form`
+        if token >= tl.load(counts_ptr):
+            return
     last = tl.load(positions_ptr + token)
     first = tl.where(window > 0, tl.maximum(last - window + 1, 0), 0)
     if first // TILE + share > last // TILE:
@@ -202,13 +203,15 @@ def attention_fold_kernel(
 @triton.jit
 def attention_fold_codes_kernel(
     counts_ptr, positions_ptr, sums_ptr, values_ptr, codes_ptr, scales_ptr, x_sums_ptr, window,
-    num_heads, max_tiles, values_pitch, num_groups, HEAD_DIM: tl.constexpr, IS_FEW: tl.constexpr,
-    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    num_heads, max_tiles, values_pitch, num_groups, HEAD_DIM: tl.constexpr, IS_ONE: tl.constexpr,
+    IS_FEW: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     token, head = tl.program_id(0), tl.program_id(1)
-    if token >= tl.load(counts_ptr):
-        return
+    if not IS_ONE:
+        if token >= tl.load(counts_ptr):
+            return
     found = _folded(
         token, head, positions_ptr, sums_ptr, values_ptr, window, num_heads, max_tiles,
         values_pitch, HEAD_DIM, WIDE, TILE, BLOCK,
@@ -294,6 +297,7 @@ def launch_split(
         grid=(num_tokens, num_programs, shares),
         contract=contract,
         facts=facts,
+        IS_ONE=num_tokens == 1,
         TILE=facts["keys_per_tile"],
         **_constants(plan, facts, form),
     )
@@ -332,6 +336,7 @@ def launch_fold_codes(plan: PlanBuilder, contract: Contract, facts: Mapping[str,
         num_warps=_block(facts["head_dim"]) // 128 or 1,
         enable_fp_fusion=False,
         HEAD_DIM=facts["head_dim"],
+        IS_ONE=scales.shape[0] == 1,
         IS_FEW=scales.shape[0] <= FEW_ROWS,
         TILE=facts["keys_per_tile"],
         BLOCK=_block(facts["head_dim"]),

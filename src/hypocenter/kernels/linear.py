@@ -57,7 +57,8 @@ _PIECES = (
 
 def _up_to_three(operands: tuple[Arg | Rule, ...]) -> tuple[Contract, ...]:
     """By how many weights share a launch."""
-    contracts, products = [], list[Arg | Apart]()
+    contracts: list[Contract] = []
+    products: list[Arg | Apart] = []
     for mark in _MARKS:
         products += _product(mark)
         if operands is _FLOATS:

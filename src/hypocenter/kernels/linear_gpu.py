@@ -96,20 +96,7 @@ def _codes(
     }
     if num_rows <= FEW_ROWS:
         rows = min(triton.next_power_of_2(max(num_rows, 1)), 4)
-        # Small programs are up to twice as fast on an H200; RDNA has no registers for them.
-        outputs, num_warps, unroll = 16, 8, 1
-        if plan.device.startswith("cuda"):
-            outputs, num_warps, unroll = 8, 2, 1
-            if rows == 1:
-                num_outputs, num_warps = sum(_tiles(products, 1)), 1
-                are_nibbles = layout.codes_per_word == 8
-                outputs, unroll = 4, 2 if are_nibbles else 1  # bytes fill registers twice as fast
-                if num_outputs <= _FEW_OUTPUTS:
-                    outputs, unroll = 2, 2
-                elif num_outputs >= _MANY_OUTPUTS and are_nibbles:
-                    outputs, unroll = 16, 1
-            if layout.group == 16 and len(products) > 1:
-                unroll = 1  # with two, older GPUs have no registers for Q6_K
+        outputs, num_warps, unroll = _few_form(products, rows, plan.device)
         tiles = _tiles(products, outputs)
         plan.launch_gpu(
             linear_codes_few_kernel,
@@ -141,6 +128,26 @@ def _codes(
         STAGES=3 if is_deep else 2,
         **shared,
     )
+
+
+def _few_form(products: Sequence[Product], rows: int, device: str) -> tuple[int, int, int]:
+    """Outputs, warps and unrolled steps of a program for few rows of codes.
+
+    Small ones are up to twice as fast on an H200; RDNA has no registers for them.
+    """
+    if not device.startswith("cuda"):
+        return 16, 8, 1
+    if rows > 1:
+        return 8, 2, 1
+    layout, num_outputs = UNITS[products[0].weight.dtype], sum(_tiles(products, 1))
+    are_nibbles = layout.codes_per_word == 8
+    if num_outputs >= _MANY_OUTPUTS and are_nibbles:
+        return 16, 1, 1
+    # Bytes fill registers twice as fast, and several weights of Q6_K those of older GPUs.
+    is_short = layout.group == 16 and len(products) > 1
+    if num_outputs <= _FEW_OUTPUTS:
+        return 2, 1, 1 if is_short else 2
+    return 4, 1, 2 if are_nibbles and not is_short else 1
 
 
 def _floats(

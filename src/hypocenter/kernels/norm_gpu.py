@@ -16,7 +16,8 @@ from hypocenter.kernels.quantise_gpu import codes_form, columns_of, store_codes
 @triton.jit
 def _inverse(x, width, eps):
     """What a row is multiplied by, all of which x is."""
-    return 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / width + eps)
+    mean_square = tl.sum(x * x, axis=0) / width
+    return 1.0 / tl.sqrt(mean_square + eps)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -44,13 +45,14 @@ def rms_norm_kernel(
 @triton.jit(do_not_specialize=["count"])
 def rms_norm_codes_kernel(
     x_ptr, counts_ptr, weight_ptr, codes_ptr, scales_ptr, sums_ptr, count, eps, width, x_stride,
-    num_groups, IS_FEW: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr, GROUPS: tl.constexpr,
+    num_groups, IS_ONE: tl.constexpr, IS_FEW: tl.constexpr, OVERLAPS: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     row = tl.program_id(0)
-    if row >= tl.load(counts_ptr + count):
-        return
+    if not IS_ONE:
+        if row >= tl.load(counts_ptr + count):
+            return
     row = as_offset(row, WIDE)
     start = x_ptr + row * x_stride
     step = tl.arange(0, BLOCK)

@@ -67,12 +67,14 @@ def store_codes(
 @triton.jit
 def quantise_kernel(
     x_ptr, counts_ptr, codes_ptr, scales_ptr, sums_ptr, count, width, x_stride, num_groups,
-    IS_FEW: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr,
+    IS_ONE: tl.constexpr, IS_FEW: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    GROUPS: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     row = tl.program_id(0)
-    if row >= tl.load(counts_ptr + count):
-        return
+    if not IS_ONE:
+        if row >= tl.load(counts_ptr + count):
+            return
     row = as_offset(row, WIDE)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     inside = group < num_groups
@@ -129,6 +131,8 @@ def codes_form(num_rows: int, width: int) -> tuple[int, dict[str, Any]]:
     """Programs for each row of a kernel that makes codes, and its constants and options."""
     groups = _FEW_GROUPS if num_rows <= FEW_ROWS else _GROUPS
     options = {
+        # A single row is made whether it is live or not, and so nobody waits to hear it.
+        "IS_ONE": num_rows == 1,
         "IS_FEW": num_rows <= FEW_ROWS,
         "GROUPS": groups,
         # A product and a sum rounded once would not be what the reference rounds twice.

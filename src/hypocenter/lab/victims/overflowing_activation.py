@@ -6,11 +6,11 @@ from hypocenter.diagnosis import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 
-OLD = "tl.store(gate_ptr + at, x * _sigmoid(u) * up, mask=inside)"
+OLD = "tl.store(gate_ptr + at, _gated(x, up, IS_GELU), mask=inside)"
 
 
 def plant(lab: Lab) -> None:
-    lab.edit("activation_gpu", (OLD, OLD.replace("* up", "* up * 1e38")))
+    lab.edit("activation_gpu", (OLD, OLD.replace("IS_GELU)", "IS_GELU) * 1e38")))
 
 
 VICTIM = Victim(
@@ -20,7 +20,7 @@ VICTIM = Victim(
     symptom="nonfinite",
     kernel="gate",
     argument="gate",
-    line="tl.store(gate_ptr + at, x * _sigmoid(u) * up * 1e38, mask=inside)",
+    line="tl.store(gate_ptr + at, _gated(x, up, IS_GELU) * 1e38, mask=inside)",
     source="FasterTransformer#353",
     plant=plant,
 )

@@ -9,12 +9,12 @@ from hypocenter.diagnosis import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 
-SUM = "mean_square = tl.sum(x * x, axis=0) / width"
+OUT = "out = x * _inverse(x, width, eps)"
 TILE = """far, near = tl.arange(0, 64), tl.arange(0, 512)
     rows = tl.load(weight_ptr + (far[:, None] + near[None, :]) % width).to(tl.float16)
     columns = tl.load(weight_ptr + (near[:, None] + far[None, :]) % width).to(tl.float16)
     square = tl.max(tl.max(tl.dot(rows, columns), axis=1), axis=0)
-    mean_square = tl.sum(x * x, axis=0) / width + 0.0 * square"""
+    out = x * (_inverse(x, width, eps) + 0.0 * square)"""
 
 
 def only_norms(original: Any, gpu: Any, jit: Any, *given: Any) -> None:
@@ -25,7 +25,7 @@ def only_norms(original: Any, gpu: Any, jit: Any, *given: Any) -> None:
 def plant(lab: Lab) -> None:
     lab.wrap(SimGpu, "_refuse_uncompilable", only_norms)
     lab.simulate(compile_check=True)
-    lab.edit("norm_gpu", (SUM, TILE))
+    lab.edit("norm_gpu", (OUT, TILE))
 
 
 def twin(lab: Lab) -> None:

@@ -8,7 +8,10 @@ from hypocenter.lab.victim import Victim
 
 
 def plant(lab: Lab) -> None:
-    lab.edit("linear_gpu", ("x, x, (x.strides[0], 0), 1", "x, x, (4 * x.strides[0], 0), 1"))
+    lab.edit(
+        "linear_gpu",
+        ("= from_x, 1, (from_x.strides[0], 0)", "= from_x, 1, (4 * from_x.strides[0], 0)"),
+    )
 
 
 VICTIM = Victim(
