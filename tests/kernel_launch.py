@@ -11,6 +11,7 @@ from hypocenter.device import memory
 from hypocenter.device.launch import run
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.quant import pack, padded, place
+from hypocenter.kernels.quantise import FEW_ROWS
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 Array = np.ndarray[Any, Any]
@@ -95,3 +96,16 @@ def launch(op: Callable[[PlanBuilder], None], num_rows: int) -> None:
 def bits(values: Array) -> Array:
     """f32 as integers, so that equality means every bit, NaN and signed zero included."""
     return np.ascontiguousarray(values).view(np.uint32)
+
+
+def codes_in_order(codes: Array, width: int) -> Array:
+    """What a GPU made of rows of `width` columns, i32 [num_rows, groups, 8] in their order."""
+    num_units = -(-width // 64)
+    words = codes[:, : num_units * 16]
+    if len(codes) > FEW_ROWS:
+        return words.reshape(len(codes), -1, 8)
+    spans = (
+        words[:, at : at + 256].reshape(len(codes), 4, -1, 4)
+        for at in range(0, num_units * 16, 256)
+    )
+    return np.concatenate([one.swapaxes(1, 2).reshape(len(codes), -1, 8) for one in spans], axis=1)

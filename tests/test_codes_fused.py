@@ -8,15 +8,27 @@ from typing import Any
 import kernel_launch
 import numpy as np
 import pytest
-from kernel_launch import bits, counts, launch, rows_tensor, tensor, vector_tensor, weight_tensor
+from kernel_launch import (
+    bits,
+    codes_in_order,
+    counts,
+    launch,
+    rows_tensor,
+    tensor,
+    vector_tensor,
+    weight_tensor,
+)
 
 from hypocenter.device import memory
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import LaunchRejected
+from hypocenter.kernels import activation, norm
+from hypocenter.kernels import attention as attention_op
+from hypocenter.kernels import quantise as quantise_op
 from hypocenter.kernels.activation import gate, gate_codes
 from hypocenter.kernels.attention import Partial, attention
 from hypocenter.kernels.norm import rms_norm, rms_norm_codes
-from hypocenter.kernels.quantise import FEW_ROWS, Operands, quantise, reads_codes_alone
+from hypocenter.kernels.quantise import Operands, quantise, reads_codes_alone
 from hypocenter.tensor import DType, Tensor
 
 Array = np.ndarray[Any, Any]
@@ -38,13 +50,6 @@ def room(num_rows: int, width: int) -> Operands:
     return into
 
 
-def in_order(codes: Array) -> Array:
-    """[num_rows, groups, 8], however the words of a span lie."""
-    if len(codes) <= FEW_ROWS:
-        codes = np.ascontiguousarray(codes.reshape(len(codes), -1, 4, 16, 4).swapaxes(2, 3))
-    return codes.reshape(len(codes), -1, 8)
-
-
 def same(parts: Operands, at_once: Operands, width: int, num_live: int) -> None:
     """Equal in the rows that are live, up to the last unit that products read; else untouched."""
     num_groups = -(-width // 64) * 2
@@ -54,7 +59,8 @@ def same(parts: Operands, at_once: Operands, width: int, num_live: int) -> None:
         assert other is not None
         found, wanted = memory.to_host(other), memory.to_host(made)
         if name == "codes":
-            found, wanted = in_order(found), in_order(wanted)
+            assert (found.reshape(len(found), -1)[:, num_groups * 8 :] == 77).all()
+            found, wanted = codes_in_order(found, width), codes_in_order(wanted, width)
         found, wanted = (values[:, :num_groups] for values in (found, wanted))
         np.testing.assert_array_equal(bits(found[:num_live]), bits(wanted[:num_live]))
         assert (memory.to_host(other)[num_live:] == 77).all()
@@ -174,3 +180,21 @@ def test_what_cannot_hold_the_codes_is_refused() -> None:
         gate_codes(plan, x, x, "silu", room(2, 2048), live, width=1100)
     with pytest.raises(LaunchRejected, match="kind is 'relu'"):
         gate_codes(plan, x, x, "relu", into, live, width=64)
+
+
+@pytest.mark.parametrize("num_rows", [1, 9])
+def test_contracts_say_how_far_rows_of_codes_are_filled(num_rows: int) -> None:
+    """Room is for the widest operand; what a narrower one leaves is no unwritten output."""
+    narrow, wide = 130, 1100
+    for contract, facts in (
+        (norm.CODES, {"width": narrow}),
+        (activation.GATE_CODES, {"width": narrow}),
+        (quantise_op.CODES, {"width": narrow}),
+        (attention_op.FOLD_CODES, {"num_heads": 6, "head_dim": 32}),
+    ):
+        into = room(num_rows, wide)
+        shapes = {name: one.shape for name, one in into.made.items() if one is not None}
+        names = {"codes": 8, "scales": 1, "sums" if "sums" in contract.written else "x_sums": 1}
+        for name, per_group in names.items():
+            filled = contract.shape_of(name, shapes | {"x_sums": shapes["sums"]}, facts)
+            assert filled == (num_rows, 6 * per_group), (contract.kernel, name)

@@ -140,9 +140,9 @@ FOLD = Contract("attention_fold", *_TILES, _OUT, *_FOLDED)
 FOLD_CODES = Contract(
     "attention_fold_codes",
     *_TILES,
-    Arg("codes", (DType.I32,), "num_tokens, quarter", "write"),
-    Arg("scales", _F32, "num_tokens, quarter // 8", "write"),
-    Arg("x_sums", _I32, "num_tokens, quarter // 8", "write"),
+    Arg("codes", _I32, "num_tokens, quarter", "write", fills="num_heads * head_dim // 4"),
+    Arg("scales", _F32, "num_tokens, quarter // 8", "write", fills="num_heads * head_dim // 32"),
+    Arg("x_sums", _I32, "num_tokens, quarter // 8", "write", fills="num_heads * head_dim // 32"),
     *_FOLDED,
     Rule("num_heads * head_dim <= 4 * quarter", "a row of codes must hold all heads"),
     Rule("head_dim % 32 == 0", "heads must be whole groups of codes"),

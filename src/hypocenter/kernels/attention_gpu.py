@@ -221,7 +221,7 @@ def attention_fold_codes_kernel(
     store_codes(
         tl.reshape(found, (GROUPS, 2, 4, 4)), as_offset(token, WIDE),
         head * (HEAD_DIM // 32) + group, group < HEAD_DIM // 32, codes_ptr, scales_ptr, x_sums_ptr,
-        num_groups, IS_FEW, GROUPS,
+        num_heads * HEAD_DIM // 64, num_groups, IS_FEW, GROUPS,
     )  # fmt: skip
 
 

@@ -47,6 +47,7 @@ class Arg:
     `shape` is a comma-separated list of symbols (one name = one value within a call), numbers, and
     expressions over symbols bound before; `>= expression` asks for at least that much. `layout` is
     `contiguous`, `rows` (the last axis has stride 1) or `any`. `access` is read, write or both.
+    `fills` says how far the last axis is written where that is not to its end.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Arg:
     alignment_bytes: int = 4
     optional: bool = False
     index: Index | None = None
+    fills: str = ""
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -179,7 +181,8 @@ class Contract:
     def shape_of(
         self, name: str, shapes: Mapping[str, tuple[int, ...]], scalars: Values
     ) -> tuple[int, ...] | None:
-        """The least shape that argument `name` must have beside the others, which have `shapes`.
+        """The least shape that argument `name` must have beside the others, which have `shapes`,
+        and of the last axis as much as is written.
 
         None where the others do not say.
         """
@@ -190,7 +193,8 @@ class Contract:
                 symbols = {axis: size for axis, size in pairs if _NAME.fullmatch(axis)} | symbols
         arg = next(arg for arg in self.args if arg.name == name)
         try:
-            return tuple(int(eval(axis.removeprefix(">="), {}, symbols)) for axis in arg.axes)
+            axes = (*arg.axes[:-1], arg.fills or arg.axes[-1])
+            return tuple(int(eval(axis.removeprefix(">="), {}, symbols)) for axis in axes)
         except (NameError, TypeError, ArithmeticError):
             return None
 
@@ -199,6 +203,7 @@ class Contract:
         lines = [
             f"{arg.name}: {'/'.join(dtype.name.lower() for dtype in arg.dtypes)} [{arg.shape}], "
             f"{arg.layout}, {arg.access}"
+            + (f", filled to {arg.fills}" if arg.fills else "")
             + (f", indexes {arg.index.of} (0 .. {arg.index.bound} - 1)" if arg.index else "")
             for arg in self.args
         ]
