@@ -98,14 +98,8 @@ def bits(values: Array) -> Array:
     return np.ascontiguousarray(values).view(np.uint32)
 
 
-def codes_in_order(codes: Array, width: int) -> Array:
-    """What a GPU made of rows of `width` columns, i32 [num_rows, groups, 8] in their order."""
-    num_units = -(-width // 64)
-    words = codes[:, : num_units * 16]
-    if len(codes) > FEW_ROWS:
-        return words.reshape(len(codes), -1, 8)
-    spans = (
-        words[:, at : at + 256].reshape(len(codes), 4, -1, 4)
-        for at in range(0, num_units * 16, 256)
-    )
-    return np.concatenate([one.swapaxes(1, 2).reshape(len(codes), -1, 8) for one in spans], axis=1)
+def codes_in_order(codes: Array) -> Array:
+    """What a GPU made, i32 [num_rows, groups, 8] in the order of columns."""
+    if len(codes) <= FEW_ROWS:
+        codes = codes.reshape(len(codes), -1, 4, 16, 4).swapaxes(2, 3)
+    return codes.reshape(len(codes), -1, 8)

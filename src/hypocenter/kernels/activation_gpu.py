@@ -66,10 +66,9 @@ def gate_codes_kernel(
     inside = column < width
     x = tl.load(gate_ptr + row * pitch + column, mask=inside, other=0.0)
     up = tl.load(up_ptr + row * pitch + column, mask=inside, other=0.0)
-    num_units = (width + 63) // 64
     store_codes(
-        _gated(x, up, IS_GELU), row, group, group < 2 * num_units, codes_ptr, scales_ptr, sums_ptr,
-        num_units, num_groups, IS_FEW, GROUPS,
+        _gated(x, up, IS_GELU), row, group, group >= 0, width, codes_ptr, scales_ptr, sums_ptr,
+        num_groups, IS_FEW, GROUPS,
     )  # fmt: skip
 
 

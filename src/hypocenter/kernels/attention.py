@@ -137,16 +137,16 @@ _FOLDED: tuple[Arg | Scalar | Rule, ...] = (
     *_PARTIAL_RULES,
 )
 FOLD = Contract("attention_fold", *_TILES, _OUT, *_FOLDED)
+_SPANS = "-(-num_heads * head_dim // 1024)"
 FOLD_CODES = Contract(
     "attention_fold_codes",
     *_TILES,
-    Arg("codes", _I32, "num_tokens, quarter", "write", fills="num_heads * head_dim // 4"),
-    Arg("scales", _F32, "num_tokens, quarter // 8", "write", fills="num_heads * head_dim // 32"),
-    Arg("x_sums", _I32, "num_tokens, quarter // 8", "write", fills="num_heads * head_dim // 32"),
+    Arg("codes", _I32, "num_tokens, quarter", "write", fills=f"{_SPANS} * 256"),
+    Arg("scales", _F32, "num_tokens, quarter // 8", "write", fills=f"{_SPANS} * 32"),
+    Arg("x_sums", _I32, "num_tokens, quarter // 8", "write", fills=f"{_SPANS} * 32"),
     *_FOLDED,
-    Rule("num_heads * head_dim <= 4 * quarter", "a row of codes must hold all heads"),
+    Rule(f"{_SPANS} * 256 <= quarter", "a row of codes must hold all heads, padded to 1024"),
     Rule("head_dim % 32 == 0", "heads must be whole groups of codes"),
-    Rule("num_heads * head_dim % 64 == 0", "heads must fill whole units"),
 )
 
 
@@ -337,7 +337,7 @@ def _on_gpu(
     attention_gpu.launch_split(plan, SPLIT, facts | found)
     reads = {name: facts[name] for name in ("positions", "counts", "window")}
     reads |= found | {"head_dim": head_dim}
-    if codes is None or head_dim % 32 or width % 64:
+    if codes is None or head_dim % 32:
         attention_gpu.launch_fold(plan, FOLD, reads | {"out": out})
         if codes is not None:
             quantise(plan, out, width, codes, facts["counts"])

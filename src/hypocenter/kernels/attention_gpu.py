@@ -212,16 +212,19 @@ def attention_fold_codes_kernel(
     if not IS_ONE:
         if token >= tl.load(counts_ptr):
             return
-    found = _folded(
-        token, head, positions_ptr, sums_ptr, values_ptr, window, num_heads, max_tiles,
-        values_pitch, HEAD_DIM, WIDE, TILE, BLOCK,
-    )  # fmt: skip
+    if head < num_heads:
+        found = _folded(
+            token, head, positions_ptr, sums_ptr, values_ptr, window, num_heads, max_tiles,
+            values_pitch, HEAD_DIM, WIDE, TILE, BLOCK,
+        )  # fmt: skip
+    else:  # what is left of the last span
+        found = tl.zeros([BLOCK], tl.float32)
     GROUPS: tl.constexpr = BLOCK // 32
     group = tl.arange(0, GROUPS)
     store_codes(
         tl.reshape(found, (GROUPS, 2, 4, 4)), as_offset(token, WIDE),
-        head * (HEAD_DIM // 32) + group, group < HEAD_DIM // 32, codes_ptr, scales_ptr, x_sums_ptr,
-        num_heads * HEAD_DIM // 64, num_groups, IS_FEW, GROUPS,
+        head * (HEAD_DIM // 32) + group, group < HEAD_DIM // 32, num_heads * HEAD_DIM, codes_ptr,
+        scales_ptr, x_sums_ptr, num_groups, IS_FEW, GROUPS,
     )  # fmt: skip
 
 
@@ -323,23 +326,24 @@ def launch_fold(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any])
 
 
 def launch_fold_codes(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
-    """Append codes of what the tiles of each token's keys come to, for `foldable` heads."""
+    """Append codes of what the tiles of each token's keys come to; heads are whole groups."""
     values, scales = facts["values"], facts["scales"]
-    _, num_heads, max_tiles, pitch = values.shape
+    (_, num_heads, max_tiles, pitch), head_dim = values.shape, facts["head_dim"]
+    filled = triton.cdiv(num_heads * head_dim, 1024) * 1024
     plan.launch_gpu(
         attention_fold_codes_kernel,
         *(facts["counts"], facts["positions"], facts["sums"], values, facts["codes"], scales),
         *(facts["x_sums"], facts["window"], num_heads, max_tiles, pitch, scales.shape[1]),
-        grid=(scales.shape[0], num_heads),
+        grid=(scales.shape[0], triton.cdiv(filled, head_dim)),
         contract=contract,
         facts=facts,
-        num_warps=_block(facts["head_dim"]) // 128 or 1,
+        num_warps=_block(head_dim) // 128 or 1,
         enable_fp_fusion=False,
-        HEAD_DIM=facts["head_dim"],
+        HEAD_DIM=head_dim,
         IS_ONE=scales.shape[0] == 1,
         IS_FEW=scales.shape[0] <= FEW_ROWS,
         TILE=facts["keys_per_tile"],
-        BLOCK=_block(facts["head_dim"]),
+        BLOCK=_block(head_dim),
     )
 
 

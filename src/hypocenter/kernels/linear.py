@@ -47,7 +47,7 @@ _CODES = (
     Arg("codes", (DType.I32,), "num_rows, quarter"),
     Arg("x_scales", (DType.F32,), "num_rows, quarter // 8"),
     Arg("sums", (DType.I32,), "num_rows, quarter // 8"),
-    Rule("-(-num_columns // 64) * 16 <= quarter", "codes must hold a row, padded to 64"),
+    Rule("-(-num_columns // 1024) * 256 <= quarter", "codes must hold a row, padded to 1024"),
 )
 _PIECES = (
     Arg("pieces", (DType.F16, DType.I16), "num_rows, num_pieces, >= -(-num_columns // 64) * 64"),

@@ -81,7 +81,7 @@ def _fold(part, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
 
 
 @triton.jit
-def _operands(w, x, quarter, PER_WORD: tl.constexpr):
+def _operands(w, x, PER_WORD: tl.constexpr):
     """The words of a unit's weights, then those of x: four for each, by columns."""
     if PER_WORD == 8:
         packed0, packed1 = tl.load(w), tl.load(w + 4 * _LANES)
@@ -90,8 +90,7 @@ def _operands(w, x, quarter, PER_WORD: tl.constexpr):
     else:
         w0, w1 = tl.load(w), tl.load(w + 4 * _LANES)
         w2, w3 = tl.load(w + 8 * _LANES), tl.load(w + 12 * _LANES)
-    x0, x1 = tl.load(x), tl.load(x + quarter)
-    x2, x3 = tl.load(x + 2 * quarter), tl.load(x + 3 * quarter)
+    x0, x1, x2, x3 = tl.load(x), tl.load(x + 64), tl.load(x + 128), tl.load(x + 192)
     return w0, w1, w2, w3, x0, x1, x2, x3
 
 
@@ -171,9 +170,7 @@ def _few(
         x = codes + (start * 16 + unit % 16 * 4)[None, :, None, None]
         s = scale_at + (unit * (_LANES * PER_UNIT))[None, :, None]
         g = group_at + (unit * 2)[None, :, None]
-        # As `store_codes` lays them: the last span may have fewer than 16 units.
-        quarter = 4 * tl.minimum(num_units - start, 16)
-        w0, w1, w2, w3, x0, x1, x2, x3 = _operands(w, x, quarter, PER_WORD)
+        w0, w1, w2, w3, x0, x1, x2, x3 = _operands(w, x, PER_WORD)
         acc = _add_unit(
             acc, w0, w1, w2, w3, x0, x1, x2, x3, x_scales_ptr + g, sums_ptr + g, scales_ptr + s,
             minima_ptr + s, inside, GROUP, ZERO, HAS_MINIMA, SCALE_BITS, ON_NVIDIA,

@@ -64,10 +64,9 @@ def rms_norm_codes_kernel(
     x = tl.load(start + column, mask=inside, other=0.0) * inverse
     x = x * tl.load(weight_ptr + column, mask=inside, other=0.0)
     # An undefined row is so up to its width.
-    num_units = (width + 63) // 64
     store_codes(
-        tl.where(inside, x, 0.0), row, group, group < 2 * num_units, codes_ptr, scales_ptr,
-        sums_ptr, num_units, num_groups, IS_FEW, GROUPS,
+        tl.where(inside, x, 0.0), row, group, group >= 0, width, codes_ptr, scales_ptr, sums_ptr,
+        num_groups, IS_FEW, GROUPS,
     )  # fmt: skip
 
 

@@ -23,6 +23,8 @@ from hypocenter.tensor import DType, Tensor
 
 #: Columns that share a scale.
 GROUP = 32
+#: Columns to a multiple of which GPU kernels find codes filled: a unit for each of 16 chains.
+SPAN = 1024
 #: Rows of a bucket up to which codes lie as the kernels for few rows read them.
 FEW_ROWS = 8
 #: Rows whose codes lie together, as CPU kernels read them, in buckets that have so many.
@@ -34,10 +36,10 @@ _WIDTH = Scalar("width", "width > 0", "must be above 0")
 _FITS = Rule("-(-width // 64) * 64 <= pitch", "a row of the result must hold it, padded to 64")
 #: Where GPU kernels leave the codes of rows of `width` columns.
 INTO_CODES = (
-    Arg("codes", (DType.I32,), "num_rows, quarter", "write", fills="-(-width // 64) * 16"),
-    Arg("scales", (DType.F32,), "num_rows, quarter // 8", "write", fills="-(-width // 64) * 2"),
-    Arg("sums", (DType.I32,), "num_rows, quarter // 8", "write", fills="-(-width // 64) * 2"),
-    Rule("-(-width // 64) * 16 <= quarter", "a row of codes must hold them, padded to 64 columns"),
+    Arg("codes", (DType.I32,), "num_rows, quarter", "write", fills="-(-width // 1024) * 256"),
+    Arg("scales", (DType.F32,), "num_rows, quarter // 8", "write", fills="-(-width // 1024) * 32"),
+    Arg("sums", (DType.I32,), "num_rows, quarter // 8", "write", fills="-(-width // 1024) * 32"),
+    Rule("-(-width // 1024) * 256 <= quarter", "a row of codes must hold them, padded to 1024"),
 )
 CODES = Contract(
     "quantise",
@@ -77,12 +79,12 @@ PIECES = Contract(
 class Operands:
     """Buffers for one activation tensor at a time: made anew for each, read by what follows.
 
-    On a GPU codes i32 [max_rows, pitch / 4], four columns to a word, in the order of columns where
-    rows are many; where they are few, the words of each 16 units of 64 columns (the last may be
-    fewer), [units, 4, 4] by columns, lie as [4, units, 4], so that lanes of a warp, each with a
-    unit of its own, read neighbours. Scales f32 and sums i32 [max_rows, pitch / 32], two sums of 16
-    codes to a word; halves f16 [max_rows, 2, pitch] and thirds (bits of bf16) i16 [max_rows, 3,
-    pitch] with row_scales f32 [max_rows].
+    On a GPU codes i32 [max_rows, spans * 256], four columns to a word, in the order of columns
+    where rows are many; where they are few, the words of a span, [16 units, 4, 4] of its columns,
+    lie as [4, 16 units, 4], so that lanes of a warp, each with a unit of its own, read neighbours.
+    Scales f32 and sums i32 [max_rows, spans * 32], two sums of 16 codes to a word; halves f16
+    [max_rows, 2, pitch] and thirds (bits of bf16) i16 [max_rows, 3, pitch] with row_scales f32
+    [max_rows].
     On the CPU rows lie in tiles of 16, or of a smaller bucket's rows, so that what a product reads
     lies close together: codes i32 [tiles, groups, tile, 8], scales f32 [tiles, groups, tile]; sums
     i32 [tiles, groups, 3, tile] of the first, the last and all codes of a group, and weighted f32,
@@ -107,6 +109,7 @@ class Operands:
         if device == "cpu":
             return cls._tiles(wanted, -(-max_rows // TILE_ROWS), pitch // GROUP)
         quantised = any(dtype.is_quantised for dtype in wanted)
+        num_spans = -(-max_width // SPAN)
 
         def make(name: str, dtype: DType, condition: bool, *shape: int) -> Tensor | None:
             if not condition:
@@ -114,9 +117,9 @@ class Operands:
             return allocate(name, "decoder", dtype, (max_rows, *shape), device=device)
 
         return cls(
-            codes=make("x_codes", DType.I32, quantised, pitch // 4),
-            scales=make("x_scales", DType.F32, quantised, pitch // GROUP),
-            sums=make("x_sums", DType.I32, quantised, pitch // GROUP),
+            codes=make("x_codes", DType.I32, quantised, num_spans * (SPAN // 4)),
+            scales=make("x_scales", DType.F32, quantised, num_spans * (SPAN // GROUP)),
+            sums=make("x_sums", DType.I32, quantised, num_spans * (SPAN // GROUP)),
             weighted=None,
             halves=make("x_halves", DType.F16, DType.F16 in wanted, 2, pitch),
             thirds=make("x_thirds", DType.I16, DType.BF16 in wanted, 3, pitch),

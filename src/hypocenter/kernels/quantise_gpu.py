@@ -31,13 +31,14 @@ def columns_of(group):
 
 @triton.jit
 def store_codes(
-    x, row, group, inside, codes_ptr, scales_ptr, sums_ptr, num_units, num_groups,
+    x, row, group, inside, width, codes_ptr, scales_ptr, sums_ptr, num_groups,
     IS_FEW: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Store the codes of x, of the shape of `columns_of(group)`, with scales and sums.
 
-    A row holds num_units units, and has room for num_groups groups.
+    A row of `width` columns is filled to the end of its last span, and has room for num_groups.
     """
+    inside &= group < (width + 1023) // 1024 * 32
     half, word, byte = tl.arange(0, 2), tl.arange(0, 4), tl.arange(0, 4)
     size = tl.abs(x)
     infinity = float("inf")
@@ -57,14 +58,11 @@ def store_codes(
     sums = tl.sum(total * tl.where(half == 0, 1, 0)[None, :], axis=1) & 0xFFFF
     sums |= tl.sum(total * half[None, :], axis=1) << 16
     words = tl.sum((code & 0xFF) << (8 * byte)[None, None, None, :], axis=3)
-    quarter = group % 2 * 2
-    if IS_FEW:  # words that a warp reads at once lie together: the same quarter of a span's units
-        step = 4 * tl.minimum(num_units - group // 32 * 16, 16)
-        at = group // 32 * 256 + group % 32 // 2 * 4 + quarter * step
-        at = at[:, None, None] + half[None, :, None] * step[:, None, None]
-    else:
-        at = (group // 2 * 16 + quarter * 4)[:, None, None] + half[None, :, None] * 4
-    at += word[None, None, :]
+    # Words that a warp reads at once lie together: of a unit, or of one place in all of a span's.
+    UNIT: tl.constexpr = 4 if IS_FEW else 16
+    QUARTER: tl.constexpr = 64 if IS_FEW else 4
+    at = group // 32 * 256 + group % 32 // 2 * UNIT + group % 2 * (2 * QUARTER)
+    at = at[:, None, None] + half[None, :, None] * QUARTER + word[None, None, :]
     tl.store(codes_ptr + row * num_groups * 8 + at, words, mask=inside[:, None, None])
     tl.store(scales_ptr + row * num_groups + group, scale, mask=inside)
     tl.store(sums_ptr + row * num_groups + group, sums, mask=inside)
@@ -83,12 +81,11 @@ def quantise_kernel(
             return
     row = as_offset(row, WIDE)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    num_units = (width + 63) // 64
     column = columns_of(group)
     x = tl.load(x_ptr + row * x_stride + column, mask=column < width, other=0.0)
     store_codes(
-        x, row, group, group < 2 * num_units, codes_ptr, scales_ptr, sums_ptr, num_units,
-        num_groups, IS_FEW, GROUPS,
+        x, row, group, group >= 0, width, codes_ptr, scales_ptr, sums_ptr, num_groups, IS_FEW,
+        GROUPS,
     )  # fmt: skip
 
 
@@ -145,7 +142,7 @@ def codes_form(num_rows: int, width: int) -> tuple[int, dict[str, Any]]:
         # A product and a sum rounded once would not be what the reference rounds twice.
         "enable_fp_fusion": False,
     }
-    return triton.cdiv(-(-width // 64) * 2, groups), options
+    return triton.cdiv(triton.cdiv(width, 1024) * 32, groups), options
 
 
 def launch_codes(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
