@@ -13,7 +13,6 @@ from typing import Any
 
 from hypocenter.device.dot import Dot
 from hypocenter.device.lang import (
-    cgutils,
     ir,
     literal_word,
     models,
@@ -37,15 +36,13 @@ from hypocenter.device.vector_ir import (
     half_to_float,
     load_vector,
 )
+from hypocenter.device.vector_rows import AHEAD_BYTES, LINE_BYTES, ask_for_lines
 
 #: Words of the columns whose codes are taken at once, four to a word.
 _WORDS = 8
 #: Rows whose sums of products grow side by side where rows are many: a sum waits for its last step,
 #: and the next row's comes too late to fill the gap. Few rows, or short sums, do better one by one.
 _ROWS_IN_TURN = 8
-_LINE_BYTES = 64
-#: How far ahead memory is asked for: what one thread reads in the time that memory takes to answer.
-_AHEAD_BYTES = 4096
 #: Planes of bits and how many bits of a code each holds, the lowest first.
 _PLANES = (("nibbles", 4), ("crumbs", 2), ("bits", 1))
 
@@ -259,21 +256,15 @@ load_minimum = _factor("minimum", "minima")
 
 @word
 def fetch_early(typing: Any, blocks: Any, record: Any, step: Any) -> tuple[Any, Codegen]:
-    """Ask memory for what lies `_AHEAD_BYTES` behind a step; beyond the array it does no harm."""
+    """Ask memory for what lies `AHEAD_BYTES` behind a step; beyond the array it does no harm."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = signature.args[0].dtype
-        num_lines = -(-kind.size // (_Shape.of(kind).num_steps * _LINE_BYTES))
+        num_lines = -(-kind.size // (_Shape.of(kind).num_steps * LINE_BYTES))
         first = address_of(context, builder, signature.args[0], args[0], args[1])
         first = builder.bitcast(first, _I8.as_pointer())
-        at = builder.mul(args[2], ir.Constant(_I64, num_lines * _LINE_BYTES))
-        function = ir.FunctionType(ir.VoidType(), [first.type, I32, I32, I32])
-        fetch = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0")
-        # To be read, kept in all caches, as data.
-        how = [ir.Constant(I32, value) for value in (0, 3, 1)]
-        for line in range(num_lines):
-            address = builder.gep(first, [_at(builder, at, _AHEAD_BYTES + line * _LINE_BYTES)])
-            builder.call(fetch, [address, *how])
+        at = builder.mul(args[2], ir.Constant(_I64, num_lines * LINE_BYTES))
+        ask_for_lines(builder, builder.gep(first, [at]), AHEAD_BYTES, num_lines)
         return context.get_dummy_value()
 
     return types.void(blocks, types.intp, types.intp), build

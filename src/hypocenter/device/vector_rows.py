@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypocenter.device.lang import cgutils, ir, types, word
+from hypocenter.device.lang import cgutils, ir, literal_word, types, word
 from hypocenter.device.vector_ir import (
     I32,
     LANES,
@@ -21,6 +21,22 @@ from hypocenter.device.vector_ir import (
     half_to_float,
     load_vector,
 )
+
+LINE_BYTES = 64
+#: How far ahead memory is asked for: what one thread reads in the time that memory takes to answer.
+AHEAD_BYTES = 4096
+
+
+def ask_for_lines(builder: Any, address: Any, start: int, num_lines: int) -> None:
+    """Ask memory for cache lines from `start` bytes behind an address on."""
+    first = builder.bitcast(address, ir.IntType(8).as_pointer())
+    function = ir.FunctionType(ir.VoidType(), [first.type, I32, I32, I32])
+    fetch = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0")
+    # To be read, kept in all caches, as data.
+    how = [ir.Constant(I32, value) for value in (0, 3, 1)]
+    for line in range(num_lines):
+        at = ir.Constant(ir.IntType(64), start + line * LINE_BYTES)
+        builder.call(fetch, [builder.gep(first, [at]), *how])
 
 
 def _literal(count: Any) -> int:
@@ -128,11 +144,22 @@ def prefetch(typing: Any, array: Any, index: Any) -> tuple[Any, Codegen]:
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = address_of(context, builder, array, args[0], args[1])
-        pointer = builder.bitcast(address, ir.IntType(8).as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        read, near, data = (ir.Constant(I32, value) for value in (0, 3, 1))
-        builder.call(function, [pointer, read, near, data])
+        ask_for_lines(builder, address, 0, 1)
         return context.get_dummy_value()
 
     return types.void(array, types.intp), build
+
+
+@literal_word
+def fetch_ahead(typing: Any, array: Any, index: Any, count: Any) -> tuple[Any, Codegen]:
+    """Ask for what lies `AHEAD_BYTES` behind `count` elements; beyond the array it does no harm."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = address_of(context, builder, array, args[0], args[1])
+        num_bytes = _literal(count) * array.dtype.bitwidth // 8
+        ask_for_lines(builder, address, AHEAD_BYTES, -(-num_bytes // LINE_BYTES))
+        return context.get_dummy_value()
+
+    if not _literal(count):
+        return None  # type: ignore[return-value]
+    return types.void(array, types.intp, count), build

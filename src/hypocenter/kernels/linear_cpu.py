@@ -27,6 +27,7 @@ from hypocenter.device.codes import (
 )
 from hypocenter.device.lang import always_inline, cpu_kernel, inline, prange
 from hypocenter.device.vector import get, load
+from hypocenter.device.vector_rows import fetch_ahead
 
 #: Bytes of activation codes that stay in a core's own cache, beside the weights of an item.
 _NEAR_BYTES = 256 << 10
@@ -51,6 +52,7 @@ def _float_rows(
     num_columns, pitch = weights.shape[1], x.shape[1]
     at, w_at = row * pitch, item * num_columns * 64
     for k in range(num_columns):
+        fetch_ahead(weights, w_at + 64 * k, 64)
         t0 = add_scaled(t0, load(weights, w_at + 64 * k), x, at + k, pitch)
         t1 = add_scaled(t1, load(weights, w_at + 64 * k + 16), x, at + k, pitch)
         t2 = add_scaled(t2, load(weights, w_at + 64 * k + 32), x, at + k, pitch)
