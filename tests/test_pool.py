@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hypocenter.config import EngineConfig
-from hypocenter.device import large_pages
+from hypocenter.device import large_pages, pool
 from hypocenter.device.lang import (
     allocating_kernel,
     cpu_kernel,
@@ -42,6 +42,12 @@ def note(out: Any, single: float, double: float, flag: bool, whole: int, wide: A
         put(out, 5, np.float64(get(wide, 4)))
 
 
+@cpu_kernel
+def tell_taken(state: Any, out: Any, num_items: int) -> None:
+    for item in prange(num_items):
+        put(out, item, np.float64(get(state, 0) & np.uint64(0xFFFFFFFF)))
+
+
 @allocating_kernel
 def fail_at(x: Any, num_items: int, bad: int) -> None:
     for item in prange(num_items):
@@ -63,6 +69,14 @@ def test_each_item_is_done_once(num_items: int) -> None:
     for _ in range(100):
         launch()
     np.testing.assert_array_equal(x, np.where(np.arange(5000) < num_items, 100, 0))
+
+
+def test_a_thread_takes_runs_of_neighbours_and_single_items_in_the_end() -> None:
+    """Items lie one behind the other in memory, which is read faster in one stream."""
+    set_num_threads(1)  # of several nobody knows who takes what
+    taken = np.zeros(40)
+    SharedKernel(tell_taken.shared).bound((pool._state, taken, 40))()
+    assert taken.tolist() == [20] * 20 + [30] * 10 + [35] * 5 + [37] * 2 + [38, 39, 40]
 
 
 def test_launches_of_a_step_do_not_mix_their_items() -> None:

@@ -129,6 +129,8 @@ __all__ = [
 TICKET_SYMBOL = "hypo_ticket"
 #: Bit of a ticket that says that there are no more items.
 CLOSED = 1 << 63
+#: Words from the ticket to how many parts of what is left threads take: one at a time.
+PARTS_OFFSET = 48
 
 
 class _Items(types.SimpleIteratorType):  # type: ignore[misc]
@@ -141,7 +143,9 @@ _items = _Items("items", types.intp)
 @register_model(_Items)
 class _ItemsModel(models.StructModel):  # type: ignore[misc]
     def __init__(self, manager: Any, kind: _Items) -> None:
-        super().__init__(manager, kind, [("count", types.intp)])
+        place = types.CPointer(types.intp)
+        members = [("count", types.intp), ("next", place), ("stop", place)]
+        super().__init__(manager, kind, members)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -151,6 +155,11 @@ def items(typing: Any, count: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         made = cgutils.create_struct_proxy(_items)(context, builder)
         made.count = args[0]
+        none = context.get_constant(types.intp, 0)
+        made.next = cgutils.alloca_once_value(builder, none)
+        made.stop = cgutils.alloca_once_value(builder, none)
+        builder.store(none, made.next)
+        builder.store(none, made.stop)
         return made._getvalue()
 
     return _items(types.intp), build
@@ -159,29 +168,53 @@ def items(typing: Any, count: Any) -> Any:
 @lower_builtin("iternext", _Items)  # type: ignore[untyped-decorator]
 @iternext_impl(RefType.UNTRACKED)  # type: ignore[untyped-decorator]
 def _next_item(context: Any, builder: Any, signature: Any, args: Any, result: Any) -> None:
-    """Take the lowest item of the ticket, unless it is closed or has reached the count."""
-    count = cgutils.create_struct_proxy(_items)(context, builder, value=args[0]).count
+    """The next of the items that this thread holds, or it takes a run of those that nobody has.
+
+    A run is a part of what is left: neighbours lie one behind the other in memory, which is read
+    faster in one stream, and the last runs are single items, so that threads end together.
+    """
+    mine = cgutils.create_struct_proxy(_items)(context, builder, value=args[0])
     word = ir.IntType(64)
+    zero, one = ir.Constant(word, 0), ir.Constant(word, 1)
     ticket = (
         cgutils.add_global_variable(builder.module, word, TICKET_SYMBOL)
         if (TICKET_SYMBOL not in builder.module.globals)
         else builder.module.globals[TICKET_SYMBOL]
     )
-    look, take, done = (builder.append_basic_block(name) for name in ("look", "take", "done"))
-    builder.branch(look)
+    held, look, take, took, done = (
+        builder.append_basic_block(name) for name in ("held", "look", "take", "took", "done")
+    )
+    item = builder.load(mine.next)
+    builder.cbranch(builder.icmp_signed("<", item, builder.load(mine.stop)), held, look)
+    builder.position_at_end(held)
+    builder.store(builder.add(item, one), mine.next)
+    builder.branch(done)
     builder.position_at_end(look)
     seen = builder.load_atomic(ticket, "seq_cst", 8)
-    item = builder.and_(seen, ir.Constant(word, 0xFFFFFFFF))
-    is_open = builder.icmp_signed(">=", seen, ir.Constant(word, 0))
-    is_valid = builder.and_(is_open, builder.icmp_signed("<", item, count))
+    first = builder.and_(seen, ir.Constant(word, 0xFFFFFFFF))
+    is_open = builder.icmp_signed(">=", seen, zero)
+    is_valid = builder.and_(is_open, builder.icmp_signed("<", first, mine.count))
     builder.cbranch(is_valid, take, done)
     builder.position_at_end(take)
-    after = builder.add(seen, ir.Constant(word, 1))
-    swapped = builder.cmpxchg(ticket, seen, after, "seq_cst")
-    builder.cbranch(builder.extract_value(swapped, 1), done, look)
+    parts = builder.load(builder.gep(ticket, [ir.Constant(word, PARTS_OFFSET)]))
+    part = builder.udiv(builder.sub(mine.count, first), parts)
+    part = builder.select(builder.icmp_signed(">", part, one), part, one)
+    swapped = builder.cmpxchg(ticket, seen, builder.add(seen, part), "seq_cst")
+    builder.cbranch(builder.extract_value(swapped, 1), took, look)
+    builder.position_at_end(took)
+    builder.store(builder.add(first, one), mine.next)
+    builder.store(builder.add(first, part), mine.stop)
+    builder.branch(done)
     builder.position_at_end(done)
-    result.set_valid(is_valid)
-    result.yield_(item)
+    found, valid = builder.phi(word), builder.phi(ir.IntType(1))
+    for value, is_there, block in (
+        (item, cgutils.true_bit, held), (first, cgutils.false_bit, look),
+        (first, cgutils.true_bit, took),
+    ):  # fmt: skip
+        found.add_incoming(value, block)
+        valid.add_incoming(is_there, block)
+    result.set_valid(valid)
+    result.yield_(found)
 
 
 _OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False, "fastmath": False}

@@ -5,10 +5,11 @@ does not wait for helpers that have not come, or not come back from the system: 
 take, it does itself. So a busy core costs its share and no more, and between two launches of a step
 no thread goes to sleep.
 
-The walker opens a ticket, (launch + 1) << 32 | next item, takes items with the others, closes the
-ticket when there are none left, and waits for those who are inside. A helper says that it is inside
-and then looks whether the ticket is still open: one that the walker did not wait for finds it
-closed. Order of memory: every access is sequentially consistent.
+The walker opens a ticket, (launch + 1) << 32 | next item, takes items with the others, in runs that
+grow shorter (`lang.items`), closes the ticket when there are none left, and waits for those who are
+inside. A helper says that it is inside and then looks whether the ticket is still open: one that
+the walker did not wait for finds it closed. Order of memory: every access is sequentially
+consistent.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 
 from hypocenter.device.lang import (
     CLOSED,
+    PARTS_OFFSET,
     TICKET_SYMBOL,
     binding,
     cgutils,
@@ -37,10 +39,12 @@ SPREAD, ENTRY, BLOCK, NUMBER, IS_SHARED = range(5)
 _LINE = 8  # words of a cache line: what threads change often lies in lines of its own
 _TICKET, _INSIDE, _ENTERED, _NUM_DONE, _HAS_FAILED, _IS_OVER = (_LINE * n for n in range(6))
 _CLOSED = np.uint64(CLOSED)
+#: Into how many parts what is left of a launch is cut, of which a thread takes one.
+_PARTS_PER_THREAD = 2
 _I64 = ir.IntType(64)
 
-_raw = np.zeros(7 * _LINE, np.uint64)
-_state = _raw[-_raw.ctypes.data % 64 // 8 :][: 6 * _LINE]
+_raw = np.zeros(8 * _LINE, np.uint64)
+_state = _raw[-_raw.ctypes.data % 64 // 8 :][: 7 * _LINE]
 binding.add_symbol(TICKET_SYMBOL, _state.ctypes.data)
 
 
@@ -180,5 +184,6 @@ def run(table: np.ndarray[Any, Any], place: int, first_word: int) -> int:
     state = _state
     state[:] = 0
     state[_TICKET] = _CLOSED
+    state[PARTS_OFFSET] = _PARTS_PER_THREAD * num_threads()
     _enter_step(num_threads(), table, np.uint64(place), np.uint64(first_word), state)
     return int(state[_NUM_DONE])
