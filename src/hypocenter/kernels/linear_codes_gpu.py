@@ -314,7 +314,7 @@ def linear_codes_kernel(
         if step % num_steps == num_steps - 1:
             total += acc
             acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    if ROWS == 16 and ((GROUP == 16 and HAS_BIAS) or (PER_WORD == 4 and HAS_MINIMA)):
+    if ROWS == 16 and (HAS_BIAS or not (PER_WORD == 4 and HAS_MINIMA)):
         # From ranges of their own, or compilers keep what the first ones gave over the whole loop:
         # ptxas spills for that in these forms.
         rows = first - ROWS + tl.arange(ROWS, 2 * ROWS)

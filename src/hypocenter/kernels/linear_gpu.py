@@ -141,7 +141,9 @@ def _few_form(products: Sequence[Product], rows: int, device: str) -> tuple[int,
         return 8, 2, 1
     layout, num_outputs = UNITS[products[0].weight.dtype], sum(_tiles(products, 1))
     are_nibbles = layout.codes_per_word == 8
-    if num_outputs >= _MANY_OUTPUTS and are_nibbles:
+    # Minima and shorter groups would not leave registers enough on all of NVIDIA's GPUs.
+    is_plain = are_nibbles and layout.group == 32 and not layout.has_minima
+    if num_outputs >= _MANY_OUTPUTS and is_plain:
         return 16, 1, 1
     # Bytes fill registers twice as fast, and several weights of Q6_K those of older GPUs.
     is_short = layout.group == 16 and len(products) > 1
