@@ -19,8 +19,8 @@ CONTRACT = Contract(
 )
 
 
-#: Marks behind layers of one plan. Each is a launch, and takes 0.8 us of an H200's time.
-MAX_LAYER_MARKS = 6
+#: Marks behind layers of one plan. Each is a launch, and takes about 1 us of an H200's time.
+MAX_LAYER_MARKS = 4
 
 
 def reference(num_runs: int, number: int) -> int:
