@@ -7,6 +7,7 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -323,9 +324,11 @@ def test_a_worker_whose_threads_never_sleep_is_refused(
 ) -> None:
     protocol = module("vs_protocol")
     monkeypatch.setattr(protocol, "ASLEEP_SECONDS", 0.2)
-    script = tmp_path / "worker.py"
-    script.write_text("while True: pass\n")
+    script, runs = tmp_path / "worker.py", tmp_path / "runs"
+    script.write_text(f"open({str(runs)!r}, 'w').close()\nwhile True: pass\n")
     with protocol.Worker("one", Path(sys.executable), script) as worker:
+        while not runs.exists():  # a process that begins may wait for its files
+            time.sleep(0.01)
         with pytest.raises(protocol.WorkerError, match="one: its threads still run"):
             worker.wait_until_asleep()
         worker._process.kill()
