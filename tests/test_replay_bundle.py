@@ -7,7 +7,7 @@ import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from hypocenter.forensics.bundle_index import BundleIndex
 from hypocenter.forensics.replay_bundle import TensorFact, replay_place
 from hypocenter.forensics.replay_source import SourceNotAllowed
 from hypocenter.forensics.replay_threshold import index_threshold, index_thresholds
-from hypocenter.kernels import rope
+from hypocenter.kernels import mark_gpu, rope
 from hypocenter.recording import (
     Allocated,
     AllocationRecord,
@@ -44,6 +44,7 @@ from hypocenter.recording import (
     Launched,
     LaunchRecord,
     Place,
+    SourceRecord,
     TensorRecord,
     Values,
 )
@@ -323,6 +324,42 @@ def test_a_source_that_is_not_installed_is_run_only_when_allowed(
     file = Path(first.sites[0].file)
     assert first.line is not None
     assert f"{load})" in file.read_text().splitlines()[first.line - 1]
+
+
+def without_callees(bundle: Bundle, key: Callable[[SourceRecord], str]) -> Bundle:
+    """The bundle with the text of the kernel alone, and other hashes of what it calls."""
+    kernel = {launch.source for plan in bundle.plans for launch in plan.launches}
+    keys = {one.id: key(one) for one in bundle.sources}
+    sources = tuple(
+        msgspec.structs.replace(one, callees=tuple(keys[callee] for callee in one.callees))
+        for one in bundle.sources
+        if one.id in kernel
+    )
+    return msgspec.structs.replace(bundle, sources=sources)
+
+
+def test_of_what_a_kernel_calls_the_hash_is_compared_where_the_text_is_missing() -> None:
+    bundle = rope_bundle([0, 1, 7])
+    assert any(one.callees for one in bundle.sources)
+    same = without_callees(bundle, lambda one: one.id)
+    assert replay_place(same, PLACE).findings == ()
+    other = without_callees(bundle, lambda one: hashlib.sha256(one.id.encode()).hexdigest())
+    with pytest.raises(SourceNotAllowed, match="a function that rope_kernel calls differs from"):
+        replay_place(other, PLACE)
+
+
+def test_a_kernel_that_calls_another_function_now_is_not_the_recorded_one() -> None:
+    """Though that function is still installed as it was recorded."""
+    bundle = rope_bundle([0, 1, 7])
+    mark = sources_of(mark_gpu.mark_kernel)[0]
+    launched = {launch.source for plan in bundle.plans for launch in plan.launches}
+    sources = (mark, *(
+        msgspec.structs.replace(one, callees=(mark.id, *one.callees)) if one.id in launched else one
+        for one in bundle.sources
+    ))  # fmt: skip
+    bundle = msgspec.structs.replace(bundle, sources=sources)
+    with pytest.raises(SourceNotAllowed, match="source of mark_kernel differs from the installed"):
+        replay_place(bundle, PLACE)
 
 
 def test_cpu_launches_and_places_outside_the_bundle_are_refused() -> None:

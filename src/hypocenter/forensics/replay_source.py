@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from hypocenter.device.gpu_lang import tl, triton
+from hypocenter.device.source import sources_of
 from hypocenter.errors import UsageError
 from hypocenter.forensics.bundle_index import BundleIndex
 from hypocenter.recording import LaunchRecord, SourceRecord
@@ -89,11 +90,21 @@ def is_project_kernel(record: SourceRecord | None) -> bool:
 def _differing(index: BundleIndex, record: SourceRecord, seen: set[str]) -> str | None:
     """The first function, of the kernel and all it calls, that is not installed as recorded."""
     seen.add(record.id)
-    if _installed(record) is None:
+    hashes = {key for one in index.sources.values() for key in one.callees}
+    function = _installed(record)
+    if function is None:
         return record.function
-    for callee in _callees(index, record):
-        if callee.id not in seen and (name := _differing(index, callee, seen)):
-            return name
+    # Its text names what it calls, and the hashes say which text that had, kept or not.
+    own, *below = sources_of(function) or (record,)
+    known = {one.id: one for one in below if one.id in hashes} | index.sources
+    for key in record.callees:
+        callee = known.get(key)
+        if callee is None:
+            return f"a function that {record.function} calls"
+        if key not in seen and (found := _differing(index, callee, seen)):
+            return found
+        if key not in own.callees:
+            return callee.function
     return None
 
 
