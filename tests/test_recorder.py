@@ -19,6 +19,7 @@ from typing import Any, cast
 import kernel_launch
 import numpy as np
 import pytest
+from bundle_of import bundle_of_run
 from fake_torch import FakeTorch
 from kernel_launch import counts, rows_tensor, tensor
 from recorder_kills import kill_at_random
@@ -32,9 +33,12 @@ from hypocenter.device.limits import named_gpu
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.recorder import Recorder
 from hypocenter.device.sim import open_sim
+from hypocenter.diagnosis import Cause, Verdict
 from hypocenter.errors import CopyRejected, DeviceFault, LaunchRejected, OutOfMemory
+from hypocenter.forensics.case import Case
+from hypocenter.forensics.causes_contract import contracts
+from hypocenter.kernels import attention_parts, mark_gpu, rope
 from hypocenter.kernels import mark as mark_kernels
-from hypocenter.kernels import mark_gpu, rope
 from hypocenter.kernels.mark import mark, reference
 from hypocenter.lab.model import model_path
 from hypocenter.recording import (
@@ -51,7 +55,7 @@ from hypocenter.recording import (
     StreamEvent,
 )
 from hypocenter.ring_write import RingWriter
-from hypocenter.tensor import DType
+from hypocenter.tensor import DType, Tensor
 
 SMALL = EngineConfig(context_length=64, max_batch_tokens=8, num_threads=1)
 GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
@@ -222,7 +226,7 @@ def _child(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 RUN = """
 import os
 from hypocenter.device import memory, recorder
-from hypocenter.tensor import DType
+from hypocenter.tensor import DType, Tensor
 memory.open_device("cpu")
 memory.allocate("x", "test", DType.F32, (4,))
 """
@@ -541,6 +545,32 @@ def test_refusals_are_told_with_their_facts(sim: Recorder) -> None:
     assert (copy.kernel, "shape (5,) into (4,)" in copy.reason) == ("copy of x", True)
     assert isinstance(out, Called)
     assert "bytes asked for" in out.outcome
+
+
+def test_each_launch_names_its_own_contract(sim: Recorder) -> None:
+    """Keys and values are expanded by one kernel, under contracts with the same facts."""
+
+    def place(*shape: int) -> Tensor:
+        return memory.allocate("cache", "test", DType.F32, shape, device=SIM)
+
+    tables = tensor("block_tables", np.zeros((1, 4), np.int32))
+    lengths, out = tensor("lengths", np.ones(1, np.int32)), place(1, 2, 64, 20)
+    builder = PlanBuilder(1, SIM)
+    for _ in range(2):
+        attention_parts.expand_keys(builder, place(4, 2, 20, 16), tables, lengths, out)
+        attention_parts.expand_values(builder, place(4, 2, 16, 32), tables, lengths, out)
+    run_launches(builder.launches)
+    with pytest.raises(LaunchRejected, match="a value must fit its row"):
+        attention_parts.expand_values(builder, place(4, 2, 16, 16), tables, lengths, out)
+    bundle = bundle_of_run(sim.folder)
+    found = [event.launch for event in bundle.events if isinstance(event, Launched | Rejected)]
+    keys, values = attention_parts.EXPAND_KEYS, attention_parts.EXPAND_VALUES
+    wanted = [one.describe() for one in (keys, values, keys, values, values)]
+    assert [launch and bundle.declaration(launch) for launch in found] == wanted
+    assert sorted(bundle.contracts.values()) == sorted(wanted[:2])
+    told = [claim.hypothesis for claim in contracts(Case(bundle))]
+    open_ = [(one.cause, one.argument) for one in told if one.verdict is not Verdict.REFUTED]
+    assert open_ == [(Cause.WRONG_STRIDE, "cache")]
 
 
 def test_a_launch_over_the_limits_is_told_with_its_grid(sim: Recorder) -> None:

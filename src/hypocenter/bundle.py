@@ -41,6 +41,7 @@ from hypocenter.recording import (
     CheckRecord,
     FaultRecord,
     Freed,
+    LaunchRecord,
     PlanRecord,
     Progress,
     SourceRecord,
@@ -87,7 +88,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     """What a run left behind. `kind`: crash, error, hang, suspect.
 
     `limits` are the fields of `device/limits.py:GpuLimits` of the device, None for a CPU;
-    `contracts` the declaration of each kernel's contract as text; `missing` what could not be
+    `contracts` the declarations of the kernels' contracts as text; `missing` what could not be
     recovered, in words; `redacted` whether token ids inside the vocabulary were replaced by 0.
     """
 
@@ -114,6 +115,10 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     kernel_log: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     redacted: bool = True
+
+    def declaration(self, launch: LaunchRecord) -> str | None:
+        """The text of a launch's contract."""
+        return self.contracts.get(launch.contract or launch.kernel)
 
 
 def save(bundle: Bundle, folder: str | Path) -> Bundle:

@@ -77,7 +77,8 @@ class SourceRecord(msgspec.Struct, frozen=True, kw_only=True):
 class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A prepared launch. `arguments` are the kernel's parameters, `facts` the contract's.
 
-    `constants` are tl.constexpr parameters and `options` what was told to the compiler.
+    `constants` are tl.constexpr parameters and `options` what was told to the compiler; `contract`
+    is a key of `Bundle.contracts`.
     """
 
     kernel: str
@@ -90,6 +91,7 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     constants: dict[str, Scalar] = {}
     options: dict[str, Scalar] = {}
     source: str = ""
+    contract: str = ""
     site: str = ""
     #: Where the launch is not on the device's default stream.
     stream: str = ""
@@ -155,7 +157,7 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContractRecord(msgspec.Struct, frozen=True):
-    """What a kernel demands of its arguments, as text."""
+    """What a kernel demands of its arguments, as text; from its second on `kernel` is numbered."""
 
     kernel: str
     text: str

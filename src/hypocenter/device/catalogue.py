@@ -48,7 +48,7 @@ class Catalogue:
         self._allocations: set[int] = set()
         self._bases: dict[tuple[str, int], int] = {}
         self._sources: set[str] = set()
-        self._contracts: set[str] = set()
+        self._contracts: dict[tuple[str, Any], str] = {}
 
     # -- memory ---------------------------------------------------------------------------------
 
@@ -153,7 +153,8 @@ class Catalogue:
                 for name, value in options.items()
                 if name not in constants and name not in ("grid", "num_warps")
             },
-            source=self._source(kernel, launch),
+            source=self._source(kernel),
+            contract=self.contract(launch.kernel, launch.contract),
             site=launch.site,
             stream=stream,
         )
@@ -190,16 +191,23 @@ class Catalogue:
             return Argument(name, self.tensor(value), _cast(value))
         return Argument(name, None, _scalar(value))
 
-    def _source(self, kernel: Any, launch: Launch) -> str:
+    def contract(self, kernel: str, contract: Any) -> str:
+        """The key under which the declaration is written; a kernel may have several."""
+        if not hasattr(contract, "describe"):
+            return ""
+        if (kernel, contract) not in self._contracts:
+            number = 1 + sum(name == kernel for name, _ in self._contracts)
+            key = kernel if number == 1 else f"{kernel} {number}"
+            self._contracts[kernel, contract] = key
+            self._write(ContractRecord(key, contract.describe()))
+        return self._contracts[kernel, contract]
+
+    def _source(self, kernel: Any) -> str:
         records: tuple[SourceRecord, ...] = sources_of(kernel)
         for record in records:
             if record.id not in self._sources:
                 self._sources.add(record.id)
                 self._write(record)
-        contract: Any = launch.contract
-        if launch.kernel not in self._contracts and hasattr(contract, "describe"):
-            self._contracts.add(launch.kernel)
-            self._write(ContractRecord(launch.kernel, contract.describe()))
         return records[0].id if records else ""
 
 

@@ -191,7 +191,7 @@ def _check(contract: Demands, facts: Mapping[str, Any], kernel: str, device: str
         contract.check(**facts)
     except LaunchRejected as error:
         if recorder is not None:
-            recorder.refused(error, kernel, device, facts)
+            recorder.refused(error, kernel, device, facts, contract)
         raise
 
 

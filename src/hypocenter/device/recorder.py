@@ -331,14 +331,17 @@ class Recorder:
             self._kept(reported(error, record, **self._now()))
 
     @never_breaks
-    def refused(self, error: LaunchRejected, kernel: str, device: str, facts: Any) -> None:
+    def refused(
+        self, error: LaunchRejected, kernel: str, device: str, facts: Any, contract: Any
+    ) -> None:
         """A launch was refused before it was prepared; `facts` as its contract names them."""
         with self._lock:
             error.is_recorded = True  # type: ignore[attr-defined]
             self._has_failed = True
             record = LaunchRecord(
-                kernel=kernel, function=kernel, device=device, facts=self.catalogue.facts(facts)
-            )
+                kernel=kernel, function=kernel, device=device, facts=self.catalogue.facts(facts),
+                contract=self.catalogue.contract(kernel, contract),
+            )  # fmt: skip
             self._kept(reported(error, record, **self._now()))
 
     def arm(self, check: str, is_armed: bool = True) -> None:

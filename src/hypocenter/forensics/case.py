@@ -217,7 +217,7 @@ class Case:
         return self._writes[key]
 
     def _written_by(self, launch: LaunchRecord) -> frozenset[str]:
-        text = self.bundle.contracts.get(launch.kernel, "")
+        text = self.bundle.declaration(launch) or ""
         declared = {
             line.split(":")[0]
             for line in text.splitlines()

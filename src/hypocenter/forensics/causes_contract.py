@@ -113,7 +113,10 @@ def _as_read(
 ) -> Iterator[str]:  # fmt: skip
     """What the kernel makes of the bytes that the host wrote, and where that leads."""
     recorded = case.values(record.id, use.seq)
-    contract = contract_of(use.launch.kernel, [one.name for one in use.launch.facts])
+    contract = contract_of(
+        use.launch.kernel, [one.name for one in use.launch.facts],
+        case.bundle.declaration(use.launch),
+    )  # fmt: skip
     args = contract.args if contract is not None else ()
     arg = next((one for one in args if one.name == breach.argument), None)
     if recorded is None or arg is None or contract is None:

@@ -108,7 +108,7 @@ def _narrow(case: Case, use: Use) -> Claim | None:
     if launch.constants.get("WIDE") is not False:
         return None
     names = [one.name for one in launch.facts]
-    contract = contract_of(launch.kernel, names, case.bundle.contracts.get(launch.kernel))
+    contract = contract_of(launch.kernel, names, case.bundle.declaration(launch))
     facts = rebuilt_facts(case, launch, use.seq) if contract is not None else None
     if contract is None or facts is None or not contract.needs_int64(**facts):
         return None

@@ -138,7 +138,7 @@ class Recheck:
         return _Prepared(contract, facts, found, symbols, shapes, indices)
 
     def _contract(self, launch: LaunchRecord) -> Contract | None:
-        text = self.case.bundle.contracts.get(launch.kernel)
+        text = self.case.bundle.declaration(launch)
         names = [one.name for one in launch.facts]
         contract = contract_of(launch.kernel, names, text) if names else None
         if contract is None:

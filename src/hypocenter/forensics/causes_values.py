@@ -16,7 +16,7 @@ from hypocenter.diagnosis import Cause, Proof, RootCause, Verdict
 from hypocenter.forensics.case import Case, Use
 from hypocenter.forensics.claims import Claim, proven, row
 from hypocenter.forensics.kernel_text import guard_line
-from hypocenter.recording import Place, Statistics, TensorRecord
+from hypocenter.recording import LaunchRecord, Place, Statistics, TensorRecord
 
 NAME = "values"
 _CACHES = ("k_cache", "v_cache", "cache", "keys")
@@ -100,7 +100,7 @@ def _judged(case: Case, first: _First) -> Claim:
     weights = [
         name for name, tensor in case.tensors_of(launch).items()
         if name not in first.read and name not in case.written_by(launch) and not tensor.part
-        and not _is_index(case, name, launch.kernel)
+        and not _is_index(case, name, launch)
     ]  # fmt: skip
     if weights:
         return _entered(case, first, Cause.NONFINITE_VALUE, weights[0], None,
@@ -109,8 +109,8 @@ def _judged(case: Case, first: _First) -> Claim:
     return _made_inside(case, first)
 
 
-def _is_index(case: Case, name: str, kernel: str) -> bool:
-    lines = case.bundle.contracts.get(kernel, "").splitlines()
+def _is_index(case: Case, name: str, launch: LaunchRecord) -> bool:
+    lines = (case.bundle.declaration(launch) or "").splitlines()
     return any(line.startswith(f"{name}: i32") for line in lines)
 
 

@@ -77,7 +77,7 @@ def _entries(case: Case, use: Use, counts: Array, make: Callable[..., Any]) -> I
 def _rows(case: Case, use: Use, counts: Array, make: Callable[..., Any]) -> Iterator[_Tried]:
     launch = use.launch
     names = [one.name for one in launch.facts]
-    contract = contract_of(launch.kernel, names, case.bundle.contracts.get(launch.kernel))
+    contract = contract_of(launch.kernel, names, case.bundle.declaration(launch))
     facts = rebuilt_facts(case, launch, use.seq) if contract is not None else None
     if contract is None or facts is None:
         return

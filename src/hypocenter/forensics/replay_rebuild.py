@@ -65,8 +65,7 @@ class Rebuilt:
             if fact.tensor in index.tensors
         }  # fmt: skip
         self._contract = contract_of(
-            launch.kernel, [fact.name for fact in launch.facts],
-            index.bundle.contracts.get(launch.kernel),
+            launch.kernel, [fact.name for fact in launch.facts], index.bundle.declaration(launch)
         )  # fmt: skip
         self._assume_counts()
         self.tensors: dict[str, TensorRecord] = {}
