@@ -11,6 +11,7 @@ from kernel_launch import tensor
 
 from hypocenter.device import memory
 from hypocenter.errors import LaunchRejected
+from hypocenter.kernels import attention_parts
 from hypocenter.kernels.contract import (
     COUNT,
     Apart,
@@ -201,6 +202,29 @@ def test_a_contract_describes_itself() -> None:
     text = ROPE.describe()
     assert "positions: i32 [num_tokens], contiguous, read, indexes the rope table" in text
     assert "the table turns more columns than a head has" in text
+
+
+@pytest.mark.parametrize(
+    ("window", "written"),
+    [(0, ["0010", "0000"]), (2, ["0010", "1000"])],
+    ids=["causal", "sliding"],
+)
+def test_a_contract_says_what_a_mask_writes(window: int, written: list[str]) -> None:
+    """Two tokens at positions 1 and 2 of three keys; the last row is nobody's."""
+    shapes = {"scores": (3, 2, 4), "lengths": (1,), "sequence_rows": (3,), "positions": (3,)}
+    values = {
+        "counts": np.array([2, 1], np.int32), "window": window,
+        "lengths": np.array([3], np.int32), "sequence_rows": np.array([0, 0, 9], np.int32),
+        "positions": np.array([1, 2, 0], np.int32),
+    }  # fmt: skip
+    mask = attention_parts.MASK.reached("scores", shapes, values)
+    assert mask is not None
+    lines = ["".join(str(int(one)) for one in row[0]) for row in mask]
+    assert lines == written
+    del values["positions"]
+    with pytest.raises(KeyError, match="positions"):
+        attention_parts.MASK.reached("scores", shapes, values)
+    assert attention_parts.CONTEXT_LENGTHS.reached("lengths", shapes, values) is None
 
 
 def _counted(shape: int, count: int | None) -> Contract:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from bundles import (
@@ -683,6 +684,27 @@ def test_another_result_of_the_same_text_is_no_proof() -> None:
     found = diagnose(compared(1.0, "b"), compared(1.0, "a"), without=NO_REPLAY)
     assert not found.roots
     assert verdicts(found)[Cause.WRONG_ANSWER] is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("kernel", ["mask", "softmax"])
+def test_minus_infinity_is_right_where_it_hides_a_score_only(kernel: str) -> None:
+    run = Run()
+    tensors_of_decoder(run)
+    run.tensor("lengths", "I32", 1)
+    run.tensor("scores", "F32", ROWS, HEADS, 4)
+    facts = {name: name for name in ("scores", "lengths", "sequence_rows", "counts")}
+    more = {"positions": "positions", "window": 0} if kernel == "mask" else {}
+    plan = run.plan(run.launch(kernel, facts | more))
+    step(run, plan)
+    figures = Statistics(
+        place=Place(1, plan, 0), tensor=run.tensors["scores"].id, digest="", low=0.0, high=1.0,
+        mean=0.5, rms=0.5, num_nan=0, num_inf=3, num_below=3, first_nonfinite=(0, 0, 2),
+    )  # fmt: skip
+    for below, is_right in ((3, kernel == "mask"), (2, False)):
+        seen = msgspec.structs.replace(figures, num_below=below)
+        found = diagnose(run.bundle(statistics=(seen,)), without=NO_REPLAY)
+        assert found.is_clean == is_right
+        assert is_right or first(found) == (Cause.NONFINITE_VALUE, kernel, "scores")
 
 
 # -- all of it ------------------------------------------------------------------------------------

@@ -126,7 +126,9 @@ def test_figures_count_what_is_no_number_and_what_was_never_written() -> None:
 
 def test_a_mask_of_minus_infinity_is_not_wrong() -> None:
     one, num_wrong = statistics_of(np.array([-np.inf, 2.0], np.float32), DType.F32, PLACE, 1)
-    assert (one.num_inf, num_wrong) == (1, 0)
+    assert (one.num_inf, one.num_below, num_wrong) == (1, 1, 0)
+    one, num_wrong = statistics_of(np.array([np.inf, -np.inf], np.float32), DType.F32, PLACE, 1)
+    assert (one.num_inf, one.num_below, num_wrong) == (2, 1, 1)
 
 
 @pytest.mark.parametrize(

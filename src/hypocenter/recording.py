@@ -344,7 +344,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor after a launch: figures of its finite elements, and how many are not finite.
 
     `digest` is sha256 of its bytes; `first_nonfinite` the index of the first NaN or infinity;
-    `num_poisoned` counts elements that still hold the pattern of undefined memory.
+    `num_poisoned` counts elements that still hold the pattern of undefined memory, `num_below`
+    those of `num_inf` that are -infinity.
     """
 
     place: Place
@@ -357,4 +358,5 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     num_nan: int
     num_inf: int
     num_poisoned: int = 0
+    num_below: int = 0
     first_nonfinite: tuple[int, ...] | None = None

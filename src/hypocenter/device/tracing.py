@@ -204,7 +204,7 @@ def statistics_of(values: Array, dtype: DType, place: Place, tensor: int) -> tup
     num_poisoned = 0
     raw = np.ascontiguousarray(values)
     floats = raw.view(np.float16) if dtype is DType.F16 else raw
-    num_nan = num_inf = num_wrong = 0
+    num_nan = num_inf = num_below = num_wrong = 0
     first: tuple[int, ...] | None = None
     finite = floats
     if floats.dtype.kind == "f":
@@ -212,7 +212,8 @@ def statistics_of(values: Array, dtype: DType, place: Place, tensor: int) -> tup
         is_finite = np.isfinite(floats)
         num_nan = int(np.isnan(floats).sum())
         num_inf = int(floats.size - is_finite.sum()) - num_nan
-        num_wrong = num_nan + int(np.isposinf(floats).sum())
+        num_below = int(np.isneginf(floats).sum())
+        num_wrong = num_nan + num_inf - num_below
         if num_nan or num_inf:
             at = np.unravel_index(int((~is_finite).argmax()), floats.shape)
             first = tuple(int(i) for i in at)
@@ -224,6 +225,7 @@ def statistics_of(values: Array, dtype: DType, place: Place, tensor: int) -> tup
         low=float(finite.min(initial=math.inf)) if finite.size else 0.0,
         high=float(finite.max(initial=-math.inf)) if finite.size else 0.0,
         mean=float(finite.sum() / count), rms=math.sqrt(float((finite * finite).sum() / count)),
-        num_nan=num_nan, num_inf=num_inf, num_poisoned=num_poisoned, first_nonfinite=first,
+        num_nan=num_nan, num_inf=num_inf, num_poisoned=num_poisoned, num_below=num_below,
+        first_nonfinite=first,
     )  # fmt: skip
     return record, num_wrong

@@ -16,6 +16,7 @@ from hypocenter.diagnosis import Cause, Proof, RootCause, Verdict
 from hypocenter.forensics.case import Case, Use
 from hypocenter.forensics.claims import Claim, proven, row
 from hypocenter.forensics.kernel_text import guard_line
+from hypocenter.kernels.contracts import contract_of
 from hypocenter.recording import LaunchRecord, Place, Statistics, TensorRecord
 
 NAME = "values"
@@ -70,15 +71,22 @@ def first_spoilt(case: Case) -> _First | None:
         named = {tensors[one.tensor]: one for one in figures if one.tensor in tensors}
         read = {name: one for name, one in named.items() if name not in written}
         for name in [name for name in named if name in written and name not in _CACHES]:
-            if is_spoilt(named[name]):
+            if is_spoilt(named[name], hides=_hides(case, use.launch, name)):
                 return _First(use, name, named[name], read, num_before)
         num_before += bool(figures)
     return None
 
 
-def is_spoilt(one: Statistics) -> bool:
-    """Minus infinity is what a mask writes, so infinity counts where there is no number above."""
-    return bool(one.num_nan or one.num_poisoned or (one.num_inf and one.high != -np.inf))
+def is_spoilt(one: Statistics, *, hides: bool = False) -> bool:
+    """Whether something is no number; -infinity is none either but where it `hides`."""
+    allowed = one.num_below if hides else 0
+    return bool(one.num_nan or one.num_poisoned or one.num_inf > allowed)
+
+
+def _hides(case: Case, launch: LaunchRecord, name: str) -> bool:
+    names = [fact.name for fact in launch.facts]
+    contract = contract_of(launch.kernel, names, case.bundle.declaration(launch))
+    return contract is not None and any(arg.hides for arg in contract.args if arg.name == name)
 
 
 def _judged(case: Case, first: _First) -> Claim:

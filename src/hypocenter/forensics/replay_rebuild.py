@@ -284,35 +284,46 @@ class Rebuilt:
         A tensor that the launch read as well may be meant to be written in part.
         """
         contract, counts = self._contract, self.contents.get("counts_ptr")
-        if contract is None or counts is None:
+        if contract is None:
             return
         names = {tensor.id: name for name, tensor in self._facts.items()}
         parameters = {a.name: names.get(a.tensor) for a in self.launch.arguments if a.tensor}
         scalars = {f.name: f.value for f in self.launch.facts if f.tensor is None}
         shapes = {name: tensor.shape for name, tensor in self._facts.items()}
+        contents = {name: self.contents[one] for one, name in parameters.items()
+                    if name is not None and one in self.contents}  # fmt: skip
         for argument in done:
             name = parameters.get(argument.name)
             if name is None or name not in contract.written or argument.was_read:
                 continue
-            live = contract.num_live(name, counts, scalars)
             shape = contract.shape_of(name, shapes, scalars)
+            try:
+                reach = contract.reached(name, shapes, scalars | contents)
+            except (KeyError, IndexError):  # index values were not recorded, or are wrong
+                continue
+            live = contract.num_live(name, counts, scalars) if counts is not None else None
+            if live is None and reach is not None:  # which says it of all rows
+                live = shapes[name][0]
             if live is not None and shape is not None:
-                yield from self._unwritten(argument, (live, *shape[1:]))
+                yield from self._unwritten(argument, (live, *shape[1:]), reach)
 
-    def _unwritten(self, argument: ReplayArgument, shape: tuple[int, ...]) -> Iterator[Finding]:
+    def _unwritten(
+        self, argument: ReplayArgument, shape: tuple[int, ...], reach: Array | None
+    ) -> Iterator[Finding]:
         region, width = argument.region, argument.item_bytes
         span = extent_bytes(shape, argument.strides, width) if min(shape) else 0
         if region.data is None or not 0 < span <= argument.num_bytes:
             return
         flags = region.writer[argument.start // region.granule :] != 0
         steps = [stride * width // region.granule for stride in argument.strides]
-        bad = np.argwhere(~np.lib.stride_tricks.as_strided(flags, shape, steps))
+        wanted = np.broadcast_to(True if reach is None else reach, shape)
+        bad = np.argwhere(wanted & ~np.lib.stride_tricks.as_strided(flags, shape, steps))
         if len(bad):
             first, last = ([int(i) for i in bad[end]] for end in (0, -1))
             yield Finding(
                 kind="never written", kernel=self.launch.function, operation="launch",
                 argument=argument.name, element=tuple(first), num_lanes=len(bad),
-                detail=f"{len(bad)} of {math.prod(shape)} elements of the live rows, from "
+                detail=f"{len(bad)} of {wanted.sum()} elements of the live rows, from "
                 f"{first} to {last}",
             )  # fmt: skip
 

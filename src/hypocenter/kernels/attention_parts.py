@@ -21,6 +21,7 @@ from hypocenter.kernels.contract import (
     Arg,
     Contract,
     Index,
+    Reach,
     Rule,
     Scalar,
     Values,
@@ -45,10 +46,39 @@ def _live_blocks(values: Values) -> Array:
     return live
 
 
+def _is_key(values: Values) -> Array:
+    """Of [num_sequences, max_context]: what lies within each sequence."""
+    inside: Array = np.arange(values["max_context"]) < values["lengths"][:, None]
+    return inside
+
+
+def _has_score(values: Values) -> Array:
+    """Of [live tokens, 1, max_context]: the keys of each token's sequence."""
+    rows = values["sequence_rows"][: values["counts"][0]]
+    scored: Array = _is_key(values)[rows, None]
+    return scored
+
+
+def _is_hidden(values: Values) -> Array:
+    """Of the same: the keys that a token must not see."""
+    key, window = np.arange(values["max_context"]), values["window"]
+    position = values["positions"][: values["counts"][0], None, None]
+    hidden: Array = _has_score(values) & (
+        (key > position) | ((key <= position - window) if window else False)
+    )
+    return hidden
+
+
+_KEYS = Reach("up to the length of each sequence", lambda values: _is_key(values)[:, None, :, None])
+_TURNED = Reach(_KEYS.of, lambda values: _is_key(values)[:, None, None])
+_OWN_KEYS = Reach("up to the length of each token's sequence", _has_score)
+_HIDDEN = Reach("where a token must not see a key of its sequence", _is_hidden)
+
+
 def _of_expand(*cache_shape: str) -> tuple[Arg, ...]:
     return (
         Arg("cache", _CACHE, ", ".join(cache_shape)),
-        Arg("out", _F32, "num_sequences, num_heads, max_context, head_dim", "write"),
+        Arg("out", _F32, "num_sequences, num_heads, max_context, head_dim", "write", reach=_KEYS),
         _LENGTHS,
         Arg(
             "block_tables",
@@ -63,8 +93,14 @@ _EXPAND_RULES = (
     Rule("num_heads % num_kv_heads == 0", "query heads must share KV heads evenly"),
     Rule("max_context <= max_blocks * block_size", "a block table must reach over the context"),
 )
+
+
+def _scores(access: str, reach: Reach = _OWN_KEYS, *, hides: bool = False) -> Arg:
+    shape = "num_tokens, num_heads, max_context"
+    return Arg("scores", _F32, shape, access, reach=reach, hides=hides)
+
+
 # What the ops over rows of scores have in common.
-_SCORES = Arg("scores", _F32, "num_tokens, num_heads, max_context", "both")
 _PER_TOKEN = (
     Arg("lengths", _I32, "num_sequences", index=Index("max_context + 1", "the context")),
     Arg("sequence_rows", _I32, ">= num_tokens", index=_ROWS),
@@ -93,32 +129,32 @@ EXPAND_VALUES = Contract(
 TRANSPOSE = Contract(
     "transpose",
     Arg("x", _F32, "num_sequences, num_heads, max_context, head_dim"),
-    Arg("out", _F32, "num_sequences, num_heads, head_dim, max_context", "write"),
+    Arg("out", _F32, "num_sequences, num_heads, head_dim, max_context", "write", reach=_TURNED),
     _LENGTHS,
     Apart("out", "x"),
 )
 SCORES = Contract(
     "scores",
     Arg("keys", _F32, "num_sequences, num_heads, head_dim, max_context"),
-    Arg("scores", _F32, "num_tokens, num_heads, max_context", "write"),
+    _scores("write"),
     Arg("q", _F32, "num_tokens, >= num_heads * head_dim"),
     *_PER_TOKEN,
 )
 SCALE_SCORES = Contract(
     "scale_scores",
-    _SCORES,
+    _scores("both"),
     *_PER_TOKEN,
     Scalar("scale", "scale > 0", "must be above 0"),
     Scalar("softcap", "softcap >= 0", "must not be negative"),
 )
 MASK = Contract(
     "mask",
-    _SCORES,
+    _scores("both", _HIDDEN, hides=True),
     *_PER_TOKEN,
     Arg("positions", _I32, ">= num_tokens", index=_POSITIONS),
     Scalar("window", "window >= 0", "must not be negative"),
 )
-SOFTMAX = Contract("softmax", _SCORES, *_PER_TOKEN)
+SOFTMAX = Contract("softmax", _scores("both"), *_PER_TOKEN)
 WEIGHTED_SUM = Contract(
     "weighted_sum",
     Arg("weights", _F32, "num_tokens, num_heads, max_context"),

@@ -41,13 +41,26 @@ class Index:
 
 
 @dataclass(frozen=True, slots=True)
+class Reach:
+    """Which elements a kernel writes, where that is not all of the live rows; the rest stays.
+
+    `of` says it, for the declaration. `mask` is a function of the values of every index tensor, of
+    scalars and sizes, giving a mask that broadcasts to the live rows.
+    """
+
+    of: str
+    mask: Callable[[Values], Array]
+
+
+@dataclass(frozen=True, slots=True)
 class Arg:
     """One tensor argument.
 
     `shape` is a comma-separated list of symbols (one name = one value within a call), numbers, and
     expressions over symbols bound before; `>= expression` asks for at least that much. `layout` is
     `contiguous`, `rows` (the last axis has stride 1) or `any`. `access` is read, write or both.
-    `fills` says how far the last axis is written where that is not to its end.
+    `fills` says how far the last axis is written where that is not to its end, `reach` what is
+    written where values decide it; `hides` that -infinity is among it, for what must not count.
     """
 
     name: str
@@ -59,6 +72,8 @@ class Arg:
     optional: bool = False
     index: Index | None = None
     fills: str = ""
+    reach: Reach | None = None
+    hides: bool = False
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -186,11 +201,7 @@ class Contract:
 
         None where the others do not say.
         """
-        symbols: dict[str, Any] = dict(scalars)
-        for arg in self.args:
-            if arg.name in shapes:
-                pairs = zip(arg.axes, shapes[arg.name], strict=False)
-                symbols = {axis: size for axis, size in pairs if _NAME.fullmatch(axis)} | symbols
+        symbols = self._symbols(shapes, scalars)
         arg = next(arg for arg in self.args if arg.name == name)
         try:
             axes = (*arg.axes[:-1], arg.fills or arg.axes[-1])
@@ -198,12 +209,34 @@ class Contract:
         except (NameError, TypeError, ArithmeticError):
             return None
 
+    def reached(
+        self, name: str, shapes: Mapping[str, tuple[int, ...]], values: Values
+    ) -> Array | None:
+        """A mask over the live rows of argument `name`: what of them the kernel writes.
+
+        None for all of it. `values` are of scalars and index tensors; raises KeyError for one
+        that is not among them, IndexError where they make no sense.
+        """
+        reach = next(arg.reach for arg in self.args if arg.name == name)
+        return reach.mask(self._symbols(shapes, values)) if reach is not None else None
+
+    def _symbols(self, shapes: Mapping[str, tuple[int, ...]], values: Values) -> dict[str, Any]:
+        """`values`, and the sizes of axes that the shapes give."""
+        symbols: dict[str, Any] = dict(values)
+        for arg in self.args:
+            if arg.name in shapes:
+                pairs = zip(arg.axes, shapes[arg.name], strict=False)
+                symbols = {axis: size for axis, size in pairs if _NAME.fullmatch(axis)} | symbols
+        return symbols
+
     def describe(self) -> str:
         """The declaration as text, one line per argument and rule."""
         lines = [
             f"{arg.name}: {'/'.join(dtype.name.lower() for dtype in arg.dtypes)} [{arg.shape}], "
             f"{arg.layout}, {arg.access}"
             + (f", filled to {arg.fills}" if arg.fills else "")
+            + (f", {arg.reach.of}" if arg.reach else "")
+            + (", -infinity hides" if arg.hides else "")
             + (f", indexes {arg.index.of} (0 .. {arg.index.bound} - 1)" if arg.index else "")
             for arg in self.args
         ]
