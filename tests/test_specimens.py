@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import pkgutil
 from collections.abc import Iterator
 
@@ -14,6 +15,8 @@ from hypocenter.device.abstract import AbstractPointer, specimens
 from hypocenter.device.gpu_lang import triton
 from hypocenter.device.offline import specimen_of_launch
 from hypocenter.device.specimen import of_device
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.contracts import contract_of
 from hypocenter.model.specimens import abstract_plan, form_of, project_specimens
 from hypocenter.tensor import DType
 
@@ -32,6 +35,23 @@ def _kernels() -> Iterator[str]:
 
 def test_every_kernel_is_reached_by_some_plan() -> None:
     assert {specimen.name for specimen in SPECIMENS} == set(_kernels())
+
+
+def test_every_launch_of_a_decoder_has_a_contract_that_the_doctor_knows() -> None:
+    """By facts and recorded text, which are what a bundle holds."""
+    seen: dict[str, bool] = {}
+    for dtype, num_tokens, attention in itertools.product(
+        (DType.F16, DType.BF16, DType.Q8_0, DType.Q4_K), (1, 64), ("fused", "parts")
+    ):
+        plan = abstract_plan("nvidia", "llama", dtype, DType.F16, num_tokens=num_tokens,
+                             attention=attention)  # fmt: skip
+        for launch in plan.launches:
+            contract = launch.contract
+            assert isinstance(contract, Contract)
+            found = contract_of(launch.kernel, list(launch.facts), contract.describe())
+            seen[launch.kernel] = seen.get(launch.kernel, True) and found is contract
+    assert {kernel for kernel, is_known in seen.items() if not is_known} == set()
+    assert len(seen) > 20
 
 
 def test_both_forms_of_each_flag_are_reached() -> None:

@@ -26,11 +26,13 @@ _FILES = (
 
 @functools.cache
 def all_contracts() -> tuple[Contract, ...]:
-    """The contracts that are declared at the top of the op's files, each once."""
+    """The contracts at the top of the ops' files, alone or in tuples, each once."""
     found: dict[int, Contract] = {}
     for file in _FILES:
         module = importlib.import_module(f"hypocenter.kernels.{file}")
-        found |= {id(one): one for one in vars(module).values() if isinstance(one, Contract)}
+        for value in vars(module).values():
+            several = value if isinstance(value, tuple) else (value,)
+            found |= {id(one): one for one in several if isinstance(one, Contract)}
     return tuple(found.values())
 
 
