@@ -150,11 +150,8 @@ def _told(root: RootCause | None) -> str:
 
 
 def _same_kernel(named: str | None, right: str | None) -> bool:
-    """One contract may have several kernels, which are called after it."""
-    if named is None or right is None:
-        return named is right
-    named = named.removesuffix("_kernel")
-    return named == right or named.startswith(f"{right}_")
+    """Whichever of its two names the report gives: the launch's, or the function's."""
+    return (named.removesuffix("_kernel") if named else named) == right
 
 
 def _same_argument(named: str | None, victim: Victim) -> bool:

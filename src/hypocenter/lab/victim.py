@@ -28,7 +28,7 @@ def nothing(lab: Lab) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Victim:
-    """One defect. Kernel and argument as their contract, or the kernel's source, names them.
+    """One defect. The kernel as its launch is called; its argument by contract or source.
 
     `plant` puts the defect in before the model is loaded, `twin` goes the same way without it.
     `also` lists other right names of the argument: its array in a packed weight, the number that

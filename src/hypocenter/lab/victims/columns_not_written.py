@@ -26,7 +26,7 @@ VICTIM = Victim(
     title="lookup leaves 8 of 64 columns unwritten in a fresh buffer",
     cause=Cause.OUTPUT_NOT_WRITTEN,
     symptom="nonfinite",
-    kernel="lookup",
+    kernel="lookup_float",
     argument="out",
     line="inside = column < num_columns - 8",
     source="vllm-ascend#17003",

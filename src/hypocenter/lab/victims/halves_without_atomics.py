@@ -40,7 +40,7 @@ VICTIM = Victim(
     title="two programs of linear load, add and store one output",
     cause=Cause.PROGRAM_RACE,
     symptom="none",
-    kernel="linear",
+    kernel="linear_float_few",
     argument="out",
     line="total += tl.load(at, mask=live, other=0.0)",
     source="vllm#11493",

@@ -32,7 +32,7 @@ VICTIM = Victim(
     title="the GPU has no code for its architecture",
     cause=Cause.NO_CODE_OBJECT,
     symptom="error",
-    kernel="lookup",
+    kernel="lookup_float",
     source="vllm#53906",
     plant=plant,
 )

@@ -36,7 +36,7 @@ VICTIM = Victim(
     title="lookup loads token ids in pairs, and gets a view that begins at an odd element",
     cause=Cause.MISALIGNMENT,
     symptom="crash",
-    kernel="lookup",
+    kernel="lookup_float",
     argument="token_ids",
     line="pair = tl.load(token_ids_ptr.to(tl.pointer_type(tl.int64)) + row // 2)",
     device="sim:h200",
