@@ -178,7 +178,7 @@ def _measure(
         )
         row["tests"] = {
             test: {name: [asdict(run) for run in runs] for name, runs in by_engine.items()}
-            for test, by_engine in turns.tests()
+            for test, by_engine in turns.tests().items()
         }
         row["bandwidth"] = turns.readings
         row["out_of_turn"], row["others"] = turns.out_of_turn, turns.others

@@ -156,10 +156,10 @@ def targets(row: Mapping[str, Any]) -> list[Target]:
             # Behind a long context it only must not fall behind.
             limit = prefill if name.startswith("pp") else 1.0 if "@" in name else decode
             found.append(Target(f"{name}: x llama.cpp", Ratio.of(ours, theirs).median, limit))
-        if ours and "@" in name:
-            shallow = statistics.median(speeds(row, "ours", name.split(" @")[0]))
-            kept = statistics.median(ours) / shallow
-            found.append(Target(f"{name}: of the speed at depth 0", kept, MIN_DEPTH_SHARE))
+        if kept := _kept(row, "ours", name):
+            note = f" ({kept.low:.4g}..{kept.high:.4g})"
+            what = f"{name}: of the speed at depth 0"
+            found.append(Target(what, kept.median, MIN_DEPTH_SHARE, note=note))
         if _is_shallow_decode(name) and (reached := bandwidth_share(row, "ours", name)):
             note = f" ({reached.low:.4g}..{reached.high:.4g})"
             found.append(Target(f"{name}: of bandwidth", reached.median, share, note=note))
@@ -217,7 +217,8 @@ def speed_table(rows: Sequence[Mapping[str, Any]]) -> str:
             ratio = str(Ratio.of(ours, theirs)) if ours and theirs else ""
             cells = [_median(ours), _median(theirs), ratio]
             for engine in ("ours", "peer"):
-                cells.append(_kept(row, engine, name))
+                kept = _kept(row, engine, name)
+                cells.append(kept.percent() if kept else "")
             for engine in ("ours", "peer"):
                 share = bandwidth_share(row, engine, name) if _is_shallow_decode(name) else None
                 cells.append(share.percent() if share else "")
@@ -273,8 +274,7 @@ def _median(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.2f}" if values else ""
 
 
-def _kept(row: Mapping[str, Any], engine: str, name: str) -> str:
+def _kept(row: Mapping[str, Any], engine: str, name: str) -> Ratio | None:
+    """Of the speed at depth 0 in the same round; None of another test."""
     deep, shallow = speeds(row, engine, name), speeds(row, engine, name.split(" @")[0])
-    if "@" not in name or not deep or not shallow:
-        return ""
-    return f"{statistics.median(deep) / statistics.median(shallow):.0%}"
+    return Ratio.of(deep, shallow) if "@" in name and deep else None

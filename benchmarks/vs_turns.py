@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def _require(engine: str, expected: Mapping[str, Any], facts: Mapping[str, Any])
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The tests of one file: decode at each depth, then a prompt into an empty cache."""
+    """The tests of one file: decodes at each depth, then prompts into an empty cache."""
 
     prompt: int
     generate: int
@@ -106,37 +107,58 @@ class Turns:
         #: Most cores that processes of others used during a run.
         self.others = 0.0
 
-    def tests(self) -> Iterator[tuple[str, dict[str, list[Run]]]]:
-        """Name of each test as llama-bench writes it, and the runs of each engine."""
-        plan = self._plan
-        for depth in plan.depths:
-            if depth:
-                for worker in self._workers.values():
-                    self._once(worker, "prefill", depth, seed=depth)
-            name = f"tg{plan.generate}" + (f" @ d{depth}" if depth else "")
-            yield name, self._by_turns(name, "decode", plan.generate, depth=depth)
-        name = f"pp{plan.prompt}"
-        yield name, self._by_turns(name, "prefill", plan.prompt)
+    def tests(self) -> dict[str, dict[str, list[Run]]]:
+        """Name of each test as llama-bench writes it, and the runs of each engine by round.
 
-    def _by_turns(
-        self, test: str, command: str, num_tokens: int, **arguments: Any
-    ) -> dict[str, list[Run]]:
-        runs: dict[str, list[Run]] = {name: [] for name in self._workers}
+        The depths of a round follow each other: what is compared should lie close in time.
+        """
+        plan = self._plan
+        decodes = {
+            f"tg{plan.generate}" + (f" @ d{depth}" if depth else ""): partial(self._decodes, depth)
+            for depth in plan.depths
+        }
+        prompts = {f"pp{plan.prompt}": self._prompts}
+        return self._rounds(decodes) | self._rounds(prompts)
+
+    def _rounds(
+        self, tests: Mapping[str, Callable[[int, Sequence[str]], dict[str, Run]]]
+    ) -> dict[str, dict[str, list[Run]]]:
+        """Every test once a round; which engine leads alternates."""
+        found: dict[str, dict[str, list[Run]]] = {
+            test: {name: [] for name in self._workers} for test in tests
+        }
         names = list(self._workers)
-        for name in names[::-1]:  # warms up, and does not count
-            self._once(self._workers[name], command, num_tokens, 0, **arguments)
-        before = after = self._reading() if command == "decode" else None
-        for round_ in range(1, self._plan.repetitions + 1):
-            for name in names if round_ % 2 else names[::-1]:
-                started = self._elapsed()
-                speed = self._once(self._workers[name], command, num_tokens, round_, **arguments)
-                if command == "decode":
-                    after = self._reading()
-                runs[name].append(Run(speed, started, before, after))
-                before = after  # the next run follows at once
-        for name, values in runs.items():
-            speeds = ", ".join(f"{run.tokens_per_second:.1f}" for run in values)
-            self._say(f"{test}: {name} {speeds} t/s")
+        for round_ in range(self._plan.repetitions + 1):
+            for test, measure in tests.items():
+                for name, run in measure(round_, names if round_ % 2 else names[::-1]).items():
+                    if round_:  # the first warms up, and does not count
+                        found[test][name].append(run)
+        for test, runs_of in found.items():
+            for name, runs in runs_of.items():
+                speeds = ", ".join(f"{run.tokens_per_second:.1f}" for run in runs)
+                self._say(f"{test}: {name} {speeds} t/s")
+        return found
+
+    def _decodes(self, depth: int, round_: int, names: Sequence[str]) -> dict[str, Run]:
+        runs, workers = {}, self._workers
+        if depth:
+            for name in names:
+                self._once(workers[name], "prefill", depth, seed=depth)
+        before = self._reading()
+        for name in names:
+            started = self._elapsed()
+            speed = self._once(workers[name], "decode", self._plan.generate, round_, depth=depth)
+            after = self._reading()
+            runs[name] = Run(speed, started, before, after)
+            before = after  # the next run follows at once
+        return runs
+
+    def _prompts(self, round_: int, names: Sequence[str]) -> dict[str, Run]:
+        runs = {}
+        for name in names:
+            started = self._elapsed()
+            speed = self._once(self._workers[name], "prefill", self._plan.prompt, round_)
+            runs[name] = Run(speed, started, None, None)
         return runs
 
     def _reading(self) -> float:
