@@ -1,7 +1,7 @@
 """hypocenter beside llama.cpp on the same synthetic model, run by turns: speed, memory, divergence.
 
     python benchmarks/vs_llama_cpp.py --peer PEER/bin/python
-    python benchmarks/vs_llama_cpp.py --peer PEER/bin/python --types Q4_0 --repetitions 3 --depth 0
+    python benchmarks/vs_llama_cpp.py --peer PEER/bin/python --types Q4_0 --rounds 3 --depth 0
 
 PEER is an environment with llama-cpp-python (`pip install '.[bench]'`). Prints markdown tables and
 the targets, and writes everything to benchmarks/results/. Exit code 0: measured (targets may be
@@ -93,7 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--generate", type=_positive, default=32, help="decode steps of a run (default: 32)")
     text = "tokens in the cache before decode, besides 0 (default: 2000)"
     add("--depth", type=_natural, nargs="+", metavar="N", default=[2000], help=text)
-    add("--repetitions", type=_positive, default=5, help="pairs of runs that count (default: 5)")
+    add("--rounds", type=_positive, default=4, help="rounds of all tests that count (default: 4)")
+    text = "pairs of decodes of a round at each depth (default: 4)"
+    add("--pairs", type=_positive, default=4, help=text)
     text = "folder for the models, some 10 GB (default: hypocenter-models in the user's cache)"
     add("--models", type=Path, default=_cache_folder(), help=text)
     text = "result file (default: in benchmarks/results/, by shape and processor; none with --only)"
@@ -139,7 +141,7 @@ def run(options: argparse.Namespace) -> Facts:
         row["bandwidth_shares"] = vs_report.bandwidth_shares(row)
         verdicts = vs_report.targets(row)
         row["targets"] = [asdict(one) | {"is_met": one.is_met} for one in verdicts]
-    asked = ("threads", "prompt", "generate", "depth", "repetitions", "only")
+    asked = ("threads", "prompt", "generate", "depth", "rounds", "pairs", "only")
     return {
         "shape": asdict(shape), "llama_cpp_python": version, "processor": _processor(),
         "python": platform.python_version(), "date": datetime.date.today().isoformat(),
@@ -157,8 +159,8 @@ def _measure(
     shape, facts = SHAPES[options.shape], file_facts(path)
     asked = Asked(facts, options.threads, _context_length(options), BATCH)
     plan = Plan(
-        options.prompt, options.generate, tuple(options.depth), options.repetitions,
-        shape.vocab_size,
+        options.prompt, options.generate, tuple(options.depth), options.rounds,
+        options.pairs, shape.vocab_size,
     )  # fmt: skip
     row: Facts = {
         "type": facts.file_type, "main_dtype": facts.main_dtype, "file_bytes": facts.num_bytes,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -68,12 +68,16 @@ def _require(engine: str, expected: Mapping[str, Any], facts: Mapping[str, Any])
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The tests of one file: decodes at each depth, then prompts into an empty cache."""
+    """The tests of one file: decodes at each depth, then prompts into an empty cache.
+
+    A round has `pairs` decodes of each engine at each depth, for which the cache is filled once.
+    """
 
     prompt: int
     generate: int
     depths: tuple[int, ...]
-    repetitions: int
+    rounds: int
+    pairs: int
     vocab_size: int
 
 
@@ -121,17 +125,16 @@ class Turns:
         return self._rounds(decodes) | self._rounds(prompts)
 
     def _rounds(
-        self, tests: Mapping[str, Callable[[int, Sequence[str]], dict[str, Run]]]
+        self, tests: Mapping[str, Callable[[int], Iterator[tuple[str, Run]]]]
     ) -> dict[str, dict[str, list[Run]]]:
-        """Every test once a round; which engine leads alternates."""
+        """Every test once a round; the first round warms up, and does not count."""
         found: dict[str, dict[str, list[Run]]] = {
             test: {name: [] for name in self._workers} for test in tests
         }
-        names = list(self._workers)
-        for round_ in range(self._plan.repetitions + 1):
+        for round_ in range(self._plan.rounds + 1):
             for test, measure in tests.items():
-                for name, run in measure(round_, names if round_ % 2 else names[::-1]).items():
-                    if round_:  # the first warms up, and does not count
+                for name, run in measure(round_):
+                    if round_:
                         found[test][name].append(run)
         for test, runs_of in found.items():
             for name, runs in runs_of.items():
@@ -139,27 +142,32 @@ class Turns:
                 self._say(f"{test}: {name} {speeds} t/s")
         return found
 
-    def _decodes(self, depth: int, round_: int, names: Sequence[str]) -> dict[str, Run]:
-        runs, workers = {}, self._workers
+    def _decodes(self, depth: int, round_: int) -> Iterator[tuple[str, Run]]:
+        plan = self._plan
         if depth:
-            for name in names:
-                self._once(workers[name], "prefill", depth, seed=depth)
+            for name in self._in_turn(round_):
+                self._once(self._workers[name], "prefill", depth, seed=depth)
         before = self._reading()
-        for name in names:
-            started = self._elapsed()
-            speed = self._once(workers[name], "decode", self._plan.generate, round_, depth=depth)
-            after = self._reading()
-            runs[name] = Run(speed, started, before, after)
-            before = after  # the next run follows at once
-        return runs
+        for pair in range(plan.pairs if round_ else 1):
+            seed = round_ * plan.pairs + pair
+            for name in self._in_turn(round_ + pair):
+                started = self._elapsed()
+                worker = self._workers[name]
+                speed = self._once(worker, "decode", plan.generate, seed, depth=depth)
+                after = self._reading()
+                yield name, Run(speed, started, before, after)
+                before = after  # the next run follows at once
 
-    def _prompts(self, round_: int, names: Sequence[str]) -> dict[str, Run]:
-        runs = {}
-        for name in names:
+    def _prompts(self, round_: int) -> Iterator[tuple[str, Run]]:
+        for name in self._in_turn(round_):
             started = self._elapsed()
             speed = self._once(self._workers[name], "prefill", self._plan.prompt, round_)
-            runs[name] = Run(speed, started, None, None)
-        return runs
+            yield name, Run(speed, started, None, None)
+
+    def _in_turn(self, number: int) -> list[str]:
+        """The engines; which of them leads alternates."""
+        names = list(self._workers)
+        return names if number % 2 else names[::-1]
 
     def _reading(self) -> float:
         """Bytes per second of memory now."""

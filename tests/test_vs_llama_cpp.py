@@ -23,7 +23,7 @@ from hypocenter.model.tokenizer import load_tokenizer
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 ARGUMENTS = (
     "--shape", "toy", "--types", "Q8_0", "--threads", "1", "--prompt", "20", "--generate", "4",
-    "--depth", "8", "--repetitions", "3",
+    "--depth", "8", "--rounds", "3", "--pairs", "1",
 )  # fmt: skip
 
 #: A worker that is as fast as it is told, and reports what it was asked for unless told to lie.
@@ -159,6 +159,23 @@ def test_both_take_turns_on_equal_tokens_and_the_first_round_does_not_count(
     assert "1.50 (1.50..1.50)" in printed
     assert "Q8_0: tg4: x llama.cpp 1.5 >= 1.05: met" in printed
     assert str(rig.folder) not in rig.out.read_text(), "the result names a folder of this machine"
+
+
+def test_a_filled_cache_serves_several_pairs_of_decodes(rig: Rig) -> None:
+    assert rig.run({}, "--no-divergence", "--rounds", "1", "--pairs", "3") == 0
+    events = [event for event in rig.events() if event[0] != "reads"]
+    prefills = [event[1:3] for event in events if event[1] == "8"]
+    assert prefills == [["8", "0"]] * 4, "two engines, and a round that warms up"
+    for depth in ("0", "8"):
+        decodes = [event for event in events if event[1:3] == ["4", depth]][2:]
+        pairs = [decodes[at : at + 2] for at in range(0, 6, 2)]
+        assert len(decodes) == 6
+        assert all(one[3] == other[3] for one, other in pairs), "the two got other tokens"
+        assert len({one[3] for one, _ in pairs}) == 3
+        leaders = [one[0] for one, _ in pairs]
+        assert leaders[0] == leaders[2] != leaders[1]
+    (row,) = json.loads(rig.out.read_text())["types"]
+    assert [len(row["tests"][test]["ours"]) for test in ("tg4", "tg4 @ d8", "pp20")] == [3, 3, 1]
 
 
 def test_memory_is_read_right_before_and_right_after_each_decode(rig: Rig) -> None:
