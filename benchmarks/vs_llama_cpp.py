@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--generate", type=_positive, default=32, help="decode steps of a run (default: 32)")
     text = "tokens in the cache before decode, besides 0 (default: 2000)"
     add("--depth", type=_natural, nargs="+", metavar="N", default=[2000], help=text)
-    add("--rounds", type=_positive, default=4, help="rounds of all tests that count (default: 4)")
+    add("--rounds", type=_positive, default=3, help="rounds of all tests that count (default: 3)")
     text = "pairs of decodes of a round at each depth (default: 4)"
     add("--pairs", type=_positive, default=4, help=text)
     text = "folder for the models, some 10 GB (default: hypocenter-models in the user's cache)"
