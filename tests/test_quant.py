@@ -69,9 +69,9 @@ def _unpacked(packed: quant.Packed) -> np.ndarray:
     for k in range(packed.num_columns):
         record, within = records[:, k // layout.num_columns], k % layout.num_columns
         code = _code(record, layout, within).astype(np.float32) - zero
-        value = code * _number(record, "scale", "scales", within // layout.group)
+        value = code * _number(record, "scale", within // layout.group)
         if layout.has_minima:
-            value += _number(record, "minimum", "minima", within // layout.group)
+            value += _number(record, "minimum", within // layout.group)
         columns.append(value)
     return np.stack(columns, -1).reshape(-1, packed.num_columns)[: packed.num_rows]
 
@@ -91,16 +91,23 @@ def _code(record: np.ndarray, layout: RecordLayout, column: int) -> np.ndarray:
     return code
 
 
-def _number(record: np.ndarray, whole: str, small: str, index: int) -> np.ndarray:
-    names = record.dtype.names or ()
-    halves = record[whole][:, 0 if small in names else index].view(np.float16)
+def _number(record: np.ndarray, whole: str, index: int) -> np.ndarray:
+    names, small = record.dtype.names or (), None
+    shift = 4 if whole == "minimum" else 0
+    if "pairs" in names:
+        small = (record["pairs"][:, index] >> shift) & 15
+    elif "scales" in names:
+        small = record["scales"][:, index]
+    if "tops" in names and small is not None:
+        small += ((record["tops"][:, index // 2] >> (4 * (index % 2) + shift // 2)) & 3) << 4
+    halves = record[whole][:, index if small is None else 0].view(np.float16)
     value = halves.astype(np.float32)
-    return value * record[small][:, index].astype(np.float32) if small in names else value
+    return value if small is None else value * small.astype(np.float32)
 
 
 @pytest.mark.parametrize("dtype", BLOCK_TYPES)
 def test_a_packed_weight_is_about_as_large_as_in_the_file(dtype: DType) -> None:
-    """Q2_K and Q3_K keep scales of 4 and 6 bits in bytes, the non-linear types what codes mean."""
+    """Q3_K keeps scales of 6 bits in bytes, the non-linear types what codes mean."""
     raw = random_rows(dtype, 64, 2048)
-    allowed = {DType.Q2_K: 1.2, DType.Q3_K: 1.1, DType.IQ4_NL: 1.9, DType.IQ4_XS: 2.0}
-    assert quant.pack(raw, dtype, 2048).num_bytes <= allowed.get(dtype, 1.05) * raw.nbytes
+    allowed = {DType.Q3_K: 1.06, DType.IQ4_NL: 1.9, DType.IQ4_XS: 2.0}
+    assert quant.pack(raw, dtype, 2048).num_bytes <= allowed.get(dtype, 1.01) * raw.nbytes

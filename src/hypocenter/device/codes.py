@@ -185,7 +185,7 @@ class _Shape:
             if plane in lengths:
                 num_steps = lengths[plane] // bits
                 break
-        num_scales = lengths.get("scales", lengths["scale"])
+        num_scales = lengths.get("pairs") or lengths.get("scales") or lengths["scale"]
         return cls(num_steps, "codes" in lengths, num_scales > num_steps, "minimum" in lengths)
 
 
@@ -209,15 +209,34 @@ class _Record:
         address = self.builder.gep(self._base, [at])
         return load_vector(self.builder, address, kind, kind.element.width // 8)
 
-    def factor(self, single: str, several: str, index: Any) -> Any:
-        """A scale or minimum: an f16, or the record's f16 times a small integer; or else zero."""
+    def factor(self, single: str, index: Any) -> Any:
+        """A `scale` or `minimum`: an f16, or the record's f16 times a small integer; or zero."""
         if not self.has(single):
             return constant(0.0)
-        if not self.has(several):
+        if self.has("pairs"):
+            small = self._of_pair(index, is_minimum=single == "minimum")
+        elif self.has("scales"):
+            small = self.builder.sext(self.vector("scales", _VEC_I8, index), VEC_I32)
+        else:
             return half_to_float(self.builder, self.vector(single, VEC_I16, index))
         whole = half_to_float(self.builder, self.vector(single, VEC_I16, ir.Constant(_I64, 0)))
-        small = self.builder.sext(self.vector(several, _VEC_I8, index), VEC_I32)
         return self.builder.fmul(whole, self.builder.sitofp(small, VEC_F32))
+
+    def _of_pair(self, index: Any, *, is_minimum: bool) -> Any:
+        """Four bits of a byte of `pairs`, and the two above them from a half byte of `tops`."""
+        builder = self.builder
+        pair = builder.zext(self.vector("pairs", _VEC_I8, index), VEC_I32)
+        four, low = constant(4, VEC_I32), constant(15, VEC_I32)
+        small = builder.lshr(pair, four) if is_minimum else builder.and_(pair, low)
+        if not self.has("tops"):
+            return small
+        place = builder.lshr(index, ir.Constant(_I64, 1))
+        tops = builder.zext(self.vector("tops", _VEC_I8, place), VEC_I32)
+        shift = builder.mul(builder.and_(index, ir.Constant(_I64, 1)), ir.Constant(_I64, 4))
+        shift = builder.add(shift, ir.Constant(_I64, 2 * is_minimum))
+        tops = builder.lshr(tops, all_lanes(builder, builder.trunc(shift, I32), VEC_I32))
+        above = builder.and_(tops, constant(3, VEC_I32))
+        return builder.or_(small, builder.shl(above, four))
 
 
 def _fact(name: str, kind: Any) -> Any:
@@ -238,20 +257,20 @@ is_halved = _fact("is_halved", types.boolean)
 has_minima = _fact("has_minima", types.boolean)
 
 
-def _factor(single: str, several: str) -> Any:
+def _factor(single: str) -> Any:
     def typed(typing: Any, blocks: Any, record: Any, index: Any) -> tuple[Any, Codegen]:
         def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             record = _Record(context, builder, signature.args[0], args[0], args[1])
-            return record.factor(single, several, args[2])
+            return record.factor(single, args[2])
 
         return f32x16(blocks, types.intp, types.intp), build
 
-    typed.__doc__ = f"Number `index` of the {several} of a record, f32."
+    typed.__doc__ = f"The {single} of group `index` of a record, f32."
     return word(typed)
 
 
-load_scale = _factor("scale", "scales")
-load_minimum = _factor("minimum", "minima")
+load_scale = _factor("scale")
+load_minimum = _factor("minimum")
 
 
 @word

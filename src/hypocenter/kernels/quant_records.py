@@ -3,8 +3,10 @@
 A weight of codes is records [num_rows / 16, records], each 16 rows by 64 or 256 columns, so that
 a thread reads memory in one stream. Codes lie in planes of 4, 2 and 1 bits, or as bytes, in the
 order that `device/codes.py` reads; scales and minima are kept as the file has them, an f16 for a
-group of columns, or an f16 for 256 columns and small integers for groups. So a packed weight is as
-large as in the file. Float weights are [num_rows / 64, num_columns, 64].
+group of columns, or an f16 for 256 columns and small integers for groups. Those of a group share a
+byte, its low half the scale's, and the two bits that six have above that lie by two groups to a
+byte. So a packed weight is about as large as in the file. Float weights are [num_rows / 64,
+num_columns, 64].
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class RecordLayout:
     """How a block type is packed: the bits of its planes (8: bytes) and what was added to a code.
 
     `group`: columns that share a scale. `is_nested`: scales are small integers times one of the
-    record.
+    record. Where they have minima beside them, both are of `pair_bits`.
     """
 
     dtype: DType
@@ -38,6 +40,7 @@ class RecordLayout:
     zero: int = 0
     group: int = 32
     has_minima: bool = False
+    pair_bits: int = 0
 
     @property
     def is_nested(self) -> bool:
@@ -52,11 +55,16 @@ class RecordLayout:
     def record(self) -> np.dtype[Any]:
         """The fields of a record, each of vectors of 16 rows."""
         num_groups = self.num_columns // self.group
-        fields: list[tuple[str, str, tuple[int, int]]] = []
-        for whole, small in (("scale", "scales"), ("minimum", "minima"))[: 1 + self.has_minima]:
-            fields.append((whole, "<u2", (1 if self.is_nested else num_groups, LANES)))
-            if self.is_nested:
-                fields.append((small, "i1", (num_groups, LANES)))
+        num_wholes = 1 if self.is_nested else num_groups
+        fields: list[tuple[str, str, tuple[int, int]]] = [("scale", "<u2", (num_wholes, LANES))]
+        if self.has_minima:
+            fields.append(("minimum", "<u2", (num_wholes, LANES)))
+        if self.pair_bits:
+            fields.append(("pairs", "u1", (num_groups, LANES)))
+        elif self.is_nested:
+            fields.append(("scales", "i1", (num_groups, LANES)))
+        if self.pair_bits > 4:
+            fields.append(("tops", "u1", (num_groups // 2, LANES)))
         used = sum(np.dtype(entry[1:]).itemsize for entry in fields)
         if used % _LINE_BYTES:
             fields.append(("padding", "u1", (1, -used % _LINE_BYTES)))
@@ -75,10 +83,10 @@ RECORDS: dict[DType, RecordLayout] = {
         RecordLayout(DType.Q5_0, (4, 1), zero=16),
         RecordLayout(DType.Q5_1, (4, 1), has_minima=True),
         RecordLayout(DType.Q8_0, (8,)),
-        RecordLayout(DType.Q2_K, (2,), group=16, has_minima=True),
+        RecordLayout(DType.Q2_K, (2,), group=16, has_minima=True, pair_bits=4),
         RecordLayout(DType.Q3_K, (2, 1), zero=4, group=16),
-        RecordLayout(DType.Q4_K, (4,), has_minima=True),
-        RecordLayout(DType.Q5_K, (4, 1), has_minima=True),
+        RecordLayout(DType.Q4_K, (4,), has_minima=True, pair_bits=6),
+        RecordLayout(DType.Q5_K, (4, 1), has_minima=True, pair_bits=6),
         RecordLayout(DType.Q6_K, (4, 2), zero=32, group=16),
         RecordLayout(DType.IQ4_NL, (8,)),
         RecordLayout(DType.IQ4_XS, (8,)),
@@ -120,17 +128,18 @@ def pack_records(raw: Array, dtype: DType, num_columns: int) -> tuple[Any, ...]:
 
 def _fill(records: Array, blocks: Blocks, layout: RecordLayout, width: int) -> None:
     """Write 16 rows each into records [groups, records]."""
-    numbers = (
-        ("scale", blocks.scale), ("scales", blocks.small_scales),
-        ("minimum", blocks.minimum), ("minima", blocks.small_minima),
-    )  # fmt: skip
-    for field, values in numbers:
-        if values is None:
-            continue
-        # The way back to f16 is exact.
-        is_whole = field in ("scale", "minimum")
-        halves = values.astype(np.float16).view(np.uint16) if is_whole else values.view(np.int8)
-        records[field] = _by_record(halves, records.shape[1], records[field].shape[2])
+    numbers: dict[str, Array] = {}
+    for field, values in (("scale", blocks.scale), ("minimum", blocks.minimum)):
+        if values is not None:  # the way back to f16 is exact
+            numbers[field] = values.astype(np.float16).view(np.uint16)
+    if layout.pair_bits:
+        assert blocks.small_scales is not None
+        assert blocks.small_minima is not None
+        numbers |= _pairs(blocks.small_scales, blocks.small_minima, layout.pair_bits)
+    elif blocks.small_scales is not None:
+        numbers["scales"] = blocks.small_scales.view(np.int8)
+    for field, values in numbers.items():
+        records[field] = _by_record(values, records.shape[1], records[field].shape[2])
     codes = (blocks.codes + np.int8(layout.zero)).view(np.uint8)
     low = 0
     for bits in layout.planes:
@@ -138,6 +147,16 @@ def _fill(records: Array, blocks: Blocks, layout: RecordLayout, width: int) -> N
         words = _plane_words(codes, low, bits)
         records[plane] = _by_record(words, records.shape[1], records[plane].shape[2])
         low += bits
+
+
+def _pairs(scales: Array, minima: Array, bits: int) -> dict[str, Array]:
+    """Small integers [num_rows, num_groups] as `device/codes.py` reads them."""
+    low, high = scales.view(np.uint8), minima.view(np.uint8)
+    found = {"pairs": (low & 15) | (high & 15) << 4}
+    if bits > 4:
+        tops = low >> 4 | (high >> 4) << 2
+        found["tops"] = tops[:, ::2] | tops[:, 1::2] << 4
+    return found
 
 
 def _by_record(rows: Array, num_records: int, per_record: int) -> Array:
