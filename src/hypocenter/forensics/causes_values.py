@@ -16,7 +16,6 @@ from hypocenter.diagnosis import Cause, Proof, RootCause, Verdict
 from hypocenter.forensics.case import Case, Use
 from hypocenter.forensics.claims import Claim, proven, row
 from hypocenter.forensics.kernel_text import guard_line
-from hypocenter.kernels.contracts import contract_of
 from hypocenter.recording import LaunchRecord, Place, Statistics, TensorRecord
 
 NAME = "values"
@@ -84,9 +83,8 @@ def is_spoilt(one: Statistics, *, hides: bool = False) -> bool:
 
 
 def _hides(case: Case, launch: LaunchRecord, name: str) -> bool:
-    names = [fact.name for fact in launch.facts]
-    contract = contract_of(launch.kernel, names, case.bundle.declaration(launch))
-    return contract is not None and any(arg.hides for arg in contract.args if arg.name == name)
+    lines = (case.bundle.declaration(launch) or "").splitlines()
+    return any(line.startswith(f"{name}: ") and ", -infinity hides" in line for line in lines)
 
 
 def _judged(case: Case, first: _First) -> Claim:
