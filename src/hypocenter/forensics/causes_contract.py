@@ -16,7 +16,7 @@ from hypocenter.forensics.case import Array, Case, Use, array_of
 from hypocenter.forensics.causes_contract_recheck import Recheck, Seen
 from hypocenter.forensics.causes_contract_walk import Breach
 from hypocenter.forensics.claims import Claim, proven, row
-from hypocenter.kernels.contracts import contract_of
+from hypocenter.kernels.contracts import recorded_contract
 from hypocenter.recording import TensorRecord
 from hypocenter.tensor import Tensor
 
@@ -113,10 +113,7 @@ def _as_read(
 ) -> Iterator[str]:  # fmt: skip
     """What the kernel makes of the bytes that the host wrote, and where that leads."""
     recorded = case.values(record.id, use.seq)
-    contract = contract_of(
-        use.launch.kernel, [one.name for one in use.launch.facts],
-        case.bundle.declaration(use.launch),
-    )  # fmt: skip
+    contract = recorded_contract(case.bundle, use.launch)
     args = contract.args if contract is not None else ()
     arg = next((one for one in args if one.name == breach.argument), None)
     if recorded is None or arg is None or contract is None:

@@ -12,7 +12,7 @@ from hypocenter.diagnosis import Cause, Proof, RootCause, Verdict
 from hypocenter.forensics.case import Case, Use
 from hypocenter.forensics.causes_contract_recheck import rebuilt_facts
 from hypocenter.forensics.claims import Claim, proven, row
-from hypocenter.kernels.contracts import contract_of
+from hypocenter.kernels.contracts import recorded_contract
 from hypocenter.tensor import Tensor
 
 NAME = "numbers"
@@ -107,8 +107,7 @@ def _narrow(case: Case, use: Use) -> Claim | None:
     launch = use.launch
     if launch.constants.get("WIDE") is not False:
         return None
-    names = [one.name for one in launch.facts]
-    contract = contract_of(launch.kernel, names, case.bundle.declaration(launch))
+    contract = recorded_contract(case.bundle, launch)
     facts = rebuilt_facts(case, launch, use.seq) if contract is not None else None
     if contract is None or facts is None or not contract.needs_int64(**facts):
         return None

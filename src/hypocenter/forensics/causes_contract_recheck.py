@@ -21,7 +21,7 @@ from hypocenter.forensics.causes_contract_walk import (
     index_cause,
 )
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.contracts import contract_of
+from hypocenter.kernels.contracts import recorded_contract
 from hypocenter.recording import LaunchRecord, TensorRecord
 from hypocenter.tensor import Allocation, DType, Tensor
 
@@ -139,8 +139,7 @@ class Recheck:
 
     def _contract(self, launch: LaunchRecord) -> Contract | None:
         text = self.case.bundle.declaration(launch)
-        names = [one.name for one in launch.facts]
-        contract = contract_of(launch.kernel, names, text) if names else None
+        contract = recorded_contract(self.case.bundle, launch)
         if contract is None:
             self.seen.without_contract[launch.kernel] = None
         elif text is not None and contract.describe() != text:

@@ -70,7 +70,7 @@ def first_spoilt(case: Case) -> _First | None:
         named = {tensors[one.tensor]: one for one in figures if one.tensor in tensors}
         read = {name: one for name, one in named.items() if name not in written}
         for name in [name for name in named if name in written and name not in _CACHES]:
-            if is_spoilt(named[name], hides=_hides(case, use.launch, name)):
+            if is_spoilt(named[name], hides=_hides(case, name, use.launch)):
                 return _First(use, name, named[name], read, num_before)
         num_before += bool(figures)
     return None
@@ -82,9 +82,8 @@ def is_spoilt(one: Statistics, *, hides: bool = False) -> bool:
     return bool(one.num_nan or one.num_poisoned or one.num_inf > allowed)
 
 
-def _hides(case: Case, launch: LaunchRecord, name: str) -> bool:
-    lines = (case.bundle.declaration(launch) or "").splitlines()
-    return any(line.startswith(f"{name}: ") and ", -infinity hides" in line for line in lines)
+def _hides(case: Case, name: str, launch: LaunchRecord) -> bool:
+    return ", -infinity hides" in _declared(case, name, launch)
 
 
 def _judged(case: Case, first: _First) -> Claim:
@@ -116,8 +115,14 @@ def _judged(case: Case, first: _First) -> Claim:
 
 
 def _is_index(case: Case, name: str, launch: LaunchRecord) -> bool:
+    return _declared(case, name, launch).startswith("i32")
+
+
+def _declared(case: Case, name: str, launch: LaunchRecord) -> str:
+    """What the launch's declaration says of an argument."""
+    start = f"{name}: "
     lines = (case.bundle.declaration(launch) or "").splitlines()
-    return any(line.startswith(f"{name}: i32") for line in lines)
+    return next((line.removeprefix(start) for line in lines if line.startswith(start)), "")
 
 
 def _shown(one: Statistics) -> str:

@@ -15,7 +15,7 @@ from hypocenter.forensics.case import Array, Case, Use
 from hypocenter.forensics.causes_contract_recheck import rebuilt_facts
 from hypocenter.forensics.claims import Claim, proven
 from hypocenter.forensics.kernel_text import accesses, guard_line, line_text
-from hypocenter.kernels.contracts import contract_of
+from hypocenter.kernels.contracts import recorded_contract
 from hypocenter.records import Finding, ReplayReport
 
 NAME = "replay"
@@ -76,8 +76,7 @@ def _entries(case: Case, use: Use, counts: Array, make: Callable[..., Any]) -> I
 
 def _rows(case: Case, use: Use, counts: Array, make: Callable[..., Any]) -> Iterator[_Tried]:
     launch = use.launch
-    names = [one.name for one in launch.facts]
-    contract = contract_of(launch.kernel, names, case.bundle.declaration(launch))
+    contract = recorded_contract(case.bundle, launch)
     facts = rebuilt_facts(case, launch, use.seq) if contract is not None else None
     if contract is None or facts is None:
         return

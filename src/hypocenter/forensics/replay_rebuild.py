@@ -30,7 +30,7 @@ from hypocenter.forensics.replay_facts import (
     write_rows,
 )
 from hypocenter.forensics.replay_source import FROM_BUNDLE, is_project_kernel
-from hypocenter.kernels.contracts import contract_of
+from hypocenter.kernels.contracts import recorded_contract
 from hypocenter.recording import Argument, LaunchRecord, Place, TensorRecord, Values
 from hypocenter.records import Finding, Site
 from hypocenter.tensor import contiguous_strides
@@ -57,16 +57,14 @@ class Rebuilt:
         self._images: dict[int, tuple[Array, Array | None]] = {}
         self._room = MAX_TOTAL_BYTES
         # A kernel with a contract never casts a pointer.
-        self._is_ours = launch.kernel in index.bundle.contracts or is_project_kernel(
+        self._is_ours = index.bundle.declaration(launch) is not None or is_project_kernel(
             index.sources.get(launch.source)
         )
         self._facts = {
             fact.name: index.tensors[fact.tensor] for fact in launch.facts
             if fact.tensor in index.tensors
         }  # fmt: skip
-        self._contract = contract_of(
-            launch.kernel, [fact.name for fact in launch.facts], index.bundle.declaration(launch)
-        )  # fmt: skip
+        self._contract = recorded_contract(index.bundle, launch)
         self._assume_counts()
         self.tensors: dict[str, TensorRecord] = {}
         self.contents: dict[str, Array] = {}

@@ -6,7 +6,9 @@ import functools
 import importlib
 from collections.abc import Collection
 
+from hypocenter.bundle import Bundle
 from hypocenter.kernels.contract import Contract
+from hypocenter.recording import LaunchRecord
 
 _FILES = (
     "activation",
@@ -46,3 +48,9 @@ def contract_of(kernel: str, names: Collection[str], text: str | None = None) ->
     same_text = [one for one in fitting if one.describe() == text]
     same_name = [one for one in fitting if kernel.startswith(one.kernel)]
     return next(iter((*same_text, *same_name, *fitting)), None)
+
+
+def recorded_contract(bundle: Bundle, launch: LaunchRecord) -> Contract | None:
+    """As `contract_of`, of a launch in a bundle."""
+    names = [fact.name for fact in launch.facts]
+    return contract_of(launch.kernel, names, bundle.declaration(launch))
