@@ -227,6 +227,31 @@ def test_a_contract_says_what_a_mask_writes(window: int, written: list[str]) -> 
     assert attention_parts.CONTEXT_LENGTHS.reached("lengths", shapes, values) is None
 
 
+@pytest.mark.parametrize(
+    ("contract", "written"),
+    [
+        (attention_parts.EXPAND_KEYS, [["11", "11", "00"], ["00", "00", "00"]]),
+        (attention_parts.EXPAND_VALUES, [["11", "11", "00"], ["00", "00", "00"]]),
+        (attention_parts.TRANSPOSE, [["110", "110"], ["000", "000"]]),
+    ],
+    ids=["keys", "values", "transposed"],
+)
+def test_a_contract_says_how_far_a_sequence_is_written(
+    contract: Contract, written: list[list[str]]
+) -> None:
+    """Two sequences of two and no keys, in room for three keys of two elements."""
+    shape = 2, 1, len(written[0]), len(written[0][0])
+    sizes: dict[str, tuple[int, ...]] = {
+        "out": shape, "cache": (4, 1, 2, 2), "x": (2, 1, 3, 2), "lengths": (2,),
+        "block_tables": (2, 2),
+    }  # fmt: skip
+    shapes = {arg.name: sizes[arg.name] for arg in contract.args}
+    mask = contract.reached("out", shapes, {"lengths": np.array([2, 0], np.int32)})
+    assert mask is not None
+    lines = np.broadcast_to(mask, shape)[:, 0].astype(int).tolist()
+    assert [["".join(map(str, row)) for row in one] for one in lines] == written
+
+
 def _counted(shape: int, count: int | None) -> Contract:
     parts = [Arg("x", (DType.F32,), "num_rows, width"), live_counts("num_rows", count)]
     return Contract("op", *parts, *([COUNT] if count is None else []))

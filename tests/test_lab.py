@@ -180,6 +180,18 @@ def test_the_background_case_is_solved_from_its_bundle(
     assert "two_bytes" not in " ".join(bundle.command)
 
 
+def test_what_parts_of_attention_leave_out_is_named_and_what_they_may_is_no_finding(
+    tmp_path: Path,
+) -> None:
+    """They write what lies within a sequence, or what is hidden, only."""
+    planted = registered(["key_not_expanded", "score_not_written"])
+    for one in map(scoring.score, scoring.examined(planted, tmp_path)):
+        assert (one.observed, one.twin.observed, one.twin.found) == ("differs", "none", ())
+        assert one.class_right
+        assert (one.kernel_named, one.argument_named, one.line_named) == (True, True, True)
+        assert one.proof
+
+
 def test_a_wrong_answer_scores_nothing(
     background: scoring.Examined, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
