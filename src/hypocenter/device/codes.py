@@ -275,10 +275,15 @@ load_minimum = _factor("minimum")
 
 @word
 def fetch_early(typing: Any, blocks: Any, record: Any, step: Any) -> tuple[Any, Codegen]:
-    """Ask memory for what lies `AHEAD_BYTES` behind a step; beyond the array it does no harm."""
+    """Ask memory for what lies `AHEAD_BYTES` behind a step; beyond the array it does no harm.
+
+    Codes that are whole bytes are read so fast that the hardware's own guess is the better one.
+    """
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = signature.args[0].dtype
+        if _Shape.of(kind).is_signed:
+            return context.get_dummy_value()
         num_lines = -(-kind.size // (_Shape.of(kind).num_steps * LINE_BYTES))
         first = address_of(context, builder, signature.args[0], args[0], args[1])
         first = builder.bitcast(first, _I8.as_pointer())
