@@ -42,11 +42,17 @@ def _power_of_two(typing: Any, shifted: Any) -> tuple[Any, Codegen]:
 
 @inline
 def exp(x: Any) -> Any:
-    """e**x per lane, within 2 ulp for -87.3 <= x <= 88; below that 1.2e-38, above it e**88.
+    """e**x per lane, within 2 ulp for -87.3 <= x <= 88; below that 1.2e-38, above it e**88."""
+    return exp_below(sub(splat(_ZERO), larger(splat(-_EXP_HIGH), sub(splat(_ZERO), x))))
+
+
+@inline
+def exp_below(x: Any) -> Any:
+    """As `exp`, for x that is no more than 88.
 
     Range reduction by ln 2 in two parts, then Cephes' polynomial for expf.
     """
-    x = larger(splat(_EXP_LOW), sub(splat(_ZERO), larger(splat(-_EXP_HIGH), sub(splat(_ZERO), x))))
+    x = larger(splat(_EXP_LOW), x)
     # Adding 1.5 * 2**23 rounds to an integer, whatever instruction the machine lacks.
     shifted = add(mul(x, splat(_LOG2_E)), splat(_ROUND))
     n = sub(shifted, splat(_ROUND))

@@ -17,7 +17,7 @@ import numpy as np
 from hypocenter.device.lang import allocating_kernel, cpu_kernel, inline, prange
 from hypocenter.device.vector import div, fma, get, load, mul, pick, put, splat, store, store_first
 from hypocenter.device.vector_ir import LANES
-from hypocenter.device.vector_math import exp
+from hypocenter.device.vector_math import exp_below
 from hypocenter.kernels.attention_tile_cpu import (
     KEYS,
     find_columns,
@@ -100,7 +100,7 @@ def _fold(into: Any, at: int, part: Any, part_at: int, num_heads: int, pitch: in
     for _ in range(num_heads):
         old_top, new_top = get(into, at + pitch), get(part, part_at + pitch)
         top = max(old_top, new_top)
-        old, new = exp(splat(old_top - top)), exp(splat(new_top - top))
+        old, new = exp_below(splat(old_top - top)), exp_below(splat(new_top - top))
         for d in range(0, pitch, LANES):
             total = mul(load(into, at + d), old)
             store(into, at + d, fma(load(part, part_at + d), new, total))

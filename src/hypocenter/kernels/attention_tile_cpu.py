@@ -30,7 +30,7 @@ from hypocenter.device.vector import (
     sum_lanes,
 )
 from hypocenter.device.vector_ir import LANES
-from hypocenter.device.vector_math import exp, tanh
+from hypocenter.device.vector_math import exp_below, tanh
 from hypocenter.device.vector_rows import fma_outer, load_each, prefetch, splat_each, store_outer
 
 #: Keys of a tile; the bits of results depend on it. Larger tiles are folded less often, smaller
@@ -111,7 +111,8 @@ def _mask(
         scores = mul(load(weights, at + key), splat(scale))
         if softcap > _ZERO:
             scores = mul(splat(softcap), tanh(div(scores, splat(softcap))))
-        scores = keep(scores, low - key, high - key, _NONE)
+        if key < low or key + LANES > high:
+            scores = keep(scores, low - key, high - key, _NONE)
         store(weights, at + key, scores)
         top = larger(top, scores)
     largest: float = max_lanes(top)
@@ -122,11 +123,11 @@ def _mask(
 def _weigh(weights: Any, at: int, low: int, high: int, top: float) -> float:
     """Make scores weights, e**(score - top), and return their sum.
 
-    A masked one adds 1.2e-38 (see `exp`): nothing, beside the 1 of the largest.
+    A masked one adds 1.2e-38 (see `exp_below`): nothing, beside the 1 of the largest.
     """
     total = splat(_ZERO)
     for key in range(low // LANES * LANES, high, LANES):
-        part = exp(sub(load(weights, at + key), splat(top)))
+        part = exp_below(sub(load(weights, at + key), splat(top)))
         store(weights, at + key, part)
         total = add(total, part)
     norm: float = sum_lanes(total)
@@ -165,10 +166,13 @@ def _form(heads: int, vectors: int) -> Callable[..., None]:
             sums = splat_each(_ZERO, num_sums)
             for d in range(head_dim):
                 keys = load_each(k_cache, starts, strip, d * block_size, vectors)
-                # What is next: pages lie scattered, so the machine does not foresee it.
+                # Pages lie scattered, so the machine does not foresee what is next: keys, and of
+                # values the columns that are summed first.
                 for ahead in range(strip, strip + vectors):
                     prefetch(k_cache, get(starts, vectors + ahead) + d * block_size)
-                    prefetch(v_cache, get(starts, _V_STARTS + ahead) + d * LANES)
+                    value_at = get(starts, _V_STARTS + ahead) + d % LANES * value_pitch
+                    for column in range(0, LANES * vectors, LANES):
+                        prefetch(v_cache, value_at + column)
                 sums = fma_outer(keys, q, q_at + heads * d, 1, sums)
             store_outer(weights, weights_at + strip * LANES, KEYS, sums, vectors)
         row = pitch + LANES
@@ -179,6 +183,8 @@ def _form(heads: int, vectors: int) -> Callable[..., None]:
                 start = get(starts, _V_STARTS + key // LANES)
                 for inner in range(max(low - key, 0), min(high - key, LANES)):
                     value_at = start + inner * value_pitch
+                    for column in range(LANES * vectors, 2 * LANES * vectors, LANES):
+                        prefetch(v_cache, value_at + column)  # of the columns after these
                     values = load_each(v_cache, starts, _COLUMNS + d // LANES, value_at, vectors)
                     sums = fma_outer(values, weights, weights_at + key + inner, KEYS, sums)
             store_outer(out, at + d, row, sums, vectors)
