@@ -12,6 +12,7 @@ import os
 import platform
 import stat
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from importlib import metadata
@@ -312,11 +313,17 @@ def kernel_entry(function: Any, args: Sequence[Any]) -> tuple[int, tuple[Any, ..
     return int(address), kinds
 
 
+_of_thread = threading.local()
+
+
 def set_num_threads(num_threads: int) -> None:
     """Bound the threads of the parallel kernels that the calling thread launches."""
+    if num_threads == getattr(_of_thread, "num_threads", None):
+        return  # numba takes its time, before each step
     numba.set_num_threads(min(num_threads, numba.config.NUMBA_NUM_THREADS))
     # Each item is some microseconds of work: a thread that comes late leaves more to the others.
     numba.set_parallel_chunksize(1)
+    _of_thread.num_threads = num_threads
 
 
 def num_threads() -> int:

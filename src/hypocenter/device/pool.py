@@ -181,9 +181,9 @@ def run(table: np.ndarray[Any, Any], place: int, first_word: int) -> int:
 
     One at a time in a process: the launch door sees to that.
     """
-    state = _state
+    state, most = _state, num_threads()
     state[:] = 0
     state[_TICKET] = _CLOSED
-    state[PARTS_OFFSET] = _PARTS_PER_THREAD * num_threads()
-    _enter_step(num_threads(), table, np.uint64(place), np.uint64(first_word), state)
+    state[PARTS_OFFSET] = _PARTS_PER_THREAD * most
+    _enter_step(most, table, np.uint64(place), np.uint64(first_word), state)
     return int(state[_NUM_DONE])
