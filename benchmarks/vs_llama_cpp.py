@@ -253,7 +253,7 @@ def _default_out(options: argparse.Namespace, report: Facts) -> Path | None:
 
 def _bandwidths(rows: Sequence[Facts]) -> list[float]:
     """Bytes per second of every reading of the run."""
-    return [one["best"] for row in rows for one in row["bandwidth"]]
+    return [one["sustained"] for row in rows for one in row["bandwidth"]]
 
 
 def _print(report: Facts) -> None:

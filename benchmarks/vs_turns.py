@@ -174,7 +174,7 @@ class Turns:
         started = self._elapsed()
         facts = self._watched(self._meter, "bandwidth", num_threads=self._asked.num_threads)
         self.readings.append({"started_seconds": started, **facts})
-        return float(facts["best"])
+        return float(facts["sustained"])
 
     def _once(
         self, worker: Worker, command: str, num_tokens: int, seed: int, **arguments: Any
