@@ -11,7 +11,13 @@ from hypocenter.device import memory
 from hypocenter.device.launch import Progress
 from hypocenter.engine.scheduler import Chunk
 from hypocenter.errors import BadLogits
-from hypocenter.kernels.sampling import Draw, compile_kernels, sample_later
+from hypocenter.kernels.sampling import (
+    Draw,
+    HostSampler,
+    compile_kernels,
+    has_penalties,
+    sample_later,
+)
 from hypocenter.tensor import DType, Tensor
 
 if TYPE_CHECKING:
@@ -30,6 +36,7 @@ class Sampler:
     ) -> None:
         self._max_rows, self._launch_mode, self._next_ids = max_rows, launch_mode, next_ids
         self._on_device: DeviceSampler | None = None
+        self._on_host = HostSampler()
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -57,7 +64,7 @@ class Sampler:
             self._on_device = DeviceSampler(
                 logits.device, logits.shape[1], self._max_rows, self._launch_mode, self._next_ids
             )
-        return sample_later(logits, draws, self._on_device)
+        return sample_later(logits, draws, self._on_device or self._on_host)
 
 
 def compile_sampler(vocab_size: int, max_rows: int, progress: Progress | None = None) -> None:
@@ -67,9 +74,12 @@ def compile_sampler(vocab_size: int, max_rows: int, progress: Progress | None = 
 
 
 def _draw(chunk: Chunk) -> Draw:
-    counts = chunk.request.output_counts
+    request = chunk.request
+    if not has_penalties(request.params):
+        return Draw(request.params, chunk.stop)
+    counts = request.output_counts
     return Draw(
-        chunk.request.params,
+        request.params,
         position=chunk.stop,
         context_ids=np.fromiter(counts.keys(), np.int32, len(counts)),
         output_counts=np.fromiter(counts.values(), np.int32, len(counts)),

@@ -28,14 +28,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hypocenter.config import SamplingParams
 from hypocenter.device import launch, memory
+from hypocenter.device.plan import MIN_PARALLEL_WORK, Plan, PlanBuilder
 from hypocenter.errors import BadLogits, LaunchRejected
 from hypocenter.kernels.contract import Arg, Contract, Rule, Scalar
 from hypocenter.kernels.sampling_cpu import (
@@ -97,8 +97,10 @@ def sample(
     total weight. A row with NaN, +inf or nothing but -inf yields a BadLogits in its place and
     leaves the other rows alone. Raises LaunchRejected where the arguments do not fit each other.
     """
-    if sampler is not None or logits.device == "cpu" or not draws:
+    if sampler is not None:
         return sample_later(logits, draws, sampler)()
+    if logits.device == "cpu" or not draws:
+        return sample_later(logits, draws, HostSampler())()
     from hypocenter.kernels.sampling_plan import DeviceSampler  # needs Triton
 
     sampler = DeviceSampler(logits.device, logits.shape[1], logits.shape[0])
@@ -108,10 +110,36 @@ def sample(
         sampler.free()
 
 
+class HostSampler:
+    """Draws on the host. What that needs is kept for the next logits that lie in the same place.
+
+    Not safe from two threads.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[Tensor, Plan, tuple[Any, ...]] | None = None
+
+    def sample(self, logits: Tensor, draws: Sequence[Draw]) -> Callable[[], list[tuple[int, int]]]:
+        """As `DeviceSampler.sample`; nothing is left to wait for."""
+        if any(draw.context_ids.size for draw in draws):
+            arguments = _arguments(logits, draws)
+            _plan(*arguments).run()
+        else:
+            if self._kept is None or self._kept[0] is not logits or len(draws) != logits.shape[0]:
+                arguments = _arguments(logits, draws)
+                self._kept = logits, _plan(*arguments), arguments
+            _, plan, arguments = self._kept
+            arguments[1][:] = [settings_of(draw) for draw in draws]
+            plan.run()
+        *_, chosen, num_bad = arguments
+        found = list(zip(chosen.tolist(), num_bad.tolist(), strict=True))
+        return lambda: found
+
+
 def sample_later(
-    logits: Tensor, draws: Sequence[Draw], sampler: DeviceSampler | None
+    logits: Tensor, draws: Sequence[Draw], sampler: DeviceSampler | HostSampler
 ) -> Callable[[], list[int | BadLogits]]:
-    """`sample` without the wait for a GPU, which takes `sampler`: what is returned waits."""
+    """`sample` without the wait for a GPU: what is returned waits."""
     _check(logits, draws)
     if not draws:
         return list
@@ -120,13 +148,8 @@ def sample_later(
     def outcomes(found: Iterable[tuple[int, int]]) -> list[int | BadLogits]:
         return [_as_outcome(*one, row, vocab_size) for row, one in enumerate(found)]
 
-    if logits.device == "cpu":
-        prepared = _prepare(logits, draws)
-        launch.run([prepared])
-        *_, chosen, num_bad = prepared.args
-        return partial(outcomes, zip(chosen, num_bad, strict=True))
-    CONTRACT.check(logits=logits, num_draws=len(draws))
-    assert sampler is not None
+    if logits.device != "cpu":
+        CONTRACT.check(logits=logits, num_draws=len(draws))
     waited = sampler.sample(logits, draws)
     return lambda: outcomes(waited())
 
@@ -135,8 +158,9 @@ def compile_kernels(logits: Tensor, progress: launch.Progress | None = None) -> 
     """Compile what `sample` runs on rows of `logits` f32 [num_rows, vocab_size], ahead of time."""
     draw = Draw(SamplingParams(), 0)
     sizes = {1, min(logits.shape[0], _MIN_PARALLEL_ROWS)}
-    some = [_prepare(memory.rows(logits, 0, size), [draw] * size) for size in sizes]
-    launch.compile_all(some, progress)
+    some = [_arguments(memory.rows(logits, 0, size), [draw] * size) for size in sizes]
+    plans = [_plan(*arguments) for arguments in some]
+    launch.compile_all([item for plan in plans for item in plan.launches], progress)
 
 
 def sample_reference(logits: Logits, draws: Sequence[Draw]) -> list[int | BadLogits]:
@@ -197,19 +221,33 @@ def _check(logits: Tensor, draws: Sequence[Draw]) -> None:
             )
 
 
-def _prepare(logits: Tensor, draws: Sequence[Draw]) -> launch.Launch:
-    arguments = (
+def _arguments(logits: Tensor, draws: Sequence[Draw]) -> tuple[Any, ...]:
+    return (
         logits,
         np.array([settings_of(draw) for draw in draws], np.float64),
         np.concatenate([draw.context_ids for draw in draws]),
         np.concatenate([draw.output_counts for draw in draws]),
         np.cumsum([0] + [draw.context_ids.size for draw in draws], dtype=np.int64),
+        np.empty((len(draws), 2, logits.shape[1])),
         np.empty(len(draws), np.int32),
         np.empty(len(draws), np.int32),
     )
-    parallel = len(draws) >= _MIN_PARALLEL_ROWS
-    facts = {"logits": logits, "num_draws": len(draws)}
-    return launch.prepare(_sample_cpu, arguments, CONTRACT, facts, parallel=parallel)
+
+
+def _plan(logits: Tensor, *arguments: Any) -> Plan:
+    num_rows = len(arguments[0])
+    builder = PlanBuilder(num_rows)
+    builder.launch(
+        _sample_cpu,
+        logits,
+        *arguments,
+        contract=CONTRACT,
+        facts={"logits": logits, "num_draws": num_rows},
+        work_per_row=MIN_PARALLEL_WORK // _MIN_PARALLEL_ROWS,
+    )
+    plan = Plan(builder, logits)
+    plan.name = f"sampler, {num_rows} rows"
+    return plan
 
 
 def settings_of(draw: Draw) -> tuple[float, ...]:

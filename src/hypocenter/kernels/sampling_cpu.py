@@ -40,6 +40,7 @@ def _sample_cpu(
     context_ids: Any,  # i32 [num_context], rows one after the other, distinct within a row
     output_counts: Any,  # i32 [num_context]
     context_starts: Any,  # i64 [num_rows + 1]
+    room: Any,  # f64 [num_rows, 2, vocab_size], written: values and weights, if it comes to them
     chosen: Any,  # i32 [num_rows], written: token id, or -1 where there is none
     num_bad: Any,  # i32 [num_rows], written: values that are NaN or +inf
 ) -> None:
@@ -52,10 +53,12 @@ def _sample_cpu(
         elif settings[row, TEMPERATURE] == 0 and start == stop:
             chosen[row] = best
         else:
-            values = logits[row].astype(np.float64)
+            values, weights = room[row, 0], room[row, 1]
+            for i in range(values.shape[0]):
+                values[i] = logits[row, i]
             ids, counts = context_ids[start:stop], output_counts[start:stop]
             _penalise(values, ids, counts, settings[row])
-            chosen[row] = _choose(values, settings[row])
+            chosen[row] = _choose(values, weights, settings[row])
 
 
 @inline
@@ -83,7 +86,7 @@ def _penalise(values: Any, ids: Any, counts: Any, settings: Any) -> None:
 
 
 @inline_allocating
-def _choose(values: Any, settings: Any) -> Any:
+def _choose(values: Any, weights: Any, settings: Any) -> Any:
     """Steps 2 to 6 of `sampling.py`; the kept tokens are those up to (cut_value, cut_id)."""
     best, _ = _survey(values)
     if settings[TEMPERATURE] == 0:
@@ -97,26 +100,25 @@ def _choose(values: Any, settings: Any) -> Any:
         cut_id = sorted_ids[num_sorted - 1]
         cut_value = values[cut_id]
     if settings[TOP_P] < 1:
-        cut_id = _top_p(values, highest, settings[TOP_P], sorted_ids)
+        cut_id = _top_p(values, weights, highest, settings[TOP_P], sorted_ids)
         cut_value = values[cut_id]
-    return _draw(values, highest, cut_value, cut_id, settings)
+    return _draw(values, weights, highest, cut_value, cut_id, settings)
 
 
 @inline_allocating
-def _top_p(values: Any, highest: Any, top_p: Any, sorted_ids: Any) -> Any:
+def _top_p(values: Any, weights: Any, highest: Any, top_p: Any, sorted_ids: Any) -> Any:
     """The last id that top_p keeps; `sorted_ids` are what top_k left, or empty for everything."""
     num_kept = sorted_ids.shape[0]
-    mass = 0.0
     if num_kept > 0:
-        cut_id = sorted_ids[num_kept - 1]
+        mass, cut_id = 0.0, sorted_ids[num_kept - 1]
         cut_value = values[cut_id]
+        for i in range(values.shape[0]):
+            if values[i] > cut_value or (values[i] == cut_value and i <= cut_id):
+                mass += _exp(values[i] - highest)
     else:
         num_kept = values.shape[0]
-        cut_value, cut_id = -np.inf, num_kept
+        mass = _weigh(values, weights, highest, 1.0)
         sorted_ids = _most_likely(values, min(_FIRST_SORTED, num_kept))
-    for i in range(values.shape[0]):
-        if values[i] > cut_value or (values[i] == cut_value and i <= cut_id):
-            mass += _exp(values[i] - highest)
     held = 0.0
     for n in range(num_kept):
         if n == sorted_ids.shape[0]:
@@ -127,18 +129,35 @@ def _top_p(values: Any, highest: Any, top_p: Any, sorted_ids: Any) -> Any:
     return sorted_ids[num_kept - 1]
 
 
-@inline_allocating
-def _draw(values: Any, highest: Any, cut_value: Any, cut_id: Any, settings: Any) -> Any:
-    """The token at which the cumulated weight first exceeds its share of the total."""
-    vocab_size = values.shape[0]
-    weights = np.zeros(vocab_size, np.float64)
+@inline
+def _weigh(values: Any, weights: Any, highest: Any, temperature: Any) -> Any:
+    """Weights of all values, and their sum. In two loops: the first one's steps go side by side."""
+    for i in range(values.shape[0]):
+        weights[i] = _exp((values[i] - highest) / temperature)
     total = 0.0
-    for i in range(vocab_size):
-        if values[i] > cut_value or (values[i] == cut_value and i <= cut_id):
+    for i in range(values.shape[0]):
+        total += weights[i]
+    return total
+
+
+@inline
+def _draw(
+    values: Any, weights: Any, highest: Any, cut_value: Any, cut_id: Any, settings: Any
+) -> Any:
+    """The token at which the cumulated weight first exceeds its share of the total."""
+    vocab_size, min_p, temperature = values.shape[0], settings[MIN_P], settings[TEMPERATURE]
+    is_cut, total = cut_id < vocab_size, 0.0
+    if not is_cut:
+        total = _weigh(values, weights, highest, 1.0 if min_p > 0 else temperature)
+    if is_cut or min_p > 0:
+        total = 0.0
+        for i in range(vocab_size):
             relative = values[i] - highest
-            if _exp(relative) >= settings[MIN_P]:
-                weights[i] = _exp(relative / settings[TEMPERATURE])
-                total += weights[i]
+            is_kept = values[i] > cut_value or (values[i] == cut_value and i <= cut_id)
+            if is_kept and min_p > 0:
+                is_kept = (_exp(relative) if is_cut else weights[i]) >= min_p
+            weights[i] = _exp(relative / temperature) if is_kept else 0.0
+            total += weights[i]
     wanted = settings[UNIFORM] * total
     cumulated = 0.0
     last = 0
