@@ -17,6 +17,8 @@ import numpy as np
 _ROWS_AT_A_TIME = 16
 MEMORY_FACTOR, MEMORY_EXTRA_BYTES = 1.15, 350_000_000
 MIN_DEPTH_SHARE = 0.85
+#: Behind the name of an engine: its decodes at depth 0 beside those at a depth.
+BESIDE = " at depth 0"
 #: Cores that may be busy with something else before the figures come with a warning.
 MAX_OUT_OF_TURN, MAX_OTHERS = 0.05, 0.1
 #: By file type: decode and prefill as multiples of llama.cpp's, share of bandwidth in decode.
@@ -275,6 +277,7 @@ def _median(values: Sequence[float]) -> str:
 
 
 def _kept(row: Mapping[str, Any], engine: str, name: str) -> Ratio | None:
-    """Of the speed at depth 0 in the same round; None of another test."""
+    """Of the speed at depth 0 right behind it, or else in the same round; None of another test."""
     deep, shallow = speeds(row, engine, name), speeds(row, engine, name.split(" @")[0])
-    return Ratio.of(deep, shallow) if "@" in name and deep else None
+    beside = speeds(row, engine + BESIDE, name)
+    return Ratio.of(deep, beside or shallow) if "@" in name and deep else None

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from vs_models import BenchmarkError, FileFacts
 from vs_protocol import Facts, Worker
+from vs_report import BESIDE
 
 TOKEN_SEED = 0
 #: Special ids come first in every synthetic vocabulary.
@@ -135,7 +136,7 @@ class Turns:
             for test, measure in tests.items():
                 for name, run in measure(round_):
                     if round_:
-                        found[test][name].append(run)
+                        found[test].setdefault(name, []).append(run)
         for test, runs_of in found.items():
             for name, runs in runs_of.items():
                 speeds = ", ".join(f"{run.tokens_per_second:.1f}" for run in runs)
@@ -151,12 +152,16 @@ class Turns:
         for pair in range(plan.pairs if round_ else 1):
             seed = round_ * plan.pairs + pair
             for name in self._in_turn(round_ + pair):
-                started = self._elapsed()
-                worker = self._workers[name]
-                speed = self._once(worker, "decode", plan.generate, seed, depth=depth)
-                after = self._reading()
-                yield name, Run(speed, started, before, after)
-                before = after  # the next run follows at once
+                # Ours can leave a long context and come back, so what that costs is seen at once.
+                depths = (depth, 0) if depth and name == "ours" else (depth,)
+                for at in depths:
+                    started = self._elapsed()
+                    worker = self._workers[name]
+                    speed = self._once(worker, "decode", plan.generate, seed, depth=at)
+                    after = self._reading()
+                    label = name if at == depth else name + BESIDE
+                    yield label, Run(speed, started, before, after)
+                    before = after  # the next run follows at once
 
     def _prompts(self, round_: int) -> Iterator[tuple[str, Run]]:
         for name in self._in_turn(round_):

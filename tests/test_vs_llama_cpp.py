@@ -134,11 +134,20 @@ def rig(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     return Rig(module("vs_llama_cpp"), tmp_path, monkeypatch)
 
 
+def told_apart(runs: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
+    """Runs, and those of ours at depth 0 that follow one at a depth."""
+    is_beside = [at > 0 and runs[at - 1][:3] == ["ours", "4", "8"] for at in range(len(runs))]
+    return tuple(
+        [run for run, found in zip(runs, is_beside, strict=True) if found == wanted]
+        for wanted in (False, True)
+    )  # type: ignore[return-value]
+
+
 def test_both_take_turns_on_equal_tokens_and_the_first_round_does_not_count(
     rig: Rig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rig.run({}) == 0
-    runs = [event for event in rig.events() if event[0] != "reads"]
+    runs, _ = told_apart([event for event in rig.events() if event[0] != "reads"])
     pair = {"ours", "peer"}
     shallow, fill, deep, prompt = ["4", "0"], ["8", "0"], ["4", "8"], ["20", "0"]
     in_order = [shallow, shallow, fill, fill, deep, deep] * 4 + [prompt] * 8
@@ -163,7 +172,7 @@ def test_both_take_turns_on_equal_tokens_and_the_first_round_does_not_count(
 
 def test_a_filled_cache_serves_several_pairs_of_decodes(rig: Rig) -> None:
     assert rig.run({}, "--no-divergence", "--rounds", "1", "--pairs", "3") == 0
-    events = [event for event in rig.events() if event[0] != "reads"]
+    events, _ = told_apart([event for event in rig.events() if event[0] != "reads"])
     prefills = [event[1:3] for event in events if event[1] == "8"]
     assert prefills == [["8", "0"]] * 4, "two engines, and a round that warms up"
     for depth in ("0", "8"):
@@ -178,6 +187,20 @@ def test_a_filled_cache_serves_several_pairs_of_decodes(rig: Rig) -> None:
     assert [len(row["tests"][test]["ours"]) for test in ("tg4", "tg4 @ d8", "pp20")] == [3, 3, 1]
 
 
+def test_ours_decodes_at_depth_0_right_behind_each_decode_at_a_depth(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the depth costs is seen before memory changes its speed."""
+    assert rig.run({}, "--no-divergence", "--rounds", "1", "--pairs", "3") == 0
+    runs, beside = told_apart([event for event in rig.events() if event[0] != "reads"])
+    deep = [run for run in runs if run[:3] == ["ours", "4", "8"]]
+    assert [run[:3] for run in beside] == [["ours", "4", "0"]] * 4
+    assert [run[3] for run in beside] == [run[3] for run in deep], "other tokens"
+    (row,) = json.loads(rig.out.read_text())["types"]
+    assert len(row["tests"]["tg4 @ d8"]["ours at depth 0"]) == 3
+    assert "tg4 @ d8: of the speed at depth 0 1 >= 0.85: met" in capsys.readouterr().out
+
+
 def test_memory_is_read_right_before_and_right_after_each_decode(rig: Rig) -> None:
     assert rig.run({}, "--no-divergence") == 0
     report = json.loads(rig.out.read_text())
@@ -185,19 +208,20 @@ def test_memory_is_read_right_before_and_right_after_each_decode(rig: Rig) -> No
     events = rig.events()
     decodes = [at for at, event in enumerate(events) if event[1] == "4"]
     expected = []
-    for at in decodes[4:]:  # the first round warms up
+    for at in decodes[5:]:  # the first round warms up
         assert events[at - 1] == events[at + 1] == ["reads", "1"]
         num_before = sum(event[0] == "reads" for event in events[:at])
         name, _, depth, _ = events[at]
         expected.append((depth, name, 1e9 * num_before, 1e9 * (num_before + 1)))
     told = [
-        ("8" if "@" in test else "0", name, one["bandwidth_before"], one["bandwidth_after"])
+        ("8" if "@" in test and name in ("ours", "peer") else "0", name.split()[0],
+         one["bandwidth_before"], one["bandwidth_after"])
         for test in ("tg4", "tg4 @ d8") for name, runs in row["tests"][test].items()
         for one in runs
     ]  # fmt: skip
     assert sorted(told) == sorted(expected)
-    assert [one["sustained"] for one in row["bandwidth"]] == [1e9 * (at + 1) for at in range(24)]
-    assert report["bytes_per_second"] == 24e9, "the best of the run"
+    assert [one["sustained"] for one in row["bandwidth"]] == [1e9 * (at + 1) for at in range(28)]
+    assert report["bytes_per_second"] == 28e9, "the best of the run"
     assert row["bandwidth_shares"]["tg4"].keys() == {"ours", "peer"}
 
 
@@ -219,7 +243,7 @@ def test_nothing_begins_while_the_threads_of_another_spin(rig: Rig) -> None:
     assert rig.run({"ours": {"spin": 0.03}, "peer": {"spin": 0.03}}, "--no-divergence") == 0
     events = rig.events()
     runs = [at for at, event in enumerate(events) if event[0] != "reads" and event[1] != "rests"]
-    assert len(runs) == 32
+    assert len(runs) == 36
     assert all(events[at + 1] == [events[at][0], "rests"] for at in runs)
 
 
