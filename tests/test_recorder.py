@@ -607,6 +607,14 @@ def test_frees_and_launches_outside_of_plans_are_told(sim: Recorder) -> None:
     assert "test_recorder.py" in freed.site
 
 
+def test_a_launch_that_comes_again_is_told_as_itself(sim: Recorder) -> None:
+    one, two = _turning().launches[0], _turning().launches[0]
+    for launch in (one, one, two, one):
+        run_launches([launch])
+    told = [event.launch.facts[0].tensor for event in _events(sim, Launched)]
+    assert told[0] == told[1] == told[3] != told[2]
+
+
 # -- the kernel of a mark --------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from hypocenter.device import memory
 from hypocenter.errors import BadLogits, LaunchRejected, UsageError
 from hypocenter.kernels.sampling import (
     Draw,
+    HostSampler,
     exp_reference,
     philox4x32,
     sample,
@@ -59,6 +60,25 @@ def counted(params: SamplingParams, prompt: list[int], output: list[int], positi
     ids = np.array(sorted({*prompt, *output}), np.int32)
     counts = np.array([output.count(token) for token in ids], np.int32)
     return Draw(params, position, ids, counts)
+
+
+def test_what_is_kept_from_one_step_to_the_next_changes_no_choice() -> None:
+    random, sampler = np.random.default_rng(0), HostSampler()
+    places = [as_tensor(np.zeros((rows, 50), np.float32)) for rows in (1, 2, 1)]
+    asked: list[dict[str, Any]] = [
+        {}, {"temperature": 1.5}, {"temperature": 1.5, "min_p": 0.3}, {"repeat_penalty": 3.0},
+        {"temperature": 1.5, "top_k": 3}, {"temperature": 1.5, "top_p": 0.5}, {},
+    ]  # fmt: skip
+    for place in (*places, *places):
+        for step, wanted in enumerate(asked):
+            rows = random.standard_normal(place.shape).astype(np.float32) * 2
+            memory.to_device(place, rows)
+            params = SamplingParams(**wanted, seed=step)
+            ids = [int(row.argmax()) for row in rows] if "repeat_penalty" in wanted else []
+            draws = [counted(params, ids, [], step + row) for row in range(place.shape[0])]
+            assert sample(place, draws, sampler) == sample_reference(rows, draws)
+    with pytest.raises(LaunchRejected, match="each row of logits takes one draw"):
+        sample(places[2], draws * 2, sampler)
 
 
 @pytest.mark.parametrize(

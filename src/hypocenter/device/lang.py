@@ -41,19 +41,9 @@ _BEYOND = {
     "avx-vnni": ("avx512", "avx10", "amx"),
     "avx2": ("avx512", "avx10", "amx", "avxvnni"),
     "plain": (
-        "avx",
-        "amx",
-        "fma",
-        "f16c",
-        "xop",
-        "sse3",
-        "ssse3",
-        "sse4",
-        "vaes",
-        "vpclmul",
-        "gfni",
+        "avx", "amx", "fma", "f16c", "xop", "sse3", "ssse3", "sse4", "vaes", "vpclmul", "gfni",
     ),
-}
+}  # fmt: skip
 
 
 def _limit_instructions(name: str) -> None:

@@ -138,6 +138,7 @@ class Recorder:
         self._running: dict[int, int] = {}  # thread to the time at which its step began
         self._plans: WeakKeyDictionary[Plan, int] = WeakKeyDictionary()
         self._inputs: dict[int, tuple[Tensor, tuple[int, str]]] = {}
+        self._told: tuple[Launch, str, LaunchRecord] | None = None  # the last one of `launched`
         self._plan_ids = itertools.count(1)
         self._graph_ids = itertools.count(1)
         self.mark_runs = MarkRuns(self.cells)
@@ -289,7 +290,10 @@ class Recorder:
     def launched(self, launch: Launch, stream: str = "") -> None:
         """A launch outside of every plan is about to be made."""
         with self._lock:
-            self._event(Launched(**self._now(), launch=self.catalogue.launch(launch, stream)))
+            told = self._told
+            if told is None or told[:2] != (launch, stream):  # what a launch holds does not change
+                told = self._told = launch, stream, self.catalogue.launch(launch, stream)
+            self._event(Launched(**self._now(), launch=told[2]))
 
     def captured(self, plan: Plan, device: str, bases: Iterable[int]) -> int:
         """A graph has taken the launches of `plan`; `bases`: where its memory begins.

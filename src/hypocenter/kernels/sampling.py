@@ -28,14 +28,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from hypocenter.config import SamplingParams
 from hypocenter.device import launch, memory
-from hypocenter.device.plan import MIN_PARALLEL_WORK, Plan, PlanBuilder
 from hypocenter.errors import BadLogits, LaunchRejected
 from hypocenter.kernels.contract import Arg, Contract, Rule, Scalar
 from hypocenter.kernels.sampling_cpu import (
@@ -87,7 +86,7 @@ class Draw:
 
 
 def sample(
-    logits: Tensor, draws: Sequence[Draw], sampler: DeviceSampler | None = None
+    logits: Tensor, draws: Sequence[Draw], sampler: DeviceSampler | HostSampler | None = None
 ) -> list[int | BadLogits]:
     """Choose one token for each row of `logits` f32 [num_rows, vocab_size], deterministically.
 
@@ -117,23 +116,25 @@ class HostSampler:
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[Tensor, Plan, tuple[Any, ...]] | None = None
+        self._kept: launch.Launch | None = None
 
     def sample(self, logits: Tensor, draws: Sequence[Draw]) -> Callable[[], list[tuple[int, int]]]:
         """As `DeviceSampler.sample`; nothing is left to wait for."""
         if any(draw.context_ids.size for draw in draws):
-            arguments = _arguments(logits, draws)
-            _plan(*arguments).run()
+            prepared = _prepare(logits, draws)
         else:
-            if self._kept is None or self._kept[0] is not logits or len(draws) != logits.shape[0]:
-                arguments = _arguments(logits, draws)
-                self._kept = logits, _plan(*arguments), arguments
-            _, plan, arguments = self._kept
-            arguments[1][:] = [settings_of(draw) for draw in draws]
-            plan.run()
-        *_, chosen, num_bad = arguments
-        found = list(zip(chosen.tolist(), num_bad.tolist(), strict=True))
+            prepared = self._without_context(logits, draws)
+        launch.run([prepared])
+        *_, chosen, num_bad = prepared.args
+        found = [(int(id), int(bad)) for id, bad in zip(chosen, num_bad, strict=True)]
         return lambda: found
+
+    def _without_context(self, logits: Tensor, draws: Sequence[Draw]) -> launch.Launch:
+        kept = self._kept
+        if kept is None or kept.given[0] is not logits or len(draws) != logits.shape[0]:
+            kept = self._kept = _prepare(logits, draws)
+        kept.args[1][:] = [settings_of(draw) for draw in draws]
+        return kept
 
 
 def sample_later(
@@ -158,9 +159,8 @@ def compile_kernels(logits: Tensor, progress: launch.Progress | None = None) -> 
     """Compile what `sample` runs on rows of `logits` f32 [num_rows, vocab_size], ahead of time."""
     draw = Draw(SamplingParams(), 0)
     sizes = {1, min(logits.shape[0], _MIN_PARALLEL_ROWS)}
-    some = [_arguments(memory.rows(logits, 0, size), [draw] * size) for size in sizes]
-    plans = [_plan(*arguments) for arguments in some]
-    launch.compile_all([item for plan in plans for item in plan.launches], progress)
+    some = [_prepare(memory.rows(logits, 0, size), [draw] * size) for size in sizes]
+    launch.compile_all(some, progress)
 
 
 def sample_reference(logits: Logits, draws: Sequence[Draw]) -> list[int | BadLogits]:
@@ -221,8 +221,8 @@ def _check(logits: Tensor, draws: Sequence[Draw]) -> None:
             )
 
 
-def _arguments(logits: Tensor, draws: Sequence[Draw]) -> tuple[Any, ...]:
-    return (
+def _prepare(logits: Tensor, draws: Sequence[Draw]) -> launch.Launch:
+    arguments = (
         logits,
         np.array([settings_of(draw) for draw in draws], np.float64),
         np.concatenate([draw.context_ids for draw in draws]),
@@ -232,22 +232,9 @@ def _arguments(logits: Tensor, draws: Sequence[Draw]) -> tuple[Any, ...]:
         np.empty(len(draws), np.int32),
         np.empty(len(draws), np.int32),
     )
-
-
-def _plan(logits: Tensor, *arguments: Any) -> Plan:
-    num_rows = len(arguments[0])
-    builder = PlanBuilder(num_rows)
-    builder.launch(
-        _sample_cpu,
-        logits,
-        *arguments,
-        contract=CONTRACT,
-        facts={"logits": logits, "num_draws": num_rows},
-        work_per_row=MIN_PARALLEL_WORK // _MIN_PARALLEL_ROWS,
-    )
-    plan = Plan(builder, logits)
-    plan.name = f"sampler, {num_rows} rows"
-    return plan
+    parallel = len(draws) >= _MIN_PARALLEL_ROWS
+    facts = {"logits": logits, "num_draws": len(draws)}
+    return launch.prepare(_sample_cpu, arguments, CONTRACT, facts, parallel=parallel)
 
 
 def settings_of(draw: Draw) -> tuple[float, ...]:
