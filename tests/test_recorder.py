@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -610,9 +611,12 @@ def test_frees_and_launches_outside_of_plans_are_told(sim: Recorder) -> None:
 def test_a_launch_that_comes_again_is_told_as_itself(sim: Recorder) -> None:
     one, two = _turning().launches[0], _turning().launches[0]
     for launch in (one, one, two, one):
-        run_launches([launch])
+        sim.launched(launch)
     told = [event.launch.facts[0].tensor for event in _events(sim, Launched)]
     assert told[0] == told[1] == told[3] != told[2]
+    kept = weakref.ref(one)
+    del one, launch
+    assert kept() is None, "the record keeps memory alive"
 
 
 # -- the kernel of a mark --------------------------------------------------------------------------

@@ -68,8 +68,8 @@ class Launch:
     """
 
     __slots__ = (
-        "args", "contract", "device", "extents", "facts", "function", "given", "jit", "kernel",
-        "options", "run", "site",
+        "__weakref__", "args", "contract", "device", "extents", "facts", "function", "given", "jit",
+        "kernel", "options", "run", "site",
     )  # fmt: skip
 
     def __init__(

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import msgspec
 import numpy as np
@@ -138,7 +138,7 @@ class Recorder:
         self._running: dict[int, int] = {}  # thread to the time at which its step began
         self._plans: WeakKeyDictionary[Plan, int] = WeakKeyDictionary()
         self._inputs: dict[int, tuple[Tensor, tuple[int, str]]] = {}
-        self._told: tuple[Launch, str, LaunchRecord] | None = None  # the last one of `launched`
+        self._told: tuple[ref[Launch], LaunchRecord] | None = None  # the last one of `launched`
         self._plan_ids = itertools.count(1)
         self._graph_ids = itertools.count(1)
         self.mark_runs = MarkRuns(self.cells)
@@ -291,9 +291,9 @@ class Recorder:
         """A launch outside of every plan is about to be made."""
         with self._lock:
             told = self._told
-            if told is None or told[:2] != (launch, stream):  # what a launch holds does not change
-                told = self._told = launch, stream, self.catalogue.launch(launch, stream)
-            self._event(Launched(**self._now(), launch=told[2]))
+            if told is None or told[0]() is not launch or told[1].stream != stream:
+                told = self._told = ref(launch), self.catalogue.launch(launch, stream)
+            self._event(Launched(**self._now(), launch=told[1]))
 
     def captured(self, plan: Plan, device: str, bases: Iterable[int]) -> int:
         """A graph has taken the launches of `plan`; `bases`: where its memory begins.
