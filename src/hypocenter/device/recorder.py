@@ -138,7 +138,8 @@ class Recorder:
         self._running: dict[int, int] = {}  # thread to the time at which its step began
         self._plans: WeakKeyDictionary[Plan, int] = WeakKeyDictionary()
         self._inputs: dict[int, tuple[Tensor, tuple[int, str]]] = {}
-        self._told: tuple[ref[Launch], LaunchRecord] | None = None  # the last one of `launched`
+        #: What `launched` told last, and of which launch.
+        self._told: tuple[ref[Any], LaunchRecord | None] = ref(self), None
         self._plan_ids = itertools.count(1)
         self._graph_ids = itertools.count(1)
         self.mark_runs = MarkRuns(self.cells)
@@ -290,10 +291,11 @@ class Recorder:
     def launched(self, launch: Launch, stream: str = "") -> None:
         """A launch outside of every plan is about to be made."""
         with self._lock:
-            told = self._told
-            if told is None or told[0]() is not launch or told[1].stream != stream:
-                told = self._told = ref(launch), self.catalogue.launch(launch, stream)
-            self._event(Launched(**self._now(), launch=told[1]))
+            last, record = self._told
+            if record is None or last() is not launch or record.stream != stream:
+                record = self.catalogue.launch(launch, stream)
+                self._told = ref(launch), record
+            self._event(Launched(**self._now(), launch=record))
 
     def captured(self, plan: Plan, device: str, bases: Iterable[int]) -> int:
         """A graph has taken the launches of `plan`; `bases`: where its memory begins.
@@ -412,14 +414,9 @@ class Recorder:
         number = self._plans.get(plan)
         if number is None:
             number = self._plans[plan] = next(self._plan_ids)
-            self._static(
-                PlanRecord(
-                    id=number,
-                    name=plan.name,
-                    device=plan.device,
-                    launches=tuple(self.catalogue.launch(launch) for launch in plan.launches),
-                )
-            )
+            launches = tuple(self.catalogue.launch(launch) for launch in plan.launches)
+            told = PlanRecord(id=number, name=plan.name, device=plan.device, launches=launches)
+            self._static(told)
         return number
 
     def _input(self, tensor: Tensor) -> tuple[int, str]:
