@@ -4,6 +4,7 @@
 # ruff: noqa: ANN001, ANN201
 import sys
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -22,10 +23,10 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr, MASKED: tl.constex
 
 def main(masked: bool, device: str) -> None:
     n = 1000
-    # Behind `out` there is room that is not its own, so that the interpreter may survive.
-    memory = torch.zeros(4096, device=device)
+    # Behind `out` there is room that is not its own, so that the interpreter survives.
+    memory = np.zeros(4096, np.float32)
     x, y = torch.ones(n, device=device), torch.ones(n, device=device)
-    out = memory[:n] if masked else torch.empty(n, device=device)
+    out = torch.from_numpy(memory[:n]).to(device)
     for _ in range(2):
         add_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](
             x, y, out, n, BLOCK=256, MASKED=masked
