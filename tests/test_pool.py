@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -10,6 +13,9 @@ import pytest
 from hypocenter.config import EngineConfig
 from hypocenter.device import large_pages, pool
 from hypocenter.device.lang import (
+    NUM_REGIONS_OFFSET,
+    REGION_WORDS,
+    REGIONS_OFFSET,
     allocating_kernel,
     cpu_kernel,
     max_num_threads,
@@ -23,6 +29,10 @@ from hypocenter.device.vector import get, put
 from hypocenter.engine.llm import LLM
 from hypocenter.errors import LaunchRejected
 from hypocenter.ring import CELL_PLACE, HEADER_BYTES
+
+needs_two_threads = pytest.mark.skipif(
+    max_num_threads() < 2, reason="there is room for the regions of as many threads as cores"
+)
 
 
 @cpu_kernel
@@ -43,9 +53,10 @@ def note(out: Any, single: float, double: float, flag: bool, whole: int, wide: A
 
 
 @cpu_kernel
-def tell_taken(state: Any, out: Any, num_items: int) -> None:
+def note_order(order: Any, num_items: int) -> None:
     for item in prange(num_items):
-        put(out, item, np.float64(get(state, 0) & np.uint64(0xFFFFFFFF)))
+        put(order, 0, get(order, 0) + np.int64(1))
+        put(order, get(order, 0), np.int64(item))
 
 
 @allocating_kernel
@@ -71,12 +82,48 @@ def test_each_item_is_done_once(num_items: int) -> None:
     np.testing.assert_array_equal(x, np.where(np.arange(5000) < num_items, 100, 0))
 
 
-def test_a_thread_takes_runs_of_neighbours_and_single_items_in_the_end() -> None:
-    """Items lie one behind the other in memory, which is read faster in one stream."""
-    set_num_threads(1)  # of several nobody knows who takes what
-    taken = np.zeros(40)
-    SharedKernel(tell_taken.shared).bound((pool._state, taken, 40))()
-    assert taken.tolist() == [20] * 20 + [30] * 10 + [35] * 5 + [37] * 2 + [38, 39, 40]
+@needs_two_threads
+@pytest.mark.parametrize(
+    ("thread", "expected"), [(0, [*range(10)]), (1, [*range(5, 10), *range(5)])]
+)
+def test_a_thread_takes_its_own_region_first_and_then_what_others_left(
+    thread: int, expected: list[int]
+) -> None:
+    """Of two, one of which does not come. Neighbours lie one behind the other in memory."""
+    order = np.zeros(11, np.int64)
+    _alone(thread, order)
+    assert order.tolist() == [10, *expected]
+
+
+@needs_two_threads
+def test_items_that_another_has_taken_are_left_to_it() -> None:
+    order = np.zeros(11, np.int64)
+    _alone(0, order, taken=(1, 4))
+    assert order.tolist() == [5, 1, 2, 3, 4, 9, 0, 0, 0, 0, 0]
+
+
+@needs_two_threads
+def test_a_thread_that_comes_behind_the_end_takes_nothing() -> None:
+    order = np.zeros(11, np.int64)
+    _alone(1, order, ticket=pool._CLOSED)
+    assert not order.any()
+
+
+def _alone(
+    thread: int, order: np.ndarray[Any, Any], *, ticket: Any = 1 << 32, taken: Sequence[int] = ()
+) -> None:
+    """One of two threads in a launch of ten items, of whose regions some items are `taken`."""
+    kernel = SharedKernel(note_order.shared)
+    kernel.bound((np.zeros(1, np.int64), 0))()  # compiles it
+    launches = NativeLaunches([(0, kernel, (order, 10))])
+    row = launches._table[0]
+    pool._state[:] = 0
+    pool._state[NUM_REGIONS_OFFSET] = 2
+    for region, num_taken in enumerate(taken):
+        pool._state[REGIONS_OFFSET + region * REGION_WORDS] = ticket + num_taken
+    pool._state[pool._TICKET] = ticket
+    call = ctypes.CFUNCTYPE(*[ctypes.c_int64] * 4)(int(row[pool.SPREAD]))
+    assert call(int(row[pool.ENTRY]), int(row[pool.BLOCK]), thread) == 0
 
 
 def test_launches_of_a_step_do_not_mix_their_items() -> None:
@@ -152,6 +199,73 @@ def test_a_plan_as_one_call_gives_the_bits_of_its_launches_one_by_one() -> None:
             plan._native = None
         np.testing.assert_array_equal(llm.logits(ids).view(np.uint32), together.view(np.uint32))
     assert MAX_NATIVE_ROWS >= 1
+
+
+def test_threads_fetch_from_where_they_will_begin_to_read() -> None:
+    """The first item of a thread's region, in whichever of the stretches that lies."""
+    row = np.zeros(pool.NUM_FIELDS, np.int64)
+    row[pool.ITEM_BYTES] = 1 << 18
+    row[pool.STRETCHES :] = (100 << 20, 4, 200 << 20, 2, 300 << 20, 3)
+    table = row[None]
+    item_of = {0: 100, 1: 100 + 1 / 4, 2: 100 + 2 / 4, 4: 200, 6: 300, 8: 300 + 2 / 4}
+    for num_threads in (1, 2, 4, 9):
+        for thread in range(num_threads):
+            first = 9 * thread // num_threads
+            if first in item_of:
+                at, stop = pool._share(table, 0, thread, num_threads)
+                assert at == item_of[first] * (1 << 20), (thread, num_threads)
+                assert stop - at == pool._MOST_BYTES
+    assert pool._share(table, 1, 0, 2) == (0, 0), "behind the last launch"
+
+
+def test_what_is_fetched_ends_with_the_weights() -> None:
+    """Loads beyond them might find no memory there."""
+    table = np.zeros((1, pool.NUM_FIELDS), np.int64)
+    table[0, pool.ITEM_BYTES] = pool._FETCH_BYTES + 64
+    table[0, pool.STRETCHES : pool.STRETCHES + 2] = 1 << 20, 3
+    for thread, num_left in ((0, 3), (1, 2), (2, 1)):
+        at, stop = pool._share(table, 0, thread, 3)
+        num_bytes = num_left * (pool._FETCH_BYTES + 64)
+        assert at == (1 << 20) + (3 - num_left) * (pool._FETCH_BYTES + 64)
+        assert num_bytes - pool._FETCH_BYTES < stop - at <= num_bytes
+        assert (stop - at) % pool._FETCH_BYTES == 0
+
+
+def test_fetching_loads_each_line() -> None:
+    """Nobody looks at what is loaded, so the compiler might leave it out."""
+    num_lines = 3 * pool._FETCH_BYTES // 64
+    lines = large_pages.zeros((num_lines, 8), np.int64)
+    at, stop = lines.ctypes.data, lines.ctypes.data + lines.nbytes
+    for _ in range(3):
+        assert at < stop
+        at = pool._fetch_some(at, stop)
+    assert at == stop == pool._fetch_some(at, stop)
+    (code,) = cast(Any, pool._fetch_some).inspect_llvm().values()
+    assert len(re.findall(r"load atomic", code)) >= pool._FETCH_BYTES // 64
+
+
+def test_each_launch_knows_the_next_that_reads_weights() -> None:
+    with LLM(config=EngineConfig(context_length=64)) as llm:
+        llm.logits([1, 5, 9])
+        plan = next(plan for plan in llm.engine.runner._plans.values() if plan._native)
+        table = cast(NativeLaunches, plan._native)._table
+        readers = [
+            n for n, one in enumerate(plan.launches)
+            if one.kernel.startswith("linear") and isinstance(one.function, SharedKernel)
+        ]  # fmt: skip
+        assert readers, "no product of this model is shared"
+        for index, row in enumerate(table):
+            later = [n for n in readers if n > index]
+            assert row[pool.NEXT] == (later[0] if later else len(table))
+        for index in readers:
+            facts = plan.launches[index].facts
+            weights = [facts[name] for name in ("weight", "weight_2", "weight_3") if name in facts]
+            stretches = table[index, pool.STRETCHES :].reshape(-1, 2)
+            for (at, num_items), weight in zip(stretches, weights, strict=False):
+                assert at == weight.data.parts[0].ctypes.data
+                assert num_items * 64 >= weight.shape[0] > (num_items - 1) * 64
+                assert num_items * table[index, pool.ITEM_BYTES] == weight.data.parts[0].nbytes
+            assert not stretches[len(weights) :].any()
 
 
 def test_packed_weights_begin_at_cache_lines_and_do_not_overlap() -> None:

@@ -124,7 +124,7 @@ class Launch:
 
 def prepare(
     kernel: CpuKernel, args: Sequence[Any], contract: Demands, facts: Mapping[str, Any], *,
-    parallel: bool,
+    parallel: bool, reads: Sequence[tuple[Any, int]] = (),
 ) -> Launch:  # fmt: skip
     """Bind a CPU kernel to its arguments: Tensors, numpy arrays and scalars.
 
@@ -132,7 +132,7 @@ def prepare(
     """
     _check(contract, facts, kernel.name, "cpu")
     bound = tuple(value for arg in args for value, _ in _bound(arg))
-    function = SharedKernel(kernel.shared) if parallel else kernel.serial
+    function = SharedKernel(kernel.shared, reads) if parallel else kernel.serial
     return Launch(kernel.name, function, bound, contract, facts, given=args)
 
 

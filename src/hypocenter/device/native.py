@@ -32,15 +32,21 @@ class NativeLaunches:
     def __init__(self, launches: Sequence[tuple[int, Any, tuple[Any, ...]]]) -> None:
         """`launches`: number, numba's dispatcher or a SharedKernel, and arguments; all compiled."""
         self._kept = tuple(launches)  # the arguments' memory must outlive the blocks
-        rows, self._blocks = [], []
-        for number, function, args in launches:
+        self._blocks = []
+        table = np.zeros((len(launches), pool.NUM_FIELDS), np.int64)
+        for row, (number, function, args) in zip(table, launches, strict=True):
             is_shared = isinstance(function, SharedKernel)
             address, kinds = kernel_entry(function.dispatcher if is_shared else function, args)
             slots = np.array(list(_slots(args, kinds)), np.uint64)
             self._blocks.append(slots)
             spread = _spreader(tuple(str(kind) for kind in _slot_types(kinds)))
-            rows.append((spread, address, slots.ctypes.data, number, is_shared))
-        self._table = np.array(rows, np.uint64).reshape(-1, 5)
+            row[: pool.NEXT] = spread, address, slots.ctypes.data, number, is_shared
+            if is_shared:
+                _note_weights(row, function.reads)
+        is_reader = table[:, pool.ITEM_BYTES] > 0
+        readers = np.append(np.flatnonzero(is_reader), len(table))
+        table[:, pool.NEXT] = readers[np.searchsorted(readers, np.arange(len(table)), "right")]
+        self._table = table
 
     def run(self, place: int, word: int) -> int:
         """Run them, writing `word` + number at the address `place` before each.
@@ -51,10 +57,13 @@ class NativeLaunches:
 
 
 class SharedKernel:
-    """The compiled form of a kernel whose items several threads take."""
+    """The compiled form of a kernel whose items several threads take.
 
-    def __init__(self, dispatcher: Any) -> None:
-        self.dispatcher = dispatcher
+    `reads`: the arrays that the items go through, one after the other, and the items of each.
+    """
+
+    def __init__(self, dispatcher: Any, reads: Sequence[tuple[Any, int]] = ()) -> None:
+        self.dispatcher, self.reads = dispatcher, tuple(reads)
 
     def __call__(self, *args: Any) -> None:
         self.bound(args)()
@@ -82,6 +91,14 @@ class _BoundLaunch:
         if self._native.run(self._word.ctypes.data, 0) != 1:
             name = self._kernel.dispatcher.py_func.__name__
             raise LaunchRejected(name, KERNEL_FAILED)
+
+
+def _note_weights(row: Any, reads: Sequence[tuple[Any, int]]) -> None:
+    """What threads need to ask early for the part that they will read."""
+    places = row[pool.STRETCHES :].reshape(-1, 2)
+    for place, (array, num_items) in zip(places, reads, strict=False):
+        place[:] = array.ctypes.data, num_items
+        row[pool.ITEM_BYTES] = array.nbytes // num_items
 
 
 def _slots(args: Sequence[Any], kinds: Sequence[Any]) -> Iterator[int]:
@@ -113,18 +130,20 @@ def _slot_types(kinds: Sequence[Any]) -> Iterator[Any]:
 
 @functools.cache
 def _spreader(slot_types: tuple[str, ...]) -> int:
-    """The address of `i64 spread(function, block)`, which calls a kernel with a block's slots."""
+    """The address of `i64 spread(function, block, thread)`, which calls a kernel with a block's
+    slots, and with the thread's number where its result would go."""
     kinds = {
         str(kind): kind for kind in (_I8, _I64, ir.IntType(32), ir.FloatType(), ir.DoubleType())
     }
     wanted = [kinds[name] for name in slot_types]
     module = ir.Module("spread")
-    function = ir.Function(module, ir.FunctionType(_I64, [_I64, _I64]), "spread")
+    function = ir.Function(module, ir.FunctionType(_I64, [_I64, _I64, _I64]), "spread")
     builder = ir.IRBuilder(function.append_basic_block())
     block = builder.inttoptr(function.args[1], _WORD)
     # Where a kernel would put its result and its exception.
-    result, exception = (builder.ptrtoint(builder.alloca(_I64), _I64) for _ in range(2))
-    values = [result, exception]
+    places = [builder.alloca(_I64) for _ in range(2)]
+    builder.store(function.args[2], places[0])
+    values = [builder.ptrtoint(place, _I64) for place in places]
     for index, kind in enumerate(wanted):
         slot = builder.load(builder.gep(block, [ir.Constant(_I64, index)]))
         if isinstance(kind, ir.IntType):

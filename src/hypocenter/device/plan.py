@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,13 +53,18 @@ class PlanBuilder:
         contract: Demands,
         facts: Mapping[str, Any],
         work_per_row: int,
+        reads: Sequence[tuple[Any, int]] = (),
     ) -> None:
         """Append a launch whose `facts` meet its contract; raises LaunchRejected if they do not.
 
         `work_per_row`, about the multiply-adds per row, decides between one thread and many.
+        `reads`, up to three: the arrays that its items go through, one after the other, and the
+        items of each, of one size; threads that wait ask memory for them.
         """
         parallel = self.num_rows * work_per_row >= MIN_PARALLEL_WORK
-        self.launches.append(launch.prepare(kernel, args, contract, facts, parallel=parallel))
+        self.launches.append(
+            launch.prepare(kernel, args, contract, facts, parallel=parallel, reads=reads)
+        )
 
     def launch_gpu(
         self,

@@ -15,6 +15,7 @@ import numpy as np
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import linear_cpu
 from hypocenter.kernels.contract import COUNT, Apart, Arg, Contract, Rule, live_counts
+from hypocenter.kernels.quant import ROWS_PER_ITEM, padded
 from hypocenter.kernels.quantise import Operands, present
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
@@ -184,20 +185,22 @@ def _launch_cpu(
     for one in products:
         args += [one.weight, _NO_BIAS if one.bias is None else one.bias, one.out]
     first = products[0]
+    weights = [one.weight.data for one in products]
+    reads = [(weight.parts[0], padded(weight.num_rows) // ROWS_PER_ITEM) for weight in weights]
     for _ in range(_MOST - len(products)):
         args += [*_without_rows(first.weight), _NO_BIAS, first.out]
-    work = sum(one.weight.data.num_rows for one in products) * first.weight.data.num_columns
+    work = sum(weight.num_rows for weight in weights) * weights[0].num_columns
     if not first.weight.dtype.is_quantised:
         plan.launch(
             linear_cpu.linear_float, facts["x"], *args, contract=contract, facts=facts,
-            work_per_row=work,
+            work_per_row=work, reads=reads,
         )  # fmt: skip
         return
     made = (facts[name] for name in ("codes", "x_scales", "sums", "weighted"))
     # Four products of codes take the time of one of floats.
     plan.launch(
         linear_cpu.linear_codes, *made, *args, contract=contract, facts=facts,
-        work_per_row=work // 4,
+        work_per_row=work // 4, reads=reads,
     )  # fmt: skip
 
 
