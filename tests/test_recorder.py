@@ -119,7 +119,7 @@ def test_a_run_is_told_by_name_and_in_order(runs: Path) -> None:
     assert one.digest == hashlib.sha256(struct.pack("<3i", 5, 6, 7)).hexdigest()
     # A launch is told as its kernel sees it, and as its contract names it.
     plan = next(plan for plan in run.plans if plan.id == steps[0].plan)
-    turned = next(launch for launch in plan.launches if launch.kernel == "rope")
+    turned = next(launch for launch in plan.launches if launch.kernel == "rope_write")
     given = {argument.name: argument for argument in turned.arguments}
     positions = tensors[given["positions"].tensor or 0]
     assert (positions.name, positions.owner, positions.dtype) == ("positions", "step", "I32")
@@ -130,10 +130,10 @@ def test_a_run_is_told_by_name_and_in_order(runs: Path) -> None:
     assert {fact.name: fact.value for fact in turned.facts}["head_dim"] == 16
     source = next(source for source in run.sources if source.id == turned.source)
     assert hashlib.sha256(source.text.encode()).hexdigest() == source.id
-    assert source.file.endswith("rope_cpu.py")
+    assert source.file.endswith("rope_write_cpu.py")
     text = Path(source.file).read_text().splitlines()
     assert source.text.splitlines()[0] == text[source.first_line - 1]
-    assert "positions: i32" in run.contracts["rope"]
+    assert "positions: i32" in run.contracts["rope_write"]
     assert {name for name, armed, _ in map(_check, run.checks) if armed} == {
         "contracts", "step indices", "host copies",
     }  # fmt: skip

@@ -14,7 +14,7 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels import activation_cpu
 from hypocenter.kernels.contract import COUNT, Apart, Arg, Contract, Rule, Scalar, live_counts
-from hypocenter.kernels.quantise import INTO_CODES, Operands
+from hypocenter.kernels.quantise import INTO_CODES, INTO_TILES, Operands
 from hypocenter.tensor import DType, Tensor
 
 _WHOLE_VECTORS = Rule("width % 16 == 0", "rows must be padded to whole vectors")
@@ -26,13 +26,17 @@ GATE = Contract(
     Apart("gate", "up"),
     _WHOLE_VECTORS,
 )
-GATE_CODES = Contract(
-    "gate_codes",
-    Arg("gate", (DType.F32,), "num_rows, pitch"),
-    Arg("up", (DType.F32,), "num_rows, pitch"),
-    *INTO_CODES,
-    live_counts("num_rows", 0),
-    Scalar("width", "0 < width <= pitch", "must be above 0 and within the rows"),
+#: On a GPU, and on the CPU.
+GATE_CODES, GATE_TILES = (
+    Contract(
+        "gate_codes",
+        Arg("gate", (DType.F32,), "num_rows, pitch"),
+        Arg("up", (DType.F32,), "num_rows, pitch"),
+        *into,
+        live_counts("num_rows", 0),
+        Scalar("width", "0 < width <= pitch", "must be above 0 and within the rows"),
+    )
+    for into in (INTO_CODES, INTO_TILES)
 )
 SCALE = Contract(
     "scale",
@@ -89,15 +93,24 @@ def gate_codes(
     plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, into: Operands, counts: Tensor, *,
     width: int,
 ) -> None:  # fmt: skip
-    """Append the codes of kind(gate) * up on a GPU: every bit as `quantise` makes them of that.
+    """Append the codes of kind(gate) * up: every bit as `quantise` makes them of that.
 
     gate and up f32 [num_tokens, >= width], kind as in `gate`; `into` as in `quantise.Operands`.
     """
     _require_kind(kind)
-    from hypocenter.kernels import activation_gpu
-
     facts = {"gate": gate, "up": up, "counts": counts, "width": width} | into.made
-    activation_gpu.launch_gate_codes(plan, GATE_CODES, facts, kind == "gelu")
+    if plan.device != "cpu":
+        from hypocenter.kernels import activation_gpu
+
+        activation_gpu.launch_gate_codes(plan, GATE_CODES, facts, kind == "gelu")
+        return
+    plan.launch(
+        activation_cpu.gate_codes,
+        *(gate, up, counts, _GATES[kind], width, *into.made.values()),
+        contract=GATE_TILES,
+        facts=facts,
+        work_per_row=20 * width,
+    )
 
 
 def _require_kind(kind: str) -> None:

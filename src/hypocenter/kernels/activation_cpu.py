@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.lang import cpu_kernel, inline, prange
-from hypocenter.device.vector import div, fma, get, load, mul, splat, store
+from hypocenter.device.vector import div, fma, get, load, load_first, mul, splat, store
 from hypocenter.device.vector_math import sigmoid, tanh
+from hypocenter.kernels.quantise_cpu import ITEM_GROUPS, num_groups_of, num_tiles_of, put_codes
 
 _TWICE_SQRT_2_OVER_PI = np.float32(1.5957691216057308)
 _CUBIC = np.float32(0.044715)
@@ -20,14 +21,43 @@ def _gelu(x: Any) -> Any:
     return mul(x, sigmoid(mul(splat(_TWICE_SQRT_2_OVER_PI), cubic)))
 
 
+@inline
+def _opened(x: Any, kind: int) -> Any:
+    return mul(x, sigmoid(x)) if kind == 0 else _gelu(x)
+
+
+@inline
+def _gated(gate: Any, up: Any, at: int, left: int, kind: int) -> Any:
+    """16 columns, of which the first `left` are there and the others 0."""
+    return mul(_opened(load_first(gate, at, left), kind), load_first(up, at, left))
+
+
 @cpu_kernel
 def gate(gate: Any, up: Any, counts: Any, kind: int) -> None:
     width = gate.shape[1]
     for row in prange(get(counts, 0)):
         for at in range(row * width, (row + 1) * width, 16):
-            x = load(gate, at)
-            opened = mul(x, sigmoid(x)) if kind == 0 else _gelu(x)
-            store(gate, at, mul(opened, load(up, at)))
+            store(gate, at, mul(_opened(load(gate, at), kind), load(up, at)))
+
+
+@cpu_kernel
+def gate_codes(
+    gate: Any, up: Any, counts: Any, kind: int, width: int, codes: Any, scales: Any, sums: Any,
+    weighted: Any,
+) -> None:  # fmt: skip
+    # Items as in `quantise`.
+    num_rows, num_groups, tile = get(counts, 0), num_groups_of(width), codes.shape[2]
+    num_parts = (num_groups + ITEM_GROUPS - 1) // ITEM_GROUPS
+    for item in prange(num_tiles_of(num_rows, codes) * num_parts):
+        begin, part = item // num_parts * tile, item % num_parts * ITEM_GROUPS
+        for row in range(begin, min(begin + tile, num_rows)):
+            for group in range(part, min(part + ITEM_GROUPS, num_groups)):
+                at, left = row * gate.shape[1] + 32 * group, width - 32 * group
+                put_codes(
+                    _gated(gate, up, at, left, kind), _gated(gate, up, at + 16, left - 16, kind),
+                    codes, scales, sums, weighted, begin // tile * codes.shape[1] + group,
+                    row - begin,
+                )  # fmt: skip
 
 
 @cpu_kernel

@@ -243,7 +243,7 @@ def attention(
     tokens, best of one sequence. `num_sequences` is how many sequences the tokens may belong to
     (all of the block tables when None). `parts` of `allocate_parts` is what tiles leave on the CPU;
     without it there is room of this op's own. None of them changes a bit of the result. With
-    `codes` on a GPU its codes are made, as `quantise` does, and out may be left as it was.
+    `codes` its codes are made, as `quantise` does, and out may be left as it was on a GPU.
     """
     facts = {
         "k_cache": k_cache,
@@ -263,6 +263,8 @@ def attention(
         _on_gpu(plan, facts, num_sequences or block_tables.shape[0], partial, codes)
         return
     _on_cpu(plan, facts, parts)
+    if codes is not None:
+        quantise(plan, out, num_heads * k_cache.shape[2], codes, counts)
 
 
 def allocate_parts(

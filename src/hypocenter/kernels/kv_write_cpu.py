@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypocenter.device.lang import cpu_kernel, prange
+from hypocenter.device.lang import cpu_kernel, inline, prange
 from hypocenter.device.vector import get, load_first, put_half, store
+
+
+@inline
+def write_values(v: Any, at: int, v_cache: Any, row: int, head_dim: int) -> None:
+    """The values of a head to where its row of the cache begins."""
+    for d in range(0, head_dim, 16):
+        store(v_cache, row + d, load_first(v, at + d, head_dim - d))
 
 
 @cpu_kernel
@@ -21,6 +28,4 @@ def kv_write(k: Any, v: Any, counts: Any, slots: Any, k_cache: Any, v_cache: Any
             for d in range(head_dim):
                 put_half(k_cache, (page * head_dim + d) * block_size + offset, get(k, at + d))
             row = (page * block_size + offset) * value_pitch
-            at = token * v.shape[1] + head * head_dim
-            for d in range(0, head_dim, 16):
-                store(v_cache, row + d, load_first(v, at + d, head_dim - d))
+            write_values(v, token * v.shape[1] + head * head_dim, v_cache, row, head_dim)

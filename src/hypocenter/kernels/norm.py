@@ -12,7 +12,7 @@ import numpy as np
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import norm_cpu
 from hypocenter.kernels.contract import COUNT, Arg, Contract, Scalar, live_counts
-from hypocenter.kernels.quantise import INTO_CODES, Operands
+from hypocenter.kernels.quantise import INTO_CODES, INTO_TILES, Operands
 from hypocenter.tensor import DType, Tensor
 
 _PARTS = (
@@ -29,8 +29,10 @@ CONTRACT = Contract(
     *_PARTS,
     Scalar("num_heads", "num_heads > 0", "must be above 0"),
 )
-CODES = Contract(
-    "rms_norm_codes", Arg("x", (DType.F32,), "num_rows, >= width"), *INTO_CODES, *_PARTS
+#: On a GPU, and on the CPU.
+CODES, TILES = (
+    Contract("rms_norm_codes", Arg("x", (DType.F32,), "num_rows, >= width"), *into, *_PARTS)
+    for into in (INTO_CODES, INTO_TILES)
 )
 
 
@@ -81,11 +83,21 @@ def rms_norm_codes(
     plan: PlanBuilder, x: Tensor, weight: Tensor, eps: float, into: Operands, counts: Tensor, *,
     width: int, count: int = 0,
 ) -> None:  # fmt: skip
-    """Append the codes of rms_norm(x) on a GPU: every bit as `quantise` makes them of its result.
+    """Append the codes of rms_norm(x): every bit as `quantise` makes them of its result.
 
     x f32 [num_rows, >= width], weight f32 [>= width]; `into` as in `quantise.Operands`.
     """
-    from hypocenter.kernels import norm_gpu
-
     facts = {"x": x, "weight": weight, "counts": counts, "count": count, "width": width, "eps": eps}
-    norm_gpu.launch_codes(plan, CODES, facts | into.made)
+    facts |= into.made
+    if plan.device != "cpu":
+        from hypocenter.kernels import norm_gpu
+
+        norm_gpu.launch_codes(plan, CODES, facts)
+        return
+    plan.launch(
+        norm_cpu.rms_norm_codes,
+        *(x, counts, count, weight, np.float32(eps), width, *into.made.values()),
+        contract=TILES,
+        facts=facts,
+        work_per_row=6 * width,
+    )

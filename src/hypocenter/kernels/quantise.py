@@ -41,6 +41,15 @@ INTO_CODES = (
     Arg("sums", (DType.I32,), "num_rows, quarter // 8", "write", fills="-(-width // 1024) * 32"),
     Rule("-(-width // 1024) * 256 <= quarter", "a row of codes must hold them, padded to 1024"),
 )
+#: Where CPU kernels leave them: rows lie in tiles.
+INTO_TILES = (
+    Arg("codes", (DType.I32,), "num_tiles, num_groups, tile, 8", "write"),
+    Arg("scales", (DType.F32,), "num_tiles, num_groups, tile", "write"),
+    Arg("sums", (DType.I32,), "num_tiles, num_groups, 3, tile", "write"),
+    Arg("weighted", (DType.F32,), "num_tiles, num_groups, 3, tile", "write"),
+    Rule("num_tiles * tile >= num_rows", "the tiles of the result must hold the rows"),
+    Rule("-(-width // 64) * 2 <= num_groups", "the groups of the result must hold a row"),
+)
 CODES = Contract(
     "quantise",
     Arg("x", (DType.F32,), "num_rows, >= width"),
@@ -49,19 +58,13 @@ CODES = Contract(
     COUNT,
     _WIDTH,
 )
-#: As CODES, as CPU kernels read it: rows lie in tiles.
 TILES = Contract(
     "quantise",
     Arg("x", (DType.F32,), "num_rows, >= width"),
-    Arg("codes", (DType.I32,), "num_tiles, num_groups, tile, 8", "write"),
-    Arg("scales", (DType.F32,), "num_tiles, num_groups, tile", "write"),
-    Arg("sums", (DType.I32,), "num_tiles, num_groups, 3, tile", "write"),
-    Arg("weighted", (DType.F32,), "num_tiles, num_groups, 3, tile", "write"),
+    *INTO_TILES,
     live_counts("num_rows"),
     COUNT,
     _WIDTH,
-    Rule("num_tiles * tile >= num_rows", "the tiles of the result must hold the rows"),
-    Rule("-(-width // 64) * 2 <= num_groups", "the groups of the result must hold a row"),
 )
 PIECES = Contract(
     "split",
@@ -156,8 +159,9 @@ class Operands:
 
     @property
     def made(self) -> dict[str, Tensor | None]:
-        """What holds the codes on a GPU, by its names in contracts."""
-        return {"codes": self.codes, "scales": self.scales, "sums": self.sums}
+        """What holds the codes, by its names in contracts."""
+        made = {"codes": self.codes, "scales": self.scales, "sums": self.sums}
+        return made if self.weighted is None else made | {"weighted": self.weighted}
 
     def pieces(self, dtype: DType) -> Tensor | None:
         """The pieces for float weights of `dtype`; None for F32, which takes x itself."""
@@ -178,22 +182,31 @@ def _tiled(operand: Tensor, num_rows: int, tile: int) -> Tensor:
     return leading(operand, tuple(shape))
 
 
-def reads_codes_alone(weights: Iterable[Tensor], device: str) -> bool:
+def reads_codes_alone(weights: Iterable[Tensor]) -> bool:
     """Whether products with `weights` read nothing of x but its codes, in whichever order they lie.
 
-    Then what makes x on a GPU may make its codes, and x is never written.
+    Then what makes x may make its codes, and x is never written.
     """
-    return device != "cpu" and all(weight.dtype.is_quantised for weight in weights)
+    return all(weight.dtype.is_quantised for weight in weights)
 
 
 def quantise(
     plan: PlanBuilder, x: Tensor, width: int, into: Operands, counts: Tensor, *, count: int = 0
 ) -> None:
-    """Append the codes of x f32 [num_rows, >= width] on a GPU."""
-    from hypocenter.kernels import quantise_gpu
+    """Append the codes of x f32 [num_rows, >= width]."""
+    facts: dict[str, Any] = {"x": x, "counts": counts, "count": count, "width": width} | into.made
+    if plan.device != "cpu":
+        from hypocenter.kernels import quantise_gpu
 
-    facts: dict[str, Any] = {"x": x, "counts": counts, "count": count, "width": width}
-    quantise_gpu.launch_codes(plan, CODES, facts | into.made)
+        quantise_gpu.launch_codes(plan, CODES, facts)
+        return
+    plan.launch(
+        quantise_cpu.quantise,
+        *(x, counts, count, width, *into.made.values()),
+        contract=TILES,
+        facts=facts,
+        work_per_row=4 * width,
+    )
 
 
 def present(
@@ -208,7 +221,7 @@ def present(
     if plan.device == "cpu":
         wide = next((one.data for one in weights if one.dtype.is_quantised), None)
         if wide is not None:
-            _present_tiles(plan, x, wide.num_columns, into, counts, count)
+            quantise(plan, x, wide.num_columns, into, counts, count=count)
         return
     from hypocenter.kernels import quantise_gpu
 
@@ -223,21 +236,6 @@ def present(
             facts = {"x": x, "counts": counts, "count": count, "width": width}
             facts |= {"pieces": into.pieces(dtype), "row_scales": into.row_scales}
             quantise_gpu.launch_pieces(plan, PIECES, facts)
-
-
-def _present_tiles(
-    plan: PlanBuilder, x: Tensor, width: int, into: Operands, counts: Tensor, count: int
-) -> None:
-    arrays = (into.codes, into.scales, into.sums, into.weighted)
-    names = ("codes", "scales", "sums", "weighted")
-    facts = {"x": x, "counts": counts, "count": count, "width": width}
-    plan.launch(
-        quantise_cpu.quantise,
-        *(x, counts, count, width, *arrays),
-        contract=TILES,
-        facts=facts | dict(zip(names, arrays, strict=True)),
-        work_per_row=4 * width,
-    )
 
 
 def reference(

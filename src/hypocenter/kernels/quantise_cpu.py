@@ -28,7 +28,7 @@ _ZERO, _LARGEST_CODE, _INVERSE = np.float32(0), np.float32(127), np.float32(1 / 
 #: Adding it rounds to the nearest integer, ties to even, which then is the low bits of the sum.
 _ROUND = np.float32(1.5 * 2**23)
 #: Groups of an item: in a tile of one row as many as have their scales in one cache line.
-_ITEM_GROUPS = 16
+ITEM_GROUPS = 16
 
 
 @inline
@@ -40,11 +40,10 @@ def _code_half(values: Any, inverse: float, codes: Any, at: int) -> float:
 
 
 @inline
-def _quantise_group(
-    x: Any, at: int, left: int, codes: Any, scales: Any, sums: Any, weighted: Any, group: int,
-    lane: int,
-) -> None:  # fmt: skip
-    first, last = load_first(x, at, left), load_first(x, at + 16, left - 16)
+def put_codes(
+    first: Any, last: Any, codes: Any, scales: Any, sums: Any, weighted: Any, group: int, lane: int
+) -> None:
+    """Store the codes of both halves of a group, and what belongs to them."""
     sizes = larger(absolute(finite_or(first, _INFINITY)), absolute(finite_or(last, _INFINITY)))
     largest = max_lanes(sizes)
     usable = largest >= _TINY and largest < _INFINITY
@@ -65,19 +64,16 @@ def _quantise_group(
 
 
 @inline
-def _quantise_tile(
-    x: Any, num_rows: int, width: int, first: int, last: int, tile_index: int, codes: Any,
-    scales: Any, sums: Any, weighted: Any,
-) -> None:  # fmt: skip
-    """Groups first..last of one tile of rows."""
-    tile = codes.shape[2]
-    begin = tile_index * tile
-    for row in range(begin, min(begin + tile, num_rows)):
-        for group in range(first, last):
-            _quantise_group(
-                x, row * x.shape[1] + 32 * group, width - 32 * group, codes, scales, sums,
-                weighted, tile_index * codes.shape[1] + group, row - begin,
-            )  # fmt: skip
+def num_groups_of(width: int) -> int:
+    """Groups of a row: products read them by two."""
+    return (width + 63) // 64 * 2
+
+
+@inline
+def num_tiles_of(num_rows: int, codes: Any) -> int:
+    """Tiles of codes that have live rows."""
+    tile: int = codes.shape[2]
+    return (num_rows + tile - 1) // tile
 
 
 @cpu_kernel
@@ -86,12 +82,14 @@ def quantise(
 ) -> None:
     # An item is some groups of a whole tile, and not a row: what the rows of a tile have of one
     # group lies in one cache line, which threads that each have a row would take from one another.
-    num_rows, num_groups = get(counts, count), (width + 63) // 64 * 2
-    num_parts = (num_groups + _ITEM_GROUPS - 1) // _ITEM_GROUPS
-    num_tiles = (num_rows + codes.shape[2] - 1) // codes.shape[2]
-    for item in prange(num_tiles * num_parts):
-        first = item % num_parts * _ITEM_GROUPS
-        last = min(first + _ITEM_GROUPS, num_groups)
-        _quantise_tile(
-            x, num_rows, width, first, last, item // num_parts, codes, scales, sums, weighted
-        )
+    num_rows, num_groups, tile = get(counts, count), num_groups_of(width), codes.shape[2]
+    num_parts = (num_groups + ITEM_GROUPS - 1) // ITEM_GROUPS
+    for item in prange(num_tiles_of(num_rows, codes) * num_parts):
+        begin, part = item // num_parts * tile, item % num_parts * ITEM_GROUPS
+        for row in range(begin, min(begin + tile, num_rows)):
+            for group in range(part, min(part + ITEM_GROUPS, num_groups)):
+                at, left = row * x.shape[1] + 32 * group, width - 32 * group
+                put_codes(
+                    load_first(x, at, left), load_first(x, at + 16, left - 16), codes, scales,
+                    sums, weighted, begin // tile * codes.shape[1] + group, row - begin,
+                )  # fmt: skip

@@ -9,10 +9,27 @@ from hypocenter.device.vector import get, put
 
 
 @inline
-def _turn(x: Any, first: int, second: int, cos: float, sin: float) -> None:
-    a, b = get(x, first), get(x, second)
-    put(x, first, a * cos - b * sin)
-    put(x, second, a * sin + b * cos)
+def turned(a: float, b: float, cos: float, sin: float) -> tuple[float, float]:
+    return a * cos - b * sin, a * sin + b * cos
+
+
+@inline
+def pair(i: int, half: int, neighbours: bool) -> tuple[int, int]:
+    """The columns of the pair of index `i`."""
+    return (2 * i, 2 * i + 1) if neighbours else (i, half + i)
+
+
+@inline
+def turn_head(
+    x: Any, at: int, cos: Any, sin: Any, angles: int, half: int, neighbours: bool
+) -> None:
+    """Turn a head in place by the angles of its position."""
+    for i in range(half):
+        first, second = pair(i, half, neighbours)
+        c, s = get(cos, angles + i), get(sin, angles + i)
+        a, b = turned(get(x, at + first), get(x, at + second), c, s)
+        put(x, at + first, a)
+        put(x, at + second, b)
 
 
 @cpu_kernel
@@ -25,9 +42,4 @@ def rope(
         angles = get(positions, token) * half
         for head in range(num_heads):
             at = token * x.shape[1] + head * head_dim
-            for i in range(half):
-                c, s = get(cos, angles + i), get(sin, angles + i)
-                if neighbours:
-                    _turn(x, at + 2 * i, at + 2 * i + 1, c, s)
-                else:
-                    _turn(x, at + i, at + half + i, c, s)
+            turn_head(x, at, cos, sin, angles, half, neighbours)

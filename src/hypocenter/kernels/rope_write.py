@@ -1,4 +1,4 @@
-"""rope_write: `rope` of queries and keys and `kv_write` in one launch, on GPUs.
+"""rope_write: `rope` of queries and keys and `kv_write` in one launch.
 
 The result has the bits that rope of q, rope of k and kv_write give one after the other, but for
 k itself: its turned heads go to the cache alone, and its own buffer stays as it was.
@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.errors import LaunchRejected
-from hypocenter.kernels import kv_write, rope
+from hypocenter.kernels import kv_write, rope, rope_write_cpu
 from hypocenter.kernels.contract import Apart, Contract
 from hypocenter.tensor import Tensor
 
@@ -50,14 +49,8 @@ def rope_write(
 ) -> None:
     """Append the rotation of q f32 [num_tokens, >= num_heads * head_dim] by its positions, and
     the write of k, turned likewise, and v at `slots`; arguments as in `rotate` and `kv_write`.
-
-    Raises LaunchRejected on the CPU, where the parts are called.
     """
     rope.require_style("rope_write", style)
-    if plan.device == "cpu":
-        raise LaunchRejected("rope_write", "runs on GPU devices only; the CPU has its parts")
-    from hypocenter.kernels import rope_write_gpu
-
     cos, sin = table
     facts = {
         "q": q,
@@ -73,4 +66,17 @@ def rope_write(
         "num_heads": num_heads,
         "head_dim": head_dim,
     }
-    rope_write_gpu.launch(plan, CONTRACT, facts, style == "normal")
+    if plan.device != "cpu":
+        from hypocenter.kernels import rope_write_gpu
+
+        rope_write_gpu.launch(plan, CONTRACT, facts, style == "normal")
+        return
+    num_kv_heads = k_cache.shape[1]
+    plan.launch(
+        rope_write_cpu.rope_write,
+        *(q, k, v, counts, positions, slots, cos, sin, k_cache, v_cache, num_heads),
+        style == "normal",
+        contract=CONTRACT,
+        facts=facts,
+        work_per_row=4 * (num_heads * cos.shape[1] + num_kv_heads * head_dim),
+    )

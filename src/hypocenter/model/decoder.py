@@ -236,7 +236,7 @@ class Decoder:
         positions, slots = inputs.positions, inputs.slots
         table = self.weights.local_rope if facts.is_local(index) else self.weights.rope
         head_dim, style = facts.head_dim, facts.family.rope_style
-        if facts.rope.dim and plan.device != "cpu" and self._unfused is None:
+        if facts.rope.dim and self._unfused is None:
             rope_write(
                 plan, b.q, b.k, b.v, positions, slots, table, keys, values, counts,
                 num_heads=facts.num_heads, head_dim=head_dim, style=style,
@@ -281,7 +281,7 @@ class Decoder:
 
     def _codes(self, x: Tensor, *weights: Tensor) -> Operands | None:
         """Where the codes of rows like x's go that are all that products with `weights` read."""
-        if not reads_codes_alone(weights, x.device):
+        if not reads_codes_alone(weights):
             return None
         return self._operands.first(x.shape[0])
 
