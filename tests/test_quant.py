@@ -79,15 +79,15 @@ def _unpacked(packed: quant.Packed) -> np.ndarray:
 def _code(record: np.ndarray, layout: RecordLayout, column: int) -> np.ndarray:
     """Column `column` of each row, [groups, 16]: byte b of word j has column 4 j + b."""
     word, byte = column // 4, column % 4
+    step, word = record[layout.codes][:, word // 8], word % 8
     if layout.planes == (8,):
-        return np.asarray((record["codes"][:, word] << (24 - 8 * byte)) >> 24)
+        return np.asarray((step[:, word] << (24 - 8 * byte)) >> 24)
     code, low = np.zeros(record["scale"][:, 0].shape, np.int64), 0
-    for width, plane in ((4, "nibbles"), (2, "crumbs"), (1, "bits")):
-        if width in layout.planes:
-            vector = record[plane][:, word // (8 // width)].view(np.uint32).astype(np.int64)
-            shift = 8 * byte + width * (word % (8 // width))
-            code += ((vector >> shift) & ((1 << width) - 1)) << low
-            low += width
+    for width in layout.planes:
+        vector = step[:, low + word // (8 // width)].view(np.uint32).astype(np.int64)
+        shift = 8 * byte + width * (word % (8 // width))
+        code += ((vector >> shift) & ((1 << width) - 1)) << low
+        low += width
     return code
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
+from hypocenter.device import vector_rows
+from hypocenter.device.codes import fetch_early
 from hypocenter.device.lang import inline
 from hypocenter.device.vector import (
     keep,
@@ -17,6 +20,9 @@ from hypocenter.device.vector import (
     sum_lanes,
 )
 from hypocenter.device.vector_math import exp, sigmoid, tanh
+from hypocenter.device.vector_rows import fetch_ahead
+from hypocenter.kernels.quant_records import RECORDS
+from hypocenter.tensor import DType
 
 
 @inline
@@ -121,3 +127,28 @@ def test_lanes_fold() -> None:
     x = np.random.default_rng(1).integers(-50, 50, 16).astype(np.float32)
     total, largest, part = _fold(x, 3, 9)
     assert (total, largest, part) == (x.sum(), x.max(), x[3:9].sum())
+
+
+@pytest.mark.parametrize(("processor", "asks"), [("znver5", True), ("znver4", False)])
+def test_memory_is_asked_for_what_comes_where_that_pays(
+    processor: str, asks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a Zen 4, F16 is read 15 % faster without, Q4_0 24 % and Q4_K 12 %; a Zen 5 loses by it."""
+    monkeypatch.setattr(vector_rows, "cpu_name", lambda: processor)
+    floats = np.zeros((2, 4, 64), np.float32)
+
+    def read_floats(weights: Any) -> None:
+        fetch_ahead(weights, 0, 64)
+
+    def read_codes(records: Any) -> None:
+        fetch_early(records, 0, 1)
+
+    for read, weights, always in (
+        (read_floats, floats, asks),
+        (read_codes, np.zeros((1, 2), RECORDS[DType.Q4_0].record), asks),
+        (read_codes, np.zeros((1, 2), RECORDS[DType.Q8_0].record), False),
+    ):
+        compiled: Any = inline(read)
+        compiled(weights)
+        (code,) = compiled.inspect_llvm().values()
+        assert ("@llvm.prefetch" in code) == always, read.__name__

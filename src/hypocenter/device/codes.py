@@ -36,15 +36,15 @@ from hypocenter.device.vector_ir import (
     half_to_float,
     load_vector,
 )
-from hypocenter.device.vector_rows import AHEAD_BYTES, LINE_BYTES, ask_for_lines
+from hypocenter.device.vector_rows import AHEAD_BYTES, LINE_BYTES, ask_for_lines, asks_ahead
 
 #: Words of the columns whose codes are taken at once, four to a word.
 _WORDS = 8
 #: Rows whose sums of products grow side by side where rows are many: a sum waits for its last step,
 #: and the next row's comes too late to fill the gap. Few rows, or short sums, do better one by one.
 _ROWS_IN_TURN = 8
-#: Planes of bits and how many bits of a code each holds, the lowest first.
-_PLANES = (("nibbles", 4), ("crumbs", 2), ("bits", 1))
+#: What the field of a record's codes is called, before the bits of its planes: codes_4_2.
+CODES_FIELD = "codes"
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
 _VEC_I8 = ir.VectorType(_I8, LANES)
@@ -173,20 +173,24 @@ def store_totals(
 class _Shape:
     """What the type of a record says: it is known when a kernel is compiled."""
 
+    codes: str
+    planes: tuple[int, ...]
     num_steps: int
-    is_signed: bool
     is_halved: bool
     has_minima: bool
 
     @classmethod
     def of(cls, record: Any) -> _Shape:
         lengths = {name: field.type.shape[0] for name, field in record.fields.items()}
-        for plane, bits in (("codes", 8), *_PLANES):
-            if plane in lengths:
-                num_steps = lengths[plane] // bits
-                break
+        codes = next(name for name in lengths if name.startswith(CODES_FIELD))
+        planes = tuple(int(bits) for bits in codes.split("_")[1:])
         num_scales = lengths.get("pairs") or lengths.get("scales") or lengths["scale"]
-        return cls(num_steps, "codes" in lengths, num_scales > num_steps, "minimum" in lengths)
+        is_halved = num_scales > lengths[codes]
+        return cls(codes, planes, lengths[codes], is_halved, "minimum" in lengths)
+
+    @property
+    def is_signed(self) -> bool:
+        return self.planes == (8,)
 
 
 class _Record:
@@ -282,7 +286,7 @@ def fetch_early(typing: Any, blocks: Any, record: Any, step: Any) -> tuple[Any, 
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = signature.args[0].dtype
-        if _Shape.of(kind).is_signed:
+        if _Shape.of(kind).is_signed or not asks_ahead():
             return context.get_dummy_value()
         num_lines = -(-kind.size // (_Shape.of(kind).num_steps * LINE_BYTES))
         first = address_of(context, builder, signature.args[0], args[0], args[1])
@@ -296,24 +300,27 @@ def fetch_early(typing: Any, blocks: Any, record: Any, step: Any) -> tuple[Any, 
 
 @word
 def load_codes(typing: Any, blocks: Any, record: Any, step: Any) -> tuple[Any, Codegen]:
-    """32 columns of 16 rows: the signed bytes of `codes`, or what planes of bits add up to.
+    """32 columns of 16 rows: signed bytes, or what planes of bits add up to.
 
-    Planes, the first that there is in the lowest bits: `nibbles` (vector i holds the columns
-    8 i .. 8 i + 3 in the low halves of its bytes and the next four in the high ones), `crumbs` of
-    two bits (columns 16 i + 4 m .. + 3 at bit 2 m), `bits` (columns 4 j .. 4 j + 3 at bit j).
+    The planes of a step lie one behind the other, the lowest bits first: one of 4 bits (vector i
+    holds the columns 8 i .. 8 i + 3 in the low halves of its bytes and the next four in the high
+    ones), of 2 (columns 16 i + 4 m .. + 3 at bit 2 m), of 1 (columns 4 j .. 4 j + 3 at bit j).
     """
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         record = _Record(context, builder, signature.args[0], args[0], args[1])
+        shape = _Shape.of(signature.args[0].dtype)
+        first = builder.mul(args[2], ir.Constant(_I64, sum(shape.planes)))
         words: list[Any] = [None] * _WORDS
-        if record.has("codes"):
-            words = _plane(builder, record, "codes", 8, args[2])
-        else:
-            low = 0
-            for plane, bits in _PLANES:
-                if record.has(plane):
-                    _add_plane(builder, words, _plane(builder, record, plane, bits, args[2]), low)
-                    low += bits
+        low = 0
+        for bits in shape.planes:
+            # A plane has as many vectors as bits.
+            vectors = [record.vector(shape.codes, VEC_I32, first, low + i) for i in range(bits)]
+            if shape.is_signed:
+                words = vectors
+            else:
+                _add_plane(builder, words, vectors, low)
+            low += bits
         made = ir.Constant(_CODES, ir.Undefined)
         for j, found in enumerate(words):
             made = builder.insert_value(made, found, j)
@@ -321,12 +328,6 @@ def load_codes(typing: Any, blocks: Any, record: Any, step: Any) -> tuple[Any, C
 
     is_signed = _Shape.of(blocks.dtype).is_signed
     return _Codes(is_signed=is_signed)(blocks, types.intp, types.intp), build
-
-
-def _plane(builder: Any, record: _Record, plane: str, bits: int, step: Any) -> list[Any]:
-    """The vectors of one plane for a step: as many as it has bits."""
-    first = builder.mul(step, ir.Constant(_I64, bits))
-    return [record.vector(plane, VEC_I32, first, i) for i in range(bits)]
 
 
 def _add_plane(builder: Any, words: list[Any], vectors: Sequence[Any], low: int) -> None:

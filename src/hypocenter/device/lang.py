@@ -329,6 +329,12 @@ def cpu_features() -> frozenset[str]:
     return frozenset(word[1:] for word in features.split(",") if word.startswith("+"))
 
 
+def cpu_name() -> str:
+    """The processor that kernels are compiled for, as LLVM spells it: znver4."""
+    _, name, _ = cpu_target.target_context.codegen().magic_tuple()
+    return str(name)
+
+
 def instruction_set() -> str:
     """By which instructions kernels multiply and add: the fastest of those they may use.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypocenter.device.lang import cgutils, ir, literal_word, types, word
+from hypocenter.device.lang import cgutils, cpu_name, ir, literal_word, types, word
 from hypocenter.device.vector_ir import (
     I32,
     LANES,
@@ -25,6 +25,14 @@ from hypocenter.device.vector_ir import (
 LINE_BYTES = 64
 #: How far ahead memory is asked for: what one thread reads in the time that memory takes to answer.
 AHEAD_BYTES = 4096
+#: Processors, as LLVM spells them, that see for themselves what is read next, and lose by being
+#: asked. Zen 5 is none of them: without, it reads planes of four bits 6 to 9 % slower.
+_FORESIGHTED = ("znver4",)
+
+
+def asks_ahead() -> bool:
+    """Whether kernels ask for the weights that they are about to read."""
+    return cpu_name() not in _FORESIGHTED
 
 
 def ask_for_lines(builder: Any, address: Any, start: int, num_lines: int) -> None:
@@ -155,6 +163,8 @@ def fetch_ahead(typing: Any, array: Any, index: Any, count: Any) -> tuple[Any, C
     """Ask for what lies `AHEAD_BYTES` behind `count` elements; beyond the array it does no harm."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if not asks_ahead():
+            return context.get_dummy_value()
         address = address_of(context, builder, array, args[0], args[1])
         num_bytes = _literal(count) * array.dtype.bitwidth // 8
         ask_for_lines(builder, address, AHEAD_BYTES, -(-num_bytes // LINE_BYTES))

@@ -1,12 +1,12 @@
 """The packed layouts in which CPU kernels read a weight, made of GGUF bytes with numpy.
 
-A weight of codes is records [num_rows / 16, records], each 16 rows by 64 or 256 columns, so that
-a thread reads memory in one stream. Codes lie in planes of 4, 2 and 1 bits, or as bytes, in the
-order that `device/codes.py` reads; scales and minima are kept as the file has them, an f16 for a
-group of columns, or an f16 for 256 columns and small integers for groups. Those of a group share a
-byte, its low half the scale's, and the two bits that six have above that lie by two groups to a
-byte. So a packed weight is about as large as in the file. Float weights are [num_rows / 64,
-num_columns, 64].
+A weight of codes is records [num_rows / 16, records], each 16 rows by 64 or 256 columns. Codes lie
+as bytes or in planes of 4, 2 and 1 bits, those of 32 columns together, in the order in which
+`device/codes.py` reads them, so that a thread reads memory in one stream. Scales and minima are
+kept as the file has them, an f16 for a group of columns, or an f16 for 256 columns and small
+integers for groups. Those of a group share a byte, its low half the scale's, and the two bits that
+six have above that lie by two groups to a byte. So a packed weight is about as large as in the
+file. Float weights are [num_rows / 64, num_columns, 64].
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device import large_pages
+from hypocenter.device.codes import CODES_FIELD
 from hypocenter.kernels.block_types import Blocks, unpack
 from hypocenter.kernels.interleave import LANES, ROWS_PER_ITEM, SLAB_ROWS, in_groups, padded
 from hypocenter.tensor import DType
@@ -56,7 +57,7 @@ class RecordLayout:
         """The fields of a record, each of vectors of 16 rows."""
         num_groups = self.num_columns // self.group
         num_wholes = 1 if self.is_nested else num_groups
-        fields: list[tuple[str, str, tuple[int, int]]] = [("scale", "<u2", (num_wholes, LANES))]
+        fields: list[tuple[str, str, tuple[int, ...]]] = [("scale", "<u2", (num_wholes, LANES))]
         if self.has_minima:
             fields.append(("minimum", "<u2", (num_wholes, LANES)))
         if self.pair_bits:
@@ -68,13 +69,15 @@ class RecordLayout:
         used = sum(np.dtype(entry[1:]).itemsize for entry in fields)
         if used % _LINE_BYTES:
             fields.append(("padding", "u1", (1, -used % _LINE_BYTES)))
-        for bits in self.planes:
-            shape = (self.num_columns // 32 * bits, LANES)
-            fields.append((_PLANE_NAMES[bits], "<i4", shape))
+        fields.append((self.codes, "<i4", (self.num_columns // 32, sum(self.planes), LANES)))
         return np.dtype(fields)
 
+    @property
+    def codes(self) -> str:
+        """The name of the field of codes, which says what planes there are."""
+        return "_".join((CODES_FIELD, *map(str, self.planes)))
 
-_PLANE_NAMES = {8: "codes", 4: "nibbles", 2: "crumbs", 1: "bits"}
+
 RECORDS: dict[DType, RecordLayout] = {
     layout.dtype: layout
     for layout in (
@@ -143,9 +146,10 @@ def _fill(records: Array, blocks: Blocks, layout: RecordLayout, width: int) -> N
     codes = (blocks.codes + np.int8(layout.zero)).view(np.uint8)
     low = 0
     for bits in layout.planes:
-        plane = _PLANE_NAMES[bits]
         words = _plane_words(codes, low, bits)
-        records[plane] = _by_record(words, records.shape[1], records[plane].shape[2])
+        plane = _by_record(words, records.shape[1], layout.num_columns // 32 * bits)
+        of_steps = plane.reshape(*plane.shape[:2], -1, bits, LANES)
+        records[layout.codes][..., low : low + bits, :] = of_steps
         low += bits
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypocenter.diagnosis import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
+from hypocenter.lab.victims.score_not_written import twin
 
 OLD = "both = written[:, None] & (d < head_dim)[None, :]"
 NEW = "both = (key < length - 1)[:, None] & (d < head_dim)[None, :]"
@@ -13,10 +14,6 @@ NEW = "both = (key < length - 1)[:, None] & (d < head_dim)[None, :]"
 def plant(lab: Lab) -> None:
     twin(lab)
     lab.edit("attention_parts_gpu", (OLD, NEW))
-
-
-def twin(lab: Lab) -> None:
-    lab.config["attention"] = "parts"
 
 
 VICTIM = Victim(
