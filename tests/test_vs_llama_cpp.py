@@ -292,6 +292,21 @@ def test_every_fact_that_is_asked_for_is_held_against_the_report(module: Any, mo
             turns.require_run(asked, "peer", 512, {**run, name: 511})
 
 
+def test_a_depth_is_compared_with_what_ran_beside_it(module: Any) -> None:
+    """Memory changes its speed between the tests of a round, by more than a depth costs."""
+    report = module("vs_report")
+
+    def runs(*speeds: float) -> list[dict[str, float]]:
+        return [{"tokens_per_second": speed} for speed in speeds]
+
+    deep = {"ours": runs(45, 90), "ours" + report.BESIDE: runs(50, 100), "peer": runs(30, 30)}
+    row = {"tests": {"tg32": {"ours": runs(100, 50), "peer": runs(60, 40)}, "tg32 @ d2000": deep}}
+    assert report._kept(row, "ours", "tg32 @ d2000") == report.Ratio(0.9, 0.9, 0.9)
+    assert report._kept(row, "peer", "tg32 @ d2000") == report.Ratio(0.625, 0.5, 0.75)
+    assert report._kept(row, "ours", "tg32") is None
+    assert report._kept(row, "nobody", "tg32 @ d2000") is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
