@@ -26,6 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import vs_report
+from llvmlite import binding
 from vs_models import (
     PEER_WORKER,
     SHAPES,
@@ -239,9 +240,10 @@ def _peer_version(peer: Path) -> str:
 
 
 def _processor() -> str:
+    """The system's name for it and LLVM's, for a virtual machine may tell the maker alone."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    return f"{names[0] if names else platform.machine()}, {binding.get_host_cpu_name()}"
 
 
 def _default_out(options: argparse.Namespace, report: Facts) -> Path | None:
