@@ -9,7 +9,7 @@ import numpy as np
 from hypocenter.device.lang import cpu_kernel, inline, prange
 from hypocenter.device.vector import div, fma, get, load, load_first, mul, splat, store
 from hypocenter.device.vector_math import sigmoid, tanh
-from hypocenter.kernels.quantise_cpu import ITEM_GROUPS, num_groups_of, num_tiles_of, put_codes
+from hypocenter.kernels.quantise_cpu import num_parts_of, num_tiles_of, part_of, put_codes
 
 _TWICE_SQRT_2_OVER_PI = np.float32(1.5957691216057308)
 _CUBIC = np.float32(0.044715)
@@ -45,18 +45,15 @@ def gate_codes(
     gate: Any, up: Any, counts: Any, kind: int, width: int, codes: Any, scales: Any, sums: Any,
     weighted: Any,
 ) -> None:  # fmt: skip
-    # Items as in `quantise`.
-    num_rows, num_groups, tile = get(counts, 0), num_groups_of(width), codes.shape[2]
-    num_parts = (num_groups + ITEM_GROUPS - 1) // ITEM_GROUPS
-    for item in prange(num_tiles_of(num_rows, codes) * num_parts):
-        begin, part = item // num_parts * tile, item % num_parts * ITEM_GROUPS
-        for row in range(begin, min(begin + tile, num_rows)):
-            for group in range(part, min(part + ITEM_GROUPS, num_groups)):
+    num_rows = get(counts, 0)
+    for item in prange(num_tiles_of(num_rows, codes) * num_parts_of(width)):
+        begin, end, first, last = part_of(item, num_rows, width, codes)
+        for row in range(begin, end):
+            for group in range(first, last):
                 at, left = row * gate.shape[1] + 32 * group, width - 32 * group
                 put_codes(
                     _gated(gate, up, at, left, kind), _gated(gate, up, at + 16, left - 16, kind),
-                    codes, scales, sums, weighted, begin // tile * codes.shape[1] + group,
-                    row - begin,
+                    codes, scales, sums, weighted, row, group,
                 )  # fmt: skip
 
 

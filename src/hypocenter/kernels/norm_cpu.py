@@ -80,6 +80,5 @@ def rms_norm_codes(
                 put_codes(
                     _normed(x, at, weight, 32 * group, width, factor),
                     _normed(x, at, weight, 32 * group + 16, width, factor),
-                    codes, scales, sums, weighted, item * codes.shape[1] + group,
-                    row - item * tile,
+                    codes, scales, sums, weighted, row, group,
                 )  # fmt: skip

@@ -28,7 +28,7 @@ _ZERO, _LARGEST_CODE, _INVERSE = np.float32(0), np.float32(127), np.float32(1 / 
 #: Adding it rounds to the nearest integer, ties to even, which then is the low bits of the sum.
 _ROUND = np.float32(1.5 * 2**23)
 #: Groups of an item: in a tile of one row as many as have their scales in one cache line.
-ITEM_GROUPS = 16
+_ITEM_GROUPS = 16
 
 
 @inline
@@ -41,19 +41,20 @@ def _code_half(values: Any, inverse: float, codes: Any, at: int) -> float:
 
 @inline
 def put_codes(
-    first: Any, last: Any, codes: Any, scales: Any, sums: Any, weighted: Any, group: int, lane: int
+    first: Any, last: Any, codes: Any, scales: Any, sums: Any, weighted: Any, row: int, group: int
 ) -> None:
-    """Store the codes of both halves of a group, and what belongs to them."""
+    """Store the codes of both halves of a group of a row, and what belongs to them."""
     sizes = larger(absolute(finite_or(first, _INFINITY)), absolute(finite_or(last, _INFINITY)))
     largest = max_lanes(sizes)
     usable = largest >= _TINY and largest < _INFINITY
     inverse = _LARGEST_CODE / largest if usable else _ZERO
     scale = largest * _INVERSE if usable else (_NAN if largest == _INFINITY else _ZERO)
     tile = codes.shape[2]
-    row = group * tile + lane
-    low = _code_half(first, inverse, codes, 8 * row)
-    high = _code_half(last, inverse, codes, 8 * row + 4)
-    put(scales, row, scale)
+    group, lane = row // tile * codes.shape[1] + group, row % tile
+    at = group * tile + lane
+    low = _code_half(first, inverse, codes, 8 * at)
+    high = _code_half(last, inverse, codes, 8 * at + 4)
+    put(scales, at, scale)
     at = 3 * tile * group + lane
     put(sums, at, np.int32(low))
     put(sums, at + tile, np.int32(high))
@@ -76,20 +77,36 @@ def num_tiles_of(num_rows: int, codes: Any) -> int:
     return (num_rows + tile - 1) // tile
 
 
+@inline
+def num_parts_of(width: int) -> int:
+    """Items that a tile is cut into."""
+    return (num_groups_of(width) + _ITEM_GROUPS - 1) // _ITEM_GROUPS
+
+
+@inline
+def part_of(item: int, num_rows: int, width: int, codes: Any) -> tuple[int, int, int, int]:
+    """The rows of an item from the first to behind the last, and its groups likewise.
+
+    An item is some groups of a whole tile, and not a row: what the rows of a tile have of one group
+    lies in one cache line, which threads that each have a row would take from one another.
+    """
+    tile, num_parts = codes.shape[2], num_parts_of(width)
+    row, group = item // num_parts * tile, item % num_parts * _ITEM_GROUPS
+    last = min(group + _ITEM_GROUPS, num_groups_of(width))
+    return row, min(row + tile, num_rows), group, last
+
+
 @cpu_kernel
 def quantise(
     x: Any, counts: Any, count: int, width: int, codes: Any, scales: Any, sums: Any, weighted: Any
 ) -> None:
-    # An item is some groups of a whole tile, and not a row: what the rows of a tile have of one
-    # group lies in one cache line, which threads that each have a row would take from one another.
-    num_rows, num_groups, tile = get(counts, count), num_groups_of(width), codes.shape[2]
-    num_parts = (num_groups + ITEM_GROUPS - 1) // ITEM_GROUPS
-    for item in prange(num_tiles_of(num_rows, codes) * num_parts):
-        begin, part = item // num_parts * tile, item % num_parts * ITEM_GROUPS
-        for row in range(begin, min(begin + tile, num_rows)):
-            for group in range(part, min(part + ITEM_GROUPS, num_groups)):
+    num_rows = get(counts, count)
+    for item in prange(num_tiles_of(num_rows, codes) * num_parts_of(width)):
+        begin, end, first, last = part_of(item, num_rows, width, codes)
+        for row in range(begin, end):
+            for group in range(first, last):
                 at, left = row * x.shape[1] + 32 * group, width - 32 * group
                 put_codes(
                     load_first(x, at, left), load_first(x, at + 16, left - 16), codes, scales,
-                    sums, weighted, begin // tile * codes.shape[1] + group, row - begin,
+                    sums, weighted, row, group,
                 )  # fmt: skip
