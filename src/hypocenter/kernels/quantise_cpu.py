@@ -80,7 +80,8 @@ def num_tiles_of(num_rows: int, codes: Any) -> int:
 @inline
 def num_parts_of(width: int) -> int:
     """Items that a tile is cut into."""
-    return (num_groups_of(width) + _ITEM_GROUPS - 1) // _ITEM_GROUPS
+    num_parts: int = (num_groups_of(width) + _ITEM_GROUPS - 1) // _ITEM_GROUPS
+    return num_parts
 
 
 @inline
