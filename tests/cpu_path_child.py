@@ -16,8 +16,9 @@ from hypocenter.device.memory import to_host
 from hypocenter.kernels import block_types, linear
 from hypocenter.tensor import DType
 
-#: Bytes; nibbles and bits, with minima; nibbles and crumbs, with a scale per 16 columns.
-TYPES = (DType.Q8_0, DType.Q5_K, DType.Q6_K)
+#: Bytes; nibbles and bits, with minima; six bits, crumbs, and crumbs and bits, with a scale per 16
+#: columns.
+TYPES = (DType.Q8_0, DType.Q5_K, DType.Q6_K, DType.Q2_K, DType.Q3_K)
 #: Sixteen, four and one: every form of the kernel.
 NUM_ROWS = 21
 NUM_COLUMNS, NUM_OUTPUTS = 512, 70
@@ -31,6 +32,9 @@ def rows_of_whole_numbers(dtype: DType) -> np.ndarray:
         blocks[..., offset : offset + 2] = np.array([1], np.float16).view(np.uint8)
     if dtype is DType.Q8_0:
         blocks[..., 2] = 128  # -128, which has no positive twin of 8 bits
+    if dtype is DType.Q6_K:
+        # The largest sums that there are: every code of the first output is -32, every scale -128.
+        blocks[0, :, :192], blocks[0, :, 192:208] = 0, 128
     return raw
 
 
@@ -45,6 +49,7 @@ def num_wrong(dtype: DType) -> int:
     raw, x = rows_of_whole_numbers(dtype), whole_activations()
     if dtype is DType.Q6_K:
         x[:, 256:] = 0  # with 8-bit scales more columns would pass 2**24
+        x[::5, :32], x[::5, 32:] = 127, 0
     weights = block_types.dequantise(raw, dtype, NUM_COLUMNS).astype(np.int64)
     out = rows_tensor("out", np.zeros((NUM_ROWS, NUM_OUTPUTS), np.float32))
     given, weight = rows_tensor("x", x), weight_tensor(dtype, raw, NUM_COLUMNS)

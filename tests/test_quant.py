@@ -63,12 +63,12 @@ def _unpacked(packed: quant.Packed) -> np.ndarray:
         if weights.dtype == np.uint16:
             return rows.view(np.float16).astype(np.float32)
         return (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    records, zero = packed.parts
+    (records,) = packed.parts
     layout = RECORDS[packed.dtype]
     columns = []
     for k in range(packed.num_columns):
         record, within = records[:, k // layout.num_columns], k % layout.num_columns
-        code = _code(record, layout, within).astype(np.float32) - zero
+        code = _code(record, layout, within).astype(np.float32) - layout.zero
         value = code * _number(record, "scale", within // layout.group)
         if layout.has_minima:
             value += _number(record, "minimum", within // layout.group)
@@ -82,10 +82,16 @@ def _code(record: np.ndarray, layout: RecordLayout, column: int) -> np.ndarray:
     step, word = record[layout.codes][:, word // 8], word % 8
     if layout.planes == (8,):
         return np.asarray((step[:, word] << (24 - 8 * byte)) >> 24)
+    step = step.view(np.uint32).astype(np.int64) >> 8 * byte
+    if layout.planes == (6,):
+        first = word // 4 * 3
+        if word % 4 < 3:
+            return np.asarray(step[:, first + word % 4] & 63)
+        parts = [((step[:, first + i] >> 6) & 3) << 2 * i for i in range(3)]
+        return np.asarray(np.bitwise_or.reduce(parts))
     code, low = np.zeros(record["scale"][:, 0].shape, np.int64), 0
     for width in layout.planes:
-        vector = step[:, low + word // (8 // width)].view(np.uint32).astype(np.int64)
-        shift = 8 * byte + width * (word % (8 // width))
+        vector, shift = step[:, low + word // (8 // width)], width * (word % (8 // width))
         code += ((vector >> shift) & ((1 << width) - 1)) << low
         low += width
     return code
@@ -99,7 +105,7 @@ def _number(record: np.ndarray, whole: str, index: int) -> np.ndarray:
     elif "scales" in names:
         small = record["scales"][:, index]
     if "tops" in names and small is not None:
-        small += ((record["tops"][:, index // 2] >> (4 * (index % 2) + shift // 2)) & 3) << 4
+        small += ((record["tops"][:, index % 4] >> (4 * (index // 4) + shift // 2)) & 3) << 4
     halves = record[whole][:, index if small is None else 0].view(np.float16)
     value = halves.astype(np.float32)
     return value if small is None else value * small.astype(np.float32)

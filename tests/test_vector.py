@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hypocenter.device import vector_rows
-from hypocenter.device.codes import fetch_early
 from hypocenter.device.lang import inline
+from hypocenter.device.records import fetch_early
 from hypocenter.device.vector import (
     keep,
     load,

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 #: Names of the arrays of a packed weight, by how many there are.
 _PARTS: Mapping[int, tuple[str, ...]] = {
     1: ("weights",),
-    2: ("records", "zero"),
     4: ("words", "scales", "minima", "zero"),
 }
 _MAX_CHARS = 200

@@ -44,6 +44,10 @@ def address_of(context: Any, builder: Any, array_type: Any, array: Any, index: A
     return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
 
 
+def load_scalar(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    return builder.load(address_of(context, builder, array_type, array, index))
+
+
 def load_vector(builder: Any, address: Any, kind: Any, align: int) -> Any:
     loaded = builder.load(builder.bitcast(address, kind.as_pointer()))
     loaded.align = align

@@ -6,16 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device.codes import (
+from hypocenter.device.codes import store_values
+from hypocenter.device.lang import cpu_kernel, inline, prange
+from hypocenter.device.records import (
     has_minima,
     is_halved,
     load_codes,
     load_minimum,
     load_scale,
+    load_smalls,
     num_steps,
-    store_values,
 )
-from hypocenter.device.lang import cpu_kernel, inline, prange
 from hypocenter.device.vector import get, load, pick, put, splat, store, store_first
 
 _ZERO = np.float32(0)
@@ -32,29 +33,27 @@ def lookup_float(token_ids: Any, counts: Any, weights: Any, out: Any) -> None:
 
 
 @inline
-def _low(records: Any, at: int, index: int) -> Any:
-    return load_minimum(records, at, index) if has_minima(records) else splat(_ZERO)
+def _low(records: Any, at: int, index: int, smalls: Any) -> Any:
+    return load_minimum(records, at, index, smalls) if has_minima(records) else splat(_ZERO)
 
 
 @cpu_kernel
-def lookup_codes(
-    token_ids: Any, counts: Any, records: Any, zero: int, num_columns: int, out: Any
-) -> None:
+def lookup_codes(token_ids: Any, counts: Any, records: Any, num_columns: int, out: Any) -> None:
     steps = num_steps(records)
     for row in prange(get(counts, 0)):
         token = np.int64(get(token_ids, row))
         first, lane = token // 16 * records.shape[1], token % 16
         for step in range(num_columns // 32):
             at, step_of = first + step // steps, step % steps
-            codes = load_codes(records, at, step_of)
+            codes, smalls = load_codes(records, at, step_of), load_smalls(records, at)
             to = row * out.shape[1] + 32 * step
             left = right = step_of
             if is_halved(records):
                 left, right = 2 * step_of, 2 * step_of + 1
-            scale, low = load_scale(records, at, left), _low(records, at, left)
-            store_values(out, to, codes, 0, zero, scale, low, lane)
-            scale, low = load_scale(records, at, right), _low(records, at, right)
-            store_values(out, to + 16, codes, 1, zero, scale, low, lane)
+            scale, low = load_scale(records, at, left, smalls), _low(records, at, left, smalls)
+            store_values(out, to, codes, 0, scale, low, lane)
+            scale, low = load_scale(records, at, right, smalls), _low(records, at, right, smalls)
+            store_values(out, to + 16, codes, 1, scale, low, lane)
 
 
 @cpu_kernel

@@ -10,22 +10,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypocenter.device.codes import (
-    add_products,
-    add_scaled,
-    add_stored,
-    add_to_each,
+from hypocenter.device.codes import add_products
+from hypocenter.device.lang import always_inline, cpu_kernel, inline, prange
+from hypocenter.device.records import (
     fetch_early,
     has_minima,
     is_halved,
     load_codes,
+    load_factors,
     load_minimum,
-    load_scale,
+    load_smalls,
     num_steps,
+)
+from hypocenter.device.totals import (
+    add_scaled,
+    add_stored,
+    add_to_each,
     store_totals,
     zero_totals,
 )
-from hypocenter.device.lang import always_inline, cpu_kernel, inline, prange
 from hypocenter.device.vector import get, load
 from hypocenter.device.vector_rows import fetch_ahead
 
@@ -98,83 +101,78 @@ def linear_float(
 
 
 @always_inline
+def _add_minima(
+    totals: Any, records: Any, at: int, step: int, smalls: Any, x_weighted: Any, tile: int,
+    x_at: int,
+) -> Any:  # fmt: skip
+    if is_halved(records):
+        low = load_minimum(records, at, 2 * step, smalls)
+        high = load_minimum(records, at, 2 * step + 1, smalls)
+        totals = add_scaled(totals, low, x_weighted, x_at, 1)
+        return add_scaled(totals, high, x_weighted, x_at + tile, 1)
+    low = load_minimum(records, at, step, smalls)
+    return add_scaled(totals, low, x_weighted, x_at + 2 * tile, 1)
+
+
+@always_inline
 def _add_step(
     totals: Any, x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, x_at: int, lane: int,
-    records: Any, zero: int, at: int, step: int,
+    records: Any, at: int, step: int, smalls: Any,
 ) -> Any:  # fmt: skip
     """Add 32 columns of 16 outputs for as many rows as totals has."""
     fetch_early(records, at, step)
     codes, tile = load_codes(records, at, step), x_codes.shape[2]
-    if is_halved(records):
-        totals = add_products(
-            totals, codes, 0, load_scale(records, at, 2 * step), x_codes, x_scales, x_sums, zero,
-            tile, x_at, lane,
-        )  # fmt: skip
-        totals = add_products(
-            totals, codes, 1, load_scale(records, at, 2 * step + 1), x_codes, x_scales, x_sums,
-            zero, tile, x_at, lane,
-        )  # fmt: skip
-    else:
-        totals = add_products(
-            totals, codes, 2, load_scale(records, at, step), x_codes, x_scales, x_sums, zero,
-            tile, x_at, lane,
-        )  # fmt: skip
+    factors = load_factors(records, at, step, smalls)
+    totals = add_products(totals, codes, factors, x_codes, x_scales, x_sums, tile, x_at, lane)
     if has_minima(records):
-        totals = _add_minima(totals, records, at, step, x_weighted, tile, 3 * tile * x_at + lane)
+        totals = _add_minima(
+            totals, records, at, step, smalls, x_weighted, tile, 3 * tile * x_at + lane
+        )
     return totals
 
 
 @inline
 def _code_rows(
     totals: Any, x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, row: int,
-    records: Any, zero: int, group: int, out: Any, bias: Any, accumulate: bool,
+    records: Any, group: int, out: Any, bias: Any, accumulate: bool,
 ) -> None:  # fmt: skip
     """16 outputs of as many rows as totals has."""
     num_records, steps = records.shape[1], num_steps(records)
     first, lane = row // x_codes.shape[2] * x_codes.shape[1], row % x_codes.shape[2]
     for record in range(num_records):
+        at = group * num_records + record
+        smalls = load_smalls(records, at)
         for step in range(steps):
             totals = _add_step(
                 totals, x_codes, x_scales, x_sums, x_weighted, first + record * steps + step, lane,
-                records, zero, group * num_records + record, step,
+                records, at, step, smalls,
             )  # fmt: skip
     _finish(totals, out, row, bias, 16 * group, accumulate)
-
-
-@always_inline
-def _add_minima(
-    totals: Any, records: Any, at: int, step: int, x_weighted: Any, tile: int, x_at: int
-) -> Any:
-    if is_halved(records):
-        low, high = load_minimum(records, at, 2 * step), load_minimum(records, at, 2 * step + 1)
-        totals = add_scaled(totals, low, x_weighted, x_at, 1)
-        return add_scaled(totals, high, x_weighted, x_at + tile, 1)
-    return add_scaled(totals, load_minimum(records, at, step), x_weighted, x_at + 2 * tile, 1)
 
 
 @inline
 def _code_item(
     x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, first: int, last: int,
-    records: Any, zero: int, item: int, out: Any, bias: Any, accumulate: bool,
+    records: Any, item: int, out: Any, bias: Any, accumulate: bool,
 ) -> None:  # fmt: skip
     """64 outputs of the rows first..last."""
     for group in range(4 * item, 4 * item + 4):
         row = first
         while row + 16 <= last:
             _code_rows(
-                zero_totals(16), x_codes, x_scales, x_sums, x_weighted, row, records, zero,
+                zero_totals(16), x_codes, x_scales, x_sums, x_weighted, row, records,
                 group, out, bias, accumulate,
             )  # fmt: skip
             row += 16
         while row + 4 <= last:
             _code_rows(
-                zero_totals(4), x_codes, x_scales, x_sums, x_weighted, row, records, zero,
+                zero_totals(4), x_codes, x_scales, x_sums, x_weighted, row, records,
                 group, out, bias, accumulate,
             )  # fmt: skip
             row += 4
         while row < last:
             _code_rows(
-                zero_totals(1), x_codes, x_scales, x_sums, x_weighted, row, records, zero,
+                zero_totals(1), x_codes, x_scales, x_sums, x_weighted, row, records,
                 group, out, bias, accumulate,
             )  # fmt: skip
             row += 1
@@ -183,9 +181,9 @@ def _code_item(
 @cpu_kernel
 def linear_codes(
     x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, counts: Any, count: int,
-    accumulate: bool, records: Any, zero: int, bias: Any, out: Any,
-    records_2: Any, zero_2: int, bias_2: Any, out_2: Any,
-    records_3: Any, zero_3: int, bias_3: Any, out_3: Any,
+    accumulate: bool, records: Any, bias: Any, out: Any,
+    records_2: Any, bias_2: Any, out_2: Any,
+    records_3: Any, bias_3: Any, out_3: Any,
 ) -> None:  # fmt: skip
     """As `linear_float`, for weights held as codes and x as `quantise` left it."""
     num_rows = get(counts, count)
@@ -199,16 +197,16 @@ def linear_codes(
             last = min(first + rows_at_once, num_rows)
             if item < second:
                 _code_item(
-                    x_codes, x_scales, x_sums, x_weighted, first, last, records, zero, item, out,
+                    x_codes, x_scales, x_sums, x_weighted, first, last, records, item, out,
                     bias, accumulate,
                 )  # fmt: skip
             elif item < third:
                 _code_item(
-                    x_codes, x_scales, x_sums, x_weighted, first, last, records_2, zero_2,
+                    x_codes, x_scales, x_sums, x_weighted, first, last, records_2,
                     item - second, out_2, bias_2, accumulate,
                 )  # fmt: skip
             else:
                 _code_item(
-                    x_codes, x_scales, x_sums, x_weighted, first, last, records_3, zero_3,
+                    x_codes, x_scales, x_sums, x_weighted, first, last, records_3,
                     item - third, out_3, bias_3, accumulate,
                 )  # fmt: skip

@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 class Packed:
     """A weight [num_rows, num_columns] as kernels read it, rows padded to 64 with zeros.
 
-    `parts` on the CPU (`quant_records.py`): (weights,) or (records, zero); on a GPU
+    `parts` on the CPU (`quant_records.py`): (weights,) or (records,); on a GPU
     (`quant_units.py`): (weights,) or (words, scales, minima, zero).
     value = scale * (code - zero) + minimum.
     """

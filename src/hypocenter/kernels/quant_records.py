@@ -1,8 +1,8 @@
 """The packed layouts in which CPU kernels read a weight, made of GGUF bytes with numpy.
 
 A weight of codes is records [num_rows / 16, records], each 16 rows by 64 or 256 columns. Codes lie
-as bytes or in planes of 4, 2 and 1 bits, those of 32 columns together, in the order in which
-`device/codes.py` reads them, so that a thread reads memory in one stream. Scales and minima are
+as bytes or in planes of bits, those of 32 columns together, in the order in which
+`device/records.py` reads them, so that a thread reads memory in one stream. Scales and minima are
 kept as the file has them, an f16 for a group of columns, or an f16 for 256 columns and small
 integers for groups. Those of a group share a byte, its low half the scale's, and the two bits that
 six have above that lie by two groups to a byte. So a packed weight is about as large as in the
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device import large_pages
-from hypocenter.device.codes import CODES_FIELD
+from hypocenter.device.records import codes_field
 from hypocenter.kernels.block_types import Blocks, unpack
 from hypocenter.kernels.interleave import LANES, ROWS_PER_ITEM, SLAB_ROWS, in_groups, padded
 from hypocenter.tensor import DType
@@ -74,8 +74,8 @@ class RecordLayout:
 
     @property
     def codes(self) -> str:
-        """The name of the field of codes, which says what planes there are."""
-        return "_".join((CODES_FIELD, *map(str, self.planes)))
+        """The name of the field of codes, which says what planes there are, and `zero`."""
+        return codes_field(self.planes, self.zero)
 
 
 RECORDS: dict[DType, RecordLayout] = {
@@ -90,7 +90,7 @@ RECORDS: dict[DType, RecordLayout] = {
         RecordLayout(DType.Q3_K, (2, 1), zero=4, group=16),
         RecordLayout(DType.Q4_K, (4,), has_minima=True, pair_bits=6),
         RecordLayout(DType.Q5_K, (4, 1), has_minima=True, pair_bits=6),
-        RecordLayout(DType.Q6_K, (4, 2), zero=32, group=16),
+        RecordLayout(DType.Q6_K, (6,), zero=32, group=16),
         RecordLayout(DType.IQ4_NL, (8,)),
         RecordLayout(DType.IQ4_XS, (8,)),
     )
@@ -107,7 +107,7 @@ def packed_bytes(dtype: DType, num_rows: int, num_columns: int) -> int:
 
 
 def pack_records(raw: Array, dtype: DType, num_columns: int) -> tuple[Any, ...]:
-    """Rows of GGUF bytes as (weights,), or (records, zero) with what was added to each code."""
+    """Rows of GGUF bytes as (weights,), or (records,) for block types."""
     num_rows = raw.shape[0]
     if not dtype.is_quantised:
         kind = {DType.F32: np.float32, DType.F16: np.uint16, DType.BF16: np.int16}[dtype]
@@ -126,7 +126,7 @@ def pack_records(raw: Array, dtype: DType, num_columns: int) -> tuple[Any, ...]:
         blocks = unpack(raw[start : start + SLAB_ROWS], dtype, num_columns)
         at = start // LANES
         _fill(records[at : at + -(-len(blocks.codes) // LANES)], blocks, layout, width)
-    return records, layout.zero
+    return (records,)
 
 
 def _fill(records: Array, blocks: Blocks, layout: RecordLayout, width: int) -> None:
@@ -138,7 +138,8 @@ def _fill(records: Array, blocks: Blocks, layout: RecordLayout, width: int) -> N
     if layout.pair_bits:
         assert blocks.small_scales is not None
         assert blocks.small_minima is not None
-        numbers |= _pairs(blocks.small_scales, blocks.small_minima, layout.pair_bits)
+        small = (blocks.small_scales, blocks.small_minima)
+        numbers |= _pairs(*small, layout.pair_bits, layout.num_columns // layout.group)
     elif blocks.small_scales is not None:
         numbers["scales"] = blocks.small_scales.view(np.int8)
     for field, values in numbers.items():
@@ -153,13 +154,13 @@ def _fill(records: Array, blocks: Blocks, layout: RecordLayout, width: int) -> N
         low += bits
 
 
-def _pairs(scales: Array, minima: Array, bits: int) -> dict[str, Array]:
-    """Small integers [num_rows, num_groups] as `device/codes.py` reads them."""
+def _pairs(scales: Array, minima: Array, bits: int, num_groups: int) -> dict[str, Array]:
+    """Small integers [num_rows, records * num_groups] as `device/records.py` reads them."""
     low, high = scales.view(np.uint8), minima.view(np.uint8)
     found = {"pairs": (low & 15) | (high & 15) << 4}
     if bits > 4:
-        tops = low >> 4 | (high >> 4) << 2
-        found["tops"] = tops[:, ::2] | tops[:, 1::2] << 4
+        tops = (low >> 4 | (high >> 4) << 2).reshape(len(low), -1, 2, num_groups // 2)
+        found["tops"] = (tops[:, :, 0] | tops[:, :, 1] << 4).reshape(len(low), -1)
     return found
 
 
@@ -173,6 +174,11 @@ def _plane_words(codes: Array, low: int, bits: int) -> Array:
     """Bits low .. low + bits of each code, i32 [num_rows, num_columns / 32 * bits]."""
     if bits == 8:
         return codes.view(np.int32)
+    if bits == 6:
+        fours = codes.view(np.uint32).reshape(len(codes), -1, 4)
+        shifts = np.array([0, 2, 4], np.uint32)
+        above = (fours[..., 3:] >> shifts & np.uint32(0x03030303)) << np.uint32(6)
+        return (fours[..., :3] | above).reshape(len(codes), -1).view(np.int32)
     parts = codes.view(np.uint32).reshape(len(codes), -1, 8 // bits)
     mask = np.uint32(((1 << bits) - 1) * 0x01010101)
     shifts = np.arange(0, 8, bits, dtype=np.uint32)
