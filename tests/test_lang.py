@@ -16,7 +16,7 @@ import numba
 import numpy as np
 
 from hypocenter.device.lang import CpuKernel
-from hypocenter.kernels.quant_records import RECORDS
+from hypocenter.kernels.quant_records import RECORDS, layout_of
 
 PACKAGE = Path(__file__).parent.parent / "src" / "hypocenter"
 
@@ -170,15 +170,15 @@ def test_a_plain_machine_gives_the_same_numbers(tmp_path: Path) -> None:
 def test_machine_code_of_each_record_layout_has_a_name_of_its_own_in_every_process() -> None:
     """numba's own name for a record type is a number that another process gives to another type."""
     names: dict[Any, set[Any]] = {}
-    for layout in RECORDS.values():
+    for layout in (layout_of(dtype, columns) for dtype in RECORDS for columns in (256, 32)):
         record = numba.typeof(np.zeros((1, 1), layout.record)).dtype
         names.setdefault(record.mangling_args, set()).add(layout.record)
     assert all(len(layouts) == 1 for layouts in names.values())
     code = (
         "import numba, numpy as np\n"
-        "from hypocenter.kernels.quant_records import RECORDS\n"
+        "from hypocenter.kernels.quant_records import RECORDS, layout_of\n"
         "from hypocenter.device import lang\n"
-        "for layout in reversed(RECORDS.values()):\n"
+        "for layout in [layout_of(d, n) for d in reversed(RECORDS) for n in (32, 256)]:\n"
         "    print(numba.typeof(np.zeros((1, 1), layout.record)).dtype.mangling_args)\n"
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

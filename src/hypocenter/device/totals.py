@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hypocenter.device.lang import ir, literal_word, models, register_model, types, word
+from hypocenter.device.lang import cgutils, ir, literal_word, models, register_model, types, word
 from hypocenter.device.vector_ir import (
     VEC_F32,
     Codegen,
@@ -28,10 +28,24 @@ class _Totals(types.Type):  # type: ignore[misc]
         self.num_rows = num_rows
 
 
+class _Kept(types.Type):  # type: ignore[misc]
+    """Where several totals of `num_rows` rows are kept meanwhile."""
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__(name=f"kept f32x16 x {num_rows}")
+        self.num_rows = num_rows
+
+
 @register_model(_Totals)
 class _TotalsModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, totals: _Totals) -> None:
         super().__init__(manager, totals, ir.ArrayType(VEC_F32, totals.num_rows))
+
+
+@register_model(_Kept)
+class _KeptModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kept: _Kept) -> None:
+        super().__init__(manager, kept, ir.ArrayType(VEC_F32, kept.num_rows).as_pointer())
 
 
 @literal_word
@@ -42,6 +56,42 @@ def zero_totals(typing: Any, num_rows: Any) -> tuple[Any, Codegen]:
         return ir.Constant(ir.ArrayType(VEC_F32, num_rows.literal_value), None)
 
     return _Totals(num_rows.literal_value)(num_rows), build
+
+
+@literal_word
+def keep_zeros(typing: Any, count: Any, num_rows: Any) -> tuple[Any, Codegen]:
+    """Room of the kernel's own for `count` totals of `num_rows` rows, which are zero at first."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        one = ir.ArrayType(VEC_F32, num_rows.literal_value)
+        kept = cgutils.alloca_once(builder, one, ir.Constant(_I64, count.literal_value))
+        for index in range(count.literal_value):
+            place = builder.gep(kept, [ir.Constant(_I64, index)])
+            builder.store(ir.Constant(one, None), place)
+        return kept
+
+    return _Kept(num_rows.literal_value)(count, num_rows), build
+
+
+@word
+def kept_totals(typing: Any, kept: Any, index: Any) -> tuple[Any, Codegen]:
+    """Totals that are kept."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(builder.gep(args[0], [args[1]]))
+
+    return _Totals(kept.num_rows)(kept, types.intp), build
+
+
+@word
+def keep_totals(typing: Any, kept: Any, index: Any, totals: Any) -> tuple[Any, Codegen]:
+    """Keep totals in place of those that were."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[2], builder.gep(args[0], [args[1]]))
+        return context.get_dummy_value()
+
+    return types.void(kept, types.intp, totals), build
 
 
 def _each(builder: Any, totals: Any, change: Callable[[int, Any], Any]) -> Any:

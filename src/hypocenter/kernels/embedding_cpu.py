@@ -42,9 +42,9 @@ def lookup_codes(token_ids: Any, counts: Any, records: Any, num_columns: int, ou
     steps = num_steps(records)
     for row in prange(get(counts, 0)):
         token = np.int64(get(token_ids, row))
-        first, lane = token // 16 * records.shape[1], token % 16
+        first, group, lane = token // 64 * records.shape[1], token % 64 // 16, token % 16
         for step in range(num_columns // 32):
-            at, step_of = first + step // steps, step % steps
+            at, step_of = 4 * (first + step // steps) + group, step % steps
             codes, smalls = load_codes(records, at, step_of), load_smalls(records, at)
             to = row * out.shape[1] + 32 * step
             left = right = step_of

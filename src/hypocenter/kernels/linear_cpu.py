@@ -26,6 +26,9 @@ from hypocenter.device.totals import (
     add_scaled,
     add_stored,
     add_to_each,
+    keep_totals,
+    keep_zeros,
+    kept_totals,
     store_totals,
     zero_totals,
 )
@@ -133,21 +136,24 @@ def _add_step(
 
 @inline
 def _code_rows(
-    totals: Any, x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, row: int,
-    records: Any, group: int, out: Any, bias: Any, accumulate: bool,
+    kept: Any, x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, row: int,
+    records: Any, item: int, out: Any, bias: Any, accumulate: bool,
 ) -> None:  # fmt: skip
-    """16 outputs of as many rows as totals has."""
+    """64 outputs of as many rows as is kept totals of: what is read of x serves four groups."""
     num_records, steps = records.shape[1], num_steps(records)
     first, lane = row // x_codes.shape[2] * x_codes.shape[1], row % x_codes.shape[2]
     for record in range(num_records):
-        at = group * num_records + record
-        smalls = load_smalls(records, at)
-        for step in range(steps):
-            totals = _add_step(
-                totals, x_codes, x_scales, x_sums, x_weighted, first + record * steps + step, lane,
-                records, at, step, smalls,
-            )  # fmt: skip
-    _finish(totals, out, row, bias, 16 * group, accumulate)
+        for group in range(4):
+            at = 4 * (item * num_records + record) + group
+            totals, smalls = kept_totals(kept, group), load_smalls(records, at)
+            for step in range(steps):
+                totals = _add_step(
+                    totals, x_codes, x_scales, x_sums, x_weighted, first + record * steps + step,
+                    lane, records, at, step, smalls,
+                )  # fmt: skip
+            keep_totals(kept, group, totals)
+    for group in range(4):
+        _finish(kept_totals(kept, group), out, row, bias, 64 * item + 16 * group, accumulate)
 
 
 @inline
@@ -156,26 +162,25 @@ def _code_item(
     records: Any, item: int, out: Any, bias: Any, accumulate: bool,
 ) -> None:  # fmt: skip
     """64 outputs of the rows first..last."""
-    for group in range(4 * item, 4 * item + 4):
-        row = first
-        while row + 16 <= last:
-            _code_rows(
-                zero_totals(16), x_codes, x_scales, x_sums, x_weighted, row, records,
-                group, out, bias, accumulate,
-            )  # fmt: skip
-            row += 16
-        while row + 4 <= last:
-            _code_rows(
-                zero_totals(4), x_codes, x_scales, x_sums, x_weighted, row, records,
-                group, out, bias, accumulate,
-            )  # fmt: skip
-            row += 4
-        while row < last:
-            _code_rows(
-                zero_totals(1), x_codes, x_scales, x_sums, x_weighted, row, records,
-                group, out, bias, accumulate,
-            )  # fmt: skip
-            row += 1
+    row = first
+    while row + 16 <= last:
+        _code_rows(
+            keep_zeros(4, 16), x_codes, x_scales, x_sums, x_weighted, row, records, item, out,
+            bias, accumulate,
+        )  # fmt: skip
+        row += 16
+    while row + 4 <= last:
+        _code_rows(
+            keep_zeros(4, 4), x_codes, x_scales, x_sums, x_weighted, row, records, item, out,
+            bias, accumulate,
+        )  # fmt: skip
+        row += 4
+    while row < last:
+        _code_rows(
+            keep_zeros(4, 1), x_codes, x_scales, x_sums, x_weighted, row, records, item, out,
+            bias, accumulate,
+        )  # fmt: skip
+        row += 1
 
 
 @cpu_kernel
@@ -190,9 +195,9 @@ def linear_codes(
     # Of many rows some at a time: their codes come from afar for the first group of an item only.
     row_bytes = 32 * records.shape[1] * num_steps(records)
     rows_at_once = max(_NEAR_BYTES // row_bytes // 16 * 16, 16)
-    second = records.shape[0] // 4
-    third = second + records_2.shape[0] // 4
-    for item in prange(third + records_3.shape[0] // 4):
+    second = records.shape[0]
+    third = second + records_2.shape[0]
+    for item in prange(third + records_3.shape[0]):
         for first in range(0, num_rows, rows_at_once):
             last = min(first + rows_at_once, num_rows)
             if item < second:
