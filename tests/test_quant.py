@@ -117,6 +117,23 @@ def _number(record: np.ndarray, whole: str, index: int) -> np.ndarray:
 @pytest.mark.parametrize("dtype", BLOCK_TYPES)
 def test_a_packed_weight_is_about_as_large_as_in_the_file(dtype: DType) -> None:
     """Q3_K keeps scales of 6 bits in bytes, the non-linear types what codes mean."""
-    raw = random_rows(dtype, 64, 2048)
     allowed = {DType.Q3_K: 1.06, DType.IQ4_NL: 1.9, DType.IQ4_XS: 2.0}
-    assert quant.pack(raw, dtype, 2048).num_bytes <= allowed.get(dtype, 1.01) * raw.nbytes
+    for num_columns in (2048, 896) if dtype.block_elements < 256 else (2048,):
+        raw = random_rows(dtype, 64, num_columns)
+        packed = quant.pack(raw, dtype, num_columns)
+        assert packed.num_bytes <= allowed.get(dtype, 1.01) * raw.nbytes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_columns", "of_a_record"),
+    [
+        (DType.Q8_0, 512, 256), (DType.Q8_0, 320, 64), (DType.Q4_0, 512, 64),
+        (DType.Q4_K, 512, 256), (DType.IQ4_XS, 256, 256), (DType.Q5_1, 768, 256),
+    ],
+)  # fmt: skip
+def test_records_are_wide_where_that_is_faster_and_fits(
+    dtype: DType, num_columns: int, of_a_record: int
+) -> None:
+    raw = random_rows(dtype, 64, num_columns)
+    (records,) = quant.pack(raw, dtype, num_columns).parts
+    assert records.shape == (1, num_columns // of_a_record, 4)

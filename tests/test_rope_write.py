@@ -265,7 +265,7 @@ def test_an_index_is_refused_before_anything_is_written(
 
 
 def test_indices_of_rows_that_are_not_live_may_be_anything() -> None:
-    case = Case.right(num_live=1)
+    case, right = Case.right(num_live=1), Case.right(num_live=1)
     (prepared,) = case.planned().launches
     prepared.set_mode("checked")
     for name in ("positions", "slots"):
@@ -273,6 +273,11 @@ def test_indices_of_rows_that_are_not_live_may_be_anything() -> None:
         values[1:] = -7
         memory.to_device(getattr(case, name), values)
     run([prepared])
+    launch(right.together, right.q.shape[0])
+    for written in ("q", "k_cache", "v_cache"):
+        np.testing.assert_array_equal(
+            exactly(getattr(case, written)), exactly(getattr(right, written))
+        )
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,11 @@ from hypocenter.tensor import Allocation, Tensor
 if TYPE_CHECKING:
     from hypocenter.device.launch import Launch
 
-#: Names of the arrays of a packed weight, by how many there are.
-_PARTS: Mapping[int, tuple[str, ...]] = {
-    1: ("weights",),
-    4: ("words", "scales", "minima", "zero"),
+#: Names of the arrays of a packed weight, by how many there are and whether it is of a block type.
+_PARTS: Mapping[tuple[int, bool], tuple[str, ...]] = {
+    (1, False): ("weights",),
+    (1, True): ("records",),
+    (4, True): ("words", "scales", "minima", "zero"),
 }
 _MAX_CHARS = 200
 _TORCH_NAMES = {
@@ -92,7 +93,7 @@ class Catalogue:
 
     def part(self, tensor: Tensor, index: int, part: Any) -> int:
         """The number of one array of a packed weight."""
-        names = _PARTS.get(len(tensor.data.parts), ())
+        names = _PARTS.get((len(tensor.data.parts), tensor.dtype.is_quantised), ())
         name = names[index] if index < len(names) else str(index)
         key = (tensor.allocation.id, tensor.name, name)
         number = self._tensors.get(key)

@@ -303,7 +303,8 @@ def set_num_threads(num_threads: int) -> None:
     """Bound the threads of the parallel kernels that the calling thread launches."""
     if num_threads == getattr(_of_thread, "num_threads", None):
         return  # numba takes its time, before each step
-    numba.set_num_threads(min(num_threads, numba.config.NUMBA_NUM_THREADS))
+    num_threads = min(num_threads, max_num_threads())
+    numba.set_num_threads(num_threads)
     # Each item is some microseconds of work: a thread that comes late leaves more to the others.
     numba.set_parallel_chunksize(1)
     _of_thread.num_threads = num_threads
@@ -311,7 +312,8 @@ def set_num_threads(num_threads: int) -> None:
 
 def num_threads() -> int:
     """Threads that kernels which the calling thread launches may use."""
-    return int(numba.get_num_threads())
+    known: int | None = getattr(_of_thread, "num_threads", None)
+    return int(numba.get_num_threads()) if known is None else known
 
 
 def max_num_threads() -> int:

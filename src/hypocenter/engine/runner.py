@@ -28,6 +28,9 @@ from hypocenter.tensor import Tensor
 
 Progress = Callable[[str, float], None]
 
+#: Up to so many numbers Python itself is done before numpy gets going.
+_FEW = 32
+
 
 def load_runner(file: GGUFFile, config: EngineConfig, progress: Progress | None = None) -> Runner:
     """Load a model's weights and compile its kernels.
@@ -206,6 +209,8 @@ class Runner:
 
 def _last(rows: Int32s, positions: Int32s) -> dict[int, int]:
     """The last position of each row."""
+    if len(rows) == 1:
+        return {rows.item(): positions.item()}
     last: dict[int, int] = {}
     for row, position in zip(rows.tolist(), positions.tolist(), strict=True):
         last[row] = max(last.get(row, 0), position)
@@ -213,10 +218,11 @@ def _last(rows: Int32s, positions: Int32s) -> dict[int, int]:
 
 
 def _within(name: str, values: Int32s, bound: int, of: str) -> None:
-    if values.size == 1:  # numpy takes its time to get going
-        is_within = 0 <= values.item() < bound
+    if values.size <= _FEW:
+        known = values.tolist()
+        is_within = not known or (min(known) >= 0 and max(known) < bound)
     else:
-        is_within = not values.size or (values.min() >= 0 and values.max() < bound)
+        is_within = bool(values.min() >= 0 and values.max() < bound)
     if not is_within:
         first = int(np.flatnonzero((values < 0) | (values >= bound))[0])
         raise LaunchRejected(
