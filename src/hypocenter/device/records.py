@@ -258,14 +258,11 @@ def load_factors(
 
 @word
 def fetch_early(typing: Any, blocks: Any, record: Any, step: Any) -> tuple[Any, Codegen]:
-    """Ask memory for what lies `AHEAD_BYTES` behind a step; beyond the array it does no harm.
-
-    Codes that are whole bytes are read so fast that the hardware's own guess is the better one.
-    """
+    """Ask memory for what lies `AHEAD_BYTES` behind a step; beyond the array it does no harm."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = signature.args[0].dtype
-        if _Shape.of(kind).is_signed or not asks_ahead():
+        if not asks_ahead(of_bytes=_Shape.of(kind).is_signed):
             return context.get_dummy_value()
         num_lines = -(-kind.size // (_Shape.of(kind).num_steps * LINE_BYTES))
         first = address_of(context, builder, signature.args[0], args[0], args[1])

@@ -26,13 +26,15 @@ LINE_BYTES = 64
 #: How far ahead memory is asked for: what one thread reads in the time that memory takes to answer.
 AHEAD_BYTES = 4096
 #: Processors, as LLVM spells them, that see for themselves what is read next, and lose by being
-#: asked. Zen 5 is none of them: without, it reads planes of four bits 6 to 9 % slower.
+#: asked; and those that do where codes are whole bytes, which are read with so few instructions.
 _FORESIGHTED = ("znver4",)
+_FORESIGHTED_OF_BYTES = ("znver4", "znver5")
 
 
-def asks_ahead() -> bool:
-    """Whether kernels ask for the weights that they are about to read."""
-    return cpu_name() not in _FORESIGHTED
+def asks_ahead(*, of_bytes: bool = False) -> bool:
+    """Whether kernels ask for the weights that they are about to read; `docs/cpu.md` has what that
+    gives on which processor."""
+    return cpu_name() not in (_FORESIGHTED_OF_BYTES if of_bytes else _FORESIGHTED)
 
 
 def ask_for_lines(builder: Any, address: Any, start: int, num_lines: int) -> None:
