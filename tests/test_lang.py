@@ -15,6 +15,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from hypocenter.device import lang
 from hypocenter.device.lang import CpuKernel
 from hypocenter.kernels.quant_records import RECORDS, layout_of
 
@@ -156,6 +157,18 @@ def test_without_a_folder_kernels_still_run(tmp_path: Path) -> None:
     result = _run(PACKAGE.parent, tmp_path / "file")
     assert float(result[0]) < 1
     assert "Not a directory" in result[3]
+
+
+def test_a_thread_may_ask_for_another_number_of_threads_each_time() -> None:
+    """numba hears of each change, and of no more threads than it has."""
+    most = lang.max_num_threads()
+    before = lang.num_threads()
+    try:
+        for wanted in (1, most, 1, most + 7, 1, most):
+            lang.set_num_threads(wanted)
+            assert numba.get_num_threads() == lang.num_threads() == min(wanted, most)
+    finally:
+        lang.set_num_threads(before)
 
 
 def test_a_plain_machine_gives_the_same_numbers(tmp_path: Path) -> None:
