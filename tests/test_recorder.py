@@ -610,10 +610,12 @@ def test_frees_and_launches_outside_of_plans_are_told(sim: Recorder) -> None:
 
 def test_a_launch_that_comes_again_is_told_as_itself(sim: Recorder) -> None:
     one, two = _turning().launches[0], _turning().launches[0]
-    for launch in (one, one, two, one):
-        sim.launched(launch)
-    told = [event.launch.facts[0].tensor for event in _events(sim, Launched)]
+    for launch, stream in ((one, ""), (one, ""), (two, ""), (one, ""), (one, "7"), (one, "")):
+        sim.launched(launch, stream)
+    launches = [event.launch for event in _events(sim, Launched)]
+    told = [each.facts[0].tensor for each in launches]
     assert told[0] == told[1] == told[3] != told[2]
+    assert [each.stream for each in launches] == ["", "", "", "", "7", ""]
     kept = weakref.ref(one)
     del one, launch
     assert kept() is None, "the record keeps memory alive"
