@@ -100,6 +100,7 @@ def _f16(blocks: Array, offset: int) -> Array:
 
 def _nibbles(quants: Array) -> Array:
     """Bytes [..., n] to codes [..., 2n]: all low nibbles, then all high ones."""
+    quants = np.ascontiguousarray(quants)  # numpy is slow where it may go a few bytes at a time
     return np.concatenate([quants & 15, quants >> 4], axis=-1)
 
 
@@ -168,7 +169,7 @@ def _six_bit_pairs(packed: Array) -> tuple[Array, Array]:
 
 def _paired_nibbles(quants: Array) -> Array:
     """128 bytes to 8 groups of 32: each 32 bytes hold one group low and the next one high."""
-    chunks = quants.reshape(*quants.shape[:-1], 4, 32)
+    chunks = np.ascontiguousarray(quants).reshape(*quants.shape[:-1], 4, 32)
     return np.stack([chunks & 15, chunks >> 4], axis=-2)
 
 
@@ -187,10 +188,10 @@ def _read_q5_k(blocks: Array) -> Fields:
 
 
 def _read_q6_k(blocks: Array) -> Fields:
-    low = blocks[..., :128].reshape(*blocks.shape[:-1], 2, 2, 32)
-    high = blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, 1, 32)
+    low = np.ascontiguousarray(blocks[..., :128]).reshape(*blocks.shape[:-1], 2, 2, 32)
+    high = np.ascontiguousarray(blocks[..., 128:192]).reshape(*blocks.shape[:-1], 2, 32)
     low_bits = np.concatenate([low & 15, low >> 4], axis=-2)
-    high_bits = (high >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+    high_bits = np.stack([(high >> shift) & 3 for shift in (0, 2, 4, 6)], axis=-2)
     codes = (low_bits | (high_bits << 4)).view(np.int8) - np.int8(32)
     scales = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
     return codes, _f16(blocks, 208), scales, None, None

@@ -29,6 +29,8 @@ _LINE_BYTES = 64
 #: Groups of 16 rows whose records lie side by side: one reading of activations serves them all.
 _GROUPS = ROWS_PER_ITEM // LANES
 _WIDE, _NARROW = 256, 64
+#: Columns of float weights that are turned at a time.
+_COLUMNS_AT_ONCE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,11 @@ def pack_records(raw: Array, dtype: DType, num_columns: int) -> tuple[Any, ...]:
         for start in range(0, num_rows, SLAB_ROWS):
             slab = in_groups(raw[start : start + SLAB_ROWS].view(kind), num_columns, ROWS_PER_ITEM)
             at = start // ROWS_PER_ITEM
-            items[at : at + len(slab)] = slab.transpose(0, 2, 1)
+            for column in range(0, num_columns, _COLUMNS_AT_ONCE):
+                # A copy first: rows apart by powers of two would take one another's cache lines.
+                some = np.ascontiguousarray(slab[..., column : column + _COLUMNS_AT_ONCE])
+                place = items[at : at + len(slab), column : column + _COLUMNS_AT_ONCE]
+                place[:] = some.transpose(0, 2, 1)
         return (items,)
     layout = layout_of(dtype, num_columns)
     width = -(-num_columns // layout.num_columns) * layout.num_columns
@@ -188,13 +194,14 @@ def _plane_words(codes: Array, low: int, bits: int) -> Array:
     if bits == 8:
         return codes.view(np.int32)
     if bits == 6:
-        fours = codes.view(np.uint32).reshape(len(codes), -1, 4)
-        shifts = np.array([0, 2, 4], np.uint32)
-        above = (fours[..., 3:] >> shifts & np.uint32(0x03030303)) << np.uint32(6)
-        return (fours[..., :3] | above).reshape(len(codes), -1).view(np.int32)
+        fours = codes.view(np.uint32).reshape(len(codes), -1, 4).copy()
+        for i in range(3):
+            above = (fours[..., 3] >> np.uint32(2 * i)) & np.uint32(0x03030303)
+            fours[..., i] |= above << np.uint32(6)
+        return fours[..., :3].reshape(len(codes), -1).view(np.int32)
     parts = codes.view(np.uint32).reshape(len(codes), -1, 8 // bits)
     mask = np.uint32(((1 << bits) - 1) * 0x01010101)
-    shifts = np.arange(0, 8, bits, dtype=np.uint32)
-    placed = ((parts >> np.uint32(low)) & mask) << shifts
-    words: Array = np.bitwise_or.reduce(placed, axis=-1).view(np.int32)
-    return words
+    words = np.zeros(parts.shape[:2], np.uint32)
+    for i in range(8 // bits):
+        words |= ((parts[..., i] >> np.uint32(low)) & mask) << np.uint32(bits * i)
+    return words.view(np.int32)
