@@ -18,6 +18,7 @@ from hypocenter.device.records import (
     num_steps,
 )
 from hypocenter.device.vector import get, load, pick, put, splat, store, store_first
+from hypocenter.kernels.interleave import GROUPS_PER_ITEM, LANES, ROWS_PER_ITEM
 
 _ZERO = np.float32(0)
 
@@ -42,9 +43,10 @@ def lookup_codes(token_ids: Any, counts: Any, records: Any, num_columns: int, ou
     steps = num_steps(records)
     for row in prange(get(counts, 0)):
         token = np.int64(get(token_ids, row))
-        first, group, lane = token // 64 * records.shape[1], token % 64 // 16, token % 16
+        first, place = token // ROWS_PER_ITEM * records.shape[1], token % ROWS_PER_ITEM
+        group, lane = place // LANES, place % LANES
         for step in range(num_columns // 32):
-            at, step_of = 4 * (first + step // steps) + group, step % steps
+            at, step_of = GROUPS_PER_ITEM * (first + step // steps) + group, step % steps
             codes, smalls = load_codes(records, at, step_of), load_smalls(records, at)
             to = row * out.shape[1] + 32 * step
             left = right = step_of

@@ -11,6 +11,8 @@ Array = np.ndarray[Any, Any]
 #: Rows that lie side by side in one vector, and rows to a multiple of which weights are padded.
 LANES = 16
 ROWS_PER_ITEM = 64
+#: Groups of `LANES` rows whose records lie side by side: one reading of activations serves them.
+GROUPS_PER_ITEM = ROWS_PER_ITEM // LANES
 #: Rows that are packed at a time, which bounds the memory that packing takes.
 SLAB_ROWS = 1024
 

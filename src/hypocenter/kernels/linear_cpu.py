@@ -34,9 +34,7 @@ from hypocenter.device.totals import (
 )
 from hypocenter.device.vector import get, load
 from hypocenter.device.vector_rows import fetch_ahead
-
-#: Bytes of activation codes that stay in a core's own cache, beside the weights of an item.
-_NEAR_BYTES = 256 << 10
+from hypocenter.kernels.interleave import GROUPS_PER_ITEM, LANES, ROWS_PER_ITEM
 
 
 @inline
@@ -143,8 +141,8 @@ def _code_rows(
     num_records, steps = records.shape[1], num_steps(records)
     first, lane = row // x_codes.shape[2] * x_codes.shape[1], row % x_codes.shape[2]
     for record in range(num_records):
-        for group in range(4):
-            at = 4 * (item * num_records + record) + group
+        for group in range(GROUPS_PER_ITEM):
+            at = GROUPS_PER_ITEM * (item * num_records + record) + group
             totals, smalls = kept_totals(kept, group), load_smalls(records, at)
             for step in range(steps):
                 totals = _add_step(
@@ -152,33 +150,34 @@ def _code_rows(
                     lane, records, at, step, smalls,
                 )  # fmt: skip
             keep_totals(kept, group, totals)
-    for group in range(4):
-        _finish(kept_totals(kept, group), out, row, bias, 64 * item + 16 * group, accumulate)
+    for group in range(GROUPS_PER_ITEM):
+        column = ROWS_PER_ITEM * item + LANES * group
+        _finish(kept_totals(kept, group), out, row, bias, column, accumulate)
 
 
 @inline
 def _code_item(
-    x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, first: int, last: int,
-    records: Any, item: int, out: Any, bias: Any, accumulate: bool,
+    x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, num_rows: int, records: Any,
+    item: int, out: Any, bias: Any, accumulate: bool,
 ) -> None:  # fmt: skip
-    """64 outputs of the rows first..last."""
-    row = first
-    while row + 16 <= last:
+    """64 outputs of each row."""
+    row = 0
+    while row + 16 <= num_rows:
         _code_rows(
-            keep_zeros(4, 16), x_codes, x_scales, x_sums, x_weighted, row, records, item, out,
-            bias, accumulate,
+            keep_zeros(GROUPS_PER_ITEM, 16), x_codes, x_scales, x_sums, x_weighted, row, records,
+            item, out, bias, accumulate,
         )  # fmt: skip
         row += 16
-    while row + 4 <= last:
+    while row + 4 <= num_rows:
         _code_rows(
-            keep_zeros(4, 4), x_codes, x_scales, x_sums, x_weighted, row, records, item, out,
-            bias, accumulate,
+            keep_zeros(GROUPS_PER_ITEM, 4), x_codes, x_scales, x_sums, x_weighted, row, records,
+            item, out, bias, accumulate,
         )  # fmt: skip
         row += 4
-    while row < last:
+    while row < num_rows:
         _code_rows(
-            keep_zeros(4, 1), x_codes, x_scales, x_sums, x_weighted, row, records, item, out,
-            bias, accumulate,
+            keep_zeros(GROUPS_PER_ITEM, 1), x_codes, x_scales, x_sums, x_weighted, row, records,
+            item, out, bias, accumulate,
         )  # fmt: skip
         row += 1
 
@@ -192,26 +191,21 @@ def linear_codes(
 ) -> None:  # fmt: skip
     """As `linear_float`, for weights held as codes and x as `quantise` left it."""
     num_rows = get(counts, count)
-    # Of many rows some at a time: their codes come from afar for the first group of an item only.
-    row_bytes = 32 * records.shape[1] * num_steps(records)
-    rows_at_once = max(_NEAR_BYTES // row_bytes // 16 * 16, 16)
     second = records.shape[0]
     third = second + records_2.shape[0]
     for item in prange(third + records_3.shape[0]):
-        for first in range(0, num_rows, rows_at_once):
-            last = min(first + rows_at_once, num_rows)
-            if item < second:
-                _code_item(
-                    x_codes, x_scales, x_sums, x_weighted, first, last, records, item, out,
-                    bias, accumulate,
-                )  # fmt: skip
-            elif item < third:
-                _code_item(
-                    x_codes, x_scales, x_sums, x_weighted, first, last, records_2,
-                    item - second, out_2, bias_2, accumulate,
-                )  # fmt: skip
-            else:
-                _code_item(
-                    x_codes, x_scales, x_sums, x_weighted, first, last, records_3,
-                    item - third, out_3, bias_3, accumulate,
-                )  # fmt: skip
+        if item < second:
+            _code_item(
+                x_codes, x_scales, x_sums, x_weighted, num_rows, records, item, out, bias,
+                accumulate,
+            )  # fmt: skip
+        elif item < third:
+            _code_item(
+                x_codes, x_scales, x_sums, x_weighted, num_rows, records_2, item - second, out_2,
+                bias_2, accumulate,
+            )  # fmt: skip
+        else:
+            _code_item(
+                x_codes, x_scales, x_sums, x_weighted, num_rows, records_3, item - third, out_3,
+                bias_3, accumulate,
+            )  # fmt: skip

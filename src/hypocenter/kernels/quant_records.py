@@ -19,15 +19,21 @@ import numpy as np
 from hypocenter.device import large_pages
 from hypocenter.device.records import codes_field
 from hypocenter.kernels.block_types import Blocks, unpack
-from hypocenter.kernels.interleave import LANES, ROWS_PER_ITEM, SLAB_ROWS, in_groups, padded
+from hypocenter.kernels.interleave import (
+    GROUPS_PER_ITEM,
+    LANES,
+    ROWS_PER_ITEM,
+    SLAB_ROWS,
+    in_groups,
+    padded,
+)
 from hypocenter.tensor import DType
 
 Array = np.ndarray[Any, Any]
 
 #: Alignment of what vectors are loaded from.
 _LINE_BYTES = 64
-#: Groups of 16 rows whose records lie side by side: one reading of activations serves them all.
-_GROUPS = ROWS_PER_ITEM // LANES
+#: Columns of a record.
 _WIDE, _NARROW = 256, 64
 #: Columns of float weights that are turned at a time.
 _COLUMNS_AT_ONCE = 128
@@ -138,7 +144,7 @@ def pack_records(raw: Array, dtype: DType, num_columns: int) -> tuple[Any, ...]:
         return (items,)
     layout = layout_of(dtype, num_columns)
     width = -(-num_columns // layout.num_columns) * layout.num_columns
-    shape = (padded(num_rows) // ROWS_PER_ITEM, width // layout.num_columns, _GROUPS)
+    shape = (padded(num_rows) // ROWS_PER_ITEM, width // layout.num_columns, GROUPS_PER_ITEM)
     records = large_pages.zeros(shape, layout.record)
     for start in range(0, num_rows, SLAB_ROWS):
         blocks = unpack(raw[start : start + SLAB_ROWS], dtype, num_columns)
@@ -185,7 +191,7 @@ def _pairs(scales: Array, minima: Array, bits: int, num_groups: int) -> dict[str
 def _by_record(rows: Array, num_records: int, per_record: int) -> Array:
     """[num_rows, n] to [items, records, 4, per_record, 16], what is missing zero."""
     items = in_groups(rows, num_records * per_record, ROWS_PER_ITEM)
-    shape = (len(items), _GROUPS, LANES, num_records, per_record)
+    shape = (len(items), GROUPS_PER_ITEM, LANES, num_records, per_record)
     return items.reshape(shape).transpose(0, 3, 1, 4, 2)
 
 
