@@ -10,10 +10,11 @@ import pytest
 from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor
 
 from hypocenter.device.cpu import max_num_threads, set_num_threads
+from hypocenter.device.lang import inline
 from hypocenter.device.memory import to_host
 from hypocenter.kernels import attention
 from hypocenter.kernels.attention_cpu import MANY_PAIRS, num_part_floats
-from hypocenter.kernels.attention_tile_cpu import KEYS
+from hypocenter.kernels.attention_tile_cpu import KEYS, NEXT, find_strips, num_starts
 from hypocenter.tensor import Tensor
 
 EPS = 2.0**-24
@@ -211,3 +212,25 @@ def test_a_score_that_is_no_number_shows() -> None:
     case.k[0][7, 0, 3] = np.nan
     assert np.isnan(case.run([(0, KEYS + 29)])).all()
     assert np.isfinite(case.run([(0, 6)])).all()
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_strips_are_known_of_a_tile_and_of_the_next(block_size: int) -> None:
+    """What no key is seen of stands for its neighbour, so a prefetch of it asks for nothing new."""
+    k = np.zeros((200, 2, 64, block_size), np.uint16)
+    v = np.zeros((200, 2, block_size, 64), np.uint16)
+    tables = np.random.default_rng(0).permutation(200)[: 1024 // block_size].astype(np.int32)[None]
+    starts, kv_head, position, window = np.full(num_starts(64), -1), 1, KEYS + 40, 500
+
+    @inline
+    def find(starts: Array, tables: Array, k: Array, v: Array) -> None:
+        find_strips(starts, 0, 0, position, window, tables, 0, k, v, kv_head)
+        find_strips(starts, NEXT, 1, position, window, tables, 0, k, v, kv_head)
+
+    find(starts, tables, k, v)
+    keys = np.clip(
+        np.arange(0, 2 * KEYS, 16), (position - window + 1) // 16 * 16, position // 16 * 16
+    )
+    pages, within = tables[0, keys // block_size] * 2 + kv_head, keys % block_size
+    assert starts[: 2 * NEXT].tolist() == (pages * 64 * block_size + within).tolist()
+    assert starts[2 * NEXT : 4 * NEXT].tolist() == ((pages * block_size + within) * 64).tolist()

@@ -1,6 +1,6 @@
-"""Host memory for what is read from end to end in each step: packed weights, in large pages.
+"""Host memory for what each step reads a lot of, packed weights and KV caches, in large pages.
 
-Weights lie side by side in stretches that begin at a large page. Where the system has no such pages
+Arrays lie side by side in stretches that begin at a large page. Where the system has no such pages
 these are ordinary ones. On a small page a core stops to look ahead at every 4096 bytes.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-_PAGE_BYTES = 2 << 20
+PAGE_BYTES = 2 << 20
 _STRETCH_BYTES = 64 << 20
 _LINE_BYTES = 64
 _HAS_FLAGS = hasattr(mmap, "MAP_ANONYMOUS")
@@ -37,12 +37,12 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
 
 
 def _new_stretch(num_bytes: int) -> np.ndarray[Any, Any]:
-    num_bytes = -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
+    num_bytes = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
     # Shared memory, which is what mmap makes by itself, has no large pages.
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if _HAS_FLAGS else {}
-    mapped = mmap.mmap(-1, num_bytes + _PAGE_BYTES, **private)
+    mapped = mmap.mmap(-1, num_bytes + PAGE_BYTES, **private)
     raw = np.frombuffer(mapped, np.uint8)  # keeps the mapping
-    start = -raw.ctypes.data % _PAGE_BYTES
+    start = -raw.ctypes.data % PAGE_BYTES
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapped.madvise(mmap.MADV_HUGEPAGE, start // mmap.PAGESIZE * mmap.PAGESIZE, num_bytes)
     return raw[start : start + num_bytes]

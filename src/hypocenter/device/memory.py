@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.device import large_pages
 from hypocenter.device.copies import NUMPY_TYPES as _NUMPY_TYPES
 from hypocenter.device.copies import arm_copies as arm_copies
 from hypocenter.device.copies import copy_in, refuse
@@ -60,10 +61,9 @@ def allocate(
     num_elements = int(np.prod(shape, dtype=np.int64))
     num_bytes = num_elements * np.dtype(_NUMPY_TYPES[dtype]).itemsize
     if device == "cpu":
-        raw = np.zeros(num_bytes + ALIGNMENT_BYTES, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT_BYTES
-        address = raw.ctypes.data + start
-        data = raw[start : start + num_bytes].view(_NUMPY_TYPES[dtype]).reshape(shape)
+        raw = _zeros(num_bytes)
+        data = raw.view(_NUMPY_TYPES[dtype]).reshape(shape)
+        address = raw.ctypes.data
         allocation = Allocation(next(_allocation_ids), device, num_bytes, call_site(), address)
         _told(allocation, name, owner)
         strides = contiguous_strides(shape)
@@ -71,6 +71,15 @@ def allocate(
     tensor = allocate_undefined(name, owner, dtype, shape, device=device)
     ask(device, "clear", tensor.address, num_bytes)
     return tensor
+
+
+def _zeros(num_bytes: int) -> np.ndarray[Any, Any]:
+    """Zeroed host bytes; what is as large as a large page, as a KV cache is, lies in such pages."""
+    if num_bytes >= large_pages.PAGE_BYTES:
+        return large_pages.zeros((num_bytes,), np.uint8)
+    raw = np.zeros(num_bytes + ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[start : start + num_bytes]
 
 
 def allocate_undefined(

@@ -17,13 +17,16 @@ import numpy as np
 from hypocenter.device.lang import allocating_kernel, cpu_kernel, inline, prange
 from hypocenter.device.vector import div, fma, get, load, mul, pick, put, splat, store, store_first
 from hypocenter.device.vector_ir import LANES
-from hypocenter.device.vector_math import exp_below
+from hypocenter.device.vector_math import exp2
 from hypocenter.kernels.attention_tile_cpu import (
     KEYS,
+    NEXT,
     find_columns,
     find_strips,
+    first_key,
     heads_per_block,
     num_starts,
+    seen,
     tile,
     value_width,
 )
@@ -68,13 +71,8 @@ def num_part_floats(
 
 
 @inline
-def _first_key(position: int, window: int) -> int:
-    return max(position - window + 1, 0) if window > 0 else 0
-
-
-@inline
 def _num_tiles(position: int, window: int) -> int:
-    first: int = _first_key(position, window) // KEYS
+    first: int = first_key(position, window) // KEYS
     return position // KEYS - first + 1
 
 
@@ -100,7 +98,7 @@ def _fold(into: Any, at: int, part: Any, part_at: int, num_heads: int, pitch: in
     for _ in range(num_heads):
         old_top, new_top = get(into, at + pitch), get(part, part_at + pitch)
         top = max(old_top, new_top)
-        old, new = exp_below(splat(old_top - top)), exp_below(splat(new_top - top))
+        old, new = exp2(splat(old_top - top)), exp2(splat(new_top - top))
         for d in range(0, pitch, LANES):
             total = mul(load(into, at + d), old)
             store(into, at + d, fma(load(part, part_at + d), new, total))
@@ -127,9 +125,9 @@ def _attend(
     q: Any, q_at: int, state: Any, state_at: int, room: Any, starts: Any, position: int,
     begin: int, end: int, block_tables: Any, table_at: int, k_cache: Any, v_cache: Any,
     kv_head: int, group: int, heads: int, scale: float, window: int, softcap: float,
-    pitch: int,
+    pitch: int, next_tile: int, next_position: int, next_table_at: int, next_kv_head: int,
 ) -> None:  # fmt: skip
-    """Fold tiles begin..end of one token and KV head into `state`."""
+    """Fold tiles begin..end of one token and KV head into `state`; `next_*`: what comes after."""
     head_dim, row = k_cache.shape[2], pitch + LANES
     num_padded = -(-group // heads) * heads
     weights_at = num_padded * row
@@ -137,9 +135,20 @@ def _attend(
     _turn(q, q_at, room, turned_at, group, num_padded, heads, head_dim)
     find_columns(starts, v_cache.shape[3], pitch)
     for index in range(begin, end):
-        low = max(_first_key(position, window) - index * KEYS, 0)
-        high = min(position + 1 - index * KEYS, KEYS)
-        find_strips(starts, index, low, high, block_tables, table_at, k_cache, v_cache, kv_head)
+        find_strips(
+            starts, 0, index, position, window, block_tables, table_at, k_cache, v_cache, kv_head
+        )
+        if index + 1 < end:
+            find_strips(
+                starts, NEXT, index + 1, position, window, block_tables, table_at, k_cache,
+                v_cache, kv_head,
+            )  # fmt: skip
+        else:
+            find_strips(
+                starts, NEXT, next_tile, next_position, window, block_tables, next_table_at,
+                k_cache, v_cache, next_kv_head,
+            )  # fmt: skip
+        low, high = seen(index, position, window)
         target = state if index == begin else room
         at = state_at if index == begin else 0
         for head in range(0, num_padded, heads):
@@ -170,6 +179,20 @@ def _num_parts(
     return most if num_pairs * most * size <= parts.size else 1
 
 
+@inline
+def _place(item: int, num_tokens: int, num_parts: int, positions: Any, window: int) -> Any:
+    """The KV head, the token and its position of an item, and its tiles: from one to before
+    another."""
+    pair, part = item // num_parts, item % num_parts
+    # The tokens of one KV head stand together: those of a sequence read the same keys.
+    kv_head, token = pair // num_tokens, _spread_load(pair % num_tokens, num_tokens)
+    position = np.int64(get(positions, token))
+    begin, end = first_key(position, window) // KEYS, position // KEYS + 1
+    if num_parts > 1:
+        begin, end = begin + part, min(begin + part + 1, end)
+    return kv_head, token, position, begin, end
+
+
 @allocating_kernel
 def attention(
     q: Any, counts: Any, positions: Any, sequence_rows: Any, block_tables: Any, k_cache: Any,
@@ -179,23 +202,27 @@ def attention(
     num_tokens, num_kv_heads, head_dim = get(counts, 0), k_cache.shape[1], k_cache.shape[2]
     group = num_heads // num_kv_heads
     num_parts = _num_parts(positions, num_tokens, num_kv_heads, window, parts, size)
-    for item in prange(num_tokens * num_kv_heads * num_parts):
-        pair, part = item // num_parts, item % num_parts
-        # The tokens of one KV head stand together: those of a sequence read the same keys.
-        kv_head, token = pair // num_tokens, _spread_load(pair % num_tokens, num_tokens)
-        position = get(positions, token)
-        begin, end = _first_key(position, window) // KEYS, position // KEYS + 1
-        if num_parts > 1:
-            begin, end = begin + part, min(begin + part + 1, end)
+    num_items = num_tokens * num_kv_heads * num_parts
+    for item in prange(num_items):
+        kv_head, token, position, begin, end = _place(
+            item, num_tokens, num_parts, positions, window
+        )
+        next_kv_head, next_token, next_position, next_begin, next_end = _place(
+            min(item + 1, num_items - 1), num_tokens, num_parts, positions, window
+        )
         room_size = 2 * size + heads * KEYS + size // (pitch + LANES) * head_dim
         room = np.empty(room_size, np.float32)
         starts = np.empty(num_starts(pitch), np.int64)
         state = parts if num_parts > 1 else room
         state_at = item * size if num_parts > 1 else room_size - size
+        max_blocks = block_tables.shape[1]
         _attend(
             q, token * q.shape[1] + kv_head * group * head_dim, state, state_at, room, starts,
-            position, begin, end, block_tables, get(sequence_rows, token) * block_tables.shape[1],
+            position, begin, end, block_tables, get(sequence_rows, token) * max_blocks,
             k_cache, v_cache, kv_head, group, heads, scale, window, softcap, pitch,
+            # A part that its token has no tile for is none.
+            min(next_begin, next_end - 1), next_position,
+            get(sequence_rows, next_token) * max_blocks, next_kv_head,
         )  # fmt: skip
         if num_parts == 1:
             out_at = token * out.shape[1] + kv_head * group * head_dim

@@ -1,9 +1,14 @@
 """One tile of keys on the CPU: what it gives to the query heads of one KV head.
 
-A tile is weighed against its own largest score; which tiles there are and how they are folded is
-the business of `attention_cpu.py`. Keys and values are read and converted once for a block of
-heads, whose sums stay in registers. A sum takes head elements, or keys, one by one in order, so
-the size of the block changes no bit.
+A tile is weighed, by powers of two, against its own largest score; which tiles there are and how
+they are folded is the business of `attention_cpu.py`. Keys and values are read and converted once
+for a block of heads, whose sums stay in registers. A sum takes head elements, or keys, one by one
+in order, so the size of the block changes no bit.
+
+Pages lie scattered, so the machine does not foresee what is next, and a core has only some twenty
+lines on their way at a time. So memory is asked for evenly, a line for each step, in the order in
+which lines lie: for the values of a tile while its scores are made, for the keys of the tile that
+this thread takes next while values are summed.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ import numpy as np
 from hypocenter.device.lang import cpu_features, inline
 from hypocenter.device.vector import (
     add,
-    div,
+    fma,
     get,
     keep,
     larger,
@@ -26,21 +31,22 @@ from hypocenter.device.vector import (
     put,
     splat,
     store,
-    sub,
     sum_lanes,
 )
 from hypocenter.device.vector_ir import LANES
-from hypocenter.device.vector_math import exp_below, tanh
+from hypocenter.device.vector_math import exp2, tanh
 from hypocenter.device.vector_rows import fma_outer, load_each, prefetch, splat_each, store_outer
 
 #: Keys of a tile; the bits of results depend on it. Larger tiles are folded less often, smaller
 #: ones give more threads something to do where tokens are few.
 KEYS = 512
 _STRIPS = KEYS // LANES
-_SPARE = 8
-_V_STARTS = _STRIPS + _SPARE
+#: Where `starts` has the strips of the tile that is next.
+NEXT = _STRIPS
+_V_STARTS = 2 * _STRIPS
 _COLUMNS = 2 * _V_STARTS
 _ZERO, _NONE = np.float32(0), np.float32(-np.inf)
+_LOG2_E = np.float32(1.44269504088896341)
 
 # As many sums (heads x vectors) as hide the latency of a multiply-add and fit the registers.
 _WIDE = "avx512f" in cpu_features()
@@ -73,61 +79,71 @@ def find_columns(starts: Any, value_pitch: int, pitch: int) -> None:
 
 
 @inline
-def find_strips(
-    starts: Any, tile: int, low: int, high: int, block_tables: Any, table_at: int, k_cache: Any,
-    v_cache: Any, kv_head: int,
-) -> None:  # fmt: skip
-    """Note where each strip of 16 keys begins in both caches.
+def first_key(position: int, window: int) -> int:
+    """The first key that the token at a position sees."""
+    return max(position - window + 1, 0) if window > 0 else 0
 
-    Strips that no key low..high belongs to, but that a block of them or a prefetch reaches, stand
-    for their nearest neighbour.
+
+@inline
+def seen(tile: int, position: int, window: int) -> Any:
+    """Which keys of a tile the token at a position sees: from one to before another."""
+    low = max(first_key(position, window) - tile * KEYS, 0)
+    return low, min(position + 1 - tile * KEYS, KEYS)
+
+
+@inline
+def find_strips(
+    starts: Any, at: int, tile: int, position: int, window: int, block_tables: Any, table_at: int,
+    k_cache: Any, v_cache: Any, kv_head: int,
+) -> None:  # fmt: skip
+    """Note from `at` on where each strip of 16 keys of a tile begins in both caches.
+
+    Strips that have no key which the token at `position` sees stand for their nearest neighbour.
     """
+    low, high = seen(tile, position, window)
     num_kv_heads, head_dim, block_size = k_cache.shape[1], k_cache.shape[2], k_cache.shape[3]
     first, last = low // LANES, (high - 1) // LANES
     place, within = divmod(tile * KEYS + first * LANES, block_size)
     page = np.int64(get(block_tables, table_at + place)) * num_kv_heads + kv_head
-    for strip in range(first, last + 1):
-        put(starts, strip, page * head_dim * block_size + within)
-        put(starts, _V_STARTS + strip, (page * block_size + within) * v_cache.shape[3])
-        within += LANES
-        if within == block_size and strip < last:
-            place, within = place + 1, 0
-            page = np.int64(get(block_tables, table_at + place)) * num_kv_heads + kv_head
-    for strip in range(first // 4 * 4, first):
-        put(starts, strip, get(starts, first))
-        put(starts, _V_STARTS + strip, get(starts, _V_STARTS + first))
-    for strip in range(last + 1, last + _SPARE):
-        put(starts, strip, get(starts, last))
-        put(starts, _V_STARTS + strip, get(starts, _V_STARTS + last))
+    for strip in range(_STRIPS):
+        put(starts, at + strip, page * head_dim * block_size + within)
+        put(starts, at + _V_STARTS + strip, (page * block_size + within) * v_cache.shape[3])
+        if first <= strip < last:
+            within += LANES
+            if within == block_size:
+                place, within = place + 1, 0
+                page = np.int64(get(block_tables, table_at + place)) * num_kv_heads + kv_head
 
 
 @inline
 def _mask(
     weights: Any, at: int, low: int, high: int, scale: float, softcap: float
 ) -> float:  # fmt: skip
-    """Scale and cap the products of one head; -inf outside low..high. Returns the largest."""
+    """Cap the products of one head; -inf outside low..high. Returns the largest."""
     top = splat(_NONE)
     for key in range(low // LANES * LANES, high, LANES):
-        scores = mul(load(weights, at + key), splat(scale))
+        scores = load(weights, at + key)
+        is_cut = key < low or key + LANES > high
         if softcap > _ZERO:
-            scores = mul(splat(softcap), tanh(div(scores, splat(softcap))))
-        if key < low or key + LANES > high:
+            scores = mul(splat(softcap), tanh(mul(scores, splat(scale / softcap))))
+        if is_cut:
             scores = keep(scores, low - key, high - key, _NONE)
-        store(weights, at + key, scores)
+        if is_cut or softcap > _ZERO:
+            store(weights, at + key, scores)
         top = larger(top, scores)
     largest: float = max_lanes(top)
     return largest
 
 
 @inline
-def _weigh(weights: Any, at: int, low: int, high: int, top: float) -> float:
-    """Make scores weights, e**(score - top), and return their sum.
+def _weigh(weights: Any, at: int, low: int, high: int, factor: float, top: float) -> float:
+    """Make scores weights, 2**(score * factor - top), and return their sum.
 
-    A masked one adds 1.2e-38 (see `exp_below`): nothing, beside the 1 of the largest.
+    A masked one adds 1.2e-38 (see `exp2`): nothing, beside the 1 of the largest.
     """
     total = splat(_ZERO)
     for key in range(low // LANES * LANES, high, LANES):
-        part = exp_below(sub(load(weights, at + key), splat(top)))
+        part = exp2(fma(load(weights, at + key), splat(factor), splat(-top)))
         store(weights, at + key, part)
         total = add(total, part)
     norm: float = sum_lanes(total)
@@ -143,18 +159,19 @@ def _soften(
 
     Two loops, so that the next head's largest score need not wait for this one's weights.
     """
+    factor = _LOG2_E if softcap > _ZERO else _LOG2_E * scale
     for head in range(heads):
         top = _mask(weights, weights_at + head * KEYS, low, high, scale, softcap)
-        put(out, top_at + head * row, top)
+        put(out, top_at + head * row, top * factor)
     for head in range(heads):
         top = get(out, top_at + head * row)
-        norm = _weigh(weights, weights_at + head * KEYS, low, high, top)
+        norm = _weigh(weights, weights_at + head * KEYS, low, high, factor, top)
         put(out, top_at + head * row + 1, norm)
 
 
 def _form(heads: int, vectors: int) -> Callable[..., None]:
     """A tile for blocks of `heads` heads, with `vectors` strips of keys or columns at a time."""
-    num_sums = heads * vectors
+    num_sums, width = heads * vectors, LANES * vectors
 
     def tile(
         q: Any, q_at: int, k_cache: Any, v_cache: Any, starts: Any, low: int, high: int,
@@ -164,27 +181,25 @@ def _form(heads: int, vectors: int) -> Callable[..., None]:
         first, last = low // LANES // vectors * vectors, (high + LANES - 1) // LANES
         for strip in range(first, last, vectors):
             sums = splat_each(_ZERO, num_sums)
-            for d in range(head_dim):
-                keys = load_each(k_cache, starts, strip, d * block_size, vectors)
-                # Pages lie scattered, so the machine does not foresee what is next: keys, and of
-                # values the columns that are summed first.
-                for ahead in range(strip, strip + vectors):
-                    prefetch(k_cache, get(starts, vectors + ahead) + d * block_size)
-                    value_at = get(starts, _V_STARTS + ahead) + d % LANES * value_pitch
-                    for column in range(0, LANES * vectors, LANES):
-                        prefetch(v_cache, value_at + column)
-                sums = fma_outer(keys, q, q_at + heads * d, 1, sums)
+            for part in range(vectors):
+                ahead = get(starts, _V_STARTS + strip + part)
+                for d in range(part * head_dim // vectors, (part + 1) * head_dim // vectors):
+                    prefetch(v_cache, ahead, width)
+                    ahead += width
+                    keys = load_each(k_cache, starts, strip, d * block_size, vectors)
+                    sums = fma_outer(keys, q, q_at + heads * d, 1, sums)
             store_outer(weights, weights_at + strip * LANES, KEYS, sums, vectors)
         row = pitch + LANES
         _soften(heads, weights, weights_at, low, high, scale, softcap, out, at + pitch, row)
-        for d in range(0, pitch, LANES * vectors):
+        for d in range(0, pitch, width):
             sums = splat_each(_ZERO, num_sums)
             for key in range(low // LANES * LANES, high, LANES):
                 start = get(starts, _V_STARTS + key // LANES)
+                block, within = divmod(d * KEYS + key * width, head_dim * block_size)
+                ahead = within + get(starts, min(NEXT + block * block_size // LANES, 2 * NEXT - 1))
                 for inner in range(max(low - key, 0), min(high - key, LANES)):
+                    prefetch(k_cache, ahead + inner * width, width)
                     value_at = start + inner * value_pitch
-                    for column in range(LANES * vectors, 2 * LANES * vectors, LANES):
-                        prefetch(v_cache, value_at + column)  # of the columns after these
                     values = load_each(v_cache, starts, _COLUMNS + d // LANES, value_at, vectors)
                     sums = fma_outer(values, weights, weights_at + key + inner, KEYS, sums)
             store_outer(out, at + d, row, sums, vectors)
