@@ -28,7 +28,7 @@ from hypocenter.kernels.contract import (
     live_counts,
     live_rows,
 )
-from hypocenter.kernels.quantise import Operands, quantise
+from hypocenter.kernels.quantise import Operands, into_tiles, quantise
 from hypocenter.tensor import DType, Tensor
 
 
@@ -97,8 +97,7 @@ CONTRACT = Contract("attention", *_CACHES, _OUT, *_TOKENS, *_RULES)
 #: As CONTRACT, as the CPU does it: pairs of a token and a KV head that are few may leave tiles in
 #: `parts`; where it has no room for them they finish by themselves.
 PAIRS = Contract("attention", *_CACHES, _OUT, _PARTS, *_TOKENS, *_RULES)
-FOLD_PARTS = Contract(
-    "attention_fold",
+_FOLD_PARTS: tuple[Arg | Scalar | Rule, ...] = (
     _OUT,
     replace(_PARTS, access="both"),
     Arg(
@@ -116,6 +115,15 @@ FOLD_PARTS = Contract(
     Scalar("max_context", "max_context > 0", "must be above 0"),
     _WINDOW,
 )
+FOLD_PARTS = Contract("attention_fold", *_FOLD_PARTS)
+_WHOLE_GROUPS = (
+    *into_tiles("num_tokens", "(num_heads * head_dim)"),
+    Rule("num_heads // num_kv_heads * head_dim % 32 == 0", "pairs must be whole groups of codes"),
+    Rule("num_heads * head_dim % 64 == 0", "rows must be whole groups of codes, by two"),
+)
+#: As these, and the codes of out: of each pair by whichever of the two kernels finishes it.
+PAIRS_CODES = Contract("attention", *_CACHES, _OUT, _PARTS, *_TOKENS, *_RULES, *_WHOLE_GROUPS)
+FOLD_PARTS_CODES = Contract("attention_fold", *_FOLD_PARTS, *_WHOLE_GROUPS)
 SPLIT = Contract(
     "attention_split",
     *(*_CACHES, *_PARTIAL, *_TOKENS, *_RULES, *_PARTIAL_RULES),
@@ -262,9 +270,7 @@ def attention(
     if plan.device != "cpu":
         _on_gpu(plan, facts, num_sequences or block_tables.shape[0], partial, codes)
         return
-    _on_cpu(plan, facts, parts)
-    if codes is not None:
-        quantise(plan, out, num_heads * k_cache.shape[2], codes, counts)
+    _on_cpu(plan, facts, parts, codes)
 
 
 def allocate_parts(
@@ -282,8 +288,14 @@ def allocate_parts(
     return memory.allocate("attention_parts", "decoder", DType.F32, (num_floats,))
 
 
-def _on_cpu(plan: PlanBuilder, facts: dict[str, Any], parts: Tensor | None) -> None:
-    """One kernel, and another for the fold where the tokens may be so few that tiles are shared."""
+def _on_cpu(
+    plan: PlanBuilder, facts: dict[str, Any], parts: Tensor | None, codes: Operands | None
+) -> None:
+    """One kernel, and another for the fold where the tokens may be so few that tiles are shared.
+
+    There they make codes too. Many tokens have another kernel make them: threads that each have a
+    token would take from one another the lines in which codes of several lie.
+    """
     k_cache, v_cache, block_tables = facts["k_cache"], facts["v_cache"], facts["block_tables"]
     num_heads, window = facts["num_heads"], facts["window"]
     _, num_kv_heads, head_dim, block_size = k_cache.shape
@@ -295,28 +307,42 @@ def _on_cpu(plan: PlanBuilder, facts: dict[str, Any], parts: Tensor | None) -> N
         parts = allocate_parts(k_cache, v_cache, plan.num_rows, num_heads, max_blocks)
     if not may_be_few:
         parts = memory.rows(parts, 0, 0)
+    width, pair_width = num_heads * head_dim, num_heads // num_kv_heads * head_dim
+    fused = codes if may_be_few and pair_width % 32 == 0 and width % 64 == 0 else None
+    made = {} if fused is None else fused.made
+    into = tuple(made.values()) or attention_cpu.NO_CODES
     step = (facts["q"], facts["counts"], facts["positions"], facts["sequence_rows"])
     plan.launch(
         attention_cpu.attention,
-        *(*step, block_tables, k_cache, v_cache, facts["out"], parts, num_heads),
+        *(*step, block_tables, k_cache, v_cache, facts["out"], *into, parts, num_heads),
         *(layout.heads_per_block, layout.pitch, layout.size),
         *(np.float32(facts["scale"]), window, np.float32(facts["softcap"])),
-        contract=PAIRS,
-        facts=facts | {"parts": parts},
+        contract=PAIRS if fused is None else PAIRS_CODES,
+        facts=facts | {"parts": parts} | made,
         # As if the context were full: a plan serves all lengths.
         work_per_row=2 * num_heads * head_dim * max_blocks * block_size,
     )
-    if not parts.num_elements:
-        return
+    if parts.num_elements:
+        _fold_on_cpu(plan, facts, parts, layout, made, into)
+    if codes is not None and fused is None:
+        quantise(plan, facts["out"], width, codes, facts["counts"])
+
+
+def _fold_on_cpu(
+    plan: PlanBuilder, facts: dict[str, Any], parts: Tensor, layout: attention_cpu.Layout,
+    made: dict[str, Tensor | None], into: tuple[Any, ...],
+) -> None:  # fmt: skip
+    num_heads, window = facts["num_heads"], facts["window"]
+    _, num_kv_heads, head_dim, block_size = facts["k_cache"].shape
     found = {"parts": parts, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     found |= {"pitch": layout.pitch, "part_size": layout.size}
     reads = {name: facts[name] for name in ("positions", "counts", "out", "num_heads", "window")}
     plan.launch(
         attention_cpu.attention_fold,
-        *(facts["counts"], facts["positions"], facts["out"], parts, num_heads, num_kv_heads),
-        *(head_dim, layout.pitch, layout.size, window),
-        contract=FOLD_PARTS,
-        facts=found | reads | {"max_context": max_blocks * block_size},
+        *(facts["counts"], facts["positions"], facts["out"], *into, parts),
+        *(num_heads, num_kv_heads, head_dim, layout.pitch, layout.size, window),
+        contract=FOLD_PARTS_CODES if made else FOLD_PARTS,
+        facts=found | reads | {"max_context": facts["block_tables"].shape[1] * block_size} | made,
         work_per_row=0,  # tiles are few beside their keys
     )
 

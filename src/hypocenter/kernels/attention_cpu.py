@@ -30,10 +30,18 @@ from hypocenter.kernels.attention_tile_cpu import (
     tile,
     value_width,
 )
+from hypocenter.kernels.quantise_cpu import put_codes
 
 _ZERO = np.float32(0)
 #: So many pairs of a token and a KV head, and more, are not cut any further.
 MANY_PAIRS = 16
+#: In place of room for codes, scales, sums and weighted sums: none are made.
+NO_CODES = (
+    np.zeros((0, 0, 1, 8), np.int32),
+    np.zeros((0, 0, 1), np.float32),
+    np.zeros((0, 0, 3, 1), np.int32),
+    np.zeros((0, 0, 3, 1), np.float32),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +118,23 @@ def _fold(into: Any, at: int, part: Any, part_at: int, num_heads: int, pitch: in
 
 @inline
 def _finish(
-    out: Any, out_at: int, state: Any, at: int, group: int, pitch: int, head_dim: int
-) -> None:
+    out: Any, codes: Any, scales: Any, sums: Any, weighted: Any, token: int, kv_head: int,
+    state: Any, at: int, group: int, pitch: int, head_dim: int,
+) -> None:  # fmt: skip
+    """The outputs of a pair, and their codes where there is room for some."""
+    first = kv_head * group * head_dim
+    out_at = token * out.shape[1] + first
     for head in range(group):
         row_at = at + head * (pitch + LANES)
         norm = splat(get(state, row_at + pitch + 1))
         for d in range(0, head_dim, LANES):
             value = div(load(state, row_at + d), norm)
             store_first(out, out_at + head * head_dim + d, value, head_dim - d)
+    for column in range(0, group * head_dim if codes.shape[0] > 0 else 0, 32):
+        put_codes(
+            load(out, out_at + column), load(out, out_at + column + LANES), codes, scales, sums,
+            weighted, token, (first + column) // 32,
+        )  # fmt: skip
 
 
 @inline
@@ -196,8 +213,8 @@ def _place(item: int, num_tokens: int, num_parts: int, positions: Any, window: i
 @allocating_kernel
 def attention(
     q: Any, counts: Any, positions: Any, sequence_rows: Any, block_tables: Any, k_cache: Any,
-    v_cache: Any, out: Any, parts: Any, num_heads: int, heads: int, pitch: int, size: int,
-    scale: float, window: int, softcap: float,
+    v_cache: Any, out: Any, codes: Any, scales: Any, sums: Any, weighted: Any, parts: Any,
+    num_heads: int, heads: int, pitch: int, size: int, scale: float, window: int, softcap: float,
 ) -> None:  # fmt: skip
     num_tokens, num_kv_heads, head_dim = get(counts, 0), k_cache.shape[1], k_cache.shape[2]
     group = num_heads // num_kv_heads
@@ -225,14 +242,17 @@ def attention(
             get(sequence_rows, next_token) * max_blocks, next_kv_head,
         )  # fmt: skip
         if num_parts == 1:
-            out_at = token * out.shape[1] + kv_head * group * head_dim
-            _finish(out, out_at, state, state_at, group, pitch, head_dim)
+            _finish(
+                out, codes, scales, sums, weighted, token, kv_head, state, state_at, group, pitch,
+                head_dim,
+            )  # fmt: skip
 
 
 @cpu_kernel
 def attention_fold(
-    counts: Any, positions: Any, out: Any, parts: Any, num_heads: int, num_kv_heads: int,
-    head_dim: int, pitch: int, size: int, window: int,
+    counts: Any, positions: Any, out: Any, codes: Any, scales: Any, sums: Any, weighted: Any,
+    parts: Any, num_heads: int, num_kv_heads: int, head_dim: int, pitch: int, size: int,
+    window: int,
 ) -> None:  # fmt: skip
     """What `attention` left in `parts` to out; nothing where it wrote out itself."""
     num_tokens, group = get(counts, 0), num_heads // num_kv_heads
@@ -242,5 +262,6 @@ def attention_fold(
         at = pair * num_parts * size
         for part in range(1, _num_tiles(get(positions, token), window)):
             _fold(parts, at, parts, at + part * size, group, pitch)
-        out_at = token * out.shape[1] + kv_head * group * head_dim
-        _finish(out, out_at, parts, at, group, pitch, head_dim)
+        _finish(
+            out, codes, scales, sums, weighted, token, kv_head, parts, at, group, pitch, head_dim
+        )

@@ -41,15 +41,22 @@ INTO_CODES = (
     Arg("sums", (DType.I32,), "num_rows, quarter // 8", "write", fills="-(-width // 1024) * 32"),
     Rule("-(-width // 1024) * 256 <= quarter", "a row of codes must hold them, padded to 1024"),
 )
-#: Where CPU kernels leave them: rows lie in tiles.
-INTO_TILES = (
-    Arg("codes", (DType.I32,), "num_tiles, num_groups, tile, 8", "write"),
-    Arg("scales", (DType.F32,), "num_tiles, num_groups, tile", "write"),
-    Arg("sums", (DType.I32,), "num_tiles, num_groups, 3, tile", "write"),
-    Arg("weighted", (DType.F32,), "num_tiles, num_groups, 3, tile", "write"),
-    Rule("num_tiles * tile >= num_rows", "the tiles of the result must hold the rows"),
-    Rule("-(-width // 64) * 2 <= num_groups", "the groups of the result must hold a row"),
-)
+
+
+def into_tiles(num_rows: str, width: str) -> tuple[Arg | Rule, ...]:
+    """Where CPU kernels leave them, of rows and columns that a contract counts by these names: rows
+    lie in tiles."""
+    return (
+        Arg("codes", (DType.I32,), "num_tiles, num_groups, tile, 8", "write"),
+        Arg("scales", (DType.F32,), "num_tiles, num_groups, tile", "write"),
+        Arg("sums", (DType.I32,), "num_tiles, num_groups, 3, tile", "write"),
+        Arg("weighted", (DType.F32,), "num_tiles, num_groups, 3, tile", "write"),
+        Rule(f"num_tiles * tile >= {num_rows}", "the tiles of the result must hold the rows"),
+        Rule(f"-(-{width} // 64) * 2 <= num_groups", "the groups of the result must hold a row"),
+    )
+
+
+INTO_TILES = into_tiles("num_rows", "width")
 CODES = Contract(
     "quantise",
     Arg("x", (DType.F32,), "num_rows, >= width"),
