@@ -6,9 +6,10 @@ for a block of heads, whose sums stay in registers. A sum takes head elements, o
 in order, so the size of the block changes no bit.
 
 Pages lie scattered, so the machine does not foresee what is next, and a core has only some twenty
-lines on their way at a time. So memory is asked for evenly, a line for each step, in the order in
-which lines lie: for the values of a tile while its scores are made, for the keys of the tile that
-this thread takes next while values are summed.
+lines on their way at a time and drops what it is asked for beyond that. So memory is asked for
+evenly, a line for each step, in the order in which lines lie: for the values of a tile while its
+scores are made, for the keys of the tile that this thread takes next while values are summed, and
+then again for values that come soon, some of which have been dropped.
 """
 
 from __future__ import annotations
@@ -195,10 +196,12 @@ def _form(heads: int, vectors: int) -> Callable[..., None]:
             sums = splat_each(_ZERO, num_sums)
             for key in range(low // LANES * LANES, high, LANES):
                 start = get(starts, _V_STARTS + key // LANES)
+                again = get(starts, _V_STARTS + key // LANES + 1) + d
                 block, within = divmod(d * KEYS + key * width, head_dim * block_size)
                 ahead = within + get(starts, min(NEXT + block * block_size // LANES, 2 * NEXT - 1))
                 for inner in range(max(low - key, 0), min(high - key, LANES)):
                     prefetch(k_cache, ahead + inner * width, width)
+                    prefetch(v_cache, again + inner * value_pitch, width)
                     value_at = start + inner * value_pitch
                     values = load_each(v_cache, starts, _COLUMNS + d // LANES, value_at, vectors)
                     sums = fma_outer(values, weights, weights_at + key + inner, KEYS, sums)
