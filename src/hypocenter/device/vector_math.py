@@ -14,31 +14,35 @@ from hypocenter.device.vector_ir import VEC_F32, VEC_I32, Codegen, constant, f32
 # are then that integer with the bias of an exponent.
 _ROUND = np.float32(1.5 * 2**23 + 127)
 _EXP_LOW, _EXP_HIGH, _EXP2_LOW = np.float32(-87.33654), np.float32(88.0), np.float32(-126)
-_LOG2_E = np.float32(1.44269504088896341)
+LOG2_E = np.float32(1.44269504088896341)
 _LN2_HIGH, _LN2_LOW = np.float32(-0.693359375), np.float32(2.12194440e-4)
 _ONE, _ZERO = np.float32(1), np.float32(0)
-# Minimax coefficients of exp on [-ln2/2, ln2/2] for f32 (Cephes, expf).
-_C0, _C1, _C2 = (
-    np.float32(1.9875691500e-4),
-    np.float32(1.3981999507e-3),
-    np.float32(8.3334519073e-3),
-)
-_C3, _C4, _C5 = (
-    np.float32(4.1665795894e-2),
-    np.float32(1.6666665459e-1),
-    np.float32(5.0000001201e-1),
-)
-# Of 2**r on [-1/2, 1/2] (Cephes, exp2f).
-_D0, _D1, _D2 = (
-    np.float32(1.535336188319500e-4),
-    np.float32(1.339887440266574e-3),
-    np.float32(9.618437357674640e-3),
-)
-_D3, _D4, _D5 = (
-    np.float32(5.550332471162809e-2),
-    np.float32(2.402264791363012e-1),
-    np.float32(6.931472028550421e-1),
-)
+# Minimax coefficients for f32, the highest power's first: of exp on [-ln2/2, ln2/2], all but the
+# last two, which are 1 (Cephes, expf); of 2**r on [-1/2, 1/2], all but the last, 1 (Cephes, exp2f).
+_OF_EXP = tuple(
+    map(
+        np.float32,
+        (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
+         5.0000001201e-1),
+    )
+)  # fmt: skip
+_OF_EXP2 = tuple(
+    map(
+        np.float32,
+        (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2,
+         2.402264791363012e-1, 6.931472028550421e-1),
+    )
+)  # fmt: skip
+
+
+@inline
+def _polynomial(r: Any, coefficients: Any) -> Any:
+    """Of degree 5 in r."""
+    p = fma(splat(coefficients[0]), r, splat(coefficients[1]))
+    p = fma(p, r, splat(coefficients[2]))
+    p = fma(p, r, splat(coefficients[3]))
+    p = fma(p, r, splat(coefficients[4]))
+    return fma(p, r, splat(coefficients[5]))
 
 
 @word
@@ -59,14 +63,10 @@ def exp(x: Any) -> Any:
     Range reduction by ln 2 in two parts, then Cephes' polynomial for expf.
     """
     x = larger(splat(_EXP_LOW), sub(splat(_ZERO), larger(splat(-_EXP_HIGH), sub(splat(_ZERO), x))))
-    shifted = add(mul(x, splat(_LOG2_E)), splat(_ROUND))
+    shifted = add(mul(x, splat(LOG2_E)), splat(_ROUND))
     n = sub(shifted, splat(_ROUND))
     r = fma(n, splat(_LN2_LOW), fma(n, splat(_LN2_HIGH), x))
-    p = fma(splat(_C0), r, splat(_C1))
-    p = fma(p, r, splat(_C2))
-    p = fma(p, r, splat(_C3))
-    p = fma(p, r, splat(_C4))
-    p = fma(p, r, splat(_C5))
+    p = _polynomial(r, _OF_EXP)
     p = fma(mul(p, r), r, add(r, splat(_ONE)))
     return mul(p, _power_of_two(shifted))
 
@@ -80,11 +80,7 @@ def exp2(x: Any) -> Any:
     x = larger(splat(_EXP2_LOW), x)
     shifted = add(x, splat(_ROUND))
     r = sub(x, sub(shifted, splat(_ROUND)))
-    p = fma(splat(_D0), r, splat(_D1))
-    p = fma(p, r, splat(_D2))
-    p = fma(p, r, splat(_D3))
-    p = fma(p, r, splat(_D4))
-    p = fma(p, r, splat(_D5))
+    p = _polynomial(r, _OF_EXP2)
     return mul(fma(p, r, splat(_ONE)), _power_of_two(shifted))
 
 

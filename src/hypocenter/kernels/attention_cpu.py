@@ -184,6 +184,13 @@ def _spread_load(index: int, num_tokens: int) -> int:
 
 
 @inline
+def _pair(index: int, num_tokens: int) -> Any:
+    """KV head and token of a pair: those of one KV head stand together, for tokens of a sequence
+    read the same keys."""
+    return index // num_tokens, _spread_load(index % num_tokens, num_tokens)
+
+
+@inline
 def _num_parts(
     positions: Any, num_tokens: int, num_kv_heads: int, window: int, parts: Any, size: int
 ) -> int:
@@ -200,9 +207,8 @@ def _num_parts(
 def _place(item: int, num_tokens: int, num_parts: int, positions: Any, window: int) -> Any:
     """The KV head, the token and its position of an item, and its tiles: from one to before
     another."""
-    pair, part = item // num_parts, item % num_parts
-    # The tokens of one KV head stand together: those of a sequence read the same keys.
-    kv_head, token = pair // num_tokens, _spread_load(pair % num_tokens, num_tokens)
+    part = item % num_parts
+    kv_head, token = _pair(item // num_parts, num_tokens)
     position = np.int64(get(positions, token))
     begin, end = first_key(position, window) // KEYS, position // KEYS + 1
     if num_parts > 1:
@@ -258,7 +264,7 @@ def attention_fold(
     num_tokens, group = get(counts, 0), num_heads // num_kv_heads
     num_parts = _num_parts(positions, num_tokens, num_kv_heads, window, parts, size)
     for pair in prange(num_tokens * num_kv_heads if num_parts > 1 else 0):
-        kv_head, token = pair // num_tokens, _spread_load(pair % num_tokens, num_tokens)
+        kv_head, token = _pair(pair, num_tokens)
         at = pair * num_parts * size
         for part in range(1, _num_tiles(get(positions, token), window)):
             _fold(parts, at, parts, at + part * size, group, pitch)

@@ -35,7 +35,7 @@ from hypocenter.device.vector import (
     sum_lanes,
 )
 from hypocenter.device.vector_ir import LANES
-from hypocenter.device.vector_math import exp2, tanh
+from hypocenter.device.vector_math import LOG2_E, exp2, tanh
 from hypocenter.device.vector_rows import fma_outer, load_each, prefetch, splat_each, store_outer
 
 #: Keys of a tile; the bits of results depend on it. Larger tiles are folded less often, smaller
@@ -47,7 +47,6 @@ NEXT = _STRIPS
 _V_STARTS = 2 * _STRIPS
 _COLUMNS = 2 * _V_STARTS
 _ZERO, _NONE = np.float32(0), np.float32(-np.inf)
-_LOG2_E = np.float32(1.44269504088896341)
 
 # As many sums (heads x vectors) as hide the latency of a multiply-add and fit the registers.
 _WIDE = "avx512f" in cpu_features()
@@ -160,7 +159,7 @@ def _soften(
 
     Two loops, so that the next head's largest score need not wait for this one's weights.
     """
-    factor = _LOG2_E if softcap > _ZERO else _LOG2_E * scale
+    factor = LOG2_E if softcap > _ZERO else LOG2_E * scale
     for head in range(heads):
         top = _mask(weights, weights_at + head * KEYS, low, high, scale, softcap)
         put(out, top_at + head * row, top * factor)
@@ -226,7 +225,7 @@ def tile(
 
     q f32 [head_dim, heads] at `q_at`; `starts` of `find_strips` and `find_columns`; room for f32
     [heads, KEYS] at `weights_at`. Writes out[heads, pitch + 16] at `at`: sums of weighted values,
-    then the largest score and the sum of weights.
+    then the largest score as a power of two, which is times log2 e, and the sum of weights.
     """
     if heads == 8:
         _tile_8(
