@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from gguf.quants import dequantize, quantize
 
 from hypocenter.cli_options import model_path
 
@@ -17,8 +19,12 @@ CHAT_TEMPLATE = (
 )
 
 
-def demo_with(path: Path, metadata: dict[str, tuple[Any, GGUFValueType]]) -> Path:
-    """Write the bundled model to `path` with these keys added or replaced."""
+def demo_with(
+    path: Path, metadata: dict[str, tuple[Any, GGUFValueType]],
+    types: Mapping[str, GGMLQuantizationType] | None = None,
+) -> Path:  # fmt: skip
+    """Write the bundled model to `path` with these keys added or replaced, and tensors of these
+    names in other types."""
     reader = GGUFReader(DEMO)
     arch = metadata.get("general.architecture", ("llama", None))[0]
     writer = GGUFWriter(path, arch)
@@ -34,7 +40,11 @@ def demo_with(path: Path, metadata: dict[str, tuple[Any, GGUFValueType]]) -> Pat
         if key != gguf.Keys.General.ARCHITECTURE:
             writer.add_key_value(key, value, kind)
     for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        data, kind = tensor.data, tensor.tensor_type
+        if types and tensor.name in types:
+            kind = types[tensor.name]
+            data = quantize(dequantize(data, tensor.tensor_type), kind)
+        writer.add_tensor(tensor.name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

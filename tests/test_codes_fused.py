@@ -27,7 +27,10 @@ from hypocenter.kernels import attention as attention_op
 from hypocenter.kernels import quantise as quantise_op
 from hypocenter.kernels.activation import gate, gate_codes
 from hypocenter.kernels.attention import Partial, attention
+from hypocenter.kernels.linear import Product, linear_several
+from hypocenter.kernels.linear_gate import linear_gate_codes
 from hypocenter.kernels.norm import rms_norm, rms_norm_codes
+from hypocenter.kernels.quant import pack_by_turns, place
 from hypocenter.kernels.quantise import Operands, quantise, reads_codes_alone
 from hypocenter.tensor import DType, Tensor
 
@@ -135,6 +138,34 @@ def test_codes_of_a_gate(num_rows: int, num_live: int, width: int, kind: str) ->
     both(num_rows, width, num_live, parts, at_once)
 
 
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
+@pytest.mark.parametrize("kind", ["silu", "gelu"])
+@pytest.mark.parametrize(("num_rows", "num_live"), [(1, 1), (5, 4), (19, 17), (40, 39), (2, 0)])
+@pytest.mark.parametrize("dtype", [DType.Q4_0, DType.Q4_K, DType.Q6_K])
+@pytest.mark.parametrize("width", [1, 96, 130, 320])
+def test_codes_of_a_gate_of_products(
+    num_rows: int, num_live: int, width: int, kind: str, dtype: DType
+) -> None:
+    num_columns = 512
+    raws = [kernel_launch.random_rows(dtype, width, num_columns, seed) for seed in (1, 2)]
+    weights = [weight_tensor(dtype, raw, num_columns) for raw in raws]
+    joined = place("both", "test", pack_by_turns(raws, dtype, num_columns))
+    x, live = rows_tensor("x", numbers(num_rows, num_columns)), counts(num_live)
+    of_x = room(num_rows, num_columns)
+
+    def parts(plan: PlanBuilder, into: Operands) -> None:
+        outs = [rows_tensor("out", np.zeros((num_rows, width), np.float32)) for _ in weights]
+        products = list(map(Product, weights, outs))
+        linear_several(plan, x, products, live, of_x)
+        gate_codes(plan, outs[0], outs[1], kind, into, live, width=width)
+
+    def at_once(plan: PlanBuilder, into: Operands) -> None:
+        quantise(plan, x, num_columns, of_x, live)
+        linear_gate_codes(plan, of_x, joined, kind, into, live, width=width)
+
+    both(num_rows, width, num_live, parts, at_once)
+
+
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"), [(4, 2, 64), (1, 1, 128), (6, 3, 32), (2, 2, 96), (5, 1, 80)]
 )
@@ -196,6 +227,23 @@ def test_what_cannot_hold_the_codes_is_refused(device: str) -> None:
         gate_codes(plan, x, x, "silu", room(2, 2048), live, width=1100)
     with pytest.raises(LaunchRejected, match="kind is 'relu'"):
         gate_codes(plan, x, x, "relu", into, live, width=64)
+
+
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
+def test_a_joined_weight_that_does_not_fit_is_refused() -> None:
+    raws = [kernel_launch.random_rows(DType.Q4_0, 130, 64, seed) for seed in (1, 2)]
+    joined = place("both", "test", pack_by_turns(raws, DType.Q4_0, 64))
+    plan, live, x, into = PlanBuilder(2), counts(2), room(2, 64), room(2, 130)
+    linear_gate_codes(plan, x, joined, "silu", into, live, width=129)
+    for width in (0, 128, 193):
+        with pytest.raises(LaunchRejected, match=f"width is {width}, but must be that of the gate"):
+            linear_gate_codes(plan, x, joined, "silu", into, live, width=width)
+    with pytest.raises(LaunchRejected, match="the groups of the result must hold a row"):
+        linear_gate_codes(plan, x, joined, "silu", room(2, 128), live, width=130)
+    with pytest.raises(LaunchRejected, match=r"gated_codes.*codes"):
+        linear_gate_codes(plan, into, joined, "silu", into, live, width=130)
+    with pytest.raises(LaunchRejected, match="kind is 'relu'"):
+        linear_gate_codes(plan, x, joined, "relu", into, live, width=130)
 
 
 @pytest.mark.parametrize("device", [SIM], indirect=True)

@@ -257,6 +257,7 @@ def test_each_launch_knows_the_next_that_reads_weights(monkeypatch: pytest.Monke
             if one.kernel.startswith("linear") and isinstance(one.function, SharedKernel)
         ]  # fmt: skip
         assert any("weight_2" in plan.launches[index].facts for index in readers)
+        assert any(plan.launches[index].kernel == "linear_gate_codes" for index in readers)
         for index, row in enumerate(table):
             later = [n for n in readers if n > index]
             assert row[pool.NEXT] == (later[0] if later else len(table))
@@ -266,7 +267,8 @@ def test_each_launch_knows_the_next_that_reads_weights(monkeypatch: pytest.Monke
             stretches = table[index, pool.STRETCHES :].reshape(-1, 2)
             for (at, num_items), weight in zip(stretches, weights, strict=False):
                 assert at == weight.data.parts[0].ctypes.data
-                assert num_items * 64 >= weight.shape[0] > (num_items - 1) * 64
+                rows = 128 if plan.launches[index].kernel == "linear_gate_codes" else 64
+                assert num_items * rows >= weight.shape[0] > (num_items - 1) * rows
                 assert num_items * table[index, pool.ITEM_BYTES] == weight.data.parts[0].nbytes
             assert not stretches[len(weights) :].any()
             assert stretches[: len(weights)].all()

@@ -84,6 +84,16 @@ def kept_totals(typing: Any, kept: Any, index: Any) -> tuple[Any, Codegen]:
 
 
 @word
+def kept_row(typing: Any, kept: Any, index: Any, row: Any) -> tuple[Any, Codegen]:
+    """The vector of one row of totals that are kept."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(builder.gep(args[0], [args[1], args[2]]))
+
+    return f32x16(kept, types.intp, types.intp), build
+
+
+@word
 def keep_totals(typing: Any, kept: Any, index: Any, totals: Any) -> tuple[Any, Codegen]:
     """Keep totals in place of those that were."""
 

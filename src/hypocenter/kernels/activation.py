@@ -55,7 +55,8 @@ SOFTCAP = Contract(
     _WHOLE_VECTORS,
 )
 
-_GATES = {"silu": 0, "gelu": 1}
+#: Kinds of gates, and what kernels on the CPU call them.
+GATES = {"silu": 0, "gelu": 1}
 
 
 def reference(
@@ -70,7 +71,7 @@ def reference(
 
 def gate(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor) -> None:
     """Append gate = kind(gate) * up; f32 [num_tokens, width]; kind is silu or gelu."""
-    _require_kind(kind)
+    require_kind(kind)
     facts = {"gate": gate, "up": up, "counts": counts}
     if plan.device != "cpu":
         from hypocenter.kernels import activation_gpu
@@ -82,7 +83,7 @@ def gate(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor)
         gate,
         up,
         counts,
-        _GATES[kind],
+        GATES[kind],
         contract=GATE,
         facts=facts,
         work_per_row=16 * gate.shape[1],
@@ -97,7 +98,7 @@ def gate_codes(
 
     gate and up f32 [num_tokens, >= width], kind as in `gate`; `into` as in `quantise.Operands`.
     """
-    _require_kind(kind)
+    require_kind(kind)
     facts = {"gate": gate, "up": up, "counts": counts, "width": width} | into.made
     if plan.device != "cpu":
         from hypocenter.kernels import activation_gpu
@@ -106,15 +107,16 @@ def gate_codes(
         return
     plan.launch(
         activation_cpu.gate_codes,
-        *(gate, up, counts, _GATES[kind], width, *into.made.values()),
+        *(gate, up, counts, GATES[kind], width, *into.made.values()),
         contract=GATE_TILES,
         facts=facts,
         work_per_row=20 * width,
     )
 
 
-def _require_kind(kind: str) -> None:
-    if kind not in _GATES:
+def require_kind(kind: str) -> None:
+    """Raise LaunchRejected for a kind of gate that there is not."""
+    if kind not in GATES:
         raise LaunchRejected("gate", f"kind is {kind!r}, but must be silu or gelu")
 
 

@@ -22,14 +22,15 @@ def _gelu(x: Any) -> Any:
 
 
 @inline
-def _opened(x: Any, kind: int) -> Any:
+def opened(x: Any, kind: int) -> Any:
+    """What a gate of that kind lets through of ones."""
     return mul(x, sigmoid(x)) if kind == 0 else _gelu(x)
 
 
 @inline
 def _gated(gate: Any, up: Any, at: int, left: int, kind: int) -> Any:
     """16 columns, of which the first `left` are there and the others 0."""
-    return mul(_opened(load_first(gate, at, left), kind), load_first(up, at, left))
+    return mul(opened(load_first(gate, at, left), kind), load_first(up, at, left))
 
 
 @cpu_kernel
@@ -37,7 +38,7 @@ def gate(gate: Any, up: Any, counts: Any, kind: int) -> None:
     width = gate.shape[1]
     for row in prange(get(counts, 0)):
         for at in range(row * width, (row + 1) * width, 16):
-            store(gate, at, mul(_opened(load(gate, at), kind), load(up, at)))
+            store(gate, at, mul(opened(load(gate, at), kind), load(up, at)))
 
 
 @cpu_kernel

@@ -117,7 +117,7 @@ _FOLD_PARTS: tuple[Arg | Scalar | Rule, ...] = (
 )
 FOLD_PARTS = Contract("attention_fold", *_FOLD_PARTS)
 _WHOLE_GROUPS = (
-    *into_tiles("num_tokens", "(num_heads * head_dim)"),
+    *into_tiles("(num_heads * head_dim)", "num_tokens"),
     Rule("num_heads // num_kv_heads * head_dim % 32 == 0", "pairs must be whole groups of codes"),
     Rule("num_heads * head_dim % 64 == 0", "rows must be whole groups of codes, by two"),
 )

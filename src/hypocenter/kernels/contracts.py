@@ -17,6 +17,7 @@ _FILES = (
     "embedding",
     "kv_write",
     "linear",
+    "linear_gate",
     "norm",
     "quantise",
     "rope",

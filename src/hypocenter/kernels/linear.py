@@ -36,14 +36,14 @@ _MARKS = ("", "_2", "_3")
 _PARTS = (live_counts("num_rows"), COUNT)
 # What is read of x: itself or, on the CPU, tiles of codes and, on a GPU, codes or pieces.
 _FLOATS = (Arg("x", (DType.F32,), "num_rows, >= num_columns"),)
-_TILES = (
+X_TILES = (
     Arg("codes", (DType.I32,), "num_tiles, num_groups, tile, 8"),
     Arg("x_scales", (DType.F32,), "num_tiles, num_groups, tile"),
     Arg("sums", (DType.I32,), "num_tiles, num_groups, 3, tile"),
     Arg("weighted", (DType.F32,), "num_tiles, num_groups, 3, tile"),
-    Rule("num_tiles * tile >= num_rows", "the tiles of x must hold its rows"),
     Rule("-(-num_columns // 64) * 2 <= num_groups", "the groups of x must hold a row"),
 )
+_TILES = (*X_TILES, Rule("num_tiles * tile >= num_rows", "the tiles of x must hold its rows"))
 _CODES = (
     Arg("codes", (DType.I32,), "num_rows, quarter"),
     Arg("x_scales", (DType.F32,), "num_rows, quarter // 8"),

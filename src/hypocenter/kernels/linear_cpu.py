@@ -133,11 +133,11 @@ def _add_step(
 
 
 @inline
-def _code_rows(
-    kept: Any, x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, row: int,
-    records: Any, item: int, out: Any, bias: Any, accumulate: bool,
+def add_item(
+    kept: Any, x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, row: int, records: Any,
+    item: int,
 ) -> None:  # fmt: skip
-    """64 outputs of as many rows as is kept totals of: what is read of x serves four groups."""
+    """Add 64 outputs of as many rows as is kept totals of: what is read of x serves four groups."""
     num_records, steps = records.shape[1], num_steps(records)
     first, lane = row // x_codes.shape[2] * x_codes.shape[1], row % x_codes.shape[2]
     for record in range(num_records):
@@ -150,6 +150,15 @@ def _code_rows(
                     lane, records, at, step, smalls,
                 )  # fmt: skip
             keep_totals(kept, group, totals)
+
+
+@inline
+def _code_rows(
+    kept: Any, x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, row: int, records: Any,
+    item: int, out: Any, bias: Any, accumulate: bool,
+) -> None:  # fmt: skip
+    """64 outputs of as many rows as is kept totals of, which are zero at first."""
+    add_item(kept, x_codes, x_scales, x_sums, x_weighted, row, records, item)
     for group in range(GROUPS_PER_ITEM):
         column = ROWS_PER_ITEM * item + LANES * group
         _finish(kept_totals(kept, group), out, row, bias, column, accumulate)

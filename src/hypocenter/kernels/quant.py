@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,12 +42,19 @@ class Packed:
 def pack(raw: Array, dtype: DType, num_columns: int, *, device: str = "cpu") -> Packed:
     """Bring rows of GGUF bytes (uint8 [num_rows, row_bytes]) into the layout for `device`."""
     if device == "cpu":
-        parts = pack_records(raw, dtype, num_columns)
+        parts = pack_records([raw], dtype, num_columns)
     else:
         parts = pack_units(raw, dtype, num_columns)
         if dtype.is_quantised:
             parts = (*parts, np.float32(UNITS[dtype].zero))
     return Packed(dtype, parts, len(raw), num_columns)
+
+
+def pack_by_turns(raws: Sequence[Array], dtype: DType, num_columns: int) -> Packed:
+    """Several matrices of one shape, as rows of GGUF bytes, as one weight for the CPU: 64 rows of
+    each by turns, each padded to 64 rows."""
+    num_rows = len(raws) * padded(len(raws[0]))
+    return Packed(dtype, pack_records(raws, dtype, num_columns), num_rows, num_columns)
 
 
 def place(name: str, owner: str, packed: Packed, *, device: str = "cpu") -> Tensor:

@@ -11,6 +11,7 @@ is about as large as in the file. Float weights are [num_rows / 64, num_columns,
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,31 +127,38 @@ def packed_bytes(dtype: DType, num_rows: int, num_columns: int) -> int:
     return num_records * layout.record.itemsize
 
 
-def pack_records(raw: Array, dtype: DType, num_columns: int) -> tuple[Any, ...]:
-    """Rows of GGUF bytes as (weights,), or (records,) for block types."""
-    num_rows = raw.shape[0]
+def pack_records(raws: Sequence[Array], dtype: DType, num_columns: int) -> tuple[Any, ...]:
+    """Rows of GGUF bytes as (weights,), or (records,) for block types.
+
+    Of several matrices of one shape the items, 64 rows each, lie by turns.
+    """
+    num_items = len(raws) * padded(len(raws[0])) // ROWS_PER_ITEM
     if not dtype.is_quantised:
         kind = {DType.F32: np.float32, DType.F16: np.uint16, DType.BF16: np.int16}[dtype]
-        shape = (padded(num_rows) // ROWS_PER_ITEM, num_columns, ROWS_PER_ITEM)
-        items = large_pages.zeros(shape, kind)
-        for start in range(0, num_rows, SLAB_ROWS):
-            slab = in_groups(raw[start : start + SLAB_ROWS].view(kind), num_columns, ROWS_PER_ITEM)
-            at = start // ROWS_PER_ITEM
+        items = large_pages.zeros((num_items, num_columns, ROWS_PER_ITEM), kind)
+        for slab, place in _slabs(raws, items):
+            rows = in_groups(slab.view(kind), num_columns, ROWS_PER_ITEM)
             for column in range(0, num_columns, _COLUMNS_AT_ONCE):
                 # A copy first: rows apart by powers of two would take one another's cache lines.
-                some = np.ascontiguousarray(slab[..., column : column + _COLUMNS_AT_ONCE])
-                place = items[at : at + len(slab), column : column + _COLUMNS_AT_ONCE]
-                place[:] = some.transpose(0, 2, 1)
+                some = np.ascontiguousarray(rows[..., column : column + _COLUMNS_AT_ONCE])
+                place[:, column : column + _COLUMNS_AT_ONCE] = some.transpose(0, 2, 1)
         return (items,)
     layout = layout_of(dtype, num_columns)
     width = -(-num_columns // layout.num_columns) * layout.num_columns
-    shape = (padded(num_rows) // ROWS_PER_ITEM, width // layout.num_columns, GROUPS_PER_ITEM)
+    shape = (num_items, width // layout.num_columns, GROUPS_PER_ITEM)
     records = large_pages.zeros(shape, layout.record)
-    for start in range(0, num_rows, SLAB_ROWS):
-        blocks = unpack(raw[start : start + SLAB_ROWS], dtype, num_columns)
-        at = start // ROWS_PER_ITEM
-        _fill(records[at : at + -(-len(blocks.codes) // ROWS_PER_ITEM)], blocks, layout)
+    for slab, place in _slabs(raws, records):
+        _fill(place, unpack(slab, dtype, num_columns), layout)
     return (records,)
+
+
+def _slabs(raws: Sequence[Array], items: Array) -> Iterator[tuple[Array, Array]]:
+    """Some rows at a time, and the items of the packed weight that they become."""
+    for index, raw in enumerate(raws):
+        own = items[index :: len(raws)]
+        for start in range(0, len(raw), SLAB_ROWS):
+            slab, at = raw[start : start + SLAB_ROWS], start // ROWS_PER_ITEM
+            yield slab, own[at : at + -(-len(slab) // ROWS_PER_ITEM)]
 
 
 def _fill(records: Array, blocks: Blocks, layout: RecordLayout) -> None:

@@ -43,20 +43,24 @@ INTO_CODES = (
 )
 
 
-def into_tiles(num_rows: str, width: str) -> tuple[Arg | Rule, ...]:
+def into_tiles(width: str, num_rows: str | None = None, prefix: str = "") -> tuple[Arg | Rule, ...]:
     """Where CPU kernels leave them, of rows and columns that a contract counts by these names: rows
-    lie in tiles."""
-    return (
-        Arg("codes", (DType.I32,), "num_tiles, num_groups, tile, 8", "write"),
-        Arg("scales", (DType.F32,), "num_tiles, num_groups, tile", "write"),
-        Arg("sums", (DType.I32,), "num_tiles, num_groups, 3, tile", "write"),
-        Arg("weighted", (DType.F32,), "num_tiles, num_groups, 3, tile", "write"),
-        Rule(f"num_tiles * tile >= {num_rows}", "the tiles of the result must hold the rows"),
-        Rule(f"-(-{width} // 64) * 2 <= num_groups", "the groups of the result must hold a row"),
+    lie in tiles, of which there are as many as of what is read where no rows are counted."""
+    groups = f"num_{prefix}groups"
+    parts: tuple[Arg | Rule, ...] = (
+        Arg(f"{prefix}codes", (DType.I32,), f"num_tiles, {groups}, tile, 8", "write"),
+        Arg(f"{prefix}scales", (DType.F32,), f"num_tiles, {groups}, tile", "write"),
+        Arg(f"{prefix}sums", (DType.I32,), f"num_tiles, {groups}, 3, tile", "write"),
+        Arg(f"{prefix}weighted", (DType.F32,), f"num_tiles, {groups}, 3, tile", "write"),
+        Rule(f"-(-{width} // 64) * 2 <= {groups}", "the groups of the result must hold a row"),
     )
+    if num_rows is None:
+        return parts
+    held = Rule(f"num_tiles * tile >= {num_rows}", "the tiles of the result must hold the rows")
+    return (*parts[:-1], held, parts[-1])
 
 
-INTO_TILES = into_tiles("num_rows", "width")
+INTO_TILES = into_tiles("width", "num_rows")
 CODES = Contract(
     "quantise",
     Arg("x", (DType.F32,), "num_rows, >= width"),

@@ -17,6 +17,7 @@ from hypocenter.kernels.attention import Partial, allocate_parts, attention
 from hypocenter.kernels.embedding import gather, lookup, narrow
 from hypocenter.kernels.kv_write import kv_write
 from hypocenter.kernels.linear import Product, linear_several
+from hypocenter.kernels.linear_gate import linear_gate_codes
 from hypocenter.kernels.mark import mark, mark_layer
 from hypocenter.kernels.norm import rms_norm, rms_norm_codes
 from hypocenter.kernels.quant import padded
@@ -136,6 +137,10 @@ class Decoder:
         self._buffers = _Buffers.allocate(facts, max_tokens, device=device)
         widest = max(facts.width, facts.num_heads * facts.head_dim, facts.ffn_width)
         self._operands = Operands.allocate(weights.dtypes, max_tokens, widest, device=device)
+        #: Apart from those, which other threads still read.
+        self._gated = Operands.allocate(
+            weights.dtypes if device == "cpu" else (), max_tokens, facts.ffn_width, device=device
+        )
         self._unfused: UnfusedAttention | None = None
         self._partial: Partial | None = None
         self._parts: Tensor | None = None
@@ -225,7 +230,7 @@ class Decoder:
         )  # fmt: skip
         self._into_residual(
             plan, b, b.attended, w.attn_output, w.attn_output_bias, w.post_attn_norm,
-            is_ready=codes is not None,
+            ready=codes,
         )  # fmt: skip
 
     def _rope_write(
@@ -251,7 +256,20 @@ class Decoder:
         kv_write(plan, b.k, b.v, slots, keys, values, counts)
 
     def _feed_forward(self, plan: PlanBuilder, b: _Buffers, w: LayerWeights) -> None:
-        kind, counts = self.facts.family.activation, self.inputs.counts
+        codes = self._gate_up(plan, b, w)
+        self._into_residual(plan, b, b.gate, w.down, None, w.post_ffn_norm, ready=codes)
+
+    def _gate_up(self, plan: PlanBuilder, b: _Buffers, w: LayerWeights) -> Operands | None:
+        """What `down` reads: codes or, where there are none, b.gate."""
+        facts, counts = self.facts, self.inputs.counts
+        kind, width = facts.family.activation, facts.ffn_width
+        if w.gate_up is not None:
+            x, into = (one.first(b.x.shape[0]) for one in (self._operands, self._gated))
+            rms_norm_codes(plan, b.x, w.ffn_norm, facts.norm_eps, x, counts, width=facts.width)
+            linear_gate_codes(plan, x, w.gate_up, kind, into, counts, width=width)
+            return into
+        assert w.gate is not None
+        assert w.up is not None
         self._normed_linear(
             plan, b.x, w.ffn_norm, b.hidden, (w.gate, b.gate, None), (w.up, b.up, None)
         )
@@ -259,21 +277,19 @@ class Decoder:
         if codes is None:
             gate(plan, b.gate, b.up, kind, counts)
         else:
-            gate_codes(plan, b.gate, b.up, kind, codes, counts, width=self.facts.ffn_width)
-        self._into_residual(
-            plan, b, b.gate, w.down, None, w.post_ffn_norm, is_ready=codes is not None
-        )
+            gate_codes(plan, b.gate, b.up, kind, codes, counts, width=width)
+        return codes
 
     def _into_residual(
         self, plan: PlanBuilder, b: _Buffers, x: Tensor, weight: Tensor, bias: Tensor | None,
-        post_norm: Tensor | None, *, is_ready: bool,
+        post_norm: Tensor | None, *, ready: Operands | None,
     ) -> None:  # fmt: skip
         """x += weight @ branch, normed first where the family norms what it adds."""
         facts, counts = self.facts, self.inputs.counts
         if post_norm is None:
-            self._linear(plan, x, (weight, b.x, bias), accumulate=True, is_ready=is_ready)
+            self._linear(plan, x, (weight, b.x, bias), accumulate=True, ready=ready)
             return
-        self._linear(plan, x, (weight, b.hidden, bias), is_ready=is_ready)
+        self._linear(plan, x, (weight, b.hidden, bias), ready=ready)
         rms_norm(
             plan, b.hidden, post_norm, facts.norm_eps, b.x, counts,
             width=facts.width, accumulate=True,
@@ -298,17 +314,18 @@ class Decoder:
             rms_norm_codes(
                 plan, x, norm, facts.norm_eps, codes, counts, width=facts.width, count=count
             )
-        self._linear(plan, hidden, *products, count=count, is_ready=codes is not None)
+        self._linear(plan, hidden, *products, count=count, ready=codes)
 
     def _linear(
         self, plan: PlanBuilder, x: Tensor, *products: tuple[Tensor, Tensor, Tensor | None],
-        count: int = 0, accumulate: bool = False, is_ready: bool = False,
+        count: int = 0, accumulate: bool = False, ready: Operands | None = None,
     ) -> None:  # fmt: skip
-        """Products of x with several (weight, out, bias), for which x is made ready once."""
+        """Products of x with several (weight, out, bias), for which x is made ready once; `ready`
+        is what has been made of it already."""
         linear_several(
             plan, x, [Product(*one) for one in products], self.inputs.counts,
-            self._operands.first(x.shape[0]), count=count, accumulate=accumulate,
-            is_ready=is_ready,
+            ready or self._operands.first(x.shape[0]), count=count, accumulate=accumulate,
+            is_ready=ready is not None,
         )  # fmt: skip
 
     def _logits(self, plan: PlanBuilder, b: _Buffers, num_logit_rows: int) -> Tensor:

@@ -52,6 +52,9 @@ def needed_bytes(
         config.max_batch_tokens, facts.num_heads, facts.num_kv_heads,
         -(-facts.head_dim // 16) * 16, num_blocks * config.block_size,
     )  # fmt: skip
+    codes = 0
+    if _has_codes(file, facts):  # of what all products read, and of what gates let through
+        codes = sum(tile_bytes(config.max_batch_tokens, w) for w in (max(widths), facts.ffn_width))
     return {
         "weights": sum(
             _weight_bytes(info, facts)
@@ -60,8 +63,7 @@ def needed_bytes(
         ),
         "KV cache": num_blocks * config.block_size * per_token,
         "rope tables": _rope_bytes(facts, context_length),
-        "activations": (activations + logits + parts) * _F32_BYTES
-        + (tile_bytes(config.max_batch_tokens, max(widths)) if _has_codes(file, facts) else 0),
+        "activations": (activations + logits + parts) * _F32_BYTES + codes,
     }
 
 

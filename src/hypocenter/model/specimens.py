@@ -247,6 +247,7 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
         ffn_norm=vector("ffn_norm", width),
         gate=matrix("gate", ffn, width),
         up=matrix("up", ffn, width),
+        gate_up=None,
         down=matrix("down", width, ffn),
         post_ffn_norm=vector_if(family.post_norms, "post_ffn_norm", width),
     )

@@ -14,6 +14,7 @@ from hypocenter.device import memory
 from hypocenter.errors import BadModelFile, UnsupportedModel
 from hypocenter.kernels import quant, rope
 from hypocenter.kernels.block_types import dequantise
+from hypocenter.kernels.linear_gate import may_join
 from hypocenter.model.architecture import Architecture, Rope
 from hypocenter.model.gguf import GGUFFile
 from hypocenter.tensor import DType, Tensor
@@ -21,7 +22,7 @@ from hypocenter.tensor import DType, Tensor
 # Digits of ASCII without leading zeros: one layer has one name.
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\..+")
 
-_MATRICES = ("q", "k", "v", "attn_output", "gate", "up", "down")
+_MATRICES = ("q", "k", "v", "attn_output", "gate", "up", "gate_up", "down")
 
 Progress = Callable[[str, float], None]
 RopeTable = tuple[Tensor, Tensor]
@@ -29,7 +30,11 @@ RopeTable = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer's tensors: matrices packed, norms and biases f32 padded to 64; None: not there."""
+    """One layer's tensors: matrices packed, norms and biases f32 padded to 64; None: not there.
+
+    `gate_up` holds both where the device multiplies them at once (`linear_gate_codes`), else there
+    are `gate` and `up`.
+    """
 
     attn_norm: Tensor
     q: Tensor
@@ -44,8 +49,9 @@ class LayerWeights:
     attn_output_bias: Tensor | None
     post_attn_norm: Tensor | None
     ffn_norm: Tensor
-    gate: Tensor
-    up: Tensor
+    gate: Tensor | None
+    up: Tensor | None
+    gate_up: Tensor | None
     down: Tensor
     post_ffn_norm: Tensor | None
 
@@ -67,7 +73,8 @@ class Weights:
         """The types of the matrices that activations are multiplied with."""
         found = {self.output.dtype}
         for layer in self.layers:
-            found |= {getattr(layer, name).dtype for name in _MATRICES}
+            matrices = (getattr(layer, name) for name in _MATRICES)
+            found |= {matrix.dtype for matrix in matrices if matrix is not None}
         return frozenset(found)
 
 
@@ -120,7 +127,7 @@ class _Loader:
         q_rows, kv_rows = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
         q, k, v = self._qkv(prefix, (q_rows, kv_rows, kv_rows))
         biases = self._qkv_biases(prefix, (q_rows, kv_rows, kv_rows))
-        gate, up = self._gate_up(prefix)
+        gate, up, gate_up = self._gate_up(prefix)
         qk_norm, post_norms = facts.family.qk_norm, facts.family.post_norms
         return LayerWeights(
             attn_norm=self.vector(f"{prefix}attn_norm.weight", width),
@@ -140,6 +147,7 @@ class _Loader:
             ffn_norm=self.vector(f"{prefix}ffn_norm.weight", width),
             gate=gate,
             up=up,
+            gate_up=gate_up,
             down=self.matrix(f"{prefix}ffn_down", width, ffn_width),
             post_ffn_norm=self._vector_if(post_norms, f"{prefix}post_ffw_norm.weight", width),
         )
@@ -189,30 +197,47 @@ class _Loader:
         names = (f"{prefix}attn_q.bias", f"{prefix}attn_k.bias", f"{prefix}attn_v.bias")
         return tuple(self._optional(name, count) for name, count in zip(names, rows, strict=True))
 
-    def _gate_up(self, prefix: str) -> tuple[Tensor, ...]:
+    def _gate_up(self, prefix: str) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """gate, up and, in place of the two, a weight that holds both."""
         width, ffn_width = self.facts.width, self.facts.ffn_width
-        if self.facts.family.fused_gate_up:
-            return self._split(f"{prefix}ffn_up.weight", (ffn_width, ffn_width), width)
-        gate = self.matrix(f"{prefix}ffn_gate", ffn_width, width)
-        return gate, self.matrix(f"{prefix}ffn_up", ffn_width, width)
+        parts = ("up",) if self.facts.family.fused_gate_up else ("gate", "up")
+        names = [f"{prefix}ffn_{part}.weight" for part in parts]
+        rows = (ffn_width,) * (2 // len(names))
+        known = self.file.tensors  # what is missing is told of below
+        read = [name for name in (*names, f"{prefix}ffn_down.weight") if name in known]
+        dtypes = [known[name].dtype for name in read]
+        if self.device != "cpu" or len(read) <= len(names) or not may_join(dtypes):
+            gate, up = (one for name in names for one in self._split(name, rows, width))
+            return gate, up, None
+        raws = [raw for name in names for raw in self._rows(name, rows, width)]
+        packed = quant.pack_by_turns(raws, dtypes[0], width)
+        for name in names:
+            self.file.let_go(name)
+        return None, None, quant.place(" + ".join(names), "model", packed)
 
     def _split(
         self, name: str, row_counts: tuple[int, ...], num_columns: int
     ) -> tuple[Tensor, ...]:
         """One matrix of the file as several packed ones, by consecutive rows."""
-        dtype = self._expect(name, (sum(row_counts), num_columns))
-        raw = self.file.raw(name).reshape(sum(row_counts), dtype.num_bytes(num_columns))
-        if self.progress:
-            self.progress("loading weights", len(self.taken) / len(self.file.tensors))
-        parts, start = [], 0
-        for count in row_counts:
-            rows = raw[start : start + count]
+        parts = []
+        for rows in self._rows(name, row_counts, num_columns):
+            dtype = self.file.tensors[name].dtype
             packed = quant.pack(rows, dtype, num_columns, device=self.device)
             parts.append(quant.place(name, "model", packed, device=self.device))
-            start += count
         # Packed and mapped weights together would take twice the memory of the file.
         self.file.let_go(name)
         return tuple(parts)
+
+    def _rows(
+        self, name: str, row_counts: tuple[int, ...], num_columns: int
+    ) -> list[np.ndarray[Any, Any]]:
+        """GGUF bytes of a matrix, uint8 [rows, row_bytes] for each of so many consecutive rows."""
+        num_rows = sum(row_counts)
+        dtype = self._expect(name, (num_rows, num_columns))
+        raw = self.file.raw(name).reshape(num_rows, dtype.num_bytes(num_columns))
+        if self.progress:
+            self.progress("loading weights", len(self.taken) / len(self.file.tensors))
+        return np.split(raw, np.cumsum(row_counts)[:-1])
 
     def _values(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         dtype = self._expect(name, shape)

@@ -1,0 +1,75 @@
+"""numba kernel of `linear_gate_codes`: two products, and the codes of what one lets through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.lang import cpu_kernel, inline, prange
+from hypocenter.device.totals import keep_zeros, kept_row
+from hypocenter.device.vector import get, keep, mul
+from hypocenter.kernels.activation_cpu import opened
+from hypocenter.kernels.interleave import GROUPS_PER_ITEM, LANES, ROWS_PER_ITEM
+from hypocenter.kernels.linear_cpu import add_item
+from hypocenter.kernels.quantise_cpu import put_codes
+
+_ZERO = np.float32(0)
+
+
+@inline
+def _gated(gate: Any, up: Any, group: int, row: int, kind: int, left: int) -> Any:
+    """16 columns, of which the first `left` are there and the others 0."""
+    gated = mul(opened(kept_row(gate, group, row), kind), kept_row(up, group, row))
+    return keep(gated, 0, left, _ZERO)
+
+
+@inline
+def _rows(
+    gate: Any, up: Any, num_rows: int, x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any,
+    row: int, records: Any, item: int, kind: int, width: int, codes: Any, scales: Any, sums: Any,
+    weighted: Any,
+) -> None:  # fmt: skip
+    """The codes of 64 columns of `num_rows` rows, of which `gate` and `up` keep zeros at first."""
+    add_item(gate, x_codes, x_scales, x_sums, x_weighted, row, records, 2 * item)
+    add_item(up, x_codes, x_scales, x_sums, x_weighted, row, records, 2 * item + 1)
+    for one in range(num_rows):
+        for group in range(0, GROUPS_PER_ITEM, 2):
+            left = width - ROWS_PER_ITEM * item - LANES * group
+            put_codes(
+                _gated(gate, up, group, one, kind, left),
+                _gated(gate, up, group + 1, one, kind, left - LANES),
+                codes, scales, sums, weighted, row + one, (GROUPS_PER_ITEM * item + group) // 2,
+            )  # fmt: skip
+
+
+@cpu_kernel
+def linear_gate_codes(
+    x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, counts: Any, records: Any,
+    kind: int, width: int, codes: Any, scales: Any, sums: Any, weighted: Any,
+) -> None:  # fmt: skip
+    """Codes of kind(x @ gate.T) * (x @ up.T); items of the two weights lie by turns in one."""
+    num_rows = get(counts, 0)
+    for item in prange(records.shape[0] // 2):
+        row = 0
+        while row + 16 <= num_rows:
+            _rows(
+                keep_zeros(GROUPS_PER_ITEM, 16), keep_zeros(GROUPS_PER_ITEM, 16), 16, x_codes,
+                x_scales, x_sums, x_weighted, row, records, item, kind, width, codes, scales, sums,
+                weighted,
+            )  # fmt: skip
+            row += 16
+        while row + 4 <= num_rows:
+            _rows(
+                keep_zeros(GROUPS_PER_ITEM, 4), keep_zeros(GROUPS_PER_ITEM, 4), 4, x_codes,
+                x_scales, x_sums, x_weighted, row, records, item, kind, width, codes, scales, sums,
+                weighted,
+            )  # fmt: skip
+            row += 4
+        while row < num_rows:
+            _rows(
+                keep_zeros(GROUPS_PER_ITEM, 1), keep_zeros(GROUPS_PER_ITEM, 1), 1, x_codes,
+                x_scales, x_sums, x_weighted, row, records, item, kind, width, codes, scales, sums,
+                weighted,
+            )  # fmt: skip
+            row += 1
