@@ -102,6 +102,12 @@ class _Case:
         return np.array(found).reshape(len(tokens), self.num_heads, self.head_dim)
 
 
+@pytest.fixture(autouse=True)
+def _many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many that KV heads are never shared evenly, and pairs that are few are cut into tiles."""
+    monkeypatch.setattr(attention, "num_threads", lambda: 17)
+
+
 def _assert_exact(case: _Case, tokens: Tokens) -> None:
     largest = max(np.abs(v.astype(np.float64)).max() for v in case.v)
     for found, (row, position) in zip(case.run(tokens), tokens, strict=True):
@@ -173,6 +179,19 @@ def test_threads_change_no_bit(num_tokens: int) -> None:
         found.append(case.run(tokens))
     set_num_threads(max_num_threads())
     np.testing.assert_array_equal(bits(found[0]), bits(found[1]))
+
+
+@pytest.mark.parametrize(("num_threads", "is_cut"), [(1, False), (2, False), (3, True), (4, True)])
+def test_pairs_are_cut_where_threads_would_have_unlike_shares(
+    num_threads: int, is_cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = _Case((2 * KEYS + 9,), 6, 2, 64)
+    last, parts = [(0, 2 * KEYS + 8)], np.full(num_part_floats(1, 6, 2, 64, 2 * KEYS + 16), np.nan)
+    wanted = case.run(last)
+    monkeypatch.setattr(attention, "num_threads", lambda: num_threads)
+    scratch = tensor("parts", parts.astype(np.float32))
+    np.testing.assert_array_equal(bits(case.run(last, parts=scratch)), bits(wanted))
+    assert np.isnan(to_host(scratch)).all() == (not is_cut)
 
 
 @pytest.mark.parametrize("is_empty", [True, False])

@@ -172,12 +172,14 @@ def test_codes_of_a_gate_of_products(
 @pytest.mark.parametrize("num_tokens", [1, 9])
 @pytest.mark.parametrize("is_split", [True, False])
 def test_codes_of_attention(
-    heads: int, kv_heads: int, head_dim: int, num_tokens: int, is_split: bool
-) -> None:
+    heads: int, kv_heads: int, head_dim: int, num_tokens: int, is_split: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """The fold makes them of heads that fill groups and units; others, and prompts, by a part.
 
     On the CPU the keys of tokens are split where they fill more than a tile.
     """
+    monkeypatch.setattr(attention_op, "num_threads", lambda: 17)  # or pairs are not cut
     first = 600 if is_split and kernel_launch.device == "cpu" else 70
     rng, num_blocks, width = np.random.default_rng(4), first // 16 + 2, heads * head_dim
     keys = rng.standard_normal((num_blocks, kv_heads, head_dim, 16)).astype(np.float32)

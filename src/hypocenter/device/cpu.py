@@ -7,6 +7,7 @@ from hypocenter.device.lang import (
     cpu_features,
     instruction_set,
     max_num_threads,
+    num_threads,
     set_num_threads,
 )
 
@@ -15,5 +16,6 @@ __all__ = [
     "cpu_features",
     "instruction_set",
     "max_num_threads",
+    "num_threads",
     "set_num_threads",
 ]

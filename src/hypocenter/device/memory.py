@@ -73,6 +73,17 @@ def allocate(
     return tensor
 
 
+def allocate_turned(name: str, owner: str, dtype: DType, shape: tuple[int, ...]) -> Tensor:
+    """As `allocate` on the CPU, but the second axis is the outermost in memory."""
+    first, second, *rest = shape
+    tensor = allocate(name, owner, dtype, (second, first, *rest))
+    outer, inner, *others = tensor.strides
+    data = tensor.data.swapaxes(0, 1)
+    return Tensor(
+        name, owner, dtype, shape, (inner, outer, *others), 0, tensor.allocation, data
+    )  # fmt: skip
+
+
 def _zeros(num_bytes: int) -> np.ndarray[Any, Any]:
     """Zeroed host bytes; what is as large as a large page, as a KV cache is, lies in such pages."""
     if num_bytes >= large_pages.PAGE_BYTES:

@@ -29,7 +29,7 @@ from hypocenter.tensor import Tensor
 Progress = Callable[[str, float], None]
 
 #: Up to so many numbers Python itself is done before numpy gets going.
-_FEW = 32
+_FEW = 256
 
 
 def load_runner(file: GGUFFile, config: EngineConfig, progress: Progress | None = None) -> Runner:
@@ -101,6 +101,7 @@ class Runner:
         is_one = self.config.device != "cpu" and (
             num_tokens == 1 or len(np.unique(batch.sequence_rows)) == 1
         )
+        set_num_threads(self.num_threads)
         plan, inputs = self._plan(num_tokens, num_logit_rows, is_one), self._inputs
         filled = [
             (inputs.token_ids, batch.token_ids),
@@ -117,7 +118,6 @@ class Runner:
             drawn = inputs.token_ids if batch.is_drawn else None
             recorder.step(plan, filled, batch.requests, drawn=drawn)
         inputs.shared.put(filled, is_recorded=recorder is not None)
-        set_num_threads(self.num_threads)
         plan.run()
         if plan not in self._ran:
             self._ran[plan] = None
@@ -130,6 +130,7 @@ class Runner:
 
     def compile(self, progress: Progress | None = None) -> None:
         """Compile what a single decode step and a full prefill step launch."""
+        set_num_threads(self.num_threads)
         for num_tokens in (1, self.max_batch_tokens):
             self._plan(num_tokens, 1, self.config.device != "cpu", progress)
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device import memory
+from hypocenter.device.cpu import num_threads
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import attention_cpu
 from hypocenter.kernels.contract import (
@@ -28,6 +29,7 @@ from hypocenter.kernels.contract import (
     live_counts,
     live_rows,
 )
+from hypocenter.kernels.kv_write import caches
 from hypocenter.kernels.quantise import Operands, into_tiles, quantise
 from hypocenter.tensor import DType, Tensor
 
@@ -42,7 +44,7 @@ def _live_blocks(values: Values) -> np.ndarray[Any, Any]:
     return np.arange(values["max_blocks"]) <= num_blocks[:, None]
 
 
-_F32, _I32, _CACHE = (DType.F32,), (DType.I32,), (DType.F16, DType.F32)
+_F32, _I32 = (DType.F32,), (DType.I32,)
 _OUT = Arg("out", _F32, "num_tokens, >= num_heads * head_dim", "write")
 _WINDOW = Scalar("window", "window >= 0", "must not be negative")
 _PARTIAL = (
@@ -58,11 +60,9 @@ _PARTIAL_RULES = (
     Rule("max_tokens >= num_tokens", "each token of the step needs room for its tiles"),
     Rule("values_pitch >= head_dim", "a head's values must fit a row of them"),
 )
-_CACHES = (
-    Arg("k_cache", _CACHE, "num_blocks, num_kv_heads, head_dim, block_size"),
-    Arg("v_cache", _CACHE, "num_blocks, num_kv_heads, block_size, value_pitch"),
-    Arg("q", _F32, "num_tokens, >= num_heads * head_dim"),
-)
+_Q = Arg("q", _F32, "num_tokens, >= num_heads * head_dim")
+_CACHES = (*caches("contiguous"), _Q)
+_PAGES = (*caches("pages"), _Q)
 _TOKENS = (
     Arg(
         "block_tables",
@@ -96,7 +96,7 @@ _RULES = (
 CONTRACT = Contract("attention", *_CACHES, _OUT, *_TOKENS, *_RULES)
 #: As CONTRACT, as the CPU does it: pairs of a token and a KV head that are few may leave tiles in
 #: `parts`; where it has no room for them they finish by themselves.
-PAIRS = Contract("attention", *_CACHES, _OUT, _PARTS, *_TOKENS, *_RULES)
+PAIRS = Contract("attention", *_PAGES, _OUT, _PARTS, *_TOKENS, *_RULES)
 _FOLD_PARTS: tuple[Arg | Scalar | Rule, ...] = (
     _OUT,
     replace(_PARTS, access="both"),
@@ -122,7 +122,7 @@ _WHOLE_GROUPS = (
     Rule("num_heads * head_dim % 64 == 0", "rows must be whole groups of codes, by two"),
 )
 #: As these, and the codes of out: of each pair by whichever of the two kernels finishes it.
-PAIRS_CODES = Contract("attention", *_CACHES, _OUT, _PARTS, *_TOKENS, *_RULES, *_WHOLE_GROUPS)
+PAIRS_CODES = Contract("attention", *_PAGES, _OUT, _PARTS, *_TOKENS, *_RULES, *_WHOLE_GROUPS)
 FOLD_PARTS_CODES = Contract("attention_fold", *_FOLD_PARTS, *_WHOLE_GROUPS)
 SPLIT = Contract(
     "attention_split",
@@ -291,10 +291,10 @@ def allocate_parts(
 def _on_cpu(
     plan: PlanBuilder, facts: dict[str, Any], parts: Tensor | None, codes: Operands | None
 ) -> None:
-    """One kernel, and another for the fold where the tokens may be so few that tiles are shared.
+    """One kernel, and another for the fold where pairs may be cut into tiles.
 
-    There they make codes too. Many tokens have another kernel make them: threads that each have a
-    token would take from one another the lines in which codes of several lie.
+    Where tokens are few they make codes too. Many tokens have another kernel make them: threads
+    that each have a token would take from one another the lines in which codes of several lie.
     """
     k_cache, v_cache, block_tables = facts["k_cache"], facts["v_cache"], facts["block_tables"]
     num_heads, window = facts["num_heads"], facts["window"]
@@ -305,7 +305,8 @@ def _on_cpu(
     may_be_few = (plan.num_rows // 2 + 1) * num_kv_heads < attention_cpu.MANY_PAIRS
     if parts is None:
         parts = allocate_parts(k_cache, v_cache, plan.num_rows, num_heads, max_blocks)
-    if not may_be_few:
+    # Where threads share KV heads evenly nothing is gained by smaller items.
+    if not may_be_few or num_kv_heads % num_threads() == 0:
         parts = memory.rows(parts, 0, 0)
     width, pair_width = num_heads * head_dim, num_heads // num_kv_heads * head_dim
     fused = codes if may_be_few and pair_width % 32 == 0 and width % 64 == 0 else None

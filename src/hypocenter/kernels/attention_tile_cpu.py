@@ -5,11 +5,11 @@ they are folded is the business of `attention_cpu.py`. Keys and values are read 
 for a block of heads, whose sums stay in registers. A sum takes head elements, or keys, one by one
 in order, so the size of the block changes no bit.
 
-Pages lie scattered, so the machine does not foresee what is next, and a core has only some twenty
-lines on their way at a time and drops what it is asked for beyond that. So memory is asked for
-evenly, a line for each step, in the order in which lines lie: for the values of a tile while its
-scores are made, for the keys of the tile that this thread takes next while values are summed, and
-then again for values that come soon, some of which have been dropped.
+Pages may lie scattered, so the machine does not foresee what is next, and a core has only some
+twenty lines on their way at a time and drops what it is asked for beyond that. So memory is asked
+for evenly, a line for each step, in the order in which lines lie: for the values of a tile while
+its scores are made, and for the keys of the tile that this thread takes next while values are
+summed.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from hypocenter.device.vector import (
 from hypocenter.device.vector_ir import LANES
 from hypocenter.device.vector_math import LOG2_E, exp2, tanh
 from hypocenter.device.vector_rows import fma_outer, load_each, prefetch, splat_each, store_outer
+from hypocenter.kernels.kv_write_cpu import page_at
 
 #: Keys of a tile; the bits of results depend on it. Larger tiles are folded less often, smaller
 #: ones give more threads something to do where tokens are few.
@@ -101,18 +102,19 @@ def find_strips(
     Strips that have no key which the token at `position` sees stand for their nearest neighbour.
     """
     low, high = seen(tile, position, window)
-    num_kv_heads, head_dim, block_size = k_cache.shape[1], k_cache.shape[2], k_cache.shape[3]
+    block_size, value_pitch = k_cache.shape[3], v_cache.shape[3]
     first, last = low // LANES, (high - 1) // LANES
     place, within = divmod(tile * KEYS + first * LANES, block_size)
-    page = np.int64(get(block_tables, table_at + place)) * num_kv_heads + kv_head
+    block = get(block_tables, table_at + place)
     for strip in range(_STRIPS):
-        put(starts, at + strip, page * head_dim * block_size + within)
-        put(starts, at + _V_STARTS + strip, (page * block_size + within) * v_cache.shape[3])
+        put(starts, at + strip, page_at(k_cache, block, kv_head) + within)
+        value_at = page_at(v_cache, block, kv_head) + within * value_pitch
+        put(starts, at + _V_STARTS + strip, value_at)
         if first <= strip < last:
             within += LANES
             if within == block_size:
                 place, within = place + 1, 0
-                page = np.int64(get(block_tables, table_at + place)) * num_kv_heads + kv_head
+                block = get(block_tables, table_at + place)
 
 
 @inline
@@ -195,12 +197,10 @@ def _form(heads: int, vectors: int) -> Callable[..., None]:
             sums = splat_each(_ZERO, num_sums)
             for key in range(low // LANES * LANES, high, LANES):
                 start = get(starts, _V_STARTS + key // LANES)
-                again = get(starts, _V_STARTS + key // LANES + 1) + d
                 block, within = divmod(d * KEYS + key * width, head_dim * block_size)
                 ahead = within + get(starts, min(NEXT + block * block_size // LANES, 2 * NEXT - 1))
                 for inner in range(max(low - key, 0), min(high - key, LANES)):
                     prefetch(k_cache, ahead + inner * width, width)
-                    prefetch(v_cache, again + inner * value_pitch, width)
                     value_at = start + inner * value_pitch
                     values = load_each(v_cache, starts, _COLUMNS + d // LANES, value_at, vectors)
                     sums = fma_outer(values, weights, weights_at + key + inner, KEYS, sums)

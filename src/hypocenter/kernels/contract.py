@@ -58,7 +58,8 @@ class Arg:
 
     `shape` is a comma-separated list of symbols (one name = one value within a call), numbers, and
     expressions over symbols bound before; `>= expression` asks for at least that much. `layout` is
-    `contiguous`, `rows` (the last axis has stride 1) or `any`. `access` is read, write or both.
+    `contiguous`, `rows` (the last axis has stride 1), `pages` (so have the last two together) or
+    `any`. `access` is read, write or both.
     `fills` says how far the last axis is written where that is not to its end, `reach` what is
     written where values decide it; `hides` that -infinity is among it, for what must not count.
     """
@@ -344,9 +345,13 @@ def _tensor_lines(arg: Arg, bound: set[str]) -> list[str]:
     for axis, demand in enumerate(arg.axes):
         lines += _axis_lines(arg, axis, demand, bound)
     if arg.layout != "any":
-        property_ = {"contiguous": "is_contiguous", "rows": "has_dense_rows"}[arg.layout]
+        is_so = {
+            "contiguous": f"{name}.is_contiguous",
+            "rows": f"{name}.has_dense_rows",
+            "pages": f"{name}.strides[-2:] == ({name}.shape[-1], 1)",
+        }
         lines += [
-            f"if not {name}.{property_}:",
+            f"if not ({is_so[arg.layout]}):",
             _fail_line(f"{who} has strides {{{name}.strides}}, but must be {arg.layout}"),
         ]
     if arg.optional:

@@ -1,7 +1,9 @@
 """kv_write: put the keys and values of new tokens into their slots of the paged cache.
 
-Keys lie [num_blocks, num_kv_heads, head_dim, block_size] so that 16 keys fill one vector; values
-lie [num_blocks, num_kv_heads, block_size, value_pitch] with value_pitch = head_dim padded to 16.
+Keys are [num_blocks, num_kv_heads, head_dim, block_size] so that 16 keys fill one vector; values
+are [num_blocks, num_kv_heads, block_size, value_pitch] with value_pitch = head_dim padded to 16. On
+a GPU they lie in that order. On the CPU pages (the last two axes) may lie anywhere, and those of a
+head lie one behind the other (`memory.allocate_turned`), since a thread reads those of one.
 """
 
 from __future__ import annotations
@@ -11,17 +13,20 @@ from hypocenter.kernels import kv_write_cpu
 from hypocenter.kernels.contract import Arg, Contract, Index, Rule, live_counts, live_rows
 from hypocenter.tensor import DType, Tensor
 
-CONTRACT = Contract(
-    "kv_write",
-    Arg(
-        "k_cache", (DType.F16, DType.F32), "num_blocks, num_kv_heads, head_dim, block_size", "write"
-    ),
-    Arg(
-        "v_cache",
-        (DType.F16, DType.F32),
-        "num_blocks, num_kv_heads, block_size, value_pitch",
-        "write",
-    ),
+_HALF_OR_WHOLE = (DType.F16, DType.F32)
+
+
+def caches(layout: str, access: str = "read") -> tuple[Arg, Arg]:
+    """Both caches as arguments; `layout` is contiguous, as on a GPU, or pages."""
+    keys = "num_blocks, num_kv_heads, head_dim, block_size"
+    values = "num_blocks, num_kv_heads, block_size, value_pitch"
+    return (
+        Arg("k_cache", _HALF_OR_WHOLE, keys, access, layout),
+        Arg("v_cache", _HALF_OR_WHOLE, values, access, layout),
+    )
+
+
+_OTHERS = (
     Arg("k", (DType.F32,), "num_tokens, >= num_kv_heads * head_dim"),
     Arg("v", (DType.F32,), "num_tokens, >= num_kv_heads * head_dim"),
     Arg(
@@ -32,6 +37,10 @@ CONTRACT = Contract(
     ),
     live_counts("num_tokens", 0),
     Rule("value_pitch >= -(-head_dim // 16) * 16", "values are written as whole vectors of 16"),
+)
+#: On a GPU, and on the CPU.
+CONTRACT, PAGES = (
+    Contract("kv_write", *caches(layout, "write"), *_OTHERS) for layout in ("contiguous", "pages")
 )
 
 
@@ -65,7 +74,7 @@ def kv_write(
     plan.launch(
         kv_write_cpu.kv_write,
         *(k, v, counts, slots, k_cache, v_cache),
-        contract=CONTRACT,
+        contract=PAGES,
         facts=facts,
         work_per_row=4 * num_heads * head_dim,
     )

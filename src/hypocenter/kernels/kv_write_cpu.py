@@ -9,6 +9,14 @@ from hypocenter.device.vector import get, load_first, put_half, store
 
 
 @inline
+def page_at(cache: Any, block: int, head: int) -> int:
+    """Where the page of a head begins, in elements: blocks and heads may lie in either order."""
+    item = cache.itemsize
+    at: int = block * (cache.strides[0] // item) + head * (cache.strides[1] // item)
+    return at
+
+
+@inline
 def write_values(v: Any, at: int, v_cache: Any, row: int, head_dim: int) -> None:
     """The values of a head to where its row of the cache begins."""
     for d in range(0, head_dim, 16):
@@ -18,14 +26,13 @@ def write_values(v: Any, at: int, v_cache: Any, row: int, head_dim: int) -> None
 @cpu_kernel
 def kv_write(k: Any, v: Any, counts: Any, slots: Any, k_cache: Any, v_cache: Any) -> None:
     num_heads, head_dim, block_size = k_cache.shape[1], k_cache.shape[2], k_cache.shape[3]
-    value_pitch = v_cache.shape[3]
     for token in prange(get(counts, 0)):
         slot = get(slots, token)
         block, offset = slot // block_size, slot % block_size
         for head in range(num_heads):
             at = token * k.shape[1] + head * head_dim
-            page = block * num_heads + head
+            place = page_at(k_cache, block, head) + offset
             for d in range(head_dim):
-                put_half(k_cache, (page * head_dim + d) * block_size + offset, get(k, at + d))
-            row = (page * block_size + offset) * value_pitch
+                put_half(k_cache, place + d * block_size, get(k, at + d))
+            row = page_at(v_cache, block, head) + offset * v_cache.shape[3]
             write_values(v, token * v.shape[1] + head * head_dim, v_cache, row, head_dim)

@@ -13,22 +13,27 @@ from hypocenter.kernels import kv_write, rope, rope_write_cpu
 from hypocenter.kernels.contract import Apart, Contract
 from hypocenter.tensor import Tensor
 
-_ROPE, _KV_WRITE = ({arg.name: arg for arg in one.CONTRACT.args} for one in (rope, kv_write))
-_OF_ROPE = tuple(_ROPE[name] for name in ("positions", "cos", "sin", "counts"))
-_OF_KV_WRITE = tuple(_KV_WRITE[name] for name in ("k_cache", "v_cache", "k", "v", "slots"))
+_ROPE = {arg.name: arg for arg in rope.CONTRACT.args}
 
-CONTRACT = Contract(
-    "rope_write",
-    replace(_ROPE["x"], name="q"),
-    *_OF_ROPE,
-    *_OF_KV_WRITE,
-    # Programs that turn q and those that read k and v run at the same time.
-    Apart("q", "k"),
-    Apart("q", "v"),
-    *rope.CONTRACT.scalars,
-    *rope.CONTRACT.rules,
-    *kv_write.CONTRACT.rules,
-)
+
+def _contract(write: Contract) -> Contract:
+    of_write = {arg.name: arg for arg in write.args}
+    return Contract(
+        "rope_write",
+        replace(_ROPE["x"], name="q"),
+        *(_ROPE[name] for name in ("positions", "cos", "sin", "counts")),
+        *(of_write[name] for name in ("k_cache", "v_cache", "k", "v", "slots")),
+        # Programs that turn q and those that read k and v run at the same time.
+        Apart("q", "k"),
+        Apart("q", "v"),
+        *rope.CONTRACT.scalars,
+        *rope.CONTRACT.rules,
+        *write.rules,
+    )
+
+
+#: On a GPU, and on the CPU.
+CONTRACT, PAGES = _contract(kv_write.CONTRACT), _contract(kv_write.PAGES)
 
 
 def rope_write(
@@ -76,7 +81,7 @@ def rope_write(
         rope_write_cpu.rope_write,
         *(q, k, v, counts, positions, slots, cos, sin, k_cache, v_cache, num_heads),
         style == "normal",
-        contract=CONTRACT,
+        contract=PAGES,
         facts=facts,
         work_per_row=4 * (num_heads * cos.shape[1] + num_kv_heads * head_dim),
     )

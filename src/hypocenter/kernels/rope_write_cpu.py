@@ -6,7 +6,7 @@ from typing import Any
 
 from hypocenter.device.lang import cpu_kernel, inline, prange
 from hypocenter.device.vector import get, put_half
-from hypocenter.kernels.kv_write_cpu import write_values
+from hypocenter.kernels.kv_write_cpu import page_at, write_values
 from hypocenter.kernels.rope_cpu import pair, turn_head, turned
 
 
@@ -41,10 +41,9 @@ def rope_write(
             at = token * q.shape[1] + head * head_dim
             turn_head(q, at, cos, sin, angles, half, neighbours)
         for head in range(num_kv_heads):
-            page = block * num_kv_heads + head
             at = token * k.shape[1] + head * head_dim
-            place = page * head_dim * block_size + offset
+            place = page_at(k_cache, block, head) + offset
             _write_key(k, at, cos, sin, angles, half, neighbours, k_cache, place)
             at = token * v.shape[1] + head * head_dim
-            row = (page * block_size + offset) * v_cache.shape[3]
+            row = page_at(v_cache, block, head) + offset * v_cache.shape[3]
             write_values(v, at, v_cache, row, head_dim)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hypocenter.device.inputs import Inputs
-from hypocenter.device.memory import allocate, rows
+from hypocenter.device.memory import allocate, allocate_turned, rows
 from hypocenter.device.plan import Plan, PlanBuilder, bucket
 from hypocenter.kernels.activation import gate, gate_codes, scale, softcap
 from hypocenter.kernels.attention import Partial, allocate_parts, attention
@@ -77,9 +77,12 @@ class KVPages:
         key_shape = (num_blocks, heads, head_dim, block_size)
         value_shape = (num_blocks, heads, block_size, -(-head_dim // 16) * 16)
 
+        # `kernels/kv_write.py` says why.
+        make = allocate_turned if device == "cpu" else partial(allocate, device=device)
+
         def pages(kind: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
             names = (f"{kind}_cache.{index}" for index in range(facts.num_layers))
-            return tuple(allocate(name, "kv_cache", dtype, shape, device=device) for name in names)
+            return tuple(make(name, "kv_cache", dtype, shape) for name in names)
 
         return cls(pages("k", key_shape), pages("v", value_shape))
 
