@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import guard_pages
 import numpy as np
@@ -12,7 +13,7 @@ from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor
 from hypocenter.device.cpu import max_num_threads, set_num_threads
 from hypocenter.device.lang import inline
 from hypocenter.device.memory import to_host
-from hypocenter.kernels import attention
+from hypocenter.kernels import attention, attention_tile_cpu
 from hypocenter.kernels.attention_cpu import MANY_PAIRS, num_part_floats
 from hypocenter.kernels.attention_tile_cpu import KEYS, NEXT, find_strips, num_starts
 from hypocenter.tensor import Tensor
@@ -253,3 +254,36 @@ def test_strips_are_known_of_a_tile_and_of_the_next(block_size: int) -> None:
     pages, within = tables[0, keys // block_size] * 2 + kv_head, keys % block_size
     assert starts[: 2 * NEXT].tolist() == (pages * 64 * block_size + within).tolist()
     assert starts[2 * NEXT : 4 * NEXT].tolist() == ((pages * block_size + within) * 64).tolist()
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize(("heads", "vectors"), [(8, 2), (4, 1), (1, 4)])
+def test_a_tile_asks_for_its_values_and_for_the_keys_of_the_next(
+    heads: int, vectors: int, block_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each element once, by the loops themselves: what they compute is left out."""
+    head_dim, num_kv_heads, kv_head = 64, 2, 1
+    num_blocks = 2 * KEYS // block_size
+    k = np.zeros((num_blocks, num_kv_heads, head_dim, block_size), np.uint16)
+    v = np.zeros((num_blocks, num_kv_heads, block_size, head_dim), np.uint16)
+    tables = np.random.default_rng(2).permutation(num_blocks).astype(np.int32)[None]
+    starts = np.zeros(num_starts(head_dim), np.int64)
+    find_strips(starts, 0, 0, 2 * KEYS - 1, 0, tables, 0, k, v, kv_head)
+    find_strips(starts, NEXT, 1, 2 * KEYS - 1, 0, tables, 0, k, v, kv_head)
+    asked = {id(k): np.zeros(k.size, int), id(v): np.zeros(v.size, int)}
+
+    def prefetch(cache: Array, index: int, count: int) -> None:
+        asked[id(cache)][index : index + count] += 1
+
+    idle = ("splat_each", "load_each", "fma_outer", "store_outer", "_soften")
+    for name in idle:
+        monkeypatch.setattr(attention_tile_cpu, name, lambda *given: None)
+    monkeypatch.setattr(attention_tile_cpu, "get", lambda array, index: int(array[index]))
+    monkeypatch.setattr(attention_tile_cpu, "prefetch", prefetch)
+    tile: Any = attention_tile_cpu._form(heads, vectors)
+    tile.py_func(None, 0, k, v, starts, 0, KEYS, 1.0, 0.0, None, 0, None, 0, head_dim)
+    here, there = tables[0].reshape(2, -1)
+    wanted_k, wanted_v = np.zeros(k.shape, int), np.zeros(v.shape, int)
+    wanted_v[here, kv_head], wanted_k[there, kv_head] = 1, 1
+    np.testing.assert_array_equal(asked[id(k)].reshape(k.shape), wanted_k)
+    np.testing.assert_array_equal(asked[id(v)].reshape(v.shape), wanted_v)
