@@ -64,6 +64,14 @@ def tensor(name: str, values: Array) -> Tensor:
     return made
 
 
+def turned(name: str, values: Array) -> Tensor:
+    """As `tensor`, with the second axis outermost, as CPU caches lie."""
+    kinds = {"float32": DType.F32, "uint16": DType.F16}
+    made = memory.allocate_turned(name, "test", kinds[values.dtype.name], values.shape)
+    memory.to_device(made, values)
+    return made
+
+
 def rows_tensor(name: str, values: Array, fill: float = 0.0) -> Tensor:
     """Activations: rows padded to 64 columns, the padding holding `fill`."""
     wide = np.full((len(values), padded(values.shape[1])), fill, np.float32)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import guard_pages
 import numpy as np
 import pytest
-from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor
+from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
 
 from hypocenter.device.cpu import max_num_threads, set_num_threads
 from hypocenter.device.lang import inline
@@ -39,6 +40,7 @@ class _Case:
     dtype: str = "f16"
     window: int = 0
     softcap: float = 0.0
+    lay: Callable[[str, Array], Tensor] = turned
     k: list[Array] = field(init=False)
     v: list[Array] = field(init=False)
     q: list[Array] = field(init=False)
@@ -91,7 +93,7 @@ class _Case:
         rows, positions = np.array(tokens, np.int32).T
         launch(
             lambda p: attention.attention(
-                p, rows_tensor("q", q), tensor("k", caches[0]), tensor("v", caches[1]),
+                p, rows_tensor("q", q), self.lay("k", caches[0]), self.lay("v", caches[1]),
                 tensor("tables", tables), tensor("rows", np.ascontiguousarray(rows)),
                 tensor("positions", np.ascontiguousarray(positions)), out, counts(len(tokens)),
                 num_heads=self.num_heads, scale=self.head_dim**-0.5, window=self.window,
@@ -166,8 +168,9 @@ def test_a_token_has_its_bits_in_any_company_on_any_pages(
     assert len(chunk + tokens) * num_kv_heads >= MANY_PAIRS
     np.testing.assert_array_equal(bits(together[len(chunk) :]), bits(alone))
     for block_size in (32, 128):
-        paged = case.run(chunk + tokens, block_size)
-        np.testing.assert_array_equal(bits(paged), bits(together))
+        for case.lay in (tensor, turned):
+            paged = case.run(chunk + tokens, block_size)
+            np.testing.assert_array_equal(bits(paged), bits(together))
 
 
 @pytest.mark.parametrize("num_tokens", [1, 9])

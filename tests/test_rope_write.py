@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import kernel_launch
 import numpy as np
 import pytest
-from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor
+from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
 from tiny_gguf import write_tiny
 
 from hypocenter.config import EngineConfig
@@ -21,6 +22,8 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.engine.runner import load_runner
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels import kv_write, rope, rope_write
+from hypocenter.model.architecture import read_architecture
+from hypocenter.model.decoder import KVPages
 from hypocenter.model.gguf import open_gguf
 from hypocenter.tensor import DType, Tensor
 
@@ -56,7 +59,7 @@ class Case:
     def right(
         cls, *, num_tokens: int = 3, num_live: int | None = None, num_heads: int = 6,
         num_kv_heads: int = 3, head_dim: int = 20, rope_dim: int = 12, style: str = "normal",
-        is_f16: bool = False,
+        is_f16: bool = False, lay: Callable[[str, Array], Tensor] = tensor,
     ) -> Case:  # fmt: skip
         rng = np.random.default_rng(11)
 
@@ -66,7 +69,7 @@ class Case:
 
         def pages(name: str, *shape: int) -> Tensor:
             empty = np.full((NUM_BLOCKS, num_kv_heads, *shape), np.nan, np.float32)
-            return tensor(name, empty.astype(np.float16).view(np.uint16) if is_f16 else empty)
+            return lay(name, empty.astype(np.float16).view(np.uint16) if is_f16 else empty)
 
         positions = rng.integers(0, NUM_POSITIONS, num_tokens).astype(np.int32)
         slots = rng.permutation(NUM_BLOCKS * BLOCK_SIZE)[:num_tokens].astype(np.int32)
@@ -138,6 +141,49 @@ def test_it_comes_to_the_bits_of_its_parts(form: dict[str, Any], is_f16: bool, s
         assert changed.any() == (form.get("num_live") != 0)
     for name in ("k", "v"):
         np.testing.assert_array_equal(exactly(getattr(fused, name)), exactly(getattr(before, name)))
+
+
+@pytest.mark.parametrize("place", ["cpu"], indirect=True)
+@pytest.mark.parametrize("is_f16", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_pages_of_a_cpu_may_lie_in_either_order(form: dict[str, Any], is_f16: bool) -> None:
+    wanted = Case.right(**form, is_f16=is_f16)
+    launch(wanted.together, wanted.q.shape[0])
+    fused, parts = (Case.right(**form, is_f16=is_f16, lay=turned) for _ in range(2))
+    launch(fused.together, fused.q.shape[0])
+    launch(parts.one_by_one, parts.q.shape[0])
+    for name in ("k_cache", "v_cache"):
+        for found in (fused, parts):
+            np.testing.assert_array_equal(
+                exactly(getattr(found, name)), exactly(getattr(wanted, name))
+            )
+
+
+def test_other_orders_are_refused() -> None:
+    """A page of a CPU is whole; of a GPU, so is the cache."""
+    case = Case.right()
+    cache, on_cpu = case.k_cache, kernel_launch.device == "cpu"
+    assert cache.strides == (960, 320, 16, 1)
+    for strides, is_refused in (((320, 1600, 16, 1), not on_cpu), ((960, 320, 15, 1), True)):
+        case.k_cache = replace(cache, strides=strides)
+        for together in (case.together, case.one_by_one):
+            plan = PlanBuilder(case.q.shape[0], kernel_launch.device)
+            if is_refused:
+                with pytest.raises(LaunchRejected, match=r"k_cache has strides .*, but must be "):
+                    together(plan)
+            else:
+                together(plan)
+
+
+def test_pages_of_a_head_lie_together_on_a_cpu(tmp_path: Path) -> None:
+    with open_gguf(write_tiny(tmp_path / "tiny.gguf")) as file:
+        facts = replace(read_architecture(file), num_kv_heads=3)
+    pages = KVPages.allocate(facts, 5, BLOCK_SIZE, DType.F16, device=kernel_launch.device)
+    for cache in (*pages.keys, *pages.values):
+        page, width = cache.shape[2] * cache.shape[3], cache.shape[3]
+        outer = (page, 5 * page) if kernel_launch.device == "cpu" else (3 * page, page)
+        assert cache.strides == (*outer, width, 1)
+        assert re.search(r"model.decoder\.py:\d+$", cache.allocation.site)
 
 
 def wide_heads(case: Case) -> None:

@@ -79,9 +79,8 @@ def allocate_turned(name: str, owner: str, dtype: DType, shape: tuple[int, ...])
     tensor = allocate(name, owner, dtype, (second, first, *rest))
     outer, inner, *others = tensor.strides
     data = tensor.data.swapaxes(0, 1)
-    return Tensor(
-        name, owner, dtype, shape, (inner, outer, *others), 0, tensor.allocation, data
-    )  # fmt: skip
+    strides = (inner, outer, *others)
+    return Tensor(name, owner, dtype, shape, strides, 0, tensor.allocation, data)
 
 
 def _zeros(num_bytes: int) -> np.ndarray[Any, Any]:

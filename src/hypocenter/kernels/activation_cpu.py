@@ -23,7 +23,7 @@ def _gelu(x: Any) -> Any:
 
 @inline
 def opened(x: Any, kind: int) -> Any:
-    """What a gate of that kind lets through of ones."""
+    """silu(x) where `kind` is 0, else gelu(x)."""
     return mul(x, sigmoid(x)) if kind == 0 else _gelu(x)
 
 

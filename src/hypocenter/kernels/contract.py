@@ -345,14 +345,17 @@ def _tensor_lines(arg: Arg, bound: set[str]) -> list[str]:
     for axis, demand in enumerate(arg.axes):
         lines += _axis_lines(arg, axis, demand, bound)
     if arg.layout != "any":
-        is_so = {
-            "contiguous": f"{name}.is_contiguous",
-            "rows": f"{name}.has_dense_rows",
-            "pages": f"{name}.strides[-2:] == ({name}.shape[-1], 1)",
-        }
+        is_so, what = {
+            "contiguous": (f"{name}.is_contiguous", "contiguous"),
+            "rows": (f"{name}.has_dense_rows", "contiguous along its last axis"),
+            "pages": (
+                f"{name}.strides[-2:] == ({name}.shape[-1], 1)",
+                "contiguous along its last two axes",
+            ),
+        }[arg.layout]
         lines += [
-            f"if not ({is_so[arg.layout]}):",
-            _fail_line(f"{who} has strides {{{name}.strides}}, but must be {arg.layout}"),
+            f"if not ({is_so}):",
+            _fail_line(f"{who} has strides {{{name}.strides}}, but must be {what}"),
         ]
     if arg.optional:
         if bound != before:

@@ -26,11 +26,12 @@ def _gated(gate: Any, up: Any, group: int, row: int, kind: int, left: int) -> An
 
 @inline
 def _rows(
-    gate: Any, up: Any, num_rows: int, x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any,
-    row: int, records: Any, item: int, kind: int, width: int, codes: Any, scales: Any, sums: Any,
-    weighted: Any,
+    gate: Any, up: Any, num_rows: int, x: Any, row: int, records: Any, item: int, kind: int,
+    width: int, into: Any,
 ) -> None:  # fmt: skip
     """The codes of 64 columns of `num_rows` rows, of which `gate` and `up` keep zeros at first."""
+    x_codes, x_scales, x_sums, x_weighted = x
+    codes, scales, sums, weighted = into
     add_item(gate, x_codes, x_scales, x_sums, x_weighted, row, records, 2 * item)
     add_item(up, x_codes, x_scales, x_sums, x_weighted, row, records, 2 * item + 1)
     for one in range(num_rows):
@@ -49,27 +50,19 @@ def linear_gate_codes(
     kind: int, width: int, codes: Any, scales: Any, sums: Any, weighted: Any,
 ) -> None:  # fmt: skip
     """Codes of kind(x @ gate.T) * (x @ up.T); items of the two weights lie by turns in one."""
+    x, into = (x_codes, x_scales, x_sums, x_weighted), (codes, scales, sums, weighted)
     num_rows = get(counts, 0)
     for item in prange(records.shape[0] // 2):
         row = 0
         while row + 16 <= num_rows:
-            _rows(
-                keep_zeros(GROUPS_PER_ITEM, 16), keep_zeros(GROUPS_PER_ITEM, 16), 16, x_codes,
-                x_scales, x_sums, x_weighted, row, records, item, kind, width, codes, scales, sums,
-                weighted,
-            )  # fmt: skip
+            gate, up = keep_zeros(GROUPS_PER_ITEM, 16), keep_zeros(GROUPS_PER_ITEM, 16)
+            _rows(gate, up, 16, x, row, records, item, kind, width, into)
             row += 16
         while row + 4 <= num_rows:
-            _rows(
-                keep_zeros(GROUPS_PER_ITEM, 4), keep_zeros(GROUPS_PER_ITEM, 4), 4, x_codes,
-                x_scales, x_sums, x_weighted, row, records, item, kind, width, codes, scales, sums,
-                weighted,
-            )  # fmt: skip
+            few_gate, few_up = keep_zeros(GROUPS_PER_ITEM, 4), keep_zeros(GROUPS_PER_ITEM, 4)
+            _rows(few_gate, few_up, 4, x, row, records, item, kind, width, into)
             row += 4
         while row < num_rows:
-            _rows(
-                keep_zeros(GROUPS_PER_ITEM, 1), keep_zeros(GROUPS_PER_ITEM, 1), 1, x_codes,
-                x_scales, x_sums, x_weighted, row, records, item, kind, width, codes, scales, sums,
-                weighted,
-            )  # fmt: skip
+            one_gate, one_up = keep_zeros(GROUPS_PER_ITEM, 1), keep_zeros(GROUPS_PER_ITEM, 1)
+            _rows(one_gate, one_up, 1, x, row, records, item, kind, width, into)
             row += 1

@@ -47,17 +47,15 @@ def into_tiles(width: str, num_rows: str | None = None, prefix: str = "") -> tup
     """Where CPU kernels leave them, of rows and columns that a contract counts by these names: rows
     lie in tiles, of which there are as many as of what is read where no rows are counted."""
     groups = f"num_{prefix}groups"
-    parts: tuple[Arg | Rule, ...] = (
+    rows = Rule(f"num_tiles * tile >= {num_rows}", "the tiles of the result must hold the rows")
+    return (
         Arg(f"{prefix}codes", (DType.I32,), f"num_tiles, {groups}, tile, 8", "write"),
         Arg(f"{prefix}scales", (DType.F32,), f"num_tiles, {groups}, tile", "write"),
         Arg(f"{prefix}sums", (DType.I32,), f"num_tiles, {groups}, 3, tile", "write"),
         Arg(f"{prefix}weighted", (DType.F32,), f"num_tiles, {groups}, 3, tile", "write"),
+        *((rows,) if num_rows else ()),
         Rule(f"-(-{width} // 64) * 2 <= {groups}", "the groups of the result must hold a row"),
     )
-    if num_rows is None:
-        return parts
-    held = Rule(f"num_tiles * tile >= {num_rows}", "the tiles of the result must hold the rows")
-    return (*parts[:-1], held, parts[-1])
 
 
 INTO_TILES = into_tiles("width", "num_rows")
