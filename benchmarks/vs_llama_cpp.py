@@ -2,6 +2,7 @@
 
     python benchmarks/vs_llama_cpp.py --peer PEER/bin/python
     python benchmarks/vs_llama_cpp.py --peer PEER/bin/python --types Q4_0 --rounds 3 --depth 0
+    python benchmarks/vs_llama_cpp.py --peer PEER/bin/python --bandwidth 45
 
 PEER is an environment with llama-cpp-python (`pip install '.[bench]'`). Prints markdown tables and
 the targets, and writes everything to benchmarks/results/. Exit code 0: measured (targets may be
@@ -97,6 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", type=_positive, default=3, help="rounds of all tests that count (default: 3)")
     text = "pairs of decodes of a round at each depth (default: 4)"
     add("--pairs", type=_positive, default=4, help=text)
+    text = "GB/s that memory gives at least beside each pair of decodes that counts (default: 0)"
+    add("--bandwidth", type=_natural, default=0, metavar="N", help=text)
     text = "folder for the models, some 10 GB (default: hypocenter-models in the user's cache)"
     add("--models", type=Path, default=_cache_folder(), help=text)
     text = "result file (default: in benchmarks/results/, by shape and processor; none with --only)"
@@ -142,7 +145,7 @@ def run(options: argparse.Namespace) -> Facts:
         row["bandwidth_shares"] = vs_report.bandwidth_shares(row)
         verdicts = vs_report.targets(row)
         row["targets"] = [asdict(one) | {"is_met": one.is_met} for one in verdicts]
-    asked = ("threads", "prompt", "generate", "depth", "rounds", "pairs", "only")
+    asked = ("threads", "prompt", "generate", "depth", "rounds", "pairs", "bandwidth", "only")
     return {
         "shape": asdict(shape), "llama_cpp_python": version, "processor": _processor(),
         "python": platform.python_version(), "date": datetime.date.today().isoformat(),
@@ -161,7 +164,7 @@ def _measure(
     asked = Asked(facts, options.threads, _context_length(options), BATCH)
     plan = Plan(
         options.prompt, options.generate, tuple(options.depth), options.rounds,
-        options.pairs, shape.vocab_size,
+        options.pairs, shape.vocab_size, options.bandwidth * 1e9,
     )  # fmt: skip
     row: Facts = {
         "type": facts.file_type, "main_dtype": facts.main_dtype, "file_bytes": facts.num_bytes,
@@ -185,6 +188,8 @@ def _measure(
         }
         row["bandwidth"] = turns.readings
         row["out_of_turn"], row["others"] = turns.out_of_turn, turns.others
+        row["num_pairs"] = options.rounds * options.pairs
+        row["num_pairs_left_out"] = turns.num_left_out
         row["memory"] = {name: worker.ask("memory") for name, worker in workers.items()}
         row["engines"] = {name: worker.ask("facts") for name, worker in workers.items()}
         for name in workers:

@@ -198,7 +198,18 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                 lines.append(
                     f"{row['type']}: WARNING: {engine} read faster than the bandwidth beside it"
                 )
+        lines += _left_out(row)
     return lines
+
+
+def _left_out(row: Mapping[str, Any]) -> Iterable[str]:
+    """What did not count because memory was slower than asked for."""
+    if num := row["num_pairs_left_out"]:
+        yield f"{row['type']}: pairs of decodes left out, since memory was slower: {num}"
+    for name, by_engine in row["tests"].items():
+        num = min(len(runs) for runs in by_engine.values())
+        if name.startswith("tg") and num < row["num_pairs"]:
+            yield f"{row['type']}: WARNING: {num} of {row['num_pairs']} pairs of {name} count"
 
 
 def memory_limit(row: Mapping[str, Any]) -> float:

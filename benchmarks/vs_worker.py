@@ -30,7 +30,7 @@ from hypocenter.engine.runner import load_runner
 from hypocenter.model.gguf import open_gguf
 from hypocenter.tensor import Tensor
 
-READ_BYTES = 2 << 30
+READ_BYTES = 512 << 20
 NUM_READ_PASSES = 10
 NUM_STREAMS = 4
 

@@ -76,7 +76,8 @@ def memory():
 
 def bandwidth(num_threads):
     note("reads", num_threads)
-    return {"sustained": 1e9 * next(readings), "best": 1e12}
+    number = next(readings)
+    return {"sustained": 1e9 * (number not in LIES.get("slow", ())) * number, "best": 1e12}
 
 serve({"load": load, "facts": facts, "prefill": run, "decode": run, "logits": logits,
        "memory": memory, "bandwidth": bandwidth})
@@ -223,6 +224,37 @@ def test_memory_is_read_right_before_and_right_after_each_decode(rig: Rig) -> No
     assert [one["sustained"] for one in row["bandwidth"]] == [1e9 * (at + 1) for at in range(28)]
     assert report["bytes_per_second"] == 28e9, "the best of the run"
     assert row["bandwidth_shares"]["tg4"].keys() == {"ours", "peer"}
+
+
+def test_a_pair_counts_only_where_memory_is_as_fast_as_asked_for(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slow reading ahead of a pair is made again; with one beside a pair, both engines' runs."""
+    lies = {"ours": {"slow": [8, 10, 14]}}
+    more = ("--no-divergence", "--rounds", "1", "--bandwidth", "5")
+    assert rig.run(lies, *more) == 0
+    (row,) = json.loads(rig.out.read_text())["types"]
+    readings = {
+        (test, name): [one["bandwidth_before"] / 1e9, one["bandwidth_after"] / 1e9]
+        for test in ("tg4", "tg4 @ d8") for name, (one,) in row["tests"][test].items()
+    }  # fmt: skip
+    # The first seven readings are of the round that warms up.
+    assert sorted(readings.values()) == [[11, 12], [12, 13], [15, 16], [16, 17], [17, 18]]
+    assert row["num_pairs_left_out"] == 1
+    assert "left out, since memory was slower: 1" in capsys.readouterr().out
+    assert rig.run(lies, *more[:-2]) == 0
+    assert "left out" not in capsys.readouterr().out
+
+
+def test_memory_that_stays_slow_is_given_up(
+    rig: Rig, module: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module("vs_turns"), "PATIENCE_SECONDS", 0.1)
+    assert rig.run({}, "--no-divergence", "--bandwidth", "1000000") == 0
+    printed = capsys.readouterr().out
+    for test in ("tg4", "tg4 @ d8"):
+        assert f"Q8_0: WARNING: 0 of 3 pairs of {test} count" in printed
+    assert "Q8_0: pp20: x llama.cpp 1.5 >= 1.5: met" in printed
 
 
 def test_runs_and_readings_have_their_time_since_the_start(rig: Rig) -> None:
@@ -532,6 +564,7 @@ def row_of(ours: Mapping[str, list[float]], peer: Mapping[str, list[float]]) -> 
                        "peer": {"kl": 0.2, "kl_worst": 1.0, "top_1": 0.5},
                        "difference": {"mean": -0.1, "standard_error": 0.03}},
         "out_of_turn": {"ours": 0.0, "peer": 0.5}, "others": 0.5, "engines": {"ours": {}},
+        "num_pairs": 3, "num_pairs_left_out": 0,
     }  # fmt: skip
 
 
