@@ -72,8 +72,11 @@ class Peer:
         """One prompt into an empty cache, logits for its last token."""
         return self._run(tokens, 0, len(tokens))
 
-    def decode(self, tokens: list[int], depth: int) -> Facts:
-        """One token at a time behind the `depth` tokens that are in the cache already."""
+    def decode(self, tokens: list[int], depth: int, num_warm: int = 0) -> Facts:
+        """One token at a time behind the `depth` tokens that are in the cache already; the first
+        `num_warm` of them once before, which does not count."""
+        if num_warm:
+            self._run(tokens[:num_warm], depth, 1)
         return self._run(tokens, depth, 1)
 
     def _run(self, tokens: list[int], depth: int, chunk: int) -> Facts:

@@ -24,6 +24,9 @@ TOKEN_SEED = 0
 FIRST_TOKEN = 3
 #: The system counts processor time in ticks, so a short look may be off by two.
 _TICKS = 2
+#: Tokens that a decode begins with and that do not count: processors that were idle take turns to
+#: get back to speed, and those of a virtual machine to where they had been.
+NUM_WARM = 8
 #: How long memory may stay slower than asked for before a pair is given up.
 PATIENCE_SECONDS = 120.0
 
@@ -181,7 +184,9 @@ class Turns:
             for at in depths:
                 started = self._elapsed()
                 worker = self._workers[name]
-                speed = self._once(worker, "decode", self._plan.generate, seed, depth=at)
+                speed = self._once(
+                    worker, "decode", self._plan.generate, seed, depth=at, num_warm=NUM_WARM
+                )
                 after = self._reading()
                 label = name if at == depth else name + BESIDE
                 yield label, Run(speed, started, before, after)
