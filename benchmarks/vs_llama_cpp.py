@@ -56,11 +56,12 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    _print(report)
     path = options.out or _default_out(options, report)
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(report, indent=1) + "\n")
+    _print(report)
+    if path:
         print(f"\n{path}")
     return 0
 

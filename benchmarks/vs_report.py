@@ -288,7 +288,12 @@ def _median(values: Sequence[float]) -> str:
 
 
 def _kept(row: Mapping[str, Any], engine: str, name: str) -> Ratio | None:
-    """Of the speed at depth 0 right behind it, or else in the same round; None of another test."""
-    deep, shallow = speeds(row, engine, name), speeds(row, engine, name.split(" @")[0])
-    beside = speeds(row, engine + BESIDE, name)
-    return Ratio.of(deep, beside or shallow) if "@" in name and deep else None
+    """Of the speed at depth 0 right behind it, or else of the pair of that number; None of another
+    test, and where no such pairs count."""
+    if "@" not in name:
+        return None
+    beside = _runs(row, engine + BESIDE, name) or _runs(row, engine, name.split(" @")[0])
+    shallow = {run["number"]: run["tokens_per_second"] for run in beside}
+    deep = [run for run in _runs(row, engine, name) if run["number"] in shallow]
+    speeds = [run["tokens_per_second"] for run in deep]
+    return Ratio.of(speeds, [shallow[run["number"]] for run in deep]) if deep else None

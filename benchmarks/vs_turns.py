@@ -97,6 +97,7 @@ class Run:
     started_seconds: float  # since the benchmark began
     bandwidth_before: float | None
     bandwidth_after: float | None
+    number: int  # of its pair, or round of prompts, at every depth
 
     @property
     def slowest_reading(self) -> float:
@@ -189,14 +190,14 @@ class Turns:
                 )
                 after = self._reading()
                 label = name if at == depth else name + BESIDE
-                yield label, Run(speed, started, before, after)
+                yield label, Run(speed, started, before, after, seed)
                 before = after  # the next run follows at once
 
     def _prompts(self, round_: int) -> Iterator[tuple[str, Run]]:
         for name in self._in_turn(round_):
             started = self._elapsed()
             speed = self._once(self._workers[name], "prefill", self._plan.prompt, round_)
-            yield name, Run(speed, started, None, None)
+            yield name, Run(speed, started, None, None, round_)
 
     def _in_turn(self, number: int) -> list[str]:
         """The engines; which of them leads alternates."""

@@ -331,7 +331,7 @@ def test_a_depth_is_compared_with_what_ran_beside_it(module: Any) -> None:
     report = module("vs_report")
 
     def runs(*speeds: float) -> list[dict[str, float]]:
-        return [{"tokens_per_second": speed} for speed in speeds]
+        return [{"tokens_per_second": speed, "number": at} for at, speed in enumerate(speeds)]
 
     deep = {"ours": runs(45, 90), "ours" + report.BESIDE: runs(50, 100), "peer": runs(30, 30)}
     row = {"tests": {"tg32": {"ours": runs(100, 50), "peer": runs(60, 40)}, "tg32 @ d2000": deep}}
@@ -549,8 +549,8 @@ def runs_of(speeds: list[float], *bandwidths: tuple[float, float]) -> list[dict[
     pairs = bandwidths or ((50.0, 45.0),) * len(speeds)
     return [
         {"tokens_per_second": speed, "bandwidth_before": before * 1e9,
-         "bandwidth_after": after * 1e9}
-        for speed, (before, after) in zip(speeds, pairs, strict=True)
+         "bandwidth_after": after * 1e9, "number": number}
+        for number, (speed, (before, after)) in enumerate(zip(speeds, pairs, strict=True))
     ]  # fmt: skip
 
 
@@ -604,6 +604,20 @@ def test_targets_and_tables(module: Any) -> None:
     assert ["peer used 50%" in one for one in warnings] == [True, False, False]
     assert "others used 50%" in warnings[1]
     assert "faster than the bandwidth" in warnings[2]
+
+
+def test_what_a_depth_keeps_is_of_pairs_that_count_at_both_depths(module: Any) -> None:
+    """The first pair at depth 0 and the last at the depth met memory that was too slow."""
+    row = row_of(
+        {"tg32": [80.0] * 3, "tg32 @ d2000": [60.0, 64.0]},
+        {"tg32": [50.0] * 3, "tg32 @ d2000": [30.0, 40.0]},
+    )
+    row["tests"]["tg32"] = {"ours": runs_of([80.0] * 3)[1:], "peer": runs_of([1, 50, 90])[1:]}
+    kept = module("vs_report")._kept(row, "peer", "tg32 @ d2000")
+    assert (kept.low, kept.high) == (0.8, 0.8)
+    told = "\n".join(module("vs_report").verdicts([row]))
+    assert "WARNING: 2 of 3 pairs of tg32 count" in told
+    assert "WARNING: 2 of 3 pairs of tg32 @ d2000 count" in told
 
 
 def test_a_share_is_of_the_larger_bandwidth_beside_its_own_decode(module: Any) -> None:
