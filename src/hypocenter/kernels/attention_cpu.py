@@ -27,6 +27,7 @@ from hypocenter.kernels.attention_tile_cpu import (
     heads_per_block,
     num_starts,
     seen,
+    take_next,
     tile,
     value_width,
 )
@@ -152,9 +153,13 @@ def _attend(
     _turn(q, q_at, room, turned_at, group, num_padded, heads, head_dim)
     find_columns(starts, v_cache.shape[3], pitch)
     for index in range(begin, end):
-        find_strips(
-            starts, 0, index, position, window, block_tables, table_at, k_cache, v_cache, kv_head
-        )
+        if index > begin:
+            take_next(starts)
+        else:
+            find_strips(
+                starts, 0, index, position, window, block_tables, table_at, k_cache, v_cache,
+                kv_head,
+            )  # fmt: skip
         if index + 1 < end:
             find_strips(
                 starts, NEXT, index + 1, position, window, block_tables, table_at, k_cache,

@@ -37,7 +37,7 @@ from hypocenter.device.vector import (
 from hypocenter.device.vector_ir import LANES
 from hypocenter.device.vector_math import LOG2_E, exp2, tanh
 from hypocenter.device.vector_rows import fma_outer, load_each, prefetch, splat_each, store_outer
-from hypocenter.kernels.kv_write_cpu import page_at
+from hypocenter.kernels.kv_write_cpu import page_steps
 
 #: Keys of a tile; the bits of results depend on it. Larger tiles are folded less often, smaller
 #: ones give more threads something to do where tokens are few.
@@ -106,15 +106,25 @@ def find_strips(
     first, last = low // LANES, (high - 1) // LANES
     place, within = divmod(tile * KEYS + first * LANES, block_size)
     block = get(block_tables, table_at + place)
+    k_block, k_head = page_steps(k_cache)
+    v_block, v_head = page_steps(v_cache)
+    k_at, v_at = kv_head * k_head, kv_head * v_head
     for strip in range(_STRIPS):
-        put(starts, at + strip, page_at(k_cache, block, kv_head) + within)
-        value_at = page_at(v_cache, block, kv_head) + within * value_pitch
-        put(starts, at + _V_STARTS + strip, value_at)
+        put(starts, at + strip, k_at + block * k_block + within)
+        put(starts, at + _V_STARTS + strip, v_at + block * v_block + within * value_pitch)
         if first <= strip < last:
             within += LANES
             if within == block_size:
                 place, within = place + 1, 0
                 block = get(block_tables, table_at + place)
+
+
+@inline
+def take_next(starts: Any) -> None:
+    """The strips of the next tile are those of the tile."""
+    for strip in range(_STRIPS):
+        put(starts, strip, get(starts, NEXT + strip))
+        put(starts, _V_STARTS + strip, get(starts, NEXT + _V_STARTS + strip))
 
 
 @inline

@@ -9,10 +9,16 @@ from hypocenter.device.vector import get, load_first, put_half, store
 
 
 @inline
+def page_steps(cache: Any) -> Any:
+    """From a block to the next and from a head to the next, in elements: either may be larger."""
+    return cache.strides[0] // cache.itemsize, cache.strides[1] // cache.itemsize
+
+
+@inline
 def page_at(cache: Any, block: int, head: int) -> int:
-    """Where the page of a head begins, in elements: blocks and heads may lie in either order."""
-    item = cache.itemsize
-    at: int = block * (cache.strides[0] // item) + head * (cache.strides[1] // item)
+    """Where the page of a head begins, in elements."""
+    of_block, of_head = page_steps(cache)
+    at: int = block * of_block + head * of_head
     return at
 
 
