@@ -32,6 +32,7 @@ from hypocenter.cli_doctor import (
 from hypocenter.cli_options import DoctorOptions
 from hypocenter.errors import UsageError
 from hypocenter.forensics import dead_runs
+from hypocenter.lab.model import model_path
 from hypocenter.recording import FaultRecord
 
 #: A process that records, and then does what `{end}` says.
@@ -321,6 +322,17 @@ def test_a_verb_with_wrong_usage_is_no_fault(doctor: Doctor) -> None:
     done = doctor("--", "run", "no-such-model.gguf", "-p", "x")
     assert done.returncode == 2
     assert "no such file" in done.stderr
+
+
+def test_nan_in_a_gate_is_of_the_weight_that_it_and_up_are(doctor: Doctor) -> None:
+    """The kernel's own names for what it makes are the contract's for what it reads."""
+    model = model_path("q8_0", nan_in="blk.1.ffn_gate.weight")
+    told = ("--device", "cpu", "--launch-mode", "traced", "-p", "x", "-n", "1")
+    done = doctor("--", "run", str(model), *told)
+    assert (
+        "non-finite value: argument weight (tensor blk.1.ffn_gate.weight + blk.1.ffn_up.weight) of "
+        "kernel linear_gate_codes"
+    ) in " ".join(done.stdout.split())
 
 
 def test_a_suspect_is_examined_though_it_ends_well(tmp_path: Path, doctor: Doctor) -> None:

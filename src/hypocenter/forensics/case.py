@@ -200,11 +200,12 @@ class Case:
 
     def tensors_of(self, launch: LaunchRecord) -> dict[str, TensorRecord]:
         """Every tensor of a launch, by the contract's name where it has one."""
-        found = {one.name: one.tensor for one in (*launch.facts, *launch.arguments)}
         seen: set[int] = set()
-        tensors = {}
-        for name, number in found.items():
-            if number is not None and number in self.tensors and number not in seen:
+        tensors: dict[str, TensorRecord] = {}
+        # A kernel may call one thing by the name that the contract has for another.
+        for name, number in ((one.name, one.tensor) for one in (*launch.facts, *launch.arguments)):
+            is_new = number not in seen and name not in tensors
+            if number is not None and number in self.tensors and is_new:
                 seen.add(number)
                 tensors[name] = self.tensors[number]
         return tensors
