@@ -190,7 +190,7 @@ def _measure(
         row["bandwidth"] = turns.readings
         row["out_of_turn"], row["others"] = turns.out_of_turn, turns.others
         row["num_pairs"] = options.rounds * options.pairs
-        row["num_pairs_left_out"] = turns.num_left_out
+        row["num_pairs_left_out"] = turns.num_pairs_left_out
         row["memory"] = {name: worker.ask("memory") for name, worker in workers.items()}
         row["engines"] = {name: worker.ask("facts") for name, worker in workers.items()}
         for name in workers:

@@ -295,5 +295,5 @@ def _kept(row: Mapping[str, Any], engine: str, name: str) -> Ratio | None:
     beside = _runs(row, engine + BESIDE, name) or _runs(row, engine, name.split(" @")[0])
     shallow = {run["number"]: run["tokens_per_second"] for run in beside}
     deep = [run for run in _runs(row, engine, name) if run["number"] in shallow]
-    speeds = [run["tokens_per_second"] for run in deep]
-    return Ratio.of(speeds, [shallow[run["number"]] for run in deep]) if deep else None
+    found = [run["tokens_per_second"] for run in deep]
+    return Ratio.of(found, [shallow[run["number"]] for run in deep]) if deep else None

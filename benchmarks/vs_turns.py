@@ -125,7 +125,7 @@ class Turns:
         #: Most cores that processes of others used during a run.
         self.others = 0.0
         #: Pairs of decodes beside which memory was slower than asked for.
-        self.num_left_out = 0
+        self.num_pairs_left_out = 0
 
     def tests(self) -> dict[str, dict[str, list[Run]]]:
         """Name of each test as llama-bench writes it, and the runs of each engine by round.
@@ -166,31 +166,34 @@ class Turns:
         wanted, before = plan.bytes_per_second if round_ else 0.0, self._reading()
         for pair in range(plan.pairs if round_ else 1):
             deadline = time.perf_counter() + PATIENCE_SECONDS
-            is_slow = True
+            is_slow, names = True, self._in_turn(round_ + pair)
             while is_slow and time.perf_counter() < deadline:
                 while before < wanted and time.perf_counter() < deadline:
                     before = self._reading()
-                runs = list(self._pair(depth, round_ * plan.pairs + pair, round_ + pair, before))
+                runs = list(self._pair(depth, round_ * plan.pairs + pair, names, before))
                 before = runs[-1][1].bandwidth_after or 0.0
                 is_slow = any(run.slowest_reading < wanted for _, run in runs)
-                self.num_left_out += is_slow
+                self.num_pairs_left_out += is_slow
             if not is_slow:
                 yield from runs
 
-    def _pair(self, depth: int, seed: int, number: int, before: float) -> Iterator[tuple[str, Run]]:
-        """A decode of each engine, with memory read after each; `before` is the reading before."""
-        for name in self._in_turn(number):
+    def _pair(
+        self, depth: int, number: int, names: list[str], before: float
+    ) -> Iterator[tuple[str, Run]]:
+        """A decode of each engine on the tokens of pair `number`, with memory read after each;
+        `before` is the reading before."""
+        for name in names:
             # Ours can leave a long context and come back, so what that costs is seen at once.
             depths = (depth, 0) if depth and name == "ours" else (depth,)
             for at in depths:
                 started = self._elapsed()
                 worker = self._workers[name]
                 speed = self._once(
-                    worker, "decode", self._plan.generate, seed, depth=at, num_warm=NUM_WARM
+                    worker, "decode", self._plan.generate, number, depth=at, num_warm=NUM_WARM
                 )
                 after = self._reading()
                 label = name if at == depth else name + BESIDE
-                yield label, Run(speed, started, before, after, seed)
+                yield label, Run(speed, started, before, after, number)
                 before = after  # the next run follows at once
 
     def _prompts(self, round_: int) -> Iterator[tuple[str, Run]]:

@@ -34,6 +34,8 @@ SCALE_FIELDS: dict[DType, tuple[int, ...]] = {
 #: The device that the functions below put tensors and launches on; a fixture may change it.
 device = "cpu"
 
+_KINDS = {"float32": DType.F32, "uint16": DType.F16, "int32": DType.I32}
+
 BLOCK_TYPES = tuple(dtype for dtype in WEIGHT_TYPES if dtype.is_quantised)
 
 
@@ -57,8 +59,7 @@ def random_rows(dtype: DType, num_rows: int, num_columns: int, seed: int = 0) ->
 
 def tensor(name: str, values: Array) -> Tensor:
     """A device tensor of f32, f16 bits or i32 values, of exactly their shape."""
-    kinds = {"float32": DType.F32, "uint16": DType.F16, "int32": DType.I32}
-    kind = kinds[values.dtype.name]
+    kind = _KINDS[values.dtype.name]
     made = memory.allocate(name, "test", kind, values.shape, device=device)
     memory.to_device(made, values)
     return made
@@ -66,8 +67,7 @@ def tensor(name: str, values: Array) -> Tensor:
 
 def turned(name: str, values: Array) -> Tensor:
     """As `tensor`, with the second axis outermost, as CPU caches lie."""
-    kinds = {"float32": DType.F32, "uint16": DType.F16}
-    made = memory.allocate_turned(name, "test", kinds[values.dtype.name], values.shape)
+    made = memory.allocate_turned(name, "test", _KINDS[values.dtype.name], values.shape)
     memory.to_device(made, values)
     return made
 

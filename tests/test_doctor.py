@@ -29,6 +29,7 @@ from bundles import (
 
 from hypocenter.bundle import Bundle
 from hypocenter.diagnosis import Cause, Diagnosis, Verdict
+from hypocenter.forensics.case import Case
 from hypocenter.forensics.doctor import LADDER, diagnose
 from hypocenter.recording import (
     Called,
@@ -45,6 +46,16 @@ from hypocenter.recording import (
 )
 
 WIDTH = HEADS * DIM
+
+
+def test_a_launch_has_the_names_of_its_contract_first() -> None:
+    """Its kernel's name for one tensor may be the contract's for another."""
+    run = Run()
+    read, made, _ = (run.tensor(name, "F32", 4) for name in ("x", "made", "extra"))
+    facts, arguments = {"x": "x", "out": "made"}, {"y": "x", "x": "made", "out": "extra"}
+    launch = run.launch("anything", facts, arguments)
+    tensors = Case(run.bundle()).tensors_of(launch)
+    assert {name: one.id for name, one in tensors.items()} == {"x": read.id, "out": made.id}
 
 
 def healthy(**other: Any) -> Bundle:
