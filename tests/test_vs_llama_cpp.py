@@ -188,6 +188,9 @@ def test_a_filled_cache_serves_several_pairs_of_decodes(rig: Rig) -> None:
         assert leaders[0] == leaders[2] != leaders[1]
     (row,) = json.loads(rig.out.read_text())["types"]
     assert [len(row["tests"][test]["ours"]) for test in ("tg4", "tg4 @ d8", "pp20")] == [3, 3, 1]
+    for test, numbers in (("tg4", [3, 4, 5]), ("tg4 @ d8", [3, 4, 5]), ("pp20", [1])):
+        for runs_of in row["tests"][test].values():
+            assert [one["number"] for one in runs_of] == numbers, "a pair's runs go by its number"
 
 
 def test_ours_decodes_at_depth_0_right_behind_each_decode_at_a_depth(
@@ -228,11 +231,20 @@ def test_memory_is_read_right_before_and_right_after_each_decode(rig: Rig) -> No
     assert row["bandwidth_shares"]["tg4"].keys() == {"ours", "peer"}
 
 
+@pytest.mark.parametrize(
+    ("slow", "counted"),
+    [
+        # The first seven readings are of the round that warms up.
+        ([8, 10, 14], [[11, 12], [12, 13], [15, 16], [16, 17], [17, 18]]),
+        ([10], [[11, 12], [12, 13], [14, 15], [15, 16], [16, 17]]),
+    ],
+    ids=["ahead and between", "behind one of the two"],
+)
 def test_a_pair_counts_only_where_memory_is_as_fast_as_asked_for(
-    rig: Rig, capsys: pytest.CaptureFixture[str]
+    rig: Rig, capsys: pytest.CaptureFixture[str], slow: list[int], counted: list[list[int]]
 ) -> None:
     """A slow reading ahead of a pair is made again; with one beside a pair, both engines' runs."""
-    lies = {"ours": {"slow": [8, 10, 14]}}
+    lies = {"ours": {"slow": slow}}
     more = ("--no-divergence", "--rounds", "1", "--bandwidth", "5")
     assert rig.run(lies, *more) == 0
     (row,) = json.loads(rig.out.read_text())["types"]
@@ -240,8 +252,7 @@ def test_a_pair_counts_only_where_memory_is_as_fast_as_asked_for(
         (test, name): [one["bandwidth_before"] / 1e9, one["bandwidth_after"] / 1e9]
         for test in ("tg4", "tg4 @ d8") for name, (one,) in row["tests"][test].items()
     }  # fmt: skip
-    # The first seven readings are of the round that warms up.
-    assert sorted(readings.values()) == [[11, 12], [12, 13], [15, 16], [16, 17], [17, 18]]
+    assert sorted(readings.values()) == counted
     assert row["num_pairs_left_out"] == 1
     assert "left out, since memory was slower: 1" in capsys.readouterr().out
     assert rig.run(lies, *more[:-2]) == 0
