@@ -135,8 +135,8 @@ def resident_bytes(runner: Runner) -> int:
     tensors += [*weights.rope, *weights.local_rope, *decoder.pages.keys, *decoder.pages.values]
     tensors += [getattr(decoder._buffers, part) for part in decoder._buffers.__slots__]
     tensors += [*decoder._logits_buffers.values(), decoder._parts]
-    for operands in (decoder._operands, decoder._gated):
-        tensors += [getattr(operands, part) for part in operands.__slots__]
+    for turns in (decoder._operands, decoder._gated):
+        tensors += [getattr(turns.operands, part) for part in turns.operands.__slots__]
     allocations = {id(t.allocation): t.allocation.num_bytes for t in tensors if t is not None}
     return sum(allocations.values())
 
@@ -177,7 +177,7 @@ def test_needed_bytes_of_quantised_weights_count_the_codes_of_activations() -> N
         facts = read_architecture(file)
         needed = footprint.needed_bytes(file, facts, config, 64)
         runner = load_runner(file, config)
-    assert runner._decoder._operands.codes is not None
+    assert runner._decoder._operands.operands.codes is not None
     angles_in_f64 = 64 * facts.head_dim // 2 * 3 * 8
     assert sum(needed.values()) == resident_bytes(runner) + angles_in_f64
 

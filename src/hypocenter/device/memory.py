@@ -191,16 +191,15 @@ def rows(tensor: Tensor, start: int, stop: int) -> Tensor:
     )
 
 
-def leading(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The first elements of a contiguous host tensor, in another shape."""
-    num_elements = int(np.prod(shape, dtype=np.int64))
-    if num_elements > tensor.data.size:
-        refuse(tensor, f"{num_elements} elements, but it has {tensor.data.size}")
-    data = tensor.data.reshape(-1)[:num_elements].reshape(shape)
-    strides = contiguous_strides(shape)
+def stretch(tensor: Tensor, shape: tuple[int, ...], start: int = 0) -> Tensor:
+    """The elements of a contiguous host tensor from `start` on, in another shape."""
+    stop = start + int(np.prod(shape, dtype=np.int64))
+    if not 0 <= start <= stop <= tensor.data.size:
+        refuse(tensor, f"elements {start}:{stop}, but it has {tensor.data.size}")
+    data = tensor.data.reshape(-1)[start:stop].reshape(shape)
     return Tensor(
-        tensor.name, tensor.owner, tensor.dtype, shape, strides, tensor.offset, tensor.allocation,
-        data,
+        tensor.name, tensor.owner, tensor.dtype, shape, contiguous_strides(shape),
+        tensor.offset + start, tensor.allocation, data,
     )  # fmt: skip
 
 

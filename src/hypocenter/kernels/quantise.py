@@ -8,13 +8,14 @@ exact.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from hypocenter.device.memory import allocate, leading, rows
+from hypocenter.device.memory import allocate, rows, stretch
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import quantise_cpu
 from hypocenter.kernels.contract import COUNT, Arg, Contract, Rule, Scalar, live_counts
@@ -29,6 +30,9 @@ SPAN = 1024
 FEW_ROWS = 8
 #: Rows whose codes lie together, as CPU kernels read them, in buckets that have so many.
 TILE_ROWS = 16
+#: Rows of a bucket up to which codes change their place each turn, and the places at most.
+_ROWS_WITH_PLACES, _MOST_PLACES = 4, 16
+_LINE_WORDS = 16
 #: A group whose largest value is below this one is zero: 127 / max|x| would overflow before long.
 TINY = 1e-30
 
@@ -158,13 +162,18 @@ class Operands:
             row_scales=None,
         )
 
-    def first(self, num_rows: int) -> Operands:
-        """The same buffers for a bucket of `num_rows` rows."""
+    def first(self, num_rows: int, turn: int = 0) -> Operands:
+        """The same buffers for a bucket of `num_rows` rows.
+
+        On the CPU those of few rows lie elsewhere each turn, until the places are all used up. What
+        was written last every thread has read since, and keeps: a core that writes there anew first
+        has each line taken from the others, one after the other, and where these have another cache
+        that takes longer than the work. In a place of some turns ago nobody keeps any.
+        """
         given = [getattr(self, part.name) for part in fields(self)]
         if self.weighted is None:
             return Operands(*(None if one is None else rows(one, 0, num_rows) for one in given))
-        tile = min(num_rows, TILE_ROWS)
-        return Operands(*(None if one is None else _tiled(one, num_rows, tile) for one in given))
+        return Operands(*(None if one is None else _tiled(one, num_rows, turn) for one in given))
 
     @property
     def made(self) -> dict[str, Tensor | None]:
@@ -183,12 +192,16 @@ def tile_bytes(max_rows: int, max_width: int) -> int:
     return -(-max_rows // TILE_ROWS) * (padded(max_width) // GROUP) * per_group
 
 
-def _tiled(operand: Tensor, num_rows: int, tile: int) -> Tensor:
-    """The beginning of a buffer [tiles, groups, ..., 16, ...] as tiles of fewer rows."""
-    shape = list(operand.shape)
+def _tiled(operand: Tensor, num_rows: int, turn: int) -> Tensor:
+    """A part of a buffer [tiles, groups, ..., 16, ...] as tiles of fewer rows."""
+    shape, tile = list(operand.shape), min(num_rows, TILE_ROWS)
     shape[shape.index(TILE_ROWS, 2)] = tile
     shape[0] = -(-num_rows // tile)
-    return leading(operand, tuple(shape))
+    # Whole cache lines: threads write to neighbouring places by turns.
+    pitch = -(-math.prod(shape) // _LINE_WORDS) * _LINE_WORDS
+    num_places = min(max(operand.data.size // pitch, 1), _MOST_PLACES)
+    place = turn % num_places if num_rows <= _ROWS_WITH_PLACES else 0
+    return stretch(operand, tuple(shape), place * pitch)
 
 
 def reads_codes_alone(weights: Iterable[Tensor]) -> bool:

@@ -121,6 +121,21 @@ class _Buffers:
         return _Buffers(*(rows(getattr(self, name), 0, num_rows) for name in self.__slots__))
 
 
+class _Turns:
+    """Hands out operands for one activation after the other of a plan."""
+
+    def __init__(self, operands: Operands) -> None:
+        self.operands, self._num_turns = operands, 0
+
+    def begin(self) -> None:
+        """Begin a plan: its launches do not depend on which were made before."""
+        self._num_turns = 0
+
+    def next(self, num_rows: int) -> Operands:
+        self._num_turns += 1
+        return self.operands.first(num_rows, self._num_turns)
+
+
 class Decoder:
     """Builds plans for one model over static inputs and a paged cache."""
 
@@ -139,11 +154,16 @@ class Decoder:
         device = inputs.counts.device
         self._buffers = _Buffers.allocate(facts, max_tokens, device=device)
         widest = max(facts.width, facts.num_heads * facts.head_dim, facts.ffn_width)
-        self._operands = Operands.allocate(weights.dtypes, max_tokens, widest, device=device)
-        #: Apart from those, which other threads still read.
-        self._gated = Operands.allocate(
-            weights.dtypes if device == "cpu" else (), max_tokens, facts.ffn_width, device=device
+        self._operands = _Turns(
+            Operands.allocate(weights.dtypes, max_tokens, widest, device=device)
         )
+        #: Apart from those, which other threads still read.
+        self._gated = _Turns(
+            Operands.allocate(
+                weights.dtypes if device == "cpu" else (), max_tokens, facts.ffn_width,
+                device=device,
+            )
+        )  # fmt: skip
         self._unfused: UnfusedAttention | None = None
         self._partial: Partial | None = None
         self._parts: Tensor | None = None
@@ -174,6 +194,8 @@ class Decoder:
             PlanBuilder(num_tokens, self.inputs.counts.device),
             self._buffers.first(num_tokens),
         )
+        for turns in (self._operands, self._gated):
+            turns.begin()
         inputs, facts, counts = self.inputs, self.facts, self.inputs.counts
         lookup(plan, inputs.token_ids, self.weights.token_table, b.x, counts)
         if facts.family.scaled_embedding:
@@ -267,7 +289,7 @@ class Decoder:
         facts, counts = self.facts, self.inputs.counts
         kind, width = facts.family.activation, facts.ffn_width
         if w.gate_up is not None:
-            x, into = (one.first(b.x.shape[0]) for one in (self._operands, self._gated))
+            x, into = (one.next(b.x.shape[0]) for one in (self._operands, self._gated))
             rms_norm_codes(plan, b.x, w.ffn_norm, facts.norm_eps, x, counts, width=facts.width)
             linear_gate_codes(plan, x, w.gate_up, kind, into, counts, width=width)
             return into
@@ -302,7 +324,7 @@ class Decoder:
         """Where the codes of rows like x's go that are all that products with `weights` read."""
         if not reads_codes_alone(weights):
             return None
-        return self._operands.first(x.shape[0])
+        return self._operands.next(x.shape[0])
 
     def _normed_linear(
         self, plan: PlanBuilder, x: Tensor, norm: Tensor, hidden: Tensor,
@@ -327,7 +349,7 @@ class Decoder:
         is what has been made of it already."""
         linear_several(
             plan, x, [Product(*one) for one in products], self.inputs.counts,
-            ready or self._operands.first(x.shape[0]), count=count, accumulate=accumulate,
+            ready or self._operands.next(x.shape[0]), count=count, accumulate=accumulate,
             is_ready=ready is not None,
         )  # fmt: skip
 
