@@ -14,7 +14,7 @@ from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turn
 from hypocenter.device.cpu import max_num_threads, set_num_threads
 from hypocenter.device.lang import inline
 from hypocenter.device.memory import to_host
-from hypocenter.kernels import attention, attention_tile_cpu
+from hypocenter.kernels import attention, attention_cpu, attention_tile_cpu
 from hypocenter.kernels.attention_cpu import MANY_PAIRS, num_part_floats
 from hypocenter.kernels.attention_tile_cpu import KEYS, NEXT, find_strips, num_starts
 from hypocenter.tensor import Tensor
@@ -290,3 +290,65 @@ def test_a_tile_asks_for_its_values_and_for_the_keys_of_the_next(
     wanted_v[here, kv_head], wanted_k[there, kv_head] = 1, 1
     np.testing.assert_array_equal(asked[id(k)].reshape(k.shape), wanted_k)
     np.testing.assert_array_equal(asked[id(v)].reshape(v.shape), wanted_v)
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_keys_of_a_tile_are_loaded_by_every_line(
+    block_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that a token sees, and no others: some may lie outside of the cache."""
+    k = np.zeros((2 * KEYS // block_size, 2, 64, block_size), np.uint16)
+    v = np.zeros((2 * KEYS // block_size, 2, block_size, 64), np.uint16)
+    tables = np.random.default_rng(4).permutation(len(k)).astype(np.int32)[None]
+    starts, low, high = np.zeros(num_starts(64), np.int64), 37, 200
+    find_strips(starts, 0, 0, high - 1, high - low, tables, 0, k, v, 1)
+    loaded = np.zeros(k.size, int)
+
+    def fetch(cache: Array, index: int, count: int) -> None:
+        loaded[index : index + count] += 1
+
+    monkeypatch.setattr(attention_tile_cpu, "get", lambda array, index: int(array[index]))
+    monkeypatch.setattr(attention_tile_cpu, "fetch", fetch)
+    fetch_keys: Any = attention_tile_cpu.fetch_keys
+    fetch_keys.py_func(starts, low, high, k)
+    wanted = np.zeros(k.shape, int)
+    for key in range(low // 16 * 16, -(-high // 16) * 16):
+        wanted[tables[0, key // block_size], 1, :, key % block_size] = 1
+    np.testing.assert_array_equal(loaded.reshape(k.shape), wanted)
+
+
+def test_keys_are_loaded_that_no_tile_before_has_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a thread's first item, also where it goes on with another's; and where the tile
+    before had fewer keys, so that it asked for as many."""
+    k, v = np.zeros((8, 1, 64, 512), np.float32), np.zeros((8, 1, 512, 64), np.float32)
+    loaded: list[tuple[int, int]] = []
+    for name in ("_turn", "find_columns", "take_next", "find_strips", "tile", "_fold", "_finish"):
+        monkeypatch.setattr(attention_cpu, name, lambda *given: None)
+    for name in ("_num_tiles", "_num_parts", "_place", "_pair", "_spread_load", "_attend", "seen"):
+        monkeypatch.setattr(attention_cpu, name, getattr(attention_cpu, name).py_func)
+    monkeypatch.setattr(attention_cpu, "get", lambda array, index: int(array[index]))
+    monkeypatch.setattr(
+        attention_cpu, "fetch_keys", lambda _, low, high, __: loaded.append((low, high))
+    )
+
+    def run(positions: list[int], items: list[int], window: int = 0) -> list[tuple[int, int]]:
+        monkeypatch.setattr(attention_cpu, "prange", lambda count: items)
+        loaded.clear()
+        counts, rows = np.array([len(positions), 1]), np.arange(len(positions))
+        tables = np.zeros((len(positions), 8), np.int32)
+        q = np.zeros((len(positions), 64), np.float32)
+        attention_cpu.attention._function(
+            q, counts, np.array(positions), rows, tables, k, v, q, None, None, None, None,
+            np.zeros(0), 1, 1, 64, 80, 1.0, window, 0.0,
+        )  # fmt: skip
+        return list(loaded)
+
+    long = 2 * KEYS + 9
+    assert run([long, long], [0]) == [(0, KEYS)]
+    assert run([long, long], [0, 1]) == [(0, KEYS), (0, KEYS)]  # behind a tile of ten
+    assert run([2 * KEYS - 1] * 3, [0, 1]) == [(0, KEYS)]
+    assert run([2 * KEYS - 1] * 3, [0, 2]) == [(0, KEYS), (0, KEYS)]
+    assert run([7, 7], [0, 1]) == [(0, 8)]
+    assert run([7, 5], [0, 1]) == [(0, 8)]
+    # Of a tile that a window cuts, four keys are seen.
+    assert run([2 * KEYS - 1], [0], window=KEYS + 4) == [(KEYS - 4, KEYS), (0, KEYS)]

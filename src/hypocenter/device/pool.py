@@ -38,6 +38,7 @@ from hypocenter.device.lang import (
     types,
     word,
 )
+from hypocenter.device.vector_rows import LINE_BYTES, load_lines
 
 #: Fields of a row of a launch table: what to call, and the word to leave before; whether threads
 #: share it; the nearest launch after it that reads weights; the bytes of an item of weights, and
@@ -51,7 +52,6 @@ _TICKET, _INSIDE, _ENTERED, _NUM_DONE, _HAS_FAILED, _IS_OVER = (_LINE * n for n 
 _CLOSED = np.uint64(CLOSED)
 #: What a thread that waits fetches at a time, and at most: a quarter of a core's own cache.
 _FETCH_BYTES, _MOST_BYTES = 1024, 256 << 10
-_LINE_BYTES = 64
 _I64 = ir.IntType(64)
 
 _num_words = REGIONS_OFFSET + max_num_threads() * REGION_WORDS
@@ -141,10 +141,8 @@ def _fetch(typing: Any, address: Any) -> Any:
     """
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        for start in range(0, _FETCH_BYTES, _LINE_BYTES):
-            at = builder.add(args[0], ir.Constant(_I64, start))
-            # Atomic, or it would be left out because nobody looks at what it loads.
-            builder.load_atomic(builder.inttoptr(at, _I64.as_pointer()), "monotonic", 8)
+        first = builder.inttoptr(args[0], _I64.as_pointer())
+        load_lines(builder, first, _FETCH_BYTES // LINE_BYTES)
         return context.get_dummy_value()
 
     return types.void(types.int64), build

@@ -57,6 +57,15 @@ def ask_for_lines(
         builder.call(fetch, [builder.gep(first, [at]), *how])
 
 
+def load_lines(builder: Any, address: Any, num_lines: int) -> None:
+    """Load a byte of each of so many cache lines from an address on."""
+    first = builder.bitcast(address, ir.IntType(8).as_pointer())
+    for line in range(num_lines):
+        at = builder.gep(first, [ir.Constant(ir.IntType(64), line * LINE_BYTES)])
+        # Atomic, or it would be left out because nobody looks at what is loaded.
+        builder.load_atomic(at, "monotonic", 1)
+
+
 def _literal(count: Any) -> int:
     """A count that the kernel's source states; 0 sends numba to ask again with its value."""
     return getattr(count, "literal_value", 0)
@@ -173,6 +182,22 @@ def prefetch(typing: Any, array: Any, index: Any, count: Any) -> tuple[Any, Code
         address = address_of(context, builder, array, args[0], args[1])
         num_bytes = _literal(count) * array.dtype.bitwidth // 8
         ask_for_lines(builder, address, 0, -(-num_bytes // LINE_BYTES), nearest=False)
+        return context.get_dummy_value()
+
+    if not _literal(count):
+        return None  # type: ignore[return-value]
+    return types.void(array, types.intp, count), build
+
+
+@literal_word
+def fetch(typing: Any, array: Any, index: Any, count: Any) -> tuple[Any, Codegen]:
+    """Load a little of each line of `count` elements, so that they lie in the nearest cache: a core
+    drops none of what it loads, as it does of what it is asked for."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = address_of(context, builder, array, args[0], args[1])
+        num_bytes = _literal(count) * array.dtype.bitwidth // 8
+        load_lines(builder, address, -(-num_bytes // LINE_BYTES))
         return context.get_dummy_value()
 
     if not _literal(count):

@@ -36,7 +36,14 @@ from hypocenter.device.vector import (
 )
 from hypocenter.device.vector_ir import LANES
 from hypocenter.device.vector_math import LOG2_E, exp2, tanh
-from hypocenter.device.vector_rows import fma_outer, load_each, prefetch, splat_each, store_outer
+from hypocenter.device.vector_rows import (
+    fetch,
+    fma_outer,
+    load_each,
+    prefetch,
+    splat_each,
+    store_outer,
+)
 from hypocenter.kernels.kv_write_cpu import page_steps
 
 #: Keys of a tile; the bits of results depend on it. Larger tiles are folded less often, smaller
@@ -117,6 +124,15 @@ def find_strips(
             if within == block_size:
                 place, within = place + 1, 0
                 block = get(block_tables, table_at + place)
+
+
+@inline
+def fetch_keys(starts: Any, low: int, high: int, k_cache: Any) -> None:
+    """Bring the keys low..high of a tile into the cache."""
+    for strip in range(low // LANES, (high + LANES - 1) // LANES):
+        at = get(starts, strip)
+        for d in range(k_cache.shape[2]):
+            fetch(k_cache, at + d * k_cache.shape[3], LANES)
 
 
 @inline
