@@ -292,35 +292,38 @@ def test_a_tile_asks_for_its_values_and_for_the_keys_of_the_next(
     np.testing.assert_array_equal(asked[id(v)].reshape(v.shape), wanted_v)
 
 
-@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize(("block_size", "dtype"), [(16, "u2"), (64, "u2"), (16, "f4")])
 def test_keys_of_a_tile_are_loaded_by_every_line(
-    block_size: int, monkeypatch: pytest.MonkeyPatch
+    block_size: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that a token sees, and no others: some may lie outside of the cache."""
-    k = np.zeros((2 * KEYS // block_size, 2, 64, block_size), np.uint16)
-    v = np.zeros((2 * KEYS // block_size, 2, block_size, 64), np.uint16)
+    """Those of strips that a token sees, and no others: some may lie outside of the cache."""
+    k = np.zeros((2 * KEYS // block_size, 2, 64, block_size), dtype)
+    v = np.zeros((2 * KEYS // block_size, 2, block_size, 64), dtype)
     tables = np.random.default_rng(4).permutation(len(k)).astype(np.int32)[None]
-    starts, low, high = np.zeros(num_starts(64), np.int64), 37, 200
+    starts, low, high = np.zeros(num_starts(64), np.int64), 33, 224
     find_strips(starts, 0, 0, high - 1, high - low, tables, 0, k, v, 1)
-    loaded = np.zeros(k.size, int)
+    per_line = 64 // k.itemsize
+    loaded: list[int] = []
 
     def fetch(cache: Array, index: int, count: int) -> None:
-        loaded[index : index + count] += 1
+        loaded.extend(range(index // per_line, (index + count - 1) // per_line + 1))
 
     monkeypatch.setattr(attention_tile_cpu, "get", lambda array, index: int(array[index]))
     monkeypatch.setattr(attention_tile_cpu, "fetch", fetch)
     fetch_keys: Any = attention_tile_cpu.fetch_keys
     fetch_keys.py_func(starts, low, high, k)
-    wanted = np.zeros(k.shape, int)
-    for key in range(low // 16 * 16, -(-high // 16) * 16):
-        wanted[tables[0, key // block_size], 1, :, key % block_size] = 1
-    np.testing.assert_array_equal(loaded.reshape(k.shape), wanted)
+    wanted = np.zeros(k.shape, bool)
+    for key in range(32, 224):
+        wanted[tables[0, key // block_size], 1, :, key % block_size] = True
+    lines = np.flatnonzero(wanted.reshape(-1, per_line).any(1)).tolist()
+    assert sorted(set(loaded)) == lines
+    # Where a block has two strips in a line, it is loaded for each.
+    assert len(loaded) == len(lines) * (2 if block_size > per_line else 1)
 
 
 def test_keys_are_loaded_that_no_tile_before_has_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a thread's first item, also where it goes on with another's; and where the tile
-    before had fewer keys, so that it asked for as many."""
-    k, v = np.zeros((8, 1, 64, 512), np.float32), np.zeros((8, 1, 512, 64), np.float32)
+    """Those of a thread's first item, also where it goes on with another's, and those behind a
+    tile that was not whole, or behind a part that its token has no tile for."""
     loaded: list[tuple[int, int]] = []
     for name in ("_turn", "find_columns", "take_next", "find_strips", "tile", "_fold", "_finish"):
         monkeypatch.setattr(attention_cpu, name, lambda *given: None)
@@ -331,15 +334,20 @@ def test_keys_are_loaded_that_no_tile_before_has_asked_for(monkeypatch: pytest.M
         attention_cpu, "fetch_keys", lambda _, low, high, __: loaded.append((low, high))
     )
 
-    def run(positions: list[int], items: list[int], window: int = 0) -> list[tuple[int, int]]:
+    def run(
+        positions: list[int], items: list[int], window: int = 0, num_kv_heads: int = 1,
+        num_parts: int = 0,
+    ) -> list[tuple[int, int]]:  # fmt: skip
         monkeypatch.setattr(attention_cpu, "prange", lambda count: items)
         loaded.clear()
+        k = np.zeros((8, num_kv_heads, 64, 512), np.float32)
+        v = np.zeros((8, num_kv_heads, 512, 64), np.float32)
         counts, rows = np.array([len(positions), 1]), np.arange(len(positions))
         tables = np.zeros((len(positions), 8), np.int32)
-        q = np.zeros((len(positions), 64), np.float32)
+        q = np.zeros((len(positions), 64 * num_kv_heads), np.float32)
         attention_cpu.attention._function(
             q, counts, np.array(positions), rows, tables, k, v, q, None, None, None, None,
-            np.zeros(0), 1, 1, 64, 80, 1.0, window, 0.0,
+            np.zeros(80 * num_parts), num_kv_heads, 1, 64, 80, 1.0, window, 0.0,
         )  # fmt: skip
         return list(loaded)
 
@@ -348,7 +356,9 @@ def test_keys_are_loaded_that_no_tile_before_has_asked_for(monkeypatch: pytest.M
     assert run([long, long], [0, 1]) == [(0, KEYS), (0, KEYS)]  # behind a tile of ten
     assert run([2 * KEYS - 1] * 3, [0, 1]) == [(0, KEYS)]
     assert run([2 * KEYS - 1] * 3, [0, 2]) == [(0, KEYS), (0, KEYS)]
-    assert run([7, 7], [0, 1]) == [(0, 8)]
-    assert run([7, 5], [0, 1]) == [(0, 8)]
+    assert run([7, 5], [0, 1]) == [(0, 8), (0, 6)]
     # Of a tile that a window cuts, four keys are seen.
     assert run([2 * KEYS - 1], [0], window=KEYS + 4) == [(KEYS - 4, KEYS), (0, KEYS)]
+    # Four parts of each token's tiles, of which the second has one: 2 tokens and 3 KV heads.
+    parts = run([4 * KEYS - 1, KEYS - 1], [*range(24)], num_kv_heads=3, num_parts=24)
+    assert parts == 3 * [(0, KEYS)]

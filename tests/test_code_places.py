@@ -22,6 +22,9 @@ PLACES = {
     16: {"codes": 1, "scales": 1, "sums": 1, "weighted": 1},
 }
 
+#: Which argument of a kernel is the first of the four that it writes.
+WRITTEN = {"rms_norm_codes": 6, "attention": 8, "linear_gate_codes": 8}
+
 
 @pytest.mark.parametrize("num_rows", list(PLACES))
 def test_codes_of_few_rows_take_turns_in_places_of_their_own(num_rows: int) -> None:
@@ -46,11 +49,20 @@ def test_a_plan_of_a_token_writes_codes_elsewhere_each_time() -> None:
     with open_gguf(DEMO) as file:
         decoder = load_runner(file, EngineConfig(max_batch_tokens=64))._decoder
 
-    def written() -> list[int]:
-        launches = decoder.plan(1, 1).launches
-        return [one.args[6].ctypes.data for one in launches if one.kernel == "rms_norm_codes"]
+    def written() -> dict[str, list[list[int]]]:
+        """By kernel where its launches write codes, scales, sums and weighted sums."""
+        found: dict[str, list[list[int]]] = {kernel: [] for kernel in WRITTEN}
+        for one in decoder.plan(1, 1).launches:
+            if one.kernel in WRITTEN:
+                at = WRITTEN[one.kernel]
+                found[one.kernel].append([each.ctypes.data for each in one.args[at : at + 4]])
+        return found
 
     places = written()
-    assert len(places) > 8
-    assert all(len(set(places[at : at + 8])) == 8 for at in range(len(places) - 7))
     assert places == written()
+    assert [len(places[kernel]) for kernel in WRITTEN] == [13, 6, 6]
+    for several in places.values():
+        for part in zip(*several, strict=True):
+            assert all(len(set(part[at : at + 6])) == 6 for at in range(len(part) - 5))
+    codes = [one for kernel in ("rms_norm_codes", "attention") for one in places[kernel]]
+    assert not {one[0] for one in codes} & {one[0] for one in places["linear_gate_codes"]}

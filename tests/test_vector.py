@@ -21,6 +21,7 @@ from hypocenter.device.vector import (
 )
 from hypocenter.device.vector_math import exp, exp2, sigmoid, tanh
 from hypocenter.device.vector_rows import (
+    fetch,
     fetch_ahead,
     fma_outer,
     load_each,
@@ -206,3 +207,21 @@ def test_what_comes_is_asked_for_by_whole_lines_of_the_second_cache() -> None:
         asked = [line for line in code.splitlines() if "call void @llvm.prefetch" in line]
         assert len(asked) == num_lines
         assert all(line.rstrip().endswith("i32 0, i32 2, i32 1)") for line in asked)
+
+
+def test_what_is_fetched_is_loaded_by_whole_lines() -> None:
+    """Nobody looks at what is loaded, so the compiler might leave it out."""
+
+    def some(values: Any) -> None:
+        fetch(values, 3, 16)
+
+    def more(values: Any) -> None:
+        fetch(values, 3, 32)
+
+    for load_them, dtype, num_lines in ((some, np.uint16, 1), (more, np.uint16, 1),
+                                        (some, np.float32, 1), (more, np.float32, 2)):  # fmt: skip
+        compiled: Any = inline(load_them)
+        compiled(np.zeros(64, dtype))
+        code = compiled.inspect_llvm(compiled.signatures[0])
+        loads = [line for line in code.splitlines() if "load atomic" in line]
+        assert len({line.split(", ptr")[1] for line in loads}) == num_lines

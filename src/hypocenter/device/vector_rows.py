@@ -191,7 +191,7 @@ def prefetch(typing: Any, array: Any, index: Any, count: Any) -> tuple[Any, Code
 
 @literal_word
 def fetch(typing: Any, array: Any, index: Any, count: Any) -> tuple[Any, Codegen]:
-    """Load a little of each line of `count` elements, so that they lie in the nearest cache: a core
+    """Load a little of each line of `count` elements, which brings them into the caches: a core
     drops none of what it loads, as it does of what it is asked for."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -145,11 +145,12 @@ def _attend(
     begin: int, end: int, block_tables: Any, table_at: int, k_cache: Any, v_cache: Any,
     kv_head: int, group: int, heads: int, scale: float, window: int, softcap: float,
     pitch: int, next_tile: int, next_position: int, next_table_at: int, next_kv_head: int,
-    num_asked: int,
-) -> int:  # fmt: skip
+    is_asked: bool,
+) -> bool:  # fmt: skip
     """Fold tiles begin..end of one token and KV head into `state`; `next_*`: what comes after.
 
-    `num_asked`: of how many keys the tile before has asked memory, and what the last one leaves.
+    `is_asked`: whether memory has been asked for the first tile's keys. Returns whether it has been
+    for those of what comes after: a tile asks for as much of the next one as it has keys.
     """
     head_dim, row = k_cache.shape[2], pitch + LANES
     num_padded = -(-group // heads) * heads
@@ -176,9 +177,9 @@ def _attend(
                 k_cache, v_cache, next_kv_head,
             )  # fmt: skip
         low, high = seen(index, position, window)
-        if num_asked < high - low:
+        if not is_asked:
             fetch_keys(starts, low, high, k_cache)
-        num_asked = high - low
+        is_asked = high - low == KEYS
         target = state if index == begin else room
         at = state_at if index == begin else 0
         for head in range(0, num_padded, heads):
@@ -188,7 +189,7 @@ def _attend(
             )  # fmt: skip
         if index > begin:
             _fold(state, state_at, room, 0, group, pitch)
-    return num_asked
+    return is_asked and begin < end
 
 
 @inline
@@ -240,10 +241,9 @@ def attention(
     group = num_heads // num_kv_heads
     num_parts = _num_parts(positions, num_tokens, num_kv_heads, window, parts, size)
     num_items = num_tokens * num_kv_heads * num_parts
-    last, num_asked = -1, 0
+    last, is_asked = -1, False
     for item in prange(num_items):
-        if item != last + 1:
-            num_asked = 0
+        is_asked = is_asked and item == last + 1
         last = item
         kv_head, token, position, begin, end = _place(
             item, num_tokens, num_parts, positions, window
@@ -257,13 +257,13 @@ def attention(
         state = parts if num_parts > 1 else room
         state_at = item * size if num_parts > 1 else room_size - size
         max_blocks = block_tables.shape[1]
-        num_asked = _attend(
+        is_asked = _attend(
             q, token * q.shape[1] + kv_head * group * head_dim, state, state_at, room, starts,
             position, begin, end, block_tables, get(sequence_rows, token) * max_blocks,
             k_cache, v_cache, kv_head, group, heads, scale, window, softcap, pitch,
             # A part that its token has no tile for is none.
             min(next_begin, next_end - 1), next_position,
-            get(sequence_rows, next_token) * max_blocks, next_kv_head, num_asked,
+            get(sequence_rows, next_token) * max_blocks, next_kv_head, is_asked,
         )  # fmt: skip
         if num_parts == 1:
             _finish(

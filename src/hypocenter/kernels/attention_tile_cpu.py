@@ -37,6 +37,7 @@ from hypocenter.device.vector import (
 from hypocenter.device.vector_ir import LANES
 from hypocenter.device.vector_math import LOG2_E, exp2, tanh
 from hypocenter.device.vector_rows import (
+    LINE_BYTES,
     fetch,
     fma_outer,
     load_each,
@@ -129,9 +130,10 @@ def find_strips(
 @inline
 def fetch_keys(starts: Any, low: int, high: int, k_cache: Any) -> None:
     """Bring the keys low..high of a tile into the cache."""
+    rows_of_a_line = max(LINE_BYTES // k_cache.itemsize // k_cache.shape[3], 1)
     for strip in range(low // LANES, (high + LANES - 1) // LANES):
         at = get(starts, strip)
-        for d in range(k_cache.shape[2]):
+        for d in range(0, k_cache.shape[2], rows_of_a_line):
             fetch(k_cache, at + d * k_cache.shape[3], LANES)
 
 

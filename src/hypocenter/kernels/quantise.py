@@ -93,7 +93,7 @@ PIECES = Contract(
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Buffers for one activation tensor at a time: made anew for each, read by what follows.
+    """Buffers for the codes of activations: made anew for each tensor, read by what follows.
 
     On a GPU codes i32 [max_rows, spans * 256], four columns to a word, in the order of columns
     where rows are many; where they are few, the words of a span, [16 units, 4, 4] of its columns,
