@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hypocenter.device import vector_rows
+from hypocenter.device import cache_lines, vector_rows
+from hypocenter.device.cache_lines import fetch, fetch_ahead, prefetch
 from hypocenter.device.lang import inline
 from hypocenter.device.records import fetch_early
 from hypocenter.device.vector import (
@@ -20,15 +21,7 @@ from hypocenter.device.vector import (
     sum_lanes,
 )
 from hypocenter.device.vector_math import exp, exp2, sigmoid, tanh
-from hypocenter.device.vector_rows import (
-    fetch,
-    fetch_ahead,
-    fma_outer,
-    load_each,
-    prefetch,
-    splat_each,
-    store_outer,
-)
+from hypocenter.device.vector_rows import fma_outer, load_each, splat_each, store_outer
 from hypocenter.kernels.quant_records import RECORDS
 from hypocenter.tensor import DType
 
@@ -152,7 +145,7 @@ def test_memory_is_asked_for_what_comes_where_that_pays(
 ) -> None:
     """A Zen 4 reads F16 15 % faster without, Q4_0 24 % and Q4_K 12 %; a Zen 5 loses by it, and an
     Emerald Rapids a quarter or more, of whole bytes too."""
-    monkeypatch.setattr(vector_rows, "cpu_name", lambda: processor)
+    monkeypatch.setattr(cache_lines, "cpu_name", lambda: processor)
     floats = np.zeros((2, 4, 64), np.float32)
 
     def read_floats(weights: Any) -> None:

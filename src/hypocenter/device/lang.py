@@ -284,6 +284,11 @@ def literal_word(build: Callable[..., Any]) -> Callable[..., Any]:
     return intrinsic(prefer_literal=True)(build)  # type: ignore[no-any-return]
 
 
+def literal(count: Any) -> int:
+    """A count that the kernel's source states; 0 sends numba to ask again with its value."""
+    return getattr(count, "literal_value", 0)
+
+
 def kernel_entry(function: Any, args: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
     """Address of the machine code of a compiled kernel for these arguments, and their types.
 

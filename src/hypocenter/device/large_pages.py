@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 PAGE_BYTES = 2 << 20
+#: A cache line.
+LINE_BYTES = 64
 _STRETCH_BYTES = 64 << 20
-_LINE_BYTES = 64
 _HAS_FLAGS = hasattr(mmap, "MAP_ANONYMOUS")
 
 _lock = threading.Lock()
@@ -30,7 +31,7 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
         if _used + num_bytes > len(_stretch):
             _stretch, _used = _new_stretch(max(num_bytes, _STRETCH_BYTES)), 0
         start = _used
-        _used += -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
+        _used += -(-num_bytes // LINE_BYTES) * LINE_BYTES
         raw = _stretch[start : start + num_bytes]
     array: np.ndarray[Any, Any] = raw.view(dtype).reshape(shape)
     return array

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.device.cache_lines import load_lines
 from hypocenter.device.lang import (
     CLOSED,
     NUM_REGIONS_OFFSET,
@@ -38,7 +39,7 @@ from hypocenter.device.lang import (
     types,
     word,
 )
-from hypocenter.device.vector_rows import LINE_BYTES, load_lines
+from hypocenter.device.large_pages import LINE_BYTES
 
 #: Fields of a row of a launch table: what to call, and the word to leave before; whether threads
 #: share it; the nearest launch after it that reads weights; the bytes of an item of weights, and

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hypocenter.device.cache_lines import AHEAD_BYTES, ask_for_lines, asks_ahead
 from hypocenter.device.lang import cgutils, ir, models, register_model, types, word
+from hypocenter.device.large_pages import LINE_BYTES
 from hypocenter.device.vector_ir import (
     I32,
     LANES,
@@ -25,7 +27,6 @@ from hypocenter.device.vector_ir import (
     half_to_float,
     load_vector,
 )
-from hypocenter.device.vector_rows import AHEAD_BYTES, LINE_BYTES, ask_for_lines, asks_ahead
 
 #: Words of the columns whose codes are taken at once, four to a word.
 NUM_WORDS = 8

@@ -19,7 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.device.cache_lines import fetch, prefetch
 from hypocenter.device.lang import cpu_features, inline
+from hypocenter.device.large_pages import LINE_BYTES
 from hypocenter.device.vector import (
     add,
     fma,
@@ -36,15 +38,7 @@ from hypocenter.device.vector import (
 )
 from hypocenter.device.vector_ir import LANES
 from hypocenter.device.vector_math import LOG2_E, exp2, tanh
-from hypocenter.device.vector_rows import (
-    LINE_BYTES,
-    fetch,
-    fma_outer,
-    load_each,
-    prefetch,
-    splat_each,
-    store_outer,
-)
+from hypocenter.device.vector_rows import fma_outer, load_each, splat_each, store_outer
 from hypocenter.kernels.kv_write_cpu import page_steps
 
 #: Keys of a tile; the bits of results depend on it. Larger tiles are folded less often, smaller

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypocenter.device.cache_lines import fetch_ahead
 from hypocenter.device.codes import add_products
 from hypocenter.device.lang import always_inline, cpu_kernel, inline, prange
 from hypocenter.device.records import (
@@ -33,7 +34,6 @@ from hypocenter.device.totals import (
     zero_totals,
 )
 from hypocenter.device.vector import get, load
-from hypocenter.device.vector_rows import fetch_ahead
 from hypocenter.kernels.interleave import GROUPS_PER_ITEM, LANES, ROWS_PER_ITEM
 
 

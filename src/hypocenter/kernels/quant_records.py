@@ -32,8 +32,6 @@ from hypocenter.tensor import DType
 
 Array = np.ndarray[Any, Any]
 
-#: Alignment of what vectors are loaded from.
-_LINE_BYTES = 64
 #: Columns of a record.
 _WIDE, _NARROW = 256, 64
 #: Columns of float weights that are turned at a time.
@@ -76,8 +74,8 @@ class RecordLayout:
         if self.pair_bits > 4:
             fields.append(("tops", "u1", (num_groups // 2, LANES)))
         used = sum(np.dtype(entry[1:]).itemsize for entry in fields)
-        if used % _LINE_BYTES:
-            fields.append(("padding", "u1", (1, -used % _LINE_BYTES)))
+        if used % large_pages.LINE_BYTES:
+            fields.append(("padding", "u1", (1, -used % large_pages.LINE_BYTES)))
         fields.append((self.codes, "<i4", (self.num_columns // 32, sum(self.planes), LANES)))
         return np.dtype(fields)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.device.large_pages import LINE_BYTES
 from hypocenter.device.memory import allocate, rows, stretch
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import quantise_cpu
@@ -32,7 +33,6 @@ FEW_ROWS = 8
 TILE_ROWS = 16
 #: Rows of a bucket up to which codes change their place each turn, and the places at most.
 _ROWS_WITH_PLACES, _MOST_PLACES = 4, 16
-_LINE_WORDS = 16
 #: A group whose largest value is below this one is zero: 127 / max|x| would overflow before long.
 TINY = 1e-30
 
@@ -198,7 +198,8 @@ def _tiled(operand: Tensor, num_rows: int, turn: int) -> Tensor:
     shape[shape.index(TILE_ROWS, 2)] = tile
     shape[0] = -(-num_rows // tile)
     # Whole cache lines: threads write to neighbouring places by turns.
-    pitch = -(-math.prod(shape) // _LINE_WORDS) * _LINE_WORDS
+    line = LINE_BYTES // 4
+    pitch = -(-math.prod(shape) // line) * line
     num_places = min(max(operand.data.size // pitch, 1), _MOST_PLACES)
     place = turn % num_places if num_rows <= _ROWS_WITH_PLACES else 0
     return stretch(operand, tuple(shape), place * pitch)
