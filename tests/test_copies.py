@@ -200,6 +200,25 @@ def test_sizes_that_are_no_sizes(monkeypatch: pytest.MonkeyPatch, device: str) -
     memory.to_device(empty, np.zeros((0, 64), np.float32))
 
 
+@pytest.mark.parametrize("device", [SIM, "cpu"])
+def test_rows_that_are_not_there(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setattr(kernel_launch, "device", device)
+    made = ids()
+    for start, stop in ((-1, 2), (3, 2), (2, 5)):
+        with pytest.raises(CopyRejected, match=rf"ids .*rows {start}:{stop}, but it has 4"):
+            memory.rows(made, start, stop)
+    assert memory.to_host(memory.rows(made, 3, 4)).tolist() == [3]
+
+
+def test_stretches_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_launch, "device", "cpu")
+    made = ids(6)
+    for start, stop in ((-1, 3), (3, 7), (7, 11)):
+        with pytest.raises(CopyRejected, match=rf"ids .*elements {start}:{stop}, but it has 6"):
+            memory.stretch(made, (2, 2), start)
+    assert memory.to_host(memory.stretch(made, (2, 2), 2)).tolist() == [[2, 3], [4, 5]]
+
+
 def test_copies_between_the_wrong_sides() -> None:
     gpus, buffer = ids(), memory.allocate_pinned("staging", "test", DType.I32, (4,), device=SIM)
     for target, source in ((gpus, ids()), (buffer, buffer)):
