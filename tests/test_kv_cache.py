@@ -61,23 +61,23 @@ class CacheMachine(RuleBasedStateMachine):
                 self.cache.append(request, num_tokens)
             return
         self.cache.append(request, num_tokens)
-        positions = np.arange(before, after, dtype=np.int32)
-        placement = self.cache.retrieve(request, positions)
+        placement = self.cache.retrieve(request, before, after)
         assert len(placement.block_table) == self.num_blocks_of(after)
         assert len(set(placement.slots)) == num_tokens
         self.slots[placement.slots, 0] = request
-        self.slots[placement.slots, 1] = positions
+        self.slots[placement.slots, 1] = range(before, after)
         self.lengths[request] = after
 
     @precondition(lambda self: self.lengths)
     @rule(data=st.data())
     def retrieve(self, data: st.DataObject) -> None:
         request = data.draw(st.sampled_from(sorted(self.lengths)))
-        positions = np.array(
-            data.draw(st.lists(st.integers(0, self.lengths[request] - 1))), np.int32
-        )
-        table, slots = self.cache.retrieve(request, positions)
-        assert (slots == table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE).all()
+        start = data.draw(st.integers(0, self.lengths[request]))
+        stop = data.draw(st.integers(start, self.lengths[request]))
+        positions = np.arange(start, stop)
+        table, slots = self.cache.retrieve(request, start, stop)
+        expected = table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        assert slots == expected.tolist()
         assert (self.slots[slots, 0] == request).all()
         assert (self.slots[slots, 1] == positions).all()
 
@@ -116,14 +116,16 @@ def test_an_append_that_fails_changes_nothing() -> None:
 def test_low_blocks_are_taken_first_and_a_table_stays_as_it_grows() -> None:
     cache = KVCache(4, 4)
     cache.append(1, 6)
-    first = cache.retrieve(1, np.arange(6, dtype=np.int32))
+    first = cache.retrieve(1, 0, 6)
     assert first.block_table.tolist() == [0, 1]
-    assert first.slots.tolist() == [0, 1, 2, 3, 4, 5]
+    assert first.slots == [0, 1, 2, 3, 4, 5]
     cache.append(2, 1)
     cache.append(1, 3)
-    grown = cache.retrieve(1, np.array([8, 0], np.int32))
+    grown = cache.retrieve(1, 6, 9)
     assert grown.block_table.tolist() == [0, 1, 3]
-    assert grown.slots.tolist() == [12, 0]
+    assert grown.slots == [6, 7, 12]
+    with pytest.raises(AssertionError):
+        cache.retrieve(1, 8, 10)
 
 
 def _steal(cache: KVCache) -> None:

@@ -1,7 +1,7 @@
 """Which blocks of the KV cache belong to which request; the cached numbers live with the runner.
 
     append    makes room for the next tokens of a request
-    retrieve  tells where given positions of a request lie
+    retrieve  tells where positions of a request lie
     remove    gives the blocks of a request back
 
 Position p of a request lies in slot block_table[p // block_size] * block_size + p % block_size.
@@ -21,10 +21,10 @@ Int32s = npt.NDArray[np.int32]
 
 
 class Placement(NamedTuple):
-    """Where tokens lie: `block_table` i32 [num_blocks_of_request], `slots` i32 [num_positions]."""
+    """Where tokens lie: `block_table` i32 [num_blocks_of_request], and a slot for each token."""
 
     block_table: Int32s
-    slots: Int32s
+    slots: list[int]
 
 
 @dataclass(slots=True)
@@ -106,15 +106,18 @@ class KVCache:
             table.grow(taken)
         table.num_tokens += num_tokens
 
-    def retrieve(self, request_id: int, positions: Int32s) -> Placement:
-        """The request's block table, and the slot of each of `positions` i32 [num_positions]."""
-        table = self._tables[request_id]
-        assert positions.size == 0 or 0 <= positions.min() <= positions.max() < table.num_tokens, (
-            positions,
-            table.num_tokens,
-        )
-        block, offset = np.divmod(positions, self.block_size, dtype=np.int32)
-        return Placement(table.array, table.array[block] * np.int32(self.block_size) + offset)
+    def retrieve(self, request_id: int, start: int, stop: int) -> Placement:
+        """The request's block table, and the slots of its positions start .. stop - 1."""
+        table, block_size = self._tables[request_id], self.block_size
+        assert 0 <= start <= stop <= table.num_tokens, (start, stop, table.num_tokens)
+        slots: list[int] = []
+        while start < stop:
+            block, offset = divmod(start, block_size)
+            num_slots = min(stop - start, block_size - offset)
+            slot = table.block_ids[block] * block_size + offset
+            slots += range(slot, slot + num_slots)
+            start += num_slots
+        return Placement(table.array, slots)
 
     def remove(self, request_id: int) -> None:
         """Give all blocks of the request back; a request without blocks is none the worse."""

@@ -201,19 +201,20 @@ class Scheduler:
 
 def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
     """Lay the chunks out as one batch; rows of the logits are in the order of the chunks."""
+    # Lists, for most chunks are of one token, which Python adds sooner than numpy gets going.
     token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
     sequence_rows: list[int] = []
     logit_rows: list[int] = []
-    positions, slots, tables = [], [], []
-    requests = []
+    tables, requests = [], []
     is_recorded = current() is not None
     num_tokens = 0
     for row, chunk in enumerate(chunks):
-        where = np.arange(chunk.start, chunk.stop, dtype=np.int32)
-        placement = cache.retrieve(chunk.request.id, where)
+        placement = cache.retrieve(chunk.request.id, chunk.start, chunk.stop)
         token_ids += chunk.token_ids
-        positions.append(where)
-        slots.append(placement.slots)
+        positions += range(chunk.start, chunk.stop)
+        slots += placement.slots
         sequence_rows += [row] * chunk.num_tokens
         tables.append(placement.block_table)
         num_tokens += chunk.num_tokens
@@ -228,8 +229,8 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
             block_tables[row, : len(table)] = table
     return Batch(
         token_ids=np.array(token_ids, np.int32),
-        positions=np.concatenate(positions),
-        slots=np.concatenate(slots),
+        positions=np.array(positions, np.int32),
+        slots=np.array(slots, np.int32),
         sequence_rows=np.array(sequence_rows, np.int32),
         block_tables=block_tables,
         logit_rows=np.array(logit_rows, np.int32),
