@@ -207,13 +207,13 @@ def compile_all(launches: Sequence[Launch], progress: Progress | None = None) ->
             missing[id(function), signature] = launch, function
     for done, ((_, signature), (launch, function)) in enumerate(missing.items()):
         if progress:
-            progress(f"compiling kernel {launch.kernel}", done / len(missing))
+            progress(f"preparing kernel {launch.kernel}", done / len(missing))
         started, num_hits = time.perf_counter(), _num_cache_hits(function)
         function.compile(signature)
         how = "loaded" if _num_cache_hits(function) > num_hits else "compiled"
         log.info("%s %s in %.2f s", launch.kernel, how, time.perf_counter() - started)
     if progress and missing:
-        progress("compiling kernels", 1.0)
+        progress("preparing kernels", 1.0)
 
 
 def _num_cache_hits(function: Any) -> int:
