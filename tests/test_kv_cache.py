@@ -124,8 +124,9 @@ def test_low_blocks_are_taken_first_and_a_table_stays_as_it_grows() -> None:
     grown = cache.retrieve(1, 6, 9)
     assert grown.block_table.tolist() == [0, 1, 3]
     assert grown.slots == [6, 7, 12]
-    with pytest.raises(AssertionError):
-        cache.retrieve(1, 8, 10)
+    for start, stop in ((8, 10), (-1, 2), (2, 1)):
+        with pytest.raises(AssertionError):
+            cache.retrieve(1, start, stop)
 
 
 def _steal(cache: KVCache) -> None:
