@@ -209,7 +209,6 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
     logit_rows: list[int] = []
     tables, requests = [], []
     is_recorded = current() is not None
-    num_tokens = 0
     for row, chunk in enumerate(chunks):
         placement = cache.retrieve(chunk.request.id, chunk.start, chunk.stop)
         token_ids += chunk.token_ids
@@ -217,8 +216,7 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
         slots += placement.slots
         sequence_rows += [row] * chunk.num_tokens
         tables.append(placement.block_table)
-        num_tokens += chunk.num_tokens
-        logit_rows += range(num_tokens - chunk.num_logit_rows, num_tokens)
+        logit_rows += range(len(token_ids) - chunk.num_logit_rows, len(token_ids))
         if is_recorded:
             requests.append(chunk.record(row, cache.blocks(chunk.request.id)))
     if len(tables) == 1:
