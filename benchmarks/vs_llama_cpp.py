@@ -3,10 +3,12 @@
     python benchmarks/vs_llama_cpp.py --peer PEER/bin/python
     python benchmarks/vs_llama_cpp.py --peer PEER/bin/python --types Q4_0 --rounds 3 --depth 0
     python benchmarks/vs_llama_cpp.py --peer PEER/bin/python --bandwidth 45
+    python benchmarks/vs_llama_cpp.py --peer PEER/bin/python --types F16 F16-bf16
 
 PEER is an environment with llama-cpp-python (`pip install '.[bench]'`). Prints markdown tables and
 the targets, and writes everything to benchmarks/results/. Exit code 0: measured (targets may be
 missed); 1: a worker failed, or did something else than was asked for; 2: wrong arguments.
+F16-bf16 is the F16 file with ours multiplying in bf16; it has no targets.
 """
 
 from __future__ import annotations
@@ -87,10 +89,11 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add, types = parser.add_argument, list(vs_report.SPEED_TARGETS)
+    choices = [*types, *vs_report.APART]
     add("--peer", type=Path, required=True, help="the Python that has llama_cpp")
     add("--shape", choices=SHAPES, default="tinyllama-1.1b", help="(default: tinyllama-1.1b)")
-    text = f"file types, of {', '.join(types)} (default: all)"
-    add("--types", nargs="+", choices=types, metavar="TYPE", default=types, help=text)
+    text = f"file types, of {', '.join(choices)} (default: the first {len(types)})"
+    add("--types", nargs="+", choices=choices, metavar="TYPE", default=types, help=text)
     add("--threads", type=_positive, default=2, help="of both engines (default: 2)")
     add("--prompt", type=_positive, default=512, help="tokens of a prompt (default: 512)")
     add("--generate", type=_positive, default=32, help="decode steps of a run (default: 32)")
@@ -138,10 +141,14 @@ def run(options: argparse.Namespace) -> Facts:
     version = _peer_version(options.peer)
     _say(f"{shape.name}: {shape.num_weights / 1e9:.2f} G weights in {options.models}")
     source = original(shape, options.models)
-    files = [quantised(source, kind, options.peer, options.threads) for kind in options.types]
+    apart = vs_report.APART
+    files = {
+        kind: quantised(source, apart.get(kind, kind), options.peer, options.threads)
+        for kind in options.types
+    }
     reference = None if options.no_divergence else _reference(options, source, version)
     with Worker("meter", Path(sys.executable), SCRIPTS["ours"]) as meter:
-        rows = [_measure(options, path, reference, meter, began) for path in files]
+        rows = [_measure(options, *file, reference, meter, began) for file in files.items()]
     for row in rows:
         row["bandwidth_shares"] = vs_report.bandwidth_shares(row)
         verdicts = vs_report.targets(row)
@@ -158,17 +165,21 @@ def run(options: argparse.Namespace) -> Facts:
 
 
 def _measure(
-    options: argparse.Namespace, path: Path, reference: Path | None, meter: Worker, began: float
-) -> Facts:
+    options: argparse.Namespace, kind: str, path: Path, reference: Path | None, meter: Worker,
+    began: float,
+) -> Facts:  # fmt: skip
     """One file: speeds first, then the peak of memory, and only then what needs more memory."""
     shape, facts = SHAPES[options.shape], file_facts(path)
-    asked = Asked(facts, options.threads, _context_length(options), BATCH)
+    asked = Asked(
+        facts, options.threads, _context_length(options), BATCH,
+        float_products="bf16" if kind in vs_report.APART else "exact",
+    )  # fmt: skip
     plan = Plan(
         options.prompt, options.generate, tuple(options.depth), options.rounds,
         options.pairs, shape.vocab_size, options.bandwidth * 1e9,
     )  # fmt: skip
     row: Facts = {
-        "type": facts.file_type, "main_dtype": facts.main_dtype, "file_bytes": facts.num_bytes,
+        "type": kind, "main_dtype": facts.main_dtype, "file_bytes": facts.num_bytes,
         "bytes_per_token": facts.bytes_per_token, "kv_bytes": shape.kv_bytes(asked.context_length),
         "divergence": {}, "load_seconds": {},
     }  # fmt: skip
@@ -177,12 +188,10 @@ def _measure(
         workers = {name: stack.enter_context(_worker(name, options.peer)) for name in names}
         for name, worker in workers.items():
             started = time.perf_counter()
-            loaded = worker.ask("load", path=str(path), **asked.load_arguments())
+            loaded = worker.ask("load", path=str(path), **asked.load_arguments(name))
             row["load_seconds"][name] = time.perf_counter() - started
             require_load(asked, name, loaded)
-        turns = Turns(
-            workers, meter, asked, plan, lambda line: _say(f"{facts.file_type} {line}"), began
-        )
+        turns = Turns(workers, meter, asked, plan, lambda line: _say(f"{kind} {line}"), began)
         row["tests"] = {
             test: {name: [asdict(run) for run in runs] for name, runs in by_engine.items()}
             for test, by_engine in turns.tests().items()
@@ -215,7 +224,7 @@ def _reference(options: argparse.Namespace, source: Path, version: str) -> Path:
         _say("llama.cpp runs the F32 file")
         asked = Asked(file_facts(source), options.threads, BATCH, BATCH, kv_dtype="f32")
         with _worker("peer", options.peer) as worker, written_whole(path) as partial:
-            arguments = asked.load_arguments() | {"path": str(source), "is_reference": True}
+            arguments = asked.load_arguments("peer") | {"path": str(source), "is_reference": True}
             require_load(asked, "reference", worker.ask("load", **arguments))
             facts = worker.ask("logits", tokens=tokens, out=str(partial))
             require_run(asked, "reference", len(tokens), facts)

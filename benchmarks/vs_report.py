@@ -28,6 +28,8 @@ SPEED_TARGETS = {
     "Q4_0": (1.25, 1.5, 0.80),
     "Q4_K_M": (1.25, 1.5, 0.80),
 }
+#: What ours runs otherwise than exactly, and its file type: listed apart, and without targets.
+APART = {"F16-bf16": "F16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,8 @@ def bandwidth_shares(row: Mapping[str, Any]) -> dict[str, dict[str, dict[str, fl
 
 def targets(row: Mapping[str, Any]) -> list[Target]:
     """Every target of a file type that this run has the figures for."""
+    if row["type"] in APART:
+        return []
     decode, prefill, share = SPEED_TARGETS[row["type"]]
     found = []
     tests = row["tests"]

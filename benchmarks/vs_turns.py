@@ -42,19 +42,27 @@ class Asked:
     context_length: int
     batch: int
     kv_dtype: str = "f16"
+    #: Of ours; llama.cpp has no such choice.
+    float_products: str = "exact"
 
-    def load_arguments(self) -> Facts:
-        return {
+    def load_arguments(self, engine: str) -> Facts:
+        common = {
             "num_threads": self.num_threads, "context_length": self.context_length,
             "batch": self.batch, "kv_dtype": self.kv_dtype,
         }  # fmt: skip
+        return common | ({"float_products": self.float_products} if engine == "ours" else {})
+
+    @property
+    def main_dtype(self) -> str:
+        """The type that most of our weights are held in."""
+        return "BF16" if self.float_products == "bf16" else self.file.main_dtype
 
 
 def require_load(asked: Asked, engine: str, facts: Mapping[str, Any]) -> None:
     """Raise BenchmarkError unless a worker holds what was asked for, as it was asked for."""
-    expected = {"file_type": asked.file.file_type, **asked.load_arguments()}
+    expected = {"file_type": asked.file.file_type, **asked.load_arguments(engine)}
     if "main_dtype" in facts:  # llama.cpp does not tell the types of its tensors
-        expected["main_dtype"] = asked.file.main_dtype
+        expected["main_dtype"] = asked.main_dtype
     _require(engine, expected, facts)
 
 

@@ -41,11 +41,12 @@ class Ours:
     """One model in hypocenter, whose one sequence has blocks 0, 1, 2 ... of the cache."""
 
     def load(
-        self, path: str, num_threads: int, context_length: int, batch: int, kv_dtype: str
-    ) -> Facts:
+        self, path: str, num_threads: int, context_length: int, batch: int, kv_dtype: str,
+        float_products: str,
+    ) -> Facts:  # fmt: skip
         config = EngineConfig(
             context_length=context_length, num_threads=num_threads, max_batch_tokens=batch,
-            kv_dtype=kv_dtype,
+            kv_dtype=kv_dtype, float_products=float_products,
         )  # fmt: skip
         self.file = open_gguf(path)
         self.runner = load_runner(self.file, config)
@@ -64,6 +65,7 @@ class Ours:
             "context_length": self.runner.context_length,
             "batch": self.runner.max_batch_tokens,
             "kv_dtype": route.kv_dtype,
+            "float_products": "bf16" if route.activation_dtype == "BF16" else "exact",
             "instructions": route.instruction_set,
             "kernels": list(route.kernels),
         }

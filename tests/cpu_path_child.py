@@ -1,6 +1,8 @@
-"""Products of codes on the path of instructions that the environment names; prints what differs.
+"""Products of weights of the types given on the path of instructions that the environment names;
+prints what differs.
 
-Everything is chosen so that floats are exact: what comes out are sums of integers.
+For codes everything is chosen so that floats are exact: what comes out are sums of integers. Sums
+of products in bf16 are held against those in numpy, in the order that is one for all machines.
 """
 
 from __future__ import annotations
@@ -9,16 +11,15 @@ import json
 import sys
 
 import numpy as np
+from bf16_oracle import pairs_in_order, rounded_bits
 from kernel_launch import SCALE_FIELDS, counts, launch, random_rows, rows_tensor, weight_tensor
 
 from hypocenter.device.lang import instruction_set
 from hypocenter.device.memory import to_host
 from hypocenter.kernels import block_types, linear
+from hypocenter.kernels.quant import pack, place
 from hypocenter.tensor import DType
 
-#: Bytes; nibbles and bits, with minima; six bits, crumbs, and crumbs and bits, with a scale per 16
-#: columns.
-TYPES = (DType.Q8_0, DType.Q5_K, DType.Q6_K, DType.Q2_K, DType.Q3_K)
 #: Sixteen, four and one: every form of the kernel.
 NUM_ROWS = 21
 NUM_COLUMNS, NUM_OUTPUTS = 512, 70
@@ -58,6 +59,21 @@ def num_wrong(dtype: DType) -> int:
     return int((to_host(out)[:, :NUM_OUTPUTS] != exact).sum())
 
 
+def num_wrong_in_bf16() -> int:
+    rng, out = np.random.default_rng(9), rows_tensor("out", np.zeros((NUM_ROWS, 70), np.float32))
+    raw = random_rows(DType.F16, NUM_OUTPUTS, NUM_COLUMNS)
+    x = rng.standard_normal((NUM_ROWS, NUM_COLUMNS)).astype(np.float32)
+    weight = place("weight", "test", pack(raw, DType.F16, NUM_COLUMNS, in_bf16=True))
+    given, live = rows_tensor("x", x), counts(NUM_ROWS)
+    launch(lambda p: linear.linear(p, given, weight, out, live, in_bf16=True), NUM_ROWS)
+    weights = rounded_bits(block_types.dequantise(raw, DType.F16, NUM_COLUMNS))
+    wanted = pairs_in_order(rounded_bits(x), weights)
+    return int((to_host(out)[:, :NUM_OUTPUTS] != wanted).sum())
+
+
 if __name__ == "__main__":
-    wrong = {dtype.name: num_wrong(dtype) for dtype in TYPES}
+    wrong = {
+        name: num_wrong_in_bf16() if name == "BF16" else num_wrong(DType[name])
+        for name in sys.argv[1:]
+    }
     json.dump({"path": instruction_set(), "wrong": wrong}, sys.stdout)

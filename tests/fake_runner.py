@@ -88,7 +88,7 @@ class FakeRunner:
         self._cached = np.full((num_blocks * block_size, 2), -1, np.int64)  # token id, position
 
     def route(self) -> Route:
-        return Route("cpu", "none", "none", "none", 1, ("fake",))
+        return Route("cpu", "none", "none", "none", "none", 1, ("fake",))
 
     def run(self, batch: Batch) -> Tensor:
         self._check(batch)

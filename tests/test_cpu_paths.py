@@ -1,4 +1,5 @@
-"""Each path of CPU instructions gives the same integers, and is what HYPO_INSTRUCTIONS names."""
+"""Each path of CPU instructions gives the same integers, and the same sums of products in bf16, and
+is what HYPO_INSTRUCTIONS names."""
 
 from __future__ import annotations
 
@@ -11,30 +12,66 @@ from pathlib import Path
 import pytest
 
 from hypocenter.config import INSTRUCTIONS
+from hypocenter.device.instructions import NEEDED, fastest
 from hypocenter.device.lang import cpu_features, instruction_set
 
 CHILD = Path(__file__).with_name("cpu_path_child.py")
-_NEEDED = {"avx512-vnni": "avx512vnni", "avx-vnni": "avxvnni", "avx2": "avx2"}
 
 
-def child(path: str) -> subprocess.CompletedProcess[str]:
+#: Bytes; nibbles and bits, with minima; six bits, crumbs, and crumbs and bits, with a scale per 16
+#: columns. By a few: a kernel for each is compiled without the faster instructions, too.
+TYPES = (("Q8_0", "BF16"), ("Q5_K", "Q6_K"), ("Q2_K", "Q3_K"))
+
+
+def child(path: str, *types: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "HYPO_INSTRUCTIONS": path}
     return subprocess.run(
-        [sys.executable, str(CHILD)], env=environ, capture_output=True, text=True, timeout=300
+        [sys.executable, str(CHILD), *types],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
+@pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("path", INSTRUCTIONS)
-def test_products_of_codes_are_exact_sums_of_integers(path: str) -> None:
+def test_products_are_the_same_to_the_last_bit(path: str, types: tuple[str, ...]) -> None:
     if "HYPO_INSTRUCTIONS" in os.environ and path != os.environ["HYPO_INSTRUCTIONS"]:
         pytest.skip(f"this run is on {os.environ['HYPO_INSTRUCTIONS']} alone")
-    if _NEEDED.get(path, "plain") not in {*cpu_features(), "plain"}:
-        pytest.skip(f"this CPU has no {_NEEDED[path]}")
-    done = child(path)
+    if missing := set(NEEDED[path]) - cpu_features():
+        pytest.skip(f"this CPU has no {', '.join(sorted(missing))}")
+    done = child(path, *types)
     assert done.returncode == 0, done.stderr[-2000:]
     answer = json.loads(done.stdout)
     assert answer["path"] == path
-    assert answer["wrong"] == dict.fromkeys(("Q8_0", "Q5_K", "Q6_K", "Q2_K", "Q3_K"), 0)
+    assert answer["wrong"] == dict.fromkeys(types, 0)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "lacking", "path"),
+    [
+        ("znver4", "", "avx512-bf16"),
+        ("znver5", "", "avx512-bf16"),
+        ("emeraldrapids", "", "avx512-vnni"),
+        ("znver4", "avx512bf16", "avx512-vnni"),
+        ("skylake-avx512", "avx512bf16 avx512vnni", "avx512"),
+        ("arrowlake", "avx512bf16 avx512vnni avx512f", "avx-vnni"),
+        ("haswell", "avx512bf16 avx512vnni avx512f avxvnni", "avx2"),
+        ("bdver2", "avx512bf16 avx512vnni avx512f avxvnni avx2", "plain"),
+    ],
+)
+def test_a_processor_takes_the_fastest_path_that_it_has(
+    cpu: str, lacking: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    every = {feature for needed in NEEDED.values() for feature in needed}
+    assert fastest(every - set(lacking.split()), cpu) == path
+
+
+def test_an_arm_takes_neon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert fastest({"neon"}, "neoverse-n1") == "neon"
 
 
 def test_an_unknown_path_is_refused_in_one_line() -> None:
@@ -43,7 +80,7 @@ def test_an_unknown_path_is_refused_in_one_line() -> None:
         env={**os.environ, "HYPO_INSTRUCTIONS": "mmx"}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "HYPO_INSTRUCTIONS is 'mmx', but must be one of avx512-vnni" in done.stderr
+    assert "HYPO_INSTRUCTIONS is 'mmx', but must be one of avx512-bf16" in done.stderr
     assert "Traceback" not in done.stderr
 
 

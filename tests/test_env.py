@@ -14,7 +14,8 @@ import pytest
 from terminal import hypo
 
 from hypocenter import cli_env
-from hypocenter.config import KNOWN
+from hypocenter.config import INSTRUCTIONS, KNOWN
+from hypocenter.device.instructions import NEEDED
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,15 +38,12 @@ def test_json_holds_every_dependency_with_its_version() -> None:
     assert report["versions"]["numpy"] == metadata.version("numpy")
     assert report["torch"]["vendor"] in ("cpu", "cuda", "hip")
     assert report["cpu"]["instruction_set"] in (
-        "avx512-vnni", "avx512", "avx-vnni", "avx2", "neon", "plain",
+        "avx512-bf16", "avx512-vnni", "avx512", "avx-vnni", "avx2", "neon", "plain",
     )  # fmt: skip
     assert report["cpu"]["kernel_threads"] == 1
     assert report["environment"]["HIP_LAUNCH_BLOCKING"] == "1"
     assert report["environment"]["NUMBA_NUM_THREADS"] == "1"
     assert report["environment"]["HYPO_DEBUG"] is None
-
-
-_PATHS = {"avx512-vnni": "avx512vnni", "avx-vnni": "avxvnni", "avx2": "avx2", "plain": ""}
 
 
 def test_the_pool_of_threads_is_named() -> None:
@@ -56,18 +54,18 @@ def test_the_pool_of_threads_is_named() -> None:
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="paths of x86 alone")
-@pytest.mark.parametrize("path", _PATHS)
+@pytest.mark.parametrize("path", INSTRUCTIONS)
 def test_kernels_use_no_more_instructions_than_asked_for(path: str) -> None:
     whole = hypo("env", "--json", environ={"HYPO_INSTRUCTIONS": ""}).stdout
     has = set(json.loads(whole)["cpu"]["features"])
     done = hypo("env", "--json", environ={"HYPO_INSTRUCTIONS": path})
-    if _PATHS[path] and _PATHS[path] not in has:
-        assert f"HYPO_INSTRUCTIONS is {path}, but this CPU has no {_PATHS[path]}" in done.stderr
+    if missing := [name for name in NEEDED[path] if name not in has]:
+        assert f"HYPO_INSTRUCTIONS is {path}, but this CPU has no {missing[0]}" in done.stderr
         assert done.returncode == 2
         return
     found = json.loads(done.stdout)["cpu"]
     assert found["instruction_set"] == path
-    faster = list(_PATHS.values())[: list(_PATHS).index(path)]
+    faster = [NEEDED[one][-1] for one in INSTRUCTIONS[: INSTRUCTIONS.index(path)]]
     assert not set(found["features"]) & set(faster)
 
 

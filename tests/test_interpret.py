@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import replay_kernels as kernels
 
+from hypocenter.device.bf16 import bf16_to_f32, f32_to_bf16
 from hypocenter.device.gpu_lang import interpreter, tl, triton
 from hypocenter.device.interpret import Pointer, StaticAssertFailed, interpreting
-from hypocenter.device.interpret_numbers import Array, bf16_to_f32, f32_to_bf16
+from hypocenter.device.interpret_numbers import Array
 from hypocenter.errors import UsageError
 
 

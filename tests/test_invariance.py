@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from demo_variants import DEMO, demo_with
+from gguf import GGMLQuantizationType
 from kernel_launch import bits
 
 from hypocenter import LLM, EngineConfig, SamplingParams
@@ -112,6 +114,17 @@ def test_batches(
         step = [(ids, position, position + 1) for ids in [*others, token_ids]]
         logits = _step(runner, step, tables)[-1]
         assert (bits(logits) == bits(reference[position])).all(), position
+
+
+def test_products_in_bf16(tmp_path: Path, token_ids: np.ndarray) -> None:
+    with open_gguf(DEMO) as file:
+        matrices = [name for name, info in file.tensors.items() if len(info.shape) == 2]
+    kinds = dict.fromkeys(matrices, GGMLQuantizationType.F16)
+    path = demo_with(tmp_path / "f16.gguf", {}, kinds)
+    whole = _chunked(_runner(path, float_products="bf16"), token_ids, NUM_TOKENS)
+    for chunk, num_threads in ((1, 2), (37, 1), (64, 2)):
+        runner = _runner(path, float_products="bf16", num_threads=num_threads, block_size=32)
+        assert (bits(_chunked(runner, token_ids, chunk)) == bits(whole)).all(), chunk
 
 
 def test_a_checked_run_gives_the_same_bits(

@@ -14,6 +14,7 @@ from typing import Any
 
 import numba
 import numpy as np
+import pytest
 
 from hypocenter.device import lang
 from hypocenter.device.lang import CpuKernel
@@ -67,6 +68,21 @@ def test_a_second_process_finds_the_kernel(tmp_path: Path) -> None:
     assert first[0] == second[0]
     for folder in (tmp_path / "kernels", *(tmp_path / "kernels").iterdir()):
         assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_code_for_one_path_of_instructions_is_not_found_on_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though the processor has the same features on both."""
+
+    def kernel() -> None: ...
+
+    kernel.__hypo_variant__ = "shared"  # type: ignore[attr-defined]
+    names = set()
+    for path in ("avx512-bf16", "avx512-vnni"):
+        monkeypatch.setattr(lang, "instruction_set", lambda path=path: path)
+        names.add(lang._Locator(kernel, __file__).get_disambiguator())
+    assert len(names) == 2
 
 
 def test_an_edited_callee_in_another_file_is_noticed(tmp_path: Path) -> None:

@@ -58,11 +58,14 @@ def _unpacked(packed: quant.Packed) -> np.ndarray:
     """The packed layout read back by its description in `quant_records.py`, in plain numpy."""
     if not packed.dtype.is_quantised:
         (weights,) = packed.parts
+        if packed.dtype is DType.BF16:  # words of two columns
+            halves = weights.view(np.uint16).reshape(*weights.shape, 2)
+            weights = halves.transpose(0, 1, 3, 2).reshape(len(weights), -1, weights.shape[2])
         rows = weights.transpose(0, 2, 1).reshape(-1, packed.num_columns)[: packed.num_rows]
         rows = np.ascontiguousarray(rows)
-        if weights.dtype == np.float32:
+        if packed.dtype is DType.F32:
             return rows
-        if weights.dtype == np.uint16:
+        if packed.dtype is DType.F16:
             return rows.view(np.float16).astype(np.float32)
         return (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     (items,) = packed.parts

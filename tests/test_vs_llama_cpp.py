@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from demo_variants import DEMO, demo_with
+from gguf import GGMLQuantizationType
 
 from hypocenter.model.architecture import read_architecture
 from hypocenter.model.gguf import open_gguf
@@ -320,13 +323,13 @@ def test_every_fact_that_is_asked_for_is_held_against_the_report(module: Any, mo
     asked = turns.Asked(models.FileFacts("Q4_K_M", "Q4_K", 10, 8), 2, 2304, 512)
     honest = {
         "file_type": "Q4_K_M", "main_dtype": "Q4_K", "num_threads": 2, "context_length": 2304,
-        "batch": 512, "kv_dtype": "f16",
+        "batch": 512, "kv_dtype": "f16", "float_products": "exact",
     }  # fmt: skip
     turns.require_load(asked, "ours", honest)
     for name in honest:
         with pytest.raises(models.BenchmarkError, match=f"ours reports {name} 7, but"):
             turns.require_load(asked, "ours", {**honest, name: 7})
-        if name != "main_dtype":  # llama.cpp has no way to tell it
+        if name not in ("main_dtype", "float_products"):  # llama.cpp has nothing to tell of them
             without = {key: value for key, value in honest.items() if key != name}
             with pytest.raises(models.BenchmarkError, match=f"{name} None"):
                 turns.require_load(asked, "peer", without)
@@ -392,7 +395,7 @@ def test_our_worker_reports_what_the_runner_did(module: Any, models: Any, tmp_pa
     tokens = turns.random_tokens(1024, 20)
     script = BENCHMARKS / "vs_worker.py"
     with module("vs_protocol").Worker("ours", Path(sys.executable), script) as worker:
-        arguments = asked.load_arguments()
+        arguments = asked.load_arguments("ours")
         turns.require_load(asked, "ours", worker.ask("load", path=str(path), **arguments))
         turns.require_run(asked, "ours", 20, worker.ask("prefill", tokens=tokens))
         turns.require_run(asked, "ours", 4, worker.ask("decode", tokens=tokens[:4], depth=20))
@@ -404,6 +407,43 @@ def test_our_worker_reports_what_the_runner_did(module: Any, models: Any, tmp_pa
     assert logits.shape == (20, 1024)
     assert 2.0 < logits.std() < 4.0, "the model's distributions do not look real"
     assert memory["peak_bytes"] >= memory["anonymous_bytes"] > 1 << 20
+
+
+def test_our_worker_multiplies_in_bf16_where_it_is_told_to(
+    module: Any, models: Any, tmp_path: Path
+) -> None:
+    with open_gguf(DEMO) as file:
+        matrices = [name for name, info in file.tensors.items() if len(info.shape) == 2]
+    kinds = dict.fromkeys(matrices, GGMLQuantizationType.F16)
+    path = demo_with(tmp_path / "f16.gguf", {}, kinds)
+    turns, facts = module("vs_turns"), models.file_facts(path)
+    script = BENCHMARKS / "vs_worker.py"
+    with module("vs_protocol").Worker("ours", Path(sys.executable), script) as worker:
+        for asked in (
+            turns.Asked(facts, 1, 512, 64, float_products="bf16"), turns.Asked(facts, 1, 512, 64)
+        ):  # fmt: skip
+            told = worker.ask("load", path=str(path), **asked.load_arguments("ours"))
+            turns.require_load(asked, "ours", told)
+    assert (told["main_dtype"], told["float_products"]) == ("F16", "exact")
+
+
+def test_products_in_bf16_are_listed_apart_and_have_no_targets(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    honest = {"ours": {"facts": {"main_dtype": "BF16"}}}
+    assert rig.run(honest, "--types", "F16-bf16") == 0
+    (row,) = json.loads(rig.out.read_text())["types"]
+    assert (row["type"], row["targets"]) == ("F16-bf16", [])
+    assert row["engines"]["ours"]["float_products"] == "bf16"
+    assert "float_products" not in row["engines"]["peer"]
+    assert row["divergence"]["ours"]["kl"] >= 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^\| F16-bf16 \| pp20 ", shown, re.MULTILINE)
+    assert "met" not in shown.lower()
+    assert "MISSED" not in shown
+    exact = {"ours": {"facts": {"main_dtype": "BF16", "float_products": "exact"}}}
+    assert rig.run(exact, "--types", "F16-bf16") == 1
+    assert "float_products exact, but bf16" in capsys.readouterr().err
 
 
 def test_bandwidth_counts_every_byte_once(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,6 +182,20 @@ def test_needed_bytes_of_quantised_weights_count_the_codes_of_activations() -> N
     assert sum(needed.values()) == resident_bytes(runner) + angles_in_f64
 
 
+@pytest.mark.parametrize("float_products", ["exact", "bf16"])
+def test_needed_bytes_count_activations_rounded_to_bf16(
+    float_products: str, tmp_path: Path
+) -> None:
+    config = EngineConfig(max_batch_tokens=40, float_products=float_products)
+    with open_gguf(write_tiny(tmp_path / "tiny.gguf", in_f16=True)) as file:
+        needed = footprint.needed_bytes(file, read_architecture(file), config, 64)
+        runner = load_runner(file, config)
+    rounded = runner._decoder._operands.operands.rounded
+    assert (rounded is not None) == (float_products == "bf16")
+    angles_in_f64 = 64 * HEAD_DIM // 2 * 3 * 8
+    assert sum(needed.values()) == resident_bytes(runner) + angles_in_f64
+
+
 def logits(path: Path) -> tuple[Weights, np.ndarray[Any, Any]]:
     """Of a prompt, and of a token after it."""
     with open_gguf(path) as file:

@@ -21,8 +21,9 @@ def write_tiny(
     tensors: Mapping[str, Any] | None = None,
     num_layers: int = 1,
     tokens: Sequence[str] = (),
+    in_f16: bool = False,
 ) -> Path:
-    """A random F32 model of the architecture `name`.
+    """A random model of the architecture `name`, in F32 or with matrices in F16.
 
     `metadata` adds or replaces keys, without the architecture's prefix: text, integers (u32),
     floats (f64) or lists of these. `tensors` adds or replaces tensors; None leaves one out.
@@ -48,7 +49,8 @@ def write_tiny(
         writer.add_token_scores([0.0] * len(tokens))
     for tensor, values in {**_tensors(name, num_layers), **(tensors or {})}.items():
         if values is not None:
-            writer.add_tensor(tensor, np.asarray(values, np.float32))
+            is_half = in_f16 and np.ndim(values) == 2
+            writer.add_tensor(tensor, np.asarray(values, np.float16 if is_half else np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

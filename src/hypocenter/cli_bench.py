@@ -95,7 +95,8 @@ def bench(path: str, options: BenchOptions, config: EngineConfig, *, as_json: bo
             say(
                 f"memory bandwidth {bandwidth / 1e9:.1f} GB/s by {route.num_threads} threads; a "
                 f"token reads {facts.bytes_per_token / 1e6:.1f} MB of weights ({route.weight_dtype}"
-                f", {route.instruction_set}); above 100 %: they stay in the CPU's caches"
+                f" times {route.activation_dtype}, {route.instruction_set}); above 100 %: they "
+                "stay in the CPU's caches"
             )
 
 

@@ -247,6 +247,14 @@ class EngineOptions:
         str,
         Parameter(name="--attention", help="fused, or its parts one by one (GPU kernels only)."),
     ] = _ENGINE["attention"]
+    float_products: Annotated[
+        str,
+        Parameter(
+            name="--float-products",
+            help="Of F16 and BF16 matrices: exact, or bf16, which rounds them and what they "
+            "multiply (CPU; fast where hypo env says avx512-bf16).",
+        ),
+    ] = _ENGINE["float_products"]
 
     def config(self) -> EngineConfig:
         """The checked configuration; raises UsageError."""

@@ -25,6 +25,10 @@ PARTS_NEED_A_GPU = (
     "attention is 'parts', but parts run on GPU devices only; use fused, or a device such as "
     "cuda, hip or sim:mi300x"
 )
+FLOAT_PRODUCTS = ("exact", "bf16")
+BF16_NEEDS_THE_CPU = (
+    "float_products is 'bf16', but products in bf16 run on the CPU only; use exact, or device cpu"
+)
 KV_DTYPES = {"f16": DType.F16, "f32": DType.F32}
 
 
@@ -79,6 +83,8 @@ class EngineConfig:
     rechecks every launch's arguments and index values; `guarded` (GPU) masks accesses off that
     leave their tensors, and names them; `traced` waits for every launch and writes down what it
     did, for `hypo doctor` and `hypo diff`. `attention`: `fused`, or its `parts` one by one (GPU).
+    `float_products`: F16 and BF16 matrices multiply activations exactly, or (CPU) as `bf16`, both
+    rounded to it.
     """
 
     device: str = "cpu"
@@ -91,6 +97,7 @@ class EngineConfig:
     tokenizer_pre: str | None = None
     launch_mode: str = "off"
     attention: str = "fused"
+    float_products: str = "exact"
 
     def __post_init__(self) -> None:
         if self.launch_mode not in LAUNCH_MODES:
@@ -105,6 +112,13 @@ class EngineConfig:
             raise UsageError(f"attention is {self.attention!r}, but must be one of {known}")
         if self.attention == "parts" and self.device == "cpu":
             raise UsageError(PARTS_NEED_A_GPU)
+        if self.float_products not in FLOAT_PRODUCTS:
+            known = ", ".join(FLOAT_PRODUCTS)
+            raise UsageError(
+                f"float_products is {self.float_products!r}, but must be one of {known}"
+            )
+        if self.float_products == "bf16" and self.device != "cpu":
+            raise UsageError(BF16_NEEDS_THE_CPU)
         if self.context_length is not None:
             _within("context_length", self.context_length, 1, 1 << 24)
         if self.num_threads is not None:
@@ -153,7 +167,7 @@ class Environment:
 
 
 #: Paths of CPU instructions that can be asked for, the fastest first.
-INSTRUCTIONS = ("avx512-vnni", "avx-vnni", "avx2", "plain")
+INSTRUCTIONS = ("avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "plain")
 
 
 def _instructions(environ: Mapping[str, str]) -> str:
@@ -174,7 +188,7 @@ KNOWN: dict[str, str] = {
     "HYPO_RECORD": "0 switches the recorder off (default: 1)",
     "HYPO_TRACE": "1 runs engines in launch mode traced, as hypo doctor --suspect does",
     "HYPO_TRACE_BYTES": "bytes of arguments that a traced run keeps (default: 67108864)",
-    "HYPO_INSTRUCTIONS": "what CPU kernels may use at most: avx512-vnni, avx-vnni, avx2 or plain",
+    "HYPO_INSTRUCTIONS": "what CPU kernels may use at most: " + ", ".join(INSTRUCTIONS),
     "HYPO_RUN_DIR": "folder for what runs record (default: /dev/shm/hypo-UID)",
 }
 

@@ -10,7 +10,9 @@ class Route(msgspec.Struct, frozen=True):
 
     device: str
     instruction_set: str
+    #: Of the largest matrices, and what they multiply activations as: I8 is codes of 8 bits.
     weight_dtype: str
+    activation_dtype: str
     kv_dtype: str
     num_threads: int
     kernels: tuple[str, ...]

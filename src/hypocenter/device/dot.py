@@ -12,6 +12,7 @@ from hypocenter.device.lang import cgutils, instruction_set, ir
 from hypocenter.device.vector_ir import I16, I32, LANES, VEC_I32, call_llvm, constant
 
 _I8 = ir.IntType(8)
+_WITH_VNNI = ("avx512-bf16", "avx512-vnni")
 
 
 class Dot:
@@ -24,14 +25,14 @@ class Dot:
         self._builder, self._is_signed, path = builder, is_signed, instruction_set()
         self._path, self._weights = path, list(weights)
         self.lift = 0
-        if is_signed and path in ("avx512-vnni", "avx-vnni"):
+        if is_signed and path in (*_WITH_VNNI, "avx-vnni"):
             flip = constant(0x80808080, VEC_I32)
             self._weights, self.lift = [builder.xor(one, flip) for one in weights], 128
 
     def add(self, sums: Any, index: int, x: Any) -> Any:
         """sums + the products of weight vector `index` with the bytes of x, which are signed."""
         builder, weights = self._builder, self._weights[index]
-        if self._path == "avx512-vnni":
+        if self._path in _WITH_VNNI:
             return call_llvm(builder, "llvm.x86.avx512.vpdpbusd.512", sums, weights, x)
         if self._path == "avx-vnni":
             name = "llvm.x86.avx512.vpdpbusd.256"

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.device.bf16 import bf16_to_f32, f32_to_bf16
 from hypocenter.device.gpu_lang import interpreter, tl
-from hypocenter.device.interpret_numbers import Array, bf16_to_f32, f32_to_bf16
+from hypocenter.device.interpret_numbers import Array
 
 _interp: Any = interpreter()
 _Handle: Any = _interp.TensorHandle
@@ -112,6 +113,7 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
                 return source
             data = bf16_to_f32(data)
         if target == tl.bfloat16:
+            # The interpreter itself truncates here; a GPU does not.
             return _Handle(f32_to_bf16(data.astype(np.float32)), target)
         result = _Handle(data.astype(_interp._get_np_dtype(target)), target)
         if data.dtype.kind in "iu" and target.is_int():

@@ -1,4 +1,4 @@
-"""Numbers that NumPy lacks and Triton's interpreter needs: bfloat16 and libdevice functions.
+"""Functions that NumPy lacks and Triton's interpreter needs: those of libdevice.
 
 Holds no interpreter: `interpret.py` says where these functions stand in.
 """
@@ -12,25 +12,6 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-def bf16_to_f32(bits: Array) -> Array:
-    """uint16 bfloat16 bits of any shape to float32, exact."""
-    wide: Array = np.left_shift(bits, 16, dtype=np.uint32)
-    return wide.view(np.float32)
-
-
-def f32_to_bf16(values: Array) -> Array:
-    """float32 of any shape to uint16 bfloat16 bits, rounded to nearest even; NaN stays NaN.
-
-    Triton's interpreter truncates here, a GPU does not.
-    """
-    bits = np.asarray(values, np.float32).view(np.uint32)
-    odd = (bits >> 16) & np.uint32(1)
-    rounded = ((bits + (odd + np.uint32(0x7FFF))) >> 16).astype(np.uint16)
-    # Rounding up a NaN whose payload lies in the dropped bits would carry into the sign.
-    quiet = ((bits >> 16) | np.uint32(0x40)).astype(np.uint16)
-    return np.where(np.isnan(values), quiet, rounded)
 
 
 def _elementwise(function: Callable[..., float]) -> Callable[..., Array]:

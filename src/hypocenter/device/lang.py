@@ -29,40 +29,27 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic, models, register_model
 
 from hypocenter.config import Environment
-from hypocenter.errors import UsageError
+from hypocenter.device import instructions
 
 # By default libgomp's idle threads spin for milliseconds, and on cores that others use too they
 # keep the very thread they wait for from running: measured 3.6 tokens/s against 20.6 with this.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-#: What is taken from a machine that has more than a path of instructions may use.
-_BEYOND = {
-    "avx512-vnni": (),
-    "avx-vnni": ("avx512", "avx10", "amx"),
-    "avx2": ("avx512", "avx10", "amx", "avxvnni"),
-    "plain": (
-        "avx", "amx", "fma", "f16c", "xop", "sse3", "ssse3", "sse4", "vaes", "vpclmul", "gfni",
-    ),
-}  # fmt: skip
 
-
-def _limit_instructions(name: str) -> None:
-    """Have numba compile for this machine less what HYPO_INSTRUCTIONS leaves out."""
+def _limit_instructions(name: str) -> str:
+    """Have numba compile for this machine less what HYPO_INSTRUCTIONS leaves out; the path that is
+    asked for, if any."""
     if not name or platform.machine() not in ("x86_64", "AMD64"):
-        return
-    features = dict(binding.get_host_cpu_features())
-    needed = {"avx512-vnni": "avx512vnni", "avx-vnni": "avxvnni", "avx2": "avx2"}.get(name)
-    if needed and not features.get(needed):
-        raise UsageError(f"HYPO_INSTRUCTIONS is {name}, but this CPU has no {needed}")
-    allowed = (
-        f"{'+' if has and not feature.startswith(_BEYOND[name]) else '-'}{feature}"
-        for feature, has in sorted(features.items())
-    )
+        return ""
+    allowed = instructions.limited(name, binding.get_host_cpu_features())
     numba.config.CPU_NAME = binding.get_host_cpu_name()
-    numba.config.CPU_FEATURES = ",".join(allowed)
+    numba.config.CPU_FEATURES = ",".join(
+        f"{'+' if has else '-'}{feature}" for feature, has in sorted(allowed.items())
+    )
+    return name
 
 
-_limit_instructions(Environment.read().instructions)
+_asked_for = _limit_instructions(Environment.read().instructions)
 
 
 def _load_tbb() -> bool:
@@ -343,19 +330,12 @@ def cpu_name() -> str:
 
 
 def instruction_set() -> str:
-    """By which instructions kernels multiply and add: the fastest of those they may use.
+    """By which instructions kernels multiply and add: the fastest, or those that are asked for.
 
-    avx512-vnni, avx512, avx-vnni, avx2, neon or plain. Sums of codes are the same on all of them;
-    sums of floats are where there is a fused step.
+    avx512-bf16, avx512-vnni, avx512, avx-vnni, avx2, neon or plain. Sums of codes, and those of
+    products of two bf16, are the same on all of them; other floats are where there is a fused step.
     """
-    features = cpu_features()
-    if "avx512f" in features:
-        return "avx512-vnni" if "avx512vnni" in features else "avx512"
-    if {"avx2", "fma"} <= features:
-        return "avx-vnni" if "avxvnni" in features else "avx2"
-    if platform.machine() in ("aarch64", "arm64"):
-        return "neon"
-    return "plain"
+    return _asked_for or instructions.fastest(cpu_features(), cpu_name())
 
 
 @cache
@@ -427,7 +407,8 @@ class _Locator(caching._CacheLocator):  # type: ignore[misc]
         return source_hash(), sys.version
 
     def get_disambiguator(self) -> str:
-        return str(self._variant)
+        # What words emit depends on the path, which the features of a processor do not tell alone.
+        return f"{self._variant}-{instruction_set()}"
 
     @classmethod
     def from_function(cls, py_func: Callable[..., None], py_file: str) -> _Locator | None:

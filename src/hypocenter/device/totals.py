@@ -104,7 +104,7 @@ def keep_totals(typing: Any, kept: Any, index: Any, totals: Any) -> tuple[Any, C
     return types.void(kept, types.intp, totals), build
 
 
-def _each(builder: Any, totals: Any, change: Callable[[int, Any], Any]) -> Any:
+def each_row(builder: Any, totals: Any, change: Callable[[int, Any], Any]) -> Any:
     """The totals with each row's vector changed."""
     made = ir.Constant(totals.type, ir.Undefined)
     for row in range(totals.type.count):
@@ -126,7 +126,7 @@ def add_scaled(
             scalar = load_scalar(context, builder, signature.args[2], array, at)
             return fused(builder, vector, all_lanes(builder, scalar, VEC_F32), total)
 
-        return _each(builder, totals, change)
+        return each_row(builder, totals, change)
 
     return totals(totals, f32x16, array, types.intp, types.intp), build
 
@@ -136,7 +136,7 @@ def add_to_each(typing: Any, totals: Any, vector: Any) -> tuple[Any, Codegen]:
     """totals[i] + vector."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _each(builder, args[0], lambda row, total: builder.fadd(total, args[1]))
+        return each_row(builder, args[0], lambda row, total: builder.fadd(total, args[1]))
 
     return totals(totals, f32x16), build
 
@@ -153,7 +153,7 @@ def add_stored(typing: Any, totals: Any, array: Any, index: Any, pitch: Any) -> 
             address = address_of(context, builder, signature.args[1], array, at)
             return builder.fadd(load_vector(builder, address, VEC_F32, 4), total)
 
-        return _each(builder, totals, change)
+        return each_row(builder, totals, change)
 
     return totals(totals, array, types.intp, types.intp), build
 

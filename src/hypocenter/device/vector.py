@@ -16,7 +16,6 @@ from hypocenter.device.vector_ir import (
     I32,
     LANES,
     VEC_F32,
-    VEC_I16,
     VEC_I32,
     Codegen,
     address_of,
@@ -26,26 +25,19 @@ from hypocenter.device.vector_ir import (
     first_lanes,
     float_to_half,
     fused,
-    half_to_float,
-    load_vector,
+    load_floats,
 )
 
 
 @word
 def load(typing: Any, array: Any, index: Any) -> tuple[Any, Codegen]:
-    """16 elements as f32: from float32; from uint16, read as f16 bits; from int16, as bf16 bits."""
+    """16 elements as f32: from float32, or from uint16, read as f16 bits."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = address_of(context, builder, signature.args[0], args[0], args[1])
-        if array.dtype == types.float32:
-            return load_vector(builder, address, VEC_F32, 4)
-        bits = load_vector(builder, address, VEC_I16, 2)
-        if array.dtype == types.uint16:
-            return half_to_float(builder, bits)
-        high = builder.shl(builder.zext(bits, VEC_I32), constant(16, VEC_I32))
-        return builder.bitcast(high, VEC_F32)
+        return load_floats(builder, address, array.dtype)
 
-    if array.dtype not in (types.float32, types.uint16, types.int16):
+    if array.dtype not in (types.float32, types.uint16):
         return None  # type: ignore[return-value]
     return f32x16(array, types.intp), build
 

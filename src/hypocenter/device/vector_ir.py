@@ -60,7 +60,15 @@ def all_lanes(builder: Any, scalar: Any, kind: Any) -> Any:
     return builder.shuffle_vector(first, undefined, constant(0, VEC_I32))
 
 
+def load_floats(builder: Any, address: Any, dtype: Any) -> Any:
+    """16 elements as f32: of float32, or of uint16, read as f16 bits."""
+    if dtype == types.float32:
+        return load_vector(builder, address, VEC_F32, 4)
+    return half_to_float(builder, load_vector(builder, address, VEC_I16, 2))
+
+
 def call_llvm(builder: Any, name: str, *args: Any) -> Any:
+    """A call of what gives a value of its first argument's type."""
     kind = ir.FunctionType(args[0].type, [arg.type for arg in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
 

@@ -43,7 +43,10 @@ def load_runner(file: GGUFFile, config: EngineConfig, progress: Progress | None 
     device = memory.open_device(config.device)
     if device == "cpu":  # a GPU says itself when it is full
         footprint.require_room(file, facts, config, context_length)
-    weights = load_weights(file, facts, context_length, progress, device=device)
+    weights = load_weights(
+        file, facts, context_length, progress,
+        device=device, in_bf16=config.float_products == "bf16",
+    )  # fmt: skip
     runner = Runner(facts, weights, config, context_length)
     runner.compile(progress)
     return runner
@@ -142,6 +145,7 @@ class Runner:
             device=largest.device,
             instruction_set=instruction_set() if largest.device == "cpu" else largest.device,
             weight_dtype=largest.dtype.name,
+            activation_dtype=self._decoder.multiplied_as(largest).name,
             kv_dtype=self.config.kv_dtype,
             num_threads=self.num_threads,
             kernels=tuple(dict.fromkeys(itertools.chain(*(plan.kernels for plan in ran)))),

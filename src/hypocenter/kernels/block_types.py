@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.device.bf16 import bf16_to_f32
 from hypocenter.tensor import DType
 
 Array = np.ndarray[Any, Any]
@@ -74,7 +75,7 @@ def dequantise(raw: Array, dtype: DType, num_columns: int) -> Array:
     if dtype is DType.F16:
         return raw.view(np.float16).astype(np.float32)
     if dtype is DType.BF16:
-        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        return bf16_to_f32(raw.view(np.uint16))
     return unpack(raw, dtype, num_columns).values()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.codes import store_values
+from hypocenter.device.float_columns import columns_of, load_column
 from hypocenter.device.lang import cpu_kernel, inline, prange
 from hypocenter.device.records import (
     has_minima,
@@ -25,12 +26,13 @@ _ZERO = np.float32(0)
 
 @cpu_kernel
 def lookup_float(token_ids: Any, counts: Any, weights: Any, out: Any) -> None:
-    num_columns = weights.shape[1]
+    num_steps, per_step = weights.shape[1], columns_of(weights)
     for row in prange(get(counts, 0)):
         token = np.int64(get(token_ids, row))
-        at = token // 64 * num_columns * 64 + token % 64 // 16 * 16
-        for k in range(num_columns):
-            put(out, row * out.shape[1] + k, pick(load(weights, at + 64 * k), token % 16))
+        at = token // 64 * num_steps * 64 + token % 64 // 16 * 16
+        for k in range(num_steps * per_step):
+            value = load_column(weights, at + 64 * (k // per_step), k)
+            put(out, row * out.shape[1] + k, pick(value, token % 16))
 
 
 @inline

@@ -1,7 +1,7 @@
 """linear: out = x @ weight.T (+ bias) (+ out), for every weight type of the reader.
 
 Block types are multiplied by activations made codes (`quantise.py`), float types by x itself or, on
-a GPU, by pieces of it.
+a GPU, by pieces of it; BF16, where that is asked for, by x as bf16.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def _product(mark: str) -> tuple[Arg, ...]:
 
 _MARKS = ("", "_2", "_3")
 _PARTS = (live_counts("num_rows"), COUNT)
-# What is read of x: itself or, on the CPU, tiles of codes and, on a GPU, codes or pieces.
+# What is read of x: itself or, on the CPU, tiles of codes or bits of bf16 and, on a GPU, codes or
+# pieces.
 _FLOATS = (Arg("x", (DType.F32,), "num_rows, >= num_columns"),)
 X_TILES = (
     Arg("codes", (DType.I32,), "num_tiles, num_groups, tile, 8"),
@@ -54,6 +55,7 @@ _PIECES = (
     Arg("pieces", (DType.F16, DType.I16), "num_rows, num_pieces, >= -(-num_columns // 64) * 64"),
     Arg("row_scales", (DType.F32,), "num_rows"),
 )
+_ROUNDED = (Arg("rounded", (DType.I16,), "num_rows, >= -(-num_columns // 64) * 64"),)
 
 
 def _up_to_three(operands: tuple[Arg | Rule, ...]) -> tuple[Contract, ...]:
@@ -68,7 +70,9 @@ def _up_to_three(operands: tuple[Arg | Rule, ...]) -> tuple[Contract, ...]:
     return tuple(contracts)
 
 
-FLOATS, TILES, CODES, PIECES = map(_up_to_three, (_FLOATS, _TILES, _CODES, _PIECES))
+FLOATS, TILES, CODES, PIECES, ROUNDED = map(
+    _up_to_three, (_FLOATS, _TILES, _CODES, _PIECES, _ROUNDED)
+)
 CONTRACT = FLOATS[0]
 _MOST = len(_MARKS)
 
@@ -103,14 +107,18 @@ def linear(
     count: int = 0,
     bias: Tensor | None = None,
     accumulate: bool = False,
+    in_bf16: bool = False,
 ) -> None:
     """Append out[:rows, :n] (+)= x[:rows, :k] @ weight.T (+ bias), with rows = counts[count].
 
-    As `linear_several` of one product, with operands made for it alone.
+    As `linear_several` of one product, with operands made for it alone; `in_bf16`: those of a
+    BF16 weight are rounded.
     """
     num_rows, width = x.shape[0], weight.data.num_columns
     CONTRACT.check(weight=weight, x=x, out=out, bias=bias, counts=counts, count=count)
-    operands = Operands.allocate([weight.dtype], num_rows, width, device=plan.device)
+    operands = Operands.allocate(
+        [weight.dtype], num_rows, width, device=plan.device, in_bf16=in_bf16
+    )
     operands = operands.first(num_rows)
     product = Product(weight, out, bias)
     linear_several(plan, x, [product], counts, operands, count=count, accumulate=accumulate)
@@ -162,6 +170,9 @@ def _launch(
         if plan.device == "cpu":
             contracts = TILES
             facts["weighted"] = operands.weighted
+    elif operands.multiplied_as(dtype) is DType.BF16:
+        contracts = ROUNDED
+        facts["rounded"] = operands.rounded
     elif (pieces := operands.pieces(dtype)) is not None:
         contracts = PIECES
         facts |= {"pieces": pieces, "row_scales": operands.row_scales}
@@ -192,8 +203,8 @@ def _launch_cpu(
     work = sum(weight.num_rows for weight in weights) * weights[0].num_columns
     if not first.weight.dtype.is_quantised:
         plan.launch(
-            linear_cpu.linear_float, facts["x"], *args, contract=contract, facts=facts,
-            work_per_row=work, reads=reads,
+            linear_cpu.linear_float, facts["rounded" if "rounded" in facts else "x"], *args,
+            contract=contract, facts=facts, work_per_row=work, reads=reads,
         )  # fmt: skip
         return
     made = (facts[name] for name in ("codes", "x_scales", "sums", "weighted"))

@@ -1,9 +1,9 @@
 """numba kernels of `linear`: a few activation rows or many against a packed weight.
 
 Each output adds its columns in order, in the lane of its interleaved row: one fused step per
-column of float weights, one per group of codes that share a scale. Rows are taken by 16, 4 or 1
-and do the same steps each, so a row's result does not depend on how many rows came with it or on
-the number of threads.
+column of float weights (of two bf16 the odd one first, where both factors are bf16), one per group
+of codes that share a scale. Rows are taken by 16, 4 or 1 and do the same steps each, so a row's
+result does not depend on how many rows came with it or on the number of threads.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from hypocenter.device.cache_lines import fetch_ahead
 from hypocenter.device.codes import add_products
+from hypocenter.device.float_columns import add_step, columns_of
 from hypocenter.device.lang import always_inline, cpu_kernel, inline, prange
 from hypocenter.device.records import (
     fetch_early,
@@ -53,14 +54,14 @@ def _float_rows(
 ) -> None:
     """64 outputs of as many rows as t0 has."""
     t1, t2, t3 = t0, t0, t0
-    num_columns, pitch = weights.shape[1], x.shape[1]
-    at, w_at = row * pitch, item * num_columns * 64
-    for k in range(num_columns):
-        fetch_ahead(weights, w_at + 64 * k, 64)
-        t0 = add_scaled(t0, load(weights, w_at + 64 * k), x, at + k, pitch)
-        t1 = add_scaled(t1, load(weights, w_at + 64 * k + 16), x, at + k, pitch)
-        t2 = add_scaled(t2, load(weights, w_at + 64 * k + 32), x, at + k, pitch)
-        t3 = add_scaled(t3, load(weights, w_at + 64 * k + 48), x, at + k, pitch)
+    num_steps, pitch = weights.shape[1], x.shape[1]
+    for step in range(num_steps):
+        w_at, at = 64 * (item * num_steps + step), row * pitch + columns_of(weights) * step
+        fetch_ahead(weights, w_at, 64)
+        t0 = add_step(t0, weights, w_at, x, at, pitch)
+        t1 = add_step(t1, weights, w_at + 16, x, at, pitch)
+        t2 = add_step(t2, weights, w_at + 32, x, at, pitch)
+        t3 = add_step(t3, weights, w_at + 48, x, at, pitch)
     _finish(t0, out, row, bias, 64 * item, accumulate)
     _finish(t1, out, row, bias, 64 * item + 16, accumulate)
     _finish(t2, out, row, bias, 64 * item + 32, accumulate)
@@ -87,7 +88,8 @@ def linear_float(
 ) -> None:  # fmt: skip
     """out [rows, n] (+)= x [rows, k] @ weights.T (+ bias) for three weights; rows = counts[count].
 
-    A weight may have no rows at all: then it is not there.
+    x is f32 or, beside weights of bf16, bits of bf16 with zeros behind k. A weight may have no rows
+    at all: then it is not there.
     """
     num_rows = get(counts, count)
     second = weights.shape[0]

@@ -12,7 +12,7 @@ from hypocenter.device import memory
 from hypocenter.kernels.interleave import LANES as LANES
 from hypocenter.kernels.interleave import ROWS_PER_ITEM as ROWS_PER_ITEM
 from hypocenter.kernels.interleave import padded as padded
-from hypocenter.kernels.quant_records import pack_records
+from hypocenter.kernels.quant_records import held_as, pack_records
 from hypocenter.kernels.quant_units import UNITS, pack_units
 from hypocenter.tensor import DType, Tensor, contiguous_strides
 
@@ -39,10 +39,16 @@ class Packed:
         return sum(part.nbytes for part in self.parts if isinstance(part, np.ndarray))
 
 
-def pack(raw: Array, dtype: DType, num_columns: int, *, device: str = "cpu") -> Packed:
-    """Bring rows of GGUF bytes (uint8 [num_rows, row_bytes]) into the layout for `device`."""
+def pack(
+    raw: Array, dtype: DType, num_columns: int, *, device: str = "cpu", in_bf16: bool = False
+) -> Packed:
+    """Bring rows of GGUF bytes (uint8 [num_rows, row_bytes]) into the layout for `device`.
+
+    `in_bf16` (on the CPU): F16 and BF16 become what products in bf16 take.
+    """
     if device == "cpu":
-        parts = pack_records([raw], dtype, num_columns)
+        parts = pack_records([raw], dtype, num_columns, in_bf16=in_bf16)
+        dtype = held_as(dtype, num_columns, in_bf16=in_bf16)
     else:
         parts = pack_units(raw, dtype, num_columns)
         if dtype.is_quantised:

@@ -6,11 +6,13 @@ together, in the order in which `device/records.py` reads them, so that a thread
 stream. Scales and minima are kept as the file has them, an f16 for a group of columns, or an f16
 for 256 columns and small integers for groups. Those of a group share a byte, its low half the
 scale's, and the two bits that six have above that lie by two groups to a byte. So a packed weight
-is about as large as in the file. Float weights are [num_rows / 64, num_columns, 64].
+is about as large as in the file. Float weights are [num_rows / 64, num_columns, 64]; those of bf16
+[num_rows / 64, num_columns / 2, 64] words of two columns, the even one low.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device import large_pages
+from hypocenter.device.bf16 import factors_of_products
 from hypocenter.device.records import codes_field
-from hypocenter.kernels.block_types import Blocks, unpack
+from hypocenter.kernels.block_types import Blocks, dequantise, unpack
 from hypocenter.kernels.interleave import (
     GROUPS_PER_ITEM,
     LANES,
@@ -116,30 +119,51 @@ def layout_of(dtype: DType, num_columns: int) -> RecordLayout:
     return replace(layout, num_columns=_NARROW)
 
 
+def held_as(dtype: DType, num_columns: int, *, in_bf16: bool = False) -> DType:
+    """The type that the CPU holds a weight of `dtype` as, if it is to multiply floats in bf16.
+
+    An odd number of columns makes no pairs, so bf16 is then held as F32, and F16 stays.
+    """
+    if dtype is DType.BF16 or (in_bf16 and dtype is DType.F16):
+        if num_columns % 2 == 0:
+            return DType.BF16
+        return DType.F32 if dtype is DType.BF16 else dtype
+    return dtype
+
+
 def packed_bytes(dtype: DType, num_rows: int, num_columns: int) -> int:
     """Bytes of a packed weight [num_rows, num_columns]."""
     if not dtype.is_quantised:
-        return padded(num_rows) * num_columns * dtype.block_bytes
+        return padded(num_rows) * num_columns * held_as(dtype, num_columns).block_bytes
     layout = layout_of(dtype, num_columns)
     num_records = padded(num_rows) // LANES * -(-num_columns // layout.num_columns)
     return num_records * layout.record.itemsize
 
 
-def pack_records(raws: Sequence[Array], dtype: DType, num_columns: int) -> tuple[Any, ...]:
-    """Rows of GGUF bytes as (weights,), or (records,) for block types.
+def pack_records(
+    raws: Sequence[Array], dtype: DType, num_columns: int, *, in_bf16: bool = False
+) -> tuple[Any, ...]:
+    """Rows of GGUF bytes as (weights,), or (records,) for block types; floats as `held_as` says.
 
     Of several matrices of one shape the items, 64 rows each, lie by turns.
     """
     num_items = len(raws) * padded(len(raws[0])) // ROWS_PER_ITEM
     if not dtype.is_quantised:
-        kind = {DType.F32: np.float32, DType.F16: np.uint16, DType.BF16: np.int16}[dtype]
-        items = large_pages.zeros((num_items, num_columns, ROWS_PER_ITEM), kind)
+        held = held_as(dtype, num_columns, in_bf16=in_bf16)
+        kind = {DType.F32: np.float32, DType.F16: np.uint16, DType.BF16: np.int32}[held]
+        num_steps = num_columns // (2 if held is DType.BF16 else 1)
+        items = large_pages.zeros((num_items, num_steps, ROWS_PER_ITEM), kind)
+        is_rounded = in_bf16 and held is DType.BF16
         for slab, place in _slabs(raws, items):
-            rows = in_groups(slab.view(kind), num_columns, ROWS_PER_ITEM)
-            for column in range(0, num_columns, _COLUMNS_AT_ONCE):
+            if is_rounded:
+                slab = _rounded(dtype)[slab.view(np.uint16)]
+            elif held is not dtype:
+                slab = dequantise(slab, dtype, num_columns)
+            rows = in_groups(slab.view(kind), num_steps, ROWS_PER_ITEM)
+            for step in range(0, num_steps, _COLUMNS_AT_ONCE):
                 # A copy first: rows apart by powers of two would take one another's cache lines.
-                some = np.ascontiguousarray(rows[..., column : column + _COLUMNS_AT_ONCE])
-                place[:, column : column + _COLUMNS_AT_ONCE] = some.transpose(0, 2, 1)
+                some = np.ascontiguousarray(rows[..., step : step + _COLUMNS_AT_ONCE])
+                place[:, step : step + _COLUMNS_AT_ONCE] = some.transpose(0, 2, 1)
         return (items,)
     layout = layout_of(dtype, num_columns)
     width = -(-num_columns // layout.num_columns) * layout.num_columns
@@ -148,6 +172,13 @@ def pack_records(raws: Sequence[Array], dtype: DType, num_columns: int) -> tuple
     for slab, place in _slabs(raws, records):
         _fill(place, unpack(slab, dtype, num_columns), layout)
     return (records,)
+
+
+@functools.cache
+def _rounded(dtype: DType) -> Array:
+    """What products in bf16 take, uint16, by the bits of a number of two bytes."""
+    numbers = np.arange(1 << 16, dtype=np.uint16).view(np.uint8)
+    return factors_of_products(dequantise(numbers, dtype, 1 << 16))
 
 
 def _slabs(raws: Sequence[Array], items: Array) -> Iterator[tuple[Array, Array]]:

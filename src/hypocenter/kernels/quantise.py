@@ -3,7 +3,7 @@
 Codes (for weights of block types): per group of 32 columns q = round(x * (127 / max|x|)), so x is
 about q * scale with scale = max|x| / 127, and the sums of the codes of each half group. Pieces (on
 a GPU, for F16 and BF16 weights): numbers of the weight's type whose sum is x, so that products are
-exact.
+exact. Rounded (on the CPU, for BF16 weights, where that is asked for): x as bf16.
 """
 
 from __future__ import annotations
@@ -89,6 +89,15 @@ PIECES = Contract(
     _WIDTH,
     _FITS,
 )
+ROUNDED = Contract(
+    "round",
+    Arg("x", (DType.F32,), "num_rows, >= width"),
+    Arg("rounded", (DType.I16,), "num_rows, pitch", "write", fills="-(-width // 64) * 64"),
+    live_counts("num_rows"),
+    COUNT,
+    _WIDTH,
+    _FITS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +113,7 @@ class Operands:
     On the CPU rows lie in tiles of 16, or of a smaller bucket's rows, so that what a product reads
     lies close together: codes i32 [tiles, groups, tile, 8], scales f32 [tiles, groups, tile]; sums
     i32 [tiles, groups, 3, tile] of the first, the last and all codes of a group, and weighted f32,
-    sum * scale.
+    sum * scale. Rounded (bits of bf16) i16 [max_rows, pitch].
     None: no weight wants it.
     """
 
@@ -115,15 +124,17 @@ class Operands:
     halves: Tensor | None
     thirds: Tensor | None
     row_scales: Tensor | None
+    rounded: Tensor | None
 
     @classmethod
     def allocate(
-        cls, dtypes: Iterable[DType], max_rows: int, max_width: int, *, device: str
-    ) -> Operands:
-        """What products with weights of `dtypes` want."""
+        cls, dtypes: Iterable[DType], max_rows: int, max_width: int, *, device: str,
+        in_bf16: bool = False,
+    ) -> Operands:  # fmt: skip
+        """What products with weights of `dtypes` want; `in_bf16`: those of BF16 round x."""
         pitch, wanted = padded(max_width), set(dtypes)
         if device == "cpu":
-            return cls._tiles(wanted, -(-max_rows // TILE_ROWS), pitch // GROUP)
+            return cls._of_cpu(wanted, max_rows, pitch, in_bf16=in_bf16)
         quantised = any(dtype.is_quantised for dtype in wanted)
         num_spans = -(-max_width // SPAN)
 
@@ -140,26 +151,27 @@ class Operands:
             halves=make("x_halves", DType.F16, DType.F16 in wanted, 2, pitch),
             thirds=make("x_thirds", DType.I16, DType.BF16 in wanted, 3, pitch),
             row_scales=make("x_row_scales", DType.F32, bool(wanted & {DType.F16, DType.BF16})),
+            rounded=None,
         )
 
     @classmethod
-    def _tiles(cls, wanted: set[DType], num_tiles: int, num_groups: int) -> Operands:
-        if not any(dtype.is_quantised for dtype in wanted):
-            return cls(None, None, None, None, None, None, None)
-        shape = (num_tiles, num_groups)
+    def _of_cpu(cls, wanted: set[DType], max_rows: int, pitch: int, *, in_bf16: bool) -> Operands:
+        quantised = any(dtype.is_quantised for dtype in wanted)
+        tiles = (-(-max_rows // TILE_ROWS), pitch // GROUP)
 
-        def make(name: str, dtype: DType, *rest: int) -> Tensor:
-            return allocate(name, "decoder", dtype, (*shape, *rest))
+        def make(name: str, dtype: DType, condition: bool, *shape: int) -> Tensor | None:
+            return allocate(name, "decoder", dtype, shape) if condition else None
 
-        # `tile_bytes` counts them.
+        # `operand_bytes` counts them.
         return cls(
-            codes=make("x_codes", DType.I32, TILE_ROWS, 8),
-            scales=make("x_scales", DType.F32, TILE_ROWS),
-            sums=make("x_sums", DType.I32, 3, TILE_ROWS),
-            weighted=make("x_weighted", DType.F32, 3, TILE_ROWS),
+            codes=make("x_codes", DType.I32, quantised, *tiles, TILE_ROWS, 8),
+            scales=make("x_scales", DType.F32, quantised, *tiles, TILE_ROWS),
+            sums=make("x_sums", DType.I32, quantised, *tiles, 3, TILE_ROWS),
+            weighted=make("x_weighted", DType.F32, quantised, *tiles, 3, TILE_ROWS),
             halves=None,
             thirds=None,
             row_scales=None,
+            rounded=make("x_rounded", DType.I16, in_bf16 and DType.BF16 in wanted, max_rows, pitch),
         )
 
     def first(self, num_rows: int, turn: int = 0) -> Operands:
@@ -170,10 +182,15 @@ class Operands:
         has each line taken from the others, one after the other, and where these have another cache
         that takes longer than the work. In a place of some turns ago nobody keeps any.
         """
-        given = [getattr(self, part.name) for part in fields(self)]
-        if self.weighted is None:
-            return Operands(*(None if one is None else rows(one, 0, num_rows) for one in given))
-        return Operands(*(None if one is None else _tiled(one, num_rows, turn) for one in given))
+
+        def part(name: str) -> Tensor | None:
+            one: Tensor | None = getattr(self, name)
+            if one is None:
+                return None
+            is_tiled = self.weighted is not None and name in self.made
+            return _tiled(one, num_rows, turn) if is_tiled else rows(one, 0, num_rows)
+
+        return Operands(*(part(one.name) for one in fields(self)))
 
     @property
     def made(self) -> dict[str, Tensor | None]:
@@ -185,11 +202,21 @@ class Operands:
         """The pieces for float weights of `dtype`; None for F32, which takes x itself."""
         return {DType.F16: self.halves, DType.BF16: self.thirds}.get(dtype)
 
+    def multiplied_as(self, dtype: DType) -> DType:
+        """What x is multiplied as by weights of `dtype`; pieces, whose sum is x, count as x."""
+        if dtype.is_quantised:
+            return DType.I8
+        return DType.BF16 if dtype is DType.BF16 and self.rounded is not None else DType.F32
 
-def tile_bytes(max_rows: int, max_width: int) -> int:
-    """Bytes of the operands that products with weights of block types read on the CPU."""
-    per_group = TILE_ROWS * 4 * (8 + 1 + 3 + 3)
-    return -(-max_rows // TILE_ROWS) * (padded(max_width) // GROUP) * per_group
+
+def operand_bytes(dtypes: Iterable[DType], max_rows: int, max_width: int, *, in_bf16: bool) -> int:
+    """Bytes of the operands that products with weights of `dtypes` read on the CPU."""
+    wanted, pitch = set(dtypes), padded(max_width)
+    num_bytes = 2 * max_rows * pitch if in_bf16 and DType.BF16 in wanted else 0
+    if any(dtype.is_quantised for dtype in wanted):
+        per_group = TILE_ROWS * 4 * (8 + 1 + 3 + 3)
+        num_bytes += -(-max_rows // TILE_ROWS) * (pitch // GROUP) * per_group
+    return num_bytes
 
 
 def _tiled(operand: Tensor, num_rows: int, turn: int) -> Tensor:
@@ -232,6 +259,20 @@ def quantise(
     )
 
 
+def _round(
+    plan: PlanBuilder, x: Tensor, width: int, into: Operands, counts: Tensor, count: int
+) -> None:
+    facts: dict[str, Any] = {"x": x, "counts": counts, "count": count, "width": width}
+    facts["rounded"] = into.rounded
+    plan.launch(
+        quantise_cpu.round_bf16,
+        *(x, counts, count, width, into.rounded),
+        contract=ROUNDED,
+        facts=facts,
+        work_per_row=width,
+    )
+
+
 def present(
     plan: PlanBuilder, x: Tensor, weights: Iterable[Tensor], into: Operands, counts: Tensor, *,
     count: int = 0,
@@ -239,12 +280,14 @@ def present(
     """Append what makes of x the operands that products with `weights` read.
 
     x f32 [num_rows, >= width], where width is the weights' number of columns. On the CPU float
-    weights take x itself.
+    weights take x itself, or x rounded.
     """
     if plan.device == "cpu":
-        wide = next((one.data for one in weights if one.dtype.is_quantised), None)
-        if wide is not None:
-            quantise(plan, x, wide.num_columns, into, counts, count=count)
+        kinds = {into.multiplied_as(one.dtype): one.data.num_columns for one in weights}
+        if DType.I8 in kinds:
+            quantise(plan, x, kinds[DType.I8], into, counts, count=count)
+        if DType.BF16 in kinds:
+            _round(plan, x, kinds[DType.BF16], into, counts, count)
         return
     from hypocenter.kernels import quantise_gpu
 

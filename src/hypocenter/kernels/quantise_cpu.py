@@ -1,4 +1,4 @@
-"""numba kernel of `quantise`: codes of activations, in tiles of rows."""
+"""numba kernels of `quantise`: codes of activations, in tiles of rows, and bits of bf16."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.device.float_columns import store_rounded
 from hypocenter.device.lang import cpu_kernel, inline, prange
 from hypocenter.device.vector import (
     absolute,
@@ -111,3 +112,13 @@ def quantise(
                     load_first(x, at, left), load_first(x, at + 16, left - 16), codes, scales,
                     sums, weighted, row, group,
                 )  # fmt: skip
+
+
+@cpu_kernel
+def round_bf16(x: Any, counts: Any, count: int, width: int, rounded: Any) -> None:
+    """Bits of bf16, and zeros behind `width` up to a multiple of 64."""
+    padded = (width + 63) // 64 * 64
+    for row in prange(get(counts, count)):
+        for k in range(0, padded, 16):
+            values = load_first(x, row * x.shape[1] + k, width - k)
+            store_rounded(rounded, row * rounded.shape[1] + k, values)

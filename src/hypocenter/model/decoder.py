@@ -155,7 +155,9 @@ class Decoder:
         self._buffers = _Buffers.allocate(facts, max_tokens, device=device)
         widest = max(facts.width, facts.num_heads * facts.head_dim, facts.ffn_width)
         self._operands = _Turns(
-            Operands.allocate(weights.dtypes, max_tokens, widest, device=device)
+            Operands.allocate(
+                weights.dtypes, max_tokens, widest, device=device, in_bf16=weights.in_bf16
+            )
         )
         #: Apart from those, which other threads still read.
         self._gated = _Turns(
@@ -182,6 +184,10 @@ class Decoder:
             self._partial = Partial.allocate(
                 pages.keys[0], most, facts.num_heads, max_blocks, device=device
             )
+
+    def multiplied_as(self, weight: Tensor) -> DType:
+        """The type in which activations are multiplied with a weight."""
+        return self._operands.operands.multiplied_as(weight.dtype)
 
     def plan(self, num_tokens: int, num_logit_rows: int, num_sequences: int | None = None) -> Plan:
         """The launches of a step of up to `num_tokens` tokens and `num_logit_rows` logit rows.

@@ -10,12 +10,13 @@ from hypocenter.config import KV_DTYPES, EngineConfig
 from hypocenter.errors import OutOfMemory
 from hypocenter.kernels.attention_cpu import num_part_floats
 from hypocenter.kernels.quant import padded
-from hypocenter.kernels.quant_records import packed_bytes
-from hypocenter.kernels.quantise import tile_bytes
+from hypocenter.kernels.quant_records import held_as, packed_bytes
+from hypocenter.kernels.quantise import operand_bytes
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.gguf import GGUFFile
 from hypocenter.model.gguf_values import TensorInfo
 from hypocenter.model.weights import is_draft
+from hypocenter.tensor import DType
 
 _F32_BYTES = 4
 
@@ -52,9 +53,11 @@ def needed_bytes(
         config.max_batch_tokens, facts.num_heads, facts.num_kv_heads,
         -(-facts.head_dim // 16) * 16, num_blocks * config.block_size,
     )  # fmt: skip
-    codes = 0
-    if _has_codes(file, facts):  # of what all products read, and of what gates let through
-        codes = sum(tile_bytes(config.max_batch_tokens, w) for w in (max(widths), facts.ffn_width))
+    in_bf16, max_rows = config.float_products == "bf16", config.max_batch_tokens
+    held = _held(file, facts, in_bf16=in_bf16)
+    # What all products read, and codes of what gates let through.
+    operands = operand_bytes(held, max_rows, max(widths), in_bf16=in_bf16)
+    operands += operand_bytes(held, max_rows, facts.ffn_width, in_bf16=False)
     return {
         "weights": sum(
             _weight_bytes(info, facts)
@@ -63,7 +66,7 @@ def needed_bytes(
         ),
         "KV cache": num_blocks * config.block_size * per_token,
         "rope tables": _rope_bytes(facts, context_length),
-        "activations": (activations + logits + parts) * _F32_BYTES + codes,
+        "activations": (activations + logits + parts) * _F32_BYTES + operands,
     }
 
 
@@ -107,15 +110,15 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
     return sum(packed_bytes(info.dtype, count, info.shape[1]) for count in parts)
 
 
-def _has_codes(file: GGUFFile, facts: Architecture) -> bool:
-    """Whether activations are multiplied with weights of block types."""
+def _held(file: GGUFFile, facts: Architecture, *, in_bf16: bool) -> set[DType]:
+    """The types of the matrices that activations are multiplied with."""
     tables = {"token_embd.weight"} if "output.weight" in file.tensors else set()
     matrices = (
         info
         for info in file.tensors.values()
         if len(info.shape) == 2 and info.name not in tables and not is_draft(info.name, facts)
     )
-    return any(info.dtype.is_quantised for info in matrices)
+    return {held_as(info.dtype, info.shape[1], in_bf16=in_bf16) for info in matrices}
 
 
 def _rope_bytes(facts: Architecture, context_length: int) -> int:

@@ -58,7 +58,10 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All tensors of a model. `output` is the token table where the model ties the two."""
+    """All tensors of a model. `output` is the token table where the model ties the two.
+
+    `in_bf16`: BF16 matrices are multiplied by activations rounded to bf16.
+    """
 
     token_table: Tensor
     layers: tuple[LayerWeights, ...]
@@ -67,6 +70,7 @@ class Weights:
     rope: RopeTable
     local_rope: RopeTable
     num_bytes: int
+    in_bf16: bool = False
 
     @property
     def dtypes(self) -> frozenset[DType]:
@@ -85,23 +89,30 @@ def load_weights(
     progress: Progress | None = None,
     *,
     device: str = "cpu",
+    in_bf16: bool = False,
 ) -> Weights:
     """Pack every tensor of `file`; `progress` hears a name and the share done.
+
+    `in_bf16` (on the CPU): F16 and BF16 matrices are rounded for products in bf16; a token table
+    that is none of them is not.
 
     Raises BadModelFile for a missing tensor or a wrong shape, UnsupportedModel for a tensor that
     this architecture does not use: to ignore it would be to compute something else.
     """
-    loader = _Loader(file, architecture, progress, device)
-    table = loader.matrix("token_embd", architecture.vocab_size, architecture.width)
+    loader = _Loader(file, architecture, progress, device, in_bf16)
+    is_tied = "output.weight" not in file.tensors
+    table = loader.matrix(
+        "token_embd", architecture.vocab_size, architecture.width, is_factor=is_tied
+    )
     layers = tuple(loader.layer(index) for index in range(architecture.num_layers))
     output_norm = loader.vector("output_norm.weight", architecture.width)
     output = table
-    if "output.weight" in file.tensors:
+    if not is_tied:
         output = loader.matrix("output", architecture.vocab_size, architecture.width)
     tables = loader.rope_tables(context_length)
     loader.refuse_unused()
     num_bytes = sum(info.num_bytes for info in file.tensors.values())
-    return Weights(table, layers, output_norm, output, *tables, num_bytes)
+    return Weights(table, layers, output_norm, output, *tables, num_bytes, in_bf16)
 
 
 def is_draft(name: str, architecture: Architecture) -> bool:
@@ -115,10 +126,11 @@ class _Loader:
     """Takes tensors out of a file by name and remembers which were taken."""
 
     def __init__(
-        self, file: GGUFFile, architecture: Architecture, progress: Progress | None, device: str
-    ) -> None:
+        self, file: GGUFFile, architecture: Architecture, progress: Progress | None, device: str,
+        in_bf16: bool,
+    ) -> None:  # fmt: skip
         self.file, self.facts, self.progress = file, architecture, progress
-        self.device = device
+        self.device, self.in_bf16 = device, in_bf16
         self.taken: set[str] = set()
 
     def layer(self, index: int) -> LayerWeights:
@@ -152,9 +164,11 @@ class _Loader:
             post_ffn_norm=self._vector_if(post_norms, f"{prefix}post_ffw_norm.weight", width),
         )
 
-    def matrix(self, name: str, num_rows: int, num_columns: int) -> Tensor:
-        """`{name}.weight` [num_rows, num_columns], packed."""
-        return self._split(f"{name}.weight", (num_rows,), num_columns)[0]
+    def matrix(
+        self, name: str, num_rows: int, num_columns: int, *, is_factor: bool = True
+    ) -> Tensor:
+        """`{name}.weight` [num_rows, num_columns], packed; `is_factor`: to be multiplied with."""
+        return self._split(f"{name}.weight", (num_rows,), num_columns, is_factor=is_factor)[0]
 
     def vector(self, name: str, length: int) -> Tensor:
         """A vector of `length` as f32, padded with zeros to a multiple of 64."""
@@ -216,13 +230,13 @@ class _Loader:
         return None, None, quant.place(" + ".join(names), "model", packed)
 
     def _split(
-        self, name: str, row_counts: tuple[int, ...], num_columns: int
+        self, name: str, row_counts: tuple[int, ...], num_columns: int, *, is_factor: bool = True
     ) -> tuple[Tensor, ...]:
         """One matrix of the file as several packed ones, by consecutive rows."""
-        parts = []
+        parts, in_bf16 = [], self.in_bf16 and is_factor
         for rows in self._rows(name, row_counts, num_columns):
             dtype = self.file.tensors[name].dtype
-            packed = quant.pack(rows, dtype, num_columns, device=self.device)
+            packed = quant.pack(rows, dtype, num_columns, device=self.device, in_bf16=in_bf16)
             parts.append(quant.place(name, "model", packed, device=self.device))
         # Packed and mapped weights together would take twice the memory of the file.
         self.file.let_go(name)

@@ -1,0 +1,57 @@
+"""Paths of CPU instructions: what each needs of a machine, and what it leaves unused.
+
+`config.INSTRUCTIONS` names those that can be asked for. Features are spelled as LLVM does.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Set
+
+from hypocenter.errors import UsageError
+
+NEEDED: dict[str, tuple[str, ...]] = {
+    "avx512-bf16": ("avx512f", "avx512vnni", "avx512bf16"),
+    "avx512-vnni": ("avx512f", "avx512vnni"),
+    "avx512": ("avx512f",),
+    "avx-vnni": ("avx2", "fma", "avxvnni"),
+    "avx2": ("avx2", "fma"),
+    "plain": (),
+}
+#: What is taken from a machine that has more than a path may use: beginnings of names.
+_BEYOND = {
+    "avx512-bf16": (),
+    "avx512-vnni": ("avx512bf16", "avx512fp16", "avx10", "amx"),
+    "avx-vnni": ("avx512", "avx10", "amx"),
+    "avx2": ("avx512", "avx10", "amx", "avxvnni"),
+    "plain": (
+        "avx", "amx", "fma", "f16c", "xop", "sse3", "ssse3", "sse4", "vaes", "vpclmul", "gfni",
+    ),
+}  # fmt: skip
+
+
+def fastest(features: Set[str], cpu: str) -> str:
+    """The path that a processor of these features, whose name LLVM spells so, takes by itself.
+
+    An Emerald Rapids takes two cycles for a `vdpbf16ps`, and one for the two fused steps that do
+    the same; a Zen 4 does it in one (iree-org/iree pull request 15089 has twice the rate of f32).
+    """
+    for path, needed in NEEDED.items():
+        if path == "avx512-bf16" and not cpu.startswith("znver"):
+            continue
+        if needed and features >= set(needed):
+            return path
+    return "neon" if platform.machine() in ("aarch64", "arm64") else "plain"
+
+
+def limited(name: str, features: Mapping[str, bool]) -> dict[str, bool]:
+    """Features of a machine, less those that the path asked for leaves out.
+
+    Raises UsageError where it lacks one that the path needs.
+    """
+    for needed in NEEDED[name]:
+        if not features.get(needed):
+            raise UsageError(f"HYPO_INSTRUCTIONS is {name}, but this CPU has no {needed}")
+    return {
+        feature: has and not feature.startswith(_BEYOND[name]) for feature, has in features.items()
+    }
