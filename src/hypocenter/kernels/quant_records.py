@@ -153,16 +153,16 @@ def pack_records(
         kind = {DType.F32: np.float32, DType.F16: np.uint16, DType.BF16: np.int32}[held]
         num_steps = num_columns // (2 if held is DType.BF16 else 1)
         items = large_pages.zeros((num_items, num_steps, ROWS_PER_ITEM), kind)
-        is_rounded = in_bf16 and held is DType.BF16
+        rounded = _rounded(dtype) if in_bf16 and held is DType.BF16 else None
         for slab, place in _slabs(raws, items):
-            if is_rounded:
-                slab = _rounded(dtype)[slab.view(np.uint16)]
-            elif held is not dtype:
+            if held is DType.F32:
                 slab = dequantise(slab, dtype, num_columns)
             rows = in_groups(slab.view(kind), num_steps, ROWS_PER_ITEM)
             for step in range(0, num_steps, _COLUMNS_AT_ONCE):
                 # A copy first: rows apart by powers of two would take one another's cache lines.
                 some = np.ascontiguousarray(rows[..., step : step + _COLUMNS_AT_ONCE])
+                if rounded is not None:
+                    some = rounded[some.view(np.uint16)].view(kind)
                 place[:, step : step + _COLUMNS_AT_ONCE] = some.transpose(0, 2, 1)
         return (items,)
     layout = layout_of(dtype, num_columns)
