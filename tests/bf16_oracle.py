@@ -10,12 +10,12 @@ def values_of(bits: np.ndarray) -> np.ndarray:
     return np.asarray((bits.astype(np.uint32) << 16).view(np.float32))
 
 
-def rounded_bits(values: np.ndarray) -> np.ndarray:
-    """float32 to the uint16 of the nearest number of 8 bits, ties to even; below 2**-50 to zero."""
+def rounded_bits(values: np.ndarray, least: float = 2.0**-50) -> np.ndarray:
+    """float32 to the uint16 of the nearest number of 8 bits, ties to even; zero below `least`."""
     with np.errstate(over="ignore"):
         fraction, exponent = np.frexp(values.astype(np.float64))
         nearest = np.ldexp(np.rint(fraction * 256), exponent - 8).astype(np.float32)
-    nearest[np.abs(values) < 2.0**-50] = 0
+    nearest[np.abs(values) < least] = 0
     return np.asarray((nearest.view(np.uint32) >> 16).astype(np.uint16))
 
 

@@ -59,21 +59,29 @@ def num_wrong(dtype: DType) -> int:
     return int((to_host(out)[:, :NUM_OUTPUTS] != exact).sum())
 
 
-def num_wrong_in_bf16() -> int:
+def num_wrong_in_bf16(dtype: DType) -> int:
+    """Of F16 weights near 1; of BF16 ones around 2**-50, below which numbers are zero, or some of
+    their sums would be subnormal."""
     rng, out = np.random.default_rng(9), rows_tensor("out", np.zeros((NUM_ROWS, 70), np.float32))
-    raw = random_rows(DType.F16, NUM_OUTPUTS, NUM_COLUMNS)
+    raw = random_rows(dtype, NUM_OUTPUTS, NUM_COLUMNS)
     x = rng.standard_normal((NUM_ROWS, NUM_COLUMNS)).astype(np.float32)
-    weight = place("weight", "test", pack(raw, DType.F16, NUM_COLUMNS, in_bf16=True))
+    if dtype is DType.BF16:
+        x *= np.exp2(rng.integers(-75, -45, x.shape)).astype(np.float32)
+        exponents = rng.integers(-75, -45, (NUM_OUTPUTS, NUM_COLUMNS))
+        small = rng.choice([-1, 1], exponents.shape) * np.exp2(exponents.astype(np.float32))
+        raw = rounded_bits(small.astype(np.float32), least=0).view(np.uint8)
+    weight = place("weight", "test", pack(raw, dtype, NUM_COLUMNS, in_bf16=True))
     given, live = rows_tensor("x", x), counts(NUM_ROWS)
     launch(lambda p: linear.linear(p, given, weight, out, live, in_bf16=True), NUM_ROWS)
-    weights = rounded_bits(block_types.dequantise(raw, DType.F16, NUM_COLUMNS))
+    weights = rounded_bits(block_types.dequantise(raw, dtype, NUM_COLUMNS))
     wanted = pairs_in_order(rounded_bits(x), weights)
+    assert (wanted != 0).any()
     return int((to_host(out)[:, :NUM_OUTPUTS] != wanted).sum())
 
 
 if __name__ == "__main__":
     wrong = {
-        name: num_wrong_in_bf16() if name == "BF16" else num_wrong(DType[name])
+        name: num_wrong(DType[name]) if DType[name].is_quantised else num_wrong_in_bf16(DType[name])
         for name in sys.argv[1:]
     }
     json.dump({"path": instruction_set(), "wrong": wrong}, sys.stdout)

@@ -24,6 +24,7 @@ from tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
 from hypocenter.cli_bench import batch_of
 from hypocenter.config import EngineConfig
 from hypocenter.device import memory, plan
+from hypocenter.device.lang import cpu_name, instruction_set
 from hypocenter.engine.runner import Runner, load_runner
 from hypocenter.errors import UsageError
 from hypocenter.kernels import block_types, linear, quant, quantise
@@ -32,6 +33,10 @@ from hypocenter.model.gguf import open_gguf
 from hypocenter.tensor import DType, Tensor
 
 FLOATS = (DType.F16, DType.BF16)
+not_known_of_amd = pytest.mark.xfail(
+    instruction_set() == "avx512-bf16" and cpu_name().startswith("znver"), strict=False,
+    reason="vdpbf16ps was never run on an AMD: whether it rounds as Intel's does, this tells",
+)  # fmt: skip
 
 
 @pytest.fixture(params=["one thread", "many threads", "guard pages"])
@@ -76,11 +81,13 @@ def test_activations_become_the_nearest_numbers(width: int, num_rows: int) -> No
     x *= np.exp2(rng.integers(-60, 60, x.shape)).astype(np.float32)
     ties = x.view(np.uint32)[:, ::2]
     ties[:] = ties & 0xFFFF0000 | 0x8000
-    x[0, :2] = 2.0**-50, -(2.0**-50) * (1 - 2.0**-24)
+    if num_rows > 1:
+        x[0, :2] = 2.0**-50, -(2.0**-50) * (1 - 2.0**-24)
     x[-1, -2:] = np.nan, -np.inf
     operands = quantise.Operands.allocate([DType.BF16], num_rows, width, device="cpu", in_bf16=True)
     assert operands.rounded is not None
     operands.rounded.data[:] = -1
+    num_made = -(-width // 16) * 16  # by whole vectors
     weight = weight_in_bf16(DType.F16, random_rows(DType.F16, 1, width), width)
     given = rows_tensor("x", x, np.nan)
     launch(lambda p: quantise.present(p, given, [weight], operands, counts(num_rows)), num_rows)
@@ -88,9 +95,11 @@ def test_activations_become_the_nearest_numbers(width: int, num_rows: int) -> No
     is_nan = np.isnan(x)
     np.testing.assert_array_equal(found[:, :width][~is_nan], rounded_bits(x[~is_nan]))
     assert np.isnan(values_of(found[:, :width][is_nan])).all()
-    assert (found[:, width : quant.padded(width)] == 0).all()
+    assert (found[:, width:num_made] == 0).all()
+    assert (found[:, num_made:] == 0xFFFF).all()
 
 
+@not_known_of_amd
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("num_rows", "num_outputs"), [(1, 1), (3, 129), (5, 64), (66, 70)])
 @pytest.mark.usefixtures("on_the_cpu")
@@ -240,10 +249,11 @@ def test_a_token_table_beside_a_head_stays_as_it_is(tmp_path: Path) -> None:
     np.testing.assert_array_equal(unpacked(weights.output.data), rounded)
 
 
-def test_weights_of_codes_are_multiplied_as_ever() -> None:
-    exact, asked = runner_of(DEMO), runner_of(DEMO, float_products="bf16")
-    np.testing.assert_array_equal(bits(logits(asked)), bits(logits(exact)))
-    assert asked.route().activation_dtype == "I8"
+def test_a_model_without_such_matrices_is_refused(tmp_path: Path) -> None:
+    odd = {"blk.0.ffn_down.weight": np.zeros((WIDTH, 23), np.float32)}
+    for path in (DEMO, write_tiny(tmp_path / "tiny.gguf", tensors=odd)):
+        with pytest.raises(UsageError, match="has no matrix of F16 or BF16"):
+            runner_of(path, float_products="bf16")
 
 
 @pytest.mark.parametrize(

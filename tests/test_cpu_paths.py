@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hypocenter.config import INSTRUCTIONS
+from hypocenter.device import lang
 from hypocenter.device.instructions import NEEDED, fastest
 from hypocenter.device.lang import cpu_features, instruction_set
 
@@ -20,7 +21,7 @@ CHILD = Path(__file__).with_name("cpu_path_child.py")
 
 #: Bytes; nibbles and bits, with minima; six bits, crumbs, and crumbs and bits, with a scale per 16
 #: columns. By a few: a kernel for each is compiled without the faster instructions, too.
-TYPES = (("Q8_0", "BF16"), ("Q5_K", "Q6_K"), ("Q2_K", "Q3_K"))
+TYPES = (("Q8_0", "F16", "BF16"), ("Q5_K", "Q6_K"), ("Q2_K", "Q3_K"))
 
 
 def child(path: str, *types: str) -> subprocess.CompletedProcess[str]:
@@ -41,6 +42,8 @@ def test_products_are_the_same_to_the_last_bit(path: str, types: tuple[str, ...]
         pytest.skip(f"this run is on {os.environ['HYPO_INSTRUCTIONS']} alone")
     if missing := set(NEEDED[path]) - cpu_features():
         pytest.skip(f"this CPU has no {', '.join(sorted(missing))}")
+    if path == "avx512-bf16" and lang.cpu_name().startswith("znver"):  # `test_bf16.py` says why
+        types = tuple(name for name in types if name not in ("F16", "BF16"))
     done = child(path, *types)
     assert done.returncode == 0, done.stderr[-2000:]
     answer = json.loads(done.stdout)
@@ -64,14 +67,24 @@ def test_products_are_the_same_to_the_last_bit(path: str, types: tuple[str, ...]
 def test_a_processor_takes_the_fastest_path_that_it_has(
     cpu: str, lacking: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     every = {feature for needed in NEEDED.values() for feature in needed}
-    assert fastest(every - set(lacking.split()), cpu) == path
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(lang, "cpu_features", lambda: frozenset(every - set(lacking.split())))
+    monkeypatch.setattr(lang, "cpu_name", lambda: cpu)
+    monkeypatch.setattr(lang, "_asked_for", "")
+    assert lang.instruction_set() == path
+
+
+def test_vdpbf16ps_is_used_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lang, "cpu_features", lambda: frozenset(NEEDED["avx512-bf16"]))
+    monkeypatch.setattr(lang, "cpu_name", lambda: "emeraldrapids")
+    monkeypatch.setattr(lang, "_asked_for", "avx512-bf16")
+    assert lang.instruction_set() == "avx512-bf16"
 
 
 def test_an_arm_takes_neon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert fastest({"neon"}, "neoverse-n1") == "neon"
+    assert fastest({"neon"}, with_bf16=False) == "neon"
 
 
 def test_an_unknown_path_is_refused_in_one_line() -> None:

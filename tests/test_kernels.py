@@ -109,9 +109,10 @@ def test_linear(dtype: DType, num_columns: int, num_rows: int, num_outputs: int)
 
 
 @pytest.mark.parametrize("dtype", WEIGHT_TYPES)
-def test_a_row_of_linear_does_not_depend_on_its_company(dtype: DType) -> None:
+def test_a_row_of_linear_does_not_depend_on_its_company(device: str, dtype: DType) -> None:
     """Alone, among few and among many: on a GPU those are three forms of two kernels."""
-    num_columns = 256 if dtype.is_quantised else 386 if dtype is DType.BF16 else 387
+    is_paired = dtype is DType.BF16 and device == "cpu"
+    num_columns = 256 if dtype.is_quantised else 386 if is_paired else 387
     weight = weight_tensor(dtype, random_rows(dtype, 70, num_columns), num_columns)
     x = np.random.default_rng(2).standard_normal((66, num_columns)).astype(np.float32)
     x *= np.exp2(np.random.default_rng(3).integers(-9, 9, x.shape)).astype(np.float32)

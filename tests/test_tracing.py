@@ -135,14 +135,15 @@ def test_a_mask_of_minus_infinity_is_not_wrong() -> None:
     ("dtype", "values"),
     [
         (DType.F16, np.array([0x3C00, 0xFFFF], np.uint16)),
+        (DType.BF16, np.array([0x3F80, -1], np.int16)),
         (DType.I32, np.array([-1, 2], np.int32)),
         (DType.I64, np.array([], np.int64)),
     ],
 )
 def test_figures_of_other_types(dtype: DType, values: np.ndarray) -> None:
     one, _ = statistics_of(values, dtype, PLACE, 1)
-    expected = {DType.F16: (1.0, 1, 1), DType.I32: (2.0, 0, 0), DType.I64: (0.0, 0, 0)}
-    assert (one.high, one.num_nan, one.num_poisoned) == expected[dtype]
+    expected = {DType.I32: (2.0, 0, 0), DType.I64: (0.0, 0, 0)}
+    assert (one.high, one.num_nan, one.num_poisoned) == expected.get(dtype, (1.0, 1, 1))
 
 
 def test_old_steps_give_way_whole(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ class EngineOptions:
         Parameter(
             name="--float-products",
             help="Of F16 and BF16 matrices: exact, or bf16, which rounds them and what they "
-            "multiply (CPU; fast where hypo env says avx512-bf16).",
+            "multiply (CPU; made for Zen 4 and 5).",
         ),
     ] = _ENGINE["float_products"]
 

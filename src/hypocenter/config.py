@@ -188,7 +188,7 @@ KNOWN: dict[str, str] = {
     "HYPO_RECORD": "0 switches the recorder off (default: 1)",
     "HYPO_TRACE": "1 runs engines in launch mode traced, as hypo doctor --suspect does",
     "HYPO_TRACE_BYTES": "bytes of arguments that a traced run keeps (default: 67108864)",
-    "HYPO_INSTRUCTIONS": "what CPU kernels may use at most: " + ", ".join(INSTRUCTIONS),
+    "HYPO_INSTRUCTIONS": "path that CPU kernels take: " + ", ".join(INSTRUCTIONS),
     "HYPO_RUN_DIR": "folder for what runs record (default: /dev/shm/hypo-UID)",
 }
 

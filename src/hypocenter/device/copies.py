@@ -40,6 +40,7 @@ _is_armed = True
 NUMPY_TYPES: dict[DType, Any] = {
     DType.F32: np.float32,
     DType.F16: np.uint16,  # bits; kernels convert them as they load
+    DType.BF16: np.int16,  # bits too
     DType.I16: np.int16,
     DType.I32: np.int32,
     DType.I64: np.int64,

@@ -68,7 +68,7 @@ def add_step(
     """totals[i] + the products of the columns of a step with x[x_index + i * pitch ...].
 
     Exact products take one fused step a column, the even one first. Two of bf16 do as `vdpbf16ps`
-    does (Intel's manual: the odd column first, each sum rounded to nearest even), on every machine:
+    does by Intel's manual: the odd column first, each sum rounded to nearest even. Below 2**128
     such products are exact in f32, so there is one rounding with a fused step and without.
     """
 

@@ -30,14 +30,19 @@ _BEYOND = {
 }  # fmt: skip
 
 
-def fastest(features: Set[str], cpu: str) -> str:
-    """The path that a processor of these features, whose name LLVM spells so, takes by itself.
+def is_fast_in_bf16(cpu: str) -> bool:
+    """Whether a processor, named as LLVM spells it, has something of `vdpbf16ps`.
 
-    An Emerald Rapids takes two cycles for a `vdpbf16ps`, and one for the two fused steps that do
-    the same; a Zen 4 does it in one (iree-org/iree pull request 15089 has twice the rate of f32).
+    An Emerald Rapids takes two cycles for one, and one for the two fused steps that do the same; on
+    a Zen 4 iree-org/iree (pull request 15089) found twice the rate of f32.
     """
+    return cpu.startswith("znver")
+
+
+def fastest(features: Set[str], *, with_bf16: bool) -> str:
+    """The path that kernels take with these features; `with_bf16`: `vdpbf16ps`, where it is one."""
     for path, needed in NEEDED.items():
-        if path == "avx512-bf16" and not cpu.startswith("znver"):
+        if path == "avx512-bf16" and not with_bf16:
             continue
         if needed and features >= set(needed):
             return path

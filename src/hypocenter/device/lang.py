@@ -37,8 +37,10 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _limit_instructions(name: str) -> str:
-    """Have numba compile for this machine less what HYPO_INSTRUCTIONS leaves out; the path that is
-    asked for, if any."""
+    """Have numba compile for this machine less what HYPO_INSTRUCTIONS leaves out.
+
+    Returns the path that is asked for, if it is one of this machine's.
+    """
     if not name or platform.machine() not in ("x86_64", "AMD64"):
         return ""
     allowed = instructions.limited(name, binding.get_host_cpu_features())
@@ -330,12 +332,14 @@ def cpu_name() -> str:
 
 
 def instruction_set() -> str:
-    """By which instructions kernels multiply and add: the fastest, or those that are asked for.
+    """By which instructions kernels multiply and add: the fastest of those they may use.
 
     avx512-bf16, avx512-vnni, avx512, avx-vnni, avx2, neon or plain. Sums of codes, and those of
-    products of two bf16, are the same on all of them; other floats are where there is a fused step.
+    products of two bf16, are the same on all of them (`vdpbf16ps` was held against that on Intel's
+    alone); other floats are where there is a fused step.
     """
-    return _asked_for or instructions.fastest(cpu_features(), cpu_name())
+    with_bf16 = _asked_for == "avx512-bf16" or instructions.is_fast_in_bf16(cpu_name())
+    return instructions.fastest(cpu_features(), with_bf16=with_bf16)
 
 
 @cache

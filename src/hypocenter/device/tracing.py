@@ -17,6 +17,7 @@ import numpy as np
 from hypocenter.bundle import Snapshot
 from hypocenter.config import trace_bytes
 from hypocenter.device import launch, memory
+from hypocenter.device.bf16 import bf16_to_f32
 from hypocenter.device.recorder import Recorder, open_recorder
 from hypocenter.errors import UsageError
 from hypocenter.recording import Place, Statistics, Values
@@ -203,7 +204,11 @@ def statistics_of(values: Array, dtype: DType, place: Place, tensor: int) -> tup
     """
     num_poisoned = 0
     raw = np.ascontiguousarray(values)
-    floats = raw.view(np.float16) if dtype is DType.F16 else raw
+    floats = raw
+    if dtype is DType.F16:
+        floats = raw.view(np.float16)
+    elif dtype is DType.BF16:
+        floats = bf16_to_f32(raw.view(np.uint16))
     num_nan = num_inf = num_below = num_wrong = 0
     first: tuple[int, ...] | None = None
     finite = floats

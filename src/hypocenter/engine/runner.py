@@ -24,7 +24,7 @@ from hypocenter.model.decoder import Decoder, KVPages, StepInputs
 from hypocenter.model.gguf import GGUFFile
 from hypocenter.model.weights import Weights, load_weights
 from hypocenter.records import Route
-from hypocenter.tensor import Tensor
+from hypocenter.tensor import DType, Tensor
 
 Progress = Callable[[str, float], None]
 
@@ -35,17 +35,24 @@ _FEW = 256
 def load_runner(file: GGUFFile, config: EngineConfig, progress: Progress | None = None) -> Runner:
     """Load a model's weights and compile its kernels.
 
-    Raises UsageError when the context asked for exceeds the trained one, BadModelFile or
+    Raises UsageError when the context asked for exceeds the trained one, or bf16 is asked for where
+    nothing would be multiplied in it, BadModelFile or
     UnsupportedModel for a file that cannot be run, OutOfMemory for one that does not fit.
     """
     facts = read_architecture(file)
     context_length = _context_length(facts, config)
+    in_bf16 = config.float_products == "bf16"
+    if in_bf16 and DType.BF16 not in footprint.held_dtypes(file, facts, in_bf16=True):
+        raise UsageError(
+            f"float_products is 'bf16', but {file.path} has no matrix of F16 or BF16 with an even "
+            "number of columns; use --float-products exact"
+        )
     device = memory.open_device(config.device)
     if device == "cpu":  # a GPU says itself when it is full
         footprint.require_room(file, facts, config, context_length)
     weights = load_weights(
         file, facts, context_length, progress,
-        device=device, in_bf16=config.float_products == "bf16",
+        device=device, in_bf16=in_bf16,
     )  # fmt: skip
     runner = Runner(facts, weights, config, context_length)
     runner.compile(progress)

@@ -55,7 +55,7 @@ _PIECES = (
     Arg("pieces", (DType.F16, DType.I16), "num_rows, num_pieces, >= -(-num_columns // 64) * 64"),
     Arg("row_scales", (DType.F32,), "num_rows"),
 )
-_ROUNDED = (Arg("rounded", (DType.I16,), "num_rows, >= -(-num_columns // 64) * 64"),)
+_ROUNDED = (Arg("rounded", (DType.BF16,), "num_rows, >= num_columns"),)
 
 
 def _up_to_three(operands: tuple[Arg | Rule, ...]) -> tuple[Contract, ...]:

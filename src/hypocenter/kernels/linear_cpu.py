@@ -88,8 +88,8 @@ def linear_float(
 ) -> None:  # fmt: skip
     """out [rows, n] (+)= x [rows, k] @ weights.T (+ bias) for three weights; rows = counts[count].
 
-    x is f32 or, beside weights of bf16, bits of bf16 with zeros behind k. A weight may have no rows
-    at all: then it is not there.
+    x is f32 or, beside weights of bf16, bits of bf16. A weight may have no rows at all: then it is
+    not there.
     """
     num_rows = get(counts, count)
     second = weights.shape[0]

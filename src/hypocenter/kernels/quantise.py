@@ -92,11 +92,11 @@ PIECES = Contract(
 ROUNDED = Contract(
     "round",
     Arg("x", (DType.F32,), "num_rows, >= width"),
-    Arg("rounded", (DType.I16,), "num_rows, pitch", "write", fills="-(-width // 64) * 64"),
+    Arg("rounded", (DType.BF16,), "num_rows, pitch", "write", fills="-(-width // 16) * 16"),
     live_counts("num_rows"),
     COUNT,
     _WIDTH,
-    _FITS,
+    Rule("-(-width // 16) * 16 <= pitch", "a row of the result must hold it, padded to 16"),
 )
 
 
@@ -113,7 +113,7 @@ class Operands:
     On the CPU rows lie in tiles of 16, or of a smaller bucket's rows, so that what a product reads
     lies close together: codes i32 [tiles, groups, tile, 8], scales f32 [tiles, groups, tile]; sums
     i32 [tiles, groups, 3, tile] of the first, the last and all codes of a group, and weighted f32,
-    sum * scale. Rounded (bits of bf16) i16 [max_rows, pitch].
+    sum * scale. Rounded bf16 [max_rows, pitch].
     None: no weight wants it.
     """
 
@@ -171,13 +171,15 @@ class Operands:
             halves=None,
             thirds=None,
             row_scales=None,
-            rounded=make("x_rounded", DType.I16, in_bf16 and DType.BF16 in wanted, max_rows, pitch),
+            rounded=make(
+                "x_rounded", DType.BF16, in_bf16 and DType.BF16 in wanted, max_rows, pitch
+            ),
         )
 
     def first(self, num_rows: int, turn: int = 0) -> Operands:
         """The same buffers for a bucket of `num_rows` rows.
 
-        On the CPU those of few rows lie elsewhere each turn, until the places are all used up. What
+        On the CPU codes of few rows lie elsewhere each turn, until the places are all used up. What
         was written last every thread has read since, and keeps: a core that writes there anew first
         has each line taken from the others, one after the other, and where these have another cache
         that takes longer than the work. In a place of some turns ago nobody keeps any.
@@ -263,7 +265,7 @@ def _round(
     plan: PlanBuilder, x: Tensor, width: int, into: Operands, counts: Tensor, count: int
 ) -> None:
     facts: dict[str, Any] = {"x": x, "counts": counts, "count": count, "width": width}
-    facts["rounded"] = into.rounded
+    facts |= {"rounded": into.rounded}
     plan.launch(
         quantise_cpu.round_bf16,
         *(x, counts, count, width, into.rounded),

@@ -116,9 +116,8 @@ def quantise(
 
 @cpu_kernel
 def round_bf16(x: Any, counts: Any, count: int, width: int, rounded: Any) -> None:
-    """Bits of bf16, and zeros behind `width` up to a multiple of 64."""
-    padded = (width + 63) // 64 * 64
+    """Bits of bf16, by whole vectors: zeros behind `width`."""
     for row in prange(get(counts, count)):
-        for k in range(0, padded, 16):
+        for k in range(0, width, 16):
             values = load_first(x, row * x.shape[1] + k, width - k)
             store_rounded(rounded, row * rounded.shape[1] + k, values)

@@ -54,7 +54,7 @@ def needed_bytes(
         -(-facts.head_dim // 16) * 16, num_blocks * config.block_size,
     )  # fmt: skip
     in_bf16, max_rows = config.float_products == "bf16", config.max_batch_tokens
-    held = _held(file, facts, in_bf16=in_bf16)
+    held = held_dtypes(file, facts, in_bf16=in_bf16)
     # What all products read, and codes of what gates let through.
     operands = operand_bytes(held, max_rows, max(widths), in_bf16=in_bf16)
     operands += operand_bytes(held, max_rows, facts.ffn_width, in_bf16=False)
@@ -110,8 +110,8 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
     return sum(packed_bytes(info.dtype, count, info.shape[1]) for count in parts)
 
 
-def _held(file: GGUFFile, facts: Architecture, *, in_bf16: bool) -> set[DType]:
-    """The types of the matrices that activations are multiplied with."""
+def held_dtypes(file: GGUFFile, facts: Architecture, *, in_bf16: bool) -> set[DType]:
+    """The types that the CPU holds the matrices as that activations are multiplied with."""
     tables = {"token_embd.weight"} if "output.weight" in file.tensors else set()
     matrices = (
         info
