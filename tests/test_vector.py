@@ -9,6 +9,7 @@ import pytest
 
 from hypocenter.device import cache_lines, vector_rows
 from hypocenter.device.cache_lines import fetch, fetch_ahead, prefetch
+from hypocenter.device.float_columns import load_column
 from hypocenter.device.lang import inline
 from hypocenter.device.records import fetch_early
 from hypocenter.device.vector import (
@@ -64,11 +65,22 @@ def test_every_f16_becomes_its_f32() -> None:
     np.testing.assert_array_equal(out, half.view(np.float16).astype(np.float32))
 
 
+@inline
+def _copy_columns(pairs: Any, column: int, out: Any) -> None:
+    for at in range(0, pairs.shape[0], 16):
+        store(out, at, load_column(pairs, at, column))
+
+
 def test_every_bf16_becomes_its_f32() -> None:
+    """As the even column of a word and as the odd one, whichever that is."""
     brain = np.arange(65536, dtype=np.uint16)
-    out = np.empty(65536, np.float32)
-    _copy(brain.view(np.int16), out)
-    np.testing.assert_array_equal(out, (brain.astype(np.uint32) << 16).view(np.float32))
+    other = brain[::-1].copy()
+    pairs = np.stack([brain, other], axis=1).view(np.int32).reshape(-1)
+    for column, bits in ((0, brain), (1, other), (6, brain), (7, other)):
+        out = np.empty(65536, np.float32)
+        _copy_columns(pairs, column, out)
+        expected = (bits.astype(np.uint32) << 16).view(np.float32)
+        np.testing.assert_array_equal(out, expected, err_msg=str(column))
 
 
 def test_f32_rounds_to_the_nearest_even_f16() -> None:
