@@ -25,12 +25,12 @@ def arithmetic(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def half_precision(x_ptr, w_ptr, y_ptr, d_ptr, N: tl.constexpr):
-    """bfloat16 arithmetic, comparison and dot, with no cast in the kernel."""
+    """bfloat16 arithmetic, comparison, a constant and dot, with no cast in the kernel."""
     at = tl.arange(0, N)
     square = at[:, None] * N + at[None, :]
     x, w = tl.load(x_ptr + square), tl.load(w_ptr + square)
     y = tl.where(x > w, x * w, x - w)
-    tl.store(y_ptr + square, -y)
+    tl.store(y_ptr + square, tl.full((N, N), 1.005, tl.bfloat16) - y)
     tl.store(d_ptr + square, tl.dot(x, w))
 
 

@@ -97,7 +97,8 @@ def test_bfloat16_is_computed_as_numbers() -> None:
     )  # fmt: skip
     x, w = map(bf16_to_f32, bits)
     chosen = np.where(x > w, bf16_to_f32(f32_to_bf16(x * w)), bf16_to_f32(f32_to_bf16(x - w)))
-    assert np.array_equal(memory.take(0x3000, 256, np.uint16), f32_to_bf16(-chosen).reshape(-1))
+    differences = f32_to_bf16(np.float32(1.0078125) - chosen)  # 1.005, rounded
+    assert np.array_equal(memory.take(0x3000, 256, np.uint16), differences.reshape(-1))
     product = x.astype(np.float64) @ w.astype(np.float64)
     error = np.abs(memory.take(0x4000, 256, np.float32).reshape(16, 16) - product)
     bound = (np.abs(x).astype(np.float64) @ np.abs(w)) * 2.0**-24 * (4 + 4)

@@ -106,6 +106,9 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
 
     # -- numbers --------------------------------------------------------------------------------
 
+    def get_bf16(self, value: float) -> Any:  # Triton 3.6 has none
+        return _Handle(f32_to_bf16(np.array([value], np.float32)), tl.bfloat16)
+
     def cast_impl(self, source: Any, target: Any) -> Any:
         target, data = target.scalar, source.data
         if source.dtype.scalar == tl.bfloat16 and data.dtype == np.uint16:
