@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -9,9 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_launch import BLOCK_TYPES, bits, random_rows
 
-from hypocenter.kernels import block_types, quant
+from hypocenter.config import EngineConfig
+from hypocenter.engine.runner import load_runner
+from hypocenter.kernels import block_types, interleave, quant
+from hypocenter.kernels.interleave import SLAB_ROWS
 from hypocenter.kernels.quant_records import RecordLayout, layout_of
+from hypocenter.model.gguf import open_gguf
 from hypocenter.tensor import WEIGHT_TYPES, DType
+
+DEMO = Path(__file__).parents[1] / "src/hypocenter/assets/demo-q8_0.gguf"
 
 
 @pytest.mark.parametrize("dtype", WEIGHT_TYPES)
@@ -115,6 +124,37 @@ def _number(record: np.ndarray, whole: str, index: int) -> np.ndarray:
     halves = record[whole][:, index if small is None else 0].view(np.float16)
     value = halves.astype(np.float32)
     return value if small is None else value * small.astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", WEIGHT_TYPES)
+@pytest.mark.parametrize("device", ["cpu", "sim:mi300x"])
+def test_slabs_of_rows_are_packed_where_they_belong(dtype: DType, device: str) -> None:
+    """Several threads pack one weight, each some rows of it at a time."""
+    raw = random_rows(dtype, 2 * SLAB_ROWS + 70, 256)
+    whole = quant.pack(raw, dtype, 256, device=device)
+    parts = [
+        quant.pack(raw[start : start + SLAB_ROWS], dtype, 256, device=device).parts
+        for start in range(0, len(raw), SLAB_ROWS)
+    ]
+    for found, *slabs in zip(whole.parts, *parts, strict=True):
+        if isinstance(found, np.ndarray):
+            assert found.tobytes() == b"".join(slab.tobytes() for slab in slabs)
+
+
+def test_as_many_threads_pack_as_run_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, max_workers: int) -> None:
+            asked.append(max_workers)
+            super().__init__(max_workers)
+
+    monkeypatch.setattr(interleave, "ThreadPoolExecutor", Pool)
+    with open_gguf(DEMO) as file:
+        for num_threads in (1, 2):
+            load_runner(file, EngineConfig(num_threads=num_threads, context_length=64))
+            assert set(asked) == {num_threads}
+            asked.clear()
 
 
 @pytest.mark.parametrize("dtype", BLOCK_TYPES)

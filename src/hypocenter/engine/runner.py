@@ -50,6 +50,7 @@ def load_runner(file: GGUFFile, config: EngineConfig, progress: Progress | None 
     device = memory.open_device(config.device)
     if device == "cpu":  # a GPU says itself when it is full
         footprint.require_room(file, facts, config, context_length)
+    set_num_threads(_num_threads(config))  # they pack the weights, too
     weights = load_weights(
         file, facts, context_length, progress,
         device=device, in_bf16=in_bf16,
@@ -73,8 +74,7 @@ class Runner:
         self.num_blocks = -(-context_length // config.block_size)
         self.max_batch_tokens = config.max_batch_tokens
         self.max_batch_requests = config.max_batch_requests
-        wanted = config.num_threads or len(os.sched_getaffinity(0))
-        self.num_threads = min(wanted, max_num_threads())
+        self.num_threads = _num_threads(config)
         self._inputs = StepInputs.allocate(
             config.max_batch_tokens,
             config.max_batch_requests,
@@ -240,6 +240,10 @@ def _within(name: str, values: Int32s, bound: int, of: str) -> None:
         raise LaunchRejected(
             "step", f"{name}[{first}] = {int(values[first])}, but {of} has {bound} entries"
         )
+
+
+def _num_threads(config: EngineConfig) -> int:
+    return min(config.num_threads or len(os.sched_getaffinity(0)), max_num_threads())
 
 
 def _context_length(facts: Architecture, config: EngineConfig) -> int:

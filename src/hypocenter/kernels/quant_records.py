@@ -27,9 +27,10 @@ from hypocenter.kernels.interleave import (
     GROUPS_PER_ITEM,
     LANES,
     ROWS_PER_ITEM,
-    SLAB_ROWS,
     in_groups,
     padded,
+    side_by_side,
+    slabs,
 )
 from hypocenter.tensor import DType
 
@@ -154,7 +155,9 @@ def pack_records(
         num_steps = num_columns // (2 if held is DType.BF16 else 1)
         items = large_pages.zeros((num_items, num_steps, ROWS_PER_ITEM), kind)
         rounded = _rounded(dtype) if in_bf16 and held is DType.BF16 else None
-        for slab, place in _slabs(raws, items):
+
+        def turn(part: tuple[Array, Array]) -> None:
+            slab, place = part
             if held is DType.F32:
                 slab = dequantise(slab, dtype, num_columns)
             rows = in_groups(slab.view(kind), num_steps, ROWS_PER_ITEM)
@@ -164,13 +167,17 @@ def pack_records(
                 if rounded is not None:
                     some = rounded[some.view(np.uint16)].view(kind)
                 place[:, step : step + _COLUMNS_AT_ONCE] = some.transpose(0, 2, 1)
+
+        side_by_side(turn, _places(raws, items))
         return (items,)
     layout = layout_of(dtype, num_columns)
     width = -(-num_columns // layout.num_columns) * layout.num_columns
     shape = (num_items, width // layout.num_columns, GROUPS_PER_ITEM)
     records = large_pages.zeros(shape, layout.record)
-    for slab, place in _slabs(raws, records):
-        _fill(place, unpack(slab, dtype, num_columns), layout)
+    side_by_side(
+        lambda part: _fill(part[1], unpack(part[0], dtype, num_columns), layout),
+        _places(raws, records),
+    )
     return (records,)
 
 
@@ -181,12 +188,12 @@ def _rounded(dtype: DType) -> Array:
     return factors_of_products(dequantise(numbers, dtype, 1 << 16))
 
 
-def _slabs(raws: Sequence[Array], items: Array) -> Iterator[tuple[Array, Array]]:
+def _places(raws: Sequence[Array], items: Array) -> Iterator[tuple[Array, Array]]:
     """Some rows at a time, and the items of the packed weight that they become."""
     for index, raw in enumerate(raws):
         own = items[index :: len(raws)]
-        for start in range(0, len(raw), SLAB_ROWS):
-            slab, at = raw[start : start + SLAB_ROWS], start // ROWS_PER_ITEM
+        for rows in slabs(len(raw)):
+            slab, at = raw[rows], rows.start // ROWS_PER_ITEM
             yield slab, own[at : at + -(-len(slab) // ROWS_PER_ITEM)]
 
 

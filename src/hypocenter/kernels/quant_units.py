@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.kernels.block_types import Blocks, unpack
-from hypocenter.kernels.interleave import LANES, SLAB_ROWS, in_groups, padded
+from hypocenter.kernels.interleave import LANES, in_groups, padded, side_by_side, slabs
 from hypocenter.tensor import DType
 
 Array = np.ndarray[Any, Any]
@@ -77,21 +77,25 @@ def pack_units(raw: Array, dtype: DType, num_columns: int) -> tuple[Array, ...]:
         lead = (padded(num_rows) // LANES, width // _COLUMNS)
         kind = {DType.F32: np.float32, DType.F16: np.uint16, DType.BF16: np.int16}[dtype]
         weights = np.zeros((*lead, LANES, _COLUMNS), kind)
-        for start in range(0, num_rows, SLAB_ROWS):
-            _put(weights, start, raw[start : start + SLAB_ROWS].view(kind), width)
+        side_by_side(
+            lambda rows: _put(weights, rows.start, raw[rows].view(kind), width), slabs(num_rows)
+        )
         return (weights,)
     scale_type = np.uint16 if layout.scale_dtype is DType.F16 else np.float32
     lead = (padded(num_rows) // CODE_LANES, width // _COLUMNS)
     words = np.zeros((*lead, 16 // layout.codes_per_word, CODE_LANES, 4), np.int32)
     scales = np.zeros((*lead, CODE_LANES, _COLUMNS // layout.group), scale_type)
     minima = np.zeros(scales.shape if layout.has_minima else (0, 0, CODE_LANES, 0), scale_type)
-    for start in range(0, num_rows, SLAB_ROWS):
-        blocks = unpack(raw[start : start + SLAB_ROWS], dtype, num_columns)
+
+    def fill(rows: slice) -> None:
+        start, blocks = rows.start, unpack(raw[rows], dtype, num_columns)
         made = _words(blocks, layout, width)
         words[start // CODE_LANES : start // CODE_LANES + len(made)] = made
         _put(scales, start, _as_scale(blocks.scales, scale_type), width // layout.group)
         if (lows := blocks.minima) is not None:
             _put(minima, start, _as_scale(lows, scale_type), width // layout.group)
+
+    side_by_side(fill, slabs(num_rows))
     return words, scales, minima
 
 
