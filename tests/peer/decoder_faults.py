@@ -11,13 +11,21 @@ from hypocenter.device.lang import cpu_kernel, prange
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.vector import get, put
 from hypocenter.kernels import activation, activation_cpu
+from hypocenter.kernels.kv_write import kv_write
 from hypocenter.model import decoder
 from hypocenter.tensor import Tensor
 
 
 def without_rope() -> AbstractContextManager[Any]:
     """Queries and keys keep no trace of their positions."""
-    return mock.patch.object(decoder, "rotate", return_value=None)
+
+    def unturned(
+        plan: PlanBuilder, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, slots: Tensor,
+        table: tuple[Tensor, Tensor], k_cache: Tensor, v_cache: Tensor, counts: Tensor, **_: Any,
+    ) -> None:  # fmt: skip
+        kv_write(plan, k, v, slots, k_cache, v_cache, counts)
+
+    return mock.patch.object(decoder, "rope_write", unturned)
 
 
 def without_activation() -> AbstractContextManager[Any]:

@@ -28,7 +28,8 @@ def report_of(peer: Peer, tmp_path_factory: pytest.TempPathFactory) -> Callable[
         done = subprocess.run(
             [sys.executable, ROOT / "benchmarks/vs_llama_cpp.py", "--peer", peer.python, "--shape",
              "toy", "--types", kind, "--models", folder, "--out", out, "--depth", "100",
-             "--repetitions", "2", "--prompt", "64", "--generate", "8", "--threads", "1"],
+             "--rounds", "2", "--pairs", "1", "--prompt", "64", "--generate", "8",
+             "--threads", "1"],
             capture_output=True, text=True, timeout=110,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
