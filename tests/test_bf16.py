@@ -83,7 +83,9 @@ def test_activations_become_the_nearest_numbers(width: int, num_rows: int) -> No
     ties[:] = ties & 0xFFFF0000 | 0x8000
     if num_rows > 1:
         x[0, :2] = 2.0**-50, -(2.0**-50) * (1 - 2.0**-24)
+        x.view(np.uint32)[1, 0] = 0x7F800001  # NaN, and infinite if it were cut off
     x[-1, -2:] = np.nan, -np.inf
+    x.view(np.uint32)[-1, -2] = 0x7FFFFFFF  # NaN, and -0 if it were rounded up
     operands = quantise.Operands.allocate([DType.BF16], num_rows, width, device="cpu", in_bf16=True)
     assert operands.rounded is not None
     operands.rounded.data[:] = -1

@@ -13,7 +13,7 @@ import pytest
 
 from hypocenter.config import INSTRUCTIONS
 from hypocenter.device import lang
-from hypocenter.device.instructions import NEEDED, fastest
+from hypocenter.device.instructions import NEEDED, fastest, limited
 from hypocenter.device.lang import cpu_features, instruction_set
 
 CHILD = Path(__file__).with_name("cpu_path_child.py")
@@ -80,6 +80,14 @@ def test_vdpbf16ps_is_used_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(lang, "cpu_name", lambda: "emeraldrapids")
     monkeypatch.setattr(lang, "_asked_for", "avx512-bf16")
     assert lang.instruction_set() == "avx512-bf16"
+
+
+@pytest.mark.parametrize("path", INSTRUCTIONS)
+def test_a_path_leaves_unused_what_is_beyond_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    every = {feature: True for needed in NEEDED.values() for feature in needed}
+    left = {feature for feature, has in limited(path, every).items() if has}
+    assert fastest(left, with_bf16=True) == path
 
 
 def test_an_arm_takes_neon(monkeypatch: pytest.MonkeyPatch) -> None:
