@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kernel_launch import BLOCK_TYPES, bits, random_rows
 
 from hypocenter.config import EngineConfig
+from hypocenter.device.cpu import max_num_threads
 from hypocenter.engine.runner import load_runner
 from hypocenter.kernels import block_types, interleave, quant
 from hypocenter.kernels.interleave import SLAB_ROWS
@@ -142,6 +143,24 @@ def test_slabs_of_rows_are_packed_where_they_belong(dtype: DType, device: str) -
 
 
 def test_as_many_threads_pack_as_run_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _asked_of_pools(monkeypatch)
+    with open_gguf(DEMO) as file:
+        for num_threads in (1, 2):
+            load_runner(file, EngineConfig(num_threads=num_threads, context_length=64))
+            assert set(asked) == {min(num_threads, max_num_threads())}
+            asked.clear()
+
+
+def test_no_more_than_eight_threads_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes memory for the rows that it packs."""
+    asked = _asked_of_pools(monkeypatch)
+    monkeypatch.setattr(interleave, "num_threads", lambda: 64)
+    quant.pack(random_rows(DType.Q4_0, 64, 64), DType.Q4_0, 64)
+    assert asked == [8]
+
+
+def _asked_of_pools(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets the number of threads of each pool that packs from now on."""
     asked = []
 
     class Pool(ThreadPoolExecutor):
@@ -150,11 +169,12 @@ def test_as_many_threads_pack_as_run_kernels(monkeypatch: pytest.MonkeyPatch) ->
             super().__init__(max_workers)
 
     monkeypatch.setattr(interleave, "ThreadPoolExecutor", Pool)
-    with open_gguf(DEMO) as file:
-        for num_threads in (1, 2):
-            load_runner(file, EngineConfig(num_threads=num_threads, context_length=64))
-            assert set(asked) == {num_threads}
-            asked.clear()
+    return asked
+
+
+def test_what_a_thread_raises_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        interleave.side_by_side(lambda part: 1 // part, [1, 0, 1])
 
 
 @pytest.mark.parametrize("dtype", BLOCK_TYPES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -40,8 +40,11 @@ def slabs(num_rows: int) -> Iterator[slice]:
     return (slice(start, start + SLAB_ROWS) for start in range(0, num_rows, SLAB_ROWS))
 
 
-def side_by_side(work: Callable[[Any], None], parts: Iterator[Any]) -> None:
-    """`work` on each part, by as many threads as kernels take: NumPy lets go of Python's lock."""
+def side_by_side(work: Callable[[Any], None], parts: Iterable[Any]) -> None:
+    """`work` on each part, by as many threads as kernels take: NumPy lets go of Python's lock.
+
+    Raises what `work` raises.
+    """
     with ThreadPoolExecutor(min(num_threads(), MAX_THREADS)) as pool:
         for _ in pool.map(work, parts):
             pass

@@ -174,10 +174,12 @@ def pack_records(
     width = -(-num_columns // layout.num_columns) * layout.num_columns
     shape = (num_items, width // layout.num_columns, GROUPS_PER_ITEM)
     records = large_pages.zeros(shape, layout.record)
-    side_by_side(
-        lambda part: _fill(part[1], unpack(part[0], dtype, num_columns), layout),
-        _places(raws, records),
-    )
+
+    def fill(part: tuple[Array, Array]) -> None:
+        slab, place = part
+        _fill(place, unpack(slab, dtype, num_columns), layout)
+
+    side_by_side(fill, _places(raws, records))
     return (records,)
 
 
