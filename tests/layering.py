@@ -23,6 +23,7 @@ WORDS = frozenset(
         "trace_log",
         "tensor",
         "config",
+        "package",
         "bundle",
         "bundle_json",
     }
@@ -57,7 +58,7 @@ FILE_MAY_ALSO_IMPORT: dict[str, frozenset[str]] = {
 
 #: Foreign package to the files or folders (ending in /) that may import it.
 FENCES: dict[str, tuple[str, ...]] = {
-    "numba": ("device/lang.py",),
+    "numba": ("device/lang.py", "device/code_cache.py"),
     "llvmlite": ("device/lang.py",),
     "triton": ("device/gpu_lang.py",),
     "torch": (

@@ -16,7 +16,7 @@ import numba
 import numpy as np
 import pytest
 
-from hypocenter.device import lang
+from hypocenter.device import code_cache, lang
 from hypocenter.device.lang import CpuKernel
 from hypocenter.kernels.quant_records import RECORDS, layout_of
 
@@ -26,6 +26,7 @@ PROGRAM = """
 import sys
 import numpy as np
 from hypocenter.device import lang, launch, memory
+from hypocenter.device.code_cache import cache_problem
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import activation
 from hypocenter.tensor import DType
@@ -40,7 +41,7 @@ activation.gate(plan, gate, up, "silu", counts)
 (prepared,) = plan.launches
 launch.run(plan.launches)
 hits = sum(prepared.function.stats.cache_hits.values())
-print(float(memory.to_host(gate)[0, 0]), hits, lang.instruction_set(), lang.cache_problem())
+print(float(memory.to_host(gate)[0, 0]), hits, lang.instruction_set(), cache_problem())
 """
 
 
@@ -77,19 +78,23 @@ def test_code_for_one_path_of_instructions_is_not_found_on_another(
 
     def kernel() -> None: ...
 
-    kernel.__hypo_variant__ = "shared"  # type: ignore[attr-defined]
-    names = set()
+    variants: list[str] = []
+    monkeypatch.setattr(code_cache, "keep", lambda _, __, variant: variants.append(variant))
     for path in ("avx512-bf16", "avx512-vnni"):
         monkeypatch.setattr(lang, "instruction_set", lambda path=path: path)
-        names.add(lang._Locator(kernel, __file__).get_disambiguator())
-    assert len(names) == 2
+        lang._compile_on_demand(kernel, "shared")
+    assert len(set(variants)) == 2
 
 
-def test_an_edited_callee_in_another_file_is_noticed(tmp_path: Path) -> None:
+def test_an_edited_callee_in_another_file_is_noticed_and_no_other_edit(tmp_path: Path) -> None:
     """numba alone would run the old sigmoid: it looks at the file of the outer function only."""
     copy = tmp_path / "src"
     shutil.copytree(PACKAGE, copy / "hypocenter", ignore=shutil.ignore_patterns("assets", "*.pyc"))
     before = _run(copy, tmp_path / "cache")
+    for name in ("device/recorder.py", "errors.py", "kernels/norm_cpu.py"):
+        with (copy / "hypocenter" / name).open("a") as file:
+            file.write("# An edit that no kernel of this plan can see.\n")
+    assert _run(copy, tmp_path / "cache")[:2] == [before[0], "1"]
     path = copy / "hypocenter" / "device" / "vector_math.py"
     text = path.read_text()
     formula = "return div(splat(_ONE), add(splat(_ONE), exp(sub(splat(_ZERO), x))))"
@@ -135,7 +140,9 @@ def test_a_folder_that_others_may_write_to_is_made_private(tmp_path: Path) -> No
 
 def _private_folder(cache: Path, umask: int = 0o022) -> str:
     """The folder that a fresh process takes for its kernels, or why it takes none."""
-    program = "from hypocenter.device import lang; print(*lang._cache_folder(), end='')"
+    program = (
+        "from hypocenter.device import code_cache; print(*code_cache._private_folder(), end='')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "HYPO_CACHE_DIR": str(cache)},

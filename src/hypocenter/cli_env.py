@@ -139,9 +139,9 @@ def _proc_value(path: Path, label: str) -> str:
 
 
 def _cache(environ: Mapping[str, str]) -> dict[str, str]:
-    from hypocenter.device import lang
+    from hypocenter.device.code_cache import cache_problem
 
-    return {"folder": str(Environment.read(environ).cache_dir), "problem": lang.cache_problem()}
+    return {"folder": str(Environment.read(environ).cache_dir), "problem": cache_problem()}
 
 
 def _records(environ: Mapping[str, str]) -> str | None:

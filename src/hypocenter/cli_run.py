@@ -58,7 +58,8 @@ def run(
 def open_llm(path: str, config: EngineConfig, progress: ProgressDisplay) -> LLM:
     """The engine, with a display for its loading and a warning when kernels cannot be kept."""
     progress("loading model", 0.0)
-    from hypocenter.device.lang import cache_problem, max_num_threads
+    from hypocenter.device.code_cache import cache_problem
+    from hypocenter.device.lang import max_num_threads
     from hypocenter.engine.llm import LLM
 
     if problem := cache_problem():

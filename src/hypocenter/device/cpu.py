@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hypocenter.device.code_cache import cache_problem
 from hypocenter.device.lang import (
-    cache_problem,
     cpu_features,
     instruction_set,
     max_num_threads,

@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +17,7 @@ from hypocenter.config import launch_blocking
 from hypocenter.device.order import Order, Ticks, Writes
 from hypocenter.device.recorder import current, open_recorder
 from hypocenter.errors import UsageError
+from hypocenter.package import caller_outside
 
 if TYPE_CHECKING:
     from hypocenter.device.backend import Backend
@@ -31,9 +30,7 @@ _orders: WeakKeyDictionary[Backend, Order] = WeakKeyDictionary()
 # The stream that the caller is in, where that is not the default one.
 _streams: dict[str, str] = {}
 
-_DOOR = ("devices.py", "copies.py", "inputs.py", "memory.py")
-_FOLDER = os.path.dirname(__file__)
-_OWN = {os.path.join(_FOLDER, name) for name in _DOOR}
+_DOOR = tuple(f"device/{name}.py" for name in ("devices", "copies", "inputs", "memory"))
 
 
 def open_device(name: str) -> str:
@@ -190,7 +187,4 @@ def noted(call: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
 
 def call_site() -> str:
     """File and line of the nearest caller outside the files of this door."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename in _OWN:
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return caller_outside(*_DOOR)

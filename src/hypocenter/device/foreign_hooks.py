@@ -21,6 +21,7 @@ from typing import Any
 from hypocenter.config import Environment
 from hypocenter.device.foreign import INTERPRETER, ForeignRecorder
 from hypocenter.device.limits import GpuLimits, present_gpu
+from hypocenter.package import is_own_file
 
 log = logging.getLogger("hypocenter.foreign")
 
@@ -187,8 +188,7 @@ def _caller() -> tuple[FrameType | None, str]:
 @functools.lru_cache(maxsize=4096)
 def _is_library(file: str) -> bool:
     is_installed = any(part in file for part in _INSTALLED)
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return file.startswith(here) or (is_installed and any(part in file for part in _LIBRARIES))
+    return is_own_file(file) or (is_installed and any(part in file for part in _LIBRARIES))
 
 
 # -- waits and the end ----------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import numpy as np
 from hypocenter.device.bf16 import bf16_to_f32, f32_to_bf16
 from hypocenter.device.gpu_lang import interpreter, tl
 from hypocenter.device.interpret_numbers import Array
+from hypocenter.package import is_below
 
 _interp: Any = interpreter()
 _Handle: Any = _interp.TensorHandle
@@ -256,12 +257,9 @@ def _here(result: Any) -> Wrap:
     return Wrap(frame.f_code, frame.f_lasti, str(result.dtype.scalar))
 
 
-#: Beginnings of the paths whose frames are never the kernel's: Triton, and the interpreter here.
-_MACHINERY = (
-    str(_interp.__file__).rsplit("runtime", 1)[0],
-    __file__.removesuffix("_builder.py"),
-)
+_TRITON = str(_interp.__file__).rsplit("runtime", 1)[0]
 
 
 def is_machinery(filename: str) -> bool:
-    return filename.startswith(_MACHINERY)
+    """Whether frames of a file are never the kernel's: Triton's, or the interpreter's here."""
+    return filename.startswith(_TRITON) or is_below(filename, "device/interpret")

@@ -1,4 +1,4 @@
-"""The only import of numba and llvmlite: compiles CPU kernels and keeps their machine code on disk.
+"""What CPU kernels are written and compiled with; `code_cache.py` keeps their machine code.
 
 Knows nothing of what a kernel computes; the vector words that kernels are written in are in
 `vector.py`.
@@ -10,26 +10,23 @@ import ctypes
 import hashlib
 import os
 import platform
-import stat
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from importlib import metadata
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import numba
 from llvmlite import binding, ir
 from numba import prange, types
-from numba.core import caching, cgutils
+from numba.core import cgutils
 from numba.core.imputils import RefType, iternext_impl, lower_builtin
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, models, register_model
 
 from hypocenter.config import Environment
-from hypocenter.device import instructions
+from hypocenter.device import code_cache, instructions
 
 # By default libgomp's idle threads spin for milliseconds, and on cores that others use too they
 # keep the very thread they wait for from running: measured 3.6 tokens/s against 20.6 with this.
@@ -342,94 +339,8 @@ def instruction_set() -> str:
     return instructions.fastest(cpu_features(), with_bf16=with_bf16)
 
 
-@cache
-def source_hash() -> str:
-    """Hash of every file that may end up inside a kernel.
-
-    numba's own key sees only the file of the outer function and misses an edited callee.
-    """
-    package = Path(__file__).parent.parent
-    digest = hashlib.sha256()
-    for path in sorted([*package.glob("device/*.py"), *package.glob("kernels/*.py")]):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
-
-
-@cache
-def _cache_folder() -> tuple[Path | None, str]:
-    """The private folder for machine code, or None and the reason why there is none.
-
-    numba's cache files are pickles: they are only trusted in a folder that no one else can write,
-    nor put another in its place.
-    """
-    chosen = Environment.read().cache_dir
-    folder = chosen / "kernels" / source_hash()
-    try:
-        _make_private(chosen)
-        found = chosen.stat()
-        if found.st_uid not in (0, os.getuid()):
-            return None, f"{chosen} belongs to another user"
-        # With the sticky bit, as in /tmp, others may add to a folder but not replace what is ours.
-        if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
-            return None, f"others may write to {chosen}; chmod go-w it"
-        _make_private(folder)
-        for private in (folder.parent, folder):
-            private.chmod(0o700)
-            found = private.stat()
-            if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-                return None, f"{private} is not private to this user"
-        probe = folder / f".probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        return None, f"{folder}: {error.strerror or error}"
-    return folder, ""
-
-
-def _make_private(folder: Path) -> None:
-    """Make a folder and those above it that are missing; `parents=True` would leave them open."""
-    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
-        missing.mkdir(exist_ok=True, mode=0o700)
-
-
-def cache_problem() -> str:
-    """Why compiled kernels are not kept on disk; empty when they are."""
-    return _cache_folder()[1]
-
-
-class _Locator(caching._CacheLocator):  # type: ignore[misc]
-    """Tells numba where one kernel's machine code lives and what makes it stale."""
-
-    def __init__(self, py_func: Callable[..., None], py_file: str) -> None:
-        self._py_file = py_file  # numba names it in its warnings
-        self._variant = py_func.__hypo_variant__  # type: ignore[attr-defined]
-
-    def get_cache_path(self) -> str:
-        return str(_cache_folder()[0])
-
-    def get_source_stamp(self) -> tuple[str, str]:
-        return source_hash(), sys.version
-
-    def get_disambiguator(self) -> str:
-        # What words emit depends on the path, which the features of a processor do not tell alone.
-        return f"{self._variant}-{instruction_set()}"
-
-    @classmethod
-    def from_function(cls, py_func: Callable[..., None], py_file: str) -> _Locator | None:
-        return cls(py_func, py_file) if _cache_folder()[0] else None
-
-
-class _CacheImpl(caching.CompileResultCacheImpl):  # type: ignore[misc]
-    _locator_classes = (_Locator,)
-
-
-class _KernelCache(caching.FunctionCache):  # type: ignore[misc]
-    _impl_class = _CacheImpl
-
-
-def _compile_on_demand(function: Callable[..., Any], variant: str, **options: Any) -> Any:
-    function.__hypo_variant__ = variant  # type: ignore[attr-defined]
+def _compile_on_demand(function: Callable[..., Any], form: str, **options: Any) -> Any:
     dispatcher = numba.njit(**_OPTIONS, **options)(function)
-    if _cache_folder()[0]:
-        dispatcher._cache = _KernelCache(function)
+    # What words emit depends on the path, which the features of a processor do not tell alone.
+    code_cache.keep(dispatcher, function, f"{form}-{instruction_set()}")
     return dispatcher

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +24,7 @@ from hypocenter.device.order import Writes
 from hypocenter.device.recorder import current
 from hypocenter.device.specimen import of_device
 from hypocenter.errors import LaunchRejected, UsageError
+from hypocenter.package import caller_outside
 from hypocenter.ring import CELL_PLACE
 from hypocenter.tensor import Tensor
 
@@ -38,8 +37,6 @@ _POOL = threading.Lock()
 _known_place: tuple[memoryview | None, int] = (None, 0)
 
 Progress = Callable[[str, float], None]
-
-_FOLDER = os.path.dirname(__file__) + os.sep
 
 
 class Runs(Protocol):
@@ -82,7 +79,7 @@ class Launch:
         self.contract, self.facts = contract, facts
         self.device, self.jit = device, jit
         self.options, self.extents = options or {}, extents or {}
-        self.given, self.site = tuple(given), _asked_at()
+        self.given, self.site = tuple(given), caller_outside("device")
         self.run: Callable[[], None] = self._plain()
 
     @property
@@ -281,14 +278,6 @@ def _place_in(cells: memoryview) -> int:
     if _known_place[0] is not cells:
         _known_place = cells, int(np.frombuffer(cells, np.uint64)[CELL_PLACE:].ctypes.data)
     return _known_place[1]
-
-
-def _asked_at() -> str:
-    """File and line of the nearest caller outside this folder."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_FOLDER):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _bound(arg: Any) -> Iterator[tuple[Any, int | None]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from hypocenter import package
 from hypocenter.device.gpu_lang import triton
 from hypocenter.device.interpret_numbers import Array
 from hypocenter.forensics.check_tensors import TensorWatch
@@ -258,7 +260,7 @@ def _launch_site() -> Site | None:
 
     skip = (
         str(triton.__file__).rsplit("__init__", 1)[0], str(torch.__file__).rsplit("__init__", 1)[0],
-        __file__.rsplit("forensics", 1)[0], "<",
+        f"{package.FOLDER}{os.sep}", "<",
     )  # fmt: skip
     frames = []
     step = sys._getframe(1).f_back

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from hypocenter.errors import HypoError
+from hypocenter.package import is_own_file
 from hypocenter.records import CheckedLaunch, Finding, Headroom
 
 #: torch names every backend that it knows when one is missing.
@@ -124,7 +125,7 @@ def _print_traceback(error: BaseException) -> None:
 
 
 def _is_ours(file: str) -> bool:
-    return file.startswith((str(Path(__file__).parent.parent), "<"))
+    return file.startswith("<") or is_own_file(file)
 
 
 def _line(out: BinaryIO, line: Line) -> None:

@@ -6,6 +6,7 @@ outputs that a launch left partly unwritten until something reads them or the pr
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hypocenter import package
 from hypocenter.device.interpret_numbers import Array
 from hypocenter.forensics.replay_arguments import Argument, extent_bytes
 from hypocenter.records import Finding, Site
@@ -215,7 +217,7 @@ def _elements(flags: Array, argument: Argument) -> Array:
 def _user_line() -> str:
     """File and line of the nearest frame that is neither torch's nor this package's."""
     frame = sys._getframe(1)
-    skip = (str(torch.__file__).rsplit("__init__", 1)[0], __file__.rsplit("forensics", 1)[0])
+    skip = (str(torch.__file__).rsplit("__init__", 1)[0], f"{package.FOLDER}{os.sep}")
     while frame.f_back is not None and frame.f_code.co_filename.startswith(skip):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -10,11 +10,9 @@ import difflib
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
+from hypocenter.package import gpu_kernel_files
 from hypocenter.recording import LaunchRecord, SourceRecord
-
-_KERNELS = Path(__file__).parents[1] / "kernels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ def changes(
 def installed() -> Mapping[str, str]:
     """Text of every function in the files of GPU kernels, by its name; decorators included."""
     found: dict[str, str] = {}
-    for path in sorted(_KERNELS.glob("*_gpu.py")):
+    for path in gpu_kernel_files():
         text = path.read_text("utf-8")
         lines = text.splitlines(keepends=True)
         for node in ast.parse(text).body:

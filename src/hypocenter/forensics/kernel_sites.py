@@ -21,13 +21,13 @@ import numpy as np
 from hypocenter.device.gpu_lang import tl
 from hypocenter.device.interpret import Interpretation, indent_of
 from hypocenter.device.interpret_builder import Wrap, is_machinery
+from hypocenter.package import is_below
 from hypocenter.records import Site
 
 Value = bool | int | float | str
 
 MAX_EXPRESSION_CHARS = 200
 _OUTERMOST = Interpretation.run.__code__
-_HERE = __file__.rsplit("kernel_sites", 1)[0]
 
 
 def kernel_frames() -> list[FrameType]:
@@ -36,7 +36,7 @@ def kernel_frames() -> list[FrameType]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _OUTERMOST:
         name = frame.f_code.co_filename
-        if not is_machinery(name) and not name.startswith(_HERE):
+        if not is_machinery(name) and not is_below(name, "forensics"):
             frames.append(frame)
         frame = frame.f_back
     return frames if frame is not None else []

@@ -12,15 +12,14 @@ import importlib
 import inspect
 import linecache
 import math
-import pkgutil
 import sys
 import textwrap
 import tokenize
 from collections.abc import Collection
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from hypocenter import package
 from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.device.source import sources_of
 from hypocenter.errors import UsageError
@@ -30,7 +29,6 @@ from hypocenter.recording import LaunchRecord, SourceRecord
 #: In the name of a source file: its text is a bundle's.
 FROM_BUNDLE = "bundle:"
 
-_PACKAGE = "hypocenter"
 _MAX_FIRST_LINE = 1 << 20
 _JIT = triton.runtime.jit.JITFunction
 
@@ -68,23 +66,20 @@ def installed_kernel(index: BundleIndex, launch: LaunchRecord) -> Any | None:
 
     None when there is none, or when the launch was one of it.
     """
-    import hypocenter.kernels as kernels
-
     record = index.sources.get(launch.source)
     if record is None or _differing(index, record, set()) is None:
         return None
-    for found in pkgutil.iter_modules(kernels.__path__):
-        if found.name.endswith("_gpu"):
-            module = importlib.import_module(f"{kernels.__name__}.{found.name}")
-            function = getattr(module, launch.function, None)
-            if isinstance(function, _JIT):
-                return function
+    for file in package.gpu_kernel_files():
+        module = importlib.import_module(package.module_name(file))
+        function = getattr(module, launch.function, None)
+        if isinstance(function, _JIT):
+            return function
     return None
 
 
 def is_project_kernel(record: SourceRecord | None) -> bool:
     """Whether a kernel is this project's, which never casts a pointer."""
-    return record is not None and _module_name(record.file) is not None
+    return record is not None and package.recorded_kernel_module(record.file) is not None
 
 
 def _differing(index: BundleIndex, record: SourceRecord, seen: set[str]) -> str | None:
@@ -133,22 +128,10 @@ def _digest(text: str) -> str:
 
 def _module(file: str) -> ModuleType | None:
     """The module of a source file: one of this package's, or one that is loaded already."""
-    if (name := _module_name(file)) is not None:
+    if (name := package.recorded_kernel_module(file)) is not None:
         return importlib.import_module(name)
     loaded = (m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == file)
     return next(loaded, None)
-
-
-def _module_name(file: str) -> str | None:
-    """The dotted name of a file of this package, wherever it was installed when it was recorded."""
-    parts = Path(file).with_suffix("").parts
-    if _PACKAGE not in parts or not file.endswith(".py"):
-        return None
-    below = parts[len(parts) - parts[::-1].index(_PACKAGE) :]
-    here = Path(__file__).parents[1].joinpath(*below).with_suffix(".py")
-    if below[:1] not in (("kernels",), ("lab",)) or not all(map(str.isidentifier, below)):
-        return None
-    return ".".join((_PACKAGE, *below)) if here.is_file() else None
 
 
 def _fresh(index: BundleIndex, record: SourceRecord, made: dict[str, Any]) -> Any:

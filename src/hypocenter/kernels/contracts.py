@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 from hypocenter.bundle import Bundle
 from hypocenter.kernels.contract import Contract
+from hypocenter.package import kernel_module
 from hypocenter.recording import LaunchRecord
 
 _FILES = (
@@ -32,7 +33,7 @@ def all_contracts() -> tuple[Contract, ...]:
     """The contracts at the top of the ops' files, alone or in tuples, each once."""
     found: dict[int, Contract] = {}
     for file in _FILES:
-        module = importlib.import_module(f"hypocenter.kernels.{file}")
+        module = importlib.import_module(kernel_module(file))
         for value in vars(module).values():
             several = value if isinstance(value, tuple) else (value,)
             found |= {id(one): one for one in several if isinstance(one, Contract)}

@@ -30,6 +30,7 @@ from hypocenter.kernels.contract import Contract
 from hypocenter.lab.model import model_path
 from hypocenter.model import decoder
 from hypocenter.model.weights import Weights
+from hypocenter.package import kernel_module
 from hypocenter.tensor import DType, Tensor
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Lab:
 
         Each old text must stand there once. Raises UsageError where it does not.
         """
-        module = importlib.import_module(f"hypocenter.kernels.{name}")
+        module = importlib.import_module(kernel_module(name))
         made = edited(module, *changes)
         self._undo.callback(sys.modules.pop, made.__name__, None)
         for name, value in vars(made).items():

@@ -60,7 +60,7 @@ def _hooks() -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        above = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
+        above = _HERE[: _HERE.rindex(f"{os.sep}hypocenter{os.sep}")]
         for known in [known for known in sys.modules if known.split(".")[0] == "hypocenter"]:
             del sys.modules[known]
         sys.path.append(above)
