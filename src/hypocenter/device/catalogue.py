@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from hypocenter.recording import (
 )
 from hypocenter.tensor import Allocation, Tensor
 
-if TYPE_CHECKING:
-    from hypocenter.device.launch import Launch
-
 #: Names of the arrays of a packed weight, by how many there are and whether it is of a block type.
 _PARTS: Mapping[tuple[int, bool], tuple[str, ...]] = {
     (1, False): ("weights",),
@@ -35,6 +32,26 @@ _TORCH_NAMES = {
     "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8", "I16": "int16",
     "I32": "int32", "I64": "int64", "U8": "uint8",
 }  # fmt: skip
+
+
+class Launchable(Protocol):
+    """What is recorded of a launch, which `device/launch.py` makes.
+
+    `facts` are its arguments by the names of its contract, `given` as its kernel takes them.
+    """
+
+    kernel: str
+    function: Any
+    jit: Any
+    device: str
+    contract: Any
+    facts: Mapping[str, Any]
+    given: tuple[Any, ...]
+    options: Mapping[str, Any]
+    site: str
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]: ...
 
 
 class Catalogue:
@@ -133,7 +150,7 @@ class Catalogue:
 
     # -- launches -------------------------------------------------------------------------------
 
-    def launch(self, launch: Launch, stream: str = "") -> LaunchRecord:
+    def launch(self, launch: Launchable, stream: str = "") -> LaunchRecord:
         """A launch with its arguments by number; source and contract are written before it."""
         options: Mapping[str, Any] = launch.options
         names = _parameters(launch.jit or launch.function)
@@ -163,7 +180,7 @@ class Catalogue:
         """A contract's arguments."""
         return tuple(self._argument(name, value) for name, value in facts.items())
 
-    def _arguments(self, names: list[str], launch: Launch) -> tuple[Argument, ...]:
+    def _arguments(self, names: list[str], launch: Launchable) -> tuple[Argument, ...]:
         """What the kernel's parameters got; a packed weight stands for several of them."""
         # A GPU kernel is given the arrays that it needs, a CPU kernel the whole weight.
         owners = {

@@ -12,9 +12,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
 import msgspec
@@ -23,7 +23,7 @@ import numpy as np
 from hypocenter import ring
 from hypocenter.config import Environment
 from hypocenter.device import hand
-from hypocenter.device.catalogue import Catalogue
+from hypocenter.device.catalogue import Catalogue, Launchable
 from hypocenter.device.mark_runs import MarkRuns
 from hypocenter.device.reported import never_breaks, reported
 from hypocenter.device.run_folder import claim_folder, process_record
@@ -49,10 +49,6 @@ from hypocenter.recording import (
 )
 from hypocenter.ring_write import RingWriter
 from hypocenter.tensor import Allocation, Tensor
-
-if TYPE_CHECKING:
-    from hypocenter.device.launch import Launch
-    from hypocenter.device.plan import Plan
 
 log = logging.getLogger("hypocenter.recorder")
 
@@ -113,13 +109,36 @@ atexit.register(close_recorder)
 os.register_at_fork(after_in_child=_forget)
 
 
+class Planned(Protocol):
+    """What is recorded of a plan, which `device/plan.py` makes: launches that run in order.
+
+    `graph` is the number of the graph that the next run replays, or 0; `tag` tells its marks from
+    those of other plans.
+    """
+
+    name: str
+    tag: int
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def launches(self) -> Sequence[Launchable]: ...
+
+    @property
+    def graph(self) -> int: ...
+
+    @property
+    def marks(self) -> Sequence[Any]: ...
+
+
 class _OfThread(threading.local):
     """The step that a thread is in, the plans that it has run there, the word of the next one."""
 
     def __init__(self) -> None:
         self.step = self.undrawn = 0
         self.plans: set[int] = set()
-        self.ready: tuple[Plan, int] | None = None
+        self.ready: tuple[Planned, int] | None = None
 
 
 class Recorder:
@@ -136,7 +155,7 @@ class Recorder:
         self._seq = itertools.count(1)
         self._thread = _OfThread()
         self._running: dict[int, int] = {}  # thread to the time at which its step began
-        self._plans: WeakKeyDictionary[Plan, int] = WeakKeyDictionary()
+        self._plans: WeakKeyDictionary[Planned, int] = WeakKeyDictionary()
         self._inputs: dict[int, tuple[Tensor, tuple[int, str]]] = {}
         #: What `launched` told last, and of which launch.
         self._told: tuple[ref[Any], LaunchRecord | None] = ref(self), None
@@ -219,7 +238,7 @@ class Recorder:
 
     @never_breaks
     def step(
-        self, plan: Plan, inputs: Iterable[tuple[Tensor, np.ndarray[Any, Any]]] = (),
+        self, plan: Planned, inputs: Iterable[tuple[Tensor, np.ndarray[Any, Any]]] = (),
         requests: tuple[RequestRecord, ...] = (), *, is_new: bool = True,
         drawn: Tensor | None = None,
     ) -> None:  # fmt: skip
@@ -254,7 +273,7 @@ class Recorder:
         if of:
             self._event(Drawn(**self._now(), of=of, inputs=(values,), digests=digests))
 
-    def begin(self, plan: Plan) -> tuple[Cells, int]:
+    def begin(self, plan: Planned) -> tuple[Cells, int]:
         """Where the places of `plan`, which runs now, are written to, and the first of them."""
         ready, self._thread.ready = self._thread.ready, None
         if ready is None or ready[0] is not plan:
@@ -288,7 +307,7 @@ class Recorder:
             self.cells[ring.CELL_STEP_STARTED] = min(self._running.values(), default=0)
 
     @never_breaks
-    def launched(self, launch: Launch, stream: str = "") -> None:
+    def launched(self, launch: Launchable, stream: str = "") -> None:
         """A launch outside of every plan is about to be made."""
         with self._lock:
             last, record = self._told
@@ -297,7 +316,7 @@ class Recorder:
                 self._told = ref(launch), record
             self._event(Launched(**self._now(), launch=record))
 
-    def captured(self, plan: Plan, device: str, bases: Iterable[int]) -> int:
+    def captured(self, plan: Planned, device: str, bases: Iterable[int]) -> int:
         """A graph has taken the launches of `plan`; `bases`: where its memory begins.
 
         Returns its number, which steps that replay it have.
@@ -307,7 +326,7 @@ class Recorder:
         return number
 
     @never_breaks
-    def _captured(self, graph: int, plan: Plan, device: str, bases: Iterable[int]) -> None:
+    def _captured(self, graph: int, plan: Planned, device: str, bases: Iterable[int]) -> None:
         with self._lock:
             found = (self.catalogue.at(device, base) for base in bases)
             allocations = tuple(sorted(number for number in found if number is not None))
@@ -321,7 +340,7 @@ class Recorder:
     # -- what went wrong, and who looked --------------------------------------------------------
 
     @never_breaks
-    def failed(self, error: BaseException, launch: Launch | None = None) -> None:
+    def failed(self, error: BaseException, launch: Launchable | None = None) -> None:
         """An error on its way up: a refusal, or what a call of the runtime reported.
 
         Noted once, however many floors it passes.
@@ -410,7 +429,7 @@ class Recorder:
         except ValueError:  # closed
             return
 
-    def _plan_number(self, plan: Plan) -> int:
+    def _plan_number(self, plan: Planned) -> int:
         number = self._plans.get(plan)
         if number is None:
             number = self._plans[plan] = next(self._plan_ids)
