@@ -23,13 +23,14 @@ from hypocenter.kernels import (
     kv_write,
     linear,
     norm,
+    operands,
     quant,
     quantise,
     rope,
     rope_write,
 )
 from hypocenter.kernels.block_types import dequantise
-from hypocenter.kernels.quantise import Operands
+from hypocenter.kernels.operands import Operands
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 Array = np.ndarray[Any, Any]
@@ -150,7 +151,7 @@ class _Make:
         if dtype.is_quantised:
             # What is multiplied: codes and scales, which other cases hold against x itself.
             codes, scales, _ = quantise.reference(x)
-            groups = codes.reshape(num_rows, -1, quantise.GROUP) * scales[..., None].astype(float)
+            groups = codes.reshape(num_rows, -1, operands.GROUP) * scales[..., None].astype(float)
             x = groups.reshape(num_rows, -1)
         exact = linear.reference(x, weights, bias) + before
         size = np.abs(x) @ np.abs(weights).T + np.abs(bias) + np.abs(before)

@@ -20,7 +20,8 @@ from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Batch
 from hypocenter.engine.scheduler import Chunk
 from hypocenter.errors import BadLogits
-from hypocenter.kernels.sampling import Draw, sample_reference
+from hypocenter.kernels.draw import Draw
+from hypocenter.kernels.sampling import sample_reference
 from hypocenter.records import Route
 from hypocenter.tensor import DType, Tensor
 

@@ -28,6 +28,7 @@ from hypocenter.device.lang import cpu_name, instruction_set
 from hypocenter.engine.runner import Runner, load_runner
 from hypocenter.errors import UsageError
 from hypocenter.kernels import block_types, linear, quant, quantise
+from hypocenter.kernels.operands import Operands, Product
 from hypocenter.kernels.quant_records import held_as
 from hypocenter.model.gguf import open_gguf
 from hypocenter.tensor import DType, Tensor
@@ -86,7 +87,7 @@ def test_activations_become_the_nearest_numbers(width: int, num_rows: int) -> No
         x.view(np.uint32)[1, 0] = 0x7F800001  # NaN, and infinite if it were cut off
     x[-1, -2:] = np.nan, -np.inf
     x.view(np.uint32)[-1, -2] = 0x7FFFFFFF  # NaN, and -0 if it were rounded up
-    operands = quantise.Operands.allocate([DType.BF16], num_rows, width, device="cpu", in_bf16=True)
+    operands = Operands.allocate([DType.BF16], num_rows, width, device="cpu", in_bf16=True)
     assert operands.rounded is not None
     operands.rounded.data[:] = -1
     num_made = -(-width // 16) * 16  # by whole vectors
@@ -161,8 +162,8 @@ def test_weights_of_other_types_beside_it_are_read_as_ever() -> None:
                for kind in kinds]  # fmt: skip
     together = [rows_tensor("out", np.zeros((num_rows, 64), np.float32)) for _ in kinds]
     alone = [rows_tensor("out", np.zeros((num_rows, 64), np.float32)) for _ in kinds]
-    operands = quantise.Operands.allocate(kinds, num_rows, num_columns, device="cpu", in_bf16=True)
-    products = [linear.Product(*one) for one in zip(weights, together, strict=True)]
+    operands = Operands.allocate(kinds, num_rows, num_columns, device="cpu", in_bf16=True)
+    products = [Product(*one) for one in zip(weights, together, strict=True)]
     given, live = rows_tensor("x", x), counts(num_rows)
     launch(
         lambda p: linear.linear_several(p, given, products, live, operands.first(num_rows)),

@@ -24,7 +24,8 @@ from hypocenter.engine.engine import Engine
 from hypocenter.engine.runner import load_runner
 from hypocenter.errors import UsageError
 from hypocenter.kernels import rope
-from hypocenter.kernels.sampling import Draw, sample
+from hypocenter.kernels.draw import Draw
+from hypocenter.kernels.sampling import sample
 from hypocenter.kernels.sampling_plan import DeviceSampler
 from hypocenter.model.gguf import open_gguf
 from hypocenter.records import Completion, Route, Timings

@@ -9,7 +9,7 @@ from demo_variants import DEMO
 
 from hypocenter.config import EngineConfig
 from hypocenter.engine.runner import load_runner
-from hypocenter.kernels.quantise import Operands
+from hypocenter.kernels.operands import Operands
 from hypocenter.model.gguf import open_gguf
 from hypocenter.tensor import DType
 

@@ -27,11 +27,12 @@ from hypocenter.kernels import attention as attention_op
 from hypocenter.kernels import quantise as quantise_op
 from hypocenter.kernels.activation import gate, gate_codes
 from hypocenter.kernels.attention import Partial, attention
-from hypocenter.kernels.linear import Product, linear_several
+from hypocenter.kernels.linear import linear_several
 from hypocenter.kernels.linear_gate import linear_gate_codes
 from hypocenter.kernels.norm import rms_norm, rms_norm_codes
+from hypocenter.kernels.operands import Operands, Product, reads_codes_alone
 from hypocenter.kernels.quant import pack_by_turns, place
-from hypocenter.kernels.quantise import Operands, quantise, reads_codes_alone
+from hypocenter.kernels.quantise import quantise
 from hypocenter.tensor import DType, Tensor
 
 Array = np.ndarray[Any, Any]

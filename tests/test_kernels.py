@@ -32,6 +32,7 @@ from hypocenter.kernels import (
     kv_write,
     linear,
     norm,
+    operands,
     quantise,
     rope,
 )
@@ -142,7 +143,7 @@ def test_codes_of_activations_are_those_of_the_reference(
     x[4, -1], x[5, 0] = np.nan, np.inf
     x[6] = np.arange(width) % 32 / 2
     x[6, ::32] = 127
-    into = quantise.Operands.allocate([DType.Q4_0], num_rows, width, device=device)
+    into = operands.Operands.allocate([DType.Q4_0], num_rows, width, device=device)
     weight = weight_tensor(DType.F32, random_rows(DType.F32, 1, width), width)
     weight = dataclasses.replace(weight, dtype=DType.Q4_0)
     given = rows_tensor("x", x, np.nan)

@@ -12,8 +12,8 @@ from kernel_launch import bits, counts, random_rows, rows_tensor, vector_tensor,
 from hypocenter.device import memory
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.kernels import linear_gpu
-from hypocenter.kernels.linear import Product, linear_several
-from hypocenter.kernels.quantise import Operands
+from hypocenter.kernels.linear import linear_several
+from hypocenter.kernels.operands import Operands, Product
 from hypocenter.tensor import DType
 
 SIM = "sim:h200"

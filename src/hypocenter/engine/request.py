@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hypocenter.config import SamplingParams
-from hypocenter.kernels.sampling import has_penalties
+from hypocenter.kernels.draw import has_penalties
 from hypocenter.recording import RequestRecord
 from hypocenter.records import Completion, Delta, Route, Timings
 

@@ -11,13 +11,8 @@ from hypocenter.device import memory
 from hypocenter.device.launch import Progress
 from hypocenter.engine.scheduler import Chunk
 from hypocenter.errors import BadLogits
-from hypocenter.kernels.sampling import (
-    Draw,
-    HostSampler,
-    compile_kernels,
-    has_penalties,
-    sample_later,
-)
+from hypocenter.kernels.draw import Draw, has_penalties
+from hypocenter.kernels.sampling import HostSampler, compile_kernels, sample_later
 from hypocenter.tensor import DType, Tensor
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels import activation_cpu
 from hypocenter.kernels.contract import COUNT, Apart, Arg, Contract, Rule, Scalar, live_counts
-from hypocenter.kernels.quantise import INTO_CODES, INTO_TILES, Operands
+from hypocenter.kernels.operands import Operands
+from hypocenter.kernels.quantise import INTO_CODES, INTO_TILES
 from hypocenter.tensor import DType, Tensor
 
 _WHOLE_VECTORS = Rule("width % 16 == 0", "rows must be padded to whole vectors")

@@ -30,7 +30,8 @@ from hypocenter.kernels.contract import (
     live_rows,
 )
 from hypocenter.kernels.kv_write import caches
-from hypocenter.kernels.quantise import Operands, into_tiles, quantise
+from hypocenter.kernels.operands import Operands
+from hypocenter.kernels.quantise import into_tiles, quantise
 from hypocenter.tensor import DType, Tensor
 
 

@@ -16,8 +16,8 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention_tile_gpu import attend_tile, fold, load_query, stacked
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.index_gpu import as_offset
+from hypocenter.kernels.operands import FEW_ROWS
 from hypocenter.kernels.overlap_gpu import follow
-from hypocenter.kernels.quantise import FEW_ROWS
 from hypocenter.kernels.quantise_gpu import store_codes
 from hypocenter.tensor import DType, Tensor
 

@@ -7,7 +7,6 @@ a GPU, by pieces of it; BF16, where that is asked for, by x as bf16.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,9 @@ import numpy as np
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import linear_cpu
 from hypocenter.kernels.contract import COUNT, Apart, Arg, Contract, Rule, live_counts
+from hypocenter.kernels.operands import Operands, Product
 from hypocenter.kernels.quant import ROWS_PER_ITEM, padded
-from hypocenter.kernels.quantise import Operands, present
+from hypocenter.kernels.quantise import present
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 
@@ -85,16 +85,6 @@ def reference(
     """x [num_rows, k] @ weight [n, k].T (+ bias [n]) in float64."""
     out: np.ndarray[Any, Any] = x.astype(np.float64) @ weight.astype(np.float64).T
     return out if bias is None else out + bias
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """One weight packed [n, k], where its product goes, f32 [num_rows, >= n padded to 64], and a
-    bias f32 [>= n padded to 64]."""
-
-    weight: Tensor
-    out: Tensor
-    bias: Tensor | None = None
 
 
 def linear(

@@ -14,7 +14,8 @@ from hypocenter.kernels import linear_gate_cpu
 from hypocenter.kernels.activation import GATES, require_kind
 from hypocenter.kernels.contract import Apart, Arg, Contract, Scalar, live_counts
 from hypocenter.kernels.linear import X_TILES
-from hypocenter.kernels.quantise import Operands, into_tiles
+from hypocenter.kernels.operands import Operands
+from hypocenter.kernels.quantise import into_tiles
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 CONTRACT = Contract(

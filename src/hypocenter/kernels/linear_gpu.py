@@ -7,20 +7,17 @@ bucket; the bits of a result are the same whichever it is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hypocenter.device.gpu_lang import triton
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.linear_codes_gpu import linear_codes_few_kernel, linear_codes_kernel
 from hypocenter.kernels.linear_float_gpu import linear_float_few_kernel, linear_float_kernel
+from hypocenter.kernels.operands import FEW_ROWS, Product
 from hypocenter.kernels.quant import LANES, Packed, padded
 from hypocenter.kernels.quant_units import UNITS
-from hypocenter.kernels.quantise import FEW_ROWS
 from hypocenter.tensor import DType, Tensor
-
-if TYPE_CHECKING:
-    from hypocenter.kernels.linear import Product
 
 #: Weights that the kernels for few rows take.
 _MOST = 3

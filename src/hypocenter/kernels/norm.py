@@ -12,7 +12,8 @@ import numpy as np
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import norm_cpu
 from hypocenter.kernels.contract import COUNT, Arg, Contract, Scalar, live_counts
-from hypocenter.kernels.quantise import INTO_CODES, INTO_TILES, Operands
+from hypocenter.kernels.operands import Operands
+from hypocenter.kernels.quantise import INTO_CODES, INTO_TILES
 from hypocenter.tensor import DType, Tensor
 
 _PARTS = (

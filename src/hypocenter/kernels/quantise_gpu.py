@@ -9,8 +9,8 @@ from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.index_gpu import as_offset
+from hypocenter.kernels.operands import FEW_ROWS
 from hypocenter.kernels.overlap_gpu import follow
-from hypocenter.kernels.quantise import FEW_ROWS
 from hypocenter.tensor import DType
 
 #: Groups that a program makes where rows are many, and where they are few.

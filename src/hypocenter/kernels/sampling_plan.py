@@ -7,7 +7,7 @@ back: the chosen id and the number of bad logits of each row.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +15,10 @@ from hypocenter.device import memory
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.recorder import current
 from hypocenter.kernels import sampling_gpu as gpu
+from hypocenter.kernels.draw import Draw, has_penalties, settings_of
 from hypocenter.kernels.mark import mark
 from hypocenter.kernels.sampling_contracts import BLOCK, CONTRACT, GREEDY
 from hypocenter.tensor import DType, Tensor
-
-if TYPE_CHECKING:
-    from hypocenter.kernels.sampling import Draw
 
 #: Blocks of tokens that one turn of a level's loop adds up.
 _TILE = 64
@@ -80,8 +78,6 @@ class DeviceSampler:
 
     def plan(self, logits: Tensor, draws: Sequence[Draw]) -> Plan:
         """The plan that chooses for `draws`, whose settings are copied to its buffers."""
-        from hypocenter.kernels.sampling import has_penalties
-
         contexts = [
             (draw.context_ids, draw.output_counts)
             for draw in draws
@@ -140,8 +136,6 @@ class DeviceSampler:
             }
 
     def _fill(self, draws: Sequence[Draw]) -> None:
-        from hypocenter.kernels.sampling import has_penalties, settings_of
-
         settings = np.array([settings_of(draw) for draw in draws], np.float64)
         self._put(self._buffers["settings"], settings.view(np.int64))
         penalised = [draw if has_penalties(draw.params) else None for draw in draws]

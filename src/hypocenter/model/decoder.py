@@ -16,12 +16,12 @@ from hypocenter.kernels.activation import gate, gate_codes, scale, softcap
 from hypocenter.kernels.attention import Partial, allocate_parts, attention
 from hypocenter.kernels.embedding import gather, lookup, narrow
 from hypocenter.kernels.kv_write import kv_write
-from hypocenter.kernels.linear import Product, linear_several
+from hypocenter.kernels.linear import linear_several
 from hypocenter.kernels.linear_gate import linear_gate_codes
 from hypocenter.kernels.mark import mark, mark_layer
 from hypocenter.kernels.norm import rms_norm, rms_norm_codes
+from hypocenter.kernels.operands import Operands, Product, reads_codes_alone
 from hypocenter.kernels.quant import padded
-from hypocenter.kernels.quantise import Operands, reads_codes_alone
 from hypocenter.kernels.rope import rotate
 from hypocenter.kernels.rope_write import rope_write
 from hypocenter.model.architecture import Architecture

@@ -9,9 +9,9 @@ from pathlib import Path
 from hypocenter.config import KV_DTYPES, EngineConfig
 from hypocenter.errors import OutOfMemory
 from hypocenter.kernels.attention_cpu import num_part_floats
+from hypocenter.kernels.operands import operand_bytes
 from hypocenter.kernels.quant import padded
 from hypocenter.kernels.quant_records import held_as, packed_bytes
-from hypocenter.kernels.quantise import operand_bytes
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.gguf import GGUFFile
 from hypocenter.model.gguf_values import TensorInfo

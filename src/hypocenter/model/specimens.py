@@ -15,9 +15,9 @@ from hypocenter.device.abstract import AbstractGpu, specimens
 from hypocenter.device.launch import Launch
 from hypocenter.device.plan import Plan
 from hypocenter.device.specimen import Specimen
+from hypocenter.kernels.draw import Draw
 from hypocenter.kernels.quant import Packed, padded
 from hypocenter.kernels.quant_units import UNITS
-from hypocenter.kernels.sampling import Draw
 from hypocenter.kernels.sampling_plan import DeviceSampler
 from hypocenter.model.architecture import FAMILIES, Architecture, Rope
 from hypocenter.model.decoder import Decoder, KVPages, StepInputs

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from hypocenter.device.memory import allocate, rows
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels import attention_parts as parts
-from hypocenter.kernels.quantise import Operands, quantise
+from hypocenter.kernels.operands import Operands
+from hypocenter.kernels.quantise import quantise
 from hypocenter.model.architecture import Architecture
 from hypocenter.tensor import DType, Tensor
 

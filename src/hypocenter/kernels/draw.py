@@ -1,0 +1,80 @@
+"""All that the choice of one token depends on besides its logits, and its random number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from hypocenter.config import SamplingParams
+
+Ids = npt.NDArray[np.int32]
+
+
+def _no_ids() -> Ids:
+    return np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """All that the choice of one token depends on, besides its logits.
+
+    `position` is the absolute position that the chosen token will have. `context_ids` [n] are the
+    distinct tokens of prompt and output, `output_counts` [n] how often each stands in the output;
+    both may stay empty where `has_penalties(params)` is false.
+    """
+
+    params: SamplingParams
+    position: int
+    context_ids: Ids = field(default_factory=_no_ids)
+    output_counts: Ids = field(default_factory=_no_ids)
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    """Whether the choice of a token depends on the tokens before it, beyond their logits."""
+    return (
+        params.repeat_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+    )
+
+
+def uniform(seed: int, position: int) -> float:
+    """The random number in [0, 1) of a position, with 53 bits: no state, so no order matters."""
+    counter = (position & _WORD, position >> 32 & _WORD, 0, 0)
+    words = philox4x32(counter, (seed & _WORD, seed >> 32 & _WORD))
+    return (words[0] << 21 | words[1] >> 11) * 2.0**-53
+
+
+def philox4x32(
+    counter: tuple[int, int, int, int], key: tuple[int, int]
+) -> tuple[int, int, int, int]:
+    """Philox4x32-10: four 32-bit words from a counter and a key.
+
+    Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3 (SC 2011), section 4.3;
+    the constants are those of its reference library Random123.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & _WORD, (p0 >> 32) ^ c3 ^ k1, p0 & _WORD
+        k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
+    return c0, c1, c2, c3
+
+
+_WORD = 0xFFFFFFFF
+
+
+def settings_of(draw: Draw) -> tuple[float, ...]:
+    """A draw as the columns that the kernel's `settings` has."""
+    params = draw.params
+    return (
+        params.repeat_penalty,
+        params.presence_penalty,
+        params.frequency_penalty,
+        params.temperature,
+        params.top_k,
+        params.top_p,
+        params.min_p,
+        uniform(params.seed, draw.position) if params.temperature else 0.0,
+    )
