@@ -13,7 +13,7 @@ from fake_runner import FakeTokenizer
 from fake_torch import FakeJit, FakeTorch
 from kernel_launch import counts, rows_tensor, tensor
 
-from hypocenter.cli_run import closing_line
+from hypocenter.cli_answer import closing_line
 from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.device import devices, limits, memory
 from hypocenter.device.gpu import TorchGpu

@@ -21,15 +21,14 @@ from terminal import AS_A_PERSON, HYPO, TIMEOUT_SECONDS, hypo, on_terminal
 from hypocenter import bundle as bundles
 from hypocenter import cli
 from hypocenter.bundle import Bundle
-from hypocenter.cli_bundle import printable
 from hypocenter.cli_doctor import (
     Request,
     command_of,
     environment_of,
-    is_own,
     split_words,
 )
 from hypocenter.cli_options import DoctorOptions
+from hypocenter.cli_output import printable
 from hypocenter.errors import UsageError
 from hypocenter.forensics import dead_runs
 from hypocenter.lab.model import model_path
@@ -156,9 +155,14 @@ def test_options_behind_the_dashes_are_the_commands() -> None:
     assert split_words(["--", "run", "--json", "-p", "x"]) == (None, ("run", "--json", "-p", "x"))
     assert split_words(["--", "--", "x"]) == (None, ("--", "x"))
     assert split_words(["b"]) == ("b", ())
-    assert command_of(["run", "m.gguf"]) == [sys.executable, "-m", "hypocenter", "run", "m.gguf"]
-    assert command_of(["./run", "x"]) == ["./run", "x"]
-    assert command_of(["--help"]) == ["--help"]
+    begun = [sys.executable, "-m", "hypocenter"]
+    assert command_of(_asked("run", "m.gguf")) == [*begun, "run", "m.gguf"]
+    assert command_of(_asked("./run", "x")) == ["./run", "x"]
+    assert command_of(_asked("--help")) == ["--help"]
+
+
+def _asked(*command: str) -> Request:
+    return Request(command=command, verbs=frozenset(cli.own_verbs()))
 
 
 def test_the_child_records_whatever_was_set(
@@ -312,10 +316,10 @@ def test_a_crash_below_a_shell_script_is_bundled(tmp_path: Path, doctor: Doctor)
 
 
 def test_env_with_a_program_is_the_systems() -> None:
-    assert command_of(["env", "--json"])[1:] == ["-m", "hypocenter", "env", "--json"]
+    assert command_of(_asked("env", "--json"))[1:] == ["-m", "hypocenter", "env", "--json"]
     for command in (["env", "TRITON_INTERPRET=1", "python", "x.py"], ["env", "-i", "true"]):
-        assert command_of(command) == command
-        assert not is_own(command)
+        assert command_of(_asked(*command)) == command
+        assert not _asked(*command).is_own
 
 
 def test_a_verb_with_wrong_usage_is_no_fault(doctor: Doctor) -> None:

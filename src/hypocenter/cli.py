@@ -222,7 +222,8 @@ def doctor(
     """
     from hypocenter import cli_doctor
 
-    cli_doctor.doctor(cli_doctor.request(words, options or DoctorOptions(), as_json=json))
+    asked = cli_doctor.request(words, options or DoctorOptions(), own_verbs(), as_json=json)
+    cli_doctor.doctor(asked)
 
 
 @app.command
@@ -270,6 +271,11 @@ def diff(
     from hypocenter import cli_replay
 
     cli_replay.diff(good, bad, as_json=json)
+
+
+def own_verbs() -> set[str]:
+    """The words that a command of `hypo` begins with."""
+    return set(app) - {"--help", "-h", "--version", "-V"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

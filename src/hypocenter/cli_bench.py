@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from hypocenter.cli_answer import open_llm
 from hypocenter.cli_options import BenchOptions
+from hypocenter.cli_output import say
 from hypocenter.cli_progress import ProgressDisplay
-from hypocenter.cli_run import open_llm, say
 from hypocenter.config import EngineConfig
 from hypocenter.engine.request import Batch
 from hypocenter.errors import UsageError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hypocenter import bundle as bundles
 from hypocenter.bundle import Bundle
-from hypocenter.cli_run import say
+from hypocenter.cli_output import printable, say
 from hypocenter.errors import UsageError
 from hypocenter.recording import FOREIGN
 
@@ -68,8 +68,3 @@ def _weights(bundle: Bundle) -> set[tuple[str, str, tuple[int, ...]]]:
 def is_foreign(bundle: Bundle) -> bool:
     """Whether a program was recorded that is not this package's, and of it launches alone."""
     return bool(bundle.tensors) and all(one.owner == FOREIGN for one in bundle.tensors)
-
-
-def printable(text: str) -> str:
-    """The text with control characters spelled out: a bundle may come from anyone."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)

@@ -14,8 +14,9 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from hypocenter import cli_interrupt
+from hypocenter.cli_answer import answer, closing_line
+from hypocenter.cli_output import emit, say
 from hypocenter.cli_progress import ProgressDisplay
-from hypocenter.cli_run import answer, closing_line, emit, say
 from hypocenter.config import SamplingParams
 from hypocenter.errors import HypoError, UsageError
 

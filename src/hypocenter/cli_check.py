@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypocenter.cli_run import say
+from hypocenter.cli_output import say
 from hypocenter.device.limits import named_gpu
 from hypocenter.errors import EXIT_GATE, HypoError, UsageError
 from hypocenter.forensics import check as checker

@@ -10,7 +10,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -18,10 +18,10 @@ from types import FrameType
 
 from hypocenter import bundle as bundles
 from hypocenter.bundle import Bundle
-from hypocenter.cli_bundle import bundle_at, is_foreign, printable, tell_of_good
+from hypocenter.cli_bundle import bundle_at, is_foreign, tell_of_good
 from hypocenter.cli_options import DoctorOptions
+from hypocenter.cli_output import printable, say
 from hypocenter.cli_progress import ProgressDisplay
-from hypocenter.cli_run import say
 from hypocenter.config import Environment
 from hypocenter.errors import EXIT_FAULT, EXIT_OK, HypoError, UsageError
 from hypocenter.forensics import collect, dead_runs, foreign_runs, report
@@ -42,6 +42,8 @@ class Request:
 
     folder: str | None = None
     command: tuple[str, ...] = ()
+    #: The verbs of `hypo`, which a command may begin with.
+    verbs: frozenset[str] = frozenset()
     options: DoctorOptions = field(default_factory=DoctorOptions)
     as_json: bool = False
 
@@ -69,11 +71,25 @@ class Request:
         if self.as_json and asked.markdown:
             raise UsageError("both --json and --markdown; ask for one")
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the command is a verb of `hypo`; `env NAME=value PROGRAM` is the system's."""
+        if not self.command:
+            return False
+        first, *others = self.command
+        if first == "env" and not set(others) <= {"--json", "--debug", "--help", "-h"}:
+            return False
+        return first in self.verbs
 
-def request(words: Sequence[str], options: DoctorOptions, *, as_json: bool) -> Request:
+
+def request(
+    words: Sequence[str], options: DoctorOptions, verbs: Iterable[str], *, as_json: bool
+) -> Request:
     """What the command line asks for; raises UsageError when that makes no sense."""
     folder, command = split_words(words)
-    return Request(folder=folder, command=command, options=options, as_json=as_json)
+    return Request(
+        folder=folder, command=command, verbs=frozenset(verbs), options=options, as_json=as_json
+    )
 
 
 def split_words(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
@@ -108,7 +124,7 @@ def doctor(request: Request) -> None:
     # With it Triton has its interpreter where a replay has its own; the command has had it.
     os.environ.pop("TRITON_INTERPRET", None)
     # The command has run its own kernels' text a moment ago; so may their replay.
-    may_run = asked.run_sources or (bool(request.command) and not is_own(request.command))
+    may_run = asked.run_sources or (bool(request.command) and not request.is_own)
     with ProgressDisplay() as progress:
         progress("examining the bundle", 0.0)
         diagnosis = diagnose(examined, good, allow_source=may_run)
@@ -165,8 +181,8 @@ def _bundle_of_command(request: Request) -> Path:
         # The report is all that stdout has, where a program reads it.
         stdout = sys.stderr.fileno() if request.as_json or asked.markdown else None
         ended = watch(
-            command_of(request.command),
-            environment_of(runs, suspect=asked.suspect, is_own=is_own(request.command)), runs,
+            command_of(request),
+            environment_of(runs, suspect=asked.suspect, is_own=request.is_own), runs,
             _pass_on, deadlines, stdout,
         )  # fmt: skip
         made = collect.collect(runs, ended, suspect=asked.suspect, with_prompts=asked.with_prompts)
@@ -183,25 +199,16 @@ def deadlines_of(request: Request) -> Deadlines:
     seconds = request.options.deadline
     if seconds is not None:
         return Deadlines(seconds, seconds, is_asked=True)
-    return Deadlines() if is_own(request.command) else Deadlines(math.inf, math.inf)
+    return Deadlines() if request.is_own else Deadlines(math.inf, math.inf)
 
 
-def is_own(command: Sequence[str]) -> bool:
-    """Whether a command is one of `hypo`'s verbs; `env NAME=value PROGRAM` is the system's."""
-    from hypocenter.cli import app
-
-    if command[0] == "env" and not set(command[1:]) <= {"--json", "--debug", "--help", "-h"}:
-        return False
-    return command[0] in set(app) - {"--help", "-h", "--version", "-V"}
-
-
-def command_of(command: Sequence[str]) -> list[str]:
+def command_of(request: Request) -> list[str]:
     """What is executed: `hypo`'s verbs by this same Python, everything else as it stands."""
-    if not is_own(command):
-        return list(command)
-    if command[0] == "doctor":
+    if not request.is_own:
+        return list(request.command)
+    if request.command[0] == "doctor":
         raise UsageError("the doctor is not run by a doctor; give the command itself")
-    return [sys.executable, "-m", "hypocenter", *command]
+    return [sys.executable, "-m", "hypocenter", *request.command]
 
 
 def environment_of(runs: Path, *, suspect: bool = False, is_own: bool = True) -> dict[str, str]:

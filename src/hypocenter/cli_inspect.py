@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from hypocenter.cli_options import EngineOptions, naming_options
+from hypocenter.cli_output import say
 from hypocenter.cli_progress import ProgressDisplay
-from hypocenter.cli_run import say
 from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
 from hypocenter.errors import EXIT_GATE, UnsupportedModel
 from hypocenter.model import inspection

@@ -11,8 +11,8 @@ import msgspec
 
 from hypocenter.cli_kernels_pool import Worker, compile_all
 from hypocenter.cli_kernels_worker import Job, Listed
+from hypocenter.cli_output import say
 from hypocenter.cli_progress import ProgressDisplay
-from hypocenter.cli_run import say
 from hypocenter.device.limits import TABLE, named_gpu
 from hypocenter.errors import EXIT_GATE, UsageError
 from hypocenter.records import CompiledKernel

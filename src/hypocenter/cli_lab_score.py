@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypocenter.cli_run import say
+from hypocenter.cli_output import say
 from hypocenter.errors import EXIT_GATE, UsageError
 from hypocenter.lab.run import command, run_child
 from hypocenter.lab.score import Score, Total, score_all, totals

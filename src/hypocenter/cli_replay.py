@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from hypocenter.cli_bundle import bundle_at, printable
+from hypocenter.cli_bundle import bundle_at
+from hypocenter.cli_output import printable
 from hypocenter.cli_progress import ProgressDisplay
 from hypocenter.errors import EXIT_ERROR, EXIT_GATE, HypoError, UsageError
 from hypocenter.forensics.bundle_index import OUTSIDE_PLANS, BundleIndex

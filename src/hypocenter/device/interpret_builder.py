@@ -257,9 +257,12 @@ def _here(result: Any) -> Wrap:
     return Wrap(frame.f_code, frame.f_lasti, str(result.dtype.scalar))
 
 
+_INTERPRETER = tuple(
+    f"device/{name}.py" for name in ("interpret", "interpret_builder", "interpret_numbers")
+)
 _TRITON = str(_interp.__file__).rsplit("runtime", 1)[0]
 
 
 def is_machinery(filename: str) -> bool:
     """Whether frames of a file are never the kernel's: Triton's, or the interpreter's here."""
-    return filename.startswith(_TRITON) or is_below(filename, "device/interpret")
+    return filename.startswith(_TRITON) or is_below(filename, *_INTERPRETER)
