@@ -30,6 +30,11 @@ class Draw:
     context_ids: Ids = field(default_factory=_no_ids)
     output_counts: Ids = field(default_factory=_no_ids)
 
+    @property
+    def random_number(self) -> float:
+        """The number in [0, 1) that chooses among the tokens."""
+        return uniform(self.params.seed, self.position)
+
 
 def has_penalties(params: SamplingParams) -> bool:
     """Whether the choice of a token depends on the tokens before it, beyond their logits."""
@@ -76,5 +81,5 @@ def settings_of(draw: Draw) -> tuple[float, ...]:
         params.top_k,
         params.top_p,
         params.min_p,
-        uniform(params.seed, draw.position) if params.temperature else 0.0,
+        draw.random_number if params.temperature else 0.0,
     )

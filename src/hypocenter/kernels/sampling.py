@@ -36,7 +36,7 @@ from hypocenter.config import SamplingParams
 from hypocenter.device import launch, memory
 from hypocenter.errors import BadLogits, LaunchRejected
 from hypocenter.kernels.contract import Arg, Contract, Rule, Scalar
-from hypocenter.kernels.draw import Draw, has_penalties, settings_of, uniform
+from hypocenter.kernels.draw import Draw, has_penalties, settings_of
 from hypocenter.kernels.sampling_cpu import (
     EXP_COEFFICIENTS,
     EXP_LOWEST,
@@ -207,7 +207,7 @@ def _choose_reference(logits: Logits, draw: Draw) -> tuple[int, int]:
     kept = np.sort(kept[weights[kept] >= params.min_p])
     with np.errstate(over="ignore"):
         cumulated = np.cumsum(exp_reference(relative[kept] / params.temperature))
-    above = cumulated > uniform(params.seed, draw.position) * cumulated[-1]
+    above = cumulated > draw.random_number * cumulated[-1]
     return int(kept[above.argmax()]), 0
 
 
