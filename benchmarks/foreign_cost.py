@@ -21,8 +21,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from gpu_kernels import scale_kernel  # noqa: E402
 
-from hypocenter.device import foreign_hooks  # noqa: E402
-from hypocenter.device.foreign import ForeignRecorder  # noqa: E402
+from hypocenter.foreign import hooks  # noqa: E402
+from hypocenter.foreign.recorder import ForeignRecorder  # noqa: E402
 
 NUM_LAUNCHES = 5000
 
@@ -35,7 +35,7 @@ def seconds(recorder: ForeignRecorder, given: Callable[[], tuple[torch.Tensor, .
         for _ in range(NUM_LAUNCHES):
             tensors = given()
             started = time.perf_counter()
-            caller, site = foreign_hooks._caller()
+            caller, site = hooks._caller()
             recorder.launched(
                 scale_kernel, (*tensors, 1000, 2.0), {"BLOCK": 256}, (4,), "cuda:0", None, "",
                 caller, site,

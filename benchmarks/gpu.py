@@ -45,10 +45,10 @@ _DOOR = (
     "torch",
     "triton",
     "kernel_launch:random_rows",
-    "hypocenter.device.gpu:open_gpu",
+    "hypocenter.device.gpu.torch_gpu:open_gpu",
     "hypocenter.device.memory:open_device",
     "hypocenter.device.plan:PlanBuilder.launch_gpu",
-    "hypocenter.kernels.quant:place",
+    "hypocenter.kernels.weights.packing:place",
 )
 SECTIONS = (
     Section(
@@ -66,7 +66,7 @@ SECTIONS = (
         "host time of a launch: Triton alone, off, checked, logged",
     ),
     Section(
-        "guard", "gpu_speed:guard_cost", 120, (*_DOOR, "hypocenter.device.guard:guard"),
+        "guard", "gpu_speed:guard_cost", 120, (*_DOOR, "hypocenter.device.guard.guard:guard"),
         "guarded against plain kernels",
     ),
     Section("tests", "gpu:tests", 150, ("torch", "pytest"), "the tests marked gpu"),
@@ -236,7 +236,7 @@ def environment(device: str) -> dict[str, Any]:
     import torch
     import triton
 
-    from hypocenter.device.gpu import open_gpu
+    from hypocenter.device.gpu.torch_gpu import open_gpu
 
     limits = open_gpu(device).limits
     return {

@@ -23,8 +23,8 @@ import numpy as np
 
 from hypocenter.device import launch, memory
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels import attention, attention_gpu
-from hypocenter.kernels.attention_gpu import Form
+from hypocenter.kernels.attention import attention, attention_gpu
+from hypocenter.kernels.attention.attention_gpu import Form
 from hypocenter.tensor import DType, Tensor
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16

@@ -13,15 +13,15 @@ from fake_runner import FakeTokenizer
 from gpu_model import large_weights, llama_8b
 from gpu_speed import event_seconds
 
-from hypocenter import ring
 from hypocenter.config import EngineConfig
-from hypocenter.device import launch, memory, recorder
+from hypocenter.device import launch, memory
 from hypocenter.device.plan import Plan
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.runner import Runner
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.decoder import Decoder, KVPages, StepInputs
 from hypocenter.model.weights import Weights
+from hypocenter.record import recorder, ring
 from hypocenter.tensor import DType
 
 CONTEXT, BLOCK_SIZE = 2048, 16

@@ -13,8 +13,9 @@ import numpy as np
 from kernel_launch import random_rows
 
 from hypocenter.device import memory
-from hypocenter.kernels import quant, rope
-from hypocenter.kernels.quant_units import UNITS
+from hypocenter.kernels.attention import rope
+from hypocenter.kernels.weights import packing
+from hypocenter.kernels.weights.gpu_layout import UNITS
 from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
 
 _ids = itertools.count(1 << 32)
@@ -86,10 +87,10 @@ def large_weight(dtype: DType, num_rows: int, num_columns: int, device: str) -> 
     Whatever the packed layout is, it must hold its rows in order of tiles of 64.
     """
     backend = memory.backend_of(device)
-    raw = _scaled_rows(dtype, quant.ROWS_PER_ITEM, num_columns)
-    sample = _small_scales(quant.pack(raw, dtype, num_columns, device=device))
-    small = quant.place("sample", "benchmark", sample, device=device)
-    num_tiles = quant.padded(num_rows) // quant.ROWS_PER_ITEM
+    raw = _scaled_rows(dtype, packing.ROWS_PER_ITEM, num_columns)
+    sample = _small_scales(packing.pack(raw, dtype, num_columns, device=device))
+    small = packing.place("sample", "benchmark", sample, device=device)
+    num_tiles = packing.padded(num_rows) // packing.ROWS_PER_ITEM
     parts: list[Any] = []
     sizes = [p.num_bytes if isinstance(p, memory.Part) else 0 for p in small.data.parts]
     starts = [0, *itertools.accumulate(-(-size * num_tiles // 256) * 256 for size in sizes)]
@@ -113,7 +114,7 @@ def large_weight(dtype: DType, num_rows: int, num_columns: int, device: str) -> 
     )  # fmt: skip
 
 
-def _small_scales(packed: quant.Packed) -> quant.Packed:
+def _small_scales(packed: packing.Packed) -> packing.Packed:
     """The same codes with scales and minima that make a product about as large as its input."""
     layout = UNITS[packed.dtype]
     if layout.is_float:

@@ -16,21 +16,12 @@ from kernel_launch import random_rows
 
 from hypocenter.device import launch, memory
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels import (
-    activation,
-    attention,
-    embedding,
-    kv_write,
-    linear,
-    norm,
-    operands,
-    quant,
-    quantise,
-    rope,
-    rope_write,
-)
-from hypocenter.kernels.block_types import dequantise
-from hypocenter.kernels.operands import Operands
+from hypocenter.kernels.attention import attention, kv_write, rope, rope_write
+from hypocenter.kernels.linear import linear, operands, quantise
+from hypocenter.kernels.linear.operands import Operands
+from hypocenter.kernels.rowwise import activation, embedding, norm
+from hypocenter.kernels.weights import packing
+from hypocenter.kernels.weights.block_types import dequantise
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 Array = np.ndarray[Any, Any]
@@ -144,8 +135,8 @@ class _Make:
         x[:, -1] = 4  # so that the last column weighs enough to be missed
         bias, before = self.normal(num_outputs), self.normal(num_outputs)
         out = self.rows("out", np.tile(before, (num_rows, 1)))
-        packed = quant.pack(raw, dtype, num_columns, device=self.device)
-        weight = quant.place("weight", "benchmark", packed, device=self.device)
+        packed = packing.pack(raw, dtype, num_columns, device=self.device)
+        weight = packing.place("weight", "benchmark", packed, device=self.device)
         x_rows, bias_row = self.rows("x", x, fill=np.nan), self.vector("bias", bias)
         counts = self.counts(num_rows)
         if dtype.is_quantised:
@@ -172,8 +163,8 @@ class _Make:
         """The first rows of a product of 130 rows, made alone: equal in every bit."""
         num_columns = num_columns or (4096 if dtype.is_quantised else 4099)
         raw = random_rows(dtype, num_outputs, num_columns)
-        packed = quant.pack(raw, dtype, num_columns, device=self.device)
-        weight = quant.place("weight", "benchmark", packed, device=self.device)
+        packed = packing.pack(raw, dtype, num_columns, device=self.device)
+        weight = packing.place("weight", "benchmark", packed, device=self.device)
         x = self.normal(130, num_columns)
         x *= np.exp2(self.rng.integers(-9, 9, x.shape)).astype(np.float32)
 
@@ -197,10 +188,10 @@ class _Make:
     def lookup(self, dtype: DType) -> Case:
         raw = random_rows(dtype, 130, 256)
         ids = np.array([129, 0, 15, 16, 77], np.int32)
-        table = quant.place(
+        table = packing.place(
             "table",
             "benchmark",
-            quant.pack(raw, dtype, 256, device=self.device),
+            packing.pack(raw, dtype, 256, device=self.device),
             device=self.device,
         )
         out, id_row = self.rows("out", np.zeros((5, 256))), self.put("ids", ids)
@@ -434,12 +425,12 @@ class _Make:
 
     def rows(self, name: str, values: Array, fill: float = 0.0) -> Tensor:
         """Activations: rows padded to 64 columns, the padding holding `fill`."""
-        wide = np.full((len(values), quant.padded(values.shape[1])), fill, np.float32)
+        wide = np.full((len(values), packing.padded(values.shape[1])), fill, np.float32)
         wide[:, : values.shape[1]] = values
         return self.put(name, wide)
 
     def vector(self, name: str, values: Array) -> Tensor:
-        return self.put(name, np.pad(values, (0, quant.padded(len(values)) - len(values))))
+        return self.put(name, np.pad(values, (0, packing.padded(len(values)) - len(values))))
 
     def counts(self, num_tokens: int, num_logit_rows: int = 0) -> Tensor:
         return self.put("counts", np.array([num_tokens, num_logit_rows], np.int32))

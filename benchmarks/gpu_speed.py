@@ -21,7 +21,9 @@ from hypocenter.config import LAUNCH_MODES
 from hypocenter.device import launch, memory
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import HypoError
-from hypocenter.kernels import attention, linear, norm, rope, rope_write
+from hypocenter.kernels.attention import attention, rope, rope_write
+from hypocenter.kernels.linear import linear
+from hypocenter.kernels.rowwise import norm
 from hypocenter.tensor import DType, Tensor
 
 GIB = 1 << 30
@@ -71,7 +73,7 @@ def overhead(device: str) -> dict[str, Any]:
 
     The targets: off within noise of Triton alone, checked at most 0.5 us per tensor more.
     """
-    from hypocenter.device.guarded import GuardedLaunches
+    from hypocenter.device.guard.launches import GuardedLaunches
 
     backend: Any = memory.backend_of(memory.open_device(device))
     plan, num_tensors = _small_norm(device)
@@ -178,7 +180,7 @@ def guard_cost(device: str) -> dict[str, Any]:
 def _guarded(backend: Any, jit: Any, prepared: launch.Launch) -> dict[str, Any]:
     import torch
 
-    from hypocenter.device.guard import guard
+    from hypocenter.device.guard.guard import guard
 
     names = list(inspect.signature(jit.fn).parameters)
     arguments = dict(zip(names, prepared.args, strict=False))

@@ -30,15 +30,17 @@ from kernel_launch import random_rows  # noqa: E402
 
 from hypocenter import LLM  # noqa: E402
 from hypocenter.config import EngineConfig, SamplingParams  # noqa: E402
-from hypocenter.device import launch, memory, recorder  # noqa: E402
-from hypocenter.device.native import NativeLaunches  # noqa: E402
+from hypocenter.device import launch, memory  # noqa: E402
+from hypocenter.device.cpu.native import NativeLaunches  # noqa: E402
 from hypocenter.device.plan import Plan  # noqa: E402
-from hypocenter.device.recorder import Recorder  # noqa: E402
 from hypocenter.engine.engine import Engine  # noqa: E402
 from hypocenter.engine.runner import Runner  # noqa: E402
-from hypocenter.kernels import quant, rope  # noqa: E402
+from hypocenter.kernels.attention import rope  # noqa: E402
+from hypocenter.kernels.weights import packing  # noqa: E402
 from hypocenter.model.architecture import FAMILIES, Architecture, Rope  # noqa: E402
 from hypocenter.model.weights import LayerWeights, Weights  # noqa: E402
+from hypocenter.record import recorder  # noqa: E402
+from hypocenter.record.recorder import Recorder  # noqa: E402
 from hypocenter.tensor import DType, Tensor  # noqa: E402
 
 MAX_SHARE, MAX_NS_PER_LAUNCH = 0.01, 100.0
@@ -100,11 +102,11 @@ def _weights(facts: Architecture) -> Weights:
     def matrix(name: str, num_rows: int, num_columns: int) -> Tensor:
         shape = (num_rows, num_columns)
         if shape not in packed:
-            packed[shape] = quant.pack(random_rows(DType.Q4_0, *shape), DType.Q4_0, num_columns)
+            packed[shape] = packing.pack(random_rows(DType.Q4_0, *shape), DType.Q4_0, num_columns)
         own = tuple(
             part.copy() if isinstance(part, np.ndarray) else part for part in packed[shape].parts
         )
-        return quant.place(name, "model", replace(packed[shape], parts=own))
+        return packing.place(name, "model", replace(packed[shape], parts=own))
 
     def vector(name: str, values: np.ndarray[Any, Any]) -> Tensor:
         made = memory.allocate(name, "model", DType.F32, values.shape)

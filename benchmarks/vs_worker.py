@@ -23,11 +23,12 @@ from vs_protocol import Facts, memory_facts, serve
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
-from hypocenter import __version__, cli_bench
+from hypocenter import __version__
+from hypocenter.cli import bench
 from hypocenter.config import EngineConfig
-from hypocenter.device import lang, vector
+from hypocenter.device.cpu import lang, vector
 from hypocenter.engine.runner import load_runner
-from hypocenter.model.gguf import open_gguf
+from hypocenter.model.gguf.file import open_gguf
 from hypocenter.tensor import Tensor
 
 READ_BYTES = 512 << 20
@@ -85,7 +86,7 @@ class Ours:
         ids = np.array(tokens, np.int32)
         num_tokens, counts = 0, self.runner._inputs.counts.data
         steps = [
-            cli_bench.batch_of(ids[at : at + chunk], depth + at, self.runner)
+            bench.batch_of(ids[at : at + chunk], depth + at, self.runner)
             for at in range(0, len(ids), chunk)
         ]
         started = time.perf_counter()
@@ -98,7 +99,7 @@ class Ours:
 
     def logits(self, tokens: list[int], out: str) -> Facts:
         """Write the logits after each token, f32 [num_tokens, vocab_size], to `out`."""
-        batch = cli_bench.batch_of(np.array(tokens, np.int32), 0, self.runner)
+        batch = bench.batch_of(np.array(tokens, np.int32), 0, self.runner)
         batch = replace(batch, logit_rows=np.arange(len(tokens), dtype=np.int32))
         np.save(out, np.array(self.runner.run(batch).data))
         num_tokens = int(self.runner._inputs.counts.data[0])

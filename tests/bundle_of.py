@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.bundle import Bundle
 from hypocenter.device import memory
 from hypocenter.device.launch import Launch
-from hypocenter.recording import (
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
     AnyEvent,
@@ -28,9 +28,9 @@ from hypocenter.recording import (
     TensorRecord,
     Values,
 )
-from hypocenter.ring import read_run
+from hypocenter.record.ring import read_run
+from hypocenter.record.trace_log import read_trace
 from hypocenter.tensor import Tensor
-from hypocenter.trace_log import read_trace
 
 Array = np.ndarray[Any, Any]
 

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hypocenter.bundle import Bundle
 from hypocenter.device.limits import named_gpu
-from hypocenter.device.source import sources_of
-from hypocenter.kernels.contracts import contract_of
-from hypocenter.recording import (
+from hypocenter.kernels.registry import contract_of
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.catalogue import sources_of
+from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
     AnyEvent,
@@ -209,8 +209,8 @@ def tensors_of_decoder(run: Run, **other: dict[str, Any]) -> None:
 
 def decoder(run: Run, *, x_stride: int = HEADS * DIM, wide: bool = False) -> int:
     """A plan of four real kernels; returns its id."""
-    from hypocenter.kernels.kv_write_gpu import kv_write_kernel
-    from hypocenter.kernels.rope_gpu import rope_kernel
+    from hypocenter.kernels.attention.kv_write_gpu import kv_write_kernel
+    from hypocenter.kernels.attention.rope_gpu import rope_kernel
 
     half = DIM // 2
     rope = {"x": "q", "positions": "positions", "cos": "cos", "sin": "sin", "counts": "counts",

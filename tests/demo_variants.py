@@ -10,7 +10,7 @@ import gguf
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import dequantize, quantize
 
-from hypocenter.cli_options import model_path
+from hypocenter.cli.options import model_path
 
 DEMO = Path(model_path(None))
 CHAT_TEMPLATE = (

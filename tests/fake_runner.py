@@ -16,13 +16,12 @@ import numpy.typing as npt
 
 from hypocenter.config import SamplingParams
 from hypocenter.device import memory
+from hypocenter.engine.batch import Batch, Chunk
 from hypocenter.engine.engine import Engine
-from hypocenter.engine.request import Batch
-from hypocenter.engine.scheduler import Chunk
 from hypocenter.errors import BadLogits
-from hypocenter.kernels.draw import Draw
-from hypocenter.kernels.sampling import sample_reference
-from hypocenter.records import Route
+from hypocenter.kernels.sampling.draw import Draw
+from hypocenter.kernels.sampling.sampling import sample_reference
+from hypocenter.results import Route
 from hypocenter.tensor import DType, Tensor
 
 VOCAB_SIZE = 61

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from hypocenter.errors import BadModelFile
-from hypocenter.model import inspection
-from hypocenter.model.gguf import GGUFFile, open_gguf
+from hypocenter.model.gguf import inspection
+from hypocenter.model.gguf.file import GGUFFile, open_gguf
 
 #: The size of every file that was tried, so that a test run can say how many there were.
 TRIED: list[int] = []

@@ -8,7 +8,7 @@ import sys
 
 from gpu_kernels import wild_kernel
 
-from hypocenter.device.gpu import open_gpu
+from hypocenter.device.gpu.torch_gpu import open_gpu
 from hypocenter.errors import DeviceFault
 from hypocenter.tensor import DType
 

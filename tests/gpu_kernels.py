@@ -4,7 +4,7 @@
 # ruff: noqa: ANN001, ANN201
 from __future__ import annotations
 
-from hypocenter.device.gpu_lang import tl, triton
+from hypocenter.device.triton_lang import tl, triton
 
 
 @triton.jit

@@ -6,8 +6,8 @@ from __future__ import annotations
 # ruff: noqa: ANN001, ANN201
 from typing import Any
 
-from hypocenter.device.gpu_lang import tl, triton
-from hypocenter.device.specimen import Specimen
+from hypocenter.device.offline.specimen import Specimen
+from hypocenter.device.triton_lang import tl, triton
 
 
 @triton.jit

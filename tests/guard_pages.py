@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from hypocenter.device import copies, memory
-from hypocenter.kernels import quant
-from hypocenter.kernels.quant import Packed
+from hypocenter.kernels.weights import packing
+from hypocenter.kernels.weights.packing import Packed
 from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
 
 PAGE = mmap.PAGESIZE
@@ -25,7 +25,7 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put every tensor and packed weight that a test makes against such a page."""
     monkeypatch.setattr(memory, "allocate", _allocate)
-    place = quant.place
+    place = packing.place
 
     def place_guarded(name: str, owner: str, packed: Packed, *, device: str = "cpu") -> Tensor:
         parts = tuple(_moved(part) for part in packed.parts)

@@ -10,8 +10,8 @@ import numpy as np
 from hypocenter.device import memory
 from hypocenter.device.launch import run
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.operands import FEW_ROWS
-from hypocenter.kernels.quant import pack, padded, place
+from hypocenter.kernels.linear.operands import FEW_ROWS
+from hypocenter.kernels.weights.packing import pack, padded, place
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 Array = np.ndarray[Any, Any]

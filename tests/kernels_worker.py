@@ -11,10 +11,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-from hypocenter import cli_kernels_worker
-from hypocenter.device import offline
-from hypocenter.device.specimen import Specimen
-from hypocenter.records import CompiledKernel
+from hypocenter.check import compile_worker
+from hypocenter.device.offline import compile
+from hypocenter.device.offline.compiled import CompiledKernel
+from hypocenter.device.offline.specimen import Specimen
 
 
 def specimens(file: str | None = None, arch: str = "") -> tuple[Sequence[Specimen], str]:
@@ -34,7 +34,7 @@ def compile_specimen(specimen: Specimen, arch: str, *, guarded: bool = False) ->
 
 
 if __name__ == "__main__":
-    _compile_specimen = offline.compile_specimen
-    offline.compile_specimen = compile_specimen
-    cli_kernels_worker.collect = specimens
-    cli_kernels_worker.main(sys.argv[1:])
+    _compile_specimen = compile.compile_specimen
+    compile.compile_specimen = compile_specimen
+    compile_worker.collect = specimens
+    compile_worker.main(sys.argv[1:])

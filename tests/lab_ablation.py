@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hypocenter.forensics.doctor import LADDER
+from hypocenter.doctor.doctor import LADDER
 from hypocenter.lab.score import examined, merit, score
 from hypocenter.lab.victim import victims
 

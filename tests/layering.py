@@ -1,7 +1,8 @@
 """Reads the imports and calls of a source tree and says which ones break the house's rules.
 
-The rules are those of the design: imports point down, foreign packages stay behind their fence, one
-door for launches, one for host copies. `test_layering.py` applies them to `src/hypocenter`.
+The rules are those of the design: a room imports the rooms that it may, foreign packages stay
+behind their fence, one door for launches, one for host copies. `test_layering.py` applies them to
+`src/hypocenter`.
 """
 
 from __future__ import annotations
@@ -13,83 +14,66 @@ from pathlib import Path
 PACKAGE = "hypocenter"
 
 WORDS = frozenset(
-    {
-        "errors",
-        "records",
-        "recording",
-        "diagnosis",
-        "ring",
-        "ring_write",
-        "trace_log",
-        "tensor",
-        "config",
-        "package",
-        "bundle",
-        "bundle_json",
-    }
+    {"errors", "config", "tensor", "dtypes", "results", "wording", "package", "messages"}
 )
-FLOORS = ("words", "device", "kernels", "model", "engine", "server", "forensics", "lab", "cli")
 
-#: Floor to the floors it may import, besides itself.
+#: Room, a folder below the package, to the rooms that it may import besides itself. What is true
+#: of a room is true of the folders in it.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "words": frozenset(),
-    "device": frozenset({"words"}),
-    "kernels": frozenset({"words", "device"}),
+    "record": frozenset({"words"}),
+    "watch": frozenset({"words", "record"}),
+    "device": frozenset({"words", "record"}),
+    "foreign": frozenset({"words", "record", "device"}),
+    "kernels": frozenset({"words", "record", "device"}),
     "model": frozenset({"words", "device", "kernels"}),
-    "engine": frozenset({"words", "device", "kernels", "model"}),
-    "server": frozenset({"words", "engine"}),
-    "forensics": frozenset({"words"}),
-    "lab": frozenset(FLOORS) - {"cli"},
-    "cli": frozenset({*FLOORS, "package"}),
+    "engine": frozenset({"words", "record", "device", "kernels", "model"}),
+    "server": frozenset({"words", "record", "watch"}),
+    "replay": frozenset({"words", "record", "device", "kernels"}),
+    "check": frozenset({"words", "device", "model", "replay"}),
+    "doctor": frozenset({"words", "record", "device", "kernels", "replay"}),
+    "lab": frozenset(
+        {"words", "record", "watch", "device", "kernels", "model", "engine", "replay", "doctor"}
+    ),
     # `__init__.py`: what it imports eagerly; inside a function it may import anything.
     "package": frozenset({"words"}),
 }
-
-#: Beginnings of file names that may import more floors than their own floor may.
-FILE_MAY_ALSO_IMPORT: dict[str, frozenset[str]] = {
-    "forensics/replay": frozenset({"device", "kernels"}),
-    "forensics/check": frozenset({"device", "kernels"}),
-    "forensics/kernel_": frozenset({"device", "kernels"}),
-    "forensics/rundiff": frozenset({"device", "kernels"}),
-    "forensics/causes_contract": frozenset({"device", "kernels"}),
-    "forensics/causes_limits": frozenset({"device"}),
-    "forensics/audit": frozenset({"model", "engine"}),
-}
+MAY_IMPORT["cli"] = frozenset({*MAY_IMPORT})
+ROOMS = tuple(MAY_IMPORT)
 
 #: Foreign package to the files or folders (ending in /) that may import it.
 FENCES: dict[str, tuple[str, ...]] = {
-    "numba": ("device/lang.py", "device/code_cache.py"),
-    "llvmlite": ("device/lang.py",),
-    "triton": ("device/gpu_lang.py",),
+    "numba": ("device/cpu/",),
+    "llvmlite": ("device/cpu/",),
+    "triton": ("device/triton_lang.py",),
     "torch": (
-        "device/gpu.py",
-        "device/interpret",
-        "device/limits.py",
-        "device/sim",
-        "forensics/check",
-        "forensics/replay",
+        "device/gpu/", "device/interpret/", "device/sim/", "device/limits.py", "replay/", "check/",
     ),
     "starlette": ("server/",),
     "uvicorn": ("server/",),
     "prometheus_client": ("server/",),
-    "cyclopts": ("cli",),
-    "rich": ("cli",),
+    "cyclopts": ("cli/",),
+    "rich": ("cli/",),
     "transformers": (),
     "llama_cpp": (),
     "pickle": (),
-}
+}  # fmt: skip
 
 #: File to foreign packages it must not import, although its floor may.
 FILE_MUST_NOT_IMPORT = {"model/decoder.py": frozenset({"numpy", "torch"})}
 
-LAUNCH_FLOORS = frozenset({"device", "kernels", "model", "engine"})
-LAUNCH_DOOR = frozenset({"device/launch.py", "device/lang.py"})
+_VERBS = ("run", "bench", "check", "doctor", "replay", "env", "inspect", "kernels", "lab", "serve")
+#: Files of verbs, none of which imports another.
+VERBS = frozenset(f"cli/{verb}.py" for verb in _VERBS)
+
+LAUNCH_ROOMS = frozenset({"device", "kernels", "model", "engine"})
+LAUNCH_DOOR = frozenset({"device/launch.py", "device/cpu/lang.py"})
 
 #: Where an array is data on its way through a step. Elsewhere `.tolist()` handles facts of a file.
-COPY_WATCHED = ("kernels/", "model/decoder.py", "engine/runner.py")
+COPY_WATCHED = ("kernels/", "model/decoder.py", "engine/runner.py", "engine/batch.py")
 #: `file:function` to the reason why its calls are no copies from a device.
 COPY_ALLOWED = dict.fromkeys(
-    ("engine/runner.py:_last", "engine/runner.py:_within"),
+    ("engine/batch.py:_last_positions", "engine/batch.py:_check_range"),
     "reads the batch, which the host has made",
 )
 COPY_CALLS = frozenset({"cpu", "item", "tolist", "numpy"})
@@ -106,12 +90,12 @@ def findings(root: Path) -> list[str]:
     return found
 
 
-def floor_of(name: str) -> str:
-    """The floor that a file (path below the package) or a module's first name belongs to."""
+def room_of(name: str) -> str:
+    """The room that a file (path below the package) or a module's first name belongs to."""
     first = name.split("/")[0].removesuffix(".py")
     if first in WORDS:
         return "words"
-    if first in ("cli", "__main__") or first.startswith("cli_"):
+    if first == "__main__":
         return "cli"
     return "package" if first in ("__init__", "") else first
 
@@ -140,22 +124,29 @@ def imported_modules(root: Path, name: str, node: ast.AST) -> Iterator[str]:
 
 
 def _imports(root: Path, name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    floor = floor_of(name)
-    if floor not in MAY_IMPORT:
-        yield 1, f"lies on no floor of the house; known are {', '.join(FLOORS)}"
+    room = room_of(name)
+    if room not in MAY_IMPORT:
+        yield 1, f"lies in no room of the house; known are {', '.join(ROOMS)}"
         return
-    also = (floors for start, floors in FILE_MAY_ALSO_IMPORT.items() if name.startswith(start))
-    allowed = MAY_IMPORT[floor].union({floor}, *also)
+    allowed = MAY_IMPORT[room] | {room}
     nodes = _eager_nodes(tree) if name == "__init__.py" else ast.walk(tree)
     for node in nodes:
         for module in imported_modules(root, name, node):
             line: int = node.lineno  # type: ignore[attr-defined]
             if module.split(".")[0] == PACKAGE:
-                target = floor_of("/".join(module.split(".")[1:]))
+                target = room_of("/".join(module.split(".")[1:]))
                 if target not in allowed:
-                    yield line, f"({floor}) may not import {module} ({target})"
+                    yield line, f"({room}) may not import {module} ({target})"
+                elif _joins_verbs(name, module):
+                    yield line, f"is a verb and may not import {module}, which is another"
             elif not _fence_open(name, module.split(".")[0]):
-                yield line, f"({floor}) may not import {module}"
+                yield line, f"({room}) may not import {module}"
+
+
+def _joins_verbs(name: str, module: str) -> bool:
+    """Whether a verb's file imports the file of another; what verbs share has files of its own."""
+    other = f"{'/'.join(module.split('.')[1:])}.py"
+    return name in VERBS and other in VERBS and name != other
 
 
 def _fence_open(name: str, package: str) -> bool:
@@ -177,7 +168,7 @@ def _eager_nodes(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _doors(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    launches = floor_of(name) in LAUNCH_FLOORS and name not in LAUNCH_DOOR
+    launches = room_of(name) in LAUNCH_ROOMS and name not in LAUNCH_DOOR
     kernels = _kernel_names(tree) if launches else frozenset()
     tables = _dictionary_names(tree) if launches else frozenset()
     copies = name.startswith(COPY_WATCHED)

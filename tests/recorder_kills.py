@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from hypocenter import ring
-from hypocenter.recording import Allocated, Stepped
+from hypocenter.record import ring
+from hypocenter.record.events import Allocated, Stepped
 
 
 def kill_at_random(runs: Path, num_kills: int, seed: int) -> list[ring.Run]:

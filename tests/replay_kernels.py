@@ -2,7 +2,7 @@
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN201
-from hypocenter.device.gpu_lang import tl, triton
+from hypocenter.device.triton_lang import tl, triton
 
 SCALE = tl.constexpr(3)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, name-defined"
 # ruff: noqa: ANN001, ANN201, F821, UP037
-from hypocenter.device.gpu_lang import tl, triton
+from hypocenter.device.triton_lang import tl, triton
 
 
 @triton.jit

@@ -13,19 +13,20 @@ import pytest
 from fake_runner import END_ID, POISON_ID, batches_of, expected_output, fake_engine
 from tiny_gguf import WIDTH, write_tiny
 
-from hypocenter import LLM, ring
-from hypocenter.bundle import Bundle
+from hypocenter import LLM
 from hypocenter.config import EngineConfig, SamplingParams
-from hypocenter.device import memory, recorder
-from hypocenter.device.reported import never_breaks
-from hypocenter.device.sim import open_sim
+from hypocenter.device import memory
+from hypocenter.device.sim.sim import open_sim
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.diff import rundiff
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
 from hypocenter.errors import BadLogits
-from hypocenter.forensics.bundle_index import BundleIndex
-from hypocenter.forensics.case import Case
-from hypocenter.forensics.rundiff import rundiff
-from hypocenter.recording import FaultRecord, Place, Progress, RequestRecord, Stepped, Waited
+from hypocenter.record import recorder, ring
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.bundle_index import BundleIndex
+from hypocenter.record.events import FaultRecord, Place, Progress, RequestRecord, Stepped, Waited
+from hypocenter.record.recorder import never_breaks
 
 SIM = "sim:h200"
 TEN = SamplingParams(max_tokens=10, ignore_eos=True)

@@ -15,7 +15,7 @@ from tiny_gguf import write_tiny
 
 from hypocenter.errors import BadModelFile, UnsupportedModel
 from hypocenter.model.architecture import Architecture, read_architecture
-from hypocenter.model.gguf import open_gguf
+from hypocenter.model.gguf.file import open_gguf
 
 
 def read(folder: Path, name: str = "llama", **changes: Any) -> Architecture:

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
 
-from hypocenter.device.cpu import max_num_threads, set_num_threads
-from hypocenter.device.lang import inline
+from hypocenter.device.cpu.lang import inline, max_num_threads, set_num_threads
 from hypocenter.device.memory import to_host
-from hypocenter.kernels import attention, attention_cpu, attention_tile_cpu
-from hypocenter.kernels.attention_cpu import MANY_PAIRS, num_part_floats
-from hypocenter.kernels.attention_tile_cpu import KEYS, NEXT, find_strips, num_starts
+from hypocenter.kernels.attention import attention, attention_cpu, attention_tile_cpu
+from hypocenter.kernels.attention.attention_cpu import MANY_PAIRS, num_part_floats
+from hypocenter.kernels.attention.attention_tile_cpu import KEYS, NEXT, find_strips, num_starts
 from hypocenter.tensor import Tensor
 
 EPS = 2.0**-24

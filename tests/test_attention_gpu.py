@@ -16,8 +16,8 @@ from hypocenter.device import memory
 from hypocenter.device.memory import to_host
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import LaunchRejected
-from hypocenter.kernels import attention, attention_gpu
-from hypocenter.kernels.attention import Partial
+from hypocenter.kernels.attention import attention, attention_gpu
+from hypocenter.kernels.attention.attention import Partial
 from hypocenter.tensor import Tensor
 
 Array = np.ndarray[Any, Any]

@@ -17,13 +17,13 @@ from hypocenter.config import EngineConfig
 from hypocenter.device import memory
 from hypocenter.device.memory import to_host
 from hypocenter.device.plan import Plan, PlanBuilder
-from hypocenter.engine.request import Batch
+from hypocenter.engine.batch import Batch
 from hypocenter.engine.runner import load_runner
 from hypocenter.errors import LaunchRejected, UsageError
-from hypocenter.kernels import attention
-from hypocenter.kernels import attention_parts as parts
+from hypocenter.kernels.attention import attention
+from hypocenter.kernels.attention import unfused as parts
 from hypocenter.model.architecture import FAMILIES, Architecture, Rope
-from hypocenter.model.gguf import open_gguf
+from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.unfused import UnfusedAttention
 from hypocenter.tensor import Tensor
 

@@ -22,15 +22,16 @@ from kernel_launch import counts, rows_tensor, tensor
 from test_limits import H200
 from tiny_gguf import write_tiny
 
-from hypocenter.device import devices, gpu, limits, memory
-from hypocenter.device.gpu import TorchGpu, open_gpu
+from hypocenter.device import devices, limits, memory
+from hypocenter.device.gpu import torch_gpu
+from hypocenter.device.gpu.torch_gpu import TorchGpu, open_gpu
 from hypocenter.device.launch import run
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.device.sim import open_sim
+from hypocenter.device.sim.sim import open_sim
 from hypocenter.errors import BadModelFile, HypoError, LaunchRejected, UsageError
-from hypocenter.kernels import rope
+from hypocenter.kernels.attention import rope
 from hypocenter.model.architecture import read_architecture
-from hypocenter.model.gguf import open_gguf
+from hypocenter.model.gguf.file import open_gguf
 from hypocenter.tensor import Allocation, DType, Tensor
 
 SIM, OTHER = "sim:h200", "sim:mi300x"
@@ -225,7 +226,7 @@ def opened_on(monkeypatch: pytest.MonkeyPatch, fake: FakeTorch, **properties: An
     """The first GPU of a torch that reports these properties."""
     monkeypatch.setitem(sys.modules, "torch", fake)
     found = SimpleNamespace(**H200 | properties)
-    monkeypatch.setattr(gpu, "present_gpu", lambda: limits.from_driver(found))
+    monkeypatch.setattr(torch_gpu, "present_gpu", lambda: limits.from_driver(found))
     return open_gpu("cuda")
 
 

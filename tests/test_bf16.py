@@ -21,16 +21,17 @@ from kernel_launch import (
 )
 from tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
 
-from hypocenter.cli_bench import batch_of
+from hypocenter.cli.bench import batch_of
 from hypocenter.config import EngineConfig
 from hypocenter.device import memory, plan
-from hypocenter.device.lang import cpu_name, instruction_set
+from hypocenter.device.cpu.lang import cpu_name, instruction_set
 from hypocenter.engine.runner import Runner, load_runner
 from hypocenter.errors import UsageError
-from hypocenter.kernels import block_types, linear, quant, quantise
-from hypocenter.kernels.operands import Operands, Product
-from hypocenter.kernels.quant_records import held_as
-from hypocenter.model.gguf import open_gguf
+from hypocenter.kernels.linear import linear, quantise
+from hypocenter.kernels.linear.operands import Operands, Product
+from hypocenter.kernels.weights import block_types, packing
+from hypocenter.kernels.weights.cpu_layout import held_as
+from hypocenter.model.gguf.file import open_gguf
 from hypocenter.tensor import DType, Tensor
 
 FLOATS = (DType.F16, DType.BF16)
@@ -49,12 +50,12 @@ def on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def weight_in_bf16(dtype: DType, raw: np.ndarray, num_columns: int) -> Tensor:
-    packed = quant.pack(raw, dtype, num_columns, in_bf16=True)
-    return quant.place("weight", "test", packed)
+    packed = packing.pack(raw, dtype, num_columns, in_bf16=True)
+    return packing.place("weight", "test", packed)
 
 
-def unpacked(packed: quant.Packed) -> np.ndarray:
-    """uint16 [num_rows, num_columns] of a weight in pairs, by the words of `quant_records.py`."""
+def unpacked(packed: packing.Packed) -> np.ndarray:
+    """uint16 [num_rows, num_columns] of a weight in pairs, by the words of `cpu_layout.py`."""
     (words,) = packed.parts
     halves = np.stack([words & 0xFFFF, (words >> 16) & 0xFFFF], axis=2).astype(np.uint16)
     rows = halves.reshape(len(words), -1, 64).transpose(0, 2, 1).reshape(-1, packed.num_columns)
@@ -64,7 +65,7 @@ def unpacked(packed: quant.Packed) -> np.ndarray:
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_each_number_of_two_bytes_becomes_the_nearest_one(dtype: DType) -> None:
     raw = np.arange(1 << 16, dtype=np.uint16).reshape(64, 1024).view(np.uint8)
-    found = unpacked(quant.pack(raw, dtype, 1024, in_bf16=True))
+    found = unpacked(packing.pack(raw, dtype, 1024, in_bf16=True))
     exact = block_types.dequantise(raw, dtype, 1024)
     is_nan = np.isnan(exact)
     np.testing.assert_array_equal(found[~is_nan], rounded_bits(exact[~is_nan]))
@@ -186,7 +187,7 @@ def test_an_odd_number_of_columns_makes_no_pairs() -> None:
     assert held_as(DType.F16, 6, in_bf16=True) is DType.BF16
     assert held_as(DType.F16, 7, in_bf16=True) is DType.F16
     raw = random_rows(DType.BF16, 5, 7)
-    packed = quant.pack(raw, DType.BF16, 7, in_bf16=True)
+    packed = packing.pack(raw, DType.BF16, 7, in_bf16=True)
     (weights,) = packed.parts
     assert packed.dtype is DType.F32
     rows = weights.transpose(0, 2, 1).reshape(64, 7)[:5]

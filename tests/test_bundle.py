@@ -19,10 +19,10 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hypocenter import bundle as bundles
-from hypocenter.bundle import Bundle, Snapshot, load, save
 from hypocenter.errors import BadBundle
-from hypocenter.recording import (
+from hypocenter.record import bundle as bundles
+from hypocenter.record.bundle import Bundle, Snapshot, load, save
+from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
     Argument,
@@ -508,7 +508,7 @@ def test_garbage_anywhere_never_raises_anything_else(
 
 def test_it_opens_without_gpu_torch_and_triton() -> None:
     program = (
-        "import sys; import hypocenter.bundle; "
+        "import sys; import hypocenter.record.bundle; "
         "print([n for n in ('torch', 'triton', 'numba') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

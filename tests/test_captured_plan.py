@@ -13,22 +13,22 @@ from fake_runner import FakeTokenizer
 from fake_torch import FakeJit, FakeTorch
 from kernel_launch import counts, rows_tensor, tensor
 
-from hypocenter.cli_answer import closing_line
+from hypocenter.cli.answer import closing_line
 from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.device import devices, limits, memory
-from hypocenter.device.gpu import TorchGpu
+from hypocenter.device.gpu.torch_gpu import TorchGpu
 from hypocenter.device.launch import Launch
 from hypocenter.device.plan import Plan, PlanBuilder
-from hypocenter.device.sim import SimGpu, open_sim
+from hypocenter.device.sim.sim import SimGpu, open_sim
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.runner import load_runner
 from hypocenter.errors import UsageError
-from hypocenter.kernels import rope
-from hypocenter.kernels.draw import Draw
-from hypocenter.kernels.sampling import sample
-from hypocenter.kernels.sampling_plan import DeviceSampler
-from hypocenter.model.gguf import open_gguf
-from hypocenter.records import Completion, Route, Timings
+from hypocenter.kernels.attention import rope
+from hypocenter.kernels.sampling.draw import Draw
+from hypocenter.kernels.sampling.sampling import sample
+from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
+from hypocenter.model.gguf.file import open_gguf
+from hypocenter.results import Completion, Route, Timings
 from hypocenter.tensor import DType, Tensor
 
 SIM = "sim:rx7900xtx"

@@ -17,14 +17,14 @@ import pytest
 from chat_templates import CHATML, FAMILIES, Family
 
 from hypocenter.errors import TemplateError, UsageError
-from hypocenter.model import chat_process
-from hypocenter.model.chat import (
+from hypocenter.model.text import chat_process
+from hypocenter.model.text.chat import (
     MAX_MESSAGES,
     MAX_TEMPLATE_BYTES,
     MAX_TEXT_BYTES,
     ChatTemplate,
 )
-from hypocenter.model.chat_process import TemplateLimits
+from hypocenter.model.text.chat_process import TemplateLimits
 
 HELLO = [{"role": "user", "content": "hello"}]
 CONVERSATIONS = {
@@ -289,8 +289,8 @@ def test_helper_ends_when_its_parent_is_killed(busy: bool) -> None:
     program = textwrap.dedent(
         """
         import threading, time, sys
-        from hypocenter.model.chat import ChatTemplate
-        from hypocenter.model.chat_process import TemplateLimits
+        from hypocenter.model.text.chat import ChatTemplate
+        from hypocenter.model.text.chat_process import TemplateLimits
         loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
         source = "{% if messages[0].content == 'loop' %}" + loop + "{% endif %}"
         template = ChatTemplate(source, limits=TemplateLimits(seconds=0.9))

@@ -12,9 +12,9 @@ import pytest
 from chat_templates import LLAMA3, MISTRAL
 
 from hypocenter.errors import BadModelFile, UsageError
-from hypocenter.model.chat import MAX_TEMPLATE_BYTES, load_chat_template
-from hypocenter.model.gguf import open_gguf
-from hypocenter.model.tokenizer import load_tokenizer
+from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.text.chat import MAX_TEMPLATE_BYTES, load_chat_template
+from hypocenter.model.text.tokenizer import load_tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
 

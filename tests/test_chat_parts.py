@@ -23,8 +23,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hypocenter.errors import TemplateError
-from hypocenter.model.chat import ChatTemplate
-from hypocenter.model.chat_parts import (
+from hypocenter.model.text.chat import ChatTemplate
+from hypocenter.model.text.control_tokens import (
     MAX_CONTROL_CHARS,
     PRIVATE_USE,
     ControlTexts,

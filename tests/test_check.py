@@ -14,10 +14,11 @@ from terminal import hypo
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from hypocenter.cli_check import split_target
+from hypocenter.check.report import CheckReport, report_text
+from hypocenter.cli.check import split_target
 from hypocenter.errors import UsageError
-from hypocenter.forensics.check_text import finding_text, report_text
-from hypocenter.records import CheckReport, Finding
+from hypocenter.replay.findings import Finding
+from hypocenter.replay.text import finding_text
 
 VICTIMS = Path(__file__).parent / "check_victims"
 ALL = VICTIMS / "every_victim.py"

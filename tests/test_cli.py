@@ -20,9 +20,9 @@ from demo_variants import DEMO, LONG_CONTEXT, demo_that_chats, demo_with
 from gguf import GGUFValueType
 from terminal import AS_A_PERSON, HYPO, TIMEOUT_SECONDS, hypo, on_terminal
 
-from hypocenter.cli_options import BUNDLED_MODEL, EngineOptions, SamplingOptions
+from hypocenter.cli.options import BUNDLED_MODEL, EngineOptions, SamplingOptions
 from hypocenter.config import EngineConfig, SamplingParams, defaults
-from hypocenter.model.gguf import open_gguf
+from hypocenter.model.gguf.file import open_gguf
 
 PROMPT = "def add(a, b):"
 
@@ -180,7 +180,7 @@ def test_a_prompt_that_is_not_utf8_is_refused(tmp_path: Path, source: str) -> No
 WITHOUT_GPU_PACKAGES = """
 import sys
 sys.modules["triton"] = sys.modules["torch"] = None
-from hypocenter.cli import main
+from hypocenter.cli.app import main
 main()
 """
 
@@ -272,14 +272,14 @@ def test_a_path_of_instructions_that_nobody_knows_is_refused() -> None:
 def test_an_unexpected_exception_names_its_type_and_the_way_to_see_more(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from hypocenter import cli, cli_env
+    from hypocenter.cli import app, env
 
     def fail(*, as_json: bool) -> None:
         raise KeyError("planted")
 
-    monkeypatch.setattr(cli_env, "env", fail)
+    monkeypatch.setattr(env, "env", fail)
     with pytest.raises(SystemExit) as left:
-        cli.main(["env"])
+        app.main(["env"])
     assert left.value.code == 1
     assert_one_line(capsys.readouterr().err, "KeyError: 'planted'", "--debug")
 
@@ -289,7 +289,7 @@ def test_an_unexpected_exception_names_its_type_and_the_way_to_see_more(
 
 def test_help_loads_no_arrays_and_no_compiler() -> None:
     program = (
-        "import sys\nfrom hypocenter.cli import main\n"
+        "import sys\nfrom hypocenter.cli.app import main\n"
         "try:\n    main(['run', '--help'])\nexcept SystemExit as left:\n"
         "    heavy = {'numpy', 'numba', 'llvmlite', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
         "    sys.exit(f'loaded {heavy}' if heavy else left.code)\n"
@@ -327,10 +327,10 @@ def test_help_is_a_verb_too() -> None:
 
 
 def test_version_is_that_of_the_package() -> None:
-    import hypocenter.cli
+    import hypocenter.cli.app
 
     done = hypo("--version")
-    assert done.stdout.strip() == hypocenter.cli._version()
+    assert done.stdout.strip() == hypocenter.cli.app._version()
     assert re.fullmatch(r"hypo \d+\.\d+\.\d+", done.stdout.strip())
 
 
@@ -569,7 +569,7 @@ class _Words:
 
 
 def test_what_is_kept_of_a_conversation_leaves_room() -> None:
-    from hypocenter.cli_chat import fitting
+    from hypocenter.cli.chat import fitting
 
     def kept(*lengths: int, system: int = 0, max_tokens: int | None = None) -> list[int]:
         roles = itertools.cycle(["user", "assistant"])

@@ -18,28 +18,22 @@ import pytest
 from bundles import background
 from terminal import AS_A_PERSON, HYPO, TIMEOUT_SECONDS, hypo, on_terminal
 
-from hypocenter import bundle as bundles
-from hypocenter import cli
-from hypocenter.bundle import Bundle
-from hypocenter.cli_doctor import (
-    Request,
-    command_of,
-    environment_of,
-    split_words,
-)
-from hypocenter.cli_options import DoctorOptions
-from hypocenter.cli_output import printable
+from hypocenter.cli import app
+from hypocenter.cli.doctor import Request, command_of, environment_of, split_words
+from hypocenter.cli.options import DoctorOptions
+from hypocenter.cli.output import printable
 from hypocenter.errors import UsageError
-from hypocenter.forensics import dead_runs
 from hypocenter.lab.model import model_path
-from hypocenter.recording import FaultRecord
+from hypocenter.record import bundle as bundles
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.events import FaultRecord
+from hypocenter.watch import dead_runs
 
 #: A process that records, and then does what `{end}` says.
 RECORDED = """
 import os, sys, time
-from hypocenter import ring
 from hypocenter.config import Environment
-from hypocenter.device import recorder
+from hypocenter.record import recorder, ring
 opened = recorder.open_recorder()
 opened.cells[ring.CELL_STEP] = 2
 {end}
@@ -79,7 +73,7 @@ def doctor(capfd: pytest.CaptureFixture[str]) -> Doctor:
     def run(*args: str) -> Done:
         capfd.readouterr()
         with pytest.raises(SystemExit) as left:
-            cli.main(["doctor", *args])
+            app.main(["doctor", *args])
         code = left.value.code
         return Done(code if isinstance(code, int) else 0, *capfd.readouterr())
 
@@ -162,7 +156,7 @@ def test_options_behind_the_dashes_are_the_commands() -> None:
 
 
 def _asked(*command: str) -> Request:
-    return Request(command=command, verbs=frozenset(cli.own_verbs()))
+    return Request(command=command, verbs=frozenset(app.own_verbs()))
 
 
 def test_the_child_records_whatever_was_set(
@@ -236,8 +230,8 @@ WITHOUT = """
 import sys
 for name in ("torch", "triton"):
     sys.modules[name] = None
-from hypocenter import cli
-cli.main(["doctor", "b"])
+from hypocenter.cli import app
+app.main(["doctor", "b"])
 """
 
 
@@ -494,16 +488,16 @@ def test_a_run_that_somebody_ended_did_not_die(
 
 
 FAULTING_RUN = """
-from hypocenter import cli, cli_run
-from hypocenter.device import recorder
+from hypocenter.cli import app, run
 from hypocenter.errors import DeviceFault
+from hypocenter.record import recorder
 def fault(*args, **keywords):
     error = DeviceFault("cuda", "copy_out", "an illegal memory access was encountered",
                         is_asynchronous=True)
     recorder.open_recorder().failed(error)
     raise error
-cli_run.run = fault
-cli.main(["run", "-p", "x"])
+run.run = fault
+app.main(["run", "-p", "x"])
 """
 
 

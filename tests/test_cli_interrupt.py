@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from terminal import AS_A_PERSON, TIMEOUT_SECONDS
 
-from hypocenter import cli_interrupt
-from hypocenter.cli_progress import ProgressDisplay
+from hypocenter.cli import interrupt
+from hypocenter.cli.progress import ProgressDisplay
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def _restored() -> Iterator[None]:
     # A run in the background inherits that Ctrl-C is ignored.
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    cli_interrupt._held = False
+    interrupt._held = False
     signal.signal(signal.SIGINT, previous)
 
 
@@ -33,13 +33,13 @@ def press_in(module: str) -> None:
 
 
 def test_outside_the_compiler_it_is_raised_at_once() -> None:
-    with cli_interrupt.handled(), pytest.raises(KeyboardInterrupt):
-        press_in("hypocenter.kernels.norm")
+    with interrupt.handled(), pytest.raises(KeyboardInterrupt):
+        press_in("hypocenter.kernels.rowwise.norm")
 
 
 @pytest.mark.parametrize("module", ["numba.core.dispatcher", "llvmlite.binding.executionengine"])
 def test_inside_the_compiler_it_waits_for_the_next_progress(module: str) -> None:
-    with cli_interrupt.handled(), ProgressDisplay() as progress:
+    with interrupt.handled(), ProgressDisplay() as progress:
         press_in(module)
         with pytest.raises(KeyboardInterrupt):
             progress("compiling kernel norm", 0.5)
@@ -47,16 +47,16 @@ def test_inside_the_compiler_it_waits_for_the_next_progress(module: str) -> None
 
 
 def test_one_that_was_held_back_is_never_lost() -> None:
-    with pytest.raises(KeyboardInterrupt), cli_interrupt.handled():
+    with pytest.raises(KeyboardInterrupt), interrupt.handled():
         press_in("numba.core.compiler")
 
 
 def test_a_second_one_inside_the_compiler_ends_the_process() -> None:
     program = (
-        "import signal\nfrom hypocenter import cli_interrupt\n"
+        "import signal\nfrom hypocenter.cli import interrupt\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "names = {'__name__': 'numba.core', 'press': lambda: signal.raise_signal(signal.SIGINT)}\n"
-        "with cli_interrupt.handled():\n"
+        "with interrupt.handled():\n"
         "    for _ in range(2): exec('press()', names)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
@@ -65,8 +65,8 @@ def test_a_second_one_inside_the_compiler_ends_the_process() -> None:
 
 def test_who_ignores_it_goes_on_ignoring_it() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with cli_interrupt.handled():
-        press_in("hypocenter.cli")
+    with interrupt.handled():
+        press_in("hypocenter.cli.app")
         press_in("numba")
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

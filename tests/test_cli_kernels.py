@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from hypocenter import cli, cli_kernels, cli_kernels_pool
-from hypocenter.cli_kernels_worker import Listed
+from hypocenter.check import compile_pool
+from hypocenter.check.compile_worker import Listed
+from hypocenter.cli import app, kernels
 from hypocenter.device.limits import TABLE
+from hypocenter.device.offline.compiled import CompiledKernel
 from hypocenter.errors import HypoError, UsageError
-from hypocenter.records import CompiledKernel
 
 HERE = Path(__file__).parent
 
@@ -24,13 +25,13 @@ HERE = Path(__file__).parent
 @pytest.fixture
 def kernels_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of `gpu_specimens.py` in place of the project's."""
-    monkeypatch.setattr(cli_kernels_pool, "WORKER", "kernels_worker")
+    monkeypatch.setattr(compile_pool, "WORKER", "kernels_worker")
     monkeypatch.setenv("PYTHONPATH", str(HERE))
 
 
 def _hypo(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as caught:
-        cli.main(["kernels", *arguments])
+        app.main(["kernels", *arguments])
     out, err = capfd.readouterr()
     assert isinstance(caught.value.code, int)
     return caught.value.code, out, err
@@ -60,7 +61,7 @@ def test_a_kernel_that_would_not_launch_fails_the_gate(capfd: pytest.CaptureFixt
     assert code == 4
     bad = "refused_kernel (sm_90, gfx1100)"
     assert f"hypo: 2 of 8 builds would not launch: {bad}\n" in err
-    assert f"hypo: {cli_kernels.LEGEND}\n" in err
+    assert f"hypo: {kernels.LEGEND}\n" in err
     blocks = dict(block.split("\n", 1) for block in out.strip().split("\n\n"))
     assert list(blocks) == ["copy_kernel", "product_kernel", "hoard_kernel", "refused_kernel"]
     assert "! does not compile: CompileTimeAssertionFailure" in blocks["refused_kernel"]
@@ -94,7 +95,7 @@ def test_a_compiler_that_hangs_costs_one_record(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORKER_HANGS_AT", "copy_kernel")
-    monkeypatch.setattr(cli_kernels_pool, "COMPILE_SECONDS", 0.5)
+    monkeypatch.setattr(compile_pool, "COMPILE_SECONDS", 0.5)
     code, out, _ = _hypo(capfd, "--arch", "gfx942", "--json", "--kernel", "copy_kernel")
     assert code == 4
     problem = "does not compile: the compiler did not answer in time"
@@ -115,10 +116,10 @@ def test_an_unknown_kernel_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -
 
 
 def test_archs_are_names_products_or_all() -> None:
-    assert cli_kernels.parse_archs("all") == list(TABLE)
-    assert cli_kernels.parse_archs("mi300x, gfx942,H200") == ["gfx942", "sm_90"]
+    assert kernels.parse_archs("all") == list(TABLE)
+    assert kernels.parse_archs("mi300x, gfx942,H200") == ["gfx942", "sm_90"]
     with pytest.raises(UsageError, match="--arch is ','; give names between commas, or all"):
-        cli_kernels.parse_archs(",")
+        kernels.parse_archs(",")
 
 
 def test_without_triton_one_line_says_what_to_install(tmp_path: Path) -> None:
@@ -137,9 +138,9 @@ def test_without_triton_one_line_says_what_to_install(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_kernels_pool, "WORKER", "hypocenter.no_such_module")
+    monkeypatch.setattr(compile_pool, "WORKER", "hypocenter.no_such_module")
     with (
-        cli_kernels_pool.Worker() as worker,
+        compile_pool.Worker() as worker,
         pytest.raises(HypoError, match=r"ended with exit code 1: .*No module named"),
     ):
         worker.start()
@@ -226,7 +227,7 @@ RECORD: dict[str, Any] = {
 
 
 def test_the_table_shows_what_the_record_holds() -> None:
-    lines = cli_kernels.table([CompiledKernel(**RECORD)]).splitlines()
+    lines = kernels.table([CompiledKernel(**RECORD)]).splitlines()
     assert lines[0] == "rope (neox) guarded"
     cells = [cell for cell in lines[2].split("  ") if cell]
     assert [cell.strip() for cell in cells] == [
@@ -237,7 +238,7 @@ def test_the_table_shows_what_the_record_holds() -> None:
 def test_the_table_says_what_is_wrong_and_what_is_slow() -> None:
     slow = CompiledKernel(**RECORD)
     broken = CompiledKernel(**{**RECORD, "ok": False, "problems": ("too big",), "spills": 0})
-    remarks = [line for line in cli_kernels.table([slow, broken]).splitlines() if line[4] in "!~"]
+    remarks = [line for line in kernels.table([slow, broken]).splitlines() if line[4] in "!~"]
     assert remarks == [
         "    ~ 3 registers of each thread live in memory; use smaller tiles or more warps",
         "    ! too big",
@@ -246,12 +247,10 @@ def test_the_table_says_what_is_wrong_and_what_is_slow() -> None:
 
 def test_the_summary_names_the_kernels() -> None:
     fine = CompiledKernel(**{**RECORD, "spills": 0})
-    assert cli_kernels.summary([fine]) == [
-        "all 1 builds of 1 kernel for 1 architecture would launch"
-    ]
+    assert kernels.summary([fine]) == ["all 1 builds of 1 kernel for 1 architecture would launch"]
     bad = msgspec.structs.replace(fine, kernel="gate", arch="sm_80", ok=False)
     slow = msgspec.structs.replace(fine, kernel="attention", spills=3)
-    assert cli_kernels.summary([fine, bad, slow]) == [
+    assert kernels.summary([fine, bad, slow]) == [
         "1 of 3 builds would not launch: gate (sm_80)",
         "1 of 3 builds spill registers: attention (gfx942)",
     ]
@@ -259,11 +258,11 @@ def test_the_summary_names_the_kernels() -> None:
 
 def test_a_kernel_goes_by_the_name_that_logs_show() -> None:
     listed = [Listed("gate_kernel", "", 4), Listed("rope_kernel", "", 4)]
-    assert cli_kernels.choose(listed, "rope") == cli_kernels.choose(listed, "rope_kernel") == [1]
+    assert kernels.choose(listed, "rope") == kernels.choose(listed, "rope_kernel") == [1]
 
 
 def test_a_target_gets_its_vendors_forms() -> None:
     listed = [Listed("a", "", 4), Listed("b", "", 8, "amd"), Listed("b", "", 2, "nvidia")]
-    jobs = cli_kernels.jobs_of(listed, [0, 1, 2], ["gfx942", "sm_90"], guarded=False)
+    jobs = kernels.jobs_of(listed, [0, 1, 2], ["gfx942", "sm_90"], guarded=False)
     found = [(job.index, job.arch) for job in jobs]
     assert found == [(0, "gfx942"), (0, "sm_90"), (1, "gfx942"), (2, "sm_90")]

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from hypocenter import cli_progress
-from hypocenter.cli_progress import ProgressDisplay
+from hypocenter.cli import progress as cli_progress
+from hypocenter.cli.progress import ProgressDisplay
 
 
 @pytest.fixture(autouse=True)

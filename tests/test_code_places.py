@@ -9,8 +9,8 @@ from demo_variants import DEMO
 
 from hypocenter.config import EngineConfig
 from hypocenter.engine.runner import load_runner
-from hypocenter.kernels.operands import Operands
-from hypocenter.model.gguf import open_gguf
+from hypocenter.kernels.linear.operands import Operands
+from hypocenter.model.gguf.file import open_gguf
 from hypocenter.tensor import DType
 
 #: Of buffers for 48 rows. A row of 96 has four groups of 32: its scales are a quarter of a line,

@@ -22,17 +22,17 @@ from kernel_launch import (
 from hypocenter.device import memory
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import LaunchRejected
-from hypocenter.kernels import activation, norm
-from hypocenter.kernels import attention as attention_op
-from hypocenter.kernels import quantise as quantise_op
-from hypocenter.kernels.activation import gate, gate_codes
-from hypocenter.kernels.attention import Partial, attention
-from hypocenter.kernels.linear import linear_several
-from hypocenter.kernels.linear_gate import linear_gate_codes
-from hypocenter.kernels.norm import rms_norm, rms_norm_codes
-from hypocenter.kernels.operands import Operands, Product, reads_codes_alone
-from hypocenter.kernels.quant import pack_by_turns, place
-from hypocenter.kernels.quantise import quantise
+from hypocenter.kernels.attention import attention as attention_op
+from hypocenter.kernels.attention.attention import Partial, attention
+from hypocenter.kernels.linear import quantise as quantise_op
+from hypocenter.kernels.linear.linear import linear_several
+from hypocenter.kernels.linear.linear_gate import linear_gate_codes
+from hypocenter.kernels.linear.operands import Operands, Product, reads_codes_alone
+from hypocenter.kernels.linear.quantise import quantise
+from hypocenter.kernels.rowwise import activation, norm
+from hypocenter.kernels.rowwise.activation import gate, gate_codes
+from hypocenter.kernels.rowwise.norm import rms_norm, rms_norm_codes
+from hypocenter.kernels.weights.packing import pack_by_turns, place
 from hypocenter.tensor import DType, Tensor
 
 Array = np.ndarray[Any, Any]

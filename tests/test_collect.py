@@ -12,14 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hypocenter import ring
-from hypocenter.bundle import Bundle, Snapshot
 from hypocenter.errors import EXIT_ERROR, EXIT_USAGE
-from hypocenter.forensics import collect, dead_runs, kernel_log
-from hypocenter.forensics.fault_text import fault_in, is_fault, with_kernel_log
-from hypocenter.forensics.redact import redacted, redacted_command
-from hypocenter.forensics.watch import Deadlines, Ended, watch
-from hypocenter.recording import (
+from hypocenter.record import ring
+from hypocenter.record.bundle import Bundle, Snapshot
+from hypocenter.record.events import (
     AnyEvent,
     Argument,
     Called,
@@ -33,7 +29,11 @@ from hypocenter.recording import (
     TensorRecord,
     Values,
 )
-from hypocenter.ring_write import RingWriter
+from hypocenter.record.ring_writer import RingWriter
+from hypocenter.watch import collect, dead_runs, kernel_log
+from hypocenter.watch.child import Deadlines, Ended, watch
+from hypocenter.watch.fault_text import fault_in, is_fault, with_kernel_log
+from hypocenter.watch.redact import redacted, redacted_command
 
 AMD = (
     "Memory access fault by GPU node-1 (Agent handle: 0x55cd82c07cd0) on address 0x7f3a12345000. "
@@ -508,8 +508,8 @@ def test_who_keeps_stderr_open_is_not_waited_for(tmp_path: Path) -> None:
 HANGING = """
 import sys, time
 from pathlib import Path
-from hypocenter import ring
-from hypocenter.ring_write import RingWriter
+from hypocenter.record import ring
+from hypocenter.record.ring_writer import RingWriter
 writer = RingWriter(Path(sys.argv[1] if len(sys.argv) > 1 else {folder!r}))
 writer.cells[ring.CELL_STEP] = 2
 writer.cells[ring.CELL_STEP_STARTED] = time.monotonic_ns()
@@ -535,7 +535,7 @@ def test_a_step_past_its_deadline_is_ended_with_its_stack(tmp_path: Path) -> Non
 def test_a_child_that_ignores_the_end_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hypocenter.forensics import watch as watching
+    from hypocenter.watch import child as watching
 
     monkeypatch.setattr(watching, "_ABORT_SECONDS", 0.3)
     deaf = "import faulthandler, signal; faulthandler.disable()\n"

@@ -11,7 +11,7 @@ from kernel_launch import tensor
 
 from hypocenter.device import memory
 from hypocenter.errors import LaunchRejected
-from hypocenter.kernels import attention_parts
+from hypocenter.kernels.attention import unfused
 from hypocenter.kernels.contract import (
     COUNT,
     Apart,
@@ -217,22 +217,22 @@ def test_a_contract_says_what_a_mask_writes(window: int, written: list[str]) -> 
         "lengths": np.array([3], np.int32), "sequence_rows": np.array([0, 0, 9], np.int32),
         "positions": np.array([1, 2, 0], np.int32),
     }  # fmt: skip
-    mask = attention_parts.MASK.reached("scores", shapes, values)
+    mask = unfused.MASK.reached("scores", shapes, values)
     assert mask is not None
     lines = ["".join(str(int(one)) for one in row[0]) for row in mask]
     assert lines == written
     del values["positions"]
     with pytest.raises(KeyError, match="positions"):
-        attention_parts.MASK.reached("scores", shapes, values)
-    assert attention_parts.CONTEXT_LENGTHS.reached("lengths", shapes, values) is None
+        unfused.MASK.reached("scores", shapes, values)
+    assert unfused.CONTEXT_LENGTHS.reached("lengths", shapes, values) is None
 
 
 @pytest.mark.parametrize(
     ("contract", "written"),
     [
-        (attention_parts.EXPAND_KEYS, [["11", "11", "00"], ["00", "00", "00"]]),
-        (attention_parts.EXPAND_VALUES, [["11", "11", "00"], ["00", "00", "00"]]),
-        (attention_parts.TRANSPOSE, [["110", "110"], ["000", "000"]]),
+        (unfused.EXPAND_KEYS, [["11", "11", "00"], ["00", "00", "00"]]),
+        (unfused.EXPAND_VALUES, [["11", "11", "00"], ["00", "00", "00"]]),
+        (unfused.TRANSPOSE, [["110", "110"], ["000", "000"]]),
     ],
     ids=["keys", "values", "transposed"],
 )

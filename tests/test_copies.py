@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from kernel_launch import counts, rows_tensor, tensor
 
-from hypocenter import ring
-from hypocenter.device import copies, devices, memory, recorder
+from hypocenter.device import copies, devices, memory
 from hypocenter.device.launch import run
-from hypocenter.device.order import Order, Stretch, Writes
 from hypocenter.device.plan import Plan, PlanBuilder
-from hypocenter.device.sim import SimGpu, open_sim
+from hypocenter.device.sim.sim import SimGpu, open_sim
+from hypocenter.device.stream_order import Order, Stretch, Writes
 from hypocenter.errors import CopyRejected, DeviceFault
-from hypocenter.kernels import activation
-from hypocenter.recording import Rejected
+from hypocenter.kernels.rowwise import activation
+from hypocenter.record import recorder, ring
+from hypocenter.record.events import Rejected
 from hypocenter.tensor import Allocation, DType, Tensor
 
 SIM, OTHER = "sim:h200", "sim:mi300x"

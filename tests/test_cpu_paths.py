@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hypocenter.config import INSTRUCTIONS
-from hypocenter.device import lang
-from hypocenter.device.instructions import NEEDED, fastest, limited
-from hypocenter.device.lang import cpu_features, instruction_set
+from hypocenter.device.cpu import lang
+from hypocenter.device.cpu.instructions import NEEDED, fastest, limited
+from hypocenter.device.cpu.lang import cpu_features, instruction_set
 
 CHILD = Path(__file__).with_name("cpu_path_child.py")
 

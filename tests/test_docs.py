@@ -14,7 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from hypocenter import cli, errors
+from hypocenter import errors
+from hypocenter.cli import app
 from hypocenter.config import KNOWN
 
 ROOT = Path(__file__).parent.parent
@@ -81,7 +82,7 @@ def test_there_are_runnable_commands_for_every_verb() -> None:
 def test_exit_codes_are_those_of_the_code() -> None:
     table = _table((ROOT / "README.md").read_text(), "exit code")
     codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
-    assert {int(code) for code in table} == codes | {cli.EXIT_PIPE}
+    assert {int(code) for code in table} == codes | {app.EXIT_PIPE}
 
 
 def test_variables_are_those_of_the_code() -> None:

@@ -27,11 +27,11 @@ from bundles import (
     tensors_of_decoder,
 )
 
-from hypocenter.bundle import Bundle
-from hypocenter.diagnosis import Cause, Diagnosis, Verdict
-from hypocenter.forensics.case import Case
-from hypocenter.forensics.doctor import LADDER, diagnose
-from hypocenter.recording import (
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.diagnosis import Cause, Diagnosis, Verdict
+from hypocenter.doctor.doctor import LADDER, diagnose
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.events import (
     Called,
     Captured,
     Copied,

@@ -11,12 +11,12 @@ pytest.importorskip("triton")
 
 from bundles import Run
 
-from hypocenter.bundle import Bundle
-from hypocenter.diagnosis import Cause, Diagnosis, Verdict
-from hypocenter.forensics.doctor import diagnose
-from hypocenter.forensics.kernel_text import follows_what_it_loads, is_masked
-from hypocenter.forensics.report import report_text
-from hypocenter.recording import FOREIGN, FaultRecord, Launched, SourceRecord
+from hypocenter.doctor.diagnosis import Cause, Diagnosis, Verdict
+from hypocenter.doctor.doctor import diagnose
+from hypocenter.doctor.kernel_text import follows_what_it_loads, is_masked
+from hypocenter.doctor.report import report_text
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.events import FOREIGN, FaultRecord, Launched, SourceRecord
 
 ENDED = FaultRecord(kind="none", message="")
 DIED = FaultRecord(kind="crash", message="ended by SIGSEGV", signal=11)

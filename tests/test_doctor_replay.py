@@ -12,11 +12,11 @@ pytest.importorskip("triton")
 
 from bundles import DIM, HEADS, ROWS, Run, crash, decoder, inputs, step, tensors_of_decoder
 
-from hypocenter.bundle import Bundle
-from hypocenter.diagnosis import Cause, Verdict
-from hypocenter.forensics.doctor import diagnose
-from hypocenter.forensics.report import report_text
-from hypocenter.recording import FaultRecord
+from hypocenter.doctor.diagnosis import Cause, Verdict
+from hypocenter.doctor.doctor import diagnose
+from hypocenter.doctor.report import report_text
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.events import FaultRecord
 
 WIDTH = HEADS * DIM
 
@@ -170,9 +170,9 @@ def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     import sys
 
     for name in list(sys.modules):
-        if name.startswith("hypocenter.forensics.replay") and "kinds" not in name:
+        if name.startswith("hypocenter.replay."):
             monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "hypocenter.device.gpu_lang", raising=False)
+    monkeypatch.delitem(sys.modules, "hypocenter.device.triton_lang", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)
     found = diagnose(CASES["store without mask"].red, allow_source=True)
     row = next(one for one in found.hypotheses if one.cause is Cause.MISSING_MASK)

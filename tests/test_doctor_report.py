@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from bundles import Run, background, crash, decoder, step, tensors_of_decoder
 
-from hypocenter.diagnosis import Cause, Diagnosis, Verdict
-from hypocenter.forensics.doctor import LADDER, diagnose
-from hypocenter.forensics.report import headline, report_json, report_markdown, report_text
-from hypocenter.recording import FaultRecord
+from hypocenter.doctor.diagnosis import Cause, Diagnosis, Verdict
+from hypocenter.doctor.doctor import LADDER, diagnose
+from hypocenter.doctor.report import headline, report_json, report_markdown, report_text
+from hypocenter.record.events import FaultRecord
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "doctor.md"
@@ -37,7 +37,7 @@ def test_the_first_lines_say_what_to_do(found: Diagnosis) -> None:
     assert labels[:8] == [
         "CAUSE", "LINE", "WHEN", "REPLAY", "FIX", "PROOF", "SYMPTOM", "SURFACED",
     ]  # fmt: skip
-    assert re.search(r"^LINE .*kernels/rope_gpu\.py:\d+$", report_text(found), re.M)
+    assert re.search(r"^LINE .*kernels/attention/rope_gpu\.py:\d+$", report_text(found), re.M)
     assert "    tl.load(positions_ptr + token)" in report_text(found)
     assert headline(found) == lines[0].removeprefix("CAUSE").strip()
 

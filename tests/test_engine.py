@@ -25,9 +25,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hypocenter.config import SamplingParams
 from hypocenter.engine.engine import Engine
-from hypocenter.engine.request import Request, StopStrings
+from hypocenter.engine.request import Request
+from hypocenter.engine.stop_strings import StopStrings
 from hypocenter.errors import BadLogits, ContextOverflow, HypoError, OutOfBlocks, UsageError
-from hypocenter.records import Completion, Delta
+from hypocenter.results import Completion, Delta
 
 RANDOM = SamplingParams(max_tokens=20, temperature=0.8, seed=11, ignore_eos=True)
 

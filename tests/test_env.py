@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from terminal import hypo
 
-from hypocenter import cli_env
+from hypocenter.cli import env
 from hypocenter.config import INSTRUCTIONS, KNOWN
-from hypocenter.device.instructions import NEEDED
+from hypocenter.device.cpu.instructions import NEEDED
 
 ROOT = Path(__file__).parent.parent
 
@@ -72,7 +72,7 @@ def test_kernels_use_no_more_instructions_than_asked_for(path: str) -> None:
 def test_the_dependencies_shown_are_those_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {re.split(r"[<>=]", text)[0] for text in project["dependencies"]}
-    assert names <= set(cli_env.DEPENDENCIES)
+    assert names <= set(env.DEPENDENCIES)
     assert project["optional-dependencies"]["gpu"] == [
         next(text for text in project["optional-dependencies"]["gpu"] if text.startswith("torch"))
     ]
@@ -103,14 +103,14 @@ def test_text_names_versions_cache_and_variables() -> None:
     ],
 )
 def test_a_torch_of_the_wrong_vendor_is_named(vendor: str, gpus: list[str], is_wrong: bool) -> None:
-    problem = cli_env.torch_problem(vendor, gpus)
+    problem = env.torch_problem(vendor, gpus)
     assert bool(problem) == is_wrong
     if is_wrong:
         assert gpus[0] in problem
 
 
 def test_the_facts_of_a_machine_with_an_amd_gpu(machine: Path) -> None:
-    report = cli_env.collect({}, machine)
+    report = env.collect({}, machine)
     assert report["devices"]["gpu_vendors"] == ["amd"]
     assert report["cpu"]["model"] == "Toy CPU: two cores"
     assert report["memory"] == {"total_bytes": 2 << 20, "available_bytes": 1 << 20}
@@ -119,7 +119,7 @@ def test_the_facts_of_a_machine_with_an_amd_gpu(machine: Path) -> None:
 
 
 def test_a_machine_that_says_nothing_is_no_error(tmp_path: Path) -> None:
-    report = cli_env.collect({}, tmp_path)
+    report = env.collect({}, tmp_path)
     assert report["memory"] == {"total_bytes": None, "available_bytes": None}
     assert report["devices"]["gpu_vendors"] == []
 

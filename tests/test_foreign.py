@@ -18,16 +18,19 @@ from typing import Any
 import pytest
 import torch
 
-from hypocenter import bundle as bundles
-from hypocenter import cli, cli_doctor, ring
-from hypocenter.bundle import Bundle
-from hypocenter.cli_doctor import environment_of
-from hypocenter.device import foreign, foreign_hooks
-from hypocenter.device.foreign import INTERPRETER, ForeignRecorder
-from hypocenter.forensics import foreign_runs
-from hypocenter.forensics.case import Case
-from hypocenter.forensics.causes_order import order
-from hypocenter.recording import Allocated, Called, FaultRecord, Freed, Launched, StreamEvent
+from hypocenter.cli import app
+from hypocenter.cli import doctor as cli_doctor
+from hypocenter.cli.doctor import environment_of
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.rungs.streams import order
+from hypocenter.foreign import hooks
+from hypocenter.foreign import recorder as foreign
+from hypocenter.foreign.recorder import INTERPRETER, ForeignRecorder
+from hypocenter.record import bundle as bundles
+from hypocenter.record import ring
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.events import Allocated, Called, FaultRecord, Freed, Launched, StreamEvent
+from hypocenter.watch import foreign_runs
 
 SCRIPTS = Path(__file__).parent / "foreign"
 STARTUP = Path(foreign.__file__).parent / "startup" / "sitecustomize.py"
@@ -41,7 +44,7 @@ def doctor(
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     capfd.readouterr()
     with pytest.raises(SystemExit) as left:
-        cli.main(["doctor", *args])
+        app.main(["doctor", *args])
     code = left.value.code
     return code if isinstance(code, int) else 0, *capfd.readouterr()
 
@@ -62,7 +65,7 @@ def test_a_healthy_script_ends_as_ever(
     own.mkdir()
     (own / "sitecustomize.py").write_text("print('own sitecustomize')\n")
     monkeypatch.setenv("PYTHONPATH", str(own))
-    monkeypatch.setattr("hypocenter.cli_doctor.diagnose", None)  # there is nothing to examine
+    monkeypatch.setattr("hypocenter.cli.doctor.diagnose", None)  # there is nothing to examine
     code, out, err = doctor(
         capfd, monkeypatch, tmp_path, "--", sys.executable, str(SCRIPTS / "add.py")
     )
@@ -127,7 +130,7 @@ def test_a_wrong_index_in_a_tuned_kernel_is_named_with_its_entry(
         (command[:-1], 1, ["--run-sources", "0 findings in 0 of 1 launch replayed"]),
     ):
         with pytest.raises(SystemExit) as left:
-            cli.main(given)
+            app.main(given)
         shown = capfd.readouterr().out
         assert left.value.code == code, shown
         for part in parts:
@@ -147,7 +150,7 @@ spin[(1,)](torch.zeros(4, dtype=torch.int32), 4)
 def test_an_endless_launch_is_past_its_deadline(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hypocenter.cli_doctor.diagnose", lambda *_, **__: sys.exit(99))
+    monkeypatch.setattr("hypocenter.cli.doctor.diagnose", lambda *_, **__: sys.exit(99))
     (tmp_path / "endless.py").write_text(ENDLESS)
     code, _, err = doctor(
         capfd, monkeypatch, tmp_path, "--deadline", "0.5", "--", sys.executable, "endless.py"
@@ -161,7 +164,7 @@ def test_an_endless_launch_is_past_its_deadline(
 
 
 def test_without_a_deadline_a_foreign_launch_may_take_any_time() -> None:
-    own = cli_doctor.Request(command=("run", "-p", "x"), verbs=frozenset(cli.own_verbs()))
+    own = cli_doctor.Request(command=("run", "-p", "x"), verbs=frozenset(app.own_verbs()))
     foreign_one = cli_doctor.Request(command=("python", "x.py"), verbs=own.verbs)
     assert cli_doctor.deadlines_of(own).step == 120
     assert cli_doctor.deadlines_of(foreign_one).step == math.inf
@@ -191,8 +194,8 @@ def test_hypo_record_0_leaves_the_program_alone(
     monkeypatch.setenv("HYPO_RECORD", "0")
     environment = environment_of(tmp_path, is_own=False)
     assert (environment["PYTHONPATH"], environment["HYPO_RECORD"]) == ("mine", "0")
-    monkeypatch.setattr(foreign_hooks, "_State", type("_State", (foreign_hooks._State,), {}))
-    assert foreign_hooks.recorder() is None
+    monkeypatch.setattr(hooks, "_State", type("_State", (hooks._State,), {}))
+    assert hooks.recorder() is None
 
 
 # -- the first thing that runs --------------------------------------------------------------------
@@ -250,7 +253,7 @@ def test_another_environment_is_lent_this_package(
         given.append(str(STARTUP.parents[3]) in sys.path[-1:])
         if len(given) == 1:
             raise ModuleNotFoundError(name)
-        return real("hypocenter.device.foreign_hooks")
+        return real("hypocenter.foreign.hooks")
 
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(STARTUP.parents[3])])
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
@@ -407,7 +410,7 @@ def test_the_host_is_told_from_the_gpu_and_one_gpu_from_another(recorder: Foreig
 
 
 def test_torch_keeps_one_object_for_a_storage_as_the_recorder_needs() -> None:
-    assert foreign_hooks._storages_are_kept()
+    assert hooks._storages_are_kept()
     tensor = torch.empty(4)
     died: list[int] = []
     reference = weakref.ref(tensor.untyped_storage(), lambda _: died.append(1))
@@ -421,7 +424,7 @@ def test_torch_keeps_one_object_for_a_storage_as_the_recorder_needs() -> None:
 def test_small_integers_of_the_host_are_kept_with_their_launch(recorder: ForeignRecorder) -> None:
     ids, many = torch.arange(3, dtype=torch.int32), torch.arange(5000)
     recorder.launched(JIT, (ids, many, 3), {"BLOCK": 1}, (1,), INTERPRETER)
-    from hypocenter.trace_log import read_trace
+    from hypocenter.record.trace_log import read_trace
 
     [snapshot] = read_trace(recorder.folder).snapshots
     [event] = events(recorder, Launched)
@@ -495,18 +498,18 @@ def hooked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeJit]:
         ),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "torch", fake)
-    monkeypatch.setattr(foreign_hooks, "_limits", lambda: None)
-    monkeypatch.setattr(foreign_hooks, "_State", type("_State", (foreign_hooks._State,), {}))
+    monkeypatch.setattr(hooks, "_limits", lambda: None)
+    monkeypatch.setattr(hooks, "_State", type("_State", (hooks._State,), {}))
     monkeypatch.setenv("HYPO_RUN_DIR", str(tmp_path / "runs"))
     monkeypatch.delenv("HYPO_RECORD", raising=False)
     monkeypatch.setattr(sys, "excepthook", lambda *args: None)
     kind = type("Jit", (FakeJit,), {"run": FakeJit.run})
-    foreign_hooks._watch_launches(kind, is_interpreted=False)
+    hooks._watch_launches(kind, is_interpreted=False)
     return kind
 
 
 def opened_recorder() -> ForeignRecorder:
-    found = foreign_hooks._State.recorder
+    found = hooks._State.recorder
     assert found is not None
     return found
 
@@ -538,16 +541,16 @@ def test_what_goes_wrong_in_the_recorder_never_reaches_the_program(
         assert jit.run(1, 2, 3, grid=(1,), warmup=False) == "a compiled kernel"
     assert len(caplog.records) == 1
     assert "a launch was not recorded: ValueError: an odd tensor" in caplog.text
-    assert len(tried) == foreign_hooks.MAX_FAILURES
+    assert len(tried) == hooks.MAX_FAILURES
 
 
 def test_this_packages_own_kernels_are_left_to_its_own_recorder(hooked: type[FakeJit]) -> None:
     def own() -> None:
         """As a kernel of ours."""
 
-    own.__module__ = "hypocenter.kernels.rope_gpu"
+    own.__module__ = "hypocenter.kernels.attention.rope_gpu"
     hooked(own).run(grid=(1,), warmup=False)
-    assert foreign_hooks._State.recorder is None
+    assert hooks._State.recorder is None
 
 
 def test_waits_and_the_last_exception_are_noted(hooked: type[FakeJit]) -> None:
@@ -555,7 +558,7 @@ def test_waits_and_the_last_exception_are_noted(hooked: type[FakeJit]) -> None:
     ended: list[Any] = []
     sys.excepthook = lambda *args: ended.append(args)
     fake.__name__ = "torch"
-    foreign_hooks.loaded(fake)
+    hooks.loaded(fake)
     x = FakeTensor(Storage(0x7000, 256), (64,))
     hooked().run(x, x, 64, grid=(1,), warmup=False)
     assert fake.cuda.synchronize() == "done"

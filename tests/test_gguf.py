@@ -31,9 +31,9 @@ from gguf_files import (
 )
 
 from hypocenter.errors import BadModelFile, UnsupportedModel, UsageError
-from hypocenter.model import inspection
-from hypocenter.model.gguf import GGUFFile, StringArray, open_gguf
-from hypocenter.model.gguf_parse import UNSUPPORTED_TYPES
+from hypocenter.model.gguf import inspection
+from hypocenter.model.gguf.file import GGUFFile, StringArray, open_gguf
+from hypocenter.model.gguf.parse import UNSUPPORTED_TYPES
 from hypocenter.tensor import WEIGHT_TYPES, DType
 
 DEMO = Path(__file__).parents[1] / "src/hypocenter/assets/demo-q8_0.gguf"

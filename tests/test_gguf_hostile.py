@@ -32,7 +32,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hypocenter.errors import BadModelFile, UsageError
-from hypocenter.model.gguf import open_gguf
+from hypocenter.model.gguf.file import open_gguf
 
 Fields = list[tuple[str | bytes, Item]]
 
@@ -457,7 +457,7 @@ GREEDY = """
 import sys, time, tracemalloc
 from pathlib import Path
 from hypocenter.errors import BadModelFile
-from hypocenter.model.gguf import open_gguf
+from hypocenter.model.gguf.file import open_gguf
 for path in map(Path, sys.argv[1:]):
     size = path.stat().st_size
     tracemalloc.start()

@@ -23,11 +23,11 @@ torch = pytest.importorskip("torch")
 from fake_torch import FakeJit, FakeTorch, RuntimeReport  # noqa: E402
 
 from hypocenter.config import launch_blocking  # noqa: E402
-from hypocenter.device import gpu as gpu_module  # noqa: E402
 from hypocenter.device import limits  # noqa: E402
-from hypocenter.device.gpu import PINNED_BYTES, TorchGpu, open_gpu  # noqa: E402
-from hypocenter.device.gpu_errors import error_name, runtime_fault  # noqa: E402
-from hypocenter.device.gpu_graph import Graph  # noqa: E402
+from hypocenter.device.gpu import torch_gpu as gpu_module  # noqa: E402
+from hypocenter.device.gpu.errors import error_name, runtime_fault  # noqa: E402
+from hypocenter.device.gpu.torch_gpu import PINNED_BYTES, TorchGpu, open_gpu  # noqa: E402
+from hypocenter.device.graph import Graph  # noqa: E402
 from hypocenter.device.limits import TABLE  # noqa: E402
 from hypocenter.errors import DeviceFault, LaunchRejected, OutOfMemory, UsageError  # noqa: E402
 from hypocenter.tensor import DType  # noqa: E402
@@ -287,7 +287,7 @@ def test_a_launch_that_the_runtime_refuses(name: str, error: Exception, says: st
 
 
 def test_too_much_shared_memory_is_refused_with_the_limit() -> None:
-    from hypocenter.device.gpu_lang import triton
+    from hypocenter.device.triton_lang import triton
 
     fake = FakeTorch()
     launch = opened(fake).launcher(FakeJit(fake.cuda, add))

@@ -9,7 +9,6 @@ from __future__ import annotations
 # ruff: noqa: C408 (the arguments of a launch read like its call)
 import ast
 import importlib
-import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +19,13 @@ import numpy as np
 import pytest
 import torch
 
-import hypocenter.kernels
-from hypocenter.device.gpu_lang import interpreter, triton
-from hypocenter.device.guard import SLOTS, extent_bytes, guard
-from hypocenter.device.guard_slots import decode_slots, describe
-from hypocenter.device.guard_source import KernelSource
-from hypocenter.device.interpret import Pointer, interpreting
+from hypocenter import package
+from hypocenter.device.guard.faults import AccessFault, GuardSite, SourceLine
+from hypocenter.device.guard.guard import SLOTS, decode_slots, describe, extent_bytes, guard
+from hypocenter.device.guard.source import KernelSource
+from hypocenter.device.interpret.interpret import Pointer, interpreting
+from hypocenter.device.triton_lang import interpreter, triton
 from hypocenter.errors import HypoError, LaunchRejected, Unguardable, UsageError
-from hypocenter.records import AccessFault, GuardSite, SourceLine
 
 ZONE = 4096
 ZONE_BYTE = 0xA5
@@ -400,12 +398,10 @@ def plain_accesses(fn: Any) -> list[str]:
 
 
 def project_kernels() -> Iterator[Any]:
-    for module in pkgutil.iter_modules(hypocenter.kernels.__path__):
-        if module.name.endswith("_gpu"):
-            file = importlib.import_module(f"hypocenter.kernels.{module.name}")
-            for name, value in vars(file).items():
-                if name.endswith("_kernel"):
-                    yield value
+    for file in package.gpu_kernel_files():
+        for name, value in vars(importlib.import_module(package.module_name(file))).items():
+            if name.endswith("_kernel"):
+                yield value
 
 
 @pytest.mark.parametrize("kernel", list(project_kernels()), ids=lambda kernel: kernel.__name__)

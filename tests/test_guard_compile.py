@@ -10,12 +10,12 @@ import guard_kernels as K
 import pytest
 import torch
 
-from hypocenter.device.gpu_lang import triton
-from hypocenter.device.guard import SLOTS, guard
+from hypocenter.device.guard.guard import SLOTS, guard
 from hypocenter.device.limits import named_gpu
-from hypocenter.device.offline import compile_source, compile_specimen, triton_source
-from hypocenter.device.specimen import Specimen
-from hypocenter.records import CompiledKernel
+from hypocenter.device.offline.compile import compile_source, compile_specimen, triton_source
+from hypocenter.device.offline.compiled import CompiledKernel
+from hypocenter.device.offline.specimen import Specimen
+from hypocenter.device.triton_lang import triton
 
 ARCHES = ("sm_90", "gfx942", "gfx1100")
 

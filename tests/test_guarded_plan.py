@@ -10,13 +10,13 @@ import pytest
 from kernel_launch import bits, counts, rows_tensor, tensor
 
 from hypocenter.device import memory
-from hypocenter.device.guard import guard
+from hypocenter.device.guard.faults import AccessFault
+from hypocenter.device.guard.guard import guard
 from hypocenter.device.plan import Plan, PlanBuilder
-from hypocenter.device.sim import open_sim
+from hypocenter.device.sim.sim import open_sim
 from hypocenter.errors import AccessRefused, OutOfMemory, UsageError
-from hypocenter.kernels import rope
+from hypocenter.kernels.attention import rope
 from hypocenter.model.specimens import project_specimens
-from hypocenter.records import AccessFault
 from hypocenter.tensor import Tensor
 
 

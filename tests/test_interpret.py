@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import replay_kernels as kernels
 
-from hypocenter.device.bf16 import bf16_to_f32, f32_to_bf16
-from hypocenter.device.gpu_lang import interpreter, tl, triton
-from hypocenter.device.interpret import Pointer, StaticAssertFailed, interpreting
-from hypocenter.device.interpret_numbers import Array
+from hypocenter.device.interpret.interpret import Pointer, StaticAssertFailed, interpreting
+from hypocenter.device.interpret.libdevice import Array
+from hypocenter.device.triton_lang import interpreter, tl, triton
+from hypocenter.dtypes import bf16_to_f32, f32_to_bf16
 from hypocenter.errors import UsageError
 
 

@@ -15,9 +15,9 @@ from gguf import GGMLQuantizationType
 from kernel_launch import bits
 
 from hypocenter import LLM, EngineConfig, SamplingParams
-from hypocenter.engine.request import Batch
+from hypocenter.engine.batch import Batch
 from hypocenter.engine.runner import Runner, load_runner
-from hypocenter.model.gguf import open_gguf
+from hypocenter.model.gguf.file import open_gguf
 
 NUM_TOKENS = 96
 

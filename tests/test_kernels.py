@@ -24,18 +24,10 @@ from kernel_launch import (
 from hypocenter.device import memory, plan
 from hypocenter.device.memory import to_host
 from hypocenter.errors import LaunchRejected
-from hypocenter.kernels import (
-    activation,
-    attention,
-    block_types,
-    embedding,
-    kv_write,
-    linear,
-    norm,
-    operands,
-    quantise,
-    rope,
-)
+from hypocenter.kernels.attention import attention, kv_write, rope
+from hypocenter.kernels.linear import linear, operands, quantise
+from hypocenter.kernels.rowwise import activation, embedding, norm
+from hypocenter.kernels.weights import block_types
 from hypocenter.tensor import WEIGHT_TYPES, DType
 
 EPS = 2.0**-24

@@ -13,18 +13,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hypocenter.cli_lab_score import shortfalls
-from hypocenter.diagnosis import Cause, Diagnosis, Proof, RootCause
+from hypocenter.cli.lab import shortfalls
+from hypocenter.doctor.diagnosis import Cause, Diagnosis, Proof, RootCause
 from hypocenter.errors import UsageError
-from hypocenter.kernels import rope_gpu
+from hypocenter.kernels.attention import rope_gpu
 from hypocenter.lab import model, victims
 from hypocenter.lab import score as scoring
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.run import run_child
 from hypocenter.lab.victim import SYMPTOMS, Victim
 from hypocenter.lab.victim import victims as registered
-from hypocenter.model.gguf import open_gguf
-from hypocenter.model.tokenizer import load_tokenizer
+from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.text.tokenizer import load_tokenizer
 
 ALL = registered()
 MAX_VICTIM_LINES = 75
@@ -72,7 +72,7 @@ def lines():
     for prefix in ("hypocenter.kernels.", "hypocenter_lab."):
         for name, module in list(sys.modules.items()):
             if name.startswith(prefix) and name.endswith("_gpu") and module is not None:
-                texts[name.removeprefix(prefix)] = linecache.getlines(module.__file__)
+                texts[name.rpartition(".")[2]] = linecache.getlines(module.__file__)
     return [line.strip() for text in texts.values() for line in text]
 
 found = {}
@@ -90,7 +90,7 @@ for one in victims():
             found[one.name] = f"its line stands there {count} times"
 from hypocenter.device import memory
 from hypocenter.engine.runner import Runner
-from hypocenter.kernels import rope, rope_gpu
+from hypocenter.kernels.attention import rope, rope_gpu
 left = [
     rope_gpu.rope_kernel.fn.__module__, Runner._check.__name__, rope.CONTRACT.check.__module__,
     memory.to_device.__module__,
@@ -105,7 +105,7 @@ def test_every_defect_goes_in_and_out_again() -> None:
     assert done.returncode == 0, done.stderr
     found, left = json.loads(done.stdout)
     assert found == {}
-    assert left[0] == "hypocenter.kernels.rope_gpu"
+    assert left[0] == "hypocenter.kernels.attention.rope_gpu"
     assert left[1] == "_check"
     assert left[3].startswith("hypocenter.device")
 

@@ -16,19 +16,21 @@ import numba
 import numpy as np
 import pytest
 
-from hypocenter.device import code_cache, lang
-from hypocenter.device.lang import CpuKernel
-from hypocenter.kernels.quant_records import RECORDS, layout_of
+from hypocenter import package
+from hypocenter.device.cpu import code_cache, lang
+from hypocenter.device.cpu.lang import CpuKernel
+from hypocenter.kernels.weights.cpu_layout import RECORDS, layout_of
 
 PACKAGE = Path(__file__).parent.parent / "src" / "hypocenter"
 
 PROGRAM = """
 import sys
 import numpy as np
-from hypocenter.device import lang, launch, memory
-from hypocenter.device.code_cache import cache_problem
+from hypocenter.device import launch, memory
+from hypocenter.device.cpu import lang
+from hypocenter.device.cpu.code_cache import cache_problem
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels import activation
+from hypocenter.kernels.rowwise import activation
 from hypocenter.tensor import DType
 
 gate, up = (memory.allocate(n, "test", DType.F32, (1, 64)) for n in ("gate", "up"))
@@ -91,11 +93,11 @@ def test_an_edited_callee_in_another_file_is_noticed_and_no_other_edit(tmp_path:
     copy = tmp_path / "src"
     shutil.copytree(PACKAGE, copy / "hypocenter", ignore=shutil.ignore_patterns("assets", "*.pyc"))
     before = _run(copy, tmp_path / "cache")
-    for name in ("device/recorder.py", "errors.py", "kernels/norm_cpu.py"):
+    for name in ("record/recorder.py", "errors.py", "kernels/rowwise/norm_cpu.py"):
         with (copy / "hypocenter" / name).open("a") as file:
             file.write("# An edit that no kernel of this plan can see.\n")
     assert _run(copy, tmp_path / "cache")[:2] == [before[0], "1"]
-    path = copy / "hypocenter" / "device" / "vector_math.py"
+    path = copy / "hypocenter" / "device" / "cpu" / "vector.py"
     text = path.read_text()
     formula = "return div(splat(_ONE), add(splat(_ONE), exp(sub(splat(_ZERO), x))))"
     assert formula in text
@@ -121,8 +123,9 @@ def test_no_two_functions_of_kernels_go_by_one_name() -> None:
 
 def _compiled_functions() -> list[Any]:
     """Every function of the package that numba compiles, both forms of kernels among them."""
-    for path in (PACKAGE / "kernels").glob("*_cpu.py"):
-        importlib.import_module(f"hypocenter.kernels.{path.stem}")
+    for path in package.module_files("kernels"):
+        if path.stem.endswith("_cpu"):
+            importlib.import_module(package.module_name(path))
     seen = gc.get_objects()
     both = [(one.serial, one.shared) for one in seen if type(one) is CpuKernel]
     kind = type(both[0][0])
@@ -141,7 +144,7 @@ def test_a_folder_that_others_may_write_to_is_made_private(tmp_path: Path) -> No
 def _private_folder(cache: Path, umask: int = 0o022) -> str:
     """The folder that a fresh process takes for its kernels, or why it takes none."""
     program = (
-        "from hypocenter.device import code_cache; print(*code_cache._private_folder(), end='')"
+        "from hypocenter.device.cpu import code_cache; print(*code_cache._private_folder(), end='')"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -212,8 +215,8 @@ def test_machine_code_of_each_record_layout_has_a_name_of_its_own_in_every_proce
     assert all(len(layouts) == 1 for layouts in names.values())
     code = (
         "import numba, numpy as np\n"
-        "from hypocenter.kernels.quant_records import RECORDS, layout_of\n"
-        "from hypocenter.device import lang\n"
+        "from hypocenter.kernels.weights.cpu_layout import RECORDS, layout_of\n"
+        "from hypocenter.device.cpu import lang\n"
         "for layout in [layout_of(d, n) for d in reversed(RECORDS) for n in (32, 256)]:\n"
         "    print(numba.typeof(np.zeros((1, 1), layout.record)).dtype.mangling_args)\n"
     )

@@ -12,7 +12,8 @@ from hypocenter.device import memory
 from hypocenter.device.launch import Launch, run
 from hypocenter.device.plan import MIN_PARALLEL_WORK, PlanBuilder
 from hypocenter.errors import LaunchRejected, UsageError
-from hypocenter.kernels import activation, activation_gpu, embedding, embedding_cpu, rope
+from hypocenter.kernels.attention import rope
+from hypocenter.kernels.rowwise import activation, activation_gpu, embedding, embedding_cpu
 from hypocenter.tensor import DType, Tensor
 
 

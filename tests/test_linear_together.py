@@ -11,9 +11,9 @@ from kernel_launch import bits, counts, random_rows, rows_tensor, vector_tensor,
 
 from hypocenter.device import memory
 from hypocenter.device.plan import Plan, PlanBuilder
-from hypocenter.kernels import linear_gpu
-from hypocenter.kernels.linear import linear_several
-from hypocenter.kernels.operands import Operands, Product
+from hypocenter.kernels.linear import linear_gpu
+from hypocenter.kernels.linear.linear import linear_several
+from hypocenter.kernels.linear.operands import Operands, Product
 from hypocenter.tensor import DType
 
 SIM = "sim:h200"

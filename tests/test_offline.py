@@ -14,18 +14,18 @@ import gpu_specimens as specimens
 import msgspec
 import pytest
 
-from hypocenter.device.code_object import CodeFacts, amd_metadata, read_cubin, read_hsaco
-from hypocenter.device.gpu_lang import triton
 from hypocenter.device.limits import TABLE
-from hypocenter.device.occupancy import occupancy
-from hypocenter.device.offline import (
+from hypocenter.device.offline.code_object import CodeFacts, amd_metadata, read_cubin, read_hsaco
+from hypocenter.device.offline.compile import (
     compile_for,
     compile_source,
     compile_specimen,
     specimen_of_launch,
     triton_source,
 )
-from hypocenter.device.specimen import Specimen, told_apart
+from hypocenter.device.offline.occupancy import occupancy
+from hypocenter.device.offline.specimen import Specimen, told_apart
+from hypocenter.device.triton_lang import triton
 from hypocenter.errors import HypoError, UsageError
 
 AMD = [arch for arch, gpu in TABLE.items() if gpu.vendor == "amd"]

@@ -14,12 +14,12 @@ import pytest
 from guard_kernels import unmasked_kernel
 
 from hypocenter.device import launch, memory
-from hypocenter.device.abstract import AbstractGpu
 from hypocenter.device.limits import TABLE, named_gpu
-from hypocenter.device.offline import _guarded, compile_source, triton_source
+from hypocenter.device.offline.abstract import AbstractGpu
+from hypocenter.device.offline.compile import _guarded, compile_source, triton_source
+from hypocenter.device.offline.specimen import Specimen
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.device.specimen import Specimen
-from hypocenter.kernels import norm
+from hypocenter.kernels.rowwise import norm
 from hypocenter.model.specimens import project_specimens
 from hypocenter.tensor import DType, Tensor
 

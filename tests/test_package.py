@@ -14,14 +14,14 @@ import pytest
 from layering import imported_modules
 
 from hypocenter import package
-from hypocenter.device import code_cache
+from hypocenter.device.cpu import code_cache
 
 ROOT = Path(__file__).parent.parent
 
 #: Files that may read their own `__file__`, each with the reason.
 MAY_READ_FILE = {
     "package.py": "it is the one place for that",
-    "device/startup/sitecustomize.py": "it runs in programs where this package is not importable",
+    "foreign/startup/sitecustomize.py": "it runs in programs where this package is not importable",
     "device/marks.py": "it names itself as the site of an allocation",
 }
 
@@ -97,21 +97,21 @@ def test_a_module_that_is_named_in_a_string_exists() -> None:
 def test_kernels_are_found_in_every_folder_of_their_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("kernels/a_gpu.py", "kernels/linear/b_gpu.py", "kernels/b_cpu.py", "lab/c_gpu.py"):
+    for name in ("kernels/a_gpu.py", "kernels/room/b_gpu.py", "kernels/b_cpu.py", "lab/c_gpu.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
     monkeypatch.setattr(package, "FOLDER", tmp_path)
     assert [package.module_name(path) for path in package.gpu_kernel_files()] == [
         "hypocenter.kernels.a_gpu",
-        "hypocenter.kernels.linear.b_gpu",
+        "hypocenter.kernels.room.b_gpu",
     ]
     assert package.kernel_module("b_cpu") == "hypocenter.kernels.b_cpu"
     with pytest.raises(KeyError, match=r"no file c_gpu\.py"):
         package.kernel_module("c_gpu")
     found = package.recorded_kernel_module
-    assert found("/opt/elsewhere/hypocenter/kernels/linear/b_gpu.py") == (
-        "hypocenter.kernels.linear.b_gpu"
+    assert found("/opt/elsewhere/hypocenter/kernels/room/b_gpu.py") == (
+        "hypocenter.kernels.room.b_gpu"
     )
     assert found("/opt/elsewhere/hypocenter/lab/c_gpu.py") == "hypocenter.lab.c_gpu"
     for other in ("kernels/gone_gpu.py", "device/a.py", "kernels/../kernels/a_gpu.py", ""):
@@ -147,7 +147,7 @@ def _stems(stem: str) -> set[str]:
 
 def test_machine_code_hangs_on_the_files_that_its_kernel_imports_and_on_no_others() -> None:
     closure = _stems("attention_cpu")
-    for stem in ("attention_tile_cpu", "vector", "lang", "vector_math"):
+    for stem in ("attention_tile_cpu", "vector", "lang", "items"):
         assert any(name.endswith(f"/{stem}.py") for name in closure), stem
     for stem in ("recorder", "launch", "errors", "config", "norm_cpu", "attention"):
         assert not any(Path(name).stem == stem for name in closure), stem

@@ -11,25 +11,24 @@ import numpy as np
 import pytest
 
 from hypocenter.config import EngineConfig
-from hypocenter.device import large_pages, memory, pool
+from hypocenter.device import memory
 from hypocenter.device import plan as plan_module
-from hypocenter.device.lang import (
-    NUM_REGIONS_OFFSET,
-    REGION_WORDS,
-    REGIONS_OFFSET,
+from hypocenter.device.cpu import large_pages, pool
+from hypocenter.device.cpu.items import NUM_REGIONS_OFFSET, REGION_WORDS, REGIONS_OFFSET
+from hypocenter.device.cpu.lang import (
     allocating_kernel,
     cpu_kernel,
     max_num_threads,
     prange,
     set_num_threads,
 )
+from hypocenter.device.cpu.native import NativeLaunches, SharedKernel
+from hypocenter.device.cpu.vector import get, put
 from hypocenter.device.launch import walk_native
-from hypocenter.device.native import NativeLaunches, SharedKernel
 from hypocenter.device.plan import MAX_NATIVE_ROWS
-from hypocenter.device.vector import get, put
 from hypocenter.engine.llm import LLM
 from hypocenter.errors import LaunchRejected
-from hypocenter.ring import CELL_PLACE, HEADER_BYTES
+from hypocenter.record.ring import CELL_PLACE, HEADER_BYTES
 from hypocenter.tensor import DType
 
 needs_two_threads = pytest.mark.skipif(

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from hypocenter.cli_kernels_pool import Worker, compile_all
-from hypocenter.cli_kernels_worker import Job
+from hypocenter.check.compile_pool import Worker, compile_all
+from hypocenter.check.compile_worker import Job
 from hypocenter.device.limits import TABLE
-from hypocenter.records import CompiledKernel
+from hypocenter.device.offline.compiled import CompiledKernel
 
 #: Wide waves, narrow waves, NVIDIA: each kernel is compiled for these.
 MAIN = ("gfx942", "gfx1100", "sm_90")

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from kernel_launch import BLOCK_TYPES, bits, random_rows
 
 from hypocenter.config import EngineConfig
-from hypocenter.device.cpu import max_num_threads
+from hypocenter.device.cpu.lang import max_num_threads
 from hypocenter.engine.runner import load_runner
-from hypocenter.kernels import block_types, interleave, quant
-from hypocenter.kernels.interleave import SLAB_ROWS
-from hypocenter.kernels.quant_records import RecordLayout, layout_of
-from hypocenter.model.gguf import open_gguf
+from hypocenter.kernels.weights import block_types, packing, row_groups
+from hypocenter.kernels.weights.cpu_layout import RecordLayout, layout_of
+from hypocenter.kernels.weights.row_groups import SLAB_ROWS
+from hypocenter.model.gguf.file import open_gguf
 from hypocenter.tensor import WEIGHT_TYPES, DType
 
 DEMO = Path(__file__).parents[1] / "src/hypocenter/assets/demo-q8_0.gguf"
@@ -57,15 +57,15 @@ def test_ids_and_sizes_are_those_of_the_format() -> None:
 def test_a_packed_weight_holds_every_value_once(dtype: DType, num_rows: int) -> None:
     for num_columns in (512, 96) if dtype.block_elements < 256 else (512,):
         raw = random_rows(dtype, num_rows, num_columns)
-        packed = quant.pack(raw, dtype, num_columns)
+        packed = packing.pack(raw, dtype, num_columns)
         assert packed.num_rows == num_rows
         assert packed.num_bytes == sum(part.nbytes for part in packed.parts)
         exact = block_types.dequantise(raw, dtype, num_columns)
         assert (bits(_unpacked(packed)) == bits(exact)).all()
 
 
-def _unpacked(packed: quant.Packed) -> np.ndarray:
-    """The packed layout read back by its description in `quant_records.py`, in plain numpy."""
+def _unpacked(packed: packing.Packed) -> np.ndarray:
+    """The packed layout read back by its description in `cpu_layout.py`, in plain numpy."""
     if not packed.dtype.is_quantised:
         (weights,) = packed.parts
         if packed.dtype is DType.BF16:  # words of two columns
@@ -132,9 +132,9 @@ def _number(record: np.ndarray, whole: str, index: int) -> np.ndarray:
 def test_slabs_of_rows_are_packed_where_they_belong(dtype: DType, device: str) -> None:
     """Several threads pack one weight, each some rows of it at a time."""
     raw = random_rows(dtype, 2 * SLAB_ROWS + 70, 256)
-    whole = quant.pack(raw, dtype, 256, device=device)
+    whole = packing.pack(raw, dtype, 256, device=device)
     parts = [
-        quant.pack(raw[start : start + SLAB_ROWS], dtype, 256, device=device).parts
+        packing.pack(raw[start : start + SLAB_ROWS], dtype, 256, device=device).parts
         for start in range(0, len(raw), SLAB_ROWS)
     ]
     for found, *slabs in zip(whole.parts, *parts, strict=True):
@@ -154,8 +154,8 @@ def test_as_many_threads_pack_as_run_kernels(monkeypatch: pytest.MonkeyPatch) ->
 def test_no_more_than_eight_threads_pack(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes memory for the rows that it packs."""
     asked = _asked_of_pools(monkeypatch)
-    monkeypatch.setattr(interleave, "num_threads", lambda: 64)
-    quant.pack(random_rows(DType.Q4_0, 64, 64), DType.Q4_0, 64)
+    monkeypatch.setattr(row_groups, "num_threads", lambda: 64)
+    packing.pack(random_rows(DType.Q4_0, 64, 64), DType.Q4_0, 64)
     assert asked == [8]
 
 
@@ -168,13 +168,13 @@ def _asked_of_pools(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             asked.append(max_workers)
             super().__init__(max_workers)
 
-    monkeypatch.setattr(interleave, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(row_groups, "ThreadPoolExecutor", Pool)
     return asked
 
 
 def test_what_a_thread_raises_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
-        interleave.side_by_side(lambda part: 1 // part, [1, 0, 1])
+        row_groups.side_by_side(lambda part: 1 // part, [1, 0, 1])
 
 
 @pytest.mark.parametrize("dtype", BLOCK_TYPES)
@@ -183,7 +183,7 @@ def test_a_packed_weight_is_about_as_large_as_in_the_file(dtype: DType) -> None:
     allowed = {DType.Q3_K: 1.06, DType.IQ4_NL: 1.9, DType.IQ4_XS: 2.0}
     for num_columns in (2048, 896) if dtype.block_elements < 256 else (2048,):
         raw = random_rows(dtype, 64, num_columns)
-        packed = quant.pack(raw, dtype, num_columns)
+        packed = packing.pack(raw, dtype, num_columns)
         assert packed.num_bytes <= allowed.get(dtype, 1.01) * raw.nbytes
 
 
@@ -198,5 +198,5 @@ def test_records_are_wide_where_that_is_faster_and_fits(
     dtype: DType, num_columns: int, of_a_record: int
 ) -> None:
     raw = random_rows(dtype, 64, num_columns)
-    (records,) = quant.pack(raw, dtype, num_columns).parts
+    (records,) = packing.pack(raw, dtype, num_columns).parts
     assert records.shape == (1, num_columns // of_a_record, 4)

@@ -25,24 +25,25 @@ from fake_torch import FakeTorch
 from kernel_launch import counts, rows_tensor, tensor
 from recorder_kills import kill_at_random
 
-from hypocenter import LLM, ring
+from hypocenter import LLM
 from hypocenter.config import EngineConfig, SamplingParams
-from hypocenter.device import devices, marks, memory, recorder, run_folder
-from hypocenter.device.gpu import TorchGpu
+from hypocenter.device import devices, marks, memory
+from hypocenter.device.gpu.torch_gpu import TorchGpu
 from hypocenter.device.launch import run as run_launches
 from hypocenter.device.limits import named_gpu
 from hypocenter.device.plan import Plan, PlanBuilder
-from hypocenter.device.recorder import Recorder
-from hypocenter.device.sim import open_sim
-from hypocenter.diagnosis import Cause, Verdict
+from hypocenter.device.sim.sim import open_sim
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.diagnosis import Cause, Verdict
+from hypocenter.doctor.rungs.contracts import contracts
 from hypocenter.errors import CopyRejected, DeviceFault, LaunchRejected, OutOfMemory
-from hypocenter.forensics.case import Case
-from hypocenter.forensics.causes_contract import contracts
-from hypocenter.kernels import attention_parts, mark_gpu, rope
 from hypocenter.kernels import mark as mark_kernels
+from hypocenter.kernels import mark_gpu
+from hypocenter.kernels.attention import rope, unfused
 from hypocenter.kernels.mark import mark, reference
 from hypocenter.lab.model import model_path
-from hypocenter.recording import (
+from hypocenter.record import recorder, ring, run_folder
+from hypocenter.record.events import (
     Allocated,
     Called,
     Captured,
@@ -55,7 +56,8 @@ from hypocenter.recording import (
     Stepped,
     StreamEvent,
 )
-from hypocenter.ring_write import RingWriter
+from hypocenter.record.recorder import Recorder
+from hypocenter.record.ring_writer import RingWriter
 from hypocenter.tensor import DType, Tensor
 
 SMALL = EngineConfig(context_length=64, max_batch_tokens=8, num_threads=1)
@@ -226,7 +228,8 @@ def _child(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 RUN = """
 import os
-from hypocenter.device import memory, recorder
+from hypocenter.device import memory
+from hypocenter.record import recorder
 from hypocenter.tensor import DType, Tensor
 memory.open_device("cpu")
 memory.allocate("x", "test", DType.F32, (4,))
@@ -457,7 +460,8 @@ def test_an_abort_of_the_driver_leaves_the_place(tmp_path: Path) -> None:
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 import test_recorder as t
-from hypocenter.device import memory, recorder
+from hypocenter.device import memory
+from hypocenter.record import recorder
 t.SIM = t.kernel_launch.device = memory.open_device("sim:mi300x")
 plan = t._turning()
 one = plan.launches[1]
@@ -558,14 +562,14 @@ def test_each_launch_names_its_own_contract(sim: Recorder) -> None:
     lengths, out = tensor("lengths", np.ones(1, np.int32)), place(1, 2, 64, 20)
     builder = PlanBuilder(1, SIM)
     for _ in range(2):
-        attention_parts.expand_keys(builder, place(4, 2, 20, 16), tables, lengths, out)
-        attention_parts.expand_values(builder, place(4, 2, 16, 32), tables, lengths, out)
+        unfused.expand_keys(builder, place(4, 2, 20, 16), tables, lengths, out)
+        unfused.expand_values(builder, place(4, 2, 16, 32), tables, lengths, out)
     run_launches(builder.launches)
     with pytest.raises(LaunchRejected, match="a value must fit its row"):
-        attention_parts.expand_values(builder, place(4, 2, 16, 16), tables, lengths, out)
+        unfused.expand_values(builder, place(4, 2, 16, 16), tables, lengths, out)
     bundle = bundle_of_run(sim.folder)
     found = [event.launch for event in bundle.events if isinstance(event, Launched | Rejected)]
-    keys, values = attention_parts.EXPAND_KEYS, attention_parts.EXPAND_VALUES
+    keys, values = unfused.EXPAND_KEYS, unfused.EXPAND_VALUES
     wanted = [one.describe() for one in (keys, values, keys, values, values)]
     assert [launch and bundle.declaration(launch) for launch in found] == wanted
     assert sorted(bundle.contracts.values()) == sorted(wanted[:2])

@@ -12,12 +12,12 @@ torch = pytest.importorskip("torch")
 
 import replay_kernels as kernels  # noqa: E402
 
-from hypocenter.device.gpu_lang import interpreter  # noqa: E402
+from hypocenter.device.triton_lang import interpreter  # noqa: E402
 from hypocenter.errors import UsageError  # noqa: E402
-from hypocenter.forensics import replay as replay_module  # noqa: E402
-from hypocenter.forensics.check_text import headroom_text  # noqa: E402
-from hypocenter.forensics.replay import KernelFailed, VirtualTensor, replay  # noqa: E402
-from hypocenter.records import Finding, ReplayReport  # noqa: E402
+from hypocenter.replay import replay as replay_module  # noqa: E402
+from hypocenter.replay.findings import Finding, ReplayReport  # noqa: E402
+from hypocenter.replay.replay import KernelFailed, VirtualTensor, replay  # noqa: E402
+from hypocenter.replay.text import headroom_text  # noqa: E402
 
 
 def check(kernel: Any, grid: Any, /, **arguments: Any) -> ReplayReport:
@@ -310,7 +310,7 @@ def test_the_first_program_that_overflows_is_exact(stride: int) -> None:
 
 
 def test_a_search_for_headroom_that_had_no_end_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hypocenter.forensics.replay.HEADROOM_SECONDS", 0.0)
+    monkeypatch.setattr("hypocenter.replay.replay.HEADROOM_SECONDS", 0.0)
     report = check(kernels.scaled_rows, 10, **virtual_rows(10, 8), headroom=True)
     assert report.findings == ()
     assert [(spare.axis, spare.threshold, spare.gave_up) for spare in report.headroom] == [

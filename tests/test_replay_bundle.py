@@ -22,20 +22,19 @@ import kernel_launch
 from bundle_of import Recording, bundle_of_run, inputs_of
 from kernel_launch import counts, rows_tensor, tensor
 
-from hypocenter import bundle as bundles
-from hypocenter import cli_replay
-from hypocenter.bundle import Bundle, Snapshot
-from hypocenter.device import memory, recorder
+from hypocenter.cli import replay
+from hypocenter.device import memory
 from hypocenter.device.plan import Plan, PlanBuilder
-from hypocenter.device.sim import SimGpu, open_sim
-from hypocenter.device.source import sources_of
+from hypocenter.device.sim.sim import SimGpu, open_sim
 from hypocenter.errors import DeviceFault, UsageError
-from hypocenter.forensics.bundle_index import BundleIndex
-from hypocenter.forensics.replay_bundle import TensorFact, replay_place
-from hypocenter.forensics.replay_source import SourceNotAllowed
-from hypocenter.forensics.replay_threshold import index_threshold, index_thresholds
-from hypocenter.kernels import mark_gpu, rope
-from hypocenter.recording import (
+from hypocenter.kernels import mark_gpu
+from hypocenter.kernels.attention import rope
+from hypocenter.record import bundle as bundles
+from hypocenter.record import recorder
+from hypocenter.record.bundle import Bundle, Snapshot
+from hypocenter.record.bundle_index import BundleIndex
+from hypocenter.record.catalogue import sources_of
+from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
     Argument,
@@ -48,6 +47,9 @@ from hypocenter.recording import (
     TensorRecord,
     Values,
 )
+from hypocenter.replay.corrections import TensorFact
+from hypocenter.replay.recorded import index_threshold, index_thresholds, replay_place
+from hypocenter.replay.source import SourceNotAllowed
 from hypocenter.tensor import DType
 
 PLACE = Place(1, 1, 0)
@@ -454,7 +456,7 @@ def test_the_command_lists_the_launches_and_prints_the_findings(
     bundles.save(rope_bundle([0, 1, 9]), tmp_path / "bad")
     bad = str(tmp_path / "bad")
     with pytest.raises(SystemExit) as left:
-        cli_replay.replay(bad, None, None, 60.0, allow_source=False, as_json=False)
+        replay.replay(bad, None, None, 60.0, allow_source=False, as_json=False)
     assert left.value.code == 4
     shown = capsys.readouterr().out
     assert "step 1, launch 0: rope (3, 2): 2 findings" in shown
@@ -472,7 +474,7 @@ def test_the_command_is_clean_where_nothing_is_wrong_and_names_what_is_not_there
 ) -> None:
     folder = str(tmp_path / "good")
     bundles.save(rope_bundle([0, 1, 7]), folder)
-    cli_replay.replay(folder, None, None, 60.0, allow_source=False, as_json=False)
+    replay.replay(folder, None, None, 60.0, allow_source=False, as_json=False)
     assert capsys.readouterr().out.endswith("0 findings in 1 launch\n")
     for step, launch, budget, sentence in (
         (7, None, 60.0, "--step is 7, but the bundle has the launches of steps 1 to 1"),
@@ -480,16 +482,16 @@ def test_the_command_is_clean_where_nothing_is_wrong_and_names_what_is_not_there
         (None, None, 0.0, "--budget is 0.0, but must be above 0"),
     ):
         with pytest.raises(UsageError, match=sentence):
-            cli_replay.replay(folder, step, launch, budget, allow_source=False, as_json=False)
+            replay.replay(folder, step, launch, budget, allow_source=False, as_json=False)
     with pytest.raises(UsageError, match="nowhere: no such folder"):
-        cli_replay.replay("nowhere", None, None, 60.0, allow_source=False, as_json=False)
+        replay.replay("nowhere", None, None, 60.0, allow_source=False, as_json=False)
 
 
 def test_a_replay_needs_no_torch(tmp_path: Path) -> None:
     bundles.save(rope_bundle([0, 1, 9]), tmp_path / "bad")
     code = (
         "import sys\nsys.modules['torch'] = None\n"
-        f"from hypocenter.cli import main\nmain(['replay', {str(tmp_path / 'bad')!r}])\n"
+        f"from hypocenter.cli.app import main\nmain(['replay', {str(tmp_path / 'bad')!r}])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False

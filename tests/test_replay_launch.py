@@ -14,12 +14,12 @@ from kernel_launch import counts, rows_tensor, tensor
 from tiny_gguf import write_tiny
 
 from hypocenter.device import memory
+from hypocenter.device.guard.faults import AccessFault
 from hypocenter.device.launch import Launch
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.errors import EXIT_FAULT, AccessRefused, UsageError
-from hypocenter.forensics.replay_launch import explain, replay_launch, replay_mode
-from hypocenter.kernels import rope
-from hypocenter.records import AccessFault
+from hypocenter.kernels.attention import rope
+from hypocenter.replay.live import explain, replay_launch, replay_mode
 from hypocenter.tensor import Tensor
 
 
@@ -90,7 +90,7 @@ def test_replay_mode_replaces_the_launch_until_another_mode(device: str) -> None
 _PLANTED = """
 import sys
 from dataclasses import replace
-from hypocenter.cli import main
+from hypocenter.cli.app import main
 from hypocenter.engine import engine, runner
 
 def wrong(chunks, cache, made=engine.make_batch):

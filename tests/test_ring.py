@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypocenter import ring
-from hypocenter.recording import (
+from hypocenter.record import ring
+from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
     AnyEvent,
@@ -27,7 +27,7 @@ from hypocenter.recording import (
     TensorRecord,
     Values,
 )
-from hypocenter.ring_write import RingWriter
+from hypocenter.record.ring_writer import RingWriter
 
 SEGMENT_BYTES = 512
 

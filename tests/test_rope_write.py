@@ -21,10 +21,10 @@ from hypocenter.device.memory import to_host
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.engine.runner import load_runner
 from hypocenter.errors import LaunchRejected
-from hypocenter.kernels import kv_write, rope, rope_write
+from hypocenter.kernels.attention import kv_write, rope, rope_write
 from hypocenter.model.architecture import read_architecture
 from hypocenter.model.decoder import KVPages
-from hypocenter.model.gguf import open_gguf
+from hypocenter.model.gguf.file import open_gguf
 from hypocenter.tensor import DType, Tensor
 
 NUM_BLOCKS, BLOCK_SIZE, NUM_POSITIONS = 5, 16, 512

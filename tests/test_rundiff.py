@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from hypocenter import bundle as bundles
-from hypocenter import cli_replay
-from hypocenter.bundle import Bundle
-from hypocenter.forensics.rundiff import Difference, rundiff
-from hypocenter.recording import (
+from hypocenter.cli import replay
+from hypocenter.doctor.diff import Difference, rundiff
+from hypocenter.record import bundle as bundles
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
     Argument,
@@ -259,17 +259,17 @@ def test_the_command_says_it_and_leaves_with_4(
     good, bad = str(tmp_path / "good"), str(tmp_path / "bad")
     bundles.save(_run(), good)
     bundles.save(_with_launch(_run(ids=9), 1, grid=(3, 1)), bad)
-    cli_replay.diff(good, good, as_json=False)
+    replay.diff(good, good, as_json=False)
     assert capsys.readouterr().out == (
         "no difference\ncompared: 3 whole steps, 6 launches with 15 arguments, 3 inputs, "
         "6 tensors after their launch\n"
     )
     with pytest.raises(SystemExit) as left:
-        cli_replay.diff(good, bad, as_json=False)
+        replay.diff(good, bad, as_json=False)
     assert left.value.code == 4
     assert "launch 1 (rope): grid: [3, 2] in GOOD, [3, 1] in BAD\n" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        cli_replay.diff(good, bad, as_json=True)
+        replay.diff(good, bad, as_json=True)
     told = msgspec.json.decode(capsys.readouterr().out)
     assert told["differences"][0]["what"] == "grid"
 
@@ -278,7 +278,7 @@ def test_it_needs_neither_triton_nor_torch() -> None:
     code = (
         "import sys\n"
         "sys.modules['triton'] = sys.modules['torch'] = sys.modules['numba'] = None\n"
-        "import hypocenter.forensics.rundiff, hypocenter.cli_replay\n"
+        "import hypocenter.doctor.diff, hypocenter.cli.replay\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

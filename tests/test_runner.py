@@ -11,10 +11,10 @@ import pytest
 
 from hypocenter.config import EngineConfig
 from hypocenter.device import memory
-from hypocenter.engine.request import Batch
+from hypocenter.engine.batch import Batch
 from hypocenter.engine.runner import Runner, load_runner
 from hypocenter.errors import LaunchRejected
-from hypocenter.model.gguf import open_gguf
+from hypocenter.model.gguf.file import open_gguf
 
 DEMO = Path(__file__).parents[1] / "src/hypocenter/assets/demo-q8_0.gguf"
 

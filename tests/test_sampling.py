@@ -14,9 +14,14 @@ from hypothesis import strategies as st
 from hypocenter.config import SamplingParams
 from hypocenter.device import memory
 from hypocenter.errors import BadLogits, LaunchRejected, UsageError
-from hypocenter.kernels.draw import Draw, philox4x32, uniform
-from hypocenter.kernels.sampling import HostSampler, exp_reference, sample, sample_reference
-from hypocenter.kernels.sampling_cpu import _exp
+from hypocenter.kernels.sampling.draw import Draw, philox4x32, uniform
+from hypocenter.kernels.sampling.sampling import (
+    HostSampler,
+    exp_reference,
+    sample,
+    sample_reference,
+)
+from hypocenter.kernels.sampling.sampling_cpu import _exp
 from hypocenter.tensor import DType, Tensor
 
 Floats = npt.NDArray[np.float32]
@@ -214,7 +219,7 @@ def test_temperature_comes_after_top_p_and_min_p() -> None:
 def test_the_draw_takes_the_first_token_beyond_its_share(
     number: float, chosen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hypocenter.kernels.draw.uniform", lambda seed, position: number)
+    monkeypatch.setattr("hypocenter.kernels.sampling.draw.uniform", lambda seed, position: number)
     assert choose([-np.inf, 0, 0, -np.inf], temperature=1.0) == chosen
 
 

@@ -16,12 +16,12 @@ from hypocenter.device import memory
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.runner import load_runner
 from hypocenter.errors import BadLogits
-from hypocenter.kernels import draw, sampling
-from hypocenter.kernels.draw import Draw
-from hypocenter.kernels.sampling import sample, sample_reference
-from hypocenter.kernels.sampling_plan import DeviceSampler
-from hypocenter.model.gguf import open_gguf
-from hypocenter.records import Route
+from hypocenter.kernels.sampling import draw, sampling
+from hypocenter.kernels.sampling.draw import Draw
+from hypocenter.kernels.sampling.sampling import sample, sample_reference
+from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
+from hypocenter.model.gguf.file import open_gguf
+from hypocenter.results import Route
 from hypocenter.tensor import DType, Tensor
 
 Floats = npt.NDArray[np.float32]
@@ -139,7 +139,7 @@ def test_top_p_alone_over_many_ties_stops_at_the_same_token() -> None:
 def test_the_draw_takes_the_first_token_beyond_its_share(
     number: float, chosen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hypocenter.kernels.draw.uniform", lambda seed, position: number)
+    monkeypatch.setattr("hypocenter.kernels.sampling.draw.uniform", lambda seed, position: number)
     row = np.full((1, 1060), -np.inf, np.float32)
     row[0, [1, 1050]] = 0
     assert both(row, [Draw(SamplingParams(temperature=1.0), 0)]) == [chosen]

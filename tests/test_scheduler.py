@@ -10,9 +10,10 @@ import pytest
 from fake_runner import FakeDetokenizer
 
 from hypocenter.config import SamplingParams
+from hypocenter.engine.batch import Chunk, make_batch
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import Request, State
-from hypocenter.engine.scheduler import Chunk, Scheduler, make_batch
+from hypocenter.engine.scheduler import Scheduler
 from hypocenter.errors import IntegrityError, OutOfBlocks
 
 

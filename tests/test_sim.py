@@ -20,8 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hypocenter.device.limits import SIMULATED as NAMES
 from hypocenter.device.limits import named_gpu
-from hypocenter.device.sim import SimGpu, open_sim
-from hypocenter.device.sim_memory import (
+from hypocenter.device.sim.memory import (
     MIB,
     PAGE_BYTES,
     ROUND_BYTES,
@@ -29,7 +28,8 @@ from hypocenter.device.sim_memory import (
     CachingAllocator,
     SimMemory,
 )
-from hypocenter.device.sim_queue import shuffled
+from hypocenter.device.sim.queue import shuffled
+from hypocenter.device.sim.sim import SimGpu, open_sim
 from hypocenter.errors import (
     DeviceFault,
     IntegrityError,
@@ -363,7 +363,7 @@ def test_what_cannot_be_interpreted_is_named() -> None:
 
 VICTIM = """
 import faulthandler, numpy as np, resource, sim_kernels
-from hypocenter.device.sim import open_sim
+from hypocenter.device.sim.sim import open_sim
 from hypocenter.tensor import DType
 faulthandler.disable()
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

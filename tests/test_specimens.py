@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import pkgutil
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-import hypocenter.kernels
-from hypocenter.device.abstract import AbstractPointer, specimens
-from hypocenter.device.gpu_lang import triton
-from hypocenter.device.offline import specimen_of_launch
-from hypocenter.device.specimen import of_device
+from hypocenter import package
+from hypocenter.device.offline.abstract import AbstractPointer, specimens
+from hypocenter.device.offline.compile import specimen_of_launch
+from hypocenter.device.offline.specimen import of_device
+from hypocenter.device.triton_lang import triton
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.contracts import contract_of
+from hypocenter.kernels.registry import contract_of
 from hypocenter.model.specimens import abstract_plan, form_of, project_specimens
 from hypocenter.tensor import DType
 
@@ -24,13 +23,10 @@ SPECIMENS = project_specimens()
 
 
 def _kernels() -> Iterator[str]:
-    for module in pkgutil.iter_modules(hypocenter.kernels.__path__):
-        if module.name.endswith("_gpu"):
-            for name, value in vars(
-                importlib.import_module(f"hypocenter.kernels.{module.name}")
-            ).items():
-                if isinstance(value, triton.runtime.jit.JITFunction) and name.endswith("_kernel"):
-                    yield name
+    for file in package.gpu_kernel_files():
+        for name, value in vars(importlib.import_module(package.module_name(file))).items():
+            if isinstance(value, triton.runtime.jit.JITFunction) and name.endswith("_kernel"):
+                yield name
 
 
 def test_every_kernel_is_reached_by_some_plan() -> None:

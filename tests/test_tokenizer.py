@@ -21,9 +21,9 @@ from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
 from hypocenter.errors import BadModelFile, TokenizerError, UnsupportedModel, UsageError
-from hypocenter.model.gguf import open_gguf
-from hypocenter.model.pretokenizers import PRE_TOKENIZERS, category
-from hypocenter.model.tokenizer import MAX_TEXT_CHARS, Tokenizer, load_tokenizer
+from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.text.pretokenizers import PRE_TOKENIZERS, category
+from hypocenter.model.text.tokenizer import MAX_TEXT_CHARS, Tokenizer, load_tokenizer
 
 ROOT = Path(__file__).parent.parent
 FIXTURES = ROOT / "tests" / "fixtures" / "tokenizers"

@@ -11,16 +11,18 @@ import pytest
 from kernel_launch import counts, rows_tensor, tensor, vector_tensor
 
 from hypocenter.config import EngineConfig, trace_bytes
-from hypocenter.device import memory, recorder
+from hypocenter.device import memory
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.tracing import MAX_FIRST, _read, statistics_of
 from hypocenter.errors import UsageError
-from hypocenter.forensics.bundle_index import BundleIndex
-from hypocenter.kernels import norm, rope
-from hypocenter.recording import Place, Statistics
-from hypocenter.ring import read_run
+from hypocenter.kernels.attention import rope
+from hypocenter.kernels.rowwise import norm
+from hypocenter.record import recorder
+from hypocenter.record.bundle_index import BundleIndex
+from hypocenter.record.events import Place, Statistics
+from hypocenter.record.ring import read_run
+from hypocenter.record.trace_log import FIRST, FOLDER, STATISTICS, TraceWriter, read_trace
 from hypocenter.tensor import DType, Tensor
-from hypocenter.trace_log import FIRST, FOLDER, STATISTICS, TraceWriter, read_trace
 
 PLACE = Place(3, 1, 2)
 
@@ -147,8 +149,8 @@ def test_figures_of_other_types(dtype: DType, values: np.ndarray) -> None:
 
 
 def test_old_steps_give_way_whole(tmp_path: Path) -> None:
-    from hypocenter.bundle import Snapshot
-    from hypocenter.recording import Values
+    from hypocenter.record.bundle import Snapshot
+    from hypocenter.record.events import Values
 
     writer = TraceWriter(tmp_path, 1000)
     for step in range(1, 6):
@@ -220,8 +222,8 @@ def test_the_configuration_knows_the_mode_and_its_room(monkeypatch: pytest.Monke
 
 
 def test_index_of_an_empty_bundle_has_no_launches() -> None:
-    from hypocenter.bundle import Bundle
-    from hypocenter.recording import FaultRecord
+    from hypocenter.record.bundle import Bundle
+    from hypocenter.record.events import FaultRecord
 
     index = BundleIndex(Bundle(kind="crash", fault=FaultRecord(kind="crash", message="")))
     assert index.interval() == index.places() == ()

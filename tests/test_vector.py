@@ -7,23 +7,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hypocenter.device import cache_lines, vector_rows
-from hypocenter.device.cache_lines import fetch, fetch_ahead, prefetch
-from hypocenter.device.float_columns import load_column
-from hypocenter.device.lang import inline
-from hypocenter.device.records import fetch_early
-from hypocenter.device.vector import (
+from hypocenter.device.cpu import cache_lines, vector_rows
+from hypocenter.device.cpu.cache_lines import fetch, fetch_ahead, prefetch
+from hypocenter.device.cpu.lang import inline
+from hypocenter.device.cpu.packed_codes import fetch_early
+from hypocenter.device.cpu.packed_floats import load_column
+from hypocenter.device.cpu.vector import (
+    exp,
+    exp2,
     keep,
     load,
     load_first,
     max_lanes,
+    sigmoid,
     store,
     store_first,
     sum_lanes,
+    tanh,
 )
-from hypocenter.device.vector_math import exp, exp2, sigmoid, tanh
-from hypocenter.device.vector_rows import fma_outer, load_each, splat_each, store_outer
-from hypocenter.kernels.quant_records import RECORDS
+from hypocenter.device.cpu.vector_rows import fma_outer, load_each, splat_each, store_outer
+from hypocenter.kernels.weights.cpu_layout import RECORDS
 from hypocenter.tensor import DType
 
 

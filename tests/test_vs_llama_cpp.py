@@ -20,8 +20,8 @@ from demo_variants import DEMO, demo_with
 from gguf import GGMLQuantizationType
 
 from hypocenter.model.architecture import read_architecture
-from hypocenter.model.gguf import open_gguf
-from hypocenter.model.tokenizer import load_tokenizer
+from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.text.tokenizer import load_tokenizer
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 ARGUMENTS = (

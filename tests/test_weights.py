@@ -14,7 +14,7 @@ from demo_variants import demo_with
 from gguf import GGMLQuantizationType
 from tiny_gguf import HEAD_DIM, write_tiny
 
-from hypocenter import cli_bench
+from hypocenter.cli import bench
 from hypocenter.config import EngineConfig
 from hypocenter.device import memory
 from hypocenter.engine.runner import Runner, load_runner
@@ -23,7 +23,7 @@ from hypocenter.model import footprint
 from hypocenter.model import weights as weights_module
 from hypocenter.model.architecture import read_architecture
 from hypocenter.model.footprint import Room
-from hypocenter.model.gguf import open_gguf
+from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.weights import LayerWeights, Weights, load_weights
 from hypocenter.tensor import Tensor
 
@@ -202,7 +202,7 @@ def logits(path: Path) -> tuple[Weights, np.ndarray[Any, Any]]:
         runner = load_runner(file, EngineConfig(max_batch_tokens=32))
     ids = np.arange(5, 25, dtype=np.int32)
     made = [
-        memory.to_host(runner.run(cli_bench.batch_of(tokens, start, runner)))
+        memory.to_host(runner.run(bench.batch_of(tokens, start, runner)))
         for tokens, start in ((ids, 0), (ids[:1], len(ids)))
     ]
     return runner.weights, np.concatenate(made)

@@ -24,7 +24,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-from hypocenter.model.pretokenizers import PRE_TOKENIZERS
+from hypocenter.model.text.pretokenizers import PRE_TOKENIZERS
 
 FOLDER = Path(__file__).parent.parent / "tests" / "fixtures" / "tokenizers"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hypocenter.config import EngineConfig, SamplingParams
     from hypocenter.engine.llm import LLM
     from hypocenter.errors import HypoError
-    from hypocenter.records import Completion, Delta, Route, Timings
+    from hypocenter.results import Completion, Delta, Route, Timings
 
 __all__ = [
     "LLM",
@@ -28,13 +28,13 @@ __all__ = [
 
 _NAME_TO_MODULE = {
     "LLM": "hypocenter.engine.llm",
-    "Completion": "hypocenter.records",
-    "Delta": "hypocenter.records",
+    "Completion": "hypocenter.results",
+    "Delta": "hypocenter.results",
     "EngineConfig": "hypocenter.config",
     "HypoError": "hypocenter.errors",
-    "Route": "hypocenter.records",
+    "Route": "hypocenter.results",
     "SamplingParams": "hypocenter.config",
-    "Timings": "hypocenter.records",
+    "Timings": "hypocenter.results",
 }
 
 

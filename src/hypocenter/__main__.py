@@ -13,9 +13,9 @@ def main() -> None:
     # Where Ctrl-C is ignored (a command in the background of a script), it stays ignored.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
-    from hypocenter import cli
+    from hypocenter.cli import app
 
-    cli.main()
+    app.main()
 
 
 def _leave(number: int, frame: object) -> NoReturn:

@@ -1,6 +1,6 @@
 """Every exception that hypocenter raises on purpose; each says thing, value, limit and way out.
 
-Nothing here prints or exits: `cli.py` turns an exception into one line and an exit code.
+Nothing here prints or exits: `cli/app.py` turns an exception into one line and an exit code.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ import atheris
 
 with atheris.instrument_imports(include=["hypocenter.model"]):
     from hypocenter.errors import HypoError
-    from hypocenter.model.gguf import open_gguf
-    from hypocenter.model.tokenizer import load_tokenizer
+    from hypocenter.model.gguf.file import open_gguf
+    from hypocenter.model.text.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
 write_vocabulary: Any = runpy.run_path(str(ROOT / "tools" / "tokenizer_fixtures.py"))[

@@ -18,8 +18,8 @@ from family_table import FAMILIES, WINDOW
 
 from hypocenter.config import EngineConfig
 from hypocenter.engine.llm import LLM
-from hypocenter.model.gguf import open_gguf
-from hypocenter.model.tokenizer import load_tokenizer
+from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.text.tokenizer import load_tokenizer
 from peer.decoder_faults import DECODER_FAULTS
 
 ROOT = Path(__file__).parents[2]

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
-from hypocenter.device.lang import cpu_kernel, prange
+from hypocenter.device.cpu.lang import cpu_kernel, prange
+from hypocenter.device.cpu.vector import get, put
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.device.vector import get, put
-from hypocenter.kernels import activation, activation_cpu
-from hypocenter.kernels.kv_write import kv_write
+from hypocenter.kernels.attention.kv_write import kv_write
+from hypocenter.kernels.rowwise import activation, activation_cpu
 from hypocenter.model import decoder
 from hypocenter.tensor import Tensor
 

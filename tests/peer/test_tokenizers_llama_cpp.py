@@ -20,9 +20,9 @@ from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
 from hypocenter.errors import TokenizerError
-from hypocenter.model.gguf import open_gguf
-from hypocenter.model.pretokenizers import PRE_TOKENIZERS, category
-from hypocenter.model.tokenizer import load_tokenizer
+from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.text.pretokenizers import PRE_TOKENIZERS, category
+from hypocenter.model.text.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
 TEXTS: list[str] = json.loads((ROOT / "tests/fixtures/tokenizers/texts.json").read_text())

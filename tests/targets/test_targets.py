@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hypocenter.cli_kernels_pool import Worker, compile_all
-from hypocenter.cli_kernels_worker import Job
+from hypocenter.check.compile_pool import Worker, compile_all
+from hypocenter.check.compile_worker import Job
 from hypocenter.device.limits import TABLE
 from hypocenter.model.specimens import project_specimens
 

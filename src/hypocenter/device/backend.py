@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hypocenter.device.gpu_graph import Graph
+from hypocenter.device.graph import Graph
 from hypocenter.device.limits import GpuLimits
 from hypocenter.tensor import DType
 

@@ -25,9 +25,9 @@ from hypocenter.device.devices import (
     stream_of,
     will_run,
 )
-from hypocenter.device.order import Stretch, Writes
-from hypocenter.device.recorder import current
+from hypocenter.device.stream_order import Stretch, Writes
 from hypocenter.errors import CopyRejected
+from hypocenter.record.recorder import current
 from hypocenter.tensor import DType, Tensor
 
 log = logging.getLogger("hypocenter.copies")

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from hypocenter.config import launch_blocking
-from hypocenter.device.order import Order, Ticks, Writes
-from hypocenter.device.recorder import current, open_recorder
+from hypocenter.device.stream_order import Order, Ticks, Writes
 from hypocenter.errors import UsageError
 from hypocenter.package import caller_outside
+from hypocenter.record.recorder import current, open_recorder
 
 if TYPE_CHECKING:
     from hypocenter.device.backend import Backend
@@ -48,11 +48,11 @@ def open_device(name: str) -> str:
         from hypocenter.device.limits import simulated
 
         simulated(name)  # a misspelt name is told before anything about Triton
-        from hypocenter.device.sim import open_sim
+        from hypocenter.device.sim.sim import open_sim
 
         backend: Backend = open_sim(name, blocking=launch_blocking() is not None)
     elif name.split(":")[0] in ("cuda", "hip"):
-        from hypocenter.device.gpu import open_gpu
+        from hypocenter.device.gpu.torch_gpu import open_gpu
 
         backend = open_gpu(name)
     else:

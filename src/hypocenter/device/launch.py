@@ -17,15 +17,15 @@ import numpy as np
 
 from hypocenter.config import LAUNCH_MODES
 from hypocenter.device import memory
-from hypocenter.device.lang import CpuKernel
+from hypocenter.device.cpu.lang import CpuKernel
+from hypocenter.device.cpu.native import KERNEL_FAILED, NativeLaunches, SharedKernel
 from hypocenter.device.limits import check_launch
-from hypocenter.device.native import KERNEL_FAILED, NativeLaunches, SharedKernel
-from hypocenter.device.order import Writes
-from hypocenter.device.recorder import current
-from hypocenter.device.specimen import of_device
+from hypocenter.device.offline.specimen import of_device
+from hypocenter.device.stream_order import Writes
 from hypocenter.errors import LaunchRejected, UsageError
 from hypocenter.package import caller_outside
-from hypocenter.ring import CELL_PLACE
+from hypocenter.record.recorder import current
+from hypocenter.record.ring import CELL_PLACE
 from hypocenter.tensor import Tensor
 
 log = logging.getLogger("hypocenter.launch")

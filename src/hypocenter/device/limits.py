@@ -69,7 +69,7 @@ class GpuLimits:
 
     @property
     def overlaps(self) -> bool:
-        """Whether a launch can begin while the one before it ends; see `kernels/overlap_gpu.py`.
+        """Whether a launch can begin while the one before it ends; see `kernels/shared_gpu.py`.
 
         Compute capability 9.0 and up: CUDA C++ Programming Guide, "Programmatic Dependent Launch".
         """

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter import ring
 from hypocenter.device import memory
-from hypocenter.device.recorder import Recorder, current
+from hypocenter.record import ring
+from hypocenter.record.recorder import Recorder, current
 from hypocenter.tensor import Allocation, DType, Tensor
 
 log = logging.getLogger("hypocenter.recorder")

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device import large_pages
 from hypocenter.device.copies import NUMPY_TYPES as _NUMPY_TYPES
 from hypocenter.device.copies import arm_copies as arm_copies
 from hypocenter.device.copies import copy_in, refuse
@@ -22,6 +21,7 @@ from hypocenter.device.copies import peek as peek
 from hypocenter.device.copies import to_device as to_device
 from hypocenter.device.copies import to_host as to_host
 from hypocenter.device.copies import to_host_later as to_host_later
+from hypocenter.device.cpu import large_pages
 from hypocenter.device.devices import Event as Event
 from hypocenter.device.devices import ask, call_site, names_of
 from hypocenter.device.devices import backend_of as backend_of
@@ -34,7 +34,7 @@ from hypocenter.device.devices import synchronise as synchronise
 from hypocenter.device.devices import use_backend as use_backend
 from hypocenter.device.devices import wait_event as wait_event
 from hypocenter.device.devices import will_run as will_run
-from hypocenter.device.recorder import current
+from hypocenter.record.recorder import current
 from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
 
 ALIGNMENT_BYTES = 64

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hypocenter.device import launch, marks, memory
-from hypocenter.device.gpu_graph import Graph
-from hypocenter.device.lang import CpuKernel
+from hypocenter.device.cpu.lang import CpuKernel
+from hypocenter.device.cpu.native import NativeLaunches
+from hypocenter.device.graph import Graph
 from hypocenter.device.launch import Demands, Launch, Runs
-from hypocenter.device.native import NativeLaunches
-from hypocenter.device.order import Writes
-from hypocenter.device.recorder import NOT_RECORDED, current
+from hypocenter.device.stream_order import Writes
 from hypocenter.errors import LaunchRejected
+from hypocenter.record.recorder import NOT_RECORDED, current
 from hypocenter.tensor import Tensor
 
 if TYPE_CHECKING:
-    from hypocenter.device.guarded import GuardedLaunches
+    from hypocenter.device.guard.launches import GuardedLaunches
     from hypocenter.device.tracing import Tracer
 
 #: Multiply-adds below which a kernel is done on one thread before others would have begun.
@@ -168,7 +168,7 @@ class Plan:
             _tracer()  # refuses now, and not in the first step
         guarded = None
         if mode == "guarded":
-            from hypocenter.device.guarded import GuardedLaunches  # needs Triton
+            from hypocenter.device.guard.launches import GuardedLaunches  # needs Triton
 
             guarded = GuardedLaunches(self._device, self.launches)
         else:

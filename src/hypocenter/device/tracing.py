@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hypocenter.bundle import Snapshot
 from hypocenter.config import trace_bytes
 from hypocenter.device import launch, memory
-from hypocenter.device.bf16 import bf16_to_f32
-from hypocenter.device.recorder import Recorder, open_recorder
+from hypocenter.dtypes import bf16_to_f32
 from hypocenter.errors import UsageError
-from hypocenter.recording import Place, Statistics, Values
-from hypocenter.ring import place_of
+from hypocenter.record.bundle import Snapshot
+from hypocenter.record.events import Place, Statistics, Values
+from hypocenter.record.recorder import Recorder, open_recorder
+from hypocenter.record.ring import place_of
+from hypocenter.record.trace_log import TraceWriter
 from hypocenter.tensor import DType, Tensor
-from hypocenter.trace_log import TraceWriter
 
 if TYPE_CHECKING:
     from hypocenter.device.launch import Launch

@@ -24,18 +24,19 @@ import numpy as np
 
 from hypocenter.config import SamplingParams
 from hypocenter.device import memory
-from hypocenter.device.recorder import current
+from hypocenter.engine.batch import Chunk, make_batch
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import Request
 from hypocenter.engine.sampler import Sampler
-from hypocenter.engine.scheduler import Chunk, Scheduler, make_batch
+from hypocenter.engine.scheduler import Scheduler
 from hypocenter.errors import BadLogits, ContextOverflow, HypoError, OutOfBlocks, UsageError
-from hypocenter.records import Completion, Delta, Route
+from hypocenter.record.recorder import current
+from hypocenter.results import Completion, Delta, Route
 from hypocenter.tensor import Tensor
 
 if TYPE_CHECKING:
     from hypocenter.engine.runner import Runner
-    from hypocenter.model.tokenizer import Tokenizer
+    from hypocenter.model.text.tokenizer import Tokenizer
 
 
 log = logging.getLogger("hypocenter.engine")

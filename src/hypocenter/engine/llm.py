@@ -19,10 +19,10 @@ from hypocenter.engine.request import Request
 from hypocenter.engine.runner import load_runner
 from hypocenter.engine.sampler import compile_sampler
 from hypocenter.errors import UsageError
-from hypocenter.model.chat import ChatTemplate, load_chat_template
-from hypocenter.model.gguf import open_gguf
-from hypocenter.model.tokenizer import Tokenizer, load_tokenizer
-from hypocenter.records import Completion, Delta, Route
+from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.text.chat import ChatTemplate, load_chat_template
+from hypocenter.model.text.tokenizer import Tokenizer, load_tokenizer
+from hypocenter.results import Completion, Delta, Route
 
 BUNDLED_MODEL = "demo-q8_0.gguf"
 

@@ -11,42 +11,17 @@ import struct
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 from hypocenter.config import SamplingParams
-from hypocenter.kernels.draw import has_penalties
-from hypocenter.recording import RequestRecord
-from hypocenter.records import Completion, Delta, Route, Timings
+from hypocenter.engine.stop_strings import StopStrings
+from hypocenter.kernels.sampling.draw import has_penalties
+from hypocenter.results import Completion, Delta, Route, Timings
 
 if TYPE_CHECKING:
-    from hypocenter.model.tokenizer import Detokenizer
-
-Int32s = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
-    """The tokens of one step, of any number of sequences; every array is i32.
-
-    `slots` says where each token's key and value go, `sequence_rows` which row of `block_tables`
-    it belongs to, `logit_rows` of which tokens the logits are wanted. Entries of `block_tables`
-    beyond a sequence's blocks are -1.
-    """
-
-    token_ids: Int32s  # [num_tokens]
-    positions: Int32s  # [num_tokens]
-    slots: Int32s  # [num_tokens]
-    sequence_rows: Int32s  # [num_tokens]
-    block_tables: Int32s  # [num_sequences, max_blocks_per_sequence]
-    logit_rows: Int32s  # [num_logit_rows]
-    #: What a recorder writes down of the requests; empty where nothing is recorded.
-    requests: tuple[RequestRecord, ...] = ()
-    #: The device has the token ids: it chose them in a step that may still run.
-    is_drawn: bool = False
+    from hypocenter.model.text.tokenizer import Detokenizer
 
 
 class State(enum.Enum):
@@ -55,51 +30,6 @@ class State(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
     DONE = "done"
-
-
-class StopStrings:
-    """Cuts a stream of text before the first stop string, wherever the pieces break.
-
-    The string that is complete first wins; of several complete at once, the longest.
-    """
-
-    def __init__(self, strings: Sequence[str]) -> None:
-        self._strings = tuple(strings)
-        self._held = ""
-
-    def push(self, text: str) -> tuple[str, bool]:
-        """The text that may be sent now, and whether a stop string was found.
-
-        What could be the beginning of a stop string is held back until more text decides it.
-        """
-        self._held += text
-        found = [
-            (start + len(string), start)
-            for string in self._strings
-            if (start := self._held.find(string)) >= 0
-        ]
-        if found:
-            sent, self._held = self._held[: min(found)[1]], ""
-            return sent, True
-        keep = self._num_undecided()
-        sent, self._held = (
-            self._held[: len(self._held) - keep],
-            self._held[len(self._held) - keep :],
-        )
-        return sent, False
-
-    def flush(self) -> str:
-        """What is held back; no more text will follow."""
-        held, self._held = self._held, ""
-        return held
-
-    def _num_undecided(self) -> int:
-        """Length of the longest end of the held text with which a stop string begins."""
-        longest = max(map(len, self._strings), default=0)
-        for length in range(min(len(self._held), longest - 1), 0, -1):
-            if any(string.startswith(self._held[-length:]) for string in self._strings):
-                return length
-        return 0
 
 
 class Request:

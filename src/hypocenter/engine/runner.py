@@ -13,23 +13,20 @@ import numpy as np
 
 from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
 from hypocenter.device import memory
-from hypocenter.device.cpu import instruction_set, max_num_threads, set_num_threads
+from hypocenter.device.cpu.lang import instruction_set, max_num_threads, set_num_threads
 from hypocenter.device.plan import Plan, bucket
-from hypocenter.device.recorder import current, open_recorder
-from hypocenter.engine.request import Batch, Int32s
+from hypocenter.engine.batch import Batch, BatchLimits, check_batch
 from hypocenter.errors import LaunchRejected, UsageError
 from hypocenter.model import footprint
 from hypocenter.model.architecture import Architecture, read_architecture
 from hypocenter.model.decoder import Decoder, KVPages, StepInputs
-from hypocenter.model.gguf import GGUFFile
+from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.weights import Weights, load_weights
-from hypocenter.records import Route
+from hypocenter.record.recorder import current, open_recorder
+from hypocenter.results import Route
 from hypocenter.tensor import DType, Tensor
 
 Progress = Callable[[str, float], None]
-
-#: Up to so many numbers Python itself is done before numpy gets going.
-_FEW = 256
 
 
 def load_runner(file: GGUFFile, config: EngineConfig, progress: Progress | None = None) -> Runner:
@@ -74,6 +71,13 @@ class Runner:
         self.num_blocks = -(-context_length // config.block_size)
         self.max_batch_tokens = config.max_batch_tokens
         self.max_batch_requests = config.max_batch_requests
+        self._limits = BatchLimits(
+            max_batch_tokens=config.max_batch_tokens,
+            vocab_size=facts.vocab_size,
+            context_length=context_length,
+            num_blocks=self.num_blocks,
+            block_size=config.block_size,
+        )
         self.num_threads = _num_threads(config)
         self._inputs = StepInputs.allocate(
             config.max_batch_tokens,
@@ -188,58 +192,7 @@ class Runner:
             raise
 
     def _check(self, batch: Batch) -> None:
-        num_tokens = len(batch.token_ids)
-        if not 1 <= num_tokens <= self.max_batch_tokens:
-            raise LaunchRejected(
-                "step", f"{num_tokens} tokens, but 1 to {self.max_batch_tokens} fit one step"
-            )
-        for name in ("positions", "slots", "sequence_rows"):
-            num_entries = len(getattr(batch, name))
-            if num_entries != num_tokens:
-                raise LaunchRejected("step", f"{num_entries} {name} for {num_tokens} tokens")
-        if num_tokens > 1 and len(np.unique(batch.slots)) != num_tokens:
-            raise LaunchRejected("step", "two tokens have the same slot of the cache")
-        _within("token_ids", batch.token_ids, self.vocab_size, "the vocabulary")
-        _within("positions", batch.positions, self.context_length, "the context")
-        _within("slots", batch.slots, self.num_blocks * self.block_size, "the cache")
-        _within("sequence_rows", batch.sequence_rows, len(batch.block_tables), "block_tables")
-        _within("logit_rows", batch.logit_rows, num_tokens, "the batch")
-        # Entries of a table behind its sequence's last block are unused and may hold anything.
-        for row, position in _last(batch.sequence_rows, batch.positions).items():
-            num_used = position // self.block_size + 1
-            if num_used > batch.block_tables.shape[1]:
-                raise LaunchRejected(
-                    "step",
-                    f"block_tables[{row}] has {batch.block_tables.shape[1]} entries, but its "
-                    f"sequence reaches into block {num_used}",
-                )
-            _within(
-                f"block_tables[{row}]", batch.block_tables[row, :num_used], self.num_blocks,
-                "the cache's blocks",
-            )  # fmt: skip
-
-
-def _last(rows: Int32s, positions: Int32s) -> dict[int, int]:
-    """The last position of each row."""
-    if len(rows) == 1:
-        return {rows.item(): positions.item()}
-    last: dict[int, int] = {}
-    for row, position in zip(rows.tolist(), positions.tolist(), strict=True):
-        last[row] = max(last.get(row, 0), position)
-    return last
-
-
-def _within(name: str, values: Int32s, bound: int, of: str) -> None:
-    if values.size <= _FEW:
-        known = values.tolist()
-        is_within = not known or (min(known) >= 0 and max(known) < bound)
-    else:
-        is_within = bool(values.min() >= 0 and values.max() < bound)
-    if not is_within:
-        first = int(np.flatnonzero((values < 0) | (values >= bound))[0])
-        raise LaunchRejected(
-            "step", f"{name}[{first}] = {int(values[first])}, but {of} has {bound} entries"
-        )
+        check_batch(batch, self._limits)
 
 
 def _num_threads(config: EngineConfig) -> int:

@@ -1,4 +1,4 @@
-"""Asks the sampling kernels for one token per request; the formula is in `kernels/sampling.py`."""
+"""Asks the sampling kernels for one token per request; the formula is in `kernels/sampling/`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 from hypocenter.device import memory
 from hypocenter.device.launch import Progress
-from hypocenter.engine.scheduler import Chunk
+from hypocenter.engine.batch import Chunk
 from hypocenter.errors import BadLogits
-from hypocenter.kernels.draw import Draw, has_penalties
-from hypocenter.kernels.sampling import HostSampler, compile_kernels, sample_later
+from hypocenter.kernels.sampling.draw import Draw, has_penalties
+from hypocenter.kernels.sampling.sampling import HostSampler, compile_kernels, sample_later
 from hypocenter.tensor import DType, Tensor
 
 if TYPE_CHECKING:
-    from hypocenter.kernels.sampling_plan import DeviceSampler
+    from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
 
 
 class Sampler:
@@ -54,7 +54,7 @@ class Sampler:
         """
         draws = [_draw(chunk) for chunk in chunks]
         if logits.device != "cpu" and self._on_device is None:
-            from hypocenter.kernels.sampling_plan import DeviceSampler  # needs Triton
+            from hypocenter.kernels.sampling.sampling_plan import DeviceSampler  # needs Triton
 
             self._on_device = DeviceSampler(
                 logits.device, logits.shape[1], self._max_rows, self._launch_mode, self._next_ids

@@ -10,61 +10,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
-
-from hypocenter.device.recorder import current
+from hypocenter.engine.batch import Chunk
 from hypocenter.engine.kv_cache import KVCache
-from hypocenter.engine.request import Batch, Request, State
+from hypocenter.engine.request import Request, State
 from hypocenter.errors import IntegrityError, OutOfBlocks
-from hypocenter.recording import RequestRecord
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """The positions [start, stop) of a request, to run in one step.
-
-    `draws_token`: a token is chosen after it. Settled here, because the request grows by it.
-    `is_drawn`: its one token is chosen by the step before, which may still run.
-    """
-
-    request: Request
-    start: int
-    stop: int
-    draws_token: bool
-    is_drawn: bool = False
-
-    @classmethod
-    def next_of(cls, request: Request, num_tokens: int) -> Chunk:
-        """The next `num_tokens` pending tokens of a request."""
-        reaches_end = num_tokens == request.num_pending
-        start = request.num_computed
-        return cls(request, start, start + num_tokens, reaches_end and not request.keeps_logits)
-
-    @property
-    def num_tokens(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def num_logit_rows(self) -> int:
-        return self.num_tokens if self.request.keeps_logits else int(self.draws_token)
-
-    @property
-    def token_ids(self) -> list[int]:
-        """Its tokens; 0 for one that only the device knows."""
-        return [0] if self.is_drawn else self.request.token_ids[self.start : self.stop]
-
-    def record(self, row: int, blocks: tuple[int, ...]) -> RequestRecord:
-        """What is written down of it: it has row `row` of the block table, and owns `blocks`."""
-        return RequestRecord(
-            id=self.request.id,
-            row=row,
-            first_position=self.start,
-            num_tokens=self.num_tokens,
-            blocks=blocks,
-            digest="" if self.is_drawn else self.request.digest(),
-        )
 
 
 class Scheduler:
@@ -197,41 +147,3 @@ class Scheduler:
 
     def _num_tokens_left(self, chunks: list[Chunk]) -> int:
         return self.max_batch_tokens - sum(chunk.num_tokens for chunk in chunks)
-
-
-def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
-    """Lay the chunks out as one batch; rows of the logits are in the order of the chunks."""
-    # Lists, for most chunks are of one token, which Python adds sooner than numpy gets going.
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    sequence_rows: list[int] = []
-    logit_rows: list[int] = []
-    tables, requests = [], []
-    is_recorded = current() is not None
-    for row, chunk in enumerate(chunks):
-        placement = cache.retrieve(chunk.request.id, chunk.start, chunk.stop)
-        token_ids += chunk.token_ids
-        positions += range(chunk.start, chunk.stop)
-        slots += placement.slots
-        sequence_rows += [row] * chunk.num_tokens
-        tables.append(placement.block_table)
-        logit_rows += range(len(token_ids) - chunk.num_logit_rows, len(token_ids))
-        if is_recorded:
-            requests.append(chunk.record(row, cache.blocks(chunk.request.id)))
-    if len(tables) == 1:
-        block_tables = tables[0][None].copy()
-    else:
-        block_tables = np.full((len(tables), max(map(len, tables))), -1, np.int32)
-        for row, table in enumerate(tables):
-            block_tables[row, : len(table)] = table
-    return Batch(
-        token_ids=np.array(token_ids, np.int32),
-        positions=np.array(positions, np.int32),
-        slots=np.array(slots, np.int32),
-        sequence_rows=np.array(sequence_rows, np.int32),
-        block_tables=block_tables,
-        logit_rows=np.array(logit_rows, np.int32),
-        requests=tuple(requests),
-        is_drawn=any(chunk.is_drawn for chunk in chunks),
-    )

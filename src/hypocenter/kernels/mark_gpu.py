@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hypocenter.device.gpu_lang import tl, triton
 from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.overlap_gpu import follow
+from hypocenter.kernels.shared_gpu import follow
 
 
 # One compiled kernel for all launches: nothing depends on what `number` is divisible by.

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, Self
 from hypocenter.config import EngineConfig, Environment
 from hypocenter.device import memory
 from hypocenter.device.backend import Backend
-from hypocenter.device.recorder import open_recorder
 from hypocenter.engine import runner as runner_module
-from hypocenter.engine.request import Batch, Int32s
+from hypocenter.engine.batch import Batch, Int32s
 from hypocenter.engine.runner import Runner
 from hypocenter.errors import UsageError
 from hypocenter.kernels.contract import Contract
@@ -31,6 +30,7 @@ from hypocenter.lab.model import model_path
 from hypocenter.model import decoder
 from hypocenter.model.weights import Weights
 from hypocenter.package import kernel_module
+from hypocenter.record.recorder import open_recorder
 from hypocenter.tensor import DType, Tensor
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class Lab:
 
         A real GPU makes graphs anyway; other options it has none of.
         """
-        from hypocenter.device.sim import open_sim
+        from hypocenter.device.sim.sim import open_sim
 
         if options == {"graphs": True} and not self.device.startswith("sim:"):
             return

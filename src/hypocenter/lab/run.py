@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from hypocenter import bundle as bundles
-from hypocenter.bundle import Bundle
-from hypocenter.forensics.collect import collect
-from hypocenter.forensics.watch import Deadlines, Ended, watch
 from hypocenter.lab.victim import Victim
+from hypocenter.record import bundle as bundles
+from hypocenter.record.bundle import Bundle
+from hypocenter.watch.child import Deadlines, Ended, watch
+from hypocenter.watch.collect import collect
 
 #: Seconds that a step may take, which takes half a second on an idle machine; and, for runs that
 #: are known to hang, what they are given before they are ended.

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from hypocenter.bundle import Bundle
-from hypocenter.diagnosis import Diagnosis, RootCause, Verdict
-from hypocenter.forensics.doctor import diagnose
+from hypocenter.doctor.diagnosis import Diagnosis, RootCause, Verdict
+from hypocenter.doctor.doctor import diagnose
 from hypocenter.lab.run import Outcome, run_child
 from hypocenter.lab.victim import SYMPTOMS, Victim
+from hypocenter.record.bundle import Bundle
 
 
 class TwinScore(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hypocenter.errors import BadModelFile, UnsupportedModel
-from hypocenter.model.gguf import GGUFFile
+from hypocenter.model.gguf.file import GGUFFile
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20

@@ -12,18 +12,18 @@ from functools import partial
 from hypocenter.device.inputs import Inputs
 from hypocenter.device.memory import allocate, allocate_turned, rows
 from hypocenter.device.plan import Plan, PlanBuilder, bucket
-from hypocenter.kernels.activation import gate, gate_codes, scale, softcap
-from hypocenter.kernels.attention import Partial, allocate_parts, attention
-from hypocenter.kernels.embedding import gather, lookup, narrow
-from hypocenter.kernels.kv_write import kv_write
-from hypocenter.kernels.linear import linear_several
-from hypocenter.kernels.linear_gate import linear_gate_codes
+from hypocenter.kernels.attention.attention import Partial, allocate_parts, attention
+from hypocenter.kernels.attention.kv_write import kv_write
+from hypocenter.kernels.attention.rope import rotate
+from hypocenter.kernels.attention.rope_write import rope_write
+from hypocenter.kernels.linear.linear import linear_several
+from hypocenter.kernels.linear.linear_gate import linear_gate_codes
+from hypocenter.kernels.linear.operands import Operands, Product, reads_codes_alone
 from hypocenter.kernels.mark import mark, mark_layer
-from hypocenter.kernels.norm import rms_norm, rms_norm_codes
-from hypocenter.kernels.operands import Operands, Product, reads_codes_alone
-from hypocenter.kernels.quant import padded
-from hypocenter.kernels.rope import rotate
-from hypocenter.kernels.rope_write import rope_write
+from hypocenter.kernels.rowwise.activation import gate, gate_codes, scale, softcap
+from hypocenter.kernels.rowwise.embedding import gather, lookup, narrow
+from hypocenter.kernels.rowwise.norm import rms_norm, rms_norm_codes
+from hypocenter.kernels.weights.packing import padded
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.unfused import UnfusedAttention
 from hypocenter.model.weights import LayerWeights, Weights
@@ -64,7 +64,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class KVPages:
-    """The paged cache of every layer; layouts as in `kernels/kv_write.py`."""
+    """The paged cache of every layer; layouts as in `kernels/attention/kv_write.py`."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
@@ -77,7 +77,7 @@ class KVPages:
         key_shape = (num_blocks, heads, head_dim, block_size)
         value_shape = (num_blocks, heads, block_size, -(-head_dim // 16) * 16)
 
-        # `kernels/kv_write.py` says why.
+        # `kernels/attention/kv_write.py` says why.
         make = allocate_turned if device == "cpu" else partial(allocate, device=device)
 
         def pages(kind: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from hypocenter.config import KV_DTYPES, EngineConfig
 from hypocenter.errors import OutOfMemory
-from hypocenter.kernels.attention_cpu import num_part_floats
-from hypocenter.kernels.operands import operand_bytes
-from hypocenter.kernels.quant import padded
-from hypocenter.kernels.quant_records import held_as, packed_bytes
+from hypocenter.kernels.attention.attention_cpu import num_part_floats
+from hypocenter.kernels.linear.operands import operand_bytes
+from hypocenter.kernels.weights.cpu_layout import held_as, packed_bytes
+from hypocenter.kernels.weights.packing import padded
 from hypocenter.model.architecture import Architecture
-from hypocenter.model.gguf import GGUFFile
-from hypocenter.model.gguf_values import TensorInfo
+from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.model.gguf.values import TensorInfo
 from hypocenter.model.weights import is_draft
 from hypocenter.tensor import DType
 

@@ -11,14 +11,14 @@ import numpy as np
 
 from hypocenter.config import SamplingParams
 from hypocenter.device import memory
-from hypocenter.device.abstract import AbstractGpu, specimens
 from hypocenter.device.launch import Launch
+from hypocenter.device.offline.abstract import AbstractGpu, specimens
+from hypocenter.device.offline.specimen import Specimen
 from hypocenter.device.plan import Plan
-from hypocenter.device.specimen import Specimen
-from hypocenter.kernels.draw import Draw
-from hypocenter.kernels.quant import Packed, padded
-from hypocenter.kernels.quant_units import UNITS
-from hypocenter.kernels.sampling_plan import DeviceSampler
+from hypocenter.kernels.sampling.draw import Draw
+from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
+from hypocenter.kernels.weights.gpu_layout import UNITS
+from hypocenter.kernels.weights.packing import Packed, padded
 from hypocenter.model.architecture import FAMILIES, Architecture, Rope
 from hypocenter.model.decoder import Decoder, KVPages, StepInputs
 from hypocenter.model.weights import LayerWeights, Weights

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from hypocenter.device.memory import allocate, rows
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels import attention_parts as parts
-from hypocenter.kernels.operands import Operands
-from hypocenter.kernels.quantise import quantise
+from hypocenter.kernels.attention import unfused as parts
+from hypocenter.kernels.linear.operands import Operands
+from hypocenter.kernels.linear.quantise import quantise
 from hypocenter.model.architecture import Architecture
 from hypocenter.tensor import DType, Tensor
 

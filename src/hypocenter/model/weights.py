@@ -12,11 +12,12 @@ import numpy as np
 
 from hypocenter.device import memory
 from hypocenter.errors import BadModelFile, UnsupportedModel
-from hypocenter.kernels import quant, rope
-from hypocenter.kernels.block_types import dequantise
-from hypocenter.kernels.linear_gate import may_join
+from hypocenter.kernels.attention import rope
+from hypocenter.kernels.linear.linear_gate import may_join
+from hypocenter.kernels.weights import packing
+from hypocenter.kernels.weights.block_types import dequantise
 from hypocenter.model.architecture import Architecture, Rope
-from hypocenter.model.gguf import GGUFFile
+from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.tensor import DType, Tensor
 
 # Digits of ASCII without leading zeros: one layer has one name.
@@ -224,10 +225,10 @@ class _Loader:
             gate, up = (one for name in names for one in self._split(name, rows, width))
             return gate, up, None
         raws = [raw for name in names for raw in self._rows(name, rows, width)]
-        packed = quant.pack_by_turns(raws, dtypes[0], width)
+        packed = packing.pack_by_turns(raws, dtypes[0], width)
         for name in names:
             self.file.let_go(name)
-        return None, None, quant.place(" + ".join(names), "model", packed)
+        return None, None, packing.place(" + ".join(names), "model", packed)
 
     def _split(
         self, name: str, row_counts: tuple[int, ...], num_columns: int, *, is_factor: bool = True
@@ -236,8 +237,8 @@ class _Loader:
         parts, in_bf16 = [], self.in_bf16 and is_factor
         for rows in self._rows(name, row_counts, num_columns):
             dtype = self.file.tensors[name].dtype
-            packed = quant.pack(rows, dtype, num_columns, device=self.device, in_bf16=in_bf16)
-            parts.append(quant.place(name, "model", packed, device=self.device))
+            packed = packing.pack(rows, dtype, num_columns, device=self.device, in_bf16=in_bf16)
+            parts.append(packing.place(name, "model", packed, device=self.device))
         # Packed and mapped weights together would take twice the memory of the file.
         self.file.let_go(name)
         return tuple(parts)
@@ -283,7 +284,7 @@ class _Loader:
 
     def _pad(self, name: str, values: np.ndarray[Any, Any]) -> Tensor:
         tensor = memory.allocate(
-            name, "model", DType.F32, (quant.padded(len(values)),), device=self.device
+            name, "model", DType.F32, (packing.padded(len(values)),), device=self.device
         )
         memory.to_device(tensor, np.ascontiguousarray(values))
         return tensor

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypocenter.diagnosis import Cause
+from hypocenter.doctor.diagnosis import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 from hypocenter.model import decoder
 
 
 def plant(lab: Lab) -> None:
-    from hypocenter.kernels import linear_gpu
+    from hypocenter.kernels.linear import linear_gpu
 
     def add(
         original: Any, plan: Any, contract: Any, facts: Any, count: int, accumulate: bool

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device import memory
-from hypocenter.device.gpu_graph import Graphs
-from hypocenter.diagnosis import Cause
+from hypocenter.device.graph import Graphs
+from hypocenter.doctor.diagnosis import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 from hypocenter.tensor import DType

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypocenter.diagnosis import Cause
+from hypocenter.doctor.diagnosis import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 from hypocenter.model import decoder

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hypocenter.device import launch as door
-from hypocenter.device.sim import SimGpu
-from hypocenter.diagnosis import Cause
+from hypocenter.device.sim.sim import SimGpu
+from hypocenter.doctor.diagnosis import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from hypocenter.device import memory
-from hypocenter.device.recorder import current
-from hypocenter.device.sim import SimGpu
-from hypocenter.diagnosis import Cause
+from hypocenter.device.sim.sim import SimGpu
+from hypocenter.doctor.diagnosis import Cause
 from hypocenter.errors import OutOfMemory
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
+from hypocenter.record.recorder import current
 from hypocenter.tensor import DType
 
 

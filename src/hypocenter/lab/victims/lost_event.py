@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from hypocenter.device import memory
-from hypocenter.device.sim_queue import Event
-from hypocenter.diagnosis import Cause
+from hypocenter.device.sim.queue import Event
+from hypocenter.doctor.diagnosis import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 

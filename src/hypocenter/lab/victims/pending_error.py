@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device import memory
-from hypocenter.device.sim import SimGpu
-from hypocenter.diagnosis import Cause
+from hypocenter.device.sim.sim import SimGpu
+from hypocenter.doctor.diagnosis import Cause
 from hypocenter.errors import DeviceFault
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypocenter.device.sim import SimGpu
-from hypocenter.diagnosis import Cause
+from hypocenter.device.sim.sim import SimGpu
+from hypocenter.doctor.diagnosis import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 

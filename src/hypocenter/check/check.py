@@ -1,0 +1,96 @@
+"""`hypo check`: runs a file in a process of its own and collects what its launches showed.
+
+Executes the file, with the rights of the caller. Prints nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from hypocenter.check.report import CheckedLaunch, CheckReport
+from hypocenter.check.runtime import End, Line, Request
+from hypocenter.errors import HypoError, UsageError
+from hypocenter.replay.findings import Finding, Headroom
+
+#: Bounds of what a checked process may hand back; it runs somebody's code.
+_MAX_LINE_BYTES = 1 << 20
+_MAX_LINES = 1_000_000
+
+
+def check(
+    path: Path, *, kernel: str | None, arguments: Sequence[str], arch: str,
+    budget_seconds: float, python: str = sys.executable,
+) -> CheckReport:  # fmt: skip
+    """Execute `path` with `arguments`, as on a GPU of `arch`, and report on `kernel`, or on all.
+
+    The program's own output goes to stderr. Raises UsageError (no such file, a kernel that was not
+    launched) and HypoError (the process died, or launched nothing).
+    """
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file")
+    with tempfile.TemporaryDirectory(prefix="hypo-check-") as folder:
+        report = Path(folder) / "report.jsonl"
+        report.touch(mode=0o600)
+        request = Request(str(path), list(arguments), arch, budget_seconds, str(report))
+        done = subprocess.run(
+            [python, "-m", "hypocenter.check.runtime", msgspec.json.encode(request)],
+            stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), check=False,
+        )  # fmt: skip
+        lines = _lines(report)
+    end = next((line.end for line in lines if line.end is not None), None)
+    if end is None:
+        end = End(_death(done.returncode), 1)
+    launches = tuple(line.launch for line in lines if line.launch is not None)
+    findings = tuple(line.finding for line in lines if line.finding is not None)
+    headroom = tuple(line.headroom for line in lines if line.headroom is not None)
+    _known(path, kernel, launches, end)
+    return CheckReport(
+        str(path), arch, _of(kernel, findings), _of(kernel, headroom), _of(kernel, launches),
+        end.error,
+    )  # fmt: skip
+
+
+_Record = TypeVar("_Record", CheckedLaunch, Finding, Headroom)
+
+
+def _of(kernel: str | None, records: tuple[_Record, ...]) -> tuple[_Record, ...]:
+    return tuple(record for record in records if kernel in (None, record.kernel))
+
+
+def _known(path: Path, kernel: str | None, launches: tuple[CheckedLaunch, ...], end: End) -> None:
+    """Refuse to call a check clean that has looked at nothing."""
+    names = sorted({launch.kernel for launch in launches})
+    if kernel is not None and kernel not in names and end.error is None:
+        near = difflib.get_close_matches(kernel, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"it launched {', '.join(names) or 'none'}"
+        raise UsageError(f"{path} launched no kernel {kernel!r}; {hint}")
+    if not names and end.error is None:
+        raise HypoError(
+            f"{path} launched no Triton kernel, so there is nothing to check; add the launch, for "
+            'instance under `if __name__ == "__main__":`'
+        )
+
+
+def _lines(report: Path) -> list[Line]:
+    lines = []
+    with report.open("rb") as stream:
+        for _ in range(_MAX_LINES):
+            raw = stream.readline(_MAX_LINE_BYTES)
+            if not raw.endswith(b"\n"):  # the end, or a line that its process could not finish
+                break
+            lines.append(msgspec.json.decode(raw, type=Line))
+    return lines
+
+
+def _death(returncode: int) -> str:
+    if returncode < 0:
+        return f"the checked process was ended by signal {-returncode}"
+    return f"the checked process ended with code {returncode} and no report"

@@ -1,0 +1,277 @@
+"""Sends every Triton launch of this process through the replay, in every configuration.
+
+Puts itself in the place of JITFunction.run and Autotuner.run; heuristics go on as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from hypocenter import package
+from hypocenter.check.report import CheckedLaunch
+from hypocenter.check.tensors import TensorWatch
+from hypocenter.device.interpret.libdevice import Array
+from hypocenter.device.triton_lang import triton
+from hypocenter.replay.arguments import Argument
+from hypocenter.replay.findings import Coverage, Finding, Headroom, Site
+from hypocenter.replay.replay import StaticAssertFailed, replay
+
+Record = CheckedLaunch | Finding | Headroom
+
+#: Share of what is left of the budget that one launch may take.
+_SHARE = 0.5
+_LEAST_SECONDS = 0.2
+
+
+class Launches:
+    """Replays launches as they come and writes what each of them shows, once per place."""
+
+    def __init__(self, budget_seconds: float, write: Callable[[Record], None]) -> None:
+        self.watch = TensorWatch(self.found)
+        self._write = write
+        self._left = budget_seconds
+        self._configuration: str | None = None
+        self._was_skipped = False
+        self._seen: set[Any] = set()
+        self._tuned: dict[Any, Any] = {}
+
+    def install(self) -> None:
+        """From now on every launch of this process comes here."""
+        launches = self
+
+        def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+            if warmup:
+                return _Compiled(self, kwargs)
+            with _plain_torch():
+                launches.launch(self, args, grid, kwargs)
+            return None
+
+        def tune(self: Any, *args: Any, **kwargs: Any) -> None:
+            launches.tune(self, args, kwargs)
+
+        # A file that asks for Triton's own interpreter would get past the replay.
+        triton.knobs.runtime.interpret = False
+        triton.runtime.jit.JITFunction.run = run
+        triton.runtime.autotuner.Autotuner.run = tune
+
+    def launch(self, jit: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any]) -> None:
+        """Replay one launch of `jit`."""
+        site = _launch_site()
+        for hook in getattr(jit, "pre_run_hooks", ()):
+            hook(*args, **kwargs)
+        known = {k: v for k, v in kwargs.items() if k in jit.arg_names}
+        arguments = dict(inspect.signature(jit.fn).bind_partial(*args, **known).arguments)
+        size = _Size(grid)
+        started = time.monotonic()
+        after: list[tuple[Argument, ...]] = []
+        self._was_skipped = False
+        try:
+            report = replay(
+                jit, size, arguments, budget_seconds=max(self._left * _SHARE, _LEAST_SECONDS),
+                headroom=self._is_new(jit, arguments), initialised=self.watch.flags,
+                find_storage=self.watch.find, on_arguments=after.append,
+            )  # fmt: skip
+        except StaticAssertFailed as error:
+            if self._configuration is None:
+                raise
+            self._was_skipped = True
+            nothing = Coverage(0, 0, 0, 0.0)
+            self._write(
+                CheckedLaunch(jit.__name__, size.value, nothing, site, self._configuration,
+                              str(error))
+            )  # fmt: skip
+            return
+        finally:
+            self._left -= time.monotonic() - started
+        for finding in report.findings:
+            self.found(
+                msgspec.structs.replace(
+                    finding, configuration=self._configuration, launched_at=site
+                )
+            )
+        for spare in report.headroom:
+            self._once((spare.kernel, spare.axis, spare.origin), spare)
+        self._write(
+            CheckedLaunch(jit.__name__, size.value, report.coverage, site, self._configuration)
+        )
+        for tensors in after:
+            self.watch.launched(
+                jit.__name__, self._configuration, site, tensors, report.coverage.is_complete
+            )
+
+    def tune(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run an autotuned kernel in every configuration that its author does not rule out.
+
+        The tensors are put back between them. A launch like an earlier one takes the last
+        configuration alone, as tuning would take the best.
+        """
+        tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+        every = {**tuner.nargs, **kwargs}
+        key = (id(tuner), *(_signature(every[name]) for name in sorted(every) if name != "grid"))
+        configs = tuner.configs
+        if len(configs) > 1 and tuner.early_config_prune:
+            configs = tuner.early_config_prune(configs, tuner.nargs, **kwargs) or configs
+        chosen = [self._tuned[key]] if key in self._tuned else list(configs)
+        restore = self._snapshot(every) if len(chosen) > 1 else lambda: None
+
+        def run(config: Any) -> bool:
+            restore()
+            full = {**tuner.nargs, **kwargs, **config.all_kwargs()}
+            tuner.pre_hook(full, reset_only=True)
+            if config.pre_hook is not None:
+                config.pre_hook(full)
+            with self._in_configuration(_configuration(config)):
+                tuner.fn.run(*args, **kwargs, **config.all_kwargs())
+            return not self._was_skipped
+
+        compiled = [config for config in chosen if run(config)]
+        if compiled and self._was_skipped:  # the results must be those of a launch that happened
+            run(compiled[-1])
+        if compiled:
+            self._tuned[key] = tuner.best_config = compiled[-1]
+        tuner.nargs = None
+
+    def found(self, finding: Finding) -> None:
+        """Write a finding unless its like has been written for this configuration."""
+        place = (finding.file, finding.line) if finding.sites else finding.launched_at
+        key = (finding.kind, finding.kernel, finding.operation, finding.argument, place)
+        self._once((*key, finding.configuration), finding)
+
+    def _once(self, key: Any, record: Record) -> None:
+        if key not in self._seen:
+            self._seen.add(key)
+            self._write(record)
+
+    def _is_new(self, jit: Any, arguments: dict[str, Any]) -> bool:
+        """Whether int32 headroom is still to be measured for these strides and constants."""
+        numbers = {n: v for n, v in arguments.items() if isinstance(v, int | float | str)}
+        key = ("headroom", jit.__name__, self._configuration, tuple(sorted(numbers.items())))
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        if self._left <= 0:
+            why = "the budget was spent before; --budget SECONDS gives more"
+            spare = Headroom(jit.__name__, 0, None, 0, gave_up=why)
+            self._once((spare.kernel, spare.axis, None), spare)
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _in_configuration(self, name: str) -> Iterator[None]:
+        before, self._configuration = self._configuration, name
+        try:
+            yield
+        finally:
+            self._configuration = before
+
+    def _snapshot(self, arguments: dict[str, Any]) -> Callable[[], None]:
+        """A function that puts the bytes of the tensors, and what is known of them, back."""
+        kept: list[tuple[Array, Array]] = []
+        with _plain_torch():
+            for value in arguments.values():
+                tensor = getattr(value, "base", None)
+                tensor = value if isinstance(value, torch.Tensor) else tensor
+                if isinstance(tensor, torch.Tensor):
+                    raw = torch.as_tensor(tensor.untyped_storage(), dtype=torch.uint8).numpy()
+                    kept.append((raw, raw.copy()))
+                    flags = self.watch.flags.get(tensor.untyped_storage().data_ptr())
+                    if flags is not None:
+                        kept.append((flags, flags.copy()))
+
+        def restore() -> None:
+            for live, copy in kept:
+                np.copyto(live, copy)
+
+        return restore
+
+
+class _Size:
+    """The grid of a launch, remembered when it is computed from the arguments."""
+
+    def __init__(self, grid: Any) -> None:
+        self._grid = grid
+        self.value = (0, 0, 0)
+
+    def __call__(self, bound: Any) -> tuple[int, ...]:
+        given = self._grid(bound) if callable(self._grid) else self._grid
+        sizes = (given,) if isinstance(given, int) else tuple(int(size) for size in given)
+        x, y, z = (*sizes, 1, 1, 1)[:3]
+        self.value = (x, y, z)
+        return sizes
+
+
+class _Compiled:
+    """Stands for what `kernel.warmup(...)` compiles: launches again, and knows no registers."""
+
+    n_regs, n_spills, n_max_threads = 32, 0, 1024
+
+    def __init__(self, jit: Any, options: dict[str, Any]) -> None:
+        self._jit = jit
+        self._options = options
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            known = set(self._jit.arg_names[: len(args)])
+            options = {name: v for name, v in self._options.items() if name not in known}
+            self._jit.run(*args, grid=grid, **{**options, **kwargs})
+
+        return launch
+
+    def _init_handles(self) -> None:
+        pass
+
+    @property
+    def metadata(self) -> Any:
+        return type("metadata", (), {"shared": 0, "num_warps": self._options.get("num_warps", 4)})
+
+
+@contextlib.contextmanager
+def _plain_torch() -> Iterator[None]:
+    """Torch as it is: tensors say where they really are, and nothing is watched."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
+def _configuration(config: Any) -> str:
+    """The constants of a triton.Config, and those of its options that say something."""
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return ", ".join(f"{name}={value}" for name, value in {**config.kwargs, **options}.items())
+
+
+def _signature(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return (tuple(value.shape), str(value.dtype), value.stride())
+    return value if isinstance(value, int | float | str) else type(value).__name__
+
+
+def _launch_site() -> Site | None:
+    """The nearest line outside installed packages and this one; else the nearest outside Triton."""
+    import linecache
+
+    skip = (
+        str(triton.__file__).rsplit("__init__", 1)[0], str(torch.__file__).rsplit("__init__", 1)[0],
+        f"{package.FOLDER}{os.sep}", "<",
+    )  # fmt: skip
+    frames = []
+    step = sys._getframe(1).f_back
+    while step is not None:
+        if not step.f_code.co_filename.startswith(skip):
+            frames.append(step)
+        step = step.f_back
+    if not frames:
+        return None
+    own = [frame for frame in frames if "site-packages" not in frame.f_code.co_filename]
+    frame = (own or frames)[0]
+    name, line = frame.f_code.co_filename, frame.f_lineno
+    return Site(name, line, frame.f_code.co_name, linecache.getline(name, line).strip())

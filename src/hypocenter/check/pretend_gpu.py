@@ -1,0 +1,291 @@
+"""Makes a program believe that it has a GPU: `device="cuda"` is mapped to the CPU.
+
+Tensors live on the CPU and say that they are on cuda:0; torch.cuda, torch.version and Triton's
+driver answer for a named GPU. For a process that does nothing else: nothing is ever put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from hypocenter.device.limits import GpuLimits
+from hypocenter.device.triton_lang import triton
+
+_GPU = torch.device("cuda", 0)
+_CPU = torch.device("cpu")
+_GPU_TYPES = ("cuda", "hip")
+
+#: What `torch.version` says; programs choose code paths by it.
+_CUDA_VERSION, _HIP_VERSION = "12.8", "7.0.0"
+
+
+class OnCpu(TorchFunctionMode):
+    """Sends every torch call that names a GPU to the CPU, and answers for tensors' devices.
+
+    A copy to or from the GPU stays a copy: `on_copy(source, copy)` is told of each.
+    """
+
+    def __init__(self, on_copy: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+        super().__init__()
+        self._on_copy = on_copy
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.device:  # a name is no place
+            return func(*args, **kwargs)
+        answer = _ANSWERS.get(func)
+        if answer is not None:
+            return answer
+        if func in (torch.Tensor.cuda, torch.Tensor.cpu):
+            return self._copied(args[0])
+        if func is torch.Tensor.pin_memory:
+            return args[0]
+        device = kwargs.get("device")
+        names_device = _names_device(args) or isinstance(device, int) or _is_device(device)
+        if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
+            args, names_device = (args[0], _GPU, *args[2:]), True
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        if not names_device:
+            return func(*args, **kwargs)
+        args = tuple(_on_cpu(value) for value in args)
+        if "device" in kwargs:
+            kwargs["device"] = _on_cpu(kwargs["device"], is_device=True)
+        result = func(*args, **kwargs)
+        if func is torch.Tensor.to and result is args[0]:
+            return self._copied(result)
+        return result
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        copy = tensor.clone()
+        self._on_copy(tensor, copy)
+        return copy
+
+
+_tensor: Any = torch.Tensor
+_ANSWERS: dict[Any, Any] = {
+    _tensor.device.__get__: _GPU,
+    _tensor.is_cuda.__get__: True,
+    _tensor.is_cpu.__get__: False,
+    _tensor.get_device: 0,
+}
+
+
+def _is_device(value: Any) -> bool:
+    if isinstance(value, torch.device):
+        return True
+    return isinstance(value, str) and value.split(":")[0] in (*_GPU_TYPES, "cpu")
+
+
+def _names_device(args: tuple[Any, ...]) -> bool:
+    return any(_is_device(value) for value in args[:3])
+
+
+def _on_cpu(value: Any, *, is_device: bool = False) -> Any:
+    if isinstance(value, torch.device):
+        return _CPU if value.type in _GPU_TYPES else value
+    if isinstance(value, str) and value.split(":")[0] in _GPU_TYPES:
+        return "cpu"
+    return "cpu" if is_device and isinstance(value, int) else value
+
+
+def pretend(gpu: GpuLimits) -> None:
+    """From now on torch and Triton answer as on a machine with one `gpu`."""
+    _torch_version(gpu)
+    _torch_cuda(gpu)
+    _torch_devices()
+    _triton_driver(gpu)
+
+
+def keep_in_backward(mode: OnCpu) -> None:
+    """A mode is off while a torch function runs under it; but a backward pass runs user's code."""
+    anything: Any = torch.autograd
+    plain = anything._engine_run_backward
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return plain(*args, **kwargs)
+
+    anything._engine_run_backward = run_backward
+
+
+def _torch_version(gpu: GpuLimits) -> None:
+    is_amd = gpu.vendor == "amd"
+    version: Any = torch.version
+    version.cuda = None if is_amd else _CUDA_VERSION
+    version.hip = _HIP_VERSION if is_amd else None
+
+
+def _capability(gpu: GpuLimits) -> tuple[int, int]:
+    """(9, 0) for sm_90; torch on ROCm says (9, 4) for gfx942."""
+    digits = gpu.arch.removeprefix("sm_").removeprefix("gfx")
+    if gpu.vendor == "amd":
+        return int(digits[:-2]), int(digits[-2], 16)
+    return int(digits[:-1]), int(digits[-1])
+
+
+def _properties(gpu: GpuLimits) -> types.SimpleNamespace:
+    major, minor = _capability(gpu)
+    return types.SimpleNamespace(
+        name=gpu.product, major=major, minor=minor, total_memory=gpu.memory_bytes,
+        multi_processor_count=gpu.num_processors, warp_size=gpu.wavefront,
+        max_threads_per_multi_processor=gpu.wavefront * gpu.max_waves_per_simd * gpu.num_simds,
+        shared_memory_per_block=gpu.shared_default_bytes,
+        shared_memory_per_block_optin=gpu.shared_limit_bytes,
+        shared_memory_per_multiprocessor=gpu.shared_per_processor_bytes,
+        regs_per_multiprocessor=gpu.registers_per_simd * gpu.num_simds * gpu.wavefront,
+        gcnArchName=gpu.arch, L2_cache_size=32 << 20, is_integrated=False, is_multi_gpu_board=False,
+    )  # fmt: skip
+
+
+class _Nothing:
+    """Stands in for streams, events and other things that only order work."""
+
+    cuda_stream = 0
+    device = _GPU
+    device_index = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def elapsed_time(self, other: Any) -> float:
+        return 1.0
+
+    def query(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None
+
+
+def _torch_cuda(gpu: GpuLimits) -> None:
+    cuda: Any = torch.cuda
+    properties = _properties(gpu)
+    answers: dict[str, Any] = {
+        "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
+        "get_device_name": gpu.product, "get_device_capability": _capability(gpu),
+        "get_device_properties": properties, "is_bf16_supported": True,
+        "is_tf32_supported": gpu.vendor == "nvidia", "get_arch_list": [gpu.arch],
+        "memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0,
+        "max_memory_reserved": 0, "mem_get_info": (gpu.memory_bytes, gpu.memory_bytes),
+        "memory_stats": {}, "utilization": 0, "is_current_stream_capturing": False,
+        "can_device_access_peer": False, "_is_in_bad_fork": False, "initial_seed": 0,
+    }  # fmt: skip
+    for name, value in answers.items():
+        setattr(cuda, name, lambda *args, _value=value, **kwargs: _value)
+    for name in (
+        "init", "_lazy_init", "synchronize", "set_device", "empty_cache", "ipc_collect",
+        "reset_peak_memory_stats", "reset_max_memory_allocated", "manual_seed", "manual_seed_all",
+        "seed", "seed_all", "set_stream", "cudart",
+    ):  # fmt: skip
+        setattr(cuda, name, lambda *args, **kwargs: None)
+    # A captured launch runs, and is checked, once; replaying its graph does nothing more.
+    for name in (
+        "Event", "Stream", "stream", "device", "device_of", "StreamContext", "CUDAGraph", "graph",
+    ):  # fmt: skip
+        setattr(cuda, name, type(name, (_Nothing,), {}))
+    cuda.current_stream = cuda.default_stream = lambda *args, **kwargs: _Nothing()
+    cuda._device_t = Any
+    cuda.nvtx.range_push = cuda.nvtx.range_pop = lambda *args, **kwargs: None
+
+
+def _torch_devices() -> None:
+    from torch.utils import _device
+
+    context: Any = _device.DeviceContext
+    plain = context.__init__
+
+    def on_cpu(self: Any, device: Any) -> None:
+        plain(self, _on_cpu(device, is_device=True))
+
+    # `with torch.device("cuda")` and set_default_device stand below every other mode.
+    context.__init__ = on_cpu
+    anything: Any = torch
+
+    class Generator(torch.Generator):
+        def __new__(cls, device: Any = None) -> Any:
+            return super().__new__(cls, device="cpu")  # type: ignore[call-arg]
+
+    anything.Generator = Generator
+    # Compiling for the CPU what is meant for a GPU would check other code than the file's.
+    anything.compile = lambda model=None, **options: (lambda f: f) if model is None else model
+    with contextlib.suppress(AttributeError):
+        anything.accelerator.is_available = lambda: True
+        anything.accelerator.current_accelerator = lambda *args, **kwargs: torch.device("cuda")
+
+
+class _Driver:
+    """What Triton asks its active driver, answered for a GPU that is not there."""
+
+    def __init__(self, gpu: GpuLimits) -> None:
+        is_amd = gpu.vendor == "amd"
+        arch: Any = gpu.arch if is_amd else int(gpu.arch.removeprefix("sm_"))
+        target = triton.backends.compiler.GPUTarget
+        self._target = target("hip" if is_amd else "cuda", arch, gpu.wavefront)
+        registers = _properties(gpu).regs_per_multiprocessor
+        facts = {
+            "max_shared_mem": gpu.shared_limit_bytes, "max_num_regs": registers,
+            "multiprocessor_count": gpu.num_processors, "warpSize": gpu.wavefront,
+            "sm_clock_rate": 1_500_000, "mem_clock_rate": 2_000_000, "mem_bus_width": 4096,
+            "arch": gpu.arch, "wavefront": gpu.wavefront,
+        }  # fmt: skip
+        self.utils = types.SimpleNamespace(get_device_properties=lambda device=0: dict(facts))
+        self.get_device_capability = lambda *args: _capability(gpu)
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def set_current_device(self, device: int) -> None:
+        pass
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cuda")
+
+    def get_device_interface(self) -> Any:
+        return torch.cuda
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        return bench
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        return torch.empty(1)
+
+    def clear_cache(self, cache: Any) -> None:
+        pass
+
+
+def bench(fn: Callable[[], Any], *args: Any, **options: Any) -> Any:
+    """Stands in for Triton's benchmarks: runs `fn` once and gives one millisecond."""
+    fn()
+    quantiles = options.get("quantiles")
+    if quantiles is not None:
+        return [1.0] * len(quantiles) if len(quantiles) > 1 else 1.0
+    return [1.0] if options.get("return_mode") == "all" else 1.0
+
+
+def _triton_driver(gpu: GpuLimits) -> None:
+    triton.runtime.driver.set_active(_Driver(gpu))
+    triton.testing.do_bench = bench
+    triton.testing.do_bench_cudagraph = bench

@@ -1,0 +1,114 @@
+"""One answer, as `hypo run` and the chat give it: an engine, and its pieces as they come.
+
+Drives the steps itself; reads no prompt and holds no options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hypocenter.cli import interrupt
+from hypocenter.cli.options import EngineOptions, naming_options
+from hypocenter.cli.output import emit, say
+from hypocenter.cli.progress import ProgressDisplay
+from hypocenter.config import EngineConfig, SamplingParams
+from hypocenter.errors import AccessRefused
+from hypocenter.results import Completion
+
+if TYPE_CHECKING:
+    from hypocenter.engine.llm import LLM
+
+
+def open_llm(path: str, config: EngineConfig, progress: ProgressDisplay) -> LLM:
+    """The engine, with a display for its loading and a warning when kernels cannot be kept."""
+    progress("loading model", 0.0)
+    from hypocenter.device.cpu.code_cache import cache_problem
+    from hypocenter.device.cpu.lang import max_num_threads
+    from hypocenter.engine.llm import LLM
+
+    if problem := cache_problem():
+        progress.done()
+        say(
+            f"kernels are compiled anew each time: {problem}; "
+            "set HYPO_CACHE_DIR to a folder you can write"
+        )
+    else:
+        progress.remarks["preparing"] = "compiled at the first run only"
+    if (config.num_threads or 0) > (most := max_num_threads()):
+        say(f"-t/--threads is {config.num_threads}, but there are {most} to be had: taking {most}")
+        config = replace(config, num_threads=most)
+    with naming_options(EngineOptions):
+        return LLM(path, config, progress=progress)
+
+
+def closing_line(completion: Completion) -> str:
+    """How many tokens ran, how fast, and why it ended."""
+    timings = completion.timings
+    if not timings.num_prompt_tokens:
+        num_tokens = len(completion.prompt_token_ids)
+        return f"prompt {num_tokens} tokens, not read; {completion.finish_reason}"
+    num_graphs = completion.route.num_graphs
+    graphs = f"; {num_graphs} graph{'s' * (num_graphs > 1)} captured" if num_graphs else ""
+    return (
+        f"prompt {timings.num_prompt_tokens} tokens, "
+        f"{timings.prompt_tokens_per_second:.1f} tokens/s; "
+        f"generation {timings.num_generated_tokens} tokens, "
+        f"{timings.generated_tokens_per_second:.1f} tokens/s; {completion.finish_reason}{graphs}"
+    )
+
+
+def answer(
+    llm: LLM,
+    token_ids: Sequence[int],
+    params: SamplingParams,
+    progress: ProgressDisplay,
+    stopped: Callable[[], bool] = lambda: False,
+    show: Callable[[str], None] = emit,
+) -> Completion:
+    """Generate, hand each piece to `show` as it comes, and end early when `stopped` says so.
+
+    Drives the steps itself, so that the display follows the prompt and that a stop waits for one
+    step at most. Raises what the request raises.
+    """
+    engine = llm.engine
+    request = engine.request(token_ids, params)
+    engine.submit(request)
+    try:
+        while not request.done:
+            if not request.output_ids:
+                progress("reading the prompt", request.num_computed / len(token_ids))
+            if stopped():
+                engine.cancel(request)
+            else:
+                engine.step()
+            interrupt.raise_held()
+            while request.deltas:
+                if text := request.deltas.popleft().text:
+                    progress.done()
+                    show(text)
+    finally:
+        progress.done()
+        engine.cancel(request)
+    if request.error:
+        _explain(request.error)
+        raise request.error
+    return request.completion(llm.route())
+
+
+def _explain(error: Exception) -> None:
+    """What guarded launches found, with the reason that a replay of one program gives."""
+    if not isinstance(error, AccessRefused):
+        return
+    try:
+        from hypocenter.replay.live import explained
+    except ModuleNotFoundError as missing:  # simulated GPUs run without torch, replays do not
+        lines = [
+            *error.texts[0].splitlines(),
+            f"not replayed, so no index and no values: that needs {missing.name}",
+        ]
+    else:
+        lines = explained(error).splitlines()
+    for line in lines:
+        say(line)

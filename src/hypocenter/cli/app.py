@@ -1,0 +1,405 @@
+"""The command `hypo`: its verbs, and how an exception becomes one line and an exit code.
+
+Each verb imports its part inside the verb, so that `hypo --help` loads neither numpy nor numba.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+
+from hypocenter.cli import interrupt
+from hypocenter.cli.lab_app import lab
+from hypocenter.cli.options import (
+    AsJson,
+    BenchOptions,
+    ContextSize,
+    DoctorOptions,
+    EngineOptions,
+    PromptOptions,
+    Quiet,
+    RunSources,
+    SamplingOptions,
+)
+from hypocenter.cli.usage import forgotten_dashes, usage_message
+from hypocenter.errors import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    HypoError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: What a shell reports for a program that SIGPIPE ended; nothing was lost that anyone wanted.
+EXIT_PIPE = 141
+
+EPILOGUE = f"""\
+Anywhere: --debug shows the traceback of an error (or HYPO_DEBUG=1).
+
+Exit codes: {EXIT_OK} done; {EXIT_ERROR} error (a bad model file, a failed read);
+{EXIT_USAGE} wrong usage (an option, a value, a missing file, a long prompt);
+3 GPU fault (doctor: any fault); 4 gate failed: what was checked is not as it should be
+(inspect --check, kernels, check, replay, diff); {EXIT_INTERRUPTED} interrupted by Ctrl-C;
+{EXIT_PIPE} nobody reads the output.
+Data goes to stdout, everything else to stderr."""
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"hypo {version('hypocenter')}"
+
+
+app = App(
+    name="hypo",
+    help="Runs GGUF language models and explains its own faults.",
+    help_epilogue=EPILOGUE,
+    help_format="plaintext",
+    version=_version,
+    version_flags=["--version", "-V"],
+    result_action="return_value",
+    suppress_keyboard_interrupt=False,
+)
+
+app.command(lab)
+
+Model = Annotated[str | None, Parameter(help="GGUF file; the bundled model when left out.")]
+
+
+@app.command
+def run(
+    model: Model = None,
+    /,
+    *,
+    prompt: PromptOptions | None = None,
+    sampling: SamplingOptions | None = None,
+    engine: EngineOptions | None = None,
+    json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Continue a prompt (-p or -f); without one, chat with the model.
+
+    In a chat Ctrl-C stops the answer and Ctrl-D leaves.
+    """
+    from hypocenter.cli import run as cli_run
+
+    prompt, sampling = prompt or PromptOptions(), sampling or SamplingOptions()
+    engine = engine or EngineOptions()
+    path = prompt.model_path(model)
+    cli_run.run(path, prompt, sampling, engine.config(), as_json=json, quiet=quiet)
+
+
+@app.command
+def inspect(
+    model: Model = None,
+    /,
+    *,
+    ctx_size: ContextSize = None,
+    check: Annotated[
+        bool,
+        Parameter(negative="", help="Look for NaN and Inf in every tensor; sha256 of the file."),
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Show what a model file holds and what memory it needs. Runs nothing.
+
+    With --check the exit code is 4 when a NaN or an infinity was found.
+    """
+    from hypocenter.cli import inspect as cli_inspect
+    from hypocenter.cli.options import model_path
+
+    cli_inspect.inspect(model_path(model), ctx_size, check=check, as_json=json)
+
+
+@app.command
+def bench(
+    model: Model = None,
+    /,
+    *,
+    tests: BenchOptions | None = None,
+    engine: EngineOptions | None = None,
+    json: AsJson = False,
+) -> None:
+    """Measure prompt and generation speed: a table like that of llama-bench.
+
+    The time holds no tokenising and no sampling. The last column is the share of the memory
+    bandwidth, measured in the same run, that reading each weight once per token amounts to.
+    """
+    from hypocenter.cli import bench as cli_bench
+    from hypocenter.cli.options import model_path
+
+    engine, tests = engine or EngineOptions(), tests or BenchOptions()
+    cli_bench.bench(model_path(model), tests, engine.config(), as_json=json)
+
+
+@app.command
+def env(*, json: AsJson = False) -> None:
+    """Show every version, CPU feature, device and environment variable that matters here."""
+    from hypocenter.cli import env as cli_env
+
+    cli_env.env(as_json=json)
+
+
+@app.command
+def kernels(
+    file: Annotated[
+        str | None,
+        Parameter(help="Python file whose launches are taken; it is run. The project's without."),
+    ] = None,
+    /,
+    *,
+    arch: Annotated[
+        str,
+        Parameter(name="--arch", help="Architectures or products between commas, or all."),
+    ] = "gfx942,gfx1100,sm_90",
+    guarded: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Compile the checked variants.")
+    ] = False,
+    kernel: Annotated[str | None, Parameter(help="Only the kernel of this name.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Compile GPU kernels with no GPU present: registers, spills, shared memory, occupancy.
+
+    The exit code is 4 when a kernel would not launch.
+    """
+    from hypocenter.cli import kernels as cli_kernels
+
+    cli_kernels.kernels(file, arch, kernel, guarded=guarded, as_json=json)
+
+
+@app.command
+def check(
+    file: Annotated[str, Parameter(help="Python file, as FILE.py or FILE.py:kernel; it is run.")],
+    /,
+    *arguments: Annotated[str, Parameter(help="The file's own arguments; after -- for options.")],
+    arch: Annotated[
+        str, Parameter(name="--arch", help="Architecture or product that the file sees.")
+    ] = "sm_90",
+    budget: Annotated[
+        float, Parameter(name="--budget", help="Seconds for running programs; then a sample.")
+    ] = 60.0,
+    json: AsJson = False,
+) -> None:
+    """Run a file's Triton launches on the CPU and report every access that is wrong.
+
+    This executes the file. It needs no GPU: device="cuda" is mapped to the CPU. Reported are
+    accesses out of bounds, null pointers, uninitialised reads, races, outputs never written and
+    int32 offsets that overflow. The exit code is 4 when something was found.
+    """
+    from hypocenter.cli import check as cli_check
+
+    cli_check.check(file, arguments, arch, budget, as_json=json)
+
+
+@app.command(usage="Usage: hypo doctor [OPTIONS] [BUNDLE] [-- COMMAND...]")
+def doctor(
+    *words: Annotated[str, Parameter(name="BUNDLE", help="Folder of a bundle.")],
+    options: DoctorOptions | None = None,
+    json: AsJson = False,
+) -> None:
+    """Find out why a run broke: from its bundle, or from a command behind -- that is run here.
+
+    The command is one of hypo's, such as run MODEL, or any other program;
+    of a Python program (-- python script.py) the launches of all Triton
+    kernels are recorded, without a change to it.
+    Its output is shown as it comes (on stderr with --json or --markdown),
+    its stderr is kept, and Ctrl-C goes to it. When it faults, what it left
+    is saved as a bundle and examined.
+
+    The exit code is 3 when a fault was found, 0 when none was, and the
+    command's own when there was nothing to examine.
+    """
+    from hypocenter.cli import doctor as cli_doctor
+
+    asked = cli_doctor.request(words, options or DoctorOptions(), own_verbs(), as_json=json)
+    cli_doctor.doctor(asked)
+
+
+@app.command
+def replay(
+    bundle: Annotated[str, Parameter(help="Folder of a bundle.")],
+    /,
+    *,
+    step: Annotated[int | None, Parameter(help="All launches of this step.")] = None,
+    launch: Annotated[int | None, Parameter(help="The launch of this number.")] = None,
+    run_sources: RunSources = False,
+    budget: Annotated[
+        float, Parameter(name="--budget", help="Seconds for running programs; then a sample.")
+    ] = 60.0,
+    json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Run a bundle's launches again, on the CPU, with every access checked.
+
+    Without --step and --launch these are the launches that may have been under
+    way when the run ended. Index tensors hold what was recorded; other tensors
+    are zeros. It needs Triton and no GPU. The exit code is 4 when something
+    was found, and 1 when not one launch could be replayed.
+    """
+    from hypocenter.cli import replay as cli_replay
+
+    cli_replay.replay(
+        bundle, step, launch, budget, allow_source=run_sources, as_json=json, quiet=quiet
+    )
+
+
+@app.command
+def diff(
+    good: Annotated[str, Parameter(help="Folder of the bundle of a run as it should be.")],
+    bad: Annotated[str, Parameter(help="Folder of the bundle of the other run.")],
+    /,
+    *,
+    json: AsJson = False,
+) -> None:
+    """Show the first place where two recorded runs part.
+
+    Compared are launches by name, grid and arguments, the inputs of each step,
+    and what each tensor held after each launch where both runs were traced
+    (--launch-mode traced). The exit code is 4 when they differ.
+    """
+    from hypocenter.cli import replay as cli_replay
+
+    cli_replay.diff(good, bad, as_json=json)
+
+
+def own_verbs() -> set[str]:
+    """The words that a command of `hypo` begins with."""
+    return set(app) - {"--help", "-h", "--version", "-V"}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line; always leaves by SystemExit with a documented code."""
+    tokens, debug = _take_debug(sys.argv[1:] if argv is None else argv)
+    try:
+        with interrupt.handled():
+            debug = _prepare(debug)
+            _tell_of_the_dead(tokens)
+            if said := forgotten_dashes(tokens, list(app)):
+                raise UsageError(said)
+            app(tokens, console=_help_console(tokens), exit_on_error=False, print_error=False)
+            sys.stdout.flush()
+        sys.exit(EXIT_OK)
+    except KeyboardInterrupt:
+        if sys.stderr and sys.stderr.isatty():
+            print(file=sys.stderr)  # the cursor stands behind half an answer
+        _report("interrupted", debug)
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        _leave_broken_pipe()
+    except CycloptsError as error:
+        _report(usage_message(error), debug)
+        sys.exit(EXIT_USAGE)
+    except HypoError as error:
+        _report(f"{error}{_way_to_the_doctor(error)}", debug)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename is not None else ""
+        _report(f"{name}{error.strerror or error}", debug)
+        sys.exit(EXIT_ERROR)
+    except Exception as error:
+        _report(f"{type(error).__name__}: {error} (a defect; --debug shows where)", debug)
+        sys.exit(EXIT_ERROR)
+
+
+def _help_console(tokens: Sequence[str]) -> Console | None:
+    """What a help page is written with: rich's own would leave with 1 when its reader went away."""
+    if tokens and not {"--help", "-h"} & set(tokens):
+        return None
+    from rich.console import Console
+
+    class PipeConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return PipeConsole()
+
+
+def _take_debug(argv: Sequence[str]) -> tuple[list[str], bool]:
+    """Remove `--debug` wherever it stands before `--`; `help VERB` is `VERB --help`.
+
+    The doctor gets to see where its command begins: a second `--` is a word as any other.
+    """
+    end = list(argv).index("--") if "--" in argv else len(argv)
+    tokens = [token for token in argv[:end] if token != "--debug"]
+    debug = len(tokens) < end
+    if tokens[:1] == ["help"]:
+        tokens = [*tokens[1:], "--help"]
+    mark = ["--"] if tokens[:1] == ["doctor"] and end < len(argv) else []
+    return [*tokens, *mark, *argv[end:]], debug
+
+
+def _prepare(debug: bool) -> bool:
+    """Set up logging from the environment; returns whether tracebacks are wanted."""
+    from hypocenter.config import Environment
+
+    if sys.stdout is None:
+        raise HypoError("stdout is closed, so what was asked for has nowhere to go")
+    environment = Environment.read()
+    logging.basicConfig(stream=sys.stderr, format="hypo: %(message)s", level=logging.WARNING)
+    logging.getLogger("hypocenter").setLevel(environment.log.upper())
+    for stream in (sys.stdout, sys.stderr):
+        if stream and hasattr(stream, "reconfigure"):
+            # A terminal that cannot show a character gets a mark for it instead of an error.
+            stream.reconfigure(errors="backslashreplace")
+    return debug or environment.debug
+
+
+def _tell_of_the_dead(tokens: Sequence[str]) -> None:
+    """Say once that the run before this one died; the doctor knows, and so does who asks him."""
+    if not tokens or tokens[0].startswith("-") or tokens[0] == "doctor" or "--help" in tokens:
+        return
+    from hypocenter.config import Environment
+
+    base = Environment.read().run_dir
+    if base.is_dir():
+        from hypocenter.watch import dead_runs
+
+        if not dead_runs.is_watched(base) and (sentence := dead_runs.notice(base)):
+            _report(sentence, debug=False)
+
+
+def _way_to_the_doctor(error: HypoError) -> str:
+    """What to do about an error that the recorder has written down."""
+    module = sys.modules.get("hypocenter.record.recorder")
+    recorder = module.current() if module else None
+    if recorder is None or not getattr(error, "is_recorded", False):
+        return ""
+    from hypocenter.watch import dead_runs
+
+    if dead_runs.is_watched(recorder.folder.parent):
+        return ""
+    dead_runs.tell(recorder.folder)
+    return "; see `hypo doctor --last`"
+
+
+def _report(message: str, debug: bool) -> None:
+    """One line on stderr; a message may quote a file, so control characters are spelled out."""
+    if debug:
+        traceback.print_exc()
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+    # Where stderr is gone too there is no one left to tell.
+    with contextlib.suppress(OSError):
+        print(f"hypo: {shown}", file=sys.stderr)
+
+
+def _leave_broken_pipe() -> None:
+    """Leave without a word; what is still buffered for stdout has no reader."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(devnull, sys.stdout.fileno())
+    sys.exit(EXIT_PIPE)
+
+
+if __name__ == "__main__":
+    main()

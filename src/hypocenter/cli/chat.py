@@ -1,0 +1,136 @@
+"""The interactive chat of `hypo run`: a loop of line, answer, history; nothing else asks a person.
+
+Ctrl-C stops the answer, a second Ctrl-C before it has stopped leaves the program; Ctrl-D leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from bisect import bisect_left
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from hypocenter.cli import interrupt
+from hypocenter.cli.answer import answer, closing_line
+from hypocenter.cli.output import emit, say
+from hypocenter.cli.progress import ProgressDisplay
+from hypocenter.config import SamplingParams
+from hypocenter.errors import HypoError, UsageError
+
+if TYPE_CHECKING:
+    from hypocenter.engine.llm import LLM
+
+Message = dict[str, str]
+
+PROMPT = "> "
+#: Of a full context a quarter is kept free for the answer, but no more than this.
+MAX_ROOM_TOKENS = 1024
+WELCOME = "Ctrl-C stops an answer, Ctrl-D leaves"
+
+
+def chat(
+    llm: LLM, path: str, params: SamplingParams, progress: ProgressDisplay, *, quiet: bool = False
+) -> None:
+    """Talk until Ctrl-D. Raises UsageError when the model has no chat template."""
+    if llm.chat_template is None:
+        raise UsageError(f"{path} has no chat template; continue a text with -p TEXT instead")
+    progress.done()
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (line editing and history for input())
+    if not quiet:
+        say(WELCOME)
+    messages: list[dict[str, str]] = []
+    while (line := _ask()) is not None:
+        if line.strip():
+            asked = [*messages, Message(role="user", content=line)]
+            messages = _answer(llm, asked, params, progress, quiet=quiet) or messages
+
+
+def _answer(
+    llm: LLM,
+    asked: list[Message],
+    params: SamplingParams,
+    progress: ProgressDisplay,
+    *,
+    quiet: bool,
+) -> list[Message] | None:
+    """Stream one answer; returns the conversation with it, or None after an error was shown."""
+    try:
+        with _interrupt_flag() as interrupted:
+            kept, token_ids = fitting(llm, asked, params.max_tokens)
+            if len(kept) < len(asked) and len(token_ids) <= llm.context_length:
+                num = len(asked) - len(kept)
+                say(f"the context is full: the oldest {num} messages are left out from now on")
+            completion = answer(llm, token_ids, params, progress, lambda: bool(interrupted))
+    except HypoError as error:
+        say(str(error))
+        return None
+    emit("\n")
+    if not quiet:
+        say(closing_line(completion))
+    return [*kept, Message(role="assistant", content=completion.text)]
+
+
+def fitting(
+    llm: LLM, messages: list[Message], max_tokens: int | None
+) -> tuple[list[Message], list[int]]:
+    """The newest turns that leave room for an answer, and their token ids.
+
+    A leading system message and the last message always stay, even where they leave no room.
+    """
+    length = llm.context_length
+    room = min(length // 4, MAX_ROOM_TOKENS, MAX_ROOM_TOKENS if max_tokens is None else max_tokens)
+    system, turns = messages[:1], messages[1:]
+    if system[0]["role"] != "system":
+        system, turns = [], messages
+    starts = [place for place, message in enumerate(turns) if message["role"] == "user"]
+
+    def leaves_room(start: int) -> bool:
+        return len(llm.encode_chat([*system, *turns[start:]])) + room <= length
+
+    oldest = starts[0]
+    if not leaves_room(oldest):
+        # Halving, because each try encodes the whole conversation.
+        last = len(starts) - 1
+        oldest = starts[bisect_left(starts, True, min(1, last), last, key=leaves_room)]
+    kept = [*system, *turns[oldest:]]
+    return kept, llm.encode_chat(kept)
+
+
+@contextlib.contextmanager
+def _interrupt_flag() -> Iterator[list[bool]]:
+    """A list that is filled by the first Ctrl-C; the second one raises KeyboardInterrupt.
+
+    A flag, because an exception in the middle of a step would leave the engine half done.
+    """
+    pressed: list[bool] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if pressed:
+            interrupt.note(number, frame)
+        pressed.append(True)
+
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _ask() -> str | None:
+    """The next line; None at the end of input. Ctrl-C clears what was typed."""
+    while True:
+        try:
+            if sys.stdout.isatty():
+                return input(PROMPT)
+            # stdout is data, so that the mark of the prompt must not go there.
+            print(PROMPT, end="", file=sys.stderr, flush=True)
+            return input()
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+        except EOFError:
+            print(file=sys.stderr)
+            return None

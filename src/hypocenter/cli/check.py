@@ -1,0 +1,72 @@
+"""`hypo check`: prints what `check/check.py` found in a file's Triton launches."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from hypocenter.check import check as checker
+from hypocenter.check.report import report_text
+from hypocenter.cli.output import say
+from hypocenter.device.limits import named_gpu
+from hypocenter.errors import EXIT_GATE, HypoError, UsageError
+
+MAX_BUDGET_SECONDS = 1e6
+#: A file that takes longer gets a line that says what is being done.
+PATIENCE_SECONDS = 2.0
+
+
+def check(
+    target: str, arguments: Sequence[str], arch: str, budget_seconds: float, *, as_json: bool
+) -> None:
+    """Print the report; leaves with EXIT_GATE when there are findings.
+
+    Raises UsageError, and HypoError when the file failed before it was done.
+    """
+    if not 0 < budget_seconds <= MAX_BUDGET_SECONDS:
+        raise UsageError(
+            f"--budget is {budget_seconds}, but must be above 0 and at most {MAX_BUDGET_SECONDS:g}"
+        )
+    path, kernel = split_target(target)
+    seen_gpu = named_gpu(arch).arch
+    with _saying_if_slow(f"running {path} on the CPU, every access checked ..."):
+        report = checker.check(
+            path, kernel=kernel, arguments=arguments, arch=seen_gpu, budget_seconds=budget_seconds
+        )
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+    else:
+        print(report_text(report))
+    if report.findings:
+        if report.error:
+            say(f"{path} did not run to its end: {report.error}")
+        sys.exit(EXIT_GATE)
+    if report.error:
+        raise HypoError(f"{path} did not run to its end: {report.error}")
+
+
+@contextlib.contextmanager
+def _saying_if_slow(sentence: str) -> Iterator[None]:
+    """A line and no bar: the file's own output is on stderr as well."""
+    timer = threading.Timer(PATIENCE_SECONDS, say, [sentence])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def split_target(target: str) -> tuple[Path, str | None]:
+    """`FILE.py:kernel` or `FILE.py` as path and kernel name."""
+    name, colon, kernel = target.rpartition(":")
+    if not colon or Path(target).is_file():
+        return Path(target), None
+    if not kernel.isidentifier():
+        raise UsageError(f"{target!r}: what follows the colon is not the name of a kernel")
+    return Path(name), kernel

@@ -1,0 +1,295 @@
+"""`hypo doctor`: gets a bundle, from a folder, from a run that died or from a command that it runs.
+
+Then prints what `doctor/doctor.py` makes of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from types import FrameType
+
+from hypocenter.cli.bundles import bundle_at, is_foreign, tell_of_good
+from hypocenter.cli.options import DoctorOptions
+from hypocenter.cli.output import printable, say
+from hypocenter.cli.progress import ProgressDisplay
+from hypocenter.config import Environment
+from hypocenter.doctor import report
+from hypocenter.doctor.doctor import diagnose
+from hypocenter.errors import EXIT_FAULT, EXIT_OK, HypoError, UsageError
+from hypocenter.record import bundle as bundles
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.ring import Run
+from hypocenter.watch import collect, dead_runs, foreign_runs
+from hypocenter.watch.child import Deadlines, Ended, watch
+from hypocenter.watch.fault_text import signal_below
+
+#: What the folder of a bundle is called; where that is taken, -2, -3, ... follow.
+DEFAULT_FOLDER = "hypo-bundle"
+_MAX_BUNDLES = 1000
+MAX_DEADLINE_SECONDS = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What was asked for: one of `folder`, `options.last` and `command`, and how to go about it."""
+
+    folder: str | None = None
+    command: tuple[str, ...] = ()
+    #: The verbs of `hypo`, which a command may begin with.
+    verbs: frozenset[str] = frozenset()
+    options: DoctorOptions = field(default_factory=DoctorOptions)
+    as_json: bool = False
+
+    def __post_init__(self) -> None:
+        asked = self.options
+        ways = (self.folder is not None) + asked.last + bool(self.command)
+        if ways != 1:
+            raise UsageError(
+                "give a BUNDLE, or --last, or a command behind --; "
+                + ("more than one was given" if ways else "none was given")
+            )
+        if not self.command:
+            given = {"--suspect": asked.suspect, "--deadline": asked.deadline is not None}
+            for name in (name for name, is_given in given.items() if is_given):
+                raise UsageError(f"{name} is for a command; write it behind --")
+        if asked.out is not None and self.folder is not None:
+            raise UsageError("--out is for a new bundle, but BUNDLE names one that is there")
+        if asked.out is not None and os.path.lexists(asked.out):
+            raise UsageError(f"--out {asked.out} is there already; name another folder")
+        if asked.deadline is not None and not 0 < asked.deadline <= MAX_DEADLINE_SECONDS:
+            raise UsageError(
+                f"--deadline is {asked.deadline}, but must be above 0 and at most "
+                f"{MAX_DEADLINE_SECONDS:g}"
+            )
+        if self.as_json and asked.markdown:
+            raise UsageError("both --json and --markdown; ask for one")
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the command is a verb of `hypo`; `env NAME=value PROGRAM` is the system's."""
+        if not self.command:
+            return False
+        first, *others = self.command
+        if first == "env" and not set(others) <= {"--json", "--debug", "--help", "-h"}:
+            return False
+        return first in self.verbs
+
+
+def request(
+    words: Sequence[str], options: DoctorOptions, verbs: Iterable[str], *, as_json: bool
+) -> Request:
+    """What the command line asks for; raises UsageError when that makes no sense."""
+    folder, command = split_words(words)
+    return Request(
+        folder=folder, command=command, verbs=frozenset(verbs), options=options, as_json=as_json
+    )
+
+
+def split_words(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
+    """BUNDLE and the command behind `--`; raises UsageError when there is a word too many."""
+    at = list(words).index("--") if "--" in words else len(words)
+    before, command = words[:at], tuple(words[at + 1 :])
+    if len(before) > 1:
+        raise UsageError(
+            f"{before[1]!r} is one word too many; it takes one BUNDLE, and a command behind --"
+        )
+    if at < len(words) and not command:
+        raise UsageError("no command stands behind --")
+    return (before[0] if before else None), command
+
+
+def doctor(request: Request) -> None:
+    """Examine and report; leaves with EXIT_FAULT when a fault was found.
+
+    Raises UsageError for what cannot be asked, BadBundle for a folder that is no bundle.
+    """
+    asked = request.options
+    good = bundle_at(asked.good) if asked.good is not None else None
+    if request.folder is not None:
+        folder = Path(request.folder)
+    elif asked.last:
+        folder = _bundle_of_last(asked)
+    else:
+        folder = _bundle_of_command(request)
+    examined = bundle_at(str(folder))
+    if good is not None and asked.good is not None:
+        tell_of_good(good, asked.good, examined)
+    # With it Triton has its interpreter where a replay has its own; the command has had it.
+    os.environ.pop("TRITON_INTERPRET", None)
+    # The command has run its own kernels' text a moment ago; so may their replay.
+    may_run = asked.run_sources or (bool(request.command) and not request.is_own)
+    with ProgressDisplay() as progress:
+        progress("examining the bundle", 0.0)
+        diagnosis = diagnose(examined, good, allow_source=may_run)
+    if request.as_json:
+        text = report.report_json(diagnosis)
+    elif asked.markdown:
+        text = report.report_markdown(diagnosis)
+    else:
+        foreign = is_foreign(examined)
+        origin = report.Origin(str(folder), has_steps=not foreign, needs_sources=foreign)
+        text = report.report_text(diagnosis, origin, show_all=asked.all)
+    print(printable(text), end="")
+    sys.stdout.flush()
+    if examined.fault.kind != "none" or not diagnosis.is_clean:
+        sys.exit(EXIT_FAULT)
+    if seen := foreign_runs.summary(examined.events, examined.sources):
+        say(f"{report.headline(diagnosis)}; {seen}")
+
+
+# -- from a run that died -------------------------------------------------------------------------
+
+
+def _bundle_of_last(asked: DoctorOptions) -> Path:
+    """The folder of its bundle, which is made when there is none yet."""
+    base = Environment.read().run_dir
+    found = dead_runs.dead_runs(base)
+    if not found:
+        raise UsageError(f"no run that died is to be found in {base}")
+    last = found[0]
+    dead_runs.tell(last.folder)
+    note = last.folder / dead_runs.BUNDLED
+    with contextlib.suppress(OSError, HypoError, UnicodeDecodeError):
+        if asked.out is None:
+            made = Path(note.read_text())
+            bundles.load(made)
+            say(f"the run of pid {last.pid} ({last.when}); its bundle is {made}")
+            return made
+    examined = collect.collect_dead(last, with_prompts=asked.with_prompts)
+    folder = _save(examined, asked.out)
+    with contextlib.suppress(OSError):
+        note.write_text(str(folder.resolve()))
+    say(f"the run of pid {last.pid} ({last.when}); its bundle is now in {folder}")
+    return folder
+
+
+# -- from a command -------------------------------------------------------------------------------
+
+
+def _bundle_of_command(request: Request) -> Path:
+    """Run it, and save a bundle; leaves with its exit code when there is nothing to examine."""
+    asked = request.options
+    with _ending_on_signals(), dead_runs.watched_runs(Environment.read().run_dir) as runs:
+        deadlines = deadlines_of(request)
+        # The report is all that stdout has, where a program reads it.
+        stdout = sys.stderr.fileno() if request.as_json or asked.markdown else None
+        ended = watch(
+            command_of(request),
+            environment_of(runs, suspect=asked.suspect, is_own=request.is_own), runs,
+            _pass_on, deadlines, stdout,
+        )  # fmt: skip
+        made = collect.collect(runs, ended, suspect=asked.suspect, with_prompts=asked.with_prompts)
+        was_killed = ended.is_interrupted and ended.signal == signal.SIGKILL
+        if made is None or (was_killed and not asked.suspect):
+            sys.exit(_leave(ended, collect.main_run(runs)))
+        folder = _save(made, asked.out)
+    say(f"{how(ended)}; the bundle is in {folder}")
+    return folder
+
+
+def deadlines_of(request: Request) -> Deadlines:
+    """What was asked for; else a step of ours has some minutes, and a foreign launch any time."""
+    seconds = request.options.deadline
+    if seconds is not None:
+        return Deadlines(seconds, seconds, is_asked=True)
+    return Deadlines() if request.is_own else Deadlines(math.inf, math.inf)
+
+
+def command_of(request: Request) -> list[str]:
+    """What is executed: `hypo`'s verbs by this same Python, everything else as it stands."""
+    if not request.is_own:
+        return list(request.command)
+    if request.command[0] == "doctor":
+        raise UsageError("the doctor is not run by a doctor; give the command itself")
+    return [sys.executable, "-m", "hypocenter", *request.command]
+
+
+def environment_of(runs: Path, *, suspect: bool = False, is_own: bool = True) -> dict[str, str]:
+    """The child's: it records into `runs`, and writes its stacks when it is aborted.
+
+    `suspect`: its engines trace what they compute. A program that is not `is_own` is recorded by
+    what each Python below it runs first, unless HYPO_RECORD is 0.
+    """
+    environment = {**os.environ, "HYPO_RUN_DIR": str(runs), "PYTHONFAULTHANDLER": "1"}
+    if not is_own and Environment.read().record:
+        first = str(resources.files("hypocenter") / "foreign" / "startup")
+        others = os.environ.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (first, others)))
+    if is_own or Environment.read().record:
+        environment.pop("HYPO_RECORD", None)
+    return environment | ({"HYPO_TRACE": "1"} if suspect else {})
+
+
+def how(ended: Ended) -> str:
+    """How a command ended, in a few words."""
+    if ended.hung_seconds is not None:
+        seconds = f"{ended.hung_seconds:.0f} seconds"
+        return f"a step or launch ran for {seconds}, so the command was ended"
+    if ended.signal is not None:
+        return f"the command was ended by {signal_name(ended.signal)}"
+    if (below := signal_below(ended.exit_code)) is not None:
+        name = signal_name(below)
+        return f"the command ended with exit code {ended.exit_code}: {name} ended what it ran"
+    return f"the command ended with exit code {ended.exit_code}"
+
+
+def signal_name(number: int) -> str:
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
+def _leave(ended: Ended, run: Run | None = None) -> int:
+    """Nothing to examine: the exit code is that of the command."""
+    seen = foreign_runs.summary(run.events, run.sources) if run is not None else ""
+    if ended.exit_code == EXIT_OK and seen:
+        say(f"nothing found; {seen}; --suspect replays them")
+    elif ended.exit_code == EXIT_OK:
+        say("the command ended without a fault, so there is no bundle; --suspect makes one")
+    else:
+        say(f"{how(ended)}, which is no fault to examine; --suspect makes a bundle all the same")
+    return 128 + (ended.signal or 0) if ended.exit_code is None else ended.exit_code
+
+
+def _save(made: Bundle, out: str | None) -> Path:
+    if out is not None:
+        folder = Path(out)
+    else:
+        names = (
+            f"{DEFAULT_FOLDER}-{n}" if n > 1 else DEFAULT_FOLDER for n in range(1, _MAX_BUNDLES)
+        )
+        folder = next(Path(name) for name in names if not os.path.lexists(name))
+    bundles.save(made, folder)
+    return folder
+
+
+def _pass_on(data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, data)
+
+
+@contextlib.contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """Within, SIGTERM and SIGHUP raise, so that the child does not outlive us."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = []
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with contextlib.suppress(ValueError):  # not the main thread
+            if signal.getsignal(number) == signal.SIG_DFL:
+                before.append((number, signal.signal(number, leave)))
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)

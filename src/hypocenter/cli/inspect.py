@@ -1,0 +1,159 @@
+"""`hypo inspect`: prints what `gguf/inspection.py` and `architecture.py` know of a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from hypocenter.cli.options import EngineOptions, naming_options
+from hypocenter.cli.output import say
+from hypocenter.cli.progress import ProgressDisplay
+from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
+from hypocenter.errors import EXIT_GATE, UnsupportedModel
+from hypocenter.model.architecture import Architecture, read_architecture
+from hypocenter.model.gguf import inspection
+from hypocenter.model.gguf.file import GGUFFile, open_gguf
+
+
+def inspect(path: str, context_length: int | None, *, check: bool, as_json: bool) -> None:
+    """Print the report; leaves with EXIT_GATE when `check` finds a NaN or an infinity.
+
+    Raises UsageError for a context length that no engine takes.
+    """
+    with naming_options(EngineOptions):
+        EngineConfig(context_length=context_length)
+    with open_gguf(path) as file:
+        report = collect(file, context_length)
+        checked = None
+        if check:
+            with ProgressDisplay() as progress:
+                checked = inspection.check(file, progress)
+            report["check"] = _check_facts(checked)
+        lines = inspection.metadata_lines(file)
+    if as_json:
+        print(json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        print(_text(report, lines))
+    if checked is not None and checked.num_bad_floats:
+        say(f"{path}: {checked.num_bad_floats} of {checked.num_floats} floats are NaN or infinite")
+        sys.exit(EXIT_GATE)
+
+
+def collect(file: GGUFFile, context_length: int | None) -> dict[str, Any]:
+    """The facts as plain data; `architecture` and `memory` say why where we cannot run the file."""
+    counts = inspection.type_counts(file)
+    try:
+        facts: Architecture | None = read_architecture(file)
+        problem = None
+    except UnsupportedModel as error:
+        facts, problem = None, str(error)
+    weight_bytes = sum(count.num_bytes for count in counts)
+    return {
+        "path": str(file.path),
+        "gguf_version": file.version,
+        "shards": [str(path) for path in file.shard_paths],
+        "metadata": {
+            key: {"type": file.metadata.kind(key), "value": inspection.plain_value(file, key)}
+            for key in file.metadata
+        },
+        "tensors": {
+            "num_tensors": len(file.tensors),
+            "num_params": sum(count.num_elements for count in counts),
+            "num_bytes": weight_bytes,
+            "by_type": [{**asdict(count), "dtype": count.dtype.name} for count in counts],
+        },
+        "architecture": _architecture(facts) if facts else None,
+        "memory": _memory(facts, inspection.loaded_bytes(file), context_length) if facts else None,
+        "problem": problem,
+    }
+
+
+def _architecture(facts: Architecture) -> dict[str, Any]:
+    names = (
+        "name", "num_layers", "width", "num_heads", "num_kv_heads", "head_dim", "ffn_width",
+        "vocab_size", "context_length",
+    )  # fmt: skip
+    return {name: getattr(facts, name) for name in names}
+
+
+def _memory(
+    facts: Architecture, weight_bytes: int, context_length: int | None
+) -> dict[str, int | bool]:
+    """Bytes of weights and KV cache of one request that fills the context."""
+    length = context_length or min(facts.context_length, DEFAULT_CONTEXT)
+    per_token = {
+        name: facts.kv_bytes_per_token(dtype.block_bytes) for name, dtype in KV_DTYPES.items()
+    }
+    return {
+        "context_length": length,
+        "beyond_trained_length": length > facts.context_length,
+        "weight_bytes": weight_bytes,
+        **{f"kv_{name}_bytes": length * num for name, num in per_token.items()},
+    }
+
+
+def _check_facts(report: inspection.CheckReport) -> dict[str, Any]:
+    return {
+        "num_tensors": report.num_tensors,
+        "num_floats": report.num_floats,
+        "num_bad_floats": report.num_bad_floats,
+        "findings": [str(finding) for finding in report.findings],
+        "sha256": {str(shard.path): shard.sha256 for shard in report.shards},
+    }
+
+
+def _text(report: dict[str, Any], metadata: list[inspection.MetadataLine]) -> str:
+    tensors = report["tensors"]
+    lines = [f"{report['path']} (GGUF version {report['gguf_version']})", "", "metadata"]
+    width = max((len(line.key) for line in metadata), default=0)
+    lines += [f"  {line.key:<{width}}  {line.kind}  {line.shown}" for line in metadata]
+    lines += ["", "tensors", f"  {'type':<8} {'number':>7} {'parameters':>16} {'size':>12}"]
+    for count in tensors["by_type"]:
+        lines.append(
+            f"  {count['dtype']:<8} {count['num_tensors']:>7} {count['num_elements']:>16,} "
+            f"{size(count['num_bytes']):>12}"
+        )
+    lines.append(
+        f"  {'all':<8} {tensors['num_tensors']:>7} {tensors['num_params']:>16,} "
+        f"{size(tensors['num_bytes']):>12}"
+    )
+    lines += ["", *_memory_lines(report)]
+    if "check" in report:
+        lines += ["", *_check_lines(report["check"])]
+    return "\n".join(lines)
+
+
+def _memory_lines(report: dict[str, Any]) -> list[str]:
+    memory = report["memory"]
+    if memory is None:
+        return [f"not runnable: {report['problem']}"]
+    lines = [f"memory for a context of {memory['context_length']} tokens"]
+    if memory["beyond_trained_length"]:
+        trained = report["architecture"]["context_length"]
+        lines[0] += f" (the model was trained for {trained}: hypo run refuses more)"
+    weights = memory["weight_bytes"]
+    lines.append(f"  weights         {size(weights):>12}")
+    for name in KV_DTYPES:
+        cache = memory[f"kv_{name}_bytes"]
+        lines.append(f"  KV cache {name:<6} {size(cache):>12}   together {size(weights + cache)}")
+    return lines
+
+
+def _check_lines(checked: dict[str, Any]) -> list[str]:
+    found = f"{checked['num_bad_floats']} of {checked['num_floats']:,} floats are NaN or infinite"
+    lines = ["check", f"  {found}", *(f"  {finding}" for finding in checked["findings"])]
+    if num_more := checked["num_bad_floats"] - len(checked["findings"]):
+        lines.append(f"  ... and {num_more} more")
+    return [*lines, *(f"  sha256 {digest}  {path}" for path, digest in checked["sha256"].items())]
+
+
+def size(num_bytes: int) -> str:
+    """Bytes in the largest binary unit that leaves a figure above 1."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
+        value /= 1024
+    return f"{value:.2f} TiB"

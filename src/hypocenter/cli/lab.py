@@ -1,0 +1,157 @@
+"""`hypo lab`: lists the victims, runs one of them, scores the doctor on all of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from hypocenter.cli.output import say
+from hypocenter.errors import EXIT_GATE, UsageError
+from hypocenter.lab.run import command, run_child
+from hypocenter.lab.score import Score, Total, score_all, totals
+from hypocenter.lab.victim import Victim, victims
+
+MAX_JOBS = 64
+#: Shares that a score must reach: all found, and what is told of nearly all of them is right.
+DETECTED, NAMED = 1.0, 0.95
+MEDIAN_SECONDS, MOST_SECONDS = 10.0, 60.0
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """A victim as `hypo lab list --json` tells it."""
+
+    name: str
+    title: str
+    cause: str
+    symptom: str
+    kernel: str | None
+    argument: str | None
+    device: str
+    source: str
+
+
+def list_victims(*, as_json: bool) -> None:
+    """Print name, symptom, cause and title of every victim."""
+    found = [_facts(victim) for victim in victims()]
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+        return
+    for one in found:
+        print(f"{one.name:28} {one.symptom:9}  {one.title}")
+    say(f"{len(found)} victims")
+
+
+def run(name: str, *, twin: bool, device: str, out: str | None) -> None:
+    """Run one victim; leaves with its exit code. With `out` its bundle is saved there instead.
+
+    Raises UsageError for an unknown name, and for an `out` that is there already.
+    """
+    victim = victims([name])[0]
+    if out is None:
+        sys.exit(_exit_code(subprocess.run(command(victim, twin=twin, device=device)).returncode))
+    folder = Path(out)
+    if folder.exists():
+        raise UsageError(f"--out {out} is there already; name another folder")
+    outcome = run_child(victim, folder, twin=twin, device=device)
+    say(f"{victim.name}: {outcome.symptom()}; {outcome.last_words() or 'nothing was said'}")
+    if outcome.bundle is not None:
+        say(f"the bundle is in {folder / 'bundle'}; see hypo doctor {folder / 'bundle'}")
+
+
+def score(names: Sequence[str], *, device: str, num_jobs: int, as_json: bool) -> None:
+    """Score the doctor; leaves with EXIT_GATE when it falls short of what it must reach."""
+    if not 1 <= num_jobs <= MAX_JOBS:
+        raise UsageError(f"--jobs is {num_jobs}, but must be from 1 to {MAX_JOBS}")
+    chosen = victims(names)
+    if not as_json:
+        print(_HEAD)
+    scores = score_all(
+        chosen, device=device, num_jobs=num_jobs, tell=lambda _: None if as_json else _show(_)
+    )
+    sums = totals(scores)
+    problems = shortfalls(sums[-1])
+    if as_json:
+        told = {"victims": scores, "totals": sums, "problems": problems}
+        print(msgspec.json.format(msgspec.json.encode(told)).decode())
+    else:
+        print()
+        print(_TOTAL_HEAD)
+        for line in sums:
+            print(_shown_total(line))
+    for problem in problems:
+        say(problem)
+    if problems:
+        sys.exit(EXIT_GATE)
+
+
+def shortfalls(whole: Total) -> list[str]:
+    """What keeps a score from being good enough, in sentences; empty for none."""
+    found = []
+    for what, count, share in (
+        ("show the symptom that they declare", whole.as_declared, DETECTED),
+        ("are detected", whole.detected, DETECTED),
+        ("have their kernel named", whole.kernel_named, NAMED),
+        ("have their argument named", whole.argument_named, NAMED),
+        ("have their class told right", whole.class_right, NAMED),
+    ):
+        if count < share * whole.num:
+            found.append(f"{count} of {whole.num} victims {what}, but {share:.0%} must")
+    if whole.false_findings:
+        found.append(f"{whole.false_findings} healthy twins have findings, but none may")
+    for what, seconds, limit in (
+        ("the median is", whole.median_seconds, MEDIAN_SECONDS),
+        ("the slowest takes", whole.most_seconds, MOST_SECONDS),
+    ):
+        if seconds > limit:
+            found.append(f"{what} {seconds:.1f} s, but at most {limit:.0f} s are allowed")
+    return found
+
+
+_HEAD = (
+    f"{'victim':28} {'symptom':9} {'seen':9} det krn arg line cls prf {'s':>6}  root cause; twin"
+)
+_TOTAL_HEAD = (
+    f"{'symptom':9} {'victims':>7} {'as said':>7} {'detected':>8} {'kernel':>6} {'argument':>8} "
+    f"{'line':>7} {'class':>5} {'proof':>5} {'false':>5} {'median s':>8} {'most s':>6}"
+)
+
+
+def _show(one: Score) -> None:
+    flags = (one.detected, one.kernel_named, one.argument_named, one.line_named, one.class_right)
+    marks = ["." if flag is None else "yes" if flag else "NO" for flag in (*flags, one.proof)]
+    twin = f"; TWIN {one.twin.observed}: {', '.join(one.twin.found)}" if _is_odd(one) else ""
+    columns = " ".join(f"{m:{w}}" for m, w in zip(marks, (3, 3, 3, 4, 3, 3), strict=True))
+    print(
+        f"{one.victim:28} {one.symptom:9} {one.observed:9} {columns} {one.seconds:6.2f}  "
+        f"{one.found or '(none)'}{twin}",
+        flush=True,
+    )
+
+
+def _is_odd(one: Score) -> bool:
+    return bool(one.twin.found) or one.twin.observed != "none"
+
+
+def _shown_total(one: Total) -> str:
+    lines = f"{one.line_named}/{one.num_with_line}"
+    return (
+        f"{one.symptom:9} {one.num:7} {one.as_declared:7} {one.detected:8} {one.kernel_named:6} "
+        f"{one.argument_named:8} {lines:>7} {one.class_right:5} {one.proof:5} "
+        f"{one.false_findings:5} {one.median_seconds:8.2f} {one.most_seconds:6.2f}"
+    )
+
+
+def _facts(victim: Victim) -> Facts:
+    return Facts(
+        victim.name, victim.title, victim.cause.value, victim.symptom, victim.kernel,
+        victim.argument, victim.device, victim.source,
+    )  # fmt: skip
+
+
+def _exit_code(returned: int) -> int:
+    """As a shell tells the signal that ended a process."""
+    return 128 - returned if returned < 0 else returned

@@ -1,0 +1,66 @@
+"""The verbs of `hypo lab`; each imports its part inside, so that help loads no kernels."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from hypocenter.cli.options import AsJson
+
+Names = Annotated[str, Parameter(name="NAME", help="Victims; all of them when left out.")]
+Name = Annotated[str, Parameter(help="Victim, as `hypo lab list` names it.")]
+Device = Annotated[
+    str, Parameter(help="Device instead of the victim's own, a simulated GPU; cuda or hip, say.")
+]
+
+lab = App(
+    name="lab",
+    help="Plant known defects in the real engine, and score what the doctor makes of them.",
+    help_format="plaintext",
+)
+
+
+@lab.command(name="list")
+def list_victims(*, json: AsJson = False) -> None:
+    """Show every victim: its name, how its defect shows, and what it is."""
+    from hypocenter.cli import lab as lab_score
+
+    lab_score.list_victims(as_json=json)
+
+
+@lab.command
+def run(
+    name: Name,
+    /,
+    *,
+    twin: Annotated[
+        bool, Parameter(negative="", help="Its healthy twin: the same way, without the defect.")
+    ] = False,
+    device: Device = "",
+    out: Annotated[
+        str | None, Parameter(help="New folder for its bundle and for what it recorded.")
+    ] = None,
+) -> None:
+    """Run one victim. It faults as it would in the field, so the exit code is that of its end."""
+    from hypocenter.cli import lab as lab_score
+
+    lab_score.run(name, twin=twin, device=device, out=out)
+
+
+@lab.command
+def score(
+    *names: Names,
+    device: Device = "",
+    jobs: Annotated[int, Parameter(help="Victims that run at the same time.")] = 2,
+    json: AsJson = False,
+) -> None:
+    """Run victims and their twins, have each bundle diagnosed, and count what was told right.
+
+    The doctor gets the bundle alone. The exit code is 4 when a victim does not
+    show its symptom, goes undetected, too few are named right, a healthy twin
+    has a finding, or the doctor is too slow.
+    """
+    from hypocenter.cli import lab as lab_score
+
+    lab_score.score(names, device=device, num_jobs=jobs, as_json=json)

@@ -1,0 +1,50 @@
+"""Facts of this machine, as the system and the compiler tell them: CPU, memory, drivers of GPUs."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+
+def gpu_vendors(root: Path) -> list[str]:
+    """Vendors whose driver is loaded, by the device nodes that it makes."""
+    dev = root / "dev"
+    nodes = {"amd": dev / "kfd", "nvidia": dev / "nvidiactl"}
+    return [vendor for vendor, node in nodes.items() if node.exists()]
+
+
+def cpu(root: Path) -> dict[str, Any]:
+    from hypocenter.device.cpu import lang
+
+    relevant = ("avx2", "fma", "f16c", "avx512", "avxvnni", "amx", "neon", "dotprod", "i8mm", "sve")
+    return {
+        "model": _proc_value(root / "proc/cpuinfo", "model name") or platform.processor(),
+        "architecture": platform.machine(),
+        "instruction_set": lang.instruction_set(),
+        "features": sorted(name for name in lang.cpu_features() if name.startswith(relevant)),
+        "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "kernel_threads": lang.max_num_threads(),
+        "thread_pool": lang.thread_pool(),
+    }
+
+
+def memory(root: Path = Path("/")) -> dict[str, int | None]:
+    """Total and available bytes of main memory; None where the system does not say."""
+    return {
+        f"{key}_bytes": int(found.split()[0]) * 1024 if found else None
+        for key, label in (("total", "MemTotal"), ("available", "MemAvailable"))
+        for found in [_proc_value(root / "proc/meminfo", label)]
+    }
+
+
+def _proc_value(path: Path, label: str) -> str:
+    """The text after `label:` in a file of /proc; empty when there is none."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    found = (line.partition(":") for line in lines)
+    return next((value.strip() for name, _, value in found if name.strip() == label), "")

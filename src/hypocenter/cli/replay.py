@@ -1,0 +1,232 @@
+"""`hypo replay` and `hypo diff`: recorded launches run again with every access checked; two runs.
+
+Reads bundles; what is found, `replay/recorded.py` and `doctor/diff.py` find.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from hypocenter.cli.bundles import bundle_at
+from hypocenter.cli.output import printable
+from hypocenter.cli.progress import ProgressDisplay
+from hypocenter.errors import EXIT_ERROR, EXIT_GATE, HypoError, UsageError
+from hypocenter.record.bundle_index import OUTSIDE_PLANS, BundleIndex
+from hypocenter.record.events import LaunchRecord, Place
+from hypocenter.replay.findings import Finding, ReplayReport
+
+MAX_BUDGET_SECONDS = 1e6
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch: what its replay found, or why there was none."""
+
+    place: Place
+    launch: LaunchRecord
+    report: ReplayReport | None = None
+    problem: str = ""
+
+
+def replay(
+    folder: str, step: int | None, launch: int | None, budget_seconds: float, *,
+    allow_source: bool, as_json: bool, quiet: bool = False,
+) -> None:  # fmt: skip
+    """Replay and print; leaves with EXIT_GATE when something was found.
+
+    With EXIT_ERROR when not one launch could be replayed. Raises UsageError for a step or launch
+    that is not there, BadBundle for a bundle that cannot be read.
+    """
+    if not 0 < budget_seconds <= MAX_BUDGET_SECONDS:
+        raise UsageError(
+            f"--budget is {budget_seconds}, but must be above 0 and at most {MAX_BUDGET_SECONDS:g}"
+        )
+    index = BundleIndex(bundle_at(folder))
+    places = chosen(index, step, launch)
+    with ProgressDisplay(quiet=quiet) as progress:
+        done = list(_replayed(index, places, budget_seconds, progress, allow_source=allow_source))
+    if as_json:
+        shown = [{"place": one.place, "kernel": one.launch.kernel, "grid": one.launch.grid,
+                  "report": one.report, "problem": one.problem} for one in done]  # fmt: skip
+        print(msgspec.json.format(msgspec.json.encode(shown)).decode())
+    else:
+        print(printable(replay_text(index, done, allow_source=allow_source)))
+    if any(one.report is not None and one.report.findings for one in done):
+        sys.exit(EXIT_GATE)
+    if not any(one.report is not None for one in done):
+        sys.exit(EXIT_ERROR)
+
+
+def diff(good: str, bad: str, *, as_json: bool) -> None:
+    """Compare two runs and print; leaves with EXIT_GATE when they differ."""
+    from hypocenter.doctor.diff import rundiff
+
+    found = rundiff(bundle_at(good), bundle_at(bad))
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+    else:
+        print(printable(diff_text(found)))
+    if found.differences:
+        sys.exit(EXIT_GATE)
+
+
+def chosen(index: BundleIndex, step: int | None, launch: int | None) -> tuple[Place, ...]:
+    """The launches that were asked for, else those that may have been under way at the end.
+
+    Of a run that did not die each launch of a plan is taken once.
+    """
+    if step is not None:
+        places = index.places(step)
+        if not places:
+            steps = [place.step for place in index.places()]
+            kept = f"steps {min(steps)} to {max(steps)}" if steps else "no step"
+            raise UsageError(f"--step is {step}, but the bundle has the launches of {kept}")
+    elif index.bundle.kind == "suspect":
+        places = _unlike(index)
+    else:
+        places = index.interval() or index.places()
+    if launch is None:
+        return places
+    same = tuple(place for place in places if number_of(index, place) == launch)
+    if not same:
+        numbers = [number_of(index, place) for place in places]
+        kept = f"{min(numbers)} to {max(numbers)}" if numbers else "none"
+        raise UsageError(f"--launch is {launch}, but the launches are {kept}")
+    return same
+
+
+def number_of(index: BundleIndex, place: Place) -> int:
+    """A launch's number as reports have it: of a program without steps they count from 1."""
+    return place.step if _is_foreign(index, place) else place.launch
+
+
+def _is_foreign(index: BundleIndex, place: Place) -> bool:
+    return place.plan == OUTSIDE_PLANS and not index.launch(place).facts
+
+
+def _unlike(index: BundleIndex) -> tuple[Place, ...]:
+    """Each launch of each plan once: where a number first went wrong after it, else the last."""
+    wrong = {one.place for one in index.bundle.statistics if one.num_nan or one.num_poisoned}
+    unlike: dict[Any, Place] = {}
+    for place in index.places():
+        key = place if place.plan == OUTSIDE_PLANS else (place.plan, place.launch)
+        if unlike.get(key) not in wrong:
+            unlike[key] = place
+    return tuple(unlike.values())
+
+
+def _replayed(
+    index: BundleIndex,
+    places: Sequence[Place],
+    budget_seconds: float,
+    progress: Callable[[str, float], None],
+    *,
+    allow_source: bool,
+) -> Iterator[Replayed]:
+    from hypocenter.replay.recorded import BUDGET_SECONDS, replay_place
+    from hypocenter.replay.source import SourceNotAllowed
+
+    deadline = time.monotonic() + budget_seconds
+    for number, place in enumerate(places):
+        launch = index.launch(place)
+        what = f"replaying launch {number + 1} of {len(places)} ({launch.kernel})"
+        progress(what, number / len(places))
+        left = deadline - time.monotonic()
+        if left <= 0:
+            yield Replayed(
+                place=place,
+                launch=launch,
+                problem="the budget was spent; --budget SECONDS has more",
+            )
+            continue
+        seconds = min(BUDGET_SECONDS, left) if len(places) > 1 else left
+        try:
+            report = replay_place(
+                index, place, budget_seconds=seconds, headroom=True, allow_source=allow_source
+            )
+        except SourceNotAllowed as error:
+            said = str(error)
+            way_out = "" if "--run-sources" in said else "; --run-sources runs it"
+            yield Replayed(place=place, launch=launch, problem=said + way_out)
+        except HypoError as error:
+            yield Replayed(place=place, launch=launch, problem=str(error))
+        else:
+            yield Replayed(place=place, launch=launch, report=report)
+
+
+# -- as text --------------------------------------------------------------------------------------
+
+
+def replay_text(index: BundleIndex, done: Sequence[Replayed], *, allow_source: bool = False) -> str:
+    """The launches with what became of each, then every finding once."""
+    from hypocenter.replay.recorded import index_thresholds
+    from hypocenter.replay.text import finding_text
+
+    launches = f"{len(done)} launch{'' if len(done) == 1 else 'es'}"
+    lines = [f"{index.bundle.kind} on {index.bundle.device}: {launches}"]
+    lines += [f"  {_name(index, one)}: {_verdict(one)}" for one in done]
+    groups: dict[Any, tuple[Finding, list[Replayed]]] = {}
+    for one in done:
+        for finding in one.report.findings if one.report else ():
+            site = finding.sites[0] if finding.sites else None
+            key = (finding.kind, finding.kernel, finding.operation, finding.argument, site)
+            groups.setdefault(key, (finding, []))[1].append(one)
+    for finding, same in groups.values():
+        lines += ["", finding_text(finding)]
+        if finding.kind.endswith("overflow"):
+            lines += [f"    {text}" for text in index_thresholds(
+                index, same[0].place, finding, allow_source=allow_source)]  # fmt: skip
+        lines.append(f"    in {_name(index, same[0])}{_others(index, same)}")
+    num = len(groups)
+    num_replayed = sum(one.report is not None for one in done)
+    counted = launches if num_replayed == len(done) else f"{num_replayed} of {launches} replayed"
+    lines += ["", f"{num} finding{'' if num == 1 else 's'} in {counted}"]
+    return "\n".join(lines)
+
+
+def diff_text(found: Any) -> str:
+    """A RunDiff in words: the first difference first, what was compared last."""
+    lines = [one.text for one in found.differences]
+    if len(lines) > 1:
+        lines[1:] = [f"  also {line}" for line in lines[1:]]
+    if not lines:
+        lines.append("no difference")
+    c = found.compared
+    lines.append(
+        f"compared: {c.num_steps} whole steps, {c.num_launches} launches with {c.num_arguments} "
+        f"arguments, {c.num_inputs} inputs, {c.num_statistics} tensors after their launch"
+    )
+    lines += [f"not compared: {line}" for line in found.unseen]
+    lines += [f"around the launches: {line}" for line in found.around]
+    return "\n".join(lines)
+
+
+def _name(index: BundleIndex, one: Replayed) -> str:
+    grid = f"({', '.join(map(str, one.launch.grid))})"
+    if _is_foreign(index, one.place):
+        return f"launch {one.place.step}: {one.launch.kernel} {grid}"
+    if one.place.plan == OUTSIDE_PLANS:
+        return f"step {one.place.step}, event {one.place.launch}: {one.launch.kernel} {grid}"
+    return f"step {one.place.step}, launch {one.place.launch}: {one.launch.kernel} {grid}"
+
+
+def _verdict(one: Replayed) -> str:
+    if one.report is None:
+        return f"not replayed: {one.problem}"
+    coverage = one.report.coverage
+    num = len(one.report.findings)
+    what = f"{num} finding{'' if num == 1 else 's'}" if num else "clean"
+    if not coverage.is_complete:
+        what += f" in {coverage.num_run} of {coverage.num_launched} programs"
+    return what
+
+
+def _others(index: BundleIndex, same: Sequence[Replayed]) -> str:
+    if len(same) == 1:
+        return ""
+    numbers = ", ".join(str(number_of(index, one.place)) for one in same[1:9])
+    return f"; the same in launch {numbers}{', ...' if len(same) > 9 else ''}"

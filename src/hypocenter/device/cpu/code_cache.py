@@ -1,0 +1,155 @@
+"""Machine code of CPU kernels on disk: in a private folder, never stale, done without when need be.
+
+numba's own key sees only the file of the outer function and misses an edited callee. Ours is a hash
+of that file and of every file that it imports, so an edit anywhere else recompiles nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from numba.core import caching
+
+from hypocenter import package
+from hypocenter.config import Environment
+
+#: Modules that kernels' files import and that hold nothing which could end up in machine code.
+_NOT_IN_KERNELS = frozenset({"hypocenter.config", "hypocenter.errors", "hypocenter.package"})
+_IMPORT = re.compile(
+    r"^[ \t]*(?:from[ \t]+(hypocenter[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)"
+    r"|import[ \t]+(hypocenter[\w.]*))",
+    re.MULTILINE,
+)
+
+
+def keep(dispatcher: Any, function: Callable[..., Any], variant: str) -> None:
+    """Have numba look for a function's machine code on disk, and leave it there.
+
+    `variant` tells apart what is made of one function: its form, and the path of instructions.
+    """
+    function.__hypo_variant__ = variant  # type: ignore[attr-defined]
+    if _private_folder()[0]:
+        dispatcher._cache = _KernelCache(function)
+
+
+def cache_problem() -> str:
+    """Why compiled kernels are not kept on disk; empty when they are."""
+    return _private_folder()[1]
+
+
+@cache
+def import_closure(file: Path) -> frozenset[Path]:
+    """A file of the package and all that it imports, directly or not: what may be in its kernels.
+
+    Imports inside functions count as well.
+    """
+    found, waiting = {file}, [file]
+    while waiting:
+        missing = _imported_files(waiting.pop()) - found
+        found |= missing
+        waiting += missing
+    return frozenset(found)
+
+
+@cache
+def source_hash(file: Path) -> str:
+    """Hash of the text of a file and of its import closure."""
+    digest = hashlib.sha256()
+    for path in sorted(import_closure(file)):
+        is_own = package.is_own_file(str(path))
+        name = path.relative_to(package.FOLDER).as_posix() if is_own else path.name
+        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+@cache
+def _imported_files(file: Path) -> frozenset[Path]:
+    return frozenset(_module_files(file.read_text("utf-8")))
+
+
+def _module_files(text: str) -> Iterator[Path]:
+    for match in _IMPORT.finditer(text):
+        module = match[1] or match[3]
+        names = re.findall(r"\w+", match[2] or "")
+        for dotted in (module, *(f"{module}.{name}" for name in names)):
+            file = package.FOLDER.joinpath(*dotted.split(".")[1:]).with_suffix(".py")
+            if dotted not in _NOT_IN_KERNELS and file.is_file():
+                yield file
+
+
+@cache
+def _private_folder() -> tuple[Path | None, str]:
+    """The private folder for machine code, or None and the reason why there is none.
+
+    numba's cache files are pickles: they are only trusted in a folder that no one else can write,
+    nor put another in its place.
+    """
+    chosen = Environment.read().cache_dir
+    folder = chosen / "kernels"
+    try:
+        _make_private(chosen)
+        found = chosen.stat()
+        if found.st_uid not in (0, os.getuid()):
+            return None, f"{chosen} belongs to another user"
+        # With the sticky bit, as in /tmp, others may add to a folder but not replace what is ours.
+        if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+            return None, f"others may write to {chosen}; chmod go-w it"
+        _make_private(folder)
+        for private in (folder, *filter(Path.is_dir, folder.iterdir())):
+            private.chmod(0o700)
+            found = private.stat()
+            if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+                return None, f"{private} is not private to this user"
+        probe = folder / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        return None, f"{folder}: {error.strerror or error}"
+    return folder, ""
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder and those above it that are missing; `parents=True` would leave them open."""
+    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+        missing.mkdir(exist_ok=True, mode=0o700)
+
+
+class _Locator(caching._CacheLocator):  # type: ignore[misc]
+    """Tells numba where one kernel's machine code lives and what makes it stale."""
+
+    def __init__(self, py_func: Callable[..., None], py_file: str) -> None:
+        self._py_file = py_file  # numba names it in its warnings
+        self._variant = py_func.__hypo_variant__  # type: ignore[attr-defined]
+        self._hash = source_hash(Path(py_file))
+
+    def get_cache_path(self) -> str:
+        return f"{_private_folder()[0]}{os.sep}{self._hash}"
+
+    def ensure_cache_path(self) -> None:
+        _make_private(Path(self.get_cache_path()))
+
+    def get_source_stamp(self) -> tuple[str, str]:
+        return self._hash, sys.version
+
+    def get_disambiguator(self) -> str:
+        return str(self._variant)
+
+    @classmethod
+    def from_function(cls, py_func: Callable[..., None], py_file: str) -> _Locator | None:
+        return cls(py_func, py_file) if _private_folder()[0] else None
+
+
+class _CacheImpl(caching.CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes = (_Locator,)
+
+
+class _KernelCache(caching.FunctionCache):  # type: ignore[misc]
+    _impl_class = _CacheImpl

@@ -1,0 +1,449 @@
+"""A GPU of NVIDIA or AMD through torch: memory, copies, launches, graphs; knows no kernel.
+
+Beside `limits.py` this is the only file that touches `torch.cuda`, which is also how torch names
+HIP. Everything runs on the current stream, so what is asked for runs in that order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import re
+import warnings
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from hypocenter.config import launch_blocking
+from hypocenter.device.backend import Bytes
+from hypocenter.device.gpu.errors import failed_launch, launch_failure, runtime_fault
+from hypocenter.device.gpu.host import TorchStreams, host_tensor, map_host
+from hypocenter.device.graph import Graph, Graphs, Seen
+from hypocenter.device.limits import GpuLimits, present_gpu
+from hypocenter.errors import DeviceFault, HypoError, MissingPackage, OutOfMemory, UsageError
+from hypocenter.tensor import DType
+
+log = logging.getLogger("hypocenter.gpu")
+
+#: Host copies up to so many bytes go through pinned memory: it is quick there and costs one more
+#: copy on the host, which large ones would feel.
+PINNED_BYTES = 1 << 20
+
+_TORCH_TYPES: Mapping[DType, str] = {
+    DType.F32: "float32",
+    DType.F16: "float16",
+    DType.BF16: "bfloat16",
+    DType.I8: "int8",
+    DType.I16: "int16",
+    DType.I32: "int32",
+    DType.I64: "int64",
+    DType.U8: "uint8",
+}
+_BUILDS = {"cuda": "NVIDIA (CUDA)", "hip": "AMD (HIP)", "cpu": "CPU"}
+
+
+def open_gpu(name: str) -> TorchGpu:
+    """The GPU that users call cuda, cuda:1, hip or hip:0.
+
+    Raises UsageError when torch is missing or built for another vendor, or when there is no such
+    GPU; HypoError for a GPU of an architecture that no kernel is built for.
+    """
+    vendor, index = _parse(name)
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingPackage(f"device {name}", "torch") from error
+    _refuse_other_vendor(torch, name, vendor)
+    _refuse_absent(torch, name, vendor, index)
+    torch.cuda.set_device(index)
+    limits = present_gpu()
+    assert limits is not None, "torch has just said that there is a GPU"
+    return TorchGpu(f"{vendor}:{index}" if index else vendor, torch, index, limits)
+
+
+class TorchGpu:
+    """`Backend` for one GPU. `name_of` names an allocation by its address, for messages."""
+
+    def __init__(
+        self,
+        name: str,
+        torch: Any,
+        index: int,
+        limits: GpuLimits,
+        *,
+        name_of: Callable[[int], str] = hex,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.limits = limits
+        self.name_of = name_of
+        #: NAME=value of the variable that asks for a wait after each launch, or None.
+        self.blocking = launch_blocking(environ)
+        self.runs_ahead = not self.blocking
+        self.overlaps = limits.overlaps and not self.blocking
+        self._name, self._vendor = name, name.partition(":")[0]
+        self._torch, self._index = torch, index
+        self._device = torch.device("cuda", index)
+        self._types = {dtype: getattr(torch, word) for dtype, word in _TORCH_TYPES.items()}
+        self._tensors: dict[int, Any] = {}  # address of an allocation to its bytes
+        self._addresses: list[int] = []  # the same addresses, sorted
+        self._graphs = Graphs(name)
+        streams = TorchStreams(torch, self._device)
+        self.stream, self.record, self.wait = streams.stream, streams.record, streams.wait
+        self.pinned, self._copied = streams.pinned, streams.copied
+        self._jits: dict[int, Any] = {}  # everything that has a launcher
+        self._seen: Seen | None = None  # while a capture is under way
+        if self.blocking:
+            log.warning("%s: %s: a wait after each launch, graphs off", name, self.blocking)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    # Memory.
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Where the live allocations begin, in order."""
+        return tuple(self._addresses)
+
+    def allocate(self, num_bytes: int) -> int:
+        """Address of fresh memory, aligned to 512 bytes; raises OutOfMemory."""
+        self._graphs.refuse_call("allocate")
+        with self._calling("allocate", num_bytes):
+            # At least one byte, or else empty tensors would all share the address 0.
+            memory = self._torch.empty(
+                max(num_bytes, 1), dtype=self._torch.uint8, device=self._device
+            )
+        address = int(memory.data_ptr())
+        self._tensors[address] = memory
+        insort(self._addresses, address)
+        return address
+
+    def free(self, address: int) -> None:
+        """Give memory back; raises UsageError while a captured graph uses it.
+
+        Later allocations run behind what was launched before, so they may have it at once.
+        """
+        if address not in self._tensors:
+            raise UsageError(f"{self._name}: free of {address:#x}, where no allocation begins")
+        num_bytes = self._tensors[address].numel()
+        self._graphs.refuse_free(address, num_bytes, self.name_of)
+        del self._tensors[address]
+        self._addresses.remove(address)
+
+    def map_host(self, host: memoryview) -> int | None:
+        """The address at which kernels may write to `host`, which begins at a page; None: nowhere.
+
+        It stays mapped, and is never freed.
+        """
+        mapped = map_host(self._torch, host)
+        if mapped is None:
+            return None
+        address = int(mapped.data_ptr())
+        if address not in self._tensors:
+            self._tensors[address] = mapped
+            insort(self._addresses, address)
+        return address
+
+    def copy_in(self, address: int, data: Bytes, *, pinned: bool = False) -> None:
+        """See Backend; a `pinned` buffer is read when the stream gets there."""
+        self._graphs.refuse_call("copy_in")
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        if not len(flat):
+            return
+        target = self._bytes(address, len(flat))
+        with self._calling("copy_in"):
+            if pinned:
+                target.copy_(host_tensor(self._torch, flat), non_blocking=True)
+                return
+            if len(flat) > PINNED_BYTES:
+                target.copy_(host_tensor(self._torch, flat))
+                return
+            # torch does not hand this memory out again before the copy has run.
+            staged = self._torch.empty(len(flat), dtype=self._torch.uint8, pin_memory=True)
+            staged.numpy()[:] = flat
+            target.copy_(staged, non_blocking=True)
+
+    def clear(self, address: int, num_bytes: int) -> None:
+        self._graphs.refuse_call("clear")
+        if num_bytes:
+            with self._calling("clear"):
+                self._bytes(address, num_bytes).zero_()
+
+    def copy_out(self, address: int, num_bytes: int) -> Bytes:
+        return self.copy_out_later(address, num_bytes)()
+
+    def copy_out_later(self, address: int, num_bytes: int) -> Callable[[], Bytes]:
+        self._graphs.refuse_call("copy_out")
+        if not num_bytes:
+            return lambda: np.zeros(0, np.uint8)
+        with self._calling("copy_out"):
+            copied = self._copied(self._bytes(address, num_bytes), num_bytes <= PINNED_BYTES)
+        return self._calling("copy_out")(copied)
+
+    def argument(self, address: int, dtype: DType, num_elements: int) -> Any:
+        """A torch view of `num_elements` elements at `address`, which may lie inside.
+
+        Raises UsageError when they are not inside one allocation or not aligned to their type.
+        """
+        if dtype not in self._types:
+            raise UsageError(
+                f"{self._name}: {dtype.name} is no type that a kernel takes; pass its packed parts "
+                f"as {', '.join(known.name for known in self._types)}"
+            )
+        if address % dtype.block_bytes:
+            raise UsageError(
+                f"{self._name}: {address:#x} is not aligned to the {dtype.block_bytes} bytes of "
+                f"{dtype.name}"
+            )
+        return self._bytes(address, dtype.num_bytes(num_elements)).view(self._types[dtype])
+
+    def base_of(self, address: int) -> int:
+        """Where the allocation that holds `address` begins; raises UsageError when none does."""
+        return self._find(address, 1)
+
+    def _find(self, address: int, num_bytes: int) -> int:
+        """Where the allocation around a stretch begins. An empty one may stand at the very end."""
+        at = bisect_right(self._addresses, address) - 1
+        base = self._addresses[at] if at >= 0 else 0
+        room = base + self._tensors[base].numel() - address if at >= 0 else -1
+        if 0 <= num_bytes <= room:
+            return base
+        if room <= 0:
+            raise UsageError(f"{self._name}: {address:#x} lies in no allocation; was it freed?")
+        raise UsageError(
+            f"{self._name}: {num_bytes} bytes at {address:#x}, but {self.name_of(base)} ends "
+            f"{room} bytes on"
+        )
+
+    def _bytes(self, address: int, num_bytes: int) -> Any:
+        base = self._find(address, num_bytes)
+        return self._tensors[base][address - base : address - base + num_bytes]
+
+    # Launches.
+
+    def launcher(self, jit: Any) -> Callable[..., None]:
+        """The function that launches a Triton kernel; what it does besides is decided here, once.
+
+        Raises LaunchRejected for a configuration that the GPU refuses, DeviceFault when the launch
+        finds that something before it has faulted.
+        """
+        self._jits[id(jit)] = jit
+        if self._seen is not None:
+            self._seen.watch(jit)
+        launch = self._plain_launcher(jit)
+        if log.isEnabledFor(logging.DEBUG):
+            launch = self._logged(jit, launch)
+        if self.blocking:
+            launch = self._awaited(jit, launch)
+        if self._index:
+            # The current GPU is a thread's own, and Triton takes that one.
+            return _after(functools.partial(self._torch.cuda.set_device, self._index), launch)
+        return launch
+
+    def _plain_launcher(self, jit: Any) -> Callable[..., None]:
+        # As much work as Triton's own `jit[grid]`, which makes such a function for each launch; a
+        # `try` that catches nothing is free.
+        run, errors = jit.run, _launch_errors()
+
+        def launch(*args: Any, grid: tuple[int, ...], **keywords: Any) -> None:
+            try:
+                run(*args, grid=grid, warmup=False, **keywords)
+            except errors as error:
+                failure = self._launch_failure(error, _name_of(jit), self._shape(grid, keywords))
+                if failure is None:
+                    raise
+                raise failure from error
+
+        return launch
+
+    def _logged(self, jit: Any, launch: Callable[..., None]) -> Callable[..., None]:
+        def logged(*args: Any, grid: tuple[int, ...], **keywords: Any) -> None:
+            if self._seen is None:  # what is captured has just run, and been told
+                # Compiles without launching, so that the line stands before the launch.
+                compiled = jit.run(*args, grid=grid, warmup=True, **keywords)
+                log.debug(
+                    "Launch: kernel=%s, grid=(%s), block=(%d,1,1), shared=%d bytes",
+                    _name_of(jit), ",".join(map(str, (*grid, 1, 1)[:3])),
+                    compiled.metadata.num_warps * self.limits.wavefront, compiled.metadata.shared,
+                )  # fmt: skip
+            launch(*args, grid=grid, **keywords)
+
+        return logged
+
+    def _awaited(self, jit: Any, launch: Callable[..., None]) -> Callable[..., None]:
+        def awaited(*args: Any, grid: tuple[int, ...], **keywords: Any) -> None:
+            launch(*args, grid=grid, **keywords)
+            # Everything before was waited for too, so what is found now is this launch's fault.
+            call = failed_launch(_name_of(jit), self._shape(grid, keywords))
+            with self._calling(call, is_maker=True):
+                self._torch.cuda.synchronize(self._device)
+
+        return awaited
+
+    def _launch_failure(self, error: Exception, kernel: str, shape: str) -> HypoError | None:
+        # With blocking the runtime itself waits too, and what it finds is this launch's fault.
+        return launch_failure(
+            self._name, self.limits.product, error, kernel, shape, is_maker=bool(self.blocking)
+        )
+
+    def _shape(self, grid: tuple[int, ...], keywords: Mapping[str, Any]) -> str:
+        x, y, z = (*grid, 1, 1)[:3]
+        # Triton takes 4 warps when nothing is said.
+        threads = keywords.get("num_warps", 4) * self.limits.wavefront
+        return f"(grid=({x},{y},{z}), block=({threads},1,1))"
+
+    def synchronise(self) -> None:
+        self._graphs.refuse_call("synchronise")
+        with self._calling("synchronise"):
+            self._torch.cuda.synchronize(self._device)
+
+    # Graphs.
+
+    @property
+    def captures(self) -> bool:
+        """Whether a step is to be captured: not with a wait after each launch, nor in a capture."""
+        return not self.blocking and self._seen is None
+
+    def capture(self, run: Callable[[], None]) -> Graph:
+        """Run `run` once, capture what it launches, and return the graph that replays it.
+
+        `run` may only launch. What it launches must give the same when it runs twice. The memory
+        of its arguments cannot be freed while the result lives. With a wait after each launch
+        graphs are off, and the result calls `run` itself.
+        """
+        self._graphs.refuse_call("capture")
+        run()  # compiles and loads: neither is possible during the capture
+        self.synchronise()
+        if self.blocking:
+            log.warning("%s: no graph is captured, because of %s", self._name, self.blocking)
+            return Graph(run, frozenset(), 0)
+        graph = self._torch.cuda.CUDAGraph()
+        seen = self._record(graph, run)
+        replay: Callable[[], None] = functools.partial(self._replay, graph.replay)
+        if log.isEnabledFor(logging.DEBUG):
+            replay = _after(
+                functools.partial(log.debug, "Graph: replay of %d launches", seen.num_launches),
+                replay,
+            )
+        captured = self._graphs.add(replay, seen.bases, seen.num_launches)
+        log.debug("Graph: launches=%d, buffers=%d", captured.num_launches, len(captured.bases))
+        return captured
+
+    def _record(self, graph: Any, run: Callable[[], None]) -> Seen:
+        """Run `run` into `graph` and note what it launches with."""
+        self._seen = seen = Seen(self.base_of)
+        self._graphs.open_bases = seen.bases
+        failed: list[Exception] = []
+        try:
+            for jit in self._jits.values():
+                seen.watch(jit)
+            with (
+                self._calling("capture"),
+                # Other threads may go on using the GPU.
+                self._torch.cuda.graph(graph, capture_error_mode="thread_local"),
+            ):
+                try:
+                    run()
+                except Exception as error:
+                    failed.append(error)
+                    raise
+        except Exception:
+            # Ending a capture that broke raises once more, and with less to say.
+            if failed:
+                raise failed[0] from failed[0].__cause__
+            raise
+        finally:
+            seen.unwatch()
+            self._seen = self._graphs.open_bases = None
+        return seen
+
+    def _replay(self, replay: Callable[[], None]) -> None:
+        try:
+            replay()
+        except RuntimeError as error:
+            self._raise("replay of a graph", error)
+            raise
+
+    # Errors.
+
+    @contextlib.contextmanager
+    def _calling(self, call: str, num_bytes: int = 0, *, is_maker: bool = False) -> Iterator[None]:
+        """Runs one call of the runtime; what it reports becomes an exception of ours.
+
+        `is_maker`: nothing else can have caused what is reported.
+        """
+        try:
+            yield
+        except self._torch.OutOfMemoryError as error:
+            free, total = self._torch.cuda.mem_get_info(self._device)
+            raise OutOfMemory(self._name, num_bytes, total - free, total) from error
+        except RuntimeError as error:
+            self._raise(call, error, is_maker=is_maker)
+            raise
+
+    def _raise(self, call: str, error: RuntimeError, *, is_maker: bool = False) -> None:
+        fault = runtime_fault(self._vendor, error)
+        if fault is not None:
+            later = fault.is_found_later and not is_maker
+            raise DeviceFault(self._name, call, str(fault), is_asynchronous=later) from error
+
+
+def _after(first: Callable[[], object], launch: Callable[..., None]) -> Callable[..., None]:
+    def run(*args: Any, **keywords: Any) -> None:
+        first()
+        launch(*args, **keywords)
+
+    return run
+
+
+def _launch_errors() -> tuple[type[Exception], ...]:
+    """What a launch through Triton raises for what the runtime reports."""
+    try:
+        from hypocenter.device.triton_lang import triton
+    except HypoError:
+        return (RuntimeError,)  # no Triton, so only a test's kernels
+    return (RuntimeError, triton.runtime.errors.OutOfResources)
+
+
+def _name_of(jit: Any) -> str:
+    return str(getattr(jit, "__name__", None) or type(jit).__name__)
+
+
+def _parse(name: str) -> tuple[str, int]:
+    found = re.fullmatch(r"(cuda|hip)(?::([0-9]{1,3}))?", name)
+    if not found:
+        raise UsageError(f"device is {name!r}, but must be cuda, cuda:1, hip, hip:1 or the like")
+    return found[1], int(found[2] or 0)
+
+
+def _refuse_other_vendor(torch: Any, name: str, vendor: str) -> None:
+    built = "hip" if torch.version.hip else "cuda" if torch.version.cuda else "cpu"
+    if built == vendor:
+        return
+    way = f"use --device {built}" if built == "cpu" else f"use --device {built} on such a GPU"
+    raise UsageError(
+        f"device {name} needs torch's {_BUILDS[vendor]} build, but torch {torch.__version__} is "
+        f"the {_BUILDS[built]} build; install the other one, or {way}"
+    )
+
+
+def _refuse_absent(torch: Any, name: str, vendor: str, index: int) -> None:
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if index < count:
+        return
+    if count:
+        seen = f"{vendor}:0" if count == 1 else f"{vendor}:0 to {vendor}:{count - 1}"
+        raise UsageError(f"no GPU {name}: torch sees {count}, {seen}")
+    visible = "HIP_VISIBLE_DEVICES" if vendor == "hip" else "CUDA_VISIBLE_DEVICES"
+    why = str(heard[0].message).strip().split("\n")[0] if heard else "its driver reports none"
+    raise UsageError(
+        f"no GPU {name}: torch sees none ({why}); check the driver and {visible}, or use "
+        "--device cpu"
+    )

@@ -1,0 +1,105 @@
+"""Guarded launches: a plan runs its kernels' guarded variants and reads their faults once per run.
+
+Deriving a variant is `guard.py`'s work; this file gives it extents and slots on a device.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from hypocenter.device import memory
+from hypocenter.device.guard.derive import OURS
+from hypocenter.device.guard.faults import AccessFault
+from hypocenter.device.guard.guard import SLOTS, Guarded, describe, guard
+from hypocenter.errors import AccessRefused, UsageError
+from hypocenter.tensor import DType
+
+if TYPE_CHECKING:
+    from hypocenter.device.launch import Launch
+
+log = logging.getLogger("hypocenter.launch")
+
+
+class GuardedLaunches:
+    """Has `launches` run in guarded form from now on, each with slots of its own.
+
+    Raises Unguardable for a kernel with a construct without guarded form, UsageError for one that
+    runs on the CPU; then no launch has changed.
+    """
+
+    def __init__(self, device: str, launches: Sequence[Launch]) -> None:
+        self._device, self._launches = device, tuple(launches)
+        self._is_running = False
+        for launch in launches:
+            if launch.jit is None:
+                raise UsageError(
+                    f"{launch.kernel} runs on the CPU; guarded launches are for GPU kernels"
+                )
+        self._forms = [_derived(launch.jit, tuple(launch.extents)) for launch in launches]
+        self._starts = [0, *itertools.accumulate(form.num_slots for form in self._forms)]
+        self._words = memory.allocate(
+            "guard_slots", "guard", DType.I64, (self._starts[-1],), device=device
+        )
+        together = zip(launches, self._forms, self._windows(), strict=True)
+        runs = [self._run_of(*one) for one in together]
+        for launch, run in zip(launches, runs, strict=True):
+            launch.run = run
+
+    def begin(self) -> None:
+        """The launches are about to run.
+
+        What a run left that ended before its `settle`, as Ctrl-C does, is logged: it must not be
+        told of this one.
+        """
+        if self._is_running:
+            for text in map(describe, self._faults()):
+                log.warning("a run that did not end had a fault: %s", text)
+        self._is_running = True
+
+    def settle(self) -> None:
+        """Read the slots of the launches, which have run; raises AccessRefused for a fault."""
+        self._is_running = False
+        if faults := self._faults():
+            texts = [describe(fault) for fault in faults]
+            raise AccessRefused(self._device, tuple(faults), texts, self._launches)
+
+    def _run_of(self, launch: Launch, form: Guarded, window: slice) -> Callable[[], None]:
+        return functools.partial(
+            memory.backend_of(self._device).launcher(form.fn),
+            *launch.args,
+            **{f"{OURS}{name}_bytes": launch.extents[name] for name in form.pointers},
+            **{SLOTS: memory.rows(self._words, window.start, window.stop).data},
+            **launch.options,
+        )
+
+    def _faults(self) -> list[AccessFault]:
+        """What the slots say; they are zero afterwards."""
+        faults: list[AccessFault] = []
+        words = memory.to_host(self._words)
+        if not words.any():
+            return faults
+        memory.to_device(self._words, np.zeros(words.shape, np.int64))
+        together = zip(self._launches, self._forms, self._windows(), strict=True)
+        for number, (launch, form, window) in enumerate(together):
+            found = form.decode(words[window], launch.options["grid"])
+            faults += (msgspec.structs.replace(fault, launch=number) for fault in found)
+        return faults
+
+    def free(self) -> None:
+        """Give the slots back; the launches must run in another form by then."""
+        memory.free(self._words)
+
+    def _windows(self) -> list[slice]:
+        return [slice(*pair) for pair in itertools.pairwise(self._starts)]
+
+
+@functools.cache
+def _derived(jit: Any, pointers: tuple[str, ...]) -> Guarded:
+    return guard(jit, pointers)

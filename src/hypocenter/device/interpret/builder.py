@@ -1,0 +1,265 @@
+"""The builder behind an interpreted kernel: Triton's own, with its traps mended.
+
+It computes bfloat16 as numbers, and it knows of each integer what it would be without a limit to
+its bits, so that a memory can tell an address that wrapped. It runs no program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.interpret.libdevice import Array
+from hypocenter.device.triton_lang import interpreter, tl
+from hypocenter.dtypes import bf16_to_f32, f32_to_bf16
+from hypocenter.package import is_below
+
+_interp: Any = interpreter()
+_Handle: Any = _interp.TensorHandle
+
+_NARROW = {np.dtype(kind): np.iinfo(kind) for kind in ("i1", "u1", "i2", "u2", "i4", "u4")}
+
+
+@dataclass(frozen=True, slots=True)
+class Wrap:
+    """Where an integer first left its type: the instruction, and the exact value there."""
+
+    code: CodeType
+    instruction: int
+    type_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """What an integer, or an address, would be if none of its parts had wrapped."""
+
+    values: Array  # int64 (addresses: uint64), broadcastable to the shape of the data
+    wrap: Wrap
+
+
+class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
+    """Triton's InterpreterBuilder for one memory; `steps` counts integer operations and accesses.
+
+    Before each access `memory.exact` is set to the Exact of its pointers, or None. `on_step` is
+    called now and then (each 4096 steps) and may raise to end a program that never would.
+    """
+
+    def __init__(self, memory: Any, on_step: Callable[[], None]) -> None:
+        super().__init__()
+        # Triton's own check of int32 arithmetic: slow, and silent without a debug build.
+        plain: Any = _interp.InterpreterOptions()
+        self.options = dataclasses.replace(plain, sanitize_overflow=False)
+        self.memory = memory
+        self.steps = 0
+        self._on_step = on_step
+
+    def step(self) -> None:
+        self.steps += 1
+        if not self.steps & 4095:
+            self._on_step()
+
+    # -- integers, and what they would be -------------------------------------------------------
+
+    def _tracked(self, result: Any, operator: Any, *operands: Any) -> Any:
+        """Attach to `result` its exact value where it, or an operand, has left its type."""
+        self.step()
+        data = result.data
+        limits = _NARROW.get(data.dtype)
+        if limits is None and not any(hasattr(operand, "exact") for operand in operands):
+            return result
+        known = [o.exact.values if hasattr(o, "exact") else o.data for o in operands]
+        try:
+            exact = operator(*known, dtype=np.int64)
+        except TypeError:  # uint64 among them
+            exact = operator(*(part.astype(np.int64) for part in known))
+        if (exact != data.astype(np.int64, copy=False)).any():
+            result.exact = Exact(exact, _first_wrap(operands) or _here(result))
+        return result
+
+    def create_add(self, lhs: Any, rhs: Any) -> Any:
+        return self._tracked(super().create_add(lhs, rhs), np.add, lhs, rhs)
+
+    def create_sub(self, lhs: Any, rhs: Any) -> Any:
+        return self._tracked(super().create_sub(lhs, rhs), np.subtract, lhs, rhs)
+
+    def create_mul(self, lhs: Any, rhs: Any) -> Any:
+        return self._tracked(super().create_mul(lhs, rhs), np.multiply, lhs, rhs)
+
+    def create_shl(self, lhs: Any, rhs: Any) -> Any:
+        return self._tracked(super().create_shl(lhs, rhs), np.left_shift, lhs, rhs)
+
+    def create_addptr(self, pointer: Any, offset: Any) -> Any:
+        self.step()
+        result = super().create_addptr(pointer, offset)
+        wrap = _first_wrap((pointer, offset))
+        if wrap is not None:
+            width = max(1, pointer.get_element_ty().primitive_bitwidth // 8)
+            start = pointer.exact.values if hasattr(pointer, "exact") else pointer.data
+            steps = offset.exact.values if hasattr(offset, "exact") else offset.data
+            result.exact = Exact(start + steps.astype(np.uint64) * np.uint64(width), wrap)
+        return result
+
+    # -- numbers --------------------------------------------------------------------------------
+
+    def get_bf16(self, value: float) -> Any:  # Triton 3.6 has none
+        return _Handle(f32_to_bf16(np.array([value], np.float32)), tl.bfloat16)
+
+    def cast_impl(self, source: Any, target: Any) -> Any:
+        target, data = target.scalar, source.data
+        if source.dtype.scalar == tl.bfloat16 and data.dtype == np.uint16:
+            if target == tl.bfloat16:
+                return source
+            data = bf16_to_f32(data)
+        if target == tl.bfloat16:
+            # The interpreter itself truncates here; a GPU does not.
+            return _Handle(f32_to_bf16(data.astype(np.float32)), target)
+        result = _Handle(data.astype(_interp._get_np_dtype(target)), target)
+        if data.dtype.kind in "iu" and target.is_int():
+            return self._tracked(result, _identity, source)
+        return result
+
+    def binary_op(self, lhs: Any, rhs: Any, operator: Any) -> Any:
+        if lhs.dtype.scalar != tl.bfloat16 or lhs.data.dtype != np.uint16:
+            return super().binary_op(lhs, rhs, operator)
+        output = operator(bf16_to_f32(lhs.data), bf16_to_f32(rhs.data))
+        if output.dtype == bool:
+            return _Handle(output, tl.int1)
+        return _Handle(f32_to_bf16(output), tl.bfloat16)
+
+    def unary_op(self, operand: Any, operator: Any) -> Any:
+        if operand.dtype.scalar != tl.bfloat16:
+            return super().unary_op(operand, operator)
+        return _Handle(f32_to_bf16(operator(bf16_to_f32(operand.data))), tl.bfloat16)
+
+    def ternary_op(self, first: Any, second: Any, third: Any, operator: Any) -> Any:
+        if third.dtype.scalar != tl.bfloat16 or operator is np.where:
+            return super().ternary_op(first, second, third, operator)
+        parts = (bf16_to_f32(part.data) for part in (first, second, third))
+        return _Handle(f32_to_bf16(operator(*parts)), tl.bfloat16)
+
+    def create_fma(self, x: Any, y: Any, z: Any) -> Any:
+        if z.dtype.scalar != tl.bfloat16:
+            return super().create_fma(x, y, z)
+        product = bf16_to_f32(x.data).astype(np.float64) * bf16_to_f32(y.data)
+        total = (product + bf16_to_f32(z.data)).astype(np.float32)
+        return _Handle(f32_to_bf16(total), tl.bfloat16)
+
+    def create_dot(self, a: Any, b: Any, acc: Any, *rest: Any) -> Any:
+        """Operands of at most 32 bits as float64, so that no sum hangs on the shape of a tile."""
+        floats = (tl.float16, tl.bfloat16, tl.float32)
+        if a.dtype.scalar not in floats or b.dtype.scalar not in floats:
+            return super().create_dot(a, b, acc, *rest)
+        self.step()
+        left, right = (
+            bf16_to_f32(part.data) if part.dtype.scalar == tl.bfloat16 else part.data
+            for part in (a, b)
+        )
+        product = np.matmul(left.astype(np.float64), right.astype(np.float64))
+        kind = acc.dtype.scalar
+        if kind == tl.bfloat16:
+            return _Handle(f32_to_bf16((product + bf16_to_f32(acc.data)).astype(np.float32)), kind)
+        return _Handle((product + acc.data).astype(acc.data.dtype), kind)
+
+    # -- accesses -------------------------------------------------------------------------------
+
+    def _accessed(self, pointers: Any) -> None:
+        self.step()
+        self.memory.exact = getattr(pointers, "exact", None)
+
+    def create_masked_load(self, pointers: Any, *rest: Any, **options: Any) -> Any:
+        self._accessed(pointers)
+        return super().create_masked_load(pointers, *rest, **options)
+
+    def create_masked_store(self, pointers: Any, *rest: Any, **options: Any) -> Any:
+        self._accessed(pointers)
+        return super().create_masked_store(pointers, *rest, **options)
+
+    def create_atomic_cas(self, pointers: Any, *rest: Any) -> Any:
+        self._accessed(pointers)
+        return super().create_atomic_cas(pointers, *rest)
+
+    def create_atomic_rmw(self, operation: Any, pointers: Any, *rest: Any) -> Any:
+        self._accessed(pointers)
+        return super().create_atomic_rmw(operation, pointers, *rest)
+
+
+def _carrying(name: str) -> Callable[..., Any]:
+    """The builder's operation `name`, applied to the exact values of its operands too."""
+    plain = getattr(_interp.InterpreterBuilder, name)
+
+    def operation(self: Builder, *args: Any) -> Any:
+        result = plain(self, *args)
+        operands = [arg for arg in args if isinstance(arg, _Handle)]
+        wrap = _first_wrap(operands)
+        if wrap is not None:
+            exact = plain(self, *(_as_exact(arg) for arg in args))
+            for part, known in zip(_tuple(result), _tuple(exact), strict=True):
+                if (known.data != part.data.astype(known.data.dtype)).any():
+                    part.exact = Exact(known.data, wrap)
+        return result
+
+    return operation
+
+
+def _as_exact(operand: Any) -> Any:
+    if not isinstance(operand, _Handle) or operand.data.dtype.kind not in "iu":
+        return operand
+    if not hasattr(operand, "exact"):
+        is_address = operand.data.dtype == np.uint64
+        return operand if is_address else _Handle(operand.data.astype(np.int64), tl.int64)
+    values = operand.exact.values
+    return _Handle(np.broadcast_to(values, operand.data.shape), tl.int64)
+
+
+for _name in (
+    "create_ashr", "create_broadcast", "create_expand_dims", "create_join", "create_maxsi",
+    "create_maxui", "create_minsi", "create_minui", "create_reshape", "create_sdiv",
+    "create_select", "create_split", "create_srem", "create_trans", "create_udiv", "create_urem",
+):  # fmt: skip
+    setattr(Builder, _name, _carrying(_name))
+
+
+def _create_splat(self: Builder, *args: Any) -> Any:
+    result = _interp.InterpreterBuilder.create_splat(self, *args)
+    for arg in args:
+        if hasattr(arg, "exact"):
+            value = np.broadcast_to(arg.exact.values.reshape(-1)[:1], result.data.shape)
+            result.exact = Exact(value, arg.exact.wrap)
+    return result
+
+
+Builder.create_splat = _create_splat
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _identity(values: Array, dtype: Any) -> Array:
+    return values.astype(dtype)
+
+
+def _first_wrap(operands: Any) -> Wrap | None:
+    return next((o.exact.wrap for o in operands if hasattr(o, "exact")), None)
+
+
+def _here(result: Any) -> Wrap:
+    """The instruction of the kernel that is being run."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and is_machinery(frame.f_code.co_filename):
+        frame = frame.f_back
+    return Wrap(frame.f_code, frame.f_lasti, str(result.dtype.scalar))
+
+
+_TRITON = str(_interp.__file__).rsplit("runtime", 1)[0]
+
+
+def is_machinery(filename: str) -> bool:
+    """Whether frames of a file are never the kernel's: Triton's, or the interpreter's here."""
+    return filename.startswith(_TRITON) or is_below(filename, "device/interpret")

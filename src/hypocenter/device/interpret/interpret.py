@@ -1,0 +1,351 @@
+"""Runs any @triton.jit function on the CPU, one program at a time, against a memory that is given.
+
+Checks nothing itself: the memory sees every access. Triton's language is patched while
+`interpreting` is open and restored when it closes; TRITON_INTERPRET is not needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from hypocenter.device.interpret.builder import Builder, Exact
+from hypocenter.device.interpret.libdevice import LIBDEVICE, Array
+from hypocenter.device.triton_lang import interpreter, tl, triton
+from hypocenter.errors import HypoError, UsageError
+
+_interp: Any = interpreter()
+_JIT: Any = triton.runtime.jit.JITFunction
+
+_TYPES: dict[str, Any] = {
+    "bool": tl.int1, "uint8": tl.uint8, "int8": tl.int8, "uint16": tl.uint16, "int16": tl.int16,
+    "uint32": tl.uint32, "int32": tl.int32, "uint64": tl.uint64, "int64": tl.int64,
+    "float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32, "float64": tl.float64,
+    "float8_e5m2": tl.float8e5, "float8_e4m3fn": tl.float8e4nv, "float8_e4m3fnuz": tl.float8e4b8,
+    "float8_e5m2fnuz": tl.float8e5b16,
+}  # fmt: skip
+_ANNOTATED = {
+    "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
+    "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
+}  # fmt: skip
+
+_BUSY = threading.Lock()
+
+
+class Memory(Protocol):
+    """The four functions through which all accesses of a kernel go, as Triton's native ones.
+
+    `pointers` is a uint64 array of byte addresses, `mask` a bool array of its shape; `dtype` is
+    NumPy's (bfloat16 is uint16, float8 is uint8). `exact` is set before each access: the Exact of
+    the pointers when integer arithmetic wrapped on the way to them, else None.
+    """
+
+    exact: Exact | None
+
+    def load(self, pointers: Array, mask: Array, other: Array, dtype: Any) -> Array: ...
+    def store(self, pointers: Array, values: Array, mask: Array) -> None: ...
+    def atomic_rmw(
+        self, operation: Any, pointers: Array, values: Array, mask: Array, order: Any
+    ) -> Array: ...
+    def atomic_cas(self, pointers: Array, compare: Array, values: Array, order: Any) -> Array: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A tensor argument as a kernel sees it: where it begins, and torch's name of its type."""
+
+    address: int
+    dtype: str  # "float32", as torch names it
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A host-side tensor descriptor: shape and strides in elements."""
+
+    base: Pointer
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block_shape: tuple[int, ...]
+    padding: str
+
+
+class StaticAssertFailed(HypoError):
+    """tl.static_assert of a kernel does not hold: for Triton this variant does not compile."""
+
+
+class Interpretation:
+    """Programs of kernels, run against one memory; made by `interpreting`."""
+
+    def __init__(self, memory: Memory, builder: Any) -> None:
+        self._memory = memory
+        self._builder = builder
+        self._functions: dict[Any, Callable[..., Any]] = {}
+
+    @property
+    def steps(self) -> int:
+        """Integer operations and accesses so far: a measure of work that no clock disturbs."""
+        return int(self._builder.steps)
+
+    def set_grid(self, grid: tuple[int, int, int]) -> None:
+        """What tl.num_programs answers, and the bound of `run`'s programs."""
+        self._builder.set_grid_dim(*grid)
+
+    def bind(self, kernel: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by name (Pointer, Descriptor, numbers, None, tuples) as the kernel's values.
+
+        A parameter that is tl.constexpr, or that has a default and is left out, stays Python's.
+        """
+        kinds = {p.name: p for p in kernel.params}
+        values = {}
+        for name, value in arguments.items():
+            is_constant = kinds[name].is_constexpr
+            values[name] = value if is_constant else _value(value, kinds[name].annotation_type)
+        return values
+
+    def run(self, kernel: Any, values: Mapping[str, Any], program: tuple[int, int, int]) -> None:
+        """Run one program; whatever the kernel or the memory raises comes through."""
+        self._builder.set_grid_idx(*program)
+        self.function(kernel)(**values)
+
+    def function(self, kernel: Any) -> Callable[..., Any]:
+        """The Python function that does what the JITFunction `kernel` says."""
+        # By the Python function: a JITFunction's hash parses its source and all it refers to.
+        if kernel.fn not in self._functions:
+            self._functions[kernel.fn] = self._fresh(kernel)
+        return self._functions[kernel.fn]
+
+    def _fresh(self, kernel: Any) -> Callable[..., Any]:
+        """A copy whose globals are the kernel's of this moment, with the language's own names
+        that were imported one by one (`from triton.language import load`) patched as well."""
+        rewritten = _rewritten(kernel)
+        names = {**rewritten.__globals__, **_visible(kernel.fn)}
+        for name, value in names.items():
+            names[name] = self._patched(value)
+        names["interpreter_semantic"] = _interp.interpreter_semantic
+        made = types.FunctionType(
+            rewritten.__code__, names, rewritten.__name__, rewritten.__defaults__
+        )
+        made.__kwdefaults__ = rewritten.__kwdefaults__
+        return made
+
+    def _patched(self, value: Any) -> Any:
+        if not isinstance(value, types.FunctionType):
+            return value
+        if value.__module__.endswith("libdevice") and value.__name__ in LIBDEVICE:
+            return _numpy_function(value.__name__)
+        if value.__module__.startswith("triton.language") and tl.core.is_builtin(value):
+            home = sys.modules[value.__module__]
+            return getattr(tl, value.__name__, getattr(home, value.__name__, value))
+        return value
+
+
+@contextlib.contextmanager
+def interpreting(
+    memory: Memory, *, on_step: Callable[[], None] = lambda: None
+) -> Iterator[Interpretation]:
+    """Open Triton's language for running kernels in Python; restores it whatever happens.
+
+    One at a time in a process: raises UsageError when one is open already, in this thread or in
+    another. `on_step` is called each 4096 operations and may raise.
+    """
+    if not _BUSY.acquire(blocking=False):
+        raise UsageError(
+            "a kernel is being interpreted already: triton.language is patched for the whole "
+            "process, so replays can neither nest nor run in two threads; wait for the first"
+        )
+    changed = _Changes()
+    try:
+        builder = Builder(memory, on_step)
+        opened = Interpretation(memory, builder)
+        _patch(changed, memory, builder, opened)
+        # Triton's interpreter reduces by NumPy's nanmax, which warns of rows that are all NaN;
+        # a GPU does not, and overflow to infinity is no event there either.
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            yield opened
+    finally:
+        changed.restore()
+        _BUSY.release()
+
+
+def indent_of(code: types.CodeType) -> int:
+    """Columns that the kernel's source was moved left before it was compiled."""
+    return _indents.get(code, 0)
+
+
+class _Changes:
+    """Attributes that were set, and what they were; `restore` goes backwards."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, dict[str, Any]]] = []
+        self._set: list[tuple[Any, str, Any]] = []
+
+    def watch(self, thing: Any) -> None:
+        """Remember all attributes: older Tritons patch their language and keep no list."""
+        self._before.append((thing, dict(vars(thing))))
+
+    def put(self, thing: Any, name: str, value: Any) -> None:
+        self._set.append((thing, name, vars(thing)[name]))
+        setattr(thing, name, value)
+
+    def restore(self) -> None:
+        for thing, name, value in reversed(self._set):
+            setattr(thing, name, value)
+        for thing, before in self._before:
+            for name, value in list(vars(thing).items()):
+                if name not in before:
+                    delattr(thing, name)
+                elif value is not before[name]:
+                    setattr(thing, name, before[name])
+
+
+def _patch(changed: _Changes, memory: Memory, builder: Any, opened: Interpretation) -> None:
+    language = [tl, tl.core, tl.standard, tl.math, tl.random, tl.tensor, tl.dtype]
+    language += [tl.core.tensor_descriptor_base, tl.core.tensor_descriptor]
+    language += [tl.condition] if hasattr(tl, "condition") else []
+    for thing in language:
+        changed.watch(thing)
+    changed.put(_interp, "_interpreter", _Native(_interp._interpreter, memory))
+    changed.put(_interp, "interpreter_builder", builder)
+    changed.put(_interp, "interpreter_semantic", _interp.TritonSemantic(builder))
+    _interp._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    # The interpreter of Triton 3.6 and older says int(array([n])), which NumPy 2.4 refuses.
+    tl.tensor.__index__ = lambda self: self.handle.data.item()
+    tl.static_assert = tl.core.static_assert = _static_assert
+
+    def call(self: Any, *args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
+        return opened.function(self)(*args, **kwargs)
+
+    # Kernels call jitted functions: their own, and tl.sum, tl.cdiv and the like.
+    changed.put(_JIT, "__call__", call)
+    for name, value in list(vars(tl.tensor).items()):
+        if isinstance(value, _JIT):
+            setattr(tl.tensor, name, lambda *args, _f=value, **kwargs: call(_f, *args, **kwargs))
+    for name, module in list(sys.modules.items()):
+        if name.startswith("triton.language.extra") and name.endswith("libdevice"):
+            for known in LIBDEVICE.keys() & vars(module).keys():
+                changed.put(module, known, _numpy_function(known))
+
+
+class _Native:
+    """Triton's native interpreter module with the four accesses going to a memory instead."""
+
+    def __init__(self, native: Any, memory: Memory) -> None:
+        self._native = native
+        self.load, self.store = memory.load, memory.store
+        self.atomic_rmw, self.atomic_cas = memory.atomic_rmw, memory.atomic_cas
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._native, name)
+
+
+def _static_assert(condition: Any, message: Any = "") -> None:
+    if not condition:
+        raise StaticAssertFailed(f"static_assert failed{f': {message}' if message else ''}")
+
+
+def _numpy_function(name: str) -> Callable[..., Any]:
+    """The libdevice function `name` on Triton tensors and numbers; bools come out as int1."""
+    function = LIBDEVICE[name]
+
+    def call(*args: Any, **_: Any) -> Any:
+        first = next(arg for arg in args if isinstance(arg, tl.tensor))
+        operands = [arg.handle.data if isinstance(arg, tl.tensor) else arg for arg in args]
+        result = np.asarray(function(*operands))
+        scalar = tl.int1 if result.dtype == bool else first.dtype
+        kind = tl.block_type(scalar, list(result.shape)) if first.type.is_block() else scalar
+        return tl.tensor(_interp.TensorHandle(result, scalar), kind)
+
+    return call
+
+
+#: By the kernel's Python function.
+_kept: weakref.WeakKeyDictionary[Any, types.FunctionType] = weakref.WeakKeyDictionary()
+_indents: dict[types.CodeType, int] = {}
+
+
+def _rewritten(kernel: Any) -> types.FunctionType:
+    """Triton's rewriting of the source (assignments make tensors), done once per kernel."""
+    function = kernel.fn
+    if function not in _kept:
+        copy = types.FunctionType(
+            function.__code__, _visible(function), function.__name__, function.__defaults__,
+            function.__closure__,
+        )  # fmt: skip
+        copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
+        copy.__annotations__ = function.__annotations__
+        copy.__kwdefaults__ = function.__kwdefaults__
+        made: types.FunctionType = _interp.FunctionRewriter(copy).rewrite_ast()
+        _kept[function] = made
+        lines = inspect.getsource(function).splitlines() if made is not copy else []
+        first = next((line for line in lines if line.lstrip().startswith("def ")), "")
+        _indents[made.__code__] = len(first) - len(first.lstrip())
+    return _kept[function]
+
+
+def _visible(function: Any) -> dict[str, Any]:
+    """Globals and closure of a function as one new dictionary."""
+    names = dict(function.__globals__)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # a name of the outer function not yet bound
+            names[name] = cell.cell_contents
+    return names
+
+
+def _value(value: Any, annotation: str) -> Any:
+    """One argument as a Triton value; strings, dtypes and functions stay what they are."""
+    if isinstance(value, Pointer):
+        kind = tl.pointer_type(_TYPES[value.dtype])
+        return _scalar(value.address, np.uint64, kind)
+    if isinstance(value, Descriptor):
+        return _descriptor(value)
+    if isinstance(value, tuple):
+        parts = [_value(part, "") for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tl.tuple(parts)
+    if isinstance(value, bool):
+        return _scalar(value, np.bool_, tl.int1)
+    if isinstance(value, int):
+        name = _ANNOTATED.get(annotation) or _integer_type(value)
+        return _scalar(value, getattr(np, name), _TYPES[name])
+    if isinstance(value, float):
+        wide = annotation == "fp64"
+        return _scalar(
+            value, np.float64 if wide else np.float32, tl.float64 if wide else tl.float32
+        )
+    return value
+
+
+def _integer_type(value: int) -> str:
+    """How Triton types a Python integer that no annotation types."""
+    if -(2**31) <= value < 2**31:
+        return "int32"
+    return "uint64" if value >= 2**63 else "int64"
+
+
+def _scalar(value: Any, numpy_type: Any, kind: Any) -> Any:
+    return tl.tensor(_interp.TensorHandle(np.array([value], dtype=numpy_type), kind), kind)
+
+
+def _descriptor(value: Descriptor) -> Any:
+    make = _interp.interpreter_semantic.make_tensor_descriptor
+    strides: list[Any] = [_scalar(stride, np.int64, tl.int64) for stride in value.strides]
+    strides[-1] = tl.constexpr(1)
+    # Triton 3.4 knows no padding but zeros.
+    padding = (value.padding,) if "padding_option" in inspect.signature(make).parameters else ()
+    return make(
+        _value(value.base, ""),
+        [_scalar(size, np.int32, tl.int32) for size in value.shape],
+        strides,
+        [tl.constexpr(size) for size in value.block_shape],
+        *padding,
+    )

@@ -1,0 +1,141 @@
+"""A device that runs nothing and remembers how each kernel is launched.
+
+A plan made on it shows every launch of a model of any size without its weights: what to compile
+for GPUs that are not there, and which kernels a model reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.backend import Bytes
+from hypocenter.device.graph import Graph
+from hypocenter.device.launch import Launch
+from hypocenter.device.offline.specimen import Specimen
+from hypocenter.tensor import DType
+
+_POINTERS = {
+    DType.F32: "*fp32",
+    DType.F16: "*fp16",
+    DType.I16: "*i16",
+    DType.I32: "*i32",
+    DType.I64: "*i64",
+    DType.U8: "*u8",
+}
+
+# What plans ask for where vendors differ is how a name begins.
+_NAMES = {"amd": "hip:abstract", "nvidia": "cuda:abstract"}
+
+
+@dataclass(frozen=True, slots=True)
+class AbstractPointer:
+    """Stands for a pointer argument: its element type and alignment are all that is known."""
+
+    address: int
+    dtype: DType
+
+
+def _launch_nothing(*args: Any, **options: Any) -> None:
+    """A launch on a device that is not there."""
+
+
+class AbstractGpu:
+    """Implements `Backend` without memory, for GPUs of a vendor: amd or nvidia."""
+
+    limits = None
+    captures = overlaps = runs_ahead = False
+
+    def __init__(self, vendor: str) -> None:
+        self.name = _NAMES[vendor]
+        self.name_of: Callable[[int], str] = hex
+        self._next = 1 << 40
+
+    def allocate(self, num_bytes: int) -> int:
+        address = self._next
+        self._next += -(-max(num_bytes, 1) // 256) * 256
+        return address
+
+    def free(self, address: int) -> None:
+        """Addresses are never given again."""
+
+    def copy_in(self, address: int, data: Bytes, *, pinned: bool = False) -> None:
+        """There is nothing to copy to."""
+
+    def pinned(self, num_bytes: int) -> Bytes:
+        return np.zeros(num_bytes, np.uint8)
+
+    def stream(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def record(self) -> None:
+        """There is no event."""
+
+    def wait(self, event: Any) -> None:
+        """There is nothing to wait for."""
+
+    def clear(self, address: int, num_bytes: int) -> None:
+        """There is nothing to clear."""
+
+    def copy_out(self, address: int, num_bytes: int) -> Bytes:
+        return np.zeros(num_bytes, np.uint8)
+
+    def copy_out_later(self, address: int, num_bytes: int) -> Callable[[], Bytes]:
+        return lambda: self.copy_out(address, num_bytes)
+
+    def argument(self, address: int, dtype: DType, num_elements: int) -> AbstractPointer:
+        return AbstractPointer(address, dtype)
+
+    def launcher(self, jit: Any) -> Callable[..., None]:
+        return _launch_nothing
+
+    def capture(self, run: Callable[[], None]) -> Graph:
+        return Graph(run, frozenset(), 0)
+
+    def synchronise(self) -> None:
+        """Nothing runs."""
+
+
+def specimens(launches: Iterable[Launch], label: str) -> list[Specimen]:
+    """How the launches of a plan made on an abstract device specialise their kernels."""
+    return [_specimen(launch, label) for launch in launches]
+
+
+def _specimen(launch: Launch, label: str) -> Specimen:
+    jit = launch.jit
+    constants = {name: value for name, value in launch.options.items() if name in jit.arg_names}
+    options = {
+        name: value
+        for name, value in launch.options.items()
+        if name not in constants and name != "grid"
+    }
+    run_time = [parameter for parameter in jit.params if parameter.name not in constants]
+    signature, divisible = {}, []
+    for parameter, value in zip(run_time, launch.args, strict=True):
+        name = parameter.name
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        # As Triton specialises a launch.
+        if is_number and value == 1 and not parameter.do_not_specialize:
+            constants[name] = value
+            continue
+        signature[name] = _type_of(value)
+        is_free = parameter.do_not_specialize or parameter.do_not_specialize_on_alignment
+        place = value.address if isinstance(value, AbstractPointer) else value
+        if not is_free and (is_number or place is not value) and place % 16 == 0:
+            divisible.append(name)
+    vendor = next(vendor for vendor, name in _NAMES.items() if name == launch.device)
+    return Specimen(jit, signature, constants, tuple(divisible), options, label, vendor=vendor)
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, AbstractPointer):
+        return _POINTERS[value.dtype]
+    if isinstance(value, bool):
+        return "i1"
+    if isinstance(value, int):
+        return "i32" if -(1 << 31) <= value < 1 << 31 else "i64"
+    return "fp32"

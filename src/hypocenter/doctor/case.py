@@ -1,0 +1,318 @@
+"""A bundle as the doctor reads it: its tables joined, its steps in order. Judges nothing."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hypocenter.doctor.diagnosis import Claim
+from hypocenter.doctor.diff import RunDiff
+from hypocenter.doctor.kernel_text import Access, accesses, parameters_stored
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.bundle_index import OUTSIDE_PLANS
+from hypocenter.record.events import (
+    FOREIGN,
+    Allocated,
+    AllocationRecord,
+    Event,
+    Freed,
+    Launched,
+    LaunchRecord,
+    Place,
+    PlanRecord,
+    Rejected,
+    SourceRecord,
+    Stepped,
+    TensorRecord,
+    Values,
+)
+
+Array = np.ndarray[Any, Any]
+_E = TypeVar("_E", bound=Event)
+
+NUMPY_TYPES = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "i8": np.int8,
+    "i16": np.int16,
+    "i32": np.int32,
+    "i64": np.int64,
+    "u8": np.uint8,
+    "f64": np.float64,
+    "bool": np.bool_,
+}
+
+#: What the runtimes say of memory that a launch before has touched.
+_FOUND_LATER = re.compile(r"illegal memory|misaligned address|access fault|launch failure", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A launch that a step made, or one outside of every plan; refused ones have no `place`."""
+
+    launch: LaunchRecord
+    step: int
+    seq: int
+    place: Place | None = None
+
+    @property
+    def where(self) -> str:
+        if self.place is None:
+            return f"step {self.step}, outside the plan"
+        if self.place.plan == OUTSIDE_PLANS:
+            at = f" at {self.launch.site}" if self.launch.site else ""
+            # A program that is not ours has no steps: each of its launches counts as one.
+            return f"{'step' if self.launch.facts else 'launch'} {self.step}{at}"
+        return f"step {self.place.step}, launch {self.place.launch} of plan {self.place.plan}"
+
+
+class Case:
+    """Look-ups over one bundle. `good` is a bundle of a run without the fault, to compare with."""
+
+    def __init__(
+        self, bundle: Bundle, good: Bundle | None = None, *, allow_source: bool = False
+    ) -> None:
+        self.bundle, self.good, self.allow_source = bundle, good, allow_source
+        self.tensors = {record.id: record for record in bundle.tensors}
+        self.plans = {plan.id: plan for plan in bundle.plans}
+        self.sources = {source.id: source for source in bundle.sources}
+        self.allocations: dict[int, AllocationRecord] = {
+            event.allocation.id: event.allocation for event in self.events(Allocated)
+        }
+        self.made = {event.allocation.id: event.seq for event in self.events(Allocated)}
+        self.freed = {event.allocation: event for event in self.events(Freed)}
+        self.steps = self.events(Stepped)
+        self._writes: dict[object, frozenset[str]] = {}
+        self._arrays: dict[tuple[int, tuple[int, ...]], Array] = {}
+        #: The comparison with the good run, once a rung has made it.
+        self.good_diff: RunDiff | None = None
+        #: What the rungs have said so far.
+        self.claims: list[Claim] = []
+        #: What could not be looked at, as sentences; rungs add to it.
+        self.unseen: dict[str, None] = dict.fromkeys(bundle.missing)
+
+    def events(self, kind: type[_E]) -> tuple[_E, ...]:
+        return tuple(event for event in self.bundle.events if isinstance(event, kind))
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether a program was recorded that is not this package's, and of it launches alone."""
+        return bool(self.tensors) and all(one.owner == FOREIGN for one in self.tensors.values())
+
+    @property
+    def kind(self) -> str:
+        """The symptom's kind; an error that a device found in what it had run counts as a crash."""
+        fault = self.bundle.fault
+        is_late = fault.kind == "error" and _FOUND_LATER.search(fault.message)
+        return "crash" if is_late else fault.kind
+
+    # -- launches -------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def uses(self) -> tuple[Use, ...]:
+        """Every launch that was begun, in order; of the last step only what was submitted."""
+        return tuple(sorted(self._uses(), key=lambda use: use.seq))
+
+    def _uses(self) -> Iterator[Use]:
+        submitted = self.bundle.progress.submitted
+        for event in self.steps:
+            plan = self.plans.get(event.plan)
+            for number, launch in enumerate(plan.launches if plan else ()):
+                if (
+                    submitted is not None
+                    and (event.step, event.plan) == (submitted.step, submitted.plan)
+                    and number > submitted.launch
+                ):
+                    break
+                yield Use(launch, event.step, event.seq, Place(event.step, event.plan, number))
+        for other in self.events(Launched):
+            place = Place(other.step, OUTSIDE_PLANS, other.seq)
+            yield Use(other.launch, other.step, other.seq, place)
+
+    @functools.cached_property
+    def suspects(self) -> tuple[Use, ...]:
+        """What was begun and is not known to have ended."""
+        done = self.bundle.progress.completed
+        if done is None:
+            return self.uses
+        return tuple(
+            use
+            for use in self.uses
+            if use.step > done.step
+            or (use.step == done.step and use.place is not None and use.place.launch > done.launch)
+        )
+
+    @functools.cached_property
+    def refused(self) -> tuple[Use, ...]:
+        """Launches that were refused before they were made."""
+        return tuple(
+            Use(event.launch, event.step, event.seq)
+            for event in self.events(Rejected)
+            if event.launch is not None
+        )
+
+    @functools.cached_property
+    def last_step(self) -> int:
+        return max((event.step for event in self.steps), default=0)
+
+    def plan_of(self, place: Place) -> PlanRecord | None:
+        return self.plans.get(place.plan)
+
+    # -- arguments ------------------------------------------------------------------------------
+
+    def parameter_of(self, launch: LaunchRecord, fact: str) -> str:
+        """The kernel's name for a contract's argument: the parameter that has the same tensor."""
+        wanted = next((one for one in launch.facts if one.name == fact), None)
+        if wanted is not None and wanted.tensor is not None:
+            for one in launch.arguments:
+                if one.tensor == wanted.tensor:
+                    return one.name
+        names = {one.name for one in launch.arguments}
+        return next((name for name in (f"{fact}_ptr", fact) if name in names), fact)
+
+    def fact_of(self, launch: LaunchRecord, parameter: str) -> str:
+        """The contract's name for a kernel's parameter; the parameter's own where there is none."""
+        wanted = next((one for one in launch.arguments if one.name == parameter), None)
+        if wanted is not None and wanted.tensor is not None:
+            for one in launch.facts:
+                if one.tensor == wanted.tensor:
+                    return one.name
+            memory = self.tensors.get(wanted.tensor)
+            for one in launch.facts:  # an array of a packed weight
+                whole = self.tensors.get(one.tensor) if one.tensor is not None else None
+                if whole and memory and memory.part and whole.allocation == memory.allocation:
+                    return one.name
+        bare = parameter.removesuffix("_ptr")
+        return bare if any(one.name == bare for one in launch.facts) else parameter
+
+    def tensor_of(self, launch: LaunchRecord, name: str) -> TensorRecord | None:
+        """The tensor passed for a parameter or for a contract's argument."""
+        for one in (*launch.facts, *launch.arguments):
+            if one.name == name and one.tensor is not None:
+                return self.tensors.get(one.tensor)
+        return None
+
+    def tensors_of(self, launch: LaunchRecord) -> dict[str, TensorRecord]:
+        """Every tensor of a launch, by the contract's name where it has one."""
+        seen: set[int] = set()
+        tensors: dict[str, TensorRecord] = {}
+        # A kernel may call one thing by the name that the contract has for another.
+        for name, number in ((one.name, one.tensor) for one in (*launch.facts, *launch.arguments)):
+            is_new = number not in seen and name not in tensors
+            if number is not None and number in self.tensors and is_new:
+                seen.add(number)
+                tensors[name] = self.tensors[number]
+        return tensors
+
+    def written_by(self, launch: LaunchRecord) -> frozenset[str]:
+        """Names, as in `tensors_of`, of the tensors that a launch may write."""
+        key = (launch.kernel, launch.source, launch.facts)
+        if key not in self._writes:
+            self._writes[key] = self._written_by(launch)
+        return self._writes[key]
+
+    def _written_by(self, launch: LaunchRecord) -> frozenset[str]:
+        text = self.bundle.declaration(launch) or ""
+        declared = {
+            line.split(":")[0]
+            for line in text.splitlines()
+            if any(part.strip() in ("write", "both") for part in line.split(","))
+        }
+        source = self.sources.get(launch.source)
+        if declared or source is None:
+            return frozenset(declared)
+        stored = parameters_stored(source)
+        return frozenset(self.fact_of(launch, name) for name in stored)
+
+    # -- source ---------------------------------------------------------------------------------
+
+    def access(self, launch: LaunchRecord, fact: str, operation: str = "") -> Access | None:
+        """The first line of the kernel that reads or writes through an argument.
+
+        `operation` load or store picks among them; without a match any will do.
+        """
+        source = self.sources.get(launch.source)
+        if source is None:
+            return None
+        found = accesses(source, self.parameter_of(launch, fact), self._callees)
+        wanted = [one for one in found if one.operation == operation]
+        return next(iter((*wanted, *found)), None)
+
+    @functools.cached_property
+    def _callees(self) -> dict[str, SourceRecord]:
+        return {source.function: source for source in self.bundle.sources}
+
+    # -- values ---------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _written(self) -> dict[int, list[tuple[int, Values | None]]]:
+        """Of each tensor the events that filled it; None where nobody knows with what."""
+        written: dict[int, list[tuple[int, Values | None]]] = {}
+        for event in self.steps:
+            if event.drawn:
+                written.setdefault(event.drawn, []).append((event.seq, None))
+            for values in event.inputs:
+                written.setdefault(values.tensor, []).append((event.seq, values))
+        return written
+
+    def values(self, tensor: int, seq: int) -> Values | None:
+        """What the host put last into a tensor at or before event `seq`, or what it held then."""
+        written = self._written.get(tensor, [])
+        at = bisect.bisect_right(written, seq, key=lambda pair: pair[0])
+        return written[at - 1][1] if at else self._held.get((seq, tensor))
+
+    @functools.cached_property
+    def _held(self) -> dict[tuple[int, int], Values]:
+        """Of launches outside plans, by event and tensor: what was read before them."""
+        return {
+            (snapshot.launch, values.tensor): values
+            for snapshot in self.bundle.snapshots
+            if snapshot.plan == OUTSIDE_PLANS
+            for values in snapshot.values
+        }
+
+    def uses_of(self, event: Stepped | Launched) -> list[Use]:
+        """The launches that one step made."""
+        return self._by_seq.get(event.seq, [])
+
+    @functools.cached_property
+    def _by_seq(self) -> dict[int, list[Use]]:
+        grouped: dict[int, list[Use]] = {}
+        for use in self.uses:
+            grouped.setdefault(use.seq, []).append(use)
+        return grouped
+
+    def input_of(self, event: Stepped, name: str) -> Array | None:
+        """What the host put into the tensor of that name in a step."""
+        for values in event.inputs:
+            tensor = self.tensors.get(values.tensor)
+            if tensor is not None and tensor.name == name:
+                return self.full_array(values, tensor.shape)
+        return None
+
+    def full_array(self, values: Values, shape: tuple[int, ...]) -> Array:
+        """Recorded values in the leading part of `shape`, zeros behind; made once."""
+        key = (id(values), shape)
+        if key not in self._arrays:
+            given = array_of(values)
+            whole = given
+            if given.shape != shape and given.ndim == len(shape):
+                whole = np.zeros(shape, given.dtype)
+                part = tuple(slice(0, min(n, m)) for n, m in zip(given.shape, shape, strict=True))
+                whole[part] = given[part]
+            self._arrays[key] = whole
+        return self._arrays[key]
+
+
+def array_of(values: Values) -> Array:
+    """The recorded elements; read-only. A dtype that numpy lacks gives its bytes."""
+    dtype = NUMPY_TYPES.get(values.dtype.lower())
+    if dtype is None:
+        return np.frombuffer(values.data, np.uint8)
+    return np.frombuffer(values.data, dtype).reshape(values.shape)

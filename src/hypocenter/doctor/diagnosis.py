@@ -1,0 +1,188 @@
+"""What the doctor concludes of a bundle: hypotheses with verdicts, and a root cause with its proof.
+
+Plain records and the list of causes; the reasoning is in `rungs/`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import msgspec
+
+from hypocenter.record.events import Place
+
+#: Why a cause that a program of anybody's may well have is left open.
+UNRECORDED = "what tensors held, and who wrote it, is not recorded of this program"
+
+
+class Cause(enum.StrEnum):
+    """The classes of defects that the doctor tells apart, and that the lab plants."""
+
+    OFFSET_OVERFLOW = "offset overflow"
+    DTYPE_WIDTH = "dtype width"
+    BUFFER_TOO_SMALL = "buffer too small"
+    WRONG_STRIDE = "wrong stride"
+    MISALIGNMENT = "misalignment"
+    NULL_POINTER = "null pointer"
+    BLOCK_TABLE_RANGE = "block table entry out of range"
+    STALE_SLOT = "stale slot"
+    SENTINEL_CONSUMED = "sentinel consumed"
+    TOKEN_RANGE = "token id out of range"
+    POSITION_RANGE = "position out of range"
+    INDEX_RANGE = "index out of range"
+    FOREIGN_BLOCK = "block of another request"
+    MISSING_MASK = "missing tail mask"
+    OFF_BY_ONE = "off by one"
+    PROGRAM_RACE = "race between programs"
+    OUTPUT_NOT_WRITTEN = "output not written"
+    UNINITIALISED_READ = "uninitialised read"
+    NONFINITE_PADDING = "non-finite padding"
+    NONFINITE_VALUE = "non-finite value"
+    USE_AFTER_FREE = "use after free"
+    CAPTURED_POINTER = "captured pointer freed"
+    REWRITTEN_IN_FLIGHT = "buffer rewritten in flight"
+    MISSING_WAIT = "missing wait between streams"
+    EMPTY_LAUNCH = "empty launch"
+    GRID_LIMIT = "grid over the limit"
+    GRID_PRODUCT = "grid product over 32 bits"
+    SHARED_MEMORY = "shared memory over the limit"
+    THREAD_LIMIT = "threads over the limit"
+    NO_CODE_OBJECT = "no code for this architecture"
+    WRONG_DEVICE = "tensor on another device"
+    HOST_POINTER = "host pointer"
+    BAD_SCALAR = "scalar out of range"
+    PENDING_ERROR = "error of an earlier call"
+    LATE_OUT_OF_MEMORY = "out of memory reported late"
+    ENDLESS_LOOP = "endless loop"
+    LOST_EVENT = "event never recorded"
+    WRONG_ANSWER = "wrong answer"
+
+
+class Verdict(enum.StrEnum):
+    CONFIRMED = "CONFIRMED"
+    REFUTED = "REFUTED"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    NOT_TESTED = "NOT TESTED"
+
+
+class Hypothesis(msgspec.Struct, frozen=True, kw_only=True):
+    """One possible cause, what was found about it, and what would have refuted it.
+
+    `diagnostic` names the rung of the ladder that tested it.
+    """
+
+    cause: Cause
+    verdict: Verdict
+    diagnostic: str
+    evidence: tuple[str, ...]
+    would_refute: str = ""
+    kernel: str | None = None
+    argument: str | None = None
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """The same test twice: `red` with what was recorded, `green` with the one fact corrected."""
+
+    red: str
+    corrected: str
+    green: str
+
+
+class RootCause(msgspec.Struct, frozen=True, kw_only=True):
+    """What is claimed; never without a proof. `argument` is the contract's or kernel's name.
+
+    `tensor` is the name of what was passed; file, line and expression are None for a defect that
+    lies in no kernel's source.
+    """
+
+    cause: Cause
+    sentence: str
+    fix: str
+    proof: Proof
+    kernel: str | None = None
+    argument: str | None = None
+    tensor: str | None = None
+    file: str | None = None
+    line: int | None = None
+    expression: str | None = None
+    place: Place | None = None
+
+
+class RungRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A rung of the ladder: how long it took, or why it was left out."""
+
+    name: str
+    seconds: float
+    left_out: str = ""
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """A doctor's report on one bundle. `surfaced` says where the fault showed and why there.
+
+    `unseen` lists what could not be looked at, and what would make it possible; `consequences`
+    what follows from the roots and is no cause of its own.
+    """
+
+    kind: str
+    symptom: str
+    surfaced: str
+    hypotheses: tuple[Hypothesis, ...]
+    roots: tuple[RootCause, ...] = ()
+    unseen: tuple[str, ...] = ()
+    consequences: tuple[str, ...] = ()
+    rungs: tuple[RungRecord, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing at all was found."""
+        return not self.roots and all(h.verdict is not Verdict.CONFIRMED for h in self.hypotheses)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One row of the report. `seq` places it in the run's order of events.
+
+    Without a root a CONFIRMED claim is an observation that carries no proof of a cause. `tensors`
+    are the ids of the tensors at fault, so that what follows from the same defect is told apart.
+    """
+
+    hypothesis: Hypothesis
+    root: RootCause | None = None
+    seq: int = 0
+    tensors: tuple[int, ...] = ()
+
+
+def proven(
+    root: RootCause, diagnostic: str, evidence: tuple[str, ...], would_refute: str,
+    seq: int = 0, tensors: tuple[int, ...] = (),
+) -> Claim:  # fmt: skip
+    """A confirmed hypothesis with its root cause."""
+    return Claim(
+        Hypothesis(
+            cause=root.cause,
+            verdict=Verdict.CONFIRMED,
+            diagnostic=diagnostic,
+            evidence=(*evidence, f"red: {root.proof.red}", f"green: {root.proof.green}"),
+            would_refute=would_refute,
+            kernel=root.kernel,
+            argument=root.argument,
+        ),
+        root,
+        seq,
+        tensors,
+    )
+
+
+def row(
+    cause: Cause, verdict: Verdict, diagnostic: str, *evidence: str, would_refute: str = "",
+    kernel: str | None = None, argument: str | None = None,
+) -> Claim:  # fmt: skip
+    """A hypothesis without a root cause."""
+    return Claim(
+        Hypothesis(
+            cause=cause, verdict=verdict, diagnostic=diagnostic, evidence=evidence,
+            would_refute=would_refute, kernel=kernel, argument=argument,
+        )
+    )  # fmt: skip

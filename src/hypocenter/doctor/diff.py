@@ -1,0 +1,412 @@
+"""The first place at which two recorded runs part: a launch, its arguments, its inputs or results.
+
+Compares records; runs nothing and needs neither Triton nor torch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from hypocenter.device.offline.specimen import is_of_device
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.bundle_index import BundleIndex
+from hypocenter.record.events import (
+    AnyEvent,
+    Argument,
+    Launched,
+    LaunchRecord,
+    Place,
+    RequestRecord,
+    Statistics,
+    Stepped,
+    TensorRecord,
+    Values,
+)
+
+#: Differences of one launch or step that are told; the first is the one that matters.
+MAX_TOLD = 16
+#: Between devices figures are compared and not bytes, for the order of a sum may differ.
+FIGURE_TOLERANCE = 1e-2
+
+_NUMPY = {
+    "F32": "<f4", "F16": "<f2", "F64": "<f8", "I8": "<i1", "I16": "<i2", "I32": "<i4",
+    "I64": "<i8", "U8": "<u1",
+}  # fmt: skip
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One fact that differs.
+
+    `what` is launch, grid, option, argument, request, input, statistics or end.
+    `launch` counts within the step's plan; it and `kernel` are None for what belongs to a step.
+    `subject` is the argument, the tensor or the option.
+    """
+
+    step: int
+    what: str
+    subject: str
+    good: str
+    bad: str
+    plan: str = ""
+    launch: int | None = None
+    kernel: str | None = None
+    place: Place | None = None
+
+    @property
+    def text(self) -> str:
+        where = f"step {self.step}"
+        if self.launch is not None:
+            where += f", launch {self.launch} ({self.kernel})"
+        what = " ".join(word for word in (self.what, self.subject) if word)
+        return f"{where}: {what}: {self.good} in GOOD, {self.bad} in BAD"
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """How much both runs have, and was compared up to the first difference."""
+
+    num_steps: int
+    num_launches: int
+    num_arguments: int
+    num_inputs: int
+    num_statistics: int
+
+
+class RunDiff(msgspec.Struct, frozen=True):
+    """`differences` are those of the first launch or step that differs, the first one first.
+
+    `around` tells what differs beside the launches (sources, versions), `unseen` what could not
+    be compared.
+    """
+
+    differences: tuple[Difference, ...]
+    compared: Compared
+    around: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> Difference | None:
+        return self.differences[0] if self.differences else None
+
+
+def rundiff(good: Bundle, bad: Bundle) -> RunDiff:
+    """Compare two runs step by step, as far as both are recorded and `bad` got."""
+    runs = _Runs(good, bad)
+    differences = runs.first()
+    counts = runs.counts
+    compared = Compared(*(counts[name] for name in (
+        "steps", "launches", "arguments", "inputs", "statistics")))  # fmt: skip
+    return RunDiff(
+        tuple(differences[:MAX_TOLD]), compared, tuple(_around(good, bad)), tuple(runs.unseen)
+    )
+
+
+class _Runs:
+    """Two runs side by side. `counts` says what was compared."""
+
+    def __init__(self, good: Bundle, bad: Bundle) -> None:
+        self.good, self.bad = BundleIndex(good), BundleIndex(bad)
+        self.counts: Counter[str] = Counter()
+        self._is_same_device = good.device == bad.device
+        self._statistics = tuple(_by_place(one) for one in (good, bad))
+        self.unseen: list[str] = []
+        for name, bundle in (("GOOD", good), ("BAD", bad)):
+            if not bundle.statistics:
+                self.unseen.append(
+                    f"tensor statistics: {name} has none; run it with --launch-mode traced"
+                )
+
+    def first(self) -> list[Difference]:
+        """The differences of the first launch or step that has any."""
+        good, bad = _steps(self.good), _steps(self.bad)
+        if not good or not bad:
+            self.unseen.append("steps: one of the runs has none")
+            return []
+        start = max(min(good), min(bad))
+        if start > min((*good, *bad)):
+            self.unseen.append(f"steps before {start}, of which one run has kept no record")
+        for step in range(start, max((*good, *bad)) + 1):
+            if step not in good and step not in bad:
+                continue
+            found = self._step(step, good.get(step, []), bad.get(step, []))
+            if found:
+                return found
+            self.counts["steps"] += 1
+        return []
+
+    def _step(
+        self, step: int, good: Sequence[Stepped | Launched], bad: Sequence[Stepped | Launched]
+    ) -> list[Difference]:
+        for one, other in zip(good, bad, strict=False):
+            names = (self._name(self.good, one), self._name(self.bad, other))
+            if names[0] != names[1]:
+                return [Difference(step=step, what="launch", subject="plan", good=names[0],
+                                   bad=names[1])]  # fmt: skip
+            found = self._event(step, names[0], one, other)
+            if found:
+                return found
+        if len(good) != len(bad):
+            return [Difference(
+                step=step, what="end", subject="of the step", good=f"{len(good)} plans or launches",
+                bad=f"{len(bad)} plans or launches",
+            )]  # fmt: skip
+        return []
+
+    def _name(self, index: BundleIndex, event: Stepped | Launched) -> str:
+        if isinstance(event, Launched):
+            return event.launch.kernel
+        plan = index.plans.get(event.plan)
+        return plan.name or "plan" if plan else "unknown plan"
+
+    def _event(
+        self, step: int, name: str, good: Stepped | Launched, bad: Stepped | Launched
+    ) -> list[Difference]:
+        if isinstance(good, Launched) or isinstance(bad, Launched):
+            assert isinstance(good, Launched)
+            assert isinstance(bad, Launched)
+            places = Place(good.step, -1, good.seq), Place(bad.step, -1, bad.seq)
+            return list(self._launch(step, name, places, (good.launch, bad.launch)))
+        found = [*self._requests(step, good.requests, bad.requests), *self._inputs(good, bad)]
+        if found:
+            return found
+        plans = self.good.plans.get(good.plan), self.bad.plans.get(bad.plan)
+        if plans[0] is None or plans[1] is None:
+            return []
+        last = self.bad.bundle.progress.submitted
+        for number, pair in enumerate(zip(plans[0].launches, plans[1].launches, strict=False)):
+            places = Place(good.step, good.plan, number), Place(bad.step, bad.plan, number)
+            if last and (last.step, last.plan) == (bad.step, bad.plan) and number > last.launch:
+                return [Difference(
+                    step=step, plan=name, what="end", subject="of the run",
+                    good=f"goes on with {pair[0].kernel}", bad="ends there", launch=number,
+                    kernel=pair[0].kernel, place=places[1],
+                )]  # fmt: skip
+            found = list(self._launch(step, name, places, pair))
+            if found:
+                return found
+        sizes = [len(plan.launches) for plan in plans if plan is not None]
+        if sizes[0] != sizes[1]:
+            return [Difference(
+                step=step, plan=name, what="end", subject=f"of {name}",
+                good=f"{sizes[0]} launches", bad=f"{sizes[1]} launches",
+            )]  # fmt: skip
+        return []
+
+    # -- requests and inputs --------------------------------------------------------------------
+
+    def _requests(
+        self, step: int, good: Sequence[RequestRecord], bad: Sequence[RequestRecord]
+    ) -> Iterator[Difference]:
+        if len(good) != len(bad):
+            yield Difference(step=step, what="request", subject="count", good=str(len(good)),
+                             bad=str(len(bad)))  # fmt: skip
+        for row, (one, other) in enumerate(zip(good, bad, strict=False)):
+            for name in ("row", "first_position", "num_tokens", "digest", "blocks"):
+                pair = getattr(one, name), getattr(other, name)
+                is_unknown = name == "digest" and not all(pair)
+                if pair[0] != pair[1] and not is_unknown:
+                    told = {"digest": "token ids so far"}.get(name, name)
+                    yield Difference(
+                        step=step, what="request", subject=f"{row}, {told}", good=_short(pair[0]),
+                        bad=_short(pair[1]),
+                    )  # fmt: skip
+
+    def _inputs(self, good: Stepped, bad: Stepped) -> Iterator[Difference]:
+        sides = [
+            {self._called(index, values.tensor): values for values in event.inputs}
+            for index, event in ((self.good, good), (self.bad, bad))
+        ]
+        drawn = {self._called(self.good, good.drawn), self._called(self.bad, bad.drawn)}
+        for name in dict.fromkeys((*sides[0], *sides[1])):
+            one, other = (side.get(name) for side in sides)
+            if name in drawn and (one is None or other is None):
+                self.unseen.append(f"step {bad.step}: {name}, which a run did not live to learn")
+                continue
+            self.counts["inputs"] += 1
+            if one is None or other is None:
+                told = ["nothing" if v is None else f"{v.dtype} {v.shape}" for v in (one, other)]
+            elif (one.dtype, one.shape) != (other.dtype, other.shape):
+                told = [f"{v.dtype} {_dims(v.shape)}" for v in (one, other)]
+            elif one.data != other.data:
+                at, told = _first_element(one, other)
+                name = f"{name}{at}"
+            else:
+                continue
+            yield Difference(step=good.step, what="input", subject=name, good=told[0], bad=told[1])
+
+    def _called(self, index: BundleIndex, tensor: int) -> str:
+        record = index.tensors.get(tensor)
+        return record.name if record is not None else f"tensor {tensor}"
+
+    # -- launches -------------------------------------------------------------------------------
+
+    def _launch(
+        self, step: int, plan: str, places: tuple[Place, Place],
+        pair: tuple[LaunchRecord, LaunchRecord],
+    ) -> Iterator[Difference]:  # fmt: skip
+        good, bad = pair
+        self.counts["launches"] += 1
+
+        def differs(what: str, subject: str, one: object, other: object) -> Difference:
+            return Difference(
+                step=step, plan=plan, launch=places[1].launch, kernel=bad.kernel, place=places[1],
+                what=what, subject=subject, good=_short(one), bad=_short(other),
+            )  # fmt: skip
+
+        if good.kernel != bad.kernel:
+            yield differs("launch", "name", good.kernel, bad.kernel)
+            return
+        if good.grid != bad.grid:
+            yield differs("grid", "", good.grid, bad.grid)
+        if good.num_warps != bad.num_warps:
+            yield differs("option", "num_warps", good.num_warps, bad.num_warps)
+        for one, other in ((good.constants, bad.constants), (good.options, bad.options)):
+            for name in dict.fromkeys((*one, *other)):
+                if one.get(name) != other.get(name) and not is_of_device(name):
+                    yield differs("option", name, one.get(name), other.get(name))
+        sides = [
+            {argument.name: self._argument(index, argument) for argument in
+             (*launch.facts, *launch.arguments)}
+            for index, launch in zip((self.good, self.bad), pair, strict=True)
+        ]  # fmt: skip
+        for name in dict.fromkeys((*sides[0], *sides[1])):
+            self.counts["arguments"] += 1
+            if sides[0].get(name) != sides[1].get(name):
+                first, second = _only_differing(sides[0].get(name), sides[1].get(name))
+                yield differs("argument", name, first, second)
+        yield from self._results(places, differs)
+
+    def _argument(self, index: BundleIndex, argument: Argument) -> dict[str, Any]:
+        """What is comparable of an argument: never an address or an identity."""
+        if argument.tensor is None:
+            return {"value": argument.value}
+        tensor = index.tensors.get(argument.tensor)
+        if tensor is None:
+            return {"tensor": "unknown"}
+        allocation = index.allocations.get(tensor.allocation)
+        room = allocation.num_bytes if allocation is not None else None
+        return {**_facts(tensor), "pointer": argument.value, "allocation bytes": room}
+
+    def _results(self, places: tuple[Place, Place], differs: Any) -> Iterator[Difference]:
+        sides = [
+            {self._called(index, one.tensor): one for one in of.get(place, ())}
+            for index, of, place in zip(
+                (self.good, self.bad), self._statistics, places, strict=True
+            )
+        ]
+        for name in [name for name in sides[0] if name in sides[1]]:
+            one, other = sides[0][name], sides[1][name]
+            self.counts["statistics"] += 1
+            is_same = one.digest == other.digest if self._is_same_device else _close(one, other)
+            if not is_same:
+                yield differs("statistics", name, _figures(one), _figures(other))
+
+
+# -- facts as text --------------------------------------------------------------------------------
+
+
+def _steps(index: BundleIndex) -> dict[int, list[Stepped | Launched]]:
+    """By number, those left out that were launched ahead and then thrown away."""
+    thrown = {event.step for event in index.events if _is_thrown_away(event)}
+    steps: dict[int, list[Stepped | Launched]] = {}
+    for event in index.events:
+        if isinstance(event, Stepped | Launched) and event.step not in thrown:
+            number = event.step - sum(one < event.step for one in thrown)
+            steps.setdefault(number, []).append(event)
+    return steps
+
+
+def _is_thrown_away(event: AnyEvent) -> bool:
+    """Whether all requests of a step had ended when its tokens were learned."""
+    return (
+        isinstance(event, Stepped)
+        and bool(event.requests)
+        and event.drawn in [values.tensor for values in event.inputs]
+        and not any(request.digest for request in event.requests)
+    )
+
+
+def _by_place(bundle: Bundle) -> dict[Place, list[Statistics]]:
+    found: dict[Place, list[Statistics]] = {}
+    for one in bundle.statistics:
+        found.setdefault(one.place, []).append(one)
+    return found
+
+
+def _facts(tensor: TensorRecord) -> dict[str, Any]:
+    names = ("name", "owner", "part", "dtype", "shape", "strides", "extent_bytes")
+    return {name: getattr(tensor, name) for name in names}
+
+
+def _only_differing(good: Any, bad: Any) -> tuple[str, str]:
+    if good is None or bad is None:
+        return ("absent" if good is None else "there"), ("absent" if bad is None else "there")
+    keys = [key for key in dict.fromkeys((*good, *bad)) if good.get(key) != bad.get(key)]
+    return tuple(
+        ", ".join(f"{key} {_short(side.get(key))}" if key != "value" else _short(side.get(key))
+                  for key in keys)
+        for side in (good, bad)
+    )  # type: ignore[return-value]  # fmt: skip
+
+
+def _first_element(good: Values, bad: Values) -> tuple[str, list[str]]:
+    """Where two inputs differ first, and what is there."""
+    kind = _NUMPY.get(good.dtype.upper())
+    count = int(np.prod(good.shape, dtype=np.int64))
+    if kind is None or any(len(v.data) != count * np.dtype(kind).itemsize for v in (good, bad)):
+        return "", [f"{len(v.data)} bytes" for v in (good, bad)]
+    one, other = (np.frombuffer(v.data, kind).reshape(good.shape) for v in (good, bad))
+    bits = one.view(f"V{one.itemsize}") != other.view(f"V{one.itemsize}")
+    at = tuple(int(i) for i in np.argwhere(bits)[0])
+    return f"[{', '.join(map(str, at))}]", [str(one[at]), str(other[at])]
+
+
+def _close(good: Statistics, bad: Statistics) -> bool:
+    if (good.num_nan, good.num_inf) != (bad.num_nan, bad.num_inf):
+        return False
+    room = FIGURE_TOLERANCE * max(good.rms, bad.rms)
+    return all(
+        abs(getattr(good, name) - getattr(bad, name)) <= room
+        for name in ("low", "high", "mean", "rms")
+    )
+
+
+def _figures(one: Statistics) -> str:
+    text = f"{one.low:.6g}..{one.high:.6g}, mean {one.mean:.6g}, rms {one.rms:.6g}"
+    for name in ("nan", "inf", "poisoned"):
+        if count := getattr(one, f"num_{name}"):
+            text += f", {count} {name}"
+    if one.first_nonfinite is not None:
+        text += f", first at {list(one.first_nonfinite)}"
+    return f"{text}, sha256 {one.digest[:12]}"
+
+
+def _around(good: Bundle, bad: Bundle) -> Iterator[str]:
+    if good.device != bad.device:
+        yield f"device: {good.device} in GOOD, {bad.device} in BAD"
+    texts = [{(s.file.rpartition("/")[2].partition(".")[0].partition("-")[0], s.function): s.id
+              for s in one.sources} for one in (good, bad)]  # fmt: skip
+    for key in sorted(texts[0]):
+        if texts[0][key] != texts[1].get(key, texts[0][key]):
+            yield f"source of {key[1]}: {texts[0][key][:12]} in GOOD, {texts[1][key][:12]} in BAD"
+    for what in ("packages", "environment"):
+        one, other = getattr(good, what), getattr(bad, what)
+        for name in sorted({*one, *other}):
+            # Where a run is recorded changes nothing.
+            if one.get(name) != other.get(name) and name != "HYPO_RUN_DIR":
+                yield f"{name}: {one.get(name)} in GOOD, {other.get(name)} in BAD"
+
+
+def _dims(shape: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, tuple):
+        value = _dims(value)
+    text = str(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."

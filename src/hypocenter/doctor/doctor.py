@@ -1,0 +1,220 @@
+"""The doctor: one bundle in, hypotheses with verdicts and proven root causes out.
+
+A ladder of rungs, each a function of the case alone. Runs no code of the bundle unless allowed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.diagnosis import (
+    Cause,
+    Claim,
+    Diagnosis,
+    Hypothesis,
+    RootCause,
+    RungRecord,
+    Verdict,
+    row,
+)
+from hypocenter.doctor.rungs.address import addresses
+from hypocenter.doctor.rungs.captured import captured_pointers
+from hypocenter.doctor.rungs.contracts import contracts
+from hypocenter.doctor.rungs.good_run import good_arguments, good_results
+from hypocenter.doctor.rungs.hang import hang
+from hypocenter.doctor.rungs.hints import hints
+from hypocenter.doctor.rungs.limits import limits
+from hypocenter.doctor.rungs.numbers import numbers
+from hypocenter.doctor.rungs.ownership import ownership
+from hypocenter.doctor.rungs.refusals import refusals
+from hypocenter.doctor.rungs.replays import SEEN, replays
+from hypocenter.doctor.rungs.streams import order
+from hypocenter.doctor.rungs.values import values
+from hypocenter.doctor.surfaced import surfaced, symptom
+from hypocenter.record.bundle import Bundle
+
+Rung = Callable[[Case], list[Claim]]
+
+#: What to look for, in this order. A rung that needs what the ones before it found takes that too.
+LADDER: dict[str, Rung] = {
+    "captured pointers": captured_pointers,
+    "limits": limits,
+    "contracts": contracts,
+    "numbers": numbers,
+    "refusals": refusals,
+    "address": addresses,
+    "ownership": ownership,
+    "order": order,
+    "hints": hints,
+    "good arguments": good_arguments,
+    "hang": hang,
+    "replay": replays,
+    "values": values,
+    "good results": good_results,
+}
+
+_MEMORY = (
+    Cause.NULL_POINTER, Cause.DTYPE_WIDTH, Cause.BUFFER_TOO_SMALL, Cause.OFFSET_OVERFLOW,
+    Cause.WRONG_STRIDE, Cause.MISALIGNMENT, Cause.BLOCK_TABLE_RANGE, Cause.STALE_SLOT,
+    Cause.SENTINEL_CONSUMED, Cause.TOKEN_RANGE, Cause.POSITION_RANGE, Cause.MISSING_MASK,
+    Cause.OFF_BY_ONE, Cause.USE_AFTER_FREE, Cause.CAPTURED_POINTER, Cause.HOST_POINTER,
+    Cause.WRONG_DEVICE, Cause.MISSING_WAIT, Cause.REWRITTEN_IN_FLIGHT, Cause.BAD_SCALAR,
+    Cause.GRID_LIMIT, Cause.THREAD_LIMIT,
+)  # fmt: skip
+_VALUES = (
+    Cause.UNINITIALISED_READ, Cause.OUTPUT_NOT_WRITTEN, Cause.NONFINITE_PADDING,
+    Cause.NONFINITE_VALUE, Cause.FOREIGN_BLOCK, Cause.PROGRAM_RACE,
+)  # fmt: skip
+#: The causes that a symptom may have; each gets a verdict.
+PLAUSIBLE: dict[str, tuple[Cause, ...]] = {
+    "crash": _MEMORY,
+    "error": (
+        Cause.EMPTY_LAUNCH, Cause.GRID_LIMIT, Cause.GRID_PRODUCT, Cause.SHARED_MEMORY,
+        Cause.THREAD_LIMIT, Cause.NO_CODE_OBJECT, Cause.WRONG_DEVICE, Cause.HOST_POINTER,
+        Cause.BAD_SCALAR, Cause.PENDING_ERROR, Cause.LATE_OUT_OF_MEMORY, Cause.NULL_POINTER,
+        Cause.DTYPE_WIDTH, Cause.BUFFER_TOO_SMALL, Cause.TOKEN_RANGE, Cause.POSITION_RANGE,
+        Cause.BLOCK_TABLE_RANGE, Cause.STALE_SLOT,
+    ),
+    "hang": (Cause.ENDLESS_LOOP, Cause.LOST_EVENT, Cause.PROGRAM_RACE, Cause.MISSING_WAIT),
+    "nonfinite": (*_VALUES, *_MEMORY),
+    "differs": (Cause.WRONG_ANSWER, *_VALUES, *_MEMORY),
+    "none": (Cause.WRONG_ANSWER, *_VALUES, *_MEMORY),
+}  # fmt: skip
+
+_RANK = (Verdict.CONFIRMED, Verdict.INCONCLUSIVE, Verdict.REFUTED, Verdict.NOT_TESTED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sorted:
+    roots: tuple[RootCause, ...]
+    consequences: tuple[str, ...]
+
+
+def diagnose(
+    bundle: Bundle, good: Bundle | None = None, *, allow_source: bool = False,
+    without: Collection[str] = (),
+) -> Diagnosis:  # fmt: skip
+    """Climb the ladder. `good` is a bundle of a run without the fault.
+
+    With `allow_source` a kernel whose installed source differs from the bundle's is replayed from
+    the bundle's text, which runs that text. `without` names rungs of LADDER to leave out.
+    """
+    started = time.perf_counter()
+    case = Case(bundle, good, allow_source=allow_source)
+    rungs: list[RungRecord] = []
+    for name, rung in LADDER.items():
+        if name in without:
+            rungs.append(RungRecord(name=name, seconds=0.0, left_out="left out on request"))
+            continue
+        begun = time.perf_counter()
+        failed = ""
+        try:
+            case.claims += rung(case)
+        except Exception as error:
+            # A damaged bundle must not cost the report what the other rungs have to say.
+            failed = f"failed: {type(error).__name__}: {error}"
+            case.unseen[f"what the rung {name!r} looks for: it {failed}"] = None
+        seconds = time.perf_counter() - begun
+        rungs.append(RungRecord(name=name, seconds=seconds, left_out=failed))
+    ordered = _sorted_roots(case.claims)
+    return Diagnosis(
+        kind=bundle.kind,
+        symptom=symptom(case),
+        surfaced=surfaced(case, ordered.roots),
+        hypotheses=_table(case),
+        roots=ordered.roots,
+        unseen=tuple(case.unseen),
+        consequences=ordered.consequences,
+        rungs=tuple(rungs),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _sorted_roots(claims: Sequence[Claim]) -> _Sorted:
+    """Proven causes, earliest first, and what is only another sight of one before it."""
+    with_root = sorted((claim for claim in claims if claim.root), key=lambda claim: claim.seq)
+    roots: list[RootCause] = []
+    seen: set[int] = set()
+    consequences = []
+    for claim in with_root:
+        assert claim.root is not None
+        if seen.intersection(claim.tensors):
+            consequences.append(claim.root.sentence)
+            continue
+        seen.update(claim.tensors)
+        roots.append(claim.root)
+    return _Sorted(tuple(roots), tuple(consequences))
+
+
+def _table(case: Case) -> tuple[Hypothesis, ...]:
+    """One row per cause and place: confirmed ones all, of the others the weightiest."""
+    rows: dict[object, list[Hypothesis]] = {}
+    for claim in case.claims:
+        one = claim.hypothesis
+        own = one.verdict is Verdict.CONFIRMED or one.kernel is not None
+        key = (one.cause, one.kernel, one.argument) if own else one.cause
+        rows.setdefault(key, []).append(one)
+    told = {one.cause for same in rows.values() for one in same if one.kernel != "copy"}
+    merged = [_merged(same) for same in rows.values()]
+    confirmed = {one.cause for one in merged if one.verdict is Verdict.CONFIRMED}
+    merged = [
+        one for one in merged
+        if one.verdict is Verdict.CONFIRMED or one.cause not in confirmed or one.kernel == "copy"
+    ]  # fmt: skip
+    kind = case.kind
+    for cause in PLAUSIBLE.get(kind, PLAUSIBLE["none"]):
+        if cause not in told and not (case.is_foreign and cause in _OF_ENGINE):
+            reason = _untested(case, cause)
+            merged.append(row(cause, Verdict.NOT_TESTED, "", reason).hypothesis)
+    return tuple(sorted(merged, key=lambda one: _RANK.index(one.verdict)))
+
+
+def _untested(case: Case, cause: Cause) -> str:
+    """Why a cause has no verdict, and what would give it one."""
+    if case.is_foreign and cause not in SEEN and cause is not Cause.WRONG_ANSWER:
+        return "no contract is known for this program's kernels: what they expect is not known"
+    if not case.uses:
+        return "no launch of this run was recorded"
+    return NOT_TESTED.get(cause, "what this run recorded does not show it")
+
+
+#: Causes that hypo's own engine alone can have; of another program they say nothing.
+_OF_ENGINE = frozenset({
+    Cause.TOKEN_RANGE, Cause.POSITION_RANGE, Cause.BLOCK_TABLE_RANGE, Cause.STALE_SLOT,
+    Cause.FOREIGN_BLOCK, Cause.NONFINITE_PADDING, Cause.BAD_SCALAR, Cause.MISSING_WAIT,
+    Cause.REWRITTEN_IN_FLIGHT, Cause.LOST_EVENT,
+})  # fmt: skip
+_OF_INDICES = "contracts: index values of it were not recorded, or its arguments were refused first"
+_OF_REPLAY = "replay: it was left out"
+_OF_TRACE = "values: the run was not traced; `hypo doctor --suspect -- ...` traces it"
+#: Why a cause may stand untested, and what would test it.
+NOT_TESTED: dict[Cause, str] = {
+    Cause.TOKEN_RANGE: _OF_INDICES, Cause.POSITION_RANGE: _OF_INDICES,
+    Cause.BLOCK_TABLE_RANGE: _OF_INDICES, Cause.INDEX_RANGE: _OF_INDICES,
+    Cause.SENTINEL_CONSUMED: _OF_INDICES, Cause.MISSING_MASK: _OF_REPLAY,
+    Cause.OFF_BY_ONE: _OF_REPLAY, Cause.OFFSET_OVERFLOW: _OF_REPLAY,
+    Cause.PROGRAM_RACE: _OF_REPLAY, Cause.OUTPUT_NOT_WRITTEN: _OF_REPLAY,
+    Cause.UNINITIALISED_READ: _OF_REPLAY, Cause.NONFINITE_PADDING: _OF_TRACE,
+    Cause.NONFINITE_VALUE: _OF_TRACE,
+    Cause.WRONG_ANSWER: "good arguments: give the bundle of a run that is right with --good",
+    Cause.STALE_SLOT: "ownership: no step recorded its requests",
+    Cause.FOREIGN_BLOCK: "ownership: no step recorded its requests",
+    Cause.LATE_OUT_OF_MEMORY: "refusals: no call reported that memory was out",
+    Cause.SHARED_MEMORY: "refusals: no launch was refused for it",
+    Cause.NO_CODE_OBJECT: "refusals: no launch was refused for it",
+    Cause.ENDLESS_LOOP: "hang: no step was past its deadline",
+}  # fmt: skip
+
+
+def _merged(same: list[Hypothesis]) -> Hypothesis:
+    best = min(same, key=lambda one: _RANK.index(one.verdict))
+    evidence = [text for one in same if one.verdict is best.verdict for text in one.evidence]
+    rungs = dict.fromkeys(one.diagnostic for one in same if one.verdict is best.verdict)
+    return Hypothesis(
+        cause=best.cause, verdict=best.verdict, diagnostic=", ".join(filter(None, rungs)),
+        evidence=tuple(dict.fromkeys(evidence)), would_refute=best.would_refute,
+        kernel=best.kernel, argument=best.argument,
+    )  # fmt: skip

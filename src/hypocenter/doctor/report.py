@@ -1,0 +1,280 @@
+"""A Diagnosis as text for a terminal, as Markdown and as JSON; decides nothing.
+
+The first lines are what to do at three in the morning: cause, kernel, argument, line, fix.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from hypocenter.doctor.diagnosis import UNRECORDED, Cause, Diagnosis, Hypothesis, RootCause, Verdict
+from hypocenter.record.events import Place
+
+_WIDTH = 100
+#: Verdicts that are told in full on request.
+_COUNTED = (Verdict.REFUTED, Verdict.NOT_TESTED)
+_NOT_REPLAYED = "not replayed: "
+_RUN_SOURCES = "its recorded source was not run"
+_LABEL = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What was diagnosed, as far as the command that replays it needs to know.
+
+    `has_steps`: False for a program whose launches belong to no step; they count from 1 then.
+    `needs_sources`: its kernels are not installed, so they run from the bundle's own text.
+    """
+
+    folder: str = "BUNDLE"
+    has_steps: bool = True
+    needs_sources: bool = False
+
+
+def report_text(
+    diagnosis: Diagnosis, origin: Origin | None = None, *, show_all: bool = False
+) -> str:
+    """The report in lines of at most 100 columns, but for paths.
+
+    What is refuted and what was not tested are counted, and told with `show_all`.
+    """
+    return "\n".join(_text_lines(diagnosis, origin or Origin(), show_all)) + "\n"
+
+
+def report_json(diagnosis: Diagnosis) -> str:
+    return msgspec.json.format(msgspec.json.encode(diagnosis), indent=2).decode() + "\n"
+
+
+def report_markdown(diagnosis: Diagnosis) -> str:
+    return "\n".join(_markdown_lines(diagnosis)) + "\n"
+
+
+def headline(diagnosis: Diagnosis) -> str:
+    """One line: the first root cause, or that there is none."""
+    if diagnosis.roots:
+        root = diagnosis.roots[0]
+        return f"{root.cause}{_of(root)}"
+    confirmed = [one for one in diagnosis.hypotheses if one.verdict is Verdict.CONFIRMED]
+    if confirmed:
+        return f"no root cause is proven; confirmed: {', '.join(one.cause for one in confirmed)}"
+    if diagnosis.symptom.startswith("no symptom"):
+        if any(_RUN_SOURCES in text for text in diagnosis.unseen):
+            return "none found, but the kernels were not replayed"
+        return "nothing found"
+    return "no root cause is proven"
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+def _text_lines(diagnosis: Diagnosis, origin: Origin, show_all: bool) -> Iterator[str]:
+    if not diagnosis.roots:
+        yield from _field("CAUSE", headline(diagnosis))
+        for text in _what_would_help(diagnosis):
+            yield from _field("", text)
+    for number, root in enumerate(diagnosis.roots):
+        if number:
+            yield ""
+            yield from _field("ALSO", "a second defect, with a proof of its own")
+        yield from _root_text(root, origin)
+    yield ""
+    yield from _field("SYMPTOM", diagnosis.symptom)
+    yield from _field("SURFACED", diagnosis.surfaced)
+    for text in diagnosis.consequences:
+        yield from _field("FOLLOWS", text)
+    yield ""
+    yield "HYPOTHESES"
+    for verdict in Verdict:
+        same = [one for one in diagnosis.hypotheses if one.verdict is verdict]
+        if verdict in _COUNTED and not show_all:
+            continue
+        if verdict is Verdict.NOT_TESTED:
+            yield from _untested_text(same)
+        else:
+            for one in same:
+                yield from _hypothesis_text(one)
+    if not show_all:
+        yield from _wrapped(_counts(diagnosis), "  ", "  ")
+    if diagnosis.unseen:
+        yield ""
+        yield "NOT SEEN"
+        for text in _by_reason(diagnosis.unseen):
+            yield from _wrapped(text, "  - ", "    ")
+    yield ""
+    yield from _field("RUNGS", _rungs(diagnosis))
+
+
+def _what_would_help(diagnosis: Diagnosis) -> Iterator[str]:
+    """What was not looked at and easily could be, where nothing was found."""
+    if any(_RUN_SOURCES in text for text in diagnosis.unseen):
+        yield (
+            "the program's own kernels were not replayed: their recorded source was not run; "
+            "--run-sources runs it"
+        )
+    blind = [one for one in diagnosis.hypotheses if UNRECORDED in one.evidence]
+    if diagnosis.is_clean and blind:
+        yield f"not tested: {', '.join(one.cause for one in blind)}: {UNRECORDED}"
+    wrong = [one for one in diagnosis.hypotheses if one.cause is Cause.WRONG_ANSWER]
+    if diagnosis.is_clean and any(one.verdict is Verdict.NOT_TESTED for one in wrong):
+        yield (
+            "a wrong answer shows only beside a run that is right, and none is given: add --good "
+            "BUNDLE"
+        )
+
+
+def _counts(diagnosis: Diagnosis) -> str:
+    """`21 causes refuted, 9 not tested (--all shows them)`."""
+    refuted, untested = (
+        len({one.cause for one in diagnosis.hypotheses if one.verdict is verdict})
+        for verdict in _COUNTED
+    )
+    return (
+        f"{refuted} {'cause' if refuted == 1 else 'causes'} refuted, {untested} not tested "
+        "(--all shows them)"
+    )
+
+
+def _by_reason(unseen: Sequence[str]) -> Iterator[str]:
+    """Launches that were not replayed for one reason stand in one line."""
+    grouped: dict[str, list[str]] = {}
+    for text in unseen:
+        kernel, found, reason = text.removeprefix(_NOT_REPLAYED).partition(": ")
+        if not (text.startswith(_NOT_REPLAYED) and found):
+            yield text
+            continue
+        same = re.sub(rf"\b{re.escape(kernel)}(_kernel)?\b", "it", reason)
+        grouped.setdefault(same, []).append(kernel)
+    for reason, kernels in grouped.items():
+        yield f"{_NOT_REPLAYED}{', '.join(dict.fromkeys(kernels))}: {reason}"
+
+
+def _root_text(root: RootCause, origin: Origin) -> Iterator[str]:
+    yield from _field("CAUSE", f"{root.cause}{_of(root)}")
+    yield from _field("", root.sentence)
+    if root.file:
+        yield f"{'LINE':<{_LABEL}}{root.file}:{root.line}"
+        if root.expression:
+            yield f"{'':<{_LABEL}}    {root.expression}"
+    if root.place is not None:
+        yield from _when(root.place, origin)
+    yield from _field("FIX", root.fix)
+    yield ""
+    yield from _field("PROOF", f"red    {root.proof.red}", hang=7)
+    yield from _field("", f"fact   {root.proof.corrected}", hang=7)
+    yield from _field("", f"green  {root.proof.green}", hang=7)
+
+
+def _when(place: Place, origin: Origin) -> Iterator[str]:
+    if origin.has_steps:
+        when = f"step {place.step}, launch {place.launch}"
+        which = f"--step {place.step} --launch {place.launch}"
+    else:
+        when, which = f"launch {place.step}", f"--launch {place.step}"
+    sources = " --run-sources" if origin.needs_sources else ""
+    yield f"{'WHEN':<{_LABEL}}{when}"
+    yield f"{'REPLAY':<{_LABEL}}hypo replay {shlex.quote(origin.folder)} {which}{sources}"
+
+
+def _of(root: RootCause) -> str:
+    named = f": argument {root.argument}" if root.argument else ""
+    if root.argument and root.tensor and root.tensor != root.argument:
+        named += f" (tensor {root.tensor})"
+    return f"{named}{' of' if named else ':'} kernel {root.kernel}" if root.kernel else named
+
+
+def _hypothesis_text(one: Hypothesis) -> Iterator[str]:
+    where = ", ".join(filter(None, (one.kernel, one.argument)))
+    named = f" ({where})" if where else ""
+    by = f"  [{one.diagnostic}]" if one.diagnostic else ""
+    yield f"  {one.verdict:<13}{one.cause}{named}{by}"
+    for text in one.evidence:
+        yield from _wrapped(text, " " * 15, " " * 17)
+    if one.would_refute and one.verdict is not Verdict.REFUTED:
+        yield from _wrapped(f"would refute it: {one.would_refute}", " " * 15, " " * 17)
+
+
+def _untested_text(same: list[Hypothesis]) -> Iterator[str]:
+    """Those with the same reason together: there may be many."""
+    by_reason: dict[tuple[str, ...], list[str]] = {}
+    for one in same:
+        by_reason.setdefault(one.evidence, []).append(str(one.cause))
+    for reason, causes in by_reason.items():
+        yield from _wrapped(f"{', '.join(causes)}", f"  {Verdict.NOT_TESTED:<13}", " " * 15)
+        for text in reason:
+            yield from _wrapped(text, " " * 15, " " * 17)
+
+
+def _field(label: str, text: str, hang: int = 0) -> Iterator[str]:
+    yield from _wrapped(text, f"{label:<{_LABEL}}", " " * (_LABEL + hang))
+
+
+def _wrapped(text: str, first: str, rest: str) -> Iterator[str]:
+    yield from textwrap.wrap(
+        text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False,
+        break_on_hyphens=False,
+    ) or [first.rstrip()]  # fmt: skip
+
+
+def _rungs(diagnosis: Diagnosis) -> str:
+    shown = [
+        f"{one.name} ({one.left_out})"
+        if one.left_out
+        else f"{one.name} {one.seconds * 1000:.0f} ms"
+        for one in diagnosis.rungs
+    ]
+    return f"{', '.join(shown)}; {diagnosis.seconds:.2f} s in all"
+
+
+# -- Markdown -------------------------------------------------------------------------------------
+
+
+def _markdown_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    yield f"# {headline(diagnosis)}"
+    for root in diagnosis.roots:
+        yield ""
+        yield from _root_markdown(root)
+    yield ""
+    yield f"**Symptom.** {diagnosis.symptom}"
+    yield ""
+    yield f"**Where it surfaced.** {diagnosis.surfaced}"
+    for text in diagnosis.consequences:
+        yield ""
+        yield f"**Follows from it.** {text}"
+    yield ""
+    yield "| verdict | cause | kernel, argument | evidence |"
+    yield "|---|---|---|---|"
+    for one in diagnosis.hypotheses:
+        where = ", ".join(filter(None, (one.kernel, one.argument)))
+        evidence = "<br>".join(map(_cell, one.evidence))
+        yield f"| {one.verdict} | {one.cause} | {_cell(where)} | {evidence} |"
+    if diagnosis.unseen:
+        yield ""
+        yield "**Not seen.**"
+        yield from (f"- {text}" for text in diagnosis.unseen)
+    yield ""
+    yield f"Rungs: {_rungs(diagnosis)}."
+
+
+def _root_markdown(root: RootCause) -> Iterator[str]:
+    yield f"**{root.cause}**{_of(root)}. {root.sentence}."
+    yield ""
+    if root.file:
+        yield f"`{root.file}:{root.line}`: `{root.expression}`"
+        yield ""
+    yield f"**Fix.** {root.fix}."
+    yield ""
+    yield "| proof | |"
+    yield "|---|---|"
+    yield f"| red | {_cell(root.proof.red)} |"
+    yield f"| corrected | {_cell(root.proof.corrected)} |"
+    yield f"| green | {_cell(root.proof.green)} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

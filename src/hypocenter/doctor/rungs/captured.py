@@ -1,0 +1,110 @@
+"""Rung: pointers that a captured graph holds, and whether their memory lived when it ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.record.events import Captured, Freed, LaunchRecord, Place, Stepped
+
+NAME = "captured pointers"
+
+
+@dataclass(frozen=True, slots=True)
+class _Dangling:
+    captured: Captured
+    freed: Freed
+    replayed: Stepped
+
+
+def captured_pointers(case: Case) -> list[Claim]:
+    """Graphs that ran after memory which they point into was freed."""
+    graphs = case.events(Captured)
+    if case.is_foreign or not case.bundle.events:
+        reason = "captured pointers: no graph of this run would have been recorded"
+        return [row(Cause.CAPTURED_POINTER, Verdict.NOT_TESTED, NAME, reason)]
+    if not graphs:
+        return [
+            row(
+                Cause.CAPTURED_POINTER, Verdict.REFUTED, NAME, "no graph was captured in this run",
+                would_refute="a captured graph",
+            )
+        ]  # fmt: skip
+    wrong = _dangling(case, frozenset())
+    if not wrong:
+        replays = sum(step.graph > 0 for step in case.events(Stepped))
+        return [
+            row(
+                Cause.CAPTURED_POINTER, Verdict.REFUTED, NAME,
+                f"the memory of {len(graphs)} captured graphs lived at each of their {replays} "
+                "replays",
+                would_refute="memory of a graph that was freed before a replay",
+            )
+        ]  # fmt: skip
+    first = {one.freed.allocation: one for one in reversed(wrong)}
+    return [_claim(case, one) for one in first.values()]
+
+
+def _dangling(case: Case, kept: frozenset[int]) -> list[_Dangling]:
+    """Replays over freed memory, as if the allocations `kept` had not been freed."""
+    graphs = {event.graph: event for event in case.events(Captured)}
+    found = []
+    for step in case.events(Stepped):
+        graph = graphs.get(step.graph)
+        for number in graph.allocations if graph else ():
+            freed = case.freed.get(number)
+            if graph and freed and number not in kept and graph.seq < freed.seq < step.seq:
+                found.append(_Dangling(graph, freed, step))
+    return found
+
+
+def _claim(case: Case, one: _Dangling) -> Claim:
+    number = one.freed.allocation
+    memory = case.allocations.get(number)
+    name = memory.name if memory else f"allocation {number}"
+    place, launch, argument = _user(case, one)
+    still = _dangling(case, frozenset({number}))
+    left = [other for other in still if other.freed.allocation == number]
+    red = (
+        f"graph {one.captured.graph}, captured in step {one.captured.step}, was replayed in step "
+        f"{one.replayed.step} over {name}, which was freed in step {one.freed.step} "
+        f"({one.freed.site})"
+    )
+    access = case.access(launch, argument) if launch and argument else None
+    root = RootCause(
+        cause=Cause.CAPTURED_POINTER,
+        sentence=red,
+        fix=f"Keep {name} while graph {one.captured.graph} lives, or capture the graph anew after "
+        f"it is freed at {one.freed.site}",
+        proof=Proof(
+            red, f"{name} not freed",
+            f"{len(left)} of the graph's replays are over freed memory with {name} not freed",
+        ),
+        kernel=launch.kernel if launch else None,
+        argument=argument,
+        tensor=name,
+        file=access.file if access else None,
+        line=access.line if access else None,
+        expression=access.expression if access else None,
+        place=place,
+    )  # fmt: skip
+    reused = [
+        other.name for other in case.allocations.values()
+        if memory and other.id != number and case.made[other.id] > one.freed.seq
+        and other.address < memory.address + memory.num_bytes
+        and memory.address < other.address + other.num_bytes
+    ]  # fmt: skip
+    evidence = (f"its memory now belongs to {', '.join(reused)}",) if reused else ()
+    tensors = tuple(t.id for t in case.tensors.values() if t.allocation == number)
+    return proven(root, NAME, evidence, "a capture after the free", one.freed.seq, tensors)
+
+
+def _user(case: Case, one: _Dangling) -> tuple[Place | None, LaunchRecord | None, str | None]:
+    """The first launch of the graph's plan with an argument in the freed memory."""
+    plan = case.plans.get(one.captured.plan)
+    for number, launch in enumerate(plan.launches if plan else ()):
+        for name, tensor in case.tensors_of(launch).items():
+            if tensor.allocation == one.freed.allocation:
+                return Place(one.replayed.step, one.captured.plan, number), launch, name
+    return None, None, None

@@ -1,0 +1,433 @@
+"""Rung: the kernels' contracts, rechecked with the facts and the index values that were recorded.
+
+A breach is a root cause only where the contract's own check refuses what was recorded and passes
+with the one fact corrected. Needs no Triton, no torch and no device.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hypocenter.doctor.case import Array, Case, Use, array_of
+from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.rungs.contract_breaches import (
+    Breach,
+    fact_breaches,
+    index_breaches,
+    index_cause,
+)
+from hypocenter.errors import LaunchRejected
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.registry import recorded_contract
+from hypocenter.record.events import LaunchRecord, TensorRecord
+from hypocenter.tensor import Allocation, DType, Tensor
+
+NAME = "contracts"
+#: What this rung looks at, and so can refute.
+SEEN = {
+    Cause.NULL_POINTER: "every pointer argument of every launch is set",
+    Cause.DTYPE_WIDTH: "every argument has the width that its kernel reads, in memory that fits",
+    Cause.BUFFER_TOO_SMALL: "every argument lies wholly inside its allocation",
+    Cause.WRONG_STRIDE: "every argument has the shape and layout that its kernel takes",
+    Cause.BAD_SCALAR: "every number is in its range",
+    Cause.WRONG_DEVICE: "all arguments of each launch lie on its device",
+    Cause.HOST_POINTER: "no argument of a GPU kernel lies in host memory",
+    Cause.MISALIGNMENT: "every argument is aligned as its contract demands",
+}
+VALUES_SEEN = {
+    Cause.TOKEN_RANGE: "all token ids lie inside the vocabulary",
+    Cause.POSITION_RANGE: "all positions lie inside their tables",
+    Cause.BLOCK_TABLE_RANGE: "all live entries of the block tables lie inside the cache",
+    Cause.INDEX_RANGE: "all slots and row indices lie inside what they index",
+}
+_MAX_ROOTS = 8
+
+
+#: All arguments on one wrong device agree with each other, and an address of 0 is no shape.
+_UNSEEN_BY_CHECK = (Cause.HOST_POINTER, Cause.WRONG_DEVICE, Cause.NULL_POINTER)
+Found = list[tuple[Breach, Proof | None]]
+
+
+def contracts(case: Case) -> list[Claim]:
+    """Breaches of every launch in the ring, earliest first; else what is refuted by there being
+    none."""
+    recheck, claims = Recheck(case), list[Claim]()
+    done: set[tuple[Cause, int | str]] = set()
+    for use in (*case.uses, *case.refused):
+        for breach, proof in recheck.breaches(use):
+            tensor = case.tensor_of(use.launch, breach.argument)
+            key = (breach.cause, tensor.allocation if tensor else breach.argument)
+            if key in done or len(done) >= _MAX_ROOTS:
+                continue
+            done.add(key)
+            facts = recheck.facts(use)
+            claims.append(
+                _claim(case, use, breach, proof, facts) if proof and facts is not None
+                else _unproven(use, breach)
+            )  # fmt: skip
+    _tell_unseen(case, recheck.seen)
+    return [*claims, *_refuted(recheck.seen, claims)]
+
+
+# -- claims ---------------------------------------------------------------------------------------
+
+
+def _claim(case: Case, use: Use, breach: Breach, proof: Proof, facts: Mapping[str, Any]) -> Claim:
+    launch = use.launch
+    tensor = facts.get(breach.argument)
+    name = tensor.name if isinstance(tensor, Tensor) else None
+    access = case.access(launch, breach.argument)
+    record = case.tensor_of(launch, breach.argument)
+    effect = ""
+    evidence = [f"{use.where}: {launch.kernel}: {breach.found}"]
+    if breach.cause is Cause.DTYPE_WIDTH and record is not None and isinstance(tensor, Tensor):
+        told = list(_as_read(case, use, breach, record, tensor, facts))
+        evidence += told
+        effect = f"; {told[0]}" if told else ""
+    root = RootCause(
+        cause=breach.cause,
+        sentence=f"{launch.kernel}: {breach.found}{effect}",
+        fix=breach.fix[:1].upper() + breach.fix[1:],
+        proof=proof,
+        kernel=launch.kernel,
+        argument=breach.argument,
+        tensor=name,
+        file=access.file if access else None,
+        line=access.line if access else None,
+        expression=access.expression if access else None,
+        place=use.place,
+    )
+    return proven(
+        root, NAME, tuple(evidence),
+        f"the contract of {launch.kernel} accepting the recorded {breach.argument}",
+        use.seq, (record.id,) if record else (),
+    )  # fmt: skip
+
+
+def _unproven(use: Use, breach: Breach) -> Claim:
+    return row(
+        breach.cause, Verdict.INCONCLUSIVE, NAME,
+        f"{use.where}: {use.launch.kernel}: {breach.found}",
+        "no single fact was found with which the contract accepts the launch",
+        would_refute="a contract that takes such an argument", kernel=use.launch.kernel,
+        argument=breach.argument,
+    )  # fmt: skip
+
+
+def _as_read(
+    case: Case, use: Use, breach: Breach, record: TensorRecord, tensor: Tensor,
+    facts: Mapping[str, Any],
+) -> Iterator[str]:  # fmt: skip
+    """What the kernel makes of the bytes that the host wrote, and where that leads."""
+    recorded = case.values(record.id, use.seq)
+    contract = recorded_contract(case.bundle, use.launch)
+    args = contract.args if contract is not None else ()
+    arg = next((one for one in args if one.name == breach.argument), None)
+    if recorded is None or arg is None or contract is None:
+        return
+    reads = np.dtype(f"<i{arg.dtypes[0].block_bytes}")
+    whole = recorded.data[: len(recorded.data) // reads.itemsize * reads.itemsize]
+    as_read = np.frombuffer(whole, reads)
+    if arg.index is None or tensor.dtype is arg.dtypes[0] or not as_read.size:
+        return
+    given = array_of(recorded).reshape(-1)
+    yield (
+        f"the host wrote {breach.argument} = {_shown(given)} as {recorded.dtype}; the kernel, "
+        f"reading {reads.itemsize} bytes each, gets {_shown(as_read)}"
+    )
+    symbols = {one.name: facts[one.name] for one in contract.scalars}
+    for other in contract.args:
+        value = facts[other.name]
+        if isinstance(value, Tensor):
+            symbols |= {
+                axis: size for axis, size in zip(other.axes, value.shape, strict=False)
+                if axis.isidentifier()
+            }  # fmt: skip
+    bound = symbols.get(arg.index.bound)
+    wrong = as_read[(as_read < 0) | (as_read >= bound)] if bound is not None else as_read[:0]
+    if not wrong.size:
+        return
+    yield f"{int(wrong[0])} lies outside {arg.index.of}, which has {bound} entries"
+    fault = case.bundle.fault
+    for other in contract.args:
+        target = facts[other.name]
+        if (
+            fault.address is None
+            or not isinstance(target, Tensor)
+            or other.axes[0] != arg.index.bound
+        ):
+            continue
+        pitch = target.strides[0] * target.dtype.block_bytes
+        for value in wrong:
+            start = target.address + int(value) * pitch
+            if start < fault.address + fault.address_bytes and fault.address < start + pitch:
+                yield (
+                    f"{other.name}[{int(value)}] would lie at {start:#x}, and the fault was "
+                    f"reported at {fault.address:#x}: it is that access"
+                )
+                return
+
+
+def _shown(array: Array, count: int = 8) -> str:
+    shown = ", ".join(str(int(value)) for value in array[:count])
+    return f"[{shown}{', ...' if array.size > count else ''}]"
+
+
+def _refuted(seen: Seen, claims: list[Claim]) -> Iterator[Claim]:
+    if not seen.launches:
+        return
+    confirmed = {claim.hypothesis.cause for claim in claims}
+    for cause, text in SEEN.items():
+        if cause not in confirmed:
+            yield row(
+                cause, Verdict.REFUTED, NAME,
+                f"{text} (contracts rechecked for {seen.launches} launches)",
+                would_refute="a launch whose contract refuses the recorded arguments",
+            )  # fmt: skip
+    for cause, text in VALUES_SEEN.items():
+        if seen.entries[cause] and cause not in confirmed:
+            yield row(
+                cause, Verdict.REFUTED, NAME,
+                f"{text} ({seen.entries[cause]} recorded entries rechecked)",
+                would_refute="a recorded entry outside of what it indexes",
+            )  # fmt: skip
+    if seen.entries and Cause.SENTINEL_CONSUMED not in confirmed:
+        yield row(
+            Cause.SENTINEL_CONSUMED, Verdict.REFUTED, NAME,
+            f"no live entry is -1 ({seen.entries.total()} recorded entries rechecked)",
+            would_refute="a live entry that is -1",
+        )  # fmt: skip
+
+
+def _tell_unseen(case: Case, seen: Seen) -> None:
+    if seen.without_contract:
+        case.unseen[
+            f"arguments of {', '.join(seen.without_contract)}: no contract is known for them"
+        ] = None
+    if seen.changed:
+        case.unseen[
+            f"contracts of {', '.join(seen.changed)} differ from the recorded ones; the installed "
+            "ones were used"
+        ] = None
+    if seen.no_values:
+        case.unseen[
+            f"index values that the device made or that were not recorded: "
+            f"{', '.join(seen.no_values)}"
+        ] = None
+
+
+@dataclass
+class Seen:
+    """How much was looked at, for refutations, and what could not be."""
+
+    launches: int = 0
+    entries: Counter[Cause] = field(default_factory=Counter)
+    without_contract: dict[str, None] = field(default_factory=dict)
+    changed: dict[str, None] = field(default_factory=dict)
+    no_values: dict[str, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """A launch in one state of its memory. `symbols` is None where its arguments are refused."""
+
+    contract: Contract
+    facts: dict[str, Any]
+    found: Found
+    symbols: dict[str, Any] | None
+    shapes: tuple[Any, ...]
+    indices: tuple[tuple[str, int], ...]
+
+
+class Recheck:
+    """Holds what was worked out for one case, so that a launch of each step costs look-ups only."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.seen = case, Seen()
+        self._prepared: dict[tuple[int, int], _Prepared | None] = {}
+        self._by_values: dict[Any, Found] = {}
+        self._frees = sorted(event.seq for event in case.freed.values())
+
+    def facts(self, use: Use) -> dict[str, Any] | None:
+        prepared = self._of(use)
+        return prepared.facts if prepared else None
+
+    def breaches(self, use: Use) -> Found:
+        """Those of the facts; where there are none, those of the index values of the step."""
+        prepared = self._of(use)
+        if prepared is None:
+            return []
+        self.seen.launches += 1
+        if prepared.found or prepared.symbols is None:
+            return prepared.found
+        recorded = {
+            name: values
+            for name, number in prepared.indices
+            if (values := self.case.values(number, use.seq)) is not None
+        }
+        key = (id(prepared.contract), prepared.shapes,
+               tuple((name, id(one)) for name, one in recorded.items()))  # fmt: skip
+        if key not in self._by_values:
+            self._by_values[key] = self._of_values(use, prepared, recorded)
+        return self._by_values[key]
+
+    def _of_values(self, use: Use, prepared: _Prepared, recorded: Mapping[str, Any]) -> Found:
+        contract, symbols = prepared.contract, prepared.symbols
+        assert symbols is not None
+        for name, _ in prepared.indices:
+            if name not in recorded:
+                tensor = prepared.facts[name].name
+                self.seen.no_values[f"{name} of {use.launch.kernel} ({tensor})"] = None
+        arrays = {
+            name: self.case.full_array(values, prepared.facts[name].shape)
+            for name, values in recorded.items()
+        }
+        for arg in contract.args:
+            if arg.index is not None and arg.name in arrays:
+                self.seen.entries[index_cause(arg.name, arg.index, 0)] += arrays[arg.name].size
+        return [
+            (breach, proof)
+            for breach in index_breaches(contract, symbols, arrays)
+            if (proof := _proven_value(contract, symbols, arrays, breach))
+        ]
+
+    def _of(self, use: Use) -> _Prepared | None:
+        key = (id(use.launch), bisect.bisect_left(self._frees, use.seq))
+        if key not in self._prepared:
+            self._prepared[key] = self._prepare(use)
+        return self._prepared[key]
+
+    def _prepare(self, use: Use) -> _Prepared | None:
+        launch = use.launch
+        contract = self._contract(launch)
+        facts = rebuilt_facts(self.case, launch, use.seq) if contract is not None else None
+        if contract is None or facts is None:
+            return None
+        found = _proven_facts(contract, facts, fact_breaches(contract, facts, launch.device))
+        symbols = None
+        if not found:
+            try:
+                symbols = contract.check(**facts)
+            except LaunchRejected as refused:
+                self.case.unseen[f"index values of {contract.kernel}: its arguments were refused "
+                                 f"first ({refused.reason})"] = None  # fmt: skip
+        numbers = {one.name: one.tensor for one in launch.facts}
+        indices = tuple(
+            (arg.name, number)
+            for arg in contract.args
+            if arg.index is not None and (number := numbers.get(arg.name)) is not None
+        )
+        shapes = tuple(
+            fact.shape if isinstance(fact, Tensor) else fact for fact in facts.values()
+        )  # fmt: skip
+        return _Prepared(contract, facts, found, symbols, shapes, indices)
+
+    def _contract(self, launch: LaunchRecord) -> Contract | None:
+        text = self.case.bundle.declaration(launch)
+        contract = recorded_contract(self.case.bundle, launch)
+        if contract is None:
+            self.seen.without_contract[launch.kernel] = None
+        elif text is not None and contract.describe() != text:
+            self.seen.changed[launch.kernel] = None
+        return contract
+
+
+def rebuilt_facts(case: Case, launch: LaunchRecord, seq: int) -> dict[str, Any] | None:
+    """A launch's facts as the contract takes them, as they were at event `seq`; no data."""
+    memories: dict[int, Allocation] = {}
+    facts: dict[str, Any] = {}
+    for one in launch.facts:
+        if one.tensor is None:
+            facts[one.name] = one.value
+            continue
+        record = case.tensors.get(one.tensor)
+        tensor = _rebuilt(case, record, seq, memories) if record else None
+        if tensor is None:
+            case.unseen[f"tensor {one.tensor}, argument {one.name} of {launch.kernel}: its record "
+                        "or that of its memory is not in the bundle"] = None  # fmt: skip
+            return None
+        facts[one.name] = tensor
+    return facts
+
+
+def _rebuilt(
+    case: Case, record: TensorRecord, seq: int, memories: dict[int, Allocation]
+) -> Tensor | None:
+    made = case.allocations.get(record.allocation)
+    if made is None:
+        return None
+    if made.id not in memories:
+        freed = case.freed.get(made.id)
+        site = freed.site or "an unknown place" if freed and freed.seq < seq else ""
+        device = "cpu" if made.kind != "device" else made.device
+        memories[made.id] = Allocation(
+            made.id, device, made.num_bytes, made.site, made.address, site
+        )
+    try:
+        dtype = DType[record.dtype.upper()]
+    except KeyError:
+        return None
+    return Tensor(
+        record.name, record.owner, dtype, record.shape, record.strides, record.offset,
+        memories[made.id], None,
+    )  # fmt: skip
+
+
+def _proven_facts(
+    contract: Contract, facts: dict[str, Any], wrong: list[Breach]
+) -> list[tuple[Breach, Proof | None]]:
+    """Each breach with the check's own words before and after; None for what nothing mends."""
+    proven_ones: list[tuple[Breach, Proof | None]] = []
+    whole = dict(facts)
+    for breach in wrong:
+        whole |= breach.mended
+    for breach in wrong:
+        if not breach.mended:
+            proven_ones.append((breach, None))
+            continue
+        name = next(iter(breach.mended))
+        one_wrong = {**whole, name: facts[name]}
+        red, green = _refusal(contract, one_wrong), _refusal(contract, whole)
+        if green is None and red is None and breach.cause in _UNSEEN_BY_CHECK:
+            red = breach.found
+        if red is not None and green is None:
+            check = f"the contract of {contract.kernel}"
+            proof = Proof(
+                f"{check} refuses what was recorded: {red}",
+                breach.correction,
+                f"{check} accepts the same launch with {breach.correction}",
+            )
+            proven_ones.append((breach, proof))
+        else:
+            proven_ones.append((breach, None))
+    return proven_ones
+
+
+def _refusal(contract: Contract, facts: Mapping[str, Any]) -> str | None:
+    try:
+        contract.check(**facts)
+    except LaunchRejected as refused:
+        return refused.reason
+    return None
+
+
+def _proven_value(
+    contract: Contract, symbols: Mapping[str, Any], values: Mapping[str, Array], breach: Breach
+) -> Proof | None:
+    mended = {**values, **breach.mended}
+    after = [one for one in index_breaches(contract, symbols, mended)
+             if one.argument == breach.argument]  # fmt: skip
+    if after:
+        return None
+    check = f"the recorded values against the contract of {contract.kernel}"
+    return Proof(
+        f"{check}: {breach.found}",
+        breach.correction,
+        f"{check}: every entry of {breach.argument} is inside with {breach.correction}",
+    )

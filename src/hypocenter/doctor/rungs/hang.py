@@ -1,0 +1,138 @@
+"""Rung: a step that did not end: what had ended, what had not, and which of it has a loop."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+from hypocenter.doctor.case import Case, Use
+from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.installed_text import changes, installed
+from hypocenter.doctor.kernel_text import has_loop, line_text
+from hypocenter.errors import HypoError, MissingPackage
+from hypocenter.record.events import SourceRecord
+
+NAME = "hang"
+_UNFINISHED = "did not finish"
+#: A program is given twice the budget of its replay.
+_PROGRAM_SECONDS = 2.0
+_MAX_REPLAYS = 4
+
+
+def hang(case: Case) -> list[Claim]:
+    """The launch under way at the end, and whether it ends when it is replayed."""
+    fault = case.bundle.fault
+    if fault.kind != "hang" and _UNFINISHED not in fault.message:
+        return []
+    looping = [(use, source) for use in _last_of_each(case) if (source := _looping(case, use))]
+    if not looping:
+        names = ", ".join(dict.fromkeys(use.launch.kernel for use in case.suspects)) or "no launch"
+        return [row(
+            Cause.ENDLESS_LOOP, Verdict.REFUTED, NAME,
+            f"under way were {names}; none of them has a loop without a bound",
+            would_refute="a `while` in one of them",
+        )]  # fmt: skip
+    claims = []
+    for use, source in looping[:_MAX_REPLAYS]:
+        claims.append(_replayed(case, use, source))
+        if claims[-1].root is not None:
+            break
+    return claims
+
+
+def _last_of_each(case: Case) -> list[Use]:
+    """Of each kernel under way the last launch, in the order of the step."""
+    return list({(use.launch.source, use.launch.grid): use for use in case.suspects}.values())
+
+
+def _looping(case: Case, use: Use) -> SourceRecord | None:
+    """The kernel, or a function that it calls, with a `while`."""
+    source = case.sources.get(use.launch.source)
+    if source is None:
+        return None
+    callees = (case.sources[key] for key in source.callees if key in case.sources)
+    return next((one for one in (source, *callees) if has_loop(one) is not None), None)
+
+
+def _replayed(case: Case, use: Use, source: SourceRecord) -> Claim:
+    line = has_loop(source) or source.first_line
+    text = line_text(source, line)
+    where = f"{use.where}: {use.launch.kernel} has a loop that ends on a condition: `{text}`"
+    try:
+        from hypocenter.replay.recorded import replay_place
+        from hypocenter.replay.replay import ProgramNeverEnds
+    except (MissingPackage, ImportError) as error:
+        return row(Cause.ENDLESS_LOOP, Verdict.INCONCLUSIVE, NAME, where,
+                   f"whether it ends is for the replay to say: {error}",
+                   would_refute="a replay that ends", kernel=use.launch.kernel)  # fmt: skip
+    assert use.place is not None
+    try:
+        replay_place(
+            case.bundle, use.place, budget_seconds=_PROGRAM_SECONDS, allow_source=case.allow_source,
+        )  # fmt: skip
+    except ProgramNeverEnds as error:
+        return _endless(case, use, source, line, text, str(error))
+    except HypoError as error:
+        return row(Cause.ENDLESS_LOOP, Verdict.INCONCLUSIVE, NAME, where, str(error),
+                   would_refute="a replay that ends", kernel=use.launch.kernel)  # fmt: skip
+    return row(Cause.ENDLESS_LOOP, Verdict.REFUTED, NAME,
+               f"{where}; its replay with the recorded arguments ends",
+               would_refute="a replay that does not end", kernel=use.launch.kernel)  # fmt: skip
+
+
+def _endless(case: Case, use: Use, source: SourceRecord, line: int, text: str, told: str) -> Claim:
+    launch = use.launch
+    corrected, green = _green(case, use)
+    argument, loop_argument = _waits_for(case, use, source, line)
+    root = RootCause(
+        cause=Cause.ENDLESS_LOOP,
+        sentence=f"{launch.kernel} does not end: `{text}` stays true",
+        fix=f"Bound the loop `{text}`"
+        + (f", or let a launch before it write {argument}" if argument else ""),
+        proof=Proof(
+            f"the replay of {use.where} is stuck in line {line}: {told}",
+            corrected, green,
+        ),
+        kernel=launch.kernel, tensor=loop_argument,
+        file=source.file, line=line, expression=text, place=use.place,
+    )  # fmt: skip
+    return proven(root, NAME, (), "a replay that ends", use.seq)
+
+
+def _green(case: Case, use: Use) -> tuple[str, str]:
+    """The installed kernel in its place, where there is another; else what ran without it."""
+    launch = use.launch
+    if lines := changes(launch, case.sources, installed()):
+        from hypocenter.replay.recorded import replay_place
+
+        assert use.place is not None
+        fact = f"the kernel as it is installed (line {lines[0].line}: `{lines[0].was}`)"
+        with contextlib.suppress(HypoError):
+            done = replay_place(
+                case.bundle, use.place, budget_seconds=_PROGRAM_SECONDS, use_installed=True
+            ).coverage
+            return fact, (
+                f"the same replay with {fact} ends: {done.num_run} of {done.num_launched} programs"
+            )
+    before = sum(other.launch.source == launch.source for other in case.uses if other.seq < use.seq)
+    ended = f"; {before} launches of the same kernel had ended before it" if before else ""
+    return "the launch left out", f"no other launch under way has a loop of that kind{ended}"
+
+
+def _waits_for(
+    case: Case, use: Use, source: SourceRecord, line: int
+) -> tuple[str | None, str | None]:
+    """The argument that the loop's own test reads, there or through a name."""
+    for name, tensor in case.tensors_of(use.launch).items():
+        access = case.access(use.launch, name)
+        if access is None or access.function != source.function:
+            continue
+        at = line_text(source, access.line)
+        made = at.partition("=")[0].strip()
+        in_test = access.line == line or (
+            line < access.line <= line + 6 and made.isidentifier()
+            and re.search(rf"\b{made}\b", line_text(source, line)) is not None
+        )  # fmt: skip
+        if in_test:
+            return name, tensor.name
+    return None, None

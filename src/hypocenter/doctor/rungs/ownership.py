@@ -1,0 +1,245 @@
+"""Rung: whose blocks of the KV cache the slots and block tables of each step name.
+
+An address can be legal and still be another request's memory. What each request owns is recorded
+by the scheduler; what the device was told stands in the step's inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hypocenter.doctor.case import Array, Case, Use
+from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.record.events import RequestRecord, Stepped
+
+NAME = "ownership"
+
+
+@dataclass(frozen=True, slots=True)
+class _Paged:
+    """A launch that goes through the cache's pages, with the step's values of its inputs."""
+
+    use: Use
+    block_size: int
+    values: Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wrong:
+    """An entry that names what is not the request's; `right` is what its place should hold."""
+
+    cause: Cause
+    argument: str
+    entry: tuple[int, ...]
+    value: int
+    right: int
+    text: str
+
+
+def ownership(case: Case) -> list[Claim]:
+    """Slots, table entries and sequence rows that lead to what the token's request does not own."""
+    claims: list[Claim] = []
+    done: set[tuple[Cause, str]] = set()
+    num_tokens = 0
+    for event in case.steps:
+        if not event.requests:
+            continue
+        pages = list(_pages(case, event))
+        num_tokens += sum(one.num_tokens for one in event.requests)
+        shared = list(_shared(event.requests))
+        for paged in pages:
+            wrong = [*_wrong(paged, event.requests)]
+            if "block_tables" in paged.values:
+                wrong += shared
+            for one in wrong:
+                if (one.cause, one.argument) in done:
+                    continue
+                done.add((one.cause, one.argument))
+                claims.append(_claim(case, paged, one, event.requests))
+    if not num_tokens:
+        if not case.is_foreign and case.uses:
+            case.unseen["who owns which block: no step recorded its requests"] = None
+        return []
+    confirmed = {claim.hypothesis.cause for claim in claims}
+    return claims + [
+        row(
+            cause, Verdict.REFUTED, NAME,
+            f"{what} of {num_tokens} tokens lead to blocks of the tokens' own requests",
+            would_refute="an entry that names a block of somebody else",
+        )
+        for cause, what in (
+            (Cause.STALE_SLOT, "the slots"), (Cause.FOREIGN_BLOCK, "tables and rows"),
+        )
+        if cause not in confirmed
+    ]  # fmt: skip
+
+
+def _pages(case: Case, event: Stepped) -> Iterator[_Paged]:
+    """The first launch of the step with slots, and the first with block tables."""
+    seen: set[str] = set()
+    for use in case.uses_of(event):
+        facts = {one.name: one.tensor for one in use.launch.facts}
+        which = next((name for name in ("slots", "block_tables") if name in facts), None)
+        cache = case.tensor_of(use.launch, "k_cache") or case.tensor_of(use.launch, "cache")
+        if which is None or which in seen or cache is None:
+            continue
+        seen.add(which)
+        values = {}
+        for name in ("slots", "block_tables", "sequence_rows", "positions", "counts"):
+            number = facts.get(name)
+            recorded = case.values(number, event.seq) if number is not None else None
+            if recorded is not None and number is not None:
+                values[name] = case.full_array(recorded, case.tensors[number].shape)
+        # What writes the cache need not be given positions and rows, which are the step's inputs.
+        for name in ("positions", "sequence_rows", "counts"):
+            if name not in values and (array := case.input_of(event, name)) is not None:
+                values[name] = array
+        if which in values:
+            yield _Paged(
+                use, cache.shape[-1] if which == "slots" else _block_size(case, use), values
+            )
+
+
+def _block_size(case: Case, use: Use) -> int:
+    keys = case.tensor_of(use.launch, "k_cache")
+    if keys is not None:
+        return keys.shape[-1]
+    size = next((one.value for one in use.launch.facts if one.name == "block_size"), None)
+    return size if isinstance(size, int) else 0
+
+
+def _wrong(paged: _Paged, requests: tuple[RequestRecord, ...]) -> Iterator[_Wrong]:
+    if paged.block_size < 1:
+        return
+    if "slots" in paged.values:
+        yield from _wrong_slots(paged, requests)
+    else:
+        yield from _wrong_rows(paged, requests)
+        yield from _wrong_tables(paged, requests)
+
+
+def _tokens(paged: _Paged, requests: tuple[RequestRecord, ...]) -> Iterator[tuple[int, Any, int]]:
+    """(number of the token in the batch, its request, its position), requests in their order."""
+    start = 0
+    for request in requests:
+        for number in range(request.num_tokens):
+            yield start + number, request, request.first_position + number
+        start += request.num_tokens
+
+
+def _wrong_slots(paged: _Paged, requests: tuple[RequestRecord, ...]) -> Iterator[_Wrong]:
+    slots, size = paged.values["slots"], paged.block_size
+    for token, request, position in _tokens(paged, requests):
+        block = position // size
+        if token >= len(slots) or block >= len(request.blocks):
+            continue
+        right = request.blocks[block] * size + position % size
+        value = int(slots[token])
+        if value == right:
+            continue
+        owner = _owner(value // size, requests)
+        whose = (
+            f"block {value // size} of request {owner.id}" if owner and owner.id != request.id
+            else f"offset {value % size} of its own block {value // size}, where position "
+            f"{request.blocks.index(value // size) * size + value % size} belongs" if owner
+            else f"block {value // size}, which nobody owns"
+        )  # fmt: skip
+        yield _Wrong(
+            Cause.STALE_SLOT, "slots", (token,), value, right,
+            f"slots[{token}] = {value} for position {position} of request {request.id}, which is "
+            f"{whose}; the request's block {request.blocks[block]} gives slot {right}",
+        )  # fmt: skip
+
+
+def _wrong_rows(paged: _Paged, requests: tuple[RequestRecord, ...]) -> Iterator[_Wrong]:
+    rows = paged.values.get("sequence_rows")
+    for token, request, _ in _tokens(paged, requests) if rows is not None else ():
+        if rows is not None and token < len(rows) and int(rows[token]) != request.row:
+            yield _Wrong(
+                Cause.FOREIGN_BLOCK, "sequence_rows", (token,), int(rows[token]), request.row,
+                f"sequence_rows[{token}] = {int(rows[token])} sends a token of request "
+                f"{request.id} to another row of the block tables than its own, {request.row}",
+            )  # fmt: skip
+
+
+def _wrong_tables(paged: _Paged, requests: tuple[RequestRecord, ...]) -> Iterator[_Wrong]:
+    tables = paged.values["block_tables"]
+    for request in requests:
+        last = (request.first_position + request.num_tokens - 1) // paged.block_size
+        used = request.blocks[: last + 1]
+        if request.row >= len(tables) or not used:
+            continue
+        given = tables[request.row, : len(used)]
+        for at in np.flatnonzero(given != np.array(used[: len(given)]))[:1]:
+            value = int(given[at])
+            owner = _owner(value, requests)
+            whose = f"a block of request {owner.id}" if owner else "a block that nobody owns"
+            yield _Wrong(
+                Cause.FOREIGN_BLOCK, "block_tables", (request.row, int(at)), value, used[at],
+                f"block_tables[{request.row}, {at}] = {value} for request {request.id}, {whose}; "
+                f"the request's own is {used[at]}",
+            )  # fmt: skip
+
+
+def _shared(requests: tuple[RequestRecord, ...]) -> Iterator[_Wrong]:
+    """Blocks that two requests of one step hold to be theirs."""
+    owners: dict[int, RequestRecord] = {}
+    for request in requests:
+        for at, block in enumerate(request.blocks):
+            other = owners.setdefault(block, request)
+            if other.id != request.id:
+                yield _Wrong(
+                    Cause.FOREIGN_BLOCK, "block_tables", (request.row, at), block, -1,
+                    f"block {block} belongs to request {other.id} and to request {request.id}",
+                )  # fmt: skip
+
+
+def _owner(block: int, requests: tuple[RequestRecord, ...]) -> RequestRecord | None:
+    return next((one for one in requests if block in one.blocks), None)
+
+
+# -- claims ---------------------------------------------------------------------------------------
+
+
+def _claim(case: Case, paged: _Paged, one: _Wrong, requests: tuple[RequestRecord, ...]) -> Claim:
+    use, place = paged.use, ", ".join(map(str, one.entry))
+    if one.right < 0:
+        corrected = f"request {requests[-1].id} without the block of the other"
+        green = "with a block of its own for each request, no block has two owners"
+    else:
+        values = np.array(paged.values[one.argument])
+        for wrong in _wrong(paged, requests):
+            if wrong.argument == one.argument:
+                values[wrong.entry] = wrong.right
+        mended = _Paged(use, paged.block_size, {**paged.values, one.argument: values})
+        left = [w for w in _wrong(mended, requests) if w.argument == one.argument]
+        corrected = f"{one.argument}[{place}] = {one.right}"
+        green = (
+            f"with {corrected} (and the like) {len(left)} entries of {one.argument} lead elsewhere"
+        )
+    access = case.access(use.launch, one.argument)
+    tensor = case.tensor_of(use.launch, one.argument)
+    root = RootCause(
+        cause=one.cause,
+        sentence=f"{use.launch.kernel}: {one.text}",
+        fix=f"Make {one.argument} of each step from the blocks that the request owns in that step "
+        f"({one.argument}[{place}] = {one.right})" if one.right >= 0
+        else "Give a block to one request at a time: free it before it is given out again",
+        proof=Proof(one.text, corrected, green),
+        kernel=use.launch.kernel,
+        argument=one.argument,
+        tensor=tensor.name if tensor else None,
+        file=access.file if access else None,
+        line=access.line if access else None,
+        expression=access.expression if access else None,
+        place=use.place,
+    )  # fmt: skip
+    return proven(
+        root, NAME, (f"{use.where}: {one.text}",),
+        "the scheduler's record of the request naming that block", use.seq,
+        (tensor.id,) if tensor else (),
+    )  # fmt: skip

@@ -1,0 +1,404 @@
+"""What class of defect a replay's finding is, by its kind, its distance and the kernel's text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hypocenter.doctor.case import Case, Use, array_of
+from hypocenter.doctor.diagnosis import Cause
+from hypocenter.doctor.kernel_text import (
+    guard_line,
+    is_index_in,
+    is_masked,
+    line_text,
+    program_line,
+)
+from hypocenter.doctor.rungs.refusals import index_cause_by_name
+from hypocenter.record.events import SourceRecord, TensorRecord
+from hypocenter.replay.findings import WRITTEN_BACK, Finding, Site
+
+#: Makes what is put right about a tensor: `replay/recorded.py:TensorFact`.
+MakeFact = Callable[..., Any]
+_CAST = re.compile(r"pointer_type|\.to\(tl\.pointer|bitcast")
+_LOOSE = re.compile(r"<=|>=|[^-=<>]>[^=>]|\+ 1\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The class of a finding, the guilty line, and corrections to try, the likeliest first.
+
+    `argument` where another one is to blame than the one whose access was found.
+    """
+
+    cause: Cause
+    fix: str
+    evidence: tuple[str, ...]
+    tries: tuple[tuple[str, Callable[[MakeFact], Mapping[str, Any]]], ...]
+    file: str | None = None
+    line: int | None = None
+    expression: str | None = None
+    argument: str | None = None
+    in_kernel: bool = True
+    #: A correction that needs no replay, and what it gives.
+    settled: tuple[str, str] | None = None
+
+    def corrections(self, fact: MakeFact) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for text, make in self.tries:
+            yield text, make(fact)
+
+
+#: Of several findings of a launch the earlier kinds explain the later ones.
+_ORDER = ("freed memory", "null pointer", "element width", "overflow", "out of bounds",
+          "uninitialised read", "never written", "race")  # fmt: skip
+
+
+def weight(finding: Finding) -> tuple[int, int]:
+    """Lower for what is nearer to the cause: its kind, then the place in the kernel's text."""
+    kind = next((i for i, word in enumerate(_ORDER) if finding.kind.endswith(word)), len(_ORDER))
+    return kind, finding.line or 0
+
+
+def classify(
+    case: Case, use: Use, finding: Finding, all_of_them: Sequence[Finding] = ()
+) -> Judged | None:
+    """None for a finding that is no defect of the run."""
+    tensor = case.tensor_of(use.launch, finding.argument or "")
+    site = finding.sites[0] if finding.sites else None
+    if finding.kind.endswith("overflow"):
+        return _overflow(case, use, finding)
+    if finding.kind == "out of bounds" and tensor is not None:
+        return _outside(case, use, finding, tensor, site)
+    if finding.kind == "element width" and tensor is not None:
+        return _other_width(finding, tensor, site, all_of_them)
+    if finding.kind == "race":
+        return _race(case, use, finding, site)
+    if finding.kind == "never written":
+        return _unwritten(case, use, finding)
+    if finding.kind == "uninitialised read" and tensor is not None:
+        return _uninitialised(case, use, finding, tensor, site)
+    if finding.kind == "freed memory" and tensor is not None:
+        return _freed(finding, tensor, site)
+    if finding.kind == "null pointer":
+        return _null(finding, tensor, site)
+    if "align" in finding.kind or "hint" in finding.kind:
+        return _misaligned(case, use, finding, tensor, site)
+    return None
+
+
+def _at(site: Site | None) -> dict[str, Any]:
+    if site is None:
+        return {}
+    return {"file": site.file, "line": site.line, "expression": site.expression}
+
+
+# -- addresses ------------------------------------------------------------------------------------
+
+
+def _overflow(case: Case, use: Use, finding: Finding) -> Judged:
+    evidence: tuple[str, ...] = ()
+    if finding.threshold is not None:
+        evidence = (f"the first program that overflows along axis {finding.axis} is "
+                    f"{finding.threshold}",)  # fmt: skip
+    small = tuple(
+        one
+        for name, tensor in case.tensors_of(use.launch).items()
+        if tensor.dtype.lower() in ("i32", "i64") and (one := _small(case, use, name))
+    )
+    tries: list[tuple[str, Callable[[MakeFact], Mapping[str, Any]]]] = []
+    if use.launch.constants.get("WIDE") is False:
+        tries.append(("WIDE = True (64-bit offsets)", lambda fact: {"WIDE": True}))
+    tries += [(f"{name} small enough for 32 bits", make) for name, make in small]
+    if finding.axis is not None and 0 < (finding.threshold or 0) < use.launch.grid[finding.axis]:
+        grid, axis = use.launch.grid, finding.axis
+        cut = (*grid[:axis], finding.threshold, *grid[axis + 1 :])
+        tries.append((f"grid {cut}, which ends before the first program that overflows",
+                      lambda fact: {"grid": cut}))  # fmt: skip
+    kept = finding.origin.expression if finding.origin else "the offset"
+    return Judged(
+        Cause.OFFSET_OVERFLOW,
+        f"Compute {kept} in 64 bits: cast the index to int64 before it is multiplied",
+        evidence, tuple(tries), **_at(finding.origin),
+    )  # fmt: skip
+
+
+def _small(
+    case: Case, use: Use, name: str
+) -> tuple[str, Callable[[MakeFact], Mapping[str, Any]]] | None:
+    """A correction that makes an index tensor's entries small."""
+    tensor = case.tensor_of(use.launch, name)
+    recorded = case.values(tensor.id, use.seq) if tensor else None
+    if tensor is None or recorded is None:
+        return None
+    values = case.full_array(recorded, tensor.shape)
+    parameter = case.parameter_of(use.launch, name)
+    elements = {
+        tuple(map(int, at)): int(value) % 16
+        for at, value in zip(_indices(values.shape), values.reshape(-1), strict=True)
+        if value > 15
+    }
+    return (name, lambda fact: {parameter: fact(elements=elements)}) if elements else None
+
+
+def _indices(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    import itertools
+
+    yield from itertools.product(*map(range, shape))
+
+
+def _other_width(
+    finding: Finding, tensor: TensorRecord, site: Site | None, all_of_them: Sequence[Finding]
+) -> Judged | None:
+    """A kernel that reads pairs on purpose is healthy as long as the pairs begin where they may."""
+    name = finding.argument or ""
+    found = re.search(r"(\d+) bytes", finding.detail)
+    width = int(found.group(1)) if found else 8
+    off = tensor.address % width
+    if off:
+        there = tensor.address - off
+        return Judged(
+            Cause.MISALIGNMENT,
+            f"Begin {tensor.name} at a multiple of {width} bytes, or read it element by element",
+            (
+                f"{tensor.name} begins at {tensor.address:#x}, {off} bytes past a multiple of "
+                f"{width}, and is read {width} bytes at a time",
+            ),
+            (), **_at(site), in_kernel=False,
+            settled=(f"{tensor.name} at {there:#x}",
+                     f"{there:#x} is a multiple of {width}; {tensor.address:#x} is not"),
+        )  # fmt: skip
+    if not any(one.kind == "out of bounds" for one in all_of_them):
+        return None
+    return Judged(
+        Cause.DTYPE_WIDTH,
+        f"Read {name} with the width of its elements: take the cast of the pointer away",
+        (f"what is read from {name} in the wrong width leads out of bounds",), (), **_at(site),
+    )  # fmt: skip
+
+
+def _outside(
+    case: Case, use: Use, finding: Finding, tensor: TensorRecord, site: Site | None
+) -> Judged:
+    name = finding.argument or ""
+    source = _source(case, use, site)
+    line = line_text(source, site.line) if source and site else ""
+    width = tensor.extent_bytes / max(_span(tensor), 1)
+    extent = _span(tensor)
+    number = finding.number if finding.number is not None else extent
+    room = 2 * tensor.extent_bytes + int(max(number, 0) * width) + 4096
+    grown = (f"room for {int(room / max(width, 1))} elements behind {name}",
+             lambda fact: {name: fact(num_bytes=room)})  # fmt: skip
+    if _CAST.search(f"{line} {site.expression if site else ''}"):
+        return Judged(
+            Cause.DTYPE_WIDTH,
+            f"Read {name} with the width of its elements ({width:.0f} bytes): take the cast of "
+            "the pointer away",
+            (f"the kernel casts the pointer {name}: {line}",), (grown,), **_at(site),
+        )  # fmt: skip
+    lanes = finding.num_lanes / max(finding.num_programs, 1)
+    guard = guard_line(source, site.line) if source and site else None
+    if (found := _index_of(case, use, finding, tensor, number)) is not None:
+        return found
+    # Another access of the same line may have the mask that this one has not.
+    has_mask = is_masked(site.expression) if site and site.expression else "mask" in line
+    distance = number - extent + 1 if number >= 0 else -number
+    side = "past the last" if number >= 0 else "before the first"
+    beyond = f"element {number} of {extent}: {distance} {side}"
+    if has_mask and guard and (number in (extent, -1) or lanes <= 1 or _LOOSE.search(guard[1])):
+        return Judged(
+            Cause.OFF_BY_ONE,
+            f"Compare with < instead of <= in `{guard[1]}`",
+            (beyond, f"the access is masked, by line {guard[0]}: {guard[1]}"), (grown,),
+            site.file if site else None, guard[0], guard[1],
+        )  # fmt: skip
+    if not has_mask and number in (extent, -1) and lanes <= 1:
+        return Judged(
+            Cause.OFF_BY_ONE, f"End one element earlier at {name}",
+            (beyond, "one element of one lane, and no mask"), (grown,), **_at(site),
+        )  # fmt: skip
+    if not has_mask:
+        return Judged(
+            Cause.MISSING_MASK,
+            f"Mask the access: `mask=` with the columns or rows that {name} has",
+            (beyond, f"{lanes:.0f} lanes of a program are outside, and the access has no mask"),
+            (grown,), **_at(site),
+        )  # fmt: skip
+    return Judged(
+        Cause.BUFFER_TOO_SMALL, f"Make {tensor.name} large enough, or mask what lies beyond it",
+        (beyond,), (grown,), **_at(site),
+    )  # fmt: skip
+
+
+def _index_of(
+    case: Case, use: Use, finding: Finding, tensor: TensorRecord, number: int
+) -> Judged | None:
+    """The entry of an index tensor that led out of `tensor`, in a kernel without a contract."""
+    source = case.sources.get(use.launch.source)
+    if use.launch.facts or not tensor.shape or not tensor.strides[0] or not source:
+        return None
+    name, access = finding.argument or "", finding.sites[-1].expression if finding.sites else ""
+    wanted, bound = number // tensor.strides[0], tensor.shape[0]
+    if 0 <= wanted < bound:
+        return None
+    for parameter, other in case.tensors_of(use.launch).items():
+        recorded = case.values(other.id, use.seq)
+        if recorded is None or parameter == name or not is_index_in(source, access, parameter):
+            continue
+        entries = dict(zip(_indices(recorded.shape), array_of(recorded).flat, strict=False))
+        bad = {at: int(value) for at, value in entries.items() if not 0 <= value < bound}
+        if wanted not in bad.values():
+            continue
+        at = next(at for at, value in bad.items() if value == wanted)
+        shown = f"{parameter}[{', '.join(map(str, at))}]"
+        others = f", and {len(bad) - 1} others" if len(bad) > 1 else ""
+        return Judged(
+            index_cause_by_name(parameter, name, wanted),
+            f"Keep {parameter} inside 0 to {bound - 1}: {name} has {bound} entries",
+            (f"{shown} = {wanted}, but {name} has {bound} entries",),
+            ((f"{shown} = 0{others}", _elements(parameter, dict.fromkeys(bad, 0))),),
+            **_at(finding.sites[0]), argument=parameter,
+        )  # fmt: skip
+    return None
+
+
+def _elements(
+    parameter: str, elements: Mapping[tuple[int, ...], int]
+) -> Callable[[MakeFact], Mapping[str, Any]]:
+    return lambda fact: {parameter: fact(elements=elements)}
+
+
+def _freed(finding: Finding, tensor: TensorRecord, site: Site | None) -> Judged:
+    name = finding.argument or ""
+    return Judged(
+        Cause.USE_AFTER_FREE, f"Keep {tensor.name} until its last launch has ended",
+        (), ((f"{tensor.name} not freed", lambda fact: {name: fact(is_alive=True)}),), **_at(site),
+    )  # fmt: skip
+
+
+def _null(finding: Finding, tensor: TensorRecord | None, site: Site | None) -> Judged:
+    name = finding.argument or ""
+    num_bytes = max(tensor.extent_bytes if tensor else 0, 4096)
+    return Judged(
+        Cause.NULL_POINTER, f"Pass a tensor for {name}", (),
+        ((f"{num_bytes} bytes behind {name}", lambda fact: {name: fact(num_bytes=num_bytes)}),),
+        **_at(site),
+    )  # fmt: skip
+
+
+def _misaligned(
+    case: Case, use: Use, finding: Finding, tensor: TensorRecord | None, site: Site | None
+) -> Judged:
+    name = finding.argument or ""
+    tries: list[tuple[str, Callable[[MakeFact], Mapping[str, Any]]]] = []
+    if tensor is not None and len(tensor.strides) > 1:
+        stride = -(-tensor.strides[0] // 128) * 128
+        parameter = f"{name.removesuffix('_ptr')}_stride"
+        known = any(one.name == parameter for one in use.launch.arguments)
+        changed: dict[str, Any] = {parameter: stride} if known else {}
+        room = tensor.shape[0] * stride * 8
+        tries.append((f"rows {stride} elements apart",
+                      lambda fact: {name: fact(num_bytes=room), **changed}))  # fmt: skip
+    if tensor is not None:
+        tries.append(("the pointer at a multiple of 256 bytes",
+                      lambda fact: {name: fact(num_bytes=tensor.extent_bytes)}))  # fmt: skip
+    return Judged(
+        Cause.MISALIGNMENT,
+        "Promise no more alignment than the address has, or begin the tensor where it has it",
+        (), tuple(tries), **_at(site),
+    )  # fmt: skip
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+def _race(case: Case, use: Use, finding: Finding, site: Site | None) -> Judged:
+    source = _source(case, use, site)
+    folded = program_line(source) if source else None
+    place = _at(site)
+    if folded is not None and site is not None:
+        place = {"file": site.file, "line": folded[0], "expression": folded[1]}
+    single = (1,) * len(use.launch.grid)
+    is_read = finding.operation == "load" or " read: " in finding.detail
+    is_read = is_read and not folded and WRITTEN_BACK not in finding.detail
+    name = finding.argument or "it"
+    return Judged(
+        Cause.PROGRAM_RACE,
+        f"Let no program read what another one writes: make two launches of it, or read from a "
+        f"copy of {name}"
+        if is_read
+        else "Let one program write each element, or add with an atomic",
+        (f"`{folded[1]}` gives several programs one index",) if folded else (),
+        (("a grid of one program, which has nobody to race with", lambda fact: {"grid": single}),),
+        **place,
+    )  # fmt: skip
+
+
+def _unwritten(case: Case, use: Use, finding: Finding) -> Judged:
+    launch = use.launch
+    name = finding.argument or ""
+    access = case.access(launch, name, "store")
+    source = case.sources.get(launch.source)
+    guard = guard_line(source, access.line) if source and access else None
+    counts = case.tensor_of(launch, "counts")
+    tries: list[tuple[str, Callable[[MakeFact], Mapping[str, Any]]]] = []
+    if counts is not None:
+        parameter = case.parameter_of(launch, "counts")
+        none = {(i,): 0 for i in range(counts.shape[0])}
+        tries.append(("no row live", lambda fact: {parameter: fact(elements=none)}))
+    tensor = case.tensor_of(launch, name)
+    if tensor is not None and finding.element and len(finding.element) > 1:
+        columns, strides = finding.element[-1], tensor.strides
+        shape = (*tensor.shape[:-1], columns)
+        tries.insert(0, (f"{name} only {columns} columns wide",
+                         lambda fact: {name: fact(shape=shape, strides=strides)}))  # fmt: skip
+    return Judged(
+        Cause.OUTPUT_NOT_WRITTEN,
+        f"Write every element of {name}: the mask of the store leaves some out",
+        (f"the store is masked, by line {guard[0]}: {guard[1]}",) if guard else (), tuple(tries),
+        access.file if access else None,
+        guard[0] if guard else access.line if access else None,
+        guard[1] if guard else access.expression if access else None,
+    )  # fmt: skip
+
+
+def _uninitialised(
+    case: Case, use: Use, finding: Finding, tensor: TensorRecord, site: Site | None
+) -> Judged:
+    name = finding.argument or ""
+    whole = tensor.extent_bytes
+    if case.fact_of(use.launch, name) in ("k_cache", "v_cache", "cache"):
+        return Judged(
+            Cause.NONFINITE_PADDING,
+            f"Mask the load of {name} to the keys that are live, with other=0.0",
+            (f"entries of {tensor.name} that no token has written are read: 0 times NaN is NaN",),
+            ((f"{tensor.name} cleared before", lambda fact: {name: fact(num_bytes=whole)}),),
+            **_at(site),
+        )  # fmt: skip
+    return Judged(
+        Cause.UNINITIALISED_READ, f"Write or clear {tensor.name} before it is read", (),
+        ((f"{tensor.name} cleared before", lambda fact: {name: fact(num_bytes=whole)}),),
+        **_at(site),
+    )  # fmt: skip
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+def _source(case: Case, use: Use, site: Site | None) -> SourceRecord | None:
+    """The text of the function that a site lies in."""
+    if site is None:
+        return None
+    for source in case.bundle.sources:
+        last = source.first_line + source.text.count("\n") + 1
+        if source.function == site.function and source.first_line <= site.line <= last:
+            return source
+    return case.sources.get(use.launch.source)
+
+
+def _span(tensor: TensorRecord) -> int:
+    """Elements from the first to behind the last."""
+    if 0 in tensor.shape:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))

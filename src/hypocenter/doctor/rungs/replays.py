@@ -1,0 +1,371 @@
+"""Rung: suspect launches, replayed with what was recorded, and again with one fact put right.
+
+Needs Triton and torch; without them every cause that only this rung can see stays untested.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypocenter.doctor.case import Case, Use
+from hypocenter.doctor.diagnosis import (
+    UNRECORDED,
+    Cause,
+    Claim,
+    Proof,
+    RootCause,
+    Verdict,
+    proven,
+    row,
+)
+from hypocenter.doctor.installed_text import changes, installed
+from hypocenter.doctor.kernel_text import follows_what_it_loads
+from hypocenter.doctor.rungs.dead_rows import dead
+from hypocenter.doctor.rungs.replay_causes import Judged, classify, weight
+from hypocenter.doctor.rungs.values import first_spoilt
+from hypocenter.errors import HypoError, MissingPackage
+from hypocenter.record.events import Place
+from hypocenter.replay.findings import Finding, ReplayReport
+
+NAME = "replay"
+#: Seconds of one replay, and of all of them together.
+REPLAY_SECONDS = 4.0
+RUNG_SECONDS = 25.0
+
+#: What a clean replay of every program of a launch refutes for it.
+SEEN = {
+    Cause.MISSING_MASK: "no access leaves its tensor",
+    Cause.OFF_BY_ONE: "no access leaves its tensor or reads an entry that is not live",
+    Cause.OFFSET_OVERFLOW: "every offset is the same in 32 and in 64 bits",
+    Cause.PROGRAM_RACE: "no two programs touch the same element, one writing",
+    Cause.OUTPUT_NOT_WRITTEN: "every live row is written whole",
+    Cause.UNINITIALISED_READ: "nothing is read that nobody wrote",
+}
+
+#: Of a program's own launches nobody knows what was written before them.
+_OF_HISTORY = (Cause.UNINITIALISED_READ, Cause.OUTPUT_NOT_WRITTEN)
+#: What the use of something dead may look like.
+_LATE = (Cause.PROGRAM_RACE, Cause.OUTPUT_NOT_WRITTEN)
+
+Replay = Callable[..., ReplayReport]
+
+
+@dataclass
+class _Rung:
+    """One climb: what was replayed, what could not be."""
+
+    case: Case
+    replay: Replay
+    fact: Any
+    deadline: float
+    clean: int = 0
+    partly: int = 0
+    #: Launches replayed in full, of which that says less than it might, and why.
+    vague: dict[str, None] = field(default_factory=dict)
+    failed: dict[str, None] = field(default_factory=dict)
+
+    def run(
+        self, use: Use, corrections: Mapping[str, Any] | None = None, *, installed: bool = False
+    ) -> ReplayReport | None:
+        """The report, None when the launch cannot be replayed or the time is over.
+
+        `installed`: with this installation's kernel in place of the recorded one.
+        """
+        left = self.deadline - time.monotonic()
+        if use.place is None or left <= 0.2:
+            return None
+        try:
+            return self.replay(
+                self.case.bundle, use.place, corrections=dict(corrections or {}),
+                budget_seconds=min(REPLAY_SECONDS, left), allow_source=self.case.allow_source,
+                use_installed=installed,
+            )  # fmt: skip
+        except HypoError as error:
+            if not installed and not corrections:
+                self.failed[f"{use.launch.kernel}: {error}"] = None
+            return None
+
+
+def replays(case: Case) -> list[Claim]:
+    """Replay what earlier rungs blame, else what was under way; else one of each kind of launch."""
+    if any(claim.root is not None for claim in case.claims):
+        return _after_good_run(case)
+    try:
+        from hypocenter.replay.corrections import TensorFact
+        from hypocenter.replay.recorded import replay_place
+    except (MissingPackage, ImportError) as error:
+        return list(_untested(f"needs the replay of launches: {error}"))
+    rung = _Rung(case, replay_place, TensorFact, time.monotonic() + RUNG_SECONDS)
+    claims: list[Claim] = []
+    for use in _suspects(case):
+        found = _climbed(rung, use)
+        if any(claim.root is not None for claim in found):
+            claims += _first_alike(rung, use, found)
+            break
+        claims += found
+        if time.monotonic() > rung.deadline:
+            case.unseen["launches that there was no time to replay"] = None
+            break
+    case.unseen |= dict.fromkeys(f"not replayed: {text}" for text in rung.failed)
+    return [*claims, *_refuted(rung, claims)]
+
+
+def _climbed(rung: _Rung, use: Use) -> list[Claim]:
+    """What the replay of one launch says; counts it."""
+    report = rung.run(use)
+    if report is None:
+        return []
+    found = _found(rung, use, report)
+    if not any(claim.root and claim.root.cause not in _LATE for claim in found):
+        # Two programs that meet in a dead row are a sight of the use of dead rows.
+        found = list(dead(rung.case, use, rung.run, rung.fact)) or found
+    if report.coverage.is_complete and not found:
+        rung.clean += 1
+        rung.vague |= dict.fromkeys(_vague(rung.case, use))
+    elif not found:
+        rung.partly += 1
+    return found
+
+
+def _vague(case: Case, use: Use) -> Iterator[str]:
+    """Why a clean replay of a program's own launch refutes nothing."""
+    if not case.is_foreign:
+        return
+    launch = use.launch
+    if case.kind in ("crash", "error") and use.seq == case.uses[-1].seq:
+        yield f"{launch.kernel} was the last launch before the end"
+    source = case.sources.get(launch.source)
+    unknown = [
+        name for name, tensor in case.tensors_of(launch).items()
+        if case.values(tensor.id, use.seq) is None
+        and (source is None or follows_what_it_loads(source, case.parameter_of(launch, name)))
+    ]  # fmt: skip
+    if unknown:
+        yield (
+            f"{launch.kernel} works out addresses, masks or branches from {', '.join(unknown)}, "
+            "whose contents were not recorded: zeros stood in for them"
+        )
+
+
+def _first_alike(rung: _Rung, use: Use, found: list[Claim]) -> list[Claim]:
+    """The same finding at the first launch with that kernel and these shapes, if it has it too.
+
+    A crash lies near its end; what only spoils values does so from the first such launch on.
+    """
+    case = rung.case
+    if case.kind in ("crash", "hang"):
+        return found
+    cause = next(claim.root.cause for claim in found if claim.root)
+    first = next((one for one in case.uses if one.place is not None
+                  and _key(case, one) == _key(case, use)), use)  # fmt: skip
+    if first is use or cause in (Cause.OUTPUT_NOT_WRITTEN, Cause.UNINITIALISED_READ):
+        return found
+    again = _climbed(rung, first)
+    return again if any(one.root and one.root.cause is cause for one in again) else found
+
+
+def _after_good_run(case: Case) -> list[Claim]:
+    """A difference from the good run is what a race of that very launch looks like."""
+    untested = list(_untested(
+        "a cause is proven without a replay; `hypo replay BUNDLE` replays the launches"
+    ))  # fmt: skip
+    proofs = [claim for claim in case.claims if claim.root is not None]
+    root = proofs[0].root
+    if len(proofs) > 1 or root is None or root.cause is not Cause.WRONG_ANSWER:
+        return untested
+    use = next((one for one in case.uses if one.place == root.place), None)
+    try:
+        from hypocenter.replay.corrections import TensorFact
+        from hypocenter.replay.recorded import replay_place
+    except (MissingPackage, ImportError):
+        return untested
+    if use is None:
+        return untested
+    rung = _Rung(case, replay_place, TensorFact, time.monotonic() + 2 * REPLAY_SECONDS)
+    report = rung.run(use)
+    found = _found(rung, use, report) if report is not None else []
+    races = [one for one in found if one.root and one.root.cause is Cause.PROGRAM_RACE]
+    if not races:
+        return untested
+    case.claims[case.claims.index(proofs[0])] = row(
+        Cause.WRONG_ANSWER, Verdict.INCONCLUSIVE, proofs[0].hypothesis.diagnostic,
+        f"the first difference, which the race explains: {root.sentence}",
+        would_refute="no difference from the good run", kernel=root.kernel,
+        argument=root.argument,
+    )  # fmt: skip
+    return [*races, *(one for one in untested if one.hypothesis.cause is not Cause.PROGRAM_RACE)]
+
+
+def _suspects(case: Case) -> Iterator[Use]:
+    """The launch that spoilt something first; then of launches that are alike the last one."""
+    spoilt = first_spoilt(case)
+    if spoilt is not None:
+        yield spoilt.use
+    under_way = {id(use) for use in case.suspects}
+    alike: dict[Any, Use] = {}
+    for use in case.uses:
+        launch = use.launch
+        if use.place is not None and launch.source:
+            key = _key(case, use)
+            if key not in alike or id(use) in under_way:
+                alike[key] = use
+    yield from sorted(alike.values(), key=lambda use: (-use.step, _number(use.place)))
+
+
+def _key(case: Case, use: Use) -> object:
+    """Equal for launches that are alike."""
+    launch = use.launch
+    shapes = tuple((t.shape, t.strides, t.dtype) for t in case.tensors_of(launch).values())
+    return launch.source, launch.grid, tuple(launch.constants.items()), shapes
+
+
+def _number(place: Place | None) -> int:
+    return place.launch if place is not None else 0
+
+
+def _found(rung: _Rung, use: Use, report: ReplayReport) -> list[Claim]:
+    """Of a launch's findings the first that has a proof; else what there is without one."""
+    ordered = sorted(report.findings, key=weight)
+    claims = []
+    for finding in ordered:
+        claim = _claim(rung, use, finding, report)
+        if claim is None:
+            continue
+        if claim.root is not None:
+            return [claim]
+        claims.append(claim)
+    return claims
+
+
+# -- claims ---------------------------------------------------------------------------------------
+
+
+def _claim(rung: _Rung, use: Use, finding: Finding, report: ReplayReport) -> Claim | None:
+    case, launch = rung.case, use.launch
+    judged = classify(case, use, finding, report.findings)
+    if judged is None:
+        return None
+    green = _green(rung, use, finding, judged)
+    argument = case.fact_of(launch, finding.argument) if finding.argument else None
+    tensor = case.tensor_of(launch, finding.argument or "")
+    blamed = case.tensor_of(launch, judged.argument) if judged.argument else tensor
+    where = f" in program {finding.program}" if finding.program else ""
+    red = f"the replay of {use.where}{where}: {finding.kind}: {_what(finding)}"
+    evidence = (
+        f"{_count(finding.num_lanes, 'access', 'es')} in "
+        f"{_count(finding.num_programs, 'program')}; "
+        f"{report.coverage.num_run} of {report.coverage.num_launched} programs replayed",
+        *([f"at that lane {', '.join(f'{k} = {v}' for k, v in finding.values.items())}"]
+          if finding.values else []),
+        *judged.evidence,
+    )  # fmt: skip
+    if green is None:
+        return row(
+            judged.cause, Verdict.INCONCLUSIVE, NAME, red, *evidence,
+            "no single fact was found with which the replay is clean",
+            would_refute="a clean replay", kernel=launch.kernel, argument=argument,
+        )  # fmt: skip
+    corrected, text = green
+    root = RootCause(
+        cause=judged.cause,
+        sentence=f"{launch.kernel}: {finding.kind} at {argument or finding.operation}: "
+        f"{_what(finding)}",
+        fix=judged.fix,
+        proof=Proof(red, corrected, text),
+        kernel=launch.kernel,
+        argument=judged.argument or argument,
+        tensor=blamed.name if blamed else None,
+        file=judged.file,
+        line=judged.line,
+        expression=judged.expression,
+        place=use.place,
+    )
+    number = use.place.launch if use.place is not None else 0
+    return proven(
+        root, NAME, evidence, "a clean replay of the same launch", use.seq * 1000 + number,
+        (tensor.id,) if tensor else (),
+    )  # fmt: skip
+
+
+def _what(finding: Finding) -> str:
+    name = finding.argument or ""
+    place = ", ".join(map(str, finding.element)) if finding.element is not None else ""
+    return f"{name}[{place}] {finding.detail}" if place else f"{name} {finding.detail}".strip()
+
+
+def _green(rung: _Rung, use: Use, finding: Finding, judged: Judged) -> tuple[str, str] | None:
+    """The correction with which the finding is gone, and what the replay says then."""
+    if judged.settled is not None:
+        return judged.settled
+    changed = changes(use.launch, rung.case.sources, installed())
+    tries: list[tuple[str, Mapping[str, Any], bool]] = []
+    if changed and judged.in_kernel:
+        one = changed[0]
+        tries.append((f"the kernel as it is installed (line {one.line}: `{one.was}`)", {}, True))
+    tries += [(text, facts, False) for text, facts in judged.corrections(rung.fact)]
+    for corrected, corrections, use_installed in tries:
+        report = rung.run(use, corrections, installed=use_installed)
+        if report is None:
+            continue
+        left = [one for one in report.findings if one.kind == finding.kind
+                and one.argument == finding.argument
+                and (use_installed or one.line == finding.line)]  # fmt: skip
+        if not left:
+            return corrected, (
+                f"the same replay with {corrected}: no such finding "
+                f"({report.coverage.num_run} of {report.coverage.num_launched} programs)"
+            )
+    return None
+
+
+# -- what is not found ----------------------------------------------------------------------------
+
+
+def _refuted(rung: _Rung, claims: list[Claim]) -> Iterator[Claim]:
+    told = {claim.hypothesis.cause for claim in claims}
+    if any(claim.root is not None for claim in claims):
+        yield from _untested("the replay stopped at the first cause that it proved", told)
+        return
+    if not rung.clean and not rung.partly:
+        reason = next(iter(rung.failed), "no launch of the bundle can be replayed")
+        yield from _untested(f"nothing was replayed in full: {reason}", told)
+        return
+    for cause, text in SEEN.items():
+        if cause in told:
+            continue
+        if rung.case.is_foreign and cause in _OF_HISTORY:
+            yield row(cause, Verdict.NOT_TESTED, NAME, UNRECORDED)
+        elif rung.clean and not rung.partly and not rung.failed and not rung.vague:
+            yield row(
+                cause, Verdict.REFUTED, NAME, f"{text}: {_launches(rung.clean)} replayed in full",
+                would_refute="a program of them that does",
+            )  # fmt: skip
+        else:
+            yield row(cause, Verdict.INCONCLUSIVE, NAME, *_partial(rung, text),
+                      would_refute="a full replay of every launch")  # fmt: skip
+
+
+def _partial(rung: _Rung, text: str) -> Iterator[str]:
+    left = [
+        *([f"{_launches(rung.partly)} replayed in part"] if rung.partly else []),
+        *([f"{_launches(len(rung.failed))} not at all"] if rung.failed else []),
+    ]
+    yield "; ".join((f"{text}: {_launches(rung.clean)} replayed in full", *left))
+    yield from rung.vague
+
+
+def _launches(count: int) -> str:
+    return _count(count, "launch", "es")
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{plural if number != 1 else ''}"
+
+
+def _untested(reason: str, told: Collection[Cause] = ()) -> Iterator[Claim]:
+    for cause in SEEN:
+        if cause not in told:
+            yield row(cause, Verdict.NOT_TESTED, NAME, reason)

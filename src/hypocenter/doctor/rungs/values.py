@@ -1,0 +1,323 @@
+"""Rung: the first launch that wrote a number which is none, and where that came from.
+
+From the statistics of a traced run alone; what a kernel did inside is the replay's to say.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hypocenter.doctor.case import Case, Use
+from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.kernel_text import guard_line
+from hypocenter.record.events import LaunchRecord, Place, Statistics, TensorRecord
+
+NAME = "values"
+_CACHES = ("k_cache", "v_cache", "cache", "keys")
+_TABLES = ("cos", "sin")
+
+
+NOT_TRACED = "contents of tensors: the run was not traced; `hypo doctor --suspect -- ...` traces it"
+NO_LAUNCH = "launches: none of this run was recorded, so next to nothing can be said of its cause"
+
+
+@dataclass(frozen=True, slots=True)
+class _First:
+    """The first launch that spoilt something: what it wrote, and what it had read."""
+
+    use: Use
+    output: str
+    wrote: Statistics
+    read: dict[str, Statistics]
+    num_before: int
+
+
+def values(case: Case) -> list[Claim]:
+    """Where NaN, infinity or undefined memory entered."""
+    if not case.bundle.statistics:
+        if not case.is_foreign:  # what was seen of a foreign program is told beside its launches
+            case.unseen[NOT_TRACED if case.uses else NO_LAUNCH] = None
+        return []
+    first = first_spoilt(case)
+    if first is None:
+        num = len(case.bundle.statistics)
+        return [
+            row(cause, Verdict.REFUTED, NAME, f"all of {num} tensors that were looked at after a "
+                "launch are finite", would_refute="a tensor with a NaN or an infinity")
+            for cause in (Cause.NONFINITE_VALUE, Cause.NONFINITE_PADDING)
+        ]  # fmt: skip
+    if any(claim.root is not None for claim in case.claims):
+        return []
+    return [_judged(case, first)]
+
+
+def first_spoilt(case: Case) -> _First | None:
+    """The first launch whose live output was not finite, or was never written."""
+    grouped: dict[Place, list[Statistics]] = {}
+    for one in case.bundle.statistics:
+        grouped.setdefault(one.place, []).append(one)
+    num_before = 0
+    for use in case.uses:
+        figures = grouped.get(use.place, []) if use.place is not None else []
+        tensors = {t.id: name for name, t in case.tensors_of(use.launch).items()}
+        written = case.written_by(use.launch)
+        named = {tensors[one.tensor]: one for one in figures if one.tensor in tensors}
+        read = {name: one for name, one in named.items() if name not in written}
+        for name in [name for name in named if name in written and name not in _CACHES]:
+            if is_spoilt(named[name], hides=_hides(case, name, use.launch)):
+                return _First(use, name, named[name], read, num_before)
+        num_before += bool(figures)
+    return None
+
+
+def is_spoilt(one: Statistics, *, hides: bool = False) -> bool:
+    """Whether something is no number; -infinity is none either but where it `hides`."""
+    allowed = one.num_below if hides else 0
+    return bool(one.num_nan or one.num_poisoned or one.num_inf > allowed)
+
+
+def _hides(case: Case, name: str, launch: LaunchRecord) -> bool:
+    return ", -infinity hides" in _declared(case, name, launch)
+
+
+def _judged(case: Case, first: _First) -> Claim:
+    launch = first.use.launch
+    bad = {name: one for name, one in first.read.items() if is_spoilt(one)}
+    tables = [name for name in _TABLES if name in bad]
+    if tables:
+        return _table(case, first, tables[0], bad[tables[0]])
+    caches = [name for name in bad if name in _CACHES]
+    if caches:
+        return _padding(case, first, caches, bad)
+    if bad:
+        name, one = next(iter(bad.items()))
+        cause = Cause.UNINITIALISED_READ if one.num_poisoned else Cause.NONFINITE_VALUE
+        return _entered(case, first, cause, name, one, f"{name} was so before {launch.kernel} read "
+                        "it, and no launch of the run had written it")  # fmt: skip
+    if first.wrote.num_poisoned and (undefined := _undefined(case, first)):
+        return undefined
+    weights = [
+        name for name, tensor in case.tensors_of(launch).items()
+        if name not in first.read and name not in case.written_by(launch) and not tensor.part
+        and not _is_index(case, name, launch)
+    ]  # fmt: skip
+    if weights:
+        return _entered(case, first, Cause.NONFINITE_VALUE, weights[0], None,
+                        f"everything else that {launch.kernel} read is finite; the contents of "
+                        f"{weights[0]} were not recorded")  # fmt: skip
+    return _made_inside(case, first)
+
+
+def _is_index(case: Case, name: str, launch: LaunchRecord) -> bool:
+    return _declared(case, name, launch).startswith("i32")
+
+
+def _declared(case: Case, name: str, launch: LaunchRecord) -> str:
+    """What the launch's declaration says of an argument."""
+    start = f"{name}: "
+    lines = (case.bundle.declaration(launch) or "").splitlines()
+    return next((line.removeprefix(start) for line in lines if line.startswith(start)), "")
+
+
+def _shown(one: Statistics) -> str:
+    parts = [(one.num_nan, "NaN"), (one.num_inf, "infinite"), (one.num_poisoned, "never written")]
+    text = ", ".join(f"{count} {word}" for count, word in parts if count)
+    at = f", the first at {list(one.first_nonfinite)}" if one.first_nonfinite is not None else ""
+    return f"{text}{at}"
+
+
+def _before(first: _First) -> str:
+    return (
+        f"the {first.num_before} launches before, which were looked at one by one, wrote nothing "
+        "that is not finite"
+    )
+
+
+def _table(case: Case, first: _First, name: str, one: Statistics) -> Claim:
+    tensor = case.tensor_of(first.use.launch, name)
+    assert tensor is not None
+    good = _rope_table(tensor.shape, 10000.0)
+    bad = _rope_table(tensor.shape, 0.0)
+    like_zero = int(np.isnan(bad).sum()) == one.num_nan
+    text = f"{name} ({tensor.name}) holds {_shown(one)}"
+    red = f"{text}; {_before(first)}"
+    if like_zero:
+        red += "; just so many NaN has a table of that shape that is made with base 0"
+    root = RootCause(
+        cause=Cause.BAD_SCALAR if like_zero else Cause.NONFINITE_VALUE,
+        sentence=f"{first.use.launch.kernel}: {text}"
+        + (": the base of the rotation (rope_base) was 0 when it was made" if like_zero else ""),
+        fix=f"Refuse a rope_base of 0 (or NaN) where {tensor.name} is made "
+        f"({_site(case, tensor)}); 10000 is usual",
+        proof=Proof(red, "base 10000", f"the same table made with base 10000: "
+                    f"{int(np.isfinite(good).sum())} of {good.size} entries are finite"),
+        kernel=first.use.launch.kernel, argument=name, tensor=tensor.name,
+        place=first.use.place, **_lines(case, first, name),
+    )  # fmt: skip
+    return proven(root, NAME, (f"{first.use.where}: {first.output} becomes {_shown(first.wrote)}",),
+                  "a table that is finite", first.use.seq, (tensor.id,))  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4)
+def _rope_table(
+    shape: tuple[int, ...], base: float
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """Cosines of all angles of a table [num_positions, pairs] (`rope.py:tables`)."""
+    pairs = np.arange(shape[1], dtype=np.float64)
+    with np.errstate(all="ignore"):
+        angles = np.arange(shape[0])[:, None] * np.float64(base) ** (-pairs / shape[1])
+        return np.cos(angles)
+
+
+def _padding(case: Case, first: _First, caches: list[str], bad: dict[str, Statistics]) -> Claim:
+    """Undefined memory of the cache came into the result: an entry that is not live was weighed."""
+    launch = first.use.launch
+    name = "v_cache" if "v_cache" in caches else caches[0]
+    tensor = case.tensor_of(launch, name)
+    text = f"{first.output} becomes {_shown(first.wrote)} while {name} holds {_shown(bad[name])}"
+    red = f"{first.use.where}: {text}; {_before(first)}"
+    root = RootCause(
+        cause=Cause.NONFINITE_PADDING,
+        sentence=f"{launch.kernel}: {text}: entries of {name} that no token has written yet were "
+        "used (0 times NaN is NaN)",
+        fix=f"Mask the load of {name} to the keys that are live, with other=0.0, or clear the "
+        "cache when it is made",
+        proof=Proof(red, f"{name} without its unwritten entries",
+                    f"every other input of {launch.kernel} is finite "
+                    f"({', '.join(k for k in first.read if k not in caches) or 'none'}), and all "
+                    "that has been written into the cache was finite"),
+        kernel=launch.kernel, argument=name, tensor=tensor.name if tensor else None,
+        place=first.use.place, **_lines(case, first, name),
+    )  # fmt: skip
+    return proven(root, NAME, (), "live entries of the cache that are not finite", first.use.seq,
+                  (tensor.id,) if tensor else ())  # fmt: skip
+
+
+def _entered(
+    case: Case, first: _First, cause: Cause, name: str, one: Statistics | None, why: str
+) -> Claim:
+    launch = first.use.launch
+    tensor = case.tensor_of(launch, name)
+    held = f" holds {_shown(one)}" if one else ""
+    whose = f"{name} ({tensor.name}, {tensor.owner})" if tensor else name
+    others = [k for k in first.read if k != name]
+    red = f"{first.use.where}: {first.output} becomes {_shown(first.wrote)}; {why}"
+    same = _same_kernel_before(case, first)
+    if not same and one is None:
+        return row(
+            cause, Verdict.INCONCLUSIVE, NAME, red,
+            "no launch of the same kernel came before, to compare with",
+            would_refute=f"a {name} whose elements are all finite", kernel=launch.kernel,
+            argument=name,
+        )  # fmt: skip
+    root = RootCause(
+        cause=cause,
+        sentence=f"{launch.kernel}: {whose}{held}, and {first.output} becomes "
+        f"{_shown(first.wrote)}",
+        fix=f"Look into {whose}: `hypo inspect MODEL --check` looks for NaN in a model's weights"
+        if one is None else f"Write finite numbers into {whose} before it is read "
+        f"({_site(case, tensor)})",
+        proof=Proof(
+            red, f"another tensor for {name}",
+            f"{same} launches of {launch.kernel} before, each with another {name}, gave finite "
+            f"results; the other inputs here ({', '.join(others) or 'none'}) are finite",
+        ),
+        kernel=launch.kernel, argument=name, tensor=tensor.name if tensor else None,
+        place=first.use.place, **_lines(case, first, name),
+    )  # fmt: skip
+    return proven(root, NAME, (_before(first),), f"a {name} whose elements are all finite",
+                  first.use.seq, (tensor.id,) if tensor else ())  # fmt: skip
+
+
+def _made_inside(case: Case, first: _First) -> Claim:
+    launch = first.use.launch
+    tensor = case.tensor_of(launch, first.output)
+    largest = max((max(abs(one.low), abs(one.high)) for one in first.read.values()), default=0.0)
+    access = case.access(launch, first.output, "store")
+    red = (
+        f"{first.use.where}: {first.output} becomes {_shown(first.wrote)}, though all that "
+        f"{launch.kernel} read is finite (at most {largest:.3g})"
+    )
+    root = RootCause(
+        cause=Cause.NONFINITE_VALUE,
+        sentence=f"{launch.kernel} makes {_shown(first.wrote)} in {first.output} out of finite "
+        f"numbers of at most {largest:.3g}",
+        fix=f"Keep the arithmetic of {launch.kernel} in range: see what is stored to "
+        f"{first.output}",
+        proof=Proof(red, f"{launch.kernel} left out",
+                    f"without this launch all is finite up to here: {_before(first)}"),
+        kernel=launch.kernel, argument=first.output, tensor=tensor.name if tensor else None,
+        file=access.file if access else None, line=access.line if access else None,
+        expression=access.expression if access else None, place=first.use.place,
+    )  # fmt: skip
+    return proven(root, NAME, (), "an input that is not finite", first.use.seq,
+                  (tensor.id,) if tensor else ())  # fmt: skip
+
+
+def _undefined(case: Case, first: _First) -> Claim | None:
+    """The output still holds what undefined memory holds: never written, or read and written."""
+    launch = first.use.launch
+    tensor = case.tensor_of(launch, first.output)
+    source = case.sources.get(launch.source)
+    if tensor is None or source is None:
+        return None
+    loads = case.access(launch, first.output, "load")
+    reads = loads is not None and loads.operation == "load" and (
+        launch.constants.get("ACCUMULATE") is not False
+    )  # fmt: skip
+    access = loads if reads else case.access(launch, first.output, "store")
+    guard = guard_line(source, access.line) if access and not reads else None
+    cause = Cause.UNINITIALISED_READ if reads else Cause.OUTPUT_NOT_WRITTEN
+    text = f"{first.output} ({tensor.name}) still holds {_shown(first.wrote)} after {launch.kernel}"
+    why = "which adds to what was there" if reads else "which only writes it"
+    whole = 1
+    for size in tensor.shape:
+        whole *= size
+    root = RootCause(
+        cause=cause, sentence=f"{text}, {why}",
+        fix=f"Clear {tensor.name} before {launch.kernel} adds to it" if reads
+        else f"Write every element of {first.output}: the mask of the store leaves some out",
+        proof=Proof(
+            f"{first.use.where}: {text}; {_before(first)}",
+            f"{tensor.name} cleared before" if reads else "the elements that were written",
+            f"all that {launch.kernel} read beside it is finite, so the sum would be" if reads
+            else f"the other elements of its {whole}, which were written, are finite",
+        ),
+        kernel=launch.kernel, argument=first.output, tensor=tensor.name,
+        file=access.file if access else None,
+        line=guard[0] if guard else access.line if access else None,
+        expression=guard[1] if guard else access.expression if access else None,
+        place=first.use.place,
+    )  # fmt: skip
+    return proven(root, NAME, (), "an output without undefined elements", first.use.seq,
+                  (tensor.id,))  # fmt: skip
+
+
+def _same_kernel_before(case: Case, first: _First) -> int:
+    kernel = first.use.launch.kernel
+    return sum(use.launch.kernel == kernel for use in _until(case, first.use))
+
+
+def _until(case: Case, last: Use) -> Iterator[Use]:
+    for use in case.uses:
+        if use is last:
+            return
+        yield use
+
+
+def _lines(case: Case, first: _First, name: str) -> dict[str, Any]:
+    access = case.access(first.use.launch, name)
+    return {
+        "file": access.file if access else None, "line": access.line if access else None,
+        "expression": access.expression if access else None,
+    }  # fmt: skip
+
+
+def _site(case: Case, tensor: TensorRecord | None) -> str:
+    memory = case.allocations.get(tensor.allocation) if tensor else None
+    return f"made at {memory.site}" if memory and memory.site else "its maker is not on record"

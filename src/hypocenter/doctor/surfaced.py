@@ -1,0 +1,114 @@
+"""In words: how a fault showed, where it was reported, and why there of all places."""
+
+from __future__ import annotations
+
+import signal
+
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.diagnosis import Cause, RootCause
+from hypocenter.record.bundle_index import OUTSIDE_PLANS
+from hypocenter.record.events import Place
+
+#: What a driver does not send.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def symptom(case: Case) -> str:
+    """One sentence: how the run ended."""
+    fault = case.bundle.fault
+    message = " ".join(fault.message.split()) or fault.error or "no message"
+    if fault.signal in _FROM_OUTSIDE and fault.kind == "crash" and not fault.call:
+        return f"ended from outside, by {signal.Signals(fault.signal).name}: {message}"
+    if fault.kind == "crash":
+        ended = f", ended by signal {fault.signal}" if fault.signal else ""
+        where = f" at {fault.call}" if fault.call else ""
+        return f"crash{where}{ended}: {message}"
+    if fault.kind == "hang":
+        return f"hang: {message}"
+    if fault.kind == "error":
+        return f"error{f' from {fault.call}' if fault.call else ''}: {message}"
+    if fault.kind == "nonfinite":
+        return f"numbers that are none: {message}"
+    if fault.kind == "differs":
+        return f"an answer that differs from the good run: {message}"
+    return "no symptom: the run ended by itself"
+
+
+def surfaced(case: Case, roots: tuple[RootCause, ...]) -> str:
+    """Where the fault was reported, and why there: the interval that nobody had waited for."""
+    fault = case.bundle.fault
+    if fault.kind in ("none", "differs", "nonfinite"):
+        return "nothing was reported by the device; the run was examined for what it left behind"
+    call = fault.call or "a call that is not known"
+    if any(one.cause in (Cause.PENDING_ERROR, Cause.LATE_OUT_OF_MEMORY) for one in roots):
+        return f"reported at {call}, which asked the runtime and got the error of an earlier call"
+    if fault.signal in _FROM_OUTSIDE and not fault.call:
+        name = signal.Signals(fault.signal).name
+        return (
+            f"nowhere: {name} comes from outside, from a person, a supervisor or the kernel's "
+            "guard of memory, and not from the driver; what was under way need not be at fault"
+        )
+    if case.kind == "error" and fault.call.startswith("`"):
+        return f"the program itself ended at {call}, after {_last(case)}"
+    if case.kind == "crash" and case.uses and case.uses[-1].launch.device == "interpreter":
+        return (
+            f"the process that ran Triton's interpreter was ended, during or after {_last(case)}: "
+            "memory of the host's own was read or overwritten, which shows wherever it is used next"
+        )
+    if case.kind == "error":
+        return f"reported by {call} itself, before anything was launched"
+    if fault.kind == "hang":
+        told = f"the step did not end; the host was waiting in {call}"
+    elif not fault.call and not fault.signal:
+        told = "it is not known where it was reported: the doctor did not run this program"
+    elif not case.uses:
+        told = (
+            f"the process was ended{f' at {fault.call}' if fault.call else ''}; none of its "
+            "launches was recorded"
+        )
+    elif not fault.call:
+        told = "reported by the driver, which ended the process while the host went on"
+    else:
+        told = f"reported at {call}, which only waited"
+    if not case.uses:
+        return told
+    why = (
+        "launches run later than the host makes them, so a fault shows at whatever the host does "
+        "next, and the call that shows it is innocent"
+    )
+    root = next((one for one in roots if one.place is not None), None)
+    cause = f"the cause lies in {_place(case, root.place)}" if root and root.place else ""
+    parts = (told, why if fault.kind != "hang" else "", _interval(case), cause)
+    return "; ".join(part for part in parts if part)
+
+
+def _last(case: Case) -> str:
+    """The launch that was made last, in words."""
+    if not case.uses:
+        return "no launch"
+    use = case.uses[-1]
+    at = f" at {use.launch.site}" if use.launch.site else ""
+    return f"launch {use.step} ({use.launch.kernel}{at})"
+
+
+def _interval(case: Case) -> str:
+    progress = case.bundle.progress
+    if progress.submitted is None:
+        return ""
+    done = "nothing is known to have ended"
+    if progress.completed is not None:
+        done = f"everything up to {_place(case, progress.completed)} had ended"
+    return f"{done}, launches up to {_place(case, progress.submitted)} had been made"
+
+
+def _place(case: Case, place: Place) -> str:
+    if place.plan == OUTSIDE_PLANS:
+        use = next((use for use in case.uses if use.place == place), None)
+        if use is not None:
+            at = f" at {use.launch.site}" if use.launch.site else ""
+            return f"launch {use.step} ({use.launch.kernel}{at})"
+    plan = case.plan_of(place)
+    text = f"step {place.step}, launch {place.launch}"
+    if plan is None or not 0 <= place.launch < len(plan.launches):
+        return text
+    return f"{text} ({plan.launches[place.launch].kernel})"

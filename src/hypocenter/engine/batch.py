@@ -1,0 +1,189 @@
+"""A batch: what of which requests one step runs, as arrays, and what must hold of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hypocenter.engine.kv_cache import KVCache
+from hypocenter.engine.request import Request
+from hypocenter.errors import LaunchRejected
+from hypocenter.record.events import RequestRecord
+from hypocenter.record.recorder import current
+
+Int32s = npt.NDArray[np.int32]
+
+#: Up to so many numbers Python itself is done before numpy gets going.
+_FEW_NUMBERS = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """The tokens of one step, of any number of sequences; every array is i32.
+
+    `slots` says where each token's key and value go, `sequence_rows` which row of `block_tables`
+    it belongs to, `logit_rows` of which tokens the logits are wanted. Entries of `block_tables`
+    beyond a sequence's blocks are -1.
+    """
+
+    token_ids: Int32s  # [num_tokens]
+    positions: Int32s  # [num_tokens]
+    slots: Int32s  # [num_tokens]
+    sequence_rows: Int32s  # [num_tokens]
+    block_tables: Int32s  # [num_sequences, max_blocks_per_sequence]
+    logit_rows: Int32s  # [num_logit_rows]
+    #: What a recorder writes down of the requests; empty where nothing is recorded.
+    requests: tuple[RequestRecord, ...] = ()
+    #: The device has the token ids: it chose them in a step that may still run.
+    is_drawn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The positions [start, stop) of a request, to run in one step.
+
+    `draws_token`: a token is chosen after it. Settled here, because the request grows by it.
+    `is_drawn`: its one token is chosen by the step before, which may still run.
+    """
+
+    request: Request
+    start: int
+    stop: int
+    draws_token: bool
+    is_drawn: bool = False
+
+    @classmethod
+    def next_of(cls, request: Request, num_tokens: int) -> Chunk:
+        """The next `num_tokens` pending tokens of a request."""
+        reaches_end = num_tokens == request.num_pending
+        start = request.num_computed
+        return cls(request, start, start + num_tokens, reaches_end and not request.keeps_logits)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def num_logit_rows(self) -> int:
+        return self.num_tokens if self.request.keeps_logits else int(self.draws_token)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Its tokens; 0 for one that only the device knows."""
+        return [0] if self.is_drawn else self.request.token_ids[self.start : self.stop]
+
+    def record(self, row: int, blocks: tuple[int, ...]) -> RequestRecord:
+        """What is written down of it: it has row `row` of the block table, and owns `blocks`."""
+        return RequestRecord(
+            id=self.request.id,
+            row=row,
+            first_position=self.start,
+            num_tokens=self.num_tokens,
+            blocks=blocks,
+            digest="" if self.is_drawn else self.request.digest(),
+        )
+
+
+def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
+    """Lay the chunks out as one batch; rows of the logits are in the order of the chunks."""
+    # Lists, for most chunks are of one token, which Python adds sooner than numpy gets going.
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    sequence_rows: list[int] = []
+    logit_rows: list[int] = []
+    tables, requests = [], []
+    is_recorded = current() is not None
+    for row, chunk in enumerate(chunks):
+        placement = cache.retrieve(chunk.request.id, chunk.start, chunk.stop)
+        token_ids += chunk.token_ids
+        positions += range(chunk.start, chunk.stop)
+        slots += placement.slots
+        sequence_rows += [row] * chunk.num_tokens
+        tables.append(placement.block_table)
+        logit_rows += range(len(token_ids) - chunk.num_logit_rows, len(token_ids))
+        if is_recorded:
+            requests.append(chunk.record(row, cache.blocks(chunk.request.id)))
+    if len(tables) == 1:
+        block_tables = tables[0][None].copy()
+    else:
+        block_tables = np.full((len(tables), max(map(len, tables))), -1, np.int32)
+        for row, table in enumerate(tables):
+            block_tables[row, : len(table)] = table
+    return Batch(
+        token_ids=np.array(token_ids, np.int32),
+        positions=np.array(positions, np.int32),
+        slots=np.array(slots, np.int32),
+        sequence_rows=np.array(sequence_rows, np.int32),
+        block_tables=block_tables,
+        logit_rows=np.array(logit_rows, np.int32),
+        requests=tuple(requests),
+        is_drawn=any(chunk.is_drawn for chunk in chunks),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """What the numbers of a batch must stay below: sizes of model, context and cache."""
+
+    max_batch_tokens: int
+    vocab_size: int
+    context_length: int
+    num_blocks: int
+    block_size: int
+
+
+def check_batch(batch: Batch, limits: BatchLimits) -> None:
+    """Raises LaunchRejected for the first index of a batch that lies outside what it indexes."""
+    num_tokens = len(batch.token_ids)
+    if not 1 <= num_tokens <= limits.max_batch_tokens:
+        raise LaunchRejected(
+            "step", f"{num_tokens} tokens, but 1 to {limits.max_batch_tokens} fit one step"
+        )
+    for name in ("positions", "slots", "sequence_rows"):
+        num_entries = len(getattr(batch, name))
+        if num_entries != num_tokens:
+            raise LaunchRejected("step", f"{num_entries} {name} for {num_tokens} tokens")
+    if num_tokens > 1 and len(np.unique(batch.slots)) != num_tokens:
+        raise LaunchRejected("step", "two tokens have the same slot of the cache")
+    _check_range("token_ids", batch.token_ids, limits.vocab_size, "the vocabulary")
+    _check_range("positions", batch.positions, limits.context_length, "the context")
+    _check_range("slots", batch.slots, limits.num_blocks * limits.block_size, "the cache")
+    _check_range("sequence_rows", batch.sequence_rows, len(batch.block_tables), "block_tables")
+    _check_range("logit_rows", batch.logit_rows, num_tokens, "the batch")
+    # Entries of a table behind its sequence's last block are unused and may hold anything.
+    for row, position in _last_positions(batch.sequence_rows, batch.positions).items():
+        num_used = position // limits.block_size + 1
+        if num_used > batch.block_tables.shape[1]:
+            raise LaunchRejected(
+                "step",
+                f"block_tables[{row}] has {batch.block_tables.shape[1]} entries, but its "
+                f"sequence reaches into block {num_used}",
+            )
+        used = batch.block_tables[row, :num_used]
+        _check_range(f"block_tables[{row}]", used, limits.num_blocks, "the cache's blocks")
+
+
+def _last_positions(rows: Int32s, positions: Int32s) -> dict[int, int]:
+    """The last position of each row."""
+    if len(rows) == 1:
+        return {rows.item(): positions.item()}
+    last: dict[int, int] = {}
+    for row, position in zip(rows.tolist(), positions.tolist(), strict=True):
+        last[row] = max(last.get(row, 0), position)
+    return last
+
+
+def _check_range(name: str, values: Int32s, bound: int, of: str) -> None:
+    if values.size <= _FEW_NUMBERS:
+        known = values.tolist()
+        is_within = not known or (min(known) >= 0 and max(known) < bound)
+    else:
+        is_within = bool(values.min() >= 0 and values.max() < bound)
+    if not is_within:
+        first = int(np.flatnonzero((values < 0) | (values >= bound))[0])
+        raise LaunchRejected(
+            "step", f"{name}[{first}] = {int(values[first])}, but {of} has {bound} entries"
+        )

@@ -1,0 +1,274 @@
+"""Puts a look at launches, waits and the last exception into a program that did not ask for it.
+
+Called by `startup/sitecustomize.py` when the program has loaded torch or Triton. Everything that
+goes wrong in here is told once and changes nothing for the program.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import linecache
+import logging
+import os
+import sys
+import traceback
+import weakref
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+from hypocenter.config import Environment
+from hypocenter.device.limits import GpuLimits, present_gpu
+from hypocenter.foreign.recorder import INTERPRETER, ForeignRecorder
+from hypocenter.package import is_own_file
+
+log = logging.getLogger("hypocenter.foreign")
+
+_MAX_CHARS = 2000
+#: After so many launches that could not be recorded no other is tried.
+MAX_FAILURES = 10
+#: Parts of file names in which no program of anybody's own lies.
+_INSTALLED = ("site-packages", "dist-packages")
+_LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("triton", "torch", "hypocenter"))
+#: Sentences of the runtimes, after which a program that launched nothing is worth a look as well.
+_OF_A_GPU = ("CUDA error", "HIP error", "Triton Error", "out of memory")
+
+
+class _State:
+    """Of this process: the recorder, once it is needed, and whether something failed in here."""
+
+    recorder: ForeignRecorder | None = None
+    is_off = False
+    num_failed = 0
+    limits: dict[str, Any] | None = None
+    knows_limits = False
+
+
+def loaded(module: Any) -> None:
+    """The program has loaded one of `sitecustomize.MODULES`."""
+    if module.__name__ == "torch":
+        _watch_the_end()
+        _watch_waits(module)
+    elif module.__name__ == "triton.runtime.jit":
+        _watch_the_end()
+        _watch_launches(module.JITFunction, is_interpreted=False)
+    elif module.__name__ == "triton.runtime.interpreter":
+        _watch_launches(module.InterpretedFunction, is_interpreted=True)
+
+
+def recorder() -> ForeignRecorder | None:
+    """The recorder of this process, opened by the first thing that is worth it."""
+    if _State.recorder is None and not _State.is_off:
+        environment = Environment.read()
+        if not environment.record:
+            _State.is_off = True
+            return None
+        _State.recorder = ForeignRecorder(environment.run_dir, sees_frees=_storages_are_kept())
+        atexit.register(_close)
+    return _State.recorder
+
+
+def _close() -> None:
+    if _State.recorder is not None:
+        _attempt(_State.recorder.close)
+        _State.recorder = None
+
+
+def _forget() -> None:
+    """In the child of a fork: the folder is the parent's."""
+    if _State.recorder is not None:
+        _State.recorder.abandon()
+        _State.recorder = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _storages_are_kept() -> bool:
+    """Whether torch's object for a storage lives as long as the storage, as of torch 2.1 on."""
+    tensor = sys.modules["torch"].empty(1, device="cpu")
+    return weakref.ref(tensor.untyped_storage())() is not None
+
+
+def _attempt(do: Callable[..., Any], *args: Any) -> None:
+    """Do it, or say once why it cannot be done; after some failures, nothing is tried any more."""
+    if _State.is_off:
+        return
+    try:
+        do(*args)
+    except Exception as error:
+        _State.num_failed += 1
+        _State.is_off = _State.num_failed >= MAX_FAILURES
+        if _State.num_failed == 1:
+            log.warning("a launch was not recorded: %s: %s", type(error).__name__, error)
+
+
+# -- launches -------------------------------------------------------------------------------------
+
+
+def _watch_launches(kind: Any, *, is_interpreted: bool) -> None:
+    """Look at each launch right before it is made, when its grid is known."""
+    original = kind.run
+
+    @functools.wraps(original)
+    def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
+        if warmup or _State.is_off:
+            return original(self, *args, grid=grid, warmup=warmup, **options)
+
+        def looked_at(bound: Any) -> Any:
+            size = grid(bound) if callable(grid) else grid
+            _attempt(_launched, self, args, options, size, is_interpreted)
+            return size
+
+        try:
+            return original(self, *args, grid=looked_at, warmup=warmup, **options)
+        finally:
+            _over()
+
+    kind.run = run
+
+
+def _launched(
+    jit: Any, args: tuple[Any, ...], options: dict[str, Any], grid: Any, is_interpreted: bool
+) -> None:
+    if str(getattr(jit.fn, "__module__", "")).split(".")[0] == "hypocenter":
+        return  # this package's own, which its own recorder tells of
+    opened = recorder()
+    if opened is None:
+        return
+    caller, site = _caller()
+    device, stream = (INTERPRETER, "") if is_interpreted else _device_and_stream()
+    limits = None if is_interpreted else _limits()
+    opened.launched(jit, args, options, grid, device, limits, stream, caller, site)
+    opened.begun()
+
+
+def _over() -> None:
+    """A launch or a wait has come back."""
+    if _State.recorder is not None:
+        _attempt(_State.recorder.ended)
+
+
+def _device_and_stream() -> tuple[str, str]:
+    torch = sys.modules["torch"]
+    kind = "hip" if torch.version.hip else "cuda"
+    number = int(torch.cuda.current_device())
+    stream = int(torch.cuda.current_stream(number).cuda_stream)
+    return f"{kind}:{number}", f"{stream:#x}" if stream else ""
+
+
+def _limits() -> dict[str, Any] | None:
+    """Those of the GPU, asked once; None for one that is not in our table."""
+    if not _State.knows_limits:
+        _State.knows_limits = True
+        try:
+            found: GpuLimits | None = present_gpu()
+            if found is not None:
+                _State.limits = {name: getattr(found, name) for name in found.__slots__}
+        except Exception as error:
+            log.info("the limits of this GPU are not known: %s", error)
+    return _State.limits
+
+
+def _caller() -> tuple[FrameType | None, str]:
+    """The nearest frame of the program's own, else the nearest outside torch and Triton."""
+    frame: FrameType | None = sys._getframe(1)
+    nearest = None
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith("<") and not _is_library(name):
+            if not any(part in name for part in _INSTALLED):
+                return frame, f"{name}:{frame.f_lineno}"
+            nearest = nearest or frame
+        frame = frame.f_back
+    return nearest, f"{nearest.f_code.co_filename}:{nearest.f_lineno}" if nearest else ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library(file: str) -> bool:
+    is_installed = any(part in file for part in _INSTALLED)
+    return is_own_file(file) or (is_installed and any(part in file for part in _LIBRARIES))
+
+
+# -- waits and the end ----------------------------------------------------------------------------
+
+
+def _watch_waits(torch: Any) -> None:
+    """Note when torch.cuda.synchronize has come back well: all launches before it have ended."""
+    original = torch.cuda.synchronize
+
+    @functools.wraps(original)
+    def synchronize(*args: Any, **options: Any) -> Any:
+        if _State.recorder is not None:
+            _attempt(_State.recorder.begun)
+        try:
+            result = original(*args, **options)
+        finally:
+            _over()
+        if _State.recorder is not None:
+            _attempt(_synchronised)
+        return result
+
+    torch.cuda.synchronize = synchronize
+
+
+def _synchronised() -> None:
+    if _State.recorder is not None:
+        _State.recorder.synchronised(_caller()[1])
+
+
+def _watch_the_end() -> None:
+    """Note the exception that ends the program; then do what would have been done."""
+    original = sys.excepthook
+    if getattr(original, "is_hypocenters", False):
+        return
+
+    def ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not issubclass(kind, KeyboardInterrupt):
+            _attempt(_ended, error, trace)
+        original(kind, error, trace)
+
+    ended.is_hypocenters = True  # type: ignore[attr-defined]
+    sys.excepthook = ended
+
+
+def _ended(error: BaseException, trace: TracebackType | None) -> None:
+    text = f"{type(error).__name__}: {error}"[:_MAX_CHARS]
+    is_of_gpu = any(words in text for words in _OF_A_GPU)
+    opened = recorder() if is_of_gpu else _State.recorder
+    if opened is None:
+        return
+    call, site = _call(trace)
+    opened.failed(call, text, site)
+    if is_of_gpu:
+        _blocks(opened)
+
+
+def _call(trace: TracebackType | None) -> tuple[str, str]:
+    """What the program was doing, as a call or as the text of its line, and where."""
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(trace)]
+    own = [pair for pair in frames if not _is_library(pair[0].co_filename)] or frames
+    if not own:
+        return "the program", ""
+    code, line = own[-1]
+    text = linecache.getline(code.co_filename, line).strip()[:200]
+    return f"`{text}`" if text else code.co_name, f"{code.co_filename}:{line}"
+
+
+def _blocks(opened: ForeignRecorder) -> None:
+    """Torch's own table of its memory, which it keeps on the host."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    kind = "hip" if torch.version.hip else "cuda"
+    found: dict[str, list[tuple[int, int, bool]]] = {}
+    for segment in torch.cuda.memory_snapshot():
+        address = int(segment["address"])
+        for block in segment["blocks"]:
+            size = int(block["size"])
+            is_used = block["state"] == "active_allocated"
+            found.setdefault(f"{kind}:{segment['device']}", []).append((address, size, is_used))
+            address += size
+    for device, blocks in found.items():
+        opened.blocks(device, blocks)

@@ -1,0 +1,376 @@
+"""attention: causal softmax attention of query heads over the paged cache, prefill and decode.
+
+Formula: softmax(softcap(q k / scale)) v over the keys at positions max(0, p - window + 1) .. p of
+the token's own sequence; softcap(s) = c tanh(s / c) where the model has one. Keys are taken in
+tiles from position 0 (512 keys on the CPU, `keys_per_tile` on a GPU): each is weighed by itself,
+and they are folded in order with a running maximum (Milakov and Gimelshein, arXiv 1805.02867). So
+a token's result depends on its position alone, not on the chunk or batch it came in, nor on
+whether one worker takes its tiles or many do that leave what they found in scratch tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device import memory
+from hypocenter.device.cpu.lang import num_threads
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.attention import attention_cpu
+from hypocenter.kernels.attention.kv_write import caches
+from hypocenter.kernels.contract import (
+    Arg,
+    Contract,
+    Index,
+    Rule,
+    Scalar,
+    Values,
+    live_counts,
+    live_rows,
+)
+from hypocenter.kernels.linear.operands import Operands
+from hypocenter.kernels.linear.quantise import into_tiles, quantise
+from hypocenter.tensor import DType, Tensor
+
+
+def _live_blocks(values: Values) -> np.ndarray[Any, Any]:
+    """Entries of a block table up to the block of its sequence's last position; more are unused."""
+    last = np.full(values["num_sequences"], -1)
+    num_live = values["counts"][0]
+    rows, positions = values["sequence_rows"][:num_live], values["positions"][:num_live]
+    np.maximum.at(last, rows, positions)
+    num_blocks: np.ndarray[Any, Any] = last // values["block_size"]
+    return np.arange(values["max_blocks"]) <= num_blocks[:, None]
+
+
+_F32, _I32 = (DType.F32,), (DType.I32,)
+_OUT = Arg("out", _F32, "num_tokens, >= num_heads * head_dim", "write")
+_WINDOW = Scalar("window", "window >= 0", "must not be negative")
+_PARTIAL = (
+    Arg("values", _F32, "max_tokens, num_heads, max_tiles, values_pitch", "write"),
+    Arg("sums", _F32, "max_tokens, num_heads, max_tiles, 2", "write"),
+)
+_PARTS = Arg("parts", _F32, "num_floats", "write")
+_HEADS = (
+    Scalar("num_heads", "num_heads > 0", "must be above 0"),
+    Rule("num_heads % num_kv_heads == 0", "query heads must share KV heads evenly"),
+)
+_PARTIAL_RULES = (
+    Rule("max_tokens >= num_tokens", "each token of the step needs room for its tiles"),
+    Rule("values_pitch >= head_dim", "a head's values must fit a row of them"),
+)
+_Q = Arg("q", _F32, "num_tokens, >= num_heads * head_dim")
+_CACHES = (*caches("contiguous"), _Q)
+_PAGES = (*caches("pages"), _Q)
+_TOKENS = (
+    Arg(
+        "block_tables",
+        _I32,
+        "num_sequences, max_blocks",
+        index=Index("num_blocks", "the cache", live=_live_blocks),
+    ),
+    Arg(
+        "sequence_rows",
+        _I32,
+        ">= num_tokens",
+        index=Index("num_sequences", "block_tables", live=live_rows("sequence_rows")),
+    ),
+    Arg(
+        "positions",
+        _I32,
+        ">= num_tokens",
+        index=Index("max_blocks * block_size", "a block table", live=live_rows("positions")),
+    ),
+    live_counts("num_tokens", 0),
+)
+_RULES = (
+    *_HEADS,
+    Scalar("scale", "scale > 0", "must be above 0"),
+    _WINDOW,
+    Scalar("softcap", "softcap >= 0", "must not be negative"),
+    Rule("block_size % 16 == 0", "keys are read as whole vectors of 16"),
+    Rule("value_pitch >= -(-head_dim // 16) * 16", "values are read as whole vectors of 16"),
+)
+
+CONTRACT = Contract("attention", *_CACHES, _OUT, *_TOKENS, *_RULES)
+#: As CONTRACT, as the CPU does it: pairs of a token and a KV head that are few may leave tiles in
+#: `parts`; where it has no room for them they finish by themselves.
+PAIRS = Contract("attention", *_PAGES, _OUT, _PARTS, *_TOKENS, *_RULES)
+_FOLD_PARTS: tuple[Arg | Scalar | Rule, ...] = (
+    _OUT,
+    replace(_PARTS, access="both"),
+    Arg(
+        "positions",
+        _I32,
+        ">= num_tokens",
+        index=Index("max_context", "the context", live=live_rows("positions")),
+    ),
+    live_counts("num_tokens", 0),
+    *_HEADS,
+    Scalar("num_kv_heads", "num_kv_heads > 0", "must be above 0"),
+    Scalar("head_dim", "head_dim > 0", "must be above 0"),
+    Scalar("pitch", "pitch >= head_dim", "a head's values must fit a row of them"),
+    Scalar("part_size", "part_size > 0", "must be above 0"),
+    Scalar("max_context", "max_context > 0", "must be above 0"),
+    _WINDOW,
+)
+FOLD_PARTS = Contract("attention_fold", *_FOLD_PARTS)
+_WHOLE_GROUPS = (
+    *into_tiles("(num_heads * head_dim)", "num_tokens"),
+    Rule("num_heads // num_kv_heads * head_dim % 32 == 0", "pairs must be whole groups of codes"),
+    Rule("num_heads * head_dim % 64 == 0", "rows must be whole groups of codes, by two"),
+)
+#: As these, and the codes of out: of each pair by whichever of the two kernels finishes it.
+PAIRS_CODES = Contract("attention", *_PAGES, _OUT, _PARTS, *_TOKENS, *_RULES, *_WHOLE_GROUPS)
+FOLD_PARTS_CODES = Contract("attention_fold", *_FOLD_PARTS, *_WHOLE_GROUPS)
+SPLIT = Contract(
+    "attention_split",
+    *(*_CACHES, *_PARTIAL, *_TOKENS, *_RULES, *_PARTIAL_RULES),
+    Scalar("keys_per_tile", "keys_per_tile > 0", "must be above 0"),
+    Rule("max_tiles * keys_per_tile >= max_blocks * block_size", "each key needs a tile"),
+)
+_TILES = tuple(replace(arg, access="read") for arg in _PARTIAL)
+_FOLDED: tuple[Arg | Scalar | Rule, ...] = (
+    Arg(
+        "positions",
+        _I32,
+        ">= num_tokens",
+        index=Index("max_tiles * keys_per_tile", "the tiles", live=live_rows("positions")),
+    ),
+    live_counts("num_tokens", 0),
+    Scalar("head_dim", "head_dim > 0", "must be above 0"),
+    _WINDOW,
+    Scalar("keys_per_tile", "keys_per_tile > 0", "must be above 0"),
+    *_PARTIAL_RULES,
+)
+FOLD = Contract("attention_fold", *_TILES, _OUT, *_FOLDED)
+_SPANS = "-(-num_heads * head_dim // 1024)"
+FOLD_CODES = Contract(
+    "attention_fold_codes",
+    *_TILES,
+    Arg("codes", _I32, "num_tokens, quarter", "write", fills=f"{_SPANS} * 256"),
+    Arg("scales", _F32, "num_tokens, quarter // 8", "write", fills=f"{_SPANS} * 32"),
+    Arg("x_sums", _I32, "num_tokens, quarter // 8", "write", fills=f"{_SPANS} * 32"),
+    *_FOLDED,
+    Rule(f"{_SPANS} * 256 <= quarter", "a row of codes must hold all heads, padded to 1024"),
+    Rule("head_dim % 32 == 0", "heads must be whole groups of codes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What tiles of keys leave for the fold, for all layers and plans of a decoder on a GPU.
+
+    values f32 [max_tokens, num_heads, max_tiles, head_dim padded to 16]: weighted sums of values;
+    sums f32 [max_tokens, num_heads, max_tiles, 2]: the largest score and the sum of weights.
+    """
+
+    values: Tensor
+    sums: Tensor
+
+    @classmethod
+    def allocate(
+        cls, k_cache: Tensor, max_tokens: int, num_heads: int, max_blocks: int, *, device: str
+    ) -> Partial:
+        """Room for `max_tokens` tokens of up to `max_blocks` pages of a cache like `k_cache`."""
+        _, _, head_dim, block_size = k_cache.shape
+        max_tiles = -(-max_blocks * block_size // keys_per_tile(k_cache))
+        rows = (max_tokens, num_heads, max_tiles)
+
+        def floats(name: str, width: int) -> Tensor:
+            return memory.allocate(name, "decoder", DType.F32, (*rows, width), device=device)
+
+        return cls(floats("attention_values", -(-head_dim // 16) * 16), floats("attention_sums", 2))
+
+
+def keys_per_tile(k_cache: Tensor) -> int:
+    """Keys that a GPU weighs against each other before it folds them into the others.
+
+    It follows from what the cache holds and nothing else, for the bits of results depend on it.
+    """
+    if k_cache.dtype is DType.F16:
+        return 64 if k_cache.shape[2] <= 128 else 16
+    return 16
+
+
+def reference(
+    q: np.ndarray[Any, Any],
+    k: np.ndarray[Any, Any],
+    v: np.ndarray[Any, Any],
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> np.ndarray[Any, Any]:
+    """One sequence in float64: q [num_tokens, num_heads, head_dim], k and v [num_keys, kv, dim].
+
+    The last query stands at the last key.
+    """
+    num_tokens, num_heads, _ = q.shape
+    repeat = num_heads // k.shape[1]
+    keys = np.repeat(k.astype(np.float64), repeat, axis=1)
+    values = np.repeat(v.astype(np.float64), repeat, axis=1)
+    scores = np.einsum("thd,shd->hts", q.astype(np.float64), keys) * scale
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    position = np.arange(len(k) - num_tokens, len(k))[:, None]
+    key = np.arange(len(k))[None, :]
+    visible = (key <= position) & ((key > position - window) if window else True)
+    scores = np.where(visible, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    out: np.ndarray[Any, Any] = np.einsum("hts,shd->thd", weights, values)
+    return out
+
+
+def attention(
+    plan: PlanBuilder,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    sequence_rows: Tensor,
+    positions: Tensor,
+    out: Tensor,
+    counts: Tensor,
+    *,
+    num_heads: int,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    num_sequences: int | None = None,
+    partial: Partial | None = None,
+    parts: Tensor | None = None,
+    codes: Operands | None = None,
+) -> None:
+    """Append attention of q f32 [num_tokens, >= num_heads * head_dim] into out of the same shape.
+
+    Caches as in `kv_write`; block_tables i32 [num_sequences, max_blocks]; sequence_rows and
+    positions i32 [num_tokens]. window 0 and softcap 0 mean none. On a GPU `partial` makes each
+    token a matter of its own, whose keys many programs share; without it a program takes several
+    tokens, best of one sequence. `num_sequences` is how many sequences the tokens may belong to
+    (all of the block tables when None). `parts` of `allocate_parts` is what tiles leave on the CPU;
+    without it there is room of this op's own. None of them changes a bit of the result. With
+    `codes` its codes are made, as `quantise` does, and out may be left as it was on a GPU.
+    """
+    facts = {
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "q": q,
+        "out": out,
+        "block_tables": block_tables,
+        "sequence_rows": sequence_rows,
+        "positions": positions,
+        "counts": counts,
+        "num_heads": num_heads,
+        "scale": scale,
+        "window": window,
+        "softcap": softcap,
+    }
+    if plan.device != "cpu":
+        _on_gpu(plan, facts, num_sequences or block_tables.shape[0], partial, codes)
+        return
+    _on_cpu(plan, facts, parts, codes)
+
+
+def allocate_parts(
+    k_cache: Tensor, v_cache: Tensor, max_tokens: int, num_heads: int, max_blocks: int
+) -> Tensor:
+    """What tiles of keys leave for the fold, for all layers and plans of a decoder on the CPU.
+
+    f32 [num_floats], for up to `max_tokens` tokens of up to `max_blocks` pages of these caches;
+    empty where tokens are never cut into tiles.
+    """
+    max_context = max_blocks * k_cache.shape[3]
+    num_floats = attention_cpu.num_part_floats(
+        max_tokens, num_heads, k_cache.shape[1], v_cache.shape[3], max_context
+    )
+    return memory.allocate("attention_parts", "decoder", DType.F32, (num_floats,))
+
+
+def _on_cpu(
+    plan: PlanBuilder, facts: dict[str, Any], parts: Tensor | None, codes: Operands | None
+) -> None:
+    """One kernel, and another for the fold where pairs may be cut into tiles.
+
+    Where tokens are few they make codes too. Many tokens have another kernel make them: threads
+    that each have a token would take from one another the lines in which codes of several lie.
+    """
+    k_cache, v_cache, block_tables = facts["k_cache"], facts["v_cache"], facts["block_tables"]
+    num_heads, window = facts["num_heads"], facts["window"]
+    _, num_kv_heads, head_dim, block_size = k_cache.shape
+    max_blocks = block_tables.shape[1]
+    layout = attention_cpu.Layout.of(num_heads // num_kv_heads, v_cache.shape[3])
+    # More than half of a bucket is live: a smaller one would have been taken.
+    may_be_few = (plan.num_rows // 2 + 1) * num_kv_heads < attention_cpu.MANY_PAIRS
+    if parts is None:
+        parts = allocate_parts(k_cache, v_cache, plan.num_rows, num_heads, max_blocks)
+    # Where threads share KV heads evenly nothing is gained by smaller items.
+    if not may_be_few or num_kv_heads % num_threads() == 0:
+        parts = memory.rows(parts, 0, 0)
+    width, pair_width = num_heads * head_dim, num_heads // num_kv_heads * head_dim
+    fused = codes if may_be_few and pair_width % 32 == 0 and width % 64 == 0 else None
+    made = {} if fused is None else fused.made
+    into = tuple(made.values()) or attention_cpu.NO_CODES
+    step = (facts["q"], facts["counts"], facts["positions"], facts["sequence_rows"])
+    plan.launch(
+        attention_cpu.attention,
+        *(*step, block_tables, k_cache, v_cache, facts["out"], *into, parts, num_heads),
+        *(layout.heads_per_block, layout.pitch, layout.size),
+        *(np.float32(facts["scale"]), window, np.float32(facts["softcap"])),
+        contract=PAIRS if fused is None else PAIRS_CODES,
+        facts=facts | {"parts": parts} | made,
+        # As if the context were full: a plan serves all lengths.
+        work_per_row=2 * num_heads * head_dim * max_blocks * block_size,
+    )
+    if parts.num_elements:
+        _fold_on_cpu(plan, facts, parts, layout, made, into)
+    if codes is not None and fused is None:
+        quantise(plan, facts["out"], width, codes, facts["counts"])
+
+
+def _fold_on_cpu(
+    plan: PlanBuilder, facts: dict[str, Any], parts: Tensor, layout: attention_cpu.Layout,
+    made: dict[str, Tensor | None], into: tuple[Any, ...],
+) -> None:  # fmt: skip
+    num_heads, window = facts["num_heads"], facts["window"]
+    _, num_kv_heads, head_dim, block_size = facts["k_cache"].shape
+    found = {"parts": parts, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    found |= {"pitch": layout.pitch, "part_size": layout.size}
+    reads = {name: facts[name] for name in ("positions", "counts", "out", "num_heads", "window")}
+    plan.launch(
+        attention_cpu.attention_fold,
+        *(facts["counts"], facts["positions"], facts["out"], *into, parts),
+        *(num_heads, num_kv_heads, head_dim, layout.pitch, layout.size, window),
+        contract=FOLD_PARTS_CODES if made else FOLD_PARTS,
+        facts=found | reads | {"max_context": facts["block_tables"].shape[1] * block_size} | made,
+        work_per_row=0,  # tiles are few beside their keys
+    )
+
+
+def _on_gpu(
+    plan: PlanBuilder, facts: dict[str, Any], num_sequences: int, partial: Partial | None,
+    codes: Operands | None,
+) -> None:  # fmt: skip
+    from hypocenter.kernels.attention import attention_gpu
+
+    tile, head_dim = keys_per_tile(facts["k_cache"]), facts["k_cache"].shape[2]
+    width = facts["num_heads"] * head_dim
+    if partial is None:
+        attention_gpu.launch_whole(plan, CONTRACT, facts, tile, num_sequences)
+        if codes is not None:
+            quantise(plan, facts["out"], width, codes, facts["counts"])
+        return
+    out, per_tile = facts.pop("out"), {"keys_per_tile": tile}
+    found = {"values": partial.values, "sums": partial.sums} | per_tile
+    attention_gpu.launch_split(plan, SPLIT, facts | found)
+    reads = {name: facts[name] for name in ("positions", "counts", "window")}
+    reads |= found | {"head_dim": head_dim}
+    if codes is None or head_dim % 32:
+        attention_gpu.launch_fold(plan, FOLD, reads | {"out": out})
+        if codes is not None:
+            quantise(plan, out, width, codes, facts["counts"])
+        return
+    made = {"codes": codes.codes, "scales": codes.scales, "x_sums": codes.sums}
+    attention_gpu.launch_fold_codes(plan, FOLD_CODES, reads | made)

@@ -1,0 +1,387 @@
+"""Triton kernels of `attention` over pages, in two forms that give the same bits.
+
+Whole: a program takes some rows (a row is one query head of one token) over all their keys. Split:
+a program takes a token's rows over one tile of keys, and `attention_fold` adds the tiles up in the
+order in which the whole form does. Query heads of one KV head share what is read of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.triton_lang import tl, triton
+from hypocenter.kernels.attention.attention_tile_gpu import attend_tile, fold, load_query, stacked
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.linear.operands import FEW_ROWS
+from hypocenter.kernels.linear.quantise_gpu import store_codes
+from hypocenter.kernels.shared_gpu import as_offset, follow
+from hypocenter.tensor import DType, Tensor
+
+#: About how many programs keep a large GPU busy.
+_PROGRAMS = 1024
+#: Partial results that a fold asks for at a time.
+_FOLDED = tl.constexpr(8)
+
+
+@triton.jit
+def _store_heads(
+    out_ptr, values, position, token, head, first_row, kv_head, OUT_STRIDE: tl.constexpr,
+    HEADS_PER_KV: tl.constexpr, HEAD_DIM: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    if PARTS == 4:
+        # From a range of its own, or compilers keep what the first one gave over the whole loop:
+        # thirds leave no registers for that.
+        row = first_row - ROWS // PARTS + tl.arange(ROWS // PARTS, 2 * (ROWS // PARTS))
+        token, head = row // HEADS_PER_KV, kv_head * HEADS_PER_KV + row % HEADS_PER_KV
+    d = tl.arange(0, BLOCK)
+    at = (as_offset(token, WIDE) * OUT_STRIDE + head * HEAD_DIM)[:, None] + d[None, :]
+    written = (position >= 0)[:, None] & (d < HEAD_DIM)[None, :]
+    tl.store(out_ptr + at, values, mask=written)
+
+
+@triton.jit
+def attention_kernel(
+    q_ptr, counts_ptr, positions_ptr, sequence_rows_ptr, block_tables_ptr, k_cache_ptr,
+    v_cache_ptr, out_ptr, scale, softcap, window, max_blocks, q_stride, num_blocks,
+    OUT_STRIDE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, VALUE_PITCH: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HEADS_PER_KV: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    # Late tokens see more keys: their programs begin first.
+    first_row = (num_blocks - 1 - tl.program_id(0)) * (ROWS // PARTS)
+    kv_head, num_tokens = tl.program_id(1), tl.load(counts_ptr)
+    row = first_row + tl.arange(0, ROWS // PARTS)
+    token, head = row // HEADS_PER_KV, kv_head * HEADS_PER_KV + row % HEADS_PER_KV
+    # This program's rows are a run of tokens of one sequence, if one begins at this token.
+    start = first_row // HEADS_PER_KV + tl.program_id(2)
+    end_token = tl.minimum((first_row + ROWS // PARTS - 1) // HEADS_PER_KV + 1, num_tokens)
+    if start >= end_token:
+        return
+    here = tl.load(sequence_rows_ptr + start)
+    if tl.program_id(2) > 0:
+        if tl.load(sequence_rows_ptr + start - 1) == here:
+            return
+    # One by one: what is loaded as a number is one number for all threads, and so are the bounds
+    # of the loop over keys; AMD's compiler keeps masks for anything else.
+    end, last, lowest = start, -1, tl.load(positions_ptr + start)
+    for step in tl.static_range((ROWS // PARTS - 1) // HEADS_PER_KV + 2):
+        at = tl.minimum(start + step, end_token - 1)
+        goes_on = (end == at) & (tl.load(sequence_rows_ptr + at) == here)
+        position_at = tl.load(positions_ptr + at)
+        end = tl.where(goes_on, end + 1, end)
+        last = tl.where(goes_on, tl.maximum(last, position_at), last)
+        lowest = tl.where(goes_on, tl.minimum(lowest, position_at), lowest)
+    mine = (token >= start) & (token < end)
+    position = tl.load(positions_ptr + token, mask=mine, other=-1)
+    repeated, part = stacked(ROWS, PARTS)
+    repeated += first_row
+    of = repeated // HEADS_PER_KV
+    q, q_at, factor = load_query(
+        q_ptr, repeated // HEADS_PER_KV, kv_head * HEADS_PER_KV + repeated % HEADS_PER_KV,
+        (of >= start) & (of < end), part, q_stride, HEAD_DIM, WIDE, PARTS, BLOCK,
+    )  # fmt: skip
+    factor = factor * scale
+    first = tl.where(window > 0, tl.maximum(lowest - window + 1, 0), 0)
+    top = tl.full([ROWS // PARTS], -float("inf"), tl.float32)
+    norm = tl.zeros([ROWS // PARTS], tl.float32)
+    total = tl.zeros([ROWS // PARTS, BLOCK], tl.float32)
+    table = block_tables_ptr + here * max_blocks
+    for tile in range(first // TILE, last // TILE + 1):
+        tile_top, tile_norm, values = attend_tile(
+            q, q_ptr, q_at, part, factor, position, table, k_cache_ptr, v_cache_ptr, softcap,
+            window, tile * TILE, last, kv_head, NUM_KV_HEADS, VALUE_PITCH, HAS_SOFTCAP, HEAD_DIM,
+            BLOCK_SIZE, WIDE, PARTS, TILE, BLOCK,
+        )  # fmt: skip
+        top, old, new = fold(top, tile_top)
+        norm = tl.fma(norm, old, tile_norm * new)
+        total = tl.fma(total, old[:, None], values * new[:, None])
+    _store_heads(
+        out_ptr, total * (1.0 / norm)[:, None], position, token, head, first_row, kv_head,
+        OUT_STRIDE, HEADS_PER_KV, HEAD_DIM, WIDE, PARTS, ROWS, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def attention_split_kernel(
+    q_ptr, counts_ptr, positions_ptr, sequence_rows_ptr, block_tables_ptr, k_cache_ptr,
+    v_cache_ptr, sums_ptr, values_ptr, scale, softcap, window, max_blocks, q_stride, max_tiles,
+    values_pitch, num_shares, NUM_KV_HEADS: tl.constexpr, VALUE_PITCH: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HEADS_PER_KV: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, IS_ONE: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    token, share = tl.program_id(0), tl.program_id(2)
+    if not IS_ONE:  # as in `codes_form`
+        if token >= tl.load(counts_ptr):
+            return
+    last = tl.load(positions_ptr + token)
+    first = tl.where(window > 0, tl.maximum(last - window + 1, 0), 0)
+    if first // TILE + share > last // TILE:
+        return
+    num_blocks = (HEADS_PER_KV * PARTS + ROWS - 1) // ROWS
+    kv_head = tl.program_id(1) // num_blocks
+    first_row = tl.program_id(1) % num_blocks * (ROWS // PARTS)
+    row, part = stacked(ROWS, PARTS)
+    row += first_row
+    q, q_at, factor = load_query(
+        q_ptr, tl.zeros([ROWS], tl.int32) + token, kv_head * HEADS_PER_KV + row,
+        row < HEADS_PER_KV, part, q_stride, HEAD_DIM, WIDE, PARTS, BLOCK,
+    )  # fmt: skip
+    factor = factor * scale
+    table = block_tables_ptr + tl.load(sequence_rows_ptr + token) * max_blocks
+    d, row = tl.arange(0, BLOCK), first_row + tl.arange(0, ROWS // PARTS)
+    live = row < HEADS_PER_KV
+    position = tl.where(live, last, -1)
+    head = as_offset(token, WIDE) * (NUM_KV_HEADS * HEADS_PER_KV) + kv_head * HEADS_PER_KV
+    for tile in range(first // TILE + share, last // TILE + 1, num_shares):
+        top, norm, values = attend_tile(
+            q, q_ptr, q_at, part, factor, position, table, k_cache_ptr, v_cache_ptr, softcap,
+            window, tile * TILE, last, kv_head, NUM_KV_HEADS, VALUE_PITCH, HAS_SOFTCAP, HEAD_DIM,
+            BLOCK_SIZE, WIDE, PARTS, TILE, BLOCK,
+        )  # fmt: skip
+        if WIDE:  # 64 bits for the first row alone, or those of each are kept over the loop
+            at = head * max_tiles + tile + row * max_tiles
+        else:
+            at = (head + row) * max_tiles + tile
+        tl.store(sums_ptr + at * 2, top, mask=live)
+        tl.store(sums_ptr + at * 2 + 1, norm, mask=live)
+        values_at = at[:, None] * values_pitch + d[None, :]
+        tl.store(values_ptr + values_at, values, mask=live[:, None] & (d < HEAD_DIM)[None, :])
+
+
+@triton.jit
+def _folded(
+    token, head, positions_ptr, sums_ptr, values_ptr, window, num_heads, max_tiles, values_pitch,
+    HEAD_DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK]: what the tiles of a head of a token come to."""
+    d = tl.arange(0, BLOCK)
+    column = d < HEAD_DIM
+    last = tl.load(positions_ptr + token)
+    first = tl.where(window > 0, tl.maximum(last - window + 1, 0), 0)
+    row = (as_offset(token, WIDE) * num_heads + head) * max_tiles
+    top, norm = -float("inf"), 0.0
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(first // TILE, last // TILE + 1, _FOLDED):
+        for step in tl.static_range(_FOLDED):
+            at, live = row + start + step, start + step <= last // TILE
+            tile_top = tl.load(sums_ptr + at * 2, mask=live, other=-float("inf"))
+            tile_norm = tl.load(sums_ptr + at * 2 + 1, mask=live, other=0.0)
+            values = tl.load(values_ptr + at * values_pitch + d, mask=column & live, other=0.0)
+            top, old, new = fold(top, tile_top)
+            norm = tl.fma(norm, old, tile_norm * new)
+            total = tl.fma(total, old, values * new)
+    return total * (1.0 / norm)
+
+
+@triton.jit
+def attention_fold_kernel(
+    counts_ptr, positions_ptr, sums_ptr, values_ptr, out_ptr, window, num_heads, max_tiles,
+    values_pitch, out_stride, HEAD_DIM: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    token, head = tl.program_id(0), tl.program_id(1)
+    if token >= tl.load(counts_ptr):
+        return
+    found = _folded(
+        token, head, positions_ptr, sums_ptr, values_ptr, window, num_heads, max_tiles,
+        values_pitch, HEAD_DIM, WIDE, TILE, BLOCK,
+    )  # fmt: skip
+    d = tl.arange(0, BLOCK)
+    out = out_ptr + as_offset(token, WIDE) * out_stride + head * HEAD_DIM
+    tl.store(out + d, found, mask=d < HEAD_DIM)
+
+
+@triton.jit
+def attention_fold_codes_kernel(
+    counts_ptr, positions_ptr, sums_ptr, values_ptr, codes_ptr, scales_ptr, x_sums_ptr, window,
+    num_heads, max_tiles, values_pitch, num_groups, HEAD_DIM: tl.constexpr, IS_ONE: tl.constexpr,
+    IS_FEW: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    token, head = tl.program_id(0), tl.program_id(1)
+    if not IS_ONE:
+        if token >= tl.load(counts_ptr):
+            return
+    if head < num_heads:
+        found = _folded(
+            token, head, positions_ptr, sums_ptr, values_ptr, window, num_heads, max_tiles,
+            values_pitch, HEAD_DIM, WIDE, TILE, BLOCK,
+        )  # fmt: skip
+    else:  # what is left of the last span
+        found = tl.zeros([BLOCK], tl.float32)
+    GROUPS: tl.constexpr = BLOCK // 32
+    group = tl.arange(0, GROUPS)
+    store_codes(
+        tl.reshape(found, (GROUPS, 2, 4, 4)), as_offset(token, WIDE),
+        head * (HEAD_DIM // 32) + group, group < HEAD_DIM // 32, num_heads * HEAD_DIM, codes_ptr,
+        scales_ptr, x_sums_ptr, num_groups, IS_FEW, GROUPS,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a kernel is cut up: rows of its products, its warps and the stages of its loop.
+
+    None of it changes a bit of the result.
+    """
+
+    rows: int
+    num_warps: int
+    num_stages: int
+
+
+def whole_form(head_dim: int, num_parts: int, device: str) -> Form:
+    """The form in which a program takes its rows over all their keys."""
+    if device.startswith("cuda") and head_dim <= 128:
+        return Form(rows=64, num_warps=4, num_stages=1)
+    # RDNA has registers for this much, and CDNA scalar registers.
+    is_small = num_parts == 4 and (head_dim <= 64 or device.startswith("cuda"))
+    return Form(rows=16, num_warps=4 if is_small else 8, num_stages=1)
+
+
+def split_form(head_dim: int, num_parts: int, heads_per_kv: int, device: str) -> Form:
+    """The form in which a program takes one token's rows over a tile of keys."""
+    rows = 16 if heads_per_kv * num_parts <= 16 else 32
+    if device.startswith("cuda"):
+        return Form(rows, num_warps=2, num_stages=2)
+    return Form(rows, num_warps=8 if num_parts == 4 else 4, num_stages=1)
+
+
+def launch_whole(
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], keys_per_tile: int,
+    num_sequences: int, form: Form | None = None,
+) -> None:  # fmt: skip
+    """Append attention with a program for some rows of a KV head and a run of one sequence."""
+    q, out, k_cache = facts["q"], facts["out"], facts["k_cache"]
+    _, num_kv_heads, head_dim, _ = k_cache.shape
+    per_kv, num_parts = facts["num_heads"] // num_kv_heads, _num_parts(k_cache)
+    form = form or whole_form(head_dim, num_parts, plan.device)
+    num_rows = form.rows // num_parts
+    num_blocks, most = -(-q.shape[0] * per_kv // num_rows), (num_rows - 1) // per_kv + 2
+    plan.launch_gpu(
+        attention_kernel,
+        *_inputs(facts),
+        *(out, *_numbers(facts), q.strides[0], num_blocks),
+        grid=(num_blocks, num_kv_heads, 1 if num_sequences == 1 else min(most, q.shape[0])),
+        contract=contract,
+        facts=facts,
+        OUT_STRIDE=out.strides[0],
+        TILE=keys_per_tile,
+        **_constants(plan, facts, form),
+    )
+
+
+def launch_split(
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], form: Form | None = None
+) -> None:
+    """Append the attention of every token to each tile of its keys by itself."""
+    q, k_cache, values = facts["q"], facts["k_cache"], facts["values"]
+    num_tokens, (_, num_kv_heads, head_dim, _) = q.shape[0], k_cache.shape
+    per_kv, max_tiles = facts["num_heads"] // num_kv_heads, values.shape[2]
+    num_parts = _num_parts(k_cache)
+    form = form or split_form(head_dim, num_parts, per_kv, plan.device)
+    num_programs = num_kv_heads * -(-per_kv * num_parts // form.rows)
+    shares = min(max_tiles, max(1, _PROGRAMS // (num_tokens * num_programs)))
+    plan.launch_gpu(
+        attention_split_kernel,
+        *_inputs(facts),
+        *(facts["sums"], values, *_numbers(facts), q.strides[0]),
+        *(max_tiles, values.shape[3], shares),
+        grid=(num_tokens, num_programs, shares),
+        contract=contract,
+        facts=facts,
+        IS_ONE=num_tokens == 1,
+        TILE=facts["keys_per_tile"],
+        **_constants(plan, facts, form),
+    )
+
+
+def launch_fold(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+    """Append out = what the tiles of each token's keys come to."""
+    values, out = facts["values"], facts["out"]
+    _, num_heads, max_tiles, pitch = values.shape
+    plan.launch_gpu(
+        attention_fold_kernel,
+        *(facts["counts"], facts["positions"], facts["sums"], values, out, facts["window"]),
+        *(num_heads, max_tiles, pitch, out.strides[0]),
+        grid=(out.shape[0], num_heads),
+        contract=contract,
+        facts=facts,
+        num_warps=_block(facts["head_dim"]) // 128 or 1,
+        enable_fp_fusion=False,
+        HEAD_DIM=facts["head_dim"],
+        TILE=facts["keys_per_tile"],
+        BLOCK=_block(facts["head_dim"]),
+    )
+
+
+def launch_fold_codes(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+    """Append codes of what the tiles of each token's keys come to; heads are whole groups."""
+    values, scales = facts["values"], facts["scales"]
+    (_, num_heads, max_tiles, pitch), head_dim = values.shape, facts["head_dim"]
+    filled = triton.cdiv(num_heads * head_dim, 1024) * 1024
+    plan.launch_gpu(
+        attention_fold_codes_kernel,
+        *(facts["counts"], facts["positions"], facts["sums"], values, facts["codes"], scales),
+        *(facts["x_sums"], facts["window"], num_heads, max_tiles, pitch, scales.shape[1]),
+        grid=(scales.shape[0], triton.cdiv(filled, head_dim)),
+        contract=contract,
+        facts=facts,
+        num_warps=_block(head_dim) // 128 or 1,
+        enable_fp_fusion=False,
+        HEAD_DIM=head_dim,
+        IS_ONE=scales.shape[0] == 1,
+        IS_FEW=scales.shape[0] <= FEW_ROWS,
+        TILE=facts["keys_per_tile"],
+        BLOCK=_block(head_dim),
+    )
+
+
+def _num_parts(k_cache: Tensor) -> int:
+    """Rows of a product that one row takes: see `stacked`."""
+    return 2 if k_cache.dtype is DType.F16 else 4
+
+
+def _block(head_dim: int) -> int:
+    return max(16, int(triton.next_power_of_2(head_dim)))
+
+
+def _inputs(facts: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    names = ("q", "counts", "positions", "sequence_rows", "block_tables", "k_cache", "v_cache")
+    return tuple(facts[name] for name in names)
+
+
+def _numbers(facts: Mapping[str, Any]) -> tuple[float, ...]:
+    max_blocks = facts["block_tables"].shape[1]
+    return facts["scale"], facts["softcap"], facts["window"], max_blocks
+
+
+def _constants(plan: PlanBuilder, facts: Mapping[str, Any], form: Form) -> dict[str, Any]:
+    _, num_kv_heads, head_dim, block_size = facts["k_cache"].shape
+    # A larger matrix instruction where a product has more rows might add in another order.
+    same = {} if plan.device.startswith("cuda") else {"matrix_instr_nonkdim": 16}
+    return same | {
+        "num_warps": form.num_warps,
+        "num_stages": form.num_stages,
+        # A product and a sum that the compiler may join in one kernel and not in another would be
+        # rounded differently.
+        "enable_fp_fusion": False,
+        "HAS_SOFTCAP": facts["softcap"] > 0,
+        "NUM_KV_HEADS": num_kv_heads,
+        "VALUE_PITCH": facts["v_cache"].shape[3],
+        "HEADS_PER_KV": facts["num_heads"] // num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": block_size,
+        "PARTS": _num_parts(facts["k_cache"]),
+        "ROWS": form.rows,
+        "BLOCK": _block(head_dim),
+    }

@@ -1,0 +1,232 @@
+"""Triton parts of `attention`: one tile of keys, and how the results of tiles are folded.
+
+Both forms in `attention_gpu.py` are made of these, so a query's result has the same bits in each.
+Nothing here depends on a tile's other rows, on the page size or on how threads share the work:
+sums over keys and over a head's elements are those of tl.dot, which adds in order, maxima are
+exact, and the rest is element by element, with every fused multiply-add written as one.
+"""
+
+from __future__ import annotations
+
+from hypocenter.device.triton_lang import tl, triton
+from hypocenter.kernels.shared_gpu import as_offset
+
+#: Softmax weights are this times what the formula says, so that their lower halves stay normal
+#: numbers of f16; the division by the norm takes it out again.
+_WEIGHT = tl.constexpr(16384.0)
+
+
+@triton.jit
+def _tanh(x):
+    return 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0
+
+
+@triton.jit
+def _unit(x):
+    """Powers of two that bring each row's largest magnitude to 2**13 .. 2**14, and 1 / them."""
+    largest = tl.max(tl.abs(x), axis=1)
+    exponent = tl.minimum(tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, 20), 254)
+    unit = ((267 - exponent) << 23).to(tl.float32, bitcast=True)
+    return unit, ((exponent - 13) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def stacked(ROWS: tl.constexpr, PARTS: tl.constexpr):
+    """Where a tile of tl.dot holds what: the row, and which of its parts, behind each of ROWS rows.
+
+    16 rows hold the parts of 16 / PARTS rows, part by part: a part's rows and those of the next
+    are then in the same registers on most GPUs, and adding them up moves nothing.
+    """
+    at = tl.arange(0, ROWS)
+    return at // 16 * (16 // PARTS) + at % (16 // PARTS), at % 16 // (16 // PARTS)
+
+
+@triton.jit
+def _parted(x, part, PARTS: tl.constexpr):
+    """Each row of x f32 as the part that is asked for, [rows]; the parts of a row add up to it.
+
+    Two parts are f16, with an error of 2**-22 of x, or of 2**-25 where x is small. Three are bf16
+    (the fourth is 0), and exact.
+    """
+    part = part[:, None]
+    if PARTS == 2:
+        high = x.to(tl.float16)
+        return tl.where(part == 0, high, (x - high.to(tl.float32)).to(tl.float16))
+    else:
+        high, middle, low = _thirds(x)
+        return tl.where(
+            part < 2, tl.where(part == 0, high, middle), tl.where(part == 2, low, low * 0)
+        )
+
+
+@triton.jit
+def _cut(x):
+    """The upper 16 bits of f32: x as bf16, cut off and not rounded."""
+    return (x.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def _thirds(x):
+    high = _cut(x)
+    rest = x - high.to(tl.float32)
+    middle = _cut(rest)
+    return high, middle, _cut(rest - middle.to(tl.float32))
+
+
+@triton.jit
+def _summed(x, PARTS: tl.constexpr):
+    """The parts of each row of x [ROWS, n] added up, [ROWS / PARTS, n].
+
+    Always two at a time: of a sum of more it would be the compiler's choice where it begins.
+    """
+    ROWS: tl.constexpr = x.shape[0]
+    n: tl.constexpr = x.shape[1]
+    if PARTS == 2:
+        return tl.reshape(tl.sum(tl.reshape(x, (ROWS // 16, 2, 8, n)), axis=1), (ROWS // 2, n))
+    else:
+        pairs = tl.sum(tl.reshape(x, (ROWS // 16, 2, 2, 4, n)), axis=1)
+        return tl.reshape(tl.sum(pairs, axis=1), (ROWS // 4, n))
+
+
+@triton.jit
+def _repeated(x, PARTS: tl.constexpr):
+    """Rows of x [rows, n] as often as they have parts, [rows * PARTS, n]: the way back."""
+    rows: tl.constexpr = x.shape[0]
+    n: tl.constexpr = x.shape[1]
+    PER: tl.constexpr = 16 // PARTS
+    wide = tl.broadcast_to(tl.reshape(x, (rows // PER, 1, PER, n)), (rows // PER, PARTS, PER, n))
+    return tl.reshape(wide, (rows * PARTS, n))
+
+
+@triton.jit
+def _exact_product(a, y, total):
+    """total + a @ y for rows of thirds and y f32."""
+    high, middle, low = _thirds(y)
+    return tl.dot(a, high, tl.dot(a, middle, tl.dot(a, low, total)))
+
+
+@triton.jit
+def load_query(
+    q_ptr, token, head, live, part, q_stride, HEAD_DIM: tl.constexpr, WIDE: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rows of q as `attend_tile` takes them, repeated and parted as `stacked` says; where each row
+    begins, of which alone a route of thirds makes use; and what their products must be multiplied
+    by, [rows]. A row that is not live may be anything."""
+    d = tl.arange(0, BLOCK)
+    ROWS: tl.constexpr = token.shape[0]
+    at = as_offset(token, WIDE) * q_stride + head * HEAD_DIM
+    if PARTS == 2:
+        mask = live[:, None] & (d < HEAD_DIM)[None, :]
+        q = tl.load(q_ptr + at[:, None] + d[None, :], mask=mask, other=0.0)
+        unit, back = _unit(q)
+        back = tl.reshape(tl.max(tl.reshape(back, (ROWS // 16, 2, 8)), axis=1), (ROWS // 2,))
+        return _parted(q * unit[:, None], part, PARTS), at, back
+    else:
+        at = tl.where(live, at, 0)
+        return at, at, tl.full([ROWS // PARTS], 1.0, tl.float32)
+
+
+@triton.jit
+def _add_piece(
+    total, q_ptr, q_at, part, k_cache_ptr, page, within, start, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    """total + what the head's elements from `start` on add to the scores, in thirds."""
+    d = start + tl.arange(0, PIECE)
+    at = (page[None, :] * HEAD_DIM + d[:, None]) * BLOCK_SIZE + within[None, :]
+    k = tl.load(k_cache_ptr + at, mask=(d < HEAD_DIM)[:, None], other=0.0)
+    x_at = q_at[:, None] + d[None, :]
+    x = tl.load(q_ptr + x_at, mask=(d < HEAD_DIM)[None, :], other=0.0)
+    return _exact_product(_parted(x, part, 4), k, total)
+
+
+@triton.jit
+def _scores(
+    q, q_ptr, q_at, part, k_cache_ptr, page, within, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Products of query rows with the keys at `within` their pages, [rows, keys]."""
+    if PARTS == 2:
+        d = tl.arange(0, BLOCK)
+        at = (page[None, :] * HEAD_DIM + d[:, None]) * BLOCK_SIZE + within[None, :]
+        mask = (d < HEAD_DIM)[:, None]
+        return _summed(tl.dot(q, tl.load(k_cache_ptr + at, mask=mask, other=0.0)), PARTS)
+    else:
+        # Piece by piece: thirds of whole keys do not fit the registers of every GPU, and those of
+        # long heads not even where a compiler sees all the pieces and loads them early.
+        total = tl.zeros([part.shape[0], page.shape[0]], tl.float32)
+        PIECE: tl.constexpr = 32 if BLOCK > 32 else BLOCK
+        if BLOCK <= 128:
+            for start in tl.static_range(0, BLOCK, PIECE):
+                total = _add_piece(
+                    total, q_ptr, q_at, part, k_cache_ptr, page, within, start, HEAD_DIM,
+                    BLOCK_SIZE, PIECE,
+                )  # fmt: skip
+        else:
+            for start in range(0, BLOCK, PIECE):
+                total = _add_piece(
+                    total, q_ptr, q_at, part, k_cache_ptr, page, within, start, HEAD_DIM,
+                    BLOCK_SIZE, PIECE,
+                )  # fmt: skip
+        return _summed(total, PARTS)
+
+
+@triton.jit
+def _page(table_ptr, key, last, BLOCK_SIZE: tl.constexpr):
+    """The page of each key; that of `last` for the keys behind it.
+
+    A page holds whole vectors of 16 keys, so each 16 have the same page: the compiler must know
+    this, or it loads key by key.
+    """
+    return tl.max_constancy(tl.load(table_ptr + tl.minimum(key, last) // BLOCK_SIZE), 16)
+
+
+@triton.jit
+def attend_tile(
+    q, q_ptr, q_at, part, factor, position, table_ptr, k_cache_ptr, v_cache_ptr, softcap, window,
+    start, last, kv_head, num_kv_heads, value_pitch, HAS_SOFTCAP: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Keys start .. start + TILE - 1 as far as `last`: each row's largest score, the sum of its
+    weights and its weighted values [rows, BLOCK].
+
+    q, q_at, factor: as `load_query` gives them; part as `stacked` does; position [rows], -1 for a
+    row that sees no key.
+    """
+    d, key = tl.arange(0, BLOCK), start + tl.arange(0, TILE)
+    page = as_offset(_page(table_ptr, key, last, BLOCK_SIZE), WIDE) * num_kv_heads + kv_head
+    column = d < HEAD_DIM
+    v_at = (page * BLOCK_SIZE + key % BLOCK_SIZE)[:, None] * value_pitch + d[None, :]
+    v = tl.load(v_cache_ptr + v_at, mask=(key <= last)[:, None] & column[None, :], other=0.0)
+    # Keys behind `last` may be anything: their scores are not used.
+    score = _scores(
+        q, q_ptr, q_at, part, k_cache_ptr, page, key % BLOCK_SIZE, HEAD_DIM, BLOCK_SIZE, PARTS,
+        BLOCK,
+    )  # fmt: skip
+    score = score * factor[:, None]
+    if HAS_SOFTCAP:
+        score = softcap * _tanh(score / softcap)
+    # 0 <= age < reach as one comparison: AMD's compiler keeps two scalar registers for each.
+    age = (position[:, None] - key[None, :]).to(tl.uint32, bitcast=True)
+    reach = tl.where(window > 0, window, 0x7FFFFFFF).to(tl.uint32)
+    score = tl.where(age < reach, score, -float("inf"))
+    top = tl.max(score, axis=1)
+    weight = tl.exp(score - tl.where(top == -float("inf"), 0.0, top)[:, None]) * _WEIGHT
+    weights = _parted(_repeated(weight, PARTS), part, PARTS)
+    ones = tl.full([TILE, 16], 1.0, weights.dtype)
+    norm = tl.max(_summed(tl.dot(weights, ones), PARTS), axis=1)
+    if PARTS == 2:
+        return top, norm, _summed(tl.dot(weights, v), PARTS)
+    else:
+        none = tl.zeros([part.shape[0], BLOCK], tl.float32)
+        return top, norm, _summed(_exact_product(weights, v, none), PARTS)
+
+
+@triton.jit
+def fold(top, other):
+    """The larger of two maxima of scores, and what scales the sums behind each to it."""
+    new = tl.maximum(top, other)
+    shift = tl.where(new == -float("inf"), 0.0, new)
+    return new, tl.exp(top - shift), tl.exp(other - shift)

@@ -1,0 +1,80 @@
+"""kv_write: put the keys and values of new tokens into their slots of the paged cache.
+
+Keys are [num_blocks, num_kv_heads, head_dim, block_size] so that 16 keys fill one vector; values
+are [num_blocks, num_kv_heads, block_size, value_pitch] with value_pitch = head_dim padded to 16. On
+a GPU they lie in that order. On the CPU pages (the last two axes) may lie anywhere, and those of a
+head lie one behind the other (`memory.allocate_turned`), since a thread reads those of one.
+"""
+
+from __future__ import annotations
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.attention import kv_write_cpu
+from hypocenter.kernels.contract import Arg, Contract, Index, Rule, live_counts, live_rows
+from hypocenter.tensor import DType, Tensor
+
+_HALF_OR_WHOLE = (DType.F16, DType.F32)
+
+
+def caches(layout: str, access: str = "read") -> tuple[Arg, Arg]:
+    """Both caches as arguments; `layout` is contiguous, as on a GPU, or pages."""
+    keys = "num_blocks, num_kv_heads, head_dim, block_size"
+    values = "num_blocks, num_kv_heads, block_size, value_pitch"
+    return (
+        Arg("k_cache", _HALF_OR_WHOLE, keys, access, layout),
+        Arg("v_cache", _HALF_OR_WHOLE, values, access, layout),
+    )
+
+
+_OTHERS = (
+    Arg("k", (DType.F32,), "num_tokens, >= num_kv_heads * head_dim"),
+    Arg("v", (DType.F32,), "num_tokens, >= num_kv_heads * head_dim"),
+    Arg(
+        "slots",
+        (DType.I32,),
+        ">= num_tokens",
+        index=Index("num_blocks * block_size", "the cache", live=live_rows("slots"), unique=True),
+    ),
+    live_counts("num_tokens", 0),
+    Rule("value_pitch >= -(-head_dim // 16) * 16", "values are written as whole vectors of 16"),
+)
+#: On a GPU, and on the CPU.
+CONTRACT, PAGES = (
+    Contract("kv_write", *caches(layout, "write"), *_OTHERS) for layout in ("contiguous", "pages")
+)
+
+
+def kv_write(
+    plan: PlanBuilder,
+    k: Tensor,
+    v: Tensor,
+    slots: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    counts: Tensor,
+) -> None:
+    """Append the write of k and v f32 [num_tokens, >= num_kv_heads * head_dim] at `slots`.
+
+    slots i32 [num_tokens]: block_id * block_size + offset; caches as f16 bits or f32.
+    """
+    num_heads, head_dim = k_cache.shape[1], k_cache.shape[2]
+    facts = {
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "k": k,
+        "v": v,
+        "slots": slots,
+        "counts": counts,
+    }
+    if plan.device != "cpu":
+        from hypocenter.kernels.attention import kv_write_gpu
+
+        kv_write_gpu.launch(plan, CONTRACT, facts)
+        return
+    plan.launch(
+        kv_write_cpu.kv_write,
+        *(k, v, counts, slots, k_cache, v_cache),
+        contract=PAGES,
+        facts=facts,
+        work_per_row=4 * num_heads * head_dim,
+    )

@@ -1,0 +1,65 @@
+"""Triton kernel of `kv_write`: one program is one head of one token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.triton_lang import tl, triton
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.shared_gpu import as_offset, follow
+
+
+@triton.jit
+def kv_write_kernel(
+    k_ptr, v_ptr, counts_ptr, slots_ptr, k_cache_ptr, v_cache_ptr, num_heads, head_dim, block_size,
+    value_pitch, k_stride, v_stride, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    token, head = tl.program_id(0), tl.program_id(1)
+    if token >= tl.load(counts_ptr):
+        return
+    d = tl.arange(0, BLOCK)
+    live = d < head_dim
+    slot = as_offset(tl.load(slots_ptr + token), WIDE)
+    k = tl.load(
+        k_ptr + as_offset(token, WIDE) * k_stride + head * head_dim + d, mask=live, other=0.0
+    )
+    v = tl.load(
+        v_ptr + as_offset(token, WIDE) * v_stride + head * head_dim + d, mask=live, other=0.0
+    )
+    k_at = key_at(slot, head, d, num_heads, head_dim, block_size)
+    v_at = value_at(slot, head, d, num_heads, block_size, value_pitch)
+    tl.store(k_cache_ptr + k_at, k.to(k_cache_ptr.dtype.element_ty), mask=live)
+    tl.store(v_cache_ptr + v_at, v.to(v_cache_ptr.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def key_at(slot, head, d, num_heads, head_dim, block_size):
+    """Where element d of a head's key lies in the keys of a cache."""
+    page = slot // block_size * num_heads + head
+    return (page * head_dim + d) * block_size + slot % block_size
+
+
+@triton.jit
+def value_at(slot, head, d, num_heads, block_size, value_pitch):
+    """Where element d of a head's value lies in the values of a cache."""
+    page = slot // block_size * num_heads + head
+    return (page * block_size + slot % block_size) * value_pitch + d
+
+
+def launch(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+    """Append kv_write for every KV head of every token of the bucket."""
+    k, v, k_cache, v_cache = (facts[name] for name in ("k", "v", "k_cache", "v_cache"))
+    _, num_heads, head_dim, block_size = k_cache.shape
+    plan.launch_gpu(
+        kv_write_kernel,
+        *(k, v, facts["counts"], facts["slots"], k_cache, v_cache, num_heads, head_dim),
+        *(block_size, v_cache.shape[3], k.strides[0], v.strides[0]),
+        grid=(k.shape[0], num_heads),
+        contract=contract,
+        facts=facts,
+        BLOCK=triton.next_power_of_2(head_dim),
+    )

@@ -1,0 +1,80 @@
+"""Triton kernel of `rope_write`: one program is one head of q, or of k and v, of one token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.triton_lang import tl, triton
+from hypocenter.kernels.attention.kv_write_gpu import key_at, value_at
+from hypocenter.kernels.attention.rope_gpu import angles, columns, turned
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.shared_gpu import as_offset, follow
+
+
+@triton.jit
+def rope_write_kernel(
+    q_ptr, k_ptr, v_ptr, counts_ptr, positions_ptr, slots_ptr, cos_ptr, sin_ptr, k_cache_ptr,
+    v_cache_ptr, num_heads, num_kv_heads, head_dim, half, block_size, value_pitch, q_stride,
+    k_stride, v_stride, NEIGHBOURS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    token, head = tl.program_id(0), tl.program_id(1)
+    if token >= tl.load(counts_ptr):
+        return
+    pair = tl.arange(0, PAIRS)
+    live = pair < half
+    cos, sin = angles(positions_ptr, cos_ptr, sin_ptr, token, pair, half, WIDE)
+    first, second = columns(pair, half, NEIGHBOURS)
+    if head < num_heads:
+        q_start = q_ptr + as_offset(token, WIDE) * q_stride + head * head_dim
+        a = tl.load(q_start + first, mask=live, other=0.0)
+        b = tl.load(q_start + second, mask=live, other=0.0)
+        a, b = turned(a, b, cos, sin)
+        tl.store(q_start + first, a, mask=live)
+        tl.store(q_start + second, b, mask=live)
+    else:
+        head -= num_heads
+        slot = as_offset(tl.load(slots_ptr + token), WIDE)
+        k_start = k_ptr + as_offset(token, WIDE) * k_stride + head * head_dim
+        a = tl.load(k_start + first, mask=live, other=0.0)
+        b = tl.load(k_start + second, mask=live, other=0.0)
+        a, b = turned(a, b, cos, sin)
+        first_at = key_at(slot, head, first, num_kv_heads, head_dim, block_size)
+        second_at = key_at(slot, head, second, num_kv_heads, head_dim, block_size)
+        tl.store(k_cache_ptr + first_at, a.to(k_cache_ptr.dtype.element_ty), mask=live)
+        tl.store(k_cache_ptr + second_at, b.to(k_cache_ptr.dtype.element_ty), mask=live)
+        d = tl.arange(0, BLOCK)
+        unturned = (d >= 2 * half) & (d < head_dim)
+        k = tl.load(k_start + d, mask=unturned, other=0.0)
+        k_at = key_at(slot, head, d, num_kv_heads, head_dim, block_size)
+        tl.store(k_cache_ptr + k_at, k.to(k_cache_ptr.dtype.element_ty), mask=unturned)
+        v_start = v_ptr + as_offset(token, WIDE) * v_stride + head * head_dim
+        v = tl.load(v_start + d, mask=d < head_dim, other=0.0)
+        v_at = value_at(slot, head, d, num_kv_heads, block_size, value_pitch)
+        tl.store(v_cache_ptr + v_at, v.to(v_cache_ptr.dtype.element_ty), mask=d < head_dim)
+
+
+def launch(
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], neighbours: bool
+) -> None:
+    """Append rope_write for every head and KV head of every token of the bucket."""
+    q, k, v, k_cache, v_cache = (facts[name] for name in ("q", "k", "v", "k_cache", "v_cache"))
+    _, num_kv_heads, head_dim, block_size = k_cache.shape
+    num_heads, half = facts["num_heads"], facts["cos"].shape[1]
+    plan.launch_gpu(
+        rope_write_kernel,
+        *(q, k, v, *(facts[name] for name in ("counts", "positions", "slots", "cos", "sin"))),
+        *(k_cache, v_cache, num_heads, num_kv_heads, head_dim, half, block_size),
+        *(v_cache.shape[3], q.strides[0], k.strides[0], v.strides[0]),
+        grid=(q.shape[0], num_heads + num_kv_heads),
+        contract=contract,
+        facts=facts,
+        NEIGHBOURS=neighbours,
+        PAIRS=triton.next_power_of_2(half),
+        BLOCK=triton.next_power_of_2(head_dim),
+        # As in rope, whose bits these are.
+        enable_fp_fusion=False,
+    )

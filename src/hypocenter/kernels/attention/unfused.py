@@ -1,0 +1,323 @@
+"""attention_parts: attention as its textbook steps, each an op over memory; GPU devices only.
+
+softmax(mask(softcap(q k^T * scale))) v: context_lengths, expand, transpose, scores, scale_scores,
+mask, softmax, weighted_sum. What `attention` fuses is checked against these, and they show which
+step of it goes wrong. Each row of the block tables is one sequence; c counts its keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from hypocenter.config import PARTS_NEED_A_GPU
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.errors import UsageError
+from hypocenter.kernels.contract import (
+    Apart,
+    Arg,
+    Contract,
+    Index,
+    Reach,
+    Rule,
+    Scalar,
+    Values,
+    live_counts,
+    live_rows,
+)
+from hypocenter.tensor import DType, Tensor
+
+Array = np.ndarray[Any, Any]
+
+_F32, _I32 = (DType.F32,), (DType.I32,)
+_CACHE = (DType.F16, DType.F32)
+_ROWS = Index("num_sequences", "lengths", live=live_rows("sequence_rows"))
+_POSITIONS = Index("max_context", "the context", live=live_rows("positions"))
+_LENGTHS = Arg("lengths", _I32, "num_sequences", index=Index("max_context + 1", "the context"))
+
+
+def _live_blocks(values: Values) -> Array:
+    """Entries of a block table that hold keys of its sequence; more are unused."""
+    starts = np.arange(values["max_blocks"]) * values["block_size"]
+    live: Array = starts < values["lengths"][:, None]
+    return live
+
+
+def _is_key(values: Values) -> Array:
+    """Of [num_sequences, max_context]: what lies within each sequence."""
+    inside: Array = np.arange(values["max_context"]) < values["lengths"][:, None]
+    return inside
+
+
+def _has_score(values: Values) -> Array:
+    """Of [live tokens, 1, max_context]: the keys of each token's sequence."""
+    rows = values["sequence_rows"][: values["counts"][0]]
+    scored: Array = _is_key(values)[rows, None]
+    return scored
+
+
+def _is_hidden(values: Values) -> Array:
+    """Of the same: the keys that a token must not see."""
+    key, window = np.arange(values["max_context"]), values["window"]
+    position = values["positions"][: values["counts"][0], None, None]
+    hidden: Array = _has_score(values) & (
+        (key > position) | ((key <= position - window) if window else False)
+    )
+    return hidden
+
+
+_KEYS = Reach("up to the length of each sequence", lambda values: _is_key(values)[:, None, :, None])
+_TURNED = Reach(_KEYS.of, lambda values: _is_key(values)[:, None, None])
+_OWN_KEYS = Reach("up to the length of each token's sequence", _has_score)
+_HIDDEN = Reach("where a token must not see a key of its sequence", _is_hidden)
+
+
+def _of_expand(*cache_shape: str) -> tuple[Arg, ...]:
+    return (
+        Arg("cache", _CACHE, ", ".join(cache_shape)),
+        Arg("out", _F32, "num_sequences, num_heads, max_context, head_dim", "write", reach=_KEYS),
+        _LENGTHS,
+        Arg(
+            "block_tables",
+            _I32,
+            "num_sequences, max_blocks",
+            index=Index("num_blocks", "the cache", live=_live_blocks),
+        ),
+    )
+
+
+_EXPAND_RULES = (
+    Rule("num_heads % num_kv_heads == 0", "query heads must share KV heads evenly"),
+    Rule("max_context <= max_blocks * block_size", "a block table must reach over the context"),
+)
+
+
+def _scores(access: str, reach: Reach = _OWN_KEYS, *, hides: bool = False) -> Arg:
+    shape = "num_tokens, num_heads, max_context"
+    return Arg("scores", _F32, shape, access, reach=reach, hides=hides)
+
+
+# What the ops over rows of scores have in common.
+_PER_TOKEN = (
+    Arg("lengths", _I32, "num_sequences", index=Index("max_context + 1", "the context")),
+    Arg("sequence_rows", _I32, ">= num_tokens", index=_ROWS),
+    live_counts("num_tokens", 0),
+)
+
+CONTEXT_LENGTHS = Contract(
+    "context_lengths",
+    Arg("lengths", _I32, "num_sequences", "write"),
+    Arg("sequence_rows", _I32, "max_tokens", index=_ROWS),
+    Arg("positions", _I32, "max_tokens", index=_POSITIONS),
+    live_counts("max_tokens", 0),
+    Scalar("max_context", "max_context > 0", "must be above 0"),
+)
+EXPAND_KEYS = Contract(
+    "expand",
+    *_of_expand("num_blocks", "num_kv_heads", "head_dim", "block_size"),
+    *_EXPAND_RULES,
+)
+EXPAND_VALUES = Contract(
+    "expand",
+    *_of_expand("num_blocks", "num_kv_heads", "block_size", "value_pitch"),
+    *_EXPAND_RULES,
+    Rule("value_pitch >= head_dim", "a value must fit its row of the page"),
+)
+TRANSPOSE = Contract(
+    "transpose",
+    Arg("x", _F32, "num_sequences, num_heads, max_context, head_dim"),
+    Arg("out", _F32, "num_sequences, num_heads, head_dim, max_context", "write", reach=_TURNED),
+    _LENGTHS,
+    Apart("out", "x"),
+)
+SCORES = Contract(
+    "scores",
+    Arg("keys", _F32, "num_sequences, num_heads, head_dim, max_context"),
+    _scores("write"),
+    Arg("q", _F32, "num_tokens, >= num_heads * head_dim"),
+    *_PER_TOKEN,
+)
+SCALE_SCORES = Contract(
+    "scale_scores",
+    _scores("both"),
+    *_PER_TOKEN,
+    Scalar("scale", "scale > 0", "must be above 0"),
+    Scalar("softcap", "softcap >= 0", "must not be negative"),
+)
+MASK = Contract(
+    "mask",
+    _scores("both", _HIDDEN, hides=True),
+    *_PER_TOKEN,
+    Arg("positions", _I32, ">= num_tokens", index=_POSITIONS),
+    Scalar("window", "window >= 0", "must not be negative"),
+)
+SOFTMAX = Contract("softmax", _scores("both"), *_PER_TOKEN)
+WEIGHTED_SUM = Contract(
+    "weighted_sum",
+    Arg("weights", _F32, "num_tokens, num_heads, max_context"),
+    Arg("values", _F32, "num_sequences, num_heads, max_context, head_dim"),
+    Arg("out", _F32, "num_tokens, >= num_heads * head_dim", "write"),
+    *_PER_TOKEN,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which sequence each token is of, how many keys each sequence has, how many tokens are live.
+
+    sequence_rows i32 [>= num_tokens], lengths i32 [num_sequences], counts i32 [2].
+    """
+
+    sequence_rows: Tensor
+    lengths: Tensor
+    counts: Tensor
+
+    def facts(self) -> dict[str, Tensor]:
+        return {
+            "sequence_rows": self.sequence_rows,
+            "lengths": self.lengths,
+            "counts": self.counts,
+        }
+
+
+def context_lengths_reference(sequence_rows: Array, positions: Array, num_sequences: int) -> Array:
+    """Keys of each sequence: one more than the last position of its tokens, 0 without tokens."""
+    lengths = np.zeros(num_sequences, np.int32)
+    np.maximum.at(lengths, sequence_rows, positions + 1)
+    return lengths
+
+
+def expand_reference(pages: Array, table: Array, num_keys: int, num_heads: int) -> Array:
+    """One sequence: pages [num_blocks, num_kv_heads, block_size, dim] to [heads, keys, dim]."""
+    block_size, repeat = pages.shape[2], num_heads // pages.shape[1]
+    key = np.arange(num_keys)
+    found = pages[table[key // block_size], :, key % block_size].astype(np.float64)
+    return np.repeat(found.transpose(1, 0, 2), repeat, axis=0)
+
+
+def transpose_reference(x: Array) -> Array:
+    """The last two axes exchanged."""
+    return np.swapaxes(x, -1, -2)
+
+
+def scores_reference(q: Array, keys: Array) -> Array:
+    """One sequence: q [tokens, heads, dim], keys [heads, dim, keys] to [tokens, heads, keys]."""
+    out: Array = np.einsum("thd,hdc->thc", q.astype(np.float64), keys.astype(np.float64))
+    return out
+
+
+def scale_scores_reference(scores: Array, scale: float, softcap: float) -> Array:
+    """softcap(scores * scale) in float64."""
+    scaled: Array = scores.astype(np.float64) * scale
+    return softcap * np.tanh(scaled / softcap) if softcap else scaled
+
+
+def mask_reference(scores: Array, positions: Array, window: int) -> Array:
+    """-inf where the key is after the token's position, or `window` or more before it."""
+    key, position = np.arange(scores.shape[-1])[None, None, :], positions[:, None, None]
+    hidden = (key > position) | ((key <= position - window) if window else False)
+    return np.where(hidden, -np.inf, scores.astype(np.float64))
+
+
+def softmax_reference(scores: Array) -> Array:
+    """Over the last axis, in float64."""
+    wide = scores.astype(np.float64)
+    weights = np.exp(wide - wide.max(axis=-1, keepdims=True))
+    out: Array = weights / weights.sum(axis=-1, keepdims=True)
+    return out
+
+
+def weighted_sum_reference(weights: Array, values: Array) -> Array:
+    """One sequence: weights [tokens, heads, keys], values [heads, keys, dim]; float64."""
+    out: Array = np.einsum("thc,hcd->thd", weights.astype(np.float64), values.astype(np.float64))
+    return out
+
+
+def context_lengths(plan: PlanBuilder, rows: Rows, positions: Tensor, *, max_context: int) -> None:
+    """Append rows.lengths = how many keys each sequence has once this step's are written.
+
+    positions i32 [max_tokens], as many as rows.sequence_rows, below `max_context`.
+    """
+    facts = {**rows.facts(), "positions": positions, "max_context": max_context}
+    _gpu(plan).launch_lengths(plan, CONTEXT_LENGTHS, facts)
+
+
+def expand_keys(
+    plan: PlanBuilder, cache: Tensor, block_tables: Tensor, lengths: Tensor, out: Tensor
+) -> None:
+    """Append out f32 [num_sequences, num_heads, max_context, head_dim] = each query head's keys.
+
+    `cache` as the k_cache of `kv_write`; query heads that share a KV head get a copy each.
+    """
+    facts = {"cache": cache, "block_tables": block_tables, "lengths": lengths, "out": out}
+    block_size = cache.shape[3]
+    _gpu(plan).launch_expand(plan, EXPAND_KEYS, facts, block_size, (1, block_size))
+
+
+def expand_values(
+    plan: PlanBuilder, cache: Tensor, block_tables: Tensor, lengths: Tensor, out: Tensor
+) -> None:
+    """Append the same of values; `cache` as the v_cache of `kv_write`."""
+    facts = {"cache": cache, "block_tables": block_tables, "lengths": lengths, "out": out}
+    block_size, pitch = cache.shape[2:]
+    _gpu(plan).launch_expand(plan, EXPAND_VALUES, facts, block_size, (pitch, 1))
+
+
+def transpose(plan: PlanBuilder, x: Tensor, lengths: Tensor, out: Tensor) -> None:
+    """Append out [..., head_dim, max_context] = x f32 [..., max_context, head_dim] turned."""
+    facts = {"x": x, "lengths": lengths, "out": out}
+    _gpu(plan).launch_transpose(plan, TRANSPOSE, facts)
+
+
+def scores(plan: PlanBuilder, q: Tensor, keys: Tensor, rows: Rows, scores: Tensor) -> None:
+    """Append scores f32 [num_tokens, num_heads, max_context] = q k^T over each sequence's keys.
+
+    q f32 [num_tokens, >= num_heads * head_dim], keys as `transpose` leaves them.
+    """
+    facts = {**rows.facts(), "q": q, "keys": keys, "scores": scores}
+    _gpu(plan).launch_scores(plan, SCORES, facts)
+
+
+def scale_scores(
+    plan: PlanBuilder, scores: Tensor, rows: Rows, *, scale: float, softcap: float = 0.0
+) -> None:
+    """Append scores = softcap(scores * scale), in place; softcap 0 means none."""
+    facts = {**rows.facts(), "scores": scores, "scale": scale, "softcap": softcap}
+    _gpu(plan).launch_scale(plan, SCALE_SCORES, facts)
+
+
+def mask(
+    plan: PlanBuilder, scores: Tensor, rows: Rows, positions: Tensor, *, window: int = 0
+) -> None:
+    """Append scores = -inf, in place, at keys that the token does not see; window 0 means none."""
+    facts = {**rows.facts(), "scores": scores, "positions": positions, "window": window}
+    _gpu(plan).launch_mask(plan, MASK, facts)
+
+
+def softmax(plan: PlanBuilder, scores: Tensor, rows: Rows) -> None:
+    """Append scores = softmax over each row's keys, in place; each row has a finite score."""
+    _gpu(plan).launch_softmax(plan, SOFTMAX, {**rows.facts(), "scores": scores})
+
+
+def weighted_sum(
+    plan: PlanBuilder, weights: Tensor, values: Tensor, rows: Rows, out: Tensor
+) -> None:
+    """Append out f32 [num_tokens, >= num_heads * head_dim] = weights times each head's values."""
+    facts = {**rows.facts(), "weights": weights, "values": values, "out": out}
+    _gpu(plan).launch_weighted_sum(plan, WEIGHTED_SUM, facts)
+
+
+def require_gpu(device: str) -> None:
+    """Raise UsageError for the CPU, which has no kernels of these."""
+    if device == "cpu":
+        raise UsageError(PARTS_NEED_A_GPU)
+
+
+def _gpu(plan: PlanBuilder) -> ModuleType:
+    require_gpu(plan.device)
+    from hypocenter.kernels.attention import unfused_gpu
+
+    return unfused_gpu

@@ -1,0 +1,211 @@
+"""linear: out = x @ weight.T (+ bias) (+ out), for every weight type of the reader.
+
+Block types are multiplied by activations made codes (`quantise.py`), float types by x itself or, on
+a GPU, by pieces of it; BF16, where that is asked for, by x as bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.contract import COUNT, Apart, Arg, Contract, Rule, live_counts
+from hypocenter.kernels.linear import linear_cpu
+from hypocenter.kernels.linear.operands import Operands, Product
+from hypocenter.kernels.linear.quantise import present
+from hypocenter.kernels.weights.packing import ROWS_PER_ITEM, padded
+from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
+
+
+def _product(mark: str) -> tuple[Arg, ...]:
+    """A weight and what belongs to it; in a launch of several, names from the second on end in
+    `mark`."""
+    # Whole vectors are stored: outputs take a multiple of 64 columns.
+    padded = f">= -(-num_outputs{mark} // 64) * 64"
+    return (
+        Arg(f"weight{mark}", WEIGHT_TYPES, f"num_outputs{mark}, num_columns"),
+        Arg(f"out{mark}", (DType.F32,), f"num_rows, {padded}", "both"),
+        Arg(f"bias{mark}", (DType.F32,), padded, optional=True),
+    )
+
+
+_MARKS = ("", "_2", "_3")
+_PARTS = (live_counts("num_rows"), COUNT)
+# What is read of x: itself or, on the CPU, tiles of codes or bits of bf16 and, on a GPU, codes or
+# pieces.
+_FLOATS = (Arg("x", (DType.F32,), "num_rows, >= num_columns"),)
+X_TILES = (
+    Arg("codes", (DType.I32,), "num_tiles, num_groups, tile, 8"),
+    Arg("x_scales", (DType.F32,), "num_tiles, num_groups, tile"),
+    Arg("sums", (DType.I32,), "num_tiles, num_groups, 3, tile"),
+    Arg("weighted", (DType.F32,), "num_tiles, num_groups, 3, tile"),
+    Rule("-(-num_columns // 64) * 2 <= num_groups", "the groups of x must hold a row"),
+)
+_TILES = (*X_TILES, Rule("num_tiles * tile >= num_rows", "the tiles of x must hold its rows"))
+_CODES = (
+    Arg("codes", (DType.I32,), "num_rows, quarter"),
+    Arg("x_scales", (DType.F32,), "num_rows, quarter // 8"),
+    Arg("sums", (DType.I32,), "num_rows, quarter // 8"),
+    Rule("-(-num_columns // 1024) * 256 <= quarter", "codes must hold a row, padded to 1024"),
+)
+_PIECES = (
+    Arg("pieces", (DType.F16, DType.I16), "num_rows, num_pieces, >= -(-num_columns // 64) * 64"),
+    Arg("row_scales", (DType.F32,), "num_rows"),
+)
+_ROUNDED = (Arg("rounded", (DType.BF16,), "num_rows, >= num_columns"),)
+
+
+def _up_to_three(operands: tuple[Arg | Rule, ...]) -> tuple[Contract, ...]:
+    """By how many weights share a launch."""
+    contracts: list[Contract] = []
+    products: list[Arg | Apart] = []
+    for mark in _MARKS:
+        products += _product(mark)
+        if operands is _FLOATS:
+            products.append(Apart(f"out{mark}", "x"))
+        contracts.append(Contract("linear", *products, *_PARTS, *operands))
+    return tuple(contracts)
+
+
+FLOATS, TILES, CODES, PIECES, ROUNDED = map(
+    _up_to_three, (_FLOATS, _TILES, _CODES, _PIECES, _ROUNDED)
+)
+CONTRACT = FLOATS[0]
+_MOST = len(_MARKS)
+
+_NO_BIAS = np.zeros(0, np.float32)
+
+
+def reference(
+    x: np.ndarray[Any, Any], weight: np.ndarray[Any, Any], bias: np.ndarray[Any, Any] | None = None
+) -> np.ndarray[Any, Any]:
+    """x [num_rows, k] @ weight [n, k].T (+ bias [n]) in float64."""
+    out: np.ndarray[Any, Any] = x.astype(np.float64) @ weight.astype(np.float64).T
+    return out if bias is None else out + bias
+
+
+def linear(
+    plan: PlanBuilder,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    counts: Tensor,
+    *,
+    count: int = 0,
+    bias: Tensor | None = None,
+    accumulate: bool = False,
+    in_bf16: bool = False,
+) -> None:
+    """Append out[:rows, :n] (+)= x[:rows, :k] @ weight.T (+ bias), with rows = counts[count].
+
+    As `linear_several` of one product, with operands made for it alone; `in_bf16`: those of a
+    BF16 weight are rounded.
+    """
+    num_rows, width = x.shape[0], weight.data.num_columns
+    CONTRACT.check(weight=weight, x=x, out=out, bias=bias, counts=counts, count=count)
+    operands = Operands.allocate(
+        [weight.dtype], num_rows, width, device=plan.device, in_bf16=in_bf16
+    )
+    operands = operands.first(num_rows)
+    product = Product(weight, out, bias)
+    linear_several(plan, x, [product], counts, operands, count=count, accumulate=accumulate)
+
+
+def linear_several(
+    plan: PlanBuilder,
+    x: Tensor,
+    products: Sequence[Product],
+    counts: Tensor,
+    operands: Operands,
+    *,
+    count: int = 0,
+    accumulate: bool = False,
+    is_ready: bool = False,
+) -> None:
+    """Append products of x f32 [num_rows, >= k] with several weights, x made ready once.
+
+    `operands` are buffers for what `present` makes of x, and hold it already where `is_ready`. Up
+    to three weights of one type share a launch, on a GPU where rows are few. Sums run in one order
+    whatever the number of rows. Raises LaunchRejected when the shapes disagree.
+    """
+    if not is_ready:
+        present(plan, x, [one.weight for one in products], operands, counts, count=count)
+    alike: dict[Any, list[Product]] = {}
+    for one in products:
+        alike.setdefault((one.weight.dtype, one.bias is None), []).append(one)
+    for (dtype, _), group in alike.items():
+        most = _MOST
+        if plan.device != "cpu":
+            from hypocenter.kernels.linear import linear_gpu
+
+            most = _MOST if linear_gpu.takes_several(x.shape[0], dtype, plan.device) else 1
+        for start in range(0, len(group), most):
+            _launch(plan, x, group[start : start + most], counts, operands, count, accumulate)
+
+
+def _launch(
+    plan: PlanBuilder, x: Tensor, products: Sequence[Product], counts: Tensor, operands: Operands,
+    count: int, accumulate: bool,
+) -> None:  # fmt: skip
+    facts: dict[str, Any] = {"counts": counts, "count": count}
+    for mark, one in zip(_MARKS, products, strict=False):
+        facts |= {f"weight{mark}": one.weight, f"out{mark}": one.out, f"bias{mark}": one.bias}
+    dtype = products[0].weight.dtype
+    if dtype.is_quantised:
+        contracts = CODES
+        facts |= {"codes": operands.codes, "x_scales": operands.scales, "sums": operands.sums}
+        if plan.device == "cpu":
+            contracts = TILES
+            facts["weighted"] = operands.weighted
+    elif operands.multiplied_as(dtype) is DType.BF16:
+        contracts = ROUNDED
+        facts["rounded"] = operands.rounded
+    elif (pieces := operands.pieces(dtype)) is not None:
+        contracts = PIECES
+        facts |= {"pieces": pieces, "row_scales": operands.row_scales}
+    else:
+        contracts = FLOATS
+        facts["x"] = x
+    contract = contracts[len(products) - 1]
+    if plan.device == "cpu":
+        _launch_cpu(plan, contract, facts, products, accumulate)
+        return
+    from hypocenter.kernels.linear import linear_gpu
+
+    linear_gpu.launch(plan, contract, facts, products, accumulate)
+
+
+def _launch_cpu(
+    plan: PlanBuilder, contract: Contract, facts: dict[str, Any], products: Sequence[Product],
+    accumulate: bool,
+) -> None:  # fmt: skip
+    args: list[Any] = [facts["counts"], facts["count"], accumulate]
+    for one in products:
+        args += [one.weight, _NO_BIAS if one.bias is None else one.bias, one.out]
+    first = products[0]
+    weights = [one.weight.data for one in products]
+    reads = [(weight.parts[0], padded(weight.num_rows) // ROWS_PER_ITEM) for weight in weights]
+    for _ in range(_MOST - len(products)):
+        args += [*_without_rows(first.weight), _NO_BIAS, first.out]
+    work = sum(weight.num_rows for weight in weights) * weights[0].num_columns
+    if not first.weight.dtype.is_quantised:
+        plan.launch(
+            linear_cpu.linear_float, facts["rounded" if "rounded" in facts else "x"], *args,
+            contract=contract, facts=facts, work_per_row=work, reads=reads,
+        )  # fmt: skip
+        return
+    made = (facts[name] for name in ("codes", "x_scales", "sums", "weighted"))
+    # Four products of codes take the time of one of floats.
+    plan.launch(
+        linear_cpu.linear_codes, *made, *args, contract=contract, facts=facts,
+        work_per_row=work // 4, reads=reads,
+    )  # fmt: skip
+
+
+def _without_rows(weight: Tensor) -> tuple[Any, ...]:
+    """What a kernel takes for a weight that is not there."""
+    array, *others = weight.data.parts
+    return (array[:0], *others)

@@ -1,0 +1,67 @@
+"""linear_gate_codes: kind(x @ gate.T) * (x @ up.T) as codes, in one launch on the CPU.
+
+Both weights lie in one, by turns (`quant.pack_by_turns`), so a thread reads them in one stream; and
+what takes a launch of its own elsewhere is done while the products are in the core's first cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.contract import Apart, Arg, Contract, Scalar, live_counts
+from hypocenter.kernels.linear import linear_gate_cpu
+from hypocenter.kernels.linear.linear import X_TILES
+from hypocenter.kernels.linear.operands import Operands
+from hypocenter.kernels.linear.quantise import into_tiles
+from hypocenter.kernels.rowwise.activation import GATES, require_kind
+from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
+
+CONTRACT = Contract(
+    "linear_gate_codes",
+    Arg("weight", tuple(one for one in WEIGHT_TYPES if one.is_quantised), "num_both, num_columns"),
+    live_counts("num_tiles * tile", 0),
+    *X_TILES,
+    *into_tiles("width", prefix="gated_"),
+    Apart("gated_codes", "codes"),
+    Apart("gated_scales", "x_scales"),
+    Apart("gated_sums", "sums"),
+    Apart("gated_weighted", "weighted"),
+    Scalar(
+        "width", "width > 0 and -(-width // 64) * 128 == num_both",
+        "must be that of the gate, whose rows and those of up, each padded to 64, weight has",
+    ),
+)  # fmt: skip
+
+
+def may_join(dtypes: Sequence[DType]) -> bool:
+    """Whether weights can be multiplied so: of their types the last is that of the weight that
+    reads what comes of it."""
+    *gate_up, down = dtypes
+    return len(set(gate_up)) == 1 and gate_up[0].is_quantised and down.is_quantised
+
+
+def linear_gate_codes(
+    plan: PlanBuilder, x: Operands, weight: Tensor, kind: str, into: Operands, counts: Tensor, *,
+    width: int,
+) -> None:  # fmt: skip
+    """Append the codes of kind(x @ gate.T) * (x @ up.T): every bit as `gate_codes` makes them.
+
+    `x` holds the codes of x, `weight` the two weights by turns, of `width` rows each; kind is silu
+    or gelu. Raises LaunchRejected when the shapes disagree.
+    """
+    require_kind(kind)
+    facts: dict[str, Any] = {"weight": weight, "counts": counts, "width": width}
+    read = {"codes": x.codes, "x_scales": x.scales, "sums": x.sums, "weighted": x.weighted}
+    made = {f"gated_{name}": one for name, one in into.made.items()}
+    (records,) = weight.data.parts
+    plan.launch(
+        linear_gate_cpu.linear_gate_codes,
+        *(*read.values(), counts, weight, GATES[kind], width, *made.values()),
+        contract=CONTRACT,
+        facts=facts | read | made,
+        # As in `linear`: four products of codes take the time of one of floats.
+        work_per_row=weight.data.num_rows * weight.data.num_columns // 4,
+        reads=[(records, records.shape[0] // 2)],
+    )

@@ -1,0 +1,68 @@
+"""numba kernel of `linear_gate_codes`: two products, and the codes of what one lets through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.cpu.lang import cpu_kernel, inline, prange
+from hypocenter.device.cpu.sums import keep_zeros, kept_row
+from hypocenter.device.cpu.vector import get, keep, mul
+from hypocenter.kernels.linear.linear_cpu import add_item
+from hypocenter.kernels.linear.quantise_cpu import put_codes
+from hypocenter.kernels.rowwise.activation_cpu import opened
+from hypocenter.kernels.weights.row_groups import GROUPS_PER_ITEM, LANES, ROWS_PER_ITEM
+
+_ZERO = np.float32(0)
+
+
+@inline
+def _gated(gate: Any, up: Any, group: int, row: int, kind: int, left: int) -> Any:
+    """16 columns, of which the first `left` are there and the others 0."""
+    gated = mul(opened(kept_row(gate, group, row), kind), kept_row(up, group, row))
+    return keep(gated, 0, left, _ZERO)
+
+
+@inline
+def _rows(
+    gate: Any, up: Any, num_rows: int, x: Any, row: int, records: Any, item: int, kind: int,
+    width: int, into: Any,
+) -> None:  # fmt: skip
+    """The codes of 64 columns of `num_rows` rows, of which `gate` and `up` keep zeros at first."""
+    x_codes, x_scales, x_sums, x_weighted = x
+    codes, scales, sums, weighted = into
+    add_item(gate, x_codes, x_scales, x_sums, x_weighted, row, records, 2 * item)
+    add_item(up, x_codes, x_scales, x_sums, x_weighted, row, records, 2 * item + 1)
+    for one in range(num_rows):
+        for group in range(0, GROUPS_PER_ITEM, 2):
+            left = width - ROWS_PER_ITEM * item - LANES * group
+            put_codes(
+                _gated(gate, up, group, one, kind, left),
+                _gated(gate, up, group + 1, one, kind, left - LANES),
+                codes, scales, sums, weighted, row + one, (GROUPS_PER_ITEM * item + group) // 2,
+            )  # fmt: skip
+
+
+@cpu_kernel
+def linear_gate_codes(
+    x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, counts: Any, records: Any,
+    kind: int, width: int, codes: Any, scales: Any, sums: Any, weighted: Any,
+) -> None:  # fmt: skip
+    """Codes of kind(x @ gate.T) * (x @ up.T); items of the two weights lie by turns in one."""
+    x, into = (x_codes, x_scales, x_sums, x_weighted), (codes, scales, sums, weighted)
+    num_rows = get(counts, 0)
+    for item in prange(records.shape[0] // 2):
+        row = 0
+        while row + 16 <= num_rows:
+            gate, up = keep_zeros(GROUPS_PER_ITEM, 16), keep_zeros(GROUPS_PER_ITEM, 16)
+            _rows(gate, up, 16, x, row, records, item, kind, width, into)
+            row += 16
+        while row + 4 <= num_rows:
+            few_gate, few_up = keep_zeros(GROUPS_PER_ITEM, 4), keep_zeros(GROUPS_PER_ITEM, 4)
+            _rows(few_gate, few_up, 4, x, row, records, item, kind, width, into)
+            row += 4
+        while row < num_rows:
+            one_gate, one_up = keep_zeros(GROUPS_PER_ITEM, 1), keep_zeros(GROUPS_PER_ITEM, 1)
+            _rows(one_gate, one_up, 1, x, row, records, item, kind, width, into)
+            row += 1

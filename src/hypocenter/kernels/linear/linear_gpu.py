@@ -1,0 +1,194 @@
+"""Launches of `linear` on a GPU: which kernel, for which number of rows, in what tiles.
+
+The kernels are in `linear_codes_gpu.py` and `linear_float_gpu.py`. Which one runs is decided by the
+bucket; the bits of a result are the same whichever it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.triton_lang import triton
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.linear.linear_codes_gpu import linear_codes_few_kernel, linear_codes_kernel
+from hypocenter.kernels.linear.linear_float_gpu import linear_float_few_kernel, linear_float_kernel
+from hypocenter.kernels.linear.operands import FEW_ROWS, Product
+from hypocenter.kernels.weights.gpu_layout import UNITS
+from hypocenter.kernels.weights.packing import LANES, Packed, padded
+from hypocenter.tensor import DType, Tensor
+
+#: Weights that the kernels for few rows take.
+_MOST = 3
+#: Rows of a bucket up to which the kernel for few rows of floats wins (measured on an H200).
+_FEW_FLOATS = 32
+#: Outputs of a launch up to which programs of two keep an H200 busier than programs of four, and
+#: from which, of nibbles, there are enough programs of sixteen.
+_FEW_OUTPUTS, _MANY_OUTPUTS = 4096, 24576
+
+
+def takes_several(num_rows: int, dtype: DType, device: str) -> bool:
+    """Whether weights of one type share a launch in a bucket of `num_rows` rows."""
+    if dtype.is_quantised:
+        # For four rows of codes of a byte NVIDIA's compiler finds too few registers.
+        return num_rows <= (FEW_ROWS if UNITS[dtype].codes_per_word == 8 else 2)
+    # Each has stages of its own: for more there is no shared memory on AMD's GPUs, nor for more
+    # rows on NVIDIA's smaller ones.
+    return num_rows == 1 and device.startswith("cuda")
+
+
+def launch(
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], products: Sequence[Product],
+    accumulate: bool,
+) -> None:  # fmt: skip
+    """Append linear over the operands among `facts`, which hold what `products` do.
+
+    These are of one type, all or none with a bias, and one unless it `takes_several`.
+    """
+    shared: dict[str, Any] = {
+        "contract": contract,
+        "facts": facts,
+        "HAS_BIAS": facts["bias"] is not None,
+        "ACCUMULATE": accumulate,
+    }
+    launch = _codes if facts["weight"].dtype.is_quantised else _floats
+    launch(plan, facts, products, shared)
+
+
+def _one(product: Product, num_arrays: int) -> list[Any]:
+    """What kernels take for a product: arrays, bias, out."""
+    # A kernel without bias never reads the pointer; Triton wants one all the same.
+    bias = product.out if product.bias is None else product.bias
+    return [*product.weight.data.parts[:num_arrays], bias, product.out]
+
+
+def _several(products: Sequence[Product], num_arrays: int) -> list[Any]:
+    """The same for as many as kernels for few rows take, each with its stride."""
+    args: list[Any] = []
+    for one in [*products, *products[:1] * (_MOST - len(products))]:
+        args += [*_one(one, num_arrays), one.out.strides[0]]
+    return args
+
+
+def _tiles(products: Sequence[Product], num_outputs: int) -> list[int]:
+    """Programs of each product, each with `num_outputs` outputs."""
+    return [padded(one.weight.data.num_rows) // num_outputs for one in products]
+
+
+def _codes(
+    plan: PlanBuilder, facts: Mapping[str, Any], products: Sequence[Product],
+    shared: dict[str, Any],
+) -> None:  # fmt: skip
+    only, codes, count = products[0], facts["codes"], facts["count"]
+    num_rows, packed = codes.shape[0], only.weight.data
+    num_units = -(-packed.num_columns // 64)
+    layout = UNITS[packed.dtype]
+    operands = (codes, facts["x_scales"], facts["sums"], facts["counts"])
+    shared |= {
+        "PER_WORD": layout.codes_per_word,
+        "GROUP": layout.group,
+        "ZERO": int(packed.parts[3]),
+        "HAS_MINIMA": layout.has_minima,
+    }
+    if num_rows <= FEW_ROWS:
+        rows = min(triton.next_power_of_2(max(num_rows, 1)), 4)
+        outputs, num_warps, unroll = _few_form(products, rows, plan.device)
+        tiles = _tiles(products, outputs)
+        plan.launch_gpu(
+            linear_codes_few_kernel,
+            *(*operands, *_several(products, 3)),
+            *(*[*tiles, 0][:2], count, num_units, codes.strides[0]),
+            grid=(sum(tiles), triton.cdiv(num_rows, rows)),
+            num_warps=num_warps,
+            NUM_WEIGHTS=len(products),
+            SCALE_BITS=8 * layout.scale_dtype.block_bytes,
+            ROWS=rows,
+            OUTPUTS=outputs,
+            UNROLL=unroll,
+            **shared,
+        )
+        return
+    outputs, tile, num_warps = (32, 16, 2) if num_rows <= 64 else (64, 32, 4)
+    if num_rows > 64 and (layout.group == 16 or layout.has_minima):
+        outputs = 32  # two dots or two sums a group: less room
+    # RDNA has no registers for what a third stage of the largest tiles would hold.
+    is_deep = layout.group == 32 and (outputs == 32 or plan.device.startswith("cuda"))
+    plan.launch_gpu(
+        linear_codes_kernel,
+        *(*operands, *_one(only, 3)),
+        *(count, num_units, triton.cdiv(num_units, 16), codes.strides[0], only.out.strides[0]),
+        grid=(triton.cdiv(num_rows, tile), padded(packed.num_rows) // outputs),
+        num_warps=num_warps,
+        OUTPUTS=outputs,
+        ROWS=tile,
+        STAGES=3 if is_deep else 2,
+        **shared,
+    )
+
+
+def _few_form(products: Sequence[Product], rows: int, device: str) -> tuple[int, int, int]:
+    """Outputs, warps and unrolled steps of a program for few rows of codes.
+
+    Small ones are up to twice as fast on an H200; RDNA has no registers for them.
+    """
+    if not device.startswith("cuda"):
+        return 16, 8, 1
+    if rows > 1:
+        return 8, 2, 1
+    layout, num_outputs = UNITS[products[0].weight.dtype], sum(_tiles(products, 1))
+    are_nibbles = layout.codes_per_word == 8
+    # Minima and shorter groups would not leave registers enough on all of NVIDIA's GPUs.
+    is_plain = are_nibbles and layout.group == 32 and not layout.has_minima
+    if num_outputs >= _MANY_OUTPUTS and is_plain:
+        return 16, 1, 1
+    # Bytes fill registers twice as fast, and several weights of Q6_K those of older GPUs.
+    is_short = layout.group == 16 and len(products) > 1
+    if num_outputs <= _FEW_OUTPUTS:
+        return 2, 1, 1 if is_short else 2
+    return 4, 1, 2 if are_nibbles and not is_short else 1
+
+
+def _floats(
+    plan: PlanBuilder, facts: Mapping[str, Any], products: Sequence[Product],
+    shared: dict[str, Any],
+) -> None:  # fmt: skip
+    only, count = products[0], facts["count"]
+    packed: Packed = only.weight.data
+    # F32 weights take x as it is: one piece, which nobody scaled.
+    from_x: Tensor = facts["pieces"] if "pieces" in facts else facts["x"]
+    row_scales, num_pieces, strides = from_x, 1, (from_x.strides[0], 0)
+    if "pieces" in facts:
+        row_scales, num_pieces = facts["row_scales"], from_x.shape[1]
+        strides = (from_x.strides[0], from_x.strides[1])
+    num_rows, num_chunks = from_x.shape[0], -(-packed.num_columns // 64)
+    operands = (from_x, row_scales, facts["counts"])
+    shared |= {"NUM_PIECES": num_pieces, "IS_BF16": packed.dtype is DType.BF16}
+    if num_rows <= _FEW_FLOATS:
+        # NVIDIA's matrix unit takes a single column, others want sixteen.
+        is_single = num_rows == 1 and plan.device.startswith("cuda")
+        tile, tiles = 1 if is_single else 16, _tiles(products, LANES)
+        plan.launch_gpu(
+            linear_float_few_kernel,
+            *(*operands, *_several(products, 1)),
+            *(*[*tiles, 0][:2], count, packed.num_columns, num_chunks, *strides),
+            grid=(sum(tiles), triton.cdiv(num_rows, tile)),
+            NUM_WEIGHTS=len(products),
+            ROWS=tile,
+            # Several weights, or rows, have no shared memory for a fourth stage.
+            STAGES=2 if num_pieces != 2 else 4 if is_single and len(products) == 1 else 3,
+            **shared,
+        )
+        return
+    plan.launch_gpu(
+        linear_float_kernel,
+        *(*operands, *_one(only, 1)),
+        *(count, packed.num_columns, num_chunks, triton.cdiv(num_chunks, 4), *strides),
+        only.out.strides[0],
+        grid=(triton.cdiv(num_rows, 64), padded(packed.num_rows) // 64),
+        num_warps=8,
+        OUTPUTS=64,
+        ROWS=64,
+        STAGES=3 if num_pieces == 2 else 2,
+        **shared,
+    )

@@ -1,0 +1,186 @@
+"""What matrix products read: the buffers for activations made codes or pieces, and one product.
+
+How they are filled is in `quantise.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+from hypocenter.device.cpu.large_pages import LINE_BYTES
+from hypocenter.device.memory import allocate, rows, stretch
+from hypocenter.kernels.weights.packing import padded
+from hypocenter.tensor import DType, Tensor
+
+#: Columns that share a scale.
+GROUP = 32
+
+
+#: Columns to a multiple of which GPU kernels find codes filled: a unit for each of 16 chains.
+SPAN = 1024
+
+
+#: Rows of a bucket up to which codes lie as the kernels for few rows read them.
+FEW_ROWS = 8
+
+
+#: Rows whose codes lie together, as CPU kernels read them, in buckets that have so many.
+TILE_ROWS = 16
+
+
+#: Rows of a bucket up to which codes change their place each turn, and the places at most.
+_ROWS_WITH_PLACES, _MOST_PLACES = 4, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """Buffers for the codes of activations: made anew for each tensor, read by what follows.
+
+    On a GPU codes i32 [max_rows, spans * 256], four columns to a word, in the order of columns
+    where rows are many; where they are few, the words of a span, [16 units, 4, 4] of its columns,
+    lie as [4, 16 units, 4], so that lanes of a warp, each with a unit of its own, read neighbours.
+    Scales f32 and sums i32 [max_rows, spans * 32], two sums of 16 codes to a word; halves f16
+    [max_rows, 2, pitch] and thirds (bits of bf16) i16 [max_rows, 3, pitch] with row_scales f32
+    [max_rows].
+    On the CPU rows lie in tiles of 16, or of a smaller bucket's rows, so that what a product reads
+    lies close together: codes i32 [tiles, groups, tile, 8], scales f32 [tiles, groups, tile]; sums
+    i32 [tiles, groups, 3, tile] of the first, the last and all codes of a group, and weighted f32,
+    sum * scale. Rounded bf16 [max_rows, pitch].
+    None: no weight wants it.
+    """
+
+    codes: Tensor | None
+    scales: Tensor | None
+    sums: Tensor | None
+    weighted: Tensor | None
+    halves: Tensor | None
+    thirds: Tensor | None
+    row_scales: Tensor | None
+    rounded: Tensor | None
+
+    @classmethod
+    def allocate(
+        cls, dtypes: Iterable[DType], max_rows: int, max_width: int, *, device: str,
+        in_bf16: bool = False,
+    ) -> Operands:  # fmt: skip
+        """What products with weights of `dtypes` want; `in_bf16`: those of BF16 round x."""
+        pitch, wanted = padded(max_width), set(dtypes)
+        if device == "cpu":
+            return cls._of_cpu(wanted, max_rows, pitch, in_bf16=in_bf16)
+        quantised = any(dtype.is_quantised for dtype in wanted)
+        num_spans = -(-max_width // SPAN)
+
+        def make(name: str, dtype: DType, condition: bool, *shape: int) -> Tensor | None:
+            if not condition:
+                return None
+            return allocate(name, "decoder", dtype, (max_rows, *shape), device=device)
+
+        return cls(
+            codes=make("x_codes", DType.I32, quantised, num_spans * (SPAN // 4)),
+            scales=make("x_scales", DType.F32, quantised, num_spans * (SPAN // GROUP)),
+            sums=make("x_sums", DType.I32, quantised, num_spans * (SPAN // GROUP)),
+            weighted=None,
+            halves=make("x_halves", DType.F16, DType.F16 in wanted, 2, pitch),
+            thirds=make("x_thirds", DType.I16, DType.BF16 in wanted, 3, pitch),
+            row_scales=make("x_row_scales", DType.F32, bool(wanted & {DType.F16, DType.BF16})),
+            rounded=None,
+        )
+
+    @classmethod
+    def _of_cpu(cls, wanted: set[DType], max_rows: int, pitch: int, *, in_bf16: bool) -> Operands:
+        quantised = any(dtype.is_quantised for dtype in wanted)
+        tiles = (-(-max_rows // TILE_ROWS), pitch // GROUP)
+
+        def make(name: str, dtype: DType, condition: bool, *shape: int) -> Tensor | None:
+            return allocate(name, "decoder", dtype, shape) if condition else None
+
+        # `operand_bytes` counts them.
+        return cls(
+            codes=make("x_codes", DType.I32, quantised, *tiles, TILE_ROWS, 8),
+            scales=make("x_scales", DType.F32, quantised, *tiles, TILE_ROWS),
+            sums=make("x_sums", DType.I32, quantised, *tiles, 3, TILE_ROWS),
+            weighted=make("x_weighted", DType.F32, quantised, *tiles, 3, TILE_ROWS),
+            halves=None,
+            thirds=None,
+            row_scales=None,
+            rounded=make(
+                "x_rounded", DType.BF16, in_bf16 and DType.BF16 in wanted, max_rows, pitch
+            ),
+        )
+
+    def first(self, num_rows: int, turn: int = 0) -> Operands:
+        """The same buffers for a bucket of `num_rows` rows.
+
+        On the CPU codes of few rows lie elsewhere each turn, until the places are all used up. What
+        was written last every thread has read since, and keeps: a core that writes there anew first
+        has each line taken from the others, one after the other, and where these have another cache
+        that takes longer than the work. In a place of some turns ago nobody keeps any.
+        """
+
+        def part(name: str) -> Tensor | None:
+            one: Tensor | None = getattr(self, name)
+            if one is None:
+                return None
+            is_tiled = self.weighted is not None and name in self.made
+            return _tiled(one, num_rows, turn) if is_tiled else rows(one, 0, num_rows)
+
+        return Operands(*(part(one.name) for one in fields(self)))
+
+    @property
+    def made(self) -> dict[str, Tensor | None]:
+        """What holds the codes, by its names in contracts."""
+        made = {"codes": self.codes, "scales": self.scales, "sums": self.sums}
+        return made if self.weighted is None else made | {"weighted": self.weighted}
+
+    def pieces(self, dtype: DType) -> Tensor | None:
+        """The pieces for float weights of `dtype`; None for F32, which takes x itself."""
+        return {DType.F16: self.halves, DType.BF16: self.thirds}.get(dtype)
+
+    def multiplied_as(self, dtype: DType) -> DType:
+        """What x is multiplied as by weights of `dtype`; pieces, whose sum is x, count as x."""
+        if dtype.is_quantised:
+            return DType.I8
+        return DType.BF16 if dtype is DType.BF16 and self.rounded is not None else DType.F32
+
+
+def operand_bytes(dtypes: Iterable[DType], max_rows: int, max_width: int, *, in_bf16: bool) -> int:
+    """Bytes of the operands that products with weights of `dtypes` read on the CPU."""
+    wanted, pitch = set(dtypes), padded(max_width)
+    num_bytes = 2 * max_rows * pitch if in_bf16 and DType.BF16 in wanted else 0
+    if any(dtype.is_quantised for dtype in wanted):
+        per_group = TILE_ROWS * 4 * (8 + 1 + 3 + 3)
+        num_bytes += -(-max_rows // TILE_ROWS) * (pitch // GROUP) * per_group
+    return num_bytes
+
+
+def _tiled(operand: Tensor, num_rows: int, turn: int) -> Tensor:
+    """A part of a buffer [tiles, groups, ..., 16, ...] as tiles of fewer rows."""
+    shape, tile = list(operand.shape), min(num_rows, TILE_ROWS)
+    shape[shape.index(TILE_ROWS, 2)] = tile
+    shape[0] = -(-num_rows // tile)
+    # Whole cache lines: threads write to neighbouring places by turns.
+    line = LINE_BYTES // 4
+    pitch = -(-math.prod(shape) // line) * line
+    num_places = min(max(operand.data.size // pitch, 1), _MOST_PLACES)
+    place = turn % num_places if num_rows <= _ROWS_WITH_PLACES else 0
+    return stretch(operand, tuple(shape), place * pitch)
+
+
+def reads_codes_alone(weights: Iterable[Tensor]) -> bool:
+    """Whether products with `weights` read nothing of x but its codes, in whichever order they lie.
+
+    Then what makes x may make its codes, and x is never written.
+    """
+    return all(weight.dtype.is_quantised for weight in weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One weight packed [n, k], where its product goes, f32 [num_rows, >= n padded to 64], and a
+    bias f32 [>= n padded to 64]."""
+
+    weight: Tensor
+    out: Tensor
+    bias: Tensor | None = None

@@ -1,0 +1,58 @@
+"""Every contract of the house, found by a kernel's facts; imports no Triton and no torch."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Collection
+
+from hypocenter.kernels.contract import Contract
+from hypocenter.package import kernel_module
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.events import LaunchRecord
+
+_FILES = (
+    "activation",
+    "attention",
+    "attention_parts",
+    "embedding",
+    "kv_write",
+    "linear",
+    "linear_gate",
+    "norm",
+    "quantise",
+    "rope",
+    "rope_write",
+    "sampling",
+    "sampling_contracts",
+)
+
+
+@functools.cache
+def all_contracts() -> tuple[Contract, ...]:
+    """The contracts at the top of the ops' files, alone or in tuples, each once."""
+    found: dict[int, Contract] = {}
+    for file in _FILES:
+        module = importlib.import_module(kernel_module(file))
+        for value in vars(module).values():
+            several = value if isinstance(value, tuple) else (value,)
+            found |= {id(one): one for one in several if isinstance(one, Contract)}
+    return tuple(found.values())
+
+
+def contract_of(kernel: str, names: Collection[str], text: str | None = None) -> Contract | None:
+    """The contract of a launch of `kernel` whose facts have these names; None if there is none.
+
+    Kernels share contracts (lookup_float and lookup_codes), and contracts share names (expand of
+    keys and of values), so `text`, the declaration as recorded, decides among those that fit.
+    """
+    fitting = [one for one in all_contracts() if set(one.names) == set(names)]
+    same_text = [one for one in fitting if one.describe() == text]
+    same_name = [one for one in fitting if kernel.startswith(one.kernel)]
+    return next(iter((*same_text, *same_name, *fitting)), None)
+
+
+def recorded_contract(bundle: Bundle, launch: LaunchRecord) -> Contract | None:
+    """As `contract_of`, of a launch in a bundle."""
+    names = [fact.name for fact in launch.facts]
+    return contract_of(launch.kernel, names, bundle.declaration(launch))

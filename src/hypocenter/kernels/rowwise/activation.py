@@ -1,0 +1,161 @@
+"""activation: what happens to a row element by element: gating, adding, scaling, capping.
+
+Formulas: silu(x) = x / (1 + e**-x); gelu(x) in its tanh form, x / (1 + e**-2u) with
+u = sqrt(2 / pi) (x + 0.044715 x**3) (Hendrycks and Gimpel, arXiv 1606.08415).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.errors import LaunchRejected
+from hypocenter.kernels.contract import COUNT, Apart, Arg, Contract, Rule, Scalar, live_counts
+from hypocenter.kernels.linear.operands import Operands
+from hypocenter.kernels.linear.quantise import INTO_CODES, INTO_TILES
+from hypocenter.kernels.rowwise import activation_cpu
+from hypocenter.tensor import DType, Tensor
+
+_WHOLE_VECTORS = Rule("width % 16 == 0", "rows must be padded to whole vectors")
+GATE = Contract(
+    "gate",
+    Arg("gate", (DType.F32,), "num_rows, width", "both"),
+    Arg("up", (DType.F32,), "num_rows, width"),
+    live_counts("num_rows", 0),
+    Apart("gate", "up"),
+    _WHOLE_VECTORS,
+)
+#: On a GPU, and on the CPU.
+GATE_CODES, GATE_TILES = (
+    Contract(
+        "gate_codes",
+        Arg("gate", (DType.F32,), "num_rows, pitch"),
+        Arg("up", (DType.F32,), "num_rows, pitch"),
+        *into,
+        live_counts("num_rows", 0),
+        Scalar("width", "0 < width <= pitch", "must be above 0 and within the rows"),
+    )
+    for into in (INTO_CODES, INTO_TILES)
+)
+SCALE = Contract(
+    "scale",
+    Arg("x", (DType.F32,), "num_rows, width", "both"),
+    live_counts("num_rows"),
+    COUNT,
+    Scalar("factor"),
+    _WHOLE_VECTORS,
+)
+SOFTCAP = Contract(
+    "softcap",
+    Arg("x", (DType.F32,), "num_rows, width", "both"),
+    live_counts("num_rows"),
+    COUNT,
+    Scalar("cap", "cap > 0", "must be above 0"),
+    _WHOLE_VECTORS,
+)
+
+#: Kinds of gates, and what kernels on the CPU call them.
+GATES = {"silu": 0, "gelu": 1}
+
+
+def reference(
+    gate: np.ndarray[Any, Any], up: np.ndarray[Any, Any], kind: str
+) -> np.ndarray[Any, Any]:
+    """kind(gate) * up in float64."""
+    x = gate.astype(np.float64)
+    u = x if kind == "silu" else 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    out: np.ndarray[Any, Any] = x / (1 + np.exp(-u)) * up
+    return out
+
+
+def gate(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor) -> None:
+    """Append gate = kind(gate) * up; f32 [num_tokens, width]; kind is silu or gelu."""
+    require_kind(kind)
+    facts = {"gate": gate, "up": up, "counts": counts}
+    if plan.device != "cpu":
+        from hypocenter.kernels.rowwise import activation_gpu
+
+        activation_gpu.launch_gate(plan, GATE, facts, kind == "gelu")
+        return
+    plan.launch(
+        activation_cpu.gate,
+        gate,
+        up,
+        counts,
+        GATES[kind],
+        contract=GATE,
+        facts=facts,
+        work_per_row=16 * gate.shape[1],
+    )
+
+
+def gate_codes(
+    plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, into: Operands, counts: Tensor, *,
+    width: int,
+) -> None:  # fmt: skip
+    """Append the codes of kind(gate) * up: every bit as `quantise` makes them of that.
+
+    gate and up f32 [num_tokens, >= width], kind as in `gate`; `into` as in `quantise.Operands`.
+    """
+    require_kind(kind)
+    facts = {"gate": gate, "up": up, "counts": counts, "width": width} | into.made
+    if plan.device != "cpu":
+        from hypocenter.kernels.rowwise import activation_gpu
+
+        activation_gpu.launch_gate_codes(plan, GATE_CODES, facts, kind == "gelu")
+        return
+    plan.launch(
+        activation_cpu.gate_codes,
+        *(gate, up, counts, GATES[kind], width, *into.made.values()),
+        contract=GATE_TILES,
+        facts=facts,
+        work_per_row=20 * width,
+    )
+
+
+def require_kind(kind: str) -> None:
+    """Raise LaunchRejected for a kind of gate that there is not."""
+    if kind not in GATES:
+        raise LaunchRejected("gate", f"kind is {kind!r}, but must be silu or gelu")
+
+
+def scale(plan: PlanBuilder, x: Tensor, factor: float, counts: Tensor, *, count: int = 0) -> None:
+    """Append x *= factor, in place; x f32 [num_rows, width]."""
+    facts = {"x": x, "counts": counts, "count": count, "factor": factor}
+    if plan.device != "cpu":
+        from hypocenter.kernels.rowwise import activation_gpu
+
+        activation_gpu.launch_in_place(plan, SCALE, facts, count)
+        return
+    plan.launch(
+        activation_cpu.scale,
+        x,
+        counts,
+        count,
+        np.float32(factor),
+        contract=SCALE,
+        facts=facts,
+        work_per_row=x.shape[1],
+    )
+
+
+def softcap(plan: PlanBuilder, x: Tensor, cap: float, counts: Tensor, *, count: int = 0) -> None:
+    """Append x = cap * tanh(x / cap), in place; x f32 [num_rows, width]."""
+    facts = {"x": x, "counts": counts, "count": count, "cap": cap}
+    if plan.device != "cpu":
+        from hypocenter.kernels.rowwise import activation_gpu
+
+        activation_gpu.launch_in_place(plan, SOFTCAP, facts, count)
+        return
+    plan.launch(
+        activation_cpu.softcap,
+        x,
+        counts,
+        count,
+        np.float32(cap),
+        contract=SOFTCAP,
+        facts=facts,
+        work_per_row=16 * x.shape[1],
+    )

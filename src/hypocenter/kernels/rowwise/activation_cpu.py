@@ -1,0 +1,84 @@
+"""numba kernels of `activation`. Rows are padded to 64 columns, so whole vectors are safe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.cpu.lang import cpu_kernel, inline, prange
+from hypocenter.device.cpu.vector import (
+    div,
+    fma,
+    get,
+    load,
+    load_first,
+    mul,
+    sigmoid,
+    splat,
+    store,
+    tanh,
+)
+from hypocenter.kernels.linear.quantise_cpu import num_parts_of, num_tiles_of, part_of, put_codes
+
+_TWICE_SQRT_2_OVER_PI = np.float32(1.5957691216057308)
+_CUBIC = np.float32(0.044715)
+
+
+@inline
+def _gelu(x: Any) -> Any:
+    cubic = fma(mul(splat(_CUBIC), mul(x, x)), x, x)
+    return mul(x, sigmoid(mul(splat(_TWICE_SQRT_2_OVER_PI), cubic)))
+
+
+@inline
+def opened(x: Any, kind: int) -> Any:
+    """silu(x) where `kind` is 0, else gelu(x)."""
+    return mul(x, sigmoid(x)) if kind == 0 else _gelu(x)
+
+
+@inline
+def _gated(gate: Any, up: Any, at: int, left: int, kind: int) -> Any:
+    """16 columns, of which the first `left` are there and the others 0."""
+    return mul(opened(load_first(gate, at, left), kind), load_first(up, at, left))
+
+
+@cpu_kernel
+def gate(gate: Any, up: Any, counts: Any, kind: int) -> None:
+    width = gate.shape[1]
+    for row in prange(get(counts, 0)):
+        for at in range(row * width, (row + 1) * width, 16):
+            store(gate, at, mul(opened(load(gate, at), kind), load(up, at)))
+
+
+@cpu_kernel
+def gate_codes(
+    gate: Any, up: Any, counts: Any, kind: int, width: int, codes: Any, scales: Any, sums: Any,
+    weighted: Any,
+) -> None:  # fmt: skip
+    num_rows = get(counts, 0)
+    for item in prange(num_tiles_of(num_rows, codes) * num_parts_of(width)):
+        begin, end, first, last = part_of(item, num_rows, width, codes)
+        for row in range(begin, end):
+            for group in range(first, last):
+                at, left = row * gate.shape[1] + 32 * group, width - 32 * group
+                put_codes(
+                    _gated(gate, up, at, left, kind), _gated(gate, up, at + 16, left - 16, kind),
+                    codes, scales, sums, weighted, row, group,
+                )  # fmt: skip
+
+
+@cpu_kernel
+def scale(x: Any, counts: Any, count: int, factor: float) -> None:
+    width = x.shape[1]
+    for row in prange(get(counts, count)):
+        for at in range(row * width, (row + 1) * width, 16):
+            store(x, at, mul(load(x, at), splat(factor)))
+
+
+@cpu_kernel
+def softcap(x: Any, counts: Any, count: int, cap: float) -> None:
+    width = x.shape[1]
+    for row in prange(get(counts, count)):
+        for at in range(row * width, (row + 1) * width, 16):
+            store(x, at, mul(splat(cap), tanh(div(load(x, at), splat(cap)))))

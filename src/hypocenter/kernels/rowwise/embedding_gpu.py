@@ -1,0 +1,168 @@
+"""Triton kernels of `embedding`, over the packed layouts of `gpu_layout.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.triton_lang import tl, triton
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.shared_gpu import as_offset, follow
+from hypocenter.kernels.weights.gpu_layout import CODE_LANES, UNITS
+from hypocenter.kernels.weights.packing import Packed
+from hypocenter.tensor import DType
+
+_BLOCK = 256
+_LANES = tl.constexpr(CODE_LANES)
+
+
+@triton.jit
+def lookup_float_kernel(
+    token_ids_ptr, counts_ptr, weights_ptr, out_ptr, num_columns, out_stride,
+    IS_BF16: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    row = tl.program_id(0)
+    if row >= tl.load(counts_ptr):
+        return
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < num_columns
+    token = as_offset(tl.load(token_ids_ptr + row), WIDE)
+    num_units = (num_columns + 63) // 64
+    at = ((token // 16 * num_units + column // 64) * 16 + token % 16) * 64 + column % 64
+    value = tl.load(weights_ptr + at, mask=inside, other=0)
+    if IS_BF16:
+        value = (value.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    tl.store(
+        out_ptr + as_offset(row, WIDE) * out_stride + column, value.to(tl.float32), mask=inside
+    )
+
+
+@triton.jit
+def lookup_codes_kernel(
+    token_ids_ptr, counts_ptr, words_ptr, scales_ptr, minima_ptr, out_ptr, zero, num_columns,
+    out_stride, PER_WORD: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr,
+    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    row = tl.program_id(0)
+    if row >= tl.load(counts_ptr):
+        return
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < num_columns
+    token = as_offset(tl.load(token_ids_ptr + row), WIDE)
+    lane = token % _LANES
+    unit = token // _LANES * ((num_columns + 63) // 64) + column // 64
+    if PER_WORD == 4:
+        chunk, shift = column // 16 % 4, 24 - 8 * (column % 4)
+    else:
+        # The low nibbles of a byte hold a column, the high ones the column 32 on.
+        chunk, shift = column // 16 % 2, 28 - 8 * (column % 4) - 4 * (column // 32 % 2)
+    word_at = ((unit * (16 // PER_WORD) + chunk) * _LANES + lane) * 4 + column // 4 % 4
+    word = tl.load(words_ptr + word_at, mask=inside, other=0)
+    at = (unit * _LANES + lane) * (64 // GROUP) + column % 64 // GROUP
+    scale = tl.load(scales_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_MINIMA:
+        low = tl.load(minima_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    else:
+        low = -zero * scale
+    if PER_WORD == 4:
+        code = (word << shift) >> 24
+    else:
+        code = ((word << shift) >> 28) & 15
+    tl.store(
+        out_ptr + as_offset(row, WIDE) * out_stride + column,
+        code.to(tl.float32) * scale + low,
+        mask=inside,
+    )
+
+
+@triton.jit
+def gather_kernel(
+    x_ptr, rows_ptr, counts_ptr, out_ptr, width, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    row = tl.program_id(0)
+    if row >= tl.load(counts_ptr + 1):
+        return
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    source = as_offset(tl.load(rows_ptr + row), WIDE)
+    value = tl.load(x_ptr + source * width + column, mask=inside, other=0.0)
+    tl.store(out_ptr + as_offset(row, WIDE) * width + column, value, mask=inside)
+
+
+@triton.jit
+def narrow_kernel(
+    x_ptr, counts_ptr, out_ptr, x_stride, width, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    row = tl.program_id(0)
+    if row >= tl.load(counts_ptr + 1):
+        return
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    value = tl.load(x_ptr + as_offset(row, WIDE) * x_stride + column, mask=inside, other=0.0)
+    tl.store(out_ptr + as_offset(row, WIDE) * width + column, value, mask=inside)
+
+
+def launch_lookup(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+    """Append lookup: one program for 256 columns of each token of the bucket."""
+    table, out = facts["table"], facts["out"]
+    packed: Packed = table.data
+    grid = (out.shape[0], triton.cdiv(packed.num_columns, _BLOCK))
+    layout = UNITS[packed.dtype]
+    if layout.is_float:
+        plan.launch_gpu(
+            lookup_float_kernel,
+            *(facts["token_ids"], facts["counts"], packed.parts[0], out, packed.num_columns),
+            out.strides[0],
+            grid=grid,
+            contract=contract,
+            facts=facts,
+            IS_BF16=table.dtype is DType.BF16,
+            BLOCK=_BLOCK,
+        )
+        return
+    words, scales, minima, zero = packed.parts
+    plan.launch_gpu(
+        lookup_codes_kernel,
+        *(facts["token_ids"], facts["counts"], words, scales, minima, out, float(zero)),
+        *(packed.num_columns, out.strides[0]),
+        grid=grid,
+        contract=contract,
+        facts=facts,
+        PER_WORD=layout.codes_per_word,
+        GROUP=layout.group,
+        HAS_MINIMA=layout.has_minima,
+        BLOCK=_BLOCK,
+    )
+
+
+def launch_gather(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+    """Append gather: one program for 256 columns of each output row."""
+    out = facts["out"]
+    plan.launch_gpu(
+        gather_kernel,
+        *(facts["x"], facts["rows"], facts["counts"], out, out.shape[1]),
+        grid=(out.shape[0], triton.cdiv(out.shape[1], _BLOCK)),
+        contract=contract,
+        facts=facts,
+        BLOCK=_BLOCK,
+    )
+
+
+def launch_narrow(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+    """Append narrow: one program for 256 columns of each row."""
+    x, out = facts["x"], facts["out"]
+    plan.launch_gpu(
+        narrow_kernel,
+        *(x, facts["counts"], out, x.strides[0], out.shape[1]),
+        grid=(out.shape[0], triton.cdiv(out.shape[1], _BLOCK)),
+        contract=contract,
+        facts=facts,
+        BLOCK=_BLOCK,
+    )

@@ -1,0 +1,104 @@
+"""rms_norm: each row, or each head of a row, divided by its root mean square and scaled.
+
+Formula: y = x / sqrt(mean(x**2) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.contract import COUNT, Arg, Contract, Scalar, live_counts
+from hypocenter.kernels.linear.operands import Operands
+from hypocenter.kernels.linear.quantise import INTO_CODES, INTO_TILES
+from hypocenter.kernels.rowwise import norm_cpu
+from hypocenter.tensor import DType, Tensor
+
+_PARTS = (
+    Arg("weight", (DType.F32,), ">= width"),
+    live_counts("num_rows"),
+    COUNT,
+    Scalar("width", "width > 0", "must be above 0"),
+    Scalar("eps", "eps > 0", "must be above 0"),
+)
+CONTRACT = Contract(
+    "rms_norm",
+    Arg("x", (DType.F32,), "num_rows, >= num_heads * width"),
+    Arg("out", (DType.F32,), "num_rows, >= num_heads * width", "both"),
+    *_PARTS,
+    Scalar("num_heads", "num_heads > 0", "must be above 0"),
+)
+#: On a GPU, and on the CPU.
+CODES, TILES = (
+    Contract("rms_norm_codes", Arg("x", (DType.F32,), "num_rows, >= width"), *into, *_PARTS)
+    for into in (INTO_CODES, INTO_TILES)
+)
+
+
+def reference(
+    x: np.ndarray[Any, Any], weight: np.ndarray[Any, Any], eps: float
+) -> np.ndarray[Any, Any]:
+    """RMS norm over the last axis in float64."""
+    wide = x.astype(np.float64)
+    mean_square = np.mean(wide**2, axis=-1, keepdims=True)
+    out: np.ndarray[Any, Any] = wide / np.sqrt(mean_square + eps) * weight
+    return out
+
+
+def rms_norm(
+    plan: PlanBuilder,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    counts: Tensor,
+    *,
+    width: int,
+    count: int = 0,
+    num_heads: int = 1,
+    accumulate: bool = False,
+) -> None:
+    """Append out (+)= rms_norm(x) over `num_heads` stretches of `width` columns in each row.
+
+    x and out f32 [num_rows, >= num_heads * width] (may be the same tensor), weight f32 [>= width].
+    """
+    facts = {"x": x, "weight": weight, "counts": counts, "count": count, "width": width, "eps": eps}
+    facts |= {"out": out, "num_heads": num_heads}
+    if plan.device != "cpu":
+        from hypocenter.kernels.rowwise import norm_gpu
+
+        norm_gpu.launch(plan, CONTRACT, facts, count, accumulate)
+        return
+    plan.launch(
+        norm_cpu.rms_norm,
+        *(x, counts, count, weight, np.float32(eps), out, num_heads, width, accumulate),
+        contract=CONTRACT,
+        facts=facts,
+        work_per_row=2 * num_heads * width,
+    )
+
+
+def rms_norm_codes(
+    plan: PlanBuilder, x: Tensor, weight: Tensor, eps: float, into: Operands, counts: Tensor, *,
+    width: int, count: int = 0,
+) -> None:  # fmt: skip
+    """Append the codes of rms_norm(x): every bit as `quantise` makes them of its result.
+
+    x f32 [num_rows, >= width], weight f32 [>= width]; `into` as in `quantise.Operands`.
+    """
+    facts = {"x": x, "weight": weight, "counts": counts, "count": count, "width": width, "eps": eps}
+    facts |= into.made
+    if plan.device != "cpu":
+        from hypocenter.kernels.rowwise import norm_gpu
+
+        norm_gpu.launch_codes(plan, CODES, facts)
+        return
+    plan.launch(
+        norm_cpu.rms_norm_codes,
+        *(x, counts, count, weight, np.float32(eps), width, *into.made.values()),
+        contract=TILES,
+        facts=facts,
+        work_per_row=6 * width,
+    )

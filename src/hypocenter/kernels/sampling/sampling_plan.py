@@ -1,0 +1,248 @@
+"""The GPU's side of `sample`: static buffers, and the plan of kernels that a step's draws need.
+
+The kernels are in `sampling_gpu.py`. A step copies its settings to the device and one small tensor
+back: the chosen id and the number of bad logits of each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device import memory
+from hypocenter.device.plan import Plan, PlanBuilder
+from hypocenter.kernels.mark import mark
+from hypocenter.kernels.sampling import sampling_gpu as gpu
+from hypocenter.kernels.sampling.draw import Draw, has_penalties, settings_of
+from hypocenter.kernels.sampling.sampling_contracts import BLOCK, CONTRACT, GREEDY
+from hypocenter.record.recorder import current
+from hypocenter.tensor import DType, Tensor
+
+#: Blocks of tokens that one turn of a level's loop adds up.
+_TILE = 64
+_FEW = 256
+
+
+class DeviceSampler:
+    """Buffers and plans for up to `max_rows` rows of `vocab_size` logits on one device.
+
+    `mode` is the launch mode of every plan. `next_ids` i32 [as many as are drawn at once] gets the
+    chosen ids too, 0 where there is none. Not safe from two threads.
+    """
+
+    def __init__(
+        self, device: str, vocab_size: int, max_rows: int, mode: str = "off",
+        next_ids: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        self.vocab_size, self.max_rows = vocab_size, max_rows
+        self._device, self._mode = device, mode
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._ran: dict[str, None] = {}
+        num_blocks = -(-vocab_size // BLOCK)
+        self._buffers = {
+            "parts": self._tensor("parts", DType.I64, max_rows, num_blocks, 2),
+            "outcomes": self._tensor("outcomes", DType.I32, max_rows, 2),
+        }
+        if next_ids is None:
+            next_ids = self._buffers["next_ids"] = self._tensor("next_ids", DType.I32, max_rows)
+        self._next_ids = next_ids
+        self._context: dict[str, Tensor] = {}
+        # What the host has put into the buffers for the next run.
+        self._filled: list[tuple[Tensor, np.ndarray[Any, Any]]] = []
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels that have run so far, in order of first use."""
+        return tuple(self._ran)
+
+    @property
+    def num_graphs(self) -> int:
+        """How many plans are replayed as captured graphs."""
+        return sum(plan.is_captured for plan in self._plans.values())
+
+    def sample(self, logits: Tensor, draws: Sequence[Draw]) -> Callable[[], list[tuple[int, int]]]:
+        """Choose, and return what waits for (token id or -1, number of bad logits) of each row.
+
+        It is one copy to the host, and the next choice may begin before it is waited for.
+        """
+        self._filled.clear()
+        plan = self.plan(logits, draws)
+        if self._filled and (recorder := current()) is not None:
+            recorder.step(plan, self._filled, is_new=False)
+        plan.run()
+        self._ran.update(dict.fromkeys(plan.kernels))
+        outcomes = memory.to_host_later(self._buffers["outcomes"], len(draws))
+        return lambda: [(int(token_id), int(num_bad)) for token_id, num_bad in outcomes()]
+
+    def plan(self, logits: Tensor, draws: Sequence[Draw]) -> Plan:
+        """The plan that chooses for `draws`, whose settings are copied to its buffers."""
+        contexts = [
+            (draw.context_ids, draw.output_counts)
+            for draw in draws
+            if has_penalties(draw.params) and draw.context_ids.size
+        ]
+        if not contexts and all(draw.params.temperature == 0 for draw in draws):
+            filters: tuple[bool, bool, int] | None = None
+        else:
+            self._make_room(sum(ids.size for ids, _ in contexts))
+            self._fill(draws)
+            longest = max((ids.size for ids, _ in contexts), default=0)
+            params = [draw.params for draw in draws]
+            by_mass = any(one.temperature and one.top_p < 1 for one in params)
+            by_count = by_mass or any(not one.temperature or one.top_k for one in params)
+            num_context_blocks = 1 << (-(-longest // BLOCK) - 1).bit_length() if longest else 0
+            filters = (by_count, by_mass, num_context_blocks)
+        key = (logits.address, len(draws), filters)
+        if key not in self._plans:
+            self._plans[key] = self._made(logits, len(draws), filters)
+        return self._plans[key]
+
+    def free(self) -> None:
+        """Give the buffers back; the sampler is of no use afterwards."""
+        self._forget_plans()
+        for tensor in (*self._buffers.values(), *self._context.values()):
+            memory.free(tensor)
+
+    def _forget_plans(self) -> None:
+        for plan in self._plans.values():
+            plan.set_mode("off")  # or else what they captured could not be freed
+        self._plans.clear()
+
+    def _tensor(self, name: str, dtype: DType, *shape: int) -> Tensor:
+        return memory.allocate(name, "sampler", dtype, shape, device=self._device)
+
+    def _make_room(self, num_context: int) -> None:
+        """Buffers for everything but greedy choice, and for so many tokens of context."""
+        rows, num_blocks = self.max_rows, self._buffers["parts"].shape[1]
+        if "keys" not in self._buffers:
+            self._buffers |= {
+                "keys": self._tensor("keys", DType.I64, rows, self.vocab_size),
+                "settings": self._tensor("settings", DType.I64, rows, 8),
+                "states": self._tensor("states", DType.I64, rows, int(gpu.NUM_STATES.value)),
+                "counts": self._tensor("counts", DType.I32, rows, num_blocks, 16),
+                "masses": self._tensor("masses", DType.I64, rows, num_blocks, 16),
+                "context_starts": self._tensor("context_starts", DType.I32, rows + 1),
+            }
+        if not self._context or self._context["context_ids"].shape[0] < num_context:
+            self._forget_plans()  # they hold the smaller ones
+            for tensor in self._context.values():
+                memory.free(tensor)
+            room = max(_FEW, 1 << (num_context - 1).bit_length())
+            self._context = {
+                name: self._tensor(name, DType.I32, room)
+                for name in ("context_ids", "output_counts")
+            }
+
+    def _fill(self, draws: Sequence[Draw]) -> None:
+        settings = np.array([settings_of(draw) for draw in draws], np.float64)
+        self._put(self._buffers["settings"], settings.view(np.int64))
+        penalised = [draw if has_penalties(draw.params) else None for draw in draws]
+        sizes = [0 if draw is None else draw.context_ids.size for draw in penalised]
+        starts = np.cumsum([0, *sizes], dtype=np.int32)
+        self._put(self._buffers["context_starts"], starts)
+        some = [draw for draw in penalised if draw is not None and draw.context_ids.size]
+        if some:
+            for name, tensor in self._context.items():
+                self._put(tensor, np.concatenate([getattr(draw, name) for draw in some]))
+
+    def _put(self, tensor: Tensor, values: np.ndarray[Any, Any]) -> None:
+        self._filled.append((tensor, values))
+        memory.to_device(tensor, values)
+
+    def _made(self, logits: Tensor, num_rows: int, filters: tuple[bool, bool, int] | None) -> Plan:
+        builder = PlanBuilder(num_rows, self._device)
+        facts = {"logits": logits}
+        buffers = self._buffers | {"next_ids": self._next_ids}
+        for name, tensor in buffers.items():
+            facts[name] = memory.rows(tensor, 0, num_rows + (name == "context_starts"))
+        if filters is None:
+            names = ("logits", "parts", "outcomes", "next_ids")
+            _greedy(builder, {name: facts[name] for name in names})
+        else:
+            _filtered(builder, facts | self._context, *filters)
+        mark(builder)
+        plan = Plan(builder, facts["outcomes"])
+        plan.name = f"sampler, {num_rows} rows, {'greedy' if filters is None else 'filtered'}"
+        plan.set_mode(self._mode)
+        return plan
+
+
+def _greedy(plan: PlanBuilder, facts: Mapping[str, Tensor]) -> None:
+    logits, parts, outcomes, next_ids = facts.values()
+    num_rows, num_blocks, _ = parts.shape
+    plan.launch_gpu(
+        gpu.greedy_blocks_kernel,
+        *(logits, parts, logits.shape[1], num_blocks),
+        grid=(num_blocks, num_rows),
+        contract=GREEDY,
+        facts=facts,
+        BLOCK=BLOCK,
+    )
+    plan.launch_gpu(
+        gpu.greedy_rows_kernel,
+        *(parts, outcomes, next_ids, num_blocks),
+        grid=(num_rows,),
+        contract=GREEDY,
+        facts=facts,
+        BLOCK=_power_of_two(num_blocks),
+    )
+
+
+def _filtered(
+    plan: PlanBuilder, facts: Mapping[str, Tensor], by_count: bool, by_mass: bool,
+    num_context_blocks: int,
+) -> None:  # fmt: skip
+    """Keys, penalties, the highest, one or two searches for a cutoff, weights, draw."""
+    names = ("logits", "keys", "parts", "settings", "states", "outcomes", "next_ids")
+    logits, keys, parts, settings, states, *chosen = (facts[name] for name in names)
+    num_rows, num_blocks, _ = parts.shape
+    sizes = (logits.shape[1], num_blocks)
+    over_blocks, over_rows = (num_blocks, num_rows), (num_rows,)
+
+    def launch(jit: Any, *args: Any, grid: tuple[int, ...], **constants: Any) -> None:
+        # Fused operations would round otherwise than the reference.
+        constants["enable_fp_fusion"] = False
+        plan.launch_gpu(jit, *args, grid=grid, contract=CONTRACT, facts=facts, **constants)
+
+    launch(gpu.sample_keys_kernel, logits, keys, parts, *sizes, grid=over_blocks, BLOCK=BLOCK)
+    if num_context_blocks:
+        context = (facts[name] for name in ("context_ids", "output_counts", "context_starts"))
+        grid = (num_context_blocks, num_rows)
+        args = (keys, settings, *context, sizes[0])
+        launch(gpu.sample_penalise_kernel, *args, grid=grid, BLOCK=BLOCK)
+    launch(gpu.sample_peaks_kernel, keys, parts, *sizes, grid=over_blocks, BLOCK=BLOCK)
+    args = (parts, settings, states, *sizes)
+    launch(gpu.sample_start_kernel, *args, grid=over_rows, BLOCK=_power_of_two(num_blocks))
+    levels = [(shift, False) for shift in range(60, -1, -4)]
+    levels += [(shift, True) for shift in reversed(range(0, (sizes[0] - 1).bit_length() or 1, 4))]
+    for search_by_mass in [False] * by_count + [True] * by_mass:
+        for shift, by_rank in levels:
+            bins = (facts["counts"], facts["masses"])
+            launch(
+                gpu.sample_bins_kernel,
+                *(keys, states, *bins, shift, *sizes),
+                grid=over_blocks,
+                BY_RANK=by_rank,
+                BLOCK=BLOCK,
+                num_warps=16,  # 16 bins of every token: with fewer, registers spill
+            )
+            launch(
+                gpu.sample_level_kernel,
+                *(*bins, states, settings, shift, num_blocks),
+                grid=over_rows,
+                BY_MASS=search_by_mass,
+                BY_RANK=by_rank,
+                IS_LAST=by_rank and shift == 0,
+                TILE=_TILE,
+            )
+    args = (keys, states, settings, parts, *sizes)
+    launch(gpu.sample_weights_kernel, *args, grid=over_blocks, BLOCK=BLOCK)
+    args = (keys, states, settings, parts, *chosen, *sizes)
+    power = _power_of_two(num_blocks)
+    launch(gpu.sample_draw_kernel, *args, grid=over_rows, BLOCK=BLOCK, NUM_BLOCKS=power)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,75 @@
+"""A weight in the layout in which the kernels of a device read it, and its way there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device import memory
+from hypocenter.kernels.weights.cpu_layout import held_as, pack_records
+from hypocenter.kernels.weights.gpu_layout import UNITS, pack_units
+from hypocenter.kernels.weights.row_groups import LANES as LANES
+from hypocenter.kernels.weights.row_groups import ROWS_PER_ITEM as ROWS_PER_ITEM
+from hypocenter.kernels.weights.row_groups import padded as padded
+from hypocenter.tensor import DType, Tensor, contiguous_strides
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight [num_rows, num_columns] as kernels read it, rows padded to 64 with zeros.
+
+    `parts` on the CPU (`cpu_layout.py`): (weights,) or (records,); on a GPU
+    (`gpu_layout.py`): (weights,) or (words, scales, minima, zero).
+    value = scale * (code - zero) + minimum.
+    """
+
+    dtype: DType
+    parts: tuple[Any, ...]
+    num_rows: int
+    num_columns: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the arrays in host memory."""
+        return sum(part.nbytes for part in self.parts if isinstance(part, np.ndarray))
+
+
+def pack(
+    raw: Array, dtype: DType, num_columns: int, *, device: str = "cpu", in_bf16: bool = False
+) -> Packed:
+    """Bring rows of GGUF bytes (uint8 [num_rows, row_bytes]) into the layout for `device`.
+
+    `in_bf16` (on the CPU): F16 and BF16 become what products in bf16 take.
+    """
+    if device == "cpu":
+        parts = pack_records([raw], dtype, num_columns, in_bf16=in_bf16)
+        dtype = held_as(dtype, num_columns, in_bf16=in_bf16)
+    else:
+        parts = pack_units(raw, dtype, num_columns)
+        if dtype.is_quantised:
+            parts = (*parts, np.float32(UNITS[dtype].zero))
+    return Packed(dtype, parts, len(raw), num_columns)
+
+
+def pack_by_turns(raws: Sequence[Array], dtype: DType, num_columns: int) -> Packed:
+    """Several matrices of one shape, as rows of GGUF bytes, as one weight for the CPU: 64 rows of
+    each by turns, each padded to 64 rows."""
+    num_rows = len(raws) * padded(len(raws[0]))
+    return Packed(dtype, pack_records(raws, dtype, num_columns), num_rows, num_columns)
+
+
+def place(name: str, owner: str, packed: Packed, *, device: str = "cpu") -> Tensor:
+    """A weight that was packed for `device` as a Tensor [num_rows, num_columns] there."""
+    shape = (packed.num_rows, packed.num_columns)
+    if device == "cpu":
+        return memory.adopt(name, owner, packed.dtype, shape, packed, packed.num_bytes)
+    allocation, parts = memory.upload(packed.parts, device, name, owner)
+    data = replace(packed, parts=parts)
+    return Tensor(
+        name, owner, packed.dtype, shape, contiguous_strides(shape), 0, allocation, data
+    )  # fmt: skip

@@ -1,0 +1,214 @@
+"""Chat templates of a GGUF file: messages to prompt text, rendered in a helper process.
+
+Holds no jinja2 (that is in `chat_worker.py`) and no token ids: the tokenizer encodes the result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from hypocenter.errors import TemplateError, UsageError
+from hypocenter.model.text.chat_process import RenderProcess, TemplateLimits
+from hypocenter.model.text.control_tokens import ControlTexts, put_back, split, stand_ins
+
+if TYPE_CHECKING:
+    from hypocenter.model.gguf.file import GGUFFile
+
+MAX_TEMPLATE_BYTES = 1 << 20
+MAX_MESSAGES = 4096
+MAX_TEXT_BYTES = 16 << 20
+KEY = "tokenizer.chat_template"
+#: Roles may end up inside a control token (`<|user|>`), so they cannot be any text.
+ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}", re.ASCII)
+
+
+class Vocabulary(Protocol):
+    """What a template needs to know of a tokenizer."""
+
+    @property
+    def bos_id(self) -> int | None: ...
+
+    @property
+    def eos_id(self) -> int | None: ...
+
+    @property
+    def control_texts(self) -> Sequence[str]: ...
+
+    def piece(self, token_id: int, /) -> bytes: ...
+
+
+class ChatTemplate:
+    """A chat template and the helper process that renders it.
+
+    The template comes from a model file and is not trusted: it runs in jinja2's sandbox in a
+    process of its own, which is ended when it exceeds `limits`. Safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        name: str = "default",
+        bos_token: str = "",
+        eos_token: str = "",
+        control_texts: Iterable[str] = (),
+        limits: TemplateLimits | None = None,
+    ) -> None:
+        """`control_texts`: what the tokenizer turns into control tokens, for `render_parts`."""
+        num_bytes = len(source.encode("utf-8", "surrogatepass"))
+        if num_bytes > MAX_TEMPLATE_BYTES:
+            raise TemplateError(
+                f"chat template {name!r} has {num_bytes} bytes, "
+                f"but at most {MAX_TEMPLATE_BYTES} are allowed"
+            )
+        self.source = source
+        self.name = name
+        self._control = ControlTexts(control_texts)
+        self._process = RenderProcess(
+            f"chat template {name!r}",
+            source,
+            {"bos_token": bos_token, "eos_token": eos_token},
+            limits or TemplateLimits(),
+        )
+
+    def render(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt text; each message has a `role` and a `content`.
+
+        Control tokens that a user typed look like the template's own in this text; encode
+        `render_parts` instead where messages are not trusted.
+        Raises UsageError for messages that are none, TemplateError when the template fails.
+        """
+        return self._process.render(
+            check_messages(messages), add_generation_prompt=add_generation_prompt
+        )
+
+    def render_parts(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> list[tuple[str, bool]]:
+        """The text of `render` in parts (text, is_template).
+
+        Encode each part with `parse_special=is_template` and join the ids: then no message can
+        write a control token. Unless a message contains the text of one, there is a single part.
+        User-defined tokens, such as `<think>`, are read in any text and not told apart.
+        How it is told apart is in `control_tokens.py`. Raises as `render` does, and TemplateError
+        when the template rewrites messages so that it cannot be told apart.
+        """
+        checked = check_messages(messages)
+        plain = self._process.render(checked, add_generation_prompt=add_generation_prompt)
+        occurrences = self._control.occurrences(plain)
+        if not occurrences:
+            return [(plain, True)]
+        contents = [message["content"] for message in checked]
+        for characters in self._control.choices:
+            table = stand_ins(characters, [plain, self.source, *contents])
+            translated = [content.translate(table) for content in contents]
+            if translated == contents:
+                return [(plain, True)]
+            changed = [
+                {**message, "content": content}
+                for message, content in zip(checked, translated, strict=True)
+            ]
+            try:
+                marked = self._process.render(changed, add_generation_prompt=add_generation_prompt)
+            except TemplateError:
+                continue  # it renders the real messages, so it reacts to these characters
+            if put_back(marked, table) == plain:
+                return split(plain, marked, occurrences)
+        raise TemplateError(
+            f"chat template {self.name!r} rewrites messages, so that control tokens in them cannot "
+            "be told from its own; remove texts such as "
+            f"{plain[slice(*occurrences[0])]!r} and markup from the messages"
+        )
+
+    def close(self) -> None:
+        """End the helper process."""
+        self._process.close()
+
+    def __enter__(self) -> ChatTemplate:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def load_chat_template(
+    file: GGUFFile,
+    tokenizer: Vocabulary,
+    name: str | None = None,
+    *,
+    limits: TemplateLimits | None = None,
+) -> ChatTemplate | None:
+    """The file's chat template, or None when it has none.
+
+    `tokenizer.chat_template` is the one called "default", `tokenizer.chat_template.NAME` others.
+    Without `name` the default is taken, or the only one there is. Raises UsageError when `name` is
+    not in the file or must be given, BadModelFile when the template is no text or too long.
+    """
+    names = ["default"] if KEY in file.metadata else []
+    named = [key.removeprefix(f"{KEY}.") for key in file.metadata if key.startswith(f"{KEY}.")]
+    names += sorted(set(named) - set(names))
+    if not names:
+        if name is not None:
+            raise UsageError(f"chat template is {name!r}, but {file.path} has no chat template")
+        return None
+    if name is None:
+        name = names[0] if len(names) == 1 else "default"
+    if name not in names:
+        raise UsageError(f"chat template is {name!r}, but {file.path} has {', '.join(names)}")
+    key = KEY if name == "default" and KEY in file.metadata else f"{KEY}.{name}"
+    return ChatTemplate(
+        file.text(key, max_bytes=MAX_TEMPLATE_BYTES),
+        name=name,
+        bos_token=_text(tokenizer, tokenizer.bos_id),
+        eos_token=_text(tokenizer, tokenizer.eos_id),
+        control_texts=tokenizer.control_texts,
+        limits=limits,
+    )
+
+
+def check_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Plain copies of the messages; raises UsageError that names the first wrong field."""
+    if not messages:
+        raise UsageError("messages is empty, but at least one message is needed")
+    if len(messages) > MAX_MESSAGES:
+        raise UsageError(f"{len(messages)} messages, but at most {MAX_MESSAGES} are allowed")
+    num_bytes = 0
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, Mapping):
+            raise UsageError(f"{where} is {type(message).__name__}, but must be a mapping")
+        if set(message) != {"role", "content"}:
+            found = ", ".join(sorted(map(str, message)))[:80]
+            raise UsageError(f"{where} has fields {found!r}, but must have role and content")
+        role, content = message["role"], message["content"]
+        if not isinstance(role, str) or not ROLE.fullmatch(role):
+            raise UsageError(
+                f"{where}.role is {str(role)[:40]!r}, but must be up to 32 letters, digits, "
+                "'-' and '_', a letter first"
+            )
+        if not isinstance(content, str):
+            raise UsageError(f"{where}.content is {type(content).__name__}, but must be a string")
+        try:
+            num_bytes += len(content.encode())
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"{where}.content has a lone surrogate at character {error.start}, "
+                "but must be valid Unicode"
+            ) from error
+        if num_bytes > MAX_TEXT_BYTES:
+            raise UsageError(f"messages have more than {MAX_TEXT_BYTES} bytes of text, the limit")
+    return [{"role": str(m["role"]), "content": str(m["content"])} for m in messages]
+
+
+def _text(tokenizer: Vocabulary, token_id: int | None) -> str:
+    return "" if token_id is None else tokenizer.piece(token_id).decode("utf-8", "replace")

@@ -1,0 +1,416 @@
+"""A crash bundle: everything that a run left behind, as JSON and safetensors in one folder.
+
+No pickle, no code that runs on loading, no weights; text of prompts only with consent.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import itertools
+import math
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from hypocenter.errors import BadBundle
+from hypocenter.record.bundle_json import (
+    DAMAGE,
+    MAX_AXES,
+    NONFINITE,
+    as_json,
+    encode,
+    fields_of,
+    hidden,
+    reason,
+    split,
+    with_nonfinite,
+)
+from hypocenter.record.events import (
+    Allocated,
+    AnyEvent,
+    Captured,
+    CheckRecord,
+    FaultRecord,
+    Freed,
+    LaunchRecord,
+    PlanRecord,
+    Progress,
+    SourceRecord,
+    Statistics,
+    Stepped,
+    TensorRecord,
+    Values,
+)
+from hypocenter.tensor import DType
+
+VERSION = 2
+
+KINDS = ("crash", "error", "hang", "suspect")
+JSON, ARRAYS, STDERR, SOURCES = "bundle.json", "arrays.safetensors", "stderr.txt", "sources"
+
+# What is written at most, and read at most.
+MAX_JSON_BYTES = 64 << 20
+MAX_ARRAYS_BYTES = 256 << 20
+MAX_STDERR_BYTES = 1 << 20
+MAX_SOURCE_BYTES, MAX_SOURCES_BYTES, MAX_SOURCES = 1 << 20, 32 << 20, 2000
+MAX_LOG_LINES, MAX_LINE_CHARS = 200, 1000
+MAX_RECORDS = 1 << 20
+MAX_SNAPSHOTS = 4096
+
+#: Events that say what memory there is; they stay when the steps around them are left out.
+LASTING = (Allocated, Freed, Captured)
+
+_NUMPY_NAMES = {
+    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "I8", "int16": "I16",
+    "int32": "I32", "int64": "I64", "uint8": "U8",
+}  # fmt: skip
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Contents of tensors right before launch `launch` of plan `plan` in step `step`."""
+
+    step: int
+    plan: int
+    launch: int
+    values: tuple[Values, ...]
+
+
+class Bundle(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run left behind. `kind`: crash, error, hang, suspect.
+
+    `limits` are the fields of `device/limits.py:GpuLimits` of the device, None for a CPU;
+    `contracts` the declarations of the kernels' contracts as text; `missing` what could not be
+    recovered, in words; `redacted` whether token ids inside the vocabulary were replaced by 0.
+    """
+
+    version: int = VERSION
+    kind: str
+    command: tuple[str, ...] = ()
+    started: str = ""
+    ended: str = ""
+    device: str = ""
+    environment: dict[str, str] = {}
+    packages: dict[str, str] = {}
+    limits: dict[str, int | str | tuple[int, int, int]] | None = None
+    fault: FaultRecord
+    progress: Progress = Progress(None)
+    tensors: tuple[TensorRecord, ...] = ()
+    plans: tuple[PlanRecord, ...] = ()
+    sources: tuple[SourceRecord, ...] = ()
+    contracts: dict[str, str] = {}
+    events: tuple[AnyEvent, ...] = ()
+    checks: tuple[CheckRecord, ...] = ()
+    statistics: tuple[Statistics, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
+    stderr: str = ""
+    kernel_log: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    redacted: bool = True
+
+    def declaration(self, launch: LaunchRecord) -> str | None:
+        """The text of a launch's contract."""
+        return self.contracts.get(launch.contract or launch.kernel)
+
+
+def save(bundle: Bundle, folder: str | Path) -> Bundle:
+    """Write the bundle as a new folder that only its owner can read; returns what it holds now.
+
+    What exceeds the limits above is left out, oldest steps first, and `missing` says so. The
+    folder appears whole or not at all. Raises BadBundle when it is there already, and OSError.
+    """
+    folder = Path(folder)
+    if folder.exists() or folder.is_symlink():
+        raise BadBundle(folder, "is there already;", "name another folder")
+    bundle = _fitted(_bounded(bundle), folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(mode=0o700)
+        (partial / SOURCES).mkdir(mode=0o700)
+        for name, data in _files(bundle):
+            with open(partial / name, "xb", opener=_private) as file:
+                file.write(data)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return bundle
+
+
+def load(folder: str | Path) -> Bundle:
+    """Read a bundle of anyone's making; what is damaged in part is left out and told in `missing`.
+
+    Raises BadBundle for a folder that holds none, another version, or one that makes no sense.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise BadBundle(folder, "is no folder;", "a bundle is one that holds " + JSON)
+    data = _read(folder, JSON, MAX_JSON_BYTES)
+    if data is None:
+        raise BadBundle(folder, JSON, "is not there, so this is no bundle")
+    missing: list[str] = []
+    bundle = _decoded(folder, data, missing)
+    texts = _read_sources(folder, bundle, missing)
+    sources = tuple(
+        msgspec.structs.replace(source, text=texts[number])
+        for number, source in enumerate(bundle.sources)
+    )
+    stderr = _part(folder, STDERR, MAX_STDERR_BYTES + 1024, missing)
+    bundle = msgspec.structs.replace(
+        bundle, sources=sources, stderr=(stderr or b"").decode(errors="replace")
+    )
+    arrays = _read_arrays(folder, missing)
+    bundle = _with_values(bundle, arrays, missing)
+    return msgspec.structs.replace(bundle, missing=bundle.missing + tuple(missing))
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+def _bounded(bundle: Bundle) -> Bundle:
+    """The same with texts no longer than their limits; a long stderr keeps its ends."""
+    missing = list(bundle.missing)
+    stderr = bundle.stderr.encode(errors="replace")
+    if len(stderr) > MAX_STDERR_BYTES:
+        head = MAX_STDERR_BYTES // 16
+        left_out = len(stderr) - MAX_STDERR_BYTES
+        mark = f"\n[... {left_out} bytes left out ...]\n".encode()
+        stderr = stderr[:head] + mark + stderr[head - MAX_STDERR_BYTES :]
+        missing.append(f"{left_out} bytes out of the middle of stderr")
+    sources, room = [], MAX_SOURCES_BYTES
+    for source in bundle.sources[:MAX_SOURCES]:
+        num_bytes = len(source.text.encode(errors="replace"))
+        if num_bytes > min(MAX_SOURCE_BYTES, room):
+            missing.append(f"the source of {source.function}, which has {num_bytes} bytes")
+            source = msgspec.structs.replace(source, text="")
+        else:
+            room -= num_bytes
+        sources.append(source)
+    if left_out := len(bundle.sources) - MAX_SOURCES:
+        missing += [f"{left_out} sources"] * (left_out > 0)
+    return msgspec.structs.replace(
+        bundle, sources=tuple(sources), missing=tuple(missing),
+        stderr=stderr.decode(errors="replace"),
+        kernel_log=tuple(line[:MAX_LINE_CHARS] for line in bundle.kernel_log[-MAX_LOG_LINES:]),
+    )  # fmt: skip
+
+
+def _fitted(bundle: Bundle, folder: Path) -> Bundle:
+    """The same without what exceeds the room for JSON and arrays."""
+    missing = list(bundle.missing)
+    events = _newest(bundle.events, missing)
+    statistics = bundle.statistics
+    room = MAX_JSON_BYTES // 4
+    sizes = list(itertools.accumulate(len(encode(s)) + 2 for s in reversed(statistics)))
+    if sizes and sizes[-1] > room:
+        kept = bisect.bisect_right(sizes, room)
+        missing.append(f"the oldest {len(statistics) - kept} of {len(statistics)} statistics")
+        statistics = statistics[len(statistics) - kept :]
+    snapshots: list[Snapshot] = []
+    room = MAX_ARRAYS_BYTES // 2
+    for snapshot in bundle.snapshots[:MAX_SNAPSHOTS]:
+        room -= sum(len(values.data) for values in snapshot.values)
+        if room < 0:
+            break
+        snapshots.append(snapshot)
+    if left_out := len(bundle.snapshots) - len(snapshots):
+        missing.append(f"the last {left_out} of {len(bundle.snapshots)} snapshots")
+    bundle = msgspec.structs.replace(
+        bundle, events=events, statistics=statistics, snapshots=tuple(snapshots),
+        missing=tuple(missing),
+    )  # fmt: skip
+    num_bytes = len(as_json(msgspec.structs.replace(bundle, stderr="")))
+    if num_bytes > MAX_JSON_BYTES:
+        raise BadBundle(folder, JSON, f"would have {num_bytes} bytes, above {MAX_JSON_BYTES}")
+    return bundle
+
+
+def _newest(events: tuple[AnyEvent, ...], missing: list[str]) -> tuple[AnyEvent, ...]:
+    """The history of memory, and as many of the newest steps as fit half of the room."""
+    json_room, array_room = MAX_JSON_BYTES // 2, MAX_ARRAYS_BYTES // 2
+    oldest = min((event.step for event in events), default=0)
+    for event in sorted(events, key=_weight):
+        json_room -= len(encode(hidden(event, "", {}))) + 2
+        if isinstance(event, Stepped):
+            array_room -= sum(len(values.data) for values in event.inputs)
+        if min(json_room, array_room) < 0:
+            if isinstance(event, LASTING):
+                missing.append("events: the history of memory alone exceeds the room for them")
+                return ()
+            missing.append(f"events of steps {oldest} to {event.step}: there was no room for them")
+            return tuple(e for e in events if isinstance(e, LASTING) or e.step > event.step)
+    return events
+
+
+def _weight(event: AnyEvent) -> tuple[bool, int]:
+    return (not isinstance(event, LASTING), -event.step)
+
+
+def _files(bundle: Bundle) -> Iterator[tuple[str, bytes]]:
+    yield JSON, as_json(msgspec.structs.replace(bundle, stderr=""))
+    arrays = {key: np.frombuffer(values.data, np.uint8) for key, values in _keys(bundle)}
+    yield ARRAYS, safetensors.numpy.save(arrays)
+    yield STDERR, bundle.stderr.encode(errors="replace")
+    for name, source in zip(_source_files(bundle.sources), bundle.sources, strict=True):
+        yield f"{SOURCES}/{name}", source.text.encode(errors="replace")
+
+
+def _keys(bundle: Bundle) -> Iterator[tuple[str, Values]]:
+    """Every array of the bundle, with its key in the file of arrays."""
+    seen: collections.Counter[str] = collections.Counter()
+    for record in (*bundle.events, *bundle.snapshots):
+        yield from _keys_of(record, seen)
+
+
+def _keys_of(
+    record: AnyEvent | Snapshot, seen: collections.Counter[str]
+) -> list[tuple[str, Values]]:
+    """Named by numbers that stay the same when a record beside it is damaged."""
+    if isinstance(record, Stepped):
+        stem, inner = f"step{record.step}.{record.seq}", record.inputs
+    elif isinstance(record, Snapshot):
+        stem, inner = f"snapshot{record.step}.{record.plan}.{record.launch}", record.values
+    else:
+        return []
+    seen[stem] += 1
+    again = f"#{seen[stem]}" if seen[stem] > 1 else ""
+    return [(f"{stem}{again}.{place}", values) for place, values in enumerate(inner)]
+
+
+def _source_files(sources: tuple[SourceRecord, ...]) -> list[str]:
+    """A file's name for each, of harmless characters only, whatever the record says."""
+    names = []
+    seen: collections.Counter[str] = collections.Counter()
+    for source in sources:
+        stem = re.sub(r"[^A-Za-z0-9_]", "_", f"{source.function[:60]}_{source.id[:16]}")
+        seen[stem.lower()] += 1
+        again = f"_{seen[stem.lower()]}" if seen[stem.lower()] > 1 else ""
+        names.append(f"{stem}{again}.py")
+    return names
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def _read(folder: Path, name: str, limit: int) -> bytes | None:
+    """The whole of a regular file; None when there is none. Follows no link."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(folder / name, flags)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BadBundle(folder, name, f"cannot be read: {error.strerror}") from error
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise BadBundle(folder, name, "is no regular file")
+        if status.st_size > limit:
+            raise BadBundle(folder, name, f"has {status.st_size} bytes, above {limit}")
+        return file.read(limit)
+
+
+def _part(folder: Path, name: str, limit: int, missing: list[str]) -> bytes | None:
+    """As `_read`, but what cannot be read is told in `missing`."""
+    try:
+        data = _read(folder, name, limit)
+    except BadBundle as error:
+        missing.append(f"{error.part} {error.reason}")
+        return None
+    if data is None:
+        missing.append(f"{name} is not there")
+    return data
+
+
+def _read_sources(folder: Path, bundle: Bundle, missing: list[str]) -> list[str]:
+    if bundle.sources and (folder / SOURCES).is_symlink():
+        missing.append(f"{SOURCES} is a link; it was not followed")
+        return [""] * len(bundle.sources)
+    texts, room = [], MAX_SOURCES_BYTES
+    for name in _source_files(bundle.sources):
+        limit = min(MAX_SOURCE_BYTES, room)
+        data = _part(folder, f"{SOURCES}/{name}", limit, missing) or b""
+        room -= len(data)
+        texts.append(data.decode(errors="replace"))
+    return texts
+
+
+def _decoded(folder: Path, data: bytes, missing: list[str]) -> Bundle:
+    """The records of bundle.json, field by field, so that a damaged one costs only itself."""
+    try:
+        raw = split(data)
+        version = msgspec.json.decode(raw["version"], type=int)
+    except KeyError as error:
+        raise BadBundle(folder, JSON, "says no version") from error
+    except DAMAGE as error:
+        raise BadBundle(folder, JSON, f"is damaged: {reason(error)}") from error
+    if version != VERSION:
+        raise BadBundle(
+            folder, JSON, f"has version {version}, but this hypocenter reads version {VERSION}"
+        )
+    limits = {"": MAX_RECORDS, "sources": MAX_SOURCES, "snapshots": MAX_SNAPSHOTS}
+    fields = fields_of(Bundle, raw, limits, missing)
+    try:
+        bundle = Bundle(**fields)
+    except TypeError as error:
+        raise BadBundle(folder, JSON, f"lacks what every bundle has: {error}") from error
+    if bundle.kind not in KINDS:
+        raise BadBundle(folder, JSON, f"is of kind {bundle.kind!r}, not {', '.join(KINDS)}")
+    return with_nonfinite(bundle, raw.get(NONFINITE), missing)
+
+
+def _read_arrays(folder: Path, missing: list[str]) -> dict[str, bytes]:
+    data = _part(folder, ARRAYS, MAX_ARRAYS_BYTES + MAX_JSON_BYTES, missing)
+    if data is None:
+        return {}
+    try:
+        return {key: array.tobytes() for key, array in safetensors.numpy.load(data).items()}
+    except (safetensors.SafetensorError, LookupError, TypeError, *DAMAGE) as error:
+        missing.append(f"{ARRAYS} is damaged: {reason(error)}")
+        return {}
+
+
+def _with_values(bundle: Bundle, arrays: dict[str, bytes], missing: list[str]) -> Bundle:
+    seen: collections.Counter[str] = collections.Counter()
+    num_lost = 0
+
+    def filled(record: AnyEvent | Snapshot) -> tuple[Values, ...]:
+        nonlocal num_lost
+        pairs = [(values, arrays.get(key)) for key, values in _keys_of(record, seen)]
+        whole = [(values, data) for values, data in pairs if _fits(values, data)]
+        num_lost += len(pairs) - len(whole)
+        return tuple(msgspec.structs.replace(values, data=data) for values, data in whole)
+
+    events = tuple(
+        msgspec.structs.replace(e, inputs=filled(e)) if isinstance(e, Stepped) else e
+        for e in bundle.events
+    )
+    snapshots = tuple(msgspec.structs.replace(s, values=filled(s)) for s in bundle.snapshots)
+    if num_lost:
+        missing.append(f"{num_lost} arrays are not there, or not as long as their shape says")
+    return msgspec.structs.replace(bundle, events=events, snapshots=snapshots)
+
+
+def _fits(values: Values, data: bytes | None) -> bool:
+    name = _NUMPY_NAMES.get(values.dtype, values.dtype.upper())
+    if data is None or name not in DType.__members__ or min(values.shape, default=1) < 0:
+        return False
+    num_elements = math.prod(values.shape[:MAX_AXES])
+    dtype = DType[name]
+    return (
+        len(values.shape) <= MAX_AXES
+        and num_elements % dtype.block_elements == 0
+        and dtype.num_bytes(num_elements) == len(data)
+    )

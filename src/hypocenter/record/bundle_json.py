@@ -1,0 +1,180 @@
+"""Records as JSON that a person can read and that may come from anyone; holds no files.
+
+Array data and texts of sources stay outside; a damaged record costs only itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from hypocenter.record.events import Allocated, AllocationRecord, SourceRecord, TensorRecord, Values
+
+#: Key that says where a float stands that JSON has no word for, and which one it is.
+NONFINITE = "nonfinite"
+MAX_NONFINITE = 4096
+MAX_AXES = 16
+MAX_REASON_CHARS = 300
+
+#: What damaged or hostile JSON makes a decoder raise.
+DAMAGE = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
+
+T = TypeVar("T")
+_LEAVES = (str, bool, int, bytes, type(None))
+encode = msgspec.json.Encoder().encode
+
+
+def as_json(record: msgspec.Struct) -> bytes:
+    """One object; fields that are tuples have a line for each of their elements."""
+    nonfinite: dict[str, str] = {}
+    shown = hidden(record, "", nonfinite)
+    lines = []
+    for name in record.__struct_fields__:
+        value = getattr(shown, name)
+        if isinstance(value, tuple) and value:
+            rows = b",\n  ".join(map(encode, value))
+            lines.append(b'"%s": [\n  %s\n]' % (name.encode(), rows))
+        else:
+            lines.append(b'"%s": %s' % (name.encode(), encode(value)))
+    lines.append(b'"%s": %s' % (NONFINITE.encode(), encode(nonfinite)))
+    return b"{\n" + b",\n".join(lines) + b"\n}\n"
+
+
+def hidden(value: Any, path: str, nonfinite: dict[str, str]) -> Any:
+    """`value` without array data, texts of sources, and the floats that JSON does not know.
+
+    Those are noted in `nonfinite` by their path.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        nonfinite[path] = str(value)
+        return 0.0
+    if isinstance(value, Values):
+        return msgspec.structs.replace(value, data=b"")
+    if isinstance(value, SourceRecord):
+        return msgspec.structs.replace(value, text="")
+    if isinstance(value, msgspec.Struct):
+        changed = {}
+        for name in value.__struct_fields__:
+            old = getattr(value, name)
+            if not isinstance(old, _LEAVES):
+                new = hidden(old, f"{path}/{name}", nonfinite)
+                if new is not old:
+                    changed[name] = new
+        return msgspec.structs.replace(value, **changed) if changed else value
+    if isinstance(value, tuple):
+        rows = tuple(hidden(old, f"{path}/{i}", nonfinite) for i, old in enumerate(value))
+        return rows if any(a is not b for a, b in zip(rows, value, strict=True)) else value
+    if isinstance(value, dict):
+        return {key: hidden(old, f"{path}/{key}", nonfinite) for key, old in value.items()}
+    return value
+
+
+def split(data: bytes) -> dict[str, msgspec.Raw]:
+    """The fields of a JSON object, not decoded yet; raises one of DAMAGE."""
+    return msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+
+
+def fields_of(
+    cls: type[msgspec.Struct], raw: Mapping[str, msgspec.Raw], limits: Mapping[str, int],
+    missing: list[str],
+) -> dict[str, Any]:  # fmt: skip
+    """The fields of `cls` that are whole; the others are told in `missing`.
+
+    Of a field that is a tuple the elements are read one by one, at most `limits` of its name (or
+    of ""), and damaged ones are left out.
+    """
+    fields = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        if name not in cls.__struct_fields__ or name not in raw:
+            continue
+        try:
+            if typing.get_origin(hint) is tuple:
+                limit = limits.get(name, limits[""])
+                fields[name] = _rows(raw[name], name, typing.get_args(hint)[0], limit, missing)
+            else:
+                fields[name] = msgspec.json.decode(raw[name], type=hint)
+        except DAMAGE as error:
+            missing.append(f"{name} is damaged: {reason(error)}")
+    return fields
+
+
+def with_nonfinite(record: T, raw: msgspec.Raw | None, missing: list[str]) -> T:
+    """The record with the floats put back that `as_json` noted."""
+    if raw is None:
+        return record
+    try:
+        places = msgspec.json.decode(raw, type=dict[str, typing.Literal["nan", "inf", "-inf"]])
+        for path, word in itertools.islice(places.items(), MAX_NONFINITE):
+            record = _put(record, path.split("/")[1:], float(word))
+    except (*DAMAGE, LookupError, AttributeError, TypeError) as error:
+        missing.append(f"{NONFINITE} is damaged: {reason(error)}")
+    return record
+
+
+def reason(error: BaseException) -> str:
+    """What an exception says, in one bounded line."""
+    return " ".join(str(error).split())[:MAX_REASON_CHARS]
+
+
+def _rows(
+    raw: msgspec.Raw, name: str, element: Any, limit: int, missing: list[str]
+) -> tuple[Any, ...]:
+    rows = msgspec.json.decode(raw, type=list[msgspec.Raw])
+    if len(rows) > limit:
+        missing.append(f"{name} has {len(rows)} records; the first {limit} were read")
+    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(element)
+    kept, problems = [], []
+    for number, row in enumerate(rows[:limit]):
+        try:
+            kept.append(_sensible(decoder.decode(row)))
+        except DAMAGE as error:
+            problems.append(f"{name}[{number}] is damaged: {reason(error)}")
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        missing.append(problems[0] + more)
+    return tuple(kept)
+
+
+def _sensible(record: Any) -> Any:
+    """The record; raises ValueError for a size that no run can have had."""
+    if isinstance(record, Allocated):
+        _sensible(record.allocation)
+    elif isinstance(record, AllocationRecord):
+        _within(record, "address", "num_bytes")
+    elif isinstance(record, TensorRecord):
+        _within(record, "address", "extent_bytes")
+        if not len(record.shape) == len(record.strides) <= MAX_AXES:
+            raise ValueError(f"{len(record.shape)} axes, but {len(record.strides)} strides")
+        if not all(0 <= size < 1 << 48 for size in record.shape):
+            raise ValueError(f"shape is {record.shape}")
+        if not all(abs(stride) < 1 << 48 for stride in (*record.strides, record.offset)):
+            raise ValueError(f"strides are {record.strides}, offset is {record.offset}")
+    return record
+
+
+def _within(record: Any, *names: str) -> None:
+    for name in names:
+        if not 0 <= (value := getattr(record, name)) < 1 << 64:
+            raise ValueError(f"{name} is {value}, but must be from 0 to 2^64 - 1")
+
+
+def _put(value: Any, path: list[str], number: float) -> Any:
+    """`value` with the float at `path` replaced."""
+    if not path:
+        if not isinstance(value, float):
+            raise TypeError("what it names is no float")
+        return number
+    if isinstance(value, msgspec.Struct):
+        inner = _put(getattr(value, path[0]), path[1:], number)
+        return msgspec.structs.replace(value, **{path[0]: inner})
+    if isinstance(value, tuple):
+        at = int(path[0])
+        return (*value[:at], _put(value[at], path[1:], number), *value[at + 1 :])
+    if isinstance(value, dict):
+        return {**value, path[0]: _put(value[path[0]], path[1:], number)}
+    raise TypeError("what it names is not there")

@@ -1,0 +1,362 @@
+"""What a run leaves behind: plain records of its memory, plans, steps, events and its end.
+
+Written before the thing happens (`record/recorder.py`), kept in a bundle (`bundle.py`), read by
+the doctor. Nothing here knows torch, Triton or a device; addresses and sizes are plain numbers.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+Scalar = bool | int | float | str | None
+
+#: The owner of all tensors of a program that is not this package's.
+FOREIGN = "the program"
+
+
+class AllocationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory that was asked for. `kind`: device, host (pageable) or pinned; `site` is file:line."""
+
+    id: int
+    kind: str
+    device: str
+    address: int
+    num_bytes: int
+    name: str
+    owner: str
+    site: str
+
+
+class TensorRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A named view as its maker declared it; `strides` and `offset` count elements of `dtype`.
+
+    A packed weight has its GGUF dtype here. `part` names the array of a packed weight (words,
+    scales, minima) that a kernel's pointer refers to, with the dtype and extent of that array.
+    """
+
+    id: int
+    name: str
+    owner: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    allocation: int
+    address: int
+    extent_bytes: int
+    part: str = ""
+
+
+class Argument(msgspec.Struct, frozen=True):
+    """A kernel's or contract's argument: a tensor by its id, or a scalar; null is neither.
+
+    Beside a tensor `value` is torch's name of the type that its pointer is passed as, where that
+    is not the tensor's own.
+    """
+
+    name: str
+    tensor: int | None = None
+    value: Scalar = None
+
+
+class SourceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The source text of a kernel or of a function that it calls; `id` is its sha256.
+
+    `constants` are the numbers of its module that it names.
+    """
+
+    id: str
+    function: str
+    file: str
+    first_line: int
+    text: str
+    callees: tuple[str, ...] = ()
+    constants: dict[str, Scalar] = {}
+
+
+class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A prepared launch. `arguments` are the kernel's parameters, `facts` the contract's.
+
+    `constants` are tl.constexpr parameters and `options` what was told to the compiler; `contract`
+    is a key of `Bundle.contracts`.
+    """
+
+    kernel: str
+    function: str
+    device: str
+    grid: tuple[int, ...] = ()
+    num_warps: int = 0
+    arguments: tuple[Argument, ...] = ()
+    facts: tuple[Argument, ...] = ()
+    constants: dict[str, Scalar] = {}
+    options: dict[str, Scalar] = {}
+    source: str = ""
+    contract: str = ""
+    site: str = ""
+    #: Where the launch is not on the device's default stream.
+    stream: str = ""
+
+
+class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The launches of a step (`name` says of which shape), in order, over static buffers."""
+
+    id: int
+    name: str
+    device: str
+    launches: tuple[LaunchRecord, ...]
+
+
+class Values(msgspec.Struct, frozen=True):
+    """What the host put into a tensor: the bytes of `shape` elements of `dtype`, row-major."""
+
+    tensor: int
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A request of a step: its row of the block table, what runs, and the blocks that it owns.
+
+    `digest` is sha256 over all its token ids so far: equal runs have equal digests, and the text
+    cannot be read from it.
+    """
+
+    id: int
+    row: int
+    first_position: int
+    num_tokens: int
+    blocks: tuple[int, ...]
+    digest: str = ""
+
+
+class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The process that recorded: its command, when it began, and what it ran with.
+
+    `environment` holds the variables that change what is run, `packages` versions by name.
+    """
+
+    pid: int
+    command: tuple[str, ...]
+    started: str
+    python: str = ""
+    platform: str = ""
+    environment: dict[str, str] = {}
+    packages: dict[str, str] = {}
+
+
+class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An opened device; `limits` are the fields of `device/limits.py:GpuLimits`.
+
+    `slot` is the number under which its marks write, None where it has none.
+    """
+
+    name: str
+    limits: dict[str, int | str | tuple[int, int, int]] | None = None
+    slot: int | None = None
+
+
+class ContractRecord(msgspec.Struct, frozen=True):
+    """What a kernel demands of its arguments, as text; from its second on `kernel` is numbered."""
+
+    kernel: str
+    text: str
+
+
+class CheckRecord(msgspec.Struct, frozen=True):
+    """A check that may be on (`armed`), and how often it ran."""
+
+    name: str
+    armed: bool
+    num_runs: int
+
+
+# -- events, in the order in which the host made them ---------------------------------------------
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Something that the host did; `seq` orders all events of a run, `step` is the step then."""
+
+    seq: int
+    step: int
+
+
+class Allocated(Event, frozen=True, kw_only=True, tag=True):
+    allocation: AllocationRecord
+
+
+class Freed(Event, frozen=True, kw_only=True, tag=True):
+    allocation: int
+    site: str
+
+
+class Stepped(Event, frozen=True, kw_only=True, tag=True):
+    """A plan is about to run, with what the host put into its inputs; `graph` is replayed, if any.
+
+    A step may run several: the decoder's, the sampler's. `drawn` is an input that the device has
+    filled by itself, in a step before, or 0: with what, stands among `inputs` if it was learned.
+    """
+
+    plan: int
+    graph: int = 0
+    inputs: tuple[Values, ...] = ()
+    requests: tuple[RequestRecord, ...] = ()
+    drawn: int = 0
+
+
+class Drawn(Event, frozen=True, kw_only=True, tag=True):
+    """What the device had put into the `drawn` input of the Stepped number `of`, once it is known.
+
+    `digests` are those of the requests there; empty for one that had ended by then, so that nobody
+    wants what the step brings it.
+    """
+
+    of: int
+    inputs: tuple[Values, ...]
+    digests: tuple[str, ...]
+
+
+class Copied(Event, frozen=True, kw_only=True, tag=True):
+    """A copy between host and device, written before it; `direction`: in, out.
+
+    `is_pinned`: the device reads or writes the host buffer at `host_address` later, by itself.
+    """
+
+    direction: str
+    tensor: int | None
+    address: int
+    num_bytes: int
+    host_address: int = 0
+    is_pinned: bool = False
+    stream: str = ""
+    site: str = ""
+
+
+class Waited(Event, frozen=True, kw_only=True, tag=True):
+    """The host has waited for a copy to itself that was asked for before, in step `copied_in`.
+
+    Such a copy `is_pinned`; of others the host waits at once.
+    """
+
+    copied_in: int
+    tensor: int | None
+
+
+class HostWrote(Event, frozen=True, kw_only=True, tag=True):
+    """The host changed a pinned buffer."""
+
+    host_address: int
+    num_bytes: int
+    site: str = ""
+
+
+class Launched(Event, frozen=True, kw_only=True, tag=True):
+    """A launch outside of every plan."""
+
+    launch: LaunchRecord
+
+
+class StreamEvent(Event, frozen=True, kw_only=True, tag=True):
+    """`action` record or wait, of event `event`, in `stream`; synchronise waits for all."""
+
+    action: str
+    event: int
+    stream: str
+    site: str = ""
+
+
+class Captured(Event, frozen=True, kw_only=True, tag=True):
+    """A graph took a plan's launches, with the allocations that its pointers lie in."""
+
+    graph: int
+    plan: int
+    allocations: tuple[int, ...]
+
+
+class Called(Event, frozen=True, kw_only=True, tag=True):
+    """A call of the runtime that reported something other than success, and where it was made."""
+
+    call: str
+    outcome: str
+    site: str = ""
+
+
+class Rejected(Event, frozen=True, kw_only=True, tag=True):
+    """A launch or copy that was refused before it was made; `reason` is the refusal's text."""
+
+    kernel: str
+    reason: str
+    launch: LaunchRecord | None = None
+
+
+AnyEvent = (
+    Allocated
+    | Freed
+    | Stepped
+    | Drawn
+    | Copied
+    | Waited
+    | HostWrote
+    | Launched
+    | StreamEvent
+    | Captured
+    | Called
+    | Rejected
+)
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A launch of a plan in a step: number `launch` of plan `plan`."""
+
+    step: int
+    plan: int
+    launch: int
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """What is known without waiting: everything up to `completed` ended, `submitted` was begun."""
+
+    submitted: Place | None
+    completed: Place | None = None
+
+
+class FaultRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended. `kind`: crash, error, hang, nonfinite, differs, none.
+
+    `call` is what reported it; `address` the fault's, where the driver gave one (AMD: that of the
+    page, `address_bytes` its size); `signal` what ended the process.
+    """
+
+    kind: str
+    message: str
+    call: str = ""
+    error: str = ""
+    is_asynchronous: bool = True
+    address: int | None = None
+    address_bytes: int = 1
+    access: str = ""
+    signal: int | None = None
+    exit_code: int | None = None
+    stack: str = ""
+
+
+class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor after a launch: figures of its finite elements, and how many are not finite.
+
+    `digest` is sha256 of its bytes; `first_nonfinite` the index of the first NaN or infinity;
+    `num_poisoned` counts elements that still hold the pattern of undefined memory, `num_below`
+    those of `num_inf` that are -infinity.
+    """
+
+    place: Place
+    tensor: int
+    digest: str
+    low: float
+    high: float
+    mean: float
+    rms: float
+    num_nan: int
+    num_inf: int
+    num_poisoned: int = 0
+    num_below: int = 0
+    first_nonfinite: tuple[int, ...] | None = None

@@ -1,0 +1,33 @@
+"""What stands in a recorder's place where nothing is recorded: it takes everything and does nothing.
+
+Who records so needs no `if`: the methods of a `Recorder` are all here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypocenter.record.ring import HEADER_BYTES
+
+Header = memoryview
+#: A header that nobody reads, and the first place in it.
+UNREAD_HEADER: tuple[Header, int] = (memoryview(bytearray(HEADER_BYTES)).cast("Q"), 0)
+
+
+class NotRecording:
+    """See `Recorder`, whose methods these are."""
+
+    is_on = False
+    #: There is no step in a record that is not made.
+    current_step = 0
+
+    def begin(self, plan: Any) -> tuple[Header, int]:
+        return UNREAD_HEADER
+
+    def captured(self, plan: Any, device: str, bases: Any) -> int:
+        return 0
+
+    def _ignore(self, *arguments: Any, **keywords: Any) -> None: ...
+
+    allocated = freed = copied = waited = host_wrote = stream_event = device = step = _ignore
+    drawn = resumed = step_ended = launched = failed = refused = arm = checked = _ignore

@@ -1,0 +1,481 @@
+"""Writes down what the process is about to do, where it survives the process; on by default.
+
+`current()` is the recorder of this process, or None. Nothing here may break a run: what cannot be
+written is told once and left out.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, ParamSpec
+from weakref import WeakKeyDictionary, ref
+
+import msgspec
+import numpy as np
+
+from hypocenter.config import Environment
+from hypocenter.errors import CopyRejected, DeviceFault, HypoError, LaunchRejected
+from hypocenter.record import ring, run_folder
+from hypocenter.record.catalogue import Catalogue
+from hypocenter.record.events import (
+    Allocated,
+    AllocationRecord,
+    AnyEvent,
+    Called,
+    Captured,
+    Copied,
+    DeviceRecord,
+    Drawn,
+    Freed,
+    HostWrote,
+    Launched,
+    LaunchRecord,
+    PlanRecord,
+    Rejected,
+    RequestRecord,
+    Stepped,
+    StreamEvent,
+    Values,
+    Waited,
+)
+from hypocenter.record.recordable import Launchable, Planned
+from hypocenter.record.ring_writer import MarkRuns, RingWriter
+from hypocenter.record.run_folder import claim_folder, process_record
+from hypocenter.tensor import Allocation, Tensor
+
+log = logging.getLogger("hypocenter.recorder")
+
+_CHECK_NUMBERS = {name: number for number, name in enumerate(ring.CHECKS)}
+#: Of so many tensors that steps fill is the number kept at hand.
+_MAX_INPUTS = 64
+_ALWAYS_ARMED = ("contracts", "step indices", "host copies")
+
+
+_MAX_CHARS = 2000
+
+
+Cells = memoryview
+#: What `Recorder.begin` would return, where nobody reads it.
+NOT_RECORDED: tuple[Cells, int] = (memoryview(bytearray(ring.HEADER_BYTES)).cast("Q"), 0)
+_current: Recorder | None = None
+_was_opened = False
+_opening = threading.Lock()
+
+
+def current() -> Recorder | None:
+    """The recorder of this process; None before `open_recorder`, and where recording is off."""
+    return _current
+
+
+def open_recorder() -> Recorder | None:
+    """Begin to record, unless that was tried before or HYPO_RECORD is 0."""
+    global _current, _was_opened
+    with _opening:
+        if not _was_opened:
+            _was_opened = True
+            environment = Environment.read()
+            if environment.record:
+                try:
+                    _current = Recorder(claim_folder(environment.run_dir))
+                    run_folder.note_signals(_current.folder)
+                except OSError as error:
+                    log.warning("this run is not recorded: %s", error)
+    return _current
+
+
+def close_recorder() -> None:
+    """Say that the run has ended. A later `open_recorder` begins another folder."""
+    global _current, _was_opened
+    with _opening:
+        recorder, _current, _was_opened = _current, None, False
+    if recorder is not None:
+        run_folder.stop_noting()
+        recorder.close()
+
+
+def _forget() -> None:
+    """In the child of a fork: the folder is the parent's."""
+    global _current, _was_opened, _opening
+    recorder, _current, _was_opened, _opening = _current, None, False, threading.Lock()
+    if recorder is not None:
+        run_folder.stop_noting()
+        recorder.abandon()
+
+
+atexit.register(close_recorder)
+os.register_at_fork(after_in_child=_forget)
+
+
+P = ParamSpec("P")
+
+
+def never_breaks(method: Callable[P, None]) -> Callable[P, None]:
+    """What a method of the recorder cannot do is counted, told once, and does not matter."""
+
+    @functools.wraps(method)
+    def tried(*args: P.args, **keywords: P.kwargs) -> None:
+        try:
+            method(*args, **keywords)
+        except Exception as error:
+            recorder: Any = args[0]
+            recorder.failed_to_write(error)
+
+    return tried
+
+
+class _OfThread(threading.local):
+    """The step that a thread is in, the plans that it has run there, the word of the next one."""
+
+    def __init__(self) -> None:
+        self.step = self.undrawn = 0
+        self.plans: set[int] = set()
+        self.ready: tuple[Planned, int] | None = None
+
+
+class Recorder:
+    """Records one process. Safe from several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._writer = RingWriter(folder)
+        self.folder = folder
+        #: The header of the ring; `launch.run` writes places there by itself.
+        self.cells: Cells = self._writer.cells
+        #: The same bytes, a page of their own.
+        self.header = self._writer.header
+        self._lock = threading.RLock()
+        self._seq = itertools.count(1)
+        self._thread = _OfThread()
+        self._running: dict[int, int] = {}  # thread to the time at which its step began
+        self._plans: WeakKeyDictionary[Planned, int] = WeakKeyDictionary()
+        self._inputs: dict[int, tuple[Tensor, tuple[int, str]]] = {}
+        #: What `launched` told last, and of which launch.
+        self._told: tuple[ref[Any], LaunchRecord | None] = ref(self), None
+        self._plan_ids = itertools.count(1)
+        self._graph_ids = itertools.count(1)
+        self.mark_runs = MarkRuns(self.cells)
+        self._devices: set[tuple[str, int | None]] = set()
+        self._has_failed = self._has_warned = False
+        self.catalogue = Catalogue(self._static, self._write_allocated)
+        for name in _ALWAYS_ARMED:
+            self.arm(name)
+        self._static(process_record())
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    @never_breaks
+    def allocated(self, allocation: Allocation, name: str, owner: str, kind: str = "") -> None:
+        """Memory was had; `kind` as in AllocationRecord."""
+        with self._lock:
+            self.catalogue.allocation(allocation, name, owner, kind)
+
+    @never_breaks
+    def freed(self, allocation: Allocation, site: str) -> None:
+        """Memory is about to be given back."""
+        with self._lock:
+            self.catalogue.forget(allocation)
+            self._kept(Freed(**self._now(), allocation=allocation.id, site=site))
+
+    @never_breaks
+    def copied(
+        self, direction: str, tensor: Tensor | None, address: int, num_bytes: int, *,
+        host_address: int = 0, is_pinned: bool = False, stream: str = "", site: str = "",
+    ) -> None:  # fmt: skip
+        """A copy between host and device is about to be asked for."""
+        with self._lock:
+            number = self.catalogue.tensor(tensor) if tensor is not None else None
+            self._event(
+                Copied(
+                    **self._now(), direction=direction, tensor=number, address=address,
+                    num_bytes=num_bytes, host_address=host_address, is_pinned=is_pinned,
+                    stream=stream, site=site,
+                )
+            )  # fmt: skip
+
+    @never_breaks
+    def waited(self, tensor: Tensor, step: int) -> None:
+        """The host has waited for the copy of `tensor` that it asked for in `step`."""
+        with self._lock:
+            number = self.catalogue.tensor(tensor)
+            self._event(Waited(**self._now(), copied_in=step, tensor=number))
+
+    @never_breaks
+    def host_wrote(self, host_address: int, num_bytes: int, site: str = "") -> None:
+        """The host is about to change a pinned buffer."""
+        self._event(
+            HostWrote(**self._now(), host_address=host_address, num_bytes=num_bytes, site=site)
+        )
+
+    @never_breaks
+    def stream_event(self, action: str, event: int, stream: str, site: str = "") -> None:
+        """`action` as in StreamEvent."""
+        self._event(
+            StreamEvent(**self._now(), action=action, event=event, stream=stream, site=site)
+        )
+
+    # -- plans and launches ---------------------------------------------------------------------
+
+    @never_breaks
+    def device(self, name: str, limits: Any = None, slot: int | None = None) -> None:
+        """A device was opened; `limits` is its GpuLimits."""
+        with self._lock:
+            if (name, slot) not in self._devices:
+                self._devices.add((name, slot))
+                facts = (
+                    {field: getattr(limits, field) for field in limits.__slots__}
+                    if limits
+                    else None
+                )
+                self._static(DeviceRecord(name=name, limits=facts, slot=slot))
+
+    @never_breaks
+    def step(
+        self, plan: Planned, inputs: Iterable[tuple[Tensor, np.ndarray[Any, Any]]] = (),
+        requests: tuple[RequestRecord, ...] = (), *, is_new: bool = True,
+        drawn: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """`plan` is about to run, with what the host puts into its inputs; the device has `drawn`.
+
+        `is_new`: with it a step begins; otherwise it belongs to the step that this thread is in.
+        """
+        thread = self._thread
+        if drawn is not None:
+            thread.undrawn = 0  # until it is written
+        with self._lock:
+            number = self._plan_number(plan)
+            if is_new or not thread.step or number in thread.plans:
+                self._begin_step(is_watched=is_new)
+            thread.plans.add(number)
+            values = tuple([_values(*self._input(one), array) for one, array in inputs])
+            own = 0 if drawn is None else self._input(drawn)[0]
+            event = Stepped(
+                seq=next(self._seq), step=thread.step, plan=number, graph=plan.graph,
+                inputs=values, requests=requests, drawn=own,
+            )  # fmt: skip
+            thread.undrawn = event.seq if own else thread.undrawn
+            if not self._writer.event(event):
+                self._lose(1)
+                self._event(msgspec.structs.replace(event, inputs=(), requests=()))
+            thread.ready = plan, ring.place_word(thread.step, number)
+
+    @never_breaks
+    def drawn(self, tensor: Tensor, ids: np.ndarray[Any, Any], digests: tuple[str, ...]) -> None:
+        """What the device had put into an input of the newest step of this thread that has one."""
+        values, of = _values(*self._input(tensor), ids), self._thread.undrawn
+        if of:
+            self._event(Drawn(**self._now(), of=of, inputs=(values,), digests=digests))
+
+    def begin(self, plan: Planned) -> tuple[Cells, int]:
+        """Where the places of `plan`, which runs now, are written to, and the first of them."""
+        ready, self._thread.ready = self._thread.ready, None
+        if ready is None or ready[0] is not plan:
+            self.step(plan, is_new=False)
+            ready, self._thread.ready = self._thread.ready, None
+        if ready is None:
+            return NOT_RECORDED
+        if plan.marks:
+            self.mark_runs.note(plan.device, plan.tag, ready[1])
+        return self.cells, ready[1]
+
+    @property
+    def current_step(self) -> int:
+        """The step that this thread is in, or 0."""
+        return self._thread.step
+
+    @never_breaks
+    def resumed(self, step: int) -> None:
+        """This thread waits for a step that was launched ahead, and then left alone."""
+        with self._lock:
+            self._thread.step = step
+            self._watch()
+
+    @never_breaks
+    def step_ended(self) -> None:
+        """What this thread began is over, and its results are on the host."""
+        self._thread.step = 0
+        self._thread.plans.clear()
+        with self._lock:
+            self._running.pop(threading.get_ident(), None)
+            self.cells[ring.CELL_STEP_STARTED] = min(self._running.values(), default=0)
+
+    @never_breaks
+    def launched(self, launch: Launchable, stream: str = "") -> None:
+        """A launch outside of every plan is about to be made."""
+        with self._lock:
+            last, record = self._told
+            if record is None or last() is not launch or record.stream != stream:
+                record = self.catalogue.launch(launch, stream)
+                self._told = ref(launch), record
+            self._event(Launched(**self._now(), launch=record))
+
+    def captured(self, plan: Planned, device: str, bases: Iterable[int]) -> int:
+        """A graph has taken the launches of `plan`; `bases`: where its memory begins.
+
+        Returns its number, which steps that replay it have.
+        """
+        number = next(self._graph_ids)
+        self._captured(number, plan, device, bases)
+        return number
+
+    @never_breaks
+    def _captured(self, graph: int, plan: Planned, device: str, bases: Iterable[int]) -> None:
+        with self._lock:
+            found = (self.catalogue.at(device, base) for base in bases)
+            allocations = tuple(sorted(number for number in found if number is not None))
+            self._kept(
+                Captured(
+                    **self._now(), graph=graph, plan=self._plan_number(plan),
+                    allocations=allocations,
+                )
+            )  # fmt: skip
+
+    # -- what went wrong, and who looked --------------------------------------------------------
+
+    @never_breaks
+    def failed(self, error: BaseException, launch: Launchable | None = None) -> None:
+        """An error on its way up: a refusal, or what a call of the runtime reported.
+
+        Noted once, however many floors it passes.
+        """
+        if getattr(error, "is_recorded", False):
+            return
+        error.is_recorded = True  # type: ignore[attr-defined]
+        self._has_failed = True
+        with self._lock:
+            record = None
+            if launch is not None and isinstance(error, LaunchRejected):
+                record = self.catalogue.launch(launch)
+            self._kept(reported(error, record, **self._now()))
+
+    @never_breaks
+    def refused(
+        self, error: LaunchRejected, kernel: str, device: str, facts: Any, contract: Any
+    ) -> None:
+        """A launch was refused before it was prepared; `facts` as its contract names them."""
+        with self._lock:
+            error.is_recorded = True  # type: ignore[attr-defined]
+            self._has_failed = True
+            record = LaunchRecord(
+                kernel=kernel, function=kernel, device=device, facts=self.catalogue.facts(facts),
+                contract=self.catalogue.contract(kernel, contract),
+            )  # fmt: skip
+            self._kept(reported(error, record, **self._now()))
+
+    def arm(self, check: str, is_armed: bool = True) -> None:
+        """Say whether a check of ring.CHECKS looks."""
+        bit = 1 << _CHECK_NUMBERS[check]
+        armed = self.cells[ring.CELL_ARMED]
+        self.cells[ring.CELL_ARMED] = armed | bit if is_armed else armed & ~bit
+
+    def checked(self, check: str) -> None:
+        """A check of ring.CHECKS is about to run."""
+        cells, number = self.cells, _CHECK_NUMBERS[check]
+        if not cells[ring.CELL_ARMED] >> number & 1:
+            self.arm(check)
+        cells[ring.CELL_CHECK_RUNS + number] += 1
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The run ends by itself."""
+        with self._lock:
+            self._writer.close(ring.FAILED if self._has_failed else ring.ENDED)
+
+    def abandon(self) -> None:
+        """Another process goes on with this folder."""
+        self._writer.release()
+
+    def failed_to_write(self, error: Exception) -> None:
+        """Count what is lost; say so once."""
+        self._lose(1)
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning("this run is recorded in part: %s: %s", type(error).__name__, error)
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def _now(self) -> dict[str, int]:
+        return {"seq": next(self._seq), "step": self._thread.step}
+
+    def _event(self, event: AnyEvent) -> None:
+        with self._lock:
+            if not self._writer.event(event):
+                self._lose(1)
+
+    def _kept(self, event: AnyEvent) -> None:
+        """An event that must be there however many follow; in the ring when the log is full."""
+        with self._lock:
+            if not self._writer.static(event):
+                self._event(event)
+
+    def _static(self, record: Any) -> None:
+        if not self._writer.static(record):
+            self._lose(1)
+
+    def _write_allocated(self, record: AllocationRecord) -> None:
+        self._kept(Allocated(**self._now(), allocation=record))
+
+    def _lose(self, number: int) -> None:
+        try:
+            self.cells[ring.CELL_NUM_LOST] += number
+        except ValueError:  # closed
+            return
+
+    def _plan_number(self, plan: Planned) -> int:
+        number = self._plans.get(plan)
+        if number is None:
+            number = self._plans[plan] = next(self._plan_ids)
+            launches = tuple(self.catalogue.launch(launch) for launch in plan.launches)
+            told = PlanRecord(id=number, name=plan.name, device=plan.device, launches=launches)
+            self._static(told)
+        return number
+
+    def _input(self, tensor: Tensor) -> tuple[int, str]:
+        """Number and type of a tensor that is filled at each step, as a plan's inputs are."""
+        found = self._inputs.get(id(tensor))
+        if found is None or found[0] is not tensor:
+            if len(self._inputs) >= _MAX_INPUTS:
+                self._inputs.clear()
+            found = tensor, (self.catalogue.tensor(tensor), tensor.dtype.name)
+            self._inputs[id(tensor)] = found
+        return found[1]
+
+    def _begin_step(self, *, is_watched: bool) -> None:
+        cells, thread = self.cells, self._thread
+        number = cells[ring.CELL_STEP] + 1
+        cells[ring.CELL_STEP] = number
+        thread.step = number
+        thread.plans.clear()
+        if is_watched:
+            self._watch()
+
+    def _watch(self) -> None:
+        self._running[threading.get_ident()] = time.monotonic_ns()
+        self.cells[ring.CELL_STEP_STARTED] = min(self._running.values())
+
+
+def _values(tensor: int, dtype: str, array: np.ndarray[Any, Any]) -> Values:
+    return Values(tensor, dtype, array.shape, array.tobytes())
+
+
+def reported(
+    error: BaseException, launch: LaunchRecord | None, *, seq: int, step: int
+) -> Rejected | Called:
+    """What an error says: a refusal of `launch` or of a copy, or a call that failed."""
+    if isinstance(error, CopyRejected):
+        kernel = f"copy of {error.tensor}"
+        return Rejected(seq=seq, step=step, kernel=kernel, reason=error.reason)
+    if isinstance(error, LaunchRejected):
+        return Rejected(seq=seq, step=step, kernel=error.kernel, reason=error.reason, launch=launch)
+    if isinstance(error, DeviceFault):
+        return Called(seq=seq, step=step, call=error.call, outcome=error.reason)
+    name = type(error).__name__
+    call = "" if isinstance(error, HypoError) else name
+    return Called(seq=seq, step=step, call=call, outcome=f"{name}: {error}"[:_MAX_CHARS])

@@ -1,0 +1,380 @@
+"""The files that a running process leaves behind: their format, and a reader of it.
+
+A run folder holds `static`, a log of frames that only grows, and `ring`, a mapped file: a header of
+64-bit cells and two segments of frames that take turns, so that whole frames are always there. All
+of it is written into memory that outlives the process. `ring_writer.py` writes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hypocenter.record.events import (
+    AnyEvent,
+    CheckRecord,
+    ContractRecord,
+    DeviceRecord,
+    Drawn,
+    Place,
+    PlanRecord,
+    ProcessRecord,
+    Progress,
+    SourceRecord,
+    Stepped,
+    TensorRecord,
+)
+
+MAGIC = int.from_bytes(b"hyporing", "little")
+VERSION = 2
+HEADER_BYTES = 4096
+SEGMENT_BYTES = 2 << 20
+STATIC_BYTES = 64 << 20
+#: Length and checksum before each frame's payload.
+FRAME_HEAD = struct.Struct("<II")
+#: No frame is larger; a length above it is damage.
+MAX_FRAME_BYTES = 32 << 20
+
+# -- the cells of the header, unsigned 64-bit, little-endian --------------------------------------
+
+CELL_MAGIC, CELL_VERSION = 0, 1
+#: RUNNING, ENDED or FAILED; what dies keeps saying that it runs.
+CELL_STATE = 2
+CELL_PID, CELL_SEGMENT_BYTES = 3, 4
+#: The launch that is about to be made; see `place_word`.
+CELL_PLACE = 5
+#: The last launch that a simulated GPU has finished, as a place.
+CELL_COMPLETED = 6
+#: time.monotonic_ns() at which the running step began; 0 between steps.
+CELL_STEP_STARTED = 7
+#: Number of the last step.
+CELL_STEP = 8
+#: How many events and static records could not be written.
+CELL_NUM_LOST = 9
+#: Bit i: check i of CHECKS is armed. From CELL_CHECK_RUNS on: how often each ran.
+CELL_ARMED = 10
+CELL_CHECK_RUNS = 12
+#: What marks of a real GPU write, one cell for each of NUM_SLOTS devices: 32 bits run, 16 bits tag
+#: of the plan, 16 bits launch.
+CELL_MARK = 32
+#: For each device, of the last NUM_RUNS runs of plans with marks: run and tag, place of the run.
+CELL_RUNS = 64
+NUM_SLOTS, NUM_RUNS = 4, 32
+
+#: A run that reported a fault and then ended by itself has FAILED.
+RUNNING, ENDED, FAILED = 1, 2, 3
+
+#: Checks that are counted.
+CHECKS = ("contracts", "step indices", "index values", "guard", "host copies")
+
+KINDS: dict[int, Any] = {
+    1: ProcessRecord,
+    2: DeviceRecord,
+    3: SourceRecord,
+    4: ContractRecord,
+    5: TensorRecord,
+    6: PlanRecord,
+    7: AnyEvent,
+}
+_MAX_PLAN = _MAX_LAUNCH = (1 << 16) - 1
+_MAX_STEP = (1 << 32) - 1
+
+
+def place_word(step: int, plan: int, launch: int = 0) -> int:
+    """Step, plan and launch as one number: 32, 16 and 16 bits. What exceeds them stops there."""
+    if step > _MAX_STEP or plan > _MAX_PLAN or launch > _MAX_LAUNCH:
+        step, plan, launch = min(step, _MAX_STEP), min(plan, _MAX_PLAN), min(launch, _MAX_LAUNCH)
+    return step << 32 | plan << 16 | launch
+
+
+def place_of(word: int) -> Place | None:
+    """The place of a word; None for 0, which no place has, for plans count from 1."""
+    return Place(word >> 32, word >> 16 & _MAX_PLAN, word & _MAX_LAUNCH) if word else None
+
+
+def checksum(payload: bytes | memoryview, seed: int) -> int:
+    """CRC-32 of a frame: seed (the segment's generation), length and payload."""
+    return zlib.crc32(payload, zlib.crc32(struct.pack("<II", seed & 0xFFFFFFFF, len(payload))))
+
+
+#: A file in a run folder that is empty until somebody ends the process on purpose.
+BY_HAND = "ended-by-hand"
+
+
+def was_by_hand(folder: Path) -> bool:
+    """Whether SIGTERM or SIGHUP came before the process was gone."""
+    try:
+        return (folder / BY_HAND).stat().st_size > 0
+    except OSError:
+        return False
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """All that could be read of a run folder. `missing` says in words what could not.
+
+    `is_clean`: it ended by itself and had reported no fault; `has_left`: it ended by itself.
+    `events` are in order.
+    `step_started_ns` is the monotonic time at which the running step began, None between steps.
+    """
+
+    folder: Path
+    pid: int | None = None
+    is_alive: bool = False
+    is_clean: bool = False
+    has_left: bool = False
+    process: ProcessRecord | None = None
+    devices: tuple[DeviceRecord, ...] = ()
+    progress: Progress = Progress(None)
+    step_started_ns: int | None = None
+    tensors: tuple[TensorRecord, ...] = ()
+    plans: tuple[PlanRecord, ...] = ()
+    sources: tuple[SourceRecord, ...] = ()
+    contracts: dict[str, str] = {}
+    events: tuple[AnyEvent, ...] = ()
+    checks: tuple[CheckRecord, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """The header of a ring alone: state, pid, last step, when it began, what was submitted."""
+
+    pid: int
+    is_clean: bool
+    step: int
+    step_started_ns: int | None
+    submitted: Place | None
+
+
+def read_heartbeat(folder: Path) -> Heartbeat | None:
+    """Quick enough to be asked often; None when there is no whole header."""
+    cells = _cells(_read(folder / "ring", HEADER_BYTES, []))
+    if cells is None:
+        return None
+    return Heartbeat(
+        cells[CELL_PID],
+        cells[CELL_STATE] == ENDED,
+        cells[CELL_STEP],
+        cells[CELL_STEP_STARTED] or None,
+        place_of(cells[CELL_PLACE]),
+    )
+
+
+def is_alive(folder: Path) -> bool:
+    """Whether the process that writes this folder still has it locked."""
+    try:
+        file = os.open(folder / "ring", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
+def run_folders(base: Path) -> list[Path]:
+    """The run folders below `base`, the one that was begun last first."""
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(base):
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False) and (Path(entry) / "ring").is_file():
+                    found.append((os.stat(Path(entry) / "static").st_ctime_ns, Path(entry)))
+    return [folder for _, folder in sorted(found, reverse=True)]
+
+
+def read_run(folder: Path) -> Run:
+    """Read what is whole; never raises for what is torn, cut off or garbage."""
+    missing: list[str] = []
+    found: dict[Any, list[Any]] = {kind: [] for kind in KINDS.values()}
+    for record in _static(
+        _read(folder / "static", STATIC_BYTES + MAX_FRAME_BYTES, missing), missing
+    ):
+        found[type(record) if type(record) in found else AnyEvent].append(record)
+    data = _read(folder / "ring", HEADER_BYTES + 2 * MAX_FRAME_BYTES, missing)
+    cells = _cells(data)
+    if cells is None:
+        missing.append("ring: no whole header, so its events and places are unknown")
+        cells = memoryview(bytes(HEADER_BYTES)).cast("Q")
+    else:
+        found[AnyEvent] += _ring_events(data, cells[CELL_SEGMENT_BYTES], missing)
+    if num_lost := cells[CELL_NUM_LOST]:
+        missing.append(f"{num_lost} records could not be written: too large, or the log was full")
+    events = _with_drawn(sorted(found[AnyEvent], key=lambda event: event.seq))
+    plans = found[PlanRecord]
+    return Run(
+        folder=folder,
+        pid=cells[CELL_PID] or None,
+        is_alive=is_alive(folder),
+        is_clean=cells[CELL_STATE] == ENDED,
+        has_left=cells[CELL_STATE] in (ENDED, FAILED),
+        process=found[ProcessRecord][0] if found[ProcessRecord] else None,
+        devices=tuple(found[DeviceRecord]),
+        progress=_progress(cells, plans, found[DeviceRecord]),
+        step_started_ns=cells[CELL_STEP_STARTED] or None,
+        tensors=tuple(found[TensorRecord]),
+        plans=tuple(plans),
+        sources=tuple(found[SourceRecord]),
+        contracts={one.kernel: one.text for one in found[ContractRecord]},
+        events=tuple(events),
+        checks=tuple(
+            CheckRecord(name, bool(cells[CELL_ARMED] >> i & 1), cells[CELL_CHECK_RUNS + i])
+            for i, name in enumerate(CHECKS)
+        ),
+        missing=tuple(missing),
+    )
+
+
+def _read(path: Path, max_bytes: int, missing: list[str]) -> bytes:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(file, "rb") as opened:
+            return opened.read(max_bytes)
+    except OSError as error:
+        missing.append(f"{path.name}: {error.strerror or error}")
+        return b""
+
+
+def _cells(data: bytes) -> memoryview | None:
+    """The header, when there is a whole one of a version that is known."""
+    if len(data) < HEADER_BYTES:
+        return None
+    cells = memoryview(data)[:HEADER_BYTES].cast("Q")
+    return cells if cells[CELL_MAGIC] == MAGIC and cells[CELL_VERSION] == VERSION else None
+
+
+def _static(data: bytes, missing: list[str]) -> Iterator[Any]:
+    for payload in frames(memoryview(data), 0, "static", missing, ends_with_nothing=False):
+        kind = KINDS.get(payload[0])
+        record = None
+        if kind is not None:
+            record = _decoded(payload[1:], kind)
+        if record is None:
+            missing.append("static: a record that this version does not know")
+        else:
+            yield record
+
+
+def _with_drawn(events: list[AnyEvent]) -> list[AnyEvent]:
+    """What was learned late of a step's inputs in its place, as if it had been known."""
+    drawn = {event.of: event for event in events if isinstance(event, Drawn)}
+    return [
+        _completed(event, drawn[event.seq])
+        if isinstance(event, Stepped) and event.seq in drawn
+        else event
+        for event in events
+        if not isinstance(event, Drawn)
+    ]
+
+
+def _completed(event: Stepped, drawn: Drawn) -> Stepped:
+    requests = [
+        msgspec.structs.replace(request, digest=digest)
+        for request, digest in zip(event.requests, drawn.digests, strict=False)
+    ]
+    return msgspec.structs.replace(
+        event, inputs=drawn.inputs + event.inputs, requests=tuple(requests)
+    )
+
+
+def _ring_events(data: bytes, segment_bytes: int, missing: list[str]) -> list[AnyEvent]:
+    events = []
+    if not 64 <= segment_bytes <= MAX_FRAME_BYTES:
+        missing.append(f"ring: segments of {segment_bytes} bytes, so its events are unknown")
+        return []
+    for number in (0, 1):
+        name = f"ring, segment {number}"
+        start = HEADER_BYTES + number * segment_bytes
+        segment = memoryview(data)[start : start + segment_bytes]
+        if len(segment) < segment_bytes:
+            missing.append(f"{name}: {segment_bytes - len(segment)} bytes are cut off")
+        generation = int.from_bytes(segment[:8], "little")
+        for payload in frames(segment[8:], generation, name, missing, ends_with_nothing=True):
+            event = _decoded(payload, AnyEvent)
+            if event is None:
+                missing.append(f"{name}: an event that this version does not know")
+            else:
+                events.append(event)
+    return events
+
+
+def frames(
+    data: memoryview, seed: int, name: str, missing: list[str], *, ends_with_nothing: bool
+) -> Iterator[memoryview]:
+    """Whole frames. One that is damaged is passed over where another follows it."""
+    at, num_damaged = 0, 0
+    while at + FRAME_HEAD.size <= len(data):
+        length, check = FRAME_HEAD.unpack_from(data, at)
+        if length == 0 and ends_with_nothing:
+            break
+        stop = at + FRAME_HEAD.size + length
+        payload = data[at + FRAME_HEAD.size : stop]
+        is_whole = 0 < length <= MAX_FRAME_BYTES and stop <= len(data)
+        if is_whole and checksum(payload, seed) == check:
+            yield payload
+        elif is_whole and _frame_at(data, stop, seed):
+            num_damaged += 1
+        else:
+            missing.append(f"{name}: torn or damaged from byte {at} on")
+            break
+        at = stop
+    else:
+        if at < len(data):
+            missing.append(f"{name}: torn from byte {at} on")
+    if num_damaged:
+        missing.append(f"{name}: {num_damaged} damaged records were passed over")
+
+
+def _frame_at(data: memoryview, at: int, seed: int) -> bool:
+    """Whether a whole frame stands there."""
+    if at + FRAME_HEAD.size > len(data):
+        return False
+    length, check = FRAME_HEAD.unpack_from(data, at)
+    payload = data[at + FRAME_HEAD.size : at + FRAME_HEAD.size + length]
+    return bool(0 < length == len(payload) and checksum(payload, seed) == check)
+
+
+def _decoded(payload: memoryview, kind: Any) -> Any:
+    try:
+        return msgspec.msgpack.decode(payload, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def _progress(cells: memoryview, plans: list[PlanRecord], devices: list[DeviceRecord]) -> Progress:
+    """What was submitted, and what is known to have ended on the device of that."""
+    submitted = place_of(cells[CELL_PLACE])
+    plan = next((one for one in plans if submitted and one.id == submitted.plan), None)
+    if submitted is None or plan is None:
+        return Progress(submitted)
+    if plan.device == "cpu":  # each launch ends before the next one begins
+        before = submitted.launch - 1
+        return Progress(submitted, Place(submitted.step, plan.id, before) if before >= 0 else None)
+    if plan.device.startswith("sim:"):
+        return Progress(submitted, place_of(cells[CELL_COMPLETED]))
+    # A device is told of when it is opened, and again when it has its slot.
+    slots = [one.slot for one in devices if one.name == plan.device and one.slot is not None]
+    slot = slots[-1] if slots else -1
+    if not 0 <= slot < NUM_SLOTS:
+        return Progress(submitted)
+    return Progress(submitted, _marked(cells, slot))
+
+
+def _marked(cells: memoryview, slot: int) -> Place | None:
+    """The place of a device's last mark: its run is looked up in the table of runs."""
+    mark = cells[CELL_MARK + slot]
+    at = CELL_RUNS + 2 * (slot * NUM_RUNS + (mark >> 32) % NUM_RUNS)
+    run = place_of(cells[at + 1])
+    if not mark or run is None or cells[at] != mark >> 16:
+        return None
+    return Place(run.step, run.plan, mark & _MAX_LAUNCH)

@@ -1,0 +1,146 @@
+"""The tensors of a replayed launch: addresses of their own, and the bytes and shadows behind them.
+
+Judges no access: `memory.py` does.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.interpret.libdevice import Array
+
+#: An address names its argument: number `i` lies at (i << 40) + 2**39, so an offset may be wrong
+#: by 512 GiB either way and still be attributed to the argument that it was added to.
+SPACE_BITS = 40
+_MIDDLE = 1 << (SPACE_BITS - 1)
+
+#: An epoch: several.
+MANY = -1
+
+_LARGE_BYTES = 64 << 20
+#: Linux: the shadow of a tensor of gigabytes is hardly touched, so it must not count as memory.
+_MAP_NORESERVE = 0x4000
+
+
+class Region:
+    """Bytes that one or more arguments lie in, and what this launch did to them.
+
+    `writer` and `reader` hold, per granule, the epoch that wrote or read it last: 0 is nobody, -1
+    is several. `init` says of each byte whether it was ever written; None: all were. A region
+    without bytes (`data` None) keeps nothing: reads give zeros, writes vanish.
+    """
+
+    def __init__(
+        self, data: Array | None, num_bytes: int, granule: int, init: Array | None
+    ) -> None:
+        self.data = data
+        self.granule = granule
+        self.init = init
+        num_granules = -(-num_bytes // granule) if data is not None else 0
+        self.writer = _lazy_zeros(num_granules)
+        self.reader = _lazy_zeros(num_granules)
+        self.is_written = False
+
+
+@dataclass(eq=False, slots=True)
+class Argument:
+    """A tensor argument: `num_bytes` from `start` of its region, from its first to last element."""
+
+    name: str
+    number: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    item_bytes: int
+    region: Region
+    start: int
+    num_bytes: int
+    alignment: int = 0
+    #: Where it really lies, when a kernel found it through a table of pointers.
+    real_address: int | None = None
+    is_output: bool = False
+    #: Whether an access must be as wide as an element; a kernel may cast a pointer by right.
+    keeps_width: bool = False
+    was_written: bool = False
+    was_read: bool = False
+    store_seen: bool = False
+
+    @property
+    def address(self) -> int:
+        if self.real_address is not None:
+            return self.real_address
+        return (self.number << SPACE_BITS) + _MIDDLE + self.alignment
+
+    def element(self, offset: int) -> tuple[int, ...] | None:
+        """Byte offset to index; None outside, or where a broadcast axis makes it ambiguous."""
+        if not 0 <= offset < self.num_bytes:
+            return None
+        rest = offset // self.item_bytes
+        index = [0] * len(self.shape)
+        for axis in sorted(range(len(self.shape)), key=lambda a: -self.strides[a]):
+            if self.strides[axis] > 0 and self.shape[axis] > 1:
+                index[axis] = min(rest // self.strides[axis], self.shape[axis] - 1)
+                rest -= index[axis] * self.strides[axis]
+        return tuple(index) if rest == 0 else None
+
+    def place(self, offset: int) -> str:
+        """Where a byte offset lies, in words."""
+        index = self.element(offset)
+        if index is not None:
+            return f"[{', '.join(map(str, index))}]"
+        number = offset // self.item_bytes
+        if 0 <= offset < self.num_bytes:
+            return f"element {number}, between the elements of the strided shape {self.shape}"
+        side = "before the first" if offset < 0 else "past the last"
+        return f"element {number} (byte {offset}), {side} of shape {self.shape}"
+
+    def read(self, offsets: Array, dtype: np.dtype[Any]) -> Array:
+        """Elements at byte `offsets`, which lie inside; zeros where there are no bytes."""
+        data, width = self._bytes(), dtype.itemsize
+        if data is None:
+            return np.zeros(offsets.size, dtype)
+        if _is_aligned(data, offsets, width):
+            aligned: Array = data[: data.size // width * width].view(dtype)[offsets // width]
+            return aligned
+        picked = data[offsets[:, None] + np.arange(width)]
+        values: Array = np.ascontiguousarray(picked).view(dtype)[:, 0]
+        return values
+
+    def write(self, offsets: Array, values: Array) -> None:
+        data, width = self._bytes(), values.dtype.itemsize
+        if data is None:
+            return
+        if _is_aligned(data, offsets, width):
+            data[: data.size // width * width].view(values.dtype)[offsets // width] = values
+        else:
+            picked = np.ascontiguousarray(values)[:, None].view(np.uint8).reshape(-1, width)
+            data[offsets[:, None] + np.arange(width)] = picked
+
+    def _bytes(self) -> Array | None:
+        data = self.region.data
+        return None if data is None else data[self.start : self.start + self.num_bytes]
+
+
+def extent_bytes(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> int:
+    """Bytes from the first element to the end of the last; 0 for an empty tensor."""
+    if math.prod(shape) == 0:
+        return 0
+    span = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return (span + 1) * item_bytes
+
+
+def _lazy_zeros(count: int) -> Array:
+    """int32 zeros whose pages cost nothing until they are touched, however many there are."""
+    num_bytes = count * 4
+    if num_bytes < _LARGE_BYTES or not hasattr(mmap, "MAP_PRIVATE"):
+        return np.zeros(count, np.int32)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    return np.frombuffer(mmap.mmap(-1, num_bytes, flags=flags), np.int32)
+
+
+def _is_aligned(data: Array, offsets: Array, width: int) -> bool:
+    return width == 1 or (data.ctypes.data % width == 0 and not (offsets % width).any())

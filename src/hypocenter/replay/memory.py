@@ -1,0 +1,434 @@
+"""The memory of a replay: gives each argument addresses of its own and checks every access.
+
+Keeps what each program wrote and read, so that races and uninitialised reads show. Runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from hypocenter.device.interpret.builder import Exact
+from hypocenter.device.interpret.libdevice import Array
+from hypocenter.replay.arguments import MANY, SPACE_BITS, Argument
+from hypocenter.replay.findings import Finding, races_once
+from hypocenter.replay.sites import kernel_frames, site_of, values_at, wrap_site
+
+#: What is wrong at a lane, in words; its index in the tensor; its element number from the first.
+_Place = tuple[str, tuple[int, ...] | None, int | None]
+
+
+def _outside(argument: Argument, offset: int) -> _Place:
+    return argument.place(offset), None, offset // argument.item_bytes
+
+
+def _too_wide(argument: Argument, offset: int, width: int) -> _Place:
+    text = f"{width} bytes at a time, but its elements have {argument.item_bytes}: "
+    return text + argument.place(offset), None, offset // argument.item_bytes
+
+
+@dataclass(slots=True)
+class _Found:
+    finding: Finding
+    num_lanes: int
+    programs: set[tuple[int, int, int]] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Hit:
+    """Lanes of one access that lie inside one argument: byte offsets, and flat lane numbers."""
+
+    argument: Argument
+    offsets: Array
+    lanes: Array | None  # None: all lanes, in order
+
+
+class CheckedMemory:
+    """The Memory of an interpretation that checks each access and keeps Findings."""
+
+    def __init__(
+        self, kernel: str, native: Any,
+        find: Callable[[int], Argument | None] = lambda address: None,
+    ) -> None:  # fmt: skip
+        """`find` gives the tensor at a real address, for kernels that read tables of pointers."""
+        self.exact: Exact | None = None
+        self.kernel = kernel
+        self.num_lanes = 0
+        self._native = native
+        self._arguments: dict[int, Argument] = {}
+        self._tables: list[Argument] = []
+        self._find = find
+        self._found: dict[Any, _Found] = {}
+        self._program = (0, 0, 0)
+        self._epochs: list[tuple[int, int, int]] = [(-1, -1, -1)]
+        self._epoch = 0
+        self._visible = np.zeros(1024, bool)
+        self._seen: set[int] = set()
+        self._has_synchronised = False
+        self._released: dict[tuple[int, int], set[int]] = {}
+
+    # -- what a replay tells it -----------------------------------------------------------------
+
+    def add(self, argument: Argument) -> None:
+        self._arguments[argument.number] = argument
+
+    def begin(self, program: tuple[int, int, int]) -> None:
+        """The accesses that follow are `program`'s."""
+        self._program = program
+        self._visible[list(self._seen)] = False
+        self._seen = set()
+        self._has_synchronised = False
+        self._next_epoch()
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        return (*self._arguments.values(), *self._tables)
+
+    def findings(self) -> tuple[Finding, ...]:
+        """All findings, each with the number of its lanes and programs."""
+        return races_once(
+            [
+                msgspec.structs.replace(
+                    found.finding, num_lanes=found.num_lanes, num_programs=len(found.programs)
+                )
+                for found in self._found.values()
+            ]
+        )
+
+    def _next_epoch(self) -> None:
+        """What a program does between two atomics is one epoch; races are between epochs."""
+        self._epoch = len(self._epochs)
+        self._epochs.append(self._program)
+        if self._epoch + 1 >= len(self._visible):
+            self._visible[MANY] = False
+            self._visible = np.concatenate([self._visible, np.zeros_like(self._visible)])
+        self._see({self._epoch})
+
+    def _see(self, epochs: set[int]) -> None:
+        self._seen |= epochs
+        self._visible[list(epochs)] = True
+        self._visible[0] = True
+        # Which of several it was is lost, so a program that has synchronised with any gets the
+        # benefit of the doubt.
+        self._visible[MANY] = self._has_synchronised
+
+    # -- findings -------------------------------------------------------------------------------
+
+    def report(
+        self, kind: str, operation: str, argument: Argument | None, shape: tuple[int, ...],
+        lanes: Array, describe: Callable[[int], _Place],
+        **more: Any,
+    ) -> None:  # fmt: skip
+        """Note a fault of `lanes` (flat numbers); `describe(i)` tells of the i-th of them."""
+        frames = kernel_frames()
+        name = argument.name if argument else None
+        key = (kind, name, tuple((f.f_code, f.f_lasti) for f in frames))
+        if key not in self._found:
+            sites = tuple(site_of(frame) for frame in frames)
+            lane = tuple(int(x) for x in np.unravel_index(int(lanes[0]), shape)) if shape else ()
+            detail, element, number = describe(0)
+            values = values_at(frames[0], sites[0].expression, lane, shape) if frames else {}
+            finding = Finding(
+                kind=kind, kernel=self.kernel, operation=operation, detail=detail, argument=name,
+                element=element, number=number, program=self._program, lane=lane, sites=sites,
+                values=values, **more,
+            )  # fmt: skip
+            self._found[key] = _Found(finding, 0)
+        self._found[key].num_lanes += len(lanes)
+        self._found[key].programs.add(self._program)
+
+    # -- addresses ------------------------------------------------------------------------------
+
+    def _hits(self, operation: str, pointers: Array, mask: Array, width: int) -> Iterator[_Hit]:
+        """The lanes that may go on, by argument; the others are reported."""
+        shape = pointers.shape
+        flat = pointers.reshape(-1)
+        active = np.broadcast_to(mask, shape).reshape(-1)
+        lanes: Array | None = None
+        if operation == "store" and flat.size:
+            aimed = self._arguments.get(int(flat[0]) >> SPACE_BITS)
+            if aimed is not None:
+                aimed.store_seen = True
+        if not active.all():
+            lanes = np.flatnonzero(active)
+            flat = flat[lanes]
+        if self.exact is not None:
+            flat, lanes = self._without_wrapped(operation, pointers, flat, lanes)
+        self.num_lanes += flat.size
+        if not flat.size:
+            return
+        low, high = int(flat.min()), int(flat.max())
+        if low >> SPACE_BITS == high >> SPACE_BITS:
+            yield from self._inside(operation, shape, flat, lanes, width, low, high)
+            return
+        spaces = flat >> np.uint64(SPACE_BITS)
+        numbers = np.arange(flat.size) if lanes is None else lanes
+        for space in np.unique(spaces):
+            some = spaces == space
+            part = flat[some]
+            low, high = int(part.min()), int(part.max())
+            yield from self._inside(operation, shape, part, numbers[some], width, low, high)
+
+    def _without_wrapped(
+        self, operation: str, pointers: Array, flat: Array, lanes: Array | None
+    ) -> tuple[Array, Array]:
+        assert self.exact is not None
+        wrap = self.exact.wrap
+        exact = np.broadcast_to(self.exact.values, pointers.shape).reshape(-1)
+        numbers = np.arange(flat.size) if lanes is None else lanes
+        exact = exact[numbers]
+        bad = exact != flat
+        if bad.any():
+            origin = wrap_site(wrap)
+            argument = self._arguments.get(int(exact[bad][0]) >> SPACE_BITS)
+
+            def describe(i: int) -> _Place:
+                base = argument.address if argument else 0
+                right, wrong = int(exact[bad][i]) - base, int(flat[bad][i]) - base
+                text = f"{origin.expression} left {wrap.type_name}: byte offset {wrong} instead of"
+                width = argument.item_bytes if argument else 1
+                return f"{text} {right}", None, wrong // width
+
+            shape = pointers.shape
+            self.report(
+                f"{wrap.type_name} overflow", operation, argument, shape, numbers[bad], describe,
+                origin=origin,
+            )  # fmt: skip
+        return flat[~bad], numbers[~bad]
+
+    def _inside(
+        self, operation: str, shape: tuple[int, ...], flat: Array, lanes: Array | None,
+        width: int, low: int, high: int,
+    ) -> Iterator[_Hit]:  # fmt: skip
+        argument = self._arguments.get(low >> SPACE_BITS)
+        if argument is None:
+            numbers = np.arange(flat.size) if lanes is None else lanes
+            yield from self._through_table(operation, shape, flat, numbers, width)
+            return
+        base = argument.address
+        offsets = (flat - np.uint64(base)).view(np.int64)
+        if argument.keeps_width and width != argument.item_bytes:
+            numbers = np.arange(flat.size) if lanes is None else lanes
+            self.report(
+                "element width", operation, argument, shape, numbers,
+                lambda i: _too_wide(argument, int(offsets[i]), width),
+            )  # fmt: skip
+        if low < base or high - base > argument.num_bytes - width:
+            bad = (offsets < 0) | (offsets > argument.num_bytes - width)
+            numbers = np.arange(flat.size) if lanes is None else lanes
+            outside = offsets[bad]
+            # torch gives an empty tensor the address 0.
+            is_null = argument.region.data is not None and not argument.region.data.size
+            self.report(
+                "null pointer" if is_null else "out of bounds", operation, argument, shape,
+                numbers[bad], lambda i: _outside(argument, int(outside[i])),
+            )  # fmt: skip
+            offsets, lanes = offsets[~bad], numbers[~bad]
+        if offsets.size:
+            yield _Hit(argument, offsets, lanes)
+
+    def _through_table(
+        self, operation: str, shape: tuple[int, ...], flat: Array, numbers: Array, width: int
+    ) -> Iterator[_Hit]:
+        """Addresses of no argument: those of a tensor that a table of pointers names, or wild."""
+        while flat.size:
+            address = int(flat[0])
+            argument = self._lookup(address)
+            if argument is None:
+                what = "wild" if address >> SPACE_BITS else "null"
+                same = flat >> np.uint64(SPACE_BITS) == address >> SPACE_BITS
+                detail = f"address {address:#x} belongs to no tensor", None, None
+                self.report(
+                    f"{what} pointer", operation, None, shape, numbers[same],
+                    lambda i, detail=detail: detail,  # type: ignore[misc]
+                )  # fmt: skip
+            else:
+                offsets = (flat - np.uint64(argument.address)).view(np.int64)
+                same = (offsets >= 0) & (offsets <= argument.num_bytes - width)
+                same[0] = True
+                if int(offsets[0]) <= argument.num_bytes - width:
+                    yield _Hit(argument, offsets[same], numbers[same])
+            flat, numbers = flat[~same], numbers[~same]
+
+    def _lookup(self, address: int) -> Argument | None:
+        for argument in self._tables:
+            if argument.address <= address < argument.address + argument.num_bytes:
+                return argument
+        found = self._find(address)
+        if found is not None:
+            self._tables.append(found)
+        return found
+
+    # -- who wrote, who read --------------------------------------------------------------------
+
+    def _track_read(self, hit: _Hit, operation: str, shape: tuple[int, ...], width: int) -> None:
+        argument, region = hit.argument, hit.argument.region
+        argument.was_read = True
+        if region.data is None:
+            return
+        first = hit.offsets + argument.start if argument.start else hit.offsets
+        if region.init is not None:
+            bad = ~region.init[first]
+            for byte in range(region.granule, width, region.granule):
+                bad |= ~region.init[first + byte]
+            self._lanes_report("uninitialised read", operation, hit, shape, bad, None)
+        granules = first // region.granule if region.granule > 1 else first
+        if region.is_written:
+            writers = region.writer[granules]
+            bad = ~self._visible[writers]
+            self._lanes_report("race", operation, hit, shape, bad, (writers, "reads what", "wrote"))
+        readers = region.reader[granules]
+        mine = (readers == 0) | (readers == self._epoch)
+        region.reader[granules] = np.where(mine, self._epoch, MANY)
+
+    def _track_write(
+        self, hit: _Hit, operation: str, shape: tuple[int, ...], width: int, values: Array | None
+    ) -> None:
+        """`values` None: an atomic, which races with nothing but plain accesses."""
+        argument, region = hit.argument, hit.argument.region
+        argument.was_written = True
+        if region.data is None:
+            return
+        first = hit.offsets + argument.start if argument.start else hit.offsets
+        granules = first // region.granule if region.granule > 1 else first
+        if values is not None:
+            writers = region.writer[granules]
+            overwrites = ~self._visible[writers]
+            self._lanes_report(
+                "race", operation, hit, shape, overwrites, (writers, "writes what", "wrote")
+            )
+            readers = region.reader[granules]
+            bad = ~self._visible[readers] & ~overwrites  # a lane counts once
+            self._lanes_report("race", operation, hit, shape, bad, (readers, "writes what", "read"))
+            self._track_lanes(hit, shape, granules, values)
+            region.writer[granules] = self._epoch
+        else:
+            writers = region.writer[granules]
+            alone = (writers == 0) | self._visible[writers]
+            region.writer[granules] = np.where(alone, self._epoch, MANY)
+        region.is_written = True
+        if region.init is not None:
+            for byte in range(width):
+                region.init[first + byte] = True
+        for extra in range(1, width // region.granule):
+            region.writer[granules + extra] = self._epoch
+
+    def _track_lanes(
+        self, hit: _Hit, shape: tuple[int, ...], granules: Array, values: Array
+    ) -> None:
+        """Two lanes of one store that write different values to one place: either may win."""
+        if granules.size < 2 or (np.diff(granules) > 0).all():
+            return
+        order = np.argsort(granules, kind="stable")
+        sorted_granules, sorted_values = granules[order], values[order]
+        same = sorted_granules[1:] == sorted_granules[:-1]
+        differ = same & (sorted_values[1:] != sorted_values[:-1])
+        if differ.any():
+            bad = np.zeros(granules.size, bool)
+            bad[order[1:][differ]] = True
+            self._lanes_report("race", "store", hit, shape, bad, None)
+
+    def _lanes_report(
+        self, kind: str, operation: str, hit: _Hit, shape: tuple[int, ...], bad: Array,
+        others: tuple[Array, str, str] | None,
+    ) -> None:  # fmt: skip
+        if not bad.any():
+            return
+        numbers = np.flatnonzero(bad)
+        argument = hit.argument
+
+        def describe(i: int) -> _Place:
+            offset = int(hit.offsets[numbers[i]])
+            place = argument.place(offset)
+            if others is not None:
+                epochs, before, after = others
+                who = int(epochs[numbers[i]])
+                name = f"program {self._epochs[who]}" if who > 0 else "several programs"
+                place = f"{before} {name} {after}: {place}"
+            elif kind == "race":
+                place = f"two lanes of one store write different values: {place}"
+            return place, argument.element(offset), offset // argument.item_bytes
+
+        lanes = numbers if hit.lanes is None else hit.lanes[numbers]
+        self.report(kind, operation, argument, shape, lanes, describe)
+
+    # -- the four accesses ----------------------------------------------------------------------
+
+    def load(self, pointers: Array, mask: Array, other: Array, dtype: Any) -> Array:
+        dtype = np.dtype(dtype)
+        loaded = np.array(np.broadcast_to(other, pointers.shape), dtype=dtype)
+        flat = loaded.reshape(-1)
+        for hit in self._hits("load", pointers, mask, dtype.itemsize):
+            self._track_read(hit, "load", pointers.shape, dtype.itemsize)
+            values = hit.argument.read(hit.offsets, dtype)
+            if hit.lanes is None:
+                flat[:] = values
+            else:
+                flat[hit.lanes] = values
+        return loaded
+
+    def store(self, pointers: Array, values: Array, mask: Array) -> None:
+        width = values.dtype.itemsize
+        flat = np.broadcast_to(values, pointers.shape).reshape(-1)
+        for hit in self._hits("store", pointers, mask, width):
+            stored = flat if hit.lanes is None else flat[hit.lanes]
+            self._track_write(hit, "store", pointers.shape, width, stored)
+            hit.argument.write(hit.offsets, stored)
+
+    def atomic_rmw(
+        self, operation: Any, pointers: Array, values: Array, mask: Array, order: Any
+    ) -> Array:
+        real, allowed = self._atomic("atomic", pointers, mask, values.dtype.itemsize)
+        result: Array = self._native.atomic_rmw(operation, real, values, allowed, order)
+        return result
+
+    def atomic_cas(self, pointers: Array, compare: Array, values: Array, order: Any) -> Array:
+        every = np.ones(pointers.shape, bool)
+        real, allowed = self._atomic("atomic_cas", pointers, every, values.dtype.itemsize)
+        # It has no mask: a lane that may not go on works on a scratch word of its own.
+        scratch = np.zeros(pointers.size, np.uint64)
+        flat, allowed = real.reshape(-1), allowed.reshape(-1)
+        spare = scratch.ctypes.data + np.arange(pointers.size, dtype=np.uint64) * np.uint64(8)
+        flat[~allowed] = spare[~allowed]
+        result: Array = self._native.atomic_cas(real, compare, values, order)
+        return result
+
+    def _atomic(
+        self, operation: str, pointers: Array, mask: Array, width: int
+    ) -> tuple[Array, Array]:
+        """Real addresses for the native atomics, and which lanes have one."""
+        real = np.zeros(pointers.shape, np.uint64)
+        allowed = np.zeros(pointers.shape, bool)
+        for hit in self._hits(operation, pointers, mask, width):
+            region = hit.argument.region
+            self._track_uninitialised(hit, operation, pointers.shape)
+            self._track_write(hit, operation, pointers.shape, width, None)
+            lanes = slice(None) if hit.lanes is None else hit.lanes
+            if region.data is None:
+                continue
+            start = region.data.ctypes.data + hit.argument.start
+            real.reshape(-1)[lanes] = hit.offsets.astype(np.uint64) + np.uint64(start)
+            allowed.reshape(-1)[lanes] = True
+            if pointers.size == 1:
+                self._synchronise((id(region), int(hit.offsets[0]) + hit.argument.start))
+        return real, allowed
+
+    def _track_uninitialised(self, hit: _Hit, operation: str, shape: tuple[int, ...]) -> None:
+        if hit.argument.region.init is not None:
+            bad = ~hit.argument.region.init[hit.offsets + hit.argument.start]
+            self._lanes_report("uninitialised read", operation, hit, shape, bad, None)
+
+    def _synchronise(self, word: tuple[int, int]) -> None:
+        """A scalar atomic on one word orders this program after those that used it before.
+
+        Locks and counters work this way; what came before them is no race.
+        """
+        released = self._released.setdefault(word, set())
+        self._has_synchronised |= bool(released - self._seen)
+        self._see(released)
+        released |= self._seen
+        self._next_epoch()

@@ -1,0 +1,176 @@
+"""Rebuilds a recorded launch from a bundle and replays it on the CPU with every access checked.
+
+Index tensors hold what was recorded; other tensors are zeros, or extents only where they are large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+
+from hypocenter.errors import UsageError
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.bundle_index import BundleIndex
+from hypocenter.record.events import Place
+from hypocenter.replay.arguments import Argument as ReplayArgument
+from hypocenter.replay.corrections import Corrections, TensorFact
+from hypocenter.replay.findings import Finding, ReplayReport
+from hypocenter.replay.rebuild import Rebuilt, recorded_site
+from hypocenter.replay.replay import KernelFailed, replay
+from hypocenter.replay.source import installed_kernel, kernel_of
+
+BUDGET_SECONDS = 5.0
+MIN_PROGRAM_SECONDS = 2.0
+_UNDEFINED = "uninitialised read"
+
+
+def replay_place(
+    bundle: Bundle | BundleIndex, place: Place, *, corrections: Corrections | None = None,
+    budget_seconds: float = BUDGET_SECONDS, headroom: bool = False, allow_source: bool = False,
+    use_installed: bool = False, programs: Collection[int] | None = None,
+) -> ReplayReport:  # fmt: skip
+    """Replay the launch at `place`, with `corrections` in place of what was recorded.
+
+    Programs that index values make suspicious run first; past the budget the rest is a sample.
+    `programs` are linear numbers, x fastest, of those that run and no others.
+    With `headroom` (and whenever an integer overflowed) offsets are also computed exactly, and the
+    report says from which program on 32 bits are not enough. An access that hits somebody else's
+    memory is told with its owner; one of memory that had been freed is of kind `freed memory`.
+    `use_installed` puts this installation's kernel of that name in place of the recorded one.
+    With recorded `counts` elements that its contract has the launch write, and that it did not,
+    are of kind `never written`. A read of undefined memory counts where it reaches a result.
+
+    Raises UsageError for a place that the bundle does not have, a CPU kernel, a correction of
+    nothing; SourceNotAllowed; ProgramNeverEnds for a program that takes twice the budget;
+    KernelFailed when the kernel cannot be run at all.
+    """
+    index = bundle if isinstance(bundle, BundleIndex) else BundleIndex(bundle)
+    launch = index.launch(place)
+    if launch.device.split(":")[0] == "cpu":
+        raise UsageError(f"{launch.kernel} runs on the CPU; replay is for GPU kernels")
+    if use_installed:
+        kernel = installed_kernel(index, launch)
+        if kernel is None:
+            raise UsageError(f"no other {launch.function} is installed than the recorded one")
+    else:
+        kernel = kernel_of(index, launch, allow_source=allow_source)
+    given = dict(corrections or {})
+
+    def once(given: dict[str, Any]) -> tuple[ReplayReport, Rebuilt, list[ReplayArgument]]:
+        rebuilt = Rebuilt(index, place, launch, given)
+        done: list[ReplayArgument] = []
+        report = _replayed(
+            kernel, rebuilt.grid, rebuilt.arguments, programs=programs,
+            first=rebuilt.suspicious(), budget_seconds=budget_seconds, headroom=headroom,
+            program_seconds=max(2 * budget_seconds, MIN_PROGRAM_SECONDS), on_arguments=done.extend,
+        )  # fmt: skip
+        return report, rebuilt, done
+
+    report, rebuilt, done = once(given)
+    findings = list(report.findings)
+    if report.coverage.is_complete:
+        findings += rebuilt.unwritten(done)
+        harmless = _harmless(findings, once, rebuilt, done)
+        findings = [one for one in findings if one.kind != _UNDEFINED
+                    or one.argument not in harmless]  # fmt: skip
+    return msgspec.structs.replace(report, findings=tuple(map(rebuilt.told, findings)))
+
+
+def _harmless(
+    findings: Sequence[Finding], once: Any, rebuilt: Rebuilt, done: Sequence[ReplayArgument]
+) -> set[str]:
+    """Arguments whose undefined elements reach no result, which is what a mask is for.
+
+    Of several that are undefined each is looked at alone, the others holding zeros.
+    """
+    undefined = {one.argument or "" for one in findings if one.kind == _UNDEFINED}
+    if not undefined or not rebuilt.is_spoilt(done):
+        return undefined
+    harmless = set()
+    for name in sorted(undefined) if len(undefined) > 1 else ():
+        others = {other: TensorFact(is_defined=True) for other in undefined - {name}}
+        _, alone, seen = once(rebuilt.also(others))
+        if not alone.is_spoilt(seen):
+            harmless.add(name)
+    return harmless if harmless != undefined else set()
+
+
+def _replayed(kernel: Any, grid: Any, arguments: Any, **options: Any) -> ReplayReport:
+    """`replay`, whose failure names the file as it was recorded."""
+    try:
+        return replay(kernel, grid, arguments, **options)
+    except KernelFailed as error:
+        site = recorded_site(error.site) if error.site else None
+        raise type(error)(error.kernel, error.reason, site) from error
+
+
+def index_threshold(
+    bundle: Bundle | BundleIndex, place: Place, finding: Finding, argument: str,
+    at: tuple[int, ...], value: int, *, allow_source: bool = False,
+) -> int | None:  # fmt: skip
+    """The least value of entry `at` of index tensor `argument` with which `finding` occurs.
+
+    `finding` is one of the launch at `place`, `value` what the entry held then. Exact where a
+    larger value never makes it right again; about 31 replays of one program. None when the
+    finding does not depend on that entry. Raises as `replay_place` does.
+    """
+    index = bundle if isinstance(bundle, BundleIndex) else BundleIndex(bundle)
+    grid = (*index.launch(place).grid, 1, 1)[:3]
+    if finding.program is None:
+        return None
+    x, y, z = finding.program
+    programs = [x + grid[0] * (y + grid[1] * z)]
+
+    def occurs(entry: int) -> bool:
+        report = replay_place(
+            index, place, corrections={argument: TensorFact(elements={at: entry})},
+            programs=programs, allow_source=allow_source,
+        )  # fmt: skip
+        return any(_is_same(one, finding) for one in report.findings)
+
+    if value <= 0 or occurs(0) or not occurs(value):
+        return None
+    low, high = 0, value
+    while high - low > 1:
+        middle = (low + high) // 2
+        if occurs(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def index_thresholds(
+    index: BundleIndex, place: Place, finding: Finding, *, allow_source: bool = False
+) -> tuple[str, ...]:
+    """For each index entry that decides `finding`: what it held, and from what value on it occurs.
+
+    Looked at are entries of the program's own row.
+    """
+    if finding.program is None:
+        return ()
+    found = []
+    known, row = index.values(place), finding.program[0]
+    for fact in index.launch(place).facts:
+        values = known.get(fact.tensor) if fact.tensor is not None else None
+        if values is None or values.dtype != "I32" or fact.name == "counts":
+            continue
+        if len(values.shape) != 1 or not row < values.shape[0] == len(values.data) // 4:
+            continue
+        value = int.from_bytes(values.data[4 * row : 4 * row + 4], "little", signed=True)
+        least = index_threshold(
+            index, place, finding, fact.name, (row,), value, allow_source=allow_source
+        )
+        if least is not None:
+            found.append(f"{fact.name}[{row}] is {value}; it goes wrong from {least} on")
+    return tuple(found)
+
+
+def _is_same(one: Finding, other: Finding) -> bool:
+    def key(finding: Finding) -> tuple[Any, ...]:
+        line = finding.sites[0].line if finding.sites else None
+        return finding.kind, finding.argument, finding.operation, line
+
+    return key(one) == key(other)

@@ -1,0 +1,330 @@
+"""Replays one launch of a @triton.jit kernel on the CPU with every access checked.
+
+The tensors are read and written where they are, so an in-place kernel needs a copy of its input.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from hypocenter.device.interpret.builder import is_machinery
+from hypocenter.device.interpret.interpret import Interpretation, StaticAssertFailed, interpreting
+from hypocenter.device.interpret.libdevice import Array
+from hypocenter.device.triton_lang import interpreter, triton
+from hypocenter.errors import HypoError, UsageError
+from hypocenter.replay.admission import VirtualTensor, admit, at_real_address, share_regions
+from hypocenter.replay.arguments import Argument
+from hypocenter.replay.findings import Coverage, Finding, Headroom, ReplayReport, Site
+from hypocenter.replay.headroom import MAX_PROGRAMS, GivenUp, Threshold, thresholds
+from hypocenter.replay.memory import CheckedMemory
+from hypocenter.replay.sites import kernel_frames, site_of
+
+PROGRAM_SECONDS = 60.0
+HEADROOM_SECONDS = 10.0
+
+_GOLDEN = 0.6180339887498949
+
+
+class KernelFailed(HypoError):
+    """The interpreter could not run the kernel; `site` is the kernel's line, if there is one."""
+
+    def __init__(self, kernel: str, reason: str, site: Site | None) -> None:
+        self.kernel, self.reason, self.site = kernel, reason, site
+        place = f" at {site.file}:{site.line} ({site.expression})" if site else ""
+        super().__init__(f"{kernel} could not be replayed{place}: {reason}")
+
+
+class ProgramNeverEnds(KernelFailed):
+    """A program ran for longer than it was given; `site` is where it was then."""
+
+
+def replay(
+    kernel: Any, grid: Any, arguments: Mapping[str, Any], *,
+    programs: Collection[int] | None = None, first: Collection[int] = (),
+    undefined: Collection[str] = (),
+    outputs: Collection[str] = (), budget_seconds: float | None = None,
+    program_seconds: float | None = None, headroom: bool = False,
+    initialised: Mapping[int, Array] | None = None,
+    find_storage: Callable[[int], tuple[int, int] | None] = lambda address: None,
+    on_arguments: Callable[[tuple[Argument, ...]], None] = lambda arguments: None,
+) -> ReplayReport:  # fmt: skip
+    """Run `kernel` over `grid` (1 to 3 numbers, or a function of the arguments) and check it.
+
+    `arguments` by parameter name: CPU tensors, VirtualTensors, tensor descriptors, numbers; what
+    is no parameter (num_warps) is ignored. `programs` are linear numbers, x fastest; None is all,
+    or, past `budget_seconds`, a sample; `first` are run before the others. `undefined` names
+    tensors whose contents nothing has defined yet, `outputs` those that must be written
+    everywhere. `initialised` maps the data pointer of a storage to one bool per byte, read and
+    updated; `find_storage` gives start and bytes of the storage at a real address, for kernels
+    that load pointers from memory. With `headroom` the report says from which program on int32
+    offsets would overflow. `on_arguments` sees what became of each tensor.
+
+    Raises UsageError (arguments that do not fit, a replay within a replay), KernelFailed, and
+    ProgramNeverEnds for a program of more than `program_seconds` (PROGRAM_SECONDS by default).
+    """
+    jit = _jit_function(kernel)
+    bound = _bound(jit, arguments)
+    size = _grid(grid, bound)
+    known = initialised or {}
+    memory = CheckedMemory(
+        jit.__name__, interpreter()._interpreter,
+        lambda address: at_real_address(address, find_storage, known),
+    )  # fmt: skip
+    run = _Run(jit, size, memory, budget_seconds, first, program_seconds or PROGRAM_SECONDS)
+    values = {
+        name: admit(memory, name, value, undefined, outputs, known) for name, value in bound.items()
+    }
+    share_regions(memory)
+    if problem := _grid_problem(size):
+        return ReplayReport((_launch_finding(jit, problem),), (), Coverage(0, 0, 0, 0.0))
+    coverage = run.all(values, programs)
+    findings = memory.findings() + run.failures
+    if coverage.is_complete:
+        findings += tuple(_unwritten(jit, argument) for argument in memory.arguments
+                          if argument.is_output and not _written(argument).all())  # fmt: skip
+    spare: tuple[Headroom, ...] = ()
+    if headroom or any(finding.origin for finding in findings):
+        probed = run.thresholds(next((f.program for f in findings if f.origin), None))
+        reached = tuple(found for found in probed if isinstance(found, Threshold))
+        findings = tuple(_with_threshold(finding, reached, size) for finding in findings)
+        spare = tuple(
+            Headroom(jit.__name__, t.axis, t.program, size[t.axis], t.origin, t.values)
+            for t in reached if t.program >= size[t.axis]
+        ) + tuple(
+            Headroom(jit.__name__, g.axis, None, size[g.axis], gave_up=g.reason)
+            for g in probed if isinstance(g, GivenUp)
+        )  # fmt: skip
+    on_arguments(memory.arguments)
+    return ReplayReport(findings, spare, coverage)
+
+
+# -- the arguments -------------------------------------------------------------------------------
+
+
+def _jit_function(kernel: Any) -> Any:
+    found = getattr(kernel, "jit", kernel)
+    if not isinstance(found, triton.runtime.jit.JITFunction):
+        raise UsageError(
+            f"replay needs a @triton.jit function, but got {type(found).__name__}; of an autotuned "
+            "or heuristic kernel pass its .fn and the values of its configuration"
+        )
+    return found
+
+
+def _bound(jit: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    signature = inspect.signature(jit.fn)
+    known = {name: value for name, value in arguments.items() if name in signature.parameters}
+    try:
+        bound = signature.bind(**known)
+    except TypeError as error:
+        raise UsageError(f"{jit.__name__}: {error}") from error
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _grid(grid: Any, bound: Mapping[str, Any]) -> tuple[int, int, int]:
+    given = grid(bound) if callable(grid) else grid
+    sizes = (given,) if isinstance(given, int) else tuple(int(size) for size in given)
+    if not 1 <= len(sizes) <= 3:
+        raise UsageError(f"the grid is {sizes}, but a launch has 1 to 3 dimensions")
+    x, y, z = (*sizes, 1, 1)[:3]
+    return x, y, z
+
+
+def _grid_problem(size: tuple[int, int, int]) -> str | None:
+    for axis, (programs, limit) in enumerate(zip(size, MAX_PROGRAMS, strict=True)):
+        if not 0 <= programs <= limit:
+            return f"grid[{axis}] is {programs}, but a launch has 0 to {limit} programs there"
+    return None
+
+
+# -- the run -------------------------------------------------------------------------------------
+
+
+class _Run:
+    """The programs of one launch, run one after another within a budget."""
+
+    def __init__(
+        self, jit: Any, grid: tuple[int, int, int], memory: CheckedMemory, budget: float | None,
+        first: Collection[int], program_seconds: float,
+    ) -> None:  # fmt: skip
+        self._program_seconds = program_seconds
+        self.jit, self.grid, self.memory, self.budget = jit, grid, memory, budget
+        self._first = {number for number in first if 0 <= number < math.prod(grid)}
+        self._failures: dict[Any, list[Finding]] = {}
+        self._program = (0, 0, 0)
+        self._program_started = 0.0
+        self._num_steps = 0
+        self._values: dict[str, Any] = {}
+
+    def all(self, values: Mapping[str, Any], programs: Collection[int] | None) -> Coverage:
+        total = math.prod(self.grid)
+        started = time.monotonic()
+        num_run = 0
+        with interpreting(self.memory, on_step=self._watch) as opened:
+            opened.set_grid(self.grid)
+            self._values = self._bind(opened, values)
+            for number in self._order(total, programs, started):
+                before = opened.steps
+                self._one(opened, number)
+                num_run += 1
+                self._num_steps = max(self._num_steps, opened.steps - before)
+        seconds = time.monotonic() - started
+        return Coverage(num_run, total, self.memory.num_lanes, seconds)
+
+    def thresholds(self, seen: tuple[int, int, int] | None) -> tuple[Threshold | GivenUp, ...]:
+        seconds = HEADROOM_SECONDS if self.budget is None else min(HEADROOM_SECONDS, self.budget)
+        return thresholds(
+            self.jit, self._values, self.memory.arguments, self.grid, self._num_steps, seconds,
+            seen,
+        )  # fmt: skip
+
+    def _order(self, total: int, programs: Collection[int] | None, started: float) -> Iterator[int]:
+        """Linear numbers: those asked for; else all in order, as long as the budget allows."""
+        if programs is not None:
+            yield from (number for number in sorted(programs) if 0 <= number < total)
+            return
+        yield from sorted(self._first)
+        num_run = len(self._first)
+        for number in range(total):
+            if number in self._first:
+                continue
+            yield number
+            num_run += 1
+            spent = time.monotonic() - started
+            if self.budget is not None and num_run < total:
+                expected = spent / num_run * total
+                if spent > self.budget or (spent > self.budget / 4 and expected > self.budget):
+                    break
+        else:
+            return
+        yield from self._sample(number + 1, total, started)
+
+    def _sample(self, first: int, total: int, started: float) -> Iterator[int]:
+        """The last program, then programs spread evenly over the rest until the budget ends."""
+        assert self.budget is not None
+        done = {number for number in self._first if number >= first} | {total - 1}
+        if total - 1 not in self._first:
+            yield total - 1
+        position = 0.0
+        while len(done) < total - first and time.monotonic() - started < self.budget:
+            position = (position + _GOLDEN) % 1.0
+            number = first + int(position * (total - first))
+            if number not in done:
+                done.add(number)
+                yield number
+
+    def _one(self, opened: Interpretation, number: int) -> None:
+        x, y, _ = self.grid
+        self._program = (number % x, number // x % y, number // x // y)
+        self._program_started = time.monotonic()
+        self.memory.begin(self._program)
+        try:
+            opened.run(self.jit, self._values, self._program)
+        except HypoError:
+            raise
+        except AssertionError as error:
+            self._failed("assertion", str(error) or "assertion failed", error)
+        except Exception as error:
+            absent = [name for name, value in self._values.items() if value is None]
+            if absent and "NoneType" in str(error):
+                self._failed("null pointer", f"None for {' or '.join(absent)}: {error}", error)
+                return
+            reason = f"{type(error).__name__}: {error}"
+            raise KernelFailed(self.jit.__name__, reason, _last_site(error)) from error
+
+    def _bind(self, opened: Interpretation, values: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return opened.bind(self.jit, values)
+        except (AssertionError, KeyError, TypeError, ValueError) as error:
+            reason = f"an argument does not fit: {type(error).__name__}: {error}"
+            raise KernelFailed(self.jit.__name__, reason, None) from error
+
+    def _failed(self, kind: str, detail: str, error: Exception) -> None:
+        """An assertion, of the kernel or of Triton about a descriptor, is a finding."""
+        site = _last_site(error)
+        self._failures.setdefault((site, detail), []).append(
+            Finding(
+                kind=kind, kernel=self.jit.__name__, operation="run", detail=detail,
+                program=self._program, sites=(site,) if site else (),
+            )
+        )  # fmt: skip
+
+    @property
+    def failures(self) -> tuple[Finding, ...]:
+        return tuple(
+            msgspec.structs.replace(same[0], num_programs=len(same))
+            for same in self._failures.values()
+        )
+
+    def _watch(self) -> None:
+        if time.monotonic() - self._program_started > self._program_seconds:
+            frames = kernel_frames()
+            reason = (
+                f"program {self._program} is not done after {self._program_seconds:.0f} s; "
+                "programs run one after another here, so one that waits for a later one never ends"
+            )
+            site = site_of(frames[0]) if frames else None
+            raise ProgramNeverEnds(self.jit.__name__, reason, site)
+
+
+def _last_site(error: BaseException) -> Site | None:
+    """The innermost line of the kernel in a traceback; None when it never got there."""
+    site, inside = None, False
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if inside and not is_machinery(frame.f_code.co_filename):
+            site = site_of(frame)
+        inside |= frame.f_code is Interpretation.run.__code__
+    return site
+
+
+# -- what is said of the whole launch ------------------------------------------------------------
+
+
+def _written(argument: Argument) -> Array:
+    """For each element of the argument whether this launch wrote it."""
+    region = argument.region
+    if region.data is None or not argument.num_bytes:
+        return np.ones(argument.shape, bool)
+    flags = (region.writer != 0)[argument.start // region.granule :]
+    steps = [stride * argument.item_bytes // region.granule for stride in argument.strides]
+    return np.lib.stride_tricks.as_strided(flags, argument.shape, steps)
+
+
+def _unwritten(jit: Any, argument: Argument) -> Finding:
+    missing = np.argwhere(~_written(argument))
+    first = tuple(int(i) for i in missing[0])
+    last = [int(i) for i in missing[-1]]
+    return Finding(
+        kind="never written", kernel=jit.__name__, operation="launch", argument=argument.name,
+        element=first, num_lanes=len(missing),
+        detail=f"{len(missing)} of {math.prod(argument.shape)} elements of shape "
+        f"{argument.shape}, from {list(first)} to {last}",
+    )  # fmt: skip
+
+
+def _launch_finding(jit: Any, problem: str) -> Finding:
+    return Finding(kind="bad grid", kernel=jit.__name__, operation="launch", detail=problem)
+
+
+def _with_threshold(
+    finding: Finding, reached: tuple[Threshold, ...], grid: tuple[int, int, int]
+) -> Finding:
+    """An overflow with the first program that has it, where probing found that."""
+    inside = [t for t in reached if t.program < grid[t.axis]]
+    same = [t for t in inside if t.origin == finding.origin] or inside
+    if finding.origin is None or not same:
+        return finding
+    best = max(same, key=lambda t: t.program)
+    return msgspec.structs.replace(finding, axis=best.axis, threshold=best.program)
+
+
+__all__ = ["KernelFailed", "StaticAssertFailed", "VirtualTensor", "replay"]

@@ -1,0 +1,176 @@
+"""Where a kernel is just now: its frames as sites, and the values in an expression at one lane.
+
+Reads frames of Triton's interpreter; knows nothing of memory or findings.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import math
+import sys
+import textwrap
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.interpret.builder import Wrap, is_machinery
+from hypocenter.device.interpret.interpret import Interpretation, indent_of
+from hypocenter.device.triton_lang import tl
+from hypocenter.package import is_below
+from hypocenter.replay.findings import Site
+
+Value = bool | int | float | str
+
+MAX_EXPRESSION_CHARS = 200
+_OUTERMOST = Interpretation.run.__code__
+
+
+def kernel_frames() -> list[FrameType]:
+    """Frames of the kernel that is being run, innermost first; empty outside a run."""
+    frames = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _OUTERMOST:
+        name = frame.f_code.co_filename
+        if not is_machinery(name) and not is_below(name, "replay", "check"):
+            frames.append(frame)
+        frame = frame.f_back
+    return frames if frame is not None else []
+
+
+def site_of(frame: FrameType) -> Site:
+    return site_at(frame.f_code, frame.f_lasti)
+
+
+def wrap_site(wrap: Wrap) -> Site:
+    return site_at(wrap.code, wrap.instruction)
+
+
+def site_at(code: CodeType, instruction: int) -> Site:
+    """File, line and text of the expression that instruction `instruction` of `code` evaluates."""
+    positions = list(code.co_positions())[instruction // 2]
+    line = positions[0] or code.co_firstlineno
+    text = _text(code, positions) or linecache.getline(code.co_filename, line)
+    text = " ".join(text.split())
+    if len(text) > MAX_EXPRESSION_CHARS:
+        text = f"{text[: MAX_EXPRESSION_CHARS - 3]}..."
+    return Site(code.co_filename, line, code.co_name, text)
+
+
+def _text(code: CodeType, positions: tuple[int | None, ...]) -> str:
+    """The source between two positions; columns count bytes of the line as it was compiled."""
+    first, last, start, end = positions
+    if first is None or last is None or start is None or end is None:
+        return ""
+    indent = indent_of(code)
+    lines = [linecache.getline(code.co_filename, n)[indent:] for n in range(first, last + 1)]
+    encoded = [line.encode() for line in lines]
+    if not all(encoded):
+        return ""
+    encoded[-1] = encoded[-1][:end]
+    encoded[0] = encoded[0][start:]
+    return b"".join(encoded).decode(errors="replace")
+
+
+def values_at(
+    frame: FrameType, expression: str, lane: tuple[int, ...], shape: tuple[int, ...]
+) -> dict[str, Value]:
+    """What each name in `expression` is at lane `lane` of a block of `shape`; pointers left out.
+
+    Behind them come the names that the expression's own were made of. A name whose block does not
+    fit `shape` gives its range as text.
+    """
+    try:
+        tree = ast.parse(textwrap.dedent(expression).strip(), mode="eval")
+    except SyntaxError:  # the middle of a statement, or shortened
+        return {}
+    found: dict[str, Value] = {}
+    named = list(_named(tree))
+    behind = [pair for name, _ in named for pair in _made_of(frame, name)]
+    for name, index in [*named, *behind]:
+        if name in found or name not in frame.f_locals:
+            continue
+        value = _value(frame.f_locals[name], index, lane, shape)
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def _made_of(frame: FrameType, name: str) -> list[tuple[str, Any]]:
+    """The names in the assignment that gave `name` its value, if they are still what they were."""
+    line = frame.f_lineno
+    before = [one for one in _assignments(frame.f_code) if one.lineno < line]
+    made = next((one for one in reversed(before) if name in _targets(one)), None)
+    if made is None or made.value is None:
+        return []
+    later = {target for one in before if one.lineno >= made.lineno for target in _targets(one)}
+    return [pair for pair in _named(made.value) if pair[0] not in later]
+
+
+@functools.cache
+def _assignments(code: CodeType) -> list[ast.Assign | ast.AugAssign | ast.AnnAssign]:
+    """The assignments of a function in order, with the lines of its file."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+    except (OSError, SyntaxError):  # its source is not to be had
+        return []
+    ast.increment_lineno(tree, code.co_firstlineno - 1)
+    kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign)
+    return sorted((n for n in ast.walk(tree) if isinstance(n, kinds)), key=lambda n: n.lineno)
+
+
+def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign) -> set[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+
+
+def _named(tree: ast.AST) -> Iterator[tuple[str, Any]]:
+    """(name, index) of each name; index is that of `name[:, None]`, else None."""
+    subscripted = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+            index = _axes_index(node.slice)
+            if index is not None:
+                subscripted.add(id(node.value))
+                yield node.value.id, index
+        elif isinstance(node, ast.Name) and id(node) not in subscripted:
+            yield node.id, None
+
+
+def _axes_index(node: ast.expr) -> Any:
+    """`[:, None]` as NumPy's index; None for an index that does more than add axes."""
+    parts = node.elts if isinstance(node, ast.Tuple) else [node]
+    index: list[Any] = []
+    for part in parts:
+        if isinstance(part, ast.Slice) and not (part.lower or part.upper or part.step):
+            index.append(slice(None))
+        elif isinstance(part, ast.Constant) and part.value is None:
+            index.append(None)
+        else:
+            return None
+    return tuple(index)
+
+
+def _value(value: Any, index: Any, lane: tuple[int, ...], shape: tuple[int, ...]) -> Value | None:
+    if isinstance(value, bool | int | float):
+        return _plain(np.asarray(value))
+    if not isinstance(value, tl.tensor) or value.dtype.is_ptr():
+        return None
+    data = np.asarray(value.handle.data)
+    if data.size == 1:
+        return _plain(data.reshape(-1)[0])
+    try:
+        return _plain(np.broadcast_to(data if index is None else data[index], shape)[lane])
+    except (ValueError, IndexError):
+        return f"{_plain(data.min())}..{_plain(data.max())}"
+
+
+def _plain(number: Any) -> Value:
+    plain: bool | int | float = number.item()
+    if isinstance(plain, float) and not math.isfinite(plain):
+        return str(plain)  # JSON has no such numbers
+    return plain

@@ -1,0 +1,68 @@
+"""Findings and headroom as text, for everything that shows them; decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypocenter.replay.findings import Finding, Headroom
+from hypocenter.wording import counted
+
+_AXES = "xyz"
+
+
+def finding_text(finding: Finding, configurations: Sequence[str] = ()) -> str:
+    """Several lines: what and where, then the example lane, its values, and who launched it."""
+    of = f" of {finding.argument}" if finding.argument else ""
+    what = f"{finding.kind}: {finding.operation}{of} in {finding.kernel}"
+    if not finding.sites:
+        place = finding.launched_at
+        lines = [f"{place.file}:{place.line}: {what}" if place else what]
+    else:
+        lines = [f"{finding.file}:{finding.line}: {what}", f"    {finding.sites[0].expression}"]
+    lines.append(f"    {_where(finding)}{finding.detail}")
+    if finding.values:
+        lines.append(f"    {values_text(finding.values)}")
+    if finding.threshold is not None and finding.axis is not None and finding.origin is not None:
+        lines.append(
+            f"    {finding.origin.expression} ({finding.origin.file}:{finding.origin.line}) "
+            f"overflows from program {_AXES[finding.axis]} = {finding.threshold} on"
+        )
+    for site in finding.sites[1:]:
+        lines.append(f"    called at {site.file}:{site.line} in {site.function}: {site.expression}")
+    if finding.num_programs:
+        lanes = f"{counted(finding.num_lanes, 'lane')} in " if finding.num_lanes else "in "
+        lines.append(f"    {lanes}{counted(finding.num_programs, 'program')}")
+    for name in configurations or [finding.configuration or ""]:
+        if name:
+            lines.append(f"    configuration {name}")
+    if finding.sites and finding.launched_at is not None:
+        lines.append(f"    launched at {finding.launched_at.file}:{finding.launched_at.line}")
+    return "\n".join(lines)
+
+
+def values_text(values: dict[str, Any]) -> str:
+    shown = (f"{n}={v:.6g}" if isinstance(v, float) else f"{n}={v}" for n, v in values.items())
+    return ", ".join(shown)
+
+
+def headroom_text(spare: Headroom) -> str:
+    axis = _AXES[spare.axis]
+    if spare.origin is None:
+        return f"{spare.kernel}: not searched to the end along {axis}: {spare.gave_up}"
+    return (
+        f"{spare.kernel}: {spare.origin.expression} ({spare.origin.file}:{spare.origin.line}) "
+        f"overflows int32 from program {axis} = {spare.threshold} on; "
+        f"there are {spare.num_programs}"
+    )
+
+
+def _where(finding: Finding) -> str:
+    if finding.program is None:
+        return ""
+    lane = f" lane {_tuple(finding.lane)}" if finding.lane else ""
+    return f"program {_tuple(finding.program)}{lane}: "
+
+
+def _tuple(numbers: Sequence[int]) -> str:
+    return f"({', '.join(map(str, numbers))})"

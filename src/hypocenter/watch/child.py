@@ -1,0 +1,229 @@
+"""Runs a command as a child, passes its output on as it comes, and ends it when a step hangs.
+
+Knows processes only; what the child left behind is read by `collect.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from hypocenter.errors import UsageError
+from hypocenter.record import ring
+
+#: Kept of a child's stderr: its beginning, and twice this much of its end at least.
+_HEAD_BYTES, _TAIL_BYTES = 64 << 10, 512 << 10
+_TICK_SECONDS = 0.2
+#: How long a child may take to write its stacks and end.
+_ABORT_SECONDS = 10.0
+#: How long output is awaited of whoever else holds the child's stderr.
+_DRAIN_SECONDS = 0.5
+_NOTHING_TO_COUNT = (
+    b"hypo: --deadline has no effect so far: the command has recorded no step and no launch\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds that a step may take; the first one of a process also compiles.
+
+    Of a program without steps a launch counts as one, and so does a wait for the GPU. `is_asked`:
+    whoever set them is told when there is nothing for them to count.
+    """
+
+    first_step: float = 600.0
+    step: float = 120.0
+    is_asked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a child ended. `hung_seconds`: how long its last step had been running, if it was ended.
+
+    `is_interrupted`: Ctrl-C was typed, and handed on. Times are of the wall clock; `since` is
+    the monotonic time of the start.
+    """
+
+    command: tuple[str, ...]
+    pid: int
+    exit_code: int | None
+    signal: int | None
+    stderr: str
+    started: float
+    ended: float
+    since: float
+    hung_seconds: float | None = None
+    is_interrupted: bool = False
+
+
+def watch(
+    command: Sequence[str], environment: Mapping[str, str], runs: Path,
+    pass_on: Callable[[bytes], object], deadlines: Deadlines | None = None,
+    stdout: int | None = None,
+) -> Ended:  # fmt: skip
+    """Run `command` to its end; its stdin and stdout are ours, its stderr goes to `pass_on`.
+
+    `stdout` is the file descriptor that its stdout goes to instead.
+    `runs` is where its recorders write, which tells when a step is past its deadline; the whole
+    process group is ended then. Raises UsageError when there is no such command.
+    """
+    started, since = time.time(), time.monotonic()
+    try:
+        process = subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except (FileNotFoundError, PermissionError, NotADirectoryError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"{command[0]}: {reason}, so nothing was run") from error
+    child = _Child(process, pass_on)
+    hung = None
+    try:
+        with _handing_on(child):
+            hung = child.wait(runs, deadlines or Deadlines())
+    finally:
+        child.end()
+    code = process.returncode
+    return Ended(
+        command=tuple(command), pid=process.pid, exit_code=code if code >= 0 else None,
+        signal=-code if code < 0 else None, stderr=child.stderr(), started=started,
+        ended=time.time(), since=since, hung_seconds=hung, is_interrupted=child.num_interrupts > 0,
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Child:
+    process: subprocess.Popen[bytes]
+    pass_on: Callable[[bytes], object]
+    num_interrupts: int = 0
+    _head: bytearray = field(default_factory=bytearray)
+    _tail: bytearray = field(default_factory=bytearray)
+    _num_lost: int = 0
+
+    def wait(self, runs: Path, deadlines: Deadlines) -> float | None:
+        """Until the end; returns the seconds of the step that was past its deadline, if one was."""
+        next_look = time.monotonic() + _TICK_SECONDS
+        nothing_seen = time.monotonic() + deadlines.step if deadlines.is_asked else math.inf
+        while self.process.poll() is None:
+            self._read(_TICK_SECONDS)
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + _TICK_SECONDS
+                if next_look > nothing_seen and not ring.run_folders(runs):
+                    nothing_seen = math.inf
+                    self.pass_on(_NOTHING_TO_COUNT)
+                if late := _late_step(runs, deadlines):
+                    pid, seconds = late
+                    self._abort(pid)
+                    return seconds
+        self._drain()
+        return None
+
+    def interrupt(self) -> None:
+        """Hand Ctrl-C on; the third one ends the child."""
+        self.num_interrupts += 1
+        if self.num_interrupts > 2:
+            self._kill_group()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGINT)
+
+    def end(self) -> None:
+        """Leave no child behind, whatever happens here."""
+        if self.process.poll() is None:
+            self._kill_group()
+            self.process.wait()
+        if self.process.stderr:
+            self.process.stderr.close()
+
+    def stderr(self) -> str:
+        """What was kept."""
+        gap = f"\n[... {self._num_lost} bytes left out ...]\n".encode() if self._num_lost else b""
+        return (bytes(self._head) + gap + bytes(self._tail)).decode(errors="replace")
+
+    def _abort(self, pid: int) -> None:
+        """SIGABRT: Python writes the stack of every thread, even of one that is stuck in C."""
+        with contextlib.suppress(OSError):
+            # Only a process of the child's own group, whatever its ring claims.
+            os.kill(pid if os.getpgid(pid) == self.process.pid else self.process.pid, 6)
+        stop = time.monotonic() + _ABORT_SECONDS
+        while self.process.poll() is None and time.monotonic() < stop:
+            self._read(_TICK_SECONDS)
+        self._kill_group()
+        self.process.wait()
+        self._drain()
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def _drain(self) -> None:
+        stop = time.monotonic() + _DRAIN_SECONDS
+        while self._read(max(stop - time.monotonic(), 0.0)):
+            pass
+
+    def _read(self, seconds: float) -> bool:
+        """Take what has come within so many seconds; False when nothing did."""
+        pipe = self.process.stderr
+        assert pipe is not None
+        ready, _, _ = select.select([pipe], [], [], seconds)
+        data = os.read(pipe.fileno(), 65536) if ready else b""
+        if not data:
+            if ready:  # closed, though the child may go on
+                time.sleep(min(seconds, 0.02))
+            return False
+        self.pass_on(data)
+        room = _HEAD_BYTES - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:] if room > 0 else data
+        if len(self._tail) > 2 * _TAIL_BYTES:
+            self._num_lost += len(self._tail) - _TAIL_BYTES
+            del self._tail[:-_TAIL_BYTES]
+        return True
+
+
+@contextlib.contextmanager
+def _handing_on(child: _Child) -> Iterator[None]:
+    """Within, Ctrl-C goes to the child, which has a session of its own, and not to us."""
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        child.interrupt()
+
+    previous = signal.getsignal(signal.SIGINT)
+    is_handed_on = previous != signal.SIG_IGN
+    if is_handed_on:
+        try:
+            signal.signal(signal.SIGINT, hand_on)
+        except ValueError:  # not the main thread: no Ctrl-C arrives here
+            is_handed_on = False
+    if not is_handed_on:
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _late_step(runs: Path, deadlines: Deadlines) -> tuple[int, float] | None:
+    """Process and seconds of a step past its deadline."""
+    for folder in ring.run_folders(runs):
+        beat = ring.read_heartbeat(folder)
+        if beat is None or beat.is_clean or beat.step_started_ns is None:
+            continue
+        seconds = time.monotonic() - beat.step_started_ns / 1e9
+        limit = deadlines.first_step if beat.step <= 1 else deadlines.step
+        if seconds > limit and ring.is_alive(folder):
+            return beat.pid, seconds
+    return None

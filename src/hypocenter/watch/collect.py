@@ -1,0 +1,204 @@
+"""Makes a bundle of what a dead process left: run folder, exit, stderr, lines of the kernel's log.
+
+Draws no conclusions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from hypocenter.record import ring
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.events import AnyEvent, Called, DeviceRecord, FaultRecord, Rejected
+from hypocenter.record.trace_log import read_trace
+from hypocenter.watch import foreign_runs
+from hypocenter.watch.child import Ended
+from hypocenter.watch.dead_runs import MAX_FOLDERS, DeadRun, is_watched
+from hypocenter.watch.fault_text import (
+    fatal_error,
+    fault_in,
+    innermost_call,
+    is_by_hand,
+    is_fault,
+    signal_below,
+    with_kernel_log,
+)
+from hypocenter.watch.kernel_log import kernel_log
+from hypocenter.watch.redact import redacted
+
+
+def collect(
+    runs: Path, ended: Ended, *, suspect: bool = False, with_prompts: bool = False
+) -> Bundle | None:
+    """The bundle of a child that `watch` ran, whose recorders wrote below `runs`.
+
+    None when it ended without a fault and nothing is suspected. Without `with_prompts` token ids
+    and prompts are taken out.
+    """
+    run = main_run(runs)
+    fault = _fault(ended, run)
+    if fault.kind == "none" and not suspect:
+        return None
+    lines, problem = kernel_log(ended.since)
+    fault = with_kernel_log(fault, lines, run.pid if run and run.pid else ended.pid)
+    missing = [problem] if problem else []
+    if run is None:
+        missing.append(
+            "the recorder's files: the command opened no recorder, or HYPO_RECORD=0 switched it off"
+        )
+    missing += foreign_runs.notes(runs)
+    return _bundle(
+        run, fault, command=ended.command, started=_shown(ended.started),
+        ended=_shown(ended.ended), stderr=ended.stderr, kernel_log=lines, missing=missing,
+        with_prompts=with_prompts,
+    )  # fmt: skip
+
+
+def collect_dead(dead: DeadRun, *, with_prompts: bool = False) -> Bundle:
+    """The bundle of a run that nobody watched: how it ended is known from its events alone."""
+    run = ring.read_run(dead.folder)
+    fault = _fault_of_events(run.events) or FaultRecord(
+        kind="crash", message="the process died; nobody saw how, for it was not run by hypo doctor"
+    )
+    started = _seconds(run.process.started) if run.process else dead.seconds
+    lines, problem = kernel_log(time.monotonic() - (time.time() - started))
+    fault = with_kernel_log(fault, lines, dead.pid)
+    missing = [problem] if problem else []
+    missing.append("stderr and exit code: run the command as `hypo doctor -- ...` to keep them")
+    return _bundle(
+        run, fault, command=run.process.command if run.process else (),
+        started=run.process.started if run.process else "", ended=_shown(dead.seconds), stderr="",
+        kernel_log=lines, missing=missing, with_prompts=with_prompts,
+    )  # fmt: skip
+
+
+def main_run(runs: Path) -> ring.Run | None:
+    """Of the processes that a command started, the one that tells most of a fault."""
+    found = [ring.read_run(folder) for folder in ring.run_folders(runs)[:MAX_FOLDERS]]
+    return max(found, key=_tells, default=None)
+
+
+def _tells(run: ring.Run) -> tuple[bool, bool, bool, int]:
+    spoke = _fault_of_events(run.events) is not None
+    return (spoke, not run.is_clean, run.progress.submitted is not None, len(run.events))
+
+
+def _bundle(
+    run: ring.Run | None, fault: FaultRecord, *, command: Sequence[str], started: str, ended: str,
+    stderr: str, kernel_log: tuple[str, ...], missing: list[str], with_prompts: bool,
+) -> Bundle:  # fmt: skip
+    bundle = Bundle(
+        kind={"none": "suspect", "crash": "crash", "hang": "hang"}.get(fault.kind, "error"),
+        fault=fault, command=tuple(_text(word) for word in command), started=started, ended=ended,
+        stderr=stderr, kernel_log=kernel_log,
+    )  # fmt: skip
+    if run is not None:
+        device, trace = _device(run), read_trace(run.folder)
+        bundle = msgspec.structs.replace(
+            bundle, device=device.name if device else "", limits=device.limits if device else None,
+            environment=dict(run.process.environment) if run.process else {},
+            packages=run.process.packages if run.process else {},
+            progress=run.progress, tensors=run.tensors, plans=run.plans, sources=run.sources,
+            contracts=run.contracts, events=run.events, checks=run.checks,
+            statistics=trace.statistics, snapshots=trace.snapshots,
+        )  # fmt: skip
+        missing = [*missing, *run.missing, *trace.missing, *foreign_runs.unseen(run)]
+        if is_watched(run.folder.parent):  # where the doctor had it recorded says nothing
+            bundle.environment.pop("HYPO_RUN_DIR", None)
+    bundle = msgspec.structs.replace(bundle, missing=tuple(missing), redacted=not with_prompts)
+    return bundle if with_prompts else redacted(bundle)
+
+
+def _device(run: ring.Run) -> DeviceRecord | None:
+    """That of the launch that was submitted last, else the one that was opened last."""
+    place = run.progress.submitted
+    names = {plan.device for plan in run.plans if place and plan.id == place.plan}
+    of_plan = [device for device in run.devices if device.name in names]
+    opened = of_plan or run.devices
+    return opened[-1] if opened else None
+
+
+def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
+    if ended.hung_seconds is not None:
+        fault = fault_in(ended.stderr, ended.exit_code, ended.signal)
+        return msgspec.structs.replace(
+            fault, kind="hang", is_asynchronous=True, address=None, address_bytes=1, error="",
+            call=innermost_call(ended.stderr),
+            message=f"a step or launch had been running for {ended.hung_seconds:.0f} seconds, "
+            "and was ended",
+        )  # fmt: skip
+    below = signal_below(ended.exit_code)
+    of_events = _fault_of_events(run.events if run else ())
+    spoke = is_fault(ended.stderr, ended.exit_code, ended.signal or below)
+    if not spoke and run is not None and _died(ended, run):
+        return _fault_below(ended, run)
+    if not spoke and (of_events is None or not ended.exit_code):
+        return FaultRecord(kind="none", message="", exit_code=ended.exit_code, signal=ended.signal)
+    fault = fault_in(ended.stderr, ended.exit_code, ended.signal or below)
+    if of_events is not None and fault.kind == "error" and not fault.call:
+        fault = msgspec.structs.replace(
+            fault, call=of_events.call, error=fault.error or of_events.error,
+            is_asynchronous=of_events.is_asynchronous,
+        )  # fmt: skip
+    return fault
+
+
+def _died(ended: Ended, run: ring.Run) -> bool:
+    """Whether a process below the command died, though the command's own end does not tell.
+
+    A process may leave without a word on purpose, so a command that is content is believed unless
+    Python wrote why it died.
+    """
+    by_hand = is_by_hand(ended.exit_code, ended.signal) or ring.was_by_hand(run.folder)
+    if run.has_left or run.is_alive or by_hand:
+        return False
+    is_the_command = run.pid == ended.pid  # whose end is known
+    return not is_the_command and bool(ended.exit_code or fatal_error(ended.stderr))
+
+
+def _fault_below(ended: Ended, run: ring.Run) -> FaultRecord:
+    said = fatal_error(ended.stderr)
+    fault = fault_in(ended.stderr, ended.exit_code or 1, None)
+    why = f"of {said!r}" if said else "without a word"
+    return msgspec.structs.replace(
+        fault, kind="crash", exit_code=ended.exit_code, is_asynchronous=True,
+        message=f"process {run.pid} of the command died {why}; "
+        f"the command itself ended with exit code {ended.exit_code}",
+    )  # fmt: skip
+
+
+def _fault_of_events(events: Sequence[AnyEvent]) -> FaultRecord | None:
+    """The first call that reported an error, or the last refusal."""
+    for event in events:
+        if isinstance(event, Called):
+            return FaultRecord(
+                kind="error", message=": ".join(filter(None, (event.call, event.outcome))),
+                call=event.call,
+                error=event.outcome,
+            )  # fmt: skip
+    refused = [event for event in events if isinstance(event, Rejected)]
+    if refused:
+        message = f"{refused[-1].kernel}: {refused[-1].reason}"
+        return FaultRecord(kind="error", message=message, is_asynchronous=False)
+    return None
+
+
+def _text(word: str) -> str:
+    """Without what is no text: bytes of a command line that are not UTF-8."""
+    return word.encode(errors="surrogateescape").decode(errors="replace")
+
+
+def _shown(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
+
+
+def _seconds(shown: str) -> float:
+    with contextlib.suppress(ValueError):
+        return datetime.datetime.fromisoformat(shown).timestamp()
+    return time.time()

@@ -1,0 +1,204 @@
+"""What drivers, runtimes and our own errors say when a program dies, read from its stderr.
+
+Formats: AMD's page fault line is of ROCR-Runtime (runtime.cpp, VMFaultHandler), the sentences of
+CUDA and HIP by cudaGetErrorString and hipGetErrorString, stacks by Python's faulthandler, Xid lines
+by NVIDIA's kernel module, `page fault` blocks by amdgpu (gmc_v9_0.c and its like).
+"""
+
+from __future__ import annotations
+
+import re
+import signal as signals
+from collections.abc import Sequence
+
+import msgspec
+
+from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, EXIT_OK, EXIT_USAGE
+from hypocenter.record.events import FaultRecord
+
+MAX_MESSAGE_CHARS = 2000
+MAX_STACK_CHARS = 20_000
+#: What both vendors' memory management tells an address by.
+PAGE_BYTES = 4096
+
+_AMD = re.compile(
+    r"Memory access fault by GPU node-\d+ \(Agent handle: [^)]*\) on address "
+    r"(0x[0-9a-fA-F]{1,16}|\(nil\))\. Reason: ([^\n]{0,300})"
+)
+_AMD_HANG = re.compile(r"HW Exception by GPU node-\d+ [^\n]{0,200}reason ?:([^\n]{0,200})")
+_OURS = re.compile(
+    r"(?:^hypo: |^error: |^hypocenter\.errors\.DeviceFault: )((?:cuda|hip|sim)(?::\w{1,30})?): (?:"
+    r"([^\n]{1,600}?) \(reported at ([^\n]{1,300}), caused by a launch before it\)"
+    r"|(\w+Error\w* \(\d+\): [^()\n]{1,300}|[^()\n]{1,300}) \(([^\n]{1,300}?)\)"
+    r")(?:;[^\n]{0,200})?$",
+    re.M,
+)
+_BAD_LOGITS = re.compile(
+    r"^[^\n]{0,600}logits row \d+: (?:\d+ of \d+ values are NaN|all \d+)[^\n]*", re.M
+)
+_RUNTIME = re.compile(
+    r"^[^\n]{0,300}?\b(CUDA|HIP|Triton) [Ee]rror(?: \[(?:CUDA|HIP)\])?:? ?([^\n]{1,400})", re.M
+)
+_DEVICE_ASSERT = re.compile(r"^[^\n]{0,400}Assertion `[^\n]{0,300}` failed\.?", re.M)
+_REFUSED = re.compile(r"^(?:hypo|error): ([^\n]{1,2000})$", re.M)
+_EXCEPTION = re.compile(
+    r"^(?:\w+\.)*(\w*(?:Error|Exception|Fault|Rejected)): ([^\n]{0,1000})", re.M
+)
+_XID = re.compile(r"NVRM: Xid [^\n]*?pid=\'?(\d+)[^\n]*?faulted @ (0x[0-9a-fA-F_]+)")
+_ACCESS = re.compile(r"ACCESS_TYPE_\w*?(READ|WRITE|ATOMIC)")
+_AMDGPU_ADDRESS = re.compile(r"(?:in page starting at address|at page|at address) (0x[0-9a-fA-F]+)")
+_AMDGPU_PID = re.compile(r"\bpid[: ]+(\d+)")
+
+#: Sentences about a launch that was ended: of ours, of CUDA (702).
+_ENDLESS = ("the launch did not finish", "the launch timed out")
+
+#: Signals by which someone ends a program on purpose.
+ENDED_BY_HAND = frozenset({signals.SIGINT, signals.SIGTERM, signals.SIGHUP, signals.SIGPIPE})
+#: Signals that end a program which did something wrong, or that had to be ended.
+_OF_A_FAULT = frozenset(
+    {signals.SIGSEGV, signals.SIGABRT, signals.SIGBUS, signals.SIGILL, signals.SIGFPE,
+     signals.SIGKILL, signals.SIGTRAP, signals.SIGSYS}
+)  # fmt: skip
+#: What a shell adds to the number of the signal that ended its last command.
+_SHELL_ADDS = 128
+#: How faulthandler begins; it writes to stderr of a process that dies of a fault.
+_FATAL = re.compile(r"^Fatal Python error: (.*)$", re.M)
+
+
+def signal_below(exit_code: int | None) -> int | None:
+    """The signal of a fault that a shell tells of by its own exit code, such as 139 for SIGSEGV."""
+    number = (exit_code or 0) - _SHELL_ADDS
+    return number if number in _OF_A_FAULT else None
+
+
+def is_by_hand(exit_code: int | None, signal: int | None) -> bool:
+    """Whether someone ended the program on purpose, as far as its end tells."""
+    return (signal or (exit_code or 0) - _SHELL_ADDS) in ENDED_BY_HAND
+
+
+def fatal_error(stderr: str) -> str:
+    """What Python said when a process died of a signal, such as `Segmentation fault`."""
+    found = _FATAL.search(stderr)
+    return found[1] if found else ""
+
+
+def fault_in(stderr: str, exit_code: int | None, signal: int | None) -> FaultRecord:
+    """How a process ended, from what it wrote and how it left; kind none when nothing was wrong."""
+    found = _spoken(stderr)
+    if signal is not None and signal not in ENDED_BY_HAND:
+        found = msgspec.structs.replace(
+            found or FaultRecord(kind="crash", message=f"ended by {signal_name(signal)}"),
+            kind="crash",
+        )
+    if found is None and exit_code not in (None, 0):
+        found = _last_words(stderr)
+    if found is None:
+        found = FaultRecord(kind="none", message="")
+    stack = stack_in(stderr) if found.kind != "none" else ""
+    return msgspec.structs.replace(found, signal=signal, exit_code=exit_code, stack=stack)
+
+
+def is_fault(stderr: str, exit_code: int | None, signal: int | None) -> bool:
+    """Whether that end is one to examine, and no wrong usage or Ctrl-C."""
+    if signal is not None:
+        return signal not in ENDED_BY_HAND
+    if exit_code in (None, EXIT_OK, EXIT_USAGE):
+        return False
+    is_refusal = exit_code == EXIT_ERROR and _REFUSED.search(stderr) is not None
+    return exit_code == EXIT_FAULT or is_refusal or _spoken(stderr) is not None
+
+
+def signal_name(number: int) -> str:
+    """SIGABRT and the like, with what each means for a program that used a GPU."""
+    try:
+        name = signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+    meaning = {
+        "SIGKILL": " (from outside: the kernel when memory ran out, or a person)",
+        "SIGSEGV": " (an access of the host's own memory that is not there)",
+        "SIGABRT": " (a library or driver gave up)",
+    }
+    return name + meaning.get(name, "")
+
+
+def stack_in(stderr: str) -> str:
+    """The last stacks that faulthandler wrote, or the last traceback."""
+    starts = [match.start() for match in re.finditer(r"^Fatal Python error: ", stderr, re.M)]
+    if not starts:
+        starts = [match.start() for match in re.finditer(r"^Traceback \(most recent", stderr, re.M)]
+    return stderr[starts[-1] :][:MAX_STACK_CHARS].rstrip() if starts else ""
+
+
+def innermost_call(stderr: str) -> str:
+    """Function and place where the thread stood that faulthandler names first; "" without one."""
+    stack = stack_in(stderr).partition("Current thread ")[2]
+    found = re.search(r'^  File "[^"\n]*?([^"/\n]+)", line (\d+) in ([^\n]+)$', stack, re.M)
+    return f"{found[3]} ({found[1]}:{found[2]})" if found else ""
+
+
+def with_kernel_log(fault: FaultRecord, lines: Sequence[str], pid: int | None) -> FaultRecord:
+    """The record with the address that the kernel's log gives for this process, if it lacks one."""
+    if fault.address is not None or fault.kind == "none" or pid is None:
+        return fault
+    for number, line in enumerate(lines):
+        if match := _XID.search(line):
+            if match[1] == str(pid):
+                access = _ACCESS.search(line)
+                return msgspec.structs.replace(
+                    fault, address=int(match[2].replace("_", ""), 16), address_bytes=PAGE_BYTES,
+                    access=access[1].lower() if access else fault.access,
+                )  # fmt: skip
+        elif "page fault" in line and "amdgpu" in line:
+            block = " ".join(lines[number : number + 12])
+            owner, address = _AMDGPU_PID.search(block), _AMDGPU_ADDRESS.search(block)
+            if owner and address and owner[1] == str(pid):
+                access = re.search(r"\bRW: 0x([01])", block)
+                return msgspec.structs.replace(
+                    fault, address=int(address[1], 16), address_bytes=PAGE_BYTES,
+                    access=("read", "write")[int(access[1])] if access else fault.access,
+                )  # fmt: skip
+    return fault
+
+
+def _spoken(stderr: str) -> FaultRecord | None:
+    """What a driver, a runtime or the engine said of a fault."""
+    if match := _AMD.search(stderr):
+        page = 0 if match[1] == "(nil)" else int(match[1], 16)
+        return FaultRecord(
+            kind="crash", message=match[0], error=match[2].strip(),
+            address=page, address_bytes=PAGE_BYTES,
+            access="write" if "write" in match[2].lower() else "",
+        )  # fmt: skip
+    if match := _AMD_HANG.search(stderr):
+        return FaultRecord(kind="hang", message=match[0], error=match[1].strip())
+    if matches := list(_OURS.finditer(stderr)):
+        match = matches[0]  # what follows a first fault is its echo
+        reason = match[2] or match[4]
+        return FaultRecord(
+            kind="hang" if any(words in reason for words in _ENDLESS) else "error",
+            message=_shown(match), call=match[3] or match[5], error=reason,
+            is_asynchronous=match[3] is not None,
+        )  # fmt: skip
+    if match := _BAD_LOGITS.search(stderr):
+        return FaultRecord(kind="nonfinite", message=_shown(match), is_asynchronous=False)
+    if match := _DEVICE_ASSERT.search(stderr):
+        return FaultRecord(kind="error", message=match[0], error="device-side assert")
+    if match := _RUNTIME.search(stderr):
+        return FaultRecord(kind="error", message=_shown(match), error=match[2].strip())
+    return None
+
+
+def _last_words(stderr: str) -> FaultRecord | None:
+    for pattern in (_REFUSED, _EXCEPTION):
+        if matches := list(pattern.finditer(stderr)):
+            message = _shown(matches[-1])
+            return FaultRecord(kind="error", message=message, is_asynchronous=False)
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    message = lines[-1][:MAX_MESSAGE_CHARS] if lines else "it said nothing"
+    return FaultRecord(kind="error", message=message, is_asynchronous=False)
+
+
+def _shown(match: re.Match[str]) -> str:
+    text = match[0].removeprefix("hypo: ").removeprefix("error: ")
+    return text.removeprefix("hypocenter.errors.")[:MAX_MESSAGE_CHARS]

@@ -1,0 +1,78 @@
+"""What a program that knows nothing of this package left behind: how much was seen of it, what not.
+
+`foreign/recorder.py` wrote it; its launches belong to no plan, and each is a step of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from hypocenter.record import ring
+from hypocenter.record.events import AnyEvent, Launched, SourceRecord
+
+#: Begins the name of a file that says why a process was not recorded.
+NOTE = "unrecorded-"
+_MAX_NOTES, _MAX_NOTE_CHARS = 8, 2000
+
+_LIBRARIES = (
+    "kernels that are not launched through triton.jit: those of torch, of libraries, of CUDA and "
+    "HIP sources, of torch.compile, and replays of graphs"
+)
+_DEVICE_VALUES = (
+    "what tensors on the GPU held: it was not copied, so a kernel that finds its way by such "
+    "values was replayed with zeros there; TRITON_INTERPRET=1 and CPU tensors show those"
+)
+_HOST_VALUES = (
+    "what tensors held, but for integers of up to 4096 bytes; the others were replayed as zeros"
+)
+_INTERPRETER = "a GPU: Triton's interpreter ran the launches one program after the other on the CPU"
+_MEMORY = "memory that no launch was given, but for what torch's allocator had at the end"
+
+
+def launches(events: Iterable[AnyEvent]) -> list[Launched]:
+    """Those of a foreign program; none for a run of this package's engine."""
+    found = [event for event in events if isinstance(event, Launched)]
+    return [event for event in found if event.step and not event.launch.facts]
+
+
+def unseen(run: ring.Run) -> Iterator[str]:
+    """What could not be looked at, as sentences; nothing of a run of this package's engine."""
+    made = launches(run.events)
+    if run.plans or not made:
+        return
+    devices = {event.launch.device for event in made}
+    is_interpreted = devices == {"interpreter"}
+    yield from (_INTERPRETER, _HOST_VALUES) if is_interpreted else (_DEVICE_VALUES,)
+    yield from (_LIBRARIES, _MEMORY)
+    first = made[0].step
+    if first > 1:
+        yield f"the first {first - 1} of {made[-1].step} launches: the recorder keeps the last ones"
+
+
+def notes(runs: Path) -> Iterator[str]:
+    """Why processes below a watched folder were not recorded, as they said."""
+    for path in sorted(runs.glob(f"{NOTE}*"))[:_MAX_NOTES]:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            with path.open() as file:
+                text = " ".join(file.read(_MAX_NOTE_CHARS).split())
+            yield (
+                f"the launches of process {path.name.removeprefix(NOTE)}: {text}; "
+                "install hypocenter there"
+            )
+
+
+def summary(events: Sequence[AnyEvent], sources: Sequence[SourceRecord]) -> str:
+    """`3 launches of 2 kernels seen`; empty when nothing of a foreign program was."""
+    made = launches(events)
+    if not made:
+        return ""
+    callees = {callee for source in sources for callee in source.callees}
+    names = {source.id for source in sources if source.id not in callees}
+    names |= {event.launch.source or event.launch.kernel for event in made}
+    return f"{_count(made[-1].step, 'launch', 'es')} of {_count(len(names), 'kernel', 's')} seen"
+
+
+def _count(number: int, noun: str, plural: str) -> str:
+    return f"{number} {noun}{plural if number != 1 else ''}"
