@@ -36,7 +36,7 @@ def marks(device: str) -> dict[str, Any]:
     """
     name = memory.open_device(device)
     opened = recorder.current()
-    if opened is None:
+    if not isinstance(opened, recorder.Recorder):
         return {"ok": False, "problem": "nothing is recorded; is HYPO_RECORD set?"}
     facts, weights = _model(name)
     plan = _plan(facts, weights, name)

@@ -56,7 +56,7 @@ def main() -> int:
     options = parser.parse_args()
     memory.open_device("cpu")
     opened = recorder.current()
-    assert opened is not None, "HYPO_RECORD=0 leaves nothing to measure"
+    assert isinstance(opened, recorder.Recorder), "HYPO_RECORD=0 leaves nothing to measure"
     per_launch = _ns_per_launch(opened)
     rows = []
     for name, engine in _engines(options.layers):
@@ -219,7 +219,7 @@ def _ns_per_launch(opened: Recorder) -> float:
             times.append(time.perf_counter_ns() - started)
         return min(times) / len(ours)
 
-    return best(lambda: launch.walk(numbered, opened.cells, word)) - best(plain)
+    return best(lambda: launch.walk(numbered, opened.header, word)) - best(plain)
 
 
 def _line(row: dict[str, Any]) -> str:

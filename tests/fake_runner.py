@@ -93,7 +93,7 @@ class FakeRunner:
     def run(self, batch: Batch) -> Tensor:
         self._check(batch)
         self.batches.append(batch)
-        token_ids = self.chosen if batch.is_drawn else batch.token_ids
+        token_ids = self.chosen if batch.ids_on_device else batch.token_ids
         self._cached[batch.slots, 0] = token_ids
         self._cached[batch.slots, 1] = batch.positions
         contexts = [self._context(batch, row) for row in batch.logit_rows]
@@ -108,7 +108,7 @@ class FakeRunner:
         num_tokens = len(batch.token_ids)
         assert 0 < num_tokens <= self.max_batch_tokens
         assert len(batch.block_tables) <= self.max_batch_requests
-        for values in set(vars(type(batch))["__slots__"]) - {"requests", "is_drawn"}:
+        for values in set(vars(type(batch))["__slots__"]) - {"requests", "ids_on_device"}:
             array = getattr(batch, values)
             assert array.dtype == np.int32, values
             assert array.flags.c_contiguous, values

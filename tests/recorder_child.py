@@ -21,14 +21,15 @@ PROMPTS = [[5, 6, 7], [9], [400, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
 
 def decode() -> None:
     opened = recorder.open_recorder()
-    assert opened is not None
+    assert isinstance(opened, recorder.Recorder)
+    was_told = False
     while True:
         for temperature in (0.0, 1.0):
             params = SamplingParams(max_tokens=20, temperature=temperature, ignore_eos=True)
             llm.generate(PROMPTS, params)
-            if opened is not None:
+            if not was_told:
                 print(os.getpid(), opened.folder, flush=True)
-                opened = None
+                was_told = True
 
 
 for _ in sys.stdin:

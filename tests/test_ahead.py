@@ -48,8 +48,8 @@ def finish(engine: Engine) -> None:
         engine.check_integrity()
 
 
-def num_drawn(engine: Engine) -> int:
-    return sum(batch.is_drawn for batch in batches_of(engine))
+def num_sampled_ahead(engine: Engine) -> int:
+    return sum(batch.ids_on_device for batch in batches_of(engine))
 
 
 def test_each_step_but_the_first_is_launched_before_its_token_is_known() -> None:
@@ -60,7 +60,7 @@ def test_each_step_but_the_first_is_launched_before_its_token_is_known() -> None
     assert len(request.output_ids) == 1
     finish(engine)
     assert request.output_ids == expected_output([3, 1, 4], TEN, 128)
-    assert (len(batches_of(engine)), num_drawn(engine)) == (10, 9)  # and none too many
+    assert (len(batches_of(engine)), num_sampled_ahead(engine)) == (10, 9)  # and none too many
     assert engine.cache.num_free_blocks == engine.cache.num_blocks
 
 
@@ -68,7 +68,7 @@ def test_a_runner_that_does_not_runs_nothing_ahead() -> None:
     engine = fake_engine()
     submit(engine, [3, 1, 4])
     finish(engine)
-    assert (len(batches_of(engine)), num_drawn(engine)) == (10, 0)
+    assert (len(batches_of(engine)), num_sampled_ahead(engine)) == (10, 0)
 
 
 def test_the_step_after_an_end_token_is_thrown_away() -> None:
@@ -154,7 +154,7 @@ def test_penalties_need_the_token_first(changed: dict[str, float]) -> None:
     params = SamplingParams(max_tokens=10, ignore_eos=True, **changed)  # type: ignore[arg-type]
     request = submit(engine, [3, 1, 4], params)
     finish(engine)
-    assert num_drawn(engine) == 0
+    assert num_sampled_ahead(engine) == 0
     assert request.output_ids == expected_output([3, 1, 4], params, 128)
 
 
@@ -222,8 +222,8 @@ def test_closing_waits_for_what_is_launched() -> None:
         waited.append(1)
         return []
 
-    assert engine._flight is not None
-    engine._flight = dataclasses.replace(engine._flight, outcomes=outcomes)
+    assert engine._ahead is not None
+    engine._ahead = dataclasses.replace(engine._ahead, wait=outcomes)
     engine.close()
     assert waited == [1]
 
@@ -279,7 +279,7 @@ def recorded(
         turns = [[one] for one in requests] if one_by_one else [requests]
         outputs = [one.token_ids for turn in turns for one in llm.engine.complete(turn)]
     opened = recorder.current()
-    assert opened is not None
+    assert isinstance(opened, recorder.Recorder)
     run = ring.read_run(opened.folder)
     assert (run.missing == ()) == is_whole
     return outputs, run
@@ -314,8 +314,8 @@ def test_answers_and_record_are_those_of_steps_one_by_one(
     assert outputs == alone
     assert steps_of(run) == steps_of(plain)
     assert len(steps_of(run)) == 5
-    drawn = [bool(e.drawn) for e in run.events if isinstance(e, Stepped) and e.requests]
-    assert drawn == [False, True, True, True, True]
+    filled = [bool(e.filled_by_device) for e in run.events if isinstance(e, Stepped) and e.requests]
+    assert filled == [False, True, True, True, True]
     assert rundiff(bundle_of(run), bundle_of(plain)).differences == ()
 
 
@@ -327,8 +327,8 @@ def test_a_step_that_was_launched_ahead_is_watched_while_somebody_waits(
 
     def settled(engine: Engine, *given: Any) -> None:
         opened = recorder.current()
-        assert opened is not None
-        seen.append((opened.cells[ring.CELL_STEP_STARTED] > 0, opened.current_step))
+        assert isinstance(opened, recorder.Recorder)
+        seen.append((opened.header[ring.CELL_STEP_STARTED] > 0, opened.current_step))
         settle(engine, *given)
 
     monkeypatch.setattr(Engine, "_settle", settled)
@@ -336,8 +336,8 @@ def test_a_step_that_was_launched_ahead_is_watched_while_somebody_waits(
     # While the second is awaited the third is there already, and nothing comes after the third.
     assert seen == [(True, 2), (True, 3), (True, 3)]
     opened = recorder.current()
-    assert opened is not None
-    assert opened.cells[ring.CELL_STEP_STARTED] == 0
+    assert isinstance(opened, recorder.Recorder)
+    assert opened.header[ring.CELL_STEP_STARTED] == 0
 
 
 def test_a_step_that_is_thrown_away_is_watched_too(
@@ -345,32 +345,34 @@ def test_a_step_that_is_thrown_away_is_watched_too(
 ) -> None:
     seen: list[bool] = []
     opened = recorder.open_recorder()
-    assert opened is not None
+    assert isinstance(opened, recorder.Recorder)
 
     def outcomes() -> list[Any]:
-        seen.append(opened.cells[ring.CELL_STEP_STARTED] > 0)
+        seen.append(opened.header[ring.CELL_STEP_STARTED] > 0)
         return []
 
     engine = ahead()
     submit(engine, [3, 1, 4])
     engine.step()
-    assert engine._flight is not None
-    engine._flight = dataclasses.replace(engine._flight, outcomes=outcomes)
+    assert engine._ahead is not None
+    engine._ahead = dataclasses.replace(engine._ahead, wait=outcomes)
     engine.close()
     assert seen == [True]
-    assert opened.cells[ring.CELL_STEP_STARTED] == 0
+    assert opened.header[ring.CELL_STEP_STARTED] == 0
 
 
 def test_what_nobody_has_seen_is_not_taken_for_what_was_there_before(
     runs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder.Recorder, "drawn", lambda *given: None)  # the run ended before
+    monkeypatch.setattr(
+        recorder.Recorder, "ids_learned", lambda *given: None
+    )  # the run ended before
     _, run = recorded(
         tiny(tmp_path), SamplingParams(max_tokens=3, ignore_eos=True), runs_ahead=True
     )
     first, *others = [e for e in run.events if isinstance(e, Stepped) and e.requests]
     (ids,) = [one.id for one in run.tensors if (one.name, one.shape) == ("token_ids", (8,))]
-    assert (first.drawn, [event.drawn for event in others]) == (0, [ids, ids])
+    assert (first.filled_by_device, [event.filled_by_device for event in others]) == (0, [ids, ids])
     assert [request.digest for event in others for request in event.requests] == [""] * 4
     case, index = Case(bundle_of(run)), BundleIndex(bundle_of(run))
     for event, is_known in ((first, True), (others[0], False)):
@@ -414,9 +416,9 @@ def test_what_was_learned_is_put_on_no_other_step(
 
     @never_breaks
     def failing(self: recorder.Recorder, plan: Any, *given: Any, **keywords: Any) -> None:
-        if keywords.get("drawn") is not None and len(lost) == 1:
+        if keywords.get("filled_by_device") is not None and len(lost) == 1:
             plan = None  # which nothing can be recorded of
-        lost.extend([1] * (keywords.get("drawn") is not None))
+        lost.extend([1] * (keywords.get("filled_by_device") is not None))
         step(self, plan, *given, **keywords)
 
     lost: list[int] = []

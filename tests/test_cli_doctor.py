@@ -35,7 +35,7 @@ import os, sys, time
 from hypocenter.config import Environment
 from hypocenter.record import recorder, ring
 opened = recorder.open_recorder()
-opened.cells[ring.CELL_STEP] = 2
+opened.header[ring.CELL_STEP] = 2
 {end}
 """
 AMD_LINE = (
@@ -44,7 +44,7 @@ AMD_LINE = (
 )
 FAULTS = f"os.write(2, b'{AMD_LINE}\\n'); os.abort()"
 HANGS = """
-opened.cells[ring.CELL_STEP_STARTED] = time.monotonic_ns()
+opened.header[ring.CELL_STEP_STARTED] = time.monotonic_ns()
 def endless():
     for _ in range(3000):
         time.sleep(0.01)

@@ -511,8 +511,8 @@ from pathlib import Path
 from hypocenter.record import ring
 from hypocenter.record.ring_writer import RingWriter
 writer = RingWriter(Path(sys.argv[1] if len(sys.argv) > 1 else {folder!r}))
-writer.cells[ring.CELL_STEP] = 2
-writer.cells[ring.CELL_STEP_STARTED] = time.monotonic_ns()
+writer.header[ring.CELL_STEP] = 2
+writer.header[ring.CELL_STEP_STARTED] = time.monotonic_ns()
 def endless():
     for _ in range(3000):
         time.sleep(0.01)

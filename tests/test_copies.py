@@ -41,7 +41,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimGpu:
 def record(gpu: SimGpu) -> Iterator[recorder.Recorder]:
     recorder.close_recorder()
     found = recorder.open_recorder()
-    assert found is not None
+    assert isinstance(found, recorder.Recorder)
     yield found
     recorder.close_recorder()
 

@@ -15,6 +15,7 @@ from layering import imported_modules
 
 from hypocenter import package
 from hypocenter.device.cpu import code_cache
+from hypocenter.kernels import registry
 
 ROOT = Path(__file__).parent.parent
 
@@ -122,6 +123,16 @@ def test_kernels_are_found_in_every_folder_of_their_room(
 def test_no_two_files_of_kernels_have_one_stem() -> None:
     stems = [path.stem for path in package.module_files("kernels") if path.stem != "__init__"]
     assert len(stems) == len(set(stems)) > 40
+
+
+def test_every_contract_of_the_ops_is_in_the_registry() -> None:
+    """Of files that need no Triton; a launch whose contract is not there cannot be rechecked."""
+    declared = [
+        path.stem
+        for path in package.module_files("kernels")
+        if not path.stem.endswith(("_cpu", "_gpu")) and "Contract(" in path.read_text()
+    ]
+    assert sorted({*declared} - {"contract"}) == sorted(registry._FILES)
 
 
 def test_the_nearest_caller_outside_a_place_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

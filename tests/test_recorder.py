@@ -76,7 +76,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def opened(runs: Path) -> Recorder:
     found = recorder.open_recorder()
-    assert found is not None
+    assert isinstance(found, recorder.Recorder)
     return found
 
 
@@ -97,7 +97,7 @@ def test_a_run_is_told_by_name_and_in_order(runs: Path) -> None:
     with LLM(model_path(), SMALL) as llm:
         llm.generate([[5, 6, 7], [9]], GREEDY)
         opened = recorder.current()
-        assert opened is not None
+        assert isinstance(opened, recorder.Recorder)
         run = _read(opened)
         cache = llm.engine.cache
     assert run.process is not None
@@ -238,9 +238,11 @@ memory.allocate("x", "test", DType.F32, (4,))
 
 def test_off_writes_nothing(tmp_path: Path) -> None:
     done = _child(
-        RUN + "print(recorder.current())", HYPO_RECORD="0", HYPO_RUN_DIR=str(tmp_path / "runs")
+        RUN + "print(recorder.current().is_on)",
+        HYPO_RECORD="0",
+        HYPO_RUN_DIR=str(tmp_path / "runs"),
     )
-    assert (done.stdout, done.stderr) == ("None\n", "")
+    assert (done.stdout, done.stderr) == ("False\n", "")
     assert not (tmp_path / "runs").exists()
 
 
@@ -259,7 +261,7 @@ def test_a_fork_has_a_record_of_its_own(tmp_path: Path) -> None:
     fork = """
 memory.allocate("before", "test", DType.F32, (4,))
 if not (pid := os.fork()):
-    assert recorder.current() is None
+    assert not recorder.current().is_on
     memory.open_device("cpu")
     memory.allocate("child", "test", DType.F32, (4,))
     os.kill(os.getpid(), 9)
@@ -331,7 +333,7 @@ def test_a_folder_that_others_may_read_is_refused_with_one_warning(
     (runs / "something").touch()
     runs.chmod(0o755)
     for _ in range(2):
-        assert recorder.open_recorder() is None
+        assert not recorder.open_recorder().is_on
     (warning,) = caplog.records
     assert "is open to others; chmod 700" in warning.getMessage()
     assert [path.name for path in runs.iterdir()] == ["something"]
@@ -367,7 +369,7 @@ def test_no_room_for_the_ring_is_no_reason_to_stop(
     monkeypatch.setattr(os, "posix_fallocate", full)
     memory.open_device("cpu")
     memory.allocate("x", "test", DType.F32, (4,))
-    assert recorder.current() is None
+    assert not recorder.current().is_on
     (warning,) = caplog.records
     assert "this run is not recorded" in warning.getMessage()
     assert list(runs.iterdir()) == []
@@ -655,7 +657,7 @@ class _MarkedPlan:
 
 
 def test_a_mark_of_a_gpu_is_looked_up_in_the_table_of_runs(opened: Recorder) -> None:
-    cells = opened.cells
+    cells = opened.header
     opened.device("cuda", None)  # when it is opened, and when it has its slot
     opened.mark_runs.claim("cuda")
     opened.device("cuda", None, 0)
@@ -707,7 +709,7 @@ def test_marks_of_a_gpu_lie_in_the_header_of_the_ring(
     assert (first.options["BEGINS"], second.options["BEGINS"]) == (True, False)
     cell = first.args[1]
     cell[0] = 12345
-    assert opened.cells[ring.CELL_MARK] == 12345
+    assert opened.header[ring.CELL_MARK] == 12345
     # A capture notes in which allocation each argument lies.
     assert gpu.base_of(cell.data_ptr()) == address
     assert [device.slot for device in _read(opened).devices] == [None, 0]

@@ -391,7 +391,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.setenv("HYPO_RECORD", "1")
     recorder.close_recorder()
     opened = recorder.open_recorder()
-    assert opened is not None
+    assert isinstance(opened, recorder.Recorder)
     yield opened.folder
     recorder.close_recorder()
 
@@ -422,7 +422,7 @@ def test_a_recorded_run_with_positions_of_two_bytes_is_red_and_put_right_green(
     plan, values = Plan(builder, x), np.array([0, 1, 2, 3], np.int16)
     memory.to_device(held, values)
     live = recorder.current()
-    assert live is not None
+    assert isinstance(live, recorder.Recorder)
     live.step(plan, [(held, values)])
     plan.run()
     with pytest.raises(DeviceFault):

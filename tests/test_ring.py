@@ -125,7 +125,7 @@ def test_only_the_user_reads_it(writer: RingWriter) -> None:
 
 
 def test_places_and_the_beat_of_the_heart(writer: RingWriter) -> None:
-    cells = writer.cells
+    cells = writer.header
     assert ring.read_heartbeat(writer.folder) == ring.Heartbeat(os.getpid(), False, 0, None, None)
     cells[ring.CELL_PLACE] = ring.place_word(70000, 3, 41)
     cells[ring.CELL_STEP], cells[ring.CELL_STEP_STARTED] = 70000, 123

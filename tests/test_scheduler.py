@@ -51,7 +51,7 @@ def step(scheduler: Scheduler) -> list[tuple[int, int, int]]:
     chunks = scheduler.schedule()
     for chunk in chunks:
         chunk.request.advance(chunk.num_tokens)
-        if chunk.draws_token:
+        if chunk.samples:
             chunk.request.accept(5)
     scheduler.check_integrity()
     return [(chunk.request.id, chunk.start, chunk.stop) for chunk in chunks]

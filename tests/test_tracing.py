@@ -34,7 +34,7 @@ def run_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path
     monkeypatch.setenv("HYPO_RECORD", "1")
     recorder.close_recorder()
     opened = recorder.open_recorder()
-    assert opened is not None
+    assert isinstance(opened, recorder.Recorder)
     yield opened.folder
     recorder.close_recorder()
 
@@ -92,7 +92,7 @@ def test_where_a_number_first_goes_wrong_the_arguments_are_kept(
     monkeypatch.setenv("HYPO_TRACE_BYTES", "0")
     recorder.close_recorder()
     opened = recorder.open_recorder()
-    assert opened is not None
+    assert isinstance(opened, recorder.Recorder)
     values = np.ones((4, 64), np.float32)
     plan = _plan("cpu", x := rows_tensor("x", values))
     plan.run()

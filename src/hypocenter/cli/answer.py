@@ -1,10 +1,11 @@
 """One answer, as `hypo run` and the chat give it: an engine, and its pieces as they come.
 
-Drives the steps itself; reads no prompt and holds no options.
+Reads no prompt and holds no options.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -69,38 +70,36 @@ def answer(
 ) -> Completion:
     """Generate, hand each piece to `show` as it comes, and end early when `stopped` says so.
 
-    Drives the steps itself, so that the display follows the prompt and that a stop waits for one
-    step at most. Raises what the request raises.
+    The display follows the prompt, and a stop waits for one step at most. Raises what the request
+    raises.
     """
     engine = llm.engine
     request = engine.request(token_ids, params)
-    engine.submit(request)
+
+    def look() -> None:
+        interrupt.raise_held()
+        if not request.output_ids:
+            progress("reading the prompt", request.num_computed / len(token_ids))
+        if stopped():
+            engine.cancel(request)
+
     try:
-        while not request.done:
-            if not request.output_ids:
-                progress("reading the prompt", request.num_computed / len(token_ids))
-            if stopped():
-                engine.cancel(request)
-            else:
-                engine.step()
-            interrupt.raise_held()
-            while request.deltas:
-                if text := request.deltas.popleft().text:
+        with contextlib.closing(engine.follow(request, look)) as pieces:
+            for piece in pieces:
+                if piece.text:
                     progress.done()
-                    show(text)
+                    show(piece.text)
+    except AccessRefused as error:
+        progress.done()
+        _explain(error)
+        raise
     finally:
         progress.done()
-        engine.cancel(request)
-    if request.error:
-        _explain(request.error)
-        raise request.error
     return request.completion(llm.route())
 
 
-def _explain(error: Exception) -> None:
+def _explain(error: AccessRefused) -> None:
     """What guarded launches found, with the reason that a replay of one program gives."""
-    if not isinstance(error, AccessRefused):
-        return
     try:
         from hypocenter.replay.live import explained
     except ModuleNotFoundError as missing:  # simulated GPUs run without torch, replays do not

@@ -371,12 +371,14 @@ def _tell_of_the_dead(tokens: Sequence[str]) -> None:
 
 def _way_to_the_doctor(error: HypoError) -> str:
     """What to do about an error that the recorder has written down."""
-    module = sys.modules.get("hypocenter.record.recorder")
-    recorder = module.current() if module else None
-    if recorder is None or not getattr(error, "is_recorded", False):
+    if not getattr(error, "is_recorded", False):
         return ""
+    from hypocenter.record.recorder import Recorder, current
     from hypocenter.watch import dead_runs
 
+    recorder = current()
+    if not isinstance(recorder, Recorder):
+        return ""
     if dead_runs.is_watched(recorder.folder.parent):
         return ""
     dead_runs.tell(recorder.folder)

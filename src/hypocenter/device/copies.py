@@ -144,8 +144,7 @@ def arm_copies(is_armed: bool) -> None:
     """Say whether copies are refused; without that a wrong one is the device's to refuse."""
     global _is_armed
     _is_armed = is_armed
-    if (recorder := current()) is not None:
-        recorder.arm("host copies", is_armed)
+    current().arm("host copies", is_armed)
 
 
 def obstacle(tensor: Tensor, num_bytes: int) -> str:
@@ -174,7 +173,7 @@ def _copy_out(tensor: Tensor, num_bytes: int, is_later: bool = False) -> Callabl
         return lambda: np.zeros(0, np.uint8)
     device, address = tensor.device, tensor.address
     _record_copy("out", tensor, num_bytes, is_pinned=is_later)
-    step = recorder.current_step if (recorder := current()) is not None else 0
+    step = current().current_step
     order, stream = order_of(device), stream_of(device)
     before, sync = order.recorded(stream), f"waits for {order.num_pending(stream)} before it"
     at: dict[str, int] = {}
@@ -192,8 +191,8 @@ def _copy_out(tensor: Tensor, num_bytes: int, is_later: bool = False) -> Callabl
             copied = noted(asked)
             at["dst"] = copied.ctypes.data
         order.host_waited(before)
-        if is_later and (recorder := current()) is not None:
-            recorder.waited(tensor, step)
+        if is_later:
+            current().waited(tensor, step)
         return np.asarray(copied)
 
     return waited
@@ -222,17 +221,15 @@ def _record_copy(
     host_address: int = 0,
     is_pinned: bool = False,
 ) -> None:
-    if (recorder := current()) is not None:
-        recorder.copied(
-            direction, tensor, tensor.address, num_bytes, host_address=host_address,
-            is_pinned=is_pinned, stream=stream_of(tensor.device), site=call_site(),
-        )  # fmt: skip
+    current().copied(
+        direction, tensor, tensor.address, num_bytes, host_address=host_address,
+        is_pinned=is_pinned, stream=stream_of(tensor.device), site=call_site(),
+    )  # fmt: skip
 
 
 def fill_pinned(buffer: Tensor, values: Array) -> None:
     """Put values into the leading part of a pinned tensor, which no copy may still be reading."""
-    if (recorder := current()) is not None:
-        recorder.host_wrote(buffer.address, values.nbytes, call_site())
+    current().host_wrote(buffer.address, values.nbytes, call_site())
     to_device(buffer, values)
 
 
@@ -276,8 +273,8 @@ def _unwaited(tensor: Tensor, num_bytes: int) -> str:
 
 
 def _looked(tensor: Tensor | None) -> None:
-    if _is_armed and (recorder := current()) is not None:
-        recorder.checked("host copies")
+    if _is_armed:
+        current().checked("host copies")
     if tensor is None:
         _raise(CopyRejected("a tensor", "is null; allocate it first"))
 
@@ -294,8 +291,7 @@ def refuse(tensor: Tensor, reason: str) -> NoReturn:
 
 
 def _raise(error: CopyRejected) -> NoReturn:
-    if (recorder := current()) is not None:
-        recorder.failed(error)
+    current().failed(error)
     raise error
 
 

@@ -41,7 +41,7 @@ def open_device(name: str) -> str:
     """
     recorder = open_recorder()
     if name == "cpu" or name in _backends:
-        if recorder is not None:
+        if recorder.is_on:
             recorder.device(name, _backends[name].limits if name in _backends else None)
         return name
     if name.startswith("sim:"):
@@ -71,8 +71,7 @@ def _register(name: str, backend: Backend) -> None:
     _names[backend], _orders[backend] = names, Order()
     backend.name_of = functools.partial(_named, names)
     _backends[name] = backend
-    if (recorder := current()) is not None:
-        recorder.device(name, backend.limits)
+    current().device(name, backend.limits)
 
 
 def backend_of(device: str) -> Backend:
@@ -160,8 +159,7 @@ def stream_of(device: str) -> str:
 
 
 def _tell_event(action: str, event: Event) -> None:
-    if (recorder := current()) is not None:
-        recorder.stream_event(action, event.id, stream_of(event.device), call_site())
+    current().stream_event(action, event.id, stream_of(event.device), call_site())
 
 
 def will_run(device: str, writes: Writes) -> None:
@@ -180,8 +178,7 @@ def noted(call: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     try:
         return call(*args, **keywords)
     except Exception as error:
-        if (recorder := current()) is not None:
-            recorder.failed(error)
+        current().failed(error)
         raise
 
 

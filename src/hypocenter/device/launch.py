@@ -113,8 +113,7 @@ class Launch:
         return functools.partial(self.function, *self.args, **self.options)
 
     def _checked(self, plain: Callable[[], None]) -> None:
-        if (recorder := current()) is not None:
-            recorder.checked("index values")
+        current().checked("index values")
         self.contract.check_values(memory.to_host, **self.facts)
         plain()
 
@@ -174,21 +173,17 @@ def prepare_gpu(
             # Shared memory is known when the kernel is compiled; the compiler refuses too much.
             check_launch(backend.limits, name, options["grid"], options["num_warps"], 0)
         except LaunchRejected as error:
-            if (recorder := current()) is not None:
-                recorder.failed(error, made)
+            current().failed(error, made)
             raise
     return made
 
 
 def _check(contract: Demands, facts: Mapping[str, Any], kernel: str, device: str) -> None:
-    recorder = current()
-    if recorder is not None:
-        recorder.checked("contracts")
+    current().checked("contracts")
     try:
         contract.check(**facts)
     except LaunchRejected as error:
-        if recorder is not None:
-            recorder.refused(error, kernel, device, facts, contract)
+        current().refused(error, kernel, device, facts, contract)
         raise
 
 
@@ -227,9 +222,6 @@ def run(launches: Sequence[Launch]) -> None:
         memory.will_run(launches[0].device, Writes(launches))
     with _POOL:
         for launch in launches:
-            if recorder is None:
-                launch.run()
-                continue
             recorder.launched(launch, memory.stream_of(launch.device))
             try:
                 launch.run()
@@ -238,17 +230,16 @@ def run(launches: Sequence[Launch]) -> None:
                 raise
 
 
-def walk(launches: Sequence[tuple[int, Runs]], cells: memoryview, word: int) -> None:
-    """Run the launches of a plan, and note before each its number, added to `word`, in `cells`."""
+def walk(launches: Sequence[tuple[int, Runs]], header: memoryview, place_word: int) -> None:
+    """Run the launches of a plan; before each, `place_word` plus its number goes into `header`."""
     with _POOL:
         launch: Runs | None = None
         try:
             for number, launch in launches:
-                cells[CELL_PLACE] = word + number
+                header[CELL_PLACE] = place_word + number
                 launch.run()
         except Exception as error:
-            if (recorder := current()) is not None:
-                recorder.failed(error, launch if isinstance(launch, Launch) else None)
+            current().failed(error, launch if isinstance(launch, Launch) else None)
             raise
 
 
@@ -260,23 +251,22 @@ def native(launches: Sequence[tuple[int, Runs]]) -> NativeLaunches:
 
 
 def walk_native(
-    native: NativeLaunches, launches: Sequence[Launch], cells: memoryview, word: int
+    native: NativeLaunches, launches: Sequence[Launch], header: memoryview, place_word: int
 ) -> None:
     """As `walk`, in one call."""
     with _POOL:
-        num_done = native.run(_place_in(cells), word)
+        num_done = native.run(_place_in(header), place_word)
     if num_done < len(launches):
         error = LaunchRejected(launches[num_done].kernel, KERNEL_FAILED)
-        if (recorder := current()) is not None:
-            recorder.failed(error, launches[num_done])
+        current().failed(error, launches[num_done])
         raise error
 
 
-def _place_in(cells: memoryview) -> int:
+def _place_in(header: memoryview) -> int:
     """The address of the cell that says where a plan is; looked up once for the many steps."""
     global _known_place
-    if _known_place[0] is not cells:
-        _known_place = cells, int(np.frombuffer(cells, np.uint64)[CELL_PLACE:].ctypes.data)
+    if _known_place[0] is not header:
+        _known_place = header, int(np.frombuffer(header, np.uint64)[CELL_PLACE:].ctypes.data)
     return _known_place[1]
 
 

@@ -54,7 +54,7 @@ def mark_memory(device: str) -> MarkMemory | None:
             )
         )
     recorder = current()
-    return _of_recorder(recorder, device) if recorder is not None else None
+    return _of_recorder(recorder, device) if isinstance(recorder, Recorder) else None
 
 
 @functools.lru_cache(maxsize=ring.NUM_SLOTS)
@@ -63,7 +63,7 @@ def _of_recorder(recorder: Recorder, device: str) -> MarkMemory | None:
     slot = recorder.mark_runs.claim(device)
     address = None
     if slot is not None and hasattr(backend, "map_host"):
-        address = backend.map_host(recorder.header)
+        address = backend.map_host(recorder.header_page)
     if slot is None or address is None:
         log.info("%s: no marks, for it cannot write to the record of this run", device)
         return None
@@ -79,7 +79,7 @@ def _of_recorder(recorder: Recorder, device: str) -> MarkMemory | None:
 def catch_up(device: str) -> None:
     """Bring the device's count of runs in line, after one that may have ended before its marks."""
     recorder = current()
-    found = None if recorder is None or device.startswith("sim:") else mark_memory(device)
-    if recorder is not None and found is not None:
+    found = None if device.startswith("sim:") else mark_memory(device)
+    if isinstance(recorder, Recorder) and found is not None:
         num_runs = np.array([recorder.mark_runs.count(device)], np.int64)
         memory.to_device(found.runs, num_runs, is_recorded=True)

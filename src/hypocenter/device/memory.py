@@ -166,8 +166,7 @@ def free(tensor: Tensor) -> None:
     if allocation.device != "cpu":
         ask(allocation.device, "free", allocation.address)
         names_of(allocation.device).pop(allocation.address, None)
-    if (recorder := current()) is not None:
-        recorder.freed(allocation, site)
+    current().freed(allocation, site)
     allocation.freed_at = site
 
 
@@ -220,5 +219,4 @@ def allocate_pinned(
 
 
 def _told(allocation: Allocation, name: str, owner: str, kind: str = "") -> None:
-    if (recorder := current()) is not None:
-        recorder.allocated(allocation, name, owner, kind)
+    current().allocated(allocation, name, owner, kind)

@@ -19,7 +19,7 @@ from hypocenter.device.graph import Graph
 from hypocenter.device.launch import Demands, Launch, Runs
 from hypocenter.device.stream_order import Writes
 from hypocenter.errors import LaunchRejected
-from hypocenter.record.recorder import NOT_RECORDED, current
+from hypocenter.record.recorder import current
 from hypocenter.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -202,8 +202,7 @@ class Plan:
             self._walk()
             self._has_run = True
         if self._guarded is not None:
-            if (recorder := current()) is not None:
-                recorder.checked("guard")
+            current().checked("guard")
             self._guarded.settle()
 
     def release(self) -> None:
@@ -217,31 +216,25 @@ class Plan:
         return is_alike and self._device != "cpu" and memory.backend_of(self._device).captures
 
     def _walk(self) -> None:
-        recorder = current()
-        cells, word = recorder.begin(self) if recorder is not None else NOT_RECORDED
+        header, place_word = current().begin(self)
         if self._mode == "traced":
-            _tracer().walk(tuple(enumerate(self.launches)), cells, word)
-            launch.walk(self._marks, cells, word)
+            _tracer().walk(tuple(enumerate(self.launches)), header, place_word)
+            launch.walk(self._marks, header, place_word)
         elif self._native is not None and self._mode == "off":
-            launch.walk_native(self._native, self.launches, cells, word)
+            launch.walk_native(self._native, self.launches, header, place_word)
         else:
-            launch.walk(self._numbered, cells, word)
+            launch.walk(self._numbered, header, place_word)
 
     def _captured(self) -> _Replay:
-        recorder = current()
-        cells, word = recorder.begin(self) if recorder is not None else NOT_RECORDED
+        header, place_word = current().begin(self)
         graph = memory.backend_of(self._device).capture(
-            functools.partial(launch.walk, self._numbered, cells, word)
+            functools.partial(launch.walk, self._numbered, header, place_word)
         )
-        number = 0
-        if recorder is not None:
-            number = recorder.captured(self, self._device, graph.bases)
-        return _Replay(graph, number)
+        return _Replay(graph, current().captured(self, self._device, graph.bases))
 
     def _replay(self, graph: _Replay) -> None:
-        recorder = current()
-        cells, word = recorder.begin(self) if recorder is not None else NOT_RECORDED
-        launch.walk(((len(self.launches) - 1, graph),), cells, word)
+        header, place_word = current().begin(self)
+        launch.walk(((len(self.launches) - 1, graph),), header, place_word)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def _tracer_of(recorder: Recorder) -> Tracer:
 def open_tracer() -> Tracer:
     """The tracer of this process; raises UsageError when nothing is recorded."""
     recorder = open_recorder()
-    if recorder is None:
+    if not isinstance(recorder, Recorder):
         raise UsageError(
             "launch mode traced writes into the folder of the run, but this run is not recorded; "
             "leave HYPO_RECORD away, or name a folder by HYPO_RUN_DIR"
@@ -77,14 +77,14 @@ class Tracer:
         self._spoilt: dict[int, int] = {}  # tensor to what was wrong with it when last seen
 
     def walk(
-        self, launches: Sequence[tuple[int, Launch]], cells: memoryview, word: int
+        self, launches: Sequence[tuple[int, Launch]], header: memoryview, place_word: int
     ) -> None:  # fmt: skip
         """As `launch.walk`, looking at what each launch did."""
-        place = place_of(word) or Place(0, 0, 0)
+        place = place_of(place_word) or Place(0, 0, 0)
         # What no launch writes is a weight, or an input of the step.
         changing = {tensor.allocation.id for _, one in launches for _, tensor in _written(one)}
         for number, one in launches:
-            run = functools.partial(launch.walk, ((number, one),), cells, word)
+            run = functools.partial(launch.walk, ((number, one),), header, place_word)
             self._one(one, run, Place(place.step, place.plan, place.launch + number), changing)
 
     def _one(self, one: Launch, run: Callable[[], None], place: Place, changing: set[int]) -> None:

@@ -255,8 +255,8 @@ class Case:
         """Of each tensor the events that filled it; None where nobody knows with what."""
         written: dict[int, list[tuple[int, Values | None]]] = {}
         for event in self.steps:
-            if event.drawn:
-                written.setdefault(event.drawn, []).append((event.seq, None))
+            if event.filled_by_device:
+                written.setdefault(event.filled_by_device, []).append((event.seq, None))
             for values in event.inputs:
                 written.setdefault(values.tensor, []).append((event.seq, values))
         return written

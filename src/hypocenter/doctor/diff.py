@@ -220,10 +220,13 @@ class _Runs:
             {self._called(index, values.tensor): values for values in event.inputs}
             for index, event in ((self.good, good), (self.bad, bad))
         ]
-        drawn = {self._called(self.good, good.drawn), self._called(self.bad, bad.drawn)}
+        filled = {
+            self._called(self.good, good.filled_by_device),
+            self._called(self.bad, bad.filled_by_device),
+        }
         for name in dict.fromkeys((*sides[0], *sides[1])):
             one, other = (side.get(name) for side in sides)
-            if name in drawn and (one is None or other is None):
+            if name in filled and (one is None or other is None):
                 self.unseen.append(f"step {bad.step}: {name}, which a run did not live to learn")
                 continue
             self.counts["inputs"] += 1
@@ -325,7 +328,7 @@ def _is_thrown_away(event: AnyEvent) -> bool:
     return (
         isinstance(event, Stepped)
         and bool(event.requests)
-        and event.drawn in [values.tensor for values in event.inputs]
+        and event.filled_by_device in [values.tensor for values in event.inputs]
         and not any(request.digest for request in event.requests)
     )
 

@@ -37,22 +37,22 @@ class Batch:
     #: What a recorder writes down of the requests; empty where nothing is recorded.
     requests: tuple[RequestRecord, ...] = ()
     #: The device has the token ids: it chose them in a step that may still run.
-    is_drawn: bool = False
+    ids_on_device: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """The positions [start, stop) of a request, to run in one step.
 
-    `draws_token`: a token is chosen after it. Settled here, because the request grows by it.
-    `is_drawn`: its one token is chosen by the step before, which may still run.
+    `samples`: a token is chosen after it. Settled here, because the request grows by it.
+    `ids_on_device`: its one token is chosen by the step before, which may still run.
     """
 
     request: Request
     start: int
     stop: int
-    draws_token: bool
-    is_drawn: bool = False
+    samples: bool
+    ids_on_device: bool = False
 
     @classmethod
     def next_of(cls, request: Request, num_tokens: int) -> Chunk:
@@ -67,12 +67,12 @@ class Chunk:
 
     @property
     def num_logit_rows(self) -> int:
-        return self.num_tokens if self.request.keeps_logits else int(self.draws_token)
+        return self.num_tokens if self.request.keeps_logits else int(self.samples)
 
     @property
     def token_ids(self) -> list[int]:
         """Its tokens; 0 for one that only the device knows."""
-        return [0] if self.is_drawn else self.request.token_ids[self.start : self.stop]
+        return [0] if self.ids_on_device else self.request.token_ids[self.start : self.stop]
 
     def record(self, row: int, blocks: tuple[int, ...]) -> RequestRecord:
         """What is written down of it: it has row `row` of the block table, and owns `blocks`."""
@@ -82,7 +82,7 @@ class Chunk:
             first_position=self.start,
             num_tokens=self.num_tokens,
             blocks=blocks,
-            digest="" if self.is_drawn else self.request.digest(),
+            digest="" if self.ids_on_device else self.request.digest(),
         )
 
 
@@ -95,7 +95,7 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
     sequence_rows: list[int] = []
     logit_rows: list[int] = []
     tables, requests = [], []
-    is_recorded = current() is not None
+    is_recorded = current().is_on
     for row, chunk in enumerate(chunks):
         placement = cache.retrieve(chunk.request.id, chunk.start, chunk.stop)
         token_ids += chunk.token_ids
@@ -120,7 +120,7 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
         block_tables=block_tables,
         logit_rows=np.array(logit_rows, np.int32),
         requests=tuple(requests),
-        is_drawn=any(chunk.is_drawn for chunk in chunks),
+        ids_on_device=any(chunk.ids_on_device for chunk in chunks),
     )
 
 

@@ -10,11 +10,12 @@ turns out not to want, because it ended, is thrown away.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,13 +44,16 @@ log = logging.getLogger("hypocenter.engine")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Flight:
-    """A step that was launched: what waits for its outcomes, and its number in the record."""
+class StepInFlight:
+    """A step that was launched: `wait` gives the outcome of each row that a token is chosen from.
+
+    `number` is that of the step in the record.
+    """
 
     chunks: list[Chunk]
     logits: Tensor
-    outcomes: Callable[[], list[int | BadLogits]]
-    step: int
+    wait: Callable[[], list[int | BadLogits]]
+    number: int
 
 
 class Engine:
@@ -76,13 +80,106 @@ class Engine:
             max_batch_requests=runner.max_batch_requests,
         )
         self._sampler = Sampler(runner.max_batch_requests, launch_mode, runner.token_ids)
-        self._flight: Flight | None = None  # launched ahead, and not waited for
+        self._ahead: StepInFlight | None = None  # launched, and not waited for
         self._lock = threading.Lock()
         self._turn_ended = threading.Condition()
         self._num_turns = 0
         self._inbox: deque[Request] = deque()  # submitted, not yet with the scheduler
         self._request_ids = itertools.count()
         self._closed = False
+
+    def step(self) -> int:
+        """One step for all requests: schedule, run, sample, settle.
+
+        Returns the number of tokens that ran; 0 means that there is nothing to do.
+        """
+        with self._turn():
+            return self._step()
+
+    def _step(self) -> int:
+        self._admit()
+        self._drop_unwanted_step()
+        step = self._take_ahead()
+        chunks = step.chunks if step else self.scheduler.schedule()
+        if chunks:
+            with self._ending_on_errors(chunks):
+                step = step or self._launch(chunks)
+                failure = self._launch_ahead(step)  # the device goes on while the host settles
+                outcomes = step.wait()
+                self._settle(step, outcomes)
+                if failure is not None:
+                    raise failure
+                self._record_ids(step, outcomes)
+        return sum(chunk.num_tokens for chunk in chunks)
+
+    def _launch(self, chunks: list[Chunk]) -> StepInFlight:
+        logits = self.runner.run(make_batch(chunks, self.cache))
+        sampled = [chunk for chunk in chunks if chunk.samples]
+        wait = self._sampler.sample(memory.rows(logits, 0, len(sampled)), sampled)
+        return StepInFlight(chunks, logits, wait, current().current_step)
+
+    def _launch_ahead(self, step: StepInFlight) -> Exception | None:
+        """Launch what follows `step`, if that can be told before its tokens are known.
+
+        An error is returned: it may be of no concern to the requests that end with `step`.
+        """
+        following = self.scheduler.schedule_ahead(step.chunks) if self.runner.runs_ahead else []
+        if following:
+            try:
+                self._ahead = self._launch(following)
+            except Exception as error:
+                return error
+        return None
+
+    def _take_ahead(self) -> StepInFlight | None:
+        """The step that was launched ahead; the record goes on in it."""
+        step, self._ahead = self._ahead, None
+        if step is not None:
+            current().resumed(step.number)
+        return step
+
+    def _drop_unwanted_step(self) -> None:
+        """Wait for the step ahead where all its requests have ended since."""
+        if self._ahead is not None and all(chunk.request.done for chunk in self._ahead.chunks):
+            self._drop_ahead()
+
+    def _drop_ahead(self) -> None:
+        """Wait for a step that nobody wants any more, which has most often ended long ago."""
+        step = self._take_ahead()
+        if step is None:
+            return
+        try:
+            step.wait()
+        except HypoError as error:  # it is recorded, and there is nobody to tell
+            log.warning("a step that was thrown away: %s", error)
+        finally:
+            current().step_ended()
+
+    def _record_ids(self, step: StepInFlight, outcomes: list[int | BadLogits]) -> None:
+        """The step ahead took its tokens from this one on the device: now they are known."""
+        if self._ahead is not None:
+            ids = [0 if isinstance(one, BadLogits) else one for one in outcomes]
+            requests = [chunk.request for chunk in step.chunks]
+            digests = tuple("" if one.done else one.digest() for one in requests)
+            current().ids_learned(self.runner.token_ids, np.array(ids, np.int32), digests)
+
+    @contextlib.contextmanager
+    def _ending_on_errors(self, chunks: list[Chunk]) -> Iterator[None]:
+        """Within, an error ends the requests of a step: nobody knows whose fault it is. Others go
+        on. After an interruption everything runs again, for what ran is uncertain."""
+        try:
+            yield
+        except Exception as error:
+            current().failed(error)
+            for request in [chunk.request for chunk in chunks if not chunk.request.done]:
+                self._fail(request, error)
+        except BaseException:
+            self._ahead = None
+            for request in reversed(self.scheduler.running[:]):
+                self.scheduler.preempt(request)
+            raise
+        finally:
+            current().step_ended()
 
     def request(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, keeps_logits: bool = False
@@ -128,10 +225,13 @@ class Engine:
         while not request.done:
             self._take_turn(self._admit)
 
-    def follow(self, request: Request) -> Generator[Delta, None, Completion]:
+    def follow(
+        self, request: Request, before_step: Callable[[], None] = lambda: None
+    ) -> Generator[Delta, None, Completion]:
         """Submit a request and drive it to its end, piece by piece; left early, it is cancelled.
 
-        The generator returns the completion. Raises the request's own error.
+        `before_step` is called before each step, and may cancel the request. The generator returns
+        the completion. Raises the request's own error.
         """
         self.submit(request)
         try:
@@ -141,6 +241,7 @@ class Engine:
                 while request.deltas:
                     yield request.deltas.popleft()
                 if not done:
+                    before_step()
                     self._take_turn(self._step)
         finally:
             self.cancel(request)
@@ -161,34 +262,17 @@ class Engine:
                 self.cancel(request)
         return [self._result(request) for request in requests]
 
-    def step(self) -> int:
-        """One step for all requests: schedule, run, sample, settle.
-
-        Returns the number of tokens that ran; 0 means that there is nothing to do.
-        """
-        self._lock.acquire()
-        try:
-            return self._step()
-        finally:
-            self._end_turn()
-
     def check_integrity(self) -> None:
         """Raises IntegrityError when requests, tables and blocks contradict each other."""
-        self._lock.acquire()
-        try:
-            self.scheduler.check_integrity(self._flight.chunks if self._flight else ())
-        finally:
-            self._end_turn()
+        with self._turn():
+            self.scheduler.check_integrity(self._ahead.chunks if self._ahead else ())
 
     def close(self) -> None:
         """Fail whatever is still open; every later request fails too. Waits for a running step."""
         self._closed = True
-        self._lock.acquire()
-        try:
+        with self._turn():
             self._admit()
-            self._throw_away()
-        finally:
-            self._end_turn()
+            self._drop_ahead()
 
     def route(self) -> Route:
         """What runner and sampler have executed so far."""
@@ -204,79 +288,6 @@ class Engine:
             raise request.error
         return request.completion(self.route())
 
-    def _step(self) -> int:
-        self._admit()
-        if self._flight is not None and all(chunk.request.done for chunk in self._flight.chunks):
-            self._throw_away()
-        chunks = self._flight.chunks if self._flight is not None else self.scheduler.schedule()
-        if chunks:
-            try:
-                self._run(chunks)
-            except Exception as error:
-                if (recorder := current()) is not None:
-                    recorder.failed(error)
-                # Nobody knows whose fault it is, so each of them ends with it; others go on.
-                for request in [chunk.request for chunk in chunks if not chunk.request.done]:
-                    self._fail(request, error)
-            except BaseException:
-                # Interrupted: what ran is uncertain, so everything runs again.
-                self._flight = None
-                for request in reversed(self.scheduler.running[:]):
-                    self.scheduler.preempt(request)
-                raise
-            finally:
-                if (recorder := current()) is not None:
-                    recorder.step_ended()
-        return sum(chunk.num_tokens for chunk in chunks)
-
-    def _run(self, chunks: list[Chunk]) -> None:
-        """Launch `chunks`, unless that was done ahead, and what follows if it can be; settle."""
-        recorder = current()
-        flight, self._flight = self._flight, None
-        if flight is None:
-            flight = self._launch(chunks)
-        elif recorder is not None:
-            recorder.resumed(flight.step)
-        # While the device works: it has the next tokens before anybody here has seen them.
-        failure: Exception | None = None
-        if self.runner.runs_ahead and (following := self.scheduler.schedule_ahead(chunks)):
-            try:
-                self._flight = self._launch(following)
-            except Exception as error:  # it may be of no concern to those who end with this step
-                failure = error
-        outcomes = flight.outcomes()
-        self._settle(flight, outcomes)
-        if failure is not None:
-            raise failure
-        if self._flight is not None and recorder is not None:
-            ids = [0 if isinstance(one, BadLogits) else one for one in outcomes]
-            requests = [chunk.request for chunk in chunks]
-            digests = tuple("" if one.done else one.digest() for one in requests)
-            recorder.drawn(self.runner.token_ids, np.array(ids, np.int32), digests)
-
-    def _throw_away(self) -> None:
-        """Wait for a step that nobody wants any more, which has most often ended long ago."""
-        flight, self._flight = self._flight, None
-        if flight is None:
-            return
-        recorder = current()
-        if recorder is not None:
-            recorder.resumed(flight.step)
-        try:
-            flight.outcomes()
-        except HypoError as error:  # it is recorded, and there is nobody to tell
-            log.warning("a step that was thrown away: %s", error)
-        finally:
-            if recorder is not None:
-                recorder.step_ended()
-
-    def _launch(self, chunks: list[Chunk]) -> Flight:
-        logits = self.runner.run(make_batch(chunks, self.cache))
-        drawing = [chunk for chunk in chunks if chunk.draws_token]
-        outcomes = self._sampler.sample(memory.rows(logits, 0, len(drawing)), drawing)
-        recorder = current()
-        return Flight(chunks, logits, outcomes, recorder.current_step if recorder else 0)
-
     def _admit(self) -> None:
         """Take in what was submitted, and end what was cancelled or outlived the engine."""
         while self._inbox:
@@ -289,21 +300,21 @@ class Engine:
             elif request.is_full and not request.keeps_logits:
                 self._finish(request, "length")
 
-    def _settle(self, flight: Flight, outcomes: list[int | BadLogits]) -> None:
+    def _settle(self, step: StepInFlight, outcomes: list[int | BadLogits]) -> None:
         """Hand each request what the step brought it: a token, logits, or its end."""
         num_rows = 0
-        for chunk in flight.chunks:
+        for chunk in step.chunks:
             request = chunk.request
             if request.done:  # it ended when this was launched already
                 num_rows += chunk.num_logit_rows
                 continue
             request.advance(chunk.num_tokens)
             if request.keeps_logits:
-                kept = memory.rows(flight.logits, num_rows, num_rows + chunk.num_tokens)
+                kept = memory.rows(step.logits, num_rows, num_rows + chunk.num_tokens)
                 request.logits.append(memory.to_host(kept))
                 if request.num_pending == 0:
                     self._finish(request, "length")
-            elif chunk.draws_token:
+            elif chunk.samples:
                 self._accept(request, outcomes[num_rows])
             num_rows += chunk.num_logit_rows
 
@@ -326,6 +337,15 @@ class Engine:
     def _fail(self, request: Request, error: Exception) -> None:
         self.scheduler.remove(request)
         request.fail(error)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Within, this thread steps, and others wait."""
+        self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._end_turn()
 
     def _take_turn(self, work: Callable[[], object]) -> None:
         """Do `work` under the lock, or wait until the thread that has the lock gives it back.

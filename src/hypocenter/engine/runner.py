@@ -106,9 +106,9 @@ class Runner:
     def run(self, batch: Batch) -> Tensor:
         """Logits f32 [num_logit_rows, vocab_size] of the batch's logit rows.
 
-        They are valid until the next run. A batch without logit rows gives an empty tensor. One
-        that `is_drawn` takes the ids that lie in `token_ids`. Raises LaunchRejected when an index
-        of the batch lies outside what it indexes.
+        They are valid until the next run. A batch without logit rows gives an empty tensor, one
+        with `ids_on_device` takes the ids that lie in `token_ids`. Raises LaunchRejected when an
+        index of the batch lies outside what it indexes.
         """
         self._checked(batch)
         num_tokens, num_logit_rows = len(batch.token_ids), len(batch.logit_rows)
@@ -126,12 +126,11 @@ class Runner:
             (inputs.logit_rows, batch.logit_rows),
             (inputs.counts, np.array([num_tokens, num_logit_rows], np.int32)),
         ]
-        if batch.is_drawn:
+        if batch.ids_on_device:
             del filled[0]
-        if (recorder := current()) is not None:
-            drawn = inputs.token_ids if batch.is_drawn else None
-            recorder.step(plan, filled, batch.requests, drawn=drawn)
-        inputs.shared.put(filled, is_recorded=recorder is not None)
+        filled_by_device = inputs.token_ids if batch.ids_on_device else None
+        current().step(plan, filled, batch.requests, filled_by_device=filled_by_device)
+        inputs.shared.put(filled, is_recorded=True)
         plan.run()
         if plan not in self._ran:
             self._ran[plan] = None
@@ -181,14 +180,11 @@ class Runner:
         return self._plans[key]
 
     def _checked(self, batch: Batch) -> None:
-        recorder = current()
-        if recorder is not None:
-            recorder.checked("step indices")
+        current().checked("step indices")
         try:
             self._check(batch)
         except LaunchRejected as error:
-            if recorder is not None:
-                recorder.failed(error)
+            current().failed(error)
             raise
 
     def _check(self, batch: Batch) -> None:

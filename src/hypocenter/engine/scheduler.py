@@ -70,14 +70,14 @@ class Scheduler:
         requests = [chunk.request for chunk in chunks]
         if (
             self.waiting
-            or not all(chunk.draws_token and chunk.request.goes_on for chunk in chunks)
+            or not all(chunk.samples and chunk.request.goes_on for chunk in chunks)
             or self._num_blocks_for_each(requests) > self.cache.num_free_blocks
         ):
             return []
         for request in requests:
             self.cache.append(request.id, 1)
         return [
-            Chunk(chunk.request, chunk.stop, chunk.stop + 1, draws_token=True, is_drawn=True)
+            Chunk(chunk.request, chunk.stop, chunk.stop + 1, samples=True, ids_on_device=True)
             for chunk in chunks
         ]
 

@@ -125,7 +125,7 @@ class ForeignRecorder:
                 self._begin_anew()
             self._drain()
             self.num_launches += 1
-            self._writer.cells[ring.CELL_STEP] = self.num_launches
+            self._writer.header[ring.CELL_STEP] = self.num_launches
             if device not in self._devices:
                 self._devices.add(device)
                 self._static(DeviceRecord(name=device, limits=limits))
@@ -156,11 +156,11 @@ class ForeignRecorder:
 
     def begun(self) -> None:
         """What may take longer than anyone waits for begins: a launch, a wait for the GPU."""
-        self._writer.cells[ring.CELL_STEP_STARTED] = time.monotonic_ns()
+        self._writer.header[ring.CELL_STEP_STARTED] = time.monotonic_ns()
 
     def ended(self) -> None:
         """What has `begun` is over."""
-        self._writer.cells[ring.CELL_STEP_STARTED] = 0
+        self._writer.header[ring.CELL_STEP_STARTED] = 0
 
     def synchronised(self, site: str) -> None:
         """The host has waited for everything."""
@@ -315,7 +315,7 @@ class ForeignRecorder:
         old = self._writer
         self._gone.clear()
         self._begin()
-        self._writer.cells[ring.CELL_NUM_LOST] = self.num_launches
+        self._writer.header[ring.CELL_NUM_LOST] = self.num_launches
         old.release()
         with contextlib.suppress(OSError):
             shutil.rmtree(old.folder)
@@ -325,7 +325,7 @@ class ForeignRecorder:
 
     def _event(self, event: AnyEvent) -> None:
         if not self._writer.event(event):
-            self._writer.cells[ring.CELL_NUM_LOST] += 1
+            self._writer.header[ring.CELL_NUM_LOST] += 1
 
     def _kept(self, event: AnyEvent) -> None:
         if not self._writer.static(event):
@@ -335,7 +335,7 @@ class ForeignRecorder:
     def _static(self, record: Any) -> None:
         if not self._writer.static(record):
             self._is_full = True
-            self._writer.cells[ring.CELL_NUM_LOST] += 1
+            self._writer.header[ring.CELL_NUM_LOST] += 1
 
 
 def _device_of(tensor: Any, device: str) -> str:

@@ -14,7 +14,6 @@ from hypocenter.record.events import LaunchRecord
 _FILES = (
     "activation",
     "attention",
-    "attention_parts",
     "embedding",
     "kv_write",
     "linear",
@@ -25,6 +24,7 @@ _FILES = (
     "rope_write",
     "sampling",
     "sampling_contracts",
+    "unfused",
 )
 
 

@@ -131,9 +131,9 @@ class Lab:
         self.patch(Runner, "_check", lambda runner, batch: None)
         memory.arm_copies(False)
         self._undo.callback(memory.arm_copies, True)
-        if (recorder := open_recorder()) is not None:
-            recorder.arm("contracts", False)
-            recorder.arm("step indices", False)
+        recorder = open_recorder()
+        recorder.arm("contracts", False)
+        recorder.arm("step indices", False)
 
     def change_layer(self, index: int, **tensors: Callable[[Tensor], Tensor]) -> None:
         """Load the model with tensors of a layer replaced by what the functions make of them."""

@@ -163,7 +163,9 @@ class BundleIndex:
         found: dict[int, Values] = {}
         for event in self.events:
             if isinstance(event, Stepped) and event.seq <= seq:
-                found.pop(event.drawn, None)  # whatever it held, the device has put others there
+                found.pop(
+                    event.filled_by_device, None
+                )  # whatever it held, the device has put others there
                 found |= {values.tensor: values for values in event.inputs}
         for snapshot in self.bundle.snapshots:
             if (snapshot.step, snapshot.plan, snapshot.launch) == (

@@ -193,19 +193,20 @@ class Freed(Event, frozen=True, kw_only=True, tag=True):
 class Stepped(Event, frozen=True, kw_only=True, tag=True):
     """A plan is about to run, with what the host put into its inputs; `graph` is replayed, if any.
 
-    A step may run several: the decoder's, the sampler's. `drawn` is an input that the device has
-    filled by itself, in a step before, or 0: with what, stands among `inputs` if it was learned.
+    A step may run several: the decoder's, the sampler's. `filled_by_device` is an input that the
+    device has filled by itself, in a step before, or 0: with what, stands among `inputs` if that
+    was learned.
     """
 
     plan: int
     graph: int = 0
     inputs: tuple[Values, ...] = ()
     requests: tuple[RequestRecord, ...] = ()
-    drawn: int = 0
+    filled_by_device: int = 0
 
 
-class Drawn(Event, frozen=True, kw_only=True, tag=True):
-    """What the device had put into the `drawn` input of the Stepped number `of`, once it is known.
+class IdsLearned(Event, frozen=True, kw_only=True, tag=True):
+    """With what the device had filled an input of the Stepped number `of`, once it is known.
 
     `digests` are those of the requests there; empty for one that had ended by then, so that nobody
     wants what the step brings it.
@@ -293,7 +294,7 @@ AnyEvent = (
     Allocated
     | Freed
     | Stepped
-    | Drawn
+    | IdsLearned
     | Copied
     | Waited
     | HostWrote

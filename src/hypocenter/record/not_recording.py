@@ -1,4 +1,4 @@
-"""What stands in a recorder's place where nothing is recorded: it takes everything and does nothing.
+"""What stands in a recorder's place where nothing is recorded: it takes all and does nothing.
 
 Who records so needs no `if`: the methods of a `Recorder` are all here.
 """
@@ -30,4 +30,4 @@ class NotRecording:
     def _ignore(self, *arguments: Any, **keywords: Any) -> None: ...
 
     allocated = freed = copied = waited = host_wrote = stream_event = device = step = _ignore
-    drawn = resumed = step_ended = launched = failed = refused = arm = checked = _ignore
+    ids_learned = resumed = step_ended = launched = failed = refused = arm = checked = _ignore

@@ -1,7 +1,7 @@
 """Writes down what the process is about to do, where it survives the process; on by default.
 
-`current()` is the recorder of this process, or None. Nothing here may break a run: what cannot be
-written is told once and left out.
+`current()` is the recorder of this process, or what stands in its place. Nothing here may break a
+run: what cannot be written is told once and left out.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from hypocenter.record.events import (
     Captured,
     Copied,
     DeviceRecord,
-    Drawn,
     Freed,
     HostWrote,
+    IdsLearned,
     Launched,
     LaunchRecord,
     PlanRecord,
@@ -46,6 +46,7 @@ from hypocenter.record.events import (
     Values,
     Waited,
 )
+from hypocenter.record.not_recording import UNREAD_HEADER, Header, NotRecording
 from hypocenter.record.recordable import Launchable, Planned
 from hypocenter.record.ring_writer import MarkRuns, RingWriter
 from hypocenter.record.run_folder import claim_folder, process_record
@@ -62,20 +63,19 @@ _ALWAYS_ARMED = ("contracts", "step indices", "host copies")
 _MAX_CHARS = 2000
 
 
-Cells = memoryview
-#: What `Recorder.begin` would return, where nobody reads it.
-NOT_RECORDED: tuple[Cells, int] = (memoryview(bytearray(ring.HEADER_BYTES)).cast("Q"), 0)
-_current: Recorder | None = None
+_NOT_RECORDING = NotRecording()
+_current: Recorder | NotRecording = _NOT_RECORDING
 _was_opened = False
 _opening = threading.Lock()
 
 
-def current() -> Recorder | None:
-    """The recorder of this process; None before `open_recorder`, and where recording is off."""
+def current() -> Recorder | NotRecording:
+    """The recorder of this process: one that does nothing before `open_recorder`, and where
+    recording is off."""
     return _current
 
 
-def open_recorder() -> Recorder | None:
+def open_recorder() -> Recorder | NotRecording:
     """Begin to record, unless that was tried before or HYPO_RECORD is 0."""
     global _current, _was_opened
     with _opening:
@@ -84,8 +84,8 @@ def open_recorder() -> Recorder | None:
             environment = Environment.read()
             if environment.record:
                 try:
-                    _current = Recorder(claim_folder(environment.run_dir))
-                    run_folder.note_signals(_current.folder)
+                    _current = opened = Recorder(claim_folder(environment.run_dir))
+                    run_folder.note_signals(opened.folder)
                 except OSError as error:
                     log.warning("this run is not recorded: %s", error)
     return _current
@@ -95,8 +95,8 @@ def close_recorder() -> None:
     """Say that the run has ended. A later `open_recorder` begins another folder."""
     global _current, _was_opened
     with _opening:
-        recorder, _current, _was_opened = _current, None, False
-    if recorder is not None:
+        recorder, _current, _was_opened = _current, _NOT_RECORDING, False
+    if isinstance(recorder, Recorder):
         run_folder.stop_noting()
         recorder.close()
 
@@ -104,8 +104,9 @@ def close_recorder() -> None:
 def _forget() -> None:
     """In the child of a fork: the folder is the parent's."""
     global _current, _was_opened, _opening
-    recorder, _current, _was_opened, _opening = _current, None, False, threading.Lock()
-    if recorder is not None:
+    recorder, _current, _was_opened = _current, _NOT_RECORDING, False
+    _opening = threading.Lock()
+    if isinstance(recorder, Recorder):
         run_folder.stop_noting()
         recorder.abandon()
 
@@ -135,7 +136,7 @@ class _OfThread(threading.local):
     """The step that a thread is in, the plans that it has run there, the word of the next one."""
 
     def __init__(self) -> None:
-        self.step = self.undrawn = 0
+        self.step = self.step_awaiting_ids = 0
         self.plans: set[int] = set()
         self.ready: tuple[Planned, int] | None = None
 
@@ -143,13 +144,15 @@ class _OfThread(threading.local):
 class Recorder:
     """Records one process. Safe from several threads."""
 
+    is_on = True
+
     def __init__(self, folder: Path) -> None:
         self._writer = RingWriter(folder)
         self.folder = folder
         #: The header of the ring; `launch.run` writes places there by itself.
-        self.cells: Cells = self._writer.cells
+        self.header: Header = self._writer.header
         #: The same bytes, a page of their own.
-        self.header = self._writer.header
+        self.header_page = self._writer.header_page
         self._lock = threading.RLock()
         self._seq = itertools.count(1)
         self._thread = _OfThread()
@@ -160,7 +163,7 @@ class Recorder:
         self._told: tuple[ref[Any], LaunchRecord | None] = ref(self), None
         self._plan_ids = itertools.count(1)
         self._graph_ids = itertools.count(1)
-        self.mark_runs = MarkRuns(self.cells)
+        self.mark_runs = MarkRuns(self.header)
         self._devices: set[tuple[str, int | None]] = set()
         self._has_failed = self._has_warned = False
         self.catalogue = Catalogue(self._static, self._write_allocated)
@@ -239,50 +242,52 @@ class Recorder:
     def step(
         self, plan: Planned, inputs: Iterable[tuple[Tensor, np.ndarray[Any, Any]]] = (),
         requests: tuple[RequestRecord, ...] = (), *, is_new: bool = True,
-        drawn: Tensor | None = None,
+        filled_by_device: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """`plan` is about to run, with what the host puts into its inputs; the device has `drawn`.
+        """`plan` is about to run, with what the host puts into its inputs, and what the device has.
 
         `is_new`: with it a step begins; otherwise it belongs to the step that this thread is in.
         """
         thread = self._thread
-        if drawn is not None:
-            thread.undrawn = 0  # until it is written
+        if filled_by_device is not None:
+            thread.step_awaiting_ids = 0  # until it is written
         with self._lock:
             number = self._plan_number(plan)
             if is_new or not thread.step or number in thread.plans:
                 self._begin_step(is_watched=is_new)
             thread.plans.add(number)
             values = tuple([_values(*self._input(one), array) for one, array in inputs])
-            own = 0 if drawn is None else self._input(drawn)[0]
+            own = 0 if filled_by_device is None else self._input(filled_by_device)[0]
             event = Stepped(
                 seq=next(self._seq), step=thread.step, plan=number, graph=plan.graph,
-                inputs=values, requests=requests, drawn=own,
+                inputs=values, requests=requests, filled_by_device=own,
             )  # fmt: skip
-            thread.undrawn = event.seq if own else thread.undrawn
+            thread.step_awaiting_ids = event.seq if own else thread.step_awaiting_ids
             if not self._writer.event(event):
                 self._lose(1)
                 self._event(msgspec.structs.replace(event, inputs=(), requests=()))
             thread.ready = plan, ring.place_word(thread.step, number)
 
     @never_breaks
-    def drawn(self, tensor: Tensor, ids: np.ndarray[Any, Any], digests: tuple[str, ...]) -> None:
+    def ids_learned(
+        self, tensor: Tensor, ids: np.ndarray[Any, Any], digests: tuple[str, ...]
+    ) -> None:
         """What the device had put into an input of the newest step of this thread that has one."""
-        values, of = _values(*self._input(tensor), ids), self._thread.undrawn
+        values, of = _values(*self._input(tensor), ids), self._thread.step_awaiting_ids
         if of:
-            self._event(Drawn(**self._now(), of=of, inputs=(values,), digests=digests))
+            self._event(IdsLearned(**self._now(), of=of, inputs=(values,), digests=digests))
 
-    def begin(self, plan: Planned) -> tuple[Cells, int]:
+    def begin(self, plan: Planned) -> tuple[Header, int]:
         """Where the places of `plan`, which runs now, are written to, and the first of them."""
         ready, self._thread.ready = self._thread.ready, None
         if ready is None or ready[0] is not plan:
             self.step(plan, is_new=False)
             ready, self._thread.ready = self._thread.ready, None
         if ready is None:
-            return NOT_RECORDED
+            return UNREAD_HEADER
         if plan.marks:
             self.mark_runs.note(plan.device, plan.tag, ready[1])
-        return self.cells, ready[1]
+        return self.header, ready[1]
 
     @property
     def current_step(self) -> int:
@@ -303,7 +308,7 @@ class Recorder:
         self._thread.plans.clear()
         with self._lock:
             self._running.pop(threading.get_ident(), None)
-            self.cells[ring.CELL_STEP_STARTED] = min(self._running.values(), default=0)
+            self.header[ring.CELL_STEP_STARTED] = min(self._running.values(), default=0)
 
     @never_breaks
     def launched(self, launch: Launchable, stream: str = "") -> None:
@@ -371,15 +376,15 @@ class Recorder:
     def arm(self, check: str, is_armed: bool = True) -> None:
         """Say whether a check of ring.CHECKS looks."""
         bit = 1 << _CHECK_NUMBERS[check]
-        armed = self.cells[ring.CELL_ARMED]
-        self.cells[ring.CELL_ARMED] = armed | bit if is_armed else armed & ~bit
+        armed = self.header[ring.CELL_ARMED]
+        self.header[ring.CELL_ARMED] = armed | bit if is_armed else armed & ~bit
 
     def checked(self, check: str) -> None:
         """A check of ring.CHECKS is about to run."""
-        cells, number = self.cells, _CHECK_NUMBERS[check]
-        if not cells[ring.CELL_ARMED] >> number & 1:
+        header, number = self.header, _CHECK_NUMBERS[check]
+        if not header[ring.CELL_ARMED] >> number & 1:
             self.arm(check)
-        cells[ring.CELL_CHECK_RUNS + number] += 1
+        header[ring.CELL_CHECK_RUNS + number] += 1
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -424,7 +429,7 @@ class Recorder:
 
     def _lose(self, number: int) -> None:
         try:
-            self.cells[ring.CELL_NUM_LOST] += number
+            self.header[ring.CELL_NUM_LOST] += number
         except ValueError:  # closed
             return
 
@@ -448,9 +453,9 @@ class Recorder:
         return found[1]
 
     def _begin_step(self, *, is_watched: bool) -> None:
-        cells, thread = self.cells, self._thread
-        number = cells[ring.CELL_STEP] + 1
-        cells[ring.CELL_STEP] = number
+        header, thread = self.header, self._thread
+        number = header[ring.CELL_STEP] + 1
+        header[ring.CELL_STEP] = number
         thread.step = number
         thread.plans.clear()
         if is_watched:
@@ -458,7 +463,7 @@ class Recorder:
 
     def _watch(self) -> None:
         self._running[threading.get_ident()] = time.monotonic_ns()
-        self.cells[ring.CELL_STEP_STARTED] = min(self._running.values())
+        self.header[ring.CELL_STEP_STARTED] = min(self._running.values())
 
 
 def _values(tensor: int, dtype: str, array: np.ndarray[Any, Any]) -> Values:

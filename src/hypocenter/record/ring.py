@@ -23,7 +23,7 @@ from hypocenter.record.events import (
     CheckRecord,
     ContractRecord,
     DeviceRecord,
-    Drawn,
+    IdsLearned,
     Place,
     PlanRecord,
     ProcessRecord,
@@ -34,7 +34,7 @@ from hypocenter.record.events import (
 )
 
 MAGIC = int.from_bytes(b"hyporing", "little")
-VERSION = 2
+VERSION = 3
 HEADER_BYTES = 4096
 SEGMENT_BYTES = 2 << 20
 STATIC_BYTES = 64 << 20
@@ -155,15 +155,15 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 def read_heartbeat(folder: Path) -> Heartbeat | None:
     """Quick enough to be asked often; None when there is no whole header."""
-    cells = _cells(_read(folder / "ring", HEADER_BYTES, []))
-    if cells is None:
+    header = _header_of(_read(folder / "ring", HEADER_BYTES, []))
+    if header is None:
         return None
     return Heartbeat(
-        cells[CELL_PID],
-        cells[CELL_STATE] == ENDED,
-        cells[CELL_STEP],
-        cells[CELL_STEP_STARTED] or None,
-        place_of(cells[CELL_PLACE]),
+        header[CELL_PID],
+        header[CELL_STATE] == ENDED,
+        header[CELL_STEP],
+        header[CELL_STEP_STARTED] or None,
+        place_of(header[CELL_PLACE]),
     )
 
 
@@ -202,33 +202,33 @@ def read_run(folder: Path) -> Run:
     ):
         found[type(record) if type(record) in found else AnyEvent].append(record)
     data = _read(folder / "ring", HEADER_BYTES + 2 * MAX_FRAME_BYTES, missing)
-    cells = _cells(data)
-    if cells is None:
+    header = _header_of(data)
+    if header is None:
         missing.append("ring: no whole header, so its events and places are unknown")
-        cells = memoryview(bytes(HEADER_BYTES)).cast("Q")
+        header = memoryview(bytes(HEADER_BYTES)).cast("Q")
     else:
-        found[AnyEvent] += _ring_events(data, cells[CELL_SEGMENT_BYTES], missing)
-    if num_lost := cells[CELL_NUM_LOST]:
+        found[AnyEvent] += _ring_events(data, header[CELL_SEGMENT_BYTES], missing)
+    if num_lost := header[CELL_NUM_LOST]:
         missing.append(f"{num_lost} records could not be written: too large, or the log was full")
-    events = _with_drawn(sorted(found[AnyEvent], key=lambda event: event.seq))
+    events = _with_learned_ids(sorted(found[AnyEvent], key=lambda event: event.seq))
     plans = found[PlanRecord]
     return Run(
         folder=folder,
-        pid=cells[CELL_PID] or None,
+        pid=header[CELL_PID] or None,
         is_alive=is_alive(folder),
-        is_clean=cells[CELL_STATE] == ENDED,
-        has_left=cells[CELL_STATE] in (ENDED, FAILED),
+        is_clean=header[CELL_STATE] == ENDED,
+        has_left=header[CELL_STATE] in (ENDED, FAILED),
         process=found[ProcessRecord][0] if found[ProcessRecord] else None,
         devices=tuple(found[DeviceRecord]),
-        progress=_progress(cells, plans, found[DeviceRecord]),
-        step_started_ns=cells[CELL_STEP_STARTED] or None,
+        progress=_progress(header, plans, found[DeviceRecord]),
+        step_started_ns=header[CELL_STEP_STARTED] or None,
         tensors=tuple(found[TensorRecord]),
         plans=tuple(plans),
         sources=tuple(found[SourceRecord]),
         contracts={one.kernel: one.text for one in found[ContractRecord]},
         events=tuple(events),
         checks=tuple(
-            CheckRecord(name, bool(cells[CELL_ARMED] >> i & 1), cells[CELL_CHECK_RUNS + i])
+            CheckRecord(name, bool(header[CELL_ARMED] >> i & 1), header[CELL_CHECK_RUNS + i])
             for i, name in enumerate(CHECKS)
         ),
         missing=tuple(missing),
@@ -245,12 +245,12 @@ def _read(path: Path, max_bytes: int, missing: list[str]) -> bytes:
         return b""
 
 
-def _cells(data: bytes) -> memoryview | None:
+def _header_of(data: bytes) -> memoryview | None:
     """The header, when there is a whole one of a version that is known."""
     if len(data) < HEADER_BYTES:
         return None
-    cells = memoryview(data)[:HEADER_BYTES].cast("Q")
-    return cells if cells[CELL_MAGIC] == MAGIC and cells[CELL_VERSION] == VERSION else None
+    header = memoryview(data)[:HEADER_BYTES].cast("Q")
+    return header if header[CELL_MAGIC] == MAGIC and header[CELL_VERSION] == VERSION else None
 
 
 def _static(data: bytes, missing: list[str]) -> Iterator[Any]:
@@ -265,25 +265,25 @@ def _static(data: bytes, missing: list[str]) -> Iterator[Any]:
             yield record
 
 
-def _with_drawn(events: list[AnyEvent]) -> list[AnyEvent]:
+def _with_learned_ids(events: list[AnyEvent]) -> list[AnyEvent]:
     """What was learned late of a step's inputs in its place, as if it had been known."""
-    drawn = {event.of: event for event in events if isinstance(event, Drawn)}
+    learned = {event.of: event for event in events if isinstance(event, IdsLearned)}
     return [
-        _completed(event, drawn[event.seq])
-        if isinstance(event, Stepped) and event.seq in drawn
+        _completed(event, learned[event.seq])
+        if isinstance(event, Stepped) and event.seq in learned
         else event
         for event in events
-        if not isinstance(event, Drawn)
+        if not isinstance(event, IdsLearned)
     ]
 
 
-def _completed(event: Stepped, drawn: Drawn) -> Stepped:
+def _completed(event: Stepped, learned: IdsLearned) -> Stepped:
     requests = [
         msgspec.structs.replace(request, digest=digest)
-        for request, digest in zip(event.requests, drawn.digests, strict=False)
+        for request, digest in zip(event.requests, learned.digests, strict=False)
     ]
     return msgspec.structs.replace(
-        event, inputs=drawn.inputs + event.inputs, requests=tuple(requests)
+        event, inputs=learned.inputs + event.inputs, requests=tuple(requests)
     )
 
 
@@ -351,9 +351,9 @@ def _decoded(payload: memoryview, kind: Any) -> Any:
         return None
 
 
-def _progress(cells: memoryview, plans: list[PlanRecord], devices: list[DeviceRecord]) -> Progress:
+def _progress(header: memoryview, plans: list[PlanRecord], devices: list[DeviceRecord]) -> Progress:
     """What was submitted, and what is known to have ended on the device of that."""
-    submitted = place_of(cells[CELL_PLACE])
+    submitted = place_of(header[CELL_PLACE])
     plan = next((one for one in plans if submitted and one.id == submitted.plan), None)
     if submitted is None or plan is None:
         return Progress(submitted)
@@ -361,20 +361,20 @@ def _progress(cells: memoryview, plans: list[PlanRecord], devices: list[DeviceRe
         before = submitted.launch - 1
         return Progress(submitted, Place(submitted.step, plan.id, before) if before >= 0 else None)
     if plan.device.startswith("sim:"):
-        return Progress(submitted, place_of(cells[CELL_COMPLETED]))
+        return Progress(submitted, place_of(header[CELL_COMPLETED]))
     # A device is told of when it is opened, and again when it has its slot.
     slots = [one.slot for one in devices if one.name == plan.device and one.slot is not None]
     slot = slots[-1] if slots else -1
     if not 0 <= slot < NUM_SLOTS:
         return Progress(submitted)
-    return Progress(submitted, _marked(cells, slot))
+    return Progress(submitted, _marked(header, slot))
 
 
-def _marked(cells: memoryview, slot: int) -> Place | None:
+def _marked(header: memoryview, slot: int) -> Place | None:
     """The place of a device's last mark: its run is looked up in the table of runs."""
-    mark = cells[CELL_MARK + slot]
+    mark = header[CELL_MARK + slot]
     at = CELL_RUNS + 2 * (slot * NUM_RUNS + (mark >> 32) % NUM_RUNS)
-    run = place_of(cells[at + 1])
-    if not mark or run is None or cells[at] != mark >> 16:
+    run = place_of(header[at + 1])
+    if not mark or run is None or header[at] != mark >> 16:
         return None
     return Place(run.step, run.plan, mark & _MAX_LAUNCH)

@@ -61,13 +61,13 @@ class RingWriter:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         self._bytes = memoryview(self._map)
-        self.header = self._bytes[:HEADER_BYTES]
-        self.cells = self.header.cast("Q")
-        self.cells[CELL_VERSION] = VERSION
-        self.cells[CELL_STATE] = RUNNING
-        self.cells[CELL_PID] = os.getpid()
-        self.cells[CELL_SEGMENT_BYTES] = segment_bytes
-        self.cells[CELL_MAGIC] = MAGIC
+        self.header_page = self._bytes[:HEADER_BYTES]
+        self.header = self.header_page.cast("Q")
+        self.header[CELL_VERSION] = VERSION
+        self.header[CELL_STATE] = RUNNING
+        self.header[CELL_PID] = os.getpid()
+        self.header[CELL_SEGMENT_BYTES] = segment_bytes
+        self.header[CELL_MAGIC] = MAGIC
         self._generation = 0
         self._at = self._end = 0
         self._turn()
@@ -123,10 +123,10 @@ class RingWriter:
     def close(self, state: int = ENDED) -> None:
         """Say how the run ended, and give files and lock up.
 
-        The mapping stays as long as somebody has `cells`: a launch of another thread may be about
+        The mapping stays as long as somebody has `header`: a launch of another thread may be about
         to write there.
         """
-        self.cells[CELL_STATE] = state
+        self.header[CELL_STATE] = state
         with contextlib.suppress(OSError):
             os.utime(self.folder / "ring")  # what is written through a mapping does not do so
         self.release()
@@ -147,13 +147,13 @@ class RingWriter:
 
 
 class MarkRuns:
-    """The slots of the devices whose marks write to a recorder's `cells`, and the runs of each.
+    """The slots of the devices whose marks write to a recorder's `header`, and the runs of each.
 
     Safe from several threads.
     """
 
-    def __init__(self, cells: memoryview) -> None:
-        self._cells, self._lock = cells, threading.Lock()
+    def __init__(self, header: memoryview) -> None:
+        self._header, self._lock = header, threading.Lock()
         self._slots: dict[str, int] = {}
         self._counts: dict[str, int] = {}
 
@@ -176,6 +176,6 @@ class MarkRuns:
             number = self._counts[device] = self._counts.get(device, 0) + 1
             slot = self._slots[device]
             at = ring.CELL_RUNS + 2 * (slot * ring.NUM_RUNS + number % ring.NUM_RUNS)
-            self._cells[at] = 0  # not this one while it is written
-            self._cells[at + 1] = word
-            self._cells[at] = number << 16 | tag
+            self._header[at] = 0  # not this one while it is written
+            self._header[at + 1] = word
+            self._header[at] = number << 16 | tag

@@ -37,10 +37,10 @@ class Wait:
 
 @dataclass(slots=True, eq=False)
 class Mark:
-    """Everything before it has run once `cells[CELL_COMPLETED]` is `word`."""
+    """Everything before it has run once `header[CELL_COMPLETED]` is `place_word`."""
 
-    cells: memoryview
-    word: int
+    header: memoryview
+    place_word: int
 
 
 @dataclass(slots=True, eq=False)

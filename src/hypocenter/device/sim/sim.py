@@ -37,7 +37,7 @@ from hypocenter.device.sim.queue import (
 )  # fmt: skip
 from hypocenter.device.triton_lang import interpreter
 from hypocenter.errors import DeviceFault, LaunchRejected, OutOfMemory, UsageError
-from hypocenter.record.recorder import current
+from hypocenter.record.recorder import Recorder, current
 from hypocenter.record.ring import CELL_COMPLETED, CELL_PLACE
 from hypocenter.tensor import DType
 
@@ -350,9 +350,9 @@ class SimGpu:
         """Once the stream gets here, launch `number` of the plan submitted now has ended."""
         if self._captured is not None:
             self._captured.append(number)
-        elif (recorder := current()) is not None:
-            cells = recorder.cells
-            self._streams.add(Mark(cells, cells[CELL_PLACE] & ~0xFFFF | number))
+        elif isinstance(recorder := current(), Recorder):
+            header = recorder.header
+            self._streams.add(Mark(header, header[CELL_PLACE] & ~0xFFFF | number))
 
     # -- running --------------------------------------------------------------------------------
 
@@ -393,7 +393,7 @@ class SimGpu:
                 self._run_program(item, program)
                 return
         elif isinstance(item, Mark):
-            item.cells[CELL_COMPLETED] = item.word
+            item.header[CELL_COMPLETED] = item.place_word
         elif isinstance(item, Copy):
             self._memory.write_bytes(item.address, item.data)
         elif isinstance(item, Record):

@@ -1,4 +1,4 @@
-"""attention_parts: attention as its textbook steps, each an op over memory; GPU devices only.
+"""unfused: attention as its textbook steps, each an op over memory; GPU devices only.
 
 softmax(mask(softcap(q k^T * scale))) v: context_lengths, expand, transpose, scores, scale_scores,
 mask, softmax, weighted_sum. What `attention` fuses is checked against these, and they show which

@@ -1,4 +1,4 @@
-"""Triton kernels of `attention_parts`: one program is a stretch of keys of one head of one row."""
+"""Triton kernels of `unfused`: one program is a stretch of keys of one head of one row."""
 
 from __future__ import annotations
 

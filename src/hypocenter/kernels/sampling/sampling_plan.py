@@ -69,8 +69,8 @@ class DeviceSampler:
         """
         self._filled.clear()
         plan = self.plan(logits, draws)
-        if self._filled and (recorder := current()) is not None:
-            recorder.step(plan, self._filled, is_new=False)
+        if self._filled:
+            current().step(plan, self._filled, is_new=False)
         plan.run()
         self._ran.update(dict.fromkeys(plan.kernels))
         outcomes = memory.to_host_later(self._buffers["outcomes"], len(draws))

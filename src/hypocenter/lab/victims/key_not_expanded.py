@@ -13,7 +13,7 @@ NEW = "both = (key < length - 1)[:, None] & (d < head_dim)[None, :]"
 
 def plant(lab: Lab) -> None:
     twin(lab)
-    lab.edit("attention_parts_gpu", (OLD, NEW))
+    lab.edit("unfused_gpu", (OLD, NEW))
 
 
 VICTIM = Victim(

@@ -12,7 +12,7 @@ NEW = "tl.store(scores_ptr + row + key, total, mask=key < length - 1)"
 
 def plant(lab: Lab) -> None:
     twin(lab)
-    lab.edit("attention_parts_gpu", (OLD, NEW))
+    lab.edit("unfused_gpu", (OLD, NEW))
 
 
 def twin(lab: Lab) -> None:
