@@ -21,6 +21,7 @@ from hypocenter.record.events import (
     AnyEvent,
     Argument,
     Copied,
+    Declaration,
     FaultRecord,
     Freed,
     LaunchRecord,
@@ -52,11 +53,11 @@ class Run:
         self.tensors: dict[str, TensorRecord] = {}
         self.plans: list[PlanRecord] = []
         self.sources: dict[str, SourceRecord] = {}
-        self.contracts: dict[str, str] = {}
+        self.contracts: dict[str, Declaration] = {}
         self._next = BASE
         self.num_allocations = 0
 
-    def emit(self, kind: type[Any], **fields: Any) -> Any:
+    def emit(self, kind: type[Any], /, **fields: Any) -> Any:
         self.seq += 1
         event = kind(seq=self.seq, step=self.step, **fields)
         self.events.append(event)
@@ -115,7 +116,7 @@ class Run:
             arguments = {f"{k}_ptr" if v in self.tensors else k: v for k, v in facts.items()}
         contract = contract_of(kernel, list(facts))
         if contract is not None:
-            self.contracts[kernel] = contract.describe()
+            self.contracts[kernel] = contract.declaration
         return LaunchRecord(
             kernel=kernel, function=f"{kernel}_kernel", device=self.device, grid=grid,
             num_warps=num_warps,

@@ -14,7 +14,17 @@ from pathlib import Path
 PACKAGE = "hypocenter"
 
 WORDS = frozenset(
-    {"errors", "config", "tensor", "dtypes", "results", "wording", "package", "messages"}
+    {
+        "errors",
+        "config",
+        "tensor",
+        "dtypes",
+        "results",
+        "wording",
+        "package",
+        "messages",
+        "refusals",
+    }
 )
 
 #: Room, a folder below the package, to the rooms that it may import besides itself. What is true
@@ -73,7 +83,7 @@ LAUNCH_DOOR = frozenset({"device/launch.py", "device/cpu/lang.py"})
 COPY_WATCHED = ("kernels/", "model/decoder.py", "engine/runner.py", "engine/batch.py")
 #: `file:function` to the reason why its calls are no copies from a device.
 COPY_ALLOWED = dict.fromkeys(
-    ("engine/batch.py:_last_positions", "engine/batch.py:_check_range"),
+    tuple(f"engine/batch.py:{name}" for name in ("_last_positions", "_check_range", "_repeated")),
     "reads the batch, which the host has made",
 )
 COPY_CALLS = frozenset({"cpu", "item", "tolist", "numpy"})

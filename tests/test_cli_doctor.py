@@ -350,7 +350,7 @@ def test_a_command_that_opens_no_recorder_is_examined_as_far_as_it_goes(
     assert done.returncode == 3
     made = bundles.load(tmp_path / "hypo-bundle")
     assert made.fault.signal == signal.SIGSEGV
-    assert any("opened no recorder" in line for line in made.missing)
+    assert any("opened no recorder" in str(line) for line in made.missing)
 
 
 def test_a_deadline_that_counts_nothing_is_told(doctor: Doctor) -> None:

@@ -30,6 +30,7 @@ from hypocenter.record.events import (
     Values,
 )
 from hypocenter.record.ring_writer import RingWriter
+from hypocenter.refusals import WrongType
 from hypocenter.watch import collect, dead_runs, kernel_log
 from hypocenter.watch.child import Deadlines, Ended, watch
 from hypocenter.watch.fault_text import fault_in, is_fault, with_kernel_log
@@ -310,7 +311,10 @@ def ended(exit_code: int | None = None, number: int | None = None, stderr: str =
 
 
 CALLED = Called(seq=1, step=2, call="copy_out", outcome="an illegal memory access was encountered")
-REJECTED = Rejected(seq=2, step=2, kernel="rope", reason="positions is i16")
+REJECTED = Rejected(
+    seq=2, step=2, kernel="rope",
+    refusal=WrongType(argument="positions", dtype="i16", read_as=("i32",)),
+)  # fmt: skip
 
 
 def test_a_watched_run_becomes_a_bundle(tmp_path: Path) -> None:
@@ -377,7 +381,7 @@ def test_a_refusal_is_a_fault_when_the_command_failed_of_it(tmp_path: Path) -> N
 def test_a_command_without_recorder_is_told(tmp_path: Path) -> None:
     made = collect.collect(tmp_path, ended(number=11))
     assert made is not None
-    assert any("opened no recorder" in line for line in made.missing)
+    assert any("opened no recorder" in str(line) for line in made.missing)
     assert made.fault.message.startswith("ended by SIGSEGV")
 
 
@@ -422,7 +426,7 @@ def test_a_dead_run_is_found_once_and_named(tmp_path: Path) -> None:
     made = collect.collect_dead(dead)
     assert (made.kind, made.fault.call) == ("error", "copy_out")
     assert made.command == ("hypo", "run", "-p", "<3 characters>")
-    assert any("stderr and exit code" in line for line in made.missing)
+    assert any("stderr and exit code" in str(line) for line in made.missing)
     with_consent = collect.collect_dead(dead, with_prompts=True)
     assert with_consent.command == ("hypo", "run", "-p", "abc")
     assert not with_consent.redacted

@@ -12,16 +12,9 @@ from kernel_launch import tensor
 from hypocenter.device import memory
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import unfused
-from hypocenter.kernels.contract import (
-    COUNT,
-    Apart,
-    Arg,
-    Contract,
-    Index,
-    Rule,
-    Scalar,
-    live_counts,
-)
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.demands import COUNT, Apart, Arg, Index, Rule, Scalar, live_counts
+from hypocenter.record.events import ArgumentDeclaration
 from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
 
 ROPE = Contract(
@@ -198,10 +191,12 @@ def test_a_check_is_cheap() -> None:
     assert best / 3 < 2e-6
 
 
-def test_a_contract_describes_itself() -> None:
-    text = ROPE.describe()
-    assert "positions: i32 [num_tokens], contiguous, read, indexes the rope table" in text
-    assert "the table turns more columns than a head has" in text
+def test_a_contract_declares_itself() -> None:
+    assert ROPE.declaration.argument("positions") == ArgumentDeclaration(
+        name="positions", dtypes=("I32",), shape="num_tokens", indexes="the rope table",
+        bound="num_positions",
+    )  # fmt: skip
+    assert "the table turns more columns than a head has" in ROPE.declaration.rules
 
 
 @pytest.mark.parametrize(

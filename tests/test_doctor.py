@@ -30,11 +30,14 @@ from bundles import (
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.diagnosis import Cause, Diagnosis, Verdict
 from hypocenter.doctor.doctor import LADDER, diagnose
+from hypocenter.errors import ErrorKind
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import (
+    ArgumentDeclaration,
     Called,
     Captured,
     Copied,
+    Declaration,
     FaultRecord,
     HostWrote,
     Place,
@@ -43,6 +46,15 @@ from hypocenter.record.events import (
     Statistics,
     StreamEvent,
     Waited,
+)
+from hypocenter.refusals import (
+    AnyRefusal,
+    EntryOutOfRange,
+    FieldOutOfRange,
+    Freed,
+    GridAxisTooLong,
+    RuntimeRefused,
+    SharedMemory,
 )
 
 WIDTH = HEADS * DIM
@@ -235,12 +247,12 @@ def narrow(*, wide: bool) -> Bundle:
     return run.bundle(crash())
 
 
-def rejected(reason: str, kernel: str = "step") -> Bundle:
+def rejected(refusal: AnyRefusal, kernel: str = "", tensor: str = "") -> Bundle:
     run = Run()
     tensors_of_decoder(run)
     decoder(run)
-    run.emit(Rejected, kernel=kernel, reason=reason)
-    return run.bundle(FaultRecord(kind="error", message=f"{kernel}: {reason}", call=kernel))
+    run.emit(Rejected, kernel=kernel, tensor=tensor, refusal=refusal)
+    return run.bundle(FaultRecord(kind="error", message=f"{kernel}: {refusal}", call=kernel))
 
 
 def of_unknown(name: str, *, freed: bool = False) -> Bundle:
@@ -254,29 +266,33 @@ def of_unknown(name: str, *, freed: bool = False) -> Bundle:
     return run.bundle(crash(run.tensors[name].address))
 
 
-def told(text: str) -> Bundle:
-    """A refusal of which only stderr tells."""
-    fault = FaultRecord(kind="error", message=f"error: {text}", exit_code=1)
-    return Run().bundle(fault, stderr=f"loading\nerror: {text}\n")
-
-
 def pending(*, polled: bool) -> Bundle:
     run = Run()
     tensors_of_decoder(run)
     step(run, decoder(run))
     if not polled:
-        run.emit(Called, call="launch of scale_kernel (grid=(0,1,1))", outcome=
-                 "hipErrorInvalidConfiguration (9)", site="ops.py:3")  # fmt: skip
+        run.emit(
+            Called, call="launch of scale_kernel (grid=(0,1,1))", kernel="scale_kernel",
+            outcome="hipErrorInvalidConfiguration (9)", site="ops.py:3",
+        )  # fmt: skip
     run.emit(Called, call="copy_out", outcome="hipErrorInvalidConfiguration (9)")
     return run.bundle(
-        FaultRecord(kind="error", call="copy_out", message="hipErrorInvalidConfiguration (9)")
+        FaultRecord(
+            kind="error",
+            call="copy_out",
+            message="hipErrorInvalidConfiguration (9)",
+            error="hipErrorInvalidConfiguration (9)",
+        )
     )
 
 
 def late_memory() -> Bundle:
     run = Run()
     tensors_of_decoder(run)
-    run.emit(Called, call="allocate", outcome="hipErrorOutOfMemory (2): out of memory")
+    run.emit(
+        Called, call="allocate", outcome="hipErrorOutOfMemory (2): out of memory",
+        kind=ErrorKind.OUT_OF_MEMORY,
+    )  # fmt: skip
     step(run, decoder(run))
     return run.bundle(crash(0))
 
@@ -437,30 +453,46 @@ CASES: dict[str, Expected] = {
         "k_cache", "numbers",
     ),
     "refused index": Expected(
-        lambda: rejected("positions[3] = 5000, but the context has 4096 entries"), healthy,
-        Cause.POSITION_RANGE, "step", "positions", "refusals",
+        lambda: rejected(
+            EntryOutOfRange(
+                argument="positions", entry=(3,), value=5000, of="the context", bound=4096
+            ),
+            "step",
+        ),
+        healthy, Cause.POSITION_RANGE, "step", "positions", "refusals",
     ),
     "refused memory": Expected(
         lambda: rejected(
-            "a block needs 98304 bytes of shared memory, but MI300X (gfx942) has 65536; use "
-            "smaller tiles", "rms_norm",
+            SharedMemory(num_bytes=98304, limit=65536, gpu="MI300X (gfx942)"), "rms_norm"
         ),
         healthy, Cause.SHARED_MEMORY, "rms_norm", None, "refusals",
     ),
     "no code": Expected(
-        lambda: rejected("launch failed: hipErrorNoBinaryForGpu (209): no kernel image", "lookup"),
+        lambda: rejected(
+            RuntimeRefused(
+                code=209, name="hipErrorNoBinaryForGpu", sentence="no kernel image",
+                is_no_code=True,
+            ),
+            "lookup",
+        ),
         healthy, Cause.NO_CODE_OBJECT, "lookup", None, "refusals",
     ),
     "model file": Expected(
-        lambda: told("m.gguf: llama.rope.freq_base is 0.0, but must be from 1.2e-38 to 3.4e+38"),
+        lambda: rejected(
+            FieldOutOfRange(
+                file="m.gguf", field="llama.rope.freq_base", value=0.0, low=1.2e-38, high=3.4e38
+            )
+        ),
         healthy, Cause.BAD_SCALAR, "rope", "llama.rope.freq_base", "refusals",
     ),
-    "told only": Expected(
-        lambda: told("rms_norm: grid[1] is 65536, but H200 (sm_90) has at most 65535; use grid[0]"),
+    "long grid": Expected(
+        lambda: rejected(
+            GridAxisTooLong(axis=1, size=65536, limit=65535, gpu="H200 (sm_90)"), "rms_norm"
+        ),
         healthy, Cause.GRID_LIMIT, "rms_norm", "grid", "refusals",
     ),
     "copy of freed memory": Expected(
-        lambda: rejected("was freed at cache.py:9", "copy of k_cache.1"), healthy,
+        lambda: rejected(Freed(site="cache.py:9"), tensor="k_cache.1"), healthy,
         Cause.USE_AFTER_FREE, "copy", "k_cache.1", "refusals",
     ),
     "freed under way": Expected(
@@ -668,7 +700,8 @@ def compared(scale: float, digest: str = "a", text: str = PROMISE) -> Bundle:
         place=Place(1, plan, 0), tensor=run.tensors["out"].id, digest=digest, low=0.0, high=1.0,
         mean=0.5, rms=0.5, num_nan=0, num_inf=0,
     )  # fmt: skip
-    run.contracts["rms_norm"] = "out: f32 [num_rows], contiguous, write"
+    written = ArgumentDeclaration(name="out", dtypes=("F32",), shape="num_rows", access="write")
+    run.contracts["rms_norm"] = Declaration(kernel="rms_norm", arguments=(written,))
     return run.bundle(FaultRecord(kind="differs", message=""), statistics=(figures,))
 
 
@@ -732,7 +765,7 @@ def test_a_damaged_bundle_costs_one_rung_and_not_the_report() -> None:
     )  # fmt: skip
     found = diagnose(run.bundle(crash()), without=NO_REPLAY)
     assert found.roots[0].cause is Cause.DTYPE_WIDTH
-    assert any("tensor" in text for text in found.unseen)
+    assert any("tensor" in str(text) for text in found.unseen)
 
 
 def test_unknown_kernels_are_told_and_not_judged() -> None:
@@ -741,7 +774,7 @@ def test_unknown_kernels_are_told_and_not_judged() -> None:
     step(run, run.plan(run.launch("theirs", {}, {"x_ptr": "x"})))
     found = diagnose(run.bundle(crash()), without=NO_REPLAY)
     assert not found.roots
-    assert any("arguments of theirs" in text for text in found.unseen)
+    assert any("arguments of theirs" in str(text) for text in found.unseen)
 
 
 def test_every_plausible_cause_has_a_verdict_and_a_reason() -> None:

@@ -122,7 +122,7 @@ def test_what_only_the_engine_can_have_is_left_out() -> None:
     found = told(COPY, fault=DIED)
     assert not {Cause.TOKEN_RANGE, Cause.FOREIGN_BLOCK, Cause.MISSING_WAIT} & found.keys()
     diagnosis = diagnose(program(COPY), allow_source=True)
-    assert not any("--suspect" in text for text in diagnosis.unseen)
+    assert not any("--suspect" in str(text) for text in diagnosis.unseen)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from hypocenter.doctor.diagnosis import Cause, Diagnosis, Verdict
 from hypocenter.doctor.doctor import LADDER, diagnose
 from hypocenter.doctor.report import headline, report_json, report_markdown, report_text
 from hypocenter.record.events import FaultRecord
+from hypocenter.record.gap import Gap, GapKind
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "doctor.md"
@@ -74,10 +75,9 @@ def test_what_is_refuted_or_not_tested_is_counted(found: Diagnosis) -> None:
 
 
 def test_launches_not_replayed_for_one_reason_stand_in_one_line(found: Diagnosis) -> None:
-    why = "_kernel is the program's own kernel; its recorded source was not run"
-    many = msgspec.structs.replace(
-        found, roots=(), unseen=(f"not replayed: a: a{why}", "b", f"not replayed: c: c{why}")
-    )
+    why = "it is the program's own kernel; its recorded source was not run"
+    of_a, of_c = (Gap(GapKind.SOURCE_NOT_RUN, name, why) for name in "ac")
+    many = msgspec.structs.replace(found, roots=(), unseen=(of_a, Gap.not_recorded("b"), of_c))
     told = report_text(many)
     seen = told[told.index("NOT SEEN") :].split("\n\n")[0].splitlines()[1:]
     assert seen[0] == "  - b"
@@ -91,7 +91,7 @@ def test_a_run_that_left_no_record_refutes_nothing() -> None:
     assert {one.verdict for one in found.hypotheses} == {Verdict.NOT_TESTED}
     assert "driver" not in found.surfaced.replace("not from the driver", "")
     assert found.symptom.startswith("ended from outside, by SIGKILL")
-    assert not any("address" in text for text in found.unseen)
+    assert not any("address" in str(text) for text in found.unseen)
     dead = diagnose(Run().bundle(FaultRecord(kind="crash", message="it has died")))
     assert dead.surfaced == (
         "it is not known where it was reported: the doctor did not run this program"

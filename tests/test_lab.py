@@ -146,7 +146,15 @@ def scored(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one: scoring.Examined, *roots: RootCause
 ) -> scoring.Score:
     """The score of a victim whose doctor says `roots`, of its twin too."""
-    made = Diagnosis(kind="crash", symptom="", surfaced="", hypotheses=(), roots=roots, seconds=2.0)
+    made = Diagnosis(
+        kind="crash",
+        fault_kind="crash",
+        symptom="",
+        surfaced="",
+        hypotheses=(),
+        roots=roots,
+        seconds=2.0,
+    )
     monkeypatch.setattr(scoring, "diagnose", lambda bundle, *given, **names: made)
     return scoring.score(one)
 

@@ -36,7 +36,7 @@ from hypocenter.device.sim.sim import open_sim
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.diagnosis import Cause, Verdict
 from hypocenter.doctor.rungs.contracts import contracts
-from hypocenter.errors import CopyRejected, DeviceFault, LaunchRejected, OutOfMemory
+from hypocenter.errors import CopyRejected, DeviceFault, ErrorKind, LaunchRejected, OutOfMemory
 from hypocenter.kernels import mark as mark_kernels
 from hypocenter.kernels import mark_gpu
 from hypocenter.kernels.attention import rope, unfused
@@ -135,7 +135,9 @@ def test_a_run_is_told_by_name_and_in_order(runs: Path) -> None:
     assert source.file.endswith("rope_write_cpu.py")
     text = Path(source.file).read_text().splitlines()
     assert source.text.splitlines()[0] == text[source.first_line - 1]
-    assert "positions: i32" in run.contracts["rope_write"]
+    declared = run.contracts["rope_write"].argument("positions")
+    assert declared is not None
+    assert declared.dtypes == ("I32",)
     assert {name for name, armed, _ in map(_check, run.checks) if armed} == {
         "contracts", "step indices", "host copies",
     }  # fmt: skip
@@ -357,7 +359,7 @@ def test_a_full_disk_is_told_once_and_the_run_goes_on(
     (warning,) = caplog.records
     assert "No space left" in warning.getMessage()
     recorder.close_recorder()
-    assert "records could not be written" in ring.read_run(opened.folder).missing[0]
+    assert "too large, or the log was full" in ring.read_run(opened.folder).missing[0].reason
 
 
 def test_no_room_for_the_ring_is_no_reason_to_stop(
@@ -542,16 +544,17 @@ def test_refusals_are_told_with_their_facts(sim: Recorder) -> None:
     run = _read(sim)
     refused, copy, out = (e for e in run.events if isinstance(e, Rejected | Called))
     assert isinstance(refused, Rejected)
-    assert (refused.kernel, "head_dim is 63" in refused.reason) == ("rope", True)
+    assert (refused.kernel, "head_dim is 63" in str(refused.refusal)) == ("rope", True)
     assert refused.launch is not None
     facts = {fact.name: fact for fact in refused.launch.facts}
     assert facts["head_dim"].value == 63
     tensors = {one.id: one.name for one in run.tensors}
     assert tensors[facts["positions"].tensor or 0] == "positions"
     assert isinstance(copy, Rejected)
-    assert (copy.kernel, "shape (5,) into (4,)" in copy.reason) == ("copy of x", True)
+    assert (copy.what, "shape (5,) into (4,)" in str(copy.refusal)) == ("copy of x", True)
     assert isinstance(out, Called)
     assert "bytes asked for" in out.outcome
+    assert out.kind is ErrorKind.OUT_OF_MEMORY
 
 
 def test_each_launch_names_its_own_contract(sim: Recorder) -> None:
@@ -572,9 +575,9 @@ def test_each_launch_names_its_own_contract(sim: Recorder) -> None:
     bundle = bundle_of_run(sim.folder)
     found = [event.launch for event in bundle.events if isinstance(event, Launched | Rejected)]
     keys, values = unfused.EXPAND_KEYS, unfused.EXPAND_VALUES
-    wanted = [one.describe() for one in (keys, values, keys, values, values)]
+    wanted = [one.declaration for one in (keys, values, keys, values, values)]
     assert [launch and bundle.declaration(launch) for launch in found] == wanted
-    assert sorted(bundle.contracts.values()) == sorted(wanted[:2])
+    assert list(bundle.contracts.values()) == wanted[:2]
     told = [claim.hypothesis for claim in contracts(Case(bundle))]
     open_ = [(one.cause, one.argument) for one in told if one.verdict is not Verdict.REFUTED]
     assert open_ == [(Cause.WRONG_STRIDE, "cache")]

@@ -174,7 +174,7 @@ def test_an_uninitialised_read_is_found() -> None:
 
 def test_programs_that_write_one_place_race() -> None:
     launch = rows() | {"y_stride": 99}
-    kinds = {f.kind: f for f in check(kernels.scaled_rows, 5, **launch).findings}
+    kinds = {str(f.kind): f for f in check(kernels.scaled_rows, 5, **launch).findings}
     assert kinds.keys() == {"race", "never written"}
     assert kinds["race"].program == (1, 0, 0)
     assert kinds["race"].element == (0, 99)

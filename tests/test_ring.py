@@ -17,8 +17,10 @@ from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
     AnyEvent,
+    ArgumentDeclaration,
     ContractRecord,
     Copied,
+    Declaration,
     Freed,
     Place,
     ProcessRecord,
@@ -27,6 +29,7 @@ from hypocenter.record.events import (
     TensorRecord,
     Values,
 )
+from hypocenter.record.gap import Gap
 from hypocenter.record.ring_writer import RingWriter
 
 SEGMENT_BYTES = 512
@@ -37,10 +40,13 @@ def _event(seq: int) -> AnyEvent:
     return Stepped(seq=seq, step=seq, plan=1, inputs=(values,), requests=())
 
 
+DECLARATION = Declaration(
+    kernel="rope", arguments=(ArgumentDeclaration(name="x", dtypes=("F32",), shape="n"),)
+)
 STATIC = (
     ProcessRecord(pid=1, command=("hypo", "run"), started="2026-01-01"),
     SourceRecord(id="ab", function="f", file="f.py", first_line=3, text="def f(): ..."),
-    ContractRecord("rope", "x: f32"),
+    ContractRecord("rope", DECLARATION),
     TensorRecord(
         id=1, name="x", owner="decoder", dtype="F32", shape=(2, 3), strides=(3, 1), offset=0,
         allocation=7, address=4096, extent_bytes=24,
@@ -77,7 +83,7 @@ def test_what_was_written_is_read(writer: RingWriter) -> None:
     assert run.missing == ()
     assert run.process == STATIC[0]
     assert run.sources == (STATIC[1],)
-    assert run.contracts == {"rope": "x: f32"}
+    assert run.contracts == {"rope": DECLARATION}
     assert run.tensors == (STATIC[3],)
     assert run.events == (*STATIC[4:], *map(_event, range(3, 7)))
     assert (run.pid, run.is_alive, run.is_clean) == (os.getpid(), True, False)
@@ -237,7 +243,7 @@ def test_a_damaged_record_does_not_take_the_next_ones_with_it(writer: RingWriter
     run = ring.read_run(writer.folder)
     assert run.sources == ()
     assert run.tensors == (STATIC[3],)
-    assert run.missing == ("static: 1 damaged records were passed over",)
+    assert run.missing == (Gap.damaged("static", "1 damaged records were passed over"),)
 
 
 def test_frames_of_an_earlier_turn_are_not_read_again(writer: RingWriter) -> None:

@@ -32,6 +32,7 @@ from hypocenter.record.events import (
     TensorRecord,
     Values,
 )
+from hypocenter.record.gap import Gap
 
 replace = msgspec.structs.replace
 
@@ -243,11 +244,11 @@ def test_launches_outside_of_plans_are_compared_too() -> None:
 def test_what_could_not_be_compared_is_said() -> None:
     bare = replace(_run(), statistics=())
     assert rundiff(bare, _run()).unseen == (
-        "tensor statistics: GOOD has none; run it with --launch-mode traced",
+        Gap.not_recorded("tensor statistics", "GOOD has none; run it with --launch-mode traced"),
     )
     late = replace(_run(), events=tuple(e for e in _run().events if e.step != 1))
     assert rundiff(_run(), late).unseen == (
-        "steps before 2, of which one run has kept no record",
+        Gap.not_recorded("steps before 2", "one run has kept no record of them"),
     )  # fmt: skip
     changed = replace(_run(), sources=(replace(_run().sources[0], id="s2"),))
     assert rundiff(_run(), changed).around == ("source of rope_kernel: s1 in GOOD, s2 in BAD",)

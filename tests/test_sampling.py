@@ -305,7 +305,9 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         sample(logits, [good])
     for bad_id in (-1, 4):
         outside = Draw(SamplingParams(), 0, np.array([bad_id], np.int32), np.zeros(1, np.int32))
-        with pytest.raises(LaunchRejected, match=f"row 1: context ids from {bad_id} to {bad_id}"):
+        with pytest.raises(
+            LaunchRejected, match=rf"context_ids\[1, 0\] = {bad_id}, but the vocabulary"
+        ):
             sample(logits, [good, outside])
     uneven = Draw(SamplingParams(), 0, np.zeros(2, np.int32), np.zeros(1, np.int32))
     with pytest.raises(LaunchRejected, match="2 context ids, but 1 counts"):

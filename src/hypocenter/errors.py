@@ -5,8 +5,12 @@ Nothing here prints or exits: `cli/app.py` turns an exception into one line and 
 
 from __future__ import annotations
 
+import enum
 import shlex
 from pathlib import Path
+from typing import Self
+
+from hypocenter.refusals import AnyRefusal, FieldOutOfRange
 
 EXIT_OK = 0
 EXIT_ERROR = 1
@@ -14,6 +18,19 @@ EXIT_USAGE = 2
 EXIT_FAULT = 3
 EXIT_GATE = 4
 EXIT_INTERRUPTED = 130
+
+
+class ErrorKind(enum.StrEnum):
+    """What an error of a device, or of its runtime, is about, where that is told apart.
+
+    FOUND_LATER: made by something that ran, and found by the call that reports it.
+    """
+
+    OTHER = "other"
+    FOUND_LATER = "found later"
+    OUT_OF_MEMORY = "out of memory"
+    NO_CODE = "no code for this architecture"
+    ENDLESS = "a launch that does not end"
 
 
 class HypoError(Exception):
@@ -54,8 +71,11 @@ class Words(str):
 class BadModelFile(HypoError):
     """A model file breaks the format or its own metadata.
 
-    `field` names what is wrong, `value` what was read, `limit` what would have been right.
+    `field` names what is wrong, `value` what was read, `limit` what would have been right;
+    `refusal` has a number and its bounds.
     """
+
+    refusal: FieldOutOfRange | None = None
 
     def __init__(
         self, path: str | Path, field: str, value: object, limit: str, way_out: str = ""
@@ -68,6 +88,17 @@ class BadModelFile(HypoError):
         shown = _bounded(value)
         tail = f"; {way_out}" if way_out else ""
         super().__init__(f"{self.path}: {field} is {shown}, but {limit}{tail}")
+
+    @classmethod
+    def out_of_range(
+        cls, path: str | Path, field: str, value: float, low: float, high: float, of: str = ""
+    ) -> Self:
+        """For a number that is not from `low` to `high`, the range of `of`."""
+        remark = f", the range of {of}" if of else ""
+        refusal = FieldOutOfRange(file=str(path), field=field, value=value, low=low, high=high)
+        error = cls(path, field, value, f"must be {refusal.range}{remark}")
+        error.refusal = refusal
+        return error
 
 
 class UnsupportedModel(BadModelFile):
@@ -144,10 +175,10 @@ class BadLogits(HypoError):
 class LaunchRejected(HypoError):
     """A kernel's arguments break what the kernel demands; nothing was launched."""
 
-    def __init__(self, kernel: str, reason: str) -> None:
+    def __init__(self, kernel: str, refusal: AnyRefusal) -> None:
         self.kernel = kernel
-        self.reason = reason
-        super().__init__(f"{kernel}: {reason}")
+        self.refusal = refusal
+        super().__init__(f"{kernel}: {refusal}")
 
 
 class Unguardable(HypoError):
@@ -180,19 +211,50 @@ class OutOfMemory(HypoError):
 class DeviceFault(HypoError):
     """The device reported an error for something that it ran.
 
-    `call` is the call that returned the error; when `is_asynchronous` holds, it is innocent, and
-    the fault lies somewhere in what was launched before it.
+    `call` is the call that returned the error, of `kernel` where it is a launch; when
+    `is_asynchronous` holds, it is innocent, and the fault lies somewhere in what was launched
+    before it.
     """
 
     exit_code = EXIT_FAULT
 
-    def __init__(self, device: str, call: str, reason: str, *, is_asynchronous: bool) -> None:
+    def __init__(
+        self, device: str, call: str, reason: str, *, is_asynchronous: bool, kernel: str = "",
+        kind: ErrorKind = ErrorKind.OTHER,
+    ) -> None:  # fmt: skip
         self.device = device
         self.call = call
+        self.kernel = kernel
         self.reason = reason
+        self.kind = kind
         self.is_asynchronous = is_asynchronous
         blame = f"reported at {call}, caused by a launch before it" if is_asynchronous else call
         super().__init__(f"{device}: {reason} ({blame})")
+
+
+class NotReplayed(HypoError):
+    """A recorded launch cannot be replayed: `reason` is what is said of `kernel`."""
+
+    def __init__(self, kernel: str, reason: str) -> None:
+        self.kernel = kernel
+        self.reason = reason
+        super().__init__(f"{kernel} {reason}")
+
+
+class SourceNotAllowed(NotReplayed):
+    """A kernel is not installed as it was recorded, and the recorded text may not be run.
+
+    `differing` is the function whose text is another; empty for a kernel of the program's own.
+    """
+
+    def __init__(self, kernel: str, differing: str = "") -> None:
+        self.differing = differing
+        what = "is the program's own kernel"
+        if differing:
+            what = "" if differing == kernel else f"calls {differing}, which "
+            what += "is installed with another text than was recorded"
+        not_run = "its recorded source was not run; --run-sources runs it"
+        super().__init__(kernel, f"{what}; {not_run}")
 
 
 class AccessRefused(HypoError):
@@ -220,11 +282,11 @@ class AccessRefused(HypoError):
 class CopyRejected(HypoError):
     """A host copy was refused before it began."""
 
-    def __init__(self, tensor: str, reason: str, owner: str = "") -> None:
+    def __init__(self, tensor: str, refusal: AnyRefusal, owner: str = "") -> None:
         self.tensor = tensor
         self.owner = owner
-        self.reason = reason
-        super().__init__(f"copy of {tensor}{owner and f' ({owner})'}: {reason}")
+        self.refusal = refusal
+        super().__init__(f"copy of {tensor}{owner and f' ({owner})'}: {refusal}")
 
 
 class BadBundle(HypoError):

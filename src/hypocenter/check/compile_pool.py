@@ -19,6 +19,7 @@ from hypocenter.check.compile_worker import Hello, Job, Listed
 from hypocenter.device.limits import named_gpu
 from hypocenter.device.offline.compiled import CompiledKernel
 from hypocenter.errors import HypoError, UsageError
+from hypocenter.refusals import Refused
 
 WORKER = "hypocenter.check.compile_worker"
 COMPILE_SECONDS = 300.0
@@ -130,7 +131,7 @@ class Worker:
             arch=limits.arch,
             guarded=job.guarded,
             ok=False,
-            problems=(problem,),
+            problems=(Refused(what=problem),),
             threads=listed.num_warps * limits.wavefront,
             shared_limit=limits.shared_limit_bytes,
         )

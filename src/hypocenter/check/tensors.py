@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hypocenter import package
 from hypocenter.device.interpret.libdevice import Array
 from hypocenter.replay.arguments import Argument, extent_bytes
-from hypocenter.replay.findings import Finding, Site
+from hypocenter.replay.findings import Finding, FindingKind, Site
 
 _UNDEFINED = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
                         "aten::new_empty_strided", "aten::empty_permuted"})  # fmt: skip
@@ -54,8 +54,9 @@ class Pending:
         ends = [(n, *np.argwhere(~rows[n])[end].tolist()) for n, end in
                 ((missing[0], 0), (missing[-1], -1))]  # fmt: skip
         return Finding(
-            kind="never written", kernel=self.kernel, operation="launch", argument=argument.name,
-            element=ends[0] if argument.shape else (), num_lanes=sum(counts),
+            kind=FindingKind.NEVER_WRITTEN, kernel=self.kernel, operation="launch",
+            argument=argument.name, element=ends[0] if argument.shape else (),
+            num_lanes=sum(counts),
             detail=f"{sum(counts)} of {elements.size} elements of shape {argument.shape}, from "
             f"{list(ends[0])} to {list(ends[1])}{detail}",
             configuration=self.configuration, launched_at=self.launched_at,

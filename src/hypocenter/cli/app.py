@@ -301,6 +301,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _report(usage_message(error), debug)
         sys.exit(EXIT_USAGE)
     except HypoError as error:
+        _record_for_doctor(error)
         _report(f"{error}{_way_to_the_doctor(error)}", debug)
         sys.exit(error.exit_code)
     except OSError as error:
@@ -367,6 +368,23 @@ def _tell_of_the_dead(tokens: Sequence[str]) -> None:
 
         if not dead_runs.is_watched(base) and (sentence := dead_runs.notice(base)):
             _report(sentence, debug=False)
+
+
+def _record_for_doctor(error: HypoError) -> None:
+    """Where a doctor runs this command, leave the error as facts: it reads no sentence of ours.
+
+    Wrong usage is no fault.
+    """
+    if error.exit_code == EXIT_USAGE:
+        return
+    from hypocenter.config import Environment
+    from hypocenter.watch import dead_runs
+
+    with contextlib.suppress(UsageError):  # of the environment itself, which was told of before
+        if dead_runs.is_watched(Environment.read().run_dir):
+            from hypocenter.record.recorder import open_recorder
+
+            open_recorder().failed(error)
 
 
 def _way_to_the_doctor(error: HypoError) -> str:

@@ -6,7 +6,6 @@ Examines nothing.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from hypocenter.cli.output import printable, say
@@ -14,12 +13,7 @@ from hypocenter.errors import UsageError
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import FOREIGN
-
-#: In sentences of `Bundle.missing`: a part was there once, and is not whole any more.
-_DAMAGE = re.compile(
-    r"damaged|torn|cut off|(is|are) not there|cannot be read|no whole header|is a link|"
-    r"no regular file|does not know"
-)
+from hypocenter.record.gap import GapKind
 
 
 def bundle_at(folder: str) -> Bundle:
@@ -35,11 +29,11 @@ def bundle_at(folder: str) -> Bundle:
             "makes one"
         )
     found = bundles.load(folder)
-    if damaged := [text for text in found.missing if _DAMAGE.search(text)]:
+    if damaged := [gap for gap in found.missing if gap.kind is GapKind.DAMAGED]:
         more = f" (and {len(damaged) - 1} more under NOT SEEN)" if len(damaged) > 1 else ""
         say(
             f"{folder} is damaged, so what follows may lack what matters: "
-            f"{printable(damaged[0])}{more}"
+            f"{printable(str(damaged[0]))}{more}"
         )
     return found
 

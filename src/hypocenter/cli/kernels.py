@@ -45,7 +45,7 @@ def kernels(
             second if is_worth_it else None,
             lambda num: progress(f"compiling {num} of {len(jobs)}", num / len(jobs)),
         )
-    print(msgspec.json.format(msgspec.json.encode(records)).decode() if as_json else table(records))
+    print(_json(records) if as_json else table(records))
     if first.note:
         say(f"{file} ended early, so launches may be missing: {first.note}")
     if not as_json:
@@ -54,6 +54,14 @@ def kernels(
         say(line)
     if not all(record.ok for record in records):
         sys.exit(EXIT_GATE)
+
+
+def _json(records: Sequence[CompiledKernel]) -> str:
+    rows = [
+        {**msgspec.to_builtins(record), "problems": [str(one) for one in record.problems]}
+        for record in records
+    ]
+    return msgspec.json.format(msgspec.json.encode(rows)).decode()
 
 
 def jobs_of(

@@ -128,7 +128,6 @@ def _replayed(
     allow_source: bool,
 ) -> Iterator[Replayed]:
     from hypocenter.replay.recorded import BUDGET_SECONDS, replay_place
-    from hypocenter.replay.source import SourceNotAllowed
 
     deadline = time.monotonic() + budget_seconds
     for number, place in enumerate(places):
@@ -148,10 +147,6 @@ def _replayed(
             report = replay_place(
                 index, place, budget_seconds=seconds, headroom=True, allow_source=allow_source
             )
-        except SourceNotAllowed as error:
-            said = str(error)
-            way_out = "" if "--run-sources" in said else "; --run-sources runs it"
-            yield Replayed(place=place, launch=launch, problem=said + way_out)
         except HypoError as error:
             yield Replayed(place=place, launch=launch, problem=str(error))
         else:
@@ -177,7 +172,7 @@ def replay_text(index: BundleIndex, done: Sequence[Replayed], *, allow_source: b
             groups.setdefault(key, (finding, []))[1].append(one)
     for finding, same in groups.values():
         lines += ["", finding_text(finding)]
-        if finding.kind.endswith("overflow"):
+        if finding.is_overflow:
             lines += [f"    {text}" for text in index_thresholds(
                 index, same[0].place, finding, allow_source=allow_source)]  # fmt: skip
         lines.append(f"    in {_name(index, same[0])}{_others(index, same)}")

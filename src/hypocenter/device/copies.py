@@ -28,6 +28,19 @@ from hypocenter.device.devices import (
 from hypocenter.device.stream_order import Stretch, Writes
 from hypocenter.errors import CopyRejected
 from hypocenter.record.recorder import current
+from hypocenter.refusals import (
+    AnyRefusal,
+    DeviceNotOpen,
+    Freed,
+    MemoryElsewhere,
+    Misaligned,
+    Null,
+    OutsideTensor,
+    Refused,
+    StillWritten,
+    TooShort,
+    WrongStrides,
+)
 from hypocenter.tensor import DType, Tensor
 
 log = logging.getLogger("hypocenter.copies")
@@ -111,7 +124,11 @@ def _looked_at(tensor: Tensor, num_rows: int | None) -> tuple[int, ...]:
     _looked(tensor)
     num_rows = tensor.shape[0] if num_rows is None else num_rows
     if not 0 <= num_rows <= tensor.shape[0]:
-        refuse(tensor, f"{num_rows} rows, but it has {tensor.shape[0]}; ask for 0 to that many")
+        beyond = OutsideTensor(
+            what="rows", asked=f"{num_rows} rows", num_asked=num_rows, num_there=tensor.shape[0],
+            way_out="ask for 0 to that many",
+        )  # fmt: skip
+        refuse(tensor, beyond)
     shape = (num_rows, *tensor.shape[1:])
     _refuse_for(tensor, obstacle(tensor, math.prod(shape) * tensor.dtype.block_bytes))
     return shape
@@ -147,24 +164,23 @@ def arm_copies(is_armed: bool) -> None:
     current().arm("host copies", is_armed)
 
 
-def obstacle(tensor: Tensor, num_bytes: int) -> str:
-    """Why the first `num_bytes` of `tensor` cannot be copied at all; empty when they can be."""
+def obstacle(tensor: Tensor, num_bytes: int) -> AnyRefusal | None:
+    """Why the first `num_bytes` of `tensor` cannot be copied at all; None when they can be."""
     if found := _own_obstacle(tensor, num_bytes):
         return found
     device, address = tensor.device, tensor.allocation.address
     if device == "cpu" or not num_bytes:
-        return ""
+        return None
     if not is_open(device):
-        known = ", ".join(["cpu", *opened()])
-        return f"is on {device}, which is not open here (open: {known}); open_device it first"
+        known = ("cpu", *opened())
+        return DeviceNotOpen(device=device, opened=known, way_out="open_device it first")
     if address in names_of(device):
-        return ""
-    others = [name for name in opened() if address in names_of(name)]
-    where = f"which is memory of {others[0]}" if others else f"where nothing of {device} begins"
-    return (
-        f"is taken to be on {device}, but lies at {address:#x}, {where}; copy it by the device "
-        "that it was allocated on"
-    )
+        return None
+    owner = next((name for name in opened() if address in names_of(name)), "")
+    return MemoryElsewhere(
+        device=device, address=address, owner=owner,
+        way_out="copy it by the device that it was allocated on",
+    )  # fmt: skip
 
 
 def _copy_out(tensor: Tensor, num_bytes: int, is_later: bool = False) -> Callable[[], Array]:
@@ -242,9 +258,10 @@ def copy_in_pinned(tensor: Tensor, buffer: Tensor) -> None:
         _looked(one)
         _refuse_for(one, obstacle(one, one.extent_bytes))
     if buffer.device != "cpu" or tensor.device == "cpu":
-        refuse(tensor, f"{buffer!r} into {tensor!r}; give a pinned one of the host for a GPU's")
+        wanted = "give a pinned one of the host for a GPU's"
+        refuse(tensor, Refused(what=f"{buffer!r} into {tensor!r}", way_out=wanted))
     if (tensor.dtype, tensor.shape) != (buffer.dtype, buffer.shape):
-        refuse(tensor, f"{buffer!r} into {tensor!r}; make them alike")
+        refuse(tensor, Refused(what=f"{buffer!r} into {tensor!r}", way_out="make them alike"))
     data = buffer.data.reshape(-1).view(np.uint8)
     _record_copy("in", tensor, data.nbytes, host_address=buffer.address, is_pinned=True)
     _will_write(tensor, data.nbytes)
@@ -257,37 +274,36 @@ def _will_write(tensor: Tensor, num_bytes: int) -> None:
     will_run(tensor.device, Writes(stretches=(stretch,)))
 
 
-def _unwaited(tensor: Tensor, num_bytes: int) -> str:
-    """Why `tensor` may not have its values yet where the caller is; or empty."""
+def _unwaited(tensor: Tensor, num_bytes: int) -> StillWritten | None:
+    """Why `tensor` may not have its values yet where the caller is; or None."""
     device = tensor.device
     here = stream_of(device)
     found = order_of(device).unwaited(tensor, num_bytes, here) if num_bytes else None
     if found is None:
-        return ""
-    what, there = found
-    return (
-        f"is still being written by {what} in stream {there or 'default'}, which stream "
-        f"{here or 'default'} has not waited for; record_event there and wait_event here, or "
-        f"synchronise({device!r})"
-    )
+        return None
+    writer, there = found
+    return StillWritten(
+        writer=writer, stream=there, here=here,
+        way_out=f"record_event there and wait_event here, or synchronise({device!r})",
+    )  # fmt: skip
 
 
 def _looked(tensor: Tensor | None) -> None:
     if _is_armed:
         current().checked("host copies")
     if tensor is None:
-        _raise(CopyRejected("a tensor", "is null; allocate it first"))
+        _raise(CopyRejected("a tensor", Null(way_out="allocate it first")))
 
 
-def _refuse_for(tensor: Tensor, reason: str) -> None:
-    if reason and _is_armed:
-        refuse(tensor, reason)
+def _refuse_for(tensor: Tensor, refusal: AnyRefusal | None) -> None:
+    if refusal is not None and _is_armed:
+        refuse(tensor, refusal)
 
 
-def refuse(tensor: Tensor, reason: str) -> NoReturn:
+def refuse(tensor: Tensor, refusal: AnyRefusal) -> NoReturn:
     """Raise CopyRejected, noted in the record and in the log."""
-    log.debug("[COPY] %s REFUSED: %s", _who(tensor), reason)
-    _raise(CopyRejected(tensor.name, reason, tensor.owner))
+    log.debug("[COPY] %s REFUSED: %s", _who(tensor), refusal)
+    _raise(CopyRejected(tensor.name, refusal, tensor.owner))
 
 
 def _raise(error: CopyRejected) -> NoReturn:
@@ -299,74 +315,73 @@ def _who(tensor: Tensor) -> str:
     return f"{tensor.name} ({tensor.owner})"
 
 
-def _own_obstacle(tensor: Tensor, num_bytes: int) -> str:
-    """Why the first `num_bytes` of `tensor` cannot be copied, by what is known of it; or empty."""
+def _own_obstacle(tensor: Tensor, num_bytes: int) -> AnyRefusal | None:
+    """Why the first `num_bytes` of `tensor` cannot be copied, by what is known of it; or None."""
     allocation, dtype = tensor.allocation, tensor.dtype
     if allocation.freed_at:
-        return f"was freed at {allocation.freed_at}; copy it before that, or free it later"
+        return Freed(site=allocation.freed_at, way_out="copy it before that, or free it later")
     if dtype not in NUMPY_TYPES or hasattr(tensor.data, "parts"):
         known = ", ".join(one.name for one in NUMPY_TYPES)
-        return (
-            f"is {dtype.name}, or a packed weight, but a copy takes plain elements of {known}; "
-            "read a weight from its file"
-        )
+        what = f"is {dtype.name}, or a packed weight, but a copy takes plain elements of {known}"
+        return Refused(what=what, way_out="read a weight from its file")
     if allocation.device == "cpu":
-        return "" if isinstance(tensor.data, np.ndarray) else "is null: it has no array"
+        return None if isinstance(tensor.data, np.ndarray) else Null(why="it has no array")
     if not num_bytes:
-        return ""
+        return None
     if not allocation.address:
-        return (
-            f"is null: its allocation, made at {allocation.site}, has no address for "
-            f"{num_bytes} bytes; allocate them first"
-        )
+        why = f"its allocation, made at {allocation.site}, has no address for {num_bytes} bytes"
+        return Null(why=why, way_out="allocate them first")
     if not tensor.is_contiguous:
-        return (
-            f"has strides {tensor.strides}, but a copy takes contiguous tensors; copy the whole "
-            "and slice it on the host"
-        )
+        return WrongStrides(
+            strides=tensor.strides, limit="a copy takes contiguous tensors",
+            way_out="copy the whole and slice it on the host",
+        )  # fmt: skip
     if tensor.address % dtype.block_bytes:
-        return (
-            f"lies at {tensor.address:#x}, but {dtype.name} needs a multiple of "
-            f"{dtype.block_bytes}; begin at a whole element"
-        )
+        return Misaligned(
+            address=tensor.address, alignment_bytes=dtype.block_bytes, dtype=dtype.name,
+            way_out="begin at a whole element",
+        )  # fmt: skip
     end = tensor.address - allocation.address + num_bytes
     if end > allocation.num_bytes or end < num_bytes:
-        return (
-            f"reaches from byte {end - num_bytes} to byte {end}, but its allocation, made at "
-            f"{allocation.site}, has {allocation.num_bytes}; allocate more, or copy fewer rows"
-        )
-    return ""
+        return TooShort(
+            start=end - num_bytes, end_bytes=end, num_bytes=allocation.num_bytes,
+            site=allocation.site, way_out="allocate more, or copy fewer rows",
+        )  # fmt: skip
+    return None
 
 
-def _misfit_in(tensor: Tensor, values: Any) -> str:
-    """Why `values` cannot be put into the leading part of `tensor`; or empty."""
+def _misfit_in(tensor: Tensor, values: Any) -> Refused | None:
+    """Why `values` cannot be put into the leading part of `tensor`; or None."""
     if not isinstance(values, np.ndarray):
-        return f"{values!r} is no array of the host; bring it there by to_host first"
+        what, way_out = f"{values!r} is no array of the host", "bring it there by to_host first"
+        return Refused(what=what, way_out=way_out)
     kind = _KINDS.get(tensor.dtype)
     if kind is not None and values.dtype != kind:
-        return f"{values.dtype} values for {tensor.dtype.name}; give them as {kind.name}"
+        what = f"{values.dtype} values for {tensor.dtype.name}"
+        return Refused(what=what, way_out=f"give them as {kind.name}")
     given = values.shape
     if len(given) != len(tensor.shape) or not all(map(operator.le, given, tensor.shape)):
-        return f"shape {values.shape} into {tensor.shape}; give less, or allocate more"
-    return ""
+        what = f"shape {values.shape} into {tensor.shape}"
+        return Refused(what=what, way_out="give less, or allocate more")
+    return None
 
 
-def _misfit_out(tensor: Tensor, shape: tuple[int, ...], out: Any) -> str:
-    """Why `out` cannot take elements of `tensor` in `shape`; or empty."""
+def _misfit_out(tensor: Tensor, shape: tuple[int, ...], out: Any) -> Refused | None:
+    """Why `out` cannot take elements of `tensor` in `shape`; or None."""
     kind = _KINDS[tensor.dtype]
     if not isinstance(out, np.ndarray):
-        return f"into {out!r}, which is no array of the host"
+        return Refused(what=f"into {out!r}, which is no array of the host")
     if out.dtype != kind:
-        return f"{tensor.dtype.name} into {out.dtype}; make it {kind.name}"
+        what = f"{tensor.dtype.name} into {out.dtype}"
+        return Refused(what=what, way_out=f"make it {kind.name}")
     if not out.flags.c_contiguous or not out.flags.writeable:
-        return "into an array that is not contiguous or not writable; make a fresh one"
+        what = "into an array that is not contiguous or not writable"
+        return Refused(what=what, way_out="make a fresh one")
     if out.shape != shape:
         needed = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        return (
-            f"shape {shape}, {needed} bytes, into {out.shape}, {out.nbytes} bytes; make it "
-            f"np.empty({shape})"
-        )
-    return ""
+        what = f"shape {shape}, {needed} bytes, into {out.shape}, {out.nbytes} bytes"
+        return Refused(what=what, way_out=f"make it np.empty({shape})")
+    return None
 
 
 @contextlib.contextmanager

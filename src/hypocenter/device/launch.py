@@ -26,6 +26,7 @@ from hypocenter.errors import LaunchRejected, UsageError
 from hypocenter.package import caller_outside
 from hypocenter.record.recorder import current
 from hypocenter.record.ring import CELL_PLACE
+from hypocenter.refusals import Refused
 from hypocenter.tensor import Tensor
 
 log = logging.getLogger("hypocenter.launch")
@@ -257,7 +258,7 @@ def walk_native(
     with _POOL:
         num_done = native.run(_place_in(header), place_word)
     if num_done < len(launches):
-        error = LaunchRejected(launches[num_done].kernel, KERNEL_FAILED)
+        error = LaunchRejected(launches[num_done].kernel, Refused(what=KERNEL_FAILED))
         current().failed(error, launches[num_done])
         raise error
 

@@ -11,12 +11,24 @@ import ctypes
 import difflib
 import functools
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
 
 from hypocenter.errors import HypoError, LaunchRejected, UsageError
+from hypocenter.refusals import (
+    AnyRefusal,
+    BlockThreads,
+    GridAxisTooLong,
+    GridEmpty,
+    GridNotWhole,
+    GridProduct,
+    GridRank,
+    GridThreads,
+    SharedMemory,
+)
 
 log = logging.getLogger("hypocenter.limits")
 
@@ -402,42 +414,42 @@ def check_launch(
     launch_check(limits)(kernel, grid, num_warps, shared_bytes)
 
 
-def _refusal(limits: GpuLimits, grid: Sequence[int], num_warps: int, shared_bytes: int) -> str:
-    """The first thing that is wrong: thing, value, limit and way out."""
+def _refusal(
+    limits: GpuLimits, grid: Sequence[int], num_warps: int, shared_bytes: int
+) -> AnyRefusal:
+    """The first thing that is wrong."""
     gpu = f"{limits.product} ({limits.arch})"
     if not 1 <= len(grid) <= 3:
-        return f"grid {tuple(grid)} has {len(grid)} dimensions, but a grid has 1 to 3"
+        return GridRank(grid=tuple(map(int, grid)))
     for axis, (size, limit) in enumerate(zip(grid, limits.max_grid_dims, strict=False)):
         if not hasattr(size, "__index__"):
-            return f"grid[{axis}] is {size!r}, but must be a whole number"
+            return GridNotWhole(axis=axis, shown=repr(size))
         if size < 1:
-            return (
-                f"grid[{axis}] is {size}, but must be from 1 to {limit}; "
-                "do not launch for an empty batch"
-            )
+            way_out = "do not launch for an empty batch"
+            return GridEmpty(axis=axis, size=int(size), limit=limit, way_out=way_out)
         if size > limit:
-            way = "use grid[0] or more work per program" if axis else "give each program more work"
-            return f"grid[{axis}] is {size}, but {gpu} has at most {limit}; {way}"
-    programs = 1
-    for size in grid:
-        programs *= int(size)
-    if programs > limits.max_programs:
-        return (
-            f"grid {tuple(grid)} has {programs} programs, but at most {limits.max_programs} can be "
-            "launched (Triton counts them in 32 bits); split the launch"
-        )
-    threads = num_warps * limits.wavefront
-    if not 0 < threads <= limits.max_threads_per_block:
-        return (
-            f"a block has {threads} threads ({num_warps} warps x {limits.wavefront}), but {gpu} "
-            f"takes 1 to {limits.max_threads_per_block}; change num_warps"
-        )
-    if int(grid[0]) * threads > limits.max_threads_per_dim:
-        return (
-            f"grid[0] x threads is {int(grid[0]) * threads}, but {gpu} takes at most "
-            f"{limits.max_threads_per_dim}; use grid[1] too or fewer warps"
-        )
-    return (
-        f"a block needs {shared_bytes} bytes of shared memory, but {gpu} has "
-        f"{limits.shared_limit_bytes}; use smaller tiles or fewer stages"
-    )
+            way_out = (
+                "use grid[0] or more work per program" if axis else "give each program more work"
+            )
+            return GridAxisTooLong(axis=axis, size=int(size), limit=limit, gpu=gpu, way_out=way_out)
+    sizes = tuple(map(int, grid))
+    if (num_programs := math.prod(sizes)) > limits.max_programs:
+        return GridProduct(
+            grid=sizes, num_programs=num_programs, limit=limits.max_programs,
+            way_out="split the launch",
+        )  # fmt: skip
+    num_threads = num_warps * limits.wavefront
+    if not 0 < num_threads <= limits.max_threads_per_block:
+        return BlockThreads(
+            num_threads=num_threads, limit=limits.max_threads_per_block, gpu=gpu, from_one=True,
+            shown=f" ({num_warps} warps x {limits.wavefront})", way_out="change num_warps",
+        )  # fmt: skip
+    if sizes[0] * num_threads > limits.max_threads_per_dim:
+        return GridThreads(
+            num_threads=sizes[0] * num_threads, limit=limits.max_threads_per_dim, gpu=gpu,
+            way_out="use grid[1] too or fewer warps",
+        )  # fmt: skip
+    return SharedMemory(
+        num_bytes=shared_bytes, limit=limits.shared_limit_bytes, gpu=gpu,
+        way_out="use smaller tiles or fewer stages",
+    )  # fmt: skip

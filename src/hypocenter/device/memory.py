@@ -35,6 +35,7 @@ from hypocenter.device.devices import use_backend as use_backend
 from hypocenter.device.devices import wait_event as wait_event
 from hypocenter.device.devices import will_run as will_run
 from hypocenter.record.recorder import current
+from hypocenter.refusals import Freed, OutsideTensor
 from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
 
 ALIGNMENT_BYTES = 64
@@ -161,7 +162,7 @@ def free(tensor: Tensor) -> None:
     """
     allocation = tensor.allocation
     if allocation.freed_at:
-        refuse(tensor, f"was freed before, at {allocation.freed_at}")
+        refuse(tensor, Freed(site=allocation.freed_at, again=True))
     site = call_site()
     if allocation.device != "cpu":
         ask(allocation.device, "free", allocation.address)
@@ -173,7 +174,7 @@ def free(tensor: Tensor) -> None:
 def rows(tensor: Tensor, start: int, stop: int) -> Tensor:
     """The view of rows start..stop along the first axis; the tensor itself when these are all."""
     if not 0 <= start <= stop <= tensor.shape[0]:
-        refuse(tensor, f"rows {start}:{stop}, but it has {tensor.shape[0]}")
+        refuse(tensor, _outside("rows", start, stop, tensor.shape[0]))
     if stop - start == tensor.shape[0]:
         return tensor
     shape = (stop - start, *tensor.shape[1:])
@@ -190,11 +191,16 @@ def rows(tensor: Tensor, start: int, stop: int) -> Tensor:
     )
 
 
+def _outside(what: str, start: int, stop: int, num_there: int) -> OutsideTensor:
+    asked = f"{what} {start}:{stop}"
+    return OutsideTensor(what=what, asked=asked, num_asked=stop, num_there=num_there)
+
+
 def stretch(tensor: Tensor, shape: tuple[int, ...], start: int = 0) -> Tensor:
     """The elements of a contiguous host tensor from `start` on, in another shape."""
     stop = start + int(np.prod(shape, dtype=np.int64))
     if not 0 <= start <= stop <= tensor.data.size:
-        refuse(tensor, f"elements {start}:{stop}, but it has {tensor.data.size}")
+        refuse(tensor, _outside("elements", start, stop, tensor.data.size))
     data = tensor.data.reshape(-1)[start:stop].reshape(shape)
     return Tensor(
         tensor.name, tensor.owner, tensor.dtype, shape, contiguous_strides(shape),

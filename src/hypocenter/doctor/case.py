@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ import numpy as np
 from hypocenter.doctor.diagnosis import Claim
 from hypocenter.doctor.diff import RunDiff
 from hypocenter.doctor.kernel_text import Access, accesses, parameters_stored
+from hypocenter.errors import ErrorKind
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import OUTSIDE_PLANS
 from hypocenter.record.events import (
@@ -32,6 +32,7 @@ from hypocenter.record.events import (
     TensorRecord,
     Values,
 )
+from hypocenter.record.gap import Gap
 
 Array = np.ndarray[Any, Any]
 _E = TypeVar("_E", bound=Event)
@@ -47,9 +48,6 @@ NUMPY_TYPES = {
     "f64": np.float64,
     "bool": np.bool_,
 }
-
-#: What the runtimes say of memory that a launch before has touched.
-_FOUND_LATER = re.compile(r"illegal memory|misaligned address|access fault|launch failure", re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +92,12 @@ class Case:
         self.good_diff: RunDiff | None = None
         #: What the rungs have said so far.
         self.claims: list[Claim] = []
-        #: What could not be looked at, as sentences; rungs add to it.
-        self.unseen: dict[str, None] = dict.fromkeys(bundle.missing)
+        #: What could not be looked at; rungs add to it.
+        self.unseen: dict[Gap, None] = dict.fromkeys(bundle.missing)
+
+    def leave_unseen(self, gap: Gap) -> None:
+        """Say once what could not be looked at."""
+        self.unseen[gap] = None
 
     def events(self, kind: type[_E]) -> tuple[_E, ...]:
         return tuple(event for event in self.bundle.events if isinstance(event, kind))
@@ -109,7 +111,7 @@ class Case:
     def kind(self) -> str:
         """The symptom's kind; an error that a device found in what it had run counts as a crash."""
         fault = self.bundle.fault
-        is_late = fault.kind == "error" and _FOUND_LATER.search(fault.message)
+        is_late = fault.kind == "error" and fault.error_kind is ErrorKind.FOUND_LATER
         return "crash" if is_late else fault.kind
 
     # -- launches -------------------------------------------------------------------------------
@@ -218,15 +220,12 @@ class Case:
         return self._writes[key]
 
     def _written_by(self, launch: LaunchRecord) -> frozenset[str]:
-        text = self.bundle.declaration(launch) or ""
-        declared = {
-            line.split(":")[0]
-            for line in text.splitlines()
-            if any(part.strip() in ("write", "both") for part in line.split(","))
-        }
+        declaration = self.bundle.declaration(launch)
+        arguments = declaration.arguments if declaration else ()
+        written = frozenset(argument.name for argument in arguments if argument.is_written)
         source = self.sources.get(launch.source)
-        if declared or source is None:
-            return frozenset(declared)
+        if written or source is None:
+            return written
         stored = parameters_stored(source)
         return frozenset(self.fact_of(launch, name) for name in stored)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from hypocenter.record.events import Place
+from hypocenter.record.gap import Gap, GapKind
 
 #: Why a cause that a program of anybody's may well have is left open.
 UNRECORDED = "what tensors held, and who wrote it, is not recorded of this program"
@@ -69,7 +70,8 @@ class Verdict(enum.StrEnum):
 class Hypothesis(msgspec.Struct, frozen=True, kw_only=True):
     """One possible cause, what was found about it, and what would have refuted it.
 
-    `diagnostic` names the rung of the ladder that tested it.
+    `diagnostic` names the rung of the ladder that tested it; `is_unrecorded`: none can, for a
+    program that is not this package's.
     """
 
     cause: Cause
@@ -79,6 +81,7 @@ class Hypothesis(msgspec.Struct, frozen=True, kw_only=True):
     would_refute: str = ""
     kernel: str | None = None
     argument: str | None = None
+    is_unrecorded: bool = False
 
 
 class Proof(msgspec.Struct, frozen=True):
@@ -118,21 +121,33 @@ class RungRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """A doctor's report on one bundle. `surfaced` says where the fault showed and why there.
+    """A doctor's report on one bundle, which says `kind` and `fault_kind`.
 
-    `unseen` lists what could not be looked at, and what would make it possible; `consequences`
-    what follows from the roots and is no cause of its own.
+    `surfaced` says where the fault showed and why there. `unseen` lists what could not be looked
+    at, and what would make it possible; `consequences` what follows from the roots and is no cause
+    of its own.
     """
 
     kind: str
+    fault_kind: str
     symptom: str
     surfaced: str
     hypotheses: tuple[Hypothesis, ...]
     roots: tuple[RootCause, ...] = ()
-    unseen: tuple[str, ...] = ()
+    unseen: tuple[Gap, ...] = ()
     consequences: tuple[str, ...] = ()
     rungs: tuple[RungRecord, ...] = ()
     seconds: float = 0.0
+
+    @property
+    def has_symptom(self) -> bool:
+        """Whether the run broke, or gave what is wrong."""
+        return self.fault_kind != "none"
+
+    @property
+    def has_source_not_run(self) -> bool:
+        """Whether kernels of the program's own were not replayed, as their text may not run."""
+        return any(gap.kind is GapKind.SOURCE_NOT_RUN for gap in self.unseen)
 
     @property
     def is_clean(self) -> bool:
@@ -177,12 +192,13 @@ def proven(
 
 def row(
     cause: Cause, verdict: Verdict, diagnostic: str, *evidence: str, would_refute: str = "",
-    kernel: str | None = None, argument: str | None = None,
+    kernel: str | None = None, argument: str | None = None, is_unrecorded: bool = False,
 ) -> Claim:  # fmt: skip
     """A hypothesis without a root cause."""
     return Claim(
         Hypothesis(
             cause=cause, verdict=verdict, diagnostic=diagnostic, evidence=evidence,
             would_refute=would_refute, kernel=kernel, argument=argument,
+            is_unrecorded=is_unrecorded,
         )
     )  # fmt: skip

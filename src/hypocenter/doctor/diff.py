@@ -27,6 +27,7 @@ from hypocenter.record.events import (
     TensorRecord,
     Values,
 )
+from hypocenter.record.gap import Gap
 
 #: Differences of one launch or step that are told; the first is the one that matters.
 MAX_TOLD = 16
@@ -86,7 +87,7 @@ class RunDiff(msgspec.Struct, frozen=True):
     differences: tuple[Difference, ...]
     compared: Compared
     around: tuple[str, ...] = ()
-    unseen: tuple[str, ...] = ()
+    unseen: tuple[Gap, ...] = ()
 
     @property
     def first(self) -> Difference | None:
@@ -113,22 +114,26 @@ class _Runs:
         self.counts: Counter[str] = Counter()
         self._is_same_device = good.device == bad.device
         self._statistics = tuple(_by_place(one) for one in (good, bad))
-        self.unseen: list[str] = []
+        self.unseen: list[Gap] = []
         for name, bundle in (("GOOD", good), ("BAD", bad)):
             if not bundle.statistics:
                 self.unseen.append(
-                    f"tensor statistics: {name} has none; run it with --launch-mode traced"
+                    Gap.not_recorded(
+                        "tensor statistics", f"{name} has none; run it with --launch-mode traced"
+                    )
                 )
 
     def first(self) -> list[Difference]:
         """The differences of the first launch or step that has any."""
         good, bad = _steps(self.good), _steps(self.bad)
         if not good or not bad:
-            self.unseen.append("steps: one of the runs has none")
+            self.unseen.append(Gap.not_recorded("steps", "one of the runs has none"))
             return []
         start = max(min(good), min(bad))
         if start > min((*good, *bad)):
-            self.unseen.append(f"steps before {start}, of which one run has kept no record")
+            self.unseen.append(
+                Gap.not_recorded(f"steps before {start}", "one run has kept no record of them")
+            )
         for step in range(start, max((*good, *bad)) + 1):
             if step not in good and step not in bad:
                 continue
@@ -227,7 +232,9 @@ class _Runs:
         for name in dict.fromkeys((*sides[0], *sides[1])):
             one, other = (side.get(name) for side in sides)
             if name in filled and (one is None or other is None):
-                self.unseen.append(f"step {bad.step}: {name}, which a run did not live to learn")
+                self.unseen.append(
+                    Gap.not_recorded(f"{name} of step {bad.step}", "a run did not live to learn it")
+                )
                 continue
             self.counts["inputs"] += 1
             if one is None or other is None:

@@ -35,6 +35,7 @@ from hypocenter.doctor.rungs.streams import order
 from hypocenter.doctor.rungs.values import values
 from hypocenter.doctor.surfaced import surfaced, symptom
 from hypocenter.record.bundle import Bundle
+from hypocenter.record.gap import Gap
 
 Rung = Callable[[Case], list[Claim]]
 
@@ -116,12 +117,13 @@ def diagnose(
         except Exception as error:
             # A damaged bundle must not cost the report what the other rungs have to say.
             failed = f"failed: {type(error).__name__}: {error}"
-            case.unseen[f"what the rung {name!r} looks for: it {failed}"] = None
+            case.leave_unseen(Gap.not_examined(f"what the rung {name!r} looks for", f"it {failed}"))
         seconds = time.perf_counter() - begun
         rungs.append(RungRecord(name=name, seconds=seconds, left_out=failed))
     ordered = _sorted_roots(case.claims)
     return Diagnosis(
         kind=bundle.kind,
+        fault_kind=bundle.fault.kind,
         symptom=symptom(case),
         surfaced=surfaced(case, ordered.roots),
         hypotheses=_table(case),
@@ -216,5 +218,5 @@ def _merged(same: list[Hypothesis]) -> Hypothesis:
     return Hypothesis(
         cause=best.cause, verdict=best.verdict, diagnostic=", ".join(filter(None, rungs)),
         evidence=tuple(dict.fromkeys(evidence)), would_refute=best.would_refute,
-        kernel=best.kernel, argument=best.argument,
+        kernel=best.kernel, argument=best.argument, is_unrecorded=best.is_unrecorded,
     )  # fmt: skip

@@ -5,7 +5,6 @@ The first lines are what to do at three in the morning: cause, kernel, argument,
 
 from __future__ import annotations
 
-import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -15,12 +14,13 @@ import msgspec
 
 from hypocenter.doctor.diagnosis import UNRECORDED, Cause, Diagnosis, Hypothesis, RootCause, Verdict
 from hypocenter.record.events import Place
+from hypocenter.record.gap import Gap, GapKind
 
 _WIDTH = 100
 #: Verdicts that are told in full on request.
 _COUNTED = (Verdict.REFUTED, Verdict.NOT_TESTED)
-_NOT_REPLAYED = "not replayed: "
-_RUN_SOURCES = "its recorded source was not run"
+#: Gaps whose `what` is a kernel.
+_NOT_REPLAYED = (GapKind.NOT_REPLAYED, GapKind.SOURCE_NOT_RUN)
 _LABEL = 11
 
 
@@ -63,8 +63,8 @@ def headline(diagnosis: Diagnosis) -> str:
     confirmed = [one for one in diagnosis.hypotheses if one.verdict is Verdict.CONFIRMED]
     if confirmed:
         return f"no root cause is proven; confirmed: {', '.join(one.cause for one in confirmed)}"
-    if diagnosis.symptom.startswith("no symptom"):
-        if any(_RUN_SOURCES in text for text in diagnosis.unseen):
+    if not diagnosis.has_symptom:
+        if diagnosis.has_source_not_run:
             return "none found, but the kernels were not replayed"
         return "nothing found"
     return "no root cause is proven"
@@ -112,12 +112,12 @@ def _text_lines(diagnosis: Diagnosis, origin: Origin, show_all: bool) -> Iterato
 
 def _what_would_help(diagnosis: Diagnosis) -> Iterator[str]:
     """What was not looked at and easily could be, where nothing was found."""
-    if any(_RUN_SOURCES in text for text in diagnosis.unseen):
+    if diagnosis.has_source_not_run:
         yield (
             "the program's own kernels were not replayed: their recorded source was not run; "
             "--run-sources runs it"
         )
-    blind = [one for one in diagnosis.hypotheses if UNRECORDED in one.evidence]
+    blind = [one for one in diagnosis.hypotheses if one.is_unrecorded]
     if diagnosis.is_clean and blind:
         yield f"not tested: {', '.join(one.cause for one in blind)}: {UNRECORDED}"
     wrong = [one for one in diagnosis.hypotheses if one.cause is Cause.WRONG_ANSWER]
@@ -140,18 +140,16 @@ def _counts(diagnosis: Diagnosis) -> str:
     )
 
 
-def _by_reason(unseen: Sequence[str]) -> Iterator[str]:
-    """Launches that were not replayed for one reason stand in one line."""
-    grouped: dict[str, list[str]] = {}
-    for text in unseen:
-        kernel, found, reason = text.removeprefix(_NOT_REPLAYED).partition(": ")
-        if not (text.startswith(_NOT_REPLAYED) and found):
-            yield text
-            continue
-        same = re.sub(rf"\b{re.escape(kernel)}(_kernel)?\b", "it", reason)
-        grouped.setdefault(same, []).append(kernel)
-    for reason, kernels in grouped.items():
-        yield f"{_NOT_REPLAYED}{', '.join(dict.fromkeys(kernels))}: {reason}"
+def _by_reason(unseen: Sequence[Gap]) -> Iterator[str]:
+    """Kernels that were not replayed for one reason stand in one line."""
+    kernels: dict[str, dict[str, None]] = {}
+    for gap in unseen:
+        if gap.kind in _NOT_REPLAYED:
+            kernels.setdefault(gap.reason, {})[gap.what] = None
+        else:
+            yield str(gap)
+    for reason, names in kernels.items():
+        yield f"not replayed: {', '.join(names)}: {reason}"
 
 
 def _root_text(root: RootCause, origin: Origin) -> Iterator[str]:
@@ -256,7 +254,7 @@ def _markdown_lines(diagnosis: Diagnosis) -> Iterator[str]:
     if diagnosis.unseen:
         yield ""
         yield "**Not seen.**"
-        yield from (f"- {text}" for text in diagnosis.unseen)
+        yield from (f"- {text}" for text in _by_reason(diagnosis.unseen))
     yield ""
     yield f"Rungs: {_rungs(diagnosis)}."
 

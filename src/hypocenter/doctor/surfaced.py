@@ -48,7 +48,7 @@ def surfaced(case: Case, roots: tuple[RootCause, ...]) -> str:
             f"nowhere: {name} comes from outside, from a person, a supervisor or the kernel's "
             "guard of memory, and not from the driver; what was under way need not be at fault"
         )
-    if case.kind == "error" and fault.call.startswith("`"):
+    if case.kind == "error" and fault.is_statement:
         return f"the program itself ended at {call}, after {_last(case)}"
     if case.kind == "crash" and case.uses and case.uses[-1].launch.device == "interpreter":
         return (

@@ -12,6 +12,13 @@ from hypocenter.engine.request import Request
 from hypocenter.errors import LaunchRejected
 from hypocenter.record.events import RequestRecord
 from hypocenter.record.recorder import current
+from hypocenter.refusals import (
+    BatchSize,
+    EntryOutOfRange,
+    EntryRepeated,
+    TableTooShort,
+    WrongCount,
+)
 
 Int32s = npt.NDArray[np.int32]
 
@@ -139,15 +146,15 @@ def check_batch(batch: Batch, limits: BatchLimits) -> None:
     """Raises LaunchRejected for the first index of a batch that lies outside what it indexes."""
     num_tokens = len(batch.token_ids)
     if not 1 <= num_tokens <= limits.max_batch_tokens:
-        raise LaunchRejected(
-            "step", f"{num_tokens} tokens, but 1 to {limits.max_batch_tokens} fit one step"
-        )
+        size = BatchSize(num_tokens=num_tokens, max_tokens=limits.max_batch_tokens)
+        raise LaunchRejected("step", size)
     for name in ("positions", "slots", "sequence_rows"):
         num_entries = len(getattr(batch, name))
         if num_entries != num_tokens:
-            raise LaunchRejected("step", f"{num_entries} {name} for {num_tokens} tokens")
+            count = WrongCount(argument=name, num=num_entries, wanted=num_tokens, of="tokens")
+            raise LaunchRejected("step", count)
     if num_tokens > 1 and len(np.unique(batch.slots)) != num_tokens:
-        raise LaunchRejected("step", "two tokens have the same slot of the cache")
+        raise LaunchRejected("step", _repeated("slots", batch.slots))
     _check_range("token_ids", batch.token_ids, limits.vocab_size, "the vocabulary")
     _check_range("positions", batch.positions, limits.context_length, "the context")
     _check_range("slots", batch.slots, limits.num_blocks * limits.block_size, "the cache")
@@ -157,13 +164,13 @@ def check_batch(batch: Batch, limits: BatchLimits) -> None:
     for row, position in _last_positions(batch.sequence_rows, batch.positions).items():
         num_used = position // limits.block_size + 1
         if num_used > batch.block_tables.shape[1]:
-            raise LaunchRejected(
-                "step",
-                f"block_tables[{row}] has {batch.block_tables.shape[1]} entries, but its "
-                f"sequence reaches into block {num_used}",
-            )
+            short = TableTooShort(
+                argument="block_tables", row=row, num_entries=batch.block_tables.shape[1],
+                num_needed=num_used,
+            )  # fmt: skip
+            raise LaunchRejected("step", short)
         used = batch.block_tables[row, :num_used]
-        _check_range(f"block_tables[{row}]", used, limits.num_blocks, "the cache's blocks")
+        _check_range("block_tables", used, limits.num_blocks, "the cache's blocks", row=row)
 
 
 def _last_positions(rows: Int32s, positions: Int32s) -> dict[int, int]:
@@ -176,7 +183,18 @@ def _last_positions(rows: Int32s, positions: Int32s) -> dict[int, int]:
     return last
 
 
-def _check_range(name: str, values: Int32s, bound: int, of: str) -> None:
+def _repeated(name: str, values: Int32s) -> EntryRepeated:
+    """The first entry that one before has too."""
+    seen: set[int] = set()
+    for at, value in enumerate(values.tolist()):
+        if value in seen:
+            return EntryRepeated(argument=name, entry=(at,), value=value)
+        seen.add(value)
+    raise AssertionError(f"no two {name} are equal")
+
+
+def _check_range(name: str, values: Int32s, bound: int, of: str, *, row: int | None = None) -> None:
+    """Raises LaunchRejected for an entry outside 0 .. bound - 1; `row` is that of a table."""
     if values.size <= _FEW_NUMBERS:
         known = values.tolist()
         is_within = not known or (min(known) >= 0 and max(known) < bound)
@@ -184,6 +202,7 @@ def _check_range(name: str, values: Int32s, bound: int, of: str) -> None:
         is_within = bool(values.min() >= 0 and values.max() < bound)
     if not is_within:
         first = int(np.flatnonzero((values < 0) | (values >= bound))[0])
-        raise LaunchRejected(
-            "step", f"{name}[{first}] = {int(values[first])}, but {of} has {bound} entries"
-        )
+        entry = (first,) if row is None else (row, first)
+        value = int(values[first])
+        outside = EntryOutOfRange(argument=name, entry=entry, value=value, of=of, bound=bound)
+        raise LaunchRejected("step", outside)

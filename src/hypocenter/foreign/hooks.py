@@ -239,21 +239,21 @@ def _ended(error: BaseException, trace: TracebackType | None) -> None:
     opened = recorder() if is_of_gpu else _State.recorder
     if opened is None:
         return
-    call, site = _call(trace)
-    opened.failed(call, text, site)
+    call, site, is_statement = _call(trace)
+    opened.failed(call, text, site, is_statement=is_statement)
     if is_of_gpu:
         _blocks(opened)
 
 
-def _call(trace: TracebackType | None) -> tuple[str, str]:
-    """What the program was doing, as a call or as the text of its line, and where."""
+def _call(trace: TracebackType | None) -> tuple[str, str, bool]:
+    """What the program was doing, where, and whether that is the text of its line."""
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(trace)]
     own = [pair for pair in frames if not _is_library(pair[0].co_filename)] or frames
     if not own:
-        return "the program", ""
+        return "the program", "", False
     code, line = own[-1]
     text = linecache.getline(code.co_filename, line).strip()[:200]
-    return f"`{text}`" if text else code.co_name, f"{code.co_filename}:{line}"
+    return f"`{text}`" if text else code.co_name, f"{code.co_filename}:{line}", bool(text)
 
 
 def _blocks(opened: ForeignRecorder) -> None:

@@ -43,6 +43,7 @@ from hypocenter.record.events import (
 )
 from hypocenter.record.ring_writer import RingWriter
 from hypocenter.record.run_folder import claim_folder, process_record
+from hypocenter.record.runtime_text import kind_of_text
 from hypocenter.record.trace_log import TraceWriter
 
 #: The device of launches that Triton's interpreter runs on the CPU.
@@ -169,12 +170,17 @@ class ForeignRecorder:
                 StreamEvent(**self._now(), action="synchronise", event=0, stream="", site=site)
             )
 
-    def failed(self, call: str, outcome: str, site: str) -> None:
-        """An exception ends the program."""
+    def failed(self, call: str, outcome: str, site: str, *, is_statement: bool) -> None:
+        """An exception ends the program; see Called."""
         with self._lock:
             self._has_failed = True
             self._drain()
-            self._kept(Called(**self._now(), call=call, outcome=outcome, site=site))
+            self._kept(
+                Called(
+                    seq=next(self._seq), step=self.num_launches, call=call, outcome=outcome,
+                    site=site, kind=kind_of_text(outcome), is_statement=is_statement,
+                )
+            )  # fmt: skip
 
     def blocks(self, device: str, blocks: list[tuple[int, int, bool]]) -> None:
         """Memory of torch's allocator, as (address, bytes, whether it is in use)."""

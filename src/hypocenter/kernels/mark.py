@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from hypocenter.device.marks import mark_memory, sim_mark
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.contract import Arg, Contract, Scalar
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.demands import Arg, Scalar
 from hypocenter.tensor import DType
 
 CONTRACT = Contract(

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from hypocenter.kernels.contract import Contract
 from hypocenter.package import kernel_module
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.events import LaunchRecord
+from hypocenter.record.events import Declaration, LaunchRecord
 
 _FILES = (
     "activation",
@@ -18,6 +18,7 @@ _FILES = (
     "kv_write",
     "linear",
     "linear_gate",
+    "mark",
     "norm",
     "quantise",
     "rope",
@@ -40,16 +41,18 @@ def all_contracts() -> tuple[Contract, ...]:
     return tuple(found.values())
 
 
-def contract_of(kernel: str, names: Collection[str], text: str | None = None) -> Contract | None:
-    """The contract of a launch of `kernel` whose facts have these names; None if there is none.
+def contract_of(
+    kernel: str, names: Collection[str], declaration: Declaration | None = None
+) -> Contract | None:
+    """The contract of a launch of `kernel` whose arguments have these names; None if there is none.
 
     Kernels share contracts (lookup_float and lookup_codes), and contracts share names (expand of
-    keys and of values), so `text`, the declaration as recorded, decides among those that fit.
+    keys and of values), so the declaration, as recorded, decides among those that fit.
     """
     fitting = [one for one in all_contracts() if set(one.names) == set(names)]
-    same_text = [one for one in fitting if one.describe() == text]
+    equal = [one for one in fitting if one.declaration == declaration]
     same_name = [one for one in fitting if kernel.startswith(one.kernel)]
-    return next(iter((*same_text, *same_name, *fitting)), None)
+    return next(iter((*equal, *same_name, *fitting)), None)
 
 
 def recorded_contract(bundle: Bundle, launch: LaunchRecord) -> Contract | None:

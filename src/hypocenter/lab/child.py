@@ -16,6 +16,7 @@ from hypocenter.config import SamplingParams
 from hypocenter.errors import EXIT_OK, DeviceFault, HypoError
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim, victims
+from hypocenter.record.recorder import open_recorder
 
 
 def run(victim: Victim, *, twin: bool, device: str = "", mode: str = "off") -> list[list[int]]:
@@ -47,9 +48,10 @@ def main() -> int:
         victim = victims([given.victim])[0]
         outcome["token_ids"] = run(victim, twin=given.twin, device=given.device, mode=given.mode)
     except HypoError as error:
+        open_recorder().failed(error)
         outcome |= {"error": type(error).__name__, "message": str(error)}
         if isinstance(error, DeviceFault):
-            outcome |= {"is_asynchronous": error.is_asynchronous, "reason": error.reason}
+            outcome |= {"is_asynchronous": error.is_asynchronous, "kind": error.kind}
         print(f"error: {error}", file=sys.stderr)
         status = error.exit_code
     text = json.dumps(outcome)

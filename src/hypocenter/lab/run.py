@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from hypocenter.errors import ErrorKind
 from hypocenter.lab.victim import Victim
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
@@ -28,7 +29,6 @@ from hypocenter.watch.collect import collect
 STEP_SECONDS, HANG_SECONDS = 60.0, 8.0
 #: Symptoms that end a run by themselves; the others are looked for with everything traced.
 FAULTS = ("crash", "error", "hang")
-_STUCK = "the launch did not finish"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Outcome:
 
     def symptom(self, healthy: Outcome | None = None) -> str:
         """One of SYMPTOMS; `healthy` is the twin's outcome, for the text to be compared with."""
-        if self.ended.hung_seconds is not None or self.report.get("reason") == _STUCK:
+        if self.ended.hung_seconds is not None or self.report.get("kind") == ErrorKind.ENDLESS:
             return "hang"
         if self.ended.signal == signal.SIGABRT or self.report.get("is_asynchronous"):
             return "crash"

@@ -362,7 +362,7 @@ class _Reader:
             )
         count = counts.pop()
         if not 1 <= count <= high:
-            raise self._bad(key, count, f"must be from 1 to {high}")
+            raise BadModelFile.out_of_range(self.file.path, full, count, 1, high)
         return count
 
     def _number(self, key: str, default: float) -> float:
@@ -376,8 +376,10 @@ class _Reader:
 
     def _within_f32(self, key: str, value: float) -> float:
         if not SMALLEST <= value <= LARGEST:
-            limit = f"must be from {SMALLEST:.2g} to {LARGEST:.2g}, the range of f32"
-            raise self._bad(key, value, limit)
+            field = f"{self.name}.{key}"
+            raise BadModelFile.out_of_range(
+                self.file.path, field, value, SMALLEST, LARGEST, of="f32"
+            )
         return value
 
     def _bad(self, key: str, value: object, limit: str) -> BadModelFile:

@@ -27,6 +27,7 @@ from hypocenter.record.bundle_json import (
     MAX_AXES,
     NONFINITE,
     as_json,
+    damaged,
     encode,
     fields_of,
     hidden,
@@ -39,6 +40,7 @@ from hypocenter.record.events import (
     AnyEvent,
     Captured,
     CheckRecord,
+    Declaration,
     FaultRecord,
     Freed,
     LaunchRecord,
@@ -50,9 +52,10 @@ from hypocenter.record.events import (
     TensorRecord,
     Values,
 )
+from hypocenter.record.gap import Gap
 from hypocenter.tensor import DType
 
-VERSION = 2
+VERSION = 3
 
 KINDS = ("crash", "error", "hang", "suspect")
 JSON, ARRAYS, STDERR, SOURCES = "bundle.json", "arrays.safetensors", "stderr.txt", "sources"
@@ -88,8 +91,8 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     """What a run left behind. `kind`: crash, error, hang, suspect.
 
     `limits` are the fields of `device/limits.py:GpuLimits` of the device, None for a CPU;
-    `contracts` the declarations of the kernels' contracts as text; `missing` what could not be
-    recovered, in words; `redacted` whether token ids inside the vocabulary were replaced by 0.
+    `contracts` the declarations of the kernels' contracts; `missing` what could not be
+    recovered; `redacted` whether token ids inside the vocabulary were replaced by 0.
     """
 
     version: int = VERSION
@@ -106,18 +109,18 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[TensorRecord, ...] = ()
     plans: tuple[PlanRecord, ...] = ()
     sources: tuple[SourceRecord, ...] = ()
-    contracts: dict[str, str] = {}
+    contracts: dict[str, Declaration] = {}
     events: tuple[AnyEvent, ...] = ()
     checks: tuple[CheckRecord, ...] = ()
     statistics: tuple[Statistics, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
     stderr: str = ""
     kernel_log: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
+    missing: tuple[Gap, ...] = ()
     redacted: bool = True
 
-    def declaration(self, launch: LaunchRecord) -> str | None:
-        """The text of a launch's contract."""
+    def declaration(self, launch: LaunchRecord) -> Declaration | None:
+        """What the contract of a launch says."""
         return self.contracts.get(launch.contract or launch.kernel)
 
 
@@ -156,7 +159,7 @@ def load(folder: str | Path) -> Bundle:
     data = _read(folder, JSON, MAX_JSON_BYTES)
     if data is None:
         raise BadBundle(folder, JSON, "is not there, so this is no bundle")
-    missing: list[str] = []
+    missing: list[Gap] = []
     bundle = _decoded(folder, data, missing)
     texts = _read_sources(folder, bundle, missing)
     sources = tuple(
@@ -184,18 +187,20 @@ def _bounded(bundle: Bundle) -> Bundle:
         left_out = len(stderr) - MAX_STDERR_BYTES
         mark = f"\n[... {left_out} bytes left out ...]\n".encode()
         stderr = stderr[:head] + mark + stderr[head - MAX_STDERR_BYTES :]
-        missing.append(f"{left_out} bytes out of the middle of stderr")
+        missing.append(Gap.left_out(f"{left_out} bytes out of the middle of stderr"))
     sources, room = [], MAX_SOURCES_BYTES
     for source in bundle.sources[:MAX_SOURCES]:
         num_bytes = len(source.text.encode(errors="replace"))
         if num_bytes > min(MAX_SOURCE_BYTES, room):
-            missing.append(f"the source of {source.function}, which has {num_bytes} bytes")
+            missing.append(
+                Gap.left_out(f"the source of {source.function}", f"it has {num_bytes} bytes")
+            )
             source = msgspec.structs.replace(source, text="")
         else:
             room -= num_bytes
         sources.append(source)
     if left_out := len(bundle.sources) - MAX_SOURCES:
-        missing += [f"{left_out} sources"] * (left_out > 0)
+        missing += [Gap.left_out(f"{left_out} sources")] * (left_out > 0)
     return msgspec.structs.replace(
         bundle, sources=tuple(sources), missing=tuple(missing),
         stderr=stderr.decode(errors="replace"),
@@ -212,7 +217,9 @@ def _fitted(bundle: Bundle, folder: Path) -> Bundle:
     sizes = list(itertools.accumulate(len(encode(s)) + 2 for s in reversed(statistics)))
     if sizes and sizes[-1] > room:
         kept = bisect.bisect_right(sizes, room)
-        missing.append(f"the oldest {len(statistics) - kept} of {len(statistics)} statistics")
+        missing.append(
+            Gap.left_out(f"the oldest {len(statistics) - kept} of {len(statistics)} statistics")
+        )
         statistics = statistics[len(statistics) - kept :]
     snapshots: list[Snapshot] = []
     room = MAX_ARRAYS_BYTES // 2
@@ -222,7 +229,7 @@ def _fitted(bundle: Bundle, folder: Path) -> Bundle:
             break
         snapshots.append(snapshot)
     if left_out := len(bundle.snapshots) - len(snapshots):
-        missing.append(f"the last {left_out} of {len(bundle.snapshots)} snapshots")
+        missing.append(Gap.left_out(f"the last {left_out} of {len(bundle.snapshots)} snapshots"))
     bundle = msgspec.structs.replace(
         bundle, events=events, statistics=statistics, snapshots=tuple(snapshots),
         missing=tuple(missing),
@@ -233,7 +240,7 @@ def _fitted(bundle: Bundle, folder: Path) -> Bundle:
     return bundle
 
 
-def _newest(events: tuple[AnyEvent, ...], missing: list[str]) -> tuple[AnyEvent, ...]:
+def _newest(events: tuple[AnyEvent, ...], missing: list[Gap]) -> tuple[AnyEvent, ...]:
     """The history of memory, and as many of the newest steps as fit half of the room."""
     json_room, array_room = MAX_JSON_BYTES // 2, MAX_ARRAYS_BYTES // 2
     oldest = min((event.step for event in events), default=0)
@@ -243,9 +250,15 @@ def _newest(events: tuple[AnyEvent, ...], missing: list[str]) -> tuple[AnyEvent,
             array_room -= sum(len(values.data) for values in event.inputs)
         if min(json_room, array_room) < 0:
             if isinstance(event, LASTING):
-                missing.append("events: the history of memory alone exceeds the room for them")
+                missing.append(
+                    Gap.left_out("events", "the history of memory alone exceeds the room for them")
+                )
                 return ()
-            missing.append(f"events of steps {oldest} to {event.step}: there was no room for them")
+            missing.append(
+                Gap.left_out(
+                    f"events of steps {oldest} to {event.step}", "there was no room for them"
+                )
+            )
             return tuple(e for e in events if isinstance(e, LASTING) or e.step > event.step)
     return events
 
@@ -322,21 +335,21 @@ def _read(folder: Path, name: str, limit: int) -> bytes | None:
         return file.read(limit)
 
 
-def _part(folder: Path, name: str, limit: int, missing: list[str]) -> bytes | None:
+def _part(folder: Path, name: str, limit: int, missing: list[Gap]) -> bytes | None:
     """As `_read`, but what cannot be read is told in `missing`."""
     try:
         data = _read(folder, name, limit)
     except BadBundle as error:
-        missing.append(f"{error.part} {error.reason}")
+        missing.append(Gap.damaged(error.part, f"it {error.reason}"))
         return None
     if data is None:
-        missing.append(f"{name} is not there")
+        missing.append(Gap.damaged(name, "it is not there"))
     return data
 
 
-def _read_sources(folder: Path, bundle: Bundle, missing: list[str]) -> list[str]:
+def _read_sources(folder: Path, bundle: Bundle, missing: list[Gap]) -> list[str]:
     if bundle.sources and (folder / SOURCES).is_symlink():
-        missing.append(f"{SOURCES} is a link; it was not followed")
+        missing.append(Gap.damaged(SOURCES, "it is a link, which was not followed"))
         return [""] * len(bundle.sources)
     texts, room = [], MAX_SOURCES_BYTES
     for name in _source_files(bundle.sources):
@@ -347,7 +360,7 @@ def _read_sources(folder: Path, bundle: Bundle, missing: list[str]) -> list[str]
     return texts
 
 
-def _decoded(folder: Path, data: bytes, missing: list[str]) -> Bundle:
+def _decoded(folder: Path, data: bytes, missing: list[Gap]) -> Bundle:
     """The records of bundle.json, field by field, so that a damaged one costs only itself."""
     try:
         raw = split(data)
@@ -371,18 +384,18 @@ def _decoded(folder: Path, data: bytes, missing: list[str]) -> Bundle:
     return with_nonfinite(bundle, raw.get(NONFINITE), missing)
 
 
-def _read_arrays(folder: Path, missing: list[str]) -> dict[str, bytes]:
+def _read_arrays(folder: Path, missing: list[Gap]) -> dict[str, bytes]:
     data = _part(folder, ARRAYS, MAX_ARRAYS_BYTES + MAX_JSON_BYTES, missing)
     if data is None:
         return {}
     try:
         return {key: array.tobytes() for key, array in safetensors.numpy.load(data).items()}
     except (safetensors.SafetensorError, LookupError, TypeError, *DAMAGE) as error:
-        missing.append(f"{ARRAYS} is damaged: {reason(error)}")
+        missing.append(Gap.damaged(ARRAYS, damaged(error)))
         return {}
 
 
-def _with_values(bundle: Bundle, arrays: dict[str, bytes], missing: list[str]) -> Bundle:
+def _with_values(bundle: Bundle, arrays: dict[str, bytes], missing: list[Gap]) -> Bundle:
     seen: collections.Counter[str] = collections.Counter()
     num_lost = 0
 
@@ -399,7 +412,9 @@ def _with_values(bundle: Bundle, arrays: dict[str, bytes], missing: list[str]) -
     )
     snapshots = tuple(msgspec.structs.replace(s, values=filled(s)) for s in bundle.snapshots)
     if num_lost:
-        missing.append(f"{num_lost} arrays are not there, or not as long as their shape says")
+        missing.append(
+            Gap.damaged(f"{num_lost} arrays", "not there, or not as long as their shape says")
+        )
     return msgspec.structs.replace(bundle, events=events, snapshots=snapshots)
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hypocenter.record.events import Allocated, AllocationRecord, SourceRecord, TensorRecord, Values
+from hypocenter.record.gap import Gap
 
 #: Key that says where a float stands that JSON has no word for, and which one it is.
 NONFINITE = "nonfinite"
@@ -81,7 +82,7 @@ def split(data: bytes) -> dict[str, msgspec.Raw]:
 
 def fields_of(
     cls: type[msgspec.Struct], raw: Mapping[str, msgspec.Raw], limits: Mapping[str, int],
-    missing: list[str],
+    missing: list[Gap],
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of `cls` that are whole; the others are told in `missing`.
 
@@ -99,11 +100,11 @@ def fields_of(
             else:
                 fields[name] = msgspec.json.decode(raw[name], type=hint)
         except DAMAGE as error:
-            missing.append(f"{name} is damaged: {reason(error)}")
+            missing.append(Gap.damaged(name, damaged(error)))
     return fields
 
 
-def with_nonfinite(record: T, raw: msgspec.Raw | None, missing: list[str]) -> T:
+def with_nonfinite(record: T, raw: msgspec.Raw | None, missing: list[Gap]) -> T:
     """The record with the floats put back that `as_json` noted."""
     if raw is None:
         return record
@@ -112,8 +113,13 @@ def with_nonfinite(record: T, raw: msgspec.Raw | None, missing: list[str]) -> T:
         for path, word in itertools.islice(places.items(), MAX_NONFINITE):
             record = _put(record, path.split("/")[1:], float(word))
     except (*DAMAGE, LookupError, AttributeError, TypeError) as error:
-        missing.append(f"{NONFINITE} is damaged: {reason(error)}")
+        missing.append(Gap.damaged(NONFINITE, damaged(error)))
     return record
+
+
+def damaged(error: BaseException) -> str:
+    """What is said of a part that made a decoder raise."""
+    return f"damaged ({reason(error)})"
 
 
 def reason(error: BaseException) -> str:
@@ -122,21 +128,21 @@ def reason(error: BaseException) -> str:
 
 
 def _rows(
-    raw: msgspec.Raw, name: str, element: Any, limit: int, missing: list[str]
+    raw: msgspec.Raw, name: str, element: Any, limit: int, missing: list[Gap]
 ) -> tuple[Any, ...]:
     rows = msgspec.json.decode(raw, type=list[msgspec.Raw])
     if len(rows) > limit:
-        missing.append(f"{name} has {len(rows)} records; the first {limit} were read")
+        missing.append(Gap.left_out(name, f"of {len(rows)} records the first {limit} were read"))
     decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(element)
     kept, problems = [], []
     for number, row in enumerate(rows[:limit]):
         try:
             kept.append(_sensible(decoder.decode(row)))
         except DAMAGE as error:
-            problems.append(f"{name}[{number}] is damaged: {reason(error)}")
+            problems.append(Gap.damaged(f"{name}[{number}]", damaged(error)))
     if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        missing.append(problems[0] + more)
+        more = f" (and {len(problems) - 1} more of {name})" if len(problems) > 1 else ""
+        missing.append(Gap.damaged(problems[0].what, problems[0].reason + more))
     return tuple(kept)
 
 

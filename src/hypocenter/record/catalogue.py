@@ -198,13 +198,13 @@ class Catalogue:
 
     def contract(self, kernel: str, contract: Any) -> str:
         """The key under which the declaration is written; a kernel may have several."""
-        if not hasattr(contract, "describe"):
+        if not hasattr(contract, "declaration"):
             return ""
         if (kernel, contract) not in self._contracts:
             number = 1 + sum(name == kernel for name, _ in self._contracts)
             key = kernel if number == 1 else f"{kernel} {number}"
             self._contracts[kernel, contract] = key
-            self._write(ContractRecord(key, contract.describe()))
+            self._write(ContractRecord(key, contract.declaration))
         return self._contracts[kernel, contract]
 
     def _source(self, kernel: Any) -> str:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
+from hypocenter.errors import ErrorKind
+from hypocenter.refusals import AnyRefusal
+
 Scalar = bool | int | float | str | None
 
 #: The owner of all tensors of a program that is not this package's.
@@ -156,11 +159,46 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     slot: int | None = None
 
 
-class ContractRecord(msgspec.Struct, frozen=True):
-    """What a kernel demands of its arguments, as text; from its second on `kernel` is numbered."""
+class ArgumentDeclaration(msgspec.Struct, frozen=True, kw_only=True):
+    """What a contract says of a tensor argument; the fields of `kernels/demands.py:Arg`.
+
+    `reach` and `indexes` say in words what is written and what is indexed, up to `bound`.
+    """
+
+    name: str
+    dtypes: tuple[str, ...]
+    shape: str
+    layout: str = "contiguous"
+    access: str = "read"
+    fills: str = ""
+    reach: str = ""
+    hides: bool = False
+    indexes: str = ""
+    bound: str = ""
+
+    @property
+    def is_written(self) -> bool:
+        return self.access in ("write", "both")
+
+
+class Declaration(msgspec.Struct, frozen=True, kw_only=True):
+    """What a kernel demands of its arguments; of scalars and among symbols in words."""
 
     kernel: str
-    text: str
+    arguments: tuple[ArgumentDeclaration, ...] = ()
+    scalars: dict[str, str] = {}
+    rules: tuple[str, ...] = ()
+
+    def argument(self, name: str) -> ArgumentDeclaration | None:
+        """What is said of an argument; None for one that is not a tensor."""
+        return next((one for one in self.arguments if one.name == name), None)
+
+
+class ContractRecord(msgspec.Struct, frozen=True):
+    """A declaration, and the key that launches name it by: a kernel may have several."""
+
+    key: str
+    declaration: Declaration
 
 
 class CheckRecord(msgspec.Struct, frozen=True):
@@ -275,19 +313,31 @@ class Captured(Event, frozen=True, kw_only=True, tag=True):
 
 
 class Called(Event, frozen=True, kw_only=True, tag=True):
-    """A call of the runtime that reported something other than success, and where it was made."""
+    """A call of the runtime that reported something other than success, and where it was made.
+
+    `outcome` is what it said, `kernel` that of a launch. With `is_statement` the call is the text
+    of the program's own line, in which an exception ended it.
+    """
 
     call: str
     outcome: str
     site: str = ""
+    kernel: str = ""
+    kind: ErrorKind = ErrorKind.OTHER
+    is_statement: bool = False
 
 
 class Rejected(Event, frozen=True, kw_only=True, tag=True):
-    """A launch or copy that was refused before it was made; `reason` is the refusal's text."""
+    """A launch of `kernel`, or a copy of `tensor`, that was refused before it was made."""
 
-    kernel: str
-    reason: str
+    refusal: AnyRefusal
+    kernel: str = ""
+    tensor: str = ""
     launch: LaunchRecord | None = None
+
+    @property
+    def what(self) -> str:
+        return self.kernel or f"copy of {self.tensor}"
 
 
 AnyEvent = (
@@ -324,14 +374,19 @@ class Progress(msgspec.Struct, frozen=True):
 class FaultRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How a run ended. `kind`: crash, error, hang, nonfinite, differs, none.
 
-    `call` is what reported it; `address` the fault's, where the driver gave one (AMD: that of the
-    page, `address_bytes` its size); `signal` what ended the process.
+    `call` is what reported it, of `kernel` where it is a launch, and with `is_statement` the text
+    of the program's own line; `error` what it said, `error_kind` what that is about. `address` is
+    the fault's, where the driver gave one (AMD: that of the page, `address_bytes` its size);
+    `signal` what ended the process.
     """
 
     kind: str
     message: str
     call: str = ""
+    kernel: str = ""
+    is_statement: bool = False
     error: str = ""
+    error_kind: ErrorKind = ErrorKind.OTHER
     is_asynchronous: bool = True
     address: int | None = None
     address_bytes: int = 1

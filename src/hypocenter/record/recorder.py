@@ -22,7 +22,15 @@ import msgspec
 import numpy as np
 
 from hypocenter.config import Environment
-from hypocenter.errors import CopyRejected, DeviceFault, HypoError, LaunchRejected
+from hypocenter.errors import (
+    BadModelFile,
+    CopyRejected,
+    DeviceFault,
+    ErrorKind,
+    HypoError,
+    LaunchRejected,
+    OutOfMemory,
+)
 from hypocenter.record import ring, run_folder
 from hypocenter.record.catalogue import Catalogue
 from hypocenter.record.events import (
@@ -50,6 +58,7 @@ from hypocenter.record.not_recording import UNREAD_HEADER, Header, NotRecording
 from hypocenter.record.recordable import Launchable, Planned
 from hypocenter.record.ring_writer import MarkRuns, RingWriter
 from hypocenter.record.run_folder import claim_folder, process_record
+from hypocenter.refusals import AnyRefusal, Refused
 from hypocenter.tensor import Allocation, Tensor
 
 log = logging.getLogger("hypocenter.recorder")
@@ -357,7 +366,7 @@ class Recorder:
             record = None
             if launch is not None and isinstance(error, LaunchRejected):
                 record = self.catalogue.launch(launch)
-            self._kept(reported(error, record, **self._now()))
+            self._kept(event_of_error(error, record, **self._now()))
 
     @never_breaks
     def refused(
@@ -371,7 +380,7 @@ class Recorder:
                 kernel=kernel, function=kernel, device=device, facts=self.catalogue.facts(facts),
                 contract=self.catalogue.contract(kernel, contract),
             )  # fmt: skip
-            self._kept(reported(error, record, **self._now()))
+            self._kept(event_of_error(error, record, **self._now()))
 
     def arm(self, check: str, is_armed: bool = True) -> None:
         """Say whether a check of ring.CHECKS looks."""
@@ -470,17 +479,34 @@ def _values(tensor: int, dtype: str, array: np.ndarray[Any, Any]) -> Values:
     return Values(tensor, dtype, array.shape, array.tobytes())
 
 
-def reported(
+def event_of_error(
     error: BaseException, launch: LaunchRecord | None, *, seq: int, step: int
 ) -> Rejected | Called:
-    """What an error says: a refusal of `launch` or of a copy, or a call that failed."""
+    """What an error says: a refusal of `launch`, of a copy or of a model file, or a failed call."""
     if isinstance(error, CopyRejected):
-        kernel = f"copy of {error.tensor}"
-        return Rejected(seq=seq, step=step, kernel=kernel, reason=error.reason)
+        return Rejected(seq=seq, step=step, refusal=encodable(error.refusal), tensor=error.tensor)
     if isinstance(error, LaunchRejected):
-        return Rejected(seq=seq, step=step, kernel=error.kernel, reason=error.reason, launch=launch)
+        refusal = encodable(error.refusal)
+        return Rejected(seq=seq, step=step, refusal=refusal, kernel=error.kernel, launch=launch)
+    if isinstance(error, BadModelFile) and error.refusal is not None:
+        return Rejected(seq=seq, step=step, refusal=encodable(error.refusal))
     if isinstance(error, DeviceFault):
-        return Called(seq=seq, step=step, call=error.call, outcome=error.reason)
+        return Called(
+            seq=seq, step=step, call=error.call, outcome=error.reason, kernel=error.kernel,
+            kind=error.kind,
+        )  # fmt: skip
     name = type(error).__name__
-    call = "" if isinstance(error, HypoError) else name
-    return Called(seq=seq, step=step, call=call, outcome=f"{name}: {error}"[:_MAX_CHARS])
+    return Called(
+        seq=seq, step=step, call="" if isinstance(error, HypoError) else name,
+        outcome=f"{name}: {error}"[:_MAX_CHARS],
+        kind=ErrorKind.OUT_OF_MEMORY if isinstance(error, OutOfMemory) else ErrorKind.OTHER,
+    )  # fmt: skip
+
+
+def encodable(refusal: AnyRefusal) -> AnyRefusal:
+    """The refusal, or its sentence alone where a number in it has more than 64 bits."""
+    try:
+        msgspec.msgpack.encode(refusal)
+    except (OverflowError, TypeError):
+        return Refused(what=str(refusal))
+    return refusal

@@ -22,6 +22,7 @@ from hypocenter.record.events import (
     AnyEvent,
     CheckRecord,
     ContractRecord,
+    Declaration,
     DeviceRecord,
     IdsLearned,
     Place,
@@ -32,6 +33,7 @@ from hypocenter.record.events import (
     Stepped,
     TensorRecord,
 )
+from hypocenter.record.gap import Gap
 
 MAGIC = int.from_bytes(b"hyporing", "little")
 VERSION = 3
@@ -118,7 +120,7 @@ def was_by_hand(folder: Path) -> bool:
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """All that could be read of a run folder. `missing` says in words what could not.
+    """All that could be read of a run folder. `missing` says what could not.
 
     `is_clean`: it ended by itself and had reported no fault; `has_left`: it ended by itself.
     `events` are in order.
@@ -137,10 +139,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[TensorRecord, ...] = ()
     plans: tuple[PlanRecord, ...] = ()
     sources: tuple[SourceRecord, ...] = ()
-    contracts: dict[str, str] = {}
+    contracts: dict[str, Declaration] = {}
     events: tuple[AnyEvent, ...] = ()
     checks: tuple[CheckRecord, ...] = ()
-    missing: tuple[str, ...] = ()
+    missing: tuple[Gap, ...] = ()
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -195,7 +197,7 @@ def run_folders(base: Path) -> list[Path]:
 
 def read_run(folder: Path) -> Run:
     """Read what is whole; never raises for what is torn, cut off or garbage."""
-    missing: list[str] = []
+    missing: list[Gap] = []
     found: dict[Any, list[Any]] = {kind: [] for kind in KINDS.values()}
     for record in _static(
         _read(folder / "static", STATIC_BYTES + MAX_FRAME_BYTES, missing), missing
@@ -204,12 +206,12 @@ def read_run(folder: Path) -> Run:
     data = _read(folder / "ring", HEADER_BYTES + 2 * MAX_FRAME_BYTES, missing)
     header = _header_of(data)
     if header is None:
-        missing.append("ring: no whole header, so its events and places are unknown")
+        missing.append(Gap.damaged("ring", "no whole header, so its events and places are unknown"))
         header = memoryview(bytes(HEADER_BYTES)).cast("Q")
     else:
         found[AnyEvent] += _ring_events(data, header[CELL_SEGMENT_BYTES], missing)
     if num_lost := header[CELL_NUM_LOST]:
-        missing.append(f"{num_lost} records could not be written: too large, or the log was full")
+        missing.append(Gap.left_out(f"{num_lost} records", "too large, or the log was full"))
     events = _with_learned_ids(sorted(found[AnyEvent], key=lambda event: event.seq))
     plans = found[PlanRecord]
     return Run(
@@ -225,7 +227,7 @@ def read_run(folder: Path) -> Run:
         tensors=tuple(found[TensorRecord]),
         plans=tuple(plans),
         sources=tuple(found[SourceRecord]),
-        contracts={one.kernel: one.text for one in found[ContractRecord]},
+        contracts={one.key: one.declaration for one in found[ContractRecord]},
         events=tuple(events),
         checks=tuple(
             CheckRecord(name, bool(header[CELL_ARMED] >> i & 1), header[CELL_CHECK_RUNS + i])
@@ -235,13 +237,13 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def _read(path: Path, max_bytes: int, missing: list[str]) -> bytes:
+def _read(path: Path, max_bytes: int, missing: list[Gap]) -> bytes:
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(file, "rb") as opened:
             return opened.read(max_bytes)
     except OSError as error:
-        missing.append(f"{path.name}: {error.strerror or error}")
+        missing.append(Gap.damaged(path.name, error.strerror or str(error)))
         return b""
 
 
@@ -253,14 +255,14 @@ def _header_of(data: bytes) -> memoryview | None:
     return header if header[CELL_MAGIC] == MAGIC and header[CELL_VERSION] == VERSION else None
 
 
-def _static(data: bytes, missing: list[str]) -> Iterator[Any]:
+def _static(data: bytes, missing: list[Gap]) -> Iterator[Any]:
     for payload in frames(memoryview(data), 0, "static", missing, ends_with_nothing=False):
         kind = KINDS.get(payload[0])
         record = None
         if kind is not None:
             record = _decoded(payload[1:], kind)
         if record is None:
-            missing.append("static: a record that this version does not know")
+            missing.append(Gap.damaged("static", "a record that this version does not know"))
         else:
             yield record
 
@@ -287,29 +289,31 @@ def _completed(event: Stepped, learned: IdsLearned) -> Stepped:
     )
 
 
-def _ring_events(data: bytes, segment_bytes: int, missing: list[str]) -> list[AnyEvent]:
+def _ring_events(data: bytes, segment_bytes: int, missing: list[Gap]) -> list[AnyEvent]:
     events = []
     if not 64 <= segment_bytes <= MAX_FRAME_BYTES:
-        missing.append(f"ring: segments of {segment_bytes} bytes, so its events are unknown")
+        missing.append(
+            Gap.damaged("ring", f"segments of {segment_bytes} bytes, so its events are unknown")
+        )
         return []
     for number in (0, 1):
         name = f"ring, segment {number}"
         start = HEADER_BYTES + number * segment_bytes
         segment = memoryview(data)[start : start + segment_bytes]
         if len(segment) < segment_bytes:
-            missing.append(f"{name}: {segment_bytes - len(segment)} bytes are cut off")
+            missing.append(Gap.damaged(name, f"{segment_bytes - len(segment)} bytes are cut off"))
         generation = int.from_bytes(segment[:8], "little")
         for payload in frames(segment[8:], generation, name, missing, ends_with_nothing=True):
             event = _decoded(payload, AnyEvent)
             if event is None:
-                missing.append(f"{name}: an event that this version does not know")
+                missing.append(Gap.damaged(name, "an event that this version does not know"))
             else:
                 events.append(event)
     return events
 
 
 def frames(
-    data: memoryview, seed: int, name: str, missing: list[str], *, ends_with_nothing: bool
+    data: memoryview, seed: int, name: str, missing: list[Gap], *, ends_with_nothing: bool
 ) -> Iterator[memoryview]:
     """Whole frames. One that is damaged is passed over where another follows it."""
     at, num_damaged = 0, 0
@@ -325,14 +329,14 @@ def frames(
         elif is_whole and _frame_at(data, stop, seed):
             num_damaged += 1
         else:
-            missing.append(f"{name}: torn or damaged from byte {at} on")
+            missing.append(Gap.damaged(name, f"torn or damaged from byte {at} on"))
             break
         at = stop
     else:
         if at < len(data):
-            missing.append(f"{name}: torn from byte {at} on")
+            missing.append(Gap.damaged(name, f"torn from byte {at} on"))
     if num_damaged:
-        missing.append(f"{name}: {num_damaged} damaged records were passed over")
+        missing.append(Gap.damaged(name, f"{num_damaged} damaged records were passed over"))
 
 
 def _frame_at(data: memoryview, at: int, seed: int) -> bool:

@@ -17,6 +17,7 @@ import msgspec
 
 from hypocenter.record.bundle import Snapshot
 from hypocenter.record.events import Statistics
+from hypocenter.record.gap import Gap
 from hypocenter.record.ring import FRAME_HEAD, MAX_FRAME_BYTES, checksum, frames
 
 FOLDER, STATISTICS, FIRST, RECENT = "trace", "statistics", "first", "recent-"
@@ -75,11 +76,11 @@ class TraceWriter:
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """What could be read of a traced run; `missing` says in words what could not."""
+    """What could be read of a traced run; `missing` says what could not."""
 
     statistics: tuple[Statistics, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
-    missing: tuple[str, ...] = ()
+    missing: tuple[Gap, ...] = ()
 
 
 def read_trace(run_folder: Path) -> Trace:
@@ -90,7 +91,7 @@ def read_trace(run_folder: Path) -> Trace:
     folder = run_folder / FOLDER
     if folder.is_symlink() or not folder.is_dir():
         return Trace()
-    missing: list[str] = []
+    missing: list[Gap] = []
     statistics = tuple(_records(folder / STATISTICS, MAX_STATISTICS_BYTES, Statistics, missing))
     snapshots: dict[tuple[int, int, int], Snapshot] = {}
     for path in sorted(folder.glob(f"{RECENT}*"), key=_step)[:_MAX_FILES]:
@@ -101,7 +102,7 @@ def read_trace(run_folder: Path) -> Trace:
     return Trace(statistics, tuple(snapshots[key] for key in sorted(snapshots)), tuple(missing))
 
 
-def _records(path: Path, limit: int, kind: Any, missing: list[str]) -> Iterator[Any]:
+def _records(path: Path, limit: int, kind: Any, missing: list[Gap]) -> Iterator[Any]:
     name = f"trace/{path.name}"
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -110,16 +111,16 @@ def _records(path: Path, limit: int, kind: Any, missing: list[str]) -> Iterator[
     except FileNotFoundError:
         return
     except OSError as error:
-        missing.append(f"{name}: {error.strerror or error}")
+        missing.append(Gap.damaged(name, error.strerror or str(error)))
         return
     if len(data) > limit:
-        missing.append(f"{name}: what lies beyond its first {limit} bytes")
+        missing.append(Gap.left_out(name, f"what lies beyond its first {limit} bytes"))
         data = data[:limit]
     for payload in frames(memoryview(data), 0, name, missing, ends_with_nothing=False):
         try:
             record = msgspec.msgpack.decode(payload, type=kind)
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            missing.append(f"{name}: a record that this version does not know")
+            missing.append(Gap.damaged(name, "a record that this version does not know"))
             continue
         yield record
 

@@ -5,6 +5,7 @@ A race that is seen at a load and again at the store behind it is one finding.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 
 import msgspec
@@ -19,6 +20,37 @@ class Site(msgspec.Struct, frozen=True):
     expression: str
 
 
+class FindingKind(enum.StrEnum):
+    """What was wrong with an access, a program or a launch."""
+
+    FREED_MEMORY = "freed memory"
+    NULL_POINTER = "null pointer"
+    WILD_POINTER = "wild pointer"
+    HOST_POINTER = "host pointer"
+    WRONG_DEVICE = "wrong device"
+    ELEMENT_WIDTH = "element width"
+    INT8_OVERFLOW = "int8 overflow"
+    UINT8_OVERFLOW = "uint8 overflow"
+    INT16_OVERFLOW = "int16 overflow"
+    UINT16_OVERFLOW = "uint16 overflow"
+    INT32_OVERFLOW = "int32 overflow"
+    UINT32_OVERFLOW = "uint32 overflow"
+    OUT_OF_BOUNDS = "out of bounds"
+    UNINITIALISED_READ = "uninitialised read"
+    NEVER_WRITTEN = "never written"
+    RACE = "race"
+    ASSERTION = "assertion"
+    BAD_GRID = "bad grid"
+
+
+#: An offset left its type; by the type's name in Triton.
+OVERFLOWS = {
+    "int8": FindingKind.INT8_OVERFLOW, "uint8": FindingKind.UINT8_OVERFLOW,
+    "int16": FindingKind.INT16_OVERFLOW, "uint16": FindingKind.UINT16_OVERFLOW,
+    "int32": FindingKind.INT32_OVERFLOW, "uint32": FindingKind.UINT32_OVERFLOW,
+}  # fmt: skip
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One fault of a kernel launch, with one lane of one program as its example.
 
@@ -26,10 +58,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     tensor's own coordinates, None where the address lies outside of it; `number` counts elements
     from the tensor's first, and is negative before it. `values` are the names in the faulty
     expression at that lane. `threshold` is the first program, along `axis`, at which
-    an int32 overflows.
+    an int32 overflows. `width_bytes` is what is read or written at a time, where that is wrong.
+    Of a race `has_read` says that one of the two reads, and `written_back_line` is the line in
+    which the same programs write what they have read.
     """
 
-    kind: str
+    kind: FindingKind
     kernel: str
     operation: str
     detail: str
@@ -47,6 +81,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     threshold: int | None = None
     configuration: str | None = None
     launched_at: Site | None = None
+    width_bytes: int | None = None
+    has_read: bool = False
+    written_back_line: int | None = None
+
+    @property
+    def is_overflow(self) -> bool:
+        return self.kind in OVERFLOWS.values()
 
     @property
     def file(self) -> str | None:
@@ -94,10 +135,6 @@ class ReplayReport(msgspec.Struct, frozen=True):
     coverage: Coverage
 
 
-#: Behind the detail of a race at a load: the same programs write the element too.
-WRITTEN_BACK = "; and writes it"
-
-
 def races_once(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """The findings; a race of programs that read an element and write it back is told once."""
     kept: list[Finding] = []
@@ -106,17 +143,19 @@ def races_once(findings: Sequence[Finding]) -> tuple[Finding, ...]:
         if read is None:
             kept.append(one)
             continue
-        detail = f"{read.detail}{WRITTEN_BACK} in line {one.line}"
-        kept[kept.index(read)] = msgspec.structs.replace(read, detail=detail)
+        kept[kept.index(read)] = msgspec.structs.replace(
+            read, detail=f"{read.detail}; and writes it in line {one.line}",
+            written_back_line=one.line or 0,
+        )  # fmt: skip
     return tuple(kept)
 
 
 def _read_of(one: Finding, before: Sequence[Finding]) -> Finding | None:
-    if (one.kind, one.operation) != ("race", "store"):
+    if (one.kind, one.operation) != (FindingKind.RACE, "store"):
         return None
     for other in before:
-        is_read = (other.kind, other.operation) == ("race", "load")
+        is_read = (other.kind, other.operation) == (FindingKind.RACE, "load")
         same = (other.argument, other.num_programs) == (one.argument, one.num_programs)
-        if is_read and same and WRITTEN_BACK not in other.detail:
+        if is_read and same and other.written_back_line is None:
             return other
     return None

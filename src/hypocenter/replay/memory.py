@@ -15,7 +15,7 @@ import numpy as np
 from hypocenter.device.interpret.builder import Exact
 from hypocenter.device.interpret.libdevice import Array
 from hypocenter.replay.arguments import MANY, SPACE_BITS, Argument
-from hypocenter.replay.findings import Finding, races_once
+from hypocenter.replay.findings import OVERFLOWS, Finding, FindingKind, races_once
 from hypocenter.replay.sites import kernel_frames, site_of, values_at, wrap_site
 
 #: What is wrong at a lane, in words; its index in the tensor; its element number from the first.
@@ -119,7 +119,7 @@ class CheckedMemory:
     # -- findings -------------------------------------------------------------------------------
 
     def report(
-        self, kind: str, operation: str, argument: Argument | None, shape: tuple[int, ...],
+        self, kind: FindingKind, operation: str, argument: Argument | None, shape: tuple[int, ...],
         lanes: Array, describe: Callable[[int], _Place],
         **more: Any,
     ) -> None:  # fmt: skip
@@ -195,7 +195,7 @@ class CheckedMemory:
 
             shape = pointers.shape
             self.report(
-                f"{wrap.type_name} overflow", operation, argument, shape, numbers[bad], describe,
+                OVERFLOWS[wrap.type_name], operation, argument, shape, numbers[bad], describe,
                 origin=origin,
             )  # fmt: skip
         return flat[~bad], numbers[~bad]
@@ -214,8 +214,8 @@ class CheckedMemory:
         if argument.keeps_width and width != argument.item_bytes:
             numbers = np.arange(flat.size) if lanes is None else lanes
             self.report(
-                "element width", operation, argument, shape, numbers,
-                lambda i: _too_wide(argument, int(offsets[i]), width),
+                FindingKind.ELEMENT_WIDTH, operation, argument, shape, numbers,
+                lambda i: _too_wide(argument, int(offsets[i]), width), width_bytes=width,
             )  # fmt: skip
         if low < base or high - base > argument.num_bytes - width:
             bad = (offsets < 0) | (offsets > argument.num_bytes - width)
@@ -224,8 +224,9 @@ class CheckedMemory:
             # torch gives an empty tensor the address 0.
             is_null = argument.region.data is not None and not argument.region.data.size
             self.report(
-                "null pointer" if is_null else "out of bounds", operation, argument, shape,
-                numbers[bad], lambda i: _outside(argument, int(outside[i])),
+                FindingKind.NULL_POINTER if is_null else FindingKind.OUT_OF_BOUNDS,
+                operation, argument, shape, numbers[bad],
+                lambda i: _outside(argument, int(outside[i])),
             )  # fmt: skip
             offsets, lanes = offsets[~bad], numbers[~bad]
         if offsets.size:
@@ -239,11 +240,12 @@ class CheckedMemory:
             address = int(flat[0])
             argument = self._lookup(address)
             if argument is None:
-                what = "wild" if address >> SPACE_BITS else "null"
+                is_null = not address >> SPACE_BITS
                 same = flat >> np.uint64(SPACE_BITS) == address >> SPACE_BITS
                 detail = f"address {address:#x} belongs to no tensor", None, None
                 self.report(
-                    f"{what} pointer", operation, None, shape, numbers[same],
+                    FindingKind.NULL_POINTER if is_null else FindingKind.WILD_POINTER,
+                    operation, None, shape, numbers[same],
                     lambda i, detail=detail: detail,  # type: ignore[misc]
                 )  # fmt: skip
             else:
@@ -275,12 +277,15 @@ class CheckedMemory:
             bad = ~region.init[first]
             for byte in range(region.granule, width, region.granule):
                 bad |= ~region.init[first + byte]
-            self._lanes_report("uninitialised read", operation, hit, shape, bad, None)
+            self._lanes_report(FindingKind.UNINITIALISED_READ, operation, hit, shape, bad, None)
         granules = first // region.granule if region.granule > 1 else first
         if region.is_written:
             writers = region.writer[granules]
             bad = ~self._visible[writers]
-            self._lanes_report("race", operation, hit, shape, bad, (writers, "reads what", "wrote"))
+            self._lanes_report(
+                FindingKind.RACE, operation, hit, shape, bad, (writers, "reads what", "wrote"),
+                has_read=True,
+            )  # fmt: skip
         readers = region.reader[granules]
         mine = (readers == 0) | (readers == self._epoch)
         region.reader[granules] = np.where(mine, self._epoch, MANY)
@@ -299,11 +304,15 @@ class CheckedMemory:
             writers = region.writer[granules]
             overwrites = ~self._visible[writers]
             self._lanes_report(
-                "race", operation, hit, shape, overwrites, (writers, "writes what", "wrote")
-            )
+                FindingKind.RACE, operation, hit, shape, overwrites,
+                (writers, "writes what", "wrote"),
+            )  # fmt: skip
             readers = region.reader[granules]
             bad = ~self._visible[readers] & ~overwrites  # a lane counts once
-            self._lanes_report("race", operation, hit, shape, bad, (readers, "writes what", "read"))
+            self._lanes_report(
+                FindingKind.RACE, operation, hit, shape, bad, (readers, "writes what", "read"),
+                has_read=True,
+            )  # fmt: skip
             self._track_lanes(hit, shape, granules, values)
             region.writer[granules] = self._epoch
         else:
@@ -330,11 +339,11 @@ class CheckedMemory:
         if differ.any():
             bad = np.zeros(granules.size, bool)
             bad[order[1:][differ]] = True
-            self._lanes_report("race", "store", hit, shape, bad, None)
+            self._lanes_report(FindingKind.RACE, "store", hit, shape, bad, None)
 
     def _lanes_report(
-        self, kind: str, operation: str, hit: _Hit, shape: tuple[int, ...], bad: Array,
-        others: tuple[Array, str, str] | None,
+        self, kind: FindingKind, operation: str, hit: _Hit, shape: tuple[int, ...], bad: Array,
+        others: tuple[Array, str, str] | None, **more: Any,
     ) -> None:  # fmt: skip
         if not bad.any():
             return
@@ -349,12 +358,12 @@ class CheckedMemory:
                 who = int(epochs[numbers[i]])
                 name = f"program {self._epochs[who]}" if who > 0 else "several programs"
                 place = f"{before} {name} {after}: {place}"
-            elif kind == "race":
+            elif kind is FindingKind.RACE:
                 place = f"two lanes of one store write different values: {place}"
             return place, argument.element(offset), offset // argument.item_bytes
 
         lanes = numbers if hit.lanes is None else hit.lanes[numbers]
-        self.report(kind, operation, argument, shape, lanes, describe)
+        self.report(kind, operation, argument, shape, lanes, describe, **more)
 
     # -- the four accesses ----------------------------------------------------------------------
 
@@ -420,7 +429,7 @@ class CheckedMemory:
     def _track_uninitialised(self, hit: _Hit, operation: str, shape: tuple[int, ...]) -> None:
         if hit.argument.region.init is not None:
             bad = ~hit.argument.region.init[hit.offsets + hit.argument.start]
-            self._lanes_report("uninitialised read", operation, hit, shape, bad, None)
+            self._lanes_report(FindingKind.UNINITIALISED_READ, operation, hit, shape, bad, None)
 
     def _synchronise(self, word: tuple[int, int]) -> None:
         """A scalar atomic on one word orders this program after those that used it before.

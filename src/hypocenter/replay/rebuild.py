@@ -31,7 +31,7 @@ from hypocenter.replay.corrections import (
     numpy_type,
     write_rows,
 )
-from hypocenter.replay.findings import Finding, Site
+from hypocenter.replay.findings import Finding, FindingKind, Site
 from hypocenter.replay.source import FROM_BUNDLE, is_project_kernel
 from hypocenter.tensor import contiguous_strides
 
@@ -42,6 +42,8 @@ MAX_TOTAL_BYTES = 512 << 20
 _MAX_FIRST = 96
 #: What `device/sim/memory.py` fills undefined memory with.
 _POISON = 0xFF
+#: Kinds of an access to where its tensor is not.
+_OUTSIDE = (FindingKind.OUT_OF_BOUNDS, FindingKind.NULL_POINTER)
 
 
 class Rebuilt:
@@ -319,7 +321,7 @@ class Rebuilt:
         if len(bad):
             first, last = ([int(i) for i in bad[end]] for end in (0, -1))
             yield Finding(
-                kind="never written", kernel=self.launch.function, operation="launch",
+                kind=FindingKind.NEVER_WRITTEN, kernel=self.launch.function, operation="launch",
                 argument=argument.name, element=tuple(first), num_lanes=len(bad),
                 detail=f"{len(bad)} of {wanted.sum()} elements of the live rows, from "
                 f"{first} to {last}",
@@ -331,26 +333,26 @@ class Rebuilt:
         origin = recorded_site(finding.origin) if finding.origin else None
         finding = msgspec.structs.replace(finding, sites=sites, origin=origin)
         tensor = self.tensors.get(finding.argument or "")
-        if tensor is None or finding.kind not in ("out of bounds", "null pointer"):
+        if tensor is None or finding.kind not in _OUTSIDE:
             return finding
         if found := self._unreachable(tensor):
             kind, why = found
             return msgspec.structs.replace(finding, kind=kind, detail=f"{finding.detail}; {why}")
         return msgspec.structs.replace(finding, detail=finding.detail + self._hit(finding, tensor))
 
-    def _unreachable(self, tensor: TensorRecord) -> tuple[str, str] | None:
+    def _unreachable(self, tensor: TensorRecord) -> tuple[FindingKind, str] | None:
         """Why no access to a tensor can be right, as a kind of finding and in words."""
         if freed := self.index.is_freed(tensor.allocation, self.place):
-            return "freed memory", f"freed in step {freed.step} at {freed.site}"
+            return FindingKind.FREED_MEMORY, f"freed in step {freed.step} at {freed.site}"
         if not tensor.address and tensor.extent_bytes:
-            return "null pointer", f"{tensor.name} lies at address 0"
+            return FindingKind.NULL_POINTER, f"{tensor.name} lies at address 0"
         allocation = self.index.allocations.get(tensor.allocation)
         if allocation is None or allocation.device == self.launch.device:
             return None
         if allocation.kind == "host":
-            return "host pointer", f"{tensor.name} lies in the memory of the host"
+            return FindingKind.HOST_POINTER, f"{tensor.name} lies in the memory of the host"
         if allocation.kind == "device":
-            return "wrong device", f"{tensor.name} is on {allocation.device}"
+            return FindingKind.WRONG_DEVICE, f"{tensor.name} is on {allocation.device}"
         return None
 
     def _hit(self, finding: Finding, tensor: TensorRecord) -> str:

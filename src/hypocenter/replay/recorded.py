@@ -16,14 +16,14 @@ from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import Place
 from hypocenter.replay.arguments import Argument as ReplayArgument
 from hypocenter.replay.corrections import Corrections, TensorFact
-from hypocenter.replay.findings import Finding, ReplayReport
+from hypocenter.replay.findings import Finding, FindingKind, ReplayReport
 from hypocenter.replay.rebuild import Rebuilt, recorded_site
 from hypocenter.replay.replay import KernelFailed, replay
 from hypocenter.replay.source import installed_kernel, kernel_of
 
 BUDGET_SECONDS = 5.0
 MIN_PROGRAM_SECONDS = 2.0
-_UNDEFINED = "uninitialised read"
+_UNDEFINED = FindingKind.UNINITIALISED_READ
 
 
 def replay_place(
@@ -42,9 +42,9 @@ def replay_place(
     With recorded `counts` elements that its contract has the launch write, and that it did not,
     are of kind `never written`. A read of undefined memory counts where it reaches a result.
 
-    Raises UsageError for a place that the bundle does not have, a CPU kernel, a correction of
-    nothing; SourceNotAllowed; ProgramNeverEnds for a program that takes twice the budget;
-    KernelFailed when the kernel cannot be run at all.
+    Raises UsageError for a place that the bundle does not have, a CPU kernel or a correction of
+    nothing; else NotReplayed: SourceNotAllowed, ProgramNeverEnds for a program that takes twice
+    the budget, KernelFailed when the kernel cannot be run at all.
     """
     index = bundle if isinstance(bundle, BundleIndex) else BundleIndex(bundle)
     launch = index.launch(place)
@@ -103,7 +103,7 @@ def _replayed(kernel: Any, grid: Any, arguments: Any, **options: Any) -> ReplayR
         return replay(kernel, grid, arguments, **options)
     except KernelFailed as error:
         site = recorded_site(error.site) if error.site else None
-        raise type(error)(error.kernel, error.reason, site) from error
+        raise type(error)(error.kernel, error.problem, site) from error
 
 
 def index_threshold(

@@ -19,10 +19,17 @@ from hypocenter.device.interpret.builder import is_machinery
 from hypocenter.device.interpret.interpret import Interpretation, StaticAssertFailed, interpreting
 from hypocenter.device.interpret.libdevice import Array
 from hypocenter.device.triton_lang import interpreter, triton
-from hypocenter.errors import HypoError, UsageError
+from hypocenter.errors import HypoError, NotReplayed, UsageError
 from hypocenter.replay.admission import VirtualTensor, admit, at_real_address, share_regions
 from hypocenter.replay.arguments import Argument
-from hypocenter.replay.findings import Coverage, Finding, Headroom, ReplayReport, Site
+from hypocenter.replay.findings import (
+    Coverage,
+    Finding,
+    FindingKind,
+    Headroom,
+    ReplayReport,
+    Site,
+)
 from hypocenter.replay.headroom import MAX_PROGRAMS, GivenUp, Threshold, thresholds
 from hypocenter.replay.memory import CheckedMemory
 from hypocenter.replay.sites import kernel_frames, site_of
@@ -33,13 +40,13 @@ HEADROOM_SECONDS = 10.0
 _GOLDEN = 0.6180339887498949
 
 
-class KernelFailed(HypoError):
+class KernelFailed(NotReplayed):
     """The interpreter could not run the kernel; `site` is the kernel's line, if there is one."""
 
-    def __init__(self, kernel: str, reason: str, site: Site | None) -> None:
-        self.kernel, self.reason, self.site = kernel, reason, site
+    def __init__(self, kernel: str, problem: str, site: Site | None) -> None:
+        self.problem, self.site = problem, site
         place = f" at {site.file}:{site.line} ({site.expression})" if site else ""
-        super().__init__(f"{kernel} could not be replayed{place}: {reason}")
+        super().__init__(kernel, f"could not be replayed{place}: {problem}")
 
 
 class ProgramNeverEnds(KernelFailed):
@@ -232,11 +239,12 @@ class _Run:
         except HypoError:
             raise
         except AssertionError as error:
-            self._failed("assertion", str(error) or "assertion failed", error)
+            self._failed(FindingKind.ASSERTION, str(error) or "assertion failed", error)
         except Exception as error:
             absent = [name for name, value in self._values.items() if value is None]
             if absent and "NoneType" in str(error):
-                self._failed("null pointer", f"None for {' or '.join(absent)}: {error}", error)
+                said = f"None for {' or '.join(absent)}: {error}"
+                self._failed(FindingKind.NULL_POINTER, said, error)
                 return
             reason = f"{type(error).__name__}: {error}"
             raise KernelFailed(self.jit.__name__, reason, _last_site(error)) from error
@@ -248,7 +256,7 @@ class _Run:
             reason = f"an argument does not fit: {type(error).__name__}: {error}"
             raise KernelFailed(self.jit.__name__, reason, None) from error
 
-    def _failed(self, kind: str, detail: str, error: Exception) -> None:
+    def _failed(self, kind: FindingKind, detail: str, error: Exception) -> None:
         """An assertion, of the kernel or of Triton about a descriptor, is a finding."""
         site = _last_site(error)
         self._failures.setdefault((site, detail), []).append(
@@ -304,15 +312,17 @@ def _unwritten(jit: Any, argument: Argument) -> Finding:
     first = tuple(int(i) for i in missing[0])
     last = [int(i) for i in missing[-1]]
     return Finding(
-        kind="never written", kernel=jit.__name__, operation="launch", argument=argument.name,
-        element=first, num_lanes=len(missing),
+        kind=FindingKind.NEVER_WRITTEN, kernel=jit.__name__, operation="launch",
+        argument=argument.name, element=first, num_lanes=len(missing),
         detail=f"{len(missing)} of {math.prod(argument.shape)} elements of shape "
         f"{argument.shape}, from {list(first)} to {last}",
     )  # fmt: skip
 
 
 def _launch_finding(jit: Any, problem: str) -> Finding:
-    return Finding(kind="bad grid", kernel=jit.__name__, operation="launch", detail=problem)
+    return Finding(
+        kind=FindingKind.BAD_GRID, kernel=jit.__name__, operation="launch", detail=problem
+    )
 
 
 def _with_threshold(

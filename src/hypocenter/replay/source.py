@@ -21,7 +21,7 @@ from typing import Any
 
 from hypocenter import package
 from hypocenter.device.triton_lang import tl, triton
-from hypocenter.errors import UsageError
+from hypocenter.errors import NotReplayed, SourceNotAllowed
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.catalogue import sources_of
 from hypocenter.record.events import LaunchRecord, SourceRecord
@@ -33,31 +33,21 @@ _MAX_FIRST_LINE = 1 << 20
 _JIT = triton.runtime.jit.JITFunction
 
 
-class SourceNotAllowed(UsageError):
-    """The kernel is not installed as it was recorded, and the bundle's text may not be run."""
-
-
 def kernel_of(index: BundleIndex, launch: LaunchRecord, *, allow_source: bool) -> Any:
     """The JITFunction of a recorded launch.
 
     Raises SourceNotAllowed when only the bundle's own text would do and `allow_source` is False,
-    UsageError when the bundle has no text either.
+    NotReplayed when the bundle has no text either.
     """
     record = index.sources.get(launch.source)
     if record is None:
-        raise UsageError(f"the bundle has no source of {launch.kernel}, so it cannot be replayed")
+        raise NotReplayed(launch.kernel, "has no source in the bundle")
     differing = _differing(index, record, set())
     if differing is None:
         return _installed(record)
     if not allow_source:
-        if not is_project_kernel(record):
-            raise SourceNotAllowed(
-                f"{record.function} is the program's own kernel; its recorded source was not run; "
-                "--run-sources runs it"
-            )
-        raise SourceNotAllowed(
-            f"the bundle's source of {differing} differs from the installed one, and was not run"
-        )
+        is_ours = is_project_kernel(record)
+        raise SourceNotAllowed(record.function, differing if is_ours else "")
     return _fresh(index, record, {})
 
 
@@ -95,7 +85,7 @@ def _differing(index: BundleIndex, record: SourceRecord, seen: set[str]) -> str 
     for key in record.callees:
         callee = known.get(key)
         if callee is None:
-            return f"a function that {record.function} calls"
+            return "a function"
         if key not in seen and (found := _differing(index, callee, seen)):
             return found
         if key not in own.callees:
@@ -149,7 +139,7 @@ def _fresh(index: BundleIndex, record: SourceRecord, made: dict[str, Any]) -> An
     tree = ast.parse(text, file)
     found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == record.function]
     if len(found) != 1:
-        raise UsageError(f"the bundle's source of {record.function} does not define it")
+        raise NotReplayed(record.function, "is not defined by its source in the bundle")
     names |= _aliases(found[0], names)
     found[0].decorator_list = []  # jit is put back below; an autotuner's choice is recorded
     lines = linecache.cache.get(file)
@@ -184,7 +174,9 @@ def _aliases(function: ast.FunctionDef, known: Collection[str]) -> dict[str, Any
 def _placed(record: SourceRecord) -> str:
     """The text at the line numbers that it had in its file."""
     if not 1 <= record.first_line <= _MAX_FIRST_LINE:
-        raise UsageError(f"{record.function} begins at line {record.first_line} of its file")
+        raise NotReplayed(
+            record.function, f"begins at line {record.first_line} of its file, says the bundle"
+        )
     return "\n" * (record.first_line - 1) + textwrap.dedent(record.text)
 
 

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import msgspec
 
+from hypocenter.errors import ErrorKind
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import AnyEvent, Called, DeviceRecord, FaultRecord, Rejected
+from hypocenter.record.gap import UNWATCHED, Gap
 from hypocenter.record.trace_log import read_trace
 from hypocenter.watch import foreign_runs
 from hypocenter.watch.child import Ended
@@ -47,11 +49,12 @@ def collect(
         return None
     lines, problem = kernel_log(ended.since)
     fault = with_kernel_log(fault, lines, run.pid if run and run.pid else ended.pid)
-    missing = [problem] if problem else []
+    missing = [Gap.not_recorded("the kernel's log", problem)] if problem else []
     if run is None:
-        missing.append(
-            "the recorder's files: the command opened no recorder, or HYPO_RECORD=0 switched it off"
-        )
+        missing.append(Gap.not_recorded(
+            "the recorder's files",
+            "the command opened no recorder, or HYPO_RECORD=0 switched it off",
+        ))  # fmt: skip
     missing += foreign_runs.notes(runs)
     return _bundle(
         run, fault, command=ended.command, started=_shown(ended.started),
@@ -69,8 +72,8 @@ def collect_dead(dead: DeadRun, *, with_prompts: bool = False) -> Bundle:
     started = _seconds(run.process.started) if run.process else dead.seconds
     lines, problem = kernel_log(time.monotonic() - (time.time() - started))
     fault = with_kernel_log(fault, lines, dead.pid)
-    missing = [problem] if problem else []
-    missing.append("stderr and exit code: run the command as `hypo doctor -- ...` to keep them")
+    missing = [Gap.not_recorded("the kernel's log", problem)] if problem else []
+    missing.append(UNWATCHED)
     return _bundle(
         run, fault, command=run.process.command if run.process else (),
         started=run.process.started if run.process else "", ended=_shown(dead.seconds), stderr="",
@@ -91,7 +94,7 @@ def _tells(run: ring.Run) -> tuple[bool, bool, bool, int]:
 
 def _bundle(
     run: ring.Run | None, fault: FaultRecord, *, command: Sequence[str], started: str, ended: str,
-    stderr: str, kernel_log: tuple[str, ...], missing: list[str], with_prompts: bool,
+    stderr: str, kernel_log: tuple[str, ...], missing: list[Gap], with_prompts: bool,
 ) -> Bundle:  # fmt: skip
     bundle = Bundle(
         kind={"none": "suspect", "crash": "crash", "hang": "hang"}.get(fault.kind, "error"),
@@ -144,9 +147,15 @@ def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
     if of_events is not None and fault.kind == "error" and not fault.call:
         fault = msgspec.structs.replace(
             fault, call=of_events.call, error=fault.error or of_events.error,
+            kernel=of_events.kernel, is_statement=of_events.is_statement,
+            error_kind=_told_apart(fault.error_kind, of_events.error_kind),
             is_asynchronous=of_events.is_asynchronous,
         )  # fmt: skip
     return fault
+
+
+def _told_apart(of_stderr: ErrorKind, of_events: ErrorKind) -> ErrorKind:
+    return of_events if of_stderr is ErrorKind.OTHER else of_stderr
 
 
 def _died(ended: Ended, run: ring.Run) -> bool:
@@ -179,12 +188,12 @@ def _fault_of_events(events: Sequence[AnyEvent]) -> FaultRecord | None:
         if isinstance(event, Called):
             return FaultRecord(
                 kind="error", message=": ".join(filter(None, (event.call, event.outcome))),
-                call=event.call,
-                error=event.outcome,
+                call=event.call, kernel=event.kernel, is_statement=event.is_statement,
+                error=event.outcome, error_kind=event.kind,
             )  # fmt: skip
     refused = [event for event in events if isinstance(event, Rejected)]
     if refused:
-        message = f"{refused[-1].kernel}: {refused[-1].reason}"
+        message = f"{refused[-1].what}: {refused[-1].refusal}"
         return FaultRecord(kind="error", message=message, is_asynchronous=False)
     return None
 

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, EXIT_OK, EXIT_USAGE
+from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, EXIT_OK, EXIT_USAGE, ErrorKind
 from hypocenter.record.events import FaultRecord
+from hypocenter.record.runtime_text import kind_of_text
 
 MAX_MESSAGE_CHARS = 2000
 MAX_STACK_CHARS = 20_000
@@ -49,6 +50,8 @@ _ACCESS = re.compile(r"ACCESS_TYPE_\w*?(READ|WRITE|ATOMIC)")
 _AMDGPU_ADDRESS = re.compile(r"(?:in page starting at address|at page|at address) (0x[0-9a-fA-F]+)")
 _AMDGPU_PID = re.compile(r"\bpid[: ]+(\d+)")
 
+#: How a call is told of that launched a kernel.
+_LAUNCH = re.compile(r"(?:launch of |Kernel ')(\w+)")
 #: Sentences about a launch that was ended: of ours, of CUDA (702).
 _ENDLESS = ("the launch did not finish", "the launch timed out")
 
@@ -168,24 +171,33 @@ def _spoken(stderr: str) -> FaultRecord | None:
         return FaultRecord(
             kind="crash", message=match[0], error=match[2].strip(),
             address=page, address_bytes=PAGE_BYTES,
-            access="write" if "write" in match[2].lower() else "",
+            access="write" if "write" in match[2].lower() else "", error_kind=ErrorKind.FOUND_LATER,
         )  # fmt: skip
     if match := _AMD_HANG.search(stderr):
         return FaultRecord(kind="hang", message=match[0], error=match[1].strip())
     if matches := list(_OURS.finditer(stderr)):
         match = matches[0]  # what follows a first fault is its echo
-        reason = match[2] or match[4]
+        reason, call = match[2] or match[4], match[3] or match[5]
+        is_endless = any(words in reason for words in _ENDLESS)
+        launched = _LAUNCH.search(call)
         return FaultRecord(
-            kind="hang" if any(words in reason for words in _ENDLESS) else "error",
-            message=_shown(match), call=match[3] or match[5], error=reason,
+            kind="hang" if is_endless else "error",
+            message=_shown(match), call=call, kernel=launched[1] if launched else "", error=reason,
+            error_kind=ErrorKind.ENDLESS if is_endless else kind_of_text(reason),
             is_asynchronous=match[3] is not None,
         )  # fmt: skip
     if match := _BAD_LOGITS.search(stderr):
         return FaultRecord(kind="nonfinite", message=_shown(match), is_asynchronous=False)
     if match := _DEVICE_ASSERT.search(stderr):
-        return FaultRecord(kind="error", message=match[0], error="device-side assert")
+        return FaultRecord(
+            kind="error", message=match[0], error="device-side assert",
+            error_kind=ErrorKind.FOUND_LATER,
+        )  # fmt: skip
     if match := _RUNTIME.search(stderr):
-        return FaultRecord(kind="error", message=_shown(match), error=match[2].strip())
+        return FaultRecord(
+            kind="error", message=_shown(match), error=match[2].strip(),
+            error_kind=kind_of_text(match[2]),
+        )  # fmt: skip
     return None
 
 
@@ -193,7 +205,10 @@ def _last_words(stderr: str) -> FaultRecord | None:
     for pattern in (_REFUSED, _EXCEPTION):
         if matches := list(pattern.finditer(stderr)):
             message = _shown(matches[-1])
-            return FaultRecord(kind="error", message=message, is_asynchronous=False)
+            return FaultRecord(
+                kind="error", message=message, is_asynchronous=False,
+                error_kind=kind_of_text(message),
+            )  # fmt: skip
     lines = [line for line in stderr.splitlines() if line.strip()]
     message = lines[-1][:MAX_MESSAGE_CHARS] if lines else "it said nothing"
     return FaultRecord(kind="error", message=message, is_asynchronous=False)

@@ -11,24 +11,32 @@ from pathlib import Path
 
 from hypocenter.record import ring
 from hypocenter.record.events import AnyEvent, Launched, SourceRecord
+from hypocenter.record.gap import Gap
+from hypocenter.wording import counted
 
 #: Begins the name of a file that says why a process was not recorded.
 NOTE = "unrecorded-"
 _MAX_NOTES, _MAX_NOTE_CHARS = 8, 2000
 
-_LIBRARIES = (
-    "kernels that are not launched through triton.jit: those of torch, of libraries, of CUDA and "
-    "HIP sources, of torch.compile, and replays of graphs"
+_LIBRARIES = Gap.not_recorded(
+    "kernels that are not launched through triton.jit",
+    "those of torch, of libraries, of CUDA and HIP sources, of torch.compile, and replays of "
+    "graphs",
 )
-_DEVICE_VALUES = (
-    "what tensors on the GPU held: it was not copied, so a kernel that finds its way by such "
-    "values was replayed with zeros there; TRITON_INTERPRET=1 and CPU tensors show those"
+_DEVICE_VALUES = Gap.not_recorded(
+    "what tensors on the GPU held",
+    "it was not copied, so a kernel that finds its way by such values was replayed with zeros "
+    "there; TRITON_INTERPRET=1 and CPU tensors show those",
 )
-_HOST_VALUES = (
+_HOST_VALUES = Gap.not_recorded(
     "what tensors held, but for integers of up to 4096 bytes; the others were replayed as zeros"
 )
-_INTERPRETER = "a GPU: Triton's interpreter ran the launches one program after the other on the CPU"
-_MEMORY = "memory that no launch was given, but for what torch's allocator had at the end"
+_INTERPRETER = Gap.not_recorded(
+    "a GPU", "Triton's interpreter ran the launches one program after the other on the CPU"
+)
+_MEMORY = Gap.not_recorded(
+    "memory that no launch was given, but for what torch's allocator had at the end"
+)
 
 
 def launches(events: Iterable[AnyEvent]) -> list[Launched]:
@@ -37,8 +45,8 @@ def launches(events: Iterable[AnyEvent]) -> list[Launched]:
     return [event for event in found if event.step and not event.launch.facts]
 
 
-def unseen(run: ring.Run) -> Iterator[str]:
-    """What could not be looked at, as sentences; nothing of a run of this package's engine."""
+def unseen(run: ring.Run) -> Iterator[Gap]:
+    """What could not be looked at; nothing of a run of this package's engine."""
     made = launches(run.events)
     if run.plans or not made:
         return
@@ -48,18 +56,21 @@ def unseen(run: ring.Run) -> Iterator[str]:
     yield from (_LIBRARIES, _MEMORY)
     first = made[0].step
     if first > 1:
-        yield f"the first {first - 1} of {made[-1].step} launches: the recorder keeps the last ones"
+        yield Gap.left_out(
+            f"the first {first - 1} of {made[-1].step} launches",
+            "the recorder keeps the last ones",
+        )
 
 
-def notes(runs: Path) -> Iterator[str]:
+def notes(runs: Path) -> Iterator[Gap]:
     """Why processes below a watched folder were not recorded, as they said."""
     for path in sorted(runs.glob(f"{NOTE}*"))[:_MAX_NOTES]:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             with path.open() as file:
                 text = " ".join(file.read(_MAX_NOTE_CHARS).split())
-            yield (
-                f"the launches of process {path.name.removeprefix(NOTE)}: {text}; "
-                "install hypocenter there"
+            yield Gap.not_recorded(
+                f"the launches of process {path.name.removeprefix(NOTE)}",
+                f"{text}; install hypocenter there",
             )
 
 
@@ -71,8 +82,4 @@ def summary(events: Sequence[AnyEvent], sources: Sequence[SourceRecord]) -> str:
     callees = {callee for source in sources for callee in source.callees}
     names = {source.id for source in sources if source.id not in callees}
     names |= {event.launch.source or event.launch.kernel for event in made}
-    return f"{_count(made[-1].step, 'launch', 'es')} of {_count(len(names), 'kernel', 's')} seen"
-
-
-def _count(number: int, noun: str, plural: str) -> str:
-    return f"{number} {noun}{plural if number != 1 else ''}"
+    return f"{counted(made[-1].step, 'launch', 'launches')} of {counted(len(names), 'kernel')} seen"

@@ -24,13 +24,13 @@ _CUT = "\n"
 
 
 def kernel_log(since_monotonic: float) -> tuple[tuple[str, ...], str]:
-    """The telling lines since then, oldest first, and a sentence when the log is not readable."""
+    """The telling lines since then, oldest first, and why the log is not readable."""
     try:
         records = list(_from_device())
     except OSError as error:
         records = list(_from_program())
         if not records:
-            return (), f"the kernel's log is not readable ({error.strerror}); try as root"
+            return (), f"it is not readable ({error.strerror}); try as root"
     earliest = since_monotonic - SLACK_SECONDS
     lines = [line for seconds, line in records if seconds >= earliest and _TELLING.search(line)]
     return tuple(line[:MAX_LINE_CHARS] for line in lines[-MAX_LINES:]), ""

@@ -17,6 +17,7 @@ import numpy as np
 from hypocenter.device.cpu import pool
 from hypocenter.device.cpu.lang import binding, ir, kernel_entry, types
 from hypocenter.errors import LaunchRejected
+from hypocenter.refusals import Refused
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
 _WORD = _I64.as_pointer()
@@ -90,7 +91,7 @@ class _BoundLaunch:
             self._native = NativeLaunches([(0, self._kernel, self._args)])
         if self._native.run(self._word.ctypes.data, 0) != 1:
             name = self._kernel.dispatcher.py_func.__name__
-            raise LaunchRejected(name, KERNEL_FAILED)
+            raise LaunchRejected(name, Refused(what=KERNEL_FAILED))
 
 
 def _note_weights(row: Any, reads: Sequence[tuple[Any, int]]) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hypocenter.errors import DeviceFault, HypoError, LaunchRejected
+from hypocenter.errors import DeviceFault, ErrorKind, HypoError, LaunchRejected
+from hypocenter.record.runtime_text import code_in, kind_of_code
+from hypocenter.refusals import ResourceExceeded, RuntimeRefused
 
 # Number to the part of the name behind cudaError and hipError, where both have the same one.
 _NAMES: Mapping[int, str] = {
@@ -64,46 +66,21 @@ _HIP_NAMES: Mapping[int, str] = {
     500: "NotFound",
     702: "LaunchTimeOut",
 }
-# Raised by something that ran: the call that returns one of these found it and did not make it.
-_FOUND_LATER = frozenset({214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719})
-# What the runtimes say in words, lower case, for errors that reach us without a number.
-_SENTENCES: Mapping[str, int] = {
-    "invalid argument": 1,
-    "out of memory": 2,
-    "invalid configuration argument": 9,
-    "invalid device function": 98,
-    "invalid device pointer": 17,
-    "no kernel image is available": 209,
-    "no binary for gpu": 209,
-    "unable to find code object": 209,
-    "device kernel image is invalid": 200,
-    "invalid resource handle": 400,
-    "named symbol not found": 500,
-    "illegal memory access": 700,
-    "too many resources requested": 701,
-    "out of resources": 701,
-    "launch timed out": 702,
-    "device-side assert": 710,
-    "hardware stack error": 714,
-    "illegal instruction": 715,
-    "misaligned address": 716,
-    "operation not supported on global/shared address space": 717,
-    "invalid program counter": 718,
-    "unspecified launch failure": 719,
-    "operation not permitted when stream is capturing": 900,
-    "operation failed due to a previous error during capture": 901,
-    "uncorrectable ecc error": 214,
-}
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeFault:
-    """An error of the runtime; `is_found_later`: made by something that ran, not by this call."""
+    """An error of the runtime."""
 
     code: int
     name: str
     sentence: str
-    is_found_later: bool
+    kind: ErrorKind
+
+    @property
+    def is_found_later(self) -> bool:
+        """Whether something that ran has made it, and not the call that returned it."""
+        return self.kind in (ErrorKind.FOUND_LATER, ErrorKind.ENDLESS)
 
     def __str__(self) -> str:
         return f"{self.name} ({self.code}): {self.sentence}"
@@ -118,13 +95,13 @@ def runtime_fault(vendor: str, error: BaseException) -> RuntimeFault | None:
     text = str(error)
     code = getattr(error, "error_code", None)
     if not isinstance(code, int) or isinstance(code, bool):
-        code = _code_in(text)
+        code = code_in(text)
     if code is None:
         return None
     # torch's advice after the first line ("For debugging consider ...") is not the reason.
     line = text.strip().split("\n")[0]
     sentence = line.split("error:")[-1].split("]:")[-1].strip()
-    return RuntimeFault(code, error_name(vendor, code), sentence, code in _FOUND_LATER)
+    return RuntimeFault(code, error_name(vendor, code), sentence, kind_of_code(code))
 
 
 def launch_failure(
@@ -136,19 +113,25 @@ def launch_failure(
     `is_maker`: everything before this launch was waited for, so a fault is its own.
     """
     if hasattr(error, "required") and hasattr(error, "limit"):  # Triton's OutOfResources
-        what = getattr(error, "name", "it")
-        return LaunchRejected(
-            kernel,
-            f"launch failed: {what} needs {error.required}, but {product} has {error.limit} "
-            f"{shape}; use smaller tiles or fewer stages",
-        )
+        exceeded = ResourceExceeded(
+            resource=str(getattr(error, "name", "it")), needed=int(error.required),
+            limit=int(error.limit), gpu=product, shape=shape,
+            way_out="use smaller tiles or fewer stages",
+        )  # fmt: skip
+        return LaunchRejected(kernel, exceeded)
     fault = runtime_fault(device.partition(":")[0], error)
     if fault is None:
         return None
     if not fault.is_found_later:
-        return LaunchRejected(kernel, f"launch failed: {fault} {shape}")
+        refused = RuntimeRefused(
+            code=fault.code, name=fault.name, sentence=fault.sentence, shape=shape,
+            is_no_code=fault.kind is ErrorKind.NO_CODE,
+        )  # fmt: skip
+        return LaunchRejected(kernel, refused)
     call = failed_launch(kernel, shape) if is_maker else f"launch of {kernel} {shape}"
-    return DeviceFault(device, call, str(fault), is_asynchronous=not is_maker)
+    return DeviceFault(
+        device, call, str(fault), is_asynchronous=not is_maker, kernel=kernel, kind=fault.kind
+    )
 
 
 def failed_launch(kernel: str, shape: str) -> str:
@@ -160,11 +143,3 @@ def error_name(vendor: str, code: int) -> str:
     """cudaErrorIllegalAddress, hipErrorIllegalAddress, ...; an unknown number stays a number."""
     own = _HIP_NAMES if vendor == "hip" else _CUDA_NAMES
     return f"{vendor}Error{own.get(code) or _NAMES.get(code) or code}"
-
-
-def _code_in(text: str) -> int | None:
-    if "Triton Error" not in text and "CUDA error" not in text and "HIP error" not in text:
-        return None
-    lowered = text.lower()
-    found = [code for sentence, code in _SENTENCES.items() if sentence in lowered]
-    return found[0] if found else 999

@@ -280,7 +280,7 @@ class TorchGpu:
             launch(*args, grid=grid, **keywords)
             # Everything before was waited for too, so what is found now is this launch's fault.
             call = failed_launch(_name_of(jit), self._shape(grid, keywords))
-            with self._calling(call, is_maker=True):
+            with self._calling(call, is_maker=True, kernel=_name_of(jit)):
                 self._torch.cuda.synchronize(self._device)
 
         return awaited
@@ -372,10 +372,12 @@ class TorchGpu:
     # Errors.
 
     @contextlib.contextmanager
-    def _calling(self, call: str, num_bytes: int = 0, *, is_maker: bool = False) -> Iterator[None]:
+    def _calling(
+        self, call: str, num_bytes: int = 0, *, is_maker: bool = False, kernel: str = ""
+    ) -> Iterator[None]:
         """Runs one call of the runtime; what it reports becomes an exception of ours.
 
-        `is_maker`: nothing else can have caused what is reported.
+        `is_maker`: nothing else can have caused what is reported. `kernel`: it is a launch of that.
         """
         try:
             yield
@@ -383,14 +385,18 @@ class TorchGpu:
             free, total = self._torch.cuda.mem_get_info(self._device)
             raise OutOfMemory(self._name, num_bytes, total - free, total) from error
         except RuntimeError as error:
-            self._raise(call, error, is_maker=is_maker)
+            self._raise(call, error, is_maker=is_maker, kernel=kernel)
             raise
 
-    def _raise(self, call: str, error: RuntimeError, *, is_maker: bool = False) -> None:
+    def _raise(
+        self, call: str, error: RuntimeError, *, is_maker: bool = False, kernel: str = ""
+    ) -> None:
         fault = runtime_fault(self._vendor, error)
         if fault is not None:
             later = fault.is_found_later and not is_maker
-            raise DeviceFault(self._name, call, str(fault), is_asynchronous=later) from error
+            raise DeviceFault(
+                self._name, call, str(fault), is_asynchronous=later, kernel=kernel, kind=fault.kind
+            ) from error
 
 
 def _after(first: Callable[[], object], launch: Callable[..., None]) -> Callable[..., None]:

@@ -15,6 +15,7 @@ from hypocenter.device.guard.derive import OURS, SLOTS, Derivation
 from hypocenter.device.guard.faults import AccessFault, GuardSite
 from hypocenter.device.guard.source import is_jit
 from hypocenter.errors import HypoError, LaunchRejected, UsageError
+from hypocenter.refusals import Refused
 
 __all__ = ["GROUP_BYTES", "SLOTS", "Guarded", "extent_bytes", "guard"]
 
@@ -73,13 +74,14 @@ def extent_bytes(array: Any, kernel: str = "kernel", parameter: str = "argument"
             return int(array.nbytes)
         strides, element_bytes = [s // array.itemsize for s in array.strides], array.itemsize
     else:
-        raise LaunchRejected(
-            kernel,
-            f"{parameter} is a {type(array).__name__}, whose extent is not known; guarded launches "
-            "take tensors and None",
-        )
+        unknown = Refused(
+            argument=parameter, what=f"is a {type(array).__name__}, whose extent is not known",
+            way_out="guarded launches take tensors and None",
+        )  # fmt: skip
+        raise LaunchRejected(kernel, unknown)
     if min(strides, default=0) < 0:
-        raise LaunchRejected(kernel, f"{parameter} has negative strides {tuple(strides)}; copy it")
+        what = f"has negative strides {tuple(strides)}"
+        raise LaunchRejected(kernel, Refused(argument=parameter, what=what, way_out="copy it"))
     if 0 in array.shape:
         return 0
     last = sum((n - 1) * stride for n, stride in zip(array.shape, strides, strict=True))

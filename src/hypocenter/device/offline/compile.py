@@ -18,6 +18,7 @@ from hypocenter.device.offline.occupancy import occupancy
 from hypocenter.device.offline.specimen import Specimen, of_device
 from hypocenter.device.triton_lang import triton
 from hypocenter.errors import HypoError, Unguardable, UsageError
+from hypocenter.refusals import AnyRefusal, BlockThreads, Refused, SharedMemory
 
 _MAX_PROBLEM_CHARS = 300
 
@@ -154,40 +155,39 @@ def _judged(
 
 def _problems(
     facts: CodeFacts, limits: GpuLimits, threads: int, shared_bytes: int, num_blocks: int
-) -> Iterator[str]:
-    """What the driver would refuse: thing, value, limit and way out."""
+) -> Iterator[AnyRefusal]:
+    """What the driver would refuse."""
+    arch = limits.arch
     if shared_bytes > limits.shared_limit_bytes:
-        yield (
-            f"a block needs {shared_bytes} bytes of shared memory, but {limits.arch} has "
-            f"{limits.shared_limit_bytes}; use smaller tiles or fewer stages"
-        )
+        yield SharedMemory(
+            num_bytes=shared_bytes, limit=limits.shared_limit_bytes, gpu=arch,
+            way_out="use smaller tiles or fewer stages",
+        )  # fmt: skip
     if threads > limits.max_threads_per_block:
-        yield (
-            f"a block has {threads} threads, but {limits.arch} takes {limits.max_threads_per_block}"
-            "; use fewer warps"
-        )
+        most = limits.max_threads_per_block
+        yield BlockThreads(num_threads=threads, limit=most, gpu=arch, way_out="use fewer warps")
     elif facts.max_threads is not None and threads > facts.max_threads:
-        yield f"a block has {threads} threads, but the code was made for {facts.max_threads}"
+        made_for = f"the code was made for {facts.max_threads}"
+        yield Refused(what=f"a block has {threads} threads, but {made_for}")
     elif facts.registers > limits.max_registers_per_thread:
-        yield (
-            f"a thread needs {facts.registers} registers, but {limits.arch} has "
-            f"{limits.max_registers_per_thread}"
-        )
+        most = limits.max_registers_per_thread
+        yield Refused(what=f"a thread needs {facts.registers} registers, but {arch} has {most}")
     elif num_blocks == 0 and shared_bytes <= limits.shared_limit_bytes:
-        yield (
+        what = (
             f"{threads} threads of {facts.registers} registers do not fit on one processor of "
-            f"{limits.arch}; use fewer warps or smaller tiles"
+            f"{arch}"
         )
+        yield Refused(what=what, way_out="use fewer warps or smaller tiles")
 
 
-def _problem(error: Exception) -> str:
+def _problem(error: Exception) -> Refused:
     """Why a kernel did not compile, in one bounded line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # A CompilationError shows the source first and says what is wrong last.
     text = lines[-1] if lines else "no reason given"
     why = "cannot be guarded" if isinstance(error, Unguardable) else "does not compile"
     named = text if isinstance(error, HypoError) else f"{type(error).__name__}: {text}"
-    return f"{why}: {named}"[:_MAX_PROBLEM_CHARS]
+    return Refused(what=f"{why}: {named}"[:_MAX_PROBLEM_CHARS])
 
 
 def _guarded(specimen: Specimen) -> Specimen:

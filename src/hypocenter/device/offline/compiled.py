@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from hypocenter.refusals import AnyRefusal
+
 
 class CompiledKernel(msgspec.Struct, frozen=True):
     """A kernel compiled for one architecture with no GPU, held against that GPU's limits.
@@ -19,7 +21,7 @@ class CompiledKernel(msgspec.Struct, frozen=True):
     arch: str
     guarded: bool
     ok: bool
-    problems: tuple[str, ...]
+    problems: tuple[AnyRefusal, ...]
     threads: int
     shared_limit: int
     registers: int | None = None

@@ -36,9 +36,10 @@ from hypocenter.device.sim.queue import (
     shuffled,
 )  # fmt: skip
 from hypocenter.device.triton_lang import interpreter
-from hypocenter.errors import DeviceFault, LaunchRejected, OutOfMemory, UsageError
+from hypocenter.errors import DeviceFault, ErrorKind, LaunchRejected, OutOfMemory, UsageError
 from hypocenter.record.recorder import Recorder, current
 from hypocenter.record.ring import CELL_COMPLETED, CELL_PLACE
+from hypocenter.refusals import AnyRefusal, HostArgument, NotCompiled, Refused
 from hypocenter.tensor import DType
 
 log = logging.getLogger("hypocenter.sim")
@@ -128,8 +129,8 @@ class SimGpu:
         self._streams = Streams()
         self._running: tuple[Launch, int] | None = None
         self._machine: Interpretation | None = None
-        self._lost = ""
-        self._compiled: dict[Any, tuple[str, ...]] = {}
+        self._lost, self._lost_kind = "", ErrorKind.OTHER
+        self._compiled: dict[Any, tuple[AnyRefusal, ...]] = {}
 
     @property
     def name(self) -> str:
@@ -248,13 +249,14 @@ class SimGpu:
         names = signature.parameters.keys()
 
         def launch(*args: Any, grid: Any, num_warps: int = 4, **given: Any) -> None:
-            self._refuse_if_lost(f"launch of {jit.__name__}")
+            call = f"launch of {jit.__name__}"
+            self._refuse_if_lost(call, jit.__name__)
             self._check(jit.__name__, grid, num_warps, 0)
             options = {key: given.pop(key) for key in given.keys() & _COMPILE_OPTIONS - names}
             try:
                 bound = signature.bind(*args, **given)
             except TypeError as error:
-                raise LaunchRejected(jit.__name__, str(error)) from error
+                raise LaunchRejected(jit.__name__, Refused(what=str(error))) from error
             bound.apply_defaults()
             arguments = {k: plain(jit, k, value) for k, value in bound.arguments.items()}
             if self._compile_check:
@@ -269,8 +271,8 @@ class SimGpu:
             )  # fmt: skip
             self._streams.add(Launch(jit, (x, y, z), arguments, self._order((x, y, z))))
             if self._blocking:
-                self._drain(f"launch of {jit.__name__}", is_asynchronous=False)
-            self._wait_if_full(f"launch of {jit.__name__}")
+                self._drain(call, is_asynchronous=False, kernel=jit.__name__)
+            self._wait_if_full(call, jit.__name__)
 
         return launch
 
@@ -296,12 +298,12 @@ class SimGpu:
             )
             self._compiled[key] = found.problems
         if problems := self._compiled[key]:
-            raise LaunchRejected(jit.__name__, "; ".join(problems))
+            raise LaunchRejected(jit.__name__, NotCompiled(reasons=problems))
 
-    def _wait_if_full(self, call: str) -> None:
+    def _wait_if_full(self, call: str, kernel: str = "") -> None:
         streams = self._streams
         if streams.num_queued >= _MAX_QUEUED or streams.staged_bytes > _MAX_STAGED_BYTES:
-            self._drain(call)
+            self._drain(call, kernel=kernel)
 
     def _order(self, grid: tuple[int, int, int]) -> Iterator[int]:
         return shuffled(math.prod(grid), self._random)
@@ -356,10 +358,10 @@ class SimGpu:
 
     # -- running --------------------------------------------------------------------------------
 
-    def _drain(self, call: str, *, is_asynchronous: bool = True) -> None:
+    def _drain(self, call: str, *, is_asynchronous: bool = True, kernel: str = "") -> None:
         """Run all that waits. Raises DeviceFault, or aborts, when some of it faults."""
         self._graphs.refuse_call(call)
-        self._refuse_if_lost(call)
+        self._refuse_if_lost(call, kernel)
         if not self._streams.num_queued:
             return
         with interpreting(self._memory, on_step=self._refuse_endless) as self._machine:
@@ -370,9 +372,9 @@ class SimGpu:
                     raise _Unfinished
                 self._streams.clear()
             except BadAccess as bad:
-                self._fault(bad, call, is_asynchronous)
+                self._fault(bad, call, is_asynchronous, kernel)
             except _Unfinished:
-                self._lose(_UNFINISHED, call, is_asynchronous)
+                self._lose(_UNFINISHED, call, is_asynchronous, ErrorKind.ENDLESS, kernel)
             except BaseException as error:
                 # What the interpreter cannot run, a compiler would hardly have taken; what waits
                 # behind it would work on results that are not there.
@@ -380,7 +382,10 @@ class SimGpu:
                 if not isinstance(error, Exception):
                     self._lost = f"{name} was interrupted"
                     raise
-                self._lose(f"cannot be interpreted: {error}", f"launch of {name}", False, error)
+                self._lose(
+                    f"cannot be interpreted: {error}", f"launch of {name}", False, kernel=name,
+                    cause=error,
+                )  # fmt: skip
             finally:
                 self._running = self._machine = None
 
@@ -421,7 +426,7 @@ class SimGpu:
 
     # -- faults ---------------------------------------------------------------------------------
 
-    def _fault(self, bad: BadAccess, call: str, is_asynchronous: bool) -> None:
+    def _fault(self, bad: BadAccess, call: str, is_asynchronous: bool, kernel: str) -> None:
         if self.limits.vendor == "amd":
             page = bad.address // _AMD_PAGE_BYTES * _AMD_PAGE_BYTES
             # As C's %p writes it.
@@ -429,21 +434,28 @@ class SimGpu:
             # The runtime writes it in C, past everything that Python may have put in its place.
             os.write(2, _AMD_LINE.format(agent=self._agent, page=shown).encode())
             self._on_abort()
-            self._lose(f"the process was aborted for a {bad.what} of {page:#x}", call, True)
+            aborted = f"the process was aborted for a {bad.what} of {page:#x}"
+            self._lose(aborted, call, True, ErrorKind.FOUND_LATER, kernel)
         reason = _NVIDIA_MISALIGNED if bad.is_misaligned else _NVIDIA_ILLEGAL
-        self._lose(reason, call, is_asynchronous)
+        self._lose(reason, call, is_asynchronous, ErrorKind.FOUND_LATER, kernel)
 
     def _lose(
-        self, reason: str, call: str, is_asynchronous: bool, cause: Exception | None = None
-    ) -> None:
+        self, reason: str, call: str, is_asynchronous: bool, kind: ErrorKind = ErrorKind.OTHER,
+        kernel: str = "", cause: Exception | None = None,
+    ) -> None:  # fmt: skip
         """Nothing runs from now on, as in a CUDA context after a fault."""
-        self._lost = reason
+        self._lost, self._lost_kind = reason, kind
         self._streams.clear()
-        raise DeviceFault(self._name, call, reason, is_asynchronous=is_asynchronous) from cause
+        raise DeviceFault(
+            self._name, call, reason, is_asynchronous=is_asynchronous, kernel=kernel, kind=kind
+        ) from cause
 
-    def _refuse_if_lost(self, call: str) -> None:
+    def _refuse_if_lost(self, call: str, kernel: str = "") -> None:
         if self._lost:
-            raise DeviceFault(self._name, call, self._lost, is_asynchronous=True)
+            raise DeviceFault(
+                self._name, call, self._lost, is_asynchronous=True, kernel=kernel,
+                kind=self._lost_kind,
+            )  # fmt: skip
 
 
 def plain(jit: Any, name: str, value: Any) -> Any:
@@ -451,10 +463,11 @@ def plain(jit: Any, name: str, value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if hasattr(value, "__array__") or hasattr(value, "data_ptr"):
-        raise LaunchRejected(
-            jit.__name__,
-            f"{name} is a {type(value).__name__} of the host; copy it in and pass argument(...)",
-        )
+        given = HostArgument(
+            argument=name, type_name=type(value).__name__,
+            way_out="copy it in and pass argument(...)",
+        )  # fmt: skip
+        raise LaunchRejected(jit.__name__, given)
     return value
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.record.bundle import STDERR
 from hypocenter.record.events import AllocationRecord, Copied
+from hypocenter.record.gap import UNWATCHED, Gap
 
 NAME = "address"
 _NULL_BYTES = 1 << 16
@@ -60,9 +62,10 @@ def addresses(case: Case) -> list[Claim]:
         return claims
     if fault.address is None:
         if any(use.launch.device not in _NO_GPU for use in case.uses):
-            is_kept = not any(text.startswith("stderr") for text in case.bundle.missing)
+            missing = case.bundle.missing
+            is_kept = UNWATCHED not in missing and all(gap.what != STDERR for gap in missing)
             why = "this driver does not give it" if is_kept else "what was written was not kept"
-            case.unseen[f"the address of the fault: {why}"] = None
+            case.leave_unseen(Gap.not_recorded("the address of the fault", why))
         return claims
     device = case.bundle.device or next((use.launch.device for use in case.uses), "")
     found = locate(case, fault.address, fault.address_bytes, device)

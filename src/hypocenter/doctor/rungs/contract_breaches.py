@@ -1,18 +1,37 @@
 """All breaches of a contract by recorded facts and index values, each with the fact that mends it.
 
-`Contract.check` stops at the first; it has the last word all the same, as the proof of each.
+The contract itself says what is broken; `Contract.check` has the last word, as the proof of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from hypocenter.doctor.causes import index_cause
 from hypocenter.doctor.diagnosis import Cause
-from hypocenter.kernels.contract import Arg, Contract, Index, Scalar
+from hypocenter.kernels.contract import Contract, repeated_entries
+from hypocenter.kernels.demands import Arg, evaluated, holds, names_in
+from hypocenter.refusals import (
+    AnyRefusal,
+    BrokenRule,
+    EntryOutOfRange,
+    EntryRefusal,
+    EntryRepeated,
+    Freed,
+    Misaligned,
+    Null,
+    OnOtherDevice,
+    TooShort,
+    WrongAxes,
+    WrongScalar,
+    WrongSize,
+    WrongStrides,
+    WrongType,
+)
 from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
 
 Array = np.ndarray[Any, Any]
@@ -37,31 +56,33 @@ class Breach:
 
 def fact_breaches(contract: Contract, facts: Facts, device: str) -> list[Breach]:
     """What the host-side facts break, argument by argument; `device` is the launch's."""
-    symbols: dict[str, Any] = {one.name: facts[one.name] for one in contract.scalars}
+    refusals, symbols = _all_refusals(contract, facts, device)
     found: list[Breach] = []
     for arg in contract.args:
-        tensor = facts[arg.name]
-        if tensor is not None:
-            found += _of_tensor(arg, tensor, device, symbols)
-    for arg in contract.args:  # last: what its shape should be is known by then
-        if facts[arg.name] is None and not arg.optional:
+        own = [one for one in refusals if one.argument == arg.name]
+        if facts[arg.name] is not None:
+            found += _of_tensor(arg, facts[arg.name], device, own)
+        elif own:
             found.append(_null(arg, symbols, device))
-    found += [one for scalar in contract.scalars for one in _of_scalar(scalar, symbols)]
-    for rule in contract.rules:
-        if not _holds(rule.condition, symbols):
-            shown = ", ".join(f"{name} = {symbols[name]}" for name in _names(rule.condition))
-            scalars = [one.name for one in contract.scalars if one.name in _names(rule.condition)]
-            found.append(
-                Breach(
-                    Cause.BAD_SCALAR if scalars else Cause.WRONG_STRIDE,
-                    scalars[0] if scalars else _owner_of(contract, rule.condition),
-                    f"{shown}, but {rule.limit}",
-                    _mended_scalar(rule.condition, scalars, symbols),
-                    f"{rule.condition} made to hold",
-                    f"pass values with which {rule.condition} holds: {rule.limit}",
-                )
-            )
+    for refusal in refusals:
+        if isinstance(refusal, WrongScalar):
+            found.append(_of_scalar(contract, refusal, symbols))
+        elif isinstance(refusal, BrokenRule):
+            found.append(_of_rule(contract, refusal, symbols))
     return found
+
+
+def _all_refusals(
+    contract: Contract, facts: Facts, device: str
+) -> tuple[list[AnyRefusal], dict[str, Any]]:
+    """What the contract says of the facts, and the symbols that are known."""
+    found: list[AnyRefusal] = []
+    told = contract.refusals(device, **facts)
+    while True:
+        try:
+            found.append(next(told))
+        except StopIteration as end:
+            return found, {name: value for name, value in end.value.items() if value is not None}
 
 
 def index_breaches(
@@ -69,23 +90,18 @@ def index_breaches(
 ) -> list[Breach]:
     """Index entries that lie outside what they index; tensors without known values are left out."""
     scope: dict[str, Any] = {**symbols, **values}
-    found: list[Breach] = []
-    for arg in contract.args:
-        if arg.index is not None and arg.name in values:
-            try:
-                live = _live(arg.index, scope, values[arg.name])
-            except KeyError:
-                continue  # which entries are live depends on a tensor that nobody recorded
-            found += _of_index(arg, arg.index, scope, live)
-    return found
+    return [_of_index(contract, refusal, scope) for refusal in contract.index_refusals(scope)]
 
 
 # -- tensors --------------------------------------------------------------------------------------
 
 
-def _of_tensor(arg: Arg, tensor: Tensor, device: str, symbols: dict[str, Any]) -> Iterator[Breach]:
+def _of_tensor(
+    arg: Arg, tensor: Tensor, device: str, refusals: Sequence[AnyRefusal]
+) -> Iterator[Breach]:
     who, memory = _who(arg, tensor), tensor.allocation
-    if memory.freed_at:
+    kinds = {type(one) for one in refusals}
+    if Freed in kinds:
         alive = Allocation(memory.id, memory.device, memory.num_bytes, memory.site, memory.address)
         yield Breach(
             Cause.USE_AFTER_FREE,
@@ -96,7 +112,7 @@ def _of_tensor(arg: Arg, tensor: Tensor, device: str, symbols: dict[str, Any]) -
             f"keep {tensor.name} alive (freed at {memory.freed_at}) until the last launch that "
             "uses it has ended",
         )
-    if memory.device != device:
+    if OnOtherDevice in kinds:
         is_host = memory.device == "cpu"
         there = Allocation(memory.id, device, memory.num_bytes, memory.site, memory.address)
         yield Breach(
@@ -108,15 +124,16 @@ def _of_tensor(arg: Arg, tensor: Tensor, device: str, symbols: dict[str, Any]) -
             f"the tensor on {device}",
             f"copy {tensor.name} to {device} (made at {memory.site}) and pass the copy",
         )
-    if tensor.dtype not in arg.dtypes:
+    # Of a wrong type, no memory and too little of it one explains the others.
+    if WrongType in kinds:
         yield _width(arg, tensor)
-    elif not tensor.address and device != "cpu" and tensor.num_elements:
+    elif Null in kinds:
         yield _no_memory(arg, tensor)
-    elif tensor.end_bytes > memory.num_bytes:
+    elif TooShort in kinds:
         yield _short(arg, tensor)
-    if tensor.address % arg.alignment_bytes:
+    if Misaligned in kinds:
         yield _misaligned(arg, tensor)
-    yield from _of_shape(arg, tensor, symbols)
+    yield from _of_shape(arg, tensor, refusals)
 
 
 def _width(arg: Arg, tensor: Tensor) -> Breach:
@@ -197,54 +214,41 @@ def _misaligned(arg: Arg, tensor: Tensor) -> Breach:
     )
 
 
-def _of_shape(arg: Arg, tensor: Tensor, symbols: dict[str, Any]) -> Iterator[Breach]:
-    who = _who(arg, tensor)
-    wanted: list[int] = list(tensor.shape)
-    problems: list[tuple[int, int]] = []
-    if len(tensor.shape) != len(arg.axes):
+def _of_shape(arg: Arg, tensor: Tensor, refusals: Sequence[AnyRefusal]) -> Iterator[Breach]:
+    """A wrong number of axes, or else wrong sizes, or else wrong strides."""
+    who, made_at = _who(arg, tensor), tensor.allocation.site
+    sizes = [one for one in refusals if isinstance(one, WrongSize)]
+    for refusal in refusals:
+        if isinstance(refusal, WrongAxes):
+            yield Breach(
+                Cause.WRONG_STRIDE, arg.name, f"{who} has shape {tensor.shape}, not [{arg.shape}]",
+                {}, "", f"pass {tensor.name} with the axes [{arg.shape}]",
+            )  # fmt: skip
+        elif isinstance(refusal, WrongStrides) and not sizes:
+            wanted = contiguous_strides(tensor.shape)
+            yield Breach(
+                Cause.WRONG_STRIDE, arg.name,
+                f"{who} has strides {tensor.strides}, but the kernel takes it as {refusal.layout}",
+                {arg.name: _remade(tensor, shape=tensor.shape)},
+                f"strides {wanted}", f"pass {tensor.name} with strides {wanted}",
+            )  # fmt: skip
+    if sizes:
+        changes = {one.axis: one.wanted for one in sizes}
+        shape = tuple(changes.get(axis, size) for axis, size in enumerate(tensor.shape))
+        first = sizes[0]
         yield Breach(
-            Cause.WRONG_STRIDE, arg.name, f"{who} has shape {tensor.shape}, not [{arg.shape}]",
-            {}, "", f"pass {tensor.name} with the axes [{arg.shape}]",
-        )  # fmt: skip
-        return
-    for axis, demand in enumerate(arg.axes):
-        if demand.isidentifier() and demand not in symbols:
-            symbols[demand] = tensor.shape[axis]
-            continue
-        least = _value(demand.removeprefix(">="), symbols)
-        size = tensor.shape[axis]
-        if least is not None and (size < least or (size > least and ">=" not in demand)):
-            wanted[axis] = least
-            problems.append((axis, least))
-    if problems:
-        axis, least = problems[0]
-        size = tensor.shape[axis]
-        verb = "at least " if ">=" in arg.axes[axis] else ""
-        yield Breach(
-            Cause.BUFFER_TOO_SMALL if size < least else Cause.WRONG_STRIDE,
+            Cause.BUFFER_TOO_SMALL if first.size < first.wanted else Cause.WRONG_STRIDE,
             arg.name,
-            f"{who} has {size} along axis {axis}, but the kernel takes {verb}{least} "
-            f"({arg.axes[axis].removeprefix('>=').strip()})",
-            {arg.name: _remade(tensor, shape=tuple(wanted))},
-            f"shape {tuple(wanted)}",
-            f"make {tensor.name} with shape {tuple(wanted)} instead of {tensor.shape} (at "
-            f"{tensor.allocation.site})",
-        )
-    elif (arg.layout == "contiguous" and not tensor.is_contiguous) or (
-        arg.layout == "rows" and not tensor.has_dense_rows
-    ):
-        yield Breach(
-            Cause.WRONG_STRIDE,
-            arg.name,
-            f"{who} has strides {tensor.strides}, but the kernel takes it as {arg.layout}",
-            {arg.name: _remade(tensor, shape=tensor.shape)},
-            f"strides {contiguous_strides(tensor.shape)}",
-            f"pass {tensor.name} with strides {contiguous_strides(tensor.shape)}",
+            f"{who} has {first.size} along axis {first.axis}, but the kernel takes "
+            f"{'at least ' if first.at_least else ''}{first.wanted} ({first.expression})",
+            {arg.name: _remade(tensor, shape=shape)},
+            f"shape {shape}",
+            f"make {tensor.name} with shape {shape} instead of {tensor.shape} (at {made_at})",
         )
 
 
 def _null(arg: Arg, symbols: Mapping[str, Any], device: str) -> Breach:
-    sizes = [_value(axis.removeprefix(">="), symbols) for axis in arg.axes]
+    sizes = [evaluated(axis.removeprefix(">="), symbols) for axis in arg.axes]
     shape = tuple(1 if size is None else size for size in sizes)
     num_bytes = int(np.prod(shape, dtype=np.int64)) * arg.dtypes[0].block_bytes
     memory = Allocation(0, device, num_bytes, "", 1 << 20)
@@ -262,18 +266,26 @@ def _null(arg: Arg, symbols: Mapping[str, Any], device: str) -> Breach:
 # -- scalars --------------------------------------------------------------------------------------
 
 
-def _of_scalar(scalar: Scalar, symbols: Mapping[str, Any]) -> Iterator[Breach]:
-    if _holds(scalar.condition, symbols):
-        return
-    value = symbols[scalar.name]
-    mended = _mended_scalar(scalar.condition, [scalar.name], symbols)
-    yield Breach(
-        Cause.BAD_SCALAR,
-        scalar.name,
-        f"{scalar.name} is {value}, but {scalar.limit}",
-        mended,
-        f"{scalar.name} = {mended.get(scalar.name)}",
-        f"pass {scalar.name} so that it holds: {scalar.limit} (it was {value})",
+def _of_scalar(contract: Contract, refusal: WrongScalar, symbols: Mapping[str, Any]) -> Breach:
+    name = refusal.argument
+    scalar = next(one for one in contract.scalars if one.name == name)
+    mended = _mended_scalar(scalar.condition, [name], symbols)
+    return Breach(
+        Cause.BAD_SCALAR, name, str(refusal), mended, f"{name} = {mended.get(name)}",
+        f"pass {name} so that it holds: {refusal.limit} (it was {refusal.value})",
+    )  # fmt: skip
+
+
+def _of_rule(contract: Contract, refusal: BrokenRule, symbols: Mapping[str, Any]) -> Breach:
+    condition = refusal.condition
+    scalars = [one.name for one in contract.scalars if one.name in names_in(condition)]
+    return Breach(
+        Cause.BAD_SCALAR if scalars else Cause.WRONG_STRIDE,
+        scalars[0] if scalars else _owner_of(contract, condition),
+        str(refusal),
+        _mended_scalar(condition, scalars, symbols),
+        f"{condition} made to hold",
+        f"pass values with which {condition} holds: {refusal.limit}",
     )
 
 
@@ -285,7 +297,7 @@ def _mended_scalar(condition: str, names: list[str], symbols: Mapping[str, Any])
             continue
         near = [value + step for far in range(1, 65) for step in (far, -far)]
         for tried in (*near, 1.0, 10000.0):
-            if _holds(condition, {**symbols, name: tried}):
+            if holds(condition, {**symbols, name: tried}):
                 return {name: tried}
     return {}
 
@@ -293,78 +305,70 @@ def _mended_scalar(condition: str, names: list[str], symbols: Mapping[str, Any])
 # -- index values ---------------------------------------------------------------------------------
 
 
-def _live(index: Index, scope: dict[str, Any], entries: Array) -> Array:
-    if index.live is None:
-        return np.ones(entries.shape, bool)
-    return np.broadcast_to(index.live(scope), entries.shape)
+def _of_index(contract: Contract, refusal: EntryRefusal, scope: dict[str, Any]) -> Breach:
+    name = refusal.argument
+    entries: Array = scope[name]
+    live = contract.live_entries(name, scope)
+    at = f"{name}[{', '.join(map(str, refusal.entry))}]"
+    if isinstance(refusal, EntryOutOfRange):
+        cause = index_cause(refusal.value, name)
+        mended = _inside(contract, refusal, entries, live)
+        found = (
+            f"{refusal} (0 to {refusal.bound - 1}); {refusal.num_wrong} of {refusal.num_live} live "
+            "entries are outside"
+        )
+        fix = _index_fix(name, refusal)
+    elif isinstance(refusal, EntryRepeated):
+        cause, mended = Cause.STALE_SLOT, _unrepeated(contract, name, entries, live, scope)
+        found = f"{at} = {refusal.value}, which an entry before it has too"
+        fix = f"give every token a slot of its own in {name}"
+    else:
+        cause, mended = Cause.INDEX_RANGE, np.maximum.accumulate(entries, axis=-1)
+        found, fix = str(refusal), f"sort {name}: its entries must not fall"
+    return Breach(
+        cause, name, found, {name: mended}, f"{at} = {int(mended[refusal.entry])}", fix,
+        is_value=True, entry=refusal.entry, value=refusal.value,
+    )  # fmt: skip
 
 
-def _of_index(arg: Arg, index: Index, scope: dict[str, Any], live: Array) -> Iterator[Breach]:
-    entries: Array = scope[arg.name]
-    bound = _value(index.bound, scope)
-    if bound is None:
-        return
-    wrong = ((entries < 0) | (entries >= bound)) & live
-    if index.sentinel is not None:
+def _inside(contract: Contract, refusal: EntryOutOfRange, entries: Array, live: Array) -> Array:
+    """The entries with those that are outside put inside; of unique ones each somewhere else."""
+    index = next(arg.index for arg in contract.args if arg.name == refusal.argument)
+    wrong = ((entries < 0) | (entries >= refusal.bound)) & live
+    if index is not None and index.sentinel is not None:
         wrong &= entries != index.sentinel
-    if wrong.any():
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        value = int(entries[at])
-        mended = np.where(wrong, np.clip(entries, 0, max(bound - 1, 0)), entries)
-        if index.unique:
-            free = np.setdiff1d(np.arange(bound), entries[live & ~wrong])
-            mended[wrong] = np.resize(free, int(wrong.sum())) if free.size else 0
-        place = ", ".join(map(str, at))
-        yield Breach(
-            index_cause(arg.name, index, value),
-            arg.name,
-            f"{arg.name}[{place}] = {value}, but {index.of} has {bound} entries (0 to "
-            f"{bound - 1}); {int(wrong.sum())} of {int(live.sum())} live entries are outside",
-            {arg.name: mended},
-            f"{arg.name}[{place}] = {int(mended[at])}",
-            _index_fix(arg.name, index, value, bound),
-            True, at, value,
-        )  # fmt: skip
-    elif index.unique and live.any():
-        numbers = np.asarray(entries)[live]
-        first = np.unique(numbers, return_index=True)[1]
-        if len(first) < len(numbers):
-            again = np.setdiff1d(np.arange(len(numbers)), first)
-            at = tuple(int(i) for i in np.argwhere(live)[again[0]])
-            free = np.setdiff1d(np.arange(bound), numbers)[: len(again)]
-            mended = np.array(entries)
-            for number, place_ in zip(free, again, strict=False):
-                mended[tuple(np.argwhere(live)[place_])] = number
-            yield Breach(
-                Cause.STALE_SLOT, arg.name,
-                f"{arg.name}[{at[0]}] = {int(entries[at])}, which an entry before it has too",
-                {arg.name: mended}, f"{arg.name}[{at[0]}] = {int(mended[at])}",
-                f"give every token a slot of its own in {arg.name}", True, at, int(entries[at]),
-            )  # fmt: skip
+    mended = np.where(wrong, np.clip(entries, 0, max(refusal.bound - 1, 0)), entries)
+    if index is not None and index.unique:
+        free = np.setdiff1d(np.arange(refusal.bound), entries[live & ~wrong])
+        mended[wrong] = np.resize(free, int(wrong.sum())) if free.size else 0
+    return mended
 
 
-def index_cause(name: str, index: Index, value: int) -> Cause:
+def _unrepeated(
+    contract: Contract, name: str, entries: Array, live: Array, scope: Mapping[str, Any]
+) -> Array:
+    """The entries with repeated ones put where nobody else is, as far as there is room."""
+    index = next(arg.index for arg in contract.args if arg.name == name)
+    bound = evaluated(index.bound, scope) if index is not None else 0
+    places = np.argwhere(repeated_entries(entries, live))
+    free = np.setdiff1d(np.arange(bound or 0), entries[live])
+    mended = np.array(entries)
+    for number, place in zip(free, places, strict=False):
+        mended[tuple(place)] = number
+    return mended
+
+
+def _index_fix(name: str, refusal: EntryOutOfRange) -> str:
+    value, of, bound = refusal.value, refusal.of, refusal.bound
     if value == -1:
-        return Cause.SENTINEL_CONSUMED
-    if index.of == "the vocabulary":
-        return Cause.TOKEN_RANGE
-    if name == "positions":
-        return Cause.POSITION_RANGE
-    if name == "block_tables":
-        return Cause.BLOCK_TABLE_RANGE
-    return Cause.BAD_SCALAR if name == "counts" else Cause.INDEX_RANGE
-
-
-def _index_fix(name: str, index: Index, value: int, bound: int) -> str:
-    if value == -1:
-        return f"mask entries of {name} that are -1 (unused) before {index.of} is indexed with them"
+        return f"mask entries of {name} that are -1 (unused) before {of} is indexed with them"
     return (
-        f"keep {name} inside 0 to {bound - 1}, the {bound} entries of {index.of}: refuse or mend "
+        f"keep {name} inside 0 to {bound - 1}, the {bound} entries of {of}: refuse or mend "
         f"the {value} where {name} is made"
     )
 
 
-# -- expressions ----------------------------------------------------------------------------------
+# -- tensors put right ----------------------------------------------------------------------------
 
 
 def with_allocation(tensor: Tensor, allocation: Allocation) -> Tensor:
@@ -393,31 +397,9 @@ def _remade(
     return Tensor(tensor.name, tensor.owner, dtype, shape, strides, offset, room, None)
 
 
-def _holds(condition: str, symbols: Mapping[str, Any]) -> bool:
-    """Whether a contract's own expression holds; one over unknown symbols does."""
-    try:
-        return bool(eval(condition, {}, dict(symbols)))
-    except (NameError, TypeError):
-        return True
-    except ZeroDivisionError:
-        return False
-
-
-def _value(expression: str, symbols: Mapping[str, Any]) -> int | None:
-    try:
-        return int(eval(expression.strip(), {}, dict(symbols)))
-    except (NameError, TypeError, ZeroDivisionError):
-        return None
-
-
-def _names(expression: str) -> tuple[str, ...]:
-    code = compile(expression, "<condition>", "eval")
-    return tuple(dict.fromkeys(code.co_names))
-
-
 def _owner_of(contract: Contract, condition: str) -> str:
     """The argument whose shape has the condition's first symbol."""
-    first = _names(condition)[:1]
+    first = names_in(condition)[:1]
     for arg in contract.args:
         if first and first[0] in arg.axes:
             return arg.name

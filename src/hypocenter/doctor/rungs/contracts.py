@@ -15,17 +15,19 @@ from typing import Any
 import numpy as np
 
 from hypocenter.doctor.case import Array, Case, Use, array_of
+from hypocenter.doctor.causes import index_cause
 from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.rungs.contract_breaches import (
     Breach,
     fact_breaches,
     index_breaches,
-    index_cause,
 )
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.registry import recorded_contract
 from hypocenter.record.events import LaunchRecord, TensorRecord
+from hypocenter.record.gap import Gap
+from hypocenter.refusals import AnyRefusal
 from hypocenter.tensor import Allocation, DType, Tensor
 
 NAME = "contracts"
@@ -207,19 +209,26 @@ def _refuted(seen: Seen, claims: list[Claim]) -> Iterator[Claim]:
 
 def _tell_unseen(case: Case, seen: Seen) -> None:
     if seen.without_contract:
-        case.unseen[
-            f"arguments of {', '.join(seen.without_contract)}: no contract is known for them"
-        ] = None
+        case.leave_unseen(
+            Gap.not_examined(
+                f"arguments of {', '.join(seen.without_contract)}",
+                "no contract is known for them",
+            )
+        )
     if seen.changed:
-        case.unseen[
-            f"contracts of {', '.join(seen.changed)} differ from the recorded ones; the installed "
-            "ones were used"
-        ] = None
+        case.leave_unseen(
+            Gap.not_examined(
+                f"the recorded contracts of {', '.join(seen.changed)}",
+                "they differ from the installed ones, which were used",
+            )
+        )
     if seen.no_values:
-        case.unseen[
-            f"index values that the device made or that were not recorded: "
-            f"{', '.join(seen.no_values)}"
-        ] = None
+        case.leave_unseen(
+            Gap.not_recorded(
+                "index values that the device made or that were not recorded",
+                ", ".join(seen.no_values),
+            )
+        )
 
 
 @dataclass
@@ -290,7 +299,7 @@ class Recheck:
         }
         for arg in contract.args:
             if arg.index is not None and arg.name in arrays:
-                self.seen.entries[index_cause(arg.name, arg.index, 0)] += arrays[arg.name].size
+                self.seen.entries[index_cause(0, arg.name)] += arrays[arg.name].size
         return [
             (breach, proof)
             for breach in index_breaches(contract, symbols, arrays)
@@ -315,8 +324,12 @@ class Recheck:
             try:
                 symbols = contract.check(**facts)
             except LaunchRejected as refused:
-                self.case.unseen[f"index values of {contract.kernel}: its arguments were refused "
-                                 f"first ({refused.reason})"] = None  # fmt: skip
+                self.case.leave_unseen(
+                    Gap.not_examined(
+                        f"index values of {contract.kernel}",
+                        f"its arguments were refused first ({refused.refusal})",
+                    )
+                )
         numbers = {one.name: one.tensor for one in launch.facts}
         indices = tuple(
             (arg.name, number)
@@ -329,11 +342,11 @@ class Recheck:
         return _Prepared(contract, facts, found, symbols, shapes, indices)
 
     def _contract(self, launch: LaunchRecord) -> Contract | None:
-        text = self.case.bundle.declaration(launch)
+        declaration = self.case.bundle.declaration(launch)
         contract = recorded_contract(self.case.bundle, launch)
         if contract is None:
             self.seen.without_contract[launch.kernel] = None
-        elif text is not None and contract.describe() != text:
+        elif declaration is not None and contract.declaration != declaration:
             self.seen.changed[launch.kernel] = None
         return contract
 
@@ -349,8 +362,12 @@ def rebuilt_facts(case: Case, launch: LaunchRecord, seq: int) -> dict[str, Any] 
         record = case.tensors.get(one.tensor)
         tensor = _rebuilt(case, record, seq, memories) if record else None
         if tensor is None:
-            case.unseen[f"tensor {one.tensor}, argument {one.name} of {launch.kernel}: its record "
-                        "or that of its memory is not in the bundle"] = None  # fmt: skip
+            case.leave_unseen(
+                Gap.not_recorded(
+                    f"tensor {one.tensor}, argument {one.name} of {launch.kernel}",
+                    "its record or that of its memory is not in the bundle",
+                )
+            )
             return None
         facts[one.name] = tensor
     return facts
@@ -393,7 +410,8 @@ def _proven_facts(
             continue
         name = next(iter(breach.mended))
         one_wrong = {**whole, name: facts[name]}
-        red, green = _refusal(contract, one_wrong), _refusal(contract, whole)
+        red: object = _refusal(contract, one_wrong)
+        green = _refusal(contract, whole)
         if green is None and red is None and breach.cause in _UNSEEN_BY_CHECK:
             red = breach.found
         if red is not None and green is None:
@@ -409,11 +427,11 @@ def _proven_facts(
     return proven_ones
 
 
-def _refusal(contract: Contract, facts: Mapping[str, Any]) -> str | None:
+def _refusal(contract: Contract, facts: Mapping[str, Any]) -> AnyRefusal | None:
     try:
         contract.check(**facts)
     except LaunchRejected as refused:
-        return refused.reason
+        return refused.refusal
     return None
 
 

@@ -15,7 +15,7 @@ from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, proven
 from hypocenter.doctor.kernel_text import accesses, guard_line, line_text
 from hypocenter.doctor.rungs.contracts import rebuilt_facts
 from hypocenter.kernels.registry import recorded_contract
-from hypocenter.replay.findings import Finding, ReplayReport
+from hypocenter.replay.findings import Finding, FindingKind, ReplayReport
 
 NAME = "replay"
 _ABSURD = 1 << 28
@@ -50,7 +50,7 @@ def dead(case: Case, use: Use, run: Run, make: Callable[..., Any]) -> Iterator[C
 
 
 def _bad(report: ReplayReport | None) -> list[Finding]:
-    kinds = ("out of bounds", "int32 overflow")
+    kinds = (FindingKind.OUT_OF_BOUNDS, FindingKind.INT32_OVERFLOW)
     return [one for one in report.findings if one.kind in kinds] if report else []
 
 

@@ -8,6 +8,7 @@ from hypocenter.doctor.diff import Difference, RunDiff, rundiff
 from hypocenter.doctor.installed_text import changes
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import LaunchRecord
+from hypocenter.record.gap import Gap
 
 ARGUMENTS, RESULTS = "good arguments", "good results"
 
@@ -16,7 +17,9 @@ def good_arguments(case: Case) -> list[Claim]:
     """The first launch that is asked for something else than in the good run."""
     if case.good is None:
         if case.bundle.fault.kind == "differs":
-            case.unseen["a run that is right: give its bundle with --good BUNDLE"] = None
+            case.leave_unseen(
+                Gap.not_recorded("a run that is right", "give its bundle with --good BUNDLE")
+            )
         return []
     found = _compared(case, case.good)
     if found.first is None or found.first.what not in ("argument", "option", "grid", "launch"):

@@ -9,11 +9,10 @@ from hypocenter.doctor.case import Case, Use
 from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.installed_text import changes, installed
 from hypocenter.doctor.kernel_text import has_loop, line_text
-from hypocenter.errors import HypoError, MissingPackage
+from hypocenter.errors import ErrorKind, HypoError, MissingPackage
 from hypocenter.record.events import SourceRecord
 
 NAME = "hang"
-_UNFINISHED = "did not finish"
 #: A program is given twice the budget of its replay.
 _PROGRAM_SECONDS = 2.0
 _MAX_REPLAYS = 4
@@ -22,7 +21,7 @@ _MAX_REPLAYS = 4
 def hang(case: Case) -> list[Claim]:
     """The launch under way at the end, and whether it ends when it is replayed."""
     fault = case.bundle.fault
-    if fault.kind != "hang" and _UNFINISHED not in fault.message:
+    if fault.kind != "hang" and fault.error_kind is not ErrorKind.ENDLESS:
         return []
     looping = [(use, source) for use in _last_of_each(case) if (source := _looping(case, use))]
     if not looping:

@@ -17,6 +17,7 @@ from hypocenter.doctor.case import Case, Use
 from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.kernel_text import line_text
 from hypocenter.record.events import SourceRecord
+from hypocenter.record.gap import Gap
 
 NAME = "hints"
 _MAX_VALUES = 4
@@ -55,9 +56,8 @@ def hints(case: Case) -> list[Claim]:
             try:
                 wrong = _wrong(use, hint, names, known)
             except _Unknown as error:
-                case.unseen[f"the promise in line {hint.line} of {use.launch.kernel}: {error}"] = (
-                    None
-                )
+                what = f"the promise in line {hint.line} of {use.launch.kernel}"
+                case.leave_unseen(Gap.not_recorded(what, str(error)))
                 continue
             if wrong is None:
                 num_kept += 1

@@ -10,6 +10,7 @@ from hypocenter.device.limits import GpuLimits, check_launch
 from hypocenter.doctor.case import Case, Use
 from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.errors import LaunchRejected
+from hypocenter.refusals import AnyRefusal
 
 NAME = "limits"
 SEEN = (
@@ -59,12 +60,14 @@ def limits_of(case: Case) -> GpuLimits | None:
     return GpuLimits(**made)
 
 
-def refusal(gpu: GpuLimits, kernel: str, grid: Any, num_warps: int, shared: int) -> str | None:
+def refusal(
+    gpu: GpuLimits, kernel: str, grid: Any, num_warps: int, shared: int
+) -> AnyRefusal | None:
     """Why the GPU would not make a launch; None when it would."""
     try:
         check_launch(gpu, kernel, grid, num_warps, shared)
     except LaunchRejected as error:
-        return error.reason
+        return error.refusal
     return None
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from hypocenter.doctor.case import Array, Case, Use
 from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.record.events import RequestRecord, Stepped
+from hypocenter.record.gap import Gap
 
 NAME = "ownership"
 
@@ -62,7 +63,9 @@ def ownership(case: Case) -> list[Claim]:
                 claims.append(_claim(case, paged, one, event.requests))
     if not num_tokens:
         if not case.is_foreign and case.uses:
-            case.unseen["who owns which block: no step recorded its requests"] = None
+            case.leave_unseen(
+                Gap.not_recorded("who owns which block", "no step recorded its requests")
+            )
         return []
     confirmed = {claim.hypothesis.cause for claim in claims}
     return claims + [

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hypocenter.doctor.case import Case, Use, array_of
+from hypocenter.doctor.causes import index_cause
 from hypocenter.doctor.diagnosis import Cause
 from hypocenter.doctor.kernel_text import (
     guard_line,
@@ -16,9 +17,8 @@ from hypocenter.doctor.kernel_text import (
     line_text,
     program_line,
 )
-from hypocenter.doctor.rungs.refusals import index_cause_by_name
 from hypocenter.record.events import SourceRecord, TensorRecord
-from hypocenter.replay.findings import WRITTEN_BACK, Finding, Site
+from hypocenter.replay.findings import Finding, FindingKind, Site
 
 #: Makes what is put right about a tensor: `replay/recorded.py:TensorFact`.
 MakeFact = Callable[..., Any]
@@ -51,14 +51,17 @@ class Judged:
 
 
 #: Of several findings of a launch the earlier kinds explain the later ones.
-_ORDER = ("freed memory", "null pointer", "element width", "overflow", "out of bounds",
-          "uninitialised read", "never written", "race")  # fmt: skip
+_ORDER = (
+    FindingKind.FREED_MEMORY, FindingKind.NULL_POINTER, FindingKind.ELEMENT_WIDTH,
+    FindingKind.INT32_OVERFLOW, FindingKind.OUT_OF_BOUNDS, FindingKind.UNINITIALISED_READ,
+    FindingKind.NEVER_WRITTEN, FindingKind.RACE,
+)  # fmt: skip
 
 
 def weight(finding: Finding) -> tuple[int, int]:
     """Lower for what is nearer to the cause: its kind, then the place in the kernel's text."""
-    kind = next((i for i, word in enumerate(_ORDER) if finding.kind.endswith(word)), len(_ORDER))
-    return kind, finding.line or 0
+    kind = FindingKind.INT32_OVERFLOW if finding.is_overflow else finding.kind
+    return _ORDER.index(kind) if kind in _ORDER else len(_ORDER), finding.line or 0
 
 
 def classify(
@@ -67,24 +70,22 @@ def classify(
     """None for a finding that is no defect of the run."""
     tensor = case.tensor_of(use.launch, finding.argument or "")
     site = finding.sites[0] if finding.sites else None
-    if finding.kind.endswith("overflow"):
+    if finding.is_overflow:
         return _overflow(case, use, finding)
-    if finding.kind == "out of bounds" and tensor is not None:
+    if finding.kind is FindingKind.OUT_OF_BOUNDS and tensor is not None:
         return _outside(case, use, finding, tensor, site)
-    if finding.kind == "element width" and tensor is not None:
+    if finding.kind is FindingKind.ELEMENT_WIDTH and tensor is not None:
         return _other_width(finding, tensor, site, all_of_them)
-    if finding.kind == "race":
+    if finding.kind is FindingKind.RACE:
         return _race(case, use, finding, site)
-    if finding.kind == "never written":
+    if finding.kind is FindingKind.NEVER_WRITTEN:
         return _unwritten(case, use, finding)
-    if finding.kind == "uninitialised read" and tensor is not None:
+    if finding.kind is FindingKind.UNINITIALISED_READ and tensor is not None:
         return _uninitialised(case, use, finding, tensor, site)
-    if finding.kind == "freed memory" and tensor is not None:
+    if finding.kind is FindingKind.FREED_MEMORY and tensor is not None:
         return _freed(finding, tensor, site)
-    if finding.kind == "null pointer":
+    if finding.kind is FindingKind.NULL_POINTER:
         return _null(finding, tensor, site)
-    if "align" in finding.kind or "hint" in finding.kind:
-        return _misaligned(case, use, finding, tensor, site)
     return None
 
 
@@ -153,8 +154,7 @@ def _other_width(
 ) -> Judged | None:
     """A kernel that reads pairs on purpose is healthy as long as the pairs begin where they may."""
     name = finding.argument or ""
-    found = re.search(r"(\d+) bytes", finding.detail)
-    width = int(found.group(1)) if found else 8
+    width = finding.width_bytes or 8
     off = tensor.address % width
     if off:
         there = tensor.address - off
@@ -169,7 +169,7 @@ def _other_width(
             settled=(f"{tensor.name} at {there:#x}",
                      f"{there:#x} is a multiple of {width}; {tensor.address:#x} is not"),
         )  # fmt: skip
-    if not any(one.kind == "out of bounds" for one in all_of_them):
+    if not any(one.kind is FindingKind.OUT_OF_BOUNDS for one in all_of_them):
         return None
     return Judged(
         Cause.DTYPE_WIDTH,
@@ -254,7 +254,7 @@ def _index_of(
         shown = f"{parameter}[{', '.join(map(str, at))}]"
         others = f", and {len(bad) - 1} others" if len(bad) > 1 else ""
         return Judged(
-            index_cause_by_name(parameter, name, wanted),
+            index_cause(wanted, parameter, name),
             f"Keep {parameter} inside 0 to {bound - 1}: {name} has {bound} entries",
             (f"{shown} = {wanted}, but {name} has {bound} entries",),
             ((f"{shown} = 0{others}", _elements(parameter, dict.fromkeys(bad, 0))),),
@@ -287,29 +287,6 @@ def _null(finding: Finding, tensor: TensorRecord | None, site: Site | None) -> J
     )  # fmt: skip
 
 
-def _misaligned(
-    case: Case, use: Use, finding: Finding, tensor: TensorRecord | None, site: Site | None
-) -> Judged:
-    name = finding.argument or ""
-    tries: list[tuple[str, Callable[[MakeFact], Mapping[str, Any]]]] = []
-    if tensor is not None and len(tensor.strides) > 1:
-        stride = -(-tensor.strides[0] // 128) * 128
-        parameter = f"{name.removesuffix('_ptr')}_stride"
-        known = any(one.name == parameter for one in use.launch.arguments)
-        changed: dict[str, Any] = {parameter: stride} if known else {}
-        room = tensor.shape[0] * stride * 8
-        tries.append((f"rows {stride} elements apart",
-                      lambda fact: {name: fact(num_bytes=room), **changed}))  # fmt: skip
-    if tensor is not None:
-        tries.append(("the pointer at a multiple of 256 bytes",
-                      lambda fact: {name: fact(num_bytes=tensor.extent_bytes)}))  # fmt: skip
-    return Judged(
-        Cause.MISALIGNMENT,
-        "Promise no more alignment than the address has, or begin the tensor where it has it",
-        (), tuple(tries), **_at(site),
-    )  # fmt: skip
-
-
 # -- values ---------------------------------------------------------------------------------------
 
 
@@ -320,8 +297,7 @@ def _race(case: Case, use: Use, finding: Finding, site: Site | None) -> Judged:
     if folded is not None and site is not None:
         place = {"file": site.file, "line": folded[0], "expression": folded[1]}
     single = (1,) * len(use.launch.grid)
-    is_read = finding.operation == "load" or " read: " in finding.detail
-    is_read = is_read and not folded and WRITTEN_BACK not in finding.detail
+    is_read = finding.has_read and not folded and finding.written_back_line is None
     name = finding.argument or "it"
     return Judged(
         Cause.PROGRAM_RACE,

@@ -26,9 +26,11 @@ from hypocenter.doctor.kernel_text import follows_what_it_loads
 from hypocenter.doctor.rungs.dead_rows import dead
 from hypocenter.doctor.rungs.replay_causes import Judged, classify, weight
 from hypocenter.doctor.rungs.values import first_spoilt
-from hypocenter.errors import HypoError, MissingPackage
+from hypocenter.errors import HypoError, MissingPackage, NotReplayed, SourceNotAllowed
 from hypocenter.record.events import Place
+from hypocenter.record.gap import Gap, GapKind
 from hypocenter.replay.findings import Finding, ReplayReport
+from hypocenter.wording import counted
 
 NAME = "replay"
 #: Seconds of one replay, and of all of them together.
@@ -65,7 +67,7 @@ class _Rung:
     partly: int = 0
     #: Launches replayed in full, of which that says less than it might, and why.
     vague: dict[str, None] = field(default_factory=dict)
-    failed: dict[str, None] = field(default_factory=dict)
+    failed: dict[Gap, None] = field(default_factory=dict)
 
     def run(
         self, use: Use, corrections: Mapping[str, Any] | None = None, *, installed: bool = False
@@ -85,7 +87,7 @@ class _Rung:
             )  # fmt: skip
         except HypoError as error:
             if not installed and not corrections:
-                self.failed[f"{use.launch.kernel}: {error}"] = None
+                self.failed[_not_replayed(use, error)] = None
             return None
 
 
@@ -107,10 +109,17 @@ def replays(case: Case) -> list[Claim]:
             break
         claims += found
         if time.monotonic() > rung.deadline:
-            case.unseen["launches that there was no time to replay"] = None
+            case.leave_unseen(Gap.not_examined("launches that there was no time to replay"))
             break
-    case.unseen |= dict.fromkeys(f"not replayed: {text}" for text in rung.failed)
+    case.unseen |= rung.failed
     return [*claims, *_refuted(rung, claims)]
+
+
+def _not_replayed(use: Use, error: HypoError) -> Gap:
+    is_foreign = isinstance(error, SourceNotAllowed) and not error.differing
+    kind = GapKind.SOURCE_NOT_RUN if is_foreign else GapKind.NOT_REPLAYED
+    reason = f"it {error.reason}" if isinstance(error, NotReplayed) else str(error)
+    return Gap(kind, use.launch.kernel, reason)
 
 
 def _climbed(rung: _Rung, use: Use) -> list[Claim]:
@@ -255,8 +264,8 @@ def _claim(rung: _Rung, use: Use, finding: Finding, report: ReplayReport) -> Cla
     where = f" in program {finding.program}" if finding.program else ""
     red = f"the replay of {use.where}{where}: {finding.kind}: {_what(finding)}"
     evidence = (
-        f"{_count(finding.num_lanes, 'access', 'es')} in "
-        f"{_count(finding.num_programs, 'program')}; "
+        f"{counted(finding.num_lanes, 'access', 'accesses')} in "
+        f"{counted(finding.num_programs, 'program')}; "
         f"{report.coverage.num_run} of {report.coverage.num_launched} programs replayed",
         *([f"at that lane {', '.join(f'{k} = {v}' for k, v in finding.values.items())}"]
           if finding.values else []),
@@ -337,7 +346,7 @@ def _refuted(rung: _Rung, claims: list[Claim]) -> Iterator[Claim]:
         if cause in told:
             continue
         if rung.case.is_foreign and cause in _OF_HISTORY:
-            yield row(cause, Verdict.NOT_TESTED, NAME, UNRECORDED)
+            yield row(cause, Verdict.NOT_TESTED, NAME, UNRECORDED, is_unrecorded=True)
         elif rung.clean and not rung.partly and not rung.failed and not rung.vague:
             yield row(
                 cause, Verdict.REFUTED, NAME, f"{text}: {_launches(rung.clean)} replayed in full",
@@ -357,12 +366,8 @@ def _partial(rung: _Rung, text: str) -> Iterator[str]:
     yield from rung.vague
 
 
-def _launches(count: int) -> str:
-    return _count(count, "launch", "es")
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{plural if number != 1 else ''}"
+def _launches(number: int) -> str:
+    return counted(number, "launch", "launches")
 
 
 def _untested(reason: str, told: Collection[Cause] = ()) -> Iterator[Claim]:

@@ -22,6 +22,7 @@ from hypocenter.record.events import (
     StreamEvent,
     Waited,
 )
+from hypocenter.record.gap import Gap
 
 NAME = "order"
 _HOST = "the host"
@@ -114,8 +115,10 @@ class _Disorder:
 def order(case: Case) -> list[Claim]:
     """Waits that are missing, and events that were never recorded."""
     if case.is_foreign:
-        case.unseen["the order of streams: a program's own events and waits are not recorded"] = (
-            None
+        case.leave_unseen(
+            Gap.not_recorded(
+                "the order of streams", "a program's own events and waits are not recorded"
+            )
         )
         return []
     events = case.bundle.events

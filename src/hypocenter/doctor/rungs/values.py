@@ -15,15 +15,26 @@ import numpy as np
 from hypocenter.doctor.case import Case, Use
 from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.kernel_text import guard_line
-from hypocenter.record.events import LaunchRecord, Place, Statistics, TensorRecord
+from hypocenter.record.events import (
+    ArgumentDeclaration,
+    LaunchRecord,
+    Place,
+    Statistics,
+    TensorRecord,
+)
+from hypocenter.record.gap import Gap
 
 NAME = "values"
 _CACHES = ("k_cache", "v_cache", "cache", "keys")
 _TABLES = ("cos", "sin")
 
 
-NOT_TRACED = "contents of tensors: the run was not traced; `hypo doctor --suspect -- ...` traces it"
-NO_LAUNCH = "launches: none of this run was recorded, so next to nothing can be said of its cause"
+NOT_TRACED = Gap.not_recorded(
+    "contents of tensors", "the run was not traced; `hypo doctor --suspect -- ...` traces it"
+)
+NO_LAUNCH = Gap.not_recorded(
+    "launches", "none of this run was recorded, so next to nothing can be said of its cause"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +52,7 @@ def values(case: Case) -> list[Claim]:
     """Where NaN, infinity or undefined memory entered."""
     if not case.bundle.statistics:
         if not case.is_foreign:  # what was seen of a foreign program is told beside its launches
-            case.unseen[NOT_TRACED if case.uses else NO_LAUNCH] = None
+            case.leave_unseen(NOT_TRACED if case.uses else NO_LAUNCH)
         return []
     first = first_spoilt(case)
     if first is None:
@@ -82,7 +93,8 @@ def is_spoilt(one: Statistics, *, hides: bool = False) -> bool:
 
 
 def _hides(case: Case, name: str, launch: LaunchRecord) -> bool:
-    return ", -infinity hides" in _declared(case, name, launch)
+    argument = _declaration(case, name, launch)
+    return argument is not None and argument.hides
 
 
 def _judged(case: Case, first: _First) -> Claim:
@@ -114,14 +126,13 @@ def _judged(case: Case, first: _First) -> Claim:
 
 
 def _is_index(case: Case, name: str, launch: LaunchRecord) -> bool:
-    return _declared(case, name, launch).startswith("i32")
+    argument = _declaration(case, name, launch)
+    return argument is not None and argument.dtypes[0] == "I32"
 
 
-def _declared(case: Case, name: str, launch: LaunchRecord) -> str:
-    """What the launch's declaration says of an argument."""
-    start = f"{name}: "
-    lines = (case.bundle.declaration(launch) or "").splitlines()
-    return next((line.removeprefix(start) for line in lines if line.startswith(start)), "")
+def _declaration(case: Case, name: str, launch: LaunchRecord) -> ArgumentDeclaration | None:
+    declaration = case.bundle.declaration(launch)
+    return declaration.argument(name) if declaration else None
 
 
 def _shown(one: Statistics) -> str:

@@ -20,16 +20,8 @@ from hypocenter.device.cpu.lang import num_threads
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import attention_cpu
 from hypocenter.kernels.attention.kv_write import caches
-from hypocenter.kernels.contract import (
-    Arg,
-    Contract,
-    Index,
-    Rule,
-    Scalar,
-    Values,
-    live_counts,
-    live_rows,
-)
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.demands import Arg, Index, Rule, Scalar, Values, live_counts, live_rows
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import into_tiles, quantise
 from hypocenter.tensor import DType, Tensor

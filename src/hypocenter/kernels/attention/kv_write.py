@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import kv_write_cpu
-from hypocenter.kernels.contract import Arg, Contract, Index, Rule, live_counts, live_rows
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.demands import Arg, Index, Rule, live_counts, live_rows
 from hypocenter.tensor import DType, Tensor
 
 _HALF_OR_WHOLE = (DType.F16, DType.F32)

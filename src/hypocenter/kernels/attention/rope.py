@@ -14,7 +14,9 @@ import numpy as np
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import rope_cpu
-from hypocenter.kernels.contract import Arg, Contract, Index, Rule, Scalar, live_counts, live_rows
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.demands import Arg, Index, Rule, Scalar, live_counts, live_rows
+from hypocenter.refusals import WrongScalar
 from hypocenter.tensor import DType, Tensor
 
 CONTRACT = Contract(
@@ -71,7 +73,8 @@ def tables(
     beta_slow times within original_context). Raises LaunchRejected for a base that turns nothing.
     """
     if not 0 < base < np.inf:
-        raise LaunchRejected("rope", f"rope_base is {base}, but must be above 0 and finite")
+        wrong = WrongScalar(argument="rope_base", value=base, limit="must be above 0 and finite")
+        raise LaunchRejected("rope", wrong)
     pair = np.arange(dim // 2, dtype=np.float64)
     frequency = base ** (-2 * pair / dim) / (1.0 if divisors is None else divisors)
     if scaling == "linear":
@@ -93,7 +96,8 @@ def tables(
 def require_style(kernel: str, style: str) -> None:
     """Raises LaunchRejected for a way of pairing that nobody has."""
     if style not in ("normal", "neox"):
-        raise LaunchRejected(kernel, f"style is {style!r}, but must be normal or neox")
+        wrong = WrongScalar(argument="style", value=repr(style), limit="must be normal or neox")
+        raise LaunchRejected(kernel, wrong)
 
 
 def rotate(

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import kv_write, rope, rope_write_cpu
-from hypocenter.kernels.contract import Apart, Contract
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.demands import Apart
 from hypocenter.tensor import Tensor
 
 _ROPE = {arg.name: arg for arg in rope.CONTRACT.args}

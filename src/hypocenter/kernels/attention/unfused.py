@@ -16,10 +16,10 @@ import numpy as np
 from hypocenter.config import PARTS_NEED_A_GPU
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import UsageError
-from hypocenter.kernels.contract import (
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.demands import (
     Apart,
     Arg,
-    Contract,
     Index,
     Reach,
     Rule,

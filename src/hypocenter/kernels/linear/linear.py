@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.contract import COUNT, Apart, Arg, Contract, Rule, live_counts
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.demands import COUNT, Apart, Arg, Rule, live_counts
 from hypocenter.kernels.linear import linear_cpu
 from hypocenter.kernels.linear.operands import Operands, Product
 from hypocenter.kernels.linear.quantise import present

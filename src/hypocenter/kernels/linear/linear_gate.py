@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.contract import Apart, Arg, Contract, Scalar, live_counts
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.demands import Apart, Arg, Scalar, live_counts
 from hypocenter.kernels.linear import linear_gate_cpu
 from hypocenter.kernels.linear.linear import X_TILES
 from hypocenter.kernels.linear.operands import Operands

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.contract import COUNT, Arg, Contract, Rule, Scalar, live_counts
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.demands import COUNT, Arg, Rule, Scalar, live_counts
 from hypocenter.kernels.linear import quantise_cpu
 from hypocenter.kernels.linear.operands import GROUP, Operands
 from hypocenter.kernels.weights.packing import Packed, padded

@@ -12,10 +12,12 @@ import numpy as np
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import LaunchRejected
-from hypocenter.kernels.contract import COUNT, Apart, Arg, Contract, Rule, Scalar, live_counts
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.demands import COUNT, Apart, Arg, Rule, Scalar, live_counts
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import INTO_CODES, INTO_TILES
 from hypocenter.kernels.rowwise import activation_cpu
+from hypocenter.refusals import WrongScalar
 from hypocenter.tensor import DType, Tensor
 
 _WHOLE_VECTORS = Rule("width % 16 == 0", "rows must be padded to whole vectors")
@@ -118,7 +120,8 @@ def gate_codes(
 def require_kind(kind: str) -> None:
     """Raise LaunchRejected for a kind of gate that there is not."""
     if kind not in GATES:
-        raise LaunchRejected("gate", f"kind is {kind!r}, but must be silu or gelu")
+        wrong = WrongScalar(argument="kind", value=repr(kind), limit="must be silu or gelu")
+        raise LaunchRejected("gate", wrong)
 
 
 def scale(plan: PlanBuilder, x: Tensor, factor: float, counts: Tensor, *, count: int = 0) -> None:

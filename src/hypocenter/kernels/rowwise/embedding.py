@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.contract import Apart, Arg, Contract, Index, Rule, live_counts, live_rows
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.demands import Apart, Arg, Index, Rule, live_counts, live_rows
 from hypocenter.kernels.rowwise import embedding_cpu
 from hypocenter.kernels.weights.packing import Packed
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor

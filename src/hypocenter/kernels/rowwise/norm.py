@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.contract import COUNT, Arg, Contract, Scalar, live_counts
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.demands import COUNT, Arg, Scalar, live_counts
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import INTO_CODES, INTO_TILES
 from hypocenter.kernels.rowwise import norm_cpu

@@ -35,7 +35,8 @@ import numpy.typing as npt
 from hypocenter.config import SamplingParams
 from hypocenter.device import launch, memory
 from hypocenter.errors import BadLogits, LaunchRejected
-from hypocenter.kernels.contract import Arg, Contract, Rule, Scalar
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.demands import Arg, Rule, Scalar
 from hypocenter.kernels.sampling.draw import Draw, has_penalties, settings_of
 from hypocenter.kernels.sampling.sampling_cpu import (
     EXP_COEFFICIENTS,
@@ -46,6 +47,7 @@ from hypocenter.kernels.sampling.sampling_cpu import (
     POWERS_OF_TWO,
     _sample_cpu,
 )
+from hypocenter.refusals import EntryOutOfRange, Refused
 from hypocenter.tensor import DType, Tensor
 
 if TYPE_CHECKING:
@@ -156,15 +158,15 @@ def _check(logits: Tensor, draws: Sequence[Draw]) -> None:
     for row, draw in enumerate(draws):
         ids, counts = draw.context_ids, draw.output_counts
         if ids.shape != counts.shape:
-            raise LaunchRejected(
-                "sampling", f"row {row}: {ids.size} context ids, but {counts.size} counts"
-            )
+            differ = Refused(what=f"row {row}: {ids.size} context ids, but {counts.size} counts")
+            raise LaunchRejected("sampling", differ)
         if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
-            raise LaunchRejected(
-                "sampling",
-                f"row {row}: context ids from {ids.min()} to {ids.max()}, "
-                f"but the vocabulary has {vocab_size}",
-            )
+            wrong = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
+            outside = EntryOutOfRange(
+                argument="context_ids", entry=(row, wrong), value=int(ids[wrong]),
+                of="the vocabulary", bound=vocab_size,
+            )  # fmt: skip
+            raise LaunchRejected("sampling", outside)
 
 
 def _prepare(logits: Tensor, draws: Sequence[Draw]) -> launch.Launch:

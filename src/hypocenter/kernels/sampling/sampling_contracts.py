@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hypocenter.kernels.contract import Arg, Contract, Index, Rule
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.demands import Arg, Index, Rule
 from hypocenter.tensor import DType
 
 #: Tokens of one program.

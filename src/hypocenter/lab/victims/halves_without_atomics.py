@@ -31,7 +31,7 @@ def plant(lab: Lab) -> None:
 
 
 def twin(lab: Lab) -> None:
-    lab.edit("linear_store_gpu", *ATOMIC)
+    lab.edit("shared_gpu", *ATOMIC)
     halve(lab)
 
 

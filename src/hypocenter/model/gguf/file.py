@@ -126,7 +126,7 @@ class GGUFFile:
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong_type(key, "one integer")
         if not low <= value <= high:
-            raise self._bad(key, value, f"it must be from {low} to {high}")
+            raise BadModelFile.out_of_range(self.path, key, value, low, high)
         return value
 
     def number(self, key: str, default: _D | EllipsisType = ...) -> float | _D:

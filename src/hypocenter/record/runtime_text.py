@@ -1,0 +1,91 @@
+"""What the CUDA and HIP runtimes, and their drivers, say in words: told apart by number and kind.
+
+The words are theirs; nothing here reads a sentence of ours. Numbers: `cudaError_t` of CUDA's
+driver_types.h, which `hipError_t` took over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from hypocenter.errors import ErrorKind
+
+# Raised by something that ran: the call that returns one of these found it and did not make it.
+_FOUND_LATER = frozenset({214, 220, 700, 710, 714, 715, 716, 717, 718, 719})
+_ENDLESS = 702
+_OUT_OF_MEMORY = 2
+# No code of the kernel for this architecture was to be had.
+_NO_CODE = frozenset({98, 209})
+# Lower case, for errors that reach us without a number.
+_SENTENCES: Mapping[str, int] = {
+    "invalid argument": 1,
+    "out of memory": 2,
+    "invalid configuration argument": 9,
+    "invalid device function": 98,
+    "invalid device pointer": 17,
+    "no kernel image is available": 209,
+    "no binary for gpu": 209,
+    "unable to find code object": 209,
+    "device kernel image is invalid": 200,
+    "invalid resource handle": 400,
+    "named symbol not found": 500,
+    "illegal memory access": 700,
+    "too many resources requested": 701,
+    "out of resources": 701,
+    "launch timed out": 702,
+    "device-side assert": 710,
+    "hardware stack error": 714,
+    "illegal instruction": 715,
+    "misaligned address": 716,
+    "operation not supported on global/shared address space": 717,
+    "invalid program counter": 718,
+    "unspecified launch failure": 719,
+    "operation not permitted when stream is capturing": 900,
+    "operation failed due to a previous error during capture": 901,
+    "uncorrectable ecc error": 214,
+}
+_KINDS: tuple[tuple[re.Pattern[str], ErrorKind], ...] = (
+    (re.compile(r"out ?of ?memory|MemoryAllocation", re.I), ErrorKind.OUT_OF_MEMORY),
+    (
+        re.compile(
+            r"no kernel image|no binary for gpu|NoBinaryForGpu|NoKernelImage|"
+            r"unable to find code object|invalid device function|InvalidDeviceFunction",
+            re.I,
+        ),
+        ErrorKind.NO_CODE,
+    ),
+    (re.compile(r"launch timed out|LaunchTime[oO]ut"), ErrorKind.ENDLESS),
+    (
+        re.compile(
+            r"illegal (?:memory|address|instruction)|misaligned ?address|access fault|"
+            r"launch ?failure|hardware stack error|device-side assert",
+            re.I,
+        ),
+        ErrorKind.FOUND_LATER,
+    ),
+)
+
+
+def kind_of_code(code: int) -> ErrorKind:
+    """What an error of this number is about."""
+    if code in _FOUND_LATER:
+        return ErrorKind.FOUND_LATER
+    if code in _NO_CODE:
+        return ErrorKind.NO_CODE
+    special = {_OUT_OF_MEMORY: ErrorKind.OUT_OF_MEMORY, _ENDLESS: ErrorKind.ENDLESS}
+    return special.get(code, ErrorKind.OTHER)
+
+
+def kind_of_text(text: str) -> ErrorKind:
+    """What an error is about that a runtime, a driver or torch told of in these words."""
+    return next((kind for words, kind in _KINDS if words.search(text)), ErrorKind.OTHER)
+
+
+def code_in(text: str) -> int | None:
+    """The number of the error that an exception of torch or Triton tells of; None for others."""
+    if "Triton Error" not in text and "CUDA error" not in text and "HIP error" not in text:
+        return None
+    lowered = text.lower()
+    found = [code for sentence, code in _SENTENCES.items() if sentence in lowered]
+    return found[0] if found else 999
