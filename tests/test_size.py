@@ -25,12 +25,16 @@ EXCEPTIONS = {
     "doctor/causes.py": "the table of causes, beside the rungs that test them",
     "dtypes.py": "numbers that NumPy lacks, which several rooms need",
     "device/triton_lang.py": "the one file outside kernels that imports Triton",
+    "device/sim/sim.py": "one device, whose arguments, copies, launches and events share its lock",
     "kernels/mark_gpu.py": "a kernel has a file of its own, beside its op",
     "kernels/sampling/sampling_contracts.py": "contracts that the op and its plan share",
     "record/not_recording.py": "the recorder's other half: what stands there when nothing records",
     "record/recorder.py": "one class, with a method for each thing that an engine tells it",
+    "replay/memory.py": "one memory that checks each access; the checks share its state",
     "wording.py": "the one place that makes a plural",
 }
+#: `# fmt: skip` in the package: lower it when one goes.
+NUM_SKIPS = 96
 #: Kinds of files that say what they have to say in a few lines.
 _SHORT = ("__init__.py", "__main__.py")
 
@@ -75,6 +79,46 @@ def oversized(root: Path) -> Iterator[tuple[str, str]]:
                     yield f"{name}:{node.name}", f"{number} statements"
                 if (depth := nesting(node)) > MAX_NESTING:
                     yield f"{name}:{node.name}", f"{depth} blocks deep"
+
+
+def skips(root: Path) -> Iterator[tuple[str, bool]]:
+    """(`file:line` of each `# fmt: skip`, whether it keeps a table or a kernel's signature)."""
+    for path in sorted(root.rglob("*.py")):
+        text = path.read_text()
+        if "# fmt: skip" not in text:
+            continue
+        name = path.relative_to(root).as_posix()
+        is_kernel = path.stem.endswith(("_gpu", "_cpu")) or name.startswith("device/cpu/")
+        tree = ast.parse(text)
+        allowed: set[int] = set()
+        for statement in tree.body:
+            is_table = isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(
+                statement.value, ast.Dict | ast.Tuple | ast.List
+            )
+            if is_table:
+                allowed |= set(range(statement.lineno, (statement.end_lineno or 0) + 1))
+        for node in ast.walk(tree):
+            if is_kernel and isinstance(node, ast.FunctionDef):
+                allowed |= set(range(node.lineno, node.body[0].lineno))
+        for number, line in enumerate(text.splitlines(), 1):
+            if "# fmt: skip" in line:
+                yield f"{name}:{number}", number in allowed
+
+
+def test_the_formatter_is_skipped_for_tables_and_signatures_of_kernels() -> None:
+    found = list(skips(PACKAGE_DIR))
+    assert [where for where, is_allowed in found if not is_allowed] == []
+    assert len(found) == NUM_SKIPS
+
+
+def test_a_needless_skip_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("A = {1: 2}  # fmt: skip\nb = f(1)  # fmt: skip\n")
+    signature = "def f(a,\n      b):  # fmt: skip\n    return g(a)  # fmt: skip\n"
+    (tmp_path / "b.py").write_text(signature)
+    (tmp_path / "b_gpu.py").write_text(signature)
+    assert [where for where, is_allowed in skips(tmp_path) if not is_allowed] == [
+        "a.py:2", "b.py:2", "b.py:3", "b_gpu.py:3",
+    ]  # fmt: skip
 
 
 def bad_names(root: Path) -> Iterator[str]:

@@ -219,9 +219,15 @@ class DeviceFault(HypoError):
     exit_code = EXIT_FAULT
 
     def __init__(
-        self, device: str, call: str, reason: str, *, is_asynchronous: bool, kernel: str = "",
+        self,
+        device: str,
+        call: str,
+        reason: str,
+        *,
+        is_asynchronous: bool,
+        kernel: str = "",
         kind: ErrorKind = ErrorKind.OTHER,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.device = device
         self.call = call
         self.kernel = kernel
@@ -267,9 +273,12 @@ class AccessRefused(HypoError):
     exit_code = EXIT_FAULT
 
     def __init__(
-        self, device: str, faults: tuple[object, ...], texts: list[str],
+        self,
+        device: str,
+        faults: tuple[object, ...],
+        texts: list[str],
         launches: tuple[object, ...] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.device = device
         self.faults = faults
         self.texts = texts

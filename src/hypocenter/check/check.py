@@ -26,9 +26,14 @@ _MAX_LINES = 1_000_000
 
 
 def check(
-    path: Path, *, kernel: str | None, arguments: Sequence[str], arch: str,
-    budget_seconds: float, python: str = sys.executable,
-) -> CheckReport:  # fmt: skip
+    path: Path,
+    *,
+    kernel: str | None,
+    arguments: Sequence[str],
+    arch: str,
+    budget_seconds: float,
+    python: str = sys.executable,
+) -> CheckReport:
     """Execute `path` with `arguments`, as on a GPU of `arch`, and report on `kernel`, or on all.
 
     The program's own output goes to stderr. Raises UsageError (no such file, a kernel that was not
@@ -42,8 +47,10 @@ def check(
         request = Request(str(path), list(arguments), arch, budget_seconds, str(report))
         done = subprocess.run(
             [python, "-m", "hypocenter.check.runtime", msgspec.json.encode(request)],
-            stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), check=False,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            check=False,
+        )
         lines = _lines(report)
     end = next((line.end for line in lines if line.end is not None), None)
     if end is None:
@@ -53,9 +60,13 @@ def check(
     headroom = tuple(line.headroom for line in lines if line.headroom is not None)
     _known(path, kernel, launches, end)
     return CheckReport(
-        str(path), arch, _of(kernel, findings), _of(kernel, headroom), _of(kernel, launches),
+        str(path),
+        arch,
+        _of(kernel, findings),
+        _of(kernel, headroom),
+        _of(kernel, launches),
         end.error,
-    )  # fmt: skip
+    )
 
 
 _Record = TypeVar("_Record", CheckedLaunch, Finding, Headroom)

@@ -78,19 +78,25 @@ class Launches:
         self._was_skipped = False
         try:
             report = replay(
-                jit, size, arguments, budget_seconds=max(self._left * _SHARE, _LEAST_SECONDS),
-                headroom=self._is_new(jit, arguments), initialised=self.watch.flags,
-                find_storage=self.watch.find, on_arguments=after.append,
-            )  # fmt: skip
+                jit,
+                size,
+                arguments,
+                budget_seconds=max(self._left * _SHARE, _LEAST_SECONDS),
+                headroom=self._is_new(jit, arguments),
+                initialised=self.watch.flags,
+                find_storage=self.watch.find,
+                on_arguments=after.append,
+            )
         except StaticAssertFailed as error:
             if self._configuration is None:
                 raise
             self._was_skipped = True
             nothing = Coverage(0, 0, 0, 0.0)
             self._write(
-                CheckedLaunch(jit.__name__, size.value, nothing, site, self._configuration,
-                              str(error))
-            )  # fmt: skip
+                CheckedLaunch(
+                    jit.__name__, size.value, nothing, site, self._configuration, str(error)
+                )
+            )
             return
         finally:
             self._left -= time.monotonic() - started
@@ -260,9 +266,11 @@ def _launch_site() -> Site | None:
     import linecache
 
     skip = (
-        str(triton.__file__).rsplit("__init__", 1)[0], str(torch.__file__).rsplit("__init__", 1)[0],
-        f"{package.FOLDER}{os.sep}", "<",
-    )  # fmt: skip
+        str(triton.__file__).rsplit("__init__", 1)[0],
+        str(torch.__file__).rsplit("__init__", 1)[0],
+        f"{package.FOLDER}{os.sep}",
+        "<",
+    )
     frames = []
     step = sys._getframe(1).f_back
     while step is not None:

@@ -135,15 +135,22 @@ def _capability(gpu: GpuLimits) -> tuple[int, int]:
 def _properties(gpu: GpuLimits) -> types.SimpleNamespace:
     major, minor = _capability(gpu)
     return types.SimpleNamespace(
-        name=gpu.product, major=major, minor=minor, total_memory=gpu.memory_bytes,
-        multi_processor_count=gpu.num_processors, warp_size=gpu.wavefront,
+        name=gpu.product,
+        major=major,
+        minor=minor,
+        total_memory=gpu.memory_bytes,
+        multi_processor_count=gpu.num_processors,
+        warp_size=gpu.wavefront,
         max_threads_per_multi_processor=gpu.wavefront * gpu.max_waves_per_simd * gpu.num_simds,
         shared_memory_per_block=gpu.shared_default_bytes,
         shared_memory_per_block_optin=gpu.shared_limit_bytes,
         shared_memory_per_multiprocessor=gpu.shared_per_processor_bytes,
         regs_per_multiprocessor=gpu.registers_per_simd * gpu.num_simds * gpu.wavefront,
-        gcnArchName=gpu.arch, L2_cache_size=32 << 20, is_integrated=False, is_multi_gpu_board=False,
-    )  # fmt: skip
+        gcnArchName=gpu.arch,
+        L2_cache_size=32 << 20,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+    )
 
 
 class _Nothing:
@@ -178,27 +185,58 @@ def _torch_cuda(gpu: GpuLimits) -> None:
     cuda: Any = torch.cuda
     properties = _properties(gpu)
     answers: dict[str, Any] = {
-        "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
-        "get_device_name": gpu.product, "get_device_capability": _capability(gpu),
-        "get_device_properties": properties, "is_bf16_supported": True,
-        "is_tf32_supported": gpu.vendor == "nvidia", "get_arch_list": [gpu.arch],
-        "memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0,
-        "max_memory_reserved": 0, "mem_get_info": (gpu.memory_bytes, gpu.memory_bytes),
-        "memory_stats": {}, "utilization": 0, "is_current_stream_capturing": False,
-        "can_device_access_peer": False, "_is_in_bad_fork": False, "initial_seed": 0,
-    }  # fmt: skip
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": 1,
+        "current_device": 0,
+        "get_device_name": gpu.product,
+        "get_device_capability": _capability(gpu),
+        "get_device_properties": properties,
+        "is_bf16_supported": True,
+        "is_tf32_supported": gpu.vendor == "nvidia",
+        "get_arch_list": [gpu.arch],
+        "memory_allocated": 0,
+        "max_memory_allocated": 0,
+        "memory_reserved": 0,
+        "max_memory_reserved": 0,
+        "mem_get_info": (gpu.memory_bytes, gpu.memory_bytes),
+        "memory_stats": {},
+        "utilization": 0,
+        "is_current_stream_capturing": False,
+        "can_device_access_peer": False,
+        "_is_in_bad_fork": False,
+        "initial_seed": 0,
+    }
     for name, value in answers.items():
         setattr(cuda, name, lambda *args, _value=value, **kwargs: _value)
     for name in (
-        "init", "_lazy_init", "synchronize", "set_device", "empty_cache", "ipc_collect",
-        "reset_peak_memory_stats", "reset_max_memory_allocated", "manual_seed", "manual_seed_all",
-        "seed", "seed_all", "set_stream", "cudart",
-    ):  # fmt: skip
+        "init",
+        "_lazy_init",
+        "synchronize",
+        "set_device",
+        "empty_cache",
+        "ipc_collect",
+        "reset_peak_memory_stats",
+        "reset_max_memory_allocated",
+        "manual_seed",
+        "manual_seed_all",
+        "seed",
+        "seed_all",
+        "set_stream",
+        "cudart",
+    ):
         setattr(cuda, name, lambda *args, **kwargs: None)
     # A captured launch runs, and is checked, once; replaying its graph does nothing more.
     for name in (
-        "Event", "Stream", "stream", "device", "device_of", "StreamContext", "CUDAGraph", "graph",
-    ):  # fmt: skip
+        "Event",
+        "Stream",
+        "stream",
+        "device",
+        "device_of",
+        "StreamContext",
+        "CUDAGraph",
+        "graph",
+    ):
         setattr(cuda, name, type(name, (_Nothing,), {}))
     cuda.current_stream = cuda.default_stream = lambda *args, **kwargs: _Nothing()
     cuda._device_t = Any
@@ -240,11 +278,16 @@ class _Driver:
         self._target = target("hip" if is_amd else "cuda", arch, gpu.wavefront)
         registers = _properties(gpu).regs_per_multiprocessor
         facts = {
-            "max_shared_mem": gpu.shared_limit_bytes, "max_num_regs": registers,
-            "multiprocessor_count": gpu.num_processors, "warpSize": gpu.wavefront,
-            "sm_clock_rate": 1_500_000, "mem_clock_rate": 2_000_000, "mem_bus_width": 4096,
-            "arch": gpu.arch, "wavefront": gpu.wavefront,
-        }  # fmt: skip
+            "max_shared_mem": gpu.shared_limit_bytes,
+            "max_num_regs": registers,
+            "multiprocessor_count": gpu.num_processors,
+            "warpSize": gpu.wavefront,
+            "sm_clock_rate": 1_500_000,
+            "mem_clock_rate": 2_000_000,
+            "mem_bus_width": 4096,
+            "arch": gpu.arch,
+            "wavefront": gpu.wavefront,
+        }
         self.utils = types.SimpleNamespace(get_device_properties=lambda device=0: dict(facts))
         self.get_device_capability = lambda *args: _capability(gpu)
 

@@ -22,8 +22,16 @@ from hypocenter.device.interpret.libdevice import Array
 from hypocenter.replay.arguments import Argument, extent_bytes
 from hypocenter.replay.findings import Finding, FindingKind, Site
 
-_UNDEFINED = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
-                        "aten::new_empty_strided", "aten::empty_permuted"})  # fmt: skip
+_UNDEFINED = frozenset(
+    {
+        "aten::empty",
+        "aten::empty_like",
+        "aten::empty_strided",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+        "aten::empty_permuted",
+    }
+)
 #: Operations that take a tensor for its shape alone.
 _SHAPE_ONLY = ("_like", "aten::new_", "aten::sym_", "aten::size", "aten::stride")
 
@@ -51,16 +59,22 @@ class Pending:
         missing = [number for number, count in enumerate(counts) if count]
         if not missing:
             return None
-        ends = [(n, *np.argwhere(~rows[n])[end].tolist()) for n, end in
-                ((missing[0], 0), (missing[-1], -1))]  # fmt: skip
+        ends = [
+            (n, *np.argwhere(~rows[n])[end].tolist())
+            for n, end in ((missing[0], 0), (missing[-1], -1))
+        ]
         return Finding(
-            kind=FindingKind.NEVER_WRITTEN, kernel=self.kernel, operation="launch",
-            argument=argument.name, element=ends[0] if argument.shape else (),
+            kind=FindingKind.NEVER_WRITTEN,
+            kernel=self.kernel,
+            operation="launch",
+            argument=argument.name,
+            element=ends[0] if argument.shape else (),
             num_lanes=sum(counts),
             detail=f"{sum(counts)} of {elements.size} elements of shape {argument.shape}, from "
             f"{list(ends[0])} to {list(ends[1])}{detail}",
-            configuration=self.configuration, launched_at=self.launched_at,
-        )  # fmt: skip
+            configuration=self.configuration,
+            launched_at=self.launched_at,
+        )
 
 
 class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -138,9 +152,13 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # -- launches -------------------------------------------------------------------------------
 
     def launched(
-        self, kernel: str, configuration: str | None, site: Site | None,
-        arguments: tuple[Argument, ...], is_complete: bool,
-    ) -> None:  # fmt: skip
+        self,
+        kernel: str,
+        configuration: str | None,
+        site: Site | None,
+        arguments: tuple[Argument, ...],
+        is_complete: bool,
+    ) -> None:
         """Take note of what a launch did to its tensors."""
         for argument in arguments:
             flags = argument.region.init

@@ -239,7 +239,7 @@ def replay(
     ] = 60.0,
     json: AsJson = False,
     quiet: Quiet = False,
-) -> None:  # fmt: skip
+) -> None:
     """Run a bundle's launches again, on the CPU, with every access checked.
 
     Without --step and --launch these are the launches that may have been under

@@ -183,9 +183,12 @@ def _bundle_of_command(request: Request) -> Path:
         stdout = sys.stderr.fileno() if request.as_json or asked.markdown else None
         ended = watch(
             command_of(request),
-            environment_of(runs, suspect=asked.suspect, is_own=request.is_own), runs,
-            _pass_on, deadlines, stdout,
-        )  # fmt: skip
+            environment_of(runs, suspect=asked.suspect, is_own=request.is_own),
+            runs,
+            _pass_on,
+            deadlines,
+            stdout,
+        )
         made = collect.collect(runs, ended, suspect=asked.suspect, with_prompts=asked.with_prompts)
         was_killed = ended.is_interrupted and ended.signal == signal.SIGKILL
         if made is None or (was_killed and not asked.suspect):

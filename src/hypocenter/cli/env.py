@@ -89,8 +89,11 @@ def _ask_torch() -> dict[str, Any]:
     try:
         done = subprocess.run(
             [sys.executable, "-c", _ASK_TORCH],
-            capture_output=True, text=True, timeout=TORCH_SECONDS, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=TORCH_SECONDS,
+            check=True,
+        )
         answer: dict[str, Any] = json.loads(done.stdout)
     except (subprocess.SubprocessError, ValueError) as error:
         return {"vendor": "unknown", "devices": [], "problem": f"torch does not load: {error}"}

@@ -72,9 +72,16 @@ def collect(file: GGUFFile, context_length: int | None) -> dict[str, Any]:
 
 def _architecture(facts: Architecture) -> dict[str, Any]:
     names = (
-        "name", "num_layers", "width", "num_heads", "num_kv_heads", "head_dim", "ffn_width",
-        "vocab_size", "context_length",
-    )  # fmt: skip
+        "name",
+        "num_layers",
+        "width",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "ffn_width",
+        "vocab_size",
+        "context_length",
+    )
     return {name: getattr(facts, name) for name in names}
 
 

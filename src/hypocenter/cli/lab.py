@@ -147,9 +147,15 @@ def _shown_total(one: Total) -> str:
 
 def _facts(victim: Victim) -> Facts:
     return Facts(
-        victim.name, victim.title, victim.cause.value, victim.symptom, victim.kernel,
-        victim.argument, victim.device, victim.source,
-    )  # fmt: skip
+        victim.name,
+        victim.title,
+        victim.cause.value,
+        victim.symptom,
+        victim.kernel,
+        victim.argument,
+        victim.device,
+        victim.source,
+    )
 
 
 def _exit_code(returned: int) -> int:

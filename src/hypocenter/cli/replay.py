@@ -33,9 +33,15 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay(
-    folder: str, step: int | None, launch: int | None, budget_seconds: float, *,
-    allow_source: bool, as_json: bool, quiet: bool = False,
-) -> None:  # fmt: skip
+    folder: str,
+    step: int | None,
+    launch: int | None,
+    budget_seconds: float,
+    *,
+    allow_source: bool,
+    as_json: bool,
+    quiet: bool = False,
+) -> None:
     """Replay and print; leaves with EXIT_GATE when something was found.
 
     With EXIT_ERROR when not one launch could be replayed. Raises UsageError for a step or launch
@@ -50,8 +56,16 @@ def replay(
     with ProgressDisplay(quiet=quiet) as progress:
         done = list(_replayed(index, places, budget_seconds, progress, allow_source=allow_source))
     if as_json:
-        shown = [{"place": one.place, "kernel": one.launch.kernel, "grid": one.launch.grid,
-                  "report": one.report, "problem": one.problem} for one in done]  # fmt: skip
+        shown = [
+            {
+                "place": one.place,
+                "kernel": one.launch.kernel,
+                "grid": one.launch.grid,
+                "report": one.report,
+                "problem": one.problem,
+            }
+            for one in done
+        ]
         print(msgspec.json.format(msgspec.json.encode(shown)).decode())
     else:
         print(printable(replay_text(index, done, allow_source=allow_source)))
@@ -173,8 +187,12 @@ def replay_text(index: BundleIndex, done: Sequence[Replayed], *, allow_source: b
     for finding, same in groups.values():
         lines += ["", finding_text(finding)]
         if finding.is_overflow:
-            lines += [f"    {text}" for text in index_thresholds(
-                index, same[0].place, finding, allow_source=allow_source)]  # fmt: skip
+            lines += [
+                f"    {text}"
+                for text in index_thresholds(
+                    index, same[0].place, finding, allow_source=allow_source
+                )
+            ]
         lines.append(f"    in {_name(index, same[0])}{_others(index, same)}")
     num = len(groups)
     num_replayed = sum(one.report is not None for one in done)

@@ -125,9 +125,12 @@ def _looked_at(tensor: Tensor, num_rows: int | None) -> tuple[int, ...]:
     num_rows = tensor.shape[0] if num_rows is None else num_rows
     if not 0 <= num_rows <= tensor.shape[0]:
         beyond = OutsideTensor(
-            what="rows", asked=f"{num_rows} rows", num_asked=num_rows, num_there=tensor.shape[0],
+            what="rows",
+            asked=f"{num_rows} rows",
+            num_asked=num_rows,
+            num_there=tensor.shape[0],
             way_out="ask for 0 to that many",
-        )  # fmt: skip
+        )
         refuse(tensor, beyond)
     shape = (num_rows, *tensor.shape[1:])
     _refuse_for(tensor, obstacle(tensor, math.prod(shape) * tensor.dtype.block_bytes))
@@ -178,9 +181,11 @@ def obstacle(tensor: Tensor, num_bytes: int) -> AnyRefusal | None:
         return None
     owner = next((name for name in opened() if address in names_of(name)), "")
     return MemoryElsewhere(
-        device=device, address=address, owner=owner,
+        device=device,
+        address=address,
+        owner=owner,
         way_out="copy it by the device that it was allocated on",
-    )  # fmt: skip
+    )
 
 
 def _copy_out(tensor: Tensor, num_bytes: int, is_later: bool = False) -> Callable[[], Array]:
@@ -223,9 +228,14 @@ def copy_in(device: str, who: str, address: int, data: Array, *, pinned: bool = 
         return
     sync = "pinned, read when the stream gets there" if pinned else "staged, in stream order"
     with _told(
-        "H2D", who, src=data.ctypes.data, dst=address, num_bytes=data.nbytes,
-        stream=stream_of(device), sync=sync,
-    ):  # fmt: skip
+        "H2D",
+        who,
+        src=data.ctypes.data,
+        dst=address,
+        num_bytes=data.nbytes,
+        stream=stream_of(device),
+        sync=sync,
+    ):
         ask(device, "copy_in", address, data, **keywords)
 
 
@@ -238,9 +248,15 @@ def _record_copy(
     is_pinned: bool = False,
 ) -> None:
     current().copied(
-        direction, tensor, tensor.address, num_bytes, host_address=host_address,
-        is_pinned=is_pinned, stream=stream_of(tensor.device), site=call_site(),
-    )  # fmt: skip
+        direction,
+        tensor,
+        tensor.address,
+        num_bytes,
+        host_address=host_address,
+        is_pinned=is_pinned,
+        stream=stream_of(tensor.device),
+        site=call_site(),
+    )
 
 
 def fill_pinned(buffer: Tensor, values: Array) -> None:
@@ -283,9 +299,11 @@ def _unwaited(tensor: Tensor, num_bytes: int) -> StillWritten | None:
         return None
     writer, there = found
     return StillWritten(
-        writer=writer, stream=there, here=here,
+        writer=writer,
+        stream=there,
+        here=here,
         way_out=f"record_event there and wait_event here, or synchronise({device!r})",
-    )  # fmt: skip
+    )
 
 
 def _looked(tensor: Tensor | None) -> None:
@@ -333,20 +351,26 @@ def _own_obstacle(tensor: Tensor, num_bytes: int) -> AnyRefusal | None:
         return Null(why=why, way_out="allocate them first")
     if not tensor.is_contiguous:
         return WrongStrides(
-            strides=tensor.strides, limit="a copy takes contiguous tensors",
+            strides=tensor.strides,
+            limit="a copy takes contiguous tensors",
             way_out="copy the whole and slice it on the host",
-        )  # fmt: skip
+        )
     if tensor.address % dtype.block_bytes:
         return Misaligned(
-            address=tensor.address, alignment_bytes=dtype.block_bytes, dtype=dtype.name,
+            address=tensor.address,
+            alignment_bytes=dtype.block_bytes,
+            dtype=dtype.name,
             way_out="begin at a whole element",
-        )  # fmt: skip
+        )
     end = tensor.address - allocation.address + num_bytes
     if end > allocation.num_bytes or end < num_bytes:
         return TooShort(
-            start=end - num_bytes, end_bytes=end, num_bytes=allocation.num_bytes,
-            site=allocation.site, way_out="allocate more, or copy fewer rows",
-        )  # fmt: skip
+            start=end - num_bytes,
+            end_bytes=end,
+            num_bytes=allocation.num_bytes,
+            site=allocation.site,
+            way_out="allocate more, or copy fewer rows",
+        )
     return None
 
 
@@ -398,8 +422,14 @@ def _told(
         places = "".join(f"{name}={place:#x}, " for name, place in at.items() if place)
         log.debug(
             "[%s] %s %s: %sbytes=%d, stream=%s, sync=%s",
-            way, who, when, places, num_bytes, stream or "default", note,
-        )  # fmt: skip
+            way,
+            who,
+            when,
+            places,
+            num_bytes,
+            stream or "default",
+            note,
+        )
 
     line("before", sync)
     try:

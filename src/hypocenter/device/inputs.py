@@ -43,9 +43,15 @@ class Inputs:
             view = memory.rows(self._whole, start, start + int(np.prod(shape, dtype=np.int64)))
             values = self._values[start : start + view.shape[0]].reshape(shape)
             tensor = Tensor(
-                label, owner, DType.I32, shape, contiguous_strides(shape), start,
-                self._whole.allocation, values if is_host else view.data,
-            )  # fmt: skip
+                label,
+                owner,
+                DType.I32,
+                shape,
+                contiguous_strides(shape),
+                start,
+                self._whole.allocation,
+                values if is_host else view.data,
+            )
             self.tensors[label] = tensor
             self._host[id(tensor)] = values, start
 

@@ -66,16 +66,35 @@ class Launch:
     """
 
     __slots__ = (
-        "__weakref__", "args", "contract", "device", "extents", "facts", "function", "given", "jit",
-        "kernel", "options", "run", "site",
-    )  # fmt: skip
+        "__weakref__",
+        "args",
+        "contract",
+        "device",
+        "extents",
+        "facts",
+        "function",
+        "given",
+        "jit",
+        "kernel",
+        "options",
+        "run",
+        "site",
+    )
 
     def __init__(
-        self, kernel: str, function: Any, args: tuple[Any, ...], contract: Demands,
-        facts: Mapping[str, Any], *, device: str = "cpu", jit: Any = None,
-        options: Mapping[str, Any] | None = None, extents: Mapping[str, int] | None = None,
+        self,
+        kernel: str,
+        function: Any,
+        args: tuple[Any, ...],
+        contract: Demands,
+        facts: Mapping[str, Any],
+        *,
+        device: str = "cpu",
+        jit: Any = None,
+        options: Mapping[str, Any] | None = None,
+        extents: Mapping[str, int] | None = None,
         given: Sequence[Any] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.kernel, self.function, self.args = kernel, function, args
         self.contract, self.facts = contract, facts
         self.device, self.jit = device, jit
@@ -120,9 +139,14 @@ class Launch:
 
 
 def prepare(
-    kernel: CpuKernel, args: Sequence[Any], contract: Demands, facts: Mapping[str, Any], *,
-    parallel: bool, reads: Sequence[tuple[Any, int]] = (),
-) -> Launch:  # fmt: skip
+    kernel: CpuKernel,
+    args: Sequence[Any],
+    contract: Demands,
+    facts: Mapping[str, Any],
+    *,
+    parallel: bool,
+    reads: Sequence[tuple[Any, int]] = (),
+) -> Launch:
     """Bind a CPU kernel to its arguments: Tensors, numpy arrays and scalars.
 
     Raises LaunchRejected when `facts` break the contract.
@@ -134,9 +158,13 @@ def prepare(
 
 
 def prepare_gpu(
-    jit: Any, args: Sequence[Any], options: Mapping[str, Any], contract: Demands,
-    facts: Mapping[str, Any], device: str,
-) -> Launch:  # fmt: skip
+    jit: Any,
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    contract: Demands,
+    facts: Mapping[str, Any],
+    device: str,
+) -> Launch:
     """Bind a Triton kernel to its arguments and `options` (grid, num_warps, constants).
 
     An argument of 2**31 elements or more picks the kernel's 64-bit variant. Raises LaunchRejected

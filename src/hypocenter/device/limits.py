@@ -435,21 +435,31 @@ def _refusal(
     sizes = tuple(map(int, grid))
     if (num_programs := math.prod(sizes)) > limits.max_programs:
         return GridProduct(
-            grid=sizes, num_programs=num_programs, limit=limits.max_programs,
+            grid=sizes,
+            num_programs=num_programs,
+            limit=limits.max_programs,
             way_out="split the launch",
-        )  # fmt: skip
+        )
     num_threads = num_warps * limits.wavefront
     if not 0 < num_threads <= limits.max_threads_per_block:
         return BlockThreads(
-            num_threads=num_threads, limit=limits.max_threads_per_block, gpu=gpu, from_one=True,
-            shown=f" ({num_warps} warps x {limits.wavefront})", way_out="change num_warps",
-        )  # fmt: skip
+            num_threads=num_threads,
+            limit=limits.max_threads_per_block,
+            gpu=gpu,
+            from_one=True,
+            shown=f" ({num_warps} warps x {limits.wavefront})",
+            way_out="change num_warps",
+        )
     if sizes[0] * num_threads > limits.max_threads_per_dim:
         return GridThreads(
-            num_threads=sizes[0] * num_threads, limit=limits.max_threads_per_dim, gpu=gpu,
+            num_threads=sizes[0] * num_threads,
+            limit=limits.max_threads_per_dim,
+            gpu=gpu,
             way_out="use grid[1] too or fewer warps",
-        )  # fmt: skip
+        )
     return SharedMemory(
-        num_bytes=shared_bytes, limit=limits.shared_limit_bytes, gpu=gpu,
+        num_bytes=shared_bytes,
+        limit=limits.shared_limit_bytes,
+        gpu=gpu,
         way_out="use smaller tiles or fewer stages",
-    )  # fmt: skip
+    )

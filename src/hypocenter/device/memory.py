@@ -203,9 +203,15 @@ def stretch(tensor: Tensor, shape: tuple[int, ...], start: int = 0) -> Tensor:
         refuse(tensor, _outside("elements", start, stop, tensor.data.size))
     data = tensor.data.reshape(-1)[start:stop].reshape(shape)
     return Tensor(
-        tensor.name, tensor.owner, tensor.dtype, shape, contiguous_strides(shape),
-        tensor.offset + start, tensor.allocation, data,
-    )  # fmt: skip
+        tensor.name,
+        tensor.owner,
+        tensor.dtype,
+        shape,
+        contiguous_strides(shape),
+        tensor.offset + start,
+        tensor.allocation,
+        data,
+    )
 
 
 def allocate_pinned(

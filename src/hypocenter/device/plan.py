@@ -97,9 +97,15 @@ class PlanBuilder:
         self.marks.append((len(self.launches) - 1, mark))
 
     def _prepared(
-        self, jit: Any, args: tuple[Any, ...], grid: tuple[int, ...], contract: Demands,
-        facts: Mapping[str, Any], num_warps: int, constants: Mapping[str, Any],
-    ) -> Launch:  # fmt: skip
+        self,
+        jit: Any,
+        args: tuple[Any, ...],
+        grid: tuple[int, ...],
+        contract: Demands,
+        facts: Mapping[str, Any],
+        num_warps: int,
+        constants: Mapping[str, Any],
+    ) -> Launch:
         # Triton is about to change what it does when nobody says.
         fused = {"enable_fp_fusion": True}
         options = {"grid": grid, "num_warps": num_warps, **fused, **constants}

@@ -98,9 +98,11 @@ class Order:
         for writes in reversed(self._writes):
             for other, tick in writes.ticks.items():
                 is_before = tick <= max(behind.get(other, 0), self._done.get(other, 0))
-                if other != stream and not is_before and (
-                    what := writes.touching(tensor, num_bytes)
-                ):  # fmt: skip
+                if (
+                    other != stream
+                    and not is_before
+                    and (what := writes.touching(tensor, num_bytes))
+                ):
                     return what, other
         return None
 

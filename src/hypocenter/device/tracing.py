@@ -78,7 +78,7 @@ class Tracer:
 
     def walk(
         self, launches: Sequence[tuple[int, Launch]], header: memoryview, place_word: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         """As `launch.walk`, looking at what each launch did."""
         place = place_of(place_word) or Place(0, 0, 0)
         # What no launch writes is a weight, or an input of the step.
@@ -186,9 +186,15 @@ def _read(tensor: Tensor, room: int) -> Array | None:
         return memory.peek(tensor)
     span = tensor.extent_bytes // tensor.dtype.block_bytes
     whole = Tensor(
-        tensor.name, tensor.owner, tensor.dtype, (span,), (1,), tensor.offset,
-        tensor.allocation, tensor.data,
-    )  # fmt: skip
+        tensor.name,
+        tensor.owner,
+        tensor.dtype,
+        (span,),
+        (1,),
+        tensor.offset,
+        tensor.allocation,
+        tensor.data,
+    )
     flat = memory.peek(whole)
     if flat is None:
         return None
@@ -226,11 +232,17 @@ def statistics_of(values: Array, dtype: DType, place: Place, tensor: int) -> tup
     finite = finite.astype(np.float64).reshape(-1)
     count = max(finite.size, 1)
     record = Statistics(
-        place=place, tensor=tensor, digest=hashlib.sha256(raw.tobytes()).hexdigest(),
+        place=place,
+        tensor=tensor,
+        digest=hashlib.sha256(raw.tobytes()).hexdigest(),
         low=float(finite.min(initial=math.inf)) if finite.size else 0.0,
         high=float(finite.max(initial=-math.inf)) if finite.size else 0.0,
-        mean=float(finite.sum() / count), rms=math.sqrt(float((finite * finite).sum() / count)),
-        num_nan=num_nan, num_inf=num_inf, num_poisoned=num_poisoned, num_below=num_below,
+        mean=float(finite.sum() / count),
+        rms=math.sqrt(float((finite * finite).sum() / count)),
+        num_nan=num_nan,
+        num_inf=num_inf,
+        num_poisoned=num_poisoned,
+        num_below=num_below,
         first_nonfinite=first,
-    )  # fmt: skip
+    )
     return record, num_wrong

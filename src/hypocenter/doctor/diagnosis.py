@@ -170,9 +170,13 @@ class Claim:
 
 
 def proven(
-    root: RootCause, diagnostic: str, evidence: tuple[str, ...], would_refute: str,
-    seq: int = 0, tensors: tuple[int, ...] = (),
-) -> Claim:  # fmt: skip
+    root: RootCause,
+    diagnostic: str,
+    evidence: tuple[str, ...],
+    would_refute: str,
+    seq: int = 0,
+    tensors: tuple[int, ...] = (),
+) -> Claim:
     """A confirmed hypothesis with its root cause."""
     return Claim(
         Hypothesis(
@@ -191,14 +195,25 @@ def proven(
 
 
 def row(
-    cause: Cause, verdict: Verdict, diagnostic: str, *evidence: str, would_refute: str = "",
-    kernel: str | None = None, argument: str | None = None, is_unrecorded: bool = False,
-) -> Claim:  # fmt: skip
+    cause: Cause,
+    verdict: Verdict,
+    diagnostic: str,
+    *evidence: str,
+    would_refute: str = "",
+    kernel: str | None = None,
+    argument: str | None = None,
+    is_unrecorded: bool = False,
+) -> Claim:
     """A hypothesis without a root cause."""
     return Claim(
         Hypothesis(
-            cause=cause, verdict=verdict, diagnostic=diagnostic, evidence=evidence,
-            would_refute=would_refute, kernel=kernel, argument=argument,
+            cause=cause,
+            verdict=verdict,
+            diagnostic=diagnostic,
+            evidence=evidence,
+            would_refute=would_refute,
+            kernel=kernel,
+            argument=argument,
             is_unrecorded=is_unrecorded,
         )
-    )  # fmt: skip
+    )

@@ -99,8 +99,9 @@ def rundiff(good: Bundle, bad: Bundle) -> RunDiff:
     runs = _Runs(good, bad)
     differences = runs.first()
     counts = runs.counts
-    compared = Compared(*(counts[name] for name in (
-        "steps", "launches", "arguments", "inputs", "statistics")))  # fmt: skip
+    compared = Compared(
+        *(counts[name] for name in ("steps", "launches", "arguments", "inputs", "statistics"))
+    )
     return RunDiff(
         tuple(differences[:MAX_TOLD]), compared, tuple(_around(good, bad)), tuple(runs.unseen)
     )
@@ -149,16 +150,24 @@ class _Runs:
         for one, other in zip(good, bad, strict=False):
             names = (self._name(self.good, one), self._name(self.bad, other))
             if names[0] != names[1]:
-                return [Difference(step=step, what="launch", subject="plan", good=names[0],
-                                   bad=names[1])]  # fmt: skip
+                return [
+                    Difference(
+                        step=step, what="launch", subject="plan", good=names[0], bad=names[1]
+                    )
+                ]
             found = self._event(step, names[0], one, other)
             if found:
                 return found
         if len(good) != len(bad):
-            return [Difference(
-                step=step, what="end", subject="of the step", good=f"{len(good)} plans or launches",
-                bad=f"{len(bad)} plans or launches",
-            )]  # fmt: skip
+            return [
+                Difference(
+                    step=step,
+                    what="end",
+                    subject="of the step",
+                    good=f"{len(good)} plans or launches",
+                    bad=f"{len(bad)} plans or launches",
+                )
+            ]
         return []
 
     def _name(self, index: BundleIndex, event: Stepped | Launched) -> str:
@@ -185,20 +194,34 @@ class _Runs:
         for number, pair in enumerate(zip(plans[0].launches, plans[1].launches, strict=False)):
             places = Place(good.step, good.plan, number), Place(bad.step, bad.plan, number)
             if last and (last.step, last.plan) == (bad.step, bad.plan) and number > last.launch:
-                return [Difference(
-                    step=step, plan=name, what="end", subject="of the run",
-                    good=f"goes on with {pair[0].kernel}", bad="ends there", launch=number,
-                    kernel=pair[0].kernel, place=places[1],
-                )]  # fmt: skip
+                return [
+                    Difference(
+                        step=step,
+                        plan=name,
+                        what="end",
+                        subject="of the run",
+                        good=f"goes on with {pair[0].kernel}",
+                        bad="ends there",
+                        launch=number,
+                        kernel=pair[0].kernel,
+                        place=places[1],
+                    )
+                ]
             found = list(self._launch(step, name, places, pair))
             if found:
                 return found
         sizes = [len(plan.launches) for plan in plans if plan is not None]
         if sizes[0] != sizes[1]:
-            return [Difference(
-                step=step, plan=name, what="end", subject=f"of {name}",
-                good=f"{sizes[0]} launches", bad=f"{sizes[1]} launches",
-            )]  # fmt: skip
+            return [
+                Difference(
+                    step=step,
+                    plan=name,
+                    what="end",
+                    subject=f"of {name}",
+                    good=f"{sizes[0]} launches",
+                    bad=f"{sizes[1]} launches",
+                )
+            ]
         return []
 
     # -- requests and inputs --------------------------------------------------------------------
@@ -207,8 +230,9 @@ class _Runs:
         self, step: int, good: Sequence[RequestRecord], bad: Sequence[RequestRecord]
     ) -> Iterator[Difference]:
         if len(good) != len(bad):
-            yield Difference(step=step, what="request", subject="count", good=str(len(good)),
-                             bad=str(len(bad)))  # fmt: skip
+            yield Difference(
+                step=step, what="request", subject="count", good=str(len(good)), bad=str(len(bad))
+            )
         for row, (one, other) in enumerate(zip(good, bad, strict=False)):
             for name in ("row", "first_position", "num_tokens", "digest", "blocks"):
                 pair = getattr(one, name), getattr(other, name)
@@ -216,9 +240,12 @@ class _Runs:
                 if pair[0] != pair[1] and not is_unknown:
                     told = {"digest": "token ids so far"}.get(name, name)
                     yield Difference(
-                        step=step, what="request", subject=f"{row}, {told}", good=_short(pair[0]),
+                        step=step,
+                        what="request",
+                        subject=f"{row}, {told}",
+                        good=_short(pair[0]),
                         bad=_short(pair[1]),
-                    )  # fmt: skip
+                    )
 
     def _inputs(self, good: Stepped, bad: Stepped) -> Iterator[Difference]:
         sides = [
@@ -255,17 +282,27 @@ class _Runs:
     # -- launches -------------------------------------------------------------------------------
 
     def _launch(
-        self, step: int, plan: str, places: tuple[Place, Place],
+        self,
+        step: int,
+        plan: str,
+        places: tuple[Place, Place],
         pair: tuple[LaunchRecord, LaunchRecord],
-    ) -> Iterator[Difference]:  # fmt: skip
+    ) -> Iterator[Difference]:
         good, bad = pair
         self.counts["launches"] += 1
 
         def differs(what: str, subject: str, one: object, other: object) -> Difference:
             return Difference(
-                step=step, plan=plan, launch=places[1].launch, kernel=bad.kernel, place=places[1],
-                what=what, subject=subject, good=_short(one), bad=_short(other),
-            )  # fmt: skip
+                step=step,
+                plan=plan,
+                launch=places[1].launch,
+                kernel=bad.kernel,
+                place=places[1],
+                what=what,
+                subject=subject,
+                good=_short(one),
+                bad=_short(other),
+            )
 
         if good.kernel != bad.kernel:
             yield differs("launch", "name", good.kernel, bad.kernel)
@@ -279,10 +316,12 @@ class _Runs:
                 if one.get(name) != other.get(name) and not is_of_device(name):
                     yield differs("option", name, one.get(name), other.get(name))
         sides = [
-            {argument.name: self._argument(index, argument) for argument in
-             (*launch.facts, *launch.arguments)}
+            {
+                argument.name: self._argument(index, argument)
+                for argument in (*launch.facts, *launch.arguments)
+            }
             for index, launch in zip((self.good, self.bad), pair, strict=True)
-        ]  # fmt: skip
+        ]
         for name in dict.fromkeys((*sides[0], *sides[1])):
             self.counts["arguments"] += 1
             if sides[0].get(name) != sides[1].get(name):
@@ -357,10 +396,12 @@ def _only_differing(good: Any, bad: Any) -> tuple[str, str]:
         return ("absent" if good is None else "there"), ("absent" if bad is None else "there")
     keys = [key for key in dict.fromkeys((*good, *bad)) if good.get(key) != bad.get(key)]
     return tuple(
-        ", ".join(f"{key} {_short(side.get(key))}" if key != "value" else _short(side.get(key))
-                  for key in keys)
+        ", ".join(
+            f"{key} {_short(side.get(key))}" if key != "value" else _short(side.get(key))
+            for key in keys
+        )
         for side in (good, bad)
-    )  # type: ignore[return-value]  # fmt: skip
+    )  # type: ignore[return-value]
 
 
 def _first_element(good: Values, bad: Values) -> tuple[str, list[str]]:
@@ -398,8 +439,13 @@ def _figures(one: Statistics) -> str:
 def _around(good: Bundle, bad: Bundle) -> Iterator[str]:
     if good.device != bad.device:
         yield f"device: {good.device} in GOOD, {bad.device} in BAD"
-    texts = [{(s.file.rpartition("/")[2].partition(".")[0].partition("-")[0], s.function): s.id
-              for s in one.sources} for one in (good, bad)]  # fmt: skip
+    texts = [
+        {
+            (s.file.rpartition("/")[2].partition(".")[0].partition("-")[0], s.function): s.id
+            for s in one.sources
+        }
+        for one in (good, bad)
+    ]
     for key in sorted(texts[0]):
         if texts[0][key] != texts[1].get(key, texts[0][key]):
             yield f"source of {key[1]}: {texts[0][key][:12]} in GOOD, {texts[1][key][:12]} in BAD"

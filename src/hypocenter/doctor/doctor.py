@@ -95,9 +95,12 @@ class _Sorted:
 
 
 def diagnose(
-    bundle: Bundle, good: Bundle | None = None, *, allow_source: bool = False,
+    bundle: Bundle,
+    good: Bundle | None = None,
+    *,
+    allow_source: bool = False,
     without: Collection[str] = (),
-) -> Diagnosis:  # fmt: skip
+) -> Diagnosis:
     """Climb the ladder. `good` is a bundle of a run without the fault.
 
     With `allow_source` a kernel whose installed source differs from the bundle's is replayed from
@@ -163,9 +166,10 @@ def _table(case: Case) -> tuple[Hypothesis, ...]:
     merged = [_merged(same) for same in rows.values()]
     confirmed = {one.cause for one in merged if one.verdict is Verdict.CONFIRMED}
     merged = [
-        one for one in merged
+        one
+        for one in merged
         if one.verdict is Verdict.CONFIRMED or one.cause not in confirmed or one.kernel == "copy"
-    ]  # fmt: skip
+    ]
     kind = case.kind
     for cause in PLAUSIBLE.get(kind, PLAUSIBLE["none"]):
         if cause not in told and not (case.is_foreign and cause in _OF_ENGINE):
@@ -184,11 +188,20 @@ def _untested(case: Case, cause: Cause) -> str:
 
 
 #: Causes that hypo's own engine alone can have; of another program they say nothing.
-_OF_ENGINE = frozenset({
-    Cause.TOKEN_RANGE, Cause.POSITION_RANGE, Cause.BLOCK_TABLE_RANGE, Cause.STALE_SLOT,
-    Cause.FOREIGN_BLOCK, Cause.NONFINITE_PADDING, Cause.BAD_SCALAR, Cause.MISSING_WAIT,
-    Cause.REWRITTEN_IN_FLIGHT, Cause.LOST_EVENT,
-})  # fmt: skip
+_OF_ENGINE = frozenset(
+    {
+        Cause.TOKEN_RANGE,
+        Cause.POSITION_RANGE,
+        Cause.BLOCK_TABLE_RANGE,
+        Cause.STALE_SLOT,
+        Cause.FOREIGN_BLOCK,
+        Cause.NONFINITE_PADDING,
+        Cause.BAD_SCALAR,
+        Cause.MISSING_WAIT,
+        Cause.REWRITTEN_IN_FLIGHT,
+        Cause.LOST_EVENT,
+    }
+)
 _OF_INDICES = "contracts: index values of it were not recorded, or its arguments were refused first"
 _OF_REPLAY = "replay: it was left out"
 _OF_TRACE = "values: the run was not traced; `hypo doctor --suspect -- ...` traces it"
@@ -216,7 +229,12 @@ def _merged(same: list[Hypothesis]) -> Hypothesis:
     evidence = [text for one in same if one.verdict is best.verdict for text in one.evidence]
     rungs = dict.fromkeys(one.diagnostic for one in same if one.verdict is best.verdict)
     return Hypothesis(
-        cause=best.cause, verdict=best.verdict, diagnostic=", ".join(filter(None, rungs)),
-        evidence=tuple(dict.fromkeys(evidence)), would_refute=best.would_refute,
-        kernel=best.kernel, argument=best.argument, is_unrecorded=best.is_unrecorded,
-    )  # fmt: skip
+        cause=best.cause,
+        verdict=best.verdict,
+        diagnostic=", ".join(filter(None, rungs)),
+        evidence=tuple(dict.fromkeys(evidence)),
+        would_refute=best.would_refute,
+        kernel=best.kernel,
+        argument=best.argument,
+        is_unrecorded=best.is_unrecorded,
+    )

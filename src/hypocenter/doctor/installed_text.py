@@ -68,9 +68,11 @@ def _changes(source: SourceRecord, other: str) -> list[Change]:
             at = min(c, len(bad) - 1)
             found.append(
                 Change(
-                    source.file, source.first_line + at, source.function,
+                    source.file,
+                    source.first_line + at,
+                    source.function,
                     bad[at].strip() if d > c else "(a line is missing before this one)",
                     " / ".join(text.strip() for text in right[a:b]),
                 )
-            )  # fmt: skip
+            )
     return found

@@ -172,9 +172,11 @@ def _operation(call: ast.Call) -> str:
 
 
 def _given(
-    callee: ast.FunctionDef, call: ast.Call, parameter: str,
+    callee: ast.FunctionDef,
+    call: ast.Call,
+    parameter: str,
     bases: tuple[tuple[int | str, frozenset[str]], ...],
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     names = [one.arg for one in callee.args.args]
     for at, behind in bases:
         if parameter in behind:
@@ -224,8 +226,9 @@ def guard_line(source: SourceRecord, line: int) -> tuple[int, str] | None:
         if isinstance(node, ast.Call) and _operation(node) and node.lineno <= at <= _end(node):
             masks = [k.value for k in node.keywords if k.arg == "mask"]
             masks += node.args[1 if _operation(node) == "load" else 2 :][:1]
-            names += [one.id for mask in masks for one in ast.walk(mask)
-                      if isinstance(one, ast.Name)]  # fmt: skip
+            names += [
+                one.id for mask in masks for one in ast.walk(mask) if isinstance(one, ast.Name)
+            ]
     found = _made(function, names, at)
     if found is None:
         return None
@@ -237,9 +240,10 @@ def _made(function: ast.FunctionDef, names: list[str], before: int) -> int | Non
     """The last line before `before` that assigns a comparison to one of the names, or to a name
     that one of them was made of."""
     assigned = [
-        node for node in _statements(function.body)
+        node
+        for node in _statements(function.body)
         if isinstance(node, ast.Assign) and node.lineno <= before
-    ]  # fmt: skip
+    ]
     for _ in range(_MAX_DEPTH):
         behind: list[str] = []
         for node in reversed(assigned):
@@ -312,11 +316,15 @@ def follows_what_it_loads(source: SourceRecord, parameter: str) -> bool:
     if function is None:
         return True
     loaded = {
-        id(call) for call, operation, bases in _calls(function)
+        id(call)
+        for call, operation, bases in _calls(function)
         if operation in ("load", "atomic") and parameter in bases.address
-    }  # fmt: skip
-    given = (call for call, operation, bases in _calls(function)
-             if not operation and parameter in bases.all)  # fmt: skip
+    }
+    given = (
+        call
+        for call, operation, bases in _calls(function)
+        if not operation and parameter in bases.all
+    )
     if any(not _is_language(call) or "descriptor" in ast.unparse(call.func) for call in given):
         return True
     held: set[str] = set()

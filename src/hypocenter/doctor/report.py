@@ -214,9 +214,13 @@ def _field(label: str, text: str, hang: int = 0) -> Iterator[str]:
 
 def _wrapped(text: str, first: str, rest: str) -> Iterator[str]:
     yield from textwrap.wrap(
-        text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False,
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
         break_on_hyphens=False,
-    ) or [first.rstrip()]  # fmt: skip
+    ) or [first.rstrip()]
 
 
 def _rungs(diagnosis: Diagnosis) -> str:

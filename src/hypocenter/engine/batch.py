@@ -165,9 +165,11 @@ def check_batch(batch: Batch, limits: BatchLimits) -> None:
         num_used = position // limits.block_size + 1
         if num_used > batch.block_tables.shape[1]:
             short = TableTooShort(
-                argument="block_tables", row=row, num_entries=batch.block_tables.shape[1],
+                argument="block_tables",
+                row=row,
+                num_entries=batch.block_tables.shape[1],
                 num_needed=num_used,
-            )  # fmt: skip
+            )
             raise LaunchRejected("step", short)
         used = batch.block_tables[row, :num_used]
         _check_range("block_tables", used, limits.num_blocks, "the cache's blocks", row=row)

@@ -49,9 +49,13 @@ def load_runner(file: GGUFFile, config: EngineConfig, progress: Progress | None 
         footprint.require_room(file, facts, config, context_length)
     set_num_threads(_num_threads(config))  # they pack the weights, too
     weights = load_weights(
-        file, facts, context_length, progress,
-        device=device, in_bf16=in_bf16,
-    )  # fmt: skip
+        file,
+        facts,
+        context_length,
+        progress,
+        device=device,
+        in_bf16=in_bf16,
+    )
     runner = Runner(facts, weights, config, context_length)
     runner.compile(progress)
     return runner
@@ -163,9 +167,12 @@ class Runner:
         )
 
     def _plan(
-        self, num_tokens: int, num_logit_rows: int, is_one_sequence: bool,
+        self,
+        num_tokens: int,
+        num_logit_rows: int,
+        is_one_sequence: bool,
         progress: Progress | None = None,
-    ) -> Plan:  # fmt: skip
+    ) -> Plan:
         key = (
             bucket(num_tokens, self.max_batch_tokens),
             bucket(num_logit_rows, self.max_batch_tokens) if num_logit_rows else 0,

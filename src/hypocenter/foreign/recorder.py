@@ -117,9 +117,17 @@ class ForeignRecorder:
     # -- what the program does --------------------------------------------------------------------
 
     def launched(
-        self, jit: Any, args: tuple[Any, ...], options: Mapping[str, Any], grid: Any, device: str,
-        limits: Any = None, stream: str = "", caller: FrameType | None = None, site: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        jit: Any,
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+        grid: Any,
+        device: str,
+        limits: Any = None,
+        stream: str = "",
+        caller: FrameType | None = None,
+        site: str = "",
+    ) -> None:
         """A launch is about to be made: `options` are its keywords, `caller` the frame it is in."""
         with self._lock:
             if self._is_full:
@@ -142,14 +150,22 @@ class ForeignRecorder:
                 else:
                     arguments.append(self._argument(kernel, name, value, device, caller, held))
             record = LaunchRecord(
-                kernel=kernel.name, function=kernel.name, device=device,
+                kernel=kernel.name,
+                function=kernel.name,
+                device=device,
                 grid=tuple(int(size) for size in ((grid,) if isinstance(grid, int) else grid)),
                 num_warps=int(options.get("num_warps") or (0 if device == INTERPRETER else 4)),
-                arguments=tuple(arguments), constants=constants,
-                options={name: _scalar(value) for name, value in options.items()
-                         if name not in kernel.names and name != "num_warps"},
-                source=kernel.source, site=site, stream=stream,
-            )  # fmt: skip
+                arguments=tuple(arguments),
+                constants=constants,
+                options={
+                    name: _scalar(value)
+                    for name, value in options.items()
+                    if name not in kernel.names and name != "num_warps"
+                },
+                source=kernel.source,
+                site=site,
+                stream=stream,
+            )
             event = Launched(**self._now(), launch=record)
             if held:
                 self._keep(event.seq, tuple(held))
@@ -177,10 +193,15 @@ class ForeignRecorder:
             self._drain()
             self._kept(
                 Called(
-                    seq=next(self._seq), step=self.num_launches, call=call, outcome=outcome,
-                    site=site, kind=kind_of_text(outcome), is_statement=is_statement,
+                    seq=next(self._seq),
+                    step=self.num_launches,
+                    call=call,
+                    outcome=outcome,
+                    site=site,
+                    kind=kind_of_text(outcome),
+                    is_statement=is_statement,
                 )
-            )  # fmt: skip
+            )
 
     def blocks(self, device: str, blocks: list[tuple[int, int, bool]]) -> None:
         """Memory of torch's allocator, as (address, bytes, whether it is in use)."""
@@ -207,9 +228,14 @@ class ForeignRecorder:
     # -- tensors ----------------------------------------------------------------------------------
 
     def _argument(
-        self, kernel: _Kernel, name: str, value: Any, device: str, caller: FrameType | None,
+        self,
+        kernel: _Kernel,
+        name: str,
+        value: Any,
+        device: str,
+        caller: FrameType | None,
         held: list[Values],
-    ) -> Argument:  # fmt: skip
+    ) -> Argument:
         tensor = value
         cast = None
         if hasattr(value, "base") and hasattr(value, "dtype") and hasattr(value, "data_ptr"):
@@ -258,22 +284,39 @@ class ForeignRecorder:
         num_elements = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         self._static(
             TensorRecord(
-                id=number, name=name, owner=FOREIGN,
-                dtype=_dtype(dtype), shape=tuple(shape), strides=tuple(strides),
-                offset=int(tensor.storage_offset()), allocation=allocation, address=address,
+                id=number,
+                name=name,
+                owner=FOREIGN,
+                dtype=_dtype(dtype),
+                shape=tuple(shape),
+                strides=tuple(strides),
+                offset=int(tensor.storage_offset()),
+                allocation=allocation,
+                address=address,
                 extent_bytes=0 if 0 in shape else num_elements * width,
             )
-        )  # fmt: skip
+        )
         return number
 
     def _allocated(
-        self, number: int, device: str, address: int, num_bytes: int, name: str,
+        self,
+        number: int,
+        device: str,
+        address: int,
+        num_bytes: int,
+        name: str,
         kind: str = "device",
-    ) -> None:  # fmt: skip
+    ) -> None:
         record = AllocationRecord(
-            id=number, kind=kind, device=device, address=address, num_bytes=num_bytes, name=name,
-            owner=FOREIGN, site="",
-        )  # fmt: skip
+            id=number,
+            kind=kind,
+            device=device,
+            address=address,
+            num_bytes=num_bytes,
+            name=name,
+            owner=FOREIGN,
+            site="",
+        )
         self._kept(Allocated(**self._now(), allocation=record))
 
     def _hold(self, tensor: Any, number: int, dtype: str, held: list[Values]) -> None:
@@ -298,11 +341,13 @@ class ForeignRecorder:
                 self._written.add(record.id)
                 self._static(record)
         kernel = _Kernel(
-            jit, jit.fn.__name__, tuple(parameters),
+            jit,
+            jit.fn.__name__,
+            tuple(parameters),
             {n: p.default for n, p in parameters.items() if p.default is not p.empty},
             frozenset(n for n, p in parameters.items() if "constexpr" in str(p.annotation)),
             records[0].id if records else "",
-        )  # fmt: skip
+        )
         if len(self._kernels) >= MAX_KERNELS:
             self._kernels.clear()
         self._kernels[id(jit)] = kernel

@@ -117,9 +117,13 @@ class Contract:
         counts = next((arg.index for arg in self.args if arg.name == "counts"), None)
         rows = counts.bound.removesuffix(" + 1") if counts is not None else ""
         return next(
-            (shapes[arg.name][0] for arg in self.args
-             if arg.name in shapes and shapes[arg.name] and arg.axes[0] == rows), None,
-        )  # fmt: skip
+            (
+                shapes[arg.name][0]
+                for arg in self.args
+                if arg.name in shapes and shapes[arg.name] and arg.axes[0] == rows
+            ),
+            None,
+        )
 
     def shape_of(
         self, name: str, shapes: Mapping[str, tuple[int, ...]], scalars: Values
@@ -198,9 +202,14 @@ def _index_refusals(name: str, index: Index, live: Array, values: Values) -> Ite
     if wrong.any():
         at = _first(wrong)
         yield EntryOutOfRange(
-            argument=name, entry=at, value=int(entries[at]), of=index.of, bound=bound,
-            num_wrong=int(wrong.sum()), num_live=int(live.sum()),
-        )  # fmt: skip
+            argument=name,
+            entry=at,
+            value=int(entries[at]),
+            of=index.of,
+            bound=bound,
+            num_wrong=int(wrong.sum()),
+            num_live=int(live.sum()),
+        )
         return
     if index.monotone:
         falling = np.zeros(entries.shape, bool)

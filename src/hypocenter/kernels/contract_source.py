@@ -66,10 +66,20 @@ _LIST = _Form("refusals", "device, *", "yield {refusal}", "_broken(lambda: {cond
 _REFUSALS = {
     kind.__name__: kind
     for kind in (
-        BrokenRule, Freed, Misaligned, Null, OnOtherDevice, Overlap, TooShort, WrongAxes,
-        WrongScalar, WrongSize, WrongStrides, WrongType,
+        BrokenRule,
+        Freed,
+        Misaligned,
+        Null,
+        OnOtherDevice,
+        Overlap,
+        TooShort,
+        WrongAxes,
+        WrongScalar,
+        WrongSize,
+        WrongStrides,
+        WrongType,
     )
-}  # fmt: skip
+}
 _LAYOUTS = {
     "contiguous": ("{name}.is_contiguous", "must be contiguous"),
     "rows": ("{name}.has_dense_rows", "must be contiguous along its last axis"),
@@ -158,18 +168,21 @@ class _Source:
         yield from self._when("memory.freed_at", f"Freed({who}, site=memory.freed_at)", 2)
         yield from self._when(
             f'not memory.address and memory.device != "cpu" and {name}.extent_bytes',
-            f"Null({who}, why='its allocation has no address')", 2,
-        )  # fmt: skip
+            f"Null({who}, why='its allocation has no address')",
+            2,
+        )
         yield "        if device is None: device = memory.device"
         yield from self._when(
-            "memory.device != device", f"OnOtherDevice({who}, device=memory.device, others=device)",
+            "memory.device != device",
+            f"OnOtherDevice({who}, device=memory.device, others=device)",
             2,
-        )  # fmt: skip
+        )
         kinds = tuple(dtype.name.lower() for dtype in arg.dtypes)
         yield from self._when(
             " and ".join(f"{name}.dtype is not _{dtype.name}" for dtype in arg.dtypes),
-            f"WrongType({who}, dtype={name}.dtype.name.lower(), read_as={kinds!r})", 2,
-        )  # fmt: skip
+            f"WrongType({who}, dtype={name}.dtype.name.lower(), read_as={kinds!r})",
+            2,
+        )
 
     def _of_shape(self, arg: Arg) -> Iterator[str]:
         name, who, alignment = arg.name, _who(arg.name), arg.alignment_bytes
@@ -179,12 +192,14 @@ class _Source:
         )
         yield from self._when(
             f"{name}.address % {alignment}",
-            f"Misaligned({who}, address={name}.address, alignment_bytes={alignment})", 2,
-        )  # fmt: skip
+            f"Misaligned({who}, address={name}.address, alignment_bytes={alignment})",
+            2,
+        )
         yield from self._when(
             f"{name}.end_bytes > memory.num_bytes",
-            f"TooShort({who}, end_bytes={name}.end_bytes, num_bytes=memory.num_bytes)", 2,
-        )  # fmt: skip
+            f"TooShort({who}, end_bytes={name}.end_bytes, num_bytes=memory.num_bytes)",
+            2,
+        )
         yield "        if has_axes:"
         for axis, demand in enumerate(arg.axes):
             yield from self._of_axis(arg, axis, demand)
@@ -193,8 +208,9 @@ class _Source:
             yield from self._unless(
                 condition.format(name=name),
                 f"WrongStrides({who}, strides={name}.strides, limit={limit!r}, "
-                f"layout={arg.layout!r})", 3,
-            )  # fmt: skip
+                f"layout={arg.layout!r})",
+                3,
+            )
 
     def _of_axis(self, arg: Arg, axis: int, demand: str) -> Iterator[str]:
         size = f"{arg.name}.shape[{axis}]"
@@ -207,8 +223,9 @@ class _Source:
         yield from self._when(
             f"{size} {'<' if at_least else '!='} {wanted}",
             f"WrongSize({_who(arg.name)}, axis={axis}, size={size}, wanted={wanted}, "
-            f"expression={wanted!r}, at_least={at_least})", 3,
-        )  # fmt: skip
+            f"expression={wanted!r}, at_least={at_least})",
+            3,
+        )
 
     def _of_pair(self, pair: Apart) -> Iterator[str]:
         a, b = pair.written, pair.read

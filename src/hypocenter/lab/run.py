@@ -71,9 +71,13 @@ def run_child(victim: Victim, folder: Path, *, twin: bool, device: str = "") -> 
     environment["HYPO_TRACE"] = "1" if is_traced else "0"
     seconds = HANG_SECONDS if victim.symptom == "hang" and not twin else STEP_SECONDS
     ended = watch(
-        command(victim, twin=twin, device=device, outcome=outcome), environment, runs, _ignore,
-        Deadlines(seconds, seconds), subprocess.DEVNULL,
-    )  # fmt: skip
+        command(victim, twin=twin, device=device, outcome=outcome),
+        environment,
+        runs,
+        _ignore,
+        Deadlines(seconds, seconds),
+        subprocess.DEVNULL,
+    )
     made = collect(runs, ended, suspect=is_suspect)
     if made is not None:
         # The doctor is not told by the victim's name, and what does not survive the folder does

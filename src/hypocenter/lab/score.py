@@ -77,9 +77,12 @@ def examined(
 
 
 def score_all(
-    victims: Sequence[Victim], *, device: str = "", num_jobs: int = 2,
+    victims: Sequence[Victim],
+    *,
+    device: str = "",
+    num_jobs: int = 2,
     tell: Callable[[Score], object] = lambda score: None,
-) -> list[Score]:  # fmt: skip
+) -> list[Score]:
     """Run and score each victim; `tell` hears each score as it comes."""
     scores = []
     with tempfile.TemporaryDirectory(prefix="hypo-lab-") as folder:
@@ -176,10 +179,15 @@ def _same_line(root: RootCause | None, right: tuple[str, ...], bundle: Bundle | 
 def merit(scores: Sequence[Score]) -> int:
     """How much was told right, over all: one for each thing of each victim."""
     return sum(
-        one.detected + one.kernel_named + one.argument_named + bool(one.line_named)
-        + one.class_right + one.proof + bool(one.address_explained)
+        one.detected
+        + one.kernel_named
+        + one.argument_named
+        + bool(one.line_named)
+        + one.class_right
+        + one.proof
+        + bool(one.address_explained)
         for one in scores
-    )  # fmt: skip
+    )
 
 
 # -- totals ---------------------------------------------------------------------------------------

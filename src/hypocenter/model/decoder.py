@@ -162,10 +162,12 @@ class Decoder:
         #: Apart from those, which other threads still read.
         self._gated = _Turns(
             Operands.allocate(
-                weights.dtypes if device == "cpu" else (), max_tokens, facts.ffn_width,
+                weights.dtypes if device == "cpu" else (),
+                max_tokens,
+                facts.ffn_width,
                 device=device,
             )
-        )  # fmt: skip
+        )
         self._unfused: UnfusedAttention | None = None
         self._partial: Partial | None = None
         self._parts: Tensor | None = None
@@ -231,14 +233,21 @@ class Decoder:
         if tiles is not None and num_tokens > tiles.values.shape[0]:
             tiles = None
         return partial(
-            attention, num_heads=self.facts.num_heads, num_sequences=num_sequences,
-            partial=tiles, parts=self._parts,
-        )  # fmt: skip
+            attention,
+            num_heads=self.facts.num_heads,
+            num_sequences=num_sequences,
+            partial=tiles,
+            parts=self._parts,
+        )
 
     def _attention(
-        self, plan: PlanBuilder, b: _Buffers, index: int, w: LayerWeights,
+        self,
+        plan: PlanBuilder,
+        b: _Buffers,
+        index: int,
+        w: LayerWeights,
         attend: Callable[..., None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         facts, inputs, counts = self.facts, self.inputs, self.inputs.counts
         products = (w.q, b.q, w.q_bias), (w.k, b.k, w.k_bias), (w.v, b.v, w.v_bias)
         self._normed_linear(plan, b.x, w.attn_norm, b.hidden, *products)
@@ -248,21 +257,42 @@ class Decoder:
         ):
             if norm is not None:
                 rms_norm(
-                    plan, x, norm, facts.norm_eps, x, counts,
-                    width=facts.head_dim, num_heads=num_heads,
-                )  # fmt: skip
+                    plan,
+                    x,
+                    norm,
+                    facts.norm_eps,
+                    x,
+                    counts,
+                    width=facts.head_dim,
+                    num_heads=num_heads,
+                )
         keys, values = self.pages.keys[index], self.pages.values[index]
         self._rope_write(plan, b, index, keys, values)
         codes = self._codes(b.q, w.attn_output)
         attend(
-            plan, b.q, keys, values, inputs.block_tables, inputs.sequence_rows, inputs.positions,
-            b.attended, counts, scale=facts.attn_scale, window=facts.layer_window(index),
-            softcap=facts.attn_softcap, codes=codes,
-        )  # fmt: skip
+            plan,
+            b.q,
+            keys,
+            values,
+            inputs.block_tables,
+            inputs.sequence_rows,
+            inputs.positions,
+            b.attended,
+            counts,
+            scale=facts.attn_scale,
+            window=facts.layer_window(index),
+            softcap=facts.attn_softcap,
+            codes=codes,
+        )
         self._into_residual(
-            plan, b, b.attended, w.attn_output, w.attn_output_bias, w.post_attn_norm,
+            plan,
+            b,
+            b.attended,
+            w.attn_output,
+            w.attn_output_bias,
+            w.post_attn_norm,
             ready=codes,
-        )  # fmt: skip
+        )
 
     def _rope_write(
         self, plan: PlanBuilder, b: _Buffers, index: int, keys: Tensor, values: Tensor
@@ -274,16 +304,33 @@ class Decoder:
         head_dim, style = facts.head_dim, facts.family.rope_style
         if facts.rope.dim and self._unfused is None:
             rope_write(
-                plan, b.q, b.k, b.v, positions, slots, table, keys, values, counts,
-                num_heads=facts.num_heads, head_dim=head_dim, style=style,
-            )  # fmt: skip
+                plan,
+                b.q,
+                b.k,
+                b.v,
+                positions,
+                slots,
+                table,
+                keys,
+                values,
+                counts,
+                num_heads=facts.num_heads,
+                head_dim=head_dim,
+                style=style,
+            )
             return
         for x, num_heads in ((b.q, facts.num_heads), (b.k, facts.num_kv_heads)):
             if facts.rope.dim:
                 rotate(
-                    plan, x, positions, table, counts,
-                    num_heads=num_heads, head_dim=head_dim, style=style,
-                )  # fmt: skip
+                    plan,
+                    x,
+                    positions,
+                    table,
+                    counts,
+                    num_heads=num_heads,
+                    head_dim=head_dim,
+                    style=style,
+                )
         kv_write(plan, b.k, b.v, slots, keys, values, counts)
 
     def _feed_forward(self, plan: PlanBuilder, b: _Buffers, w: LayerWeights) -> None:
@@ -312,9 +359,16 @@ class Decoder:
         return codes
 
     def _into_residual(
-        self, plan: PlanBuilder, b: _Buffers, x: Tensor, weight: Tensor, bias: Tensor | None,
-        post_norm: Tensor | None, *, ready: Operands | None,
-    ) -> None:  # fmt: skip
+        self,
+        plan: PlanBuilder,
+        b: _Buffers,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        post_norm: Tensor | None,
+        *,
+        ready: Operands | None,
+    ) -> None:
         """x += weight @ branch, normed first where the family norms what it adds."""
         facts, counts = self.facts, self.inputs.counts
         if post_norm is None:
@@ -322,9 +376,15 @@ class Decoder:
             return
         self._linear(plan, x, (weight, b.hidden, bias), ready=ready)
         rms_norm(
-            plan, b.hidden, post_norm, facts.norm_eps, b.x, counts,
-            width=facts.width, accumulate=True,
-        )  # fmt: skip
+            plan,
+            b.hidden,
+            post_norm,
+            facts.norm_eps,
+            b.x,
+            counts,
+            width=facts.width,
+            accumulate=True,
+        )
 
     def _codes(self, x: Tensor, *weights: Tensor) -> Operands | None:
         """Where the codes of rows like x's go that are all that products with `weights` read."""
@@ -333,9 +393,14 @@ class Decoder:
         return self._operands.next(x.shape[0])
 
     def _normed_linear(
-        self, plan: PlanBuilder, x: Tensor, norm: Tensor, hidden: Tensor,
-        *products: tuple[Tensor, Tensor, Tensor | None], count: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        plan: PlanBuilder,
+        x: Tensor,
+        norm: Tensor,
+        hidden: Tensor,
+        *products: tuple[Tensor, Tensor, Tensor | None],
+        count: int = 0,
+    ) -> None:
         """Products of x, normed, with several (weight, out, bias); `hidden` is room for that."""
         facts, counts = self.facts, self.inputs.counts
         codes = self._codes(x, *(weight for weight, _, _ in products))
@@ -348,16 +413,26 @@ class Decoder:
         self._linear(plan, hidden, *products, count=count, ready=codes)
 
     def _linear(
-        self, plan: PlanBuilder, x: Tensor, *products: tuple[Tensor, Tensor, Tensor | None],
-        count: int = 0, accumulate: bool = False, ready: Operands | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        plan: PlanBuilder,
+        x: Tensor,
+        *products: tuple[Tensor, Tensor, Tensor | None],
+        count: int = 0,
+        accumulate: bool = False,
+        ready: Operands | None = None,
+    ) -> None:
         """Products of x with several (weight, out, bias), for which x is made ready once; `ready`
         is what has been made of it already."""
         linear_several(
-            plan, x, [Product(*one) for one in products], self.inputs.counts,
-            ready or self._operands.next(x.shape[0]), count=count, accumulate=accumulate,
+            plan,
+            x,
+            [Product(*one) for one in products],
+            self.inputs.counts,
+            ready or self._operands.next(x.shape[0]),
+            count=count,
+            accumulate=accumulate,
             is_ready=ready is not None,
-        )  # fmt: skip
+        )
 
     def _logits(self, plan: PlanBuilder, b: _Buffers, num_logit_rows: int) -> Tensor:
         facts, weights, counts = self.facts, self.weights, self.inputs.counts

@@ -50,9 +50,12 @@ def needed_bytes(
     activations = 2 * config.max_batch_tokens * sum(padded(width) for width in widths)
     logits = config.max_batch_requests * per_logit_row
     parts = num_part_floats(
-        config.max_batch_tokens, facts.num_heads, facts.num_kv_heads,
-        -(-facts.head_dim // 16) * 16, num_blocks * config.block_size,
-    )  # fmt: skip
+        config.max_batch_tokens,
+        facts.num_heads,
+        facts.num_kv_heads,
+        -(-facts.head_dim // 16) * 16,
+        num_blocks * config.block_size,
+    )
     in_bf16, max_rows = config.float_products == "bf16", config.max_batch_tokens
     held = held_dtypes(file, facts, in_bf16=in_bf16)
     # What all products read, and codes of what gates let through.

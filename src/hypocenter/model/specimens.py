@@ -99,26 +99,50 @@ def _of_attention(vendor: str) -> Iterator[Specimen]:
         changes, label = {"attn_softcap": cap}, "single tokens, f16 cache"
         for num_tokens in (8, 16):
             yield from _attention_of(
-                vendor, family, DType.F16, changes, label, num_tokens=num_tokens,
+                vendor,
+                family,
+                DType.F16,
+                changes,
+                label,
+                num_tokens=num_tokens,
                 num_logit_rows=num_tokens,
-            )  # fmt: skip
+            )
         label += ", 64-bit offsets"
         for weights in (DType.Q8_0, DType.F16):
             yield from _attention_of(
-                vendor, family, DType.F16, changes, label, num_tokens=8, max_blocks=1 << 18,
+                vendor,
+                family,
+                DType.F16,
+                changes,
+                label,
+                num_tokens=8,
+                max_blocks=1 << 18,
                 weights=weights,
-            )  # fmt: skip
+            )
 
 
 def _attention_of(
-    vendor: str, family: str, dtype: DType, changes: Mapping[str, float], label: str, *,
-    num_tokens: int, max_blocks: int = 256, num_logit_rows: int | None = None,
+    vendor: str,
+    family: str,
+    dtype: DType,
+    changes: Mapping[str, float],
+    label: str,
+    *,
+    num_tokens: int,
+    max_blocks: int = 256,
+    num_logit_rows: int | None = None,
     weights: DType = DType.Q8_0,
-) -> list[Specimen]:  # fmt: skip
+) -> list[Specimen]:
     plan = abstract_plan(
-        vendor, family, weights, dtype, changes, num_tokens=num_tokens, max_blocks=max_blocks,
+        vendor,
+        family,
+        weights,
+        dtype,
+        changes,
+        num_tokens=num_tokens,
+        max_blocks=max_blocks,
         num_logit_rows=num_logit_rows,
-    )  # fmt: skip
+    )
     return specimens([x for x in plan.launches if x.kernel.startswith("attention")], label)
 
 
@@ -190,19 +214,35 @@ def _of_sampling(vendor: str, num_rows: int, vocab_size: int, label: str) -> lis
 def form_of(specimen: Specimen) -> tuple[object, ...]:
     """What a compiler makes something else of."""
     return (
-        specimen.kernel, tuple(specimen.signature.items()), tuple(specimen.constants.items()),
-        specimen.divisible, tuple(specimen.options.items()),
-    )  # fmt: skip
+        specimen.kernel,
+        tuple(specimen.signature.items()),
+        tuple(specimen.constants.items()),
+        specimen.divisible,
+        tuple(specimen.options.items()),
+    )
 
 
 def _facts(family: str) -> Architecture:
     rope = Rope(base=500000.0, dim=128)
     return Architecture(
-        name=family, family=FAMILIES[family], num_layers=1, width=4096, num_heads=32,
-        num_kv_heads=8, head_dim=128, ffn_width=14336, vocab_size=128255, context_length=4096,
-        norm_eps=1e-5, rope=rope, local_rope=rope, attn_scale=128**-0.5, attn_softcap=0.0,
-        final_softcap=0.0, window=0,
-    )  # fmt: skip
+        name=family,
+        family=FAMILIES[family],
+        num_layers=1,
+        width=4096,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        ffn_width=14336,
+        vocab_size=128255,
+        context_length=4096,
+        norm_eps=1e-5,
+        rope=rope,
+        local_rope=rope,
+        attn_scale=128**-0.5,
+        attn_softcap=0.0,
+        final_softcap=0.0,
+        window=0,
+    )
 
 
 def _undefined(name: str, dtype: DType, shape: tuple[int, ...], device: str) -> Tensor:

@@ -32,9 +32,14 @@ class UnfusedAttention:
 
     @classmethod
     def allocate(
-        cls, facts: Architecture, max_tokens: int, num_sequences: int, max_context: int, *,
+        cls,
+        facts: Architecture,
+        max_tokens: int,
+        num_sequences: int,
+        max_context: int,
+        *,
         device: str,
-    ) -> UnfusedAttention:  # fmt: skip
+    ) -> UnfusedAttention:
         """Raises OutOfMemory where they do not fit, UsageError on the CPU."""
         parts.require_gpu(device)
 
@@ -58,11 +63,22 @@ class UnfusedAttention:
         parts.context_lengths(plan, reach, positions, max_context=self.scores.shape[2])
 
     def attend(
-        self, plan: PlanBuilder, q: Tensor, k_cache: Tensor, v_cache: Tensor,
-        block_tables: Tensor, sequence_rows: Tensor, positions: Tensor, out: Tensor,
-        counts: Tensor, *, scale: float, window: int, softcap: float,
+        self,
+        plan: PlanBuilder,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        sequence_rows: Tensor,
+        positions: Tensor,
+        out: Tensor,
+        counts: Tensor,
+        *,
+        scale: float,
+        window: int,
+        softcap: float,
         codes: Operands | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Append what `attention` does, part by part; arguments as there."""
         reach = parts.Rows(sequence_rows, self.lengths, counts)
         scores = rows(self.scores, 0, q.shape[0])

@@ -127,9 +127,13 @@ class _Loader:
     """Takes tensors out of a file by name and remembers which were taken."""
 
     def __init__(
-        self, file: GGUFFile, architecture: Architecture, progress: Progress | None, device: str,
+        self,
+        file: GGUFFile,
+        architecture: Architecture,
+        progress: Progress | None,
+        device: str,
         in_bf16: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.file, self.facts, self.progress = file, architecture, progress
         self.device, self.in_bf16 = device, in_bf16
         self.taken: set[str] = set()

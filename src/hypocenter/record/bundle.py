@@ -202,10 +202,12 @@ def _bounded(bundle: Bundle) -> Bundle:
     if left_out := len(bundle.sources) - MAX_SOURCES:
         missing += [Gap.left_out(f"{left_out} sources")] * (left_out > 0)
     return msgspec.structs.replace(
-        bundle, sources=tuple(sources), missing=tuple(missing),
+        bundle,
+        sources=tuple(sources),
+        missing=tuple(missing),
         stderr=stderr.decode(errors="replace"),
         kernel_log=tuple(line[:MAX_LINE_CHARS] for line in bundle.kernel_log[-MAX_LOG_LINES:]),
-    )  # fmt: skip
+    )
 
 
 def _fitted(bundle: Bundle, folder: Path) -> Bundle:
@@ -231,9 +233,12 @@ def _fitted(bundle: Bundle, folder: Path) -> Bundle:
     if left_out := len(bundle.snapshots) - len(snapshots):
         missing.append(Gap.left_out(f"the last {left_out} of {len(bundle.snapshots)} snapshots"))
     bundle = msgspec.structs.replace(
-        bundle, events=events, statistics=statistics, snapshots=tuple(snapshots),
+        bundle,
+        events=events,
+        statistics=statistics,
+        snapshots=tuple(snapshots),
         missing=tuple(missing),
-    )  # fmt: skip
+    )
     num_bytes = len(as_json(msgspec.structs.replace(bundle, stderr="")))
     if num_bytes > MAX_JSON_BYTES:
         raise BadBundle(folder, JSON, f"would have {num_bytes} bytes, above {MAX_JSON_BYTES}")

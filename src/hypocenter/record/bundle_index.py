@@ -119,9 +119,10 @@ class BundleIndex:
         copies = (
             event.seq
             for event in self.events
-            if isinstance(event, Copied) and event.direction == "out"
+            if isinstance(event, Copied)
+            and event.direction == "out"
             and (not event.is_pinned or (event.step, event.tensor) in waited)
-        )  # fmt: skip
+        )
         return max((seq for seq in copies if seq < before), default=0)
 
     # -- memory ---------------------------------------------------------------------------------
@@ -169,7 +170,9 @@ class BundleIndex:
                 found |= {values.tensor: values for values in event.inputs}
         for snapshot in self.bundle.snapshots:
             if (snapshot.step, snapshot.plan, snapshot.launch) == (
-                place.step, place.plan, place.launch,
-            ):  # fmt: skip
+                place.step,
+                place.plan,
+                place.launch,
+            ):
                 found |= {values.tensor: values for values in snapshot.values}
         return found

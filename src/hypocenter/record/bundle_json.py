@@ -81,9 +81,11 @@ def split(data: bytes) -> dict[str, msgspec.Raw]:
 
 
 def fields_of(
-    cls: type[msgspec.Struct], raw: Mapping[str, msgspec.Raw], limits: Mapping[str, int],
+    cls: type[msgspec.Struct],
+    raw: Mapping[str, msgspec.Raw],
+    limits: Mapping[str, int],
     missing: list[Gap],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The fields of `cls` that are whole; the others are told in `missing`.
 
     Of a field that is a tuple the elements are read one by one, at most `limits` of its name (or

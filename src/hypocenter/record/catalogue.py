@@ -88,9 +88,13 @@ class Catalogue:
     def tensor(self, tensor: Tensor) -> int:
         """The number of a tensor, as its maker declared it."""
         key = (  # a member of an enum is slow to hash, and there is one of each
-            tensor.allocation.id, tensor.name, id(tensor.dtype), tensor.shape, tensor.strides,
+            tensor.allocation.id,
+            tensor.name,
+            id(tensor.dtype),
+            tensor.shape,
+            tensor.strides,
             tensor.offset,
-        )  # fmt: skip
+        )
         number = self._tensors.get(key)
         if number is None:
             number = self._new(key, tensor, tensor.address or _address(tensor.data))
@@ -106,17 +110,26 @@ class Catalogue:
             num_bytes = getattr(part, "num_bytes", None)
             is_array = num_bytes is None
             number = self._new(
-                key, tensor, _address(part) if is_array else part.address, name,
+                key,
+                tensor,
+                _address(part) if is_array else part.address,
+                name,
                 int(part.nbytes) if num_bytes is None else num_bytes,
                 _name_of(part.dtype) if is_array else part.dtype,
                 int(part.size) if is_array else part.num_elements,
-            )  # fmt: skip
+            )
         return number
 
     def _new(
-        self, key: tuple[Any, ...], tensor: Tensor, address: int, part: str = "",
-        num_bytes: int = 0, dtype: str = "", num_elements: int = 0,
-    ) -> int:  # fmt: skip
+        self,
+        key: tuple[Any, ...],
+        tensor: Tensor,
+        address: int,
+        part: str = "",
+        num_bytes: int = 0,
+        dtype: str = "",
+        num_elements: int = 0,
+    ) -> int:
         allocation = self.allocation(tensor.allocation, tensor.name, tensor.owner)
         number = self._tensors[key] = len(self._tensors) + 1
         self._write(

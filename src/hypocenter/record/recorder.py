@@ -197,19 +197,33 @@ class Recorder:
 
     @never_breaks
     def copied(
-        self, direction: str, tensor: Tensor | None, address: int, num_bytes: int, *,
-        host_address: int = 0, is_pinned: bool = False, stream: str = "", site: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        direction: str,
+        tensor: Tensor | None,
+        address: int,
+        num_bytes: int,
+        *,
+        host_address: int = 0,
+        is_pinned: bool = False,
+        stream: str = "",
+        site: str = "",
+    ) -> None:
         """A copy between host and device is about to be asked for."""
         with self._lock:
             number = self.catalogue.tensor(tensor) if tensor is not None else None
             self._event(
                 Copied(
-                    **self._now(), direction=direction, tensor=number, address=address,
-                    num_bytes=num_bytes, host_address=host_address, is_pinned=is_pinned,
-                    stream=stream, site=site,
+                    **self._now(),
+                    direction=direction,
+                    tensor=number,
+                    address=address,
+                    num_bytes=num_bytes,
+                    host_address=host_address,
+                    is_pinned=is_pinned,
+                    stream=stream,
+                    site=site,
                 )
-            )  # fmt: skip
+            )
 
     @never_breaks
     def waited(self, tensor: Tensor, step: int) -> None:
@@ -249,10 +263,14 @@ class Recorder:
 
     @never_breaks
     def step(
-        self, plan: Planned, inputs: Iterable[tuple[Tensor, np.ndarray[Any, Any]]] = (),
-        requests: tuple[RequestRecord, ...] = (), *, is_new: bool = True,
+        self,
+        plan: Planned,
+        inputs: Iterable[tuple[Tensor, np.ndarray[Any, Any]]] = (),
+        requests: tuple[RequestRecord, ...] = (),
+        *,
+        is_new: bool = True,
         filled_by_device: Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`plan` is about to run, with what the host puts into its inputs, and what the device has.
 
         `is_new`: with it a step begins; otherwise it belongs to the step that this thread is in.
@@ -268,9 +286,14 @@ class Recorder:
             values = tuple([_values(*self._input(one), array) for one, array in inputs])
             own = 0 if filled_by_device is None else self._input(filled_by_device)[0]
             event = Stepped(
-                seq=next(self._seq), step=thread.step, plan=number, graph=plan.graph,
-                inputs=values, requests=requests, filled_by_device=own,
-            )  # fmt: skip
+                seq=next(self._seq),
+                step=thread.step,
+                plan=number,
+                graph=plan.graph,
+                inputs=values,
+                requests=requests,
+                filled_by_device=own,
+            )
             thread.step_awaiting_ids = event.seq if own else thread.step_awaiting_ids
             if not self._writer.event(event):
                 self._lose(1)
@@ -345,10 +368,12 @@ class Recorder:
             allocations = tuple(sorted(number for number in found if number is not None))
             self._kept(
                 Captured(
-                    **self._now(), graph=graph, plan=self._plan_number(plan),
+                    **self._now(),
+                    graph=graph,
+                    plan=self._plan_number(plan),
                     allocations=allocations,
                 )
-            )  # fmt: skip
+            )
 
     # -- what went wrong, and who looked --------------------------------------------------------
 
@@ -377,9 +402,12 @@ class Recorder:
             error.is_recorded = True  # type: ignore[attr-defined]
             self._has_failed = True
             record = LaunchRecord(
-                kernel=kernel, function=kernel, device=device, facts=self.catalogue.facts(facts),
+                kernel=kernel,
+                function=kernel,
+                device=device,
+                facts=self.catalogue.facts(facts),
                 contract=self.catalogue.contract(kernel, contract),
-            )  # fmt: skip
+            )
             self._kept(event_of_error(error, record, **self._now()))
 
     def arm(self, check: str, is_armed: bool = True) -> None:
@@ -492,15 +520,21 @@ def event_of_error(
         return Rejected(seq=seq, step=step, refusal=encodable(error.refusal))
     if isinstance(error, DeviceFault):
         return Called(
-            seq=seq, step=step, call=error.call, outcome=error.reason, kernel=error.kernel,
+            seq=seq,
+            step=step,
+            call=error.call,
+            outcome=error.reason,
+            kernel=error.kernel,
             kind=error.kind,
-        )  # fmt: skip
+        )
     name = type(error).__name__
     return Called(
-        seq=seq, step=step, call="" if isinstance(error, HypoError) else name,
+        seq=seq,
+        step=step,
+        call="" if isinstance(error, HypoError) else name,
         outcome=f"{name}: {error}"[:_MAX_CHARS],
         kind=ErrorKind.OUT_OF_MEMORY if isinstance(error, OutOfMemory) else ErrorKind.OTHER,
-    )  # fmt: skip
+    )
 
 
 def encodable(refusal: AnyRefusal) -> AnyRefusal:

@@ -32,7 +32,7 @@ from hypocenter.record.ring import (
     STATIC_BYTES,
     VERSION,
     checksum,
-)  # fmt: skip
+)
 
 _NUMBERS = {kind: number for number, kind in KINDS.items()}
 _EVENT = _NUMBERS[AnyEvent]

@@ -63,9 +63,13 @@ class RecordedTensor:
 
 
 def admit(
-    memory: CheckedMemory, name: str, value: Any, undefined: Collection[str],
-    outputs: Collection[str], initialised: Mapping[int, Array],
-) -> Any:  # fmt: skip
+    memory: CheckedMemory,
+    name: str,
+    value: Any,
+    undefined: Collection[str],
+    outputs: Collection[str],
+    initialised: Mapping[int, Array],
+) -> Any:
     """The value as the interpreter takes it; a tensor becomes an Argument of `memory`."""
     if isinstance(value, VirtualTensor):
         item_bytes = item_bytes_of(value.dtype)
@@ -120,9 +124,17 @@ def _is_torch(value: Any) -> bool:
 
 def _torch_name(dtype: Any) -> str:
     """torch's name of a Triton or torch dtype."""
-    names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64",
-             "fp8e5": "float8_e5m2", "fp8e4nv": "float8_e4m3fn", "int1": "bool",
-             "fp8e4b8": "float8_e4m3fnuz", "fp8e5b16": "float8_e5m2fnuz"}  # fmt: skip
+    names = {
+        "fp32": "float32",
+        "fp16": "float16",
+        "bf16": "bfloat16",
+        "fp64": "float64",
+        "fp8e5": "float8_e5m2",
+        "fp8e4nv": "float8_e4m3fn",
+        "int1": "bool",
+        "fp8e4b8": "float8_e4m3fnuz",
+        "fp8e5b16": "float8_e5m2fnuz",
+    }
     name = str(dtype).removeprefix("torch.")
     return names.get(name, name)
 
@@ -140,19 +152,33 @@ def _argument(
     start = int(tensor.storage_offset()) * item_bytes
     shape, strides = tuple(tensor.shape), tensor.stride()
     return Argument(
-        name, number, shape, strides, item_bytes, region, start,
-        extent_bytes(shape, strides, item_bytes), start % _ALLOCATION_ALIGNMENT,
-    )  # fmt: skip
+        name,
+        number,
+        shape,
+        strides,
+        item_bytes,
+        region,
+        start,
+        extent_bytes(shape, strides, item_bytes),
+        start % _ALLOCATION_ALIGNMENT,
+    )
 
 
 def _recorded(name: str, number: int, tensor: RecordedTensor) -> Argument:
     size = tensor.num_bytes if tensor.data is None else tensor.data.size
     granule = math.gcd(tensor.item_bytes, item_bytes_of(tensor.dtype))
     return Argument(
-        name, number, tensor.shape, tensor.strides, tensor.item_bytes,
-        Region(tensor.data, size, granule, tensor.init), tensor.start, tensor.num_bytes,
-        tensor.alignment % _ALLOCATION_ALIGNMENT, keeps_width=tensor.keeps_width,
-    )  # fmt: skip
+        name,
+        number,
+        tensor.shape,
+        tensor.strides,
+        tensor.item_bytes,
+        Region(tensor.data, size, granule, tensor.init),
+        tensor.start,
+        tensor.num_bytes,
+        tensor.alignment % _ALLOCATION_ALIGNMENT,
+        keeps_width=tensor.keeps_width,
+    )
 
 
 def _undefine(argument: Argument) -> None:

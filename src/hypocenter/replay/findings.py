@@ -144,9 +144,10 @@ def races_once(findings: Sequence[Finding]) -> tuple[Finding, ...]:
             kept.append(one)
             continue
         kept[kept.index(read)] = msgspec.structs.replace(
-            read, detail=f"{read.detail}; and writes it in line {one.line}",
+            read,
+            detail=f"{read.detail}; and writes it in line {one.line}",
             written_back_line=one.line or 0,
-        )  # fmt: skip
+        )
     return tuple(kept)
 
 

@@ -55,10 +55,14 @@ class _TooLong(Exception):
 
 
 def thresholds(
-    kernel: Any, values: Mapping[str, Any], arguments: tuple[Argument, ...],
-    grid: tuple[int, int, int], num_steps: int, seconds: float,
+    kernel: Any,
+    values: Mapping[str, Any],
+    arguments: tuple[Argument, ...],
+    grid: tuple[int, int, int],
+    num_steps: int,
+    seconds: float,
     seen: tuple[int, int, int] | None = None,
-) -> tuple[Threshold | GivenUp, ...]:  # fmt: skip
+) -> tuple[Threshold | GivenUp, ...]:
     """One Threshold for each axis along which the kernel's offsets overflow at all.
 
     `num_steps` is what a program of the launch took; a probe that takes far more (a loop that

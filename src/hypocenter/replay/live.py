@@ -45,9 +45,12 @@ def replay_launch(launch: Launch, program: tuple[int, int, int] | None = None) -
     constants |= of_device(constants, is_nvidia=False, overlaps=False)
     programs = None if program is None else [_linear(program, grid)]
     return replay(
-        launch.jit, grid, {**arguments, **constants}, programs=programs,
+        launch.jit,
+        grid,
+        {**arguments, **constants},
+        programs=programs,
         budget_seconds=_MAX_SECONDS if programs is None else None,
-    )  # fmt: skip
+    )
 
 
 def explain(fault: AccessFault, launch: Launch) -> ReplayReport:

@@ -51,9 +51,11 @@ class CheckedMemory:
     """The Memory of an interpretation that checks each access and keeps Findings."""
 
     def __init__(
-        self, kernel: str, native: Any,
+        self,
+        kernel: str,
+        native: Any,
         find: Callable[[int], Argument | None] = lambda address: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`find` gives the tensor at a real address, for kernels that read tables of pointers."""
         self.exact: Exact | None = None
         self.kernel = kernel
@@ -119,10 +121,15 @@ class CheckedMemory:
     # -- findings -------------------------------------------------------------------------------
 
     def report(
-        self, kind: FindingKind, operation: str, argument: Argument | None, shape: tuple[int, ...],
-        lanes: Array, describe: Callable[[int], _Place],
+        self,
+        kind: FindingKind,
+        operation: str,
+        argument: Argument | None,
+        shape: tuple[int, ...],
+        lanes: Array,
+        describe: Callable[[int], _Place],
         **more: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Note a fault of `lanes` (flat numbers); `describe(i)` tells of the i-th of them."""
         frames = kernel_frames()
         name = argument.name if argument else None
@@ -133,10 +140,19 @@ class CheckedMemory:
             detail, element, number = describe(0)
             values = values_at(frames[0], sites[0].expression, lane, shape) if frames else {}
             finding = Finding(
-                kind=kind, kernel=self.kernel, operation=operation, detail=detail, argument=name,
-                element=element, number=number, program=self._program, lane=lane, sites=sites,
-                values=values, **more,
-            )  # fmt: skip
+                kind=kind,
+                kernel=self.kernel,
+                operation=operation,
+                detail=detail,
+                argument=name,
+                element=element,
+                number=number,
+                program=self._program,
+                lane=lane,
+                sites=sites,
+                values=values,
+                **more,
+            )
             self._found[key] = _Found(finding, 0)
         self._found[key].num_lanes += len(lanes)
         self._found[key].programs.add(self._program)
@@ -195,15 +211,26 @@ class CheckedMemory:
 
             shape = pointers.shape
             self.report(
-                OVERFLOWS[wrap.type_name], operation, argument, shape, numbers[bad], describe,
+                OVERFLOWS[wrap.type_name],
+                operation,
+                argument,
+                shape,
+                numbers[bad],
+                describe,
                 origin=origin,
-            )  # fmt: skip
+            )
         return flat[~bad], numbers[~bad]
 
     def _inside(
-        self, operation: str, shape: tuple[int, ...], flat: Array, lanes: Array | None,
-        width: int, low: int, high: int,
-    ) -> Iterator[_Hit]:  # fmt: skip
+        self,
+        operation: str,
+        shape: tuple[int, ...],
+        flat: Array,
+        lanes: Array | None,
+        width: int,
+        low: int,
+        high: int,
+    ) -> Iterator[_Hit]:
         argument = self._arguments.get(low >> SPACE_BITS)
         if argument is None:
             numbers = np.arange(flat.size) if lanes is None else lanes
@@ -214,9 +241,14 @@ class CheckedMemory:
         if argument.keeps_width and width != argument.item_bytes:
             numbers = np.arange(flat.size) if lanes is None else lanes
             self.report(
-                FindingKind.ELEMENT_WIDTH, operation, argument, shape, numbers,
-                lambda i: _too_wide(argument, int(offsets[i]), width), width_bytes=width,
-            )  # fmt: skip
+                FindingKind.ELEMENT_WIDTH,
+                operation,
+                argument,
+                shape,
+                numbers,
+                lambda i: _too_wide(argument, int(offsets[i]), width),
+                width_bytes=width,
+            )
         if low < base or high - base > argument.num_bytes - width:
             bad = (offsets < 0) | (offsets > argument.num_bytes - width)
             numbers = np.arange(flat.size) if lanes is None else lanes
@@ -225,9 +257,12 @@ class CheckedMemory:
             is_null = argument.region.data is not None and not argument.region.data.size
             self.report(
                 FindingKind.NULL_POINTER if is_null else FindingKind.OUT_OF_BOUNDS,
-                operation, argument, shape, numbers[bad],
+                operation,
+                argument,
+                shape,
+                numbers[bad],
                 lambda i: _outside(argument, int(outside[i])),
-            )  # fmt: skip
+            )
             offsets, lanes = offsets[~bad], numbers[~bad]
         if offsets.size:
             yield _Hit(argument, offsets, lanes)
@@ -245,9 +280,12 @@ class CheckedMemory:
                 detail = f"address {address:#x} belongs to no tensor", None, None
                 self.report(
                     FindingKind.NULL_POINTER if is_null else FindingKind.WILD_POINTER,
-                    operation, None, shape, numbers[same],
+                    operation,
+                    None,
+                    shape,
+                    numbers[same],
                     lambda i, detail=detail: detail,  # type: ignore[misc]
-                )  # fmt: skip
+                )
             else:
                 offsets = (flat - np.uint64(argument.address)).view(np.int64)
                 same = (offsets >= 0) & (offsets <= argument.num_bytes - width)
@@ -283,9 +321,14 @@ class CheckedMemory:
             writers = region.writer[granules]
             bad = ~self._visible[writers]
             self._lanes_report(
-                FindingKind.RACE, operation, hit, shape, bad, (writers, "reads what", "wrote"),
+                FindingKind.RACE,
+                operation,
+                hit,
+                shape,
+                bad,
+                (writers, "reads what", "wrote"),
                 has_read=True,
-            )  # fmt: skip
+            )
         readers = region.reader[granules]
         mine = (readers == 0) | (readers == self._epoch)
         region.reader[granules] = np.where(mine, self._epoch, MANY)
@@ -304,15 +347,24 @@ class CheckedMemory:
             writers = region.writer[granules]
             overwrites = ~self._visible[writers]
             self._lanes_report(
-                FindingKind.RACE, operation, hit, shape, overwrites,
+                FindingKind.RACE,
+                operation,
+                hit,
+                shape,
+                overwrites,
                 (writers, "writes what", "wrote"),
-            )  # fmt: skip
+            )
             readers = region.reader[granules]
             bad = ~self._visible[readers] & ~overwrites  # a lane counts once
             self._lanes_report(
-                FindingKind.RACE, operation, hit, shape, bad, (readers, "writes what", "read"),
+                FindingKind.RACE,
+                operation,
+                hit,
+                shape,
+                bad,
+                (readers, "writes what", "read"),
                 has_read=True,
-            )  # fmt: skip
+            )
             self._track_lanes(hit, shape, granules, values)
             region.writer[granules] = self._epoch
         else:
@@ -342,9 +394,15 @@ class CheckedMemory:
             self._lanes_report(FindingKind.RACE, "store", hit, shape, bad, None)
 
     def _lanes_report(
-        self, kind: FindingKind, operation: str, hit: _Hit, shape: tuple[int, ...], bad: Array,
-        others: tuple[Array, str, str] | None, **more: Any,
-    ) -> None:  # fmt: skip
+        self,
+        kind: FindingKind,
+        operation: str,
+        hit: _Hit,
+        shape: tuple[int, ...],
+        bad: Array,
+        others: tuple[Array, str, str] | None,
+        **more: Any,
+    ) -> None:
         if not bad.any():
             return
         numbers = np.flatnonzero(bad)

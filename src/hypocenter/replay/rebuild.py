@@ -63,9 +63,10 @@ class Rebuilt:
             index.sources.get(launch.source)
         )
         self._facts = {
-            fact.name: index.tensors[fact.tensor] for fact in launch.facts
+            fact.name: index.tensors[fact.tensor]
+            for fact in launch.facts
             if fact.tensor in index.tensors
-        }  # fmt: skip
+        }
         self._contract = recorded_contract(index.bundle, launch)
         self._assume_counts()
         self.tensors: dict[str, TensorRecord] = {}
@@ -134,11 +135,14 @@ class Rebuilt:
         elif fact.dtype or fact.shape is not None or fact.strides is not None:
             room = extent_bytes(shape, strides, width)
         made: dict[str, Any] = {
-            "dtype": pointer or TORCH_NAMES.get(dtype, "uint8"), "shape": shape,
-            "strides": strides, "item_bytes": width, "num_bytes": room,
+            "dtype": pointer or TORCH_NAMES.get(dtype, "uint8"),
+            "shape": shape,
+            "strides": strides,
+            "item_bytes": width,
+            "num_bytes": room,
             "alignment": tensor.address,
             "keeps_width": self._is_ours and dtype in TORCH_NAMES and not tensor.part,
-        }  # fmt: skip
+        }
         is_own = fact != TensorFact(elements=fact.elements, is_defined=fact.is_defined)
         data, start, init = self._bytes(tensor, room, is_own, made["dtype"])
         if data is not None:
@@ -198,9 +202,14 @@ class Rebuilt:
         return init
 
     def _fill(
-        self, name: str, tensor: TensorRecord, fact: TensorFact, dtype: str,
-        shape: tuple[int, ...], data: Array,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        tensor: TensorRecord,
+        fact: TensorFact,
+        dtype: str,
+        shape: tuple[int, ...],
+        data: Array,
+    ) -> None:
         """Put recorded values where a corrected tensor has them; keep index values for later."""
         kind = numpy_type(dtype)
         known = self._values(tensor)
@@ -239,9 +248,10 @@ class Rebuilt:
         found = self._known.get(tensor.id)
         if found is None:
             same = (
-                v for v in self._known.values()
+                v
+                for v in self._known.values()
                 if (t := self.index.tensors.get(v.tensor)) and t.address == tensor.address
-            )  # fmt: skip
+            )
             found = next(same, None)
         if found is None or (kind := numpy_type(found.dtype.upper())) is None:
             return None
@@ -290,8 +300,11 @@ class Rebuilt:
         parameters = {a.name: names.get(a.tensor) for a in self.launch.arguments if a.tensor}
         scalars = {f.name: f.value for f in self.launch.facts if f.tensor is None}
         shapes = {name: tensor.shape for name, tensor in self._facts.items()}
-        contents = {name: self.contents[one] for one, name in parameters.items()
-                    if name is not None and one in self.contents}  # fmt: skip
+        contents = {
+            name: self.contents[one]
+            for one, name in parameters.items()
+            if name is not None and one in self.contents
+        }
         for argument in done:
             name = parameters.get(argument.name)
             if name is None or name not in contract.written or argument.was_read:
@@ -321,11 +334,15 @@ class Rebuilt:
         if len(bad):
             first, last = ([int(i) for i in bad[end]] for end in (0, -1))
             yield Finding(
-                kind=FindingKind.NEVER_WRITTEN, kernel=self.launch.function, operation="launch",
-                argument=argument.name, element=tuple(first), num_lanes=len(bad),
+                kind=FindingKind.NEVER_WRITTEN,
+                kernel=self.launch.function,
+                operation="launch",
+                argument=argument.name,
+                element=tuple(first),
+                num_lanes=len(bad),
                 detail=f"{len(bad)} of {wanted.sum()} elements of the live rows, from "
                 f"{first} to {last}",
-            )  # fmt: skip
+            )
 
     def told(self, finding: Finding) -> Finding:
         """The finding with source files as they were recorded, and with whose memory was hit."""

@@ -27,10 +27,16 @@ _UNDEFINED = FindingKind.UNINITIALISED_READ
 
 
 def replay_place(
-    bundle: Bundle | BundleIndex, place: Place, *, corrections: Corrections | None = None,
-    budget_seconds: float = BUDGET_SECONDS, headroom: bool = False, allow_source: bool = False,
-    use_installed: bool = False, programs: Collection[int] | None = None,
-) -> ReplayReport:  # fmt: skip
+    bundle: Bundle | BundleIndex,
+    place: Place,
+    *,
+    corrections: Corrections | None = None,
+    budget_seconds: float = BUDGET_SECONDS,
+    headroom: bool = False,
+    allow_source: bool = False,
+    use_installed: bool = False,
+    programs: Collection[int] | None = None,
+) -> ReplayReport:
     """Replay the launch at `place`, with `corrections` in place of what was recorded.
 
     Programs that index values make suspicious run first; past the budget the rest is a sample.
@@ -62,10 +68,16 @@ def replay_place(
         rebuilt = Rebuilt(index, place, launch, given)
         done: list[ReplayArgument] = []
         report = _replayed(
-            kernel, rebuilt.grid, rebuilt.arguments, programs=programs,
-            first=rebuilt.suspicious(), budget_seconds=budget_seconds, headroom=headroom,
-            program_seconds=max(2 * budget_seconds, MIN_PROGRAM_SECONDS), on_arguments=done.extend,
-        )  # fmt: skip
+            kernel,
+            rebuilt.grid,
+            rebuilt.arguments,
+            programs=programs,
+            first=rebuilt.suspicious(),
+            budget_seconds=budget_seconds,
+            headroom=headroom,
+            program_seconds=max(2 * budget_seconds, MIN_PROGRAM_SECONDS),
+            on_arguments=done.extend,
+        )
         return report, rebuilt, done
 
     report, rebuilt, done = once(given)
@@ -73,8 +85,9 @@ def replay_place(
     if report.coverage.is_complete:
         findings += rebuilt.unwritten(done)
         harmless = _harmless(findings, once, rebuilt, done)
-        findings = [one for one in findings if one.kind != _UNDEFINED
-                    or one.argument not in harmless]  # fmt: skip
+        findings = [
+            one for one in findings if one.kind != _UNDEFINED or one.argument not in harmless
+        ]
     return msgspec.structs.replace(report, findings=tuple(map(rebuilt.told, findings)))
 
 
@@ -107,9 +120,15 @@ def _replayed(kernel: Any, grid: Any, arguments: Any, **options: Any) -> ReplayR
 
 
 def index_threshold(
-    bundle: Bundle | BundleIndex, place: Place, finding: Finding, argument: str,
-    at: tuple[int, ...], value: int, *, allow_source: bool = False,
-) -> int | None:  # fmt: skip
+    bundle: Bundle | BundleIndex,
+    place: Place,
+    finding: Finding,
+    argument: str,
+    at: tuple[int, ...],
+    value: int,
+    *,
+    allow_source: bool = False,
+) -> int | None:
     """The least value of entry `at` of index tensor `argument` with which `finding` occurs.
 
     `finding` is one of the launch at `place`, `value` what the entry held then. Exact where a
@@ -125,9 +144,12 @@ def index_threshold(
 
     def occurs(entry: int) -> bool:
         report = replay_place(
-            index, place, corrections={argument: TensorFact(elements={at: entry})},
-            programs=programs, allow_source=allow_source,
-        )  # fmt: skip
+            index,
+            place,
+            corrections={argument: TensorFact(elements={at: entry})},
+            programs=programs,
+            allow_source=allow_source,
+        )
         return any(_is_same(one, finding) for one in report.findings)
 
     if value <= 0 or occurs(0) or not occurs(value):

@@ -54,15 +54,21 @@ class ProgramNeverEnds(KernelFailed):
 
 
 def replay(
-    kernel: Any, grid: Any, arguments: Mapping[str, Any], *,
-    programs: Collection[int] | None = None, first: Collection[int] = (),
+    kernel: Any,
+    grid: Any,
+    arguments: Mapping[str, Any],
+    *,
+    programs: Collection[int] | None = None,
+    first: Collection[int] = (),
     undefined: Collection[str] = (),
-    outputs: Collection[str] = (), budget_seconds: float | None = None,
-    program_seconds: float | None = None, headroom: bool = False,
+    outputs: Collection[str] = (),
+    budget_seconds: float | None = None,
+    program_seconds: float | None = None,
+    headroom: bool = False,
     initialised: Mapping[int, Array] | None = None,
     find_storage: Callable[[int], tuple[int, int] | None] = lambda address: None,
     on_arguments: Callable[[tuple[Argument, ...]], None] = lambda arguments: None,
-) -> ReplayReport:  # fmt: skip
+) -> ReplayReport:
     """Run `kernel` over `grid` (1 to 3 numbers, or a function of the arguments) and check it.
 
     `arguments` by parameter name: CPU tensors, VirtualTensors, tensor descriptors, numbers; what
@@ -82,9 +88,10 @@ def replay(
     size = _grid(grid, bound)
     known = initialised or {}
     memory = CheckedMemory(
-        jit.__name__, interpreter()._interpreter,
+        jit.__name__,
+        interpreter()._interpreter,
         lambda address: at_real_address(address, find_storage, known),
-    )  # fmt: skip
+    )
     run = _Run(jit, size, memory, budget_seconds, first, program_seconds or PROGRAM_SECONDS)
     values = {
         name: admit(memory, name, value, undefined, outputs, known) for name, value in bound.items()
@@ -95,8 +102,11 @@ def replay(
     coverage = run.all(values, programs)
     findings = memory.findings() + run.failures
     if coverage.is_complete:
-        findings += tuple(_unwritten(jit, argument) for argument in memory.arguments
-                          if argument.is_output and not _written(argument).all())  # fmt: skip
+        findings += tuple(
+            _unwritten(jit, argument)
+            for argument in memory.arguments
+            if argument.is_output and not _written(argument).all()
+        )
     spare: tuple[Headroom, ...] = ()
     if headroom or any(finding.origin for finding in findings):
         probed = run.thresholds(next((f.program for f in findings if f.origin), None))
@@ -104,11 +114,13 @@ def replay(
         findings = tuple(_with_threshold(finding, reached, size) for finding in findings)
         spare = tuple(
             Headroom(jit.__name__, t.axis, t.program, size[t.axis], t.origin, t.values)
-            for t in reached if t.program >= size[t.axis]
+            for t in reached
+            if t.program >= size[t.axis]
         ) + tuple(
             Headroom(jit.__name__, g.axis, None, size[g.axis], gave_up=g.reason)
-            for g in probed if isinstance(g, GivenUp)
-        )  # fmt: skip
+            for g in probed
+            if isinstance(g, GivenUp)
+        )
     on_arguments(memory.arguments)
     return ReplayReport(findings, spare, coverage)
 
@@ -160,9 +172,14 @@ class _Run:
     """The programs of one launch, run one after another within a budget."""
 
     def __init__(
-        self, jit: Any, grid: tuple[int, int, int], memory: CheckedMemory, budget: float | None,
-        first: Collection[int], program_seconds: float,
-    ) -> None:  # fmt: skip
+        self,
+        jit: Any,
+        grid: tuple[int, int, int],
+        memory: CheckedMemory,
+        budget: float | None,
+        first: Collection[int],
+        program_seconds: float,
+    ) -> None:
         self._program_seconds = program_seconds
         self.jit, self.grid, self.memory, self.budget = jit, grid, memory, budget
         self._first = {number for number in first if 0 <= number < math.prod(grid)}
@@ -190,9 +207,14 @@ class _Run:
     def thresholds(self, seen: tuple[int, int, int] | None) -> tuple[Threshold | GivenUp, ...]:
         seconds = HEADROOM_SECONDS if self.budget is None else min(HEADROOM_SECONDS, self.budget)
         return thresholds(
-            self.jit, self._values, self.memory.arguments, self.grid, self._num_steps, seconds,
+            self.jit,
+            self._values,
+            self.memory.arguments,
+            self.grid,
+            self._num_steps,
+            seconds,
             seen,
-        )  # fmt: skip
+        )
 
     def _order(self, total: int, programs: Collection[int] | None, started: float) -> Iterator[int]:
         """Linear numbers: those asked for; else all in order, as long as the budget allows."""
@@ -261,10 +283,14 @@ class _Run:
         site = _last_site(error)
         self._failures.setdefault((site, detail), []).append(
             Finding(
-                kind=kind, kernel=self.jit.__name__, operation="run", detail=detail,
-                program=self._program, sites=(site,) if site else (),
+                kind=kind,
+                kernel=self.jit.__name__,
+                operation="run",
+                detail=detail,
+                program=self._program,
+                sites=(site,) if site else (),
             )
-        )  # fmt: skip
+        )
 
     @property
     def failures(self) -> tuple[Finding, ...]:
@@ -312,11 +338,15 @@ def _unwritten(jit: Any, argument: Argument) -> Finding:
     first = tuple(int(i) for i in missing[0])
     last = [int(i) for i in missing[-1]]
     return Finding(
-        kind=FindingKind.NEVER_WRITTEN, kernel=jit.__name__, operation="launch",
-        argument=argument.name, element=first, num_lanes=len(missing),
+        kind=FindingKind.NEVER_WRITTEN,
+        kernel=jit.__name__,
+        operation="launch",
+        argument=argument.name,
+        element=first,
+        num_lanes=len(missing),
         detail=f"{len(missing)} of {math.prod(argument.shape)} elements of shape "
         f"{argument.shape}, from {list(first)} to {last}",
-    )  # fmt: skip
+    )
 
 
 def _launch_finding(jit: Any, problem: str) -> Finding:

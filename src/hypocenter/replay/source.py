@@ -158,8 +158,11 @@ def _aliases(function: ast.FunctionDef, known: Collection[str]) -> dict[str, Any
     for node in ast.walk(function):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             used.setdefault(node.value.id, set()).add(node.attr)
-    bound = {node.id for node in ast.walk(function)
-             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}  # fmt: skip
+    bound = {
+        node.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
     bound |= {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
     loaded = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
     found = {}

@@ -66,10 +66,13 @@ class Ended:
 
 
 def watch(
-    command: Sequence[str], environment: Mapping[str, str], runs: Path,
-    pass_on: Callable[[bytes], object], deadlines: Deadlines | None = None,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    runs: Path,
+    pass_on: Callable[[bytes], object],
+    deadlines: Deadlines | None = None,
     stdout: int | None = None,
-) -> Ended:  # fmt: skip
+) -> Ended:
     """Run `command` to its end; its stdin and stdout are ours, its stderr goes to `pass_on`.
 
     `stdout` is the file descriptor that its stdout goes to instead.
@@ -97,10 +100,17 @@ def watch(
         child.end()
     code = process.returncode
     return Ended(
-        command=tuple(command), pid=process.pid, exit_code=code if code >= 0 else None,
-        signal=-code if code < 0 else None, stderr=child.stderr(), started=started,
-        ended=time.time(), since=since, hung_seconds=hung, is_interrupted=child.num_interrupts > 0,
-    )  # fmt: skip
+        command=tuple(command),
+        pid=process.pid,
+        exit_code=code if code >= 0 else None,
+        signal=-code if code < 0 else None,
+        stderr=child.stderr(),
+        started=started,
+        ended=time.time(),
+        since=since,
+        hung_seconds=hung,
+        is_interrupted=child.num_interrupts > 0,
+    )
 
 
 @dataclass(slots=True)

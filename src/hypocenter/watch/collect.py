@@ -51,16 +51,24 @@ def collect(
     fault = with_kernel_log(fault, lines, run.pid if run and run.pid else ended.pid)
     missing = [Gap.not_recorded("the kernel's log", problem)] if problem else []
     if run is None:
-        missing.append(Gap.not_recorded(
-            "the recorder's files",
-            "the command opened no recorder, or HYPO_RECORD=0 switched it off",
-        ))  # fmt: skip
+        missing.append(
+            Gap.not_recorded(
+                "the recorder's files",
+                "the command opened no recorder, or HYPO_RECORD=0 switched it off",
+            )
+        )
     missing += foreign_runs.notes(runs)
     return _bundle(
-        run, fault, command=ended.command, started=_shown(ended.started),
-        ended=_shown(ended.ended), stderr=ended.stderr, kernel_log=lines, missing=missing,
+        run,
+        fault,
+        command=ended.command,
+        started=_shown(ended.started),
+        ended=_shown(ended.ended),
+        stderr=ended.stderr,
+        kernel_log=lines,
+        missing=missing,
         with_prompts=with_prompts,
-    )  # fmt: skip
+    )
 
 
 def collect_dead(dead: DeadRun, *, with_prompts: bool = False) -> Bundle:
@@ -75,10 +83,16 @@ def collect_dead(dead: DeadRun, *, with_prompts: bool = False) -> Bundle:
     missing = [Gap.not_recorded("the kernel's log", problem)] if problem else []
     missing.append(UNWATCHED)
     return _bundle(
-        run, fault, command=run.process.command if run.process else (),
-        started=run.process.started if run.process else "", ended=_shown(dead.seconds), stderr="",
-        kernel_log=lines, missing=missing, with_prompts=with_prompts,
-    )  # fmt: skip
+        run,
+        fault,
+        command=run.process.command if run.process else (),
+        started=run.process.started if run.process else "",
+        ended=_shown(dead.seconds),
+        stderr="",
+        kernel_log=lines,
+        missing=missing,
+        with_prompts=with_prompts,
+    )
 
 
 def main_run(runs: Path) -> ring.Run | None:
@@ -93,24 +107,44 @@ def _tells(run: ring.Run) -> tuple[bool, bool, bool, int]:
 
 
 def _bundle(
-    run: ring.Run | None, fault: FaultRecord, *, command: Sequence[str], started: str, ended: str,
-    stderr: str, kernel_log: tuple[str, ...], missing: list[Gap], with_prompts: bool,
-) -> Bundle:  # fmt: skip
+    run: ring.Run | None,
+    fault: FaultRecord,
+    *,
+    command: Sequence[str],
+    started: str,
+    ended: str,
+    stderr: str,
+    kernel_log: tuple[str, ...],
+    missing: list[Gap],
+    with_prompts: bool,
+) -> Bundle:
     bundle = Bundle(
         kind={"none": "suspect", "crash": "crash", "hang": "hang"}.get(fault.kind, "error"),
-        fault=fault, command=tuple(_text(word) for word in command), started=started, ended=ended,
-        stderr=stderr, kernel_log=kernel_log,
-    )  # fmt: skip
+        fault=fault,
+        command=tuple(_text(word) for word in command),
+        started=started,
+        ended=ended,
+        stderr=stderr,
+        kernel_log=kernel_log,
+    )
     if run is not None:
         device, trace = _device(run), read_trace(run.folder)
         bundle = msgspec.structs.replace(
-            bundle, device=device.name if device else "", limits=device.limits if device else None,
+            bundle,
+            device=device.name if device else "",
+            limits=device.limits if device else None,
             environment=dict(run.process.environment) if run.process else {},
             packages=run.process.packages if run.process else {},
-            progress=run.progress, tensors=run.tensors, plans=run.plans, sources=run.sources,
-            contracts=run.contracts, events=run.events, checks=run.checks,
-            statistics=trace.statistics, snapshots=trace.snapshots,
-        )  # fmt: skip
+            progress=run.progress,
+            tensors=run.tensors,
+            plans=run.plans,
+            sources=run.sources,
+            contracts=run.contracts,
+            events=run.events,
+            checks=run.checks,
+            statistics=trace.statistics,
+            snapshots=trace.snapshots,
+        )
         missing = [*missing, *run.missing, *trace.missing, *foreign_runs.unseen(run)]
         if is_watched(run.folder.parent):  # where the doctor had it recorded says nothing
             bundle.environment.pop("HYPO_RUN_DIR", None)
@@ -131,11 +165,16 @@ def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
     if ended.hung_seconds is not None:
         fault = fault_in(ended.stderr, ended.exit_code, ended.signal)
         return msgspec.structs.replace(
-            fault, kind="hang", is_asynchronous=True, address=None, address_bytes=1, error="",
+            fault,
+            kind="hang",
+            is_asynchronous=True,
+            address=None,
+            address_bytes=1,
+            error="",
             call=innermost_call(ended.stderr),
             message=f"a step or launch had been running for {ended.hung_seconds:.0f} seconds, "
             "and was ended",
-        )  # fmt: skip
+        )
     below = signal_below(ended.exit_code)
     of_events = _fault_of_events(run.events if run else ())
     spoke = is_fault(ended.stderr, ended.exit_code, ended.signal or below)
@@ -146,11 +185,14 @@ def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
     fault = fault_in(ended.stderr, ended.exit_code, ended.signal or below)
     if of_events is not None and fault.kind == "error" and not fault.call:
         fault = msgspec.structs.replace(
-            fault, call=of_events.call, error=fault.error or of_events.error,
-            kernel=of_events.kernel, is_statement=of_events.is_statement,
+            fault,
+            call=of_events.call,
+            error=fault.error or of_events.error,
+            kernel=of_events.kernel,
+            is_statement=of_events.is_statement,
             error_kind=_told_apart(fault.error_kind, of_events.error_kind),
             is_asynchronous=of_events.is_asynchronous,
-        )  # fmt: skip
+        )
     return fault
 
 
@@ -176,10 +218,13 @@ def _fault_below(ended: Ended, run: ring.Run) -> FaultRecord:
     fault = fault_in(ended.stderr, ended.exit_code or 1, None)
     why = f"of {said!r}" if said else "without a word"
     return msgspec.structs.replace(
-        fault, kind="crash", exit_code=ended.exit_code, is_asynchronous=True,
+        fault,
+        kind="crash",
+        exit_code=ended.exit_code,
+        is_asynchronous=True,
         message=f"process {run.pid} of the command died {why}; "
         f"the command itself ended with exit code {ended.exit_code}",
-    )  # fmt: skip
+    )
 
 
 def _fault_of_events(events: Sequence[AnyEvent]) -> FaultRecord | None:
@@ -187,10 +232,14 @@ def _fault_of_events(events: Sequence[AnyEvent]) -> FaultRecord | None:
     for event in events:
         if isinstance(event, Called):
             return FaultRecord(
-                kind="error", message=": ".join(filter(None, (event.call, event.outcome))),
-                call=event.call, kernel=event.kernel, is_statement=event.is_statement,
-                error=event.outcome, error_kind=event.kind,
-            )  # fmt: skip
+                kind="error",
+                message=": ".join(filter(None, (event.call, event.outcome))),
+                call=event.call,
+                kernel=event.kernel,
+                is_statement=event.is_statement,
+                error=event.outcome,
+                error_kind=event.kind,
+            )
     refused = [event for event in events if isinstance(event, Rejected)]
     if refused:
         message = f"{refused[-1].what}: {refused[-1].refusal}"

@@ -59,9 +59,17 @@ _ENDLESS = ("the launch did not finish", "the launch timed out")
 ENDED_BY_HAND = frozenset({signals.SIGINT, signals.SIGTERM, signals.SIGHUP, signals.SIGPIPE})
 #: Signals that end a program which did something wrong, or that had to be ended.
 _OF_A_FAULT = frozenset(
-    {signals.SIGSEGV, signals.SIGABRT, signals.SIGBUS, signals.SIGILL, signals.SIGFPE,
-     signals.SIGKILL, signals.SIGTRAP, signals.SIGSYS}
-)  # fmt: skip
+    {
+        signals.SIGSEGV,
+        signals.SIGABRT,
+        signals.SIGBUS,
+        signals.SIGILL,
+        signals.SIGFPE,
+        signals.SIGKILL,
+        signals.SIGTRAP,
+        signals.SIGSYS,
+    }
+)
 #: What a shell adds to the number of the signal that ended its last command.
 _SHELL_ADDS = 128
 #: How faulthandler begins; it writes to stderr of a process that dies of a fault.
@@ -149,18 +157,22 @@ def with_kernel_log(fault: FaultRecord, lines: Sequence[str], pid: int | None) -
             if match[1] == str(pid):
                 access = _ACCESS.search(line)
                 return msgspec.structs.replace(
-                    fault, address=int(match[2].replace("_", ""), 16), address_bytes=PAGE_BYTES,
+                    fault,
+                    address=int(match[2].replace("_", ""), 16),
+                    address_bytes=PAGE_BYTES,
                     access=access[1].lower() if access else fault.access,
-                )  # fmt: skip
+                )
         elif "page fault" in line and "amdgpu" in line:
             block = " ".join(lines[number : number + 12])
             owner, address = _AMDGPU_PID.search(block), _AMDGPU_ADDRESS.search(block)
             if owner and address and owner[1] == str(pid):
                 access = re.search(r"\bRW: 0x([01])", block)
                 return msgspec.structs.replace(
-                    fault, address=int(address[1], 16), address_bytes=PAGE_BYTES,
+                    fault,
+                    address=int(address[1], 16),
+                    address_bytes=PAGE_BYTES,
                     access=("read", "write")[int(access[1])] if access else fault.access,
-                )  # fmt: skip
+                )
     return fault
 
 
@@ -169,10 +181,14 @@ def _spoken(stderr: str) -> FaultRecord | None:
     if match := _AMD.search(stderr):
         page = 0 if match[1] == "(nil)" else int(match[1], 16)
         return FaultRecord(
-            kind="crash", message=match[0], error=match[2].strip(),
-            address=page, address_bytes=PAGE_BYTES,
-            access="write" if "write" in match[2].lower() else "", error_kind=ErrorKind.FOUND_LATER,
-        )  # fmt: skip
+            kind="crash",
+            message=match[0],
+            error=match[2].strip(),
+            address=page,
+            address_bytes=PAGE_BYTES,
+            access="write" if "write" in match[2].lower() else "",
+            error_kind=ErrorKind.FOUND_LATER,
+        )
     if match := _AMD_HANG.search(stderr):
         return FaultRecord(kind="hang", message=match[0], error=match[1].strip())
     if matches := list(_OURS.finditer(stderr)):
@@ -182,22 +198,29 @@ def _spoken(stderr: str) -> FaultRecord | None:
         launched = _LAUNCH.search(call)
         return FaultRecord(
             kind="hang" if is_endless else "error",
-            message=_shown(match), call=call, kernel=launched[1] if launched else "", error=reason,
+            message=_shown(match),
+            call=call,
+            kernel=launched[1] if launched else "",
+            error=reason,
             error_kind=ErrorKind.ENDLESS if is_endless else kind_of_text(reason),
             is_asynchronous=match[3] is not None,
-        )  # fmt: skip
+        )
     if match := _BAD_LOGITS.search(stderr):
         return FaultRecord(kind="nonfinite", message=_shown(match), is_asynchronous=False)
     if match := _DEVICE_ASSERT.search(stderr):
         return FaultRecord(
-            kind="error", message=match[0], error="device-side assert",
+            kind="error",
+            message=match[0],
+            error="device-side assert",
             error_kind=ErrorKind.FOUND_LATER,
-        )  # fmt: skip
+        )
     if match := _RUNTIME.search(stderr):
         return FaultRecord(
-            kind="error", message=_shown(match), error=match[2].strip(),
+            kind="error",
+            message=_shown(match),
+            error=match[2].strip(),
             error_kind=kind_of_text(match[2]),
-        )  # fmt: skip
+        )
     return None
 
 
@@ -206,9 +229,11 @@ def _last_words(stderr: str) -> FaultRecord | None:
         if matches := list(pattern.finditer(stderr)):
             message = _shown(matches[-1])
             return FaultRecord(
-                kind="error", message=message, is_asynchronous=False,
+                kind="error",
+                message=message,
+                is_asynchronous=False,
                 error_kind=kind_of_text(message),
-            )  # fmt: skip
+            )
     lines = [line for line in stderr.splitlines() if line.strip()]
     message = lines[-1][:MAX_MESSAGE_CHARS] if lines else "it said nothing"
     return FaultRecord(kind="error", message=message, is_asynchronous=False)

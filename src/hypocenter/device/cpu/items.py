@@ -34,9 +34,12 @@ class _ItemsModel(models.StructModel):  # type: ignore[misc]
     def __init__(self, manager: Any, kind: _Items) -> None:
         place = types.CPointer(types.intp)
         members = [
-            ("count", types.intp), ("tag", types.intp), ("num_regions", types.intp),
-            ("region", place), ("num_left", place),
-        ]  # fmt: skip
+            ("count", types.intp),
+            ("tag", types.intp),
+            ("num_regions", types.intp),
+            ("region", place),
+            ("num_left", place),
+        ]
         super().__init__(manager, kind, members)
 
 

@@ -105,9 +105,13 @@ class _Shape:
         planes, _, zero = codes.removeprefix(f"{CODES_FIELD}_").partition(f"_{_LESS}_")
         num_groups = lengths.get("pairs") or lengths.get("scales") or lengths["scale"]
         return cls(
-            codes, tuple(map(int, planes.split("_"))), int(zero or 0), lengths[codes], num_groups,
+            codes,
+            tuple(map(int, planes.split("_"))),
+            int(zero or 0),
+            lengths[codes],
+            num_groups,
             "minimum" in lengths,
-        )  # fmt: skip
+        )
 
     @property
     def is_halved(self) -> bool:

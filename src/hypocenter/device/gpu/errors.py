@@ -114,19 +114,25 @@ def launch_failure(
     """
     if hasattr(error, "required") and hasattr(error, "limit"):  # Triton's OutOfResources
         exceeded = ResourceExceeded(
-            resource=str(getattr(error, "name", "it")), needed=int(error.required),
-            limit=int(error.limit), gpu=product, shape=shape,
+            resource=str(getattr(error, "name", "it")),
+            needed=int(error.required),
+            limit=int(error.limit),
+            gpu=product,
+            shape=shape,
             way_out="use smaller tiles or fewer stages",
-        )  # fmt: skip
+        )
         return LaunchRejected(kernel, exceeded)
     fault = runtime_fault(device.partition(":")[0], error)
     if fault is None:
         return None
     if not fault.is_found_later:
         refused = RuntimeRefused(
-            code=fault.code, name=fault.name, sentence=fault.sentence, shape=shape,
+            code=fault.code,
+            name=fault.name,
+            sentence=fault.sentence,
+            shape=shape,
             is_no_code=fault.kind is ErrorKind.NO_CODE,
-        )  # fmt: skip
+        )
         return LaunchRejected(kernel, refused)
     call = failed_launch(kernel, shape) if is_maker else f"launch of {kernel} {shape}"
     return DeviceFault(

@@ -268,9 +268,11 @@ class TorchGpu:
                 compiled = jit.run(*args, grid=grid, warmup=True, **keywords)
                 log.debug(
                     "Launch: kernel=%s, grid=(%s), block=(%d,1,1), shared=%d bytes",
-                    _name_of(jit), ",".join(map(str, (*grid, 1, 1)[:3])),
-                    compiled.metadata.num_warps * self.limits.wavefront, compiled.metadata.shared,
-                )  # fmt: skip
+                    _name_of(jit),
+                    ",".join(map(str, (*grid, 1, 1)[:3])),
+                    compiled.metadata.num_warps * self.limits.wavefront,
+                    compiled.metadata.shared,
+                )
             launch(*args, grid=grid, **keywords)
 
         return logged

@@ -75,9 +75,10 @@ def extent_bytes(array: Any, kernel: str = "kernel", parameter: str = "argument"
         strides, element_bytes = [s // array.itemsize for s in array.strides], array.itemsize
     else:
         unknown = Refused(
-            argument=parameter, what=f"is a {type(array).__name__}, whose extent is not known",
+            argument=parameter,
+            what=f"is a {type(array).__name__}, whose extent is not known",
             way_out="guarded launches take tensors and None",
-        )  # fmt: skip
+        )
         raise LaunchRejected(kernel, unknown)
     if min(strides, default=0) < 0:
         what = f"has negative strides {tuple(strides)}"

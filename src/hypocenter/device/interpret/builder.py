@@ -218,10 +218,23 @@ def _as_exact(operand: Any) -> Any:
 
 
 for _name in (
-    "create_ashr", "create_broadcast", "create_expand_dims", "create_join", "create_maxsi",
-    "create_maxui", "create_minsi", "create_minui", "create_reshape", "create_sdiv",
-    "create_select", "create_split", "create_srem", "create_trans", "create_udiv", "create_urem",
-):  # fmt: skip
+    "create_ashr",
+    "create_broadcast",
+    "create_expand_dims",
+    "create_join",
+    "create_maxsi",
+    "create_maxui",
+    "create_minsi",
+    "create_minui",
+    "create_reshape",
+    "create_sdiv",
+    "create_select",
+    "create_split",
+    "create_srem",
+    "create_trans",
+    "create_udiv",
+    "create_urem",
+):
     setattr(Builder, _name, _carrying(_name))
 
 

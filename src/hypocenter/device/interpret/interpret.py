@@ -279,9 +279,12 @@ def _rewritten(kernel: Any) -> types.FunctionType:
     function = kernel.fn
     if function not in _kept:
         copy = types.FunctionType(
-            function.__code__, _visible(function), function.__name__, function.__defaults__,
+            function.__code__,
+            _visible(function),
+            function.__name__,
+            function.__defaults__,
             function.__closure__,
-        )  # fmt: skip
+        )
         copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
         copy.__annotations__ = function.__annotations__
         copy.__kwdefaults__ = function.__kwdefaults__

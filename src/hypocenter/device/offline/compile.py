@@ -160,9 +160,11 @@ def _problems(
     arch = limits.arch
     if shared_bytes > limits.shared_limit_bytes:
         yield SharedMemory(
-            num_bytes=shared_bytes, limit=limits.shared_limit_bytes, gpu=arch,
+            num_bytes=shared_bytes,
+            limit=limits.shared_limit_bytes,
+            gpu=arch,
             way_out="use smaller tiles or fewer stages",
-        )  # fmt: skip
+        )
     if threads > limits.max_threads_per_block:
         most = limits.max_threads_per_block
         yield BlockThreads(num_threads=threads, limit=most, gpu=arch, way_out="use fewer warps")

@@ -34,7 +34,7 @@ from hypocenter.device.sim.queue import (
     Streams,
     Wait,
     shuffled,
-)  # fmt: skip
+)
 from hypocenter.device.triton_lang import interpreter
 from hypocenter.errors import DeviceFault, ErrorKind, LaunchRejected, OutOfMemory, UsageError
 from hypocenter.record.recorder import Recorder, current
@@ -69,10 +69,18 @@ _TORCH_NAMES = {
 }  # fmt: skip
 
 #: What a launch may say to the compiler; the interpreter has no use for it.
-_COMPILE_OPTIONS = frozenset({
-    "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "waves_per_eu",
-    "matrix_instr_nonkdim", "kpack", "schedule_hint",
-})  # fmt: skip
+_COMPILE_OPTIONS = frozenset(
+    {
+        "num_stages",
+        "num_ctas",
+        "maxnreg",
+        "enable_fp_fusion",
+        "waves_per_eu",
+        "matrix_instr_nonkdim",
+        "kpack",
+        "schedule_hint",
+    }
+)
 
 
 _TRITON_NAMES = {
@@ -104,10 +112,17 @@ class SimGpu:
     """
 
     def __init__(
-        self, name: str, limits: GpuLimits, seed: int = 0, *, blocking: bool = False,
-        compile_check: bool = False, graphs: bool = False, max_steps: int = MAX_STEPS,
+        self,
+        name: str,
+        limits: GpuLimits,
+        seed: int = 0,
+        *,
+        blocking: bool = False,
+        compile_check: bool = False,
+        graphs: bool = False,
+        max_steps: int = MAX_STEPS,
         on_abort: Callable[[], object] = os.abort,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.limits = limits
         self._name, self._blocking, self._compile_check = name, blocking, compile_check
         self._max_steps, self._on_abort = max_steps, on_abort
@@ -267,8 +282,12 @@ class SimGpu:
                 return
             log.debug(
                 "Launch: kernel=%s, grid=(%d,%d,%d), block=(%d,1,1)",
-                jit.__name__, x, y, z, num_warps * self.limits.wavefront,
-            )  # fmt: skip
+                jit.__name__,
+                x,
+                y,
+                z,
+                num_warps * self.limits.wavefront,
+            )
             self._streams.add(Launch(jit, (x, y, z), arguments, self._order((x, y, z))))
             if self._blocking:
                 self._drain(call, is_asynchronous=False, kernel=jit.__name__)
@@ -286,8 +305,9 @@ class SimGpu:
         values = {k: v for k, v in arguments.items() if k not in constants}
         signature = {p.name: triton_type(p, values[p.name]) for p in jit.params if p.name in values}
         whole = {k: v.address if isinstance(v, Pointer) else v for k, v in values.items()}
-        free = {p.name for p in jit.params
-                if p.do_not_specialize or p.do_not_specialize_on_alignment}  # fmt: skip
+        free = {
+            p.name for p in jit.params if p.do_not_specialize or p.do_not_specialize_on_alignment
+        }
         divisible = tuple(
             k for k, v in whole.items() if type(v) is int and v % 16 == 0 and k not in free
         )
@@ -332,8 +352,9 @@ class SimGpu:
             self._captured = self._graphs.open_bases = None
         base = self._memory.base
         launches = [one for one in captured if isinstance(one, Launch)]
-        for value in {v for one in launches for v in one.arguments.values()
-                      if isinstance(v, Pointer)}:  # fmt: skip
+        for value in {
+            v for one in launches for v in one.arguments.values() if isinstance(v, Pointer)
+        }:
             if block := self.allocator.block_at(value.address - base):
                 bases.add(base + block[0])
         return self._graphs.add(functools.partial(self._replay, captured), bases, len(launches))
@@ -383,9 +404,12 @@ class SimGpu:
                     self._lost = f"{name} was interrupted"
                     raise
                 self._lose(
-                    f"cannot be interpreted: {error}", f"launch of {name}", False, kernel=name,
+                    f"cannot be interpreted: {error}",
+                    f"launch of {name}",
+                    False,
+                    kernel=name,
                     cause=error,
-                )  # fmt: skip
+                )
             finally:
                 self._running = self._machine = None
 
@@ -440,9 +464,14 @@ class SimGpu:
         self._lose(reason, call, is_asynchronous, ErrorKind.FOUND_LATER, kernel)
 
     def _lose(
-        self, reason: str, call: str, is_asynchronous: bool, kind: ErrorKind = ErrorKind.OTHER,
-        kernel: str = "", cause: Exception | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        reason: str,
+        call: str,
+        is_asynchronous: bool,
+        kind: ErrorKind = ErrorKind.OTHER,
+        kernel: str = "",
+        cause: Exception | None = None,
+    ) -> None:
         """Nothing runs from now on, as in a CUDA context after a fault."""
         self._lost, self._lost_kind = reason, kind
         self._streams.clear()
@@ -453,9 +482,13 @@ class SimGpu:
     def _refuse_if_lost(self, call: str, kernel: str = "") -> None:
         if self._lost:
             raise DeviceFault(
-                self._name, call, self._lost, is_asynchronous=True, kernel=kernel,
+                self._name,
+                call,
+                self._lost,
+                is_asynchronous=True,
+                kernel=kernel,
                 kind=self._lost_kind,
-            )  # fmt: skip
+            )
 
 
 def plain(jit: Any, name: str, value: Any) -> Any:
@@ -464,9 +497,10 @@ def plain(jit: Any, name: str, value: Any) -> Any:
         return value.item()
     if hasattr(value, "__array__") or hasattr(value, "data_ptr"):
         given = HostArgument(
-            argument=name, type_name=type(value).__name__,
+            argument=name,
+            type_name=type(value).__name__,
             way_out="copy it in and pass argument(...)",
-        )  # fmt: skip
+        )
         raise LaunchRejected(jit.__name__, given)
     return value
 

@@ -41,11 +41,19 @@ def locate(case: Case, address: int, num_bytes: int, device: str) -> Found:
     live = _holding(case, records, address, num_bytes, freed=False)
     if live is not None and live.kind == "device" and live.device == device:
         at = address - live.address
-        return Found("live", f"{address:#x} is inside {_who(case, live)}, byte {at} of "
-                     f"{live.num_bytes}", live, at)  # fmt: skip
+        return Found(
+            "live",
+            f"{address:#x} is inside {_who(case, live)}, byte {at} of {live.num_bytes}",
+            live,
+            at,
+        )
     if live is not None:
-        return Found("host", f"{address:#x} is in {live.kind} memory of the host: "
-                     f"{_who(case, live)}", live, address - live.address)  # fmt: skip
+        return Found(
+            "host",
+            f"{address:#x} is in {live.kind} memory of the host: {_who(case, live)}",
+            live,
+            address - live.address,
+        )
     gone = _holding(case, records, address, num_bytes, freed=True)
     if gone is not None:
         freed = case.freed[gone.id]
@@ -86,21 +94,29 @@ def _judged(case: Case, found: Found, address: int, num_bytes: int) -> Iterator[
     for kind, cause in meaning.items():
         if kind == found.kind:
             yield row(
-                cause, Verdict.INCONCLUSIVE, NAME, text,
+                cause,
+                Verdict.INCONCLUSIVE,
+                NAME,
+                text,
                 would_refute="another launch that reaches the address for a reason of its own",
-            )  # fmt: skip
+            )
         elif kind != "past":
             yield row(
-                cause, Verdict.REFUTED, NAME, text,
+                cause,
+                Verdict.REFUTED,
+                NAME,
+                text,
                 would_refute="an address in such memory",
-            )  # fmt: skip
+            )
     if found.kind in ("far", "past", "before"):
         wrapped = list(_wrapped(case, address, num_bytes))
         yield row(
-            Cause.OFFSET_OVERFLOW, Verdict.INCONCLUSIVE, NAME,
+            Cause.OFFSET_OVERFLOW,
+            Verdict.INCONCLUSIVE,
+            NAME,
             *(wrapped or (f"{text}; no argument's address plus a wrapped 32-bit offset gives it",)),
             would_refute="the address being explained by an index that was recorded",
-        )  # fmt: skip
+        )
 
 
 def _culprit(case: Case, found: Found) -> Claim | None:
@@ -108,8 +124,11 @@ def _culprit(case: Case, found: Found) -> Claim | None:
 
     For kernels of which no contract is known, and memory that was freed while they were under way.
     """
-    cause = {"null": Cause.NULL_POINTER, "freed": Cause.USE_AFTER_FREE,
-             "host": Cause.HOST_POINTER}.get(found.kind)  # fmt: skip
+    cause = {
+        "null": Cause.NULL_POINTER,
+        "freed": Cause.USE_AFTER_FREE,
+        "host": Cause.HOST_POINTER,
+    }.get(found.kind)
     if cause is None or any(claim.root is not None for claim in case.claims):
         return None
     users = [
@@ -124,7 +143,9 @@ def _culprit(case: Case, found: Found) -> Claim | None:
     freed = case.freed.get(tensor.allocation)
     wrong, right, fix = {
         Cause.NULL_POINTER: (
-            "is null", f"a tensor for {name}", f"Pass a tensor for {name}, or do not launch",
+            "is null",
+            f"a tensor for {name}",
+            f"Pass a tensor for {name}, or do not launch",
         ),
         Cause.USE_AFTER_FREE: (
             f"was freed at step {freed.step} ({freed.site})" if freed else "was freed",
@@ -133,14 +154,17 @@ def _culprit(case: Case, found: Found) -> Claim | None:
             f"{f' at {freed.site}' if freed else ''}",
         ),
         Cause.HOST_POINTER: (
-            "lies in memory of the host", f"{tensor.name} on {use.launch.device}",
+            "lies in memory of the host",
+            f"{tensor.name} on {use.launch.device}",
             f"Copy {tensor.name} to {use.launch.device} and pass the copy",
         ),
-    }[cause]  # fmt: skip
+    }[cause]
     others = sum(one.id != tensor.id for one in case.tensors_of(use.launch).values())
     access = case.access(use.launch, name)
     root = RootCause(
-        cause=cause, sentence=f"{use.launch.kernel}: {name} ({tensor.name}) {wrong}", fix=fix,
+        cause=cause,
+        sentence=f"{use.launch.kernel}: {name} ({tensor.name}) {wrong}",
+        fix=fix,
         proof=Proof(
             f"the fault's address: {found.text}; of what was under way, {use.launch.kernel} was "
             f"given that memory as {name}",
@@ -148,12 +172,17 @@ def _culprit(case: Case, found: Found) -> Claim | None:
             f"with {right} the address belongs to no argument of a launch that was under way: the "
             f"other {others} of {use.launch.kernel} lie elsewhere",
         ),
-        kernel=use.launch.kernel, argument=name, tensor=tensor.name,
-        file=access.file if access else None, line=access.line if access else None,
-        expression=access.expression if access else None, place=use.place,
-    )  # fmt: skip
-    return proven(root, NAME, (), "no launch under way with an argument there", use.seq,
-                  (tensor.id,))  # fmt: skip
+        kernel=use.launch.kernel,
+        argument=name,
+        tensor=tensor.name,
+        file=access.file if access else None,
+        line=access.line if access else None,
+        expression=access.expression if access else None,
+        place=use.place,
+    )
+    return proven(
+        root, NAME, (), "no launch under way with an argument there", use.seq, (tensor.id,)
+    )
 
 
 def _wrapped(case: Case, address: int, num_bytes: int) -> Iterator[str]:
@@ -198,10 +227,16 @@ def _nearest(case: Case, records: list[AllocationRecord], address: int, num_byte
     if below is not None:
         past = max(address - (below.address + below.num_bytes), 0)
         if past <= NEAR_BYTES:
-            return Found("past", f"{address:#x} is {past} bytes past {_who(case, below)}, which "
-                         f"has {below.num_bytes} bytes", below, past)  # fmt: skip
-    after = min((one for one in records if one.address > address), key=lambda one: one.address,
-                default=None)  # fmt: skip
+            return Found(
+                "past",
+                f"{address:#x} is {past} bytes past {_who(case, below)}, which "
+                f"has {below.num_bytes} bytes",
+                below,
+                past,
+            )
+    after = min(
+        (one for one in records if one.address > address), key=lambda one: one.address, default=None
+    )
     if after is not None and after.address - address <= NEAR_BYTES:
         gap = after.address - address
         return Found(
@@ -231,20 +266,27 @@ def _copies(case: Case) -> Iterator[Claim]:
             freed = case.freed.get(one.id)
             if freed is None or freed.seq > last.seq:
                 yield row(
-                    Cause.BUFFER_TOO_SMALL, Verdict.REFUTED, NAME,
+                    Cause.BUFFER_TOO_SMALL,
+                    Verdict.REFUTED,
+                    NAME,
                     f"the copy of {name} {way}, which reported the fault, is innocent: its "
                     f"{last.num_bytes} bytes at {last.address:#x} lie wholly inside "
                     f"{_who(case, one)} ({one.num_bytes} bytes, alive)",
                     would_refute="a range that leaves its allocation",
-                    kernel="copy", argument=name,
-                )  # fmt: skip
+                    kernel="copy",
+                    argument=name,
+                )
                 return
     yield row(
-        Cause.BUFFER_TOO_SMALL, Verdict.INCONCLUSIVE, NAME,
+        Cause.BUFFER_TOO_SMALL,
+        Verdict.INCONCLUSIVE,
+        NAME,
         f"the copy of {name} {way} ({last.num_bytes} bytes at {last.address:#x}) lies in no live "
         "allocation that is known",
-        would_refute="an allocation around its range", kernel="copy", argument=name,
-    )  # fmt: skip
+        would_refute="an allocation around its range",
+        kernel="copy",
+        argument=name,
+    )
 
 
 def _who(case: Case, one: AllocationRecord) -> str:

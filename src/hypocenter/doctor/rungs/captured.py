@@ -27,21 +27,26 @@ def captured_pointers(case: Case) -> list[Claim]:
     if not graphs:
         return [
             row(
-                Cause.CAPTURED_POINTER, Verdict.REFUTED, NAME, "no graph was captured in this run",
+                Cause.CAPTURED_POINTER,
+                Verdict.REFUTED,
+                NAME,
+                "no graph was captured in this run",
                 would_refute="a captured graph",
             )
-        ]  # fmt: skip
+        ]
     wrong = _dangling(case, frozenset())
     if not wrong:
         replays = sum(step.graph > 0 for step in case.events(Stepped))
         return [
             row(
-                Cause.CAPTURED_POINTER, Verdict.REFUTED, NAME,
+                Cause.CAPTURED_POINTER,
+                Verdict.REFUTED,
+                NAME,
                 f"the memory of {len(graphs)} captured graphs lived at each of their {replays} "
                 "replays",
                 would_refute="memory of a graph that was freed before a replay",
             )
-        ]  # fmt: skip
+        ]
     first = {one.freed.allocation: one for one in reversed(wrong)}
     return [_claim(case, one) for one in first.values()]
 
@@ -78,7 +83,8 @@ def _claim(case: Case, one: _Dangling) -> Claim:
         fix=f"Keep {name} while graph {one.captured.graph} lives, or capture the graph anew after "
         f"it is freed at {one.freed.site}",
         proof=Proof(
-            red, f"{name} not freed",
+            red,
+            f"{name} not freed",
             f"{len(left)} of the graph's replays are over freed memory with {name} not freed",
         ),
         kernel=launch.kernel if launch else None,
@@ -88,13 +94,16 @@ def _claim(case: Case, one: _Dangling) -> Claim:
         line=access.line if access else None,
         expression=access.expression if access else None,
         place=place,
-    )  # fmt: skip
+    )
     reused = [
-        other.name for other in case.allocations.values()
-        if memory and other.id != number and case.made[other.id] > one.freed.seq
+        other.name
+        for other in case.allocations.values()
+        if memory
+        and other.id != number
+        and case.made[other.id] > one.freed.seq
         and other.address < memory.address + memory.num_bytes
         and memory.address < other.address + other.num_bytes
-    ]  # fmt: skip
+    ]
     evidence = (f"its memory now belongs to {', '.join(reused)}",) if reused else ()
     tensors = tuple(t.id for t in case.tensors.values() if t.allocation == number)
     return proven(root, NAME, evidence, "a capture after the free", one.freed.seq, tensors)

@@ -154,9 +154,12 @@ def _width(arg: Arg, tensor: Tensor) -> Breach:
 def _short(arg: Arg, tensor: Tensor) -> Breach:
     needed, has = tensor.end_bytes, tensor.allocation.num_bytes
     whole = Allocation(
-        tensor.allocation.id, tensor.device, needed, tensor.allocation.site,
+        tensor.allocation.id,
+        tensor.device,
+        needed,
+        tensor.allocation.site,
         tensor.allocation.address,
-    )  # fmt: skip
+    )
     ratio = needed / has if has else 0.0
     width = tensor.dtype.block_bytes
     # Half the rows of a table are more likely forgotten than halves of all its elements.
@@ -201,8 +204,9 @@ def _no_memory(arg: Arg, tensor: Tensor) -> Breach:
 def _misaligned(arg: Arg, tensor: Tensor) -> Breach:
     memory = tensor.allocation
     down = tensor.address - tensor.address % arg.alignment_bytes
-    moved = Allocation(memory.id, memory.device, memory.num_bytes + arg.alignment_bytes,
-                       memory.site, down)  # fmt: skip
+    moved = Allocation(
+        memory.id, memory.device, memory.num_bytes + arg.alignment_bytes, memory.site, down
+    )
     return Breach(
         Cause.MISALIGNMENT,
         arg.name,
@@ -221,17 +225,23 @@ def _of_shape(arg: Arg, tensor: Tensor, refusals: Sequence[AnyRefusal]) -> Itera
     for refusal in refusals:
         if isinstance(refusal, WrongAxes):
             yield Breach(
-                Cause.WRONG_STRIDE, arg.name, f"{who} has shape {tensor.shape}, not [{arg.shape}]",
-                {}, "", f"pass {tensor.name} with the axes [{arg.shape}]",
-            )  # fmt: skip
+                Cause.WRONG_STRIDE,
+                arg.name,
+                f"{who} has shape {tensor.shape}, not [{arg.shape}]",
+                {},
+                "",
+                f"pass {tensor.name} with the axes [{arg.shape}]",
+            )
         elif isinstance(refusal, WrongStrides) and not sizes:
             wanted = contiguous_strides(tensor.shape)
             yield Breach(
-                Cause.WRONG_STRIDE, arg.name,
+                Cause.WRONG_STRIDE,
+                arg.name,
                 f"{who} has strides {tensor.strides}, but the kernel takes it as {refusal.layout}",
                 {arg.name: _remade(tensor, shape=tensor.shape)},
-                f"strides {wanted}", f"pass {tensor.name} with strides {wanted}",
-            )  # fmt: skip
+                f"strides {wanted}",
+                f"pass {tensor.name} with strides {wanted}",
+            )
     if sizes:
         changes = {one.axis: one.wanted for one in sizes}
         shape = tuple(changes.get(axis, size) for axis, size in enumerate(tensor.shape))
@@ -271,9 +281,13 @@ def _of_scalar(contract: Contract, refusal: WrongScalar, symbols: Mapping[str, A
     scalar = next(one for one in contract.scalars if one.name == name)
     mended = _mended_scalar(scalar.condition, [name], symbols)
     return Breach(
-        Cause.BAD_SCALAR, name, str(refusal), mended, f"{name} = {mended.get(name)}",
+        Cause.BAD_SCALAR,
+        name,
+        str(refusal),
+        mended,
+        f"{name} = {mended.get(name)}",
         f"pass {name} so that it holds: {refusal.limit} (it was {refusal.value})",
-    )  # fmt: skip
+    )
 
 
 def _of_rule(contract: Contract, refusal: BrokenRule, symbols: Mapping[str, Any]) -> Breach:
@@ -326,9 +340,16 @@ def _of_index(contract: Contract, refusal: EntryRefusal, scope: dict[str, Any]) 
         cause, mended = Cause.INDEX_RANGE, np.maximum.accumulate(entries, axis=-1)
         found, fix = str(refusal), f"sort {name}: its entries must not fall"
     return Breach(
-        cause, name, found, {name: mended}, f"{at} = {int(mended[refusal.entry])}", fix,
-        is_value=True, entry=refusal.entry, value=refusal.value,
-    )  # fmt: skip
+        cause,
+        name,
+        found,
+        {name: mended},
+        f"{at} = {int(mended[refusal.entry])}",
+        fix,
+        is_value=True,
+        entry=refusal.entry,
+        value=refusal.value,
+    )
 
 
 def _inside(contract: Contract, refusal: EntryOutOfRange, entries: Array, live: Array) -> Array:
@@ -374,15 +395,24 @@ def _index_fix(name: str, refusal: EntryOutOfRange) -> str:
 def with_allocation(tensor: Tensor, allocation: Allocation) -> Tensor:
     """The same view of another allocation."""
     return Tensor(
-        tensor.name, tensor.owner, tensor.dtype, tensor.shape, tensor.strides, tensor.offset,
-        allocation, None,
-    )  # fmt: skip
+        tensor.name,
+        tensor.owner,
+        tensor.dtype,
+        tensor.shape,
+        tensor.strides,
+        tensor.offset,
+        allocation,
+        None,
+    )
 
 
 def _remade(
-    tensor: Tensor, *, dtype: DType | None = None, shape: tuple[int, ...] | None = None,
+    tensor: Tensor,
+    *,
+    dtype: DType | None = None,
+    shape: tuple[int, ...] | None = None,
     offset: int | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The tensor with something corrected, in memory that has room for it."""
     dtype = dtype or tensor.dtype
     strides = tensor.strides if shape is None else contiguous_strides(shape)

@@ -70,9 +70,10 @@ def contracts(case: Case) -> list[Claim]:
             done.add(key)
             facts = recheck.facts(use)
             claims.append(
-                _claim(case, use, breach, proof, facts) if proof and facts is not None
+                _claim(case, use, breach, proof, facts)
+                if proof and facts is not None
                 else _unproven(use, breach)
-            )  # fmt: skip
+            )
     _tell_unseen(case, recheck.seen)
     return [*claims, *_refuted(recheck.seen, claims)]
 
@@ -106,26 +107,36 @@ def _claim(case: Case, use: Use, breach: Breach, proof: Proof, facts: Mapping[st
         place=use.place,
     )
     return proven(
-        root, NAME, tuple(evidence),
+        root,
+        NAME,
+        tuple(evidence),
         f"the contract of {launch.kernel} accepting the recorded {breach.argument}",
-        use.seq, (record.id,) if record else (),
-    )  # fmt: skip
+        use.seq,
+        (record.id,) if record else (),
+    )
 
 
 def _unproven(use: Use, breach: Breach) -> Claim:
     return row(
-        breach.cause, Verdict.INCONCLUSIVE, NAME,
+        breach.cause,
+        Verdict.INCONCLUSIVE,
+        NAME,
         f"{use.where}: {use.launch.kernel}: {breach.found}",
         "no single fact was found with which the contract accepts the launch",
-        would_refute="a contract that takes such an argument", kernel=use.launch.kernel,
+        would_refute="a contract that takes such an argument",
+        kernel=use.launch.kernel,
         argument=breach.argument,
-    )  # fmt: skip
+    )
 
 
 def _as_read(
-    case: Case, use: Use, breach: Breach, record: TensorRecord, tensor: Tensor,
+    case: Case,
+    use: Use,
+    breach: Breach,
+    record: TensorRecord,
+    tensor: Tensor,
     facts: Mapping[str, Any],
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """What the kernel makes of the bytes that the host wrote, and where that leads."""
     recorded = case.values(record.id, use.seq)
     contract = recorded_contract(case.bundle, use.launch)
@@ -148,9 +159,10 @@ def _as_read(
         value = facts[other.name]
         if isinstance(value, Tensor):
             symbols |= {
-                axis: size for axis, size in zip(other.axes, value.shape, strict=False)
+                axis: size
+                for axis, size in zip(other.axes, value.shape, strict=False)
                 if axis.isidentifier()
-            }  # fmt: skip
+            }
     bound = symbols.get(arg.index.bound)
     wrong = as_read[(as_read < 0) | (as_read >= bound)] if bound is not None else as_read[:0]
     if not wrong.size:
@@ -188,23 +200,29 @@ def _refuted(seen: Seen, claims: list[Claim]) -> Iterator[Claim]:
     for cause, text in SEEN.items():
         if cause not in confirmed:
             yield row(
-                cause, Verdict.REFUTED, NAME,
+                cause,
+                Verdict.REFUTED,
+                NAME,
                 f"{text} (contracts rechecked for {seen.launches} launches)",
                 would_refute="a launch whose contract refuses the recorded arguments",
-            )  # fmt: skip
+            )
     for cause, text in VALUES_SEEN.items():
         if seen.entries[cause] and cause not in confirmed:
             yield row(
-                cause, Verdict.REFUTED, NAME,
+                cause,
+                Verdict.REFUTED,
+                NAME,
                 f"{text} ({seen.entries[cause]} recorded entries rechecked)",
                 would_refute="a recorded entry outside of what it indexes",
-            )  # fmt: skip
+            )
     if seen.entries and Cause.SENTINEL_CONSUMED not in confirmed:
         yield row(
-            Cause.SENTINEL_CONSUMED, Verdict.REFUTED, NAME,
+            Cause.SENTINEL_CONSUMED,
+            Verdict.REFUTED,
+            NAME,
             f"no live entry is -1 ({seen.entries.total()} recorded entries rechecked)",
             would_refute="a live entry that is -1",
-        )  # fmt: skip
+        )
 
 
 def _tell_unseen(case: Case, seen: Seen) -> None:
@@ -280,8 +298,11 @@ class Recheck:
             for name, number in prepared.indices
             if (values := self.case.values(number, use.seq)) is not None
         }
-        key = (id(prepared.contract), prepared.shapes,
-               tuple((name, id(one)) for name, one in recorded.items()))  # fmt: skip
+        key = (
+            id(prepared.contract),
+            prepared.shapes,
+            tuple((name, id(one)) for name, one in recorded.items()),
+        )
         if key not in self._by_values:
             self._by_values[key] = self._of_values(use, prepared, recorded)
         return self._by_values[key]
@@ -336,9 +357,7 @@ class Recheck:
             for arg in contract.args
             if arg.index is not None and (number := numbers.get(arg.name)) is not None
         )
-        shapes = tuple(
-            fact.shape if isinstance(fact, Tensor) else fact for fact in facts.values()
-        )  # fmt: skip
+        shapes = tuple(fact.shape if isinstance(fact, Tensor) else fact for fact in facts.values())
         return _Prepared(contract, facts, found, symbols, shapes, indices)
 
     def _contract(self, launch: LaunchRecord) -> Contract | None:
@@ -391,9 +410,15 @@ def _rebuilt(
     except KeyError:
         return None
     return Tensor(
-        record.name, record.owner, dtype, record.shape, record.strides, record.offset,
-        memories[made.id], None,
-    )  # fmt: skip
+        record.name,
+        record.owner,
+        dtype,
+        record.shape,
+        record.strides,
+        record.offset,
+        memories[made.id],
+        None,
+    )
 
 
 def _proven_facts(
@@ -439,8 +464,9 @@ def _proven_value(
     contract: Contract, symbols: Mapping[str, Any], values: Mapping[str, Array], breach: Breach
 ) -> Proof | None:
     mended = {**values, **breach.mended}
-    after = [one for one in index_breaches(contract, symbols, mended)
-             if one.argument == breach.argument]  # fmt: skip
+    after = [
+        one for one in index_breaches(contract, symbols, mended) if one.argument == breach.argument
+    ]
     if after:
         return None
     check = f"the recorded values against the contract of {contract.kernel}"

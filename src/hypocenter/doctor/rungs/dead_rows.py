@@ -67,10 +67,12 @@ def _entries(case: Case, use: Use, counts: Array, make: Callable[..., Any]) -> I
         absurd = {(i,): _ABSURD for i in range(live, tensor.shape[0])}
         later = {at: value for at, value in absurd.items() if at[0] > live}
         yield _Tried(
-            fact, live, f"an absurd {fact}[{live}]",
+            fact,
+            live,
+            f"an absurd {fact}[{live}]",
             {parameter: make(elements=absurd)},
             {parameter: make(elements=later)} if later else None,
-        )  # fmt: skip
+        )
 
 
 def _rows(case: Case, use: Use, counts: Array, make: Callable[..., Any]) -> Iterator[_Tried]:
@@ -90,10 +92,12 @@ def _rows(case: Case, use: Use, counts: Array, make: Callable[..., Any]) -> Iter
         parameter = case.parameter_of(launch, arg.name)
         more = live + 1 < tensor.shape[0]
         yield _Tried(
-            arg.name, live, f"{arg.name} of {live} rows alone",
+            arg.name,
+            live,
+            f"{arg.name} of {live} rows alone",
             {parameter: make(num_bytes=live * row_bytes)},
             {parameter: make(num_bytes=(live + 1) * row_bytes)} if more else None,
-        )  # fmt: skip
+        )
 
 
 def _claim(case: Case, use: Use, tried: _Tried, finding: Finding, is_one: bool) -> Claim:
@@ -108,20 +112,31 @@ def _claim(case: Case, use: Use, tried: _Tried, finding: Finding, is_one: bool) 
         cause=Cause.OFF_BY_ONE if is_one else Cause.MISSING_MASK,
         sentence=f"{launch.kernel}: {text}",
         fix=f"Stop one earlier: the test in `{place[2]}` lets one too many through"
-        if is_one else f"Mask what lies behind the {live} live entries of {fact}",
+        if is_one
+        else f"Mask what lies behind the {live} live entries of {fact}",
         proof=Proof(
             red,
-            f"{fact}[{live}] left as it was, all behind it changed" if is_one
+            f"{fact}[{live}] left as it was, all behind it changed"
+            if is_one
             else f"{fact} as it was",
             "the same replay: no such finding",
         ),
-        kernel=launch.kernel, argument=fact, tensor=tensor.name if tensor else None,
-        file=place[0], line=place[1], expression=place[2], place=use.place,
-    )  # fmt: skip
+        kernel=launch.kernel,
+        argument=fact,
+        tensor=tensor.name if tensor else None,
+        file=place[0],
+        line=place[1],
+        expression=place[2],
+        place=use.place,
+    )
     return proven(
-        root, NAME, (), "a replay that does not notice what was done to the dead part",
-        use.seq, (tensor.id,) if tensor else (),
-    )  # fmt: skip
+        root,
+        NAME,
+        (),
+        "a replay that does not notice what was done to the dead part",
+        use.seq,
+        (tensor.id,) if tensor else (),
+    )
 
 
 def _guilty(case: Case, use: Use, finding: Finding) -> tuple[str | None, int | None, str]:

@@ -38,8 +38,15 @@ def good_results(case: Case) -> list[Claim]:
             f"{found.compared.num_launches} launches, {found.compared.num_arguments} arguments and "
             f"{found.compared.num_statistics} results are those of the good run"
         )
-        return [row(Cause.WRONG_ANSWER, Verdict.REFUTED, RESULTS, text,
-                    would_refute="a launch or result that differs")]  # fmt: skip
+        return [
+            row(
+                Cause.WRONG_ANSWER,
+                Verdict.REFUTED,
+                RESULTS,
+                text,
+                would_refute="a launch or result that differs",
+            )
+        ]
     if found.first.what in ("argument", "option", "grid", "launch"):
         return []
     return _told(case, case.good, found, found.first)
@@ -53,9 +60,15 @@ def _compared(case: Case, good: Bundle) -> RunDiff:
 
 def _told(case: Case, good: Bundle, found: RunDiff, first: Difference) -> list[Claim]:
     if any(claim.root is not None for claim in case.claims):
-        return [row(Cause.WRONG_ANSWER, Verdict.INCONCLUSIVE, ARGUMENTS,
-                    f"the first difference, which a cause above explains: {first.text}",
-                    would_refute="no difference from the good run")]  # fmt: skip
+        return [
+            row(
+                Cause.WRONG_ANSWER,
+                Verdict.INCONCLUSIVE,
+                ARGUMENTS,
+                f"the first difference, which a cause above explains: {first.text}",
+                would_refute="no difference from the good run",
+            )
+        ]
     return [_judged(case, good, found, first)]
 
 
@@ -64,26 +77,35 @@ def _judged(case: Case, good: Bundle, found: RunDiff, first: Difference) -> Clai
     use = _use(case, first)
     if use is None or first.what not in ("argument", "option", "grid", "statistics", "launch"):
         return row(
-            Cause.WRONG_ANSWER, Verdict.INCONCLUSIVE, name, f"the first difference: {first.text}",
-            *found.around, would_refute="no difference before the results",
+            Cause.WRONG_ANSWER,
+            Verdict.INCONCLUSIVE,
+            name,
+            f"the first difference: {first.text}",
+            *found.around,
+            would_refute="no difference before the results",
             kernel=use.launch.kernel if use else None,
-        )  # fmt: skip
+        )
     launch = use.launch
     others = {source.function: source.text for source in good.sources}
     changed = changes(launch, case.sources, others) if first.what == "statistics" else []
     line = changed[0] if changed else None
     same = f"{found.compared.num_launches - 1} launches before it are equal in every argument" + (
         f" and in {found.compared.num_statistics} results that were looked at"
-        if found.compared.num_statistics else ""
-    )  # fmt: skip
+        if found.compared.num_statistics
+        else ""
+    )
     if first.what == "statistics" and line is None:
         return row(
-            Cause.WRONG_ANSWER, Verdict.INCONCLUSIVE, name,
+            Cause.WRONG_ANSWER,
+            Verdict.INCONCLUSIVE,
+            name,
             f"the first difference: {first.text}; the same kernel text and the same arguments gave "
-            "another result", *found.around,
-            would_refute="an equal result of that launch", kernel=launch.kernel,
+            "another result",
+            *found.around,
+            would_refute="an equal result of that launch",
+            kernel=launch.kernel,
             argument=first.subject,
-        )  # fmt: skip
+        )
     argument = _argument(case, launch, first)
     if line is not None:
         sentence = (
@@ -97,15 +119,22 @@ def _judged(case: Case, good: Bundle, found: RunDiff, first: Difference) -> Clai
         corrected = f"{argument} = {first.good}"
         fix = f"Pass {argument} = {first.good} to {launch.kernel}, as the good run does"
     root = RootCause(
-        cause=Cause.WRONG_ANSWER, sentence=sentence, fix=fix,
+        cause=Cause.WRONG_ANSWER,
+        sentence=sentence,
+        fix=fix,
         proof=Proof(
-            f"{first.text}: the first difference; {same}", corrected,
+            f"{first.text}: the first difference; {same}",
+            corrected,
             f"with it the launch is that of the good run, whose answer is right; {same}",
         ),
-        kernel=launch.kernel, argument=argument, tensor=_tensor(case, launch, argument),
-        file=line.file if line else None, line=line.line if line else None,
-        expression=line.text if line else None, place=use.place,
-    )  # fmt: skip
+        kernel=launch.kernel,
+        argument=argument,
+        tensor=_tensor(case, launch, argument),
+        file=line.file if line else None,
+        line=line.line if line else None,
+        expression=line.text if line else None,
+        place=use.place,
+    )
     return proven(root, name, found.around, "a difference before that launch", use.seq)
 
 

@@ -26,11 +26,15 @@ def hang(case: Case) -> list[Claim]:
     looping = [(use, source) for use in _last_of_each(case) if (source := _looping(case, use))]
     if not looping:
         names = ", ".join(dict.fromkeys(use.launch.kernel for use in case.suspects)) or "no launch"
-        return [row(
-            Cause.ENDLESS_LOOP, Verdict.REFUTED, NAME,
-            f"under way were {names}; none of them has a loop without a bound",
-            would_refute="a `while` in one of them",
-        )]  # fmt: skip
+        return [
+            row(
+                Cause.ENDLESS_LOOP,
+                Verdict.REFUTED,
+                NAME,
+                f"under way were {names}; none of them has a loop without a bound",
+                would_refute="a `while` in one of them",
+            )
+        ]
     claims = []
     for use, source in looping[:_MAX_REPLAYS]:
         claims.append(_replayed(case, use, source))
@@ -61,22 +65,43 @@ def _replayed(case: Case, use: Use, source: SourceRecord) -> Claim:
         from hypocenter.replay.recorded import replay_place
         from hypocenter.replay.replay import ProgramNeverEnds
     except (MissingPackage, ImportError) as error:
-        return row(Cause.ENDLESS_LOOP, Verdict.INCONCLUSIVE, NAME, where,
-                   f"whether it ends is for the replay to say: {error}",
-                   would_refute="a replay that ends", kernel=use.launch.kernel)  # fmt: skip
+        return row(
+            Cause.ENDLESS_LOOP,
+            Verdict.INCONCLUSIVE,
+            NAME,
+            where,
+            f"whether it ends is for the replay to say: {error}",
+            would_refute="a replay that ends",
+            kernel=use.launch.kernel,
+        )
     assert use.place is not None
     try:
         replay_place(
-            case.bundle, use.place, budget_seconds=_PROGRAM_SECONDS, allow_source=case.allow_source,
-        )  # fmt: skip
+            case.bundle,
+            use.place,
+            budget_seconds=_PROGRAM_SECONDS,
+            allow_source=case.allow_source,
+        )
     except ProgramNeverEnds as error:
         return _endless(case, use, source, line, text, str(error))
     except HypoError as error:
-        return row(Cause.ENDLESS_LOOP, Verdict.INCONCLUSIVE, NAME, where, str(error),
-                   would_refute="a replay that ends", kernel=use.launch.kernel)  # fmt: skip
-    return row(Cause.ENDLESS_LOOP, Verdict.REFUTED, NAME,
-               f"{where}; its replay with the recorded arguments ends",
-               would_refute="a replay that does not end", kernel=use.launch.kernel)  # fmt: skip
+        return row(
+            Cause.ENDLESS_LOOP,
+            Verdict.INCONCLUSIVE,
+            NAME,
+            where,
+            str(error),
+            would_refute="a replay that ends",
+            kernel=use.launch.kernel,
+        )
+    return row(
+        Cause.ENDLESS_LOOP,
+        Verdict.REFUTED,
+        NAME,
+        f"{where}; its replay with the recorded arguments ends",
+        would_refute="a replay that does not end",
+        kernel=use.launch.kernel,
+    )
 
 
 def _endless(case: Case, use: Use, source: SourceRecord, line: int, text: str, told: str) -> Claim:
@@ -90,11 +115,16 @@ def _endless(case: Case, use: Use, source: SourceRecord, line: int, text: str, t
         + (f", or let a launch before it write {argument}" if argument else ""),
         proof=Proof(
             f"the replay of {use.where} is stuck in line {line}: {told}",
-            corrected, green,
+            corrected,
+            green,
         ),
-        kernel=launch.kernel, tensor=loop_argument,
-        file=source.file, line=line, expression=text, place=use.place,
-    )  # fmt: skip
+        kernel=launch.kernel,
+        tensor=loop_argument,
+        file=source.file,
+        line=line,
+        expression=text,
+        place=use.place,
+    )
     return proven(root, NAME, (), "a replay that ends", use.seq)
 
 
@@ -129,9 +159,10 @@ def _waits_for(
         at = line_text(source, access.line)
         made = at.partition("=")[0].strip()
         in_test = access.line == line or (
-            line < access.line <= line + 6 and made.isidentifier()
+            line < access.line <= line + 6
+            and made.isidentifier()
             and re.search(rf"\b{made}\b", line_text(source, line)) is not None
-        )  # fmt: skip
+        )
         if in_test:
             return name, tensor.name
     return None, None

@@ -64,11 +64,15 @@ def hints(case: Case) -> list[Claim]:
             elif not claims:
                 claims.append(_claim(case, use, source, hint, *wrong))
     if num_kept and not claims:
-        claims.append(row(
-            Cause.MISALIGNMENT, Verdict.REFUTED, NAME,
-            f"{num_kept} promises of a multiple hold for the recorded strides",
-            would_refute="a value that is no multiple",
-        ))  # fmt: skip
+        claims.append(
+            row(
+                Cause.MISALIGNMENT,
+                Verdict.REFUTED,
+                NAME,
+                f"{num_kept} promises of a multiple hold for the recorded strides",
+                would_refute="a value that is no multiple",
+            )
+        )
     return claims
 
 
@@ -99,10 +103,12 @@ def _hints(source: SourceRecord) -> Iterator[tuple[_Hint, _Names]]:
             ):
                 inside = {id(node) for node in ast.walk(call)}
                 pointers = tuple(
-                    node.id for node in ast.walk(statement)
-                    if isinstance(node, ast.Name) and node.id.endswith("_ptr")
+                    node.id
+                    for node in ast.walk(statement)
+                    if isinstance(node, ast.Name)
+                    and node.id.endswith("_ptr")
                     and id(node) not in inside
-                )  # fmt: skip
+                )
                 line = source.first_line + call.lineno - 1
                 yield _Hint(call.args[0], call.args[1], line, pointers), names
 
@@ -136,9 +142,13 @@ def _wrong(
 
 
 def _value(
-    node: ast.expr, names: _Names, known: Mapping[str, int],
-    program: Mapping[int, int], depth: int = 0, before: int = 1 << 30,
-) -> int:  # fmt: skip
+    node: ast.expr,
+    names: _Names,
+    known: Mapping[str, int],
+    program: Mapping[int, int],
+    depth: int = 0,
+    before: int = 1 << 30,
+) -> int:
     """An integer expression over parameters and program numbers; raises _Unknown."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
@@ -174,9 +184,15 @@ def _value(
 
 
 def _claim(
-    case: Case, use: Use, source: SourceRecord, hint: _Hint, value: int,
-    program: Mapping[int, int], factor: int, common: int,
-) -> Claim:  # fmt: skip
+    case: Case,
+    use: Use,
+    source: SourceRecord,
+    hint: _Hint,
+    value: int,
+    program: Mapping[int, int],
+    factor: int,
+    common: int,
+) -> Claim:
     launch = use.launch
     pointer = hint.pointers[0] if hint.pointers else None
     argument = case.fact_of(launch, pointer) if pointer else None
@@ -190,11 +206,24 @@ def _claim(
         sentence=f"{launch.kernel}: {red}: a vector access there does not begin where it seems",
         fix=f"Promise tl.multiple_of({expression}, {common}) at most, or space the rows "
         f"{factor} elements apart",
-        proof=Proof(red, f"a promise of {common}",
-                    f"a multiple of {common} is what it is in every program that was tried"),
-        kernel=launch.kernel, argument=argument, tensor=tensor.name if tensor else None,
-        file=source.file, line=hint.line, expression=line_text(source, hint.line),
+        proof=Proof(
+            red,
+            f"a promise of {common}",
+            f"a multiple of {common} is what it is in every program that was tried",
+        ),
+        kernel=launch.kernel,
+        argument=argument,
+        tensor=tensor.name if tensor else None,
+        file=source.file,
+        line=hint.line,
+        expression=line_text(source, hint.line),
         place=use.place,
-    )  # fmt: skip
-    return proven(root, NAME, (), "strides with which the promise holds", use.seq,
-                  (tensor.id,) if tensor else ())  # fmt: skip
+    )
+    return proven(
+        root,
+        NAME,
+        (),
+        "strides with which the promise holds",
+        use.seq,
+        (tensor.id,) if tensor else (),
+    )

@@ -40,13 +40,16 @@ def limits(case: Case) -> list[Claim]:
     if seen:
         claims += [
             row(
-                cause, Verdict.REFUTED, NAME,
+                cause,
+                Verdict.REFUTED,
+                NAME,
                 f"grid and warps of {len(seen)} different launches are within the limits of "
                 f"{gpu.product}",
                 would_refute="a launch over a limit",
             )
-            for cause in SEEN if cause not in confirmed
-        ]  # fmt: skip
+            for cause in SEEN
+            if cause not in confirmed
+        ]
     return claims
 
 
@@ -91,13 +94,18 @@ def _judged(gpu: GpuLimits, use: Use) -> Claim | None:
         "shared memory": f"{new_bytes} bytes of shared memory",
     }[argument]
     root = RootCause(
-        cause=cause, sentence=f"{launch.kernel}: {red}", fix=fix, kernel=launch.kernel,
-        argument=argument, place=use.place,
+        cause=cause,
+        sentence=f"{launch.kernel}: {red}",
+        fix=fix,
+        kernel=launch.kernel,
+        argument=argument,
+        place=use.place,
         proof=Proof(
-            f"the limits of {gpu.product} refuse the launch: {red}", corrected,
+            f"the limits of {gpu.product} refuse the launch: {red}",
+            corrected,
             f"the limits of {gpu.product} accept the same launch with {corrected}",
         ),
-    )  # fmt: skip
+    )
     evidence = f"{use.where}: {launch.kernel}, grid {launch.grid}, {warps} warps"
     return proven(root, NAME, (evidence,), "a GPU whose limits accept the launch", use.seq)
 
@@ -111,38 +119,48 @@ def _mended(
         if size < 1:
             better = (*grid[:axis], 1, *grid[axis + 1 :])
             return (
-                Cause.EMPTY_LAUNCH, "grid", (better, warps, shared),
+                Cause.EMPTY_LAUNCH,
+                "grid",
+                (better, warps, shared),
                 "Do not launch for an empty batch: return before the launch when there is nothing "
                 "to do",
-            )  # fmt: skip
+            )
         if size > most[axis]:
             better = (*grid[:axis], most[axis], *grid[axis + 1 :])
             way = "put the long axis first" if axis else "give each program more work"
             return (
-                Cause.GRID_LIMIT, "grid", (_fitted(gpu, better), warps, shared),
+                Cause.GRID_LIMIT,
+                "grid",
+                (_fitted(gpu, better), warps, shared),
                 f"Keep grid[{axis}] at or below {most[axis]} (it was {size}): {way}",
-            )  # fmt: skip
+            )
     if math.prod(grid) > gpu.max_programs:
         return (
-            Cause.GRID_PRODUCT, "grid", (_fitted(gpu, grid), warps, shared),
+            Cause.GRID_PRODUCT,
+            "grid",
+            (_fitted(gpu, grid), warps, shared),
             f"Split the launch: its {math.prod(grid)} programs do not fit the "
             f"{gpu.max_programs} that are counted in 32 bits",
-        )  # fmt: skip
+        )
     most_warps = gpu.max_threads_per_block // gpu.wavefront
     fewest = min(warps, most_warps)
     if grid[0] * fewest * gpu.wavefront > gpu.max_threads_per_dim:
         fewest = max(gpu.max_threads_per_dim // (grid[0] * gpu.wavefront), 1)
     if fewest != warps:
         return (
-            Cause.THREAD_LIMIT, "num_warps", (grid, fewest, shared),
+            Cause.THREAD_LIMIT,
+            "num_warps",
+            (grid, fewest, shared),
             f"Launch with num_warps = {fewest} at most: {warps} warps of {gpu.wavefront} threads "
             f"are {warps * gpu.wavefront}, and {gpu.product} takes {gpu.max_threads_per_block}",
-        )  # fmt: skip
+        )
     return (
-        Cause.SHARED_MEMORY, "shared memory", (grid, warps, gpu.shared_limit_bytes),
+        Cause.SHARED_MEMORY,
+        "shared memory",
+        (grid, warps, gpu.shared_limit_bytes),
         f"Use smaller tiles or fewer stages: {gpu.product} has {gpu.shared_limit_bytes} bytes of "
         f"shared memory, {shared} are asked for",
-    )  # fmt: skip
+    )
 
 
 def _fitted(gpu: GpuLimits, grid: tuple[int, ...]) -> tuple[int, ...]:

@@ -40,11 +40,13 @@ def numbers(case: Case) -> list[Claim]:
     if num_strides and not claims:
         claims.append(
             row(
-                Cause.WRONG_STRIDE, Verdict.REFUTED, NAME,
+                Cause.WRONG_STRIDE,
+                Verdict.REFUTED,
+                NAME,
                 f"all {num_strides} strides that kernels got are those of their tensors",
                 would_refute="a stride that is not its tensor's",
             )
-        )  # fmt: skip
+        )
     return claims
 
 
@@ -96,9 +98,13 @@ def _wrong_stride(
         place=use.place,
     )
     return proven(
-        root, NAME, (f"{use.where}: {text}",), f"a kernel for which {parameter} is no stride",
-        use.seq, (tensor.id,),
-    )  # fmt: skip
+        root,
+        NAME,
+        (f"{use.where}: {text}",),
+        f"a kernel for which {parameter} is no stride",
+        use.seq,
+        (tensor.id,),
+    )
 
 
 def _narrow(case: Case, use: Use) -> Claim | None:
@@ -129,9 +135,12 @@ def _narrow(case: Case, use: Use) -> Claim | None:
         fix=f"Launch the 64-bit variant of {launch.kernel} (WIDE = True) for tensors of 2**31 "
         "elements or more",
         proof=Proof(
-            text, "WIDE = True",
+            text,
+            "WIDE = True",
             f"element {sizes[name] - 1} of {name} is {sizes[name] - 1 - (1 << 32)} in 32 bits and "
-            f"itself in 64" if sizes[name] > 1 << 31 else "64-bit offsets reach every element",
+            f"itself in 64"
+            if sizes[name] > 1 << 31
+            else "64-bit offsets reach every element",
         ),
         kernel=launch.kernel,
         argument=name,
@@ -140,8 +149,12 @@ def _narrow(case: Case, use: Use) -> Claim | None:
         line=access.line if access else None,
         expression=access.expression if access else None,
         place=use.place,
-    )  # fmt: skip
+    )
     return proven(
-        root, NAME, (f"{use.where}: {text}",), "a tensor of fewer elements", use.seq,
+        root,
+        NAME,
+        (f"{use.where}: {text}",),
+        "a tensor of fewer elements",
+        use.seq,
         (tensor.id,) if tensor else (),
-    )  # fmt: skip
+    )

@@ -70,15 +70,18 @@ def ownership(case: Case) -> list[Claim]:
     confirmed = {claim.hypothesis.cause for claim in claims}
     return claims + [
         row(
-            cause, Verdict.REFUTED, NAME,
+            cause,
+            Verdict.REFUTED,
+            NAME,
             f"{what} of {num_tokens} tokens lead to blocks of the tokens' own requests",
             would_refute="an entry that names a block of somebody else",
         )
         for cause, what in (
-            (Cause.STALE_SLOT, "the slots"), (Cause.FOREIGN_BLOCK, "tables and rows"),
+            (Cause.STALE_SLOT, "the slots"),
+            (Cause.FOREIGN_BLOCK, "tables and rows"),
         )
         if cause not in confirmed
-    ]  # fmt: skip
+    ]
 
 
 def _pages(case: Case, event: Stepped) -> Iterator[_Paged]:
@@ -146,16 +149,22 @@ def _wrong_slots(paged: _Paged, requests: tuple[RequestRecord, ...]) -> Iterator
             continue
         owner = _owner(value // size, requests)
         whose = (
-            f"block {value // size} of request {owner.id}" if owner and owner.id != request.id
+            f"block {value // size} of request {owner.id}"
+            if owner and owner.id != request.id
             else f"offset {value % size} of its own block {value // size}, where position "
-            f"{request.blocks.index(value // size) * size + value % size} belongs" if owner
+            f"{request.blocks.index(value // size) * size + value % size} belongs"
+            if owner
             else f"block {value // size}, which nobody owns"
-        )  # fmt: skip
+        )
         yield _Wrong(
-            Cause.STALE_SLOT, "slots", (token,), value, right,
+            Cause.STALE_SLOT,
+            "slots",
+            (token,),
+            value,
+            right,
             f"slots[{token}] = {value} for position {position} of request {request.id}, which is "
             f"{whose}; the request's block {request.blocks[block]} gives slot {right}",
-        )  # fmt: skip
+        )
 
 
 def _wrong_rows(paged: _Paged, requests: tuple[RequestRecord, ...]) -> Iterator[_Wrong]:
@@ -163,10 +172,14 @@ def _wrong_rows(paged: _Paged, requests: tuple[RequestRecord, ...]) -> Iterator[
     for token, request, _ in _tokens(paged, requests) if rows is not None else ():
         if rows is not None and token < len(rows) and int(rows[token]) != request.row:
             yield _Wrong(
-                Cause.FOREIGN_BLOCK, "sequence_rows", (token,), int(rows[token]), request.row,
+                Cause.FOREIGN_BLOCK,
+                "sequence_rows",
+                (token,),
+                int(rows[token]),
+                request.row,
                 f"sequence_rows[{token}] = {int(rows[token])} sends a token of request "
                 f"{request.id} to another row of the block tables than its own, {request.row}",
-            )  # fmt: skip
+            )
 
 
 def _wrong_tables(paged: _Paged, requests: tuple[RequestRecord, ...]) -> Iterator[_Wrong]:
@@ -182,10 +195,14 @@ def _wrong_tables(paged: _Paged, requests: tuple[RequestRecord, ...]) -> Iterato
             owner = _owner(value, requests)
             whose = f"a block of request {owner.id}" if owner else "a block that nobody owns"
             yield _Wrong(
-                Cause.FOREIGN_BLOCK, "block_tables", (request.row, int(at)), value, used[at],
+                Cause.FOREIGN_BLOCK,
+                "block_tables",
+                (request.row, int(at)),
+                value,
+                used[at],
                 f"block_tables[{request.row}, {at}] = {value} for request {request.id}, {whose}; "
                 f"the request's own is {used[at]}",
-            )  # fmt: skip
+            )
 
 
 def _shared(requests: tuple[RequestRecord, ...]) -> Iterator[_Wrong]:
@@ -196,9 +213,13 @@ def _shared(requests: tuple[RequestRecord, ...]) -> Iterator[_Wrong]:
             other = owners.setdefault(block, request)
             if other.id != request.id:
                 yield _Wrong(
-                    Cause.FOREIGN_BLOCK, "block_tables", (request.row, at), block, -1,
+                    Cause.FOREIGN_BLOCK,
+                    "block_tables",
+                    (request.row, at),
+                    block,
+                    -1,
                     f"block {block} belongs to request {other.id} and to request {request.id}",
-                )  # fmt: skip
+                )
 
 
 def _owner(block: int, requests: tuple[RequestRecord, ...]) -> RequestRecord | None:
@@ -230,7 +251,8 @@ def _claim(case: Case, paged: _Paged, one: _Wrong, requests: tuple[RequestRecord
         cause=one.cause,
         sentence=f"{use.launch.kernel}: {one.text}",
         fix=f"Make {one.argument} of each step from the blocks that the request owns in that step "
-        f"({one.argument}[{place}] = {one.right})" if one.right >= 0
+        f"({one.argument}[{place}] = {one.right})"
+        if one.right >= 0
         else "Give a block to one request at a time: free it before it is given out again",
         proof=Proof(one.text, corrected, green),
         kernel=use.launch.kernel,
@@ -240,9 +262,12 @@ def _claim(case: Case, paged: _Paged, one: _Wrong, requests: tuple[RequestRecord
         line=access.line if access else None,
         expression=access.expression if access else None,
         place=use.place,
-    )  # fmt: skip
+    )
     return proven(
-        root, NAME, (f"{use.where}: {one.text}",),
-        "the scheduler's record of the request naming that block", use.seq,
+        root,
+        NAME,
+        (f"{use.where}: {one.text}",),
+        "the scheduler's record of the request naming that block",
+        use.seq,
         (tensor.id,) if tensor else (),
-    )  # fmt: skip
+    )

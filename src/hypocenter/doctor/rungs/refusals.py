@@ -77,12 +77,13 @@ def _claim_of(event: Rejected) -> Claim | None:
     if reading is None:
         return None
     root = RootCause(
-        cause=reading.cause, sentence=f"{event.what}: {event.refusal}", fix=reading.fix,
-        kernel=event.kernel or "copy", argument=reading.argument,
-        proof=Proof(
-            f"{event.what} was refused: {event.refusal}", reading.corrected, reading.green
-        ),
-    )  # fmt: skip
+        cause=reading.cause,
+        sentence=f"{event.what}: {event.refusal}",
+        fix=reading.fix,
+        kernel=event.kernel or "copy",
+        argument=reading.argument,
+        proof=Proof(f"{event.what} was refused: {event.refusal}", reading.corrected, reading.green),
+    )
     return proven(root, NAME, (), "the check accepting what was passed", event.seq)
 
 
@@ -90,14 +91,17 @@ def _claim_of_field(refusal: FieldOutOfRange) -> Claim:
     """A refused number of the model file's metadata; its name says which kernel wants it."""
     field, high = refusal.field, refusal.high
     root = RootCause(
-        cause=Cause.BAD_SCALAR, sentence=f"the model file: {refusal}",
+        cause=Cause.BAD_SCALAR,
+        sentence=f"the model file: {refusal}",
         fix=f"Mend {field} in the model file ({refusal.file}), or convert the model anew",
-        kernel="rope" if "rope" in field.split(".") else None, argument=field,
+        kernel="rope" if "rope" in field.split(".") else None,
+        argument=field,
         proof=Proof(
-            f"the reader refused it: {refusal}", f"{field} = {high}",
+            f"the reader refused it: {refusal}",
+            f"{field} = {high}",
             f"the same test, {field} {refusal.range}, holds for {high}",
         ),
-    )  # fmt: skip
+    )
     return proven(root, NAME, (), "a value inside the range")
 
 
@@ -111,10 +115,12 @@ def _reading(refusal: AnyRefusal, copied: str) -> _Reading | None:
     match refusal:
         case WrongScalar(value=value, limit=limit):
             return _Reading(
-                Cause.BAD_SCALAR, name, f"a {name} that holds: {limit}",
+                Cause.BAD_SCALAR,
+                name,
+                f"a {name} that holds: {limit}",
                 f"the same check holds for it, and not for {value}",
                 f"Pass a {name} for which this holds: {limit}",
-            )  # fmt: skip
+            )
         case RuntimeRefused(is_no_code=True):
             return _NO_CODE
         case NotCompiled(reasons=reasons):
@@ -123,37 +129,46 @@ def _reading(refusal: AnyRefusal, copied: str) -> _Reading | None:
 
 
 _NO_CODE = _Reading(
-    Cause.NO_CODE_OBJECT, None, "code for this architecture",
+    Cause.NO_CODE_OBJECT,
+    None,
+    "code for this architecture",
     "a kernel with code for the architecture is loaded: others of this run were",
     "Build the kernel for the architecture of this GPU too",
-)  # fmt: skip
+)
 
 
 def _of_index(refusal: AnyRefusal) -> _Reading | None:
     match refusal:
         case EntryRepeated(argument="slots"):
             return _Reading(
-                Cause.STALE_SLOT, "slots", "a slot of its own for each",
+                Cause.STALE_SLOT,
+                "slots",
+                "a slot of its own for each",
                 "the same check holds when no two slots are equal",
                 "Give every token of a step its slot",
-            )  # fmt: skip
+            )
         case EntryOutOfRange(argument=name, entry=entry, value=value, of=of, bound=bound):
             at = f"{name}[{', '.join(map(str, entry))}]"
             better = min(max(value, 0), bound - 1)
             return _Reading(
-                index_cause(value, name), name, f"{at} = {better}",
+                index_cause(value, name),
+                name,
+                f"{at} = {better}",
                 f"the same check, 0 <= {at} < {bound}, holds for {better} and not for {value}",
                 f"Keep {name} inside 0 to {bound - 1}: {of} has {bound} entries",
-            )  # fmt: skip
+            )
     return None
 
 
 def _of_grid(refusal: AnyRefusal) -> _Reading | None:
     def of_limit(cause: Cause, name: str | None, value: int, limit: int, fix: str) -> _Reading:
         return _Reading(
-            cause, name, f"{limit} instead of {value}",
-            f"the same check holds for {limit} and not for {value}", fix,
-        )  # fmt: skip
+            cause,
+            name,
+            f"{limit} instead of {value}",
+            f"the same check holds for {limit} and not for {value}",
+            fix,
+        )
 
     match refusal:
         case GridEmpty(size=size):
@@ -187,75 +202,100 @@ def _of_tensor(refusal: AnyRefusal, name: str) -> _Reading | None:
     def elsewhere(cause: Cause, where: str, was: str, fix: str) -> _Reading:
         not_was = f", and not {was}" if was else ""
         return _Reading(
-            cause, name, f"{name} {where}", f"the same check holds with {name} {where}{not_was}",
+            cause,
+            name,
+            f"{name} {where}",
+            f"the same check holds with {name} {where}{not_was}",
             fix,
-        )  # fmt: skip
+        )
 
     def remade(cause: Cause, what: str, fix: str, was: str = "") -> _Reading:
         not_was = f", and not as {was}" if was else ""
         return _Reading(
-            cause, name, f"{name} as {what}", f"the same check holds for {name} as {what}{not_was}",
+            cause,
+            name,
+            f"{name} as {what}",
+            f"the same check holds for {name} as {what}{not_was}",
             fix,
-        )  # fmt: skip
+        )
 
     match refusal:
         case Null():
             return _Reading(
-                Cause.NULL_POINTER, name, f"a tensor for {name}",
+                Cause.NULL_POINTER,
+                name,
+                f"a tensor for {name}",
                 "the same check holds for any tensor there",
                 f"Pass a tensor for {name}, or do not launch",
-            )  # fmt: skip
+            )
         case WrongType(dtype=dtype, read_as=(wanted, *_)):
             return remade(Cause.DTYPE_WIDTH, wanted, f"Make {name} with dtype {wanted}", dtype)
         case Freed(site=site):
             return _Reading(
-                Cause.USE_AFTER_FREE, name, f"{name} not freed",
+                Cause.USE_AFTER_FREE,
+                name,
+                f"{name} not freed",
                 f"the same check holds for {name} while it is not freed",
                 f"Keep {name} until its last use has ended (it was freed at {site})",
-            )  # fmt: skip
+            )
         case HostArgument():
             return _Reading(
-                Cause.HOST_POINTER, name, f"{name} on the device",
+                Cause.HOST_POINTER,
+                name,
+                f"{name} on the device",
                 "the same check holds for an address of the device",
                 f"Copy {name} to the device and pass that",
-            )  # fmt: skip
+            )
         case OnOtherDevice(device=device, others=others):
             is_host = device == "cpu"
             return elsewhere(
-                Cause.HOST_POINTER if is_host else Cause.WRONG_DEVICE, f"on {others}",
-                "" if is_host else f"on {device}", f"Copy {name} to {others} and pass the copy",
-            )  # fmt: skip
+                Cause.HOST_POINTER if is_host else Cause.WRONG_DEVICE,
+                f"on {others}",
+                "" if is_host else f"on {device}",
+                f"Copy {name} to {others} and pass the copy",
+            )
         case MemoryElsewhere(device=device, address=address):
             return _Reading(
-                Cause.WRONG_DEVICE, name, f"{name} in memory of {device}",
+                Cause.WRONG_DEVICE,
+                name,
+                f"{name} in memory of {device}",
                 f"the same check holds for an address of {device}",
                 f"Copy {name} by the device that it was allocated on: {address:#x} is not "
                 f"{device}'s",
-            )  # fmt: skip
+            )
         case StillWritten(writer=writer):
             return _Reading(
-                Cause.MISSING_WAIT, name, f"a wait for {writer}",
+                Cause.MISSING_WAIT,
+                name,
+                f"a wait for {writer}",
                 f"the same check holds when {writer} has been waited for",
                 f"Record an event behind {writer} and wait for it before {name} is copied",
-            )  # fmt: skip
+            )
         case OutsideTensor(what="rows", num_asked=asked, num_there=there):
             return _Reading(
-                Cause.BUFFER_TOO_SMALL, name, f"{there} instead of {asked}",
+                Cause.BUFFER_TOO_SMALL,
+                name,
+                f"{there} instead of {asked}",
                 f"the same check holds for {there} and not for {asked}",
                 f"Copy at most {there} rows of {name}",
-            )  # fmt: skip
+            )
         case TooShort(end_bytes=end, num_bytes=there):
             return _Reading(
-                Cause.BUFFER_TOO_SMALL, name, f"{end} instead of {there}",
+                Cause.BUFFER_TOO_SMALL,
+                name,
+                f"{end} instead of {there}",
                 f"the same check holds for {end} and not for {there}",
                 f"Allocate {end} bytes for {name}, not {there}",
-            )  # fmt: skip
+            )
         case Misaligned(alignment_bytes=alignment):
             where = f"at a multiple of {alignment} bytes"
             return _Reading(
-                Cause.MISALIGNMENT, name, f"{name} {where}", f"the same check holds {where}",
+                Cause.MISALIGNMENT,
+                name,
+                f"{name} {where}",
+                f"the same check holds {where}",
                 f"Begin {name} {where}",
-            )  # fmt: skip
+            )
         case WrongStrides(limit=limit):
             return remade(Cause.WRONG_STRIDE, limit, f"Pass {name} so that it holds: {limit}")
         case WrongAxes(axes=axes):
@@ -275,8 +315,12 @@ def _of_calls(case: Case) -> Iterator[Claim]:
     first = next(iter(case.events(Called)), None)
     if first is None:
         if not case.bundle.events:
-            yield row(Cause.PENDING_ERROR, Verdict.NOT_TESTED, NAME,
-                      "refusals: no event of this run was recorded")  # fmt: skip
+            yield row(
+                Cause.PENDING_ERROR,
+                Verdict.NOT_TESTED,
+                NAME,
+                "refusals: no event of this run was recorded",
+            )
         elif fault.kind in ("error", "crash"):
             is_polled = any(one.armed for one in case.bundle.checks)
             text = (
@@ -284,10 +328,12 @@ def _of_calls(case: Case) -> Iterator[Claim]:
                 "polled"
             )
             yield row(
-                Cause.PENDING_ERROR, Verdict.REFUTED, NAME,
+                Cause.PENDING_ERROR,
+                Verdict.REFUTED,
+                NAME,
                 text if is_polled else "no earlier call is on record with an error",
                 would_refute="an earlier call with the same error",
-            )  # fmt: skip
+            )
         return
     is_memory = first.kind is ErrorKind.OUT_OF_MEMORY
     reporter = _reporter(case, first)
@@ -301,8 +347,18 @@ def _of_calls(case: Case) -> Iterator[Claim]:
         f"{call} returned {first.outcome} (event {first.seq}, {first.site or 'no site'}); "
         f"{reporter.call} reported it later"
     )
-    null = next((claim for claim in case.claims if claim.hypothesis.cause is Cause.NULL_POINTER
-                 and claim.root is not None), None) if is_memory else None  # fmt: skip
+    null = (
+        next(
+            (
+                claim
+                for claim in case.claims
+                if claim.hypothesis.cause is Cause.NULL_POINTER and claim.root is not None
+            ),
+            None,
+        )
+        if is_memory
+        else None
+    )
     used = null.root if null is not None else None
     root = RootCause(
         cause=cause,
@@ -316,13 +372,20 @@ def _of_calls(case: Case) -> Iterator[Claim]:
         line=used.line if used else None,
         expression=used.expression if used else None,
         proof=Proof(
-            red, f"{call} without its error",
+            red,
+            f"{call} without its error",
             f"without the error of {call} no call before {reporter.call} has one, and "
             f"{reporter.call} has none of its own",
         ),
-    )  # fmt: skip
-    yield proven(root, NAME, (), "an error of the reporting call's own", first.seq,
-                 null.tensors if null is not None else ())  # fmt: skip
+    )
+    yield proven(
+        root,
+        NAME,
+        (),
+        "an error of the reporting call's own",
+        first.seq,
+        null.tensors if null is not None else (),
+    )
 
 
 def _of_outcome(event: Called) -> Claim | None:
@@ -331,12 +394,12 @@ def _of_outcome(event: Called) -> Claim | None:
         return None
     kernel = _bare_name(event.kernel) or event.call
     root = RootCause(
-        cause=_NO_CODE.cause, sentence=f"{kernel}: {event.outcome}", fix=_NO_CODE.fix,
+        cause=_NO_CODE.cause,
+        sentence=f"{kernel}: {event.outcome}",
+        fix=_NO_CODE.fix,
         kernel=kernel,
-        proof=Proof(
-            f"{kernel} was refused: {event.outcome}", _NO_CODE.corrected, _NO_CODE.green
-        ),
-    )  # fmt: skip
+        proof=Proof(f"{kernel} was refused: {event.outcome}", _NO_CODE.corrected, _NO_CODE.green),
+    )
     return proven(root, NAME, (), "the check accepting what was passed", event.seq)
 
 

@@ -101,8 +101,9 @@ def _at(site: Site | None) -> dict[str, Any]:
 def _overflow(case: Case, use: Use, finding: Finding) -> Judged:
     evidence: tuple[str, ...] = ()
     if finding.threshold is not None:
-        evidence = (f"the first program that overflows along axis {finding.axis} is "
-                    f"{finding.threshold}",)  # fmt: skip
+        evidence = (
+            f"the first program that overflows along axis {finding.axis} is {finding.threshold}",
+        )
     small = tuple(
         one
         for name, tensor in case.tensors_of(use.launch).items()
@@ -115,14 +116,20 @@ def _overflow(case: Case, use: Use, finding: Finding) -> Judged:
     if finding.axis is not None and 0 < (finding.threshold or 0) < use.launch.grid[finding.axis]:
         grid, axis = use.launch.grid, finding.axis
         cut = (*grid[:axis], finding.threshold, *grid[axis + 1 :])
-        tries.append((f"grid {cut}, which ends before the first program that overflows",
-                      lambda fact: {"grid": cut}))  # fmt: skip
+        tries.append(
+            (
+                f"grid {cut}, which ends before the first program that overflows",
+                lambda fact: {"grid": cut},
+            )
+        )
     kept = finding.origin.expression if finding.origin else "the offset"
     return Judged(
         Cause.OFFSET_OVERFLOW,
         f"Compute {kept} in 64 bits: cast the index to int64 before it is multiplied",
-        evidence, tuple(tries), **_at(finding.origin),
-    )  # fmt: skip
+        evidence,
+        tuple(tries),
+        **_at(finding.origin),
+    )
 
 
 def _small(
@@ -165,17 +172,23 @@ def _other_width(
                 f"{tensor.name} begins at {tensor.address:#x}, {off} bytes past a multiple of "
                 f"{width}, and is read {width} bytes at a time",
             ),
-            (), **_at(site), in_kernel=False,
-            settled=(f"{tensor.name} at {there:#x}",
-                     f"{there:#x} is a multiple of {width}; {tensor.address:#x} is not"),
-        )  # fmt: skip
+            (),
+            **_at(site),
+            in_kernel=False,
+            settled=(
+                f"{tensor.name} at {there:#x}",
+                f"{there:#x} is a multiple of {width}; {tensor.address:#x} is not",
+            ),
+        )
     if not any(one.kind is FindingKind.OUT_OF_BOUNDS for one in all_of_them):
         return None
     return Judged(
         Cause.DTYPE_WIDTH,
         f"Read {name} with the width of its elements: take the cast of the pointer away",
-        (f"what is read from {name} in the wrong width leads out of bounds",), (), **_at(site),
-    )  # fmt: skip
+        (f"what is read from {name} in the wrong width leads out of bounds",),
+        (),
+        **_at(site),
+    )
 
 
 def _outside(
@@ -188,15 +201,19 @@ def _outside(
     extent = _span(tensor)
     number = finding.number if finding.number is not None else extent
     room = 2 * tensor.extent_bytes + int(max(number, 0) * width) + 4096
-    grown = (f"room for {int(room / max(width, 1))} elements behind {name}",
-             lambda fact: {name: fact(num_bytes=room)})  # fmt: skip
+    grown = (
+        f"room for {int(room / max(width, 1))} elements behind {name}",
+        lambda fact: {name: fact(num_bytes=room)},
+    )
     if _CAST.search(f"{line} {site.expression if site else ''}"):
         return Judged(
             Cause.DTYPE_WIDTH,
             f"Read {name} with the width of its elements ({width:.0f} bytes): take the cast of "
             "the pointer away",
-            (f"the kernel casts the pointer {name}: {line}",), (grown,), **_at(site),
-        )  # fmt: skip
+            (f"the kernel casts the pointer {name}: {line}",),
+            (grown,),
+            **_at(site),
+        )
     lanes = finding.num_lanes / max(finding.num_programs, 1)
     guard = guard_line(source, site.line) if source and site else None
     if (found := _index_of(case, use, finding, tensor, number)) is not None:
@@ -210,25 +227,35 @@ def _outside(
         return Judged(
             Cause.OFF_BY_ONE,
             f"Compare with < instead of <= in `{guard[1]}`",
-            (beyond, f"the access is masked, by line {guard[0]}: {guard[1]}"), (grown,),
-            site.file if site else None, guard[0], guard[1],
-        )  # fmt: skip
+            (beyond, f"the access is masked, by line {guard[0]}: {guard[1]}"),
+            (grown,),
+            site.file if site else None,
+            guard[0],
+            guard[1],
+        )
     if not has_mask and number in (extent, -1) and lanes <= 1:
         return Judged(
-            Cause.OFF_BY_ONE, f"End one element earlier at {name}",
-            (beyond, "one element of one lane, and no mask"), (grown,), **_at(site),
-        )  # fmt: skip
+            Cause.OFF_BY_ONE,
+            f"End one element earlier at {name}",
+            (beyond, "one element of one lane, and no mask"),
+            (grown,),
+            **_at(site),
+        )
     if not has_mask:
         return Judged(
             Cause.MISSING_MASK,
             f"Mask the access: `mask=` with the columns or rows that {name} has",
             (beyond, f"{lanes:.0f} lanes of a program are outside, and the access has no mask"),
-            (grown,), **_at(site),
-        )  # fmt: skip
+            (grown,),
+            **_at(site),
+        )
     return Judged(
-        Cause.BUFFER_TOO_SMALL, f"Make {tensor.name} large enough, or mask what lies beyond it",
-        (beyond,), (grown,), **_at(site),
-    )  # fmt: skip
+        Cause.BUFFER_TOO_SMALL,
+        f"Make {tensor.name} large enough, or mask what lies beyond it",
+        (beyond,),
+        (grown,),
+        **_at(site),
+    )
 
 
 def _index_of(
@@ -258,8 +285,9 @@ def _index_of(
             f"Keep {parameter} inside 0 to {bound - 1}: {name} has {bound} entries",
             (f"{shown} = {wanted}, but {name} has {bound} entries",),
             ((f"{shown} = 0{others}", _elements(parameter, dict.fromkeys(bad, 0))),),
-            **_at(finding.sites[0]), argument=parameter,
-        )  # fmt: skip
+            **_at(finding.sites[0]),
+            argument=parameter,
+        )
     return None
 
 
@@ -272,19 +300,24 @@ def _elements(
 def _freed(finding: Finding, tensor: TensorRecord, site: Site | None) -> Judged:
     name = finding.argument or ""
     return Judged(
-        Cause.USE_AFTER_FREE, f"Keep {tensor.name} until its last launch has ended",
-        (), ((f"{tensor.name} not freed", lambda fact: {name: fact(is_alive=True)}),), **_at(site),
-    )  # fmt: skip
+        Cause.USE_AFTER_FREE,
+        f"Keep {tensor.name} until its last launch has ended",
+        (),
+        ((f"{tensor.name} not freed", lambda fact: {name: fact(is_alive=True)}),),
+        **_at(site),
+    )
 
 
 def _null(finding: Finding, tensor: TensorRecord | None, site: Site | None) -> Judged:
     name = finding.argument or ""
     num_bytes = max(tensor.extent_bytes if tensor else 0, 4096)
     return Judged(
-        Cause.NULL_POINTER, f"Pass a tensor for {name}", (),
+        Cause.NULL_POINTER,
+        f"Pass a tensor for {name}",
+        (),
         ((f"{num_bytes} bytes behind {name}", lambda fact: {name: fact(num_bytes=num_bytes)}),),
         **_at(site),
-    )  # fmt: skip
+    )
 
 
 # -- values ---------------------------------------------------------------------------------------
@@ -308,7 +341,7 @@ def _race(case: Case, use: Use, finding: Finding, site: Site | None) -> Judged:
         (f"`{folded[1]}` gives several programs one index",) if folded else (),
         (("a grid of one program, which has nobody to race with", lambda fact: {"grid": single}),),
         **place,
-    )  # fmt: skip
+    )
 
 
 def _unwritten(case: Case, use: Use, finding: Finding) -> Judged:
@@ -327,16 +360,22 @@ def _unwritten(case: Case, use: Use, finding: Finding) -> Judged:
     if tensor is not None and finding.element and len(finding.element) > 1:
         columns, strides = finding.element[-1], tensor.strides
         shape = (*tensor.shape[:-1], columns)
-        tries.insert(0, (f"{name} only {columns} columns wide",
-                         lambda fact: {name: fact(shape=shape, strides=strides)}))  # fmt: skip
+        tries.insert(
+            0,
+            (
+                f"{name} only {columns} columns wide",
+                lambda fact: {name: fact(shape=shape, strides=strides)},
+            ),
+        )
     return Judged(
         Cause.OUTPUT_NOT_WRITTEN,
         f"Write every element of {name}: the mask of the store leaves some out",
-        (f"the store is masked, by line {guard[0]}: {guard[1]}",) if guard else (), tuple(tries),
+        (f"the store is masked, by line {guard[0]}: {guard[1]}",) if guard else (),
+        tuple(tries),
         access.file if access else None,
         guard[0] if guard else access.line if access else None,
         guard[1] if guard else access.expression if access else None,
-    )  # fmt: skip
+    )
 
 
 def _uninitialised(
@@ -351,12 +390,14 @@ def _uninitialised(
             (f"entries of {tensor.name} that no token has written are read: 0 times NaN is NaN",),
             ((f"{tensor.name} cleared before", lambda fact: {name: fact(num_bytes=whole)}),),
             **_at(site),
-        )  # fmt: skip
+        )
     return Judged(
-        Cause.UNINITIALISED_READ, f"Write or clear {tensor.name} before it is read", (),
+        Cause.UNINITIALISED_READ,
+        f"Write or clear {tensor.name} before it is read",
+        (),
         ((f"{tensor.name} cleared before", lambda fact: {name: fact(num_bytes=whole)}),),
         **_at(site),
-    )  # fmt: skip
+    )
 
 
 # -- text -----------------------------------------------------------------------------------------

@@ -81,10 +81,13 @@ class _Rung:
             return None
         try:
             return self.replay(
-                self.case.bundle, use.place, corrections=dict(corrections or {}),
-                budget_seconds=min(REPLAY_SECONDS, left), allow_source=self.case.allow_source,
+                self.case.bundle,
+                use.place,
+                corrections=dict(corrections or {}),
+                budget_seconds=min(REPLAY_SECONDS, left),
+                allow_source=self.case.allow_source,
                 use_installed=installed,
-            )  # fmt: skip
+            )
         except HypoError as error:
             if not installed and not corrections:
                 self.failed[_not_replayed(use, error)] = None
@@ -148,10 +151,11 @@ def _vague(case: Case, use: Use) -> Iterator[str]:
         yield f"{launch.kernel} was the last launch before the end"
     source = case.sources.get(launch.source)
     unknown = [
-        name for name, tensor in case.tensors_of(launch).items()
+        name
+        for name, tensor in case.tensors_of(launch).items()
         if case.values(tensor.id, use.seq) is None
         and (source is None or follows_what_it_loads(source, case.parameter_of(launch, name)))
-    ]  # fmt: skip
+    ]
     if unknown:
         yield (
             f"{launch.kernel} works out addresses, masks or branches from {', '.join(unknown)}, "
@@ -168,8 +172,10 @@ def _first_alike(rung: _Rung, use: Use, found: list[Claim]) -> list[Claim]:
     if case.kind in ("crash", "hang"):
         return found
     cause = next(claim.root.cause for claim in found if claim.root)
-    first = next((one for one in case.uses if one.place is not None
-                  and _key(case, one) == _key(case, use)), use)  # fmt: skip
+    first = next(
+        (one for one in case.uses if one.place is not None and _key(case, one) == _key(case, use)),
+        use,
+    )
     if first is use or cause in (Cause.OUTPUT_NOT_WRITTEN, Cause.UNINITIALISED_READ):
         return found
     again = _climbed(rung, first)
@@ -178,9 +184,9 @@ def _first_alike(rung: _Rung, use: Use, found: list[Claim]) -> list[Claim]:
 
 def _after_good_run(case: Case) -> list[Claim]:
     """A difference from the good run is what a race of that very launch looks like."""
-    untested = list(_untested(
-        "a cause is proven without a replay; `hypo replay BUNDLE` replays the launches"
-    ))  # fmt: skip
+    untested = list(
+        _untested("a cause is proven without a replay; `hypo replay BUNDLE` replays the launches")
+    )
     proofs = [claim for claim in case.claims if claim.root is not None]
     root = proofs[0].root
     if len(proofs) > 1 or root is None or root.cause is not Cause.WRONG_ANSWER:
@@ -200,11 +206,14 @@ def _after_good_run(case: Case) -> list[Claim]:
     if not races:
         return untested
     case.claims[case.claims.index(proofs[0])] = row(
-        Cause.WRONG_ANSWER, Verdict.INCONCLUSIVE, proofs[0].hypothesis.diagnostic,
+        Cause.WRONG_ANSWER,
+        Verdict.INCONCLUSIVE,
+        proofs[0].hypothesis.diagnostic,
         f"the first difference, which the race explains: {root.sentence}",
-        would_refute="no difference from the good run", kernel=root.kernel,
+        would_refute="no difference from the good run",
+        kernel=root.kernel,
         argument=root.argument,
-    )  # fmt: skip
+    )
     return [*races, *(one for one in untested if one.hypothesis.cause is not Cause.PROGRAM_RACE)]
 
 
@@ -267,16 +276,25 @@ def _claim(rung: _Rung, use: Use, finding: Finding, report: ReplayReport) -> Cla
         f"{counted(finding.num_lanes, 'access', 'accesses')} in "
         f"{counted(finding.num_programs, 'program')}; "
         f"{report.coverage.num_run} of {report.coverage.num_launched} programs replayed",
-        *([f"at that lane {', '.join(f'{k} = {v}' for k, v in finding.values.items())}"]
-          if finding.values else []),
+        *(
+            [f"at that lane {', '.join(f'{k} = {v}' for k, v in finding.values.items())}"]
+            if finding.values
+            else []
+        ),
         *judged.evidence,
-    )  # fmt: skip
+    )
     if green is None:
         return row(
-            judged.cause, Verdict.INCONCLUSIVE, NAME, red, *evidence,
+            judged.cause,
+            Verdict.INCONCLUSIVE,
+            NAME,
+            red,
+            *evidence,
             "no single fact was found with which the replay is clean",
-            would_refute="a clean replay", kernel=launch.kernel, argument=argument,
-        )  # fmt: skip
+            would_refute="a clean replay",
+            kernel=launch.kernel,
+            argument=argument,
+        )
     corrected, text = green
     root = RootCause(
         cause=judged.cause,
@@ -294,9 +312,13 @@ def _claim(rung: _Rung, use: Use, finding: Finding, report: ReplayReport) -> Cla
     )
     number = use.place.launch if use.place is not None else 0
     return proven(
-        root, NAME, evidence, "a clean replay of the same launch", use.seq * 1000 + number,
+        root,
+        NAME,
+        evidence,
+        "a clean replay of the same launch",
+        use.seq * 1000 + number,
         (tensor.id,) if tensor else (),
-    )  # fmt: skip
+    )
 
 
 def _what(finding: Finding) -> str:
@@ -319,9 +341,13 @@ def _green(rung: _Rung, use: Use, finding: Finding, judged: Judged) -> tuple[str
         report = rung.run(use, corrections, installed=use_installed)
         if report is None:
             continue
-        left = [one for one in report.findings if one.kind == finding.kind
-                and one.argument == finding.argument
-                and (use_installed or one.line == finding.line)]  # fmt: skip
+        left = [
+            one
+            for one in report.findings
+            if one.kind == finding.kind
+            and one.argument == finding.argument
+            and (use_installed or one.line == finding.line)
+        ]
         if not left:
             return corrected, (
                 f"the same replay with {corrected}: no such finding "
@@ -349,12 +375,20 @@ def _refuted(rung: _Rung, claims: list[Claim]) -> Iterator[Claim]:
             yield row(cause, Verdict.NOT_TESTED, NAME, UNRECORDED, is_unrecorded=True)
         elif rung.clean and not rung.partly and not rung.failed and not rung.vague:
             yield row(
-                cause, Verdict.REFUTED, NAME, f"{text}: {_launches(rung.clean)} replayed in full",
+                cause,
+                Verdict.REFUTED,
+                NAME,
+                f"{text}: {_launches(rung.clean)} replayed in full",
                 would_refute="a program of them that does",
-            )  # fmt: skip
+            )
         else:
-            yield row(cause, Verdict.INCONCLUSIVE, NAME, *_partial(rung, text),
-                      would_refute="a full replay of every launch")  # fmt: skip
+            yield row(
+                cause,
+                Verdict.INCONCLUSIVE,
+                NAME,
+                *_partial(rung, text),
+                would_refute="a full replay of every launch",
+            )
 
 
 def _partial(rung: _Rung, text: str) -> Iterator[str]:

@@ -189,8 +189,16 @@ def _disorder(
                 tick = clocks.now[event.stream]
                 name = _tensor_name(case, event.tensor)
                 number = -1 if event.tensor is None else event.tensor
-                copy = _Touch(f"the copy of {name} to the device", event.stream, tick, event.seq,
-                              False, argument=name, site=event.site, tensor=number)  # fmt: skip
+                copy = _Touch(
+                    f"the copy of {name} to the device",
+                    event.stream,
+                    tick,
+                    event.seq,
+                    False,
+                    argument=name,
+                    site=event.site,
+                    tensor=number,
+                )
                 pinned.append((event.host_address, event.num_bytes, copy))
             if event.direction == "out" and event.is_pinned:
                 asked[event.step, event.tensor] = clocks.behind(event.stream)
@@ -243,13 +251,22 @@ def _stream_event(clocks: _Clocks, event: StreamEvent) -> Iterator[_Disorder]:
     elif event.action == "synchronise":
         clocks.host_waits(event.stream or None)
     elif event.action == "wait" and not clocks.wait(event.event, event.stream):
-        touch = _Touch(f"the wait for event {event.event}", event.stream, 0, event.seq, False,
-                       argument=f"event {event.event}", site=event.site)  # fmt: skip
+        touch = _Touch(
+            f"the wait for event {event.event}",
+            event.stream,
+            0,
+            event.seq,
+            False,
+            argument=f"event {event.event}",
+            site=event.site,
+        )
         yield _Disorder(
-            Cause.LOST_EVENT, touch, touch,
+            Cause.LOST_EVENT,
+            touch,
+            touch,
             f"stream {event.stream or 'default'} waits for event {event.event} (at {event.site}), "
             "which was never recorded before",
-        )  # fmt: skip
+        )
 
 
 def _rewritten(
@@ -258,14 +275,24 @@ def _rewritten(
     end = event.host_address + event.num_bytes
     for address, num_bytes, copy in pinned:
         if address < end and event.host_address < address + num_bytes and not clocks.is_done(copy):
-            write = _Touch("the host's write", _HOST, 0, event.seq, True, argument=copy.argument,
-                           site=event.site, tensor=copy.tensor)  # fmt: skip
+            write = _Touch(
+                "the host's write",
+                _HOST,
+                0,
+                event.seq,
+                True,
+                argument=copy.argument,
+                site=event.site,
+                tensor=copy.tensor,
+            )
             yield _Disorder(
-                Cause.REWRITTEN_IN_FLIGHT, copy, write,
+                Cause.REWRITTEN_IN_FLIGHT,
+                copy,
+                write,
                 f"the host wrote {event.num_bytes} bytes of the pinned buffer at "
                 f"{event.host_address:#x} (event {event.seq}, {event.site}) while {copy.what} "
                 f"(event {copy.seq}, {copy.site}) was not known to have ended: nobody had waited",
-            )  # fmt: skip
+            )
 
 
 def _against(
@@ -280,12 +307,14 @@ def _against(
         ):
             verb = "writes" if other.is_write else "reads"
             yield _Disorder(
-                Cause.MISSING_WAIT, other, touch,
+                Cause.MISSING_WAIT,
+                other,
+                touch,
                 f"{touch.what} in stream {touch.stream or 'default'} (event {touch.seq}) uses what "
                 f"{other.what} in stream {other.stream or 'default'} (event {other.seq}) {verb}, "
                 "and nothing orders the two: no event is recorded after the one and waited for "
                 "before the other",
-            )  # fmt: skip
+            )
     if touch.is_write:
         before[:] = [one for one in before if one.stream != touch.stream]
     same = (touch.stream, touch.is_write)
@@ -298,9 +327,16 @@ def _copy_touches(case: Case, event: Copied, clocks: _Clocks) -> Iterator[_Touch
     tensor = case.tensors.get(event.tensor) if event.tensor is not None else None
     if tensor is not None:
         way = "to the host" if event.direction == "out" else "to the device"
-        yield _Touch(f"the copy of {tensor.name} {way}", event.stream, tick, event.seq,
-                     event.direction == "in", argument=tensor.name, site=event.site,
-                     tensor=tensor.allocation)  # fmt: skip
+        yield _Touch(
+            f"the copy of {tensor.name} {way}",
+            event.stream,
+            tick,
+            event.seq,
+            event.direction == "in",
+            argument=tensor.name,
+            site=event.site,
+            tensor=tensor.allocation,
+        )
 
 
 def _launch_touches(case: Case, event: Stepped | Launched, clocks: _Clocks) -> Iterator[_Touch]:
@@ -311,9 +347,18 @@ def _launch_touches(case: Case, event: Stepped | Launched, clocks: _Clocks) -> I
         written = case.written_by(use.launch)
         for name, tensor in case.tensors_of(use.launch).items():
             stream = use.launch.stream
-            yield _Touch(f"{use.launch.kernel} ({name})", stream, ticks[stream], event.seq,
-                         name in written, use.launch, name, use.place, use.launch.site,
-                         tensor.allocation)  # fmt: skip
+            yield _Touch(
+                f"{use.launch.kernel} ({name})",
+                stream,
+                ticks[stream],
+                event.seq,
+                name in written,
+                use.launch,
+                name,
+                use.place,
+                use.launch.site,
+                tensor.allocation,
+            )
 
 
 def _tensor_name(case: Case, number: int | None) -> str:
@@ -326,9 +371,10 @@ def _tensor_name(case: Case, number: int | None) -> str:
 
 def _claim(case: Case, events: Sequence[AnyEvent], one: _Disorder) -> Claim:
     left = [
-        other for other in _disorder(case, events, frozenset({one.second.seq}))
+        other
+        for other in _disorder(case, events, frozenset({one.second.seq}))
         if other.cause is one.cause and other.second.seq == one.second.seq
-    ]  # fmt: skip
+    ]
     second, first = one.second, one.first
     launch = second.launch or first.launch
     argument = second.argument if second.launch or not first.launch else first.argument
@@ -349,9 +395,7 @@ def _claim(case: Case, events: Sequence[AnyEvent], one: _Disorder) -> Claim:
     if one.cause is Cause.LOST_EVENT:
         green = f"with {corrected} the wait has what it waits for, as every other wait of the run"
     access = case.access(launch, argument) if launch else None
-    tensors = tuple(
-        t.id for t in case.tensors.values() if t.allocation == second.tensor
-    )  # fmt: skip
+    tensors = tuple(t.id for t in case.tensors.values() if t.allocation == second.tensor)
     if one.cause is Cause.REWRITTEN_IN_FLIGHT:
         tensors = (second.tensor,)
         launch = launch or _reader(case, second.tensor)

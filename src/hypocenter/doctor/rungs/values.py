@@ -58,10 +58,15 @@ def values(case: Case) -> list[Claim]:
     if first is None:
         num = len(case.bundle.statistics)
         return [
-            row(cause, Verdict.REFUTED, NAME, f"all of {num} tensors that were looked at after a "
-                "launch are finite", would_refute="a tensor with a NaN or an infinity")
+            row(
+                cause,
+                Verdict.REFUTED,
+                NAME,
+                f"all of {num} tensors that were looked at after a launch are finite",
+                would_refute="a tensor with a NaN or an infinity",
+            )
             for cause in (Cause.NONFINITE_VALUE, Cause.NONFINITE_PADDING)
-        ]  # fmt: skip
+        ]
     if any(claim.root is not None for claim in case.claims):
         return []
     return [_judged(case, first)]
@@ -109,19 +114,35 @@ def _judged(case: Case, first: _First) -> Claim:
     if bad:
         name, one = next(iter(bad.items()))
         cause = Cause.UNINITIALISED_READ if one.num_poisoned else Cause.NONFINITE_VALUE
-        return _entered(case, first, cause, name, one, f"{name} was so before {launch.kernel} read "
-                        "it, and no launch of the run had written it")  # fmt: skip
+        return _entered(
+            case,
+            first,
+            cause,
+            name,
+            one,
+            f"{name} was so before {launch.kernel} read "
+            "it, and no launch of the run had written it",
+        )
     if first.wrote.num_poisoned and (undefined := _undefined(case, first)):
         return undefined
     weights = [
-        name for name, tensor in case.tensors_of(launch).items()
-        if name not in first.read and name not in case.written_by(launch) and not tensor.part
+        name
+        for name, tensor in case.tensors_of(launch).items()
+        if name not in first.read
+        and name not in case.written_by(launch)
+        and not tensor.part
         and not _is_index(case, name, launch)
-    ]  # fmt: skip
+    ]
     if weights:
-        return _entered(case, first, Cause.NONFINITE_VALUE, weights[0], None,
-                        f"everything else that {launch.kernel} read is finite; the contents of "
-                        f"{weights[0]} were not recorded")  # fmt: skip
+        return _entered(
+            case,
+            first,
+            Cause.NONFINITE_VALUE,
+            weights[0],
+            None,
+            f"everything else that {launch.kernel} read is finite; the contents of "
+            f"{weights[0]} were not recorded",
+        )
     return _made_inside(case, first)
 
 
@@ -165,13 +186,26 @@ def _table(case: Case, first: _First, name: str, one: Statistics) -> Claim:
         + (": the base of the rotation (rope_base) was 0 when it was made" if like_zero else ""),
         fix=f"Refuse a rope_base of 0 (or NaN) where {tensor.name} is made "
         f"({_site(case, tensor)}); 10000 is usual",
-        proof=Proof(red, "base 10000", f"the same table made with base 10000: "
-                    f"{int(np.isfinite(good).sum())} of {good.size} entries are finite"),
-        kernel=first.use.launch.kernel, argument=name, tensor=tensor.name,
-        place=first.use.place, **_lines(case, first, name),
-    )  # fmt: skip
-    return proven(root, NAME, (f"{first.use.where}: {first.output} becomes {_shown(first.wrote)}",),
-                  "a table that is finite", first.use.seq, (tensor.id,))  # fmt: skip
+        proof=Proof(
+            red,
+            "base 10000",
+            f"the same table made with base 10000: "
+            f"{int(np.isfinite(good).sum())} of {good.size} entries are finite",
+        ),
+        kernel=first.use.launch.kernel,
+        argument=name,
+        tensor=tensor.name,
+        place=first.use.place,
+        **_lines(case, first, name),
+    )
+    return proven(
+        root,
+        NAME,
+        (f"{first.use.where}: {first.output} becomes {_shown(first.wrote)}",),
+        "a table that is finite",
+        first.use.seq,
+        (tensor.id,),
+    )
 
 
 @functools.lru_cache(maxsize=4)
@@ -198,15 +232,27 @@ def _padding(case: Case, first: _First, caches: list[str], bad: dict[str, Statis
         "used (0 times NaN is NaN)",
         fix=f"Mask the load of {name} to the keys that are live, with other=0.0, or clear the "
         "cache when it is made",
-        proof=Proof(red, f"{name} without its unwritten entries",
-                    f"every other input of {launch.kernel} is finite "
-                    f"({', '.join(k for k in first.read if k not in caches) or 'none'}), and all "
-                    "that has been written into the cache was finite"),
-        kernel=launch.kernel, argument=name, tensor=tensor.name if tensor else None,
-        place=first.use.place, **_lines(case, first, name),
-    )  # fmt: skip
-    return proven(root, NAME, (), "live entries of the cache that are not finite", first.use.seq,
-                  (tensor.id,) if tensor else ())  # fmt: skip
+        proof=Proof(
+            red,
+            f"{name} without its unwritten entries",
+            f"every other input of {launch.kernel} is finite "
+            f"({', '.join(k for k in first.read if k not in caches) or 'none'}), and all "
+            "that has been written into the cache was finite",
+        ),
+        kernel=launch.kernel,
+        argument=name,
+        tensor=tensor.name if tensor else None,
+        place=first.use.place,
+        **_lines(case, first, name),
+    )
+    return proven(
+        root,
+        NAME,
+        (),
+        "live entries of the cache that are not finite",
+        first.use.seq,
+        (tensor.id,) if tensor else (),
+    )
 
 
 def _entered(
@@ -221,28 +267,42 @@ def _entered(
     same = _same_kernel_before(case, first)
     if not same and one is None:
         return row(
-            cause, Verdict.INCONCLUSIVE, NAME, red,
+            cause,
+            Verdict.INCONCLUSIVE,
+            NAME,
+            red,
             "no launch of the same kernel came before, to compare with",
-            would_refute=f"a {name} whose elements are all finite", kernel=launch.kernel,
+            would_refute=f"a {name} whose elements are all finite",
+            kernel=launch.kernel,
             argument=name,
-        )  # fmt: skip
+        )
     root = RootCause(
         cause=cause,
         sentence=f"{launch.kernel}: {whose}{held}, and {first.output} becomes "
         f"{_shown(first.wrote)}",
         fix=f"Look into {whose}: `hypo inspect MODEL --check` looks for NaN in a model's weights"
-        if one is None else f"Write finite numbers into {whose} before it is read "
-        f"({_site(case, tensor)})",
+        if one is None
+        else f"Write finite numbers into {whose} before it is read ({_site(case, tensor)})",
         proof=Proof(
-            red, f"another tensor for {name}",
+            red,
+            f"another tensor for {name}",
             f"{same} launches of {launch.kernel} before, each with another {name}, gave finite "
             f"results; the other inputs here ({', '.join(others) or 'none'}) are finite",
         ),
-        kernel=launch.kernel, argument=name, tensor=tensor.name if tensor else None,
-        place=first.use.place, **_lines(case, first, name),
-    )  # fmt: skip
-    return proven(root, NAME, (_before(first),), f"a {name} whose elements are all finite",
-                  first.use.seq, (tensor.id,) if tensor else ())  # fmt: skip
+        kernel=launch.kernel,
+        argument=name,
+        tensor=tensor.name if tensor else None,
+        place=first.use.place,
+        **_lines(case, first, name),
+    )
+    return proven(
+        root,
+        NAME,
+        (_before(first),),
+        f"a {name} whose elements are all finite",
+        first.use.seq,
+        (tensor.id,) if tensor else (),
+    )
 
 
 def _made_inside(case: Case, first: _First) -> Claim:
@@ -260,14 +320,22 @@ def _made_inside(case: Case, first: _First) -> Claim:
         f"numbers of at most {largest:.3g}",
         fix=f"Keep the arithmetic of {launch.kernel} in range: see what is stored to "
         f"{first.output}",
-        proof=Proof(red, f"{launch.kernel} left out",
-                    f"without this launch all is finite up to here: {_before(first)}"),
-        kernel=launch.kernel, argument=first.output, tensor=tensor.name if tensor else None,
-        file=access.file if access else None, line=access.line if access else None,
-        expression=access.expression if access else None, place=first.use.place,
-    )  # fmt: skip
-    return proven(root, NAME, (), "an input that is not finite", first.use.seq,
-                  (tensor.id,) if tensor else ())  # fmt: skip
+        proof=Proof(
+            red,
+            f"{launch.kernel} left out",
+            f"without this launch all is finite up to here: {_before(first)}",
+        ),
+        kernel=launch.kernel,
+        argument=first.output,
+        tensor=tensor.name if tensor else None,
+        file=access.file if access else None,
+        line=access.line if access else None,
+        expression=access.expression if access else None,
+        place=first.use.place,
+    )
+    return proven(
+        root, NAME, (), "an input that is not finite", first.use.seq, (tensor.id,) if tensor else ()
+    )
 
 
 def _undefined(case: Case, first: _First) -> Claim | None:
@@ -278,9 +346,11 @@ def _undefined(case: Case, first: _First) -> Claim | None:
     if tensor is None or source is None:
         return None
     loads = case.access(launch, first.output, "load")
-    reads = loads is not None and loads.operation == "load" and (
-        launch.constants.get("ACCUMULATE") is not False
-    )  # fmt: skip
+    reads = (
+        loads is not None
+        and loads.operation == "load"
+        and (launch.constants.get("ACCUMULATE") is not False)
+    )
     access = loads if reads else case.access(launch, first.output, "store")
     guard = guard_line(source, access.line) if access and not reads else None
     cause = Cause.UNINITIALISED_READ if reads else Cause.OUTPUT_NOT_WRITTEN
@@ -290,23 +360,29 @@ def _undefined(case: Case, first: _First) -> Claim | None:
     for size in tensor.shape:
         whole *= size
     root = RootCause(
-        cause=cause, sentence=f"{text}, {why}",
-        fix=f"Clear {tensor.name} before {launch.kernel} adds to it" if reads
+        cause=cause,
+        sentence=f"{text}, {why}",
+        fix=f"Clear {tensor.name} before {launch.kernel} adds to it"
+        if reads
         else f"Write every element of {first.output}: the mask of the store leaves some out",
         proof=Proof(
             f"{first.use.where}: {text}; {_before(first)}",
             f"{tensor.name} cleared before" if reads else "the elements that were written",
-            f"all that {launch.kernel} read beside it is finite, so the sum would be" if reads
+            f"all that {launch.kernel} read beside it is finite, so the sum would be"
+            if reads
             else f"the other elements of its {whole}, which were written, are finite",
         ),
-        kernel=launch.kernel, argument=first.output, tensor=tensor.name,
+        kernel=launch.kernel,
+        argument=first.output,
+        tensor=tensor.name,
         file=access.file if access else None,
         line=guard[0] if guard else access.line if access else None,
         expression=guard[1] if guard else access.expression if access else None,
         place=first.use.place,
-    )  # fmt: skip
-    return proven(root, NAME, (), "an output without undefined elements", first.use.seq,
-                  (tensor.id,))  # fmt: skip
+    )
+    return proven(
+        root, NAME, (), "an output without undefined elements", first.use.seq, (tensor.id,)
+    )
 
 
 def _same_kernel_before(case: Case, first: _First) -> int:
@@ -324,9 +400,10 @@ def _until(case: Case, last: Use) -> Iterator[Use]:
 def _lines(case: Case, first: _First, name: str) -> dict[str, Any]:
     access = case.access(first.use.launch, name)
     return {
-        "file": access.file if access else None, "line": access.line if access else None,
+        "file": access.file if access else None,
+        "line": access.line if access else None,
         "expression": access.expression if access else None,
-    }  # fmt: skip
+    }
 
 
 def _site(case: Case, tensor: TensorRecord | None) -> str:

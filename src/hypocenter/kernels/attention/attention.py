@@ -323,9 +323,13 @@ def _on_cpu(
 
 
 def _fold_on_cpu(
-    plan: PlanBuilder, facts: dict[str, Any], parts: Tensor, layout: attention_cpu.Layout,
-    made: dict[str, Tensor | None], into: tuple[Any, ...],
-) -> None:  # fmt: skip
+    plan: PlanBuilder,
+    facts: dict[str, Any],
+    parts: Tensor,
+    layout: attention_cpu.Layout,
+    made: dict[str, Tensor | None],
+    into: tuple[Any, ...],
+) -> None:
     num_heads, window = facts["num_heads"], facts["window"]
     _, num_kv_heads, head_dim, block_size = facts["k_cache"].shape
     found = {"parts": parts, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
@@ -342,9 +346,12 @@ def _fold_on_cpu(
 
 
 def _on_gpu(
-    plan: PlanBuilder, facts: dict[str, Any], num_sequences: int, partial: Partial | None,
+    plan: PlanBuilder,
+    facts: dict[str, Any],
+    num_sequences: int,
+    partial: Partial | None,
     codes: Operands | None,
-) -> None:  # fmt: skip
+) -> None:
     from hypocenter.kernels.attention import attention_gpu
 
     tile, head_dim = keys_per_tile(facts["k_cache"]), facts["k_cache"].shape[2]

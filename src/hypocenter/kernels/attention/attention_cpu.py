@@ -145,9 +145,15 @@ def _finish(
             store_first(out, out_at + head * head_dim + d, value, head_dim - d)
     for column in range(0, group * head_dim if codes.shape[0] > 0 else 0, 32):
         put_codes(
-            load(out, out_at + column), load(out, out_at + column + LANES), codes, scales, sums,
-            weighted, token, (first + column) // 32,
-        )  # fmt: skip
+            load(out, out_at + column),
+            load(out, out_at + column + LANES),
+            codes,
+            scales,
+            sums,
+            weighted,
+            token,
+            (first + column) // 32,
+        )
 
 
 @inline
@@ -174,19 +180,43 @@ def _attend(
             take_next(starts)
         else:
             find_strips(
-                starts, 0, index, position, window, block_tables, table_at, k_cache, v_cache,
+                starts,
+                0,
+                index,
+                position,
+                window,
+                block_tables,
+                table_at,
+                k_cache,
+                v_cache,
                 kv_head,
-            )  # fmt: skip
+            )
         if index + 1 < end:
             find_strips(
-                starts, NEXT, index + 1, position, window, block_tables, table_at, k_cache,
-                v_cache, kv_head,
-            )  # fmt: skip
+                starts,
+                NEXT,
+                index + 1,
+                position,
+                window,
+                block_tables,
+                table_at,
+                k_cache,
+                v_cache,
+                kv_head,
+            )
         else:
             find_strips(
-                starts, NEXT, next_tile, next_position, window, block_tables, next_table_at,
-                k_cache, v_cache, next_kv_head,
-            )  # fmt: skip
+                starts,
+                NEXT,
+                next_tile,
+                next_position,
+                window,
+                block_tables,
+                next_table_at,
+                k_cache,
+                v_cache,
+                next_kv_head,
+            )
         low, high = seen(index, position, window)
         if not is_asked:
             fetch_keys(starts, low, high, k_cache)
@@ -195,9 +225,22 @@ def _attend(
         at = state_at if index == begin else 0
         for head in range(0, num_padded, heads):
             tile(
-                heads, room, turned_at + head * head_dim, k_cache, v_cache, starts, low, high,
-                scale, softcap, room, weights_at, target, at + head * row, pitch,
-            )  # fmt: skip
+                heads,
+                room,
+                turned_at + head * head_dim,
+                k_cache,
+                v_cache,
+                starts,
+                low,
+                high,
+                scale,
+                softcap,
+                room,
+                weights_at,
+                target,
+                at + head * row,
+                pitch,
+            )
         if index > begin:
             _fold(state, state_at, room, 0, group, pitch)
     return is_asked and begin < end
@@ -269,18 +312,48 @@ def attention(
         state_at = item * size if num_parts > 1 else room_size - size
         max_blocks = block_tables.shape[1]
         is_asked = _attend(
-            q, token * q.shape[1] + kv_head * group * head_dim, state, state_at, room, starts,
-            position, begin, end, block_tables, get(sequence_rows, token) * max_blocks,
-            k_cache, v_cache, kv_head, group, heads, scale, window, softcap, pitch,
+            q,
+            token * q.shape[1] + kv_head * group * head_dim,
+            state,
+            state_at,
+            room,
+            starts,
+            position,
+            begin,
+            end,
+            block_tables,
+            get(sequence_rows, token) * max_blocks,
+            k_cache,
+            v_cache,
+            kv_head,
+            group,
+            heads,
+            scale,
+            window,
+            softcap,
+            pitch,
             # A part that its token has no tile for is none.
-            min(next_begin, next_end - 1), next_position,
-            get(sequence_rows, next_token) * max_blocks, next_kv_head, is_asked,
-        )  # fmt: skip
+            min(next_begin, next_end - 1),
+            next_position,
+            get(sequence_rows, next_token) * max_blocks,
+            next_kv_head,
+            is_asked,
+        )
         if num_parts == 1:
             _finish(
-                out, codes, scales, sums, weighted, token, kv_head, state, state_at, group, pitch,
+                out,
+                codes,
+                scales,
+                sums,
+                weighted,
+                token,
+                kv_head,
+                state,
+                state_at,
+                group,
+                pitch,
                 head_dim,
-            )  # fmt: skip
+            )
 
 
 @cpu_kernel

@@ -82,9 +82,17 @@ def attention_kernel(
     repeated += first_row
     of = repeated // HEADS_PER_KV
     q, q_at, factor = load_query(
-        q_ptr, repeated // HEADS_PER_KV, kv_head * HEADS_PER_KV + repeated % HEADS_PER_KV,
-        (of >= start) & (of < end), part, q_stride, HEAD_DIM, WIDE, PARTS, BLOCK,
-    )  # fmt: skip
+        q_ptr,
+        repeated // HEADS_PER_KV,
+        kv_head * HEADS_PER_KV + repeated % HEADS_PER_KV,
+        (of >= start) & (of < end),
+        part,
+        q_stride,
+        HEAD_DIM,
+        WIDE,
+        PARTS,
+        BLOCK,
+    )
     factor = factor * scale
     first = tl.where(window > 0, tl.maximum(lowest - window + 1, 0), 0)
     top = tl.full([ROWS // PARTS], -float("inf"), tl.float32)
@@ -93,17 +101,49 @@ def attention_kernel(
     table = block_tables_ptr + here * max_blocks
     for tile in range(first // TILE, last // TILE + 1):
         tile_top, tile_norm, values = attend_tile(
-            q, q_ptr, q_at, part, factor, position, table, k_cache_ptr, v_cache_ptr, softcap,
-            window, tile * TILE, last, kv_head, NUM_KV_HEADS, VALUE_PITCH, HAS_SOFTCAP, HEAD_DIM,
-            BLOCK_SIZE, WIDE, PARTS, TILE, BLOCK,
-        )  # fmt: skip
+            q,
+            q_ptr,
+            q_at,
+            part,
+            factor,
+            position,
+            table,
+            k_cache_ptr,
+            v_cache_ptr,
+            softcap,
+            window,
+            tile * TILE,
+            last,
+            kv_head,
+            NUM_KV_HEADS,
+            VALUE_PITCH,
+            HAS_SOFTCAP,
+            HEAD_DIM,
+            BLOCK_SIZE,
+            WIDE,
+            PARTS,
+            TILE,
+            BLOCK,
+        )
         top, old, new = fold(top, tile_top)
         norm = tl.fma(norm, old, tile_norm * new)
         total = tl.fma(total, old[:, None], values * new[:, None])
     _store_heads(
-        out_ptr, total * (1.0 / norm)[:, None], position, token, head, first_row, kv_head,
-        OUT_STRIDE, HEADS_PER_KV, HEAD_DIM, WIDE, PARTS, ROWS, BLOCK,
-    )  # fmt: skip
+        out_ptr,
+        total * (1.0 / norm)[:, None],
+        position,
+        token,
+        head,
+        first_row,
+        kv_head,
+        OUT_STRIDE,
+        HEADS_PER_KV,
+        HEAD_DIM,
+        WIDE,
+        PARTS,
+        ROWS,
+        BLOCK,
+    )
 
 
 @triton.jit
@@ -130,9 +170,17 @@ def attention_split_kernel(
     row, part = stacked(ROWS, PARTS)
     row += first_row
     q, q_at, factor = load_query(
-        q_ptr, tl.zeros([ROWS], tl.int32) + token, kv_head * HEADS_PER_KV + row,
-        row < HEADS_PER_KV, part, q_stride, HEAD_DIM, WIDE, PARTS, BLOCK,
-    )  # fmt: skip
+        q_ptr,
+        tl.zeros([ROWS], tl.int32) + token,
+        kv_head * HEADS_PER_KV + row,
+        row < HEADS_PER_KV,
+        part,
+        q_stride,
+        HEAD_DIM,
+        WIDE,
+        PARTS,
+        BLOCK,
+    )
     factor = factor * scale
     table = block_tables_ptr + tl.load(sequence_rows_ptr + token) * max_blocks
     d, row = tl.arange(0, BLOCK), first_row + tl.arange(0, ROWS // PARTS)
@@ -141,10 +189,30 @@ def attention_split_kernel(
     head = as_offset(token, WIDE) * (NUM_KV_HEADS * HEADS_PER_KV) + kv_head * HEADS_PER_KV
     for tile in range(first // TILE + share, last // TILE + 1, num_shares):
         top, norm, values = attend_tile(
-            q, q_ptr, q_at, part, factor, position, table, k_cache_ptr, v_cache_ptr, softcap,
-            window, tile * TILE, last, kv_head, NUM_KV_HEADS, VALUE_PITCH, HAS_SOFTCAP, HEAD_DIM,
-            BLOCK_SIZE, WIDE, PARTS, TILE, BLOCK,
-        )  # fmt: skip
+            q,
+            q_ptr,
+            q_at,
+            part,
+            factor,
+            position,
+            table,
+            k_cache_ptr,
+            v_cache_ptr,
+            softcap,
+            window,
+            tile * TILE,
+            last,
+            kv_head,
+            NUM_KV_HEADS,
+            VALUE_PITCH,
+            HAS_SOFTCAP,
+            HEAD_DIM,
+            BLOCK_SIZE,
+            WIDE,
+            PARTS,
+            TILE,
+            BLOCK,
+        )
         if WIDE:  # 64 bits for the first row alone, or those of each are kept over the loop
             at = head * max_tiles + tile + row * max_tiles
         else:
@@ -191,9 +259,20 @@ def attention_fold_kernel(
     if token >= tl.load(counts_ptr):
         return
     found = _folded(
-        token, head, positions_ptr, sums_ptr, values_ptr, window, num_heads, max_tiles,
-        values_pitch, HEAD_DIM, WIDE, TILE, BLOCK,
-    )  # fmt: skip
+        token,
+        head,
+        positions_ptr,
+        sums_ptr,
+        values_ptr,
+        window,
+        num_heads,
+        max_tiles,
+        values_pitch,
+        HEAD_DIM,
+        WIDE,
+        TILE,
+        BLOCK,
+    )
     d = tl.arange(0, BLOCK)
     out = out_ptr + as_offset(token, WIDE) * out_stride + head * HEAD_DIM
     tl.store(out + d, found, mask=d < HEAD_DIM)
@@ -213,18 +292,37 @@ def attention_fold_codes_kernel(
             return
     if head < num_heads:
         found = _folded(
-            token, head, positions_ptr, sums_ptr, values_ptr, window, num_heads, max_tiles,
-            values_pitch, HEAD_DIM, WIDE, TILE, BLOCK,
-        )  # fmt: skip
+            token,
+            head,
+            positions_ptr,
+            sums_ptr,
+            values_ptr,
+            window,
+            num_heads,
+            max_tiles,
+            values_pitch,
+            HEAD_DIM,
+            WIDE,
+            TILE,
+            BLOCK,
+        )
     else:  # what is left of the last span
         found = tl.zeros([BLOCK], tl.float32)
     GROUPS: tl.constexpr = BLOCK // 32
     group = tl.arange(0, GROUPS)
     store_codes(
-        tl.reshape(found, (GROUPS, 2, 4, 4)), as_offset(token, WIDE),
-        head * (HEAD_DIM // 32) + group, group < HEAD_DIM // 32, num_heads * HEAD_DIM, codes_ptr,
-        scales_ptr, x_sums_ptr, num_groups, IS_FEW, GROUPS,
-    )  # fmt: skip
+        tl.reshape(found, (GROUPS, 2, 4, 4)),
+        as_offset(token, WIDE),
+        head * (HEAD_DIM // 32) + group,
+        group < HEAD_DIM // 32,
+        num_heads * HEAD_DIM,
+        codes_ptr,
+        scales_ptr,
+        x_sums_ptr,
+        num_groups,
+        IS_FEW,
+        GROUPS,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,9 +355,13 @@ def split_form(head_dim: int, num_parts: int, heads_per_kv: int, device: str) ->
 
 
 def launch_whole(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], keys_per_tile: int,
-    num_sequences: int, form: Form | None = None,
-) -> None:  # fmt: skip
+    plan: PlanBuilder,
+    contract: Contract,
+    facts: Mapping[str, Any],
+    keys_per_tile: int,
+    num_sequences: int,
+    form: Form | None = None,
+) -> None:
     """Append attention with a program for some rows of a KV head and a run of one sequence."""
     q, out, k_cache = facts["q"], facts["out"], facts["k_cache"]
     _, num_kv_heads, head_dim, _ = k_cache.shape

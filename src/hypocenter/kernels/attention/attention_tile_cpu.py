@@ -142,9 +142,7 @@ def take_next(starts: Any) -> None:
 
 
 @inline
-def _mask(
-    weights: Any, at: int, low: int, high: int, scale: float, softcap: float
-) -> float:  # fmt: skip
+def _mask(weights: Any, at: int, low: int, high: int, scale: float, softcap: float) -> float:
     """Cap the products of one head; -inf outside low..high. Returns the largest."""
     top = splat(_NONE)
     for key in range(low // LANES * LANES, high, LANES):
@@ -253,16 +251,52 @@ def tile(
     """
     if heads == 8:
         _tile_8(
-            q, q_at, k_cache, v_cache, starts, low, high, scale, softcap, weights, weights_at, out,
-            at, pitch,
-        )  # fmt: skip
+            q,
+            q_at,
+            k_cache,
+            v_cache,
+            starts,
+            low,
+            high,
+            scale,
+            softcap,
+            weights,
+            weights_at,
+            out,
+            at,
+            pitch,
+        )
     elif heads == 4:
         _tile_4(
-            q, q_at, k_cache, v_cache, starts, low, high, scale, softcap, weights, weights_at, out,
-            at, pitch,
-        )  # fmt: skip
+            q,
+            q_at,
+            k_cache,
+            v_cache,
+            starts,
+            low,
+            high,
+            scale,
+            softcap,
+            weights,
+            weights_at,
+            out,
+            at,
+            pitch,
+        )
     else:
         _tile_1(
-            q, q_at, k_cache, v_cache, starts, low, high, scale, softcap, weights, weights_at, out,
-            at, pitch,
-        )  # fmt: skip
+            q,
+            q_at,
+            k_cache,
+            v_cache,
+            starts,
+            low,
+            high,
+            scale,
+            softcap,
+            weights,
+            weights_at,
+            out,
+            at,
+            pitch,
+        )

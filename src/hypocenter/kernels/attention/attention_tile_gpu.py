@@ -160,15 +160,33 @@ def _scores(
         if BLOCK <= 128:
             for start in tl.static_range(0, BLOCK, PIECE):
                 total = _add_piece(
-                    total, q_ptr, q_at, part, k_cache_ptr, page, within, start, HEAD_DIM,
-                    BLOCK_SIZE, PIECE,
-                )  # fmt: skip
+                    total,
+                    q_ptr,
+                    q_at,
+                    part,
+                    k_cache_ptr,
+                    page,
+                    within,
+                    start,
+                    HEAD_DIM,
+                    BLOCK_SIZE,
+                    PIECE,
+                )
         else:
             for start in range(0, BLOCK, PIECE):
                 total = _add_piece(
-                    total, q_ptr, q_at, part, k_cache_ptr, page, within, start, HEAD_DIM,
-                    BLOCK_SIZE, PIECE,
-                )  # fmt: skip
+                    total,
+                    q_ptr,
+                    q_at,
+                    part,
+                    k_cache_ptr,
+                    page,
+                    within,
+                    start,
+                    HEAD_DIM,
+                    BLOCK_SIZE,
+                    PIECE,
+                )
         return _summed(total, PARTS)
 
 
@@ -202,9 +220,18 @@ def attend_tile(
     v = tl.load(v_cache_ptr + v_at, mask=(key <= last)[:, None] & column[None, :], other=0.0)
     # Keys behind `last` may be anything: their scores are not used.
     score = _scores(
-        q, q_ptr, q_at, part, k_cache_ptr, page, key % BLOCK_SIZE, HEAD_DIM, BLOCK_SIZE, PARTS,
+        q,
+        q_ptr,
+        q_at,
+        part,
+        k_cache_ptr,
+        page,
+        key % BLOCK_SIZE,
+        HEAD_DIM,
+        BLOCK_SIZE,
+        PARTS,
         BLOCK,
-    )  # fmt: skip
+    )
     score = score * factor[:, None]
     if HAS_SOFTCAP:
         score = softcap * _tanh(score / softcap)

@@ -148,9 +148,14 @@ def linear_several(
 
 
 def _launch(
-    plan: PlanBuilder, x: Tensor, products: Sequence[Product], counts: Tensor, operands: Operands,
-    count: int, accumulate: bool,
-) -> None:  # fmt: skip
+    plan: PlanBuilder,
+    x: Tensor,
+    products: Sequence[Product],
+    counts: Tensor,
+    operands: Operands,
+    count: int,
+    accumulate: bool,
+) -> None:
     facts: dict[str, Any] = {"counts": counts, "count": count}
     for mark, one in zip(_MARKS, products, strict=False):
         facts |= {f"weight{mark}": one.weight, f"out{mark}": one.out, f"bias{mark}": one.bias}
@@ -180,9 +185,12 @@ def _launch(
 
 
 def _launch_cpu(
-    plan: PlanBuilder, contract: Contract, facts: dict[str, Any], products: Sequence[Product],
+    plan: PlanBuilder,
+    contract: Contract,
+    facts: dict[str, Any],
+    products: Sequence[Product],
     accumulate: bool,
-) -> None:  # fmt: skip
+) -> None:
     args: list[Any] = [facts["counts"], facts["count"], accumulate]
     for one in products:
         args += [one.weight, _NO_BIAS if one.bias is None else one.bias, one.out]
@@ -194,16 +202,26 @@ def _launch_cpu(
     work = sum(weight.num_rows for weight in weights) * weights[0].num_columns
     if not first.weight.dtype.is_quantised:
         plan.launch(
-            linear_cpu.linear_float, facts["rounded" if "rounded" in facts else "x"], *args,
-            contract=contract, facts=facts, work_per_row=work, reads=reads,
-        )  # fmt: skip
+            linear_cpu.linear_float,
+            facts["rounded" if "rounded" in facts else "x"],
+            *args,
+            contract=contract,
+            facts=facts,
+            work_per_row=work,
+            reads=reads,
+        )
         return
     made = (facts[name] for name in ("codes", "x_scales", "sums", "weighted"))
     # Four products of codes take the time of one of floats.
     plan.launch(
-        linear_cpu.linear_codes, *made, *args, contract=contract, facts=facts,
-        work_per_row=work // 4, reads=reads,
-    )  # fmt: skip
+        linear_cpu.linear_codes,
+        *made,
+        *args,
+        contract=contract,
+        facts=facts,
+        work_per_row=work // 4,
+        reads=reads,
+    )
 
 
 def _without_rows(weight: Tensor) -> tuple[Any, ...]:

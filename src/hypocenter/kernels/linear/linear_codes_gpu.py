@@ -19,9 +19,13 @@ def _dot4(a, b, c, ON_NVIDIA: tl.constexpr):
     """c + the products of four signed bytes each."""
     if ON_NVIDIA:
         return tl.inline_asm_elementwise(
-            "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], dtype=tl.int32, is_pure=True,
+            "dp4a.s32.s32 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [a, b, c],
+            dtype=tl.int32,
+            is_pure=True,
             pack=1,
-        )  # fmt: skip
+        )
     else:
         total = c + ((a << 24) >> 24) * ((b << 24) >> 24) + ((a << 16) >> 24) * ((b << 16) >> 24)
         return total + ((a << 8) >> 24) * ((b << 8) >> 24) + (a >> 24) * (b >> 24)
@@ -152,11 +156,12 @@ def _few(
         words_ptr
         + (plane + (row_plane * UNIT_WORDS + outputs % _LANES * 4)[None, :])[None, :, :, None]
         + word[None, None, None, :]
-    )  # fmt: skip
+    )
     codes = (
-        codes_ptr + (at_row * x_pitch)[:, None, None, None]
+        codes_ptr
+        + (at_row * x_pitch)[:, None, None, None]
         + (plane[:, :, None] + word[None, None, :])[None]
-    )  # fmt: skip
+    )
     scale_at = (plane + ((row_plane * _LANES + outputs % _LANES) * PER_UNIT)[None, :])[None]
     group_at = (at_row * (x_pitch // 8))[:, None, None] + plane[None]
     acc = tl.zeros([ROWS, 16, OUTPUTS], tl.float32)
@@ -170,16 +175,41 @@ def _few(
         g = group_at + (unit * 2)[None, :, None]
         w0, w1, w2, w3, x0, x1, x2, x3 = _operands(w, x, PER_WORD)
         acc = _add_unit(
-            acc, w0, w1, w2, w3, x0, x1, x2, x3, x_scales_ptr + g, sums_ptr + g, scales_ptr + s,
-            minima_ptr + s, inside, GROUP, ZERO, HAS_MINIMA, SCALE_BITS, ON_NVIDIA,
-        )  # fmt: skip
+            acc,
+            w0,
+            w1,
+            w2,
+            w3,
+            x0,
+            x1,
+            x2,
+            x3,
+            x_scales_ptr + g,
+            sums_ptr + g,
+            scales_ptr + s,
+            minima_ptr + s,
+            inside,
+            GROUP,
+            ZERO,
+            HAS_MINIMA,
+            SCALE_BITS,
+            ON_NVIDIA,
+        )
     if ROWS == 4 or (GROUP == 16 and PER_WORD == 4):  # as in linear_codes_kernel
         rows = first - ROWS + tl.arange(ROWS, 2 * ROWS)
         outputs = (tile - 1) * OUTPUTS + tl.arange(OUTPUTS, 2 * OUTPUTS)
     store_outputs(
-        out_ptr, rows[:, None], outputs[None, :], out_stride, _fold(acc, ROWS, OUTPUTS), bias_ptr,
-        (rows < num_live)[:, None], HAS_BIAS, ACCUMULATE, WIDE,
-    )  # fmt: skip
+        out_ptr,
+        rows[:, None],
+        outputs[None, :],
+        out_stride,
+        _fold(acc, ROWS, OUTPUTS),
+        bias_ptr,
+        (rows < num_live)[:, None],
+        HAS_BIAS,
+        ACCUMULATE,
+        WIDE,
+    )
 
 
 @triton.jit(do_not_specialize=["count", "num_tiles", "num_tiles_2"])
@@ -203,26 +233,93 @@ def linear_codes_few_kernel(
     if NUM_WEIGHTS == 3:
         if tile >= num_tiles + num_tiles_2:
             _few(
-                codes_ptr, x_scales_ptr, sums_ptr, words_3_ptr, scales_3_ptr, minima_3_ptr,
-                bias_3_ptr, out_3_ptr, out_3_stride, tile - num_tiles - num_tiles_2, first,
-                num_live, num_units, x_pitch, PER_WORD, GROUP, ZERO, HAS_MINIMA, HAS_BIAS,
-                ACCUMULATE, ON_NVIDIA, SCALE_BITS, WIDE, ROWS, OUTPUTS, UNROLL,
-            )  # fmt: skip
+                codes_ptr,
+                x_scales_ptr,
+                sums_ptr,
+                words_3_ptr,
+                scales_3_ptr,
+                minima_3_ptr,
+                bias_3_ptr,
+                out_3_ptr,
+                out_3_stride,
+                tile - num_tiles - num_tiles_2,
+                first,
+                num_live,
+                num_units,
+                x_pitch,
+                PER_WORD,
+                GROUP,
+                ZERO,
+                HAS_MINIMA,
+                HAS_BIAS,
+                ACCUMULATE,
+                ON_NVIDIA,
+                SCALE_BITS,
+                WIDE,
+                ROWS,
+                OUTPUTS,
+                UNROLL,
+            )
             return
     if NUM_WEIGHTS > 1:
         if tile >= num_tiles:
             _few(
-                codes_ptr, x_scales_ptr, sums_ptr, words_2_ptr, scales_2_ptr, minima_2_ptr,
-                bias_2_ptr, out_2_ptr, out_2_stride, tile - num_tiles, first, num_live, num_units,
-                x_pitch, PER_WORD, GROUP, ZERO, HAS_MINIMA, HAS_BIAS, ACCUMULATE, ON_NVIDIA,
-                SCALE_BITS, WIDE, ROWS, OUTPUTS, UNROLL,
-            )  # fmt: skip
+                codes_ptr,
+                x_scales_ptr,
+                sums_ptr,
+                words_2_ptr,
+                scales_2_ptr,
+                minima_2_ptr,
+                bias_2_ptr,
+                out_2_ptr,
+                out_2_stride,
+                tile - num_tiles,
+                first,
+                num_live,
+                num_units,
+                x_pitch,
+                PER_WORD,
+                GROUP,
+                ZERO,
+                HAS_MINIMA,
+                HAS_BIAS,
+                ACCUMULATE,
+                ON_NVIDIA,
+                SCALE_BITS,
+                WIDE,
+                ROWS,
+                OUTPUTS,
+                UNROLL,
+            )
             return
     _few(
-        codes_ptr, x_scales_ptr, sums_ptr, words_ptr, scales_ptr, minima_ptr, bias_ptr, out_ptr,
-        out_stride, tile, first, num_live, num_units, x_pitch, PER_WORD, GROUP, ZERO, HAS_MINIMA,
-        HAS_BIAS, ACCUMULATE, ON_NVIDIA, SCALE_BITS, WIDE, ROWS, OUTPUTS, UNROLL,
-    )  # fmt: skip
+        codes_ptr,
+        x_scales_ptr,
+        sums_ptr,
+        words_ptr,
+        scales_ptr,
+        minima_ptr,
+        bias_ptr,
+        out_ptr,
+        out_stride,
+        tile,
+        first,
+        num_live,
+        num_units,
+        x_pitch,
+        PER_WORD,
+        GROUP,
+        ZERO,
+        HAS_MINIMA,
+        HAS_BIAS,
+        ACCUMULATE,
+        ON_NVIDIA,
+        SCALE_BITS,
+        WIDE,
+        ROWS,
+        OUTPUTS,
+        UNROLL,
+    )
 
 
 @triton.jit
@@ -288,11 +385,12 @@ def linear_codes_kernel(
         words_ptr.to(tl.pointer_type(tl.int8), bitcast=True)
         + (row_plane * UNIT_BYTES + (outputs % _LANES) * 16)[:, None]
         + ((column // 16) * (16 * _LANES) + column % 16)[None, :]
-    )  # fmt: skip
+    )
     codes = (
         codes_ptr.to(tl.pointer_type(tl.int8), bitcast=True)
-        + (at_row * x_pitch * 4)[None, :] + column[:, None]
-    )  # fmt: skip
+        + (at_row * x_pitch * 4)[None, :]
+        + column[:, None]
+    )
     scale_at = (row_plane * _LANES + outputs % _LANES) * PER_UNIT
     group_at = at_row * (x_pitch // 8)
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
@@ -303,12 +401,21 @@ def linear_codes_kernel(
         unit = tl.minimum(wanted, num_units - 1)
         inside = wanted < num_units
         acc = _add_tile(
-            acc, spread, column, weights + unit * UNIT_BYTES, codes + unit * 64,
-            x_scales_ptr + (group_at + unit * 2), sums_ptr + (group_at + unit * 2),
+            acc,
+            spread,
+            column,
+            weights + unit * UNIT_BYTES,
+            codes + unit * 64,
+            x_scales_ptr + (group_at + unit * 2),
+            sums_ptr + (group_at + unit * 2),
             scales_ptr + (scale_at + unit * (_LANES * PER_UNIT)),
-            minima_ptr + (scale_at + unit * (_LANES * PER_UNIT)), inside, PER_WORD, GROUP, ZERO,
+            minima_ptr + (scale_at + unit * (_LANES * PER_UNIT)),
+            inside,
+            PER_WORD,
+            GROUP,
+            ZERO,
             HAS_MINIMA,
-        )  # fmt: skip
+        )
         if step % num_steps == num_steps - 1:
             total += acc
             acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
@@ -318,6 +425,14 @@ def linear_codes_kernel(
         rows = first - ROWS + tl.arange(ROWS, 2 * ROWS)
         outputs = (tl.program_id(1) - 1) * OUTPUTS + tl.arange(OUTPUTS, 2 * OUTPUTS)
     store_outputs(
-        out_ptr, rows[None, :], outputs[:, None], out_stride, total, bias_ptr, live[None, :],
-        HAS_BIAS, ACCUMULATE, WIDE,
-    )  # fmt: skip
+        out_ptr,
+        rows[None, :],
+        outputs[:, None],
+        out_stride,
+        total,
+        bias_ptr,
+        live[None, :],
+        HAS_BIAS,
+        ACCUMULATE,
+        WIDE,
+    )

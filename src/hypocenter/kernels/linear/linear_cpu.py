@@ -148,9 +148,18 @@ def add_item(
             totals, smalls = kept_totals(kept, group), load_smalls(records, at)
             for step in range(steps):
                 totals = _add_step(
-                    totals, x_codes, x_scales, x_sums, x_weighted, first + record * steps + step,
-                    lane, records, at, step, smalls,
-                )  # fmt: skip
+                    totals,
+                    x_codes,
+                    x_scales,
+                    x_sums,
+                    x_weighted,
+                    first + record * steps + step,
+                    lane,
+                    records,
+                    at,
+                    step,
+                    smalls,
+                )
             keep_totals(kept, group, totals)
 
 
@@ -175,21 +184,48 @@ def _code_item(
     row = 0
     while row + 16 <= num_rows:
         _code_rows(
-            keep_zeros(GROUPS_PER_ITEM, 16), x_codes, x_scales, x_sums, x_weighted, row, records,
-            item, out, bias, accumulate,
-        )  # fmt: skip
+            keep_zeros(GROUPS_PER_ITEM, 16),
+            x_codes,
+            x_scales,
+            x_sums,
+            x_weighted,
+            row,
+            records,
+            item,
+            out,
+            bias,
+            accumulate,
+        )
         row += 16
     while row + 4 <= num_rows:
         _code_rows(
-            keep_zeros(GROUPS_PER_ITEM, 4), x_codes, x_scales, x_sums, x_weighted, row, records,
-            item, out, bias, accumulate,
-        )  # fmt: skip
+            keep_zeros(GROUPS_PER_ITEM, 4),
+            x_codes,
+            x_scales,
+            x_sums,
+            x_weighted,
+            row,
+            records,
+            item,
+            out,
+            bias,
+            accumulate,
+        )
         row += 4
     while row < num_rows:
         _code_rows(
-            keep_zeros(GROUPS_PER_ITEM, 1), x_codes, x_scales, x_sums, x_weighted, row, records,
-            item, out, bias, accumulate,
-        )  # fmt: skip
+            keep_zeros(GROUPS_PER_ITEM, 1),
+            x_codes,
+            x_scales,
+            x_sums,
+            x_weighted,
+            row,
+            records,
+            item,
+            out,
+            bias,
+            accumulate,
+        )
         row += 1
 
 
@@ -207,16 +243,40 @@ def linear_codes(
     for item in prange(third + records_3.shape[0]):
         if item < second:
             _code_item(
-                x_codes, x_scales, x_sums, x_weighted, num_rows, records, item, out, bias,
+                x_codes,
+                x_scales,
+                x_sums,
+                x_weighted,
+                num_rows,
+                records,
+                item,
+                out,
+                bias,
                 accumulate,
-            )  # fmt: skip
+            )
         elif item < third:
             _code_item(
-                x_codes, x_scales, x_sums, x_weighted, num_rows, records_2, item - second, out_2,
-                bias_2, accumulate,
-            )  # fmt: skip
+                x_codes,
+                x_scales,
+                x_sums,
+                x_weighted,
+                num_rows,
+                records_2,
+                item - second,
+                out_2,
+                bias_2,
+                accumulate,
+            )
         else:
             _code_item(
-                x_codes, x_scales, x_sums, x_weighted, num_rows, records_3, item - third, out_3,
-                bias_3, accumulate,
-            )  # fmt: skip
+                x_codes,
+                x_scales,
+                x_sums,
+                x_weighted,
+                num_rows,
+                records_3,
+                item - third,
+                out_3,
+                bias_3,
+                accumulate,
+            )

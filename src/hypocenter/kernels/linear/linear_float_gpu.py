@@ -54,9 +54,11 @@ def _few(
     at_row = as_offset(tl.minimum(rows, num_live - 1), WIDE)
     chain, lane, step = tl.arange(0, 4), tl.arange(0, 16), tl.arange(0, 64)
     weights = (
-        weights_ptr + as_offset(tile, WIDE) * num_chunks * 1024
-        + ((lane * 64)[:, None] + step[None, :])[None] + (chain * 1024)[:, None, None]
-    )  # fmt: skip
+        weights_ptr
+        + as_offset(tile, WIDE) * num_chunks * 1024
+        + ((lane * 64)[:, None] + step[None, :])[None]
+        + (chain * 1024)[:, None, None]
+    )
     column = (chain * 64)[:, None, None] + step[None, :, None]
     x = x_ptr + (at_row * x_stride)[None, None, :] + column
     total = tl.zeros([4, 16, ROWS], tl.float32)
@@ -73,9 +75,17 @@ def _few(
     if NUM_PIECES > 1:
         result *= tl.load(row_scales_ptr + at_row)[None, :]
     store_outputs(
-        out_ptr, rows[None, :], (tile * 16 + lane)[:, None], out_stride, result, bias_ptr,
-        live[None, :], HAS_BIAS, ACCUMULATE, WIDE,
-    )  # fmt: skip
+        out_ptr,
+        rows[None, :],
+        (tile * 16 + lane)[:, None],
+        out_stride,
+        result,
+        bias_ptr,
+        live[None, :],
+        HAS_BIAS,
+        ACCUMULATE,
+        WIDE,
+    )
 
 
 @triton.jit(do_not_specialize=["count", "num_tiles", "num_tiles_2"])
@@ -96,24 +106,75 @@ def linear_float_few_kernel(
     if NUM_WEIGHTS == 3:
         if tile >= num_tiles + num_tiles_2:
             _few(
-                x_ptr, row_scales_ptr, weights_3_ptr, bias_3_ptr, out_3_ptr, out_3_stride,
-                tile - num_tiles - num_tiles_2, first, num_live, num_columns, num_chunks, x_stride,
-                plane, NUM_PIECES, IS_BF16, HAS_BIAS, ACCUMULATE, WIDE, ROWS, STAGES,
-            )  # fmt: skip
+                x_ptr,
+                row_scales_ptr,
+                weights_3_ptr,
+                bias_3_ptr,
+                out_3_ptr,
+                out_3_stride,
+                tile - num_tiles - num_tiles_2,
+                first,
+                num_live,
+                num_columns,
+                num_chunks,
+                x_stride,
+                plane,
+                NUM_PIECES,
+                IS_BF16,
+                HAS_BIAS,
+                ACCUMULATE,
+                WIDE,
+                ROWS,
+                STAGES,
+            )
             return
     if NUM_WEIGHTS > 1:
         if tile >= num_tiles:
             _few(
-                x_ptr, row_scales_ptr, weights_2_ptr, bias_2_ptr, out_2_ptr, out_2_stride,
-                tile - num_tiles, first, num_live, num_columns, num_chunks, x_stride, plane,
-                NUM_PIECES, IS_BF16, HAS_BIAS, ACCUMULATE, WIDE, ROWS, STAGES,
-            )  # fmt: skip
+                x_ptr,
+                row_scales_ptr,
+                weights_2_ptr,
+                bias_2_ptr,
+                out_2_ptr,
+                out_2_stride,
+                tile - num_tiles,
+                first,
+                num_live,
+                num_columns,
+                num_chunks,
+                x_stride,
+                plane,
+                NUM_PIECES,
+                IS_BF16,
+                HAS_BIAS,
+                ACCUMULATE,
+                WIDE,
+                ROWS,
+                STAGES,
+            )
             return
     _few(
-        x_ptr, row_scales_ptr, weights_ptr, bias_ptr, out_ptr, out_stride, tile, first, num_live,
-        num_columns, num_chunks, x_stride, plane, NUM_PIECES, IS_BF16, HAS_BIAS, ACCUMULATE, WIDE,
-        ROWS, STAGES,
-    )  # fmt: skip
+        x_ptr,
+        row_scales_ptr,
+        weights_ptr,
+        bias_ptr,
+        out_ptr,
+        out_stride,
+        tile,
+        first,
+        num_live,
+        num_columns,
+        num_chunks,
+        x_stride,
+        plane,
+        NUM_PIECES,
+        IS_BF16,
+        HAS_BIAS,
+        ACCUMULATE,
+        WIDE,
+        ROWS,
+        STAGES,
+    )
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -138,7 +199,7 @@ def linear_float_kernel(
         weights_ptr
         + (as_offset(outputs // 16, WIDE) * num_chunks * 1024 + (outputs % 16) * 64)[:, None]
         + column[None, :]
-    )  # fmt: skip
+    )
     x = x_ptr + (at_row * x_stride)[None, :] + column[:, None]
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
     acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
@@ -155,6 +216,14 @@ def linear_float_kernel(
     if NUM_PIECES > 1:
         total *= tl.load(row_scales_ptr + at_row)[None, :]
     store_outputs(
-        out_ptr, rows[None, :], outputs[:, None], out_stride, total, bias_ptr, live[None, :],
-        HAS_BIAS, ACCUMULATE, WIDE,
-    )  # fmt: skip
+        out_ptr,
+        rows[None, :],
+        outputs[:, None],
+        out_stride,
+        total,
+        bias_ptr,
+        live[None, :],
+        HAS_BIAS,
+        ACCUMULATE,
+        WIDE,
+    )

@@ -30,10 +30,11 @@ CONTRACT = Contract(
     Apart("gated_sums", "sums"),
     Apart("gated_weighted", "weighted"),
     Scalar(
-        "width", "width > 0 and -(-width // 64) * 128 == num_both",
+        "width",
+        "width > 0 and -(-width // 64) * 128 == num_both",
         "must be that of the gate, whose rows and those of up, each padded to 64, weight has",
     ),
-)  # fmt: skip
+)
 
 
 def may_join(dtypes: Sequence[DType]) -> bool:
@@ -44,9 +45,15 @@ def may_join(dtypes: Sequence[DType]) -> bool:
 
 
 def linear_gate_codes(
-    plan: PlanBuilder, x: Operands, weight: Tensor, kind: str, into: Operands, counts: Tensor, *,
+    plan: PlanBuilder,
+    x: Operands,
+    weight: Tensor,
+    kind: str,
+    into: Operands,
+    counts: Tensor,
+    *,
     width: int,
-) -> None:  # fmt: skip
+) -> None:
     """Append the codes of kind(x @ gate.T) * (x @ up.T): every bit as `gate_codes` makes them.
 
     `x` holds the codes of x, `weight` the two weights by turns, of `width` rows each; kind is silu

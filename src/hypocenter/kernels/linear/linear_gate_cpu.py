@@ -40,8 +40,13 @@ def _rows(
             put_codes(
                 _gated(gate, up, group, one, kind, left),
                 _gated(gate, up, group + 1, one, kind, left - LANES),
-                codes, scales, sums, weighted, row + one, (GROUPS_PER_ITEM * item + group) // 2,
-            )  # fmt: skip
+                codes,
+                scales,
+                sums,
+                weighted,
+                row + one,
+                (GROUPS_PER_ITEM * item + group) // 2,
+            )
 
 
 @cpu_kernel

@@ -39,9 +39,12 @@ def takes_several(num_rows: int, dtype: DType, device: str) -> bool:
 
 
 def launch(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], products: Sequence[Product],
+    plan: PlanBuilder,
+    contract: Contract,
+    facts: Mapping[str, Any],
+    products: Sequence[Product],
     accumulate: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Append linear over the operands among `facts`, which hold what `products` do.
 
     These are of one type, all or none with a bias, and one unless it `takes_several`.
@@ -77,9 +80,11 @@ def _tiles(products: Sequence[Product], num_outputs: int) -> list[int]:
 
 
 def _codes(
-    plan: PlanBuilder, facts: Mapping[str, Any], products: Sequence[Product],
+    plan: PlanBuilder,
+    facts: Mapping[str, Any],
+    products: Sequence[Product],
     shared: dict[str, Any],
-) -> None:  # fmt: skip
+) -> None:
     only, codes, count = products[0], facts["codes"], facts["count"]
     num_rows, packed = codes.shape[0], only.weight.data
     num_units = -(-packed.num_columns // 64)
@@ -150,9 +155,11 @@ def _few_form(products: Sequence[Product], rows: int, device: str) -> tuple[int,
 
 
 def _floats(
-    plan: PlanBuilder, facts: Mapping[str, Any], products: Sequence[Product],
+    plan: PlanBuilder,
+    facts: Mapping[str, Any],
+    products: Sequence[Product],
     shared: dict[str, Any],
-) -> None:  # fmt: skip
+) -> None:
     only, count = products[0], facts["count"]
     packed: Packed = only.weight.data
     # F32 weights take x as it is: one piece, which nobody scaled.

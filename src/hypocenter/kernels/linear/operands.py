@@ -62,9 +62,14 @@ class Operands:
 
     @classmethod
     def allocate(
-        cls, dtypes: Iterable[DType], max_rows: int, max_width: int, *, device: str,
+        cls,
+        dtypes: Iterable[DType],
+        max_rows: int,
+        max_width: int,
+        *,
+        device: str,
         in_bf16: bool = False,
-    ) -> Operands:  # fmt: skip
+    ) -> Operands:
         """What products with weights of `dtypes` want; `in_bf16`: those of BF16 round x."""
         pitch, wanted = padded(max_width), set(dtypes)
         if device == "cpu":

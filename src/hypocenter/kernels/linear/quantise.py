@@ -122,9 +122,14 @@ def _round(
 
 
 def present(
-    plan: PlanBuilder, x: Tensor, weights: Iterable[Tensor], into: Operands, counts: Tensor, *,
+    plan: PlanBuilder,
+    x: Tensor,
+    weights: Iterable[Tensor],
+    into: Operands,
+    counts: Tensor,
+    *,
     count: int = 0,
-) -> None:  # fmt: skip
+) -> None:
     """Append what makes of x the operands that products with `weights` read.
 
     x f32 [num_rows, >= width], where width is the weights' number of columns. On the CPU float

@@ -109,9 +109,15 @@ def quantise(
             for group in range(first, last):
                 at, left = row * x.shape[1] + 32 * group, width - 32 * group
                 put_codes(
-                    load_first(x, at, left), load_first(x, at + 16, left - 16), codes, scales,
-                    sums, weighted, row, group,
-                )  # fmt: skip
+                    load_first(x, at, left),
+                    load_first(x, at + 16, left - 16),
+                    codes,
+                    scales,
+                    sums,
+                    weighted,
+                    row,
+                    group,
+                )
 
 
 @cpu_kernel

@@ -23,9 +23,11 @@ def columns_of(group):
     """[groups, 2, 4, 4]: halves of four words of four columns, so that a thread makes a word."""
     half, word, byte = tl.arange(0, 2), tl.arange(0, 4), tl.arange(0, 4)
     return (
-        group[:, None, None, None] * 32 + half[None, :, None, None] * 16
-        + word[None, None, :, None] * 4 + byte[None, None, None, :]
-    )  # fmt: skip
+        group[:, None, None, None] * 32
+        + half[None, :, None, None] * 16
+        + word[None, None, :, None] * 4
+        + byte[None, None, None, :]
+    )
 
 
 @triton.jit
@@ -83,9 +85,18 @@ def quantise_kernel(
     column = columns_of(group)
     x = tl.load(x_ptr + row * x_stride + column, mask=column < width, other=0.0)
     store_codes(
-        x, row, group, group >= 0, width, codes_ptr, scales_ptr, sums_ptr, num_groups, IS_FEW,
+        x,
+        row,
+        group,
+        group >= 0,
+        width,
+        codes_ptr,
+        scales_ptr,
+        sums_ptr,
+        num_groups,
+        IS_FEW,
         GROUPS,
-    )  # fmt: skip
+    )
 
 
 @triton.jit

@@ -94,9 +94,15 @@ def gate(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor)
 
 
 def gate_codes(
-    plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, into: Operands, counts: Tensor, *,
+    plan: PlanBuilder,
+    gate: Tensor,
+    up: Tensor,
+    kind: str,
+    into: Operands,
+    counts: Tensor,
+    *,
     width: int,
-) -> None:  # fmt: skip
+) -> None:
     """Append the codes of kind(gate) * up: every bit as `quantise` makes them of that.
 
     gate and up f32 [num_tokens, >= width], kind as in `gate`; `into` as in `quantise.Operands`.

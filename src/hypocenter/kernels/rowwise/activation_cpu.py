@@ -63,9 +63,15 @@ def gate_codes(
             for group in range(first, last):
                 at, left = row * gate.shape[1] + 32 * group, width - 32 * group
                 put_codes(
-                    _gated(gate, up, at, left, kind), _gated(gate, up, at + 16, left - 16, kind),
-                    codes, scales, sums, weighted, row, group,
-                )  # fmt: skip
+                    _gated(gate, up, at, left, kind),
+                    _gated(gate, up, at + 16, left - 16, kind),
+                    codes,
+                    scales,
+                    sums,
+                    weighted,
+                    row,
+                    group,
+                )
 
 
 @cpu_kernel

@@ -66,9 +66,18 @@ def gate_codes_kernel(
     x = tl.load(gate_ptr + row * pitch + column, mask=inside, other=0.0)
     up = tl.load(up_ptr + row * pitch + column, mask=inside, other=0.0)
     store_codes(
-        _gated(x, up, IS_GELU), row, group, group >= 0, width, codes_ptr, scales_ptr, sums_ptr,
-        num_groups, IS_FEW, GROUPS,
-    )  # fmt: skip
+        _gated(x, up, IS_GELU),
+        row,
+        group,
+        group >= 0,
+        width,
+        codes_ptr,
+        scales_ptr,
+        sums_ptr,
+        num_groups,
+        IS_FEW,
+        GROUPS,
+    )
 
 
 @triton.jit(do_not_specialize=["count"])

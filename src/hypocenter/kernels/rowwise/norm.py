@@ -82,9 +82,16 @@ def rms_norm(
 
 
 def rms_norm_codes(
-    plan: PlanBuilder, x: Tensor, weight: Tensor, eps: float, into: Operands, counts: Tensor, *,
-    width: int, count: int = 0,
-) -> None:  # fmt: skip
+    plan: PlanBuilder,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    into: Operands,
+    counts: Tensor,
+    *,
+    width: int,
+    count: int = 0,
+) -> None:
     """Append the codes of rms_norm(x): every bit as `quantise` makes them of its result.
 
     x f32 [num_rows, >= width], weight f32 [>= width]; `into` as in `quantise.Operands`.

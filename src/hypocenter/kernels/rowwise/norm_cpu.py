@@ -80,5 +80,10 @@ def rms_norm_codes(
                 put_codes(
                     _normed(x, at, weight, 32 * group, width, factor),
                     _normed(x, at, weight, 32 * group + 16, width, factor),
-                    codes, scales, sums, weighted, row, group,
-                )  # fmt: skip
+                    codes,
+                    scales,
+                    sums,
+                    weighted,
+                    row,
+                    group,
+                )

@@ -64,9 +64,18 @@ def rms_norm_codes_kernel(
     x = x * tl.load(weight_ptr + column, mask=inside, other=0.0)
     # An undefined row is so up to its width.
     store_codes(
-        tl.where(inside, x, 0.0), row, group, group >= 0, width, codes_ptr, scales_ptr, sums_ptr,
-        num_groups, IS_FEW, GROUPS,
-    )  # fmt: skip
+        tl.where(inside, x, 0.0),
+        row,
+        group,
+        group >= 0,
+        width,
+        codes_ptr,
+        scales_ptr,
+        sums_ptr,
+        num_groups,
+        IS_FEW,
+        GROUPS,
+    )
 
 
 def launch(

@@ -163,9 +163,12 @@ def _check(logits: Tensor, draws: Sequence[Draw]) -> None:
         if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
             wrong = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
             outside = EntryOutOfRange(
-                argument="context_ids", entry=(row, wrong), value=int(ids[wrong]),
-                of="the vocabulary", bound=vocab_size,
-            )  # fmt: skip
+                argument="context_ids",
+                entry=(row, wrong),
+                value=int(ids[wrong]),
+                of="the vocabulary",
+                bound=vocab_size,
+            )
             raise LaunchRejected("sampling", outside)
 
 

@@ -31,7 +31,9 @@ CONTRACT = Contract(
     Arg("context_ids", (DType.I32,), "num_context", index=Index("vocab_size", "the vocabulary")),
     Arg("output_counts", (DType.I32,), "num_context"),
     Arg(
-        "context_starts", (DType.I32,), "num_rows + 1",
+        "context_starts",
+        (DType.I32,),
+        "num_rows + 1",
         index=Index("num_context + 1", "the context", monotone=True),
     ),
-)  # fmt: skip
+)

@@ -108,9 +108,14 @@ def _store_choice(outcomes_ptr, next_ids_ptr, row, chosen, num_bad):
 
 @triton.jit
 def greedy_blocks_kernel(
-    logits_ptr, parts_ptr, vocab_size, num_blocks, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    logits_ptr,
+    parts_ptr,
+    vocab_size,
+    num_blocks,
+    OVERLAPS: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     follow(OVERLAPS)
     block, row = tl.program_id(0), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
@@ -130,8 +135,13 @@ def greedy_blocks_kernel(
 
 @triton.jit
 def greedy_rows_kernel(
-    parts_ptr, outcomes_ptr, next_ids_ptr, num_blocks, OVERLAPS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    parts_ptr,
+    outcomes_ptr,
+    next_ids_ptr,
+    num_blocks,
+    OVERLAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     follow(OVERLAPS)
     row, block = tl.program_id(0), tl.arange(0, BLOCK)
     live = block < num_blocks
@@ -146,9 +156,14 @@ def greedy_rows_kernel(
 
 @triton.jit
 def sample_keys_kernel(
-    logits_ptr, keys_ptr, parts_ptr, vocab_size, num_blocks,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    logits_ptr,
+    keys_ptr,
+    parts_ptr,
+    vocab_size,
+    num_blocks,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     block, row = tl.program_id(0), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     live = token < vocab_size

@@ -33,9 +33,13 @@ class DeviceSampler:
     """
 
     def __init__(
-        self, device: str, vocab_size: int, max_rows: int, mode: str = "off",
+        self,
+        device: str,
+        vocab_size: int,
+        max_rows: int,
+        mode: str = "off",
         next_ids: Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.vocab_size, self.max_rows = vocab_size, max_rows
         self._device, self._mode = device, mode
         self._plans: dict[tuple[Any, ...], Plan] = {}
@@ -191,9 +195,12 @@ def _greedy(plan: PlanBuilder, facts: Mapping[str, Tensor]) -> None:
 
 
 def _filtered(
-    plan: PlanBuilder, facts: Mapping[str, Tensor], by_count: bool, by_mass: bool,
+    plan: PlanBuilder,
+    facts: Mapping[str, Tensor],
+    by_count: bool,
+    by_mass: bool,
     num_context_blocks: int,
-) -> None:  # fmt: skip
+) -> None:
     """Keys, penalties, the highest, one or two searches for a cutoff, weights, draw."""
     names = ("logits", "keys", "parts", "settings", "states", "outcomes", "next_ids")
     logits, keys, parts, settings, states, *chosen = (facts[name] for name in names)

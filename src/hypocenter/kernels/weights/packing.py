@@ -70,6 +70,4 @@ def place(name: str, owner: str, packed: Packed, *, device: str = "cpu") -> Tens
         return memory.adopt(name, owner, packed.dtype, shape, packed, packed.num_bytes)
     allocation, parts = memory.upload(packed.parts, device, name, owner)
     data = replace(packed, parts=parts)
-    return Tensor(
-        name, owner, packed.dtype, shape, contiguous_strides(shape), 0, allocation, data
-    )  # fmt: skip
+    return Tensor(name, owner, packed.dtype, shape, contiguous_strides(shape), 0, allocation, data)

@@ -32,9 +32,12 @@ def poll(original: Any, gpu: Any, *given: Any, **keywords: Any) -> None:
     if PENDING:
         error = PENDING.pop()
         raise DeviceFault(
-            gpu.name, "launch of lookup_float_kernel", error.reason, is_asynchronous=False,
+            gpu.name,
+            "launch of lookup_float_kernel",
+            error.reason,
+            is_asynchronous=False,
             kernel="lookup_float_kernel",
-        )  # fmt: skip
+        )
 
 
 def plant(lab: Lab) -> None:

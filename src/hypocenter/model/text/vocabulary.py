@@ -34,12 +34,30 @@ class TokenKind(enum.IntEnum):
 
 _END_TEXTS = frozenset(
     {
-        "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>",
-        "<|calls|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>",
-        "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
-        "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "</s>",
+        "<|eom_id|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+        "<eos>",
+        "<turn|>",
+        "<|tool_response>",
+        "<｜end▁of▁sentence｜>",
+        "[e~[",
     }
-)  # fmt: skip
+)
 # Fill-in-the-middle tokens, by the metadata key that names them or else by their text.
 _INFILL_TEXTS = {
     "fim_pre": "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> "
@@ -198,9 +216,15 @@ def _assign(words: Vocabulary) -> Vocabulary:
         guarded.discard(ids["</s>"])
     hidden = guarded - visible
     return Vocabulary(
-        words.texts, ids, kinds, words.scores, roles,
-        frozenset(guarded | visible), frozenset(hidden), frozenset(ends),
-    )  # fmt: skip
+        words.texts,
+        ids,
+        kinds,
+        words.scores,
+        roles,
+        frozenset(guarded | visible),
+        frozenset(hidden),
+        frozenset(ends),
+    )
 
 
 def _is_unicode(text: str) -> bool:
