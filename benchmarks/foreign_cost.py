@@ -36,7 +36,7 @@ def seconds(recorder: ForeignRecorder, given: Callable[[], tuple[torch.Tensor, .
             tensors = given()
             started = time.perf_counter()
             caller, site = hooks._caller()
-            recorder.launched(
+            recorder.record_launch(
                 scale_kernel, (*tensors, 1000, 2.0), {"BLOCK": 256}, (4,), "cuda:0", None, "",
                 caller, site,
             )  # fmt: skip

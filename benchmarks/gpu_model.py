@@ -90,7 +90,7 @@ def large_weight(dtype: DType, num_rows: int, num_columns: int, device: str) -> 
     raw = _scaled_rows(dtype, packing.ROWS_PER_ITEM, num_columns)
     sample = _small_scales(packing.pack(raw, dtype, num_columns, device=device))
     small = packing.place("sample", "benchmark", sample, device=device)
-    num_tiles = packing.padded(num_rows) // packing.ROWS_PER_ITEM
+    num_tiles = packing.padded_rows(num_rows) // packing.ROWS_PER_ITEM
     parts: list[Any] = []
     sizes = [p.num_bytes if isinstance(p, memory.Part) else 0 for p in small.data.parts]
     starts = [0, *itertools.accumulate(-(-size * num_tiles // 256) * 256 for size in sizes)]

@@ -425,12 +425,12 @@ class _Make:
 
     def rows(self, name: str, values: Array, fill: float = 0.0) -> Tensor:
         """Activations: rows padded to 64 columns, the padding holding `fill`."""
-        wide = np.full((len(values), packing.padded(values.shape[1])), fill, np.float32)
+        wide = np.full((len(values), packing.padded_rows(values.shape[1])), fill, np.float32)
         wide[:, : values.shape[1]] = values
         return self.put(name, wide)
 
     def vector(self, name: str, values: Array) -> Tensor:
-        return self.put(name, np.pad(values, (0, packing.padded(len(values)) - len(values))))
+        return self.put(name, np.pad(values, (0, packing.padded_rows(len(values)) - len(values))))
 
     def counts(self, num_tokens: int, num_logit_rows: int = 0) -> Tensor:
         return self.put("counts", np.array([num_tokens, num_logit_rows], np.int32))

@@ -11,7 +11,7 @@ from hypocenter.device import memory
 from hypocenter.device.launch import run
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.linear.operands import FEW_ROWS
-from hypocenter.kernels.weights.packing import pack, padded, place
+from hypocenter.kernels.weights.packing import pack, padded_rows, place
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 Array = np.ndarray[Any, Any]
@@ -74,14 +74,14 @@ def turned(name: str, values: Array) -> Tensor:
 
 def rows_tensor(name: str, values: Array, fill: float = 0.0) -> Tensor:
     """Activations: rows padded to 64 columns, the padding holding `fill`."""
-    wide = np.full((len(values), padded(values.shape[1])), fill, np.float32)
+    wide = np.full((len(values), padded_rows(values.shape[1])), fill, np.float32)
     wide[:, : values.shape[1]] = values
     return tensor(name, wide)
 
 
 def vector_tensor(name: str, values: Array) -> Tensor:
     """A norm weight or bias, padded to 64."""
-    wide = np.zeros(padded(len(values)), np.float32)
+    wide = np.zeros(padded_rows(len(values)), np.float32)
     wide[: len(values)] = values
     return tensor(name, wide)
 

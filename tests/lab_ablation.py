@@ -11,13 +11,13 @@ import tempfile
 from pathlib import Path
 
 from hypocenter.doctor.doctor import LADDER
-from hypocenter.lab.score import examined, merit, score
+from hypocenter.lab.score import examine, merit, score
 from hypocenter.lab.victim import victims
 
 
 def main(names: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="hypo-lab-") as folder:
-        runs = list(examined(victims(names), Path(folder)))
+        runs = list(examine(victims(names), Path(folder)))
     whole = [score(one, with_twin=False) for one in runs]
     print(f"{'all rungs':24} {merit(whole):4} points of {len(runs)} victims", flush=True)
     idle = []

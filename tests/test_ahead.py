@@ -365,7 +365,7 @@ def test_what_nobody_has_seen_is_not_taken_for_what_was_there_before(
     runs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        recorder.Recorder, "ids_learned", lambda *given: None
+        recorder.Recorder, "record_ids", lambda *given: None
     )  # the run ended before
     _, run = recorded(
         tiny(tmp_path), SamplingParams(max_tokens=3, ignore_eos=True), runs_ahead=True

@@ -432,7 +432,7 @@ def test_arrays_must_be_as_long_as_they_say(folder: Path) -> None:
     (folder / "arrays.safetensors").write_bytes(b"\xff" * 64)
     assert "damaged (" in str(load(folder).missing[-2])
     (folder / "arrays.safetensors").unlink()
-    assert Gap.damaged("arrays.safetensors", "it is not there") in load(folder).missing
+    assert Gap.damage("arrays.safetensors", "it is not there") in load(folder).missing
 
 
 def test_a_lost_event_does_not_shift_the_arrays(folder: Path) -> None:
@@ -458,7 +458,7 @@ def test_links_and_pipes_are_not_followed(folder: Path, tmp_path: Path) -> None:
     assert any("was not followed" in gap.reason for gap in load(folder).missing)
     (folder / "stderr.txt").unlink()
     os.mkfifo(folder / "stderr.txt")
-    assert Gap.damaged("stderr.txt", "it is no regular file") in load(folder).missing
+    assert Gap.damage("stderr.txt", "it is no regular file") in load(folder).missing
     (folder / "bundle.json").unlink()
     (folder / "bundle.json").symlink_to(secret)
     with pytest.raises(BadBundle, match="cannot be read"):

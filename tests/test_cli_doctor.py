@@ -494,7 +494,7 @@ from hypocenter.record import recorder
 def fault(*args, **keywords):
     error = DeviceFault("cuda", "copy_out", "an illegal memory access was encountered",
                         is_asynchronous=True)
-    recorder.open_recorder().failed(error)
+    recorder.open_recorder().record_failure(error)
     raise error
 run.run = fault
 app.main(["run", "-p", "x"])

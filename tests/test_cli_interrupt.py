@@ -33,13 +33,13 @@ def press_in(module: str) -> None:
 
 
 def test_outside_the_compiler_it_is_raised_at_once() -> None:
-    with interrupt.handled(), pytest.raises(KeyboardInterrupt):
+    with interrupt.handle_interrupts(), pytest.raises(KeyboardInterrupt):
         press_in("hypocenter.kernels.rowwise.norm")
 
 
 @pytest.mark.parametrize("module", ["numba.core.dispatcher", "llvmlite.binding.executionengine"])
 def test_inside_the_compiler_it_waits_for_the_next_progress(module: str) -> None:
-    with interrupt.handled(), ProgressDisplay() as progress:
+    with interrupt.handle_interrupts(), ProgressDisplay() as progress:
         press_in(module)
         with pytest.raises(KeyboardInterrupt):
             progress("compiling kernel norm", 0.5)
@@ -47,7 +47,7 @@ def test_inside_the_compiler_it_waits_for_the_next_progress(module: str) -> None
 
 
 def test_one_that_was_held_back_is_never_lost() -> None:
-    with pytest.raises(KeyboardInterrupt), interrupt.handled():
+    with pytest.raises(KeyboardInterrupt), interrupt.handle_interrupts():
         press_in("numba.core.compiler")
 
 
@@ -56,7 +56,7 @@ def test_a_second_one_inside_the_compiler_ends_the_process() -> None:
         "import signal\nfrom hypocenter.cli import interrupt\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "names = {'__name__': 'numba.core', 'press': lambda: signal.raise_signal(signal.SIGINT)}\n"
-        "with interrupt.handled():\n"
+        "with interrupt.handle_interrupts():\n"
         "    for _ in range(2): exec('press()', names)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
@@ -65,7 +65,7 @@ def test_a_second_one_inside_the_compiler_ends_the_process() -> None:
 
 def test_who_ignores_it_goes_on_ignoring_it() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with interrupt.handled():
+    with interrupt.handle_interrupts():
         press_in("hypocenter.cli.app")
         press_in("numba")
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

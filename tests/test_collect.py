@@ -34,7 +34,7 @@ from hypocenter.refusals import WrongType
 from hypocenter.watch import collect, dead_runs, kernel_log
 from hypocenter.watch.child import Deadlines, Ended, watch
 from hypocenter.watch.fault_text import fault_in, is_fault, with_kernel_log
-from hypocenter.watch.redact import redacted, redacted_command
+from hypocenter.watch.redact import redact, redacted_command
 
 AMD = (
     "Memory access fault by GPU node-1 (Agent handle: 0x55cd82c07cd0) on address 0x7f3a12345000. "
@@ -260,14 +260,14 @@ def with_tokens(*token_ids: int, has_table: bool = True) -> Bundle:
 
 
 def test_token_ids_inside_the_vocabulary_go_and_others_stay() -> None:
-    found = redacted(with_tokens(3, 511, 512, -1, 70_000))
+    found = redact(with_tokens(3, 511, 512, -1, 70_000))
     [event] = found.events
     assert isinstance(event, Stepped)
     for inputs in (event.inputs, found.snapshots[0].values):
         assert [numbers(one) for one in inputs] == [[0, 0, 512, -1, 70_000], [5, 6, 7], [0, 0]]
     assert found.redacted
     assert "secret" not in str(found)
-    unknown = redacted(with_tokens(3, 512, -1, has_table=False)).snapshots[0].values[0]
+    unknown = redact(with_tokens(3, 512, -1, has_table=False)).snapshots[0].values[0]
     assert numbers(unknown) == [0, 0, -1]
 
 

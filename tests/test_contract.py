@@ -212,14 +212,14 @@ def test_a_contract_says_what_a_mask_writes(window: int, written: list[str]) -> 
         "lengths": np.array([3], np.int32), "sequence_rows": np.array([0, 0, 9], np.int32),
         "positions": np.array([1, 2, 0], np.int32),
     }  # fmt: skip
-    mask = unfused.MASK.reached("scores", shapes, values)
+    mask = unfused.MASK.mask_written("scores", shapes, values)
     assert mask is not None
     lines = ["".join(str(int(one)) for one in row[0]) for row in mask]
     assert lines == written
     del values["positions"]
     with pytest.raises(KeyError, match="positions"):
-        unfused.MASK.reached("scores", shapes, values)
-    assert unfused.CONTEXT_LENGTHS.reached("lengths", shapes, values) is None
+        unfused.MASK.mask_written("scores", shapes, values)
+    assert unfused.CONTEXT_LENGTHS.mask_written("lengths", shapes, values) is None
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_contract_says_how_far_a_sequence_is_written(
         "block_tables": (2, 2),
     }  # fmt: skip
     shapes = {arg.name: sizes[arg.name] for arg in contract.args}
-    mask = contract.reached("out", shapes, {"lengths": np.array([2, 0], np.int32)})
+    mask = contract.mask_written("out", shapes, {"lengths": np.array([2, 0], np.int32)})
     assert mask is not None
     lines = np.broadcast_to(mask, shape)[:, 0].astype(int).tolist()
     assert [["".join(map(str, row)) for row in one] for one in lines] == written

@@ -360,11 +360,11 @@ def test_what_was_waited_for_is_forgotten() -> None:
               for i in range(5000)]  # fmt: skip
     for one in writes:
         order.wrote(one, "side")
-    assert order.unwaited(x, 4, "") == ("4999", "side")
+    assert order.missing_wait(x, 4, "") == ("4999", "side")
     assert len(order._writes) == 4096
     assert order.num_pending("side") == 5000
-    order.host_waited(order.recorded("side"))
-    assert order.unwaited(x, 4, "") is None
+    order.host_waited(order.record_event("side"))
+    assert order.missing_wait(x, 4, "") is None
     assert not order._writes
     assert order.num_pending("side") == 0
 

@@ -13,7 +13,7 @@ import pytest
 
 from hypocenter.config import INSTRUCTIONS
 from hypocenter.device.cpu import lang
-from hypocenter.device.cpu.instructions import NEEDED, fastest, limited
+from hypocenter.device.cpu.instructions import NEEDED, fastest, limit_features
 from hypocenter.device.cpu.lang import cpu_features, instruction_set
 
 CHILD = Path(__file__).with_name("cpu_path_child.py")
@@ -86,7 +86,7 @@ def test_vdpbf16ps_is_used_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch
 def test_a_path_leaves_unused_what_is_beyond_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     every = {feature: True for needed in NEEDED.values() for feature in needed}
-    left = {feature for feature, has in limited(path, every).items() if has}
+    left = {feature for feature, has in limit_features(path, every).items() if has}
     assert fastest(left, with_bf16=True) == path
 
 

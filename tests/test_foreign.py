@@ -332,7 +332,7 @@ class Launching:
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*args: Any, **options: Any) -> None:
             frame = sys._getframe(1)
-            self._recorder.launched(
+            self._recorder.record_launch(
                 JIT, args, {"BLOCK": 64, **options}, grid, "cuda:0", None, "", frame, "script.py:9"
             )
 
@@ -423,7 +423,7 @@ def test_torch_keeps_one_object_for_a_storage_as_the_recorder_needs() -> None:
 
 def test_small_integers_of_the_host_are_kept_with_their_launch(recorder: ForeignRecorder) -> None:
     ids, many = torch.arange(3, dtype=torch.int32), torch.arange(5000)
-    recorder.launched(JIT, (ids, many, 3), {"BLOCK": 1}, (1,), INTERPRETER)
+    recorder.record_launch(JIT, (ids, many, 3), {"BLOCK": 1}, (1,), INTERPRETER)
     from hypocenter.record.trace_log import read_trace
 
     [snapshot] = read_trace(recorder.folder).snapshots
@@ -454,7 +454,7 @@ def test_a_full_log_begins_anew_and_keeps_the_last_launches(tmp_path: Path) -> N
 def test_streams_that_nobody_saw_wait_are_no_disorder(recorder: ForeignRecorder) -> None:
     x = FakeTensor(Storage(0x7000, 256), (64,))
     for stream in ("0x10", "0x20"):
-        recorder.launched(JIT, (x, x, 64), {"BLOCK": 64}, (1,), "cuda:0", None, stream)
+        recorder.record_launch(JIT, (x, x, 64), {"BLOCK": 64}, (1,), "cuda:0", None, stream)
     run = ring.read_run(recorder.folder)
     bundle = Bundle(
         kind="crash", fault=FaultRecord(kind="crash", message="an illegal memory access"),
@@ -536,7 +536,7 @@ def test_what_goes_wrong_in_the_recorder_never_reaches_the_program(
         tried.append(1)
         raise ValueError("an odd tensor")
 
-    monkeypatch.setattr(ForeignRecorder, "launched", broken)
+    monkeypatch.setattr(ForeignRecorder, "record_launch", broken)
     jit = hooked()
     for _ in range(20):
         assert jit.run(1, 2, 3, grid=(1,), warmup=False) == "a compiled kernel"
@@ -559,7 +559,7 @@ def test_waits_and_the_last_exception_are_noted(hooked: type[FakeJit]) -> None:
     ended: list[Any] = []
     sys.excepthook = lambda *args: ended.append(args)
     fake.__name__ = "torch"
-    hooks.loaded(fake)
+    hooks.module_loaded(fake)
     x = FakeTensor(Storage(0x7000, 256), (64,))
     hooked().run(x, x, 64, grid=(1,), warmup=False)
     assert fake.cuda.synchronize() == "done"

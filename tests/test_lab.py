@@ -163,7 +163,7 @@ def scored(
 def background(tmp_path_factory: pytest.TempPathFactory) -> Iterator[scoring.Examined]:
     """The case that began it all, and its twin, run once."""
     folder = tmp_path_factory.mktemp("lab")
-    yield from scoring.examined([victim("positions_of_two_bytes")], folder)
+    yield from scoring.examine([victim("positions_of_two_bytes")], folder)
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +193,7 @@ def test_what_parts_of_attention_leave_out_is_named_and_what_they_may_is_no_find
 ) -> None:
     """They write what lies within a sequence, or what is hidden, only."""
     planted = registered(["key_not_expanded", "score_not_written"])
-    for one in map(scoring.score, scoring.examined(planted, tmp_path)):
+    for one in map(scoring.score, scoring.examine(planted, tmp_path)):
         assert (one.observed, one.twin.observed, one.twin.found) == ("differs", "none", ())
         assert one.class_right
         assert (one.kernel_named, one.argument_named, one.line_named) == (True, True, True)

@@ -16,7 +16,7 @@ from guard_kernels import unmasked_kernel
 from hypocenter.device import launch, memory
 from hypocenter.device.limits import TABLE, named_gpu
 from hypocenter.device.offline.abstract import AbstractGpu
-from hypocenter.device.offline.compile import _guarded, compile_source, triton_source
+from hypocenter.device.offline.compile import _guarded_specimen, compile_source, triton_source
 from hypocenter.device.offline.specimen import Specimen
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.rowwise import norm
@@ -64,7 +64,7 @@ def ptx(one: Specimen, arch: str) -> str:
 )
 def test_the_compiler_moves_nothing_before_the_wait(name: str, guarded: bool) -> None:
     one = specimen(name)
-    text = ptx(_guarded(one) if guarded else one, "sm_90")
+    text = ptx(_guarded_specimen(one) if guarded else one, "sm_90")
     assert "ld.global" in text
     before = text[: text.index("griddepcontrol.wait")]
     assert [deed for deed in DEEDS if deed in before] == []

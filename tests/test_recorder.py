@@ -200,7 +200,7 @@ def test_threads_do_not_write_into_each_other(opened: Recorder) -> None:
     def allocate() -> None:
         for _ in range(50):
             memory.free(memory.allocate("x", "test", DType.F32, (4,)))
-            opened.host_wrote(1, 2)
+            opened.record_host_write(1, 2)
 
     threads = [threading.Thread(target=allocate) for _ in range(4)]
     for thread in threads:
@@ -620,7 +620,7 @@ def test_frees_and_launches_outside_of_plans_are_told(sim: Recorder) -> None:
 def test_a_launch_that_comes_again_is_told_as_itself(sim: Recorder) -> None:
     one, two = _turning().launches[0], _turning().launches[0]
     for launch, stream in ((one, ""), (one, ""), (two, ""), (one, ""), (one, "7"), (one, "")):
-        sim.launched(launch, stream)
+        sim.record_launch(launch, stream)
     launches = [event.launch for event in _events(sim, Launched)]
     told = [each.facts[0].tensor for each in launches]
     assert told[0] == told[1] == told[3] != told[2]

@@ -243,7 +243,7 @@ def test_a_damaged_record_does_not_take_the_next_ones_with_it(writer: RingWriter
     run = ring.read_run(writer.folder)
     assert run.sources == ()
     assert run.tensors == (STATIC[3],)
-    assert run.missing == (Gap.damaged("static", "1 damaged records were passed over"),)
+    assert run.missing == (Gap.damage("static", "1 damaged records were passed over"),)
 
 
 def test_frames_of_an_earlier_turn_are_not_read_again(writer: RingWriter) -> None:

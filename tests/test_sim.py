@@ -28,7 +28,7 @@ from hypocenter.device.sim.memory import (
     CachingAllocator,
     SimMemory,
 )
-from hypocenter.device.sim.queue import shuffled
+from hypocenter.device.sim.queue import shuffle
 from hypocenter.device.sim.sim import SimGpu, open_sim
 from hypocenter.errors import (
     DeviceFault,
@@ -420,10 +420,10 @@ def test_a_large_grid_is_shuffled_without_a_list() -> None:
     import random
 
     num_programs = (1 << 16) + 6
-    order = list(shuffled(num_programs, random.Random(5)))
+    order = list(shuffle(num_programs, random.Random(5)))
     assert sorted(order) == list(range(num_programs))
     assert order != sorted(order)
-    next(shuffled((1 << 31) - 1, random.Random(5)))  # at once
+    next(shuffle((1 << 31) - 1, random.Random(5)))  # at once
 
 
 def produce_and_consume(seed: int, waits: bool) -> float:

@@ -85,7 +85,7 @@ class BadModelFile(HypoError):
         self.value = value
         self.limit = limit
         self.way_out = way_out
-        shown = _bounded(value)
+        shown = _shorten(value)
         tail = f"; {way_out}" if way_out else ""
         super().__init__(f"{self.path}: {field} is {shown}, but {limit}{tail}")
 
@@ -312,7 +312,7 @@ class IntegrityError(HypoError):
     """A table of ours contradicts itself; the message names the first contradiction."""
 
 
-def _bounded(value: object, max_chars: int = 120) -> str:
+def _shorten(value: object, max_chars: int = 120) -> str:
     return _bounded_text(repr(value), max_chars)
 
 

@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
+def count_text(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"

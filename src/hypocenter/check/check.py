@@ -58,7 +58,7 @@ def check(
     launches = tuple(line.launch for line in lines if line.launch is not None)
     findings = tuple(line.finding for line in lines if line.finding is not None)
     headroom = tuple(line.headroom for line in lines if line.headroom is not None)
-    _known(path, kernel, launches, end)
+    _refuse_empty_check(path, kernel, launches, end)
     return CheckReport(
         str(path),
         arch,
@@ -76,7 +76,9 @@ def _of(kernel: str | None, records: tuple[_Record, ...]) -> tuple[_Record, ...]
     return tuple(record for record in records if kernel in (None, record.kernel))
 
 
-def _known(path: Path, kernel: str | None, launches: tuple[CheckedLaunch, ...], end: End) -> None:
+def _refuse_empty_check(
+    path: Path, kernel: str | None, launches: tuple[CheckedLaunch, ...], end: End
+) -> None:
     """Refuse to call a check clean that has looked at nothing."""
     names = sorted({launch.kernel for launch in launches})
     if kernel is not None and kernel not in names and end.error is None:

@@ -82,7 +82,7 @@ class Worker:
             line = b""
         if line:
             return msgspec.json.decode(line, type=CompiledKernel)
-        return self._lost(job, f"does not compile: the compiler {self._end()}")
+        return self._record_of_lost_job(job, f"does not compile: the compiler {self._end()}")
 
     def stop(self) -> None:
         """End the process, if there is one."""
@@ -115,7 +115,7 @@ class Worker:
         assert self._process is not None
         try:
             code = self._process.wait(1)
-            how = f"ended with {_named(code)}"
+            how = f"ended with {_end_text(code)}"
         except subprocess.TimeoutExpired:
             how = "did not answer in time"
         self.stop()
@@ -123,7 +123,7 @@ class Worker:
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         return f"{how}: {lines[-1].strip()[:200]}" if lines else how
 
-    def _lost(self, job: Job, problem: str) -> CompiledKernel:
+    def _record_of_lost_job(self, job: Job, problem: str) -> CompiledKernel:
         limits, listed = named_gpu(job.arch), self.listed[job.index]
         return CompiledKernel(
             kernel=listed.kernel,
@@ -137,7 +137,7 @@ class Worker:
         )
 
 
-def _named(code: int) -> str:
+def _end_text(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     try:

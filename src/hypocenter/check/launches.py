@@ -38,7 +38,7 @@ class Launches:
     """Replays launches as they come and writes what each of them shows, once per place."""
 
     def __init__(self, budget_seconds: float, write: Callable[[Record], None]) -> None:
-        self.watch = TensorWatch(self.found)
+        self.watch = TensorWatch(self.write_finding)
         self._write = write
         self._left = budget_seconds
         self._configuration: str | None = None
@@ -101,7 +101,7 @@ class Launches:
         finally:
             self._left -= time.monotonic() - started
         for finding in report.findings:
-            self.found(
+            self.write_finding(
                 msgspec.structs.replace(
                     finding, configuration=self._configuration, launched_at=site
                 )
@@ -112,7 +112,7 @@ class Launches:
             CheckedLaunch(jit.__name__, size.value, report.coverage, site, self._configuration)
         )
         for tensors in after:
-            self.watch.launched(
+            self.watch.note_launch(
                 jit.__name__, self._configuration, site, tensors, report.coverage.is_complete
             )
 
@@ -148,7 +148,7 @@ class Launches:
             self._tuned[key] = tuner.best_config = compiled[-1]
         tuner.nargs = None
 
-    def found(self, finding: Finding) -> None:
+    def write_finding(self, finding: Finding) -> None:
         """Write a finding unless its like has been written for this configuration."""
         place = (finding.file, finding.line) if finding.sites else finding.launched_at
         key = (finding.kind, finding.kernel, finding.operation, finding.argument, place)

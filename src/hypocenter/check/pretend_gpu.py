@@ -45,7 +45,7 @@ class OnCpu(TorchFunctionMode):
         if answer is not None:
             return answer
         if func in (torch.Tensor.cuda, torch.Tensor.cpu):
-            return self._copied(args[0])
+            return self._copy_tensor(args[0])
         if func is torch.Tensor.pin_memory:
             return args[0]
         device = kwargs.get("device")
@@ -61,10 +61,10 @@ class OnCpu(TorchFunctionMode):
             kwargs["device"] = _on_cpu(kwargs["device"], is_device=True)
         result = func(*args, **kwargs)
         if func is torch.Tensor.to and result is args[0]:
-            return self._copied(result)
+            return self._copy_tensor(result)
         return result
 
-    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         copy = tensor.clone()
         self._on_copy(tensor, copy)
         return copy

@@ -10,7 +10,7 @@ import msgspec
 
 from hypocenter.replay.findings import Coverage, Finding, Headroom, Site
 from hypocenter.replay.text import finding_text, headroom_text
-from hypocenter.wording import counted
+from hypocenter.wording import count_text
 
 
 class CheckedLaunch(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class CheckReport(msgspec.Struct, frozen=True):
 
 def report_text(report: CheckReport) -> str:
     """The whole report: findings, then coverage, then the int32 headroom."""
-    parts = [finding_text(first, names) for first, names in _grouped(report.findings)]
+    parts = [finding_text(first, names) for first, names in _group_by_place(report.findings)]
     lines = ["\n\n".join(parts), ""] if parts else []
     lines += list(_coverage(report.launches)) if report.launches else []
     if report.headroom:
@@ -52,13 +52,13 @@ def report_text(report: CheckReport) -> str:
     else:
         cut = "; the file did not run to its end, so later launches are missing"
         lines.append(
-            f"{counted(num, 'finding')} in {counted(len(launches), 'launch', 'launches')} of "
-            f"{counted(kernels, 'kernel')}, as on {report.arch}{cut if report.error else ''}"
+            f"{count_text(num, 'finding')} in {count_text(len(launches), 'launch', 'launches')} of "
+            f"{count_text(kernels, 'kernel')}, as on {report.arch}{cut if report.error else ''}"
         )
     return "\n".join(lines)
 
 
-def _grouped(findings: Iterable[Finding]) -> list[tuple[Finding, list[str]]]:
+def _group_by_place(findings: Iterable[Finding]) -> list[tuple[Finding, list[str]]]:
     """Findings of one place with the configurations that have it, in order of appearance."""
     groups: dict[Any, tuple[Finding, list[str]]] = {}
     for finding in findings:
@@ -89,6 +89,6 @@ def _coverage(launches: Sequence[CheckedLaunch]) -> Iterable[str]:
         if any(0 in launch.grid for launch in group):
             sampled += " (an empty grid: nothing ran)"
         yield (
-            f"    {name}: {counted(len(group), 'launch', 'launches')}, "
+            f"    {name}: {count_text(len(group), 'launch', 'launches')}, "
             f"{num_run} of {num_launched} programs{sampled}"
         )

@@ -79,7 +79,7 @@ def _run(request: Request, write: Any) -> End:
     sys.argv = [request.path, *request.arguments]
     sys.path[0] = str(Path(request.path).resolve().parent)
     try:
-        mode = OnCpu(launches.watch.copied)
+        mode = OnCpu(launches.watch.note_copy)
         keep_in_backward(mode)
         with mode, launches.watch:
             runpy.run_path(request.path, run_name="__main__")
@@ -88,7 +88,7 @@ def _run(request: Request, write: Any) -> End:
     except HypoError as error:
         return End(str(error))
     except BaseException as error:
-        return End(_described(error))
+        return End(_describe(error))
     launches.watch.finish()
     return End()
 
@@ -100,7 +100,7 @@ def _left(left: SystemExit, launches: Any) -> End:
     return End(None if code == 0 else f"the program left by sys.exit({left.code!r})", code)
 
 
-def _described(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     """The exception and the user's line that led to it; the traceback goes to stderr."""
     _print_traceback(error)
     lines = [

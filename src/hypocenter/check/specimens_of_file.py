@@ -63,7 +63,7 @@ def record(path: str, arch: str) -> tuple[list[Specimen], str]:
     sys.path[0] = str(Path(path).resolve().parent)
     problem = ""
     try:
-        with OnCpu(recorder.watch.copied), recorder.watch:
+        with OnCpu(recorder.watch.note_copy), recorder.watch:
             runpy.run_path(path, run_name="__main__")
     except SystemExit as left:
         problem = f"it left by sys.exit({left.code!r})" if left.code else ""

@@ -95,11 +95,11 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._read(func, args, kwargs)
         result = func(*args, **kwargs)
         if self.flags:
-            self._mutated(func, args, kwargs)
-        self._made(func, result)
+            self._note_mutations(func, args, kwargs)
+        self._note_results(func, result)
         return result
 
-    def copied(self, source: torch.Tensor, copy: torch.Tensor) -> None:
+    def note_copy(self, source: torch.Tensor, copy: torch.Tensor) -> None:
         """`copy` holds the same undefined bytes as `source`."""
         flags = self.flags.get(source.untyped_storage().data_ptr())
         if flags is not None and flags.size == copy.untyped_storage().nbytes():
@@ -114,7 +114,7 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # -- torch operations -----------------------------------------------------------------------
 
-    def _made(self, func: Any, result: Any) -> None:
+    def _note_results(self, func: Any, result: Any) -> None:
         is_undefined = func._schema.name in _UNDEFINED
         aliases = [ret.alias_info is not None for ret in func._schema.returns]
         for number, tensor in enumerate(_tensors(result)):
@@ -129,7 +129,7 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:  # new memory at an address that was another's before
                 self.flags.pop(storage.data_ptr(), None)
 
-    def _mutated(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _note_mutations(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for tensor, is_write, _ in _operands(func, args, kwargs):
             flags = self.flags.get(tensor.untyped_storage().data_ptr())
             if is_write and flags is not None:
@@ -151,7 +151,7 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # -- launches -------------------------------------------------------------------------------
 
-    def launched(
+    def note_launch(
         self,
         kernel: str,
         configuration: str | None,

@@ -30,7 +30,7 @@ def open_llm(path: str, config: EngineConfig, progress: ProgressDisplay) -> LLM:
     from hypocenter.engine.llm import LLM
 
     if problem := cache_problem():
-        progress.done()
+        progress.clear()
         say(
             f"kernels are compiled anew each time: {problem}; "
             "set HYPO_CACHE_DIR to a folder you can write"
@@ -87,27 +87,27 @@ def answer(
         with contextlib.closing(engine.follow(request, look)) as pieces:
             for piece in pieces:
                 if piece.text:
-                    progress.done()
+                    progress.clear()
                     show(piece.text)
     except AccessRefused as error:
-        progress.done()
+        progress.clear()
         _explain(error)
         raise
     finally:
-        progress.done()
+        progress.clear()
     return request.completion(llm.route())
 
 
 def _explain(error: AccessRefused) -> None:
     """What guarded launches found, with the reason that a replay of one program gives."""
     try:
-        from hypocenter.replay.live import explained
+        from hypocenter.replay.live import explain_refused
     except ModuleNotFoundError as missing:  # simulated GPUs run without torch, replays do not
         lines = [
             *error.texts[0].splitlines(),
             f"not replayed, so no index and no values: that needs {missing.name}",
         ]
     else:
-        lines = explained(error).splitlines()
+        lines = explain_refused(error).splitlines()
     for line in lines:
         say(line)

@@ -282,7 +282,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line; always leaves by SystemExit with a documented code."""
     tokens, debug = _take_debug(sys.argv[1:] if argv is None else argv)
     try:
-        with interrupt.handled():
+        with interrupt.handle_interrupts():
             debug = _prepare(debug)
             _tell_of_the_dead(tokens)
             if said := forgotten_dashes(tokens, list(app)):
@@ -384,7 +384,7 @@ def _record_for_doctor(error: HypoError) -> None:
         if dead_runs.is_watched(Environment.read().run_dir):
             from hypocenter.record.recorder import open_recorder
 
-            open_recorder().failed(error)
+            open_recorder().record_failure(error)
 
 
 def _way_to_the_doctor(error: HypoError) -> str:

@@ -88,7 +88,7 @@ def bench(path: str, options: BenchOptions, config: EngineConfig, *, as_json: bo
         route = runner.route()
         progress("measuring memory bandwidth", 0.0)
         bandwidth = read_bandwidth(route.num_threads, min(READ_BYTES, _spare_bytes()))
-        progress.done()
+        progress.clear()
         if as_json:
             print(_json(facts, results, bandwidth, msgspec.to_builtins(route)))
         else:
@@ -228,7 +228,7 @@ def _repeat(
         once()
         if repetition:
             speeds.append(num_tokens / (time.perf_counter() - started))
-    progress.done()
+    progress.clear()
     return tuple(speeds)
 
 

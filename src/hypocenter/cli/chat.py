@@ -37,7 +37,7 @@ def chat(
     """Talk until Ctrl-D. Raises UsageError when the model has no chat template."""
     if llm.chat_template is None:
         raise UsageError(f"{path} has no chat template; continue a text with -p TEXT instead")
-    progress.done()
+    progress.clear()
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (line editing and history for input())
     if not quiet:

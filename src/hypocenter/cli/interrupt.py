@@ -17,7 +17,7 @@ _held = False
 
 
 @contextlib.contextmanager
-def handled() -> Iterator[None]:
+def handle_interrupts() -> Iterator[None]:
     """Within, Ctrl-C is as this file says. A process that ignores Ctrl-C goes on ignoring it."""
     global _held
     _held = False

@@ -21,7 +21,7 @@ BUNDLED_MODEL = "demo-q8_0.gguf"
 UNTIL_END = -1
 
 
-def _whole(_: object, tokens: Sequence[Token]) -> int:
+def _whole_number(_: object, tokens: Sequence[Token]) -> int:
     """A whole number as it stands; cyclopts by itself would round 1.5 to 2."""
     return _as_whole(tokens[0].value)
 
@@ -85,7 +85,9 @@ RunSources = Annotated[
 ContextSize = Annotated[
     int | None,
     Parameter(
-        name=("-c", "--ctx-size"), converter=_whole, help="Context length to count the memory for."
+        name=("-c", "--ctx-size"),
+        converter=_whole_number,
+        help="Context length to count the memory for.",
     ),
 ]
 
@@ -152,19 +154,25 @@ class SamplingOptions:
         int | None,
         Parameter(
             name=("-n", "--predict", "--max-tokens"),
-            converter=_whole,
+            converter=_whole_number,
             help="Most tokens to generate; -1: until the model ends or the context is full. "
             f"[default: {_SAMPLING['max_tokens']}, in a chat -1]",
         ),
     ] = None
     seed: Annotated[
-        int, Parameter(name=("-s", "--seed"), converter=_whole, help="Seed of the random stream.")
+        int,
+        Parameter(
+            name=("-s", "--seed"), converter=_whole_number, help="Seed of the random stream."
+        ),
     ] = _SAMPLING["seed"]
     temperature: Annotated[
         float, Parameter(name=("--temp", "--temperature"), help="0 takes the most likely token.")
     ] = _SAMPLING["temperature"]
     top_k: Annotated[
-        int, Parameter(name="--top-k", converter=_whole, help="Keep the k most likely; 0 is off.")
+        int,
+        Parameter(
+            name="--top-k", converter=_whole_number, help="Keep the k most likely; 0 is off."
+        ),
     ] = _SAMPLING["top_k"]
     top_p: Annotated[
         float, Parameter(name="--top-p", help="Keep the likeliest of this total; 1 is off.")
@@ -218,13 +226,15 @@ class EngineOptions:
         int | None,
         Parameter(
             name=("-c", "--ctx-size"),
-            converter=_whole,
+            converter=_whole_number,
             help="Context length in tokens; by default the trained one, within bounds.",
         ),
     ] = _ENGINE["context_length"]
     num_threads: Annotated[
         int | None,
-        Parameter(name=("-t", "--threads"), converter=_whole, help="CPU threads; by default all."),
+        Parameter(
+            name=("-t", "--threads"), converter=_whole_number, help="CPU threads; by default all."
+        ),
     ] = _ENGINE["num_threads"]
     kv_dtype: Annotated[str, Parameter(name="--kv-dtype", help="KV cache: f16 or f32.")] = _ENGINE[
         "kv_dtype"
@@ -271,14 +281,16 @@ class BenchOptions:
         int,
         Parameter(
             name=("-p", "--n-prompt"),
-            converter=_whole,
+            converter=_whole_number,
             help="Tokens of the prompt test; 0 leaves it out.",
         ),
     ] = 512
     num_generate: Annotated[
         int,
         Parameter(
-            name=("-n", "--n-gen"), converter=_whole, help="Tokens of the generation test; 0: none."
+            name=("-n", "--n-gen"),
+            converter=_whole_number,
+            help="Tokens of the generation test; 0: none.",
         ),
     ] = 128
     depth: Annotated[
@@ -291,7 +303,8 @@ class BenchOptions:
         ),
     ] = (0,)
     repetitions: Annotated[
-        int, Parameter(name=("-r", "--repetitions"), converter=_whole, help="Runs of each test.")
+        int,
+        Parameter(name=("-r", "--repetitions"), converter=_whole_number, help="Runs of each test."),
     ] = 5
 
     def __post_init__(self) -> None:

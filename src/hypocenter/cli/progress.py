@@ -60,9 +60,9 @@ class ProgressDisplay:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.done()
+        self.clear()
 
-    def done(self) -> None:
+    def clear(self) -> None:
         """Take the display away."""
         with self._lock:
             self._stop_timer()

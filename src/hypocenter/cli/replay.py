@@ -52,9 +52,9 @@ def replay(
             f"--budget is {budget_seconds}, but must be above 0 and at most {MAX_BUDGET_SECONDS:g}"
         )
     index = BundleIndex(bundle_at(folder))
-    places = chosen(index, step, launch)
+    places = choose_places(index, step, launch)
     with ProgressDisplay(quiet=quiet) as progress:
-        done = list(_replayed(index, places, budget_seconds, progress, allow_source=allow_source))
+        done = list(_replay_all(index, places, budget_seconds, progress, allow_source=allow_source))
     if as_json:
         shown = [
             {
@@ -88,7 +88,7 @@ def diff(good: str, bad: str, *, as_json: bool) -> None:
         sys.exit(EXIT_GATE)
 
 
-def chosen(index: BundleIndex, step: int | None, launch: int | None) -> tuple[Place, ...]:
+def choose_places(index: BundleIndex, step: int | None, launch: int | None) -> tuple[Place, ...]:
     """The launches that were asked for, else those that may have been under way at the end.
 
     Of a run that did not die each launch of a plan is taken once.
@@ -133,7 +133,7 @@ def _unlike(index: BundleIndex) -> tuple[Place, ...]:
     return tuple(unlike.values())
 
 
-def _replayed(
+def _replay_all(
     index: BundleIndex,
     places: Sequence[Place],
     budget_seconds: float,

@@ -60,16 +60,16 @@ def read_prompt(options: PromptOptions) -> str | None:
         raise UsageError("both -p and -f; give the prompt once")
     if options.prompt is not None:
         # Bytes of the command line that are not UTF-8 arrive as surrogates.
-        return _decoded(options.prompt.encode(errors="surrogateescape"), "-p")
+        return _decode(options.prompt.encode(errors="surrogateescape"), "-p")
     if options.file is None:
         return None
     if options.file == "-":
         if not sys.stdin:
             raise UsageError("-f - reads the prompt from stdin, but stdin is closed")
-        return _decoded(sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1), "stdin")
+        return _decode(sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1), "stdin")
     try:
         with open(options.file, "rb") as file:
-            return _decoded(file.read(MAX_PROMPT_BYTES + 1), options.file)
+            return _decode(file.read(MAX_PROMPT_BYTES + 1), options.file)
     except (FileNotFoundError, IsADirectoryError) as error:
         raise UsageError(f"-f {options.file}: {error.strerror}") from error
 
@@ -93,7 +93,7 @@ def _print_answer(
 ) -> None:
     # On a terminal the prompt stands before its continuation, but is no part of the data.
     if sys.stdout and sys.stdout.isatty():
-        progress.done()
+        progress.clear()
         print(text, end="", file=sys.stderr, flush=True)
     completion = answer(llm, llm.tokenizer.encode(text), params, progress)
     emit("\n")
@@ -108,7 +108,7 @@ def _print_object(
     print(msgspec.json.format(msgspec.json.encode(as_object(path, completion))).decode())
 
 
-def _decoded(data: bytes, source: str) -> str:
+def _decode(data: bytes, source: str) -> str:
     if len(data) > MAX_PROMPT_BYTES:
         raise UsageError(f"{source}: the prompt is longer than {MAX_PROMPT_BYTES} bytes")
     try:

@@ -14,7 +14,7 @@ from cyclopts.exceptions import UnusedCliTokensError
 def usage_message(error: CycloptsError) -> str:
     """One sentence that ends with where help is."""
     if isinstance(error, UnusedCliTokensError):
-        return _unexpected(" ".join(error.unused_tokens or ()), error.command_chain or ())
+        return _unexpected_argument(" ".join(error.unused_tokens or ()), error.command_chain or ())
     text = " ".join(str(error).split())
     verb = " ".join(["hypo", *(error.command_chain or ())])
     return f"{text[:1].lower()}{text[1:]} See {verb} --help"
@@ -41,7 +41,7 @@ def forgotten_dashes(tokens: Sequence[str], verbs: Sequence[str]) -> str | None:
     return f"put the command behind --: {options} -- {shlex.join(tokens[at:])}"
 
 
-def _unexpected(extra: str, verbs: Sequence[str]) -> str:
+def _unexpected_argument(extra: str, verbs: Sequence[str]) -> str:
     ways_out = {
         "run": "a prompt is given by -p and stands in quotes",
         "inspect": "it takes one MODEL",

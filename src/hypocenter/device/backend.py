@@ -55,7 +55,7 @@ class Backend(Protocol):
         """
         ...
 
-    def pinned(self, num_bytes: int) -> Bytes:
+    def allocate_pinned(self, num_bytes: int) -> Bytes:
         """Host memory that the device reads and writes by itself."""
         ...
 

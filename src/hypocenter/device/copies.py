@@ -19,9 +19,9 @@ from hypocenter.device.devices import (
     call_site,
     is_open,
     names_of,
-    noted,
-    opened,
+    open_names,
     order_of,
+    record_errors,
     stream_of,
     will_run,
 )
@@ -69,7 +69,7 @@ def to_device(tensor: Tensor, values: Array, *, is_recorded: bool = False) -> No
     step holds them already. Raises CopyRejected, before anything is copied, when the values do not
     fit or there is no memory for them.
     """
-    _looked(tensor)
+    _refuse_missing(tensor)
     _refuse_for(tensor, _misfit_in(tensor, values) or obstacle(tensor, values.nbytes))
     if tensor.device == "cpu":
         tensor.data[tuple(slice(0, size) for size in values.shape)] = values
@@ -90,7 +90,7 @@ def to_device(tensor: Tensor, values: Array, *, is_recorded: bool = False) -> No
 def refuse_unfit(whole: Tensor, filled: Iterable[tuple[Tensor, Array]]) -> None:
     """Raises CopyRejected when values do not fit their tensors, or `whole`, in which these lie, is
     no longer there."""
-    _looked(whole)
+    _refuse_missing(whole)
     if _is_armed:
         for tensor, values in filled:
             _refuse_for(tensor, _misfit_in(tensor, values))
@@ -121,7 +121,7 @@ def to_host_later(tensor: Tensor, num_rows: int | None = None) -> Callable[[], A
 
 def _looked_at(tensor: Tensor, num_rows: int | None) -> tuple[int, ...]:
     """The shape of the first rows of `tensor`, which can be copied to the host."""
-    _looked(tensor)
+    _refuse_missing(tensor)
     num_rows = tensor.shape[0] if num_rows is None else num_rows
     if not 0 <= num_rows <= tensor.shape[0]:
         beyond = OutsideTensor(
@@ -142,7 +142,7 @@ def _copying(tensor: Tensor, shape: tuple[int, ...], *, is_later: bool) -> Calla
         copied = np.array(tensor.data[: shape[0]])
         return lambda: copied
     num_bytes = math.prod(shape) * tensor.dtype.block_bytes
-    _refuse_for(tensor, _unwaited(tensor, num_bytes))
+    _refuse_for(tensor, _missing_wait(tensor, num_bytes))
     waited, kind = _copy_out(tensor, num_bytes, is_later), _KINDS[tensor.dtype]
     return lambda: waited().view(kind).reshape(shape)
 
@@ -175,11 +175,11 @@ def obstacle(tensor: Tensor, num_bytes: int) -> AnyRefusal | None:
     if device == "cpu" or not num_bytes:
         return None
     if not is_open(device):
-        known = ("cpu", *opened())
+        known = ("cpu", *open_names())
         return DeviceNotOpen(device=device, opened=known, way_out="open_device it first")
     if address in names_of(device):
         return None
-    owner = next((name for name in opened() if address in names_of(name)), "")
+    owner = next((name for name in open_names() if address in names_of(name)), "")
     return MemoryElsewhere(
         device=device,
         address=address,
@@ -196,27 +196,27 @@ def _copy_out(tensor: Tensor, num_bytes: int, is_later: bool = False) -> Callabl
     _record_copy("out", tensor, num_bytes, is_pinned=is_later)
     step = current().current_step
     order, stream = order_of(device), stream_of(device)
-    before, sync = order.recorded(stream), f"waits for {order.num_pending(stream)} before it"
+    before, sync = order.record_event(stream), f"waits for {order.num_pending(stream)} before it"
     at: dict[str, int] = {}
     with contextlib.ExitStack() as asking:
         if log.isEnabledFor(logging.DEBUG):
-            told = _told(
+            told = _log_copy(
                 "D2H", _who(tensor), src=address, num_bytes=num_bytes, stream=stream, sync=sync
             )
             at = asking.enter_context(told)
         asked = ask(device, "copy_out_later", address, num_bytes)
         waiting = asking.pop_all()
 
-    def waited() -> Array:
+    def wait_for_copy() -> Array:
         with waiting:
-            copied = noted(asked)
+            copied = record_errors(asked)
             at["dst"] = copied.ctypes.data
         order.host_waited(before)
         if is_later:
-            current().waited(tensor, step)
+            current().record_wait(tensor, step)
         return np.asarray(copied)
 
-    return waited
+    return wait_for_copy
 
 
 def copy_in(device: str, who: str, address: int, data: Array, *, pinned: bool = False) -> None:
@@ -227,7 +227,7 @@ def copy_in(device: str, who: str, address: int, data: Array, *, pinned: bool = 
         ask(device, "copy_in", address, data, **keywords)
         return
     sync = "pinned, read when the stream gets there" if pinned else "staged, in stream order"
-    with _told(
+    with _log_copy(
         "H2D",
         who,
         src=data.ctypes.data,
@@ -247,7 +247,7 @@ def _record_copy(
     host_address: int = 0,
     is_pinned: bool = False,
 ) -> None:
-    current().copied(
+    current().record_copy(
         direction,
         tensor,
         tensor.address,
@@ -261,7 +261,7 @@ def _record_copy(
 
 def fill_pinned(buffer: Tensor, values: Array) -> None:
     """Put values into the leading part of a pinned tensor, which no copy may still be reading."""
-    current().host_wrote(buffer.address, values.nbytes, call_site())
+    current().record_host_write(buffer.address, values.nbytes, call_site())
     to_device(buffer, values)
 
 
@@ -271,7 +271,7 @@ def copy_in_pinned(tensor: Tensor, buffer: Tensor) -> None:
     Raises CopyRejected when shapes or types differ, or one of the two has no memory.
     """
     for one in (tensor, buffer):
-        _looked(one)
+        _refuse_missing(one)
         _refuse_for(one, obstacle(one, one.extent_bytes))
     if buffer.device != "cpu" or tensor.device == "cpu":
         wanted = "give a pinned one of the host for a GPU's"
@@ -290,11 +290,11 @@ def _will_write(tensor: Tensor, num_bytes: int) -> None:
     will_run(tensor.device, Writes(stretches=(stretch,)))
 
 
-def _unwaited(tensor: Tensor, num_bytes: int) -> StillWritten | None:
+def _missing_wait(tensor: Tensor, num_bytes: int) -> StillWritten | None:
     """Why `tensor` may not have its values yet where the caller is; or None."""
     device = tensor.device
     here = stream_of(device)
-    found = order_of(device).unwaited(tensor, num_bytes, here) if num_bytes else None
+    found = order_of(device).missing_wait(tensor, num_bytes, here) if num_bytes else None
     if found is None:
         return None
     writer, there = found
@@ -306,9 +306,9 @@ def _unwaited(tensor: Tensor, num_bytes: int) -> StillWritten | None:
     )
 
 
-def _looked(tensor: Tensor | None) -> None:
+def _refuse_missing(tensor: Tensor | None) -> None:
     if _is_armed:
-        current().checked("host copies")
+        current().record_check("host copies")
     if tensor is None:
         _raise(CopyRejected("a tensor", Null(way_out="allocate it first")))
 
@@ -325,7 +325,7 @@ def refuse(tensor: Tensor, refusal: AnyRefusal) -> NoReturn:
 
 
 def _raise(error: CopyRejected) -> NoReturn:
-    current().failed(error)
+    current().record_failure(error)
     raise error
 
 
@@ -409,7 +409,7 @@ def _misfit_out(tensor: Tensor, shape: tuple[int, ...], out: Any) -> Refused | N
 
 
 @contextlib.contextmanager
-def _told(
+def _log_copy(
     way: str, who: str, *, src: int = 0, dst: int = 0, num_bytes: int, stream: str, sync: str
 ) -> Iterator[dict[str, int]]:
     """Log a copy (`way`: D2H or H2D) before it begins, and how it ended.

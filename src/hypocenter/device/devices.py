@@ -45,9 +45,9 @@ def open_device(name: str) -> str:
             recorder.device(name, _backends[name].limits if name in _backends else None)
         return name
     if name.startswith("sim:"):
-        from hypocenter.device.limits import simulated
+        from hypocenter.device.limits import simulated_name
 
-        simulated(name)  # a misspelt name is told before anything about Triton
+        simulated_name(name)  # a misspelt name is told before anything about Triton
         from hypocenter.device.sim.sim import open_sim
 
         backend: Backend = open_sim(name, blocking=launch_blocking() is not None)
@@ -69,7 +69,7 @@ def use_backend(backend: Backend) -> None:
 def _register(name: str, backend: Backend) -> None:
     names: dict[int, str] = {}
     _names[backend], _orders[backend] = names, Order()
-    backend.name_of = functools.partial(_named, names)
+    backend.name_of = functools.partial(_device_at, names)
     _backends[name] = backend
     current().device(name, backend.limits)
 
@@ -81,10 +81,10 @@ def backend_of(device: str) -> Backend:
 
 def name_at(device: str, address: int) -> str:
     """Tensor and owner of the allocation that begins at `address`, or the address itself."""
-    return _named(names_of(device), address)
+    return _device_at(names_of(device), address)
 
 
-def _named(names: dict[int, str], address: int) -> str:
+def _device_at(names: dict[int, str], address: int) -> str:
     return names.get(address, hex(address))
 
 
@@ -103,7 +103,7 @@ def is_open(device: str) -> bool:
     return device in _backends
 
 
-def opened() -> tuple[str, ...]:
+def open_names() -> tuple[str, ...]:
     """Names of the open devices, without the CPU."""
     return tuple(_backends)
 
@@ -135,7 +135,7 @@ def record_event(device: str) -> Event:
     event = Event(next(_event_ids), device)
     _tell_event("record", event)
     event.handle = ask(device, "record")
-    event.before = _orders[_backends[device]].recorded(stream_of(device))
+    event.before = _orders[_backends[device]].record_event(stream_of(device))
     return event
 
 
@@ -159,7 +159,7 @@ def stream_of(device: str) -> str:
 
 
 def _tell_event(action: str, event: Event) -> None:
-    current().stream_event(action, event.id, stream_of(event.device), call_site())
+    current().record_stream_event(action, event.id, stream_of(event.device), call_site())
 
 
 def will_run(device: str, writes: Writes) -> None:
@@ -170,15 +170,15 @@ def will_run(device: str, writes: Writes) -> None:
 
 def ask(device: str, call: str, *args: Any, **keywords: Any) -> Any:
     """A call of a device; what it reports is noted."""
-    return noted(getattr(_backends[device], call), *args, **keywords)
+    return record_errors(getattr(_backends[device], call), *args, **keywords)
 
 
-def noted(call: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+def record_errors(call: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     """`call` with these arguments; an error of it is told to the recorder on its way up."""
     try:
         return call(*args, **keywords)
     except Exception as error:
-        current().failed(error)
+        current().record_failure(error)
         raise
 
 

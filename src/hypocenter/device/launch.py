@@ -120,7 +120,7 @@ class Launch:
         if mode in ("off", "traced"):
             self.run = plain
         elif mode == "checked":
-            self.run = functools.partial(self._checked, plain)
+            self.run = functools.partial(self._run_checked, plain)
         else:
             raise UsageError(
                 f"launch mode is {mode!r}, but must be one of {', '.join(LAUNCH_MODES)}"
@@ -132,8 +132,8 @@ class Launch:
             return self.function.bound(self.args)
         return functools.partial(self.function, *self.args, **self.options)
 
-    def _checked(self, plain: Callable[[], None]) -> None:
-        current().checked("index values")
+    def _run_checked(self, plain: Callable[[], None]) -> None:
+        current().record_check("index values")
         self.contract.check_values(memory.to_host, **self.facts)
         plain()
 
@@ -202,17 +202,17 @@ def prepare_gpu(
             # Shared memory is known when the kernel is compiled; the compiler refuses too much.
             check_launch(backend.limits, name, options["grid"], options["num_warps"], 0)
         except LaunchRejected as error:
-            current().failed(error, made)
+            current().record_failure(error, made)
             raise
     return made
 
 
 def _check(contract: Demands, facts: Mapping[str, Any], kernel: str, device: str) -> None:
-    current().checked("contracts")
+    current().record_check("contracts")
     try:
         contract.check(**facts)
     except LaunchRejected as error:
-        current().refused(error, kernel, device, facts, contract)
+        current().record_refusal(error, kernel, device, facts, contract)
         raise
 
 
@@ -251,11 +251,11 @@ def run(launches: Sequence[Launch]) -> None:
         memory.will_run(launches[0].device, Writes(launches))
     with _POOL:
         for launch in launches:
-            recorder.launched(launch, memory.stream_of(launch.device))
+            recorder.record_launch(launch, memory.stream_of(launch.device))
             try:
                 launch.run()
             except Exception as error:
-                recorder.failed(error, launch)
+                recorder.record_failure(error, launch)
                 raise
 
 
@@ -268,7 +268,7 @@ def walk(launches: Sequence[tuple[int, Runs]], header: memoryview, place_word: i
                 header[CELL_PLACE] = place_word + number
                 launch.run()
         except Exception as error:
-            current().failed(error, launch if isinstance(launch, Launch) else None)
+            current().record_failure(error, launch if isinstance(launch, Launch) else None)
             raise
 
 
@@ -287,7 +287,7 @@ def walk_native(
         num_done = native.run(_place_in(header), place_word)
     if num_done < len(launches):
         error = LaunchRejected(launches[num_done].kernel, Refused(what=KERNEL_FAILED))
-        current().failed(error, launches[num_done])
+        current().record_failure(error, launches[num_done])
         raise error
 
 

@@ -255,7 +255,7 @@ PRODUCTS: Mapping[str, str] = {
 SIMULATED = ("sim:mi300x", "sim:h200", "sim:rx7900xtx")
 
 
-def simulated(name: str) -> str:
+def simulated_name(name: str) -> str:
     """A name of SIMULATED, written as there; raises UsageError for any other."""
     key = name.lower()
     if key not in SIMULATED:

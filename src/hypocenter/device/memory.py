@@ -66,7 +66,7 @@ def allocate(
         data = raw.view(_NUMPY_TYPES[dtype]).reshape(shape)
         address = raw.ctypes.data
         allocation = Allocation(next(_allocation_ids), device, num_bytes, call_site(), address)
-        _told(allocation, name, owner)
+        _record_allocation(allocation, name, owner)
         strides = contiguous_strides(shape)
         return Tensor(name, owner, dtype, shape, strides, 0, allocation, data)
     tensor = allocate_undefined(name, owner, dtype, shape, device=device)
@@ -102,7 +102,7 @@ def allocate_undefined(
     address = ask(device, "allocate", num_bytes)
     names_of(device)[address] = f"{name} ({owner})"
     allocation = Allocation(next(_allocation_ids), device, num_bytes, call_site(), address)
-    _told(allocation, name, owner)
+    _record_allocation(allocation, name, owner)
     data = backend.argument(address, dtype, num_elements)
     strides = contiguous_strides(shape)
     return Tensor(name, owner, dtype, shape, strides, 0, allocation, data)
@@ -113,7 +113,7 @@ def adopt(
 ) -> Tensor:
     """Give host data that exists already (a packed weight, say) a name and an allocation."""
     allocation = Allocation(next(_allocation_ids), "cpu", num_bytes, call_site())
-    _told(allocation, name, owner)
+    _record_allocation(allocation, name, owner)
     return Tensor(name, owner, dtype, shape, contiguous_strides(shape), 0, allocation, data)
 
 
@@ -142,7 +142,7 @@ def upload(
     address = ask(device, "allocate", num_bytes)
     names_of(device)[address] = f"{name} ({owner})"
     allocation = Allocation(next(_allocation_ids), device, num_bytes, call_site(), address)
-    _told(allocation, name, owner)
+    _record_allocation(allocation, name, owner)
     placed = list(parts)
     for index, part in enumerate(parts):
         if isinstance(part, np.ndarray):
@@ -167,7 +167,7 @@ def free(tensor: Tensor) -> None:
     if allocation.device != "cpu":
         ask(allocation.device, "free", allocation.address)
         names_of(allocation.device).pop(allocation.address, None)
-    current().freed(allocation, site)
+    current().record_free(allocation, site)
     allocation.freed_at = site
 
 
@@ -222,13 +222,13 @@ def allocate_pinned(
     Change it by `fill_pinned`.
     """
     num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(_NUMPY_TYPES[dtype]).itemsize
-    raw = ask(device, "pinned", num_bytes)
+    raw = ask(device, "allocate_pinned", num_bytes)
     address = int(raw.ctypes.data)
     allocation = Allocation(next(_allocation_ids), "cpu", num_bytes, call_site(), address)
-    _told(allocation, name, owner, "pinned")
+    _record_allocation(allocation, name, owner, "pinned")
     data = raw.view(_NUMPY_TYPES[dtype]).reshape(shape)
     return Tensor(name, owner, dtype, shape, contiguous_strides(shape), 0, allocation, data)
 
 
-def _told(allocation: Allocation, name: str, owner: str, kind: str = "") -> None:
-    current().allocated(allocation, name, owner, kind)
+def _record_allocation(allocation: Allocation, name: str, owner: str, kind: str = "") -> None:
+    current().record_allocation(allocation, name, owner, kind)

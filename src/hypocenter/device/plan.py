@@ -77,7 +77,7 @@ class PlanBuilder:
         **constants: Any,
     ) -> None:
         """Append a launch of a Triton kernel; `constants` are its tl.constexpr parameters."""
-        self.launches.append(self._prepared(jit, args, grid, contract, facts, num_warps, constants))
+        self.launches.append(self._prepare(jit, args, grid, contract, facts, num_warps, constants))
 
     def mark_gpu(
         self,
@@ -90,13 +90,13 @@ class PlanBuilder:
         **constants: Any,
     ) -> None:
         """Place a mark that is a Triton kernel behind the launches so far."""
-        self.mark(self._prepared(jit, args, grid, contract, facts, num_warps, constants))
+        self.mark(self._prepare(jit, args, grid, contract, facts, num_warps, constants))
 
     def mark(self, mark: Runs) -> None:
         """Place a mark behind the launches so far."""
         self.marks.append((len(self.launches) - 1, mark))
 
-    def _prepared(
+    def _prepare(
         self,
         jit: Any,
         args: tuple[Any, ...],
@@ -203,12 +203,12 @@ class Plan:
             self._replay(self._graph)
         elif self._has_run and self._can_capture():
             # Only now: a plan that runs once, as many a prompt's does, is not worth a graph.
-            self._graph = self._captured()
+            self._graph = self._capture()
         else:
             self._walk()
             self._has_run = True
         if self._guarded is not None:
-            current().checked("guard")
+            current().record_check("guard")
             self._guarded.settle()
 
     def release(self) -> None:
@@ -231,12 +231,12 @@ class Plan:
         else:
             launch.walk(self._numbered, header, place_word)
 
-    def _captured(self) -> _Replay:
+    def _capture(self) -> _Replay:
         header, place_word = current().begin(self)
         graph = memory.backend_of(self._device).capture(
             functools.partial(launch.walk, self._numbered, header, place_word)
         )
-        return _Replay(graph, current().captured(self, self._device, graph.bases))
+        return _Replay(graph, current().record_capture(self, self._device, graph.bases))
 
     def _replay(self, graph: _Replay) -> None:
         header, place_word = current().begin(self)

@@ -72,7 +72,7 @@ class Order:
         if len(self._writes) > _MAX_WRITES:
             del self._writes[next(iter(self._writes))]
 
-    def recorded(self, stream: str) -> Ticks:
+    def record_event(self, stream: str) -> Ticks:
         """What lies before an event that is recorded in `stream` now."""
         return self._behind.get(stream, {}) | {stream: self._ticks.get(stream, 0)}
 
@@ -90,7 +90,7 @@ class Order:
         """How many writes were asked for in `stream` since the host waited for it."""
         return self._ticks.get(stream, 0) - self._done.get(stream, 0)
 
-    def unwaited(self, tensor: Tensor, num_bytes: int, stream: str) -> tuple[str, str] | None:
+    def missing_wait(self, tensor: Tensor, num_bytes: int, stream: str) -> tuple[str, str] | None:
         """What may still write to `tensor` as `stream` reads it, and in which other stream."""
         if not self._ticks or (len(self._ticks) == 1 and stream in self._ticks):
             return None  # as long as there is one stream

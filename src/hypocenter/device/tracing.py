@@ -82,15 +82,17 @@ class Tracer:
         """As `launch.walk`, looking at what each launch did."""
         place = place_of(place_word) or Place(0, 0, 0)
         # What no launch writes is a weight, or an input of the step.
-        changing = {tensor.allocation.id for _, one in launches for _, tensor in _written(one)}
+        changing = {
+            tensor.allocation.id for _, one in launches for _, tensor in _written_tensors(one)
+        }
         for number, one in launches:
             run = functools.partial(launch.walk, ((number, one),), header, place_word)
             self._one(one, run, Place(place.step, place.plan, place.launch + number), changing)
 
     def _one(self, one: Launch, run: Callable[[], None], place: Place, changing: set[int]) -> None:
         counts = self._counts(one)
-        held = list(self._held(one, changing))
-        for name, tensor in _written(one):
+        held = list(self._read_inputs(one, changing))
+        for name, tensor in _written_tensors(one):
             number = self._recorder.catalogue.tensor(tensor)
             if number not in self._spoilt and _num_live(one, name, counts) is None:
                 # What is wrong with a cache before anybody has written to it is nobody's doing.
@@ -100,7 +102,7 @@ class Tracer:
         )
         run()
         is_first = False
-        for name, tensor in _written(one):
+        for name, tensor in _written_tensors(one):
             statistics, num_wrong = self._figures(one, name, tensor, counts, place)
             if statistics is None:
                 continue
@@ -126,14 +128,14 @@ class Tracer:
 
     def _read_too(self, one: Launch, counts: Array | None, place: Place) -> None:
         """The figures of what a launch has read: was it wrong already?"""
-        written = {name for name, _ in _written(one)}
+        written = {name for name, _ in _written_tensors(one)}
         for name, tensor in one.tensors.items():
             if name not in written:
                 statistics, _ = self._figures(one, name, tensor, counts, place)
                 if statistics is not None:
                     self._write(self._writer.statistics, statistics)
 
-    def _held(self, one: Launch, changing: set[int]) -> Iterator[Values]:
+    def _read_inputs(self, one: Launch, changing: set[int]) -> Iterator[Values]:
         """What the arguments of a launch hold before it; without weights."""
         room = MAX_SNAPSHOT_BYTES
         index = {arg.name for arg in getattr(one.contract, "args", ()) if arg.index is not None}
@@ -172,7 +174,7 @@ def _num_live(one: Launch, name: str, counts: Array | None) -> int | None:
     return found
 
 
-def _written(one: Launch) -> list[tuple[str, Tensor]]:
+def _written_tensors(one: Launch) -> list[tuple[str, Tensor]]:
     names = getattr(one.contract, "written", ())
     return [(name, tensor) for name, tensor in one.tensors.items() if name in names]
 

@@ -249,12 +249,12 @@ class _Runs:
 
     def _inputs(self, good: Stepped, bad: Stepped) -> Iterator[Difference]:
         sides = [
-            {self._called(index, values.tensor): values for values in event.inputs}
+            {self._name_of(index, values.tensor): values for values in event.inputs}
             for index, event in ((self.good, good), (self.bad, bad))
         ]
         filled = {
-            self._called(self.good, good.filled_by_device),
-            self._called(self.bad, bad.filled_by_device),
+            self._name_of(self.good, good.filled_by_device),
+            self._name_of(self.bad, bad.filled_by_device),
         }
         for name in dict.fromkeys((*sides[0], *sides[1])):
             one, other = (side.get(name) for side in sides)
@@ -275,7 +275,7 @@ class _Runs:
                 continue
             yield Difference(step=good.step, what="input", subject=name, good=told[0], bad=told[1])
 
-    def _called(self, index: BundleIndex, tensor: int) -> str:
+    def _name_of(self, index: BundleIndex, tensor: int) -> str:
         record = index.tensors.get(tensor)
         return record.name if record is not None else f"tensor {tensor}"
 
@@ -342,7 +342,7 @@ class _Runs:
 
     def _results(self, places: tuple[Place, Place], differs: Any) -> Iterator[Difference]:
         sides = [
-            {self._called(index, one.tensor): one for one in of.get(place, ())}
+            {self._name_of(index, one.tensor): one for one in of.get(place, ())}
             for index, of, place in zip(
                 (self.good, self.bad), self._statistics, places, strict=True
             )

@@ -33,7 +33,7 @@ from hypocenter.doctor.rungs.refusals import refusals
 from hypocenter.doctor.rungs.replays import SEEN, replays
 from hypocenter.doctor.rungs.streams import order
 from hypocenter.doctor.rungs.values import values
-from hypocenter.doctor.surfaced import surfaced, symptom
+from hypocenter.doctor.surfaced import describe_surface, symptom
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.gap import Gap
 
@@ -128,7 +128,7 @@ def diagnose(
         kind=bundle.kind,
         fault_kind=bundle.fault.kind,
         symptom=symptom(case),
-        surfaced=surfaced(case, ordered.roots),
+        surfaced=describe_surface(case, ordered.roots),
         hypotheses=_table(case),
         roots=ordered.roots,
         unseen=tuple(case.unseen),
@@ -163,7 +163,7 @@ def _table(case: Case) -> tuple[Hypothesis, ...]:
         key = (one.cause, one.kernel, one.argument) if own else one.cause
         rows.setdefault(key, []).append(one)
     told = {one.cause for same in rows.values() for one in same if one.kernel != "copy"}
-    merged = [_merged(same) for same in rows.values()]
+    merged = [_merge(same) for same in rows.values()]
     confirmed = {one.cause for one in merged if one.verdict is Verdict.CONFIRMED}
     merged = [
         one
@@ -173,12 +173,12 @@ def _table(case: Case) -> tuple[Hypothesis, ...]:
     kind = case.kind
     for cause in PLAUSIBLE.get(kind, PLAUSIBLE["none"]):
         if cause not in told and not (case.is_foreign and cause in _OF_ENGINE):
-            reason = _untested(case, cause)
+            reason = _why_untested(case, cause)
             merged.append(row(cause, Verdict.NOT_TESTED, "", reason).hypothesis)
     return tuple(sorted(merged, key=lambda one: _RANK.index(one.verdict)))
 
 
-def _untested(case: Case, cause: Cause) -> str:
+def _why_untested(case: Case, cause: Cause) -> str:
     """Why a cause has no verdict, and what would give it one."""
     if case.is_foreign and cause not in SEEN and cause is not Cause.WRONG_ANSWER:
         return "no contract is known for this program's kernels: what they expect is not known"
@@ -224,7 +224,7 @@ NOT_TESTED: dict[Cause, str] = {
 }  # fmt: skip
 
 
-def _merged(same: list[Hypothesis]) -> Hypothesis:
+def _merge(same: list[Hypothesis]) -> Hypothesis:
     best = min(same, key=lambda one: _RANK.index(one.verdict))
     evidence = [text for one in same if one.verdict is best.verdict for text in one.evidence]
     rungs = dict.fromkeys(one.diagnostic for one in same if one.verdict is best.verdict)

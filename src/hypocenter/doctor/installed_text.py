@@ -46,7 +46,7 @@ def changes(
 
 
 @functools.cache
-def installed() -> Mapping[str, str]:
+def installed_texts() -> Mapping[str, str]:
     """Text of every function in the files of GPU kernels, by its name; decorators included."""
     found: dict[str, str] = {}
     for path in gpu_kernel_files():

@@ -35,7 +35,7 @@ def accesses(
     source: SourceRecord, parameter: str, callees: Mapping[str, SourceRecord], depth: int = 0
 ) -> tuple[Access, ...]:
     """Accesses through `parameter`, in the order of the text, those of callees included."""
-    function = _parsed(source.text)
+    function = _parse(source.text)
     if function is None or depth > _MAX_DEPTH:
         return ()
     found: list[Access] = []
@@ -46,15 +46,15 @@ def accesses(
             if parameter in bases.address:
                 found.append(_access(source, function, call, operation))
         elif (callee := callees.get(ast.unparse(call.func).split(".")[-1])) is not None:
-            inner = _parsed(callee.text)
-            for name in _given(inner, call, parameter, bases.by_argument) if inner else ():
+            inner = _parse(callee.text)
+            for name in _names_passed(inner, call, parameter, bases.by_argument) if inner else ():
                 found += accesses(callee, name, callees, depth + 1)
     return tuple(found)
 
 
 def parameters_stored(source: SourceRecord) -> frozenset[str]:
     """Parameters that the kernel itself writes through (not its callees)."""
-    function = _parsed(source.text)
+    function = _parse(source.text)
     if function is None:
         return frozenset()
     stores = (
@@ -65,7 +65,7 @@ def parameters_stored(source: SourceRecord) -> frozenset[str]:
 
 def has_loop(source: SourceRecord) -> int | None:
     """The line of the first `while` of a kernel, which may never end; None without one."""
-    function = _parsed(source.text)
+    function = _parse(source.text)
     for node in ast.walk(function) if function else ():
         if isinstance(node, ast.While):
             return source.first_line + node.lineno - 1
@@ -95,7 +95,7 @@ class _Bases:
 
 
 @functools.lru_cache(maxsize=512)
-def _parsed(text: str) -> ast.FunctionDef | None:
+def _parse(text: str) -> ast.FunctionDef | None:
     try:
         tree = ast.parse(textwrap.dedent(text))
     except SyntaxError:
@@ -110,7 +110,7 @@ def _calls(function: ast.FunctionDef) -> list[tuple[ast.Call, str, _Bases]]:
     behind: dict[str, frozenset[str]] = {name: frozenset({name}) for name in names}
     found = []
     for node in _statements(function.body):
-        for call in (inner for part in _own(node) for inner in ast.walk(part)):
+        for call in (inner for part in _own_expressions(node) for inner in ast.walk(part)):
             if isinstance(call, ast.Call):
                 bases: tuple[tuple[int | str, frozenset[str]], ...] = (
                     *((at, _behind(value, behind)) for at, value in enumerate(call.args)),
@@ -128,7 +128,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements(getattr(node, name, []))
 
 
-def _own(node: ast.stmt) -> Iterator[ast.AST]:
+def _own_expressions(node: ast.stmt) -> Iterator[ast.AST]:
     """The expressions of a statement, without the statements inside it."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.stmt):
@@ -171,7 +171,7 @@ def _operation(call: ast.Call) -> str:
     return "atomic" if name.startswith("atomic_") else ""
 
 
-def _given(
+def _names_passed(
     callee: ast.FunctionDef,
     call: ast.Call,
     parameter: str,
@@ -217,7 +217,7 @@ def guard_line(source: SourceRecord, line: int) -> tuple[int, str] | None:
 
     Of a mask with several names, the one whose assignment holds a comparison; None without a mask.
     """
-    function = _parsed(source.text)
+    function = _parse(source.text)
     if function is None:
         return None
     at = line - source.first_line + 1
@@ -229,14 +229,14 @@ def guard_line(source: SourceRecord, line: int) -> tuple[int, str] | None:
             names += [
                 one.id for mask in masks for one in ast.walk(mask) if isinstance(one, ast.Name)
             ]
-    found = _made(function, names, at)
+    found = _line_that_makes(function, names, at)
     if found is None:
         return None
     number = source.first_line + found - 1
     return number, line_text(source, number)
 
 
-def _made(function: ast.FunctionDef, names: list[str], before: int) -> int | None:
+def _line_that_makes(function: ast.FunctionDef, names: list[str], before: int) -> int | None:
     """The last line before `before` that assigns a comparison to one of the names, or to a name
     that one of them was made of."""
     assigned = [
@@ -258,7 +258,7 @@ def _made(function: ast.FunctionDef, names: list[str], before: int) -> int | Non
 
 def program_line(source: SourceRecord) -> tuple[int, str] | None:
     """The line that divides a program's number, so that several programs get one index."""
-    function = _parsed(source.text)
+    function = _parse(source.text)
     for node in ast.walk(function) if function else ():
         if (
             isinstance(node, ast.BinOp)
@@ -312,7 +312,7 @@ def follows_what_it_loads(source: SourceRecord, parameter: str) -> bool:
 
     By an address, a mask, a branch, the end of a loop, or by a function that it is given to.
     """
-    function = _parsed(source.text)
+    function = _parse(source.text)
     if function is None:
         return True
     loaded = {

@@ -100,12 +100,12 @@ def _text_lines(diagnosis: Diagnosis, origin: Origin, show_all: bool) -> Iterato
             for one in same:
                 yield from _hypothesis_text(one)
     if not show_all:
-        yield from _wrapped(_counts(diagnosis), "  ", "  ")
+        yield from _wrap(_counts(diagnosis), "  ", "  ")
     if diagnosis.unseen:
         yield ""
         yield "NOT SEEN"
         for text in _by_reason(diagnosis.unseen):
-            yield from _wrapped(text, "  - ", "    ")
+            yield from _wrap(text, "  - ", "    ")
     yield ""
     yield from _field("RUNGS", _rungs(diagnosis))
 
@@ -192,9 +192,9 @@ def _hypothesis_text(one: Hypothesis) -> Iterator[str]:
     by = f"  [{one.diagnostic}]" if one.diagnostic else ""
     yield f"  {one.verdict:<13}{one.cause}{named}{by}"
     for text in one.evidence:
-        yield from _wrapped(text, " " * 15, " " * 17)
+        yield from _wrap(text, " " * 15, " " * 17)
     if one.would_refute and one.verdict is not Verdict.REFUTED:
-        yield from _wrapped(f"would refute it: {one.would_refute}", " " * 15, " " * 17)
+        yield from _wrap(f"would refute it: {one.would_refute}", " " * 15, " " * 17)
 
 
 def _untested_text(same: list[Hypothesis]) -> Iterator[str]:
@@ -203,16 +203,16 @@ def _untested_text(same: list[Hypothesis]) -> Iterator[str]:
     for one in same:
         by_reason.setdefault(one.evidence, []).append(str(one.cause))
     for reason, causes in by_reason.items():
-        yield from _wrapped(f"{', '.join(causes)}", f"  {Verdict.NOT_TESTED:<13}", " " * 15)
+        yield from _wrap(f"{', '.join(causes)}", f"  {Verdict.NOT_TESTED:<13}", " " * 15)
         for text in reason:
-            yield from _wrapped(text, " " * 15, " " * 17)
+            yield from _wrap(text, " " * 15, " " * 17)
 
 
 def _field(label: str, text: str, hang: int = 0) -> Iterator[str]:
-    yield from _wrapped(text, f"{label:<{_LABEL}}", " " * (_LABEL + hang))
+    yield from _wrap(text, f"{label:<{_LABEL}}", " " * (_LABEL + hang))
 
 
-def _wrapped(text: str, first: str, rest: str) -> Iterator[str]:
+def _wrap(text: str, first: str, rest: str) -> Iterator[str]:
     yield from textwrap.wrap(
         text,
         _WIDTH,

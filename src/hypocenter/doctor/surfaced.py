@@ -34,7 +34,7 @@ def symptom(case: Case) -> str:
     return "no symptom: the run ended by itself"
 
 
-def surfaced(case: Case, roots: tuple[RootCause, ...]) -> str:
+def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
     """Where the fault was reported, and why there: the interval that nobody had waited for."""
     fault = case.bundle.fault
     if fault.kind in ("none", "differs", "nonfinite"):

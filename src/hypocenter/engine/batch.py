@@ -154,7 +154,7 @@ def check_batch(batch: Batch, limits: BatchLimits) -> None:
             count = WrongCount(argument=name, num=num_entries, wanted=num_tokens, of="tokens")
             raise LaunchRejected("step", count)
     if num_tokens > 1 and len(np.unique(batch.slots)) != num_tokens:
-        raise LaunchRejected("step", _repeated("slots", batch.slots))
+        raise LaunchRejected("step", _first_repeated("slots", batch.slots))
     _check_range("token_ids", batch.token_ids, limits.vocab_size, "the vocabulary")
     _check_range("positions", batch.positions, limits.context_length, "the context")
     _check_range("slots", batch.slots, limits.num_blocks * limits.block_size, "the cache")
@@ -185,7 +185,7 @@ def _last_positions(rows: Int32s, positions: Int32s) -> dict[int, int]:
     return last
 
 
-def _repeated(name: str, values: Int32s) -> EntryRepeated:
+def _first_repeated(name: str, values: Int32s) -> EntryRepeated:
     """The first entry that one before has too."""
     seen: set[int] = set()
     for at, value in enumerate(values.tolist()):

@@ -135,7 +135,7 @@ class Engine:
         """The step that was launched ahead; the record goes on in it."""
         step, self._ahead = self._ahead, None
         if step is not None:
-            current().resumed(step.number)
+            current().resume(step.number)
         return step
 
     def _drop_unwanted_step(self) -> None:
@@ -153,7 +153,7 @@ class Engine:
         except HypoError as error:  # it is recorded, and there is nobody to tell
             log.warning("a step that was thrown away: %s", error)
         finally:
-            current().step_ended()
+            current().end_step()
 
     def _record_ids(self, step: StepInFlight, outcomes: list[int | BadLogits]) -> None:
         """The step ahead took its tokens from this one on the device: now they are known."""
@@ -161,7 +161,7 @@ class Engine:
             ids = [0 if isinstance(one, BadLogits) else one for one in outcomes]
             requests = [chunk.request for chunk in step.chunks]
             digests = tuple("" if one.done else one.digest() for one in requests)
-            current().ids_learned(self.runner.token_ids, np.array(ids, np.int32), digests)
+            current().record_ids(self.runner.token_ids, np.array(ids, np.int32), digests)
 
     @contextlib.contextmanager
     def _ending_on_errors(self, chunks: list[Chunk]) -> Iterator[None]:
@@ -170,7 +170,7 @@ class Engine:
         try:
             yield
         except Exception as error:
-            current().failed(error)
+            current().record_failure(error)
             for request in [chunk.request for chunk in chunks if not chunk.request.done]:
                 self._fail(request, error)
         except BaseException:
@@ -179,7 +179,7 @@ class Engine:
                 self.scheduler.preempt(request)
             raise
         finally:
-            current().step_ended()
+            current().end_step()
 
     def request(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, keeps_logits: bool = False

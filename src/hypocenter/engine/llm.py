@@ -54,7 +54,7 @@ class LLM:
         if path is not None:
             _require("path", path, "a text or a Path", str, Path)
         with ExitStack() as stack:
-            file = stack.enter_context(open_gguf(_found(path, stack)))
+            file = stack.enter_context(open_gguf(_find(path, stack)))
             self._path = file.path
             self._tokenizer = load_tokenizer(file, config.tokenizer_pre)
             self._chat_template = load_chat_template(file, self._tokenizer)
@@ -240,7 +240,7 @@ def _require(name: str, value: object, wanted: str, *kinds: type) -> None:
         raise UsageError(f"{name} is {shown}, but must be {wanted}")
 
 
-def _found(path: str | Path | None, stack: ExitStack) -> Path:
+def _find(path: str | Path | None, stack: ExitStack) -> Path:
     if path is not None:
         return Path(path)
     asset = importlib.resources.files("hypocenter") / "assets" / BUNDLED_MODEL

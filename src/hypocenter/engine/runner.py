@@ -114,7 +114,7 @@ class Runner:
         with `ids_on_device` takes the ids that lie in `token_ids`. Raises LaunchRejected when an
         index of the batch lies outside what it indexes.
         """
-        self._checked(batch)
+        self._check_and_record(batch)
         num_tokens, num_logit_rows = len(batch.token_ids), len(batch.logit_rows)
         is_one = self.config.device != "cpu" and (
             num_tokens == 1 or len(np.unique(batch.sequence_rows)) == 1
@@ -186,12 +186,12 @@ class Runner:
             self._plans[key] = plan
         return self._plans[key]
 
-    def _checked(self, batch: Batch) -> None:
-        current().checked("step indices")
+    def _check_and_record(self, batch: Batch) -> None:
+        current().record_check("step indices")
         try:
             self._check(batch)
         except LaunchRejected as error:
-            current().failed(error)
+            current().record_failure(error)
             raise
 
     def _check(self, batch: Batch) -> None:

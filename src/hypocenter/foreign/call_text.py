@@ -32,11 +32,11 @@ class Spelled:
 
 def launch_in(frame: FrameType) -> Spelled:
     """The arguments of the `kernel[grid](...)` that `frame` is in; none where it is in no such."""
-    return _spelled(frame.f_code, frame.f_lasti)
+    return _spell(frame.f_code, frame.f_lasti)
 
 
 @functools.lru_cache(maxsize=1024)
-def _spelled(code: CodeType, instruction: int) -> Spelled:
+def _spell(code: CodeType, instruction: int) -> Spelled:
     place = next(itertools.islice(code.co_positions(), instruction // 2, None), None)
     if place is None or None in place:
         return Spelled()

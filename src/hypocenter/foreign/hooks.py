@@ -45,7 +45,7 @@ class _State:
     knows_limits = False
 
 
-def loaded(module: Any) -> None:
+def module_loaded(module: Any) -> None:
     """The program has loaded one of `sitecustomize.MODULES`."""
     if module.__name__ == "torch":
         _watch_the_end()
@@ -118,7 +118,7 @@ def _watch_launches(kind: Any, *, is_interpreted: bool) -> None:
 
         def looked_at(bound: Any) -> Any:
             size = grid(bound) if callable(grid) else grid
-            _attempt(_launched, self, args, options, size, is_interpreted)
+            _attempt(_note_launch, self, args, options, size, is_interpreted)
             return size
 
         try:
@@ -129,7 +129,7 @@ def _watch_launches(kind: Any, *, is_interpreted: bool) -> None:
     kind.run = run
 
 
-def _launched(
+def _note_launch(
     jit: Any, args: tuple[Any, ...], options: dict[str, Any], grid: Any, is_interpreted: bool
 ) -> None:
     if str(getattr(jit.fn, "__module__", "")).split(".")[0] == "hypocenter":
@@ -140,14 +140,14 @@ def _launched(
     caller, site = _caller()
     device, stream = (INTERPRETER, "") if is_interpreted else _device_and_stream()
     limits = None if is_interpreted else _limits()
-    opened.launched(jit, args, options, grid, device, limits, stream, caller, site)
-    opened.begun()
+    opened.record_launch(jit, args, options, grid, device, limits, stream, caller, site)
+    opened.begin()
 
 
 def _over() -> None:
     """A launch or a wait has come back."""
     if _State.recorder is not None:
-        _attempt(_State.recorder.ended)
+        _attempt(_State.recorder.end)
 
 
 def _device_and_stream() -> tuple[str, str]:
@@ -201,21 +201,21 @@ def _watch_waits(torch: Any) -> None:
     @functools.wraps(original)
     def synchronize(*args: Any, **options: Any) -> Any:
         if _State.recorder is not None:
-            _attempt(_State.recorder.begun)
+            _attempt(_State.recorder.begin)
         try:
             result = original(*args, **options)
         finally:
             _over()
         if _State.recorder is not None:
-            _attempt(_synchronised)
+            _attempt(_note_synchronisation)
         return result
 
     torch.cuda.synchronize = synchronize
 
 
-def _synchronised() -> None:
+def _note_synchronisation() -> None:
     if _State.recorder is not None:
-        _State.recorder.synchronised(_caller()[1])
+        _State.recorder.record_synchronisation(_caller()[1])
 
 
 def _watch_the_end() -> None:
@@ -224,23 +224,25 @@ def _watch_the_end() -> None:
     if getattr(original, "is_hypocenters", False):
         return
 
-    def ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def note_end(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         if not issubclass(kind, KeyboardInterrupt):
-            _attempt(_ended, error, trace)
+            _attempt(_note_end, error, trace)
         original(kind, error, trace)
 
-    ended.is_hypocenters = True  # type: ignore[attr-defined]
-    sys.excepthook = ended
+    note_end.is_hypocenters = True  # type: ignore[attr-defined]
+    sys.excepthook = note_end
 
 
-def _ended(error: BaseException, trace: TracebackType | None) -> None:
+def _note_end(error: BaseException, trace: TracebackType | None) -> None:
     text = f"{type(error).__name__}: {error}"[:_MAX_CHARS]
     is_of_gpu = any(words in text for words in _OF_A_GPU)
     opened = recorder() if is_of_gpu else _State.recorder
     if opened is None:
         return
     call, site, is_statement = _call(trace)
-    opened.failed(call, text, site, is_statement=is_statement)
+    opened.record_failure(call, text, site, is_statement=is_statement)
     if is_of_gpu:
         _blocks(opened)
 

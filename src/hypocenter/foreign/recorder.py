@@ -116,7 +116,7 @@ class ForeignRecorder:
 
     # -- what the program does --------------------------------------------------------------------
 
-    def launched(
+    def record_launch(
         self,
         jit: Any,
         args: tuple[Any, ...],
@@ -171,27 +171,27 @@ class ForeignRecorder:
                 self._keep(event.seq, tuple(held))
             self._event(event)
 
-    def begun(self) -> None:
+    def begin(self) -> None:
         """What may take longer than anyone waits for begins: a launch, a wait for the GPU."""
         self._writer.header[ring.CELL_STEP_STARTED] = time.monotonic_ns()
 
-    def ended(self) -> None:
+    def end(self) -> None:
         """What has `begun` is over."""
         self._writer.header[ring.CELL_STEP_STARTED] = 0
 
-    def synchronised(self, site: str) -> None:
+    def record_synchronisation(self, site: str) -> None:
         """The host has waited for everything."""
         with self._lock:
             self._event(
                 StreamEvent(**self._now(), action="synchronise", event=0, stream="", site=site)
             )
 
-    def failed(self, call: str, outcome: str, site: str, *, is_statement: bool) -> None:
+    def record_failure(self, call: str, outcome: str, site: str, *, is_statement: bool) -> None:
         """An exception ends the program; see Called."""
         with self._lock:
             self._has_failed = True
             self._drain()
-            self._kept(
+            self._keep_event(
                 Called(
                     seq=next(self._seq),
                     step=self.num_launches,
@@ -211,9 +211,13 @@ class ForeignRecorder:
                 if address not in known:
                     state = "in use" if is_used else "held free by the allocator"
                     number = next(self._ids)
-                    self._allocated(number, device, address, num_bytes, f"memory of torch, {state}")
+                    self._record_allocation(
+                        number, device, address, num_bytes, f"memory of torch, {state}"
+                    )
                     if not is_used:
-                        self._kept(Freed(**self._now(), allocation=number, site="before the end"))
+                        self._keep_event(
+                            Freed(**self._now(), allocation=number, site="before the end")
+                        )
 
     def close(self) -> None:
         """The program ends by itself."""
@@ -269,7 +273,7 @@ class ForeignRecorder:
         kind = "device"
         if where == "cpu":
             kind = "pinned" if _is_pinned(tensor) else "host"
-        self._allocated(number, where, address, known.num_bytes, name, kind)
+        self._record_allocation(number, where, address, known.num_bytes, name, kind)
         return known
 
     def _is_same(self, known: _Storage, storage: Any) -> bool:
@@ -298,7 +302,7 @@ class ForeignRecorder:
         )
         return number
 
-    def _allocated(
+    def _record_allocation(
         self,
         number: int,
         device: str,
@@ -317,7 +321,7 @@ class ForeignRecorder:
             owner=FOREIGN,
             site="",
         )
-        self._kept(Allocated(**self._now(), allocation=record))
+        self._keep_event(Allocated(**self._now(), allocation=record))
 
     def _hold(self, tensor: Any, number: int, dtype: str, held: list[Values]) -> None:
         """What a small integer tensor of the host holds: kernels find their way by such."""
@@ -359,7 +363,9 @@ class ForeignRecorder:
         """Tell of the memory that died: its finaliser may run anywhere, even in here."""
         while self._gone:
             number = self._gone.popleft()
-            self._kept(Freed(**self._now(), allocation=number, site="its last tensor went away"))
+            self._keep_event(
+                Freed(**self._now(), allocation=number, site="its last tensor went away")
+            )
 
     def _begin_anew(self) -> None:
         """The log is full: what matters is what was done last."""
@@ -378,7 +384,7 @@ class ForeignRecorder:
         if not self._writer.event(event):
             self._writer.header[ring.CELL_NUM_LOST] += 1
 
-    def _kept(self, event: AnyEvent) -> None:
+    def _keep_event(self, event: AnyEvent) -> None:
         if not self._writer.static(event):
             self._is_full = True
             self._event(event)

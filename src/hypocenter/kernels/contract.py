@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hypocenter.errors import LaunchRejected
-from hypocenter.kernels.contract_source import Check, Demand, Refusals, compiled
+from hypocenter.kernels.contract_source import Check, Demand, Refusals, compile_contract
 from hypocenter.kernels.demands import (
     SYMBOL,
     Apart,
@@ -23,7 +23,7 @@ from hypocenter.kernels.demands import (
     Rule,
     Scalar,
     Values,
-    evaluated,
+    evaluate,
 )
 from hypocenter.record.events import ArgumentDeclaration, Declaration
 from hypocenter.refusals import (
@@ -50,7 +50,7 @@ class Contract:
         #: refusals(device, **arguments) -> all that `check` would refuse, one after the other.
         self.check: Check
         self.refusals: Refusals
-        self.check, self.refusals = compiled(kernel, demands, self._fail)
+        self.check, self.refusals = compile_contract(kernel, demands, self._fail)
 
     def check_values(self, read: Callable[[Tensor], Array], **arguments: Any) -> None:
         """Also look into index tensors, read by `read`; raises LaunchRejected with the entry."""
@@ -141,7 +141,7 @@ class Contract:
         except (NameError, TypeError, ArithmeticError):
             return None
 
-    def reached(
+    def mask_written(
         self, name: str, shapes: Mapping[str, tuple[int, ...]], values: Values
     ) -> Array | None:
         """A mask over the live rows of argument `name`: what of them the kernel writes.
@@ -193,7 +193,7 @@ def _declaration_of(arg: Arg) -> ArgumentDeclaration:
 def _index_refusals(name: str, index: Index, live: Array, values: Values) -> Iterator[EntryRefusal]:
     """The first entry, if there is one, that is out of range, falls or occurs before."""
     entries: Array = values[name]
-    bound = evaluated(index.bound, values)
+    bound = evaluate(index.bound, values)
     if bound is None:
         return
     wrong = ((entries < 0) | (entries >= bound)) & live

@@ -32,7 +32,7 @@ Check = Callable[..., dict[str, Any]]
 Refusals = Callable[..., Generator[AnyRefusal, None, dict[str, Any]]]
 
 
-def compiled(
+def compile_contract(
     kernel: str, demands: Sequence[Demand], fail: Callable[[AnyRefusal], None]
 ) -> tuple[Check, Refusals]:
     """The two functions of a declaration.

@@ -112,11 +112,11 @@ def live_counts(rows: str, count: int | None = None) -> Arg:
     `rows`, the symbol of the axis that it bounds.
     """
 
-    def live(values: Values) -> Array:
+    def live_entries(values: Values) -> Array:
         entry: int = values["count"] if count is None else count
         return np.array([entry == 0, entry == 1])
 
-    index = Index(f"{rows} + 1", "a step of that size", live=live)
+    index = Index(f"{rows} + 1", "a step of that size", live=live_entries)
     return Arg("counts", (DType.I32,), "2", index=index)
 
 
@@ -129,7 +129,7 @@ def live_rows(name: str, count: int = 0) -> Callable[[Values], Array]:
     return lambda values: np.arange(len(values[name])) < values["counts"][count]
 
 
-def evaluated(expression: str, values: Values) -> int | None:
+def evaluate(expression: str, values: Values) -> int | None:
     """An expression of a contract; None where it names what is not among `values`."""
     try:
         return int(eval(expression.strip(), {}, dict(values)))

@@ -27,7 +27,7 @@ def run(victim: Victim, *, twin: bool, device: str = "", mode: str = "off") -> l
         lab.config["launch_mode"] = mode
         (victim.twin if twin else victim.plant)(lab)
         with LLM(lab.model, lab.engine_config()) as llm:
-            lab.loaded(llm)
+            lab.run_hooks(llm)
             if lab.warm_up:
                 llm.generate(lab.warm_up, SamplingParams(max_tokens=1, ignore_eos=True))
             params = SamplingParams(max_tokens=lab.num_tokens, ignore_eos=True)
@@ -48,7 +48,7 @@ def main() -> int:
         victim = victims([given.victim])[0]
         outcome["token_ids"] = run(victim, twin=given.twin, device=given.device, mode=given.mode)
     except HypoError as error:
-        open_recorder().failed(error)
+        open_recorder().record_failure(error)
         outcome |= {"error": type(error).__name__, "message": str(error)}
         if isinstance(error, DeviceFault):
             outcome |= {"is_asynchronous": error.is_asynchronous, "kind": error.kind}

@@ -105,7 +105,7 @@ class Lab:
         Each old text must stand there once. Raises UsageError where it does not.
         """
         module = importlib.import_module(kernel_module(name))
-        made = edited(module, *changes)
+        made = edit_module(module, *changes)
         self._undo.callback(sys.modules.pop, made.__name__, None)
         for name, value in vars(made).items():
             if getattr(value, "__module__", None) == made.__name__ and hasattr(module, name):
@@ -173,12 +173,12 @@ class Lab:
     def set_apart(self, name: str, change: Callable[[int, str], Tensor] | None = None) -> None:
         """Give an input of the step memory of its own, or what `change` makes of (size, device)."""
 
-        def made(num_tokens: int, device: str) -> Tensor:
+        def make_indices(num_tokens: int, device: str) -> Tensor:
             return memory.allocate(name, "step", DType.I32, (num_tokens,), device=device)
 
         def inputs(make: Any, cls: Any, num_tokens: int, *sizes: int, device: str) -> Any:
             given = make(cls, num_tokens, *sizes, device=device)
-            return replace(given, **{name: (change or made)(num_tokens, device)})
+            return replace(given, **{name: (change or make_indices)(num_tokens, device)})
 
         self.wrap(decoder.StepInputs, "allocate", inputs)
 
@@ -211,7 +211,7 @@ class Lab:
             after(runner)
         return logits
 
-    def loaded(self, llm: LLM) -> None:
+    def run_hooks(self, llm: LLM) -> None:
         for hook in self._after_load:
             hook(llm)
 
@@ -262,7 +262,7 @@ class _Pointer:
         return 0
 
 
-def altered(values: Int32s, index: int | tuple[int, ...], value: int) -> Int32s:
+def alter(values: Int32s, index: int | tuple[int, ...], value: int) -> Int32s:
     """A copy with one entry changed."""
     copy = values.copy()
     copy[index] = value
@@ -273,7 +273,7 @@ def _accept(**arguments: Any) -> dict[str, Any]:
     return {}
 
 
-def edited(module: ModuleType, *changes: tuple[str, str]) -> ModuleType:
+def edit_module(module: ModuleType, *changes: tuple[str, str]) -> ModuleType:
     """A module like `module`, made from its source with texts exchanged; see Lab.edit."""
     text = inspect.getsource(module)
     for old, new in changes:

@@ -52,7 +52,7 @@ def build(kind: str = "f32", *, nan_in: str = "", rope_base: float = 10000.0) ->
     numbers = _tensors()
     if nan_in:
         numbers[nan_in][0, 0] = np.nan
-    tensors = [(name, *_encoded(values, kind)) for name, values in numbers.items()]
+    tensors = [(name, *_encode(values, kind)) for name, values in numbers.items()]
     fields = _fields(rope_base)
     head = _MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(fields))
     head += b"".join(_text(key) + value for key, value in fields.items())
@@ -98,7 +98,7 @@ def _tensors() -> dict[str, Array]:
     return tensors | {"output_norm.weight": norm(), "output.weight": matrix(VOCAB_SIZE, WIDTH, 4.0)}
 
 
-def _encoded(values: Array, kind: str) -> tuple[tuple[int, ...], int, bytes]:
+def _encode(values: Array, kind: str) -> tuple[tuple[int, ...], int, bytes]:
     if values.ndim == 1 or kind == "f32":
         return values.shape, _F32_TENSOR, values.astype("<f4").tobytes()
     blocks = values.reshape(-1, _Q8_0_BLOCK)

@@ -61,7 +61,7 @@ class Examined(msgspec.Struct, frozen=True, kw_only=True):
     healthy: Outcome
 
 
-def examined(
+def examine(
     victims: Sequence[Victim], folder: Path, *, device: str = "", num_jobs: int = 2
 ) -> Iterator[Examined]:
     """Run victims and twins, several at a time; in order."""
@@ -86,7 +86,7 @@ def score_all(
     """Run and score each victim; `tell` hears each score as it comes."""
     scores = []
     with tempfile.TemporaryDirectory(prefix="hypo-lab-") as folder:
-        for one in examined(victims, Path(folder), device=device, num_jobs=num_jobs):
+        for one in examine(victims, Path(folder), device=device, num_jobs=num_jobs):
             scores.append(score(one))
             tell(scores[-1])
     return scores
@@ -117,7 +117,7 @@ def score(one: Examined, without: Collection[str] = (), *, with_twin: bool = Tru
         proof=root is not None and bool(root.proof.red and root.proof.green),
         address_explained=_explains(found, victim.address) if victim.address else None,
         seconds=found.seconds if found else 0.0,
-        found=_told(root),
+        found=_root_text(root),
         twin=_twin(one.healthy, without) if with_twin else _UNSEEN,
     )
 
@@ -128,7 +128,7 @@ def _twin(healthy: Outcome, without: Collection[str]) -> TwinScore:
     confirmed = [h.cause.value for h in found.hypotheses if h.verdict is Verdict.CONFIRMED]
     return TwinScore(
         observed=healthy.symptom(),
-        found=tuple(dict.fromkeys([*(_told(root) for root in found.roots), *confirmed])),
+        found=tuple(dict.fromkeys([*(_root_text(root) for root in found.roots), *confirmed])),
         seconds=found.seconds,
     )
 
@@ -145,7 +145,7 @@ def _explains(found: Diagnosis | None, words: str) -> bool:
     return any("the fault's address" in text and words in text for text in evidence)
 
 
-def _told(root: RootCause | None) -> str:
+def _root_text(root: RootCause | None) -> str:
     if root is None:
         return ""
     place = ".".join(part for part in (root.kernel, root.argument) if part)

@@ -158,7 +158,7 @@ class _Reader:
         num_heads = self._uniform("attention.head_count", 1 << 16)
         num_kv_heads = self._uniform("attention.head_count_kv", 1 << 16, default=num_heads)
         if num_heads % num_kv_heads:
-            raise self._bad(
+            raise self._bad_field(
                 "attention.head_count_kv", num_kv_heads, f"must divide {num_heads} heads"
             )
         head_dim = self._head_dim(width, num_heads)
@@ -190,7 +190,7 @@ class _Reader:
         num_drafts = self.file.integer(f"{self.name}.nextn_predict_layers", 0, low=0, high=16)
         if num_drafts >= num_blocks:
             limit = f"must be below {self.name}.block_count, which is {num_blocks}"
-            raise self._bad("nextn_predict_layers", num_drafts, limit)
+            raise self._bad_field("nextn_predict_layers", num_drafts, limit)
         return num_blocks - num_drafts, num_drafts
 
     def _attn_scale(self, width: int, num_layers: int, num_heads: int, head_dim: int) -> float:
@@ -198,7 +198,7 @@ class _Reader:
             return 1 / math.sqrt(head_dim)
         if num_heads > width:
             limit = f"{num_layers} layers scale by embedding_length / heads, and that is {width}"
-            raise self._bad("attention.head_count", num_heads, limit)
+            raise self._bad_field("attention.head_count", num_heads, limit)
         return 1 / math.sqrt(width // num_heads)
 
     def _refuse_experts(self) -> None:
@@ -231,7 +231,9 @@ class _Reader:
             )
         declared = self.file.integer(f"{self.name}.vocab_size", vocab_size, low=1)
         if declared != vocab_size:
-            raise self._bad("vocab_size", declared, f"token_embd.weight has {vocab_size} rows")
+            raise self._bad_field(
+                "vocab_size", declared, f"token_embd.weight has {vocab_size} rows"
+            )
         if "tokenizer.ggml.tokens" in self.file.metadata:
             num_tokens = len(self.file.strings("tokenizer.ggml.tokens"))
             if num_tokens > vocab_size:
@@ -250,7 +252,7 @@ class _Reader:
             head_dim = width // num_heads
             if not low <= head_dim <= high:
                 limit = f"heads have {low} to {high} columns, and {width} / heads is {head_dim}"
-                raise self._bad("attention.head_count", num_heads, limit)
+                raise self._bad_field("attention.head_count", num_heads, limit)
         value_dim = self.file.integer(
             f"{self.name}.attention.value_length", head_dim, low=1, high=high
         )
@@ -262,13 +264,15 @@ class _Reader:
                 f"values must be as long as keys ({head_dim})",
             )
         if head_dim % 2:
-            raise self._bad("attention.key_length", head_dim, "must be even for rotary positions")
+            raise self._bad_field(
+                "attention.key_length", head_dim, "must be even for rotary positions"
+            )
         return head_dim
 
     def _ropes(self, head_dim: int) -> tuple[Rope, Rope]:
         dim = self.file.integer(f"{self.name}.rope.dimension_count", head_dim, low=0, high=head_dim)
         if dim % 2:
-            raise self._bad("rope.dimension_count", dim, "must be even")
+            raise self._bad_field("rope.dimension_count", dim, "must be even")
         base = self._positive("rope.freq_base", 10000.0)
         factor_keys = (f"{self.name}.rope.scaling.factor", f"{self.name}.rope.scale_linear")
         stretched = any(key in self.file.metadata for key in factor_keys)
@@ -299,10 +303,12 @@ class _Reader:
             beta_slow=self._positive("rope.scaling.yarn_beta_slow", 1.0),
         )
         if scaling == "yarn" and base <= 1:
-            raise self._bad("rope.freq_base", base, "must be above 1 for yarn")
+            raise self._bad_field("rope.freq_base", base, "must be above 1 for yarn")
         if scaling == "longrope" and not rope.attn_factor and rope.original_context < 2:
             limit = "must be at least 2, or rope.scaling.attn_factor be given"
-            raise self._bad("rope.scaling.original_context_length", rope.original_context, limit)
+            raise self._bad_field(
+                "rope.scaling.original_context_length", rope.original_context, limit
+            )
         if self.name != "gemma3":
             return rope, rope
         # Gemma 3 turns its windowed layers with a base of their own and never stretches them.
@@ -352,9 +358,11 @@ class _Reader:
             return self._count(key, high)
         values = self.file.numbers(full)
         if not np.issubdtype(values.dtype, np.integer):
-            raise self._bad(key, f"an array of {values.dtype.name}", "counts must be integers")
+            raise self._bad_field(
+                key, f"an array of {values.dtype.name}", "counts must be integers"
+            )
         if not values.size:
-            raise self._bad(key, "empty", "must give a count for each layer")
+            raise self._bad_field(key, "empty", "must give a count for each layer")
         counts = {int(count) for count in values}
         if len(counts) != 1:
             raise UnsupportedModel(
@@ -382,5 +390,5 @@ class _Reader:
             )
         return value
 
-    def _bad(self, key: str, value: object, limit: str) -> BadModelFile:
+    def _bad_field(self, key: str, value: object, limit: str) -> BadModelFile:
         return BadModelFile(self.file.path, f"{self.name}.{key}", value, limit)

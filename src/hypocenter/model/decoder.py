@@ -23,7 +23,7 @@ from hypocenter.kernels.mark import mark, mark_layer
 from hypocenter.kernels.rowwise.activation import gate, gate_codes, scale, softcap
 from hypocenter.kernels.rowwise.embedding import gather, lookup, narrow
 from hypocenter.kernels.rowwise.norm import rms_norm, rms_norm_codes
-from hypocenter.kernels.weights.packing import padded
+from hypocenter.kernels.weights.packing import padded_rows
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.unfused import UnfusedAttention
 from hypocenter.model.weights import LayerWeights, Weights
@@ -103,7 +103,9 @@ class _Buffers:
     @classmethod
     def allocate(cls, facts: Architecture, max_tokens: int, *, device: str) -> _Buffers:
         def wide(name: str, width: int) -> Tensor:
-            return allocate(name, "decoder", DType.F32, (max_tokens, padded(width)), device=device)
+            return allocate(
+                name, "decoder", DType.F32, (max_tokens, padded_rows(width)), device=device
+            )
 
         heads, kv_heads = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
         return cls(
@@ -438,7 +440,7 @@ class Decoder:
         facts, weights, counts = self.facts, self.weights, self.inputs.counts
         hidden = rows(b.hidden, 0, num_logit_rows)
 
-        logits = self._logits_rows(num_logit_rows, padded(facts.vocab_size))
+        logits = self._logits_rows(num_logit_rows, padded_rows(facts.vocab_size))
         gather(plan, b.x, self.inputs.logit_rows, hidden, counts)
         self._normed_linear(
             plan, hidden, weights.output_norm, hidden, (weights.output, logits, None), count=1

@@ -11,7 +11,7 @@ from hypocenter.errors import OutOfMemory
 from hypocenter.kernels.attention.attention_cpu import num_part_floats
 from hypocenter.kernels.linear.operands import operand_bytes
 from hypocenter.kernels.weights.cpu_layout import held_as, packed_bytes
-from hypocenter.kernels.weights.packing import padded
+from hypocenter.kernels.weights.packing import padded_rows
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.values import TensorInfo
@@ -44,10 +44,10 @@ def needed_bytes(
         facts.num_kv_heads * facts.head_dim,
         facts.ffn_width,
     )
-    per_logit_row = padded(facts.vocab_size)
-    if facts.vocab_size % padded(1):
+    per_logit_row = padded_rows(facts.vocab_size)
+    if facts.vocab_size % padded_rows(1):
         per_logit_row += facts.vocab_size
-    activations = 2 * config.max_batch_tokens * sum(padded(width) for width in widths)
+    activations = 2 * config.max_batch_tokens * sum(padded_rows(width) for width in widths)
     logits = config.max_batch_requests * per_logit_row
     parts = num_part_floats(
         config.max_batch_tokens,
@@ -103,7 +103,7 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
     """A matrix as packed; one that is split first has each part's rows padded."""
     num_rows = info.shape[0] if info.shape else 1
     if len(info.shape) != 2:
-        return padded(num_rows) * _F32_BYTES
+        return padded_rows(num_rows) * _F32_BYTES
     parts: tuple[int, ...] = (num_rows,)
     if info.name.endswith(".attn_qkv.weight"):
         kv_rows = facts.num_kv_heads * facts.head_dim

@@ -18,7 +18,7 @@ from hypocenter.device.plan import Plan
 from hypocenter.kernels.sampling.draw import Draw
 from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
 from hypocenter.kernels.weights.gpu_layout import UNITS
-from hypocenter.kernels.weights.packing import Packed, padded
+from hypocenter.kernels.weights.packing import Packed, padded_rows
 from hypocenter.model.architecture import FAMILIES, Architecture, Rope
 from hypocenter.model.decoder import Decoder, KVPages, StepInputs
 from hypocenter.model.weights import LayerWeights, Weights
@@ -198,7 +198,7 @@ def sampling_plans(vendor: str, num_rows: int, vocab_size: int) -> list[Plan]:
     """The plans of a greedy choice and of one with every filter, on a device that runs nothing."""
     gpu = AbstractGpu(vendor)
     memory.use_backend(gpu)
-    logits = _undefined("logits", DType.F32, (num_rows, vocab_size), gpu.name)
+    logits = _allocate_undefined("logits", DType.F32, (num_rows, vocab_size), gpu.name)
     sampler = DeviceSampler(gpu.name, vocab_size, num_rows)
     some = np.zeros(1, np.int32)
     filters = SamplingParams(temperature=1.0, top_k=40, top_p=0.9, repeat_penalty=1.1)
@@ -245,7 +245,7 @@ def _facts(family: str) -> Architecture:
     )
 
 
-def _undefined(name: str, dtype: DType, shape: tuple[int, ...], device: str) -> Tensor:
+def _allocate_undefined(name: str, dtype: DType, shape: tuple[int, ...], device: str) -> Tensor:
     return memory.allocate_undefined(name, "model", dtype, shape, device=device)
 
 
@@ -255,7 +255,9 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
         scales = (layout.scale_dtype, layout.scale_dtype)
         float_type = DType.I16 if dtype is DType.BF16 else dtype
         kinds = (float_type,) if layout.is_float else (DType.I32, *scales)
-        bases = [_undefined(name, kind, (num_rows * num_columns,), device) for kind in kinds]
+        bases = [
+            _allocate_undefined(name, kind, (num_rows * num_columns,), device) for kind in kinds
+        ]
         zero = () if layout.is_float else (float(layout.zero),)
         values = (*(base.data for base in bases), *zero)
         packed = Packed(dtype, values, num_rows, num_columns)
@@ -263,7 +265,7 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
         return Tensor(name, "model", dtype, whole, (num_columns, 1), 0, bases[0].allocation, packed)
 
     def vector(name: str, length: int) -> Tensor:
-        return _undefined(name, DType.F32, (padded(length),), device)
+        return _allocate_undefined(name, DType.F32, (padded_rows(length),), device)
 
     def vector_if(wanted: bool, name: str, length: int) -> Tensor | None:
         return vector(name, length) if wanted else None
@@ -292,7 +294,7 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
         post_ffn_norm=vector_if(family.post_norms, "post_ffn_norm", width),
     )
     shape = (facts.context_length, facts.rope.dim // 2)
-    table = tuple(_undefined(name, DType.F32, shape, device) for name in ("cos", "sin"))
+    table = tuple(_allocate_undefined(name, DType.F32, shape, device) for name in ("cos", "sin"))
     pair = (table[0], table[1])
     token_table = matrix("token_embd", facts.vocab_size, width)
     norm = vector("output_norm", width)

@@ -288,7 +288,7 @@ class _Loader:
 
     def _pad(self, name: str, values: np.ndarray[Any, Any]) -> Tensor:
         tensor = memory.allocate(
-            name, "model", DType.F32, (packing.padded(len(values)),), device=self.device
+            name, "model", DType.F32, (packing.padded_rows(len(values)),), device=self.device
         )
         memory.to_device(tensor, np.ascontiguousarray(values))
         return tensor

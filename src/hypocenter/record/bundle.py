@@ -27,10 +27,10 @@ from hypocenter.record.bundle_json import (
     MAX_AXES,
     NONFINITE,
     as_json,
-    damaged,
+    damage_text,
     encode,
     fields_of,
-    hidden,
+    hide,
     reason,
     split,
     with_nonfinite,
@@ -133,7 +133,7 @@ def save(bundle: Bundle, folder: str | Path) -> Bundle:
     folder = Path(folder)
     if folder.exists() or folder.is_symlink():
         raise BadBundle(folder, "is there already;", "name another folder")
-    bundle = _fitted(_bounded(bundle), folder)
+    bundle = _fit(_bound(bundle), folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
@@ -160,7 +160,7 @@ def load(folder: str | Path) -> Bundle:
     if data is None:
         raise BadBundle(folder, JSON, "is not there, so this is no bundle")
     missing: list[Gap] = []
-    bundle = _decoded(folder, data, missing)
+    bundle = _decode(folder, data, missing)
     texts = _read_sources(folder, bundle, missing)
     sources = tuple(
         msgspec.structs.replace(source, text=texts[number])
@@ -178,7 +178,7 @@ def load(folder: str | Path) -> Bundle:
 # -- writing --------------------------------------------------------------------------------------
 
 
-def _bounded(bundle: Bundle) -> Bundle:
+def _bound(bundle: Bundle) -> Bundle:
     """The same with texts no longer than their limits; a long stderr keeps its ends."""
     missing = list(bundle.missing)
     stderr = bundle.stderr.encode(errors="replace")
@@ -210,7 +210,7 @@ def _bounded(bundle: Bundle) -> Bundle:
     )
 
 
-def _fitted(bundle: Bundle, folder: Path) -> Bundle:
+def _fit(bundle: Bundle, folder: Path) -> Bundle:
     """The same without what exceeds the room for JSON and arrays."""
     missing = list(bundle.missing)
     events = _newest(bundle.events, missing)
@@ -250,7 +250,7 @@ def _newest(events: tuple[AnyEvent, ...], missing: list[Gap]) -> tuple[AnyEvent,
     json_room, array_room = MAX_JSON_BYTES // 2, MAX_ARRAYS_BYTES // 2
     oldest = min((event.step for event in events), default=0)
     for event in sorted(events, key=_weight):
-        json_room -= len(encode(hidden(event, "", {}))) + 2
+        json_room -= len(encode(hide(event, "", {}))) + 2
         if isinstance(event, Stepped):
             array_room -= sum(len(values.data) for values in event.inputs)
         if min(json_room, array_room) < 0:
@@ -345,16 +345,16 @@ def _part(folder: Path, name: str, limit: int, missing: list[Gap]) -> bytes | No
     try:
         data = _read(folder, name, limit)
     except BadBundle as error:
-        missing.append(Gap.damaged(error.part, f"it {error.reason}"))
+        missing.append(Gap.damage(error.part, f"it {error.reason}"))
         return None
     if data is None:
-        missing.append(Gap.damaged(name, "it is not there"))
+        missing.append(Gap.damage(name, "it is not there"))
     return data
 
 
 def _read_sources(folder: Path, bundle: Bundle, missing: list[Gap]) -> list[str]:
     if bundle.sources and (folder / SOURCES).is_symlink():
-        missing.append(Gap.damaged(SOURCES, "it is a link, which was not followed"))
+        missing.append(Gap.damage(SOURCES, "it is a link, which was not followed"))
         return [""] * len(bundle.sources)
     texts, room = [], MAX_SOURCES_BYTES
     for name in _source_files(bundle.sources):
@@ -365,7 +365,7 @@ def _read_sources(folder: Path, bundle: Bundle, missing: list[Gap]) -> list[str]
     return texts
 
 
-def _decoded(folder: Path, data: bytes, missing: list[Gap]) -> Bundle:
+def _decode(folder: Path, data: bytes, missing: list[Gap]) -> Bundle:
     """The records of bundle.json, field by field, so that a damaged one costs only itself."""
     try:
         raw = split(data)
@@ -396,7 +396,7 @@ def _read_arrays(folder: Path, missing: list[Gap]) -> dict[str, bytes]:
     try:
         return {key: array.tobytes() for key, array in safetensors.numpy.load(data).items()}
     except (safetensors.SafetensorError, LookupError, TypeError, *DAMAGE) as error:
-        missing.append(Gap.damaged(ARRAYS, damaged(error)))
+        missing.append(Gap.damage(ARRAYS, damage_text(error)))
         return {}
 
 
@@ -404,7 +404,7 @@ def _with_values(bundle: Bundle, arrays: dict[str, bytes], missing: list[Gap]) -
     seen: collections.Counter[str] = collections.Counter()
     num_lost = 0
 
-    def filled(record: AnyEvent | Snapshot) -> tuple[Values, ...]:
+    def fill(record: AnyEvent | Snapshot) -> tuple[Values, ...]:
         nonlocal num_lost
         pairs = [(values, arrays.get(key)) for key, values in _keys_of(record, seen)]
         whole = [(values, data) for values, data in pairs if _fits(values, data)]
@@ -412,13 +412,13 @@ def _with_values(bundle: Bundle, arrays: dict[str, bytes], missing: list[Gap]) -
         return tuple(msgspec.structs.replace(values, data=data) for values, data in whole)
 
     events = tuple(
-        msgspec.structs.replace(e, inputs=filled(e)) if isinstance(e, Stepped) else e
+        msgspec.structs.replace(e, inputs=fill(e)) if isinstance(e, Stepped) else e
         for e in bundle.events
     )
-    snapshots = tuple(msgspec.structs.replace(s, values=filled(s)) for s in bundle.snapshots)
+    snapshots = tuple(msgspec.structs.replace(s, values=fill(s)) for s in bundle.snapshots)
     if num_lost:
         missing.append(
-            Gap.damaged(f"{num_lost} arrays", "not there, or not as long as their shape says")
+            Gap.damage(f"{num_lost} arrays", "not there, or not as long as their shape says")
         )
     return msgspec.structs.replace(bundle, events=events, snapshots=snapshots)
 

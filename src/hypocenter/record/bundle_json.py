@@ -33,7 +33,7 @@ encode = msgspec.json.Encoder().encode
 def as_json(record: msgspec.Struct) -> bytes:
     """One object; fields that are tuples have a line for each of their elements."""
     nonfinite: dict[str, str] = {}
-    shown = hidden(record, "", nonfinite)
+    shown = hide(record, "", nonfinite)
     lines = []
     for name in record.__struct_fields__:
         value = getattr(shown, name)
@@ -46,7 +46,7 @@ def as_json(record: msgspec.Struct) -> bytes:
     return b"{\n" + b",\n".join(lines) + b"\n}\n"
 
 
-def hidden(value: Any, path: str, nonfinite: dict[str, str]) -> Any:
+def hide(value: Any, path: str, nonfinite: dict[str, str]) -> Any:
     """`value` without array data, texts of sources, and the floats that JSON does not know.
 
     Those are noted in `nonfinite` by their path.
@@ -63,15 +63,15 @@ def hidden(value: Any, path: str, nonfinite: dict[str, str]) -> Any:
         for name in value.__struct_fields__:
             old = getattr(value, name)
             if not isinstance(old, _LEAVES):
-                new = hidden(old, f"{path}/{name}", nonfinite)
+                new = hide(old, f"{path}/{name}", nonfinite)
                 if new is not old:
                     changed[name] = new
         return msgspec.structs.replace(value, **changed) if changed else value
     if isinstance(value, tuple):
-        rows = tuple(hidden(old, f"{path}/{i}", nonfinite) for i, old in enumerate(value))
+        rows = tuple(hide(old, f"{path}/{i}", nonfinite) for i, old in enumerate(value))
         return rows if any(a is not b for a, b in zip(rows, value, strict=True)) else value
     if isinstance(value, dict):
-        return {key: hidden(old, f"{path}/{key}", nonfinite) for key, old in value.items()}
+        return {key: hide(old, f"{path}/{key}", nonfinite) for key, old in value.items()}
     return value
 
 
@@ -102,7 +102,7 @@ def fields_of(
             else:
                 fields[name] = msgspec.json.decode(raw[name], type=hint)
         except DAMAGE as error:
-            missing.append(Gap.damaged(name, damaged(error)))
+            missing.append(Gap.damage(name, damage_text(error)))
     return fields
 
 
@@ -115,11 +115,11 @@ def with_nonfinite(record: T, raw: msgspec.Raw | None, missing: list[Gap]) -> T:
         for path, word in itertools.islice(places.items(), MAX_NONFINITE):
             record = _put(record, path.split("/")[1:], float(word))
     except (*DAMAGE, LookupError, AttributeError, TypeError) as error:
-        missing.append(Gap.damaged(NONFINITE, damaged(error)))
+        missing.append(Gap.damage(NONFINITE, damage_text(error)))
     return record
 
 
-def damaged(error: BaseException) -> str:
+def damage_text(error: BaseException) -> str:
     """What is said of a part that made a decoder raise."""
     return f"damaged ({reason(error)})"
 
@@ -141,10 +141,10 @@ def _rows(
         try:
             kept.append(_sensible(decoder.decode(row)))
         except DAMAGE as error:
-            problems.append(Gap.damaged(f"{name}[{number}]", damaged(error)))
+            problems.append(Gap.damage(f"{name}[{number}]", damage_text(error)))
     if problems:
         more = f" (and {len(problems) - 1} more of {name})" if len(problems) > 1 else ""
-        missing.append(Gap.damaged(problems[0].what, problems[0].reason + more))
+        missing.append(Gap.damage(problems[0].what, problems[0].reason + more))
     return tuple(kept)
 
 

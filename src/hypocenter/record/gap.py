@@ -35,7 +35,7 @@ class Gap(msgspec.Struct, frozen=True):
         return f"{self.what}: {self.reason}" if self.reason else self.what
 
     @classmethod
-    def damaged(cls, what: str, reason: str) -> Gap:
+    def damage(cls, what: str, reason: str) -> Gap:
         return cls(GapKind.DAMAGED, what, reason)
 
     @classmethod

@@ -24,10 +24,11 @@ class NotRecording:
     def begin(self, plan: Any) -> tuple[Header, int]:
         return UNREAD_HEADER
 
-    def captured(self, plan: Any, device: str, bases: Any) -> int:
+    def record_capture(self, plan: Any, device: str, bases: Any) -> int:
         return 0
 
     def _ignore(self, *arguments: Any, **keywords: Any) -> None: ...
 
-    allocated = freed = copied = waited = host_wrote = stream_event = device = step = _ignore
-    ids_learned = resumed = step_ended = launched = failed = refused = arm = checked = _ignore
+    record_allocation = record_free = record_copy = record_wait = record_host_write = _ignore
+    record_launch = record_failure = record_refusal = record_check = record_ids = _ignore
+    record_stream_event = device = step = resume = end_step = arm = _ignore

@@ -131,14 +131,14 @@ def never_breaks(method: Callable[P, None]) -> Callable[P, None]:
     """What a method of the recorder cannot do is counted, told once, and does not matter."""
 
     @functools.wraps(method)
-    def tried(*args: P.args, **keywords: P.kwargs) -> None:
+    def attempt(*args: P.args, **keywords: P.kwargs) -> None:
         try:
             method(*args, **keywords)
         except Exception as error:
             recorder: Any = args[0]
             recorder.failed_to_write(error)
 
-    return tried
+    return attempt
 
 
 class _OfThread(threading.local):
@@ -183,20 +183,22 @@ class Recorder:
     # -- memory ---------------------------------------------------------------------------------
 
     @never_breaks
-    def allocated(self, allocation: Allocation, name: str, owner: str, kind: str = "") -> None:
+    def record_allocation(
+        self, allocation: Allocation, name: str, owner: str, kind: str = ""
+    ) -> None:
         """Memory was had; `kind` as in AllocationRecord."""
         with self._lock:
             self.catalogue.allocation(allocation, name, owner, kind)
 
     @never_breaks
-    def freed(self, allocation: Allocation, site: str) -> None:
+    def record_free(self, allocation: Allocation, site: str) -> None:
         """Memory is about to be given back."""
         with self._lock:
             self.catalogue.forget(allocation)
-            self._kept(Freed(**self._now(), allocation=allocation.id, site=site))
+            self._keep(Freed(**self._now(), allocation=allocation.id, site=site))
 
     @never_breaks
-    def copied(
+    def record_copy(
         self,
         direction: str,
         tensor: Tensor | None,
@@ -226,21 +228,21 @@ class Recorder:
             )
 
     @never_breaks
-    def waited(self, tensor: Tensor, step: int) -> None:
+    def record_wait(self, tensor: Tensor, step: int) -> None:
         """The host has waited for the copy of `tensor` that it asked for in `step`."""
         with self._lock:
             number = self.catalogue.tensor(tensor)
             self._event(Waited(**self._now(), copied_in=step, tensor=number))
 
     @never_breaks
-    def host_wrote(self, host_address: int, num_bytes: int, site: str = "") -> None:
+    def record_host_write(self, host_address: int, num_bytes: int, site: str = "") -> None:
         """The host is about to change a pinned buffer."""
         self._event(
             HostWrote(**self._now(), host_address=host_address, num_bytes=num_bytes, site=site)
         )
 
     @never_breaks
-    def stream_event(self, action: str, event: int, stream: str, site: str = "") -> None:
+    def record_stream_event(self, action: str, event: int, stream: str, site: str = "") -> None:
         """`action` as in StreamEvent."""
         self._event(
             StreamEvent(**self._now(), action=action, event=event, stream=stream, site=site)
@@ -301,7 +303,7 @@ class Recorder:
             thread.ready = plan, ring.place_word(thread.step, number)
 
     @never_breaks
-    def ids_learned(
+    def record_ids(
         self, tensor: Tensor, ids: np.ndarray[Any, Any], digests: tuple[str, ...]
     ) -> None:
         """What the device had put into an input of the newest step of this thread that has one."""
@@ -327,14 +329,14 @@ class Recorder:
         return self._thread.step
 
     @never_breaks
-    def resumed(self, step: int) -> None:
+    def resume(self, step: int) -> None:
         """This thread waits for a step that was launched ahead, and then left alone."""
         with self._lock:
             self._thread.step = step
             self._watch()
 
     @never_breaks
-    def step_ended(self) -> None:
+    def end_step(self) -> None:
         """What this thread began is over, and its results are on the host."""
         self._thread.step = 0
         self._thread.plans.clear()
@@ -343,7 +345,7 @@ class Recorder:
             self.header[ring.CELL_STEP_STARTED] = min(self._running.values(), default=0)
 
     @never_breaks
-    def launched(self, launch: Launchable, stream: str = "") -> None:
+    def record_launch(self, launch: Launchable, stream: str = "") -> None:
         """A launch outside of every plan is about to be made."""
         with self._lock:
             last, record = self._told
@@ -352,21 +354,21 @@ class Recorder:
                 self._told = ref(launch), record
             self._event(Launched(**self._now(), launch=record))
 
-    def captured(self, plan: Planned, device: str, bases: Iterable[int]) -> int:
+    def record_capture(self, plan: Planned, device: str, bases: Iterable[int]) -> int:
         """A graph has taken the launches of `plan`; `bases`: where its memory begins.
 
         Returns its number, which steps that replay it have.
         """
         number = next(self._graph_ids)
-        self._captured(number, plan, device, bases)
+        self._record_capture(number, plan, device, bases)
         return number
 
     @never_breaks
-    def _captured(self, graph: int, plan: Planned, device: str, bases: Iterable[int]) -> None:
+    def _record_capture(self, graph: int, plan: Planned, device: str, bases: Iterable[int]) -> None:
         with self._lock:
             found = (self.catalogue.at(device, base) for base in bases)
             allocations = tuple(sorted(number for number in found if number is not None))
-            self._kept(
+            self._keep(
                 Captured(
                     **self._now(),
                     graph=graph,
@@ -378,7 +380,7 @@ class Recorder:
     # -- what went wrong, and who looked --------------------------------------------------------
 
     @never_breaks
-    def failed(self, error: BaseException, launch: Launchable | None = None) -> None:
+    def record_failure(self, error: BaseException, launch: Launchable | None = None) -> None:
         """An error on its way up: a refusal, or what a call of the runtime reported.
 
         Noted once, however many floors it passes.
@@ -391,10 +393,10 @@ class Recorder:
             record = None
             if launch is not None and isinstance(error, LaunchRejected):
                 record = self.catalogue.launch(launch)
-            self._kept(event_of_error(error, record, **self._now()))
+            self._keep(event_of_error(error, record, **self._now()))
 
     @never_breaks
-    def refused(
+    def record_refusal(
         self, error: LaunchRejected, kernel: str, device: str, facts: Any, contract: Any
     ) -> None:
         """A launch was refused before it was prepared; `facts` as its contract names them."""
@@ -408,7 +410,7 @@ class Recorder:
                 facts=self.catalogue.facts(facts),
                 contract=self.catalogue.contract(kernel, contract),
             )
-            self._kept(event_of_error(error, record, **self._now()))
+            self._keep(event_of_error(error, record, **self._now()))
 
     def arm(self, check: str, is_armed: bool = True) -> None:
         """Say whether a check of ring.CHECKS looks."""
@@ -416,7 +418,7 @@ class Recorder:
         armed = self.header[ring.CELL_ARMED]
         self.header[ring.CELL_ARMED] = armed | bit if is_armed else armed & ~bit
 
-    def checked(self, check: str) -> None:
+    def record_check(self, check: str) -> None:
         """A check of ring.CHECKS is about to run."""
         header, number = self.header, _CHECK_NUMBERS[check]
         if not header[ring.CELL_ARMED] >> number & 1:
@@ -451,7 +453,7 @@ class Recorder:
             if not self._writer.event(event):
                 self._lose(1)
 
-    def _kept(self, event: AnyEvent) -> None:
+    def _keep(self, event: AnyEvent) -> None:
         """An event that must be there however many follow; in the ring when the log is full."""
         with self._lock:
             if not self._writer.static(event):
@@ -462,7 +464,7 @@ class Recorder:
             self._lose(1)
 
     def _write_allocated(self, record: AllocationRecord) -> None:
-        self._kept(Allocated(**self._now(), allocation=record))
+        self._keep(Allocated(**self._now(), allocation=record))
 
     def _lose(self, number: int) -> None:
         try:

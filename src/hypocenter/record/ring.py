@@ -206,7 +206,7 @@ def read_run(folder: Path) -> Run:
     data = _read(folder / "ring", HEADER_BYTES + 2 * MAX_FRAME_BYTES, missing)
     header = _header_of(data)
     if header is None:
-        missing.append(Gap.damaged("ring", "no whole header, so its events and places are unknown"))
+        missing.append(Gap.damage("ring", "no whole header, so its events and places are unknown"))
         header = memoryview(bytes(HEADER_BYTES)).cast("Q")
     else:
         found[AnyEvent] += _ring_events(data, header[CELL_SEGMENT_BYTES], missing)
@@ -243,7 +243,7 @@ def _read(path: Path, max_bytes: int, missing: list[Gap]) -> bytes:
         with open(file, "rb") as opened:
             return opened.read(max_bytes)
     except OSError as error:
-        missing.append(Gap.damaged(path.name, error.strerror or str(error)))
+        missing.append(Gap.damage(path.name, error.strerror or str(error)))
         return b""
 
 
@@ -260,9 +260,9 @@ def _static(data: bytes, missing: list[Gap]) -> Iterator[Any]:
         kind = KINDS.get(payload[0])
         record = None
         if kind is not None:
-            record = _decoded(payload[1:], kind)
+            record = _decode(payload[1:], kind)
         if record is None:
-            missing.append(Gap.damaged("static", "a record that this version does not know"))
+            missing.append(Gap.damage("static", "a record that this version does not know"))
         else:
             yield record
 
@@ -271,7 +271,7 @@ def _with_learned_ids(events: list[AnyEvent]) -> list[AnyEvent]:
     """What was learned late of a step's inputs in its place, as if it had been known."""
     learned = {event.of: event for event in events if isinstance(event, IdsLearned)}
     return [
-        _completed(event, learned[event.seq])
+        _complete(event, learned[event.seq])
         if isinstance(event, Stepped) and event.seq in learned
         else event
         for event in events
@@ -279,7 +279,7 @@ def _with_learned_ids(events: list[AnyEvent]) -> list[AnyEvent]:
     ]
 
 
-def _completed(event: Stepped, learned: IdsLearned) -> Stepped:
+def _complete(event: Stepped, learned: IdsLearned) -> Stepped:
     requests = [
         msgspec.structs.replace(request, digest=digest)
         for request, digest in zip(event.requests, learned.digests, strict=False)
@@ -293,7 +293,7 @@ def _ring_events(data: bytes, segment_bytes: int, missing: list[Gap]) -> list[An
     events = []
     if not 64 <= segment_bytes <= MAX_FRAME_BYTES:
         missing.append(
-            Gap.damaged("ring", f"segments of {segment_bytes} bytes, so its events are unknown")
+            Gap.damage("ring", f"segments of {segment_bytes} bytes, so its events are unknown")
         )
         return []
     for number in (0, 1):
@@ -301,12 +301,12 @@ def _ring_events(data: bytes, segment_bytes: int, missing: list[Gap]) -> list[An
         start = HEADER_BYTES + number * segment_bytes
         segment = memoryview(data)[start : start + segment_bytes]
         if len(segment) < segment_bytes:
-            missing.append(Gap.damaged(name, f"{segment_bytes - len(segment)} bytes are cut off"))
+            missing.append(Gap.damage(name, f"{segment_bytes - len(segment)} bytes are cut off"))
         generation = int.from_bytes(segment[:8], "little")
         for payload in frames(segment[8:], generation, name, missing, ends_with_nothing=True):
-            event = _decoded(payload, AnyEvent)
+            event = _decode(payload, AnyEvent)
             if event is None:
-                missing.append(Gap.damaged(name, "an event that this version does not know"))
+                missing.append(Gap.damage(name, "an event that this version does not know"))
             else:
                 events.append(event)
     return events
@@ -329,14 +329,14 @@ def frames(
         elif is_whole and _frame_at(data, stop, seed):
             num_damaged += 1
         else:
-            missing.append(Gap.damaged(name, f"torn or damaged from byte {at} on"))
+            missing.append(Gap.damage(name, f"torn or damaged from byte {at} on"))
             break
         at = stop
     else:
         if at < len(data):
-            missing.append(Gap.damaged(name, f"torn from byte {at} on"))
+            missing.append(Gap.damage(name, f"torn from byte {at} on"))
     if num_damaged:
-        missing.append(Gap.damaged(name, f"{num_damaged} damaged records were passed over"))
+        missing.append(Gap.damage(name, f"{num_damaged} damaged records were passed over"))
 
 
 def _frame_at(data: memoryview, at: int, seed: int) -> bool:
@@ -348,7 +348,7 @@ def _frame_at(data: memoryview, at: int, seed: int) -> bool:
     return bool(0 < length == len(payload) and checksum(payload, seed) == check)
 
 
-def _decoded(payload: memoryview, kind: Any) -> Any:
+def _decode(payload: memoryview, kind: Any) -> Any:
     try:
         return msgspec.msgpack.decode(payload, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -371,10 +371,10 @@ def _progress(header: memoryview, plans: list[PlanRecord], devices: list[DeviceR
     slot = slots[-1] if slots else -1
     if not 0 <= slot < NUM_SLOTS:
         return Progress(submitted)
-    return Progress(submitted, _marked(header, slot))
+    return Progress(submitted, _place_of_mark(header, slot))
 
 
-def _marked(header: memoryview, slot: int) -> Place | None:
+def _place_of_mark(header: memoryview, slot: int) -> Place | None:
     """The place of a device's last mark: its run is looked up in the table of runs."""
     mark = header[CELL_MARK + slot]
     at = CELL_RUNS + 2 * (slot * NUM_RUNS + (mark >> 32) % NUM_RUNS)

@@ -55,7 +55,7 @@ class RingWriter:
         self._files: list[int] = []
         folder.mkdir(mode=0o700)
         try:
-            self._map = self._made(HEADER_BYTES + 2 * segment_bytes)
+            self._map = self._make(HEADER_BYTES + 2 * segment_bytes)
         except OSError:
             self.release()
             shutil.rmtree(folder, ignore_errors=True)
@@ -72,17 +72,17 @@ class RingWriter:
         self._at = self._end = 0
         self._turn()
 
-    def _made(self, num_bytes: int) -> mmap.mmap:
+    def _make(self, num_bytes: int) -> mmap.mmap:
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
-        self._static_file = self._opened("static", flags | os.O_APPEND)
-        file = self._opened("ring", flags)
+        self._static_file = self._open("static", flags | os.O_APPEND)
+        file = self._open("ring", flags)
         # Room is taken now: a page that cannot be had later would end the process.
         os.posix_fallocate(file, 0, num_bytes)
         # The lock has an opening of its own: the mapping keeps the other one, in children too.
-        fcntl.flock(self._opened("ring", os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_EX)
+        fcntl.flock(self._open("ring", os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_EX)
         return mmap.mmap(file, num_bytes)
 
-    def _opened(self, name: str, flags: int) -> int:
+    def _open(self, name: str, flags: int) -> int:
         file = os.open(self.folder / name, flags, 0o600)
         self._files.append(file)
         return file

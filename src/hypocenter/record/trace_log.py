@@ -111,7 +111,7 @@ def _records(path: Path, limit: int, kind: Any, missing: list[Gap]) -> Iterator[
     except FileNotFoundError:
         return
     except OSError as error:
-        missing.append(Gap.damaged(name, error.strerror or str(error)))
+        missing.append(Gap.damage(name, error.strerror or str(error)))
         return
     if len(data) > limit:
         missing.append(Gap.left_out(name, f"what lies beyond its first {limit} bytes"))
@@ -120,7 +120,7 @@ def _records(path: Path, limit: int, kind: Any, missing: list[Gap]) -> Iterator[
         try:
             record = msgspec.msgpack.decode(payload, type=kind)
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            missing.append(Gap.damaged(name, "a record that this version does not know"))
+            missing.append(Gap.damage(name, "a record that this version does not know"))
             continue
         yield record
 

@@ -81,7 +81,7 @@ def admit(
         )
         return Pointer(memory.arguments[-1].address, value.dtype)
     if isinstance(value, RecordedTensor):
-        argument = _recorded(name, len(memory.arguments) + 1, value)
+        argument = _recorded_argument(name, len(memory.arguments) + 1, value)
         memory.add(argument)
         return Pointer(argument.address, value.dtype)
     if _is_torch(value):
@@ -164,7 +164,7 @@ def _argument(
     )
 
 
-def _recorded(name: str, number: int, tensor: RecordedTensor) -> Argument:
+def _recorded_argument(name: str, number: int, tensor: RecordedTensor) -> Argument:
     size = tensor.num_bytes if tensor.data is None else tensor.data.size
     granule = math.gcd(tensor.item_bytes, item_bytes_of(tensor.dtype))
     return Argument(

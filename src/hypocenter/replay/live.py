@@ -38,7 +38,7 @@ def replay_launch(launch: Launch, program: tuple[int, int, int] | None = None) -
     grid = launch.options["grid"]
     names = [name for name in launch.jit.arg_names if name not in launch.options]
     arguments = {
-        name: _copied(launch, name, value) if name in launch.extents else value
+        name: _copy_bytes(launch, name, value) if name in launch.extents else value
         for name, value in zip(names, launch.args, strict=True)
     }
     constants = {name: launch.options[name] for name in launch.jit.arg_names if name not in names}
@@ -58,7 +58,7 @@ def explain(fault: AccessFault, launch: Launch) -> ReplayReport:
     return replay_launch(launch, fault.program)
 
 
-def explained(refused: AccessRefused) -> str:
+def explain_refused(refused: AccessRefused) -> str:
     """What guarded launches reported, as text, each fault with the replay of its program.
 
     To be called before anything else runs: the replay reads the arguments as they are now.
@@ -70,7 +70,7 @@ def explained(refused: AccessRefused) -> str:
         places.setdefault(place, []).append((fault, text))
     parts = []
     for same in list(places.values())[:_MAX_TOLD]:
-        parts.append(_explained(*same[0], refused.launches))
+        parts.append(_explain(*same[0], refused.launches))
         if len(same) > 1:
             others = ", ".join(str(fault.launch + 1) for fault, _ in same[1 : 1 + _MAX_LISTED])
             more = ", ..." if len(same) > 1 + _MAX_LISTED else ""
@@ -80,7 +80,7 @@ def explained(refused: AccessRefused) -> str:
     return "\n".join(parts)
 
 
-def _explained(fault: AccessFault, text: str, launches: tuple[object, ...]) -> str:
+def _explain(fault: AccessFault, text: str, launches: tuple[object, ...]) -> str:
     launch = launches[fault.launch] if 0 <= fault.launch < len(launches) else None
     if not isinstance(launch, Launch):
         return f"{text}\n  not replayed: the step that made this launch was interrupted"
@@ -134,7 +134,7 @@ def replay_mode(launch: Launch) -> list[ReplayReport]:
     return reports
 
 
-def _copied(launch: Launch, name: str, value: Any) -> torch.Tensor:
+def _copy_bytes(launch: Launch, name: str, value: Any) -> torch.Tensor:
     """The bytes that a pointer argument may reach, as a CPU tensor of its element type."""
     extent = launch.extents[name]
     dtype = getattr(torch, value.dtype) if isinstance(value, Pointer) else value.dtype

@@ -71,11 +71,11 @@ class Rebuilt:
         self._assume_counts()
         self.tensors: dict[str, TensorRecord] = {}
         self.contents: dict[str, Array] = {}
-        self.grid = tuple(self._corrected("grid", launch.grid))
+        self.grid = tuple(self._correct("grid", launch.grid))
         constants = dict(launch.constants)
         if self._is_ours:
             constants |= of_device(constants, is_nvidia=False, overlaps=False)
-        constants = {k: self._corrected(k, v) for k, v in constants.items()}
+        constants = {k: self._correct(k, v) for k, v in constants.items()}
         self.arguments = {arg.name: self._argument(arg) for arg in launch.arguments} | constants
         if self._unused:
             raise UsageError(
@@ -87,7 +87,7 @@ class Rebuilt:
         """The corrections with `facts`, by parameter, of tensors that were not put right."""
         return facts | self._corrections
 
-    def _corrected(self, name: str, value: Any) -> Any:
+    def _correct(self, name: str, value: Any) -> Any:
         if name not in self._corrections:
             return value
         self._unused.discard(name)
@@ -99,7 +99,7 @@ class Rebuilt:
         names = [argument.name, argument.name.removesuffix("_ptr")]
         if argument.tensor is None:
             given = next((name for name in names if name in self._corrections), argument.name)
-            return self._corrected(given, argument.value)
+            return self._correct(given, argument.value)
         tensor = self.index.tensors.get(argument.tensor)
         if tensor is None:
             raise UsageError(
@@ -107,7 +107,7 @@ class Rebuilt:
             )
         self.tensors[argument.name] = tensor
         given = next((n for n in (*names, tensor.name) if n in self._corrections), argument.name)
-        fact = self._corrected(given, TensorFact())
+        fact = self._correct(given, TensorFact())
         if not isinstance(fact, TensorFact):
             raise UsageError(f"{given} is a tensor; correct it by a TensorFact")
         # A recorder that knows how the kernel was compiled says so beside the tensor.
@@ -311,7 +311,7 @@ class Rebuilt:
                 continue
             shape = contract.shape_of(name, shapes, scalars)
             try:
-                reach = contract.reached(name, shapes, scalars | contents)
+                reach = contract.mask_written(name, shapes, scalars | contents)
             except (KeyError, IndexError):  # index values were not recorded, or are wrong
                 continue
             live = contract.num_live(name, counts, scalars) if counts is not None else None
@@ -344,7 +344,7 @@ class Rebuilt:
                 f"{first} to {last}",
             )
 
-    def told(self, finding: Finding) -> Finding:
+    def restate(self, finding: Finding) -> Finding:
         """The finding with source files as they were recorded, and with whose memory was hit."""
         sites = tuple(map(recorded_site, finding.sites))
         origin = recorded_site(finding.origin) if finding.origin else None

@@ -67,7 +67,7 @@ def replay_place(
     def once(given: dict[str, Any]) -> tuple[ReplayReport, Rebuilt, list[ReplayArgument]]:
         rebuilt = Rebuilt(index, place, launch, given)
         done: list[ReplayArgument] = []
-        report = _replayed(
+        report = _replay(
             kernel,
             rebuilt.grid,
             rebuilt.arguments,
@@ -88,7 +88,7 @@ def replay_place(
         findings = [
             one for one in findings if one.kind != _UNDEFINED or one.argument not in harmless
         ]
-    return msgspec.structs.replace(report, findings=tuple(map(rebuilt.told, findings)))
+    return msgspec.structs.replace(report, findings=tuple(map(rebuilt.restate, findings)))
 
 
 def _harmless(
@@ -110,7 +110,7 @@ def _harmless(
     return harmless if harmless != undefined else set()
 
 
-def _replayed(kernel: Any, grid: Any, arguments: Any, **options: Any) -> ReplayReport:
+def _replay(kernel: Any, grid: Any, arguments: Any, **options: Any) -> ReplayReport:
     """`replay`, whose failure names the file as it was recorded."""
     try:
         return replay(kernel, grid, arguments, **options)

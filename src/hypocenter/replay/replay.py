@@ -105,7 +105,7 @@ def replay(
         findings += tuple(
             _unwritten(jit, argument)
             for argument in memory.arguments
-            if argument.is_output and not _written(argument).all()
+            if argument.is_output and not _written_mask(argument).all()
         )
     spare: tuple[Headroom, ...] = ()
     if headroom or any(finding.origin for finding in findings):
@@ -261,12 +261,12 @@ class _Run:
         except HypoError:
             raise
         except AssertionError as error:
-            self._failed(FindingKind.ASSERTION, str(error) or "assertion failed", error)
+            self._note_failure(FindingKind.ASSERTION, str(error) or "assertion failed", error)
         except Exception as error:
             absent = [name for name, value in self._values.items() if value is None]
             if absent and "NoneType" in str(error):
                 said = f"None for {' or '.join(absent)}: {error}"
-                self._failed(FindingKind.NULL_POINTER, said, error)
+                self._note_failure(FindingKind.NULL_POINTER, said, error)
                 return
             reason = f"{type(error).__name__}: {error}"
             raise KernelFailed(self.jit.__name__, reason, _last_site(error)) from error
@@ -278,7 +278,7 @@ class _Run:
             reason = f"an argument does not fit: {type(error).__name__}: {error}"
             raise KernelFailed(self.jit.__name__, reason, None) from error
 
-    def _failed(self, kind: FindingKind, detail: str, error: Exception) -> None:
+    def _note_failure(self, kind: FindingKind, detail: str, error: Exception) -> None:
         """An assertion, of the kernel or of Triton about a descriptor, is a finding."""
         site = _last_site(error)
         self._failures.setdefault((site, detail), []).append(
@@ -323,7 +323,7 @@ def _last_site(error: BaseException) -> Site | None:
 # -- what is said of the whole launch ------------------------------------------------------------
 
 
-def _written(argument: Argument) -> Array:
+def _written_mask(argument: Argument) -> Array:
     """For each element of the argument whether this launch wrote it."""
     region = argument.region
     if region.data is None or not argument.num_bytes:
@@ -334,7 +334,7 @@ def _written(argument: Argument) -> Array:
 
 
 def _unwritten(jit: Any, argument: Argument) -> Finding:
-    missing = np.argwhere(~_written(argument))
+    missing = np.argwhere(~_written_mask(argument))
     first = tuple(int(i) for i in missing[0])
     last = [int(i) for i in missing[-1]]
     return Finding(

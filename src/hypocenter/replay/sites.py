@@ -89,7 +89,7 @@ def values_at(
     except SyntaxError:  # the middle of a statement, or shortened
         return {}
     found: dict[str, Value] = {}
-    named = list(_named(tree))
+    named = list(_names(tree))
     behind = [pair for name, _ in named for pair in _made_of(frame, name)]
     for name, index in [*named, *behind]:
         if name in found or name not in frame.f_locals:
@@ -108,7 +108,7 @@ def _made_of(frame: FrameType, name: str) -> list[tuple[str, Any]]:
     if made is None or made.value is None:
         return []
     later = {target for one in before if one.lineno >= made.lineno for target in _targets(one)}
-    return [pair for pair in _named(made.value) if pair[0] not in later]
+    return [pair for pair in _names(made.value) if pair[0] not in later]
 
 
 @functools.cache
@@ -128,7 +128,7 @@ def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign) -> set[str]:
     return {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
 
 
-def _named(tree: ast.AST) -> Iterator[tuple[str, Any]]:
+def _names(tree: ast.AST) -> Iterator[tuple[str, Any]]:
     """(name, index) of each name; index is that of `name[:, None]`, else None."""
     subscripted = set()
     for node in ast.walk(tree):

@@ -44,7 +44,7 @@ def kernel_of(index: BundleIndex, launch: LaunchRecord, *, allow_source: bool) -
         raise NotReplayed(launch.kernel, "has no source in the bundle")
     differing = _differing(index, record, set())
     if differing is None:
-        return _installed(record)
+        return _installed_function(record)
     if not allow_source:
         is_ours = is_project_kernel(record)
         raise SourceNotAllowed(record.function, differing if is_ours else "")
@@ -76,7 +76,7 @@ def _differing(index: BundleIndex, record: SourceRecord, seen: set[str]) -> str 
     """The first function, of the kernel and all it calls, that is not installed as recorded."""
     seen.add(record.id)
     hashes = {key for one in index.sources.values() for key in one.callees}
-    function = _installed(record)
+    function = _installed_function(record)
     if function is None:
         return record.function
     # Its text names what it calls, and the hashes say which text that had, kept or not.
@@ -97,7 +97,7 @@ def _callees(index: BundleIndex, record: SourceRecord) -> list[SourceRecord]:
     return [index.sources[key] for key in record.callees if key in index.sources]
 
 
-def _installed(record: SourceRecord) -> Any | None:
+def _installed_function(record: SourceRecord) -> Any | None:
     """The function that the running installation has for `record`, when its text is the same."""
     module = _module(record.file)
     function = getattr(module, record.function, None)
@@ -135,7 +135,7 @@ def _fresh(index: BundleIndex, record: SourceRecord, made: dict[str, Any]) -> An
     for callee in _callees(index, record):
         names[callee.function] = _fresh(index, callee, made)
     file = f"{FROM_BUNDLE}{record.file}"
-    text = _placed(record)
+    text = _placed_text(record)
     tree = ast.parse(text, file)
     found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == record.function]
     if len(found) != 1:
@@ -144,7 +144,7 @@ def _fresh(index: BundleIndex, record: SourceRecord, made: dict[str, Any]) -> An
     found[0].decorator_list = []  # jit is put back below; an autotuner's choice is recorded
     lines = linecache.cache.get(file)
     before = lines[2] if lines is not None and len(lines) > 2 else []
-    shown = _merged(before, text.splitlines(keepends=True), record.first_line - 1)
+    shown = _merge(before, text.splitlines(keepends=True), record.first_line - 1)
     # Triton and the findings read the text of a function by its file's name.
     linecache.cache[file] = (sum(map(len, shown)), None, shown, file)
     exec(compile(ast.Module([*found], []), file, "exec"), names)
@@ -174,7 +174,7 @@ def _aliases(function: ast.FunctionDef, known: Collection[str]) -> dict[str, Any
     return found
 
 
-def _placed(record: SourceRecord) -> str:
+def _placed_text(record: SourceRecord) -> str:
     """The text at the line numbers that it had in its file."""
     if not 1 <= record.first_line <= _MAX_FIRST_LINE:
         raise NotReplayed(
@@ -183,7 +183,7 @@ def _placed(record: SourceRecord) -> str:
     return "\n" * (record.first_line - 1) + textwrap.dedent(record.text)
 
 
-def _merged(before: list[str], text: list[str], start: int) -> list[str]:
+def _merge(before: list[str], text: list[str], start: int) -> list[str]:
     """The lines of one file, of which several functions may be known."""
     merged = before + ["\n"] * (len(text) - len(before))
     merged[start : len(text)] = text[start:]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hypocenter.replay.findings import Finding, Headroom
-from hypocenter.wording import counted
+from hypocenter.wording import count_text
 
 _AXES = "xyz"
 
@@ -31,8 +31,8 @@ def finding_text(finding: Finding, configurations: Sequence[str] = ()) -> str:
     for site in finding.sites[1:]:
         lines.append(f"    called at {site.file}:{site.line} in {site.function}: {site.expression}")
     if finding.num_programs:
-        lanes = f"{counted(finding.num_lanes, 'lane')} in " if finding.num_lanes else "in "
-        lines.append(f"    {lanes}{counted(finding.num_programs, 'program')}")
+        lanes = f"{count_text(finding.num_lanes, 'lane')} in " if finding.num_lanes else "in "
+        lines.append(f"    {lanes}{count_text(finding.num_programs, 'program')}")
     for name in configurations or [finding.configuration or ""]:
         if name:
             lines.append(f"    configuration {name}")

@@ -32,7 +32,7 @@ from hypocenter.watch.fault_text import (
     with_kernel_log,
 )
 from hypocenter.watch.kernel_log import kernel_log
-from hypocenter.watch.redact import redacted
+from hypocenter.watch.redact import redact
 
 
 def collect(
@@ -62,8 +62,8 @@ def collect(
         run,
         fault,
         command=ended.command,
-        started=_shown(ended.started),
-        ended=_shown(ended.ended),
+        started=_show(ended.started),
+        ended=_show(ended.ended),
         stderr=ended.stderr,
         kernel_log=lines,
         missing=missing,
@@ -87,7 +87,7 @@ def collect_dead(dead: DeadRun, *, with_prompts: bool = False) -> Bundle:
         fault,
         command=run.process.command if run.process else (),
         started=run.process.started if run.process else "",
-        ended=_shown(dead.seconds),
+        ended=_show(dead.seconds),
         stderr="",
         kernel_log=lines,
         missing=missing,
@@ -148,8 +148,8 @@ def _bundle(
         missing = [*missing, *run.missing, *trace.missing, *foreign_runs.unseen(run)]
         if is_watched(run.folder.parent):  # where the doctor had it recorded says nothing
             bundle.environment.pop("HYPO_RUN_DIR", None)
-    bundle = msgspec.structs.replace(bundle, missing=tuple(missing), redacted=not with_prompts)
-    return bundle if with_prompts else redacted(bundle)
+    bundle = msgspec.structs.replace(bundle, missing=tuple(missing), redact=not with_prompts)
+    return bundle if with_prompts else redact(bundle)
 
 
 def _device(run: ring.Run) -> DeviceRecord | None:
@@ -178,7 +178,7 @@ def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
     below = signal_below(ended.exit_code)
     of_events = _fault_of_events(run.events if run else ())
     spoke = is_fault(ended.stderr, ended.exit_code, ended.signal or below)
-    if not spoke and run is not None and _died(ended, run):
+    if not spoke and run is not None and _has_died(ended, run):
         return _fault_below(ended, run)
     if not spoke and (of_events is None or not ended.exit_code):
         return FaultRecord(kind="none", message="", exit_code=ended.exit_code, signal=ended.signal)
@@ -200,7 +200,7 @@ def _told_apart(of_stderr: ErrorKind, of_events: ErrorKind) -> ErrorKind:
     return of_events if of_stderr is ErrorKind.OTHER else of_stderr
 
 
-def _died(ended: Ended, run: ring.Run) -> bool:
+def _has_died(ended: Ended, run: ring.Run) -> bool:
     """Whether a process below the command died, though the command's own end does not tell.
 
     A process may leave without a word on purpose, so a command that is content is believed unless
@@ -252,7 +252,7 @@ def _text(word: str) -> str:
     return word.encode(errors="surrogateescape").decode(errors="replace")
 
 
-def _shown(seconds: float) -> str:
+def _show(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
 
 

@@ -198,7 +198,7 @@ def _spoken(stderr: str) -> FaultRecord | None:
         launched = _LAUNCH.search(call)
         return FaultRecord(
             kind="hang" if is_endless else "error",
-            message=_shown(match),
+            message=_show(match),
             call=call,
             kernel=launched[1] if launched else "",
             error=reason,
@@ -206,7 +206,7 @@ def _spoken(stderr: str) -> FaultRecord | None:
             is_asynchronous=match[3] is not None,
         )
     if match := _BAD_LOGITS.search(stderr):
-        return FaultRecord(kind="nonfinite", message=_shown(match), is_asynchronous=False)
+        return FaultRecord(kind="nonfinite", message=_show(match), is_asynchronous=False)
     if match := _DEVICE_ASSERT.search(stderr):
         return FaultRecord(
             kind="error",
@@ -217,7 +217,7 @@ def _spoken(stderr: str) -> FaultRecord | None:
     if match := _RUNTIME.search(stderr):
         return FaultRecord(
             kind="error",
-            message=_shown(match),
+            message=_show(match),
             error=match[2].strip(),
             error_kind=kind_of_text(match[2]),
         )
@@ -227,7 +227,7 @@ def _spoken(stderr: str) -> FaultRecord | None:
 def _last_words(stderr: str) -> FaultRecord | None:
     for pattern in (_REFUSED, _EXCEPTION):
         if matches := list(pattern.finditer(stderr)):
-            message = _shown(matches[-1])
+            message = _show(matches[-1])
             return FaultRecord(
                 kind="error",
                 message=message,
@@ -239,6 +239,6 @@ def _last_words(stderr: str) -> FaultRecord | None:
     return FaultRecord(kind="error", message=message, is_asynchronous=False)
 
 
-def _shown(match: re.Match[str]) -> str:
+def _show(match: re.Match[str]) -> str:
     text = match[0].removeprefix("hypo: ").removeprefix("error: ")
     return text.removeprefix("hypocenter.errors.")[:MAX_MESSAGE_CHARS]

@@ -12,7 +12,7 @@ from pathlib import Path
 from hypocenter.record import ring
 from hypocenter.record.events import AnyEvent, Launched, SourceRecord
 from hypocenter.record.gap import Gap
-from hypocenter.wording import counted
+from hypocenter.wording import count_text
 
 #: Begins the name of a file that says why a process was not recorded.
 NOTE = "unrecorded-"
@@ -82,4 +82,5 @@ def summary(events: Sequence[AnyEvent], sources: Sequence[SourceRecord]) -> str:
     callees = {callee for source in sources for callee in source.callees}
     names = {source.id for source in sources if source.id not in callees}
     names |= {event.launch.source or event.launch.kernel for event in made}
-    return f"{counted(made[-1].step, 'launch', 'launches')} of {counted(len(names), 'kernel')} seen"
+    num_launches = count_text(made[-1].step, "launch", "launches")
+    return f"{num_launches} of {count_text(len(names), 'kernel')} seen"

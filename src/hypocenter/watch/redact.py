@@ -17,7 +17,7 @@ _TEXT_OPTIONS = ("-p", "--prompt", "--stop")
 _CODES = {"I8": "b", "I16": "h", "I32": "i", "I64": "q"}
 
 
-def redacted(bundle: Bundle) -> Bundle:
+def redact(bundle: Bundle) -> Bundle:
     """The same, with token ids inside the vocabulary replaced by 0.
 
     Others stay, since they are what a fault may come from. Where the vocabulary's size is unknown
@@ -27,7 +27,7 @@ def redacted(bundle: Bundle) -> Bundle:
     size = vocabulary(bundle.plans, bundle.tensors)
 
     def without(values: tuple[Values, ...]) -> tuple[Values, ...]:
-        return tuple(_zeroed(v, size) if v.tensor in holders else v for v in values)
+        return tuple(_zero(v, size) if v.tensor in holders else v for v in values)
 
     return msgspec.structs.replace(
         bundle,
@@ -73,7 +73,7 @@ def vocabulary(plans: Sequence[PlanRecord], tensors: Sequence[TensorRecord]) -> 
     return None
 
 
-def _zeroed(values: Values, size: int | None) -> Values:
+def _zero(values: Values, size: int | None) -> Values:
     code = _CODES.get(values.dtype.upper())
     if code is None:
         return msgspec.structs.replace(values, data=bytes(len(values.data)))

@@ -24,7 +24,7 @@ from hypocenter.device.cpu.vector_ir import (
     call_llvm,
     constant,
     f32x16,
-    fused,
+    fused_multiply_add,
     load_scalar,
 )
 
@@ -63,7 +63,7 @@ class Dot:
             parts = [
                 call_llvm(builder, name, *some) for some in _in_halves(builder, sums, weights, x)
             ]
-            return _joined(builder, parts)
+            return _join(builder, parts)
         if self._path in ("avx2", "avx512"):
             return builder.add(sums, self._by_pairs(weights, x))
         return builder.add(sums, self._by_bytes(weights, x))
@@ -87,7 +87,7 @@ class Dot:
             parts.append(
                 builder.call(_function(builder, kind, "llvm.x86.avx2.pmadd.wd"), [sums, ones])
             )
-        return _joined(builder, parts)
+        return _join(builder, parts)
 
     def _by_bytes(self, weights: Any, x: Any) -> Any:
         builder, total = self._builder, None
@@ -118,7 +118,7 @@ def _in_halves(builder: Any, *vectors: Any) -> list[list[Any]]:
     return [[builder.shuffle_vector(one, undefined, order) for one in vectors] for order in orders]
 
 
-def _joined(builder: Any, parts: Sequence[Any]) -> Any:
+def _join(builder: Any, parts: Sequence[Any]) -> Any:
     return builder.shuffle_vector(parts[0], parts[1], ir.Constant(VEC_I32, list(range(LANES))))
 
 
@@ -167,13 +167,13 @@ class _Products:
         self._dot = Dot(builder, weights, is_signed=kind.is_signed)
         self._offset = -kind.zero - self._dot.lift
 
-    def _begun(self, row: int, which: int) -> Any:
+    def _begin(self, row: int, which: int) -> Any:
         if self._offset == 0:
             return _NONE
         start = self._builder.mul(self._x.sum(row, which), ir.Constant(I32, self._offset))
         return all_lanes(self._builder, start, VEC_I32)
 
-    def _added(self, sums: Any, words: Iterable[int], row: int) -> Any:
+    def _add(self, sums: Any, words: Iterable[int], row: int) -> Any:
         for j in words:
             sums = self._dot.add(sums, j, self._x.word(row, j))
         return sums
@@ -181,22 +181,22 @@ class _Products:
     def of_halves(self, row: int, smalls: Sequence[Any]) -> Any:
         """Over 32 columns, each half of them times its small integer."""
         parts = [
-            self._builder.mul(self._added(self._begun(row, half), _HALVES[half], row), small)
+            self._builder.mul(self._add(self._begin(row, half), _HALVES[half], row), small)
             for half, small in enumerate(smalls)
         ]
         return self._builder.add(*parts)
 
     def of_one(self, row: int) -> Any:
         """Over 32 columns, as two sums: one would wait for each of its steps."""
-        first = self._added(self._begun(row, 2), _HALVES[0], row)
-        return self._builder.add(first, self._added(_NONE, _HALVES[1], row))
+        first = self._add(self._begin(row, 2), _HALVES[0], row)
+        return self._builder.add(first, self._add(_NONE, _HALVES[1], row))
 
     def of_several(self, rows: Iterable[int]) -> dict[int, Any]:
         """Over 32 columns, side by side."""
-        sums = {row: self._begun(row, 2) for row in rows}
+        sums = {row: self._begin(row, 2) for row in rows}
         for j in _ALL:
             for row in sums:
-                sums[row] = self._added(sums[row], [j], row)
+                sums[row] = self._add(sums[row], [j], row)
         return sums
 
 
@@ -218,23 +218,23 @@ def add_products(
         x = _Activations(context, builder, signature.args[3:6], arrays, *args[6:])
         products = _Products(builder, codes, signature.args[1], x)
 
-        def ended(made: Any, row: int, factor: Any, sums: Any) -> Any:
+        def finish(made: Any, row: int, factor: Any, sums: Any) -> Any:
             factor, sums = builder.fmul(factor, x.scale(row)), builder.sitofp(sums, VEC_F32)
-            total = fused(builder, sums, factor, builder.extract_value(totals, row))
+            total = fused_multiply_add(builder, sums, factor, builder.extract_value(totals, row))
             return builder.insert_value(made, total, row)
 
         made, num_rows = totals, totals.type.count
         if signature.args[2].is_halved:
             factor, *smalls = (builder.extract_value(factors, i) for i in range(3))
             for row in range(num_rows):
-                made = ended(made, row, factor, products.of_halves(row, smalls))
+                made = finish(made, row, factor, products.of_halves(row, smalls))
             return made
         if num_rows == 1:
-            return ended(made, 0, factors, products.of_one(0))
+            return finish(made, 0, factors, products.of_one(0))
         at_once = _ROWS_IN_TURN if num_rows > _ROWS_IN_TURN else 1
         for first in range(0, num_rows, at_once):
             for row, sums in products.of_several(range(first, first + at_once)).items():
-                made = ended(made, row, factors, sums)
+                made = finish(made, row, factors, sums)
         return made
 
     kinds = (totals, codes, factors, x_codes, x_scales, x_sums)
@@ -257,7 +257,7 @@ def store_values(
             for byte in range(4):
                 code = builder.trunc(builder.lshr(bits, ir.Constant(I32, 8 * byte)), _I8)
                 value = builder.sitofp(builder.sub(extend(code, I32), zero), F32)
-                value = fused(builder, value, scale, low)
+                value = fused_multiply_add(builder, value, scale, low)
                 at = _at(builder, index, 4 * place + byte)
                 builder.store(value, address_of(context, builder, signature.args[0], array, at))
         return context.get_dummy_value()

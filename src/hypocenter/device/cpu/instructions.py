@@ -49,7 +49,7 @@ def fastest(features: Set[str], *, with_bf16: bool) -> str:
     return "neon" if platform.machine() in ("aarch64", "arm64") else "plain"
 
 
-def limited(name: str, features: Mapping[str, bool]) -> dict[str, bool]:
+def limit_features(name: str, features: Mapping[str, bool]) -> dict[str, bool]:
     """Features of a machine, less those that the path asked for leaves out.
 
     Raises UsageError where it lacks one that the path needs.

@@ -40,7 +40,7 @@ def _limit_instructions(name: str) -> str:
     """
     if not name or platform.machine() not in ("x86_64", "AMD64"):
         return ""
-    allowed = instructions.limited(name, binding.get_host_cpu_features())
+    allowed = instructions.limit_features(name, binding.get_host_cpu_features())
     numba.config.CPU_NAME = binding.get_host_cpu_name()
     numba.config.CPU_FEATURES = ",".join(
         f"{'+' if has else '-'}{feature}" for feature, has in sorted(allowed.items())

@@ -156,10 +156,10 @@ def _spreader(slot_types: tuple[str, ...]) -> int:
     kernel = ir.FunctionType(ir.IntType(32), [_I64, _I64, *wanted]).as_pointer()
     status = builder.call(builder.inttoptr(function.args[0], kernel), values)
     builder.ret(builder.sext(status, _I64))
-    return _compiled(module, "spread")
+    return _compile(module, "spread")
 
 
-def _compiled(module: Any, name: str) -> int:
+def _compile(module: Any, name: str) -> int:
     module.triple = binding.get_default_triple()
     machine = binding.Target.from_default_triple().create_target_machine(jit=True)
     engine = binding.create_mcjit_compiler(binding.parse_assembly(str(module)), machine)

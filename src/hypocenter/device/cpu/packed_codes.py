@@ -143,7 +143,7 @@ class _Record:
         address = self.builder.gep(self._base, [at])
         return load_vector(self.builder, address, kind, kind.element.width // 8)
 
-    def whole(self, single: str) -> Any:
+    def own_factor(self, single: str) -> Any:
         """The record's own `scale` or `minimum`."""
         return half_to_float(self.builder, self.vector(single, VEC_I16, ir.Constant(_I64, 0)))
 
@@ -170,20 +170,20 @@ class _Record:
         if not (self.has("pairs") or self.has("scales")):
             return half_to_float(self.builder, self.vector(single, VEC_I16, index))
         small = self.small(index, smalls, is_minimum=single == "minimum")
-        return self.builder.fmul(self.whole(single), self.builder.sitofp(small, VEC_F32))
+        return self.builder.fmul(self.own_factor(single), self.builder.sitofp(small, VEC_F32))
 
 
 def _fact(name: str, kind: Any) -> Any:
     """A word that answers from the type of a record array."""
 
-    def typed(typing: Any, blocks: Any) -> tuple[Any, Codegen]:
+    def implement(typing: Any, blocks: Any) -> tuple[Any, Codegen]:
         def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return context.get_constant(kind, getattr(_Shape.of(blocks.dtype), name))
 
         return kind(blocks), build
 
-    typed.__doc__ = f"{name} of a record array, a constant."
-    return word(typed)
+    implement.__doc__ = f"{name} of a record array, a constant."
+    return word(implement)
 
 
 num_steps = _fact("num_steps", types.intp)
@@ -213,8 +213,8 @@ def load_smalls(typing: Any, blocks: Any, record: Any) -> tuple[Any, Codegen]:
         for part in range(num_parts):
             pairs = read.vector("pairs", VEC_I32, none, part)
             for is_minimum in (0, 1):
-                small = builder.and_(_shifted(builder, pairs, 4 * is_minimum), low)
-                above = _shifted(builder, tops, 4 * part + 2 * is_minimum - 4)
+                small = builder.and_(_shift(builder, pairs, 4 * is_minimum), low)
+                above = _shift(builder, tops, 4 * part + 2 * is_minimum - 4)
                 small = builder.or_(small, builder.and_(above, high))
                 place = ir.Constant(I32, num_parts * is_minimum + part)
                 builder.store(small, builder.gep(smalls, [ir.Constant(I32, 0), place]))
@@ -224,7 +224,7 @@ def load_smalls(typing: Any, blocks: Any, record: Any) -> tuple[Any, Codegen]:
 
 
 def _factor(single: str) -> Any:
-    def typed(
+    def implement(
         typing: Any, blocks: Any, record: Any, index: Any, smalls: Any
     ) -> tuple[Any, Codegen]:
         def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -233,8 +233,10 @@ def _factor(single: str) -> Any:
 
         return f32x16(blocks, types.intp, types.intp, _smalls), build
 
-    typed.__doc__ = f"The {single} of group `index` of a record, f32; `smalls` of `load_smalls`."
-    return word(typed)
+    implement.__doc__ = (
+        f"The {single} of group `index` of a record, f32; `smalls` of `load_smalls`."
+    )
+    return word(implement)
 
 
 load_scale = _factor("scale")
@@ -252,7 +254,7 @@ def load_factors(
         read = _Record(context, builder, signature.args[0], args[0], args[1])
         if not halved:
             return read.factor("scale", args[2], args[3])
-        made = builder.insert_value(ir.Constant(_HALVES, ir.Undefined), read.whole("scale"), 0)
+        made = builder.insert_value(ir.Constant(_HALVES, ir.Undefined), read.own_factor("scale"), 0)
         for half in (0, 1):
             index = builder.add(builder.add(args[2], args[2]), ir.Constant(_I64, half))
             made = builder.insert_value(made, read.small(index, args[3]), 1 + half)
@@ -315,7 +317,7 @@ def load_codes(typing: Any, blocks: Any, record: Any, step: Any) -> tuple[Any, C
     return codes(blocks, types.intp, types.intp), build
 
 
-def _shifted(builder: Any, value: Any, right: int) -> Any:
+def _shift(builder: Any, value: Any, right: int) -> Any:
     """Shifted right, or left where that is negative."""
     if right >= 0:
         return builder.lshr(value, constant(right, VEC_I32)) if right else value
@@ -324,7 +326,7 @@ def _shifted(builder: Any, value: Any, right: int) -> Any:
 
 def _bits(builder: Any, value: Any, right: int, mask: int) -> Any:
     """Some bits of each byte, after a shift."""
-    return builder.and_(_shifted(builder, value, right), constant(mask * 0x01010101, VEC_I32))
+    return builder.and_(_shift(builder, value, right), constant(mask * 0x01010101, VEC_I32))
 
 
 def _of_six_bits(builder: Any, *vectors: Any) -> list[Any]:

@@ -24,7 +24,7 @@ from hypocenter.device.cpu.vector_ir import (
     call_llvm,
     constant,
     f32x16,
-    fused,
+    fused_multiply_add,
     load_floats,
     load_vector,
 )
@@ -85,7 +85,7 @@ def add_step(
             def change(row: int, total: Any) -> Any:
                 for at, column in enumerate(columns):
                     one = all_lanes(builder, builder.load(place(row, at)), VEC_F32)
-                    total = fused(builder, column, one, total)
+                    total = fused_multiply_add(builder, column, one, total)
                 return total
 
             return each_row(builder, totals, change)
@@ -127,7 +127,7 @@ def _add_pairs(builder: Any, total: Any, weights: Any, x: Any) -> Any:
         name = "llvm.x86.avx512bf16.dpbf16ps.512"
         return call_llvm(builder, name, total, weights, x)
     for half in (_odd, _even):
-        total = fused(builder, half(builder, weights), half(builder, x), total)
+        total = fused_multiply_add(builder, half(builder, weights), half(builder, x), total)
     return total
 
 

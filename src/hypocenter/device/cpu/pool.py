@@ -68,7 +68,7 @@ def _pointer(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> A
 
 
 @word
-def _seen(typing: Any, array: Any, index: Any) -> Any:
+def _load_shared(typing: Any, array: Any, index: Any) -> Any:
     """The element, as other threads left it."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -197,9 +197,9 @@ def _walk(table: Any, place: int, first_word: int, state: Any, num_threads: int)
         if is_shared:
             _tell(state, _TICKET, _CLOSED)
             at, stop = _share(table, table[index, NEXT], 0, num_threads)
-            while _seen(state, _INSIDE) != 0:
+            while _load_shared(state, _INSIDE) != 0:
                 at = _fetch_some(at, stop)
-        if _seen(state, _HAS_FAILED) != 0:
+        if _load_shared(state, _HAS_FAILED) != 0:
             break
         _tell(state, _NUM_DONE, np.uint64(index + 1))
     _tell(state, _IS_OVER, np.uint64(1))
@@ -208,17 +208,17 @@ def _walk(table: Any, place: int, first_word: int, state: Any, num_threads: int)
 @inline
 def _help(table: Any, state: Any, thread: int, num_threads: int) -> None:
     last, ahead_of, at, stop = np.int64(0), np.int64(-1), np.int64(0), np.int64(0)
-    while _seen(state, _IS_OVER) == 0:
-        ticket = _seen(state, _TICKET)
+    while _load_shared(state, _IS_OVER) == 0:
+        ticket = _load_shared(state, _TICKET)
         if ticket < _CLOSED and np.int64(ticket >> np.uint64(32)) != last:
             _count(state, _INSIDE, 1)
-            ticket = _seen(state, _TICKET)
+            ticket = _load_shared(state, _TICKET)
             if ticket < _CLOSED:
                 last = np.int64(ticket >> np.uint64(32))
                 _run_one(table, last - 1, state, thread)
             _count(state, _INSIDE, -1)
         else:
-            done = max(np.int64(_seen(state, _NUM_DONE)), last)
+            done = max(np.int64(_load_shared(state, _NUM_DONE)), last)
             if done > 0 and table[done - 1, NEXT] != ahead_of:
                 ahead_of = table[done - 1, NEXT]
                 at, stop = _share(table, ahead_of, thread, num_threads)

@@ -20,7 +20,7 @@ from hypocenter.device.cpu.vector_ir import (
     address_of,
     all_lanes,
     f32x16,
-    fused,
+    fused_multiply_add,
     load_scalar,
     load_vector,
 )
@@ -132,7 +132,7 @@ def add_scaled(
         def change(row: int, total: Any) -> Any:
             at = builder.add(index, builder.mul(pitch, ir.Constant(_I64, row)))
             scalar = load_scalar(context, builder, signature.args[2], array, at)
-            return fused(builder, vector, all_lanes(builder, scalar, VEC_F32), total)
+            return fused_multiply_add(builder, vector, all_lanes(builder, scalar, VEC_F32), total)
 
         return each_row(builder, totals, change)
 

@@ -27,7 +27,7 @@ from hypocenter.device.cpu.vector_ir import (
     f32x16,
     first_lanes,
     float_to_half,
-    fused,
+    fused_multiply_add,
     load_floats,
 )
 
@@ -228,20 +228,20 @@ def fma(typing: Any, a: Any, b: Any, c: Any) -> tuple[Any, Codegen]:
     """a * b + c: rounded once where the machine has a fused instruction, else twice."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return fused(builder, *args)
+        return fused_multiply_add(builder, *args)
 
     return f32x16(f32x16, f32x16, f32x16), build
 
 
 def _binary(emit: Callable[[Any, Any, Any], Any], doc: str) -> Any:
-    def typed(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
+    def implement(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
         def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return emit(builder, args[0], args[1])
 
         return f32x16(f32x16, f32x16), build
 
-    typed.__doc__ = doc
-    return word(typed)
+    implement.__doc__ = doc
+    return word(implement)
 
 
 def _larger(builder: Any, a: Any, b: Any) -> Any:
@@ -296,7 +296,7 @@ def keep(typing: Any, value: Any, low: Any, high: Any, other: Any) -> tuple[Any,
 def _fold(emit: Callable[[Any, Any, Any], Any], doc: str) -> Any:
     """Reduce the lanes by halves, always in the same tree."""
 
-    def typed(typing: Any, value: Any) -> tuple[Any, Codegen]:
+    def implement(typing: Any, value: Any) -> tuple[Any, Codegen]:
         def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             folded = args[0]
             for step in (8, 4, 2, 1):
@@ -307,8 +307,8 @@ def _fold(emit: Callable[[Any, Any, Any], Any], doc: str) -> Any:
 
         return types.float32(f32x16), build
 
-    typed.__doc__ = doc
-    return word(typed)
+    implement.__doc__ = doc
+    return word(implement)
 
 
 sum_lanes = _fold(lambda builder, a, b: builder.fadd(a, b), "Sum of the lanes, in a fixed tree.")

@@ -73,7 +73,7 @@ def call_llvm(builder: Any, name: str, *args: Any) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
 
 
-def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
+def fused_multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c: rounded once where the machine has a fused instruction, else twice."""
     if not _HAS_FMA:
         return builder.fadd(builder.fmul(a, b), c)

@@ -16,7 +16,7 @@ from hypocenter.device.cpu.vector_ir import (
     address_of,
     all_lanes,
     f32x16,
-    fused,
+    fused_multiply_add,
     half_to_float,
     load_vector,
 )
@@ -86,7 +86,7 @@ def fma_outer(
         factors, added = _unpack(builder, args[0]), _unpack(builder, args[4])
         base = address_of(context, builder, array, args[1], args[2])
         by_fma = cpu_name() in _SPREAD_BY_FMA
-        starts = base, _renamed(builder, base) if by_fma else base
+        starts = base, _rename_address(builder, base) if by_fma else base
         for row in range(len(added) // len(factors)):
             place = builder.mul(args[3], context.get_constant(types.intp, row))
             for column, factor in enumerate(factors):
@@ -94,7 +94,7 @@ def fma_outer(
                 if column == 0 or (row % 2 and by_fma):
                     scalar = builder.load(builder.gep(starts[column % 2], [place]))
                     value = all_lanes(builder, scalar, VEC_F32)
-                added[which] = fused(builder, factor, value, added[which])
+                added[which] = fused_multiply_add(builder, factor, value, added[which])
         return _pack(builder, added)
 
     if array.dtype != types.float32:
@@ -102,7 +102,7 @@ def fma_outer(
     return sums(vectors, array, types.intp, types.intp, sums), build
 
 
-def _renamed(builder: Any, address: Any) -> Any:
+def _rename_address(builder: Any, address: Any) -> Any:
     """The same address, which the compiler takes for another: what is read there is read anew."""
     kind = ir.FunctionType(address.type, [address.type])
     return builder.asm(kind, "", "=r,0", [address], False)

@@ -40,20 +40,20 @@ class TorchStreams:
         """What follows in the current stream runs after `event`."""
         self._torch.cuda.current_stream(self._device).wait_event(event)
 
-    def copied(self, source: Any, is_pinned: bool) -> Callable[[], Bytes]:
+    def begin_copy(self, source: Any, is_pinned: bool) -> Callable[[], Bytes]:
         """Begin to copy a device's bytes; waits for the copy when called, or now if not pinned."""
         host = self._torch.empty(len(source), dtype=self._torch.uint8, pin_memory=is_pinned)
         host.copy_(source, non_blocking=is_pinned)
         event = self.record()
 
-        def waited() -> Bytes:
+        def wait_for_copy() -> Bytes:
             event.synchronize()
             values: Bytes = host.numpy()
             return values
 
-        return waited
+        return wait_for_copy
 
-    def pinned(self, num_bytes: int) -> Any:
+    def allocate_pinned(self, num_bytes: int) -> Any:
         """Host bytes that the device reads by itself, as a numpy array."""
         return self._torch.empty(num_bytes, dtype=self._torch.uint8, pin_memory=True).numpy()
 

@@ -93,7 +93,7 @@ class TorchGpu:
         self._graphs = Graphs(name)
         streams = TorchStreams(torch, self._device)
         self.stream, self.record, self.wait = streams.stream, streams.record, streams.wait
-        self.pinned, self._copied = streams.pinned, streams.copied
+        self.allocate_pinned, self._copied = streams.allocate_pinned, streams.begin_copy
         self._jits: dict[int, Any] = {}  # everything that has a launcher
         self._seen: Seen | None = None  # while a capture is under way
         if self.blocking:
@@ -237,9 +237,9 @@ class TorchGpu:
             self._seen.watch(jit)
         launch = self._plain_launcher(jit)
         if log.isEnabledFor(logging.DEBUG):
-            launch = self._logged(jit, launch)
+            launch = self._log_launches(jit, launch)
         if self.blocking:
-            launch = self._awaited(jit, launch)
+            launch = self._await_launches(jit, launch)
         if self._index:
             # The current GPU is a thread's own, and Triton takes that one.
             return _after(functools.partial(self._torch.cuda.set_device, self._index), launch)
@@ -261,8 +261,8 @@ class TorchGpu:
 
         return launch
 
-    def _logged(self, jit: Any, launch: Callable[..., None]) -> Callable[..., None]:
-        def logged(*args: Any, grid: tuple[int, ...], **keywords: Any) -> None:
+    def _log_launches(self, jit: Any, launch: Callable[..., None]) -> Callable[..., None]:
+        def launch_and_log(*args: Any, grid: tuple[int, ...], **keywords: Any) -> None:
             if self._seen is None:  # what is captured has just run, and been told
                 # Compiles without launching, so that the line stands before the launch.
                 compiled = jit.run(*args, grid=grid, warmup=True, **keywords)
@@ -275,17 +275,17 @@ class TorchGpu:
                 )
             launch(*args, grid=grid, **keywords)
 
-        return logged
+        return launch_and_log
 
-    def _awaited(self, jit: Any, launch: Callable[..., None]) -> Callable[..., None]:
-        def awaited(*args: Any, grid: tuple[int, ...], **keywords: Any) -> None:
+    def _await_launches(self, jit: Any, launch: Callable[..., None]) -> Callable[..., None]:
+        def launch_and_wait(*args: Any, grid: tuple[int, ...], **keywords: Any) -> None:
             launch(*args, grid=grid, **keywords)
             # Everything before was waited for too, so what is found now is this launch's fault.
             call = failed_launch(_name_of(jit), self._shape(grid, keywords))
             with self._calling(call, is_maker=True, kernel=_name_of(jit)):
                 self._torch.cuda.synchronize(self._device)
 
-        return awaited
+        return launch_and_wait
 
     def _launch_failure(self, error: Exception, kernel: str, shape: str) -> HypoError | None:
         # With blocking the runtime itself waits too, and what it finds is this launch's fault.

@@ -138,7 +138,7 @@ class _Body:
         if name is not None and _MEMORY_WORDS.search(name):
             raise self.refusal(node, f"tl.{name} can only be called, not handed on or renamed")
 
-    def _rooted(self, call: ast.Call) -> frozenset[str]:
+    def _roots_of_call(self, call: ast.Call) -> frozenset[str]:
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
         return NOTHING.union(*(flat(self.roots.of(argument)) for argument in given))
 
@@ -147,7 +147,7 @@ class _Body:
         if name in GUARDED and target is getattr(tl, name):
             self._access(call, name, None)
             return
-        rooted = self._rooted(call)
+        rooted = self._roots_of_call(call)
         if name is not None and _MEMORY_WORDS.search(name):
             descriptor = name in ("load_tensor_descriptor", "store_tensor_descriptor")
             if not descriptor or rooted != {DESCRIPTOR}:
@@ -194,7 +194,7 @@ class _Body:
             raise self.refusal(call, f"cannot tell which parameter this accesses ({way_out})")
         elif name not in _KNOWN_METHODS:
             raise self.refusal(call, "cannot tell which function this calls")
-        elif self._rooted(call) and name not in PASSES:
+        elif self._roots_of_call(call) and name not in PASSES:
             raise self.refusal(call, f"cannot tell what {name} does with a pointer")
 
     def _access(self, call: ast.Call, name: str, method: ast.Attribute | None) -> None:
@@ -318,7 +318,7 @@ class Derivation:
             source.begin_with([f"{OURS}{p}_base = {p}" for p in saved])
         # The width of an extent and the alignment of a window must not compile the kernel again.
         free = [*(f"{OURS}{p}_bytes" for p in self.pointers), SLOTS]
-        return self._made(body, jit, "__guarded", free)
+        return self._make_variant(body, jit, "__guarded", free)
 
     def inner(self, jit: Any, given: Mapping[str, Value], calls: tuple[SourceLine, ...]) -> Any:
         """A guarded clone for one call, or None when the function accesses nothing."""
@@ -342,10 +342,10 @@ class Derivation:
         opened, _, _ = body.source.parameter_ends()
         body.source.insert(opened, ", ".join([*extra, ""]))
         self._num_clones += 1
-        return self._made(body, jit, f"__guarded_{self._num_clones}", [])
+        return self._make_variant(body, jit, f"__guarded_{self._num_clones}", [])
 
     @staticmethod
-    def _made(body: _Body, jit: Any, label: str, free: list[str]) -> Any:
+    def _make_variant(body: _Body, jit: Any, label: str, free: list[str]) -> Any:
         body.scope.update(body.source.freeze_defaults())
         function = body.source.compile(body.scope, label)
         # Here and not in the text, where it would have to be a name that the kernel can see.

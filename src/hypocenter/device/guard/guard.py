@@ -134,11 +134,11 @@ def decode_slots(
     for site in sites:
         for i, parameter in enumerate(site.parameters):
             if word := values[site.slot + i] & (2**64 - 1):
-                faults.append(_decoded(kernel, site, parameter, word, grid))
+                faults.append(_decode(kernel, site, parameter, word, grid))
     return faults
 
 
-def _decoded(
+def _decode(
     kernel: str, site: GuardSite, parameter: str, word: int, grid: Sequence[int]
 ) -> AccessFault:
     if not word & _FAULT_BIT:

@@ -42,7 +42,7 @@ class GuardedLaunches:
                 raise UsageError(
                     f"{launch.kernel} runs on the CPU; guarded launches are for GPU kernels"
                 )
-        self._forms = [_derived(launch.jit, tuple(launch.extents)) for launch in launches]
+        self._forms = [_derive(launch.jit, tuple(launch.extents)) for launch in launches]
         self._starts = [0, *itertools.accumulate(form.num_slots for form in self._forms)]
         self._words = memory.allocate(
             "guard_slots", "guard", DType.I64, (self._starts[-1],), device=device
@@ -101,5 +101,5 @@ class GuardedLaunches:
 
 
 @functools.cache
-def _derived(jit: Any, pointers: tuple[str, ...]) -> Guarded:
+def _derive(jit: Any, pointers: tuple[str, ...]) -> Guarded:
     return guard(jit, pointers)

@@ -71,7 +71,7 @@ def _verdict(SLOT: tl.constexpr, slots, root, root_bytes, root2, root2_bytes, po
 
 
 @triton.jit
-def _grouped(good, LANES: tl.constexpr):
+def _all_of_group(good, LANES: tl.constexpr):
     """AND over aligned groups of LANES lanes of the last axis, and the compiler is told so.
 
     Without the hint every load becomes scalar: the address went through an integer. The AND comes
@@ -116,7 +116,7 @@ def _grouped(good, LANES: tl.constexpr):
 
 
 @triton.jit
-def _allowed(
+def _allowed_lanes(
     SLOT: tl.constexpr,
     GROUP_BYTES: tl.constexpr,
     slots,
@@ -137,7 +137,7 @@ def _allowed(
     good = bad == 0  # also true for lanes that the caller masks: in a right program true everywhere
     if GROUP_BYTES > 0 and len(good.shape) > 0:
         size: tl.constexpr = (pointer.dtype.element_ty.primitive_bitwidth + 7) // 8
-        good = _grouped(good, GROUP_BYTES // size)
+        good = _all_of_group(good, GROUP_BYTES // size)
     if mask is not None:
         good = mask & good
     return good
@@ -160,7 +160,9 @@ def load(
     volatile: tl.constexpr = False,
 ):
     """tl.load; a lane that is outside reads 0, or `other`."""
-    good = _allowed(SLOT, GROUP_BYTES, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(
+        SLOT, GROUP_BYTES, slots, root, root_bytes, root2, root2_bytes, pointer, mask
+    )
     if other is None:
         # A float zero: a cast from int to an 8-bit float does not exist on every target.
         zero: tl.constexpr = 0.0 if pointer.dtype.element_ty.is_floating() else 0
@@ -200,7 +202,9 @@ def store(
     eviction_policy: tl.constexpr = NO_OPTION,
 ):
     """tl.store; a lane that is outside writes nothing."""
-    good = _allowed(SLOT, GROUP_BYTES, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(
+        SLOT, GROUP_BYTES, slots, root, root_bytes, root2, root2_bytes, pointer, mask
+    )
     tl.store(
         pointer, value, mask=good, cache_modifier=cache_modifier, eviction_policy=eviction_policy
     )
@@ -214,7 +218,7 @@ def atomic_add(
     pointer, val, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None,
 ):
     """tl.atomic_add; a lane that is outside changes nothing and returns 0."""
-    good = _allowed(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
     return tl.where(good, tl.atomic_add(pointer, val, mask=good, sem=sem, scope=scope), 0)
 
 
@@ -223,7 +227,7 @@ def atomic_max(
     SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots, root, root_bytes, root2, root2_bytes,
     pointer, val, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None,
 ):
-    good = _allowed(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
     return tl.where(good, tl.atomic_max(pointer, val, mask=good, sem=sem, scope=scope), 0)
 
 
@@ -232,7 +236,7 @@ def atomic_min(
     SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots, root, root_bytes, root2, root2_bytes,
     pointer, val, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None,
 ):
-    good = _allowed(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
     return tl.where(good, tl.atomic_min(pointer, val, mask=good, sem=sem, scope=scope), 0)
 
 
@@ -241,7 +245,7 @@ def atomic_and(
     SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots, root, root_bytes, root2, root2_bytes,
     pointer, val, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None,
 ):
-    good = _allowed(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
     return tl.where(good, tl.atomic_and(pointer, val, mask=good, sem=sem, scope=scope), 0)
 
 
@@ -250,7 +254,7 @@ def atomic_or(
     SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots, root, root_bytes, root2, root2_bytes,
     pointer, val, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None,
 ):
-    good = _allowed(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
     return tl.where(good, tl.atomic_or(pointer, val, mask=good, sem=sem, scope=scope), 0)
 
 
@@ -259,7 +263,7 @@ def atomic_xor(
     SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots, root, root_bytes, root2, root2_bytes,
     pointer, val, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None,
 ):
-    good = _allowed(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
     return tl.where(good, tl.atomic_xor(pointer, val, mask=good, sem=sem, scope=scope), 0)
 
 
@@ -268,7 +272,7 @@ def atomic_xchg(
     SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots, root, root_bytes, root2, root2_bytes,
     pointer, val, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None,
 ):
-    good = _allowed(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
     return tl.where(good, tl.atomic_xchg(pointer, val, mask=good, sem=sem, scope=scope), 0)
 
 
@@ -277,7 +281,7 @@ def atomic_load(
     SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots, root, root_bytes, root2, root2_bytes,
     pointer, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None,
 ):
-    good = _allowed(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
     return tl.where(good, tl.atomic_load(pointer, mask=good, sem=sem, scope=scope), 0)
 
 
@@ -286,7 +290,7 @@ def atomic_store(
     SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots, root, root_bytes, root2, root2_bytes,
     pointer, val, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None,
 ):
-    good = _allowed(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
     tl.atomic_store(pointer, val, mask=good, sem=sem, scope=scope)
 
 
@@ -299,7 +303,7 @@ def atomic_cas(
 
     It pretends to have succeeded: a loop that waits for a lock would otherwise never end.
     """
-    good = _allowed(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, None)
+    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, None)
     # Chosen as an integer: AMD's passes of Triton 3.6 cannot choose between pointers.
     there = tl.where(good, pointer.to(tl.int64), slots.to(tl.int64)).to(pointer.dtype)
     old = tl.atomic_cas(there, cmp, val, sem=sem, scope=scope)

@@ -121,7 +121,7 @@ class KernelSource:
         self.insert(self.start(first), f"{text}\n{indent}")
         self._line_added = True
 
-    def _rendered(self) -> str:
+    def _render(self) -> str:
         """The edited text without decorators; the statements of the body keep their lines."""
         # Insertions before a replacement that begins at the same byte, else in order of making.
         edits = sorted(self._edits, key=lambda edit: (edit[0], edit[1] > edit[0]))
@@ -143,7 +143,7 @@ class KernelSource:
         Raises Unguardable where the definition needs a name that only existed when the original was
         defined (in an annotation, say).
         """
-        text = self._rendered()
+        text = self._render()
         virtual = f"{self.file}:guarded:{self.name}:{next(_serial)}"
         linecache.cache[virtual] = (len(text), None, text.splitlines(True), virtual)
         flag = __future__.annotations.compiler_flag

@@ -66,7 +66,7 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
 
     # -- integers, and what they would be -------------------------------------------------------
 
-    def _tracked(self, result: Any, operator: Any, *operands: Any) -> Any:
+    def _track(self, result: Any, operator: Any, *operands: Any) -> Any:
         """Attach to `result` its exact value where it, or an operand, has left its type."""
         self.step()
         data = result.data
@@ -83,16 +83,16 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
         return result
 
     def create_add(self, lhs: Any, rhs: Any) -> Any:
-        return self._tracked(super().create_add(lhs, rhs), np.add, lhs, rhs)
+        return self._track(super().create_add(lhs, rhs), np.add, lhs, rhs)
 
     def create_sub(self, lhs: Any, rhs: Any) -> Any:
-        return self._tracked(super().create_sub(lhs, rhs), np.subtract, lhs, rhs)
+        return self._track(super().create_sub(lhs, rhs), np.subtract, lhs, rhs)
 
     def create_mul(self, lhs: Any, rhs: Any) -> Any:
-        return self._tracked(super().create_mul(lhs, rhs), np.multiply, lhs, rhs)
+        return self._track(super().create_mul(lhs, rhs), np.multiply, lhs, rhs)
 
     def create_shl(self, lhs: Any, rhs: Any) -> Any:
-        return self._tracked(super().create_shl(lhs, rhs), np.left_shift, lhs, rhs)
+        return self._track(super().create_shl(lhs, rhs), np.left_shift, lhs, rhs)
 
     def create_addptr(self, pointer: Any, offset: Any) -> Any:
         self.step()
@@ -121,7 +121,7 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
             return _Handle(f32_to_bf16(data.astype(np.float32)), target)
         result = _Handle(data.astype(_interp._get_np_dtype(target)), target)
         if data.dtype.kind in "iu" and target.is_int():
-            return self._tracked(result, _identity, source)
+            return self._track(result, _identity, source)
         return result
 
     def binary_op(self, lhs: Any, rhs: Any, operator: Any) -> Any:
@@ -168,24 +168,24 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
 
     # -- accesses -------------------------------------------------------------------------------
 
-    def _accessed(self, pointers: Any) -> None:
+    def _note_access(self, pointers: Any) -> None:
         self.step()
         self.memory.exact = getattr(pointers, "exact", None)
 
     def create_masked_load(self, pointers: Any, *rest: Any, **options: Any) -> Any:
-        self._accessed(pointers)
+        self._note_access(pointers)
         return super().create_masked_load(pointers, *rest, **options)
 
     def create_masked_store(self, pointers: Any, *rest: Any, **options: Any) -> Any:
-        self._accessed(pointers)
+        self._note_access(pointers)
         return super().create_masked_store(pointers, *rest, **options)
 
     def create_atomic_cas(self, pointers: Any, *rest: Any) -> Any:
-        self._accessed(pointers)
+        self._note_access(pointers)
         return super().create_atomic_cas(pointers, *rest)
 
     def create_atomic_rmw(self, operation: Any, pointers: Any, *rest: Any) -> Any:
-        self._accessed(pointers)
+        self._note_access(pointers)
         return super().create_atomic_rmw(operation, pointers, *rest)
 
 

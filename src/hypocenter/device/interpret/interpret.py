@@ -130,7 +130,7 @@ class Interpretation:
         rewritten = _rewritten(kernel)
         names = {**rewritten.__globals__, **_visible(kernel.fn)}
         for name, value in names.items():
-            names[name] = self._patched(value)
+            names[name] = self._replace(value)
         names["interpreter_semantic"] = _interp.interpreter_semantic
         made = types.FunctionType(
             rewritten.__code__, names, rewritten.__name__, rewritten.__defaults__
@@ -138,7 +138,7 @@ class Interpretation:
         made.__kwdefaults__ = rewritten.__kwdefaults__
         return made
 
-    def _patched(self, value: Any) -> Any:
+    def _replace(self, value: Any) -> Any:
         if not isinstance(value, types.FunctionType):
             return value
         if value.__module__.endswith("libdevice") and value.__name__ in LIBDEVICE:

@@ -66,7 +66,7 @@ class AbstractGpu:
     def copy_in(self, address: int, data: Bytes, *, pinned: bool = False) -> None:
         """There is nothing to copy to."""
 
-    def pinned(self, num_bytes: int) -> Bytes:
+    def allocate_pinned(self, num_bytes: int) -> Bytes:
         return np.zeros(num_bytes, np.uint8)
 
     def stream(self, name: str) -> AbstractContextManager[None]:

@@ -58,13 +58,13 @@ def compile_specimen(specimen: Specimen, arch: str, *, guarded: bool = False) ->
     source = triton_source(specimen, limits)
     try:
         if guarded:
-            source = triton_source(_guarded(specimen), limits)
+            source = triton_source(_guarded_specimen(specimen), limits)
         compiled = compile_source(source, limits, specimen.options)
         facts = _facts(compiled, limits)
     # Triton and its passes raise whatever they like, and each of them means the same here.
     except Exception as error:
         return msgspec.structs.replace(blank, problems=(_problem(error),))
-    return _judged(blank, facts, compiled.metadata, limits)
+    return _judge(blank, facts, compiled.metadata, limits)
 
 
 def compile_source(source: Any, limits: GpuLimits, options: Mapping[str, Any]) -> Any:
@@ -117,7 +117,7 @@ def _facts(compiled: Any, limits: GpuLimits) -> CodeFacts:
     return read_cubin(compiled.asm["cubin"], tools.cuobjdump.path, tools.nvdisasm.path)
 
 
-def _judged(
+def _judge(
     blank: CompiledKernel, facts: CodeFacts, metadata: Any, limits: GpuLimits
 ) -> CompiledKernel:
     # Triton may have changed the number of warps: specialised kernels add some of their own.
@@ -192,7 +192,7 @@ def _problem(error: Exception) -> Refused:
     return Refused(what=f"{why}: {named}"[:_MAX_PROBLEM_CHARS])
 
 
-def _guarded(specimen: Specimen) -> Specimen:
+def _guarded_specimen(specimen: Specimen) -> Specimen:
     """The same launch of the guarded variant: an extent for each pointer, and the slots."""
     from hypocenter.device.guard.guard import SLOTS, guard
 

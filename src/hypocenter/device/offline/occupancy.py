@@ -35,7 +35,7 @@ def occupancy(
     by_vector = _waves_by_registers(limits, registers)
     by_scalar = _waves_by_scalars(limits, scalar_registers)
     waves = min(by_vector, by_scalar)
-    shared = _rounded(shared_bytes, limits.shared_step_bytes) + limits.shared_reserved_bytes
+    shared = _round_up(shared_bytes, limits.shared_step_bytes) + limits.shared_reserved_bytes
     most = limits.max_waves_per_simd * limits.num_simds
     # In the order in which a tie is told: what a kernel's author can change comes first.
     blocks = {
@@ -61,16 +61,16 @@ def occupancy(
 
 
 def _waves_by_registers(limits: GpuLimits, registers: int) -> int:
-    rounded = _rounded(max(registers, 1), limits.register_step)
+    rounded = _round_up(max(registers, 1), limits.register_step)
     return min(limits.registers_per_simd // rounded, limits.max_waves_per_simd)
 
 
 def _waves_by_scalars(limits: GpuLimits, scalar_registers: int) -> int:
     if not limits.scalars_per_simd:
         return limits.max_waves_per_simd
-    taken = _rounded(scalar_registers, limits.scalar_step) + limits.scalars_reserved
+    taken = _round_up(scalar_registers, limits.scalar_step) + limits.scalars_reserved
     return min(limits.scalars_per_simd // taken, limits.max_waves_per_simd)
 
 
-def _rounded(number: int, step: int) -> int:
+def _round_up(number: int, step: int) -> int:
     return -(-number // step) * step

@@ -76,7 +76,7 @@ class Streams:
         self.num_queued += 1
         self.staged_bytes += staged_bytes
 
-    def ready(self) -> list[deque[Item]]:
+    def ready_queues(self) -> list[deque[Item]]:
         return [items for items in self.by_name.values() if items and not _is_held(items[0])]
 
     def is_stuck(self) -> bool:
@@ -92,7 +92,7 @@ def _is_held(item: Item) -> bool:
     return isinstance(item, Wait) and not item.event.is_reached
 
 
-def shuffled(num_programs: int, source: random.Random) -> Iterator[int]:
+def shuffle(num_programs: int, source: random.Random) -> Iterator[int]:
     """Every program once; lazily for grids that would not fit a list."""
     if num_programs <= _MAX_SHUFFLED:
         return iter(source.sample(range(num_programs), num_programs))

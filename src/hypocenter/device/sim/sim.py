@@ -22,7 +22,7 @@ from hypocenter.device.backend import Bytes
 from hypocenter.device.graph import Graph, Graphs
 from hypocenter.device.interpret.interpret import Interpretation, Pointer, interpreting
 from hypocenter.device.limits import SIMULATED as NAMES
-from hypocenter.device.limits import GpuLimits, launch_check, named_gpu, simulated
+from hypocenter.device.limits import GpuLimits, launch_check, named_gpu, simulated_name
 from hypocenter.device.sim.memory import PAGE_BYTES, BadAccess, CachingAllocator, SimMemory
 from hypocenter.device.sim.queue import (
     Copy,
@@ -33,7 +33,7 @@ from hypocenter.device.sim.queue import (
     Record,
     Streams,
     Wait,
-    shuffled,
+    shuffle,
 )
 from hypocenter.device.triton_lang import interpreter
 from hypocenter.errors import DeviceFault, ErrorKind, LaunchRejected, OutOfMemory, UsageError
@@ -94,7 +94,7 @@ def open_sim(name: str, seed: int = 0, **options: Any) -> SimGpu:
 
     Raises UsageError for an unknown name.
     """
-    key = simulated(name)
+    key = simulated_name(name)
     return SimGpu(key, named_gpu(key.removeprefix("sim:")), seed, **options)
 
 
@@ -222,7 +222,7 @@ class SimGpu:
         if not self._memory.is_mapped(address, num_bytes):
             raise DeviceFault(self._name, call, "invalid argument", is_asynchronous=False)
 
-    def pinned(self, num_bytes: int) -> Bytes:
+    def allocate_pinned(self, num_bytes: int) -> Bytes:
         """Host bytes that the device reads when a stream gets to the copy."""
         return np.zeros(num_bytes, np.uint8)
 
@@ -326,7 +326,7 @@ class SimGpu:
             self._drain(call, kernel=kernel)
 
     def _order(self, grid: tuple[int, int, int]) -> Iterator[int]:
-        return shuffled(math.prod(grid), self._random)
+        return shuffle(math.prod(grid), self._random)
 
     # -- graphs ---------------------------------------------------------------------------------
 
@@ -387,8 +387,8 @@ class SimGpu:
             return
         with interpreting(self._memory, on_step=self._refuse_endless) as self._machine:
             try:
-                while ready := self._streams.ready():
-                    self._advance(self._random.choice(ready))
+                while ready_queues := self._streams.ready_queues():
+                    self._advance(self._random.choice(ready_queues))
                 if self._streams.is_stuck():
                     raise _Unfinished
                 self._streams.clear()

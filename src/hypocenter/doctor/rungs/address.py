@@ -80,10 +80,10 @@ def addresses(case: Case) -> list[Claim]:
     culprit = _culprit(case, found)
     if culprit is not None:
         claims.append(culprit)
-    return [*claims, *_judged(case, found, fault.address, fault.address_bytes)]
+    return [*claims, *_judge(case, found, fault.address, fault.address_bytes)]
 
 
-def _judged(case: Case, found: Found, address: int, num_bytes: int) -> Iterator[Claim]:
+def _judge(case: Case, found: Found, address: int, num_bytes: int) -> Iterator[Claim]:
     text = f"the fault's address: {found.text}"
     meaning = {
         "null": Cause.NULL_POINTER,
@@ -109,7 +109,7 @@ def _judged(case: Case, found: Found, address: int, num_bytes: int) -> Iterator[
                 would_refute="an address in such memory",
             )
     if found.kind in ("far", "past", "before"):
-        wrapped = list(_wrapped(case, address, num_bytes))
+        wrapped = list(_wraps(case, address, num_bytes))
         yield row(
             Cause.OFFSET_OVERFLOW,
             Verdict.INCONCLUSIVE,
@@ -185,7 +185,7 @@ def _culprit(case: Case, found: Found) -> Claim | None:
     )
 
 
-def _wrapped(case: Case, address: int, num_bytes: int) -> Iterator[str]:
+def _wraps(case: Case, address: int, num_bytes: int) -> Iterator[str]:
     """Arguments for which the address is a 32-bit offset that lost multiples of 2**32 elements."""
     seen: set[int] = set()
     for use in case.suspects:

@@ -14,7 +14,7 @@ import numpy as np
 from hypocenter.doctor.causes import index_cause
 from hypocenter.doctor.diagnosis import Cause
 from hypocenter.kernels.contract import Contract, repeated_entries
-from hypocenter.kernels.demands import Arg, evaluated, holds, names_in
+from hypocenter.kernels.demands import Arg, evaluate, holds, names_in
 from hypocenter.refusals import (
     AnyRefusal,
     BrokenRule,
@@ -132,7 +132,7 @@ def _of_tensor(
     elif TooShort in kinds:
         yield _short(arg, tensor)
     if Misaligned in kinds:
-        yield _misaligned(arg, tensor)
+        yield _misalignment(arg, tensor)
     yield from _of_shape(arg, tensor, refusals)
 
 
@@ -201,7 +201,7 @@ def _no_memory(arg: Arg, tensor: Tensor) -> Breach:
     )
 
 
-def _misaligned(arg: Arg, tensor: Tensor) -> Breach:
+def _misalignment(arg: Arg, tensor: Tensor) -> Breach:
     memory = tensor.allocation
     down = tensor.address - tensor.address % arg.alignment_bytes
     moved = Allocation(
@@ -258,7 +258,7 @@ def _of_shape(arg: Arg, tensor: Tensor, refusals: Sequence[AnyRefusal]) -> Itera
 
 
 def _null(arg: Arg, symbols: Mapping[str, Any], device: str) -> Breach:
-    sizes = [evaluated(axis.removeprefix(">="), symbols) for axis in arg.axes]
+    sizes = [evaluate(axis.removeprefix(">="), symbols) for axis in arg.axes]
     shape = tuple(1 if size is None else size for size in sizes)
     num_bytes = int(np.prod(shape, dtype=np.int64)) * arg.dtypes[0].block_bytes
     memory = Allocation(0, device, num_bytes, "", 1 << 20)
@@ -333,7 +333,7 @@ def _of_index(contract: Contract, refusal: EntryRefusal, scope: dict[str, Any]) 
         )
         fix = _index_fix(name, refusal)
     elif isinstance(refusal, EntryRepeated):
-        cause, mended = Cause.STALE_SLOT, _unrepeated(contract, name, entries, live, scope)
+        cause, mended = Cause.STALE_SLOT, _spread_repeated(contract, name, entries, live, scope)
         found = f"{at} = {refusal.value}, which an entry before it has too"
         fix = f"give every token a slot of its own in {name}"
     else:
@@ -365,12 +365,12 @@ def _inside(contract: Contract, refusal: EntryOutOfRange, entries: Array, live: 
     return mended
 
 
-def _unrepeated(
+def _spread_repeated(
     contract: Contract, name: str, entries: Array, live: Array, scope: Mapping[str, Any]
 ) -> Array:
     """The entries with repeated ones put where nobody else is, as far as there is room."""
     index = next(arg.index for arg in contract.args if arg.name == name)
-    bound = evaluated(index.bound, scope) if index is not None else 0
+    bound = evaluate(index.bound, scope) if index is not None else 0
     places = np.argwhere(repeated_entries(entries, live))
     free = np.setdiff1d(np.arange(bound or 0), entries[live])
     mended = np.array(entries)

@@ -75,7 +75,7 @@ def contracts(case: Case) -> list[Claim]:
                 else _unproven(use, breach)
             )
     _tell_unseen(case, recheck.seen)
-    return [*claims, *_refuted(recheck.seen, claims)]
+    return [*claims, *_refute(recheck.seen, claims)]
 
 
 # -- claims ---------------------------------------------------------------------------------------
@@ -151,8 +151,8 @@ def _as_read(
         return
     given = array_of(recorded).reshape(-1)
     yield (
-        f"the host wrote {breach.argument} = {_shown(given)} as {recorded.dtype}; the kernel, "
-        f"reading {reads.itemsize} bytes each, gets {_shown(as_read)}"
+        f"the host wrote {breach.argument} = {_show(given)} as {recorded.dtype}; the kernel, "
+        f"reading {reads.itemsize} bytes each, gets {_show(as_read)}"
     )
     symbols = {one.name: facts[one.name] for one in contract.scalars}
     for other in contract.args:
@@ -188,12 +188,12 @@ def _as_read(
                 return
 
 
-def _shown(array: Array, count: int = 8) -> str:
+def _show(array: Array, count: int = 8) -> str:
     shown = ", ".join(str(int(value)) for value in array[:count])
     return f"[{shown}{', ...' if array.size > count else ''}]"
 
 
-def _refuted(seen: Seen, claims: list[Claim]) -> Iterator[Claim]:
+def _refute(seen: Seen, claims: list[Claim]) -> Iterator[Claim]:
     if not seen.launches:
         return
     confirmed = {claim.hypothesis.cause for claim in claims}

@@ -34,7 +34,7 @@ class _Tried:
     later: dict[str, Any] | None
 
 
-def dead(case: Case, use: Use, run: Run, make: Callable[..., Any]) -> Iterator[Claim]:
+def uses_of_dead_rows(case: Case, use: Use, run: Run, make: Callable[..., Any]) -> Iterator[Claim]:
     """At most one claim: the first argument of which dead parts are used."""
     counts = case.tensor_of(use.launch, "counts")
     recorded = case.values(counts.id, use.seq) if counts else None
@@ -42,14 +42,14 @@ def dead(case: Case, use: Use, run: Run, make: Callable[..., Any]) -> Iterator[C
         return
     values = case.full_array(recorded, counts.shape).reshape(-1)
     for tried in (*_entries(case, use, values, make), *_rows(case, use, values, make)):
-        found = _bad(run(use, tried.changed))
+        found = _bad_findings(run(use, tried.changed))
         if found:
-            is_one = tried.later is None or not _bad(run(use, tried.later))
+            is_one = tried.later is None or not _bad_findings(run(use, tried.later))
             yield _claim(case, use, tried, found[0], is_one)
             return
 
 
-def _bad(report: ReplayReport | None) -> list[Finding]:
+def _bad_findings(report: ReplayReport | None) -> list[Finding]:
     kinds = (FindingKind.OUT_OF_BOUNDS, FindingKind.INT32_OVERFLOW)
     return [one for one in report.findings if one.kind in kinds] if report else []
 

@@ -21,17 +21,17 @@ def good_arguments(case: Case) -> list[Claim]:
                 Gap.not_recorded("a run that is right", "give its bundle with --good BUNDLE")
             )
         return []
-    found = _compared(case, case.good)
+    found = _compare(case, case.good)
     if found.first is None or found.first.what not in ("argument", "option", "grid", "launch"):
         return []
-    return _told(case, case.good, found, found.first)
+    return _claims(case, case.good, found, found.first)
 
 
 def good_results(case: Case) -> list[Claim]:
     """The first launch that is asked for the same as in the good run, and gives something else."""
     if case.good is None:
         return []
-    found = _compared(case, case.good)
+    found = _compare(case, case.good)
     case.unseen |= dict.fromkeys(found.unseen)
     if found.first is None:
         text = (
@@ -49,16 +49,16 @@ def good_results(case: Case) -> list[Claim]:
         ]
     if found.first.what in ("argument", "option", "grid", "launch"):
         return []
-    return _told(case, case.good, found, found.first)
+    return _claims(case, case.good, found, found.first)
 
 
-def _compared(case: Case, good: Bundle) -> RunDiff:
+def _compare(case: Case, good: Bundle) -> RunDiff:
     if case.good_diff is None:
         case.good_diff = rundiff(good, case.bundle)
     return case.good_diff
 
 
-def _told(case: Case, good: Bundle, found: RunDiff, first: Difference) -> list[Claim]:
+def _claims(case: Case, good: Bundle, found: RunDiff, first: Difference) -> list[Claim]:
     if any(claim.root is not None for claim in case.claims):
         return [
             row(
@@ -69,10 +69,10 @@ def _told(case: Case, good: Bundle, found: RunDiff, first: Difference) -> list[C
                 would_refute="no difference from the good run",
             )
         ]
-    return [_judged(case, good, found, first)]
+    return [_judge(case, good, found, first)]
 
 
-def _judged(case: Case, good: Bundle, found: RunDiff, first: Difference) -> Claim:
+def _judge(case: Case, good: Bundle, found: RunDiff, first: Difference) -> Claim:
     name = RESULTS if first.what == "statistics" else ARGUMENTS
     use = _use(case, first)
     if use is None or first.what not in ("argument", "option", "grid", "statistics", "launch"):

@@ -7,7 +7,7 @@ import re
 
 from hypocenter.doctor.case import Case, Use
 from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
-from hypocenter.doctor.installed_text import changes, installed
+from hypocenter.doctor.installed_text import changes, installed_texts
 from hypocenter.doctor.kernel_text import has_loop, line_text
 from hypocenter.errors import ErrorKind, HypoError, MissingPackage
 from hypocenter.record.events import SourceRecord
@@ -37,7 +37,7 @@ def hang(case: Case) -> list[Claim]:
         ]
     claims = []
     for use, source in looping[:_MAX_REPLAYS]:
-        claims.append(_replayed(case, use, source))
+        claims.append(_replay(case, use, source))
         if claims[-1].root is not None:
             break
     return claims
@@ -57,7 +57,7 @@ def _looping(case: Case, use: Use) -> SourceRecord | None:
     return next((one for one in (source, *callees) if has_loop(one) is not None), None)
 
 
-def _replayed(case: Case, use: Use, source: SourceRecord) -> Claim:
+def _replay(case: Case, use: Use, source: SourceRecord) -> Claim:
     line = has_loop(source) or source.first_line
     text = line_text(source, line)
     where = f"{use.where}: {use.launch.kernel} has a loop that ends on a condition: `{text}`"
@@ -131,7 +131,7 @@ def _endless(case: Case, use: Use, source: SourceRecord, line: int, text: str, t
 def _green(case: Case, use: Use) -> tuple[str, str]:
     """The installed kernel in its place, where there is another; else what ran without it."""
     launch = use.launch
-    if lines := changes(launch, case.sources, installed()):
+    if lines := changes(launch, case.sources, installed_texts()):
         from hypocenter.replay.recorded import replay_place
 
         assert use.place is not None

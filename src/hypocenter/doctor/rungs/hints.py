@@ -51,10 +51,10 @@ def hints(case: Case) -> list[Claim]:
         if source is None or id(use.launch) in seen or "multiple_of" not in source.text:
             continue
         seen.add(id(use.launch))
-        known = _known(use)
+        known = _known_numbers(use)
         for hint, names in _hints(source):
             try:
-                wrong = _wrong(use, hint, names, known)
+                wrong = _broken_hint(use, hint, names, known)
             except _Unknown as error:
                 what = f"the promise in line {hint.line} of {use.launch.kernel}"
                 case.leave_unseen(Gap.not_recorded(what, str(error)))
@@ -76,7 +76,7 @@ def hints(case: Case) -> list[Claim]:
     return claims
 
 
-def _known(use: Use) -> dict[str, int]:
+def _known_numbers(use: Use) -> dict[str, int]:
     """Numbers among the kernel's parameters and constants."""
     given = {one.name: one.value for one in use.launch.arguments} | dict(use.launch.constants)
     return {name: int(value) for name, value in given.items() if isinstance(value, int)}
@@ -123,7 +123,7 @@ def _assign(
             _assign(one, part, names)
 
 
-def _wrong(
+def _broken_hint(
     use: Use, hint: _Hint, names: _Names, known: Mapping[str, int]
 ) -> tuple[int, dict[int, int], int, int] | None:
     """(value, program numbers, promised factor, factor that all values have), or None."""

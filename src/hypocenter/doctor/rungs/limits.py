@@ -34,7 +34,7 @@ def limits(case: Case) -> list[Claim]:
         if key in seen or not launch.grid:
             continue
         seen.add(key)
-        if claim := _judged(gpu, use):
+        if claim := _judge(gpu, use):
             claims.append(claim)
     confirmed = {claim.hypothesis.cause for claim in claims}
     if seen:
@@ -74,7 +74,7 @@ def refusal(
     return None
 
 
-def _judged(gpu: GpuLimits, use: Use) -> Claim | None:
+def _judge(gpu: GpuLimits, use: Use) -> Claim | None:
     launch = use.launch
     # Shared memory is known to the compiler alone, which refuses too much of it by itself.
     shared = launch.options.get("shared", 0)
@@ -83,7 +83,7 @@ def _judged(gpu: GpuLimits, use: Use) -> Claim | None:
     red = refusal(gpu, launch.kernel, launch.grid, warps, num_bytes)
     if red is None:
         return None
-    cause, argument, mended, fix = _mended(gpu, launch.grid, warps, num_bytes)
+    cause, argument, mended, fix = _mend(gpu, launch.grid, warps, num_bytes)
     green = refusal(gpu, launch.kernel, *mended)
     if green is not None:
         return None
@@ -110,7 +110,7 @@ def _judged(gpu: GpuLimits, use: Use) -> Claim | None:
     return proven(root, NAME, (evidence,), "a GPU whose limits accept the launch", use.seq)
 
 
-def _mended(
+def _mend(
     gpu: GpuLimits, grid: tuple[int, ...], warps: int, shared: int
 ) -> tuple[Cause, str, tuple[tuple[int, ...], int, int], str]:
     """What is wrong, whose fault it is, the launch put right, and the fix."""
@@ -131,14 +131,14 @@ def _mended(
             return (
                 Cause.GRID_LIMIT,
                 "grid",
-                (_fitted(gpu, better), warps, shared),
+                (_fit_grid(gpu, better), warps, shared),
                 f"Keep grid[{axis}] at or below {most[axis]} (it was {size}): {way}",
             )
     if math.prod(grid) > gpu.max_programs:
         return (
             Cause.GRID_PRODUCT,
             "grid",
-            (_fitted(gpu, grid), warps, shared),
+            (_fit_grid(gpu, grid), warps, shared),
             f"Split the launch: its {math.prod(grid)} programs do not fit the "
             f"{gpu.max_programs} that are counted in 32 bits",
         )
@@ -163,7 +163,7 @@ def _mended(
     )
 
 
-def _fitted(gpu: GpuLimits, grid: tuple[int, ...]) -> tuple[int, ...]:
+def _fit_grid(gpu: GpuLimits, grid: tuple[int, ...]) -> tuple[int, ...]:
     """The grid with its largest axis cut until the product fits."""
     product = math.prod(grid)
     if product <= gpu.max_programs:

@@ -51,9 +51,9 @@ def ownership(case: Case) -> list[Claim]:
             continue
         pages = list(_pages(case, event))
         num_tokens += sum(one.num_tokens for one in event.requests)
-        shared = list(_shared(event.requests))
+        shared = list(_shared_blocks(event.requests))
         for paged in pages:
-            wrong = [*_wrong(paged, event.requests)]
+            wrong = [*_find_wrong(paged, event.requests)]
             if "block_tables" in paged.values:
                 wrong += shared
             for one in wrong:
@@ -118,7 +118,7 @@ def _block_size(case: Case, use: Use) -> int:
     return size if isinstance(size, int) else 0
 
 
-def _wrong(paged: _Paged, requests: tuple[RequestRecord, ...]) -> Iterator[_Wrong]:
+def _find_wrong(paged: _Paged, requests: tuple[RequestRecord, ...]) -> Iterator[_Wrong]:
     if paged.block_size < 1:
         return
     if "slots" in paged.values:
@@ -205,7 +205,7 @@ def _wrong_tables(paged: _Paged, requests: tuple[RequestRecord, ...]) -> Iterato
             )
 
 
-def _shared(requests: tuple[RequestRecord, ...]) -> Iterator[_Wrong]:
+def _shared_blocks(requests: tuple[RequestRecord, ...]) -> Iterator[_Wrong]:
     """Blocks that two requests of one step hold to be theirs."""
     owners: dict[int, RequestRecord] = {}
     for request in requests:
@@ -236,11 +236,11 @@ def _claim(case: Case, paged: _Paged, one: _Wrong, requests: tuple[RequestRecord
         green = "with a block of its own for each request, no block has two owners"
     else:
         values = np.array(paged.values[one.argument])
-        for wrong in _wrong(paged, requests):
+        for wrong in _find_wrong(paged, requests):
             if wrong.argument == one.argument:
                 values[wrong.entry] = wrong.right
         mended = _Paged(use, paged.block_size, {**paged.values, one.argument: values})
-        left = [w for w in _wrong(mended, requests) if w.argument == one.argument]
+        left = [w for w in _find_wrong(mended, requests) if w.argument == one.argument]
         corrected = f"{one.argument}[{place}] = {one.right}"
         green = (
             f"with {corrected} (and the like) {len(left)} entries of {one.argument} lead elsewhere"

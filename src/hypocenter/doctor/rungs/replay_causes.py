@@ -81,9 +81,9 @@ def classify(
     if finding.kind is FindingKind.NEVER_WRITTEN:
         return _unwritten(case, use, finding)
     if finding.kind is FindingKind.UNINITIALISED_READ and tensor is not None:
-        return _uninitialised(case, use, finding, tensor, site)
+        return _uninitialised_read(case, use, finding, tensor, site)
     if finding.kind is FindingKind.FREED_MEMORY and tensor is not None:
-        return _freed(finding, tensor, site)
+        return _use_after_free(finding, tensor, site)
     if finding.kind is FindingKind.NULL_POINTER:
         return _null(finding, tensor, site)
     return None
@@ -297,7 +297,7 @@ def _elements(
     return lambda fact: {parameter: fact(elements=elements)}
 
 
-def _freed(finding: Finding, tensor: TensorRecord, site: Site | None) -> Judged:
+def _use_after_free(finding: Finding, tensor: TensorRecord, site: Site | None) -> Judged:
     name = finding.argument or ""
     return Judged(
         Cause.USE_AFTER_FREE,
@@ -378,7 +378,7 @@ def _unwritten(case: Case, use: Use, finding: Finding) -> Judged:
     )
 
 
-def _uninitialised(
+def _uninitialised_read(
     case: Case, use: Use, finding: Finding, tensor: TensorRecord, site: Site | None
 ) -> Judged:
     name = finding.argument or ""

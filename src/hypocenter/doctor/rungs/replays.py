@@ -21,16 +21,16 @@ from hypocenter.doctor.diagnosis import (
     proven,
     row,
 )
-from hypocenter.doctor.installed_text import changes, installed
+from hypocenter.doctor.installed_text import changes, installed_texts
 from hypocenter.doctor.kernel_text import follows_what_it_loads
-from hypocenter.doctor.rungs.dead_rows import dead
+from hypocenter.doctor.rungs.dead_rows import uses_of_dead_rows
 from hypocenter.doctor.rungs.replay_causes import Judged, classify, weight
 from hypocenter.doctor.rungs.values import first_spoilt
 from hypocenter.errors import HypoError, MissingPackage, NotReplayed, SourceNotAllowed
 from hypocenter.record.events import Place
 from hypocenter.record.gap import Gap, GapKind
 from hypocenter.replay.findings import Finding, ReplayReport
-from hypocenter.wording import counted
+from hypocenter.wording import count_text
 
 NAME = "replay"
 #: Seconds of one replay, and of all of them together.
@@ -70,7 +70,11 @@ class _Rung:
     failed: dict[Gap, None] = field(default_factory=dict)
 
     def run(
-        self, use: Use, corrections: Mapping[str, Any] | None = None, *, installed: bool = False
+        self,
+        use: Use,
+        corrections: Mapping[str, Any] | None = None,
+        *,
+        installed_texts: bool = False,
     ) -> ReplayReport | None:
         """The report, None when the launch cannot be replayed or the time is over.
 
@@ -86,10 +90,10 @@ class _Rung:
                 corrections=dict(corrections or {}),
                 budget_seconds=min(REPLAY_SECONDS, left),
                 allow_source=self.case.allow_source,
-                use_installed=installed,
+                use_installed=installed_texts,
             )
         except HypoError as error:
-            if not installed and not corrections:
+            if not installed_texts and not corrections:
                 self.failed[_not_replayed(use, error)] = None
             return None
 
@@ -102,11 +106,11 @@ def replays(case: Case) -> list[Claim]:
         from hypocenter.replay.corrections import TensorFact
         from hypocenter.replay.recorded import replay_place
     except (MissingPackage, ImportError) as error:
-        return list(_untested(f"needs the replay of launches: {error}"))
+        return list(_leave_untested(f"needs the replay of launches: {error}"))
     rung = _Rung(case, replay_place, TensorFact, time.monotonic() + RUNG_SECONDS)
     claims: list[Claim] = []
     for use in _suspects(case):
-        found = _climbed(rung, use)
+        found = _climb(rung, use)
         if any(claim.root is not None for claim in found):
             claims += _first_alike(rung, use, found)
             break
@@ -115,7 +119,7 @@ def replays(case: Case) -> list[Claim]:
             case.leave_unseen(Gap.not_examined("launches that there was no time to replay"))
             break
     case.unseen |= rung.failed
-    return [*claims, *_refuted(rung, claims)]
+    return [*claims, *_refute(rung, claims)]
 
 
 def _not_replayed(use: Use, error: HypoError) -> Gap:
@@ -125,24 +129,24 @@ def _not_replayed(use: Use, error: HypoError) -> Gap:
     return Gap(kind, use.launch.kernel, reason)
 
 
-def _climbed(rung: _Rung, use: Use) -> list[Claim]:
+def _climb(rung: _Rung, use: Use) -> list[Claim]:
     """What the replay of one launch says; counts it."""
     report = rung.run(use)
     if report is None:
         return []
-    found = _found(rung, use, report)
+    found = _first_proven(rung, use, report)
     if not any(claim.root and claim.root.cause not in _LATE for claim in found):
         # Two programs that meet in a dead row are a sight of the use of dead rows.
-        found = list(dead(rung.case, use, rung.run, rung.fact)) or found
+        found = list(uses_of_dead_rows(rung.case, use, rung.run, rung.fact)) or found
     if report.coverage.is_complete and not found:
         rung.clean += 1
-        rung.vague |= dict.fromkeys(_vague(rung.case, use))
+        rung.vague |= dict.fromkeys(_doubts(rung.case, use))
     elif not found:
         rung.partly += 1
     return found
 
 
-def _vague(case: Case, use: Use) -> Iterator[str]:
+def _doubts(case: Case, use: Use) -> Iterator[str]:
     """Why a clean replay of a program's own launch refutes nothing."""
     if not case.is_foreign:
         return
@@ -178,14 +182,16 @@ def _first_alike(rung: _Rung, use: Use, found: list[Claim]) -> list[Claim]:
     )
     if first is use or cause in (Cause.OUTPUT_NOT_WRITTEN, Cause.UNINITIALISED_READ):
         return found
-    again = _climbed(rung, first)
+    again = _climb(rung, first)
     return again if any(one.root and one.root.cause is cause for one in again) else found
 
 
 def _after_good_run(case: Case) -> list[Claim]:
     """A difference from the good run is what a race of that very launch looks like."""
     untested = list(
-        _untested("a cause is proven without a replay; `hypo replay BUNDLE` replays the launches")
+        _leave_untested(
+            "a cause is proven without a replay; `hypo replay BUNDLE` replays the launches"
+        )
     )
     proofs = [claim for claim in case.claims if claim.root is not None]
     root = proofs[0].root
@@ -201,7 +207,7 @@ def _after_good_run(case: Case) -> list[Claim]:
         return untested
     rung = _Rung(case, replay_place, TensorFact, time.monotonic() + 2 * REPLAY_SECONDS)
     report = rung.run(use)
-    found = _found(rung, use, report) if report is not None else []
+    found = _first_proven(rung, use, report) if report is not None else []
     races = [one for one in found if one.root and one.root.cause is Cause.PROGRAM_RACE]
     if not races:
         return untested
@@ -244,7 +250,7 @@ def _number(place: Place | None) -> int:
     return place.launch if place is not None else 0
 
 
-def _found(rung: _Rung, use: Use, report: ReplayReport) -> list[Claim]:
+def _first_proven(rung: _Rung, use: Use, report: ReplayReport) -> list[Claim]:
     """Of a launch's findings the first that has a proof; else what there is without one."""
     ordered = sorted(report.findings, key=weight)
     claims = []
@@ -273,8 +279,8 @@ def _claim(rung: _Rung, use: Use, finding: Finding, report: ReplayReport) -> Cla
     where = f" in program {finding.program}" if finding.program else ""
     red = f"the replay of {use.where}{where}: {finding.kind}: {_what(finding)}"
     evidence = (
-        f"{counted(finding.num_lanes, 'access', 'accesses')} in "
-        f"{counted(finding.num_programs, 'program')}; "
+        f"{count_text(finding.num_lanes, 'access', 'accesses')} in "
+        f"{count_text(finding.num_programs, 'program')}; "
         f"{report.coverage.num_run} of {report.coverage.num_launched} programs replayed",
         *(
             [f"at that lane {', '.join(f'{k} = {v}' for k, v in finding.values.items())}"]
@@ -331,14 +337,14 @@ def _green(rung: _Rung, use: Use, finding: Finding, judged: Judged) -> tuple[str
     """The correction with which the finding is gone, and what the replay says then."""
     if judged.settled is not None:
         return judged.settled
-    changed = changes(use.launch, rung.case.sources, installed())
+    changed = changes(use.launch, rung.case.sources, installed_texts())
     tries: list[tuple[str, Mapping[str, Any], bool]] = []
     if changed and judged.in_kernel:
         one = changed[0]
         tries.append((f"the kernel as it is installed (line {one.line}: `{one.was}`)", {}, True))
     tries += [(text, facts, False) for text, facts in judged.corrections(rung.fact)]
     for corrected, corrections, use_installed in tries:
-        report = rung.run(use, corrections, installed=use_installed)
+        report = rung.run(use, corrections, installed_texts=use_installed)
         if report is None:
             continue
         left = [
@@ -359,14 +365,14 @@ def _green(rung: _Rung, use: Use, finding: Finding, judged: Judged) -> tuple[str
 # -- what is not found ----------------------------------------------------------------------------
 
 
-def _refuted(rung: _Rung, claims: list[Claim]) -> Iterator[Claim]:
+def _refute(rung: _Rung, claims: list[Claim]) -> Iterator[Claim]:
     told = {claim.hypothesis.cause for claim in claims}
     if any(claim.root is not None for claim in claims):
-        yield from _untested("the replay stopped at the first cause that it proved", told)
+        yield from _leave_untested("the replay stopped at the first cause that it proved", told)
         return
     if not rung.clean and not rung.partly:
         reason = next(iter(rung.failed), "no launch of the bundle can be replayed")
-        yield from _untested(f"nothing was replayed in full: {reason}", told)
+        yield from _leave_untested(f"nothing was replayed in full: {reason}", told)
         return
     for cause, text in SEEN.items():
         if cause in told:
@@ -401,10 +407,10 @@ def _partial(rung: _Rung, text: str) -> Iterator[str]:
 
 
 def _launches(number: int) -> str:
-    return counted(number, "launch", "launches")
+    return count_text(number, "launch", "launches")
 
 
-def _untested(reason: str, told: Collection[Cause] = ()) -> Iterator[Claim]:
+def _leave_untested(reason: str, told: Collection[Cause] = ()) -> Iterator[Claim]:
     for cause in SEEN:
         if cause not in told:
             yield row(cause, Verdict.NOT_TESTED, NAME, reason)

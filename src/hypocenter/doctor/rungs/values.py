@@ -69,7 +69,7 @@ def values(case: Case) -> list[Claim]:
         ]
     if any(claim.root is not None for claim in case.claims):
         return []
-    return [_judged(case, first)]
+    return [_judge(case, first)]
 
 
 def first_spoilt(case: Case) -> _First | None:
@@ -102,7 +102,7 @@ def _hides(case: Case, name: str, launch: LaunchRecord) -> bool:
     return argument is not None and argument.hides
 
 
-def _judged(case: Case, first: _First) -> Claim:
+def _judge(case: Case, first: _First) -> Claim:
     launch = first.use.launch
     bad = {name: one for name, one in first.read.items() if is_spoilt(one)}
     tables = [name for name in _TABLES if name in bad]
@@ -114,7 +114,7 @@ def _judged(case: Case, first: _First) -> Claim:
     if bad:
         name, one = next(iter(bad.items()))
         cause = Cause.UNINITIALISED_READ if one.num_poisoned else Cause.NONFINITE_VALUE
-        return _entered(
+        return _claim_of_entry(
             case,
             first,
             cause,
@@ -123,7 +123,7 @@ def _judged(case: Case, first: _First) -> Claim:
             f"{name} was so before {launch.kernel} read "
             "it, and no launch of the run had written it",
         )
-    if first.wrote.num_poisoned and (undefined := _undefined(case, first)):
+    if first.wrote.num_poisoned and (undefined := _undefined_output(case, first)):
         return undefined
     weights = [
         name
@@ -134,7 +134,7 @@ def _judged(case: Case, first: _First) -> Claim:
         and not _is_index(case, name, launch)
     ]
     if weights:
-        return _entered(
+        return _claim_of_entry(
             case,
             first,
             Cause.NONFINITE_VALUE,
@@ -156,7 +156,7 @@ def _declaration(case: Case, name: str, launch: LaunchRecord) -> ArgumentDeclara
     return declaration.argument(name) if declaration else None
 
 
-def _shown(one: Statistics) -> str:
+def _show(one: Statistics) -> str:
     parts = [(one.num_nan, "NaN"), (one.num_inf, "infinite"), (one.num_poisoned, "never written")]
     text = ", ".join(f"{count} {word}" for count, word in parts if count)
     at = f", the first at {list(one.first_nonfinite)}" if one.first_nonfinite is not None else ""
@@ -176,7 +176,7 @@ def _table(case: Case, first: _First, name: str, one: Statistics) -> Claim:
     good = _rope_table(tensor.shape, 10000.0)
     bad = _rope_table(tensor.shape, 0.0)
     like_zero = int(np.isnan(bad).sum()) == one.num_nan
-    text = f"{name} ({tensor.name}) holds {_shown(one)}"
+    text = f"{name} ({tensor.name}) holds {_show(one)}"
     red = f"{text}; {_before(first)}"
     if like_zero:
         red += "; just so many NaN has a table of that shape that is made with base 0"
@@ -201,7 +201,7 @@ def _table(case: Case, first: _First, name: str, one: Statistics) -> Claim:
     return proven(
         root,
         NAME,
-        (f"{first.use.where}: {first.output} becomes {_shown(first.wrote)}",),
+        (f"{first.use.where}: {first.output} becomes {_show(first.wrote)}",),
         "a table that is finite",
         first.use.seq,
         (tensor.id,),
@@ -224,7 +224,7 @@ def _padding(case: Case, first: _First, caches: list[str], bad: dict[str, Statis
     launch = first.use.launch
     name = "v_cache" if "v_cache" in caches else caches[0]
     tensor = case.tensor_of(launch, name)
-    text = f"{first.output} becomes {_shown(first.wrote)} while {name} holds {_shown(bad[name])}"
+    text = f"{first.output} becomes {_show(first.wrote)} while {name} holds {_show(bad[name])}"
     red = f"{first.use.where}: {text}; {_before(first)}"
     root = RootCause(
         cause=Cause.NONFINITE_PADDING,
@@ -255,15 +255,15 @@ def _padding(case: Case, first: _First, caches: list[str], bad: dict[str, Statis
     )
 
 
-def _entered(
+def _claim_of_entry(
     case: Case, first: _First, cause: Cause, name: str, one: Statistics | None, why: str
 ) -> Claim:
     launch = first.use.launch
     tensor = case.tensor_of(launch, name)
-    held = f" holds {_shown(one)}" if one else ""
+    held = f" holds {_show(one)}" if one else ""
     whose = f"{name} ({tensor.name}, {tensor.owner})" if tensor else name
     others = [k for k in first.read if k != name]
-    red = f"{first.use.where}: {first.output} becomes {_shown(first.wrote)}; {why}"
+    red = f"{first.use.where}: {first.output} becomes {_show(first.wrote)}; {why}"
     same = _same_kernel_before(case, first)
     if not same and one is None:
         return row(
@@ -278,8 +278,7 @@ def _entered(
         )
     root = RootCause(
         cause=cause,
-        sentence=f"{launch.kernel}: {whose}{held}, and {first.output} becomes "
-        f"{_shown(first.wrote)}",
+        sentence=f"{launch.kernel}: {whose}{held}, and {first.output} becomes {_show(first.wrote)}",
         fix=f"Look into {whose}: `hypo inspect MODEL --check` looks for NaN in a model's weights"
         if one is None
         else f"Write finite numbers into {whose} before it is read ({_site(case, tensor)})",
@@ -311,12 +310,12 @@ def _made_inside(case: Case, first: _First) -> Claim:
     largest = max((max(abs(one.low), abs(one.high)) for one in first.read.values()), default=0.0)
     access = case.access(launch, first.output, "store")
     red = (
-        f"{first.use.where}: {first.output} becomes {_shown(first.wrote)}, though all that "
+        f"{first.use.where}: {first.output} becomes {_show(first.wrote)}, though all that "
         f"{launch.kernel} read is finite (at most {largest:.3g})"
     )
     root = RootCause(
         cause=Cause.NONFINITE_VALUE,
-        sentence=f"{launch.kernel} makes {_shown(first.wrote)} in {first.output} out of finite "
+        sentence=f"{launch.kernel} makes {_show(first.wrote)} in {first.output} out of finite "
         f"numbers of at most {largest:.3g}",
         fix=f"Keep the arithmetic of {launch.kernel} in range: see what is stored to "
         f"{first.output}",
@@ -338,7 +337,7 @@ def _made_inside(case: Case, first: _First) -> Claim:
     )
 
 
-def _undefined(case: Case, first: _First) -> Claim | None:
+def _undefined_output(case: Case, first: _First) -> Claim | None:
     """The output still holds what undefined memory holds: never written, or read and written."""
     launch = first.use.launch
     tensor = case.tensor_of(launch, first.output)
@@ -354,7 +353,7 @@ def _undefined(case: Case, first: _First) -> Claim | None:
     access = loads if reads else case.access(launch, first.output, "store")
     guard = guard_line(source, access.line) if access and not reads else None
     cause = Cause.UNINITIALISED_READ if reads else Cause.OUTPUT_NOT_WRITTEN
-    text = f"{first.output} ({tensor.name}) still holds {_shown(first.wrote)} after {launch.kernel}"
+    text = f"{first.output} ({tensor.name}) still holds {_show(first.wrote)} after {launch.kernel}"
     why = "which adds to what was there" if reads else "which only writes it"
     whole = 1
     for size in tensor.shape:

@@ -21,7 +21,7 @@ NOTE = "unrecorded-"
 
 
 class Waiting:
-    """Finds modules as the others would; has `foreign_hooks.loaded` told of those of MODULES."""
+    """Finds modules as the others would; tells `foreign.hooks.module_loaded` of those of MODULES."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in MODULES:
@@ -44,7 +44,7 @@ def _tell_after(loader: Any) -> None:
         del loader.exec_module  # the class's own from now on
         run(module)
         try:
-            _hooks().loaded(module)
+            _hooks().module_loaded(module)
         except Exception as error:
             _note(error)
 

@@ -38,10 +38,10 @@ from hypocenter.kernels.attention.attention_tile_cpu import (
     first_key,
     heads_per_block,
     num_starts,
-    seen,
     take_next,
     tile,
     value_width,
+    visible_keys,
 )
 from hypocenter.kernels.linear.quantise_cpu import put_codes
 
@@ -217,7 +217,7 @@ def _attend(
                 v_cache,
                 next_kv_head,
             )
-        low, high = seen(index, position, window)
+        low, high = visible_keys(index, position, window)
         if not is_asked:
             fetch_keys(starts, low, high, k_cache)
         is_asked = high - low == KEYS

@@ -224,7 +224,7 @@ def attention_split_kernel(
 
 
 @triton.jit
-def _folded(
+def _fold(
     token, head, positions_ptr, sums_ptr, values_ptr, window, num_heads, max_tiles, values_pitch,
     HEAD_DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -258,7 +258,7 @@ def attention_fold_kernel(
     token, head = tl.program_id(0), tl.program_id(1)
     if token >= tl.load(counts_ptr):
         return
-    found = _folded(
+    found = _fold(
         token,
         head,
         positions_ptr,
@@ -291,7 +291,7 @@ def attention_fold_codes_kernel(
         if token >= tl.load(counts_ptr):
             return
     if head < num_heads:
-        found = _folded(
+        found = _fold(
             token,
             head,
             positions_ptr,

@@ -90,7 +90,7 @@ def first_key(position: int, window: int) -> int:
 
 
 @inline
-def seen(tile: int, position: int, window: int) -> Any:
+def visible_keys(tile: int, position: int, window: int) -> Any:
     """Which keys of a tile the token at a position sees: from one to before another."""
     low = max(first_key(position, window) - tile * KEYS, 0)
     return low, min(position + 1 - tile * KEYS, KEYS)
@@ -105,7 +105,7 @@ def find_strips(
 
     Strips that have no key which the token at `position` sees stand for their nearest neighbour.
     """
-    low, high = seen(tile, position, window)
+    low, high = visible_keys(tile, position, window)
     block_size, value_pitch = k_cache.shape[3], v_cache.shape[3]
     first, last = low // LANES, (high - 1) // LANES
     place, within = divmod(tile * KEYS + first * LANES, block_size)

@@ -31,7 +31,7 @@ def _unit(x):
 
 
 @triton.jit
-def stacked(ROWS: tl.constexpr, PARTS: tl.constexpr):
+def stack_rows(ROWS: tl.constexpr, PARTS: tl.constexpr):
     """Where a tile of tl.dot holds what: the row, and which of its parts, behind each of ROWS rows.
 
     16 rows hold the parts of 16 / PARTS rows, part by part: a part's rows and those of the next
@@ -42,7 +42,7 @@ def stacked(ROWS: tl.constexpr, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _parted(x, part, PARTS: tl.constexpr):
+def _take_part(x, part, PARTS: tl.constexpr):
     """Each row of x f32 as the part that is asked for, [rows]; the parts of a row add up to it.
 
     Two parts are f16, with an error of 2**-22 of x, or of 2**-25 where x is small. Three are bf16
@@ -74,7 +74,7 @@ def _thirds(x):
 
 
 @triton.jit
-def _summed(x, PARTS: tl.constexpr):
+def _sum_parts(x, PARTS: tl.constexpr):
     """The parts of each row of x [ROWS, n] added up, [ROWS / PARTS, n].
 
     Always two at a time: of a sum of more it would be the compiler's choice where it begins.
@@ -89,7 +89,7 @@ def _summed(x, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _repeated(x, PARTS: tl.constexpr):
+def _repeat_parts(x, PARTS: tl.constexpr):
     """Rows of x [rows, n] as often as they have parts, [rows * PARTS, n]: the way back."""
     rows: tl.constexpr = x.shape[0]
     n: tl.constexpr = x.shape[1]
@@ -121,7 +121,7 @@ def load_query(
         q = tl.load(q_ptr + at[:, None] + d[None, :], mask=mask, other=0.0)
         unit, back = _unit(q)
         back = tl.reshape(tl.max(tl.reshape(back, (ROWS // 16, 2, 8)), axis=1), (ROWS // 2,))
-        return _parted(q * unit[:, None], part, PARTS), at, back
+        return _take_part(q * unit[:, None], part, PARTS), at, back
     else:
         at = tl.where(live, at, 0)
         return at, at, tl.full([ROWS // PARTS], 1.0, tl.float32)
@@ -138,7 +138,7 @@ def _add_piece(
     k = tl.load(k_cache_ptr + at, mask=(d < HEAD_DIM)[:, None], other=0.0)
     x_at = q_at[:, None] + d[None, :]
     x = tl.load(q_ptr + x_at, mask=(d < HEAD_DIM)[None, :], other=0.0)
-    return _exact_product(_parted(x, part, 4), k, total)
+    return _exact_product(_take_part(x, part, 4), k, total)
 
 
 @triton.jit
@@ -151,7 +151,7 @@ def _scores(
         d = tl.arange(0, BLOCK)
         at = (page[None, :] * HEAD_DIM + d[:, None]) * BLOCK_SIZE + within[None, :]
         mask = (d < HEAD_DIM)[:, None]
-        return _summed(tl.dot(q, tl.load(k_cache_ptr + at, mask=mask, other=0.0)), PARTS)
+        return _sum_parts(tl.dot(q, tl.load(k_cache_ptr + at, mask=mask, other=0.0)), PARTS)
     else:
         # Piece by piece: thirds of whole keys do not fit the registers of every GPU, and those of
         # long heads not even where a compiler sees all the pieces and loads them early.
@@ -187,7 +187,7 @@ def _scores(
                     BLOCK_SIZE,
                     PIECE,
                 )
-        return _summed(total, PARTS)
+        return _sum_parts(total, PARTS)
 
 
 @triton.jit
@@ -241,14 +241,14 @@ def attend_tile(
     score = tl.where(age < reach, score, -float("inf"))
     top = tl.max(score, axis=1)
     weight = tl.exp(score - tl.where(top == -float("inf"), 0.0, top)[:, None]) * _WEIGHT
-    weights = _parted(_repeated(weight, PARTS), part, PARTS)
+    weights = _take_part(_repeat_parts(weight, PARTS), part, PARTS)
     ones = tl.full([TILE, 16], 1.0, weights.dtype)
-    norm = tl.max(_summed(tl.dot(weights, ones), PARTS), axis=1)
+    norm = tl.max(_sum_parts(tl.dot(weights, ones), PARTS), axis=1)
     if PARTS == 2:
-        return top, norm, _summed(tl.dot(weights, v), PARTS)
+        return top, norm, _sum_parts(tl.dot(weights, v), PARTS)
     else:
         none = tl.zeros([part.shape[0], BLOCK], tl.float32)
-        return top, norm, _summed(_exact_product(weights, v, none), PARTS)
+        return top, norm, _sum_parts(_exact_product(weights, v, none), PARTS)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from hypocenter.device.cpu.vector import get, put
 
 
 @inline
-def turned(a: float, b: float, cos: float, sin: float) -> tuple[float, float]:
+def rotate(a: float, b: float, cos: float, sin: float) -> tuple[float, float]:
     return a * cos - b * sin, a * sin + b * cos
 
 
@@ -27,7 +27,7 @@ def turn_head(
     for i in range(half):
         first, second = pair(i, half, neighbours)
         c, s = get(cos, angles + i), get(sin, angles + i)
-        a, b = turned(get(x, at + first), get(x, at + second), c, s)
+        a, b = rotate(get(x, at + first), get(x, at + second), c, s)
         put(x, at + first, a)
         put(x, at + second, b)
 

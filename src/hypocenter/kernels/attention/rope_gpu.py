@@ -27,7 +27,7 @@ def rope_kernel(
     first, second = columns(pair, half, NEIGHBOURS)
     a = tl.load(start + first, mask=live, other=0.0)
     b = tl.load(start + second, mask=live, other=0.0)
-    a, b = turned(a, b, cos, sin)
+    a, b = rotate(a, b, cos, sin)
     tl.store(start + first, a, mask=live)
     tl.store(start + second, b, mask=live)
 
@@ -51,7 +51,7 @@ def columns(pair, half, NEIGHBOURS: tl.constexpr):
 
 
 @triton.jit
-def turned(a, b, cos, sin):
+def rotate(a, b, cos, sin):
     """Both numbers of each pair, turned by its angle."""
     return a * cos - b * sin, a * sin + b * cos
 

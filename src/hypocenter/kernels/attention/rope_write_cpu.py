@@ -7,7 +7,7 @@ from typing import Any
 from hypocenter.device.cpu.lang import cpu_kernel, inline, prange
 from hypocenter.device.cpu.vector import get, put_half
 from hypocenter.kernels.attention.kv_write_cpu import page_at, write_values
-from hypocenter.kernels.attention.rope_cpu import pair, turn_head, turned
+from hypocenter.kernels.attention.rope_cpu import pair, rotate, turn_head
 
 
 @inline
@@ -20,7 +20,7 @@ def _write_key(
     for i in range(half):
         first, second = pair(i, half, neighbours)
         c, s = get(cos, angles + i), get(sin, angles + i)
-        a, b = turned(get(k, at + first), get(k, at + second), c, s)
+        a, b = rotate(get(k, at + first), get(k, at + second), c, s)
         put_half(k_cache, place + first * block_size, a)
         put_half(k_cache, place + second * block_size, b)
     for d in range(2 * half, head_dim):

@@ -17,7 +17,7 @@ from hypocenter.kernels.demands import COUNT, Apart, Arg, Rule, live_counts
 from hypocenter.kernels.linear import linear_cpu
 from hypocenter.kernels.linear.operands import Operands, Product
 from hypocenter.kernels.linear.quantise import present
-from hypocenter.kernels.weights.packing import ROWS_PER_ITEM, padded
+from hypocenter.kernels.weights.packing import ROWS_PER_ITEM, padded_rows
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 
@@ -196,7 +196,7 @@ def _launch_cpu(
         args += [one.weight, _NO_BIAS if one.bias is None else one.bias, one.out]
     first = products[0]
     weights = [one.weight.data for one in products]
-    reads = [(weight.parts[0], padded(weight.num_rows) // ROWS_PER_ITEM) for weight in weights]
+    reads = [(weight.parts[0], padded_rows(weight.num_rows) // ROWS_PER_ITEM) for weight in weights]
     for _ in range(_MOST - len(products)):
         args += [*_without_rows(first.weight), _NO_BIAS, first.out]
     work = sum(weight.num_rows for weight in weights) * weights[0].num_columns

@@ -11,16 +11,16 @@ from hypocenter.device.cpu.sums import keep_zeros, kept_row
 from hypocenter.device.cpu.vector import get, keep, mul
 from hypocenter.kernels.linear.linear_cpu import add_item
 from hypocenter.kernels.linear.quantise_cpu import put_codes
-from hypocenter.kernels.rowwise.activation_cpu import opened
+from hypocenter.kernels.rowwise.activation_cpu import open_gate
 from hypocenter.kernels.weights.row_groups import GROUPS_PER_ITEM, LANES, ROWS_PER_ITEM
 
 _ZERO = np.float32(0)
 
 
 @inline
-def _gated(gate: Any, up: Any, group: int, row: int, kind: int, left: int) -> Any:
+def _gate(gate: Any, up: Any, group: int, row: int, kind: int, left: int) -> Any:
     """16 columns, of which the first `left` are there and the others 0."""
-    gated = mul(opened(kept_row(gate, group, row), kind), kept_row(up, group, row))
+    gated = mul(open_gate(kept_row(gate, group, row), kind), kept_row(up, group, row))
     return keep(gated, 0, left, _ZERO)
 
 
@@ -38,8 +38,8 @@ def _rows(
         for group in range(0, GROUPS_PER_ITEM, 2):
             left = width - ROWS_PER_ITEM * item - LANES * group
             put_codes(
-                _gated(gate, up, group, one, kind, left),
-                _gated(gate, up, group + 1, one, kind, left - LANES),
+                _gate(gate, up, group, one, kind, left),
+                _gate(gate, up, group + 1, one, kind, left - LANES),
                 codes,
                 scales,
                 sums,

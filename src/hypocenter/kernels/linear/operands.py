@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 from hypocenter.device.cpu.large_pages import LINE_BYTES
 from hypocenter.device.memory import allocate, rows, stretch
-from hypocenter.kernels.weights.packing import padded
+from hypocenter.kernels.weights.packing import padded_rows
 from hypocenter.tensor import DType, Tensor
 
 #: Columns that share a scale.
@@ -71,7 +71,7 @@ class Operands:
         in_bf16: bool = False,
     ) -> Operands:
         """What products with weights of `dtypes` want; `in_bf16`: those of BF16 round x."""
-        pitch, wanted = padded(max_width), set(dtypes)
+        pitch, wanted = padded_rows(max_width), set(dtypes)
         if device == "cpu":
             return cls._of_cpu(wanted, max_rows, pitch, in_bf16=in_bf16)
         quantised = any(dtype.is_quantised for dtype in wanted)
@@ -129,7 +129,7 @@ class Operands:
             if one is None:
                 return None
             is_tiled = self.weighted is not None and name in self.made
-            return _tiled(one, num_rows, turn) if is_tiled else rows(one, 0, num_rows)
+            return _as_tiles(one, num_rows, turn) if is_tiled else rows(one, 0, num_rows)
 
         return Operands(*(part(one.name) for one in fields(self)))
 
@@ -152,7 +152,7 @@ class Operands:
 
 def operand_bytes(dtypes: Iterable[DType], max_rows: int, max_width: int, *, in_bf16: bool) -> int:
     """Bytes of the operands that products with weights of `dtypes` read on the CPU."""
-    wanted, pitch = set(dtypes), padded(max_width)
+    wanted, pitch = set(dtypes), padded_rows(max_width)
     num_bytes = 2 * max_rows * pitch if in_bf16 and DType.BF16 in wanted else 0
     if any(dtype.is_quantised for dtype in wanted):
         per_group = TILE_ROWS * 4 * (8 + 1 + 3 + 3)
@@ -160,7 +160,7 @@ def operand_bytes(dtypes: Iterable[DType], max_rows: int, max_width: int, *, in_
     return num_bytes
 
 
-def _tiled(operand: Tensor, num_rows: int, turn: int) -> Tensor:
+def _as_tiles(operand: Tensor, num_rows: int, turn: int) -> Tensor:
     """A part of a buffer [tiles, groups, ..., 16, ...] as tiles of fewer rows."""
     shape, tile = list(operand.shape), min(num_rows, TILE_ROWS)
     shape[shape.index(TILE_ROWS, 2)] = tile

@@ -18,7 +18,7 @@ from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.demands import COUNT, Arg, Rule, Scalar, live_counts
 from hypocenter.kernels.linear import quantise_cpu
 from hypocenter.kernels.linear.operands import GROUP, Operands
-from hypocenter.kernels.weights.packing import Packed, padded
+from hypocenter.kernels.weights.packing import Packed, padded_rows
 from hypocenter.tensor import DType, Tensor
 
 #: A group whose largest value is below this one is zero: 127 / max|x| would overflow before long.
@@ -166,7 +166,7 @@ def reference(
     A group with a number that is not finite has codes 0 and the scale NaN.
     """
     num_rows, width = x.shape
-    wide = np.zeros((num_rows, padded(width)), np.float32)
+    wide = np.zeros((num_rows, padded_rows(width)), np.float32)
     wide[:, :width] = x
     groups = wide.reshape(num_rows, -1, GROUP)
     finite = np.abs(groups) < np.inf

@@ -32,15 +32,15 @@ def _gelu(x: Any) -> Any:
 
 
 @inline
-def opened(x: Any, kind: int) -> Any:
+def open_gate(x: Any, kind: int) -> Any:
     """silu(x) where `kind` is 0, else gelu(x)."""
     return mul(x, sigmoid(x)) if kind == 0 else _gelu(x)
 
 
 @inline
-def _gated(gate: Any, up: Any, at: int, left: int, kind: int) -> Any:
+def _gate(gate: Any, up: Any, at: int, left: int, kind: int) -> Any:
     """16 columns, of which the first `left` are there and the others 0."""
-    return mul(opened(load_first(gate, at, left), kind), load_first(up, at, left))
+    return mul(open_gate(load_first(gate, at, left), kind), load_first(up, at, left))
 
 
 @cpu_kernel
@@ -48,7 +48,7 @@ def gate(gate: Any, up: Any, counts: Any, kind: int) -> None:
     width = gate.shape[1]
     for row in prange(get(counts, 0)):
         for at in range(row * width, (row + 1) * width, 16):
-            store(gate, at, mul(opened(load(gate, at), kind), load(up, at)))
+            store(gate, at, mul(open_gate(load(gate, at), kind), load(up, at)))
 
 
 @cpu_kernel
@@ -63,8 +63,8 @@ def gate_codes(
             for group in range(first, last):
                 at, left = row * gate.shape[1] + 32 * group, width - 32 * group
                 put_codes(
-                    _gated(gate, up, at, left, kind),
-                    _gated(gate, up, at + 16, left - 16, kind),
+                    _gate(gate, up, at, left, kind),
+                    _gate(gate, up, at + 16, left - 16, kind),
                     codes,
                     scales,
                     sums,

@@ -20,7 +20,7 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _gated(x, up, IS_GELU: tl.constexpr):
+def _gate(x, up, IS_GELU: tl.constexpr):
     u = 1.5957691216057308 * (x + 0.044715 * x * x * x) if IS_GELU else x
     return x * _sigmoid(u) * up
 
@@ -45,7 +45,7 @@ def gate_kernel(
     at = as_offset(row, WIDE) * width + column
     x = tl.load(gate_ptr + at, mask=inside, other=0.0)
     up = tl.load(up_ptr + at, mask=inside, other=0.0)
-    tl.store(gate_ptr + at, _gated(x, up, IS_GELU), mask=inside)
+    tl.store(gate_ptr + at, _gate(x, up, IS_GELU), mask=inside)
 
 
 @triton.jit
@@ -66,7 +66,7 @@ def gate_codes_kernel(
     x = tl.load(gate_ptr + row * pitch + column, mask=inside, other=0.0)
     up = tl.load(up_ptr + row * pitch + column, mask=inside, other=0.0)
     store_codes(
-        _gated(x, up, IS_GELU),
+        _gate(x, up, IS_GELU),
         row,
         group,
         group >= 0,

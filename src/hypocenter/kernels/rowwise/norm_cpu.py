@@ -33,7 +33,7 @@ def _factor(x: Any, at: int, eps: float, width: int) -> float:
 
 
 @inline
-def _normed(x: Any, at: int, weight: Any, column: int, width: int, factor: float) -> Any:
+def _normalise(x: Any, at: int, weight: Any, column: int, width: int, factor: float) -> Any:
     """16 columns of a row that begins at `at`; 0 behind its width, even of an undefined row."""
     left = width - column
     value = mul(load_first(x, at + column, left), splat(factor))
@@ -47,7 +47,7 @@ def _norm_row(
     factor = _factor(x, at, eps, width)
     for column in range(0, width, 16):
         left = width - column
-        value = _normed(x, at, weight, column, width, factor)
+        value = _normalise(x, at, weight, column, width, factor)
         if accumulate:
             value = add(load_first(out, out_at + column, left), value)
         store_first(out, out_at + column, value, left)
@@ -78,8 +78,8 @@ def rms_norm_codes(
             factor = _factor(x, at, eps, width)
             for group in range(num_groups):
                 put_codes(
-                    _normed(x, at, weight, 32 * group, width, factor),
-                    _normed(x, at, weight, 32 * group + 16, width, factor),
+                    _normalise(x, at, weight, 32 * group, width, factor),
+                    _normalise(x, at, weight, 32 * group + 16, width, factor),
                     codes,
                     scales,
                     sums,

@@ -100,7 +100,7 @@ class DeviceSampler:
             filters = (by_count, by_mass, num_context_blocks)
         key = (logits.address, len(draws), filters)
         if key not in self._plans:
-            self._plans[key] = self._made(logits, len(draws), filters)
+            self._plans[key] = self._make(logits, len(draws), filters)
         return self._plans[key]
 
     def free(self) -> None:
@@ -155,7 +155,7 @@ class DeviceSampler:
         self._filled.append((tensor, values))
         memory.to_device(tensor, values)
 
-    def _made(self, logits: Tensor, num_rows: int, filters: tuple[bool, bool, int] | None) -> Plan:
+    def _make(self, logits: Tensor, num_rows: int, filters: tuple[bool, bool, int] | None) -> Plan:
         builder = PlanBuilder(num_rows, self._device)
         facts = {"logits": logits}
         buffers = self._buffers | {"next_ids": self._next_ids}
@@ -165,7 +165,7 @@ class DeviceSampler:
             names = ("logits", "parts", "outcomes", "next_ids")
             _greedy(builder, {name: facts[name] for name in names})
         else:
-            _filtered(builder, facts | self._context, *filters)
+            _add_filters(builder, facts | self._context, *filters)
         mark(builder)
         plan = Plan(builder, facts["outcomes"])
         plan.name = f"sampler, {num_rows} rows, {'greedy' if filters is None else 'filtered'}"
@@ -194,7 +194,7 @@ def _greedy(plan: PlanBuilder, facts: Mapping[str, Tensor]) -> None:
     )
 
 
-def _filtered(
+def _add_filters(
     plan: PlanBuilder,
     facts: Mapping[str, Tensor],
     by_count: bool,

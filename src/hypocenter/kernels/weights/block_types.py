@@ -43,12 +43,12 @@ class Blocks:
     @property
     def scales(self) -> Array:
         """f32 [num_rows, num_columns / group]."""
-        return _multiplied(self.scale, self.small_scales)
+        return _multiply(self.scale, self.small_scales)
 
     @property
     def minima(self) -> Array | None:
         """f32 [num_rows, num_columns / group], or None."""
-        return None if self.minimum is None else _multiplied(self.minimum, self.small_minima)
+        return None if self.minimum is None else _multiply(self.minimum, self.small_minima)
 
     def values(self) -> Array:
         """f32 [num_rows, num_columns], bit-equal to ggml's dequantisation."""
@@ -60,7 +60,7 @@ class Blocks:
         return values.reshape(num_rows, num_columns)
 
 
-def _multiplied(whole: Array, small: Array | None) -> Array:
+def _multiply(whole: Array, small: Array | None) -> Array:
     if small is None:
         return whole
     per_block = small.shape[1] // whole.shape[1]

@@ -28,7 +28,7 @@ from hypocenter.kernels.weights.row_groups import (
     LANES,
     ROWS_PER_ITEM,
     in_groups,
-    padded,
+    padded_rows,
     side_by_side,
     slabs,
 )
@@ -135,9 +135,9 @@ def held_as(dtype: DType, num_columns: int, *, in_bf16: bool = False) -> DType:
 def packed_bytes(dtype: DType, num_rows: int, num_columns: int) -> int:
     """Bytes of a packed weight [num_rows, num_columns]."""
     if not dtype.is_quantised:
-        return padded(num_rows) * num_columns * held_as(dtype, num_columns).block_bytes
+        return padded_rows(num_rows) * num_columns * held_as(dtype, num_columns).block_bytes
     layout = layout_of(dtype, num_columns)
-    num_records = padded(num_rows) // LANES * -(-num_columns // layout.num_columns)
+    num_records = padded_rows(num_rows) // LANES * -(-num_columns // layout.num_columns)
     return num_records * layout.record.itemsize
 
 
@@ -148,13 +148,13 @@ def pack_records(
 
     Of several matrices of one shape the items, 64 rows each, lie by turns.
     """
-    num_items = len(raws) * padded(len(raws[0])) // ROWS_PER_ITEM
+    num_items = len(raws) * padded_rows(len(raws[0])) // ROWS_PER_ITEM
     if not dtype.is_quantised:
         held = held_as(dtype, num_columns, in_bf16=in_bf16)
         kind = {DType.F32: np.float32, DType.F16: np.uint16, DType.BF16: np.int32}[held]
         num_steps = num_columns // (2 if held is DType.BF16 else 1)
         items = large_pages.zeros((num_items, num_steps, ROWS_PER_ITEM), kind)
-        rounded = _rounded(dtype) if in_bf16 and held is DType.BF16 else None
+        rounded = _round_to_bf16(dtype) if in_bf16 and held is DType.BF16 else None
 
         def turn(part: tuple[Array, Array]) -> None:
             slab, place = part
@@ -184,7 +184,7 @@ def pack_records(
 
 
 @functools.cache
-def _rounded(dtype: DType) -> Array:
+def _round_to_bf16(dtype: DType) -> Array:
     """What products in bf16 take, uint16, by the bits of a number of two bytes."""
     numbers = np.arange(1 << 16, dtype=np.uint16).view(np.uint8)
     return factors_of_products(dequantise(numbers, dtype, 1 << 16))

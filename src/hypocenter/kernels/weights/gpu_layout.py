@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.kernels.weights.block_types import Blocks, unpack
-from hypocenter.kernels.weights.row_groups import LANES, in_groups, padded, side_by_side, slabs
+from hypocenter.kernels.weights.row_groups import LANES, in_groups, padded_rows, side_by_side, slabs
 from hypocenter.tensor import DType
 
 Array = np.ndarray[Any, Any]
@@ -74,7 +74,7 @@ def pack_units(raw: Array, dtype: DType, num_columns: int) -> tuple[Array, ...]:
     layout, num_rows = UNITS[dtype], raw.shape[0]
     width = -(-num_columns // _COLUMNS) * _COLUMNS
     if layout.is_float:
-        lead = (padded(num_rows) // LANES, width // _COLUMNS)
+        lead = (padded_rows(num_rows) // LANES, width // _COLUMNS)
         kind = {DType.F32: np.float32, DType.F16: np.uint16, DType.BF16: np.int16}[dtype]
         weights = np.zeros((*lead, LANES, _COLUMNS), kind)
         side_by_side(
@@ -82,7 +82,7 @@ def pack_units(raw: Array, dtype: DType, num_columns: int) -> tuple[Array, ...]:
         )
         return (weights,)
     scale_type = np.uint16 if layout.scale_dtype is DType.F16 else np.float32
-    lead = (padded(num_rows) // CODE_LANES, width // _COLUMNS)
+    lead = (padded_rows(num_rows) // CODE_LANES, width // _COLUMNS)
     words = np.zeros((*lead, 16 // layout.codes_per_word, CODE_LANES, 4), np.int32)
     scales = np.zeros((*lead, CODE_LANES, _COLUMNS // layout.group), scale_type)
     minima = np.zeros(scales.shape if layout.has_minima else (0, 0, CODE_LANES, 0), scale_type)

@@ -13,7 +13,7 @@ from hypocenter.kernels.weights.cpu_layout import held_as, pack_records
 from hypocenter.kernels.weights.gpu_layout import UNITS, pack_units
 from hypocenter.kernels.weights.row_groups import LANES as LANES
 from hypocenter.kernels.weights.row_groups import ROWS_PER_ITEM as ROWS_PER_ITEM
-from hypocenter.kernels.weights.row_groups import padded as padded
+from hypocenter.kernels.weights.row_groups import padded_rows as padded_rows
 from hypocenter.tensor import DType, Tensor, contiguous_strides
 
 Array = np.ndarray[Any, Any]
@@ -59,7 +59,7 @@ def pack(
 def pack_by_turns(raws: Sequence[Array], dtype: DType, num_columns: int) -> Packed:
     """Several matrices of one shape, as rows of GGUF bytes, as one weight for the CPU: 64 rows of
     each by turns, each padded to 64 rows."""
-    num_rows = len(raws) * padded(len(raws[0]))
+    num_rows = len(raws) * padded_rows(len(raws[0]))
     return Packed(dtype, pack_records(raws, dtype, num_columns), num_rows, num_columns)
 
 

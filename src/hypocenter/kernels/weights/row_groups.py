@@ -22,7 +22,7 @@ SLAB_ROWS = 512
 MAX_THREADS = 8
 
 
-def padded(num_rows: int) -> int:
+def padded_rows(num_rows: int) -> int:
     """Rows of a packed weight, and the pitch of activations: the next multiple of 64."""
     return -(-num_rows // ROWS_PER_ITEM) * ROWS_PER_ITEM
 

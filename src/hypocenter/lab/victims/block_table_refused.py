@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from hypocenter.doctor.diagnosis import Cause
-from hypocenter.lab.lab import Lab, altered
+from hypocenter.lab.lab import Lab, alter
 from hypocenter.lab.victim import Victim
 
 
 def plant(lab: Lab) -> None:
-    lab.change_batch(block_tables=lambda batch: altered(batch.block_tables, (0, 0), 40_000))
+    lab.change_batch(block_tables=lambda batch: alter(batch.block_tables, (0, 0), 40_000))
 
 
 VICTIM = Victim(

@@ -11,10 +11,10 @@ from hypocenter.model import decoder
 
 
 def plant(lab: Lab) -> None:
-    def swapped(original: Any, plan: Any, gate: Any, up: Any, *given: Any) -> None:
+    def swap(original: Any, plan: Any, gate: Any, up: Any, *given: Any) -> None:
         original(plan, up, gate, *given)
 
-    lab.wrap(decoder, "gate", swapped)
+    lab.wrap(decoder, "gate", swap)
 
 
 VICTIM = Victim(

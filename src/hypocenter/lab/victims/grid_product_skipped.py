@@ -17,21 +17,21 @@ def as_triton(original: Callable[..., Any], gpu: SimGpu, jit: Any) -> Callable[.
     """Triton's launcher multiplies the grid in a C int and leaves when that is not positive."""
     launch = original(gpu, jit)
 
-    def launched(*args: Any, grid: tuple[int, ...], **keywords: Any) -> None:
+    def launch_unchecked(*args: Any, grid: tuple[int, ...], **keywords: Any) -> None:
         if (math.prod(grid) + (1 << 31)) % (1 << 32) > 1 << 31:
             launch(*args, grid=grid, **keywords)
 
-    return launched
+    return launch_unchecked
 
 
-def unlimited(lab: Lab) -> None:
+def lift_limit(lab: Lab) -> None:
     lab.disarm()
     lab.patch(door, "check_launch", lambda *given: None)
     lab.wrap(SimGpu, "launcher", as_triton)
 
 
 def plant(lab: Lab) -> None:
-    unlimited(lab)
+    lift_limit(lab)
     lab.edit(
         "rope_write_gpu",
         (
@@ -50,5 +50,5 @@ VICTIM = Victim(
     argument="grid",
     source="triton#3299",
     plant=plant,
-    twin=unlimited,
+    twin=lift_limit,
 )

@@ -15,11 +15,11 @@ from hypocenter.record.recorder import current
 from hypocenter.tensor import DType
 
 
-def unchecked(original: Any, gpu: Any, num_bytes: int) -> int:
+def allocate_unchecked(original: Any, gpu: Any, num_bytes: int) -> int:
     try:
         return int(original(gpu, num_bytes))
     except OutOfMemory as error:
-        current().failed(error)
+        current().record_failure(error)
         return 0
 
 
@@ -31,7 +31,7 @@ def too_large(weight: Any) -> Any:
 
 def plant(lab: Lab) -> None:
     lab.disarm()
-    lab.wrap(SimGpu, "allocate", unchecked)
+    lab.wrap(SimGpu, "allocate", allocate_unchecked)
     lab.change_layer(1, ffn_norm=too_large)
 
 

@@ -17,14 +17,14 @@ PAIRS = """    inside = column < num_columns
     num_units"""
 
 
-def shifted(max_tokens: int, device: str) -> Tensor:
+def shift(max_tokens: int, device: str) -> Tensor:
     longer = memory.allocate("token_ids", "step", DType.I32, (max_tokens + 1,), device=device)
     return memory.rows(longer, 1, max_tokens + 1)
 
 
 def plant(lab: Lab) -> None:
     lab.edit("embedding_gpu", (LOAD, PAIRS))
-    lab.set_apart("token_ids", shifted)
+    lab.set_apart("token_ids", shift)
 
 
 def twin(lab: Lab) -> None:

@@ -11,10 +11,10 @@ from hypocenter.model import decoder
 
 
 def plant(lab: Lab) -> None:
-    def inverted(original: Any, *given: Any, scale: float, **keywords: Any) -> None:
+    def invert(original: Any, *given: Any, scale: float, **keywords: Any) -> None:
         original(*given, scale=1 / scale, **keywords)
 
-    lab.wrap(decoder, "attention", inverted)
+    lab.wrap(decoder, "attention", invert)
 
 
 VICTIM = Victim(

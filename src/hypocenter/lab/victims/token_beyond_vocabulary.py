@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from hypocenter.doctor.diagnosis import Cause
-from hypocenter.lab.lab import Lab, altered
+from hypocenter.lab.lab import Lab, alter
 from hypocenter.lab.victim import Victim
 
 
 def plant(lab: Lab) -> None:
     lab.disarm()
-    lab.change_batch(token_ids=lambda batch: altered(batch.token_ids, 0, 1_000_000))
+    lab.change_batch(token_ids=lambda batch: alter(batch.token_ids, 0, 1_000_000))
 
 
 VICTIM = Victim(

@@ -98,7 +98,7 @@ class GGUFFile:
         info = self._tensors.get(name)
         if info is None:
             limit = f"the file has {len(self._tensors)} tensors and none of that name"
-            raise self._bad("tensor", name, limit, _nearest(name, self._tensors))
+            raise self._bad_field("tensor", name, limit, _nearest(name, self._tensors))
         return np.frombuffer(shards[info.shard].buffer, np.uint8, info.num_bytes, info.offset)
 
     def let_go(self, name: str) -> None:
@@ -137,7 +137,7 @@ class GGUFFile:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong_type(key, "one number")
         if not math.isfinite(value):
-            raise self._bad(key, value, "it must be finite")
+            raise self._bad_field(key, value, "it must be finite")
         return float(value)
 
     def flag(self, key: str, default: _D | EllipsisType = ...) -> bool | _D:
@@ -162,13 +162,15 @@ class GGUFFile:
         if entry.is_array or entry.type is not ValueType.STRING:
             raise self._wrong_type(key, "one string")
         if entry.size > max_bytes:
-            raise self._bad(f"length of {key}", entry.size, f"the limit is {max_bytes} bytes")
+            raise self._bad_field(f"length of {key}", entry.size, f"the limit is {max_bytes} bytes")
         raw = self.metadata.raw_text(key)
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError as error:
             bad = raw[error.start : error.start + 8]
-            raise self._bad(key, bad, f"it must be UTF-8, also at byte {error.start}") from None
+            raise self._bad_field(
+                key, bad, f"it must be UTF-8, also at byte {error.start}"
+            ) from None
 
     def strings(self, key: str) -> StringArray:
         """An array of strings, decoded one by one; required. Raises BadModelFile.
@@ -201,13 +203,15 @@ class GGUFFile:
 
     def _default(self, key: str, default: _D | EllipsisType) -> _D:
         if isinstance(default, EllipsisType):
-            raise self._bad(key, "missing", "the model needs it", _nearest(key, self.metadata))
+            raise self._bad_field(
+                key, "missing", "the model needs it", _nearest(key, self.metadata)
+            )
         return default
 
     def _wrong_type(self, key: str, wanted: str) -> BadModelFile:
-        return self._bad(f"type of {key}", self.metadata.kind(key), f"it must be {wanted}")
+        return self._bad_field(f"type of {key}", self.metadata.kind(key), f"it must be {wanted}")
 
-    def _bad(self, field: str, value: object, limit: str, way_out: str = "") -> BadModelFile:
+    def _bad_field(self, field: str, value: object, limit: str, way_out: str = "") -> BadModelFile:
         return BadModelFile(self.path, field, value, limit, way_out)
 
 

@@ -113,7 +113,7 @@ def metadata_lines(file: GGUFFile) -> list[MetadataLine]:
     for key in file.metadata:
         entry = file.metadata.entry(key)
         length = entry.size if entry.is_array else None
-        lines.append(MetadataLine(key, file.metadata.kind(key), length, _shown(file, key)))
+        lines.append(MetadataLine(key, file.metadata.kind(key), length, _show(file, key)))
     return lines
 
 
@@ -253,11 +253,11 @@ def _sha256(file: GGUFFile, shard: int, advance: Callable[[str, int], None]) -> 
     return digest.hexdigest()
 
 
-def _shown(file: GGUFFile, key: str) -> str:
+def _show(file: GGUFFile, key: str) -> str:
     entry = file.metadata.entry(key)
     if entry.type is ValueType.STRING and not entry.is_array:
         head = file.metadata.raw_text(key)[: 4 * MAX_SHOWN_CHARS].decode("utf-8", "replace")
-        return _clipped(repr(head[:MAX_SHOWN_CHARS]), entry.size > MAX_SHOWN_CHARS)
+        return _clip(repr(head[:MAX_SHOWN_CHARS]), entry.size > MAX_SHOWN_CHARS)
     value = file.metadata[key]
     if not entry.is_array:
         known = _file_type(value) if key == "general.file_type" else ""
@@ -272,7 +272,7 @@ def _shown(file: GGUFFile, key: str) -> str:
     else:
         items = [str(child) for child in entry.children[:MAX_SHOWN_ITEMS]]
     text = ", ".join(items)[:MAX_SHOWN_CHARS]
-    return f"[{_clipped(text, entry.size > MAX_SHOWN_ITEMS)}]"
+    return f"[{_clip(text, entry.size > MAX_SHOWN_ITEMS)}]"
 
 
 def _file_type(value: object) -> str:
@@ -283,5 +283,5 @@ def _file_type(value: object) -> str:
     return f" ({names[value]})" if isinstance(value, int) and value in names else ""
 
 
-def _clipped(text: str, more: bool) -> str:
+def _clip(text: str, more: bool) -> str:
     return f"{text} ..." if more else text

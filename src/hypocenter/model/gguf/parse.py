@@ -98,8 +98,8 @@ def parse_shard(path: Path, buffer: mmap.mmap, shard: int) -> Shard:
     for index in range(num_fields):
         key = cursor.text(f"metadata key {index}", MAX_KEY_BYTES)
         if key in entries:
-            raise cursor.bad(f"metadata key {index}", key, "that key was there before")
-        entries[key] = _read_entry(cursor, quoted(key))
+            raise cursor.bad_field(f"metadata key {index}", key, "that key was there before")
+        entries[key] = _read_entry(cursor, quote(key))
     metadata = Metadata(buffer, entries)
     alignment = _alignment(cursor, metadata)
     headers = [_read_tensor_header(cursor, index) for index in range(num_tensors)]
@@ -107,7 +107,7 @@ def parse_shard(path: Path, buffer: mmap.mmap, shard: int) -> Shard:
     return Shard(path, buffer, version, alignment, metadata, tensors)
 
 
-def quoted(name: str, max_chars: int = 80) -> str:
+def quote(name: str, max_chars: int = 80) -> str:
     """A name from a file as one bounded, printable line."""
     return repr(name) if len(name) <= max_chars else f"{name[:max_chars]!r}..."
 
@@ -123,7 +123,7 @@ class _Cursor:
         self.num_strings = 0
         self.num_nested = 0
 
-    def bad(self, field: str, value: object, limit: str, way_out: str = "") -> BadModelFile:
+    def bad_field(self, field: str, value: object, limit: str, way_out: str = "") -> BadModelFile:
         return BadModelFile(self.path, field, value, limit, way_out)
 
     def cut(self, field: str, value: object, num_bytes: int) -> BadModelFile:
@@ -134,7 +134,7 @@ class _Cursor:
             f"the file has {self.end} bytes, {left} of them after byte {self.position}: "
             f"at least {missing} bytes are missing"
         )
-        return self.bad(field, value, limit, _CUT_OFF)
+        return self.bad_field(field, value, limit, _CUT_OFF)
 
     def skip(self, field: str, num_bytes: int) -> int:
         """Pass over `num_bytes` and return where they begin."""
@@ -156,7 +156,7 @@ class _Cursor:
         """A count of things that follow; each takes at least `min_item_bytes`."""
         count = self.u64(field)
         if count > max_count:
-            raise self.bad(field, count, f"it must be at most {max_count}")
+            raise self.bad_field(field, count, f"it must be at most {max_count}")
         if count * min_item_bytes > self.end - self.position:
             raise self.cut(field, count, count * min_item_bytes)
         return count
@@ -165,19 +165,21 @@ class _Cursor:
         """Pass over a string; returns its position and its bytes."""
         num_bytes = self.u64(f"length of {field}")
         if num_bytes > max_bytes:
-            raise self.bad(f"length of {field}", num_bytes, f"it must be at most {max_bytes} bytes")
+            raise self.bad_field(
+                f"length of {field}", num_bytes, f"it must be at most {max_bytes} bytes"
+            )
         return self.skip(field, num_bytes), num_bytes
 
     def text(self, field: str, max_bytes: int) -> str:
         """A key or name: UTF-8, not empty."""
         start, num_bytes = self.string(field, max_bytes)
         if not num_bytes:
-            raise self.bad(field, "", "it must not be empty")
+            raise self.bad_field(field, "", "it must not be empty")
         raw = self.buffer[start : start + num_bytes]
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
-            raise self.bad(field, raw[:64], "it must be UTF-8") from None
+            raise self.bad_field(field, raw[:64], "it must be UTF-8") from None
 
 
 _U32 = struct.Struct("<I")
@@ -195,8 +197,10 @@ def _read_version(cursor: _Cursor) -> int:
     if version & 0xFFFF == 0 and version:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         limit = "it is that of a big-endian file, and only little-endian files are read"
-        raise cursor.bad("version", swapped, limit, "use the little-endian file")
-    raise cursor.bad("version", version, "only versions 2 and 3 are read", "convert the model anew")
+        raise cursor.bad_field("version", swapped, limit, "use the little-endian file")
+    raise cursor.bad_field(
+        "version", version, "only versions 2 and 3 are read", "convert the model anew"
+    )
 
 
 def _not_gguf(cursor: _Cursor) -> BadModelFile:
@@ -212,14 +216,14 @@ def _not_gguf(cursor: _Cursor) -> BadModelFile:
     elif head.startswith((b"pk\x03\x04", b"\x80\x02")):
         looks, way_out = " (this looks like a PyTorch checkpoint)", "convert it to GGUF"
     first = cursor.buffer[:4]
-    return cursor.bad("magic", first, f"a GGUF file begins with b'GGUF'{looks}", way_out)
+    return cursor.bad_field("magic", first, f"a GGUF file begins with b'GGUF'{looks}", way_out)
 
 
 def _value_type(cursor: _Cursor, field: str) -> ValueType:
     number = cursor.u32(f"type of {field}")
     kind = _VALUE_TYPES.get(number)
     if kind is None:
-        raise cursor.bad(f"type of {field}", number, "value types are 0 to 12")
+        raise cursor.bad_field(f"type of {field}", number, "value types are 0 to 12")
     return kind
 
 
@@ -246,7 +250,7 @@ def _read_array(cursor: _Cursor, field: str, depth: int) -> Entry:
         return Entry(kind, True, start, count, starts=_string_starts(cursor, field, count))
     if kind is ValueType.ARRAY:
         if depth == MAX_ARRAY_DEPTH:
-            raise cursor.bad(
+            raise cursor.bad_field(
                 f"array {field}", f"{depth + 1} arrays deep", f"the limit is {MAX_ARRAY_DEPTH}"
             )
         count = cursor.count(label, MAX_NESTED_ARRAYS - cursor.num_nested, 4 + 8)
@@ -288,7 +292,7 @@ def _string_starts(cursor: _Cursor, field: str, count: int) -> array[int]:
 def _check_flags(cursor: _Cursor, field: str, start: int, count: int) -> None:
     flags = np.frombuffer(cursor.buffer, np.uint8, count, start)  # [count]
     if count and int(flags.max()) > 1:
-        raise cursor.bad(field, int(flags.max()), "a flag must be 0 or 1")
+        raise cursor.bad_field(field, int(flags.max()), "a flag must be 0 or 1")
 
 
 def _alignment(cursor: _Cursor, metadata: Metadata) -> int:
@@ -297,12 +301,12 @@ def _alignment(cursor: _Cursor, metadata: Metadata) -> int:
         return DEFAULT_ALIGNMENT
     entry = metadata.entry(key)
     if entry.type is not ValueType.U32 or entry.is_array:
-        raise cursor.bad(f"type of {key}", entry.type.name, "it must be one U32")
+        raise cursor.bad_field(f"type of {key}", entry.type.name, "it must be one U32")
     value = metadata[key]
     assert isinstance(value, int), value
     # Spec: a multiple of 8. A power of two as well, because readers round up with a mask.
     if value < 8 or value & (value - 1):
-        raise cursor.bad(key, value, "it must be a power of two of at least 8")
+        raise cursor.bad_field(key, value, "it must be a power of two of at least 8")
     return value
 
 
@@ -317,10 +321,10 @@ class _TensorHeader:
 
 def _read_tensor_header(cursor: _Cursor, index: int) -> _TensorHeader:
     name = cursor.text(f"name of tensor {index}", MAX_NAME_BYTES)
-    field = f"tensor {quoted(name)}"
+    field = f"tensor {quote(name)}"
     num_dims = cursor.u32(f"number of dimensions of {field}")
     if not 1 <= num_dims <= MAX_DIMS:
-        raise cursor.bad(
+        raise cursor.bad_field(
             f"number of dimensions of {field}", num_dims, f"it must be 1 to {MAX_DIMS}"
         )
     num_elements = 1
@@ -329,7 +333,7 @@ def _read_tensor_header(cursor: _Cursor, index: int) -> _TensorHeader:
         dim = cursor.u64(f"dimension {axis} of {field}")
         num_elements *= dim
         if not dim or num_elements > MAX_INT64:
-            raise cursor.bad(
+            raise cursor.bad_field(
                 f"dimension {axis} of {field}",
                 dim,
                 "it must be at least 1 and all dimensions together at most 2^63 - 1 elements",
@@ -338,7 +342,7 @@ def _read_tensor_header(cursor: _Cursor, index: int) -> _TensorHeader:
     dtype = _tensor_type(cursor, field)
     if dims[0] % dtype.block_elements:
         limit = f"it must be a multiple of {dtype.block_elements}, the block size of {dtype.name}"
-        raise cursor.bad(f"row length of {field}", dims[0], limit)
+        raise cursor.bad_field(f"row length of {field}", dims[0], limit)
     offset = cursor.u64(f"offset of {field}")
     return _TensorHeader(name, dtype, tuple(dims[::-1]), dtype.num_bytes(num_elements), offset)
 
@@ -356,7 +360,7 @@ def _tensor_type(cursor: _Cursor, field: str) -> DType:
             f"the types that run are {names}",
             "take the model in another quantisation, such as Q4_K_M",
         )
-    raise cursor.bad(f"type of {field}", number, "ggml has no type of that number")
+    raise cursor.bad_field(f"type of {field}", number, "ggml has no type of that number")
 
 
 def _place(
@@ -369,12 +373,14 @@ def _place(
     data_start = -(-cursor.position // alignment) * alignment
     tensors: dict[str, TensorInfo] = {}
     for header in headers:
-        field = f"tensor {quoted(header.name)}"
+        field = f"tensor {quote(header.name)}"
         if header.name in tensors:
-            raise cursor.bad("tensor name", header.name, "a tensor of that name was there before")
+            raise cursor.bad_field(
+                "tensor name", header.name, "a tensor of that name was there before"
+            )
         if header.offset % alignment:
             limit = f"it must be a multiple of general.alignment = {alignment}"
-            raise cursor.bad(f"offset of {field}", header.offset, limit)
+            raise cursor.bad_field(f"offset of {field}", header.offset, limit)
         offset = data_start + header.offset
         tensors[header.name] = TensorInfo(
             header.name, header.dtype, header.shape, header.num_bytes, shard, offset
@@ -383,14 +389,14 @@ def _place(
     if last is not None and last.offset + last.num_bytes > cursor.end:
         end = last.offset + last.num_bytes
         limit = f"the file has {cursor.end} bytes: {end - cursor.end} bytes are missing"
-        raise cursor.bad(f"end of tensor {quoted(last.name)}, in bytes,", end, limit, _CUT_OFF)
+        raise cursor.bad_field(f"end of tensor {quote(last.name)}, in bytes,", end, limit, _CUT_OFF)
     ordered = sorted(tensors.values(), key=lambda info: info.offset)
     for before, after in pairwise(ordered):
         if before.offset + before.num_bytes > after.offset:
-            raise cursor.bad(
-                f"offset of tensor {quoted(after.name)}",
+            raise cursor.bad_field(
+                f"offset of tensor {quote(after.name)}",
                 after.offset - data_start,
-                f"tensor {quoted(before.name)} ends at "
+                f"tensor {quote(before.name)} ends at "
                 f"{before.offset + before.num_bytes - data_start}: they overlap",
             )
     return tuple(tensors.values())

@@ -126,12 +126,12 @@ def read_vocabulary(file: GGUFFile, model: str) -> Vocabulary:
     ids = {text: index for index, text in enumerate(texts) if text}
     if len(ids) != len(texts) - texts.count(""):
         twice = next(text for index, text in enumerate(texts) if text and ids[text] != index)
-        raise _bad(file, "tokens", twice, "a token may occur only once")
+        raise _bad_field(file, "tokens", twice, "a token may occur only once")
     kinds = _read_kinds(file, len(texts))
     for index in np.flatnonzero(kinds == TokenKind.BYTE).tolist():
         if not BYTE_TOKEN.fullmatch(texts[index]):
             limit = "a byte token must be named <0x00> to <0xFF>"
-            raise _bad(file, f"token {index}", texts[index], limit)
+            raise _bad_field(file, f"token {index}", texts[index], limit)
     scores = _read_scores(file, len(texts))
     roles = _read_roles(file, len(texts), _SPM_DEFAULTS if model == "llama" else {})
     return _assign(Vocabulary(texts, ids, kinds, scores, roles))
@@ -140,7 +140,9 @@ def read_vocabulary(file: GGUFFile, model: str) -> Vocabulary:
 def _read_texts(file: GGUFFile) -> list[str]:
     tokens = file.strings("tokenizer.ggml.tokens")
     if not 0 < len(tokens) <= MAX_TOKENS:
-        raise _bad(file, "number of tokens", len(tokens), f"it must be from 1 to {MAX_TOKENS}")
+        raise _bad_field(
+            file, "number of tokens", len(tokens), f"it must be from 1 to {MAX_TOKENS}"
+        )
     texts = list(tokens)
     # A character takes 4 bytes at most, so only long texts need counting.
     for index, text in enumerate(texts):
@@ -148,7 +150,7 @@ def _read_texts(file: GGUFFile) -> list[str]:
             num_bytes = len(text.encode("utf-8", "surrogateescape"))
             if num_bytes > MAX_TOKEN_BYTES:
                 limit = f"the limit is {MAX_TOKEN_BYTES}"
-                raise _bad(file, f"bytes of token {index}", num_bytes, limit)
+                raise _bad_field(file, f"bytes of token {index}", num_bytes, limit)
     return texts
 
 
@@ -160,7 +162,7 @@ def _read_kinds(file: GGUFFile, num_tokens: int) -> np.ndarray:
     wrong = np.flatnonzero((kinds < min(TokenKind)) | (kinds > max(TokenKind)))
     if wrong.size:
         field_name = f"token_type of token {wrong[0]}"
-        raise _bad(file, field_name, kinds[wrong[0]].item(), "it must be from 0 to 6")
+        raise _bad_field(file, field_name, kinds[wrong[0]].item(), "it must be from 0 to 6")
     return kinds.astype(np.int32)
 
 
@@ -172,7 +174,7 @@ def _read_scores(file: GGUFFile, num_tokens: int) -> np.ndarray | None:
     scores = scores.astype(np.float32)
     wrong = np.flatnonzero(np.isnan(scores))
     if wrong.size:
-        raise _bad(file, f"score of token {wrong[0]}", "not a number", "scores are compared")
+        raise _bad_field(file, f"score of token {wrong[0]}", "not a number", "scores are compared")
     return scores
 
 
@@ -234,8 +236,8 @@ def _is_unicode(text: str) -> bool:
 def _check_length(file: GGUFFile, name: str, length: int, num_tokens: int) -> None:
     if length != num_tokens:
         limit = f"the file has {num_tokens} tokens"
-        raise _bad(file, f"length of tokenizer.ggml.{name}", length, limit)
+        raise _bad_field(file, f"length of tokenizer.ggml.{name}", length, limit)
 
 
-def _bad(file: GGUFFile, name: str, value: object, limit: str) -> BadModelFile:
+def _bad_field(file: GGUFFile, name: str, value: object, limit: str) -> BadModelFile:
     return BadModelFile(file.path, name, value, limit, "convert the model again")
