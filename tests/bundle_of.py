@@ -17,12 +17,12 @@ from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
     AnyEvent,
-    Argument,
+    ArgumentRecord,
     FaultRecord,
     LaunchRecord,
     Place,
     PlanRecord,
-    Progress,
+    Reached,
     SourceRecord,
     Stepped,
     TensorRecord,
@@ -88,15 +88,15 @@ class Recording:
         names = [name for name in launch.jit.arg_names if name not in launch.options]
         by_address = {tensor.address: tensor for tensor in launch.tensors.values()}
         arguments = [
-            Argument(name, tensor=self.tensor(by_address[value.address]))
+            ArgumentRecord(name, tensor=self.tensor(by_address[value.address]))
             if hasattr(value, "address")
-            else Argument(name, value=value)
+            else ArgumentRecord(name, value=value)
             for name, value in zip(names, launch.args, strict=True)
         ]
         facts = [
-            Argument(name, tensor=self.tensor(fact))
+            ArgumentRecord(name, tensor=self.tensor(fact))
             if isinstance(fact, Tensor)
-            else Argument(name, value=fact)
+            else ArgumentRecord(name, value=fact)
             for name, fact in launch.facts.items()
         ]
         constants = {n: launch.options[n] for n in launch.jit.arg_names if n in launch.options}
@@ -128,7 +128,7 @@ class Recording:
             device=self.plans[0].device if self.plans else "", plans=tuple(self.plans),
             tensors=tuple(record for _, record in self.tensors.values()),
             sources=tuple(self.sources.values()), events=tuple(self.events),
-            progress=Progress(submitted), **more,
+            progress=Reached(submitted), **more,
         )  # fmt: skip
 
 

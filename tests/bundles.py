@@ -19,7 +19,7 @@ from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
     AnyEvent,
-    Argument,
+    ArgumentRecord,
     Copied,
     Declaration,
     FaultRecord,
@@ -27,7 +27,7 @@ from hypocenter.record.events import (
     LaunchRecord,
     Place,
     PlanRecord,
-    Progress,
+    Reached,
     RequestRecord,
     SourceRecord,
     Stepped,
@@ -125,11 +125,11 @@ class Run:
             source=self.source(source) if source else "", **more,
         )  # fmt: skip
 
-    def _argument(self, pair: tuple[str, Any]) -> Argument:
+    def _argument(self, pair: tuple[str, Any]) -> ArgumentRecord:
         name, value = pair
         if isinstance(value, str) and value in self.tensors:
-            return Argument(name, self.tensors[value].id)
-        return Argument(name, None, value)
+            return ArgumentRecord(name, self.tensors[value].id)
+        return ArgumentRecord(name, None, value)
 
     def plan(self, *launches: LaunchRecord) -> int:
         number = len(self.plans) + 1
@@ -168,7 +168,7 @@ class Run:
         if "progress" not in fields and self.step and self.plans:
             last = next(e for e in reversed(self.events) if isinstance(e, Stepped))
             plan = self.plans[last.plan - 1]
-            fields["progress"] = Progress(Place(last.step, last.plan, len(plan.launches) - 1))
+            fields["progress"] = Reached(Place(last.step, last.plan, len(plan.launches) - 1))
         limits = msgspec.to_builtins(named_gpu(self.device.removeprefix("sim:")))
         kind = {"none": "suspect", "differs": "suspect", "nonfinite": "suspect"}
         return Bundle(

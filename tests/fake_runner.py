@@ -19,7 +19,7 @@ from hypocenter.device import memory
 from hypocenter.engine.batch import Batch, Chunk
 from hypocenter.engine.engine import Engine
 from hypocenter.errors import BadLogits
-from hypocenter.kernels.sampling.draw import Draw
+from hypocenter.kernels.sampling.draw import TokenChoice
 from hypocenter.kernels.sampling.sampling import sample_reference
 from hypocenter.results import Route
 from hypocenter.tensor import DType, Tensor
@@ -50,7 +50,7 @@ def expected_output(
         output = tokens[len(prompt) :]
         ids = np.array(sorted(set(tokens)), np.int32)
         counts = np.array([output.count(token) for token in ids], np.int32)
-        draw = Draw(params, len(tokens), ids, counts)
+        draw = TokenChoice(params, len(tokens), ids, counts)
         chosen = sample_reference(hashed_logits(tokens)[None], [draw])[0]
         assert not isinstance(chosen, BadLogits)
         tokens.append(chosen)

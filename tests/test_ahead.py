@@ -25,7 +25,7 @@ from hypocenter.errors import BadLogits
 from hypocenter.record import recorder, ring
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
-from hypocenter.record.events import FaultRecord, Place, Progress, RequestRecord, Stepped, Waited
+from hypocenter.record.events import FaultRecord, Place, Reached, RequestRecord, Stepped, Waited
 from hypocenter.record.recorder import never_breaks
 
 SIM = "sim:h200"
@@ -298,7 +298,7 @@ def steps_of(run: ring.Run) -> list[tuple[dict[str, Any], tuple[RequestRecord, .
 def bundle_of(run: ring.Run) -> Bundle:
     return Bundle(
         kind="suspect", device=SIM, fault=FaultRecord(kind="none", message=""), plans=run.plans,
-        tensors=run.tensors, events=run.events, progress=Progress(run.progress.submitted),
+        tensors=run.tensors, events=run.events, progress=Reached(run.progress.submitted),
     )  # fmt: skip
 
 

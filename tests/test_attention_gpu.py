@@ -17,7 +17,7 @@ from hypocenter.device.memory import to_host
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import attention, attention_gpu
-from hypocenter.kernels.attention.attention import Partial
+from hypocenter.kernels.attention.attention import TileScratch
 from hypocenter.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
@@ -96,7 +96,7 @@ def attend(
     out = rows_tensor("out", np.full_like(q, 7.0))
     partial = None
     if split:
-        partial = Partial.allocate(
+        partial = TileScratch.allocate(
             keys, len(q), heads, tables.shape[1], device=kernel_launch.device
         )
     launch(
@@ -186,7 +186,7 @@ def test_large_and_small_queries_keep_their_accuracy() -> None:
     assert np.isfinite(got).all()
 
 
-def _of_four_heads(tensors: tuple[Any, ...], partial: Partial, plan: PlanBuilder) -> None:
+def _of_four_heads(tensors: tuple[Any, ...], partial: TileScratch, plan: PlanBuilder) -> None:
     attention.attention(plan, *tensors, num_heads=4, scale=1.0, partial=partial)
 
 
@@ -197,6 +197,6 @@ def test_a_partial_that_is_too_small_is_refused() -> None:
     ints = [tensor(name, np.zeros(2, np.int32)) for name in ("rows", "positions")]
     tensors = (q, keys, values, tables, *ints, out, counts(2))
     for num_tokens, num_blocks, message in ((1, 3, "room for its tiles"), (2, 0, "needs a tile")):
-        partial = Partial.allocate(keys, num_tokens, 4, num_blocks, device=kernel_launch.device)
+        partial = TileScratch.allocate(keys, num_tokens, 4, num_blocks, device=kernel_launch.device)
         with pytest.raises(LaunchRejected, match=message):
             launch(functools.partial(_of_four_heads, tensors, partial), 2)

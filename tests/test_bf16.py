@@ -94,7 +94,10 @@ def test_activations_become_the_nearest_numbers(width: int, num_rows: int) -> No
     num_made = -(-width // 16) * 16  # by whole vectors
     weight = weight_in_bf16(DType.F16, random_rows(DType.F16, 1, width), width)
     given = rows_tensor("x", x, np.nan)
-    launch(lambda p: quantise.present(p, given, [weight], operands, counts(num_rows)), num_rows)
+    launch(
+        lambda p: quantise.prepare_operands(p, given, [weight], operands, counts(num_rows)),
+        num_rows,
+    )
     found = memory.to_host(operands.rounded).view(np.uint16)
     is_nan = np.isnan(x)
     np.testing.assert_array_equal(found[:, :width][~is_nan], rounded_bits(x[~is_nan]))

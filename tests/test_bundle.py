@@ -25,14 +25,14 @@ from hypocenter.record.bundle import Bundle, Snapshot, load, save
 from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
-    Argument,
+    ArgumentRecord,
     Called,
     FaultRecord,
     Freed,
     LaunchRecord,
     Place,
     PlanRecord,
-    Progress,
+    Reached,
     RequestRecord,
     SourceRecord,
     Statistics,
@@ -54,7 +54,7 @@ texts = st.text(max_size=12)
 numbers = st.integers(0, (1 << 63) - 1)
 small = st.integers(0, 1000)
 scalars = st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats() | texts
-arguments = st.builds(Argument, name=texts, tensor=st.none() | small, value=scalars)
+arguments = st.builds(ArgumentRecord, name=texts, tensor=st.none() | small, value=scalars)
 constants = st.dictionaries(st.text("abc_", min_size=1, max_size=4), scalars, max_size=2)
 launches = st.builds(
     LaunchRecord, kernel=texts, function=texts, device=texts, grid=st.tuples(small, small),
@@ -113,7 +113,7 @@ whole_bundles = st.builds(
     environment=st.dictionaries(texts, texts, max_size=2),
     limits=st.none() | st.just({"arch": "gfx942", "max_grid_dims": (1, 2, 3), "wavefront": 64}),
     fault=st.just(FAULT),
-    progress=st.just(Progress(Place(3, 1, 7), None)),
+    progress=st.just(Reached(Place(3, 1, 7), None)),
     tensors=st.lists(tensors(), max_size=3).map(tuple),
     plans=st.lists(
         st.builds(

@@ -24,7 +24,7 @@ from hypocenter.engine.engine import Engine
 from hypocenter.engine.runner import load_runner
 from hypocenter.errors import UsageError
 from hypocenter.kernels.attention import rope
-from hypocenter.kernels.sampling.draw import Draw
+from hypocenter.kernels.sampling.draw import TokenChoice
 from hypocenter.kernels.sampling.sampling import sample
 from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
 from hypocenter.model.gguf.file import open_gguf
@@ -178,7 +178,7 @@ def test_a_sampler_that_outgrows_its_buffers_gives_its_graphs_up_first(gpu: SimG
     kept: list[Any] = []  # as somebody who looks at a plan may
     for num_ids in (9, 9, 9, 300, 300):
         ids = np.arange(num_ids, dtype=np.int32)
-        sample(logits, [Draw(params, 9, ids, np.ones(num_ids, np.int32))], sampler)
+        sample(logits, [TokenChoice(params, 9, ids, np.ones(num_ids, np.int32))], sampler)
         kept += sampler._plans.values()
     assert sampler.num_graphs == 1
     with pytest.raises(UsageError, match=r"free of context_ids \(sampler\)"):

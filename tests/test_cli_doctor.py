@@ -19,7 +19,7 @@ from bundles import background
 from terminal import AS_A_PERSON, HYPO, TIMEOUT_SECONDS, hypo, on_terminal
 
 from hypocenter.cli import app
-from hypocenter.cli.doctor import Request, command_of, environment_of, split_words
+from hypocenter.cli.doctor import DoctorRequest, command_of, environment_of, split_words
 from hypocenter.cli.options import DoctorOptions
 from hypocenter.cli.output import printable
 from hypocenter.errors import UsageError
@@ -155,8 +155,8 @@ def test_options_behind_the_dashes_are_the_commands() -> None:
     assert command_of(_asked("--help")) == ["--help"]
 
 
-def _asked(*command: str) -> Request:
-    return Request(command=command, verbs=frozenset(app.own_verbs()))
+def _asked(*command: str) -> DoctorRequest:
+    return DoctorRequest(command=command, verbs=frozenset(app.own_verbs()))
 
 
 def test_the_child_records_whatever_was_set(
@@ -172,7 +172,7 @@ def test_the_child_records_whatever_was_set(
 
 def test_one_way_must_be_asked_for() -> None:
     with pytest.raises(UsageError, match="more than one"):
-        Request(folder="a", options=DoctorOptions(last=True))
+        DoctorRequest(folder="a", options=DoctorOptions(last=True))
 
 
 # -- a bundle -------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from hypocenter.device import memory
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import attention as attention_op
-from hypocenter.kernels.attention.attention import Partial, attention
+from hypocenter.kernels.attention.attention import TileScratch, attention
 from hypocenter.kernels.linear import quantise as quantise_op
 from hypocenter.kernels.linear.linear import linear_several
 from hypocenter.kernels.linear.linear_gate import linear_gate_codes
@@ -194,7 +194,7 @@ def test_codes_of_attention(
     out = rows_tensor("out", np.full((num_tokens, width), 5, np.float32))
     live, partial = counts(num_tokens), None
     if is_split and kernel_launch.device != "cpu":
-        partial = Partial.allocate(k_cache, num_tokens, heads, num_blocks, device=SIM)
+        partial = TileScratch.allocate(k_cache, num_tokens, heads, num_blocks, device=SIM)
 
     def attend(plan: PlanBuilder, into: Operands | None) -> None:
         attention(

@@ -17,7 +17,7 @@ from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle, Snapshot
 from hypocenter.record.events import (
     AnyEvent,
-    Argument,
+    ArgumentRecord,
     Called,
     DeviceRecord,
     FaultRecord,
@@ -243,7 +243,7 @@ def with_tokens(*token_ids: int, has_table: bool = True) -> Bundle:
             offset=0, allocation=number, address=0, extent_bytes=64,
         )  # fmt: skip
 
-    facts = (Argument("token_ids", 1), Argument("table", 3))
+    facts = (ArgumentRecord("token_ids", 1), ArgumentRecord("table", 3))
     launch = LaunchRecord(kernel="lookup", function="lookup", device="cpu", facts=facts)
     inputs = (values(1, *token_ids), values(2, 5, 6, 7), values(4, 1, 2))
     return Bundle(

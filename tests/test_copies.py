@@ -17,12 +17,12 @@ from hypocenter.device import copies, devices, memory
 from hypocenter.device.launch import run
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.sim.sim import SimGpu, open_sim
-from hypocenter.device.stream_order import Order, Stretch, Writes
+from hypocenter.device.stream_order import AddressRange, StreamClocks, Writes
 from hypocenter.errors import CopyRejected, DeviceFault
 from hypocenter.kernels.rowwise import activation
 from hypocenter.record import recorder, ring
 from hypocenter.record.events import Rejected
-from hypocenter.refusals import Freed
+from hypocenter.refusals import FreedTensor
 from hypocenter.tensor import Allocation, DType, Tensor
 
 SIM, OTHER = "sim:h200", "sim:mi300x"
@@ -134,7 +134,7 @@ def test_a_refusal_is_in_the_record(record: recorder.Recorder) -> None:
     run = ring.read_run(record.folder)
     (refused,) = (event for event in run.events if isinstance(event, Rejected))
     assert (refused.kernel, refused.tensor) == ("", "ids")
-    assert isinstance(refused.refusal, Freed)
+    assert isinstance(refused.refusal, FreedTensor)
     looked = {check.name: check.num_runs for check in run.checks}
     assert looked["host copies"] >= 2
 
@@ -309,7 +309,7 @@ def test_an_event_from_before_the_launch_is_no_wait() -> None:
         event = memory.record_event(SIM)
         plan.run()
     memory.wait_event(SIM, event)
-    memory.wait_event(SIM, memory.Event(99, SIM, event.handle))  # one that nobody recorded
+    memory.wait_event(SIM, memory.DeviceEvent(99, SIM, event.handle))  # one that nobody recorded
     with pytest.raises(CopyRejected, match=UNWAITED):
         memory.to_host(x)
 
@@ -355,8 +355,8 @@ def _is_armed(record: recorder.Recorder) -> bool:
 
 
 def test_what_was_waited_for_is_forgotten() -> None:
-    order, x = Order(), ids()
-    writes = [Writes(stretches=(Stretch(x.allocation.id, x.address, x.address + 4, str(i)),))
+    order, x = StreamClocks(), ids()
+    writes = [Writes(stretches=(AddressRange(x.allocation.id, x.address, x.address + 4, str(i)),))
               for i in range(5000)]  # fmt: skip
     for one in writes:
         order.wrote(one, "side")

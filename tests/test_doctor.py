@@ -51,7 +51,7 @@ from hypocenter.refusals import (
     AnyRefusal,
     EntryOutOfRange,
     FieldOutOfRange,
-    Freed,
+    FreedTensor,
     GridAxisTooLong,
     RuntimeRefused,
     SharedMemory,
@@ -492,7 +492,7 @@ CASES: dict[str, Expected] = {
         healthy, Cause.GRID_LIMIT, "rms_norm", "grid", "refusals",
     ),
     "copy of freed memory": Expected(
-        lambda: rejected(Freed(site="cache.py:9"), tensor="k_cache.1"), healthy,
+        lambda: rejected(FreedTensor(site="cache.py:9"), tensor="k_cache.1"), healthy,
         Cause.USE_AFTER_FREE, "copy", "k_cache.1", "refusals",
     ),
     "freed under way": Expected(

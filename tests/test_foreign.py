@@ -164,8 +164,8 @@ def test_an_endless_launch_is_past_its_deadline(
 
 
 def test_without_a_deadline_a_foreign_launch_may_take_any_time() -> None:
-    own = cli_doctor.Request(command=("run", "-p", "x"), verbs=frozenset(app.own_verbs()))
-    foreign_one = cli_doctor.Request(command=("python", "x.py"), verbs=own.verbs)
+    own = cli_doctor.DoctorRequest(command=("run", "-p", "x"), verbs=frozenset(app.own_verbs()))
+    foreign_one = cli_doctor.DoctorRequest(command=("python", "x.py"), verbs=own.verbs)
     assert cli_doctor.deadlines_of(own).step == 120
     assert cli_doctor.deadlines_of(foreign_one).step == math.inf
 

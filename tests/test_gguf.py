@@ -487,7 +487,7 @@ class TestInspection:
             values = gguf.dequantize(flat, kind).reshape(len(blocks), -1)
         assert np.flatnonzero(~np.isfinite(values).all(axis=1)).tolist() == [place]
 
-    def report(self, folder: Path, dtype: DType, blocks: np.ndarray) -> inspection.CheckReport:
+    def report(self, folder: Path, dtype: DType, blocks: np.ndarray) -> inspection.TensorsReport:
         assert dtype.ggml_id is not None
         dims = (dtype.block_elements * len(blocks),)
         tensor = FileTensor("w", dims, dtype.ggml_id, blocks.tobytes())

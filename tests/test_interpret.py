@@ -12,9 +12,8 @@ import pytest
 import replay_kernels as kernels
 
 from hypocenter.device.interpret.interpret import Pointer, StaticAssertFailed, interpreting
-from hypocenter.device.interpret.libdevice import Array
 from hypocenter.device.triton_lang import interpreter, tl, triton
-from hypocenter.dtypes import bf16_to_f32, f32_to_bf16
+from hypocenter.dtypes import Array, bf16_to_f32, f32_to_bf16
 from hypocenter.errors import UsageError
 
 

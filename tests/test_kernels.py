@@ -139,7 +139,9 @@ def test_codes_of_activations_are_those_of_the_reference(
     weight = weight_tensor(DType.F32, random_rows(DType.F32, 1, width), width)
     weight = dataclasses.replace(weight, dtype=DType.Q4_0)
     given = rows_tensor("x", x, np.nan)
-    launch(lambda p: quantise.present(p, given, [weight], into, counts(num_rows)), num_rows)
+    launch(
+        lambda p: quantise.prepare_operands(p, given, [weight], into, counts(num_rows)), num_rows
+    )
     codes, scales, sums = quantise.reference(x)
     assert into.codes is not None
     assert into.scales is not None

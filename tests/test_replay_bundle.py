@@ -37,7 +37,7 @@ from hypocenter.record.catalogue import sources_of
 from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
-    Argument,
+    ArgumentRecord,
     FaultRecord,
     Freed,
     Launched,
@@ -547,7 +547,9 @@ def their_bundle(
     ]  # fmt: skip
     launch = LaunchRecord(
         kernel="theirs", function="theirs", device="cuda", grid=(2,), source=sources[0].id,
-        arguments=(Argument("x_ptr", 1), Argument("y_ptr", 2), Argument("n", value=8)),
+        arguments=(
+            ArgumentRecord("x_ptr", 1), ArgumentRecord("y_ptr", 2), ArgumentRecord("n", value=8),
+        ),
         constants={"BLOCK": 4, **constants},
     )  # fmt: skip
     return Bundle(

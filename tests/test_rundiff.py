@@ -18,13 +18,13 @@ from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
-    Argument,
+    ArgumentRecord,
     FaultRecord,
     Launched,
     LaunchRecord,
     Place,
     PlanRecord,
-    Progress,
+    Reached,
     RequestRecord,
     SourceRecord,
     Statistics,
@@ -46,8 +46,8 @@ def _tensor(number: int, name: str, dtype: str, shape: tuple[int, ...], base: in
 
 
 def _launch(kernel: str, *tensors: int, **more: Any) -> LaunchRecord:
-    arguments = [Argument(f"a{i}", tensor=number) for i, number in enumerate(tensors)]
-    arguments.append(Argument("head_dim", value=16))
+    arguments = [ArgumentRecord(f"a{i}", tensor=number) for i, number in enumerate(tensors)]
+    arguments.append(ArgumentRecord("head_dim", value=16))
     given: dict[str, Any] = {
         "grid": (3, 2), "num_warps": 4, "constants": {"BLOCK": 8},
         "arguments": tuple(arguments), "source": "s1",
@@ -161,7 +161,7 @@ def test_an_argument_differs_by_what_its_tensor_is() -> None:
 
 
 def test_a_scalar_and_a_short_allocation_differ() -> None:
-    arguments = (*_run().plans[0].launches[0].arguments[:-1], Argument("head_dim", value=17))
+    arguments = (*_run().plans[0].launches[0].arguments[:-1], ArgumentRecord("head_dim", value=17))
     found = first(_run(), _with_launch(_run(), 0, arguments=arguments))
     assert (found.subject, found.good, found.bad) == ("head_dim", "16", "17")
     bad = _run()
@@ -214,7 +214,7 @@ def test_between_devices_figures_count_and_not_bytes() -> None:
 
 
 def test_a_run_that_died_ends_where_the_other_goes_on() -> None:
-    bad = replace(_run(), progress=Progress(Place(2, 1, 0)))
+    bad = replace(_run(), progress=Reached(Place(2, 1, 0)))
     found = first(_run(), replace(bad, events=tuple(e for e in bad.events if e.step < 3)))
     assert (found.step, found.launch, found.what) == (2, 1, "end")
     assert (found.good, found.bad) == ("goes on with rope", "ends there")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypocenter.config import SamplingParams
 from hypocenter.device import memory
 from hypocenter.errors import BadLogits, LaunchRejected, UsageError
-from hypocenter.kernels.sampling.draw import Draw, philox4x32, uniform
+from hypocenter.kernels.sampling.draw import TokenChoice, philox4x32, uniform
 from hypocenter.kernels.sampling.sampling import (
     HostSampler,
     exp_reference,
@@ -35,7 +35,7 @@ def as_tensor(logits: Floats) -> Tensor:
     return tensor
 
 
-def both(logits: Floats, draws: list[Draw]) -> list[int]:
+def both(logits: Floats, draws: list[TokenChoice]) -> list[int]:
     """The choice of the kernel, once the reference agrees."""
     chosen = sample(as_tensor(logits), draws)
     assert chosen == sample_reference(logits, draws)
@@ -45,19 +45,21 @@ def both(logits: Floats, draws: list[Draw]) -> list[int]:
 
 def choose(logits: list[float] | Floats, position: int = 0, **params: Any) -> int:
     row = np.array([logits], np.float32)
-    return both(row, [Draw(SamplingParams(**params), position)])[0]
+    return both(row, [TokenChoice(SamplingParams(**params), position)])[0]
 
 
 def support(logits: list[float], **params: Any) -> set[int]:
     """Every token that turns up in 400 draws."""
     rows = np.tile(np.array(logits, np.float32), (400, 1))
-    return set(both(rows, [Draw(SamplingParams(**params), n) for n in range(400)]))
+    return set(both(rows, [TokenChoice(SamplingParams(**params), n) for n in range(400)]))
 
 
-def counted(params: SamplingParams, prompt: list[int], output: list[int], position: int) -> Draw:
+def counted(
+    params: SamplingParams, prompt: list[int], output: list[int], position: int
+) -> TokenChoice:
     ids = np.array(sorted({*prompt, *output}), np.int32)
     counts = np.array([output.count(token) for token in ids], np.int32)
-    return Draw(params, position, ids, counts)
+    return TokenChoice(params, position, ids, counts)
 
 
 def test_what_is_kept_from_one_step_to_the_next_changes_no_choice() -> None:
@@ -160,7 +162,7 @@ FOUR = [math.log(0.1), math.log(0.4), math.log(0.2), math.log(0.3)]
 
 def test_without_filters_every_token_comes_as_often_as_its_probability() -> None:
     rows = np.tile(np.array(FOUR, np.float32), (4000, 1))
-    draws = [Draw(SamplingParams(temperature=1.0), n) for n in range(4000)]
+    draws = [TokenChoice(SamplingParams(temperature=1.0), n) for n in range(4000)]
     counts = np.bincount(both(rows, draws))
     wanted = 4000 * np.array([0.1, 0.4, 0.2, 0.3])
     # chi-squared with 3 degrees of freedom exceeds 16.3 once in a thousand; the stream is fixed
@@ -170,7 +172,7 @@ def test_without_filters_every_token_comes_as_often_as_its_probability() -> None
 def test_temperature_sharpens_and_flattens() -> None:
     rows = np.tile(np.array(FOUR, np.float32), (4000, 1))
     for temperature in (0.5, 2.0):
-        draws = [Draw(SamplingParams(temperature=temperature), n) for n in range(4000)]
+        draws = [TokenChoice(SamplingParams(temperature=temperature), n) for n in range(4000)]
         counts = np.bincount(both(rows, draws))
         wanted = np.array([0.1, 0.4, 0.2, 0.3]) ** (1 / temperature)
         wanted *= 4000 / wanted.sum()
@@ -225,7 +227,7 @@ def test_the_draw_takes_the_first_token_beyond_its_share(
 
 def test_top_p_sorts_on_when_its_first_guess_is_too_short() -> None:
     flat = np.linspace(0, 0.01, 5000, dtype=np.float32)[np.random.default_rng(1).permutation(5000)]
-    draws = [Draw(SamplingParams(temperature=1.0, top_p=0.9), n) for n in range(64)]
+    draws = [TokenChoice(SamplingParams(temperature=1.0, top_p=0.9), n) for n in range(64)]
     chosen = both(np.tile(flat, (64, 1)), draws)
     assert min(flat[chosen]) > 0.0009  # the lowest tenth is out
     assert min(flat[chosen]) < 0.005  # and more than the first 256 or 2048 are in
@@ -279,7 +281,7 @@ def test_a_row_is_chosen_alike_alone_and_among_others() -> None:
     rng = np.random.default_rng(2)
     rows = rng.normal(0, 2, (9, 777)).astype(np.float32)
     params = SamplingParams(temperature=0.9, top_p=0.95, seed=5)
-    draws = [Draw(params, position) for position in range(9)]
+    draws = [TokenChoice(params, position) for position in range(9)]
     alone = [both(rows[n : n + 1], [draws[n]])[0] for n in range(9)]
     assert both(rows, draws) == alone
     assert both(rows[::-1].copy(), draws[::-1]) == alone[::-1]
@@ -287,7 +289,7 @@ def test_a_row_is_chosen_alike_alone_and_among_others() -> None:
 
 def test_bad_rows_are_named_and_leave_the_others_alone() -> None:
     rows = np.array([[0, 1, 2], [0, np.nan, np.inf], [1, 0, 0], [-np.inf] * 3], np.float32)
-    draws = [Draw(SamplingParams(temperature=t), 0) for t in (0.0, 0.0, 0.0, 1.0)]
+    draws = [TokenChoice(SamplingParams(temperature=t), 0) for t in (0.0, 0.0, 0.0, 1.0)]
     for chosen in (sample(as_tensor(rows), draws), sample_reference(rows, draws)):
         assert chosen[0] == 2
         assert chosen[2] == 0
@@ -300,16 +302,18 @@ def test_bad_rows_are_named_and_leave_the_others_alone() -> None:
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
     logits = as_tensor(np.zeros((2, 4), np.float32))
-    good = Draw(SamplingParams(), 0)
+    good = TokenChoice(SamplingParams(), 0)
     with pytest.raises(LaunchRejected, match="num_draws = 1, num_rows = 2, but each row"):
         sample(logits, [good])
     for bad_id in (-1, 4):
-        outside = Draw(SamplingParams(), 0, np.array([bad_id], np.int32), np.zeros(1, np.int32))
+        outside = TokenChoice(
+            SamplingParams(), 0, np.array([bad_id], np.int32), np.zeros(1, np.int32)
+        )
         with pytest.raises(
             LaunchRejected, match=rf"context_ids\[1, 0\] = {bad_id}, but the vocabulary"
         ):
             sample(logits, [good, outside])
-    uneven = Draw(SamplingParams(), 0, np.zeros(2, np.int32), np.zeros(1, np.int32))
+    uneven = TokenChoice(SamplingParams(), 0, np.zeros(2, np.int32), np.zeros(1, np.int32))
     with pytest.raises(LaunchRejected, match="2 context ids, but 1 counts"):
         sample(logits, [good, uneven])
     with pytest.raises(LaunchRejected, match="logits is i32, but it is read as f32"):
@@ -320,10 +324,10 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
 def test_the_largest_vocabulary_and_no_larger() -> None:
     rows = np.random.default_rng(4).normal(0, 1, (1, MAX_VOCAB)).astype(np.float32)
     for top_k in (0, 40):
-        both(rows, [Draw(SamplingParams(temperature=1.0, top_k=top_k, top_p=0.01), 9)])
+        both(rows, [TokenChoice(SamplingParams(temperature=1.0, top_k=top_k, top_p=0.01), 9)])
     too_large = memory.allocate("logits", "test", DType.F32, (1, MAX_VOCAB + 1))
     with pytest.raises(LaunchRejected, match="vocab_size = 2097153, but a vocabulary has 1 to"):
-        sample(too_large, [Draw(SamplingParams(), 0)])
+        sample(too_large, [TokenChoice(SamplingParams(), 0)])
 
 
 PARAMS = st.builds(
@@ -368,5 +372,5 @@ def test_kernel_and_reference_choose_the_same_token(
     for row in range(num_rows):
         ids = rng.permutation(vocab_size)[: rng.integers(vocab_size + 1)].astype(np.int32)
         counts = rng.integers(0, 4, ids.size).astype(np.int32)
-        draws.append(Draw(params, row + int(rng.integers(1 << 20)), ids, counts))
+        draws.append(TokenChoice(params, row + int(rng.integers(1 << 20)), ids, counts))
     both(rows, draws)

@@ -17,7 +17,7 @@ from hypocenter.engine.engine import Engine
 from hypocenter.engine.runner import load_runner
 from hypocenter.errors import BadLogits
 from hypocenter.kernels.sampling import draw, sampling
-from hypocenter.kernels.sampling.draw import Draw
+from hypocenter.kernels.sampling.draw import TokenChoice
 from hypocenter.kernels.sampling.sampling import sample, sample_reference
 from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
 from hypocenter.model.gguf.file import open_gguf
@@ -37,17 +37,19 @@ def as_tensor(logits: Floats) -> Tensor:
     return tensor
 
 
-def both(logits: Floats, draws: list[Draw], sampler: DeviceSampler | None = None) -> list[Any]:
+def both(
+    logits: Floats, draws: list[TokenChoice], sampler: DeviceSampler | None = None
+) -> list[Any]:
     chosen = sample(as_tensor(logits), draws, sampler)
     expected = sample_reference(logits, draws)
     assert [str(one) for one in chosen] == [str(one) for one in expected]
     return chosen
 
 
-def counted(params: SamplingParams, position: int, vocab_size: int, seed: int) -> Draw:
+def counted(params: SamplingParams, position: int, vocab_size: int, seed: int) -> TokenChoice:
     rng = np.random.default_rng(seed)
     ids = rng.permutation(vocab_size)[: rng.integers(vocab_size + 1)].astype(np.int32)
-    return Draw(params, position, ids, rng.integers(0, 4, ids.size).astype(np.int32))
+    return TokenChoice(params, position, ids, rng.integers(0, 4, ids.size).astype(np.int32))
 
 
 @pytest.mark.parametrize("vocab_size", SIZES)
@@ -56,7 +58,7 @@ def test_greedy_takes_the_highest_and_of_equals_the_lowest_id(vocab_size: int) -
     rows = rng.normal(0, 4, (3, vocab_size)).astype(np.float32)
     rows[1] = np.round(rows[1] / 4)
     rows[2] = np.where(rng.random(vocab_size) < 0.5, -0.0, 0.0)
-    assert both(rows, [Draw(GREEDY, 0)] * 3)[2] == 0
+    assert both(rows, [TokenChoice(GREEDY, 0)] * 3)[2] == 0
 
 
 def test_bad_rows_are_named_and_leave_the_others_alone() -> None:
@@ -67,7 +69,7 @@ def test_bad_rows_are_named_and_leave_the_others_alone() -> None:
     rows[3, :1029] = -np.inf
     rows[4, 7] = -np.nan
     for params in (GREEDY, SamplingParams(temperature=1e-9, top_p=0.5)):
-        chosen = both(rows, [Draw(params, 0)] * 5)
+        chosen = both(rows, [TokenChoice(params, 0)] * 5)
         assert chosen[0] == 1025
         assert chosen[3] == 1029
         assert isinstance(chosen[1], BadLogits)
@@ -84,7 +86,7 @@ def test_the_chosen_ids_are_left_for_the_next_step_and_0_for_bad_rows(
     memory.open_device(SIM)
     next_ids = memory.allocate("token_ids", "test", DType.I32, (8,), device=SIM)
     memory.to_device(next_ids, np.full(8, 99, np.int32))
-    both(rows, [Draw(params, 0)] * 3, DeviceSampler(SIM, 1030, 4, next_ids=next_ids))
+    both(rows, [TokenChoice(params, 0)] * 3, DeviceSampler(SIM, 1030, 4, next_ids=next_ids))
     # A kernel of the next step looks these up before anybody has refused them.
     assert memory.to_host(next_ids).tolist() == [1025, 0, 7, 99, 99, 99, 99, 99]
 
@@ -122,15 +124,17 @@ def test_a_filter_alone_over_flat_logits_lets_through_what_the_reference_does(
 ) -> None:
     row = np.random.default_rng(6).normal(0, 0.6, 67).astype(np.float32)
     params = SamplingParams(temperature=50.0, **filters)
-    assert len(set(both(np.tile(row, (16, 1)), [Draw(params, n) for n in range(16)]))) > 2
+    assert len(set(both(np.tile(row, (16, 1)), [TokenChoice(params, n) for n in range(16)]))) > 2
 
 
 def test_top_p_alone_over_many_ties_stops_at_the_same_token() -> None:
     rows = np.repeat(np.array([[0.0, 1.0, 0.5]], np.float32), 700, axis=1)
-    draws = [Draw(SamplingParams(temperature=1.0, top_p=0.3), position) for position in range(3)]
+    draws = [
+        TokenChoice(SamplingParams(temperature=1.0, top_p=0.3), position) for position in range(3)
+    ]
     both(np.tile(rows, (3, 1)), draws)
     for top_k in (1, 701, 1400, 2100, 9999):
-        both(rows, [Draw(SamplingParams(temperature=1.0, top_k=top_k, top_p=0.99), 5)])
+        both(rows, [TokenChoice(SamplingParams(temperature=1.0, top_k=top_k, top_p=0.99), 5)])
 
 
 @pytest.mark.parametrize(
@@ -142,7 +146,7 @@ def test_the_draw_takes_the_first_token_beyond_its_share(
     monkeypatch.setattr("hypocenter.kernels.sampling.draw.uniform", lambda seed, position: number)
     row = np.full((1, 1060), -np.inf, np.float32)
     row[0, [1, 1050]] = 0
-    assert both(row, [Draw(SamplingParams(temperature=1.0), 0)]) == [chosen]
+    assert both(row, [TokenChoice(SamplingParams(temperature=1.0), 0)]) == [chosen]
 
 
 def test_a_token_differs_only_within_the_documented_bound_of_a_boundary(
@@ -156,7 +160,7 @@ def test_a_token_differs_only_within_the_documented_bound_of_a_boundary(
         for side in (-1, 1):
             number = float(cumulated[token] + side * 2.0**-40)
             monkeypatch.setattr(draw, "uniform", lambda seed, position, number=number: number)
-            both(row, [Draw(SamplingParams(temperature=1.0), 0)])
+            both(row, [TokenChoice(SamplingParams(temperature=1.0), 0)])
 
 
 def test_one_sampler_serves_steps_of_any_size_and_context() -> None:
@@ -166,7 +170,7 @@ def test_one_sampler_serves_steps_of_any_size_and_context() -> None:
     rng = np.random.default_rng(3)
     for num_rows in (1, 3, 2, 3):
         rows = rng.normal(0, 2, (num_rows, 129)).astype(np.float32)
-        both(rows, [Draw(GREEDY, 0)] * num_rows, sampler)
+        both(rows, [TokenChoice(GREEDY, 0)] * num_rows, sampler)
         both(rows, [counted(filtered, 9, 129, row) for row in range(num_rows)], sampler)
     assert sampler.kernels[:2] == ("greedy_blocks", "greedy_rows")
     assert sampler.kernels[-1] == "sample_draw"
@@ -178,7 +182,7 @@ def test_guarded_kernels_choose_alike() -> None:
     rows = np.random.default_rng(5).normal(0, 2, (1, 129)).astype(np.float32)
     params = SamplingParams(temperature=1.0, top_p=0.8, repeat_penalty=1.5)
     guarded = DeviceSampler(SIM, 129, 1, mode="guarded")
-    both(rows, [Draw(GREEDY, 0)], guarded)
+    both(rows, [TokenChoice(GREEDY, 0)], guarded)
     both(rows, [counted(params, 9, 129, 1)], guarded)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from hypocenter.tensor import DType
 MAX_STOP_STRINGS = 16
 MAX_TOP_K = 1 << 20
 _DEVICE = re.compile(r"cpu|(cuda|hip)(:[0-9]{1,3})?|sim:[a-z0-9]{1,20}")
+#: Is told what is being done, and how much of it is, from 0 to 1.
+OnProgress = Callable[[str, float], None]
+
 LAUNCH_MODES = ("off", "checked", "guarded", "traced")
 ATTENTIONS = ("fused", "parts")
 PARTS_NEED_A_GPU = (

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Int32s = np.ndarray[Any, np.dtype[np.int32]]
 
 #: Where products are of two bf16, numbers below this one are taken for zero. The others have their
 #: last bit at 2**-57 or above, so sums of products have theirs at 2**-114: none is ever subnormal,

@@ -42,7 +42,7 @@ class Refused(Refusal, frozen=True, kw_only=True):
 # -- memory ---------------------------------------------------------------------------------------
 
 
-class Freed(Refusal, frozen=True, kw_only=True):
+class FreedTensor(Refusal, frozen=True, kw_only=True):
     """`again`: it is about to be freed a second time."""
 
     site: str
@@ -458,7 +458,7 @@ def _at(refusal: EntryRefusal) -> str:
 
 AnyRefusal = (
     Refused
-    | Freed
+    | FreedTensor
     | Null
     | OnOtherDevice
     | DeviceNotOpen

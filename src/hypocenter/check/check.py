@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from hypocenter.check.report import CheckedLaunch, CheckReport
-from hypocenter.check.runtime import End, Line, Request
+from hypocenter.check.runtime import CheckRequest, End, Line
 from hypocenter.errors import HypoError, UsageError
 from hypocenter.replay.findings import Finding, Headroom
 
@@ -44,7 +44,7 @@ def check(
     with tempfile.TemporaryDirectory(prefix="hypo-check-") as folder:
         report = Path(folder) / "report.jsonl"
         report.touch(mode=0o600)
-        request = Request(str(path), list(arguments), arch, budget_seconds, str(report))
+        request = CheckRequest(str(path), list(arguments), arch, budget_seconds, str(report))
         done = subprocess.run(
             [python, "-m", "hypocenter.check.runtime", msgspec.json.encode(request)],
             stdin=subprocess.DEVNULL,

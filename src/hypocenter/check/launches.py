@@ -21,13 +21,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from hypocenter import package
 from hypocenter.check.report import CheckedLaunch
 from hypocenter.check.tensors import TensorWatch
-from hypocenter.device.interpret.libdevice import Array
 from hypocenter.device.triton_lang import triton
+from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import Argument
 from hypocenter.replay.findings import Coverage, Finding, Headroom, Site
 from hypocenter.replay.replay import StaticAssertFailed, replay
 
-Record = CheckedLaunch | Finding | Headroom
+CheckOutput = CheckedLaunch | Finding | Headroom
 
 #: Share of what is left of the budget that one launch may take.
 _SHARE = 0.5
@@ -37,7 +37,7 @@ _LEAST_SECONDS = 0.2
 class Launches:
     """Replays launches as they come and writes what each of them shows, once per place."""
 
-    def __init__(self, budget_seconds: float, write: Callable[[Record], None]) -> None:
+    def __init__(self, budget_seconds: float, write: Callable[[CheckOutput], None]) -> None:
         self.watch = TensorWatch(self.write_finding)
         self._write = write
         self._left = budget_seconds
@@ -154,7 +154,7 @@ class Launches:
         key = (finding.kind, finding.kernel, finding.operation, finding.argument, place)
         self._once((*key, finding.configuration), finding)
 
-    def _once(self, key: Any, record: Record) -> None:
+    def _once(self, key: Any, record: CheckOutput) -> None:
         if key not in self._seen:
             self._seen.add(key)
             self._write(record)

@@ -24,7 +24,7 @@ from hypocenter.replay.findings import Finding, Headroom
 _MAX_CHARS = 300
 
 
-class Request(msgspec.Struct, frozen=True):
+class CheckRequest(msgspec.Struct, frozen=True):
     """What to run, and where to write."""
 
     path: str
@@ -51,7 +51,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def main(argument: str) -> None:
     """Run the file of a request; the outcome stands in the report, so the exit code is 0."""
-    request = msgspec.json.decode(argument, type=Request)
+    request = msgspec.json.decode(argument, type=CheckRequest)
     with open(request.report, "ab", buffering=0) as out:
 
         def write(record: CheckedLaunch | Finding | Headroom) -> None:
@@ -61,7 +61,7 @@ def main(argument: str) -> None:
         _line(out, Line(end=_run(request, write)))
 
 
-def _run(request: Request, write: Any) -> End:
+def _run(request: CheckRequest, write: Any) -> End:
     os.environ.pop("TRITON_INTERPRET", None)
     # NumPy's BLAS threads make small products many times slower on busy cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

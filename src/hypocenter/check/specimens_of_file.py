@@ -25,7 +25,7 @@ BUDGET_SECONDS = 60.0
 _MAX_LABEL_CHARS = 100
 
 
-class Recorder(Launches):
+class SpecimenRecorder(Launches):
     """Replays launches like `hypo check`, reports nothing, and keeps one specimen of each kind."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ def record(path: str, arch: str) -> tuple[list[Specimen], str]:
 
     Raises HypoError when it ended early without a launch.
     """
-    recorder = Recorder()
+    recorder = SpecimenRecorder()
     pretend(named_gpu(arch))
     recorder.install()
     sys.argv = [path]

@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hypocenter import package
-from hypocenter.device.interpret.libdevice import Array
+from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import Argument, extent_bytes
 from hypocenter.replay.findings import Finding, FindingKind, Site
 

@@ -23,7 +23,6 @@ from hypocenter.errors import HypoError, UsageError
 if TYPE_CHECKING:
     from hypocenter.engine.llm import LLM
 
-Message = dict[str, str]
 
 PROMPT = "> "
 #: Of a full context a quarter is kept free for the answer, but no more than this.
@@ -45,18 +44,18 @@ def chat(
     messages: list[dict[str, str]] = []
     while (line := _ask()) is not None:
         if line.strip():
-            asked = [*messages, Message(role="user", content=line)]
+            asked = [*messages, {"role": "user", "content": line}]
             messages = _answer(llm, asked, params, progress, quiet=quiet) or messages
 
 
 def _answer(
     llm: LLM,
-    asked: list[Message],
+    asked: list[dict[str, str]],
     params: SamplingParams,
     progress: ProgressDisplay,
     *,
     quiet: bool,
-) -> list[Message] | None:
+) -> list[dict[str, str]] | None:
     """Stream one answer; returns the conversation with it, or None after an error was shown."""
     try:
         with _interrupt_flag() as interrupted:
@@ -71,12 +70,12 @@ def _answer(
     emit("\n")
     if not quiet:
         say(closing_line(completion))
-    return [*kept, Message(role="assistant", content=completion.text)]
+    return [*kept, {"role": "assistant", "content": completion.text}]
 
 
 def fitting(
-    llm: LLM, messages: list[Message], max_tokens: int | None
-) -> tuple[list[Message], list[int]]:
+    llm: LLM, messages: list[dict[str, str]], max_tokens: int | None
+) -> tuple[list[dict[str, str]], list[int]]:
     """The newest turns that leave room for an answer, and their token ids.
 
     A leading system message and the last message always stay, even where they leave no room.

@@ -38,7 +38,7 @@ MAX_DEADLINE_SECONDS = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class DoctorRequest:
     """What was asked for: one of `folder`, `options.last` and `command`, and how to go about it."""
 
     folder: str | None = None
@@ -85,10 +85,10 @@ class Request:
 
 def request(
     words: Sequence[str], options: DoctorOptions, verbs: Iterable[str], *, as_json: bool
-) -> Request:
+) -> DoctorRequest:
     """What the command line asks for; raises UsageError when that makes no sense."""
     folder, command = split_words(words)
-    return Request(
+    return DoctorRequest(
         folder=folder, command=command, verbs=frozenset(verbs), options=options, as_json=as_json
     )
 
@@ -106,7 +106,7 @@ def split_words(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
     return (before[0] if before else None), command
 
 
-def doctor(request: Request) -> None:
+def doctor(request: DoctorRequest) -> None:
     """Examine and report; leaves with EXIT_FAULT when a fault was found.
 
     Raises UsageError for what cannot be asked, BadBundle for a folder that is no bundle.
@@ -174,7 +174,7 @@ def _bundle_of_last(asked: DoctorOptions) -> Path:
 # -- from a command -------------------------------------------------------------------------------
 
 
-def _bundle_of_command(request: Request) -> Path:
+def _bundle_of_command(request: DoctorRequest) -> Path:
     """Run it, and save a bundle; leaves with its exit code when there is nothing to examine."""
     asked = request.options
     with _ending_on_signals(), dead_runs.watched_runs(Environment.read().run_dir) as runs:
@@ -198,7 +198,7 @@ def _bundle_of_command(request: Request) -> Path:
     return folder
 
 
-def deadlines_of(request: Request) -> Deadlines:
+def deadlines_of(request: DoctorRequest) -> Deadlines:
     """What was asked for; else a step of ours has some minutes, and a foreign launch any time."""
     seconds = request.options.deadline
     if seconds is not None:
@@ -206,7 +206,7 @@ def deadlines_of(request: Request) -> Deadlines:
     return Deadlines() if request.is_own else Deadlines(math.inf, math.inf)
 
 
-def command_of(request: Request) -> list[str]:
+def command_of(request: DoctorRequest) -> list[str]:
     """What is executed: `hypo`'s verbs by this same Python, everything else as it stands."""
     if not request.is_own:
         return list(request.command)

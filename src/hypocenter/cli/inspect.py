@@ -101,7 +101,7 @@ def _memory(
     }
 
 
-def _check_facts(report: inspection.CheckReport) -> dict[str, Any]:
+def _check_facts(report: inspection.TensorsReport) -> dict[str, Any]:
     return {
         "num_tensors": report.num_tensors,
         "num_floats": report.num_floats,

@@ -21,7 +21,7 @@ DETECTED, NAMED = 1.0, 0.95
 MEDIAN_SECONDS, MOST_SECONDS = 10.0, 60.0
 
 
-class Facts(msgspec.Struct, frozen=True):
+class VictimRecord(msgspec.Struct, frozen=True):
     """A victim as `hypo lab list --json` tells it."""
 
     name: str
@@ -145,8 +145,8 @@ def _shown_total(one: Total) -> str:
     )
 
 
-def _facts(victim: Victim) -> Facts:
-    return Facts(
+def _facts(victim: Victim) -> VictimRecord:
+    return VictimRecord(
         victim.name,
         victim.title,
         victim.cause.value,

@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 
 from hypocenter.cli.options import AsJson
 
-Names = Annotated[str, Parameter(name="NAME", help="Victims; all of them when left out.")]
+VictimNames = Annotated[str, Parameter(name="NAME", help="Victims; all of them when left out.")]
 Name = Annotated[str, Parameter(help="Victim, as `hypo lab list` names it.")]
 Device = Annotated[
     str, Parameter(help="Device instead of the victim's own, a simulated GPU; cuda or hip, say.")
@@ -50,7 +50,7 @@ def run(
 
 @lab.command
 def score(
-    *names: Names,
+    *names: VictimNames,
     device: Device = "",
     jobs: Annotated[int, Parameter(help="Victims that run at the same time.")] = 2,
     json: AsJson = False,

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hypocenter.device.devices import (
-    ask,
+    call_device,
     call_site,
     is_open,
     names_of,
@@ -25,13 +25,14 @@ from hypocenter.device.devices import (
     stream_of,
     will_run,
 )
-from hypocenter.device.stream_order import Stretch, Writes
+from hypocenter.device.stream_order import AddressRange, Writes
+from hypocenter.dtypes import Array
 from hypocenter.errors import CopyRejected
 from hypocenter.record.recorder import current
 from hypocenter.refusals import (
     AnyRefusal,
     DeviceNotOpen,
-    Freed,
+    FreedTensor,
     MemoryElsewhere,
     Misaligned,
     Null,
@@ -45,7 +46,6 @@ from hypocenter.tensor import DType, Tensor
 
 log = logging.getLogger("hypocenter.copies")
 
-Array = np.ndarray[Any, Any]
 
 _is_armed = True
 
@@ -204,7 +204,7 @@ def _copy_out(tensor: Tensor, num_bytes: int, is_later: bool = False) -> Callabl
                 "D2H", _who(tensor), src=address, num_bytes=num_bytes, stream=stream, sync=sync
             )
             at = asking.enter_context(told)
-        asked = ask(device, "copy_out_later", address, num_bytes)
+        asked = call_device(device, "copy_out_later", address, num_bytes)
         waiting = asking.pop_all()
 
     def wait_for_copy() -> Array:
@@ -224,7 +224,7 @@ def copy_in(device: str, who: str, address: int, data: Array, *, pinned: bool = 
     # Without the keyword, as most of those who do it know none.
     keywords = {"pinned": True} if pinned else {}
     if not log.isEnabledFor(logging.DEBUG):
-        ask(device, "copy_in", address, data, **keywords)
+        call_device(device, "copy_in", address, data, **keywords)
         return
     sync = "pinned, read when the stream gets there" if pinned else "staged, in stream order"
     with _log_copy(
@@ -236,7 +236,7 @@ def copy_in(device: str, who: str, address: int, data: Array, *, pinned: bool = 
         stream=stream_of(device),
         sync=sync,
     ):
-        ask(device, "copy_in", address, data, **keywords)
+        call_device(device, "copy_in", address, data, **keywords)
 
 
 def _record_copy(
@@ -286,7 +286,7 @@ def copy_in_pinned(tensor: Tensor, buffer: Tensor) -> None:
 
 def _will_write(tensor: Tensor, num_bytes: int) -> None:
     end = tensor.address + num_bytes
-    stretch = Stretch(tensor.allocation.id, tensor.address, end, "a copy to the device")
+    stretch = AddressRange(tensor.allocation.id, tensor.address, end, "a copy to the device")
     will_run(tensor.device, Writes(stretches=(stretch,)))
 
 
@@ -337,7 +337,9 @@ def _own_obstacle(tensor: Tensor, num_bytes: int) -> AnyRefusal | None:
     """Why the first `num_bytes` of `tensor` cannot be copied, by what is known of it; or None."""
     allocation, dtype = tensor.allocation, tensor.dtype
     if allocation.freed_at:
-        return Freed(site=allocation.freed_at, way_out="copy it before that, or free it later")
+        return FreedTensor(
+            site=allocation.freed_at, way_out="copy it before that, or free it later"
+        )
     if dtype not in NUMPY_TYPES or hasattr(tensor.data, "parts"):
         known = ", ".join(one.name for one in NUMPY_TYPES)
         what = f"is {dtype.name}, or a packed weight, but a copy takes plain elements of {known}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from hypocenter.config import launch_blocking
-from hypocenter.device.stream_order import Order, Ticks, Writes
+from hypocenter.device.stream_order import StreamClocks, Ticks, Writes
 from hypocenter.errors import UsageError
 from hypocenter.package import caller_outside
 from hypocenter.record.recorder import current, open_recorder
@@ -26,7 +26,7 @@ _event_ids = itertools.count(1)
 _backends: dict[str, Backend] = {}
 # Who has the memory at an address, for messages of backends, which know no tensors.
 _names: WeakKeyDictionary[Backend, dict[int, str]] = WeakKeyDictionary()
-_orders: WeakKeyDictionary[Backend, Order] = WeakKeyDictionary()
+_orders: WeakKeyDictionary[Backend, StreamClocks] = WeakKeyDictionary()
 # The stream that the caller is in, where that is not the default one.
 _streams: dict[str, str] = {}
 
@@ -68,7 +68,7 @@ def use_backend(backend: Backend) -> None:
 
 def _register(name: str, backend: Backend) -> None:
     names: dict[int, str] = {}
-    _names[backend], _orders[backend] = names, Order()
+    _names[backend], _orders[backend] = names, StreamClocks()
     backend.name_of = functools.partial(_device_at, names)
     _backends[name] = backend
     current().device(name, backend.limits)
@@ -93,7 +93,7 @@ def names_of(device: str) -> dict[int, str]:
     return _names[_backends[device]]
 
 
-def order_of(device: str) -> Order:
+def order_of(device: str) -> StreamClocks:
     """The order of work on an open device."""
     return _orders[_backends[device]]
 
@@ -109,7 +109,7 @@ def open_names() -> tuple[str, ...]:
 
 
 @dataclass(slots=True, eq=False)
-class Event:
+class DeviceEvent:
     """A place in a stream of a device; `handle` is the device's own."""
 
     id: int
@@ -130,26 +130,26 @@ def stream(device: str, name: str) -> Iterator[None]:
             _streams[device] = before
 
 
-def record_event(device: str) -> Event:
+def record_event(device: str) -> DeviceEvent:
     """An event at the end of the current stream of `device`."""
-    event = Event(next(_event_ids), device)
+    event = DeviceEvent(next(_event_ids), device)
     _tell_event("record", event)
-    event.handle = ask(device, "record")
+    event.handle = call_device(device, "record")
     event.before = _orders[_backends[device]].record_event(stream_of(device))
     return event
 
 
-def wait_event(device: str, event: Event) -> None:
+def wait_event(device: str, event: DeviceEvent) -> None:
     """What follows in the current stream of `device` runs after `event`."""
     _tell_event("wait", event)
-    ask(device, "wait", event.handle)
+    call_device(device, "wait", event.handle)
     _orders[_backends[device]].waits(stream_of(device), event.before)
 
 
 def synchronise(device: str) -> None:
     """Wait for everything that was launched on `device`."""
-    _tell_event("synchronise", Event(0, device))
-    ask(device, "synchronise")
+    _tell_event("synchronise", DeviceEvent(0, device))
+    call_device(device, "synchronise")
     _orders[_backends[device]].host_waited(None)
 
 
@@ -158,7 +158,7 @@ def stream_of(device: str) -> str:
     return _streams.get(device, "")
 
 
-def _tell_event(action: str, event: Event) -> None:
+def _tell_event(action: str, event: DeviceEvent) -> None:
     current().record_stream_event(action, event.id, stream_of(event.device), call_site())
 
 
@@ -168,7 +168,7 @@ def will_run(device: str, writes: Writes) -> None:
         _orders[_backends[device]].wrote(writes, stream_of(device))
 
 
-def ask(device: str, call: str, *args: Any, **keywords: Any) -> Any:
+def call_device(device: str, call: str, *args: Any, **keywords: Any) -> Any:
     """A call of a device; what it reports is noted."""
     return record_errors(getattr(_backends[device], call), *args, **keywords)
 

@@ -35,7 +35,7 @@ class Graph:
         self._replay, self.bases = None, frozenset()
 
 
-class Seen:
+class CaptureWatch:
     """What a capture sees: each launch, and the allocations that its arguments lie in.
 
     `base_of` gives the address at which the allocation around an address begins.

@@ -6,14 +6,12 @@ A copy to a GPU costs the host some 30 us whatever its size, and the GPU waits f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from hypocenter.device import copies, memory
+from hypocenter.dtypes import Int32s
 from hypocenter.tensor import DType, Tensor, contiguous_strides
-
-Int32s = np.ndarray[Any, np.dtype[np.int32]]
 
 #: Each tensor begins at a multiple of so many elements: 256 bytes.
 _ALIGNMENT = 64

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hypocenter.config import LAUNCH_MODES
+from hypocenter.config import LAUNCH_MODES, OnProgress
 from hypocenter.device import memory
 from hypocenter.device.cpu.lang import CpuKernel
 from hypocenter.device.cpu.native import KERNEL_FAILED, NativeLaunches, SharedKernel
@@ -36,8 +36,6 @@ log = logging.getLogger("hypocenter.launch")
 _POOL = threading.Lock()
 
 _known_place: tuple[memoryview | None, int] = (None, 0)
-
-Progress = Callable[[str, float], None]
 
 
 class Runs(Protocol):
@@ -216,7 +214,7 @@ def _check(contract: Demands, facts: Mapping[str, Any], kernel: str, device: str
         raise
 
 
-def compile_all(launches: Sequence[Launch], progress: Progress | None = None) -> None:
+def compile_all(launches: Sequence[Launch], progress: OnProgress | None = None) -> None:
     """Compile, or load from the cache, every kernel of `launches` before the first one runs."""
     missing = {}
     for launch in launches:
@@ -304,7 +302,7 @@ def _bound(arg: Any) -> Iterator[tuple[Any, int | None]]:
 
     A packed weight stands for several values.
     """
-    if isinstance(arg, memory.Part):
+    if isinstance(arg, memory.PackedArray):
         yield arg.argument, arg.num_bytes
     elif not isinstance(arg, Tensor):
         yield arg, None

@@ -22,9 +22,9 @@ from hypocenter.device.copies import to_device as to_device
 from hypocenter.device.copies import to_host as to_host
 from hypocenter.device.copies import to_host_later as to_host_later
 from hypocenter.device.cpu import large_pages
-from hypocenter.device.devices import Event as Event
-from hypocenter.device.devices import ask, call_site, names_of
+from hypocenter.device.devices import DeviceEvent as DeviceEvent
 from hypocenter.device.devices import backend_of as backend_of
+from hypocenter.device.devices import call_device, call_site, names_of
 from hypocenter.device.devices import name_at as name_at
 from hypocenter.device.devices import open_device as open_device
 from hypocenter.device.devices import record_event as record_event
@@ -35,7 +35,7 @@ from hypocenter.device.devices import use_backend as use_backend
 from hypocenter.device.devices import wait_event as wait_event
 from hypocenter.device.devices import will_run as will_run
 from hypocenter.record.recorder import current
-from hypocenter.refusals import Freed, OutsideTensor
+from hypocenter.refusals import FreedTensor, OutsideTensor
 from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
 
 ALIGNMENT_BYTES = 64
@@ -70,7 +70,7 @@ def allocate(
         strides = contiguous_strides(shape)
         return Tensor(name, owner, dtype, shape, strides, 0, allocation, data)
     tensor = allocate_undefined(name, owner, dtype, shape, device=device)
-    ask(device, "clear", tensor.address, num_bytes)
+    call_device(device, "clear", tensor.address, num_bytes)
     return tensor
 
 
@@ -99,7 +99,7 @@ def allocate_undefined(
     """A GPU tensor whose contents are whatever the memory held before."""
     backend, num_elements = backend_of(device), int(np.prod(shape, dtype=np.int64))
     num_bytes = num_elements * np.dtype(_NUMPY_TYPES[dtype]).itemsize
-    address = ask(device, "allocate", num_bytes)
+    address = call_device(device, "allocate", num_bytes)
     names_of(device)[address] = f"{name} ({owner})"
     allocation = Allocation(next(_allocation_ids), device, num_bytes, call_site(), address)
     _record_allocation(allocation, name, owner)
@@ -118,7 +118,7 @@ def adopt(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PackedArray:
     """One array of a packed weight on a GPU: what a launch passes for it, its size, what it is."""
 
     argument: Any
@@ -139,7 +139,7 @@ def upload(
     sizes = [part.nbytes if isinstance(part, np.ndarray) else 0 for part in parts]
     starts = [0, *itertools.accumulate(-(-size // _PART_ALIGNMENT_BYTES) for size in sizes)]
     num_bytes = starts[-1] * _PART_ALIGNMENT_BYTES
-    address = ask(device, "allocate", num_bytes)
+    address = call_device(device, "allocate", num_bytes)
     names_of(device)[address] = f"{name} ({owner})"
     allocation = Allocation(next(_allocation_ids), device, num_bytes, call_site(), address)
     _record_allocation(allocation, name, owner)
@@ -151,7 +151,7 @@ def upload(
             data = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
             copy_in(device, f"{name} ({owner})", at, data)
             argument = backend.argument(at, dtype, part.size)
-            placed[index] = Part(argument, part.nbytes, at, dtype.name, part.size)
+            placed[index] = PackedArray(argument, part.nbytes, at, dtype.name, part.size)
     return allocation, tuple(placed)
 
 
@@ -162,10 +162,10 @@ def free(tensor: Tensor) -> None:
     """
     allocation = tensor.allocation
     if allocation.freed_at:
-        refuse(tensor, Freed(site=allocation.freed_at, again=True))
+        refuse(tensor, FreedTensor(site=allocation.freed_at, again=True))
     site = call_site()
     if allocation.device != "cpu":
-        ask(allocation.device, "free", allocation.address)
+        call_device(allocation.device, "free", allocation.address)
         names_of(allocation.device).pop(allocation.address, None)
     current().record_free(allocation, site)
     allocation.freed_at = site
@@ -222,7 +222,7 @@ def allocate_pinned(
     Change it by `fill_pinned`.
     """
     num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(_NUMPY_TYPES[dtype]).itemsize
-    raw = ask(device, "allocate_pinned", num_bytes)
+    raw = call_device(device, "allocate_pinned", num_bytes)
     address = int(raw.ctypes.data)
     allocation = Allocation(next(_allocation_ids), "cpu", num_bytes, call_site(), address)
     _record_allocation(allocation, name, owner, "pinned")

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hypocenter.config import OnProgress
 from hypocenter.device import launch, marks, memory
 from hypocenter.device.cpu.lang import CpuKernel
 from hypocenter.device.cpu.native import NativeLaunches
@@ -162,7 +163,7 @@ class Plan:
         """The number in the record of the graph that the next run replays, or 0."""
         return self._graph.number if self._graph is not None else 0
 
-    def compile(self, progress: launch.Progress | None = None) -> None:
+    def compile(self, progress: OnProgress | None = None) -> None:
         launch.compile_all(self.launches, progress)
         if self._is_short:
             self._native = launch.native(self._numbered)

@@ -17,7 +17,7 @@ Ticks = dict[str, int]
 _MAX_WRITES = 4096
 
 
-class Stretch(NamedTuple):
+class AddressRange(NamedTuple):
     """Addresses `start` to `end` of an allocation, and what writes them."""
 
     allocation: int
@@ -34,7 +34,7 @@ class Writes:
     """
 
     launches: Sequence[Any] = ()
-    stretches: tuple[Stretch, ...] = ()
+    stretches: tuple[AddressRange, ...] = ()
     ticks: Ticks = field(default_factory=dict)
 
     def touching(self, tensor: Tensor, num_bytes: int) -> str:
@@ -47,15 +47,15 @@ class Writes:
                 return one.what
         return ""
 
-    def _of_launches(self) -> Iterator[Stretch]:
+    def _of_launches(self) -> Iterator[AddressRange]:
         for launch in self.launches:
             for name in getattr(launch.contract, "written", ()):
                 if isinstance(to := launch.facts.get(name), Tensor):
                     end = to.address + to.extent_bytes
-                    yield Stretch(to.allocation.id, to.address, end, launch.kernel)
+                    yield AddressRange(to.allocation.id, to.address, end, launch.kernel)
 
 
-class Order:
+class StreamClocks:
     """The streams of one device; the default one is the empty name."""
 
     def __init__(self) -> None:

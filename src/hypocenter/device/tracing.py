@@ -16,7 +16,7 @@ import numpy as np
 
 from hypocenter.config import trace_bytes
 from hypocenter.device import launch, memory
-from hypocenter.dtypes import bf16_to_f32
+from hypocenter.dtypes import Array, bf16_to_f32
 from hypocenter.errors import UsageError
 from hypocenter.record.bundle import Snapshot
 from hypocenter.record.events import Place, Statistics, Values
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hypocenter.tracing")
 
-Array = np.ndarray[Any, Any]
 
 #: A larger tensor is neither read nor kept.
 MAX_TENSOR_BYTES = 64 << 20

@@ -6,13 +6,14 @@ import bisect
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from hypocenter.doctor.diagnosis import Claim
 from hypocenter.doctor.diff import RunDiff
 from hypocenter.doctor.kernel_text import Access, accesses, parameters_stored
+from hypocenter.dtypes import Array
 from hypocenter.errors import ErrorKind
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import OUTSIDE_PLANS
@@ -34,7 +35,6 @@ from hypocenter.record.events import (
 )
 from hypocenter.record.gap import Gap
 
-Array = np.ndarray[Any, Any]
 _E = TypeVar("_E", bound=Event)
 
 NUMPY_TYPES = {
@@ -51,7 +51,7 @@ NUMPY_TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class LaunchMade:
     """A launch that a step made, or one outside of every plan; refused ones have no `place`."""
 
     launch: LaunchRecord
@@ -117,11 +117,11 @@ class Case:
     # -- launches -------------------------------------------------------------------------------
 
     @functools.cached_property
-    def uses(self) -> tuple[Use, ...]:
+    def uses(self) -> tuple[LaunchMade, ...]:
         """Every launch that was begun, in order; of the last step only what was submitted."""
         return tuple(sorted(self._uses(), key=lambda use: use.seq))
 
-    def _uses(self) -> Iterator[Use]:
+    def _uses(self) -> Iterator[LaunchMade]:
         submitted = self.bundle.progress.submitted
         for event in self.steps:
             plan = self.plans.get(event.plan)
@@ -132,13 +132,15 @@ class Case:
                     and number > submitted.launch
                 ):
                     break
-                yield Use(launch, event.step, event.seq, Place(event.step, event.plan, number))
+                yield LaunchMade(
+                    launch, event.step, event.seq, Place(event.step, event.plan, number)
+                )
         for other in self.events(Launched):
             place = Place(other.step, OUTSIDE_PLANS, other.seq)
-            yield Use(other.launch, other.step, other.seq, place)
+            yield LaunchMade(other.launch, other.step, other.seq, place)
 
     @functools.cached_property
-    def suspects(self) -> tuple[Use, ...]:
+    def suspects(self) -> tuple[LaunchMade, ...]:
         """What was begun and is not known to have ended."""
         done = self.bundle.progress.completed
         if done is None:
@@ -151,10 +153,10 @@ class Case:
         )
 
     @functools.cached_property
-    def refused(self) -> tuple[Use, ...]:
+    def refused(self) -> tuple[LaunchMade, ...]:
         """Launches that were refused before they were made."""
         return tuple(
-            Use(event.launch, event.step, event.seq)
+            LaunchMade(event.launch, event.step, event.seq)
             for event in self.events(Rejected)
             if event.launch is not None
         )
@@ -276,13 +278,13 @@ class Case:
             for values in snapshot.values
         }
 
-    def uses_of(self, event: Stepped | Launched) -> list[Use]:
+    def uses_of(self, event: Stepped | Launched) -> list[LaunchMade]:
         """The launches that one step made."""
         return self._by_seq.get(event.seq, [])
 
     @functools.cached_property
-    def _by_seq(self) -> dict[int, list[Use]]:
-        grouped: dict[int, list[Use]] = {}
+    def _by_seq(self) -> dict[int, list[LaunchMade]]:
+        grouped: dict[int, list[LaunchMade]] = {}
         for use in self.uses:
             grouped.setdefault(use.seq, []).append(use)
         return grouped

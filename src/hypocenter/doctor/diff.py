@@ -17,7 +17,7 @@ from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import (
     AnyEvent,
-    Argument,
+    ArgumentRecord,
     Launched,
     LaunchRecord,
     Place,
@@ -329,7 +329,7 @@ class _Runs:
                 yield differs("argument", name, first, second)
         yield from self._results(places, differs)
 
-    def _argument(self, index: BundleIndex, argument: Argument) -> dict[str, Any]:
+    def _argument(self, index: BundleIndex, argument: ArgumentRecord) -> dict[str, Any]:
         """What is comparable of an argument: never an address or an identity."""
         if argument.tensor is None:
             return {"value": argument.value}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from hypocenter.dtypes import Int32s
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import Request
 from hypocenter.errors import LaunchRejected
@@ -19,8 +19,6 @@ from hypocenter.refusals import (
     TableTooShort,
     WrongCount,
 )
-
-Int32s = npt.NDArray[np.int32]
 
 #: Up to so many numbers Python itself is done before numpy gets going.
 _FEW_NUMBERS = 256

@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from hypocenter.dtypes import Int32s
 from hypocenter.errors import IntegrityError, OutOfBlocks
-
-Int32s = npt.NDArray[np.int32]
 
 
 class Placement(NamedTuple):

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
 
 import numpy as np
 
-from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
+from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig, OnProgress
 from hypocenter.device import memory
 from hypocenter.device.cpu.lang import instruction_set, max_num_threads, set_num_threads
 from hypocenter.device.plan import Plan, bucket
@@ -26,10 +25,8 @@ from hypocenter.record.recorder import current, open_recorder
 from hypocenter.results import Route
 from hypocenter.tensor import DType, Tensor
 
-Progress = Callable[[str, float], None]
 
-
-def load_runner(file: GGUFFile, config: EngineConfig, progress: Progress | None = None) -> Runner:
+def load_runner(file: GGUFFile, config: EngineConfig, progress: OnProgress | None = None) -> Runner:
     """Load a model's weights and compile its kernels.
 
     Raises UsageError when the context asked for exceeds the trained one, or bf16 is asked for where
@@ -145,7 +142,7 @@ class Runner:
         """The input i32 [max_batch_tokens] that a step takes its token ids from."""
         return self._inputs.token_ids
 
-    def compile(self, progress: Progress | None = None) -> None:
+    def compile(self, progress: OnProgress | None = None) -> None:
         """Compile what a single decode step and a full prefill step launch."""
         set_num_threads(self.num_threads)
         for num_tokens in (1, self.max_batch_tokens):
@@ -171,7 +168,7 @@ class Runner:
         num_tokens: int,
         num_logit_rows: int,
         is_one_sequence: bool,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> Plan:
         key = (
             bucket(num_tokens, self.max_batch_tokens),

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hypocenter.config import OnProgress
 from hypocenter.device import memory
-from hypocenter.device.launch import Progress
 from hypocenter.engine.batch import Chunk
 from hypocenter.errors import BadLogits
-from hypocenter.kernels.sampling.draw import Draw, has_penalties
+from hypocenter.kernels.sampling.draw import TokenChoice, has_penalties
 from hypocenter.kernels.sampling.sampling import HostSampler, compile_kernels, sample_later
 from hypocenter.tensor import DType, Tensor
 
@@ -62,18 +62,18 @@ class Sampler:
         return sample_later(logits, draws, self._on_device or self._on_host)
 
 
-def compile_sampler(vocab_size: int, max_rows: int, progress: Progress | None = None) -> None:
+def compile_sampler(vocab_size: int, max_rows: int, progress: OnProgress | None = None) -> None:
     """Compile the sampling kernels now, so that the first token need not wait for them."""
     logits = memory.allocate("logits", "sampler", DType.F32, (max_rows, vocab_size))
     compile_kernels(logits, progress)
 
 
-def _draw(chunk: Chunk) -> Draw:
+def _draw(chunk: Chunk) -> TokenChoice:
     request = chunk.request
     if not has_penalties(request.params):
-        return Draw(request.params, chunk.stop)
+        return TokenChoice(request.params, chunk.stop)
     counts = request.output_counts
-    return Draw(
+    return TokenChoice(
         request.params,
         position=chunk.stop,
         context_ids=np.fromiter(counts.keys(), np.int32, len(counts)),

@@ -29,13 +29,13 @@ from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
     AnyEvent,
-    Argument,
+    ArgumentRecord,
     Called,
     DeviceRecord,
     Freed,
     Launched,
     LaunchRecord,
-    Scalar,
+    ScalarValue,
     SourceRecord,
     StreamEvent,
     TensorRecord,
@@ -239,13 +239,13 @@ class ForeignRecorder:
         device: str,
         caller: FrameType | None,
         held: list[Values],
-    ) -> Argument:
+    ) -> ArgumentRecord:
         tensor = value
         cast = None
         if hasattr(value, "base") and hasattr(value, "dtype") and hasattr(value, "data_ptr"):
             tensor, cast = value.base, str(value.dtype)  # triton.reinterpret
         if not hasattr(tensor, "untyped_storage") or not hasattr(tensor, "data_ptr"):
-            return Argument(name, None, _scalar(value))
+            return ArgumentRecord(name, None, _scalar(value))
         storage = tensor.untyped_storage()
         where = _device_of(tensor, device)
         address = int(storage.data_ptr())
@@ -259,7 +259,7 @@ class ForeignRecorder:
             number = self._new_tensor(key, tensor, _name(kernel, name, caller))
         if where == INTERPRETER and (kind := _dtype(tensor.dtype)) in _INTEGERS:
             self._hold(tensor, number, kind, held)
-        return Argument(name, number, cast)
+        return ArgumentRecord(name, number, cast)
 
     def _new_storage(
         self, where: str, address: int, storage: Any, tensor: Any, name: str
@@ -421,7 +421,7 @@ def _name(kernel: _Kernel, parameter: str, caller: FrameType | None) -> str:
     return spelled or f"tensor of {parameter}"
 
 
-def _scalar(value: Any) -> Scalar:
+def _scalar(value: Any) -> ScalarValue:
     """A number or text as it is; of anything else what it is, in a few words."""
     if type(value).__name__ == "constexpr":
         value = value.value

@@ -12,17 +12,17 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from hypocenter.dtypes import Array
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.contract_source import Check, Demand, Refusals, compile_contract
 from hypocenter.kernels.demands import (
     SYMBOL,
     Apart,
     Arg,
-    Array,
     Index,
     Rule,
     Scalar,
-    Values,
+    Symbols,
     evaluate,
 )
 from hypocenter.record.events import ArgumentDeclaration, Declaration
@@ -61,7 +61,7 @@ class Contract:
         for refusal in self.index_refusals(values):
             self._fail(refusal)
 
-    def index_refusals(self, values: Values) -> Iterator[EntryRefusal]:
+    def index_refusals(self, values: Symbols) -> Iterator[EntryRefusal]:
         """Of each index tensor that is among `values` the first entry that is not as it must be.
 
         `values` has the symbols too. A tensor is left out where its live entries depend on one that
@@ -75,7 +75,7 @@ class Contract:
                     continue
                 yield from _index_refusals(arg.name, arg.index, live, values)
 
-    def live_entries(self, name: str, values: Values) -> Array:
+    def live_entries(self, name: str, values: Symbols) -> Array:
         """The mask of the entries of an index tensor that the kernel will read.
 
         Raises KeyError where that depends on a tensor that is not among `values`.
@@ -98,7 +98,7 @@ class Contract:
         """Names of the tensor arguments that the kernel writes, or reads and writes."""
         return tuple(arg.name for arg in self.args if arg.access in ("write", "both"))
 
-    def num_live(self, name: str, counts: Array, facts: Values) -> int | None:
+    def num_live(self, name: str, counts: Array, facts: Symbols) -> int | None:
         """How many rows of argument `name` are live, by the values of `counts`.
 
         None where its first axis does not count the rows of a step.
@@ -126,7 +126,7 @@ class Contract:
         )
 
     def shape_of(
-        self, name: str, shapes: Mapping[str, tuple[int, ...]], scalars: Values
+        self, name: str, shapes: Mapping[str, tuple[int, ...]], scalars: Symbols
     ) -> tuple[int, ...] | None:
         """The least shape that argument `name` must have beside the others, which have `shapes`,
         and of the last axis as much as is written.
@@ -142,7 +142,7 @@ class Contract:
             return None
 
     def mask_written(
-        self, name: str, shapes: Mapping[str, tuple[int, ...]], values: Values
+        self, name: str, shapes: Mapping[str, tuple[int, ...]], values: Symbols
     ) -> Array | None:
         """A mask over the live rows of argument `name`: what of them the kernel writes.
 
@@ -152,7 +152,7 @@ class Contract:
         reach = next(arg.reach for arg in self.args if arg.name == name)
         return reach.mask(self._symbols(shapes, values)) if reach is not None else None
 
-    def _symbols(self, shapes: Mapping[str, tuple[int, ...]], values: Values) -> dict[str, Any]:
+    def _symbols(self, shapes: Mapping[str, tuple[int, ...]], values: Symbols) -> dict[str, Any]:
         """`values`, and the sizes of axes that the shapes give."""
         symbols: dict[str, Any] = dict(values)
         for arg in self.args:
@@ -190,7 +190,9 @@ def _declaration_of(arg: Arg) -> ArgumentDeclaration:
     )
 
 
-def _index_refusals(name: str, index: Index, live: Array, values: Values) -> Iterator[EntryRefusal]:
+def _index_refusals(
+    name: str, index: Index, live: Array, values: Symbols
+) -> Iterator[EntryRefusal]:
     """The first entry, if there is one, that is out of range, falls or occurs before."""
     entries: Array = values[name]
     bound = evaluate(index.bound, values)

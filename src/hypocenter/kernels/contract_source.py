@@ -13,7 +13,7 @@ from hypocenter.kernels.demands import SYMBOL, Apart, Arg, Rule, Scalar, is_brok
 from hypocenter.refusals import (
     AnyRefusal,
     BrokenRule,
-    Freed,
+    FreedTensor,
     Misaligned,
     Null,
     OnOtherDevice,
@@ -67,7 +67,7 @@ _REFUSALS = {
     kind.__name__: kind
     for kind in (
         BrokenRule,
-        Freed,
+        FreedTensor,
         Misaligned,
         Null,
         OnOtherDevice,
@@ -165,7 +165,7 @@ class _Source:
     def _of_memory(self, arg: Arg) -> Iterator[str]:
         name, who = arg.name, _who(arg.name)
         yield f"        memory = {name}.allocation"
-        yield from self._when("memory.freed_at", f"Freed({who}, site=memory.freed_at)", 2)
+        yield from self._when("memory.freed_at", f"FreedTensor({who}, site=memory.freed_at)", 2)
         yield from self._when(
             f'not memory.address and memory.device != "cpu" and {name}.extent_bytes',
             f"Null({who}, why='its allocation has no address')",

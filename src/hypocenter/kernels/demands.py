@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.dtypes import Array
 from hypocenter.tensor import DType
 
-Array = np.ndarray[Any, Any]
-Values = Mapping[str, Any]
+Symbols = Mapping[str, Any]
 
 #: An axis that is one symbol.
 SYMBOL = re.compile(r"[a-z_][a-z0-9_]*")
@@ -34,7 +34,7 @@ class Index:
     bound: str
     of: str
     sentinel: int | None = None
-    live: Callable[[Values], Array] | None = None
+    live: Callable[[Symbols], Array] | None = None
     unique: bool = False
     monotone: bool = False
 
@@ -48,7 +48,7 @@ class Reach:
     """
 
     of: str
-    mask: Callable[[Values], Array]
+    mask: Callable[[Symbols], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def live_counts(rows: str, count: int | None = None) -> Arg:
     `rows`, the symbol of the axis that it bounds.
     """
 
-    def live_entries(values: Values) -> Array:
+    def live_entries(values: Symbols) -> Array:
         entry: int = values["count"] if count is None else count
         return np.array([entry == 0, entry == 1])
 
@@ -124,12 +124,12 @@ def live_counts(rows: str, count: int | None = None) -> Arg:
 COUNT = Scalar("count", "count in (0, 1)", "must be 0 or 1")
 
 
-def live_rows(name: str, count: int = 0) -> Callable[[Values], Array]:
+def live_rows(name: str, count: int = 0) -> Callable[[Symbols], Array]:
     """The mask of the first counts[count] entries of the index tensor `name`."""
     return lambda values: np.arange(len(values[name])) < values["counts"][count]
 
 
-def evaluate(expression: str, values: Values) -> int | None:
+def evaluate(expression: str, values: Symbols) -> int | None:
     """An expression of a contract; None where it names what is not among `values`."""
     try:
         return int(eval(expression.strip(), {}, dict(values)))
@@ -137,7 +137,7 @@ def evaluate(expression: str, values: Values) -> int | None:
         return None
 
 
-def holds(condition: str, values: Values) -> bool:
+def holds(condition: str, values: Symbols) -> bool:
     """Whether a condition of a contract holds; one over values that are not there does."""
     return not is_broken(lambda: not eval(condition, {}, dict(values)))
 

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Self
 from hypocenter.config import EngineConfig, Environment
 from hypocenter.device import memory
 from hypocenter.device.backend import Backend
+from hypocenter.dtypes import Int32s
 from hypocenter.engine import runner as runner_module
-from hypocenter.engine.batch import Batch, Int32s
+from hypocenter.engine.batch import Batch
 from hypocenter.engine.runner import Runner
 from hypocenter.errors import UsageError
 from hypocenter.kernels.contract import Contract

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from hypocenter.config import Environment
+from hypocenter.dtypes import Array
 
 VOCAB_SIZE, WIDTH, NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, FFN_WIDTH = (
     512, 64, 2, 4, 2, 16, 96,
@@ -26,8 +26,6 @@ _MAGIC, _VERSION, _ALIGNMENT = b"GGUF", 3, 32
 _U32, _I32, _F32, _STRING, _ARRAY = 4, 5, 6, 8, 9
 _F32_TENSOR, _Q8_0_TENSOR, _Q8_0_BLOCK = 0, 8, 32
 _NORMAL, _CONTROL = 1, 3
-
-Array = np.ndarray[Any, Any]
 
 
 def model_path(kind: str = "f32", *, nan_in: str = "", rope_base: float = 10000.0) -> Path:

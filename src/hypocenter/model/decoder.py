@@ -12,7 +12,7 @@ from functools import partial
 from hypocenter.device.inputs import Inputs
 from hypocenter.device.memory import allocate, allocate_turned, rows
 from hypocenter.device.plan import Plan, PlanBuilder, bucket
-from hypocenter.kernels.attention.attention import Partial, allocate_parts, attention
+from hypocenter.kernels.attention.attention import TileScratch, allocate_tile_scratch, attention
 from hypocenter.kernels.attention.kv_write import kv_write
 from hypocenter.kernels.attention.rope import rotate
 from hypocenter.kernels.attention.rope_write import rope_write
@@ -123,7 +123,7 @@ class _Buffers:
         return _Buffers(*(rows(getattr(self, name), 0, num_rows) for name in self.__slots__))
 
 
-class _Turns:
+class _RotatingOperands:
     """Hands out operands for one activation after the other of a plan."""
 
     def __init__(self, operands: Operands) -> None:
@@ -156,13 +156,13 @@ class Decoder:
         device = inputs.counts.device
         self._buffers = _Buffers.allocate(facts, max_tokens, device=device)
         widest = max(facts.width, facts.num_heads * facts.head_dim, facts.ffn_width)
-        self._operands = _Turns(
+        self._operands = _RotatingOperands(
             Operands.allocate(
                 weights.dtypes, max_tokens, widest, device=device, in_bf16=weights.in_bf16
             )
         )
         #: Apart from those, which other threads still read.
-        self._gated = _Turns(
+        self._gated = _RotatingOperands(
             Operands.allocate(
                 weights.dtypes if device == "cpu" else (),
                 max_tokens,
@@ -171,7 +171,7 @@ class Decoder:
             )
         )
         self._unfused: UnfusedAttention | None = None
-        self._partial: Partial | None = None
+        self._partial: TileScratch | None = None
         self._parts: Tensor | None = None
         num_sequences, max_blocks = inputs.block_tables.shape
         if attention == "parts":
@@ -180,12 +180,12 @@ class Decoder:
                 facts, max_tokens, num_sequences, max_context, device=device
             )
         elif device == "cpu":
-            self._parts = allocate_parts(
+            self._parts = allocate_tile_scratch(
                 pages.keys[0], pages.values[0], max_tokens, facts.num_heads, max_blocks
             )
         else:
             most = bucket(num_sequences, max_tokens)
-            self._partial = Partial.allocate(
+            self._partial = TileScratch.allocate(
                 pages.keys[0], most, facts.num_heads, max_blocks, device=device
             )
 

@@ -15,7 +15,7 @@ from hypocenter.device.launch import Launch
 from hypocenter.device.offline.abstract import AbstractGpu, specimens
 from hypocenter.device.offline.specimen import Specimen
 from hypocenter.device.plan import Plan
-from hypocenter.kernels.sampling.draw import Draw
+from hypocenter.kernels.sampling.draw import TokenChoice
 from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
 from hypocenter.kernels.weights.gpu_layout import UNITS
 from hypocenter.kernels.weights.packing import Packed, padded_rows
@@ -202,7 +202,7 @@ def sampling_plans(vendor: str, num_rows: int, vocab_size: int) -> list[Plan]:
     sampler = DeviceSampler(gpu.name, vocab_size, num_rows)
     some = np.zeros(1, np.int32)
     filters = SamplingParams(temperature=1.0, top_k=40, top_p=0.9, repeat_penalty=1.1)
-    draws = (Draw(SamplingParams(), 0), Draw(filters, 1, some, some))
+    draws = (TokenChoice(SamplingParams(), 0), TokenChoice(filters, 1, some, some))
     return [sampler.plan(logits, [draw] * num_rows) for draw in draws]
 
 

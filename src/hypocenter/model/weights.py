@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from hypocenter.config import OnProgress
 from hypocenter.device import memory
 from hypocenter.errors import BadModelFile, UnsupportedModel
 from hypocenter.kernels.attention import rope
@@ -25,7 +25,6 @@ _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\..+")
 
 _MATRICES = ("q", "k", "v", "attn_output", "gate", "up", "gate_up", "down")
 
-Progress = Callable[[str, float], None]
 RopeTable = tuple[Tensor, Tensor]
 
 
@@ -87,7 +86,7 @@ def load_weights(
     file: GGUFFile,
     architecture: Architecture,
     context_length: int,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     *,
     device: str = "cpu",
     in_bf16: bool = False,
@@ -130,7 +129,7 @@ class _Loader:
         self,
         file: GGUFFile,
         architecture: Architecture,
-        progress: Progress | None,
+        progress: OnProgress | None,
         device: str,
         in_bf16: bool,
     ) -> None:

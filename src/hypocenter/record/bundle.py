@@ -45,7 +45,7 @@ from hypocenter.record.events import (
     Freed,
     LaunchRecord,
     PlanRecord,
-    Progress,
+    Reached,
     SourceRecord,
     Statistics,
     Stepped,
@@ -105,7 +105,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     packages: dict[str, str] = {}
     limits: dict[str, int | str | tuple[int, int, int]] | None = None
     fault: FaultRecord
-    progress: Progress = Progress(None)
+    progress: Reached = Reached(None)
     tensors: tuple[TensorRecord, ...] = ()
     plans: tuple[PlanRecord, ...] = ()
     sources: tuple[SourceRecord, ...] = ()

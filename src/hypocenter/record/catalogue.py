@@ -16,10 +16,10 @@ import numpy as np
 
 from hypocenter.record.events import (
     AllocationRecord,
-    Argument,
+    ArgumentRecord,
     ContractRecord,
     LaunchRecord,
-    Scalar,
+    ScalarValue,
     SourceRecord,
     TensorRecord,
 )
@@ -177,11 +177,11 @@ class Catalogue:
             stream=stream,
         )
 
-    def facts(self, facts: Mapping[str, Any]) -> tuple[Argument, ...]:
+    def facts(self, facts: Mapping[str, Any]) -> tuple[ArgumentRecord, ...]:
         """A contract's arguments."""
         return tuple(self._argument(name, value) for name, value in facts.items())
 
-    def _arguments(self, names: list[str], launch: Launchable) -> tuple[Argument, ...]:
+    def _arguments(self, names: list[str], launch: Launchable) -> tuple[ArgumentRecord, ...]:
         """What the kernel's parameters got; a packed weight stands for several of them."""
         # A GPU kernel is given the arrays that it needs, a CPU kernel the whole weight.
         owners = {
@@ -199,15 +199,15 @@ class Catalogue:
         for at, value in enumerate(values):
             name = names[at] if at < len(names) else f"#{at}"
             if id(value) in owners and not _is_number(value):
-                found.append(Argument(name, self.part(*owners[id(value)], value)))
+                found.append(ArgumentRecord(name, self.part(*owners[id(value)], value)))
             else:
                 found.append(self._argument(name, value))
         return tuple(found)
 
-    def _argument(self, name: str, value: Any) -> Argument:
+    def _argument(self, name: str, value: Any) -> ArgumentRecord:
         if isinstance(value, Tensor):
-            return Argument(name, self.tensor(value), _cast(value))
-        return Argument(name, None, _scalar(value))
+            return ArgumentRecord(name, self.tensor(value), _cast(value))
+        return ArgumentRecord(name, None, _scalar(value))
 
     def contract(self, kernel: str, contract: Any) -> str:
         """The key under which the declaration is written; a kernel may have several."""
@@ -273,7 +273,7 @@ def _dtype(name: str) -> str:
     )
 
 
-def _scalar(value: Any) -> Scalar:
+def _scalar(value: Any) -> ScalarValue:
     """A number as it is; of anything else what it is, in a few words."""
     if isinstance(value, np.ndarray):
         return f"{_name_of(value.dtype)} array of shape {value.shape}"

@@ -11,7 +11,7 @@ import msgspec
 from hypocenter.errors import ErrorKind
 from hypocenter.refusals import AnyRefusal
 
-Scalar = bool | int | float | str | None
+ScalarValue = bool | int | float | str | None
 
 #: The owner of all tensors of a program that is not this package's.
 FOREIGN = "the program"
@@ -50,7 +50,7 @@ class TensorRecord(msgspec.Struct, frozen=True, kw_only=True):
     part: str = ""
 
 
-class Argument(msgspec.Struct, frozen=True):
+class ArgumentRecord(msgspec.Struct, frozen=True):
     """A kernel's or contract's argument: a tensor by its id, or a scalar; null is neither.
 
     Beside a tensor `value` is torch's name of the type that its pointer is passed as, where that
@@ -59,7 +59,7 @@ class Argument(msgspec.Struct, frozen=True):
 
     name: str
     tensor: int | None = None
-    value: Scalar = None
+    value: ScalarValue = None
 
 
 class SourceRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class SourceRecord(msgspec.Struct, frozen=True, kw_only=True):
     first_line: int
     text: str
     callees: tuple[str, ...] = ()
-    constants: dict[str, Scalar] = {}
+    constants: dict[str, ScalarValue] = {}
 
 
 class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,10 +89,10 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     grid: tuple[int, ...] = ()
     num_warps: int = 0
-    arguments: tuple[Argument, ...] = ()
-    facts: tuple[Argument, ...] = ()
-    constants: dict[str, Scalar] = {}
-    options: dict[str, Scalar] = {}
+    arguments: tuple[ArgumentRecord, ...] = ()
+    facts: tuple[ArgumentRecord, ...] = ()
+    constants: dict[str, ScalarValue] = {}
+    options: dict[str, ScalarValue] = {}
     source: str = ""
     contract: str = ""
     site: str = ""
@@ -364,7 +364,7 @@ class Place(msgspec.Struct, frozen=True):
     launch: int
 
 
-class Progress(msgspec.Struct, frozen=True):
+class Reached(msgspec.Struct, frozen=True):
     """What is known without waiting: everything up to `completed` ended, `submitted` was begun."""
 
     submitted: Place | None

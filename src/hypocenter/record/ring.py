@@ -28,7 +28,7 @@ from hypocenter.record.events import (
     Place,
     PlanRecord,
     ProcessRecord,
-    Progress,
+    Reached,
     SourceRecord,
     Stepped,
     TensorRecord,
@@ -134,7 +134,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     has_left: bool = False
     process: ProcessRecord | None = None
     devices: tuple[DeviceRecord, ...] = ()
-    progress: Progress = Progress(None)
+    progress: Reached = Reached(None)
     step_started_ns: int | None = None
     tensors: tuple[TensorRecord, ...] = ()
     plans: tuple[PlanRecord, ...] = ()
@@ -355,23 +355,23 @@ def _decode(payload: memoryview, kind: Any) -> Any:
         return None
 
 
-def _progress(header: memoryview, plans: list[PlanRecord], devices: list[DeviceRecord]) -> Progress:
+def _progress(header: memoryview, plans: list[PlanRecord], devices: list[DeviceRecord]) -> Reached:
     """What was submitted, and what is known to have ended on the device of that."""
     submitted = place_of(header[CELL_PLACE])
     plan = next((one for one in plans if submitted and one.id == submitted.plan), None)
     if submitted is None or plan is None:
-        return Progress(submitted)
+        return Reached(submitted)
     if plan.device == "cpu":  # each launch ends before the next one begins
         before = submitted.launch - 1
-        return Progress(submitted, Place(submitted.step, plan.id, before) if before >= 0 else None)
+        return Reached(submitted, Place(submitted.step, plan.id, before) if before >= 0 else None)
     if plan.device.startswith("sim:"):
-        return Progress(submitted, place_of(header[CELL_COMPLETED]))
+        return Reached(submitted, place_of(header[CELL_COMPLETED]))
     # A device is told of when it is opened, and again when it has its slot.
     slots = [one.slot for one in devices if one.name == plan.device and one.slot is not None]
     slot = slots[-1] if slots else -1
     if not 0 <= slot < NUM_SLOTS:
-        return Progress(submitted)
-    return Progress(submitted, _place_of_mark(header, slot))
+        return Reached(submitted)
+    return Reached(submitted, _place_of_mark(header, slot))
 
 
 def _place_of_mark(header: memoryview, slot: int) -> Place | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hypocenter.device.interpret.interpret import Descriptor, Pointer
-from hypocenter.device.interpret.libdevice import Array
+from hypocenter.dtypes import Array
 from hypocenter.errors import UsageError
 from hypocenter.replay.arguments import Argument, Region, extent_bytes
 from hypocenter.replay.memory import CheckedMemory

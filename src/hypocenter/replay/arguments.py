@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device.interpret.libdevice import Array
+from hypocenter.dtypes import Array
 
 #: An address names its argument: number `i` lies at (i << 40) + 2**39, so an offset may be wrong
 #: by 512 GiB either way and still be attributed to the argument that it was added to.

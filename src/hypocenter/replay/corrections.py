@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device.interpret.libdevice import Array
-from hypocenter.record.events import Scalar, TensorRecord, Values
+from hypocenter.dtypes import Array
+from hypocenter.record.events import ScalarValue, TensorRecord, Values
 from hypocenter.replay.arguments import Argument
 from hypocenter.tensor import DType
 
@@ -43,7 +43,7 @@ class TensorFact:
 
 
 #: By the kernel's parameter, the contract's argument or the tensor's name; `grid` is the grid.
-Corrections = Mapping[str, "TensorFact | Scalar | tuple[int, ...]"]
+Corrections = Mapping[str, "TensorFact | ScalarValue | tuple[int, ...]"]
 
 
 def element_bytes(dtype: str) -> int | None:

@@ -16,10 +16,10 @@ import numpy as np
 
 from hypocenter.device.interpret.builder import Exact
 from hypocenter.device.interpret.interpret import Interpretation, interpreting
-from hypocenter.device.interpret.libdevice import Array
+from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import SPACE_BITS, Argument
 from hypocenter.replay.findings import Site
-from hypocenter.replay.sites import Value, kernel_frames, values_at, wrap_site
+from hypocenter.replay.sites import SiteValue, kernel_frames, values_at, wrap_site
 
 #: Most programs along each axis: CUDA's and HIP's limits.
 MAX_PROGRAMS = (2**31 - 1, 65535, 65535)
@@ -34,7 +34,7 @@ class Threshold:
     axis: int
     program: int
     origin: Site
-    values: dict[str, Value]
+    values: dict[str, SiteValue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class GivenUp:
 
 
 class _Overflowed(Exception):
-    def __init__(self, origin: Site, values: dict[str, Value]) -> None:
+    def __init__(self, origin: Site, values: dict[str, SiteValue]) -> None:
         self.origin, self.values = origin, values
 
 

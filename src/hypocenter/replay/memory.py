@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from hypocenter.device.interpret.builder import Exact
-from hypocenter.device.interpret.libdevice import Array
+from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import MANY, SPACE_BITS, Argument
 from hypocenter.replay.findings import OVERFLOWS, Finding, FindingKind, races_once
 from hypocenter.replay.sites import kernel_frames, site_of, values_at, wrap_site

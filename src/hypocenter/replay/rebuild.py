@@ -13,15 +13,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hypocenter.device.interpret.libdevice import Array
 from hypocenter.device.offline.specimen import of_device
+from hypocenter.dtypes import Array
 from hypocenter.errors import UsageError
 from hypocenter.kernels.registry import recorded_contract
 from hypocenter.record.bundle_index import BundleIndex
-from hypocenter.record.events import Argument, LaunchRecord, Place, TensorRecord, Values
+from hypocenter.record.events import ArgumentRecord, LaunchRecord, Place, TensorRecord, Values
 from hypocenter.replay.admission import RecordedTensor
-from hypocenter.replay.arguments import Argument as ReplayArgument
-from hypocenter.replay.arguments import extent_bytes
+from hypocenter.replay.arguments import Argument, extent_bytes
 from hypocenter.replay.corrections import (
     FLOATS,
     TORCH_NAMES,
@@ -95,7 +94,7 @@ class Rebuilt:
 
     # -- arguments ------------------------------------------------------------------------------
 
-    def _argument(self, argument: Argument) -> Any:
+    def _argument(self, argument: ArgumentRecord) -> Any:
         names = [argument.name, argument.name.removesuffix("_ptr")]
         if argument.tensor is None:
             given = next((name for name in names if name in self._corrections), argument.name)
@@ -281,14 +280,14 @@ class Rebuilt:
         )
         return list(itertools.islice(found, _MAX_FIRST))
 
-    def is_spoilt(self, done: Sequence[ReplayArgument]) -> bool:
+    def is_spoilt(self, done: Sequence[Argument]) -> bool:
         """Whether something that the launch wrote is NaN, or is of a type that cannot tell."""
         results = [argument for argument in done if argument.was_written]
         return not results or any(
             holds_nan(argument, self.arguments[argument.name].dtype) for argument in results
         )
 
-    def unwritten(self, done: Sequence[ReplayArgument]) -> Iterator[Finding]:
+    def unwritten(self, done: Sequence[Argument]) -> Iterator[Finding]:
         """Elements of live rows that the contract has this launch write, and that it did not.
 
         A tensor that the launch read as well may be meant to be written in part.
@@ -321,7 +320,7 @@ class Rebuilt:
                 yield from self._unwritten(argument, (live, *shape[1:]), reach)
 
     def _unwritten(
-        self, argument: ReplayArgument, shape: tuple[int, ...], reach: Array | None
+        self, argument: Argument, shape: tuple[int, ...], reach: Array | None
     ) -> Iterator[Finding]:
         region, width = argument.region, argument.item_bytes
         span = extent_bytes(shape, argument.strides, width) if min(shape) else 0

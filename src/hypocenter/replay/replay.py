@@ -17,8 +17,8 @@ import numpy as np
 
 from hypocenter.device.interpret.builder import is_machinery
 from hypocenter.device.interpret.interpret import Interpretation, StaticAssertFailed, interpreting
-from hypocenter.device.interpret.libdevice import Array
 from hypocenter.device.triton_lang import interpreter, triton
+from hypocenter.dtypes import Array
 from hypocenter.errors import HypoError, NotReplayed, UsageError
 from hypocenter.replay.admission import VirtualTensor, admit, at_real_address, share_regions
 from hypocenter.replay.arguments import Argument

@@ -24,7 +24,7 @@ from hypocenter.device.triton_lang import tl
 from hypocenter.package import is_below
 from hypocenter.replay.findings import Site
 
-Value = bool | int | float | str
+SiteValue = bool | int | float | str
 
 MAX_EXPRESSION_CHARS = 200
 _OUTERMOST = Interpretation.run.__code__
@@ -78,7 +78,7 @@ def _text(code: CodeType, positions: tuple[int | None, ...]) -> str:
 
 def values_at(
     frame: FrameType, expression: str, lane: tuple[int, ...], shape: tuple[int, ...]
-) -> dict[str, Value]:
+) -> dict[str, SiteValue]:
     """What each name in `expression` is at lane `lane` of a block of `shape`; pointers left out.
 
     Behind them come the names that the expression's own were made of. A name whose block does not
@@ -88,7 +88,7 @@ def values_at(
         tree = ast.parse(textwrap.dedent(expression).strip(), mode="eval")
     except SyntaxError:  # the middle of a statement, or shortened
         return {}
-    found: dict[str, Value] = {}
+    found: dict[str, SiteValue] = {}
     named = list(_names(tree))
     behind = [pair for name, _ in named for pair in _made_of(frame, name)]
     for name, index in [*named, *behind]:
@@ -155,7 +155,9 @@ def _axes_index(node: ast.expr) -> Any:
     return tuple(index)
 
 
-def _value(value: Any, index: Any, lane: tuple[int, ...], shape: tuple[int, ...]) -> Value | None:
+def _value(
+    value: Any, index: Any, lane: tuple[int, ...], shape: tuple[int, ...]
+) -> SiteValue | None:
     if isinstance(value, bool | int | float):
         return _plain(np.asarray(value))
     if not isinstance(value, tl.tensor) or value.dtype.is_ptr():
@@ -169,7 +171,7 @@ def _value(value: Any, index: Any, lane: tuple[int, ...], shape: tuple[int, ...]
         return f"{_plain(data.min())}..{_plain(data.max())}"
 
 
-def _plain(number: Any) -> Value:
+def _plain(number: Any) -> SiteValue:
     plain: bool | int | float = number.item()
     if isinstance(plain, float) and not math.isfinite(plain):
         return str(plain)  # JSON has no such numbers

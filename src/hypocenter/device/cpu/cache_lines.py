@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hypocenter.device.cpu.lang import cgutils, cpu_name, ir, literal, literal_word, types
+from hypocenter.device.cpu.lang import cgutils, cpu_name, ir, literal, literal_intrinsic, types
 from hypocenter.device.cpu.large_pages import LINE_BYTES
 from hypocenter.device.cpu.vector_ir import I32, Codegen, address_of
 
@@ -49,7 +49,7 @@ def load_lines(builder: Any, address: Any, num_lines: int) -> None:
         builder.load_atomic(at, "monotonic", 1)
 
 
-@literal_word
+@literal_intrinsic
 def prefetch(typing: Any, array: Any, index: Any, count: Any) -> tuple[Any, Codegen]:
     """Ask for `count` elements, to lie in the second cache; harmless wherever they are."""
 
@@ -59,7 +59,7 @@ def prefetch(typing: Any, array: Any, index: Any, count: Any) -> tuple[Any, Code
     return _by_lines(array, count, ask)
 
 
-@literal_word
+@literal_intrinsic
 def fetch_ahead(typing: Any, array: Any, index: Any, count: Any) -> tuple[Any, Codegen]:
     """Ask for what lies `AHEAD_BYTES` behind `count` elements; beyond the array it does no harm."""
 
@@ -70,7 +70,7 @@ def fetch_ahead(typing: Any, array: Any, index: Any, count: Any) -> tuple[Any, C
     return _by_lines(array, count, ask)
 
 
-@literal_word
+@literal_intrinsic
 def fetch(typing: Any, array: Any, index: Any, count: Any) -> tuple[Any, Codegen]:
     """Load a little of each line of `count` elements: a core drops none of what it loads, as it
     does of what it is asked for."""

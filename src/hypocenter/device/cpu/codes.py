@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hypocenter.device.cpu.lang import cgutils, instruction_set, ir, literal_word, types, word
+from hypocenter.device.cpu.lang import (
+    cgutils,
+    instruction_set,
+    intrinsic,
+    ir,
+    literal_intrinsic,
+    types,
+)
 from hypocenter.device.cpu.packed_codes import NUM_WORDS, Codes
 from hypocenter.device.cpu.vector_ir import (
     F32,
@@ -145,7 +152,7 @@ class _Activations:
             self._context, self._builder, self._kinds[which], self._arrays[which], at
         )
 
-    def word(self, row: int, index: int) -> Any:
+    def intrinsic(self, row: int, index: int) -> Any:
         at = _at(self._builder, self._words, NUM_WORDS * row + index)
         return all_lanes(self._builder, self._scalar(0, at), VEC_I32)
 
@@ -175,7 +182,7 @@ class _Products:
 
     def _add(self, sums: Any, words: Iterable[int], row: int) -> Any:
         for j in words:
-            sums = self._dot.add(sums, j, self._x.word(row, j))
+            sums = self._dot.add(sums, j, self._x.intrinsic(row, j))
         return sums
 
     def of_halves(self, row: int, smalls: Sequence[Any]) -> Any:
@@ -200,7 +207,7 @@ class _Products:
         return sums
 
 
-@word
+@intrinsic
 def add_products(
     typing: Any, totals: Any, codes: Any, factors: Any, x_codes: Any, x_scales: Any, x_sums: Any,
     tile: Any, group: Any, row: Any,
@@ -241,7 +248,7 @@ def add_products(
     return totals(*kinds, types.intp, types.intp, types.intp), build
 
 
-@literal_word
+@literal_intrinsic
 def store_values(
     typing: Any, array: Any, index: Any, codes: Any, part: Any, scale: Any, low: Any, lane: Any
 ) -> tuple[Any, Codegen]:

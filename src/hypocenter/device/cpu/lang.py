@@ -22,7 +22,8 @@ from llvmlite import binding, ir
 from numba import prange, types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
-from numba.extending import intrinsic, models, register_model
+from numba.extending import intrinsic as numba_intrinsic
+from numba.extending import models, register_model
 
 from hypocenter.config import Environment
 from hypocenter.device.cpu import code_cache, instructions
@@ -154,14 +155,14 @@ def inline_allocating(function: Callable[..., Any]) -> Callable[..., Any]:
     return numba.njit(**_OPTIONS)(function)  # type: ignore[no-any-return]
 
 
-def word(build: Callable[..., Any]) -> Callable[..., Any]:
+def intrinsic(build: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function that kernels call out of one that types it and emits its LLVM code."""
-    return intrinsic(build)  # type: ignore[no-any-return]
+    return numba_intrinsic(build)  # type: ignore[no-any-return]
 
 
-def literal_word(build: Callable[..., Any]) -> Callable[..., Any]:
-    """As `word`, for one that wants arguments which are written out as constants."""
-    return intrinsic(prefer_literal=True)(build)  # type: ignore[no-any-return]
+def literal_intrinsic(build: Callable[..., Any]) -> Callable[..., Any]:
+    """As `intrinsic`, for one that wants arguments which are written out as constants."""
+    return numba_intrinsic(prefer_literal=True)(build)  # type: ignore[no-any-return]
 
 
 def literal(count: Any) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hypocenter.device.cpu.cache_lines import AHEAD_BYTES, ask_for_lines, asks_ahead
-from hypocenter.device.cpu.lang import cgutils, ir, models, register_model, types, word
+from hypocenter.device.cpu.lang import cgutils, intrinsic, ir, models, register_model, types
 from hypocenter.device.cpu.large_pages import LINE_BYTES
 from hypocenter.device.cpu.vector_ir import (
     I32,
@@ -183,7 +183,7 @@ def _fact(name: str, kind: Any) -> Any:
         return kind(blocks), build
 
     implement.__doc__ = f"{name} of a record array, a constant."
-    return word(implement)
+    return intrinsic(implement)
 
 
 num_steps = _fact("num_steps", types.intp)
@@ -191,7 +191,7 @@ is_halved = _fact("is_halved", types.boolean)
 has_minima = _fact("has_minima", types.boolean)
 
 
-@word
+@intrinsic
 def load_smalls(typing: Any, blocks: Any, record: Any) -> tuple[Any, Codegen]:
     """Small integers of six bits as bytes, all of a record at once, for the words that want one.
 
@@ -236,14 +236,14 @@ def _factor(single: str) -> Any:
     implement.__doc__ = (
         f"The {single} of group `index` of a record, f32; `smalls` of `load_smalls`."
     )
-    return word(implement)
+    return intrinsic(implement)
 
 
 load_scale = _factor("scale")
 load_minimum = _factor("minimum")
 
 
-@word
+@intrinsic
 def load_factors(
     typing: Any, blocks: Any, record: Any, step: Any, smalls: Any
 ) -> tuple[Any, Codegen]:
@@ -263,7 +263,7 @@ def load_factors(
     return Factors(is_halved=halved)(blocks, types.intp, types.intp, _smalls), build
 
 
-@word
+@intrinsic
 def fetch_early(typing: Any, blocks: Any, record: Any, step: Any) -> tuple[Any, Codegen]:
     """Ask memory for what lies `AHEAD_BYTES` behind a step; beyond the array it does no harm."""
 
@@ -281,7 +281,7 @@ def fetch_early(typing: Any, blocks: Any, record: Any, step: Any) -> tuple[Any, 
     return types.void(blocks, types.intp, types.intp), build
 
 
-@word
+@intrinsic
 def load_codes(typing: Any, blocks: Any, record: Any, step: Any) -> tuple[Any, Codegen]:
     """32 columns of 16 rows: signed bytes, or what planes of bits add up to.
 

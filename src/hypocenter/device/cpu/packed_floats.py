@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device.cpu.lang import instruction_set, ir, types, word
+from hypocenter.device.cpu.lang import instruction_set, intrinsic, ir, types
 from hypocenter.device.cpu.sums import each_row
 from hypocenter.device.cpu.vector_ir import (
     I32,
@@ -35,7 +35,7 @@ _HIGH = 0xFFFF0000
 _LEAST_BITS = int(np.float32(LEAST).view(np.uint32))
 
 
-@word
+@intrinsic
 def columns_of(typing: Any, weights: Any) -> tuple[Any, Codegen]:
     """Columns of a step of a weight, a constant: 1, or 2 of bf16."""
 
@@ -45,7 +45,7 @@ def columns_of(typing: Any, weights: Any) -> tuple[Any, Codegen]:
     return types.intp(weights), build
 
 
-@word
+@intrinsic
 def load_column(typing: Any, weights: Any, index: Any, column: Any) -> tuple[Any, Codegen]:
     """16 elements of column `column` of a weight as f32, where those of its step lie at `index`."""
 
@@ -61,7 +61,7 @@ def load_column(typing: Any, weights: Any, index: Any, column: Any) -> tuple[Any
     return f32x16(weights, types.intp, types.intp), build
 
 
-@word
+@intrinsic
 def add_step(
     typing: Any, totals: Any, weights: Any, index: Any, x: Any, x_index: Any, pitch: Any
 ) -> tuple[Any, Codegen]:
@@ -131,7 +131,7 @@ def _add_pairs(builder: Any, total: Any, weights: Any, x: Any) -> Any:
     return total
 
 
-@word
+@intrinsic
 def store_rounded(typing: Any, array: Any, index: Any, value: Any) -> tuple[Any, Codegen]:
     """Write 16 lanes to an int16 array as bits of bf16, as `bf16.factors_of_products` does."""
 

@@ -33,13 +33,13 @@ from hypocenter.device.cpu.lang import (
     binding,
     cgutils,
     inline,
+    intrinsic,
     ir,
     max_num_threads,
     num_threads,
     prange,
     threads_entry,
     types,
-    word,
 )
 from hypocenter.device.cpu.large_pages import LINE_BYTES
 
@@ -67,7 +67,7 @@ def _pointer(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> A
     return builder.gep(context.make_array(kind)(context, builder, array).data, [index])
 
 
-@word
+@intrinsic
 def _load_shared(typing: Any, array: Any, index: Any) -> Any:
     """The element, as other threads left it."""
 
@@ -78,7 +78,7 @@ def _load_shared(typing: Any, array: Any, index: Any) -> Any:
     return types.uint64(array, types.intp), build
 
 
-@word
+@intrinsic
 def _tell(typing: Any, array: Any, index: Any, value: Any) -> Any:
     """Write an element for other threads to see."""
 
@@ -90,7 +90,7 @@ def _tell(typing: Any, array: Any, index: Any, value: Any) -> Any:
     return types.void(array, types.intp, types.uint64), build
 
 
-@word
+@intrinsic
 def _count(typing: Any, array: Any, index: Any, change: Any) -> Any:
     """Add to an element; what it was before."""
 
@@ -101,7 +101,7 @@ def _count(typing: Any, array: Any, index: Any, change: Any) -> Any:
     return types.uint64(array, types.intp, types.int64), build
 
 
-@word
+@intrinsic
 def _put_at(typing: Any, address: Any, value: Any) -> Any:
     """Write a word at an address."""
 
@@ -112,7 +112,7 @@ def _put_at(typing: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64), build
 
 
-@word
+@intrinsic
 def _call(typing: Any, spread: Any, entry: Any, block: Any, thread: Any) -> Any:
     """What the kernel at `entry` returns for the arguments in `block`: 0 when all is well."""
 
@@ -123,7 +123,7 @@ def _call(typing: Any, spread: Any, entry: Any, block: Any, thread: Any) -> Any:
     return types.int64(types.int64, types.int64, types.int64, types.int64), build
 
 
-@word
+@intrinsic
 def _pause(typing: Any) -> Any:
     """Tell the core that this is a loop which waits."""
 
@@ -136,7 +136,7 @@ def _pause(typing: Any) -> Any:
     return types.void(), build
 
 
-@word
+@intrinsic
 def _fetch(typing: Any, address: Any) -> Any:
     """Bring `_FETCH_BYTES` at an address into this core's caches.
 

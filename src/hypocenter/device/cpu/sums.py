@@ -7,12 +7,12 @@ from typing import Any
 
 from hypocenter.device.cpu.lang import (
     cgutils,
+    intrinsic,
     ir,
-    literal_word,
+    literal_intrinsic,
     models,
     register_model,
     types,
-    word,
 )
 from hypocenter.device.cpu.vector_ir import (
     VEC_F32,
@@ -56,7 +56,7 @@ class _KeptModel(models.PrimitiveModel):  # type: ignore[misc]
         super().__init__(manager, kept, ir.ArrayType(VEC_F32, kept.num_rows).as_pointer())
 
 
-@literal_word
+@literal_intrinsic
 def zero_totals(typing: Any, num_rows: Any) -> tuple[Any, Codegen]:
     """Zeros for `num_rows` rows, a number that is written out."""
 
@@ -66,7 +66,7 @@ def zero_totals(typing: Any, num_rows: Any) -> tuple[Any, Codegen]:
     return _Totals(num_rows.literal_value)(num_rows), build
 
 
-@literal_word
+@literal_intrinsic
 def keep_zeros(typing: Any, count: Any, num_rows: Any) -> tuple[Any, Codegen]:
     """Room of the kernel's own for `count` totals of `num_rows` rows, which are zero at first."""
 
@@ -81,7 +81,7 @@ def keep_zeros(typing: Any, count: Any, num_rows: Any) -> tuple[Any, Codegen]:
     return _Kept(num_rows.literal_value)(count, num_rows), build
 
 
-@word
+@intrinsic
 def kept_totals(typing: Any, kept: Any, index: Any) -> tuple[Any, Codegen]:
     """Totals that are kept."""
 
@@ -91,7 +91,7 @@ def kept_totals(typing: Any, kept: Any, index: Any) -> tuple[Any, Codegen]:
     return _Totals(kept.num_rows)(kept, types.intp), build
 
 
-@word
+@intrinsic
 def kept_row(typing: Any, kept: Any, index: Any, row: Any) -> tuple[Any, Codegen]:
     """The vector of one row of totals that are kept."""
 
@@ -101,7 +101,7 @@ def kept_row(typing: Any, kept: Any, index: Any, row: Any) -> tuple[Any, Codegen
     return f32x16(kept, types.intp, types.intp), build
 
 
-@word
+@intrinsic
 def keep_totals(typing: Any, kept: Any, index: Any, totals: Any) -> tuple[Any, Codegen]:
     """Keep totals in place of those that were."""
 
@@ -120,7 +120,7 @@ def each_row(builder: Any, totals: Any, change: Callable[[int, Any], Any]) -> An
     return made
 
 
-@word
+@intrinsic
 def add_scaled(
     typing: Any, totals: Any, vector: Any, array: Any, index: Any, pitch: Any
 ) -> tuple[Any, Codegen]:
@@ -139,7 +139,7 @@ def add_scaled(
     return totals(totals, f32x16, array, types.intp, types.intp), build
 
 
-@word
+@intrinsic
 def add_to_each(typing: Any, totals: Any, vector: Any) -> tuple[Any, Codegen]:
     """totals[i] + vector."""
 
@@ -149,7 +149,7 @@ def add_to_each(typing: Any, totals: Any, vector: Any) -> tuple[Any, Codegen]:
     return totals(totals, f32x16), build
 
 
-@word
+@intrinsic
 def add_stored(typing: Any, totals: Any, array: Any, index: Any, pitch: Any) -> tuple[Any, Codegen]:
     """array[index + i * pitch ...] + totals[i], 16 elements each."""
 
@@ -166,7 +166,7 @@ def add_stored(typing: Any, totals: Any, array: Any, index: Any, pitch: Any) -> 
     return totals(totals, array, types.intp, types.intp), build
 
 
-@word
+@intrinsic
 def store_totals(
     typing: Any, array: Any, index: Any, pitch: Any, totals: Any
 ) -> tuple[Any, Codegen]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device.cpu.lang import cgutils, inline, ir, types, word
+from hypocenter.device.cpu.lang import cgutils, inline, intrinsic, ir, types
 from hypocenter.device.cpu.vector_ir import (
     I32,
     LANES,
@@ -68,7 +68,7 @@ _OF_EXP2 = tuple(
 )
 
 
-@word
+@intrinsic
 def load(typing: Any, array: Any, index: Any) -> tuple[Any, Codegen]:
     """16 elements as f32: from float32, or from uint16, read as f16 bits."""
 
@@ -81,7 +81,7 @@ def load(typing: Any, array: Any, index: Any) -> tuple[Any, Codegen]:
     return f32x16(array, types.intp), build
 
 
-@word
+@intrinsic
 def load_first(typing: Any, array: Any, index: Any, num_lanes: Any) -> tuple[Any, Codegen]:
     """The first `num_lanes` of 16 float32 elements, zeros in the rest; touches only those."""
 
@@ -99,7 +99,7 @@ def load_first(typing: Any, array: Any, index: Any, num_lanes: Any) -> tuple[Any
     return f32x16(array, types.intp, types.intp), build
 
 
-@word
+@intrinsic
 def store_first(
     typing: Any, array: Any, index: Any, value: Any, num_lanes: Any
 ) -> tuple[Any, Codegen]:
@@ -120,7 +120,7 @@ def store_first(
     return types.void(array, types.intp, f32x16, types.intp), build
 
 
-@word
+@intrinsic
 def pick(typing: Any, value: Any, lane: Any) -> tuple[Any, Codegen]:
     """One lane of a vector."""
 
@@ -130,7 +130,7 @@ def pick(typing: Any, value: Any, lane: Any) -> tuple[Any, Codegen]:
     return types.float32(f32x16, types.intp), build
 
 
-@word
+@intrinsic
 def store_low_bytes(typing: Any, words: Any, index: Any, value: Any) -> tuple[Any, Codegen]:
     """Write the lowest byte of each lane's bits to four words of an int32 array."""
 
@@ -144,7 +144,7 @@ def store_low_bytes(typing: Any, words: Any, index: Any, value: Any) -> tuple[An
     return types.void(words, types.intp, f32x16), build
 
 
-@word
+@intrinsic
 def store(typing: Any, array: Any, index: Any, value: Any) -> tuple[Any, Codegen]:
     """Write 16 lanes to a float32 array, or to a uint16 array as f16 bits (nearest even)."""
 
@@ -162,7 +162,7 @@ def store(typing: Any, array: Any, index: Any, value: Any) -> tuple[Any, Codegen
     return types.void(array, types.intp, f32x16), build
 
 
-@word
+@intrinsic
 def spread(typing: Any, array: Any, index: Any) -> tuple[Any, Codegen]:
     """One element of a float32 array in all 16 lanes."""
 
@@ -175,7 +175,7 @@ def spread(typing: Any, array: Any, index: Any) -> tuple[Any, Codegen]:
     return f32x16(array, types.intp), build
 
 
-@word
+@intrinsic
 def get(typing: Any, array: Any, index: Any) -> tuple[Any, Codegen]:
     """One element, unchecked and without the negative-index rule that stops vectorisation."""
 
@@ -185,7 +185,7 @@ def get(typing: Any, array: Any, index: Any) -> tuple[Any, Codegen]:
     return array.dtype(array, types.intp), build
 
 
-@word
+@intrinsic
 def put(typing: Any, array: Any, index: Any, value: Any) -> tuple[Any, Codegen]:
     """Write one element, unchecked."""
 
@@ -196,7 +196,7 @@ def put(typing: Any, array: Any, index: Any, value: Any) -> tuple[Any, Codegen]:
     return types.void(array, types.intp, array.dtype), build
 
 
-@word
+@intrinsic
 def put_half(typing: Any, array: Any, index: Any, value: Any) -> tuple[Any, Codegen]:
     """Write one f32 to a float32 array, or to a uint16 array as f16 bits."""
 
@@ -213,7 +213,7 @@ def put_half(typing: Any, array: Any, index: Any, value: Any) -> tuple[Any, Code
     return types.void(array, types.intp, types.float32), build
 
 
-@word
+@intrinsic
 def splat(typing: Any, value: Any) -> tuple[Any, Codegen]:
     """One f32 in all 16 lanes."""
 
@@ -223,7 +223,7 @@ def splat(typing: Any, value: Any) -> tuple[Any, Codegen]:
     return f32x16(types.float32), build
 
 
-@word
+@intrinsic
 def fma(typing: Any, a: Any, b: Any, c: Any) -> tuple[Any, Codegen]:
     """a * b + c: rounded once where the machine has a fused instruction, else twice."""
 
@@ -241,7 +241,7 @@ def _binary(emit: Callable[[Any, Any, Any], Any], doc: str) -> Any:
         return f32x16(f32x16, f32x16), build
 
     implement.__doc__ = doc
-    return word(implement)
+    return intrinsic(implement)
 
 
 def _larger(builder: Any, a: Any, b: Any) -> Any:
@@ -255,7 +255,7 @@ div = _binary(lambda builder, a, b: builder.fdiv(a, b), "a / b.")
 larger = _binary(_larger, "The larger of a and b; b where either is NaN.")
 
 
-@word
+@intrinsic
 def absolute(typing: Any, value: Any) -> tuple[Any, Codegen]:
     """|value|."""
 
@@ -266,7 +266,7 @@ def absolute(typing: Any, value: Any) -> tuple[Any, Codegen]:
     return f32x16(f32x16), build
 
 
-@word
+@intrinsic
 def finite_or(typing: Any, value: Any, other: Any) -> tuple[Any, Codegen]:
     """Lanes that hold a number; `other` where they are infinite or NaN."""
 
@@ -278,7 +278,7 @@ def finite_or(typing: Any, value: Any, other: Any) -> tuple[Any, Codegen]:
     return f32x16(f32x16, types.float32), build
 
 
-@word
+@intrinsic
 def keep(typing: Any, value: Any, low: Any, high: Any, other: Any) -> tuple[Any, Codegen]:
     """Lanes low <= lane < high of `value`; `other` in the rest."""
 
@@ -308,7 +308,7 @@ def _fold(emit: Callable[[Any, Any, Any], Any], doc: str) -> Any:
         return types.float32(f32x16), build
 
     implement.__doc__ = doc
-    return word(implement)
+    return intrinsic(implement)
 
 
 sum_lanes = _fold(lambda builder, a, b: builder.fadd(a, b), "Sum of the lanes, in a fixed tree.")
@@ -325,7 +325,7 @@ def _polynomial(r: Any, coefficients: Any) -> Any:
     return fma(p, r, splat(coefficients[5]))
 
 
-@word
+@intrinsic
 def _power_of_two(typing: Any, shifted: Any) -> tuple[Any, Codegen]:
     """2**n for a lane that holds n + `_ROUND`: its low bits, moved to the exponent."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypocenter.device.cpu.lang import cpu_name, ir, literal, types, word
+from hypocenter.device.cpu.lang import cpu_name, intrinsic, ir, literal, types
 from hypocenter.device.cpu.vector_ir import (
     LANES,
     VEC_F32,
@@ -37,7 +37,7 @@ def _pack(builder: Any, values: list[Any]) -> Any:
     return packed
 
 
-@word
+@intrinsic
 def splat_each(typing: Any, value: Any, count: Any) -> tuple[Any, Codegen]:
     """A tuple of `count` vectors with one f32 in all lanes."""
 
@@ -49,7 +49,7 @@ def splat_each(typing: Any, value: Any, count: Any) -> tuple[Any, Codegen]:
     return types.UniTuple(f32x16, literal(count))(types.float32, count), build
 
 
-@word
+@intrinsic
 def load_each(
     typing: Any, array: Any, starts: Any, first: Any, offset: Any, count: Any
 ) -> tuple[Any, Codegen]:
@@ -73,7 +73,7 @@ def load_each(
     return several(array, starts, types.intp, types.intp, count), build
 
 
-@word
+@intrinsic
 def fma_outer(
     typing: Any, vectors: Any, array: Any, index: Any, pitch: Any, sums: Any
 ) -> tuple[Any, Codegen]:
@@ -108,7 +108,7 @@ def _rename_address(builder: Any, address: Any) -> Any:
     return builder.asm(kind, "", "=r,0", [address], False)
 
 
-@word
+@intrinsic
 def store_outer(
     typing: Any, array: Any, index: Any, pitch: Any, sums: Any, count: Any
 ) -> tuple[Any, Codegen]:

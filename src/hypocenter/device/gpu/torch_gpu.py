@@ -22,7 +22,7 @@ from hypocenter.config import launch_blocking
 from hypocenter.device.backend import Bytes
 from hypocenter.device.gpu.errors import failed_launch, launch_failure, runtime_fault
 from hypocenter.device.gpu.host import TorchStreams, host_tensor, map_host
-from hypocenter.device.graph import Graph, Graphs, Seen
+from hypocenter.device.graph import CaptureWatch, Graph, Graphs
 from hypocenter.device.limits import GpuLimits, present_gpu
 from hypocenter.errors import DeviceFault, HypoError, MissingPackage, OutOfMemory, UsageError
 from hypocenter.tensor import DType
@@ -95,7 +95,7 @@ class TorchGpu:
         self.stream, self.record, self.wait = streams.stream, streams.record, streams.wait
         self.allocate_pinned, self._copied = streams.allocate_pinned, streams.begin_copy
         self._jits: dict[int, Any] = {}  # everything that has a launcher
-        self._seen: Seen | None = None  # while a capture is under way
+        self._seen: CaptureWatch | None = None  # while a capture is under way
         if self.blocking:
             log.warning("%s: %s: a wait after each launch, graphs off", name, self.blocking)
 
@@ -336,9 +336,9 @@ class TorchGpu:
         log.debug("Graph: launches=%d, buffers=%d", captured.num_launches, len(captured.bases))
         return captured
 
-    def _record(self, graph: Any, run: Callable[[], None]) -> Seen:
+    def _record(self, graph: Any, run: Callable[[], None]) -> CaptureWatch:
         """Run `run` into `graph` and note what it launches with."""
-        self._seen = seen = Seen(self.base_of)
+        self._seen = seen = CaptureWatch(self.base_of)
         self._graphs.open_bases = seen.bases
         failed: list[Exception] = []
         try:

@@ -22,7 +22,7 @@ from hypocenter.device.guard.roots import (
     UNKNOWN,
     Names,
     Roots,
-    Value,
+    RootsOf,
     flat,
     language_name,
     references,
@@ -63,7 +63,7 @@ _REASONS = {
 
 
 #: A @triton.jit function (by its id) and what its parameters are bound to.
-_Call = tuple[int, frozenset[tuple[str, Value]]]
+_Call = tuple[int, frozenset[tuple[str, RootsOf]]]
 
 
 class _Body:
@@ -73,7 +73,7 @@ class _Body:
         self,
         derivation: Derivation,
         jit: Any,
-        given: Mapping[str, Value],
+        given: Mapping[str, RootsOf],
         calls: tuple[SourceLine, ...],
     ) -> None:
         self.derivation = derivation
@@ -283,7 +283,7 @@ class Derivation:
         self.sites: list[GuardSite] = []
         self.num_slots = 1  # word 0 is where a compare-and-swap out of bounds goes
         self._num_clones = 0
-        self._returned: dict[_Call, Value] = {}
+        self._returned: dict[_Call, RootsOf] = {}
         self._untouched: set[_Call] = set()
 
     def add_site(self, body: _Body, call: ast.Call, name: str, parameters: tuple[str, ...]) -> int:
@@ -294,7 +294,7 @@ class Derivation:
         self.num_slots += len(parameters)
         return slot
 
-    def returned_by(self, jit: Any, given: Mapping[str, Value]) -> Value:
+    def returned_by(self, jit: Any, given: Mapping[str, RootsOf]) -> RootsOf:
         """Roots of what a call returns; a recursive one returns what its other branches do."""
         key = id(jit), frozenset(given.items())
         if key not in self._returned:
@@ -320,7 +320,7 @@ class Derivation:
         free = [*(f"{OURS}{p}_bytes" for p in self.pointers), SLOTS]
         return self._make_variant(body, jit, "__guarded", free)
 
-    def inner(self, jit: Any, given: Mapping[str, Value], calls: tuple[SourceLine, ...]) -> Any:
+    def inner(self, jit: Any, given: Mapping[str, RootsOf], calls: tuple[SourceLine, ...]) -> Any:
         """A guarded clone for one call, or None when the function accesses nothing."""
         key = id(jit), frozenset(given.items())
         if key in self._untouched:

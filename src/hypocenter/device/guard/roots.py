@@ -17,7 +17,7 @@ from hypocenter.device.triton_lang import tl
 
 #: What a value may point into: names of kernel parameters and the two marks below; of a tuple, one
 #: such value per element.
-Value = frozenset[str] | tuple["Value", ...]
+RootsOf = frozenset[str] | tuple["RootsOf", ...]
 
 NOTHING: frozenset[str] = frozenset()
 #: A pointer that came from elsewhere: out of memory, out of an integer.
@@ -40,14 +40,14 @@ FACTS = frozenset(
 )
 
 
-def flat(value: Value) -> frozenset[str]:
+def flat(value: RootsOf) -> frozenset[str]:
     """All roots of a value, those of a tuple's elements together."""
     if isinstance(value, frozenset):
         return value
     return NOTHING.union(*map(flat, value))
 
 
-def join(first: Value, second: Value) -> Value:
+def join(first: RootsOf, second: RootsOf) -> RootsOf:
     """What a name may hold that gets either value; tuples of one length join by element."""
     if isinstance(first, tuple) and isinstance(second, tuple) and len(first) == len(second):
         return tuple(join(a, b) for a, b in zip(first, second, strict=True))
@@ -109,13 +109,13 @@ class Roots:
         self,
         source: KernelSource,
         names: Names,
-        given: Mapping[str, Value],
-        returned_by: Callable[[Any, Mapping[str, Value]], Value],
+        given: Mapping[str, RootsOf],
+        returned_by: Callable[[Any, Mapping[str, RootsOf]], RootsOf],
     ) -> None:
         self.names = names
-        self.of_name: dict[str, Value] = dict(given)
+        self.of_name: dict[str, RootsOf] = dict(given)
         self.reassigned: set[str] = set()
-        self.returned: Value | None = None
+        self.returned: RootsOf | None = None
         self._returned_by = returned_by
         body = [node for statement in source.tree.body for node in ast.walk(statement)]
         while True:
@@ -141,9 +141,9 @@ class Roots:
             value = self.of(node.value)
             self.returned = value if self.returned is None else join(self.returned, value)
 
-    def _bind(self, target: ast.expr, value: Value) -> None:
+    def _bind(self, target: ast.expr, value: RootsOf) -> None:
         if isinstance(target, ast.Tuple | ast.List):
-            values: tuple[Value, ...] = (flat(value),) * len(target.elts)
+            values: tuple[RootsOf, ...] = (flat(value),) * len(target.elts)
             if isinstance(value, tuple) and len(value) == len(target.elts):
                 values = value
             for element, part in zip(target.elts, values, strict=True):
@@ -156,15 +156,15 @@ class Roots:
             self.of_name[target.id] = value if known is None else join(known, value)
 
     @staticmethod
-    def _element(value: Value) -> Value:
+    def _element(value: RootsOf) -> RootsOf:
         if isinstance(value, frozenset):
             return value
-        joined: Value | None = None
+        joined: RootsOf | None = None
         for element in value:
             joined = element if joined is None else join(joined, element)
         return NOTHING if joined is None else joined
 
-    def of(self, node: ast.expr) -> Value:
+    def of(self, node: ast.expr) -> RootsOf:
         """The roots of an expression."""
         if isinstance(node, ast.Name):
             return self.of_name.get(node.id, NOTHING)
@@ -188,7 +188,7 @@ class Roots:
             return NOTHING if node.attr in FACTS else flat(self.of(node.value))
         return self._of_call(node) if isinstance(node, ast.Call) else NOTHING
 
-    def _of_operation(self, node: ast.BinOp) -> Value:
+    def _of_operation(self, node: ast.BinOp) -> RootsOf:
         left, right = self.of(node.left), self.of(node.right)
         if isinstance(node.op, ast.Add):
             if isinstance(left, tuple) and isinstance(right, tuple):
@@ -197,7 +197,7 @@ class Roots:
         # A pointer less an integer; the difference of two pointers is an integer.
         return left if isinstance(node.op, ast.Sub) and not flat(right) else NOTHING
 
-    def _of_subscript(self, node: ast.Subscript) -> Value:
+    def _of_subscript(self, node: ast.Subscript) -> RootsOf:
         value = self.of(node.value)
         index = node.slice
         if isinstance(value, frozenset):
@@ -206,7 +206,7 @@ class Roots:
             return value[index.value] if index.value < len(value) else NOTHING
         return flat(value)
 
-    def _of_call(self, node: ast.Call) -> Value:
+    def _of_call(self, node: ast.Call) -> RootsOf:
         given = [*node.args, *(keyword.value for keyword in node.keywords)]
         target = self.names.find(node.func)
         if is_jit(target) and language_name(target) is None:
@@ -235,9 +235,9 @@ class Roots:
                 return bool(flat(self.of(node.value)))
         return False
 
-    def bound(self, jit: Any, call: ast.Call) -> dict[str, Value]:
+    def bound(self, jit: Any, call: ast.Call) -> dict[str, RootsOf]:
         """Parameter of `jit` to the roots of its argument in `call`; no starred arguments."""
-        given: dict[str, Value] = {}
+        given: dict[str, RootsOf] = {}
         kinds = {p.name: p.kind for p in inspect.signature(jit.fn).parameters.values()}
         rest = next((n for n, k in kinds.items() if k is inspect.Parameter.VAR_POSITIONAL), None)
         named = [n for n, k in kinds.items() if k < inspect.Parameter.VAR_POSITIONAL]

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device.interpret.libdevice import Array
 from hypocenter.device.triton_lang import interpreter, tl
-from hypocenter.dtypes import bf16_to_f32, f32_to_bf16
+from hypocenter.dtypes import Array, bf16_to_f32, f32_to_bf16
 from hypocenter.package import is_below
 
 _interp: Any = interpreter()

@@ -20,8 +20,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from hypocenter.device.interpret.builder import Builder, Exact
-from hypocenter.device.interpret.libdevice import LIBDEVICE, Array
+from hypocenter.device.interpret.libdevice import LIBDEVICE
 from hypocenter.device.triton_lang import interpreter, tl, triton
+from hypocenter.dtypes import Array
 from hypocenter.errors import HypoError, UsageError
 
 _interp: Any = interpreter()

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from hypocenter.dtypes import Array
 
 
 def _elementwise(function: Callable[..., float]) -> Callable[..., Array]:

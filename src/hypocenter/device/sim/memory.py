@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.interpret.builder import Exact
-from hypocenter.device.interpret.libdevice import Array
+from hypocenter.dtypes import Array
 from hypocenter.errors import HypoError, IntegrityError, OutOfMemory, UsageError
 
 MIB = 1 << 20

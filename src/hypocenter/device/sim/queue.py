@@ -19,20 +19,20 @@ _MAX_SHUFFLED = 1 << 16
 
 
 @dataclass(slots=True, eq=False)
-class Event:
+class SimEvent:
     """A place in a stream; `is_reached` once everything before it has run."""
 
     is_reached: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Record:
-    event: Event
+class EventRecord:
+    event: SimEvent
 
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    event: Event
+    event: SimEvent
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +50,7 @@ class Copy:
 
 
 @dataclass(slots=True, eq=False)
-class Launch:
+class QueuedLaunch:
     jit: Any
     grid: tuple[int, int, int]
     arguments: dict[str, Any]
@@ -59,7 +59,7 @@ class Launch:
     num_steps: int = 0
 
 
-Item = Record | Wait | Mark | Copy | Launch
+Item = EventRecord | Wait | Mark | Copy | QueuedLaunch
 
 
 @dataclass(slots=True, eq=False)

@@ -26,11 +26,11 @@ from hypocenter.device.limits import GpuLimits, launch_check, named_gpu, simulat
 from hypocenter.device.sim.memory import PAGE_BYTES, BadAccess, CachingAllocator, SimMemory
 from hypocenter.device.sim.queue import (
     Copy,
-    Event,
+    EventRecord,
     Item,
-    Launch,
     Mark,
-    Record,
+    QueuedLaunch,
+    SimEvent,
     Streams,
     Wait,
     shuffle,
@@ -129,7 +129,7 @@ class SimGpu:
         self.name_of: Callable[[int], str] = hex
         self.runs_ahead = self._captures = graphs and not blocking
         self._graphs = Graphs(name)
-        self._captured: list[Launch | int] | None = None  # while a capture is under way
+        self._captured: list[QueuedLaunch | int] | None = None  # while a capture is under way
         self._random = random.Random(seed)
         self._agent = 0x550000000000 + self._random.randrange(1 << 36) * 16
         is_amd = limits.vendor == "amd"
@@ -142,7 +142,7 @@ class SimGpu:
         self.allocator = CachingAllocator(self._memory, name, whole, int(is_amd))
         self._check = launch_check(limits)
         self._streams = Streams()
-        self._running: tuple[Launch, int] | None = None
+        self._running: tuple[QueuedLaunch, int] | None = None
         self._machine: Interpretation | None = None
         self._lost, self._lost_kind = "", ErrorKind.OTHER
         self._compiled: dict[Any, tuple[AnyRefusal, ...]] = {}
@@ -237,14 +237,14 @@ class SimGpu:
         finally:
             self._streams.current = before
 
-    def record(self) -> Event:
+    def record(self) -> SimEvent:
         """An event at the end of the current stream."""
         self._refuse_if_lost("record")
-        event = Event()
-        self._streams.add(Record(event))
+        event = SimEvent()
+        self._streams.add(EventRecord(event))
         return event
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: SimEvent) -> None:
         """What follows in the current stream runs after `event`."""
         self._refuse_if_lost("wait")
         self._streams.add(Wait(event))
@@ -278,7 +278,7 @@ class SimGpu:
                 self._refuse_uncompilable(jit, arguments, {"num_warps": num_warps, **options})
             x, y, z = (int(size) for size in (*grid, 1, 1)[:3])
             if self._captured is not None:
-                self._captured.append(Launch(jit, (x, y, z), arguments, iter(())))
+                self._captured.append(QueuedLaunch(jit, (x, y, z), arguments, iter(())))
                 return
             log.debug(
                 "Launch: kernel=%s, grid=(%d,%d,%d), block=(%d,1,1)",
@@ -288,7 +288,7 @@ class SimGpu:
                 z,
                 num_warps * self.limits.wavefront,
             )
-            self._streams.add(Launch(jit, (x, y, z), arguments, self._order((x, y, z))))
+            self._streams.add(QueuedLaunch(jit, (x, y, z), arguments, self._order((x, y, z))))
             if self._blocking:
                 self._drain(call, is_asynchronous=False, kernel=jit.__name__)
             self._wait_if_full(call, jit.__name__)
@@ -343,7 +343,7 @@ class SimGpu:
         run()
         if self._blocking:
             return Graph(run, frozenset(), 0)
-        captured: list[Launch | int] = []
+        captured: list[QueuedLaunch | int] = []
         bases: set[int] = set()
         self._captured, self._graphs.open_bases = captured, bases
         try:
@@ -351,7 +351,7 @@ class SimGpu:
         finally:
             self._captured = self._graphs.open_bases = None
         base = self._memory.base
-        launches = [one for one in captured if isinstance(one, Launch)]
+        launches = [one for one in captured if isinstance(one, QueuedLaunch)]
         for value in {
             v for one in launches for v in one.arguments.values() if isinstance(v, Pointer)
         }:
@@ -359,14 +359,16 @@ class SimGpu:
                 bases.add(base + block[0])
         return self._graphs.add(functools.partial(self._replay, captured), bases, len(launches))
 
-    def _replay(self, captured: list[Launch | int]) -> None:
+    def _replay(self, captured: list[QueuedLaunch | int]) -> None:
         self._refuse_if_lost("replay of a graph")
-        log.debug("Graph: replay of %d launches", sum(type(one) is Launch for one in captured))
+        log.debug(
+            "Graph: replay of %d launches", sum(type(one) is QueuedLaunch for one in captured)
+        )
         for one in captured:
             if isinstance(one, int):
                 self.mark(one)
                 continue
-            self._streams.add(Launch(one.jit, one.grid, one.arguments, self._order(one.grid)))
+            self._streams.add(QueuedLaunch(one.jit, one.grid, one.arguments, self._order(one.grid)))
             self._wait_if_full("replay of a graph")
 
     def mark(self, number: int) -> None:
@@ -416,7 +418,7 @@ class SimGpu:
     def _advance(self, items: deque[Item]) -> None:
         """One program of a launch, or one other item."""
         item = items[0]
-        if isinstance(item, Launch):
+        if isinstance(item, QueuedLaunch):
             program = next(item.order, None)
             if program is not None:
                 self._run_program(item, program)
@@ -425,11 +427,11 @@ class SimGpu:
             item.header[CELL_COMPLETED] = item.place_word
         elif isinstance(item, Copy):
             self._memory.write_bytes(item.address, item.data)
-        elif isinstance(item, Record):
+        elif isinstance(item, EventRecord):
             item.event.is_reached = True
         items.popleft()
 
-    def _run_program(self, launch: Launch, program: int) -> None:
+    def _run_program(self, launch: QueuedLaunch, program: int) -> None:
         machine = self._machine
         assert machine is not None
         before = machine.steps

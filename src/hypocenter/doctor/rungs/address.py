@@ -20,7 +20,7 @@ _NO_GPU = ("", "cpu", "interpreter")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Neighbour:
     """What an address is: `kind` is null, live, freed, host, past, before, far or unknown.
 
     `distance` counts bytes from the end (past) or the start (before, live) of `allocation`.
@@ -32,23 +32,23 @@ class Found:
     distance: int = 0
 
 
-def locate(case: Case, address: int, num_bytes: int, device: str) -> Found:
+def locate(case: Case, address: int, num_bytes: int, device: str) -> Neighbour:
     """What lies in the `num_bytes` at `address`, by the table of allocations at the end."""
     if address < _NULL_BYTES:
-        return Found("null", f"{address:#x} is the null page")
+        return Neighbour("null", f"{address:#x} is the null page")
     records = [one for one in case.allocations.values() if one.address]
     # A page holds several allocations: one that reaches into it explains no fault in it.
     live = _holding(case, records, address, num_bytes, freed=False)
     if live is not None and live.kind == "device" and live.device == device:
         at = address - live.address
-        return Found(
+        return Neighbour(
             "live",
             f"{address:#x} is inside {_who(case, live)}, byte {at} of {live.num_bytes}",
             live,
             at,
         )
     if live is not None:
-        return Found(
+        return Neighbour(
             "host",
             f"{address:#x} is in {live.kind} memory of the host: {_who(case, live)}",
             live,
@@ -58,7 +58,7 @@ def locate(case: Case, address: int, num_bytes: int, device: str) -> Found:
     if gone is not None:
         freed = case.freed[gone.id]
         text = f"{address:#x} is in {_who(case, gone)}, freed at step {freed.step} ({freed.site})"
-        return Found("freed", text, gone, address - gone.address)
+        return Neighbour("freed", text, gone, address - gone.address)
     return _nearest(case, [one for one in records if one.device == device], address, num_bytes)
 
 
@@ -83,7 +83,7 @@ def addresses(case: Case) -> list[Claim]:
     return [*claims, *_judge(case, found, fault.address, fault.address_bytes)]
 
 
-def _judge(case: Case, found: Found, address: int, num_bytes: int) -> Iterator[Claim]:
+def _judge(case: Case, found: Neighbour, address: int, num_bytes: int) -> Iterator[Claim]:
     text = f"the fault's address: {found.text}"
     meaning = {
         "null": Cause.NULL_POINTER,
@@ -119,7 +119,7 @@ def _judge(case: Case, found: Found, address: int, num_bytes: int) -> Iterator[C
         )
 
 
-def _culprit(case: Case, found: Found) -> Claim | None:
+def _culprit(case: Case, found: Neighbour) -> Claim | None:
     """The launch under way with an argument in the memory that the address names.
 
     For kernels of which no contract is known, and memory that was freed while they were under way.
@@ -221,13 +221,15 @@ def _holding(
     return found
 
 
-def _nearest(case: Case, records: list[AllocationRecord], address: int, num_bytes: int) -> Found:
+def _nearest(
+    case: Case, records: list[AllocationRecord], address: int, num_bytes: int
+) -> Neighbour:
     before = [one for one in records if one.address <= address + num_bytes - 1]
     below = max(before, key=lambda one: one.address + one.num_bytes, default=None)
     if below is not None:
         past = max(address - (below.address + below.num_bytes), 0)
         if past <= NEAR_BYTES:
-            return Found(
+            return Neighbour(
                 "past",
                 f"{address:#x} is {past} bytes past {_who(case, below)}, which "
                 f"has {below.num_bytes} bytes",
@@ -239,15 +241,15 @@ def _nearest(case: Case, records: list[AllocationRecord], address: int, num_byte
     )
     if after is not None and after.address - address <= NEAR_BYTES:
         gap = after.address - address
-        return Found(
+        return Neighbour(
             "before", f"{address:#x} is {gap} bytes before {_who(case, after)}", after, gap
         )
     near = min(records, key=lambda one: abs(one.address - address), default=None)
     if near is None:
-        return Found("unknown", f"no allocation is known to compare {address:#x} with")
+        return Neighbour("unknown", f"no allocation is known to compare {address:#x} with")
     gap = abs(near.address - address)
     text = f"{address:#x} is far from everything: {gap} bytes ({gap / 2**30:.1f} GiB) from "
-    return Found("far", f"{text}{_who(case, near)}, the nearest", near, gap)
+    return Neighbour("far", f"{text}{_who(case, near)}, the nearest", near, gap)
 
 
 def _copies(case: Case) -> Iterator[Claim]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from hypocenter.doctor.causes import index_cause
 from hypocenter.doctor.diagnosis import Cause
+from hypocenter.dtypes import Array
 from hypocenter.kernels.contract import Contract, repeated_entries
 from hypocenter.kernels.demands import Arg, evaluate, holds, names_in
 from hypocenter.refusals import (
@@ -21,7 +22,7 @@ from hypocenter.refusals import (
     EntryOutOfRange,
     EntryRefusal,
     EntryRepeated,
-    Freed,
+    FreedTensor,
     Misaligned,
     Null,
     OnOtherDevice,
@@ -34,8 +35,7 @@ from hypocenter.refusals import (
 )
 from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
 
-Array = np.ndarray[Any, Any]
-Facts = Mapping[str, Any]
+Arguments = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Breach:
     value: int | None = None
 
 
-def fact_breaches(contract: Contract, facts: Facts, device: str) -> list[Breach]:
+def fact_breaches(contract: Contract, facts: Arguments, device: str) -> list[Breach]:
     """What the host-side facts break, argument by argument; `device` is the launch's."""
     refusals, symbols = _all_refusals(contract, facts, device)
     found: list[Breach] = []
@@ -73,7 +73,7 @@ def fact_breaches(contract: Contract, facts: Facts, device: str) -> list[Breach]
 
 
 def _all_refusals(
-    contract: Contract, facts: Facts, device: str
+    contract: Contract, facts: Arguments, device: str
 ) -> tuple[list[AnyRefusal], dict[str, Any]]:
     """What the contract says of the facts, and the symbols that are known."""
     found: list[AnyRefusal] = []
@@ -101,7 +101,7 @@ def _of_tensor(
 ) -> Iterator[Breach]:
     who, memory = _who(arg, tensor), tensor.allocation
     kinds = {type(one) for one in refusals}
-    if Freed in kinds:
+    if FreedTensor in kinds:
         alive = Allocation(memory.id, memory.device, memory.num_bytes, memory.site, memory.address)
         yield Breach(
             Cause.USE_AFTER_FREE,

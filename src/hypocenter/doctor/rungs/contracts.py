@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.doctor.case import Array, Case, Use, array_of
+from hypocenter.doctor.case import Case, LaunchMade, array_of
 from hypocenter.doctor.causes import index_cause
 from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.rungs.contract_breaches import (
@@ -22,6 +22,7 @@ from hypocenter.doctor.rungs.contract_breaches import (
     fact_breaches,
     index_breaches,
 )
+from hypocenter.dtypes import Array
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.registry import recorded_contract
@@ -53,7 +54,7 @@ _MAX_ROOTS = 8
 
 #: All arguments on one wrong device agree with each other, and an address of 0 is no shape.
 _UNSEEN_BY_CHECK = (Cause.HOST_POINTER, Cause.WRONG_DEVICE, Cause.NULL_POINTER)
-Found = list[tuple[Breach, Proof | None]]
+Breaches = list[tuple[Breach, Proof | None]]
 
 
 def contracts(case: Case) -> list[Claim]:
@@ -81,7 +82,9 @@ def contracts(case: Case) -> list[Claim]:
 # -- claims ---------------------------------------------------------------------------------------
 
 
-def _claim(case: Case, use: Use, breach: Breach, proof: Proof, facts: Mapping[str, Any]) -> Claim:
+def _claim(
+    case: Case, use: LaunchMade, breach: Breach, proof: Proof, facts: Mapping[str, Any]
+) -> Claim:
     launch = use.launch
     tensor = facts.get(breach.argument)
     name = tensor.name if isinstance(tensor, Tensor) else None
@@ -116,7 +119,7 @@ def _claim(case: Case, use: Use, breach: Breach, proof: Proof, facts: Mapping[st
     )
 
 
-def _unproven(use: Use, breach: Breach) -> Claim:
+def _unproven(use: LaunchMade, breach: Breach) -> Claim:
     return row(
         breach.cause,
         Verdict.INCONCLUSIVE,
@@ -131,7 +134,7 @@ def _unproven(use: Use, breach: Breach) -> Claim:
 
 def _as_read(
     case: Case,
-    use: Use,
+    use: LaunchMade,
     breach: Breach,
     record: TensorRecord,
     tensor: Tensor,
@@ -193,7 +196,7 @@ def _show(array: Array, count: int = 8) -> str:
     return f"[{shown}{', ...' if array.size > count else ''}]"
 
 
-def _refute(seen: Seen, claims: list[Claim]) -> Iterator[Claim]:
+def _refute(seen: Tally, claims: list[Claim]) -> Iterator[Claim]:
     if not seen.launches:
         return
     confirmed = {claim.hypothesis.cause for claim in claims}
@@ -225,7 +228,7 @@ def _refute(seen: Seen, claims: list[Claim]) -> Iterator[Claim]:
         )
 
 
-def _tell_unseen(case: Case, seen: Seen) -> None:
+def _tell_unseen(case: Case, seen: Tally) -> None:
     if seen.without_contract:
         case.leave_unseen(
             Gap.not_examined(
@@ -250,7 +253,7 @@ def _tell_unseen(case: Case, seen: Seen) -> None:
 
 
 @dataclass
-class Seen:
+class Tally:
     """How much was looked at, for refutations, and what could not be."""
 
     launches: int = 0
@@ -266,7 +269,7 @@ class _Prepared:
 
     contract: Contract
     facts: dict[str, Any]
-    found: Found
+    found: Breaches
     symbols: dict[str, Any] | None
     shapes: tuple[Any, ...]
     indices: tuple[tuple[str, int], ...]
@@ -276,16 +279,16 @@ class Recheck:
     """Holds what was worked out for one case, so that a launch of each step costs look-ups only."""
 
     def __init__(self, case: Case) -> None:
-        self.case, self.seen = case, Seen()
+        self.case, self.seen = case, Tally()
         self._prepared: dict[tuple[int, int], _Prepared | None] = {}
-        self._by_values: dict[Any, Found] = {}
+        self._by_values: dict[Any, Breaches] = {}
         self._frees = sorted(event.seq for event in case.freed.values())
 
-    def facts(self, use: Use) -> dict[str, Any] | None:
+    def facts(self, use: LaunchMade) -> dict[str, Any] | None:
         prepared = self._of(use)
         return prepared.facts if prepared else None
 
-    def breaches(self, use: Use) -> Found:
+    def breaches(self, use: LaunchMade) -> Breaches:
         """Those of the facts; where there are none, those of the index values of the step."""
         prepared = self._of(use)
         if prepared is None:
@@ -307,7 +310,9 @@ class Recheck:
             self._by_values[key] = self._of_values(use, prepared, recorded)
         return self._by_values[key]
 
-    def _of_values(self, use: Use, prepared: _Prepared, recorded: Mapping[str, Any]) -> Found:
+    def _of_values(
+        self, use: LaunchMade, prepared: _Prepared, recorded: Mapping[str, Any]
+    ) -> Breaches:
         contract, symbols = prepared.contract, prepared.symbols
         assert symbols is not None
         for name, _ in prepared.indices:
@@ -327,13 +332,13 @@ class Recheck:
             if (proof := _proven_value(contract, symbols, arrays, breach))
         ]
 
-    def _of(self, use: Use) -> _Prepared | None:
+    def _of(self, use: LaunchMade) -> _Prepared | None:
         key = (id(use.launch), bisect.bisect_left(self._frees, use.seq))
         if key not in self._prepared:
             self._prepared[key] = self._prepare(use)
         return self._prepared[key]
 
-    def _prepare(self, use: Use) -> _Prepared | None:
+    def _prepare(self, use: LaunchMade) -> _Prepared | None:
         launch = use.launch
         contract = self._contract(launch)
         facts = rebuilt_facts(self.case, launch, use.seq) if contract is not None else None

@@ -10,17 +10,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hypocenter.doctor.case import Array, Case, Use
+from hypocenter.doctor.case import Case, LaunchMade
 from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, proven
 from hypocenter.doctor.kernel_text import accesses, guard_line, line_text
 from hypocenter.doctor.rungs.contracts import rebuilt_facts
+from hypocenter.dtypes import Array
 from hypocenter.kernels.registry import recorded_contract
 from hypocenter.replay.findings import Finding, FindingKind, ReplayReport
 
 NAME = "replay"
 _ABSURD = 1 << 28
 #: Runs a launch again with corrections by parameter; None when it cannot.
-Run = Callable[[Use, Mapping[str, Any]], ReplayReport | None]
+ReplayAgain = Callable[[LaunchMade, Mapping[str, Any]], ReplayReport | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,9 @@ class _Tried:
     later: dict[str, Any] | None
 
 
-def uses_of_dead_rows(case: Case, use: Use, run: Run, make: Callable[..., Any]) -> Iterator[Claim]:
+def uses_of_dead_rows(
+    case: Case, use: LaunchMade, run: ReplayAgain, make: Callable[..., Any]
+) -> Iterator[Claim]:
     """At most one claim: the first argument of which dead parts are used."""
     counts = case.tensor_of(use.launch, "counts")
     recorded = case.values(counts.id, use.seq) if counts else None
@@ -54,7 +57,9 @@ def _bad_findings(report: ReplayReport | None) -> list[Finding]:
     return [one for one in report.findings if one.kind in kinds] if report else []
 
 
-def _entries(case: Case, use: Use, counts: Array, make: Callable[..., Any]) -> Iterator[_Tried]:
+def _entries(
+    case: Case, use: LaunchMade, counts: Array, make: Callable[..., Any]
+) -> Iterator[_Tried]:
     which = next((one.value for one in use.launch.facts if one.name == "count"), 0)
     live = int(counts[which]) if isinstance(which, int) and which < counts.size else 0
     if any(one.name == "rows" for one in use.launch.facts) and counts.size > 1:
@@ -75,7 +80,7 @@ def _entries(case: Case, use: Use, counts: Array, make: Callable[..., Any]) -> I
         )
 
 
-def _rows(case: Case, use: Use, counts: Array, make: Callable[..., Any]) -> Iterator[_Tried]:
+def _rows(case: Case, use: LaunchMade, counts: Array, make: Callable[..., Any]) -> Iterator[_Tried]:
     launch = use.launch
     contract = recorded_contract(case.bundle, launch)
     facts = rebuilt_facts(case, launch, use.seq) if contract is not None else None
@@ -100,7 +105,7 @@ def _rows(case: Case, use: Use, counts: Array, make: Callable[..., Any]) -> Iter
         )
 
 
-def _claim(case: Case, use: Use, tried: _Tried, finding: Finding, is_one: bool) -> Claim:
+def _claim(case: Case, use: LaunchMade, tried: _Tried, finding: Finding, is_one: bool) -> Claim:
     launch, fact, live = use.launch, tried.fact, tried.live
     place = _guilty(case, use, finding)
     tensor = case.tensor_of(launch, fact)
@@ -139,7 +144,7 @@ def _claim(case: Case, use: Use, tried: _Tried, finding: Finding, is_one: bool) 
     )
 
 
-def _guilty(case: Case, use: Use, finding: Finding) -> tuple[str | None, int | None, str]:
+def _guilty(case: Case, use: LaunchMade, finding: Finding) -> tuple[str | None, int | None, str]:
     """The test that lets too much through: of the access's mask, else of the program's number."""
     site = finding.sites[0] if finding.sites else None
     sources = [s for s in case.bundle.sources if site and s.function == site.function]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypocenter.doctor.case import Case, Use
+from hypocenter.doctor.case import Case, LaunchMade
 from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.diff import Difference, RunDiff, rundiff
 from hypocenter.doctor.installed_text import changes
@@ -138,7 +138,7 @@ def _judge(case: Case, good: Bundle, found: RunDiff, first: Difference) -> Claim
     return proven(root, name, found.around, "a difference before that launch", use.seq)
 
 
-def _use(case: Case, first: Difference) -> Use | None:
+def _use(case: Case, first: Difference) -> LaunchMade | None:
     return next((use for use in case.uses if use.place == first.place), None)
 
 

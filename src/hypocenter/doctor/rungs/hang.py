@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 
-from hypocenter.doctor.case import Case, Use
+from hypocenter.doctor.case import Case, LaunchMade
 from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.installed_text import changes, installed_texts
 from hypocenter.doctor.kernel_text import has_loop, line_text
@@ -43,12 +43,12 @@ def hang(case: Case) -> list[Claim]:
     return claims
 
 
-def _last_of_each(case: Case) -> list[Use]:
+def _last_of_each(case: Case) -> list[LaunchMade]:
     """Of each kernel under way the last launch, in the order of the step."""
     return list({(use.launch.source, use.launch.grid): use for use in case.suspects}.values())
 
 
-def _looping(case: Case, use: Use) -> SourceRecord | None:
+def _looping(case: Case, use: LaunchMade) -> SourceRecord | None:
     """The kernel, or a function that it calls, with a `while`."""
     source = case.sources.get(use.launch.source)
     if source is None:
@@ -57,7 +57,7 @@ def _looping(case: Case, use: Use) -> SourceRecord | None:
     return next((one for one in (source, *callees) if has_loop(one) is not None), None)
 
 
-def _replay(case: Case, use: Use, source: SourceRecord) -> Claim:
+def _replay(case: Case, use: LaunchMade, source: SourceRecord) -> Claim:
     line = has_loop(source) or source.first_line
     text = line_text(source, line)
     where = f"{use.where}: {use.launch.kernel} has a loop that ends on a condition: `{text}`"
@@ -104,7 +104,9 @@ def _replay(case: Case, use: Use, source: SourceRecord) -> Claim:
     )
 
 
-def _endless(case: Case, use: Use, source: SourceRecord, line: int, text: str, told: str) -> Claim:
+def _endless(
+    case: Case, use: LaunchMade, source: SourceRecord, line: int, text: str, told: str
+) -> Claim:
     launch = use.launch
     corrected, green = _green(case, use)
     argument, loop_argument = _waits_for(case, use, source, line)
@@ -128,7 +130,7 @@ def _endless(case: Case, use: Use, source: SourceRecord, line: int, text: str, t
     return proven(root, NAME, (), "a replay that ends", use.seq)
 
 
-def _green(case: Case, use: Use) -> tuple[str, str]:
+def _green(case: Case, use: LaunchMade) -> tuple[str, str]:
     """The installed kernel in its place, where there is another; else what ran without it."""
     launch = use.launch
     if lines := changes(launch, case.sources, installed_texts()):
@@ -149,7 +151,7 @@ def _green(case: Case, use: Use) -> tuple[str, str]:
 
 
 def _waits_for(
-    case: Case, use: Use, source: SourceRecord, line: int
+    case: Case, use: LaunchMade, source: SourceRecord, line: int
 ) -> tuple[str | None, str | None]:
     """The argument that the loop's own test reads, there or through a name."""
     for name, tensor in case.tensors_of(use.launch).items():

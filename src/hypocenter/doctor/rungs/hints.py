@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hypocenter.doctor.case import Case, Use
+from hypocenter.doctor.case import Case, LaunchMade
 from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.kernel_text import line_text
 from hypocenter.record.events import SourceRecord
@@ -76,7 +76,7 @@ def hints(case: Case) -> list[Claim]:
     return claims
 
 
-def _known_numbers(use: Use) -> dict[str, int]:
+def _known_numbers(use: LaunchMade) -> dict[str, int]:
     """Numbers among the kernel's parameters and constants."""
     given = {one.name: one.value for one in use.launch.arguments} | dict(use.launch.constants)
     return {name: int(value) for name, value in given.items() if isinstance(value, int)}
@@ -124,7 +124,7 @@ def _assign(
 
 
 def _broken_hint(
-    use: Use, hint: _Hint, names: _Names, known: Mapping[str, int]
+    use: LaunchMade, hint: _Hint, names: _Names, known: Mapping[str, int]
 ) -> tuple[int, dict[int, int], int, int] | None:
     """(value, program numbers, promised factor, factor that all values have), or None."""
     grid = (*use.launch.grid, 1, 1)[:3]
@@ -185,7 +185,7 @@ def _value(
 
 def _claim(
     case: Case,
-    use: Use,
+    use: LaunchMade,
     source: SourceRecord,
     hint: _Hint,
     value: int,

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from hypocenter.device.limits import GpuLimits, check_launch
-from hypocenter.doctor.case import Case, Use
+from hypocenter.doctor.case import Case, LaunchMade
 from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.errors import LaunchRejected
 from hypocenter.refusals import AnyRefusal
@@ -74,7 +74,7 @@ def refusal(
     return None
 
 
-def _judge(gpu: GpuLimits, use: Use) -> Claim | None:
+def _judge(gpu: GpuLimits, use: LaunchMade) -> Claim | None:
     launch = use.launch
     # Shared memory is known to the compiler alone, which refuses too much of it by itself.
     shared = launch.options.get("shared", 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hypocenter.doctor.case import Case, Use
+from hypocenter.doctor.case import Case, LaunchMade
 from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.rungs.contracts import rebuilt_facts
 from hypocenter.kernels.registry import recorded_contract
@@ -50,7 +50,7 @@ def numbers(case: Case) -> list[Claim]:
     return claims
 
 
-def _strides(case: Case, use: Use) -> Iterator[tuple[str, int, str, int]]:
+def _strides(case: Case, use: LaunchMade) -> Iterator[tuple[str, int, str, int]]:
     """(parameter, what was passed, the tensor's parameter, its first stride)."""
     for one in use.launch.arguments:
         base = one.name.removesuffix("_stride")
@@ -62,7 +62,7 @@ def _strides(case: Case, use: Use) -> Iterator[tuple[str, int, str, int]]:
 
 
 def _wrong_stride(
-    case: Case, use: Use, parameter: str, given: int, pointer: str, right: int
+    case: Case, use: LaunchMade, parameter: str, given: int, pointer: str, right: int
 ) -> Claim:
     launch = use.launch
     tensor = case.tensor_of(launch, pointer)
@@ -107,7 +107,7 @@ def _wrong_stride(
     )
 
 
-def _narrow(case: Case, use: Use) -> Claim | None:
+def _narrow(case: Case, use: LaunchMade) -> Claim | None:
     """A kernel told to use 32-bit offsets on a tensor of 2**31 elements or more."""
     launch = use.launch
     if launch.constants.get("WIDE") is not False:

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.doctor.case import Array, Case, Use
+from hypocenter.doctor.case import Case, LaunchMade
 from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.dtypes import Array
 from hypocenter.record.events import RequestRecord, Stepped
 from hypocenter.record.gap import Gap
 
@@ -24,7 +25,7 @@ NAME = "ownership"
 class _Paged:
     """A launch that goes through the cache's pages, with the step's values of its inputs."""
 
-    use: Use
+    use: LaunchMade
     block_size: int
     values: Mapping[str, Array]
 
@@ -110,7 +111,7 @@ def _pages(case: Case, event: Stepped) -> Iterator[_Paged]:
             )
 
 
-def _block_size(case: Case, use: Use) -> int:
+def _block_size(case: Case, use: LaunchMade) -> int:
     keys = case.tensor_of(use.launch, "k_cache")
     if keys is not None:
         return keys.shape[-1]

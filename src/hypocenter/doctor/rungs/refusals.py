@@ -18,7 +18,7 @@ from hypocenter.refusals import (
     EntryOutOfRange,
     EntryRepeated,
     FieldOutOfRange,
-    Freed,
+    FreedTensor,
     GridAxisTooLong,
     GridEmpty,
     GridProduct,
@@ -230,7 +230,7 @@ def _of_tensor(refusal: AnyRefusal, name: str) -> _Reading | None:
             )
         case WrongType(dtype=dtype, read_as=(wanted, *_)):
             return remade(Cause.DTYPE_WIDTH, wanted, f"Make {name} with dtype {wanted}", dtype)
-        case Freed(site=site):
+        case FreedTensor(site=site):
             return _Reading(
                 Cause.USE_AFTER_FREE,
                 name,

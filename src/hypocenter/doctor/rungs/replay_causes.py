@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hypocenter.doctor.case import Case, Use, array_of
+from hypocenter.doctor.case import Case, LaunchMade, array_of
 from hypocenter.doctor.causes import index_cause
 from hypocenter.doctor.diagnosis import Cause
 from hypocenter.doctor.kernel_text import (
@@ -27,7 +27,7 @@ _LOOSE = re.compile(r"<=|>=|[^-=<>]>[^=>]|\+ 1\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ReplayCause:
     """The class of a finding, the guilty line, and corrections to try, the likeliest first.
 
     `argument` where another one is to blame than the one whose access was found.
@@ -65,8 +65,8 @@ def weight(finding: Finding) -> tuple[int, int]:
 
 
 def classify(
-    case: Case, use: Use, finding: Finding, all_of_them: Sequence[Finding] = ()
-) -> Judged | None:
+    case: Case, use: LaunchMade, finding: Finding, all_of_them: Sequence[Finding] = ()
+) -> ReplayCause | None:
     """None for a finding that is no defect of the run."""
     tensor = case.tensor_of(use.launch, finding.argument or "")
     site = finding.sites[0] if finding.sites else None
@@ -98,7 +98,7 @@ def _at(site: Site | None) -> dict[str, Any]:
 # -- addresses ------------------------------------------------------------------------------------
 
 
-def _overflow(case: Case, use: Use, finding: Finding) -> Judged:
+def _overflow(case: Case, use: LaunchMade, finding: Finding) -> ReplayCause:
     evidence: tuple[str, ...] = ()
     if finding.threshold is not None:
         evidence = (
@@ -123,7 +123,7 @@ def _overflow(case: Case, use: Use, finding: Finding) -> Judged:
             )
         )
     kept = finding.origin.expression if finding.origin else "the offset"
-    return Judged(
+    return ReplayCause(
         Cause.OFFSET_OVERFLOW,
         f"Compute {kept} in 64 bits: cast the index to int64 before it is multiplied",
         evidence,
@@ -133,7 +133,7 @@ def _overflow(case: Case, use: Use, finding: Finding) -> Judged:
 
 
 def _small(
-    case: Case, use: Use, name: str
+    case: Case, use: LaunchMade, name: str
 ) -> tuple[str, Callable[[MakeFact], Mapping[str, Any]]] | None:
     """A correction that makes an index tensor's entries small."""
     tensor = case.tensor_of(use.launch, name)
@@ -158,14 +158,14 @@ def _indices(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 def _other_width(
     finding: Finding, tensor: TensorRecord, site: Site | None, all_of_them: Sequence[Finding]
-) -> Judged | None:
+) -> ReplayCause | None:
     """A kernel that reads pairs on purpose is healthy as long as the pairs begin where they may."""
     name = finding.argument or ""
     width = finding.width_bytes or 8
     off = tensor.address % width
     if off:
         there = tensor.address - off
-        return Judged(
+        return ReplayCause(
             Cause.MISALIGNMENT,
             f"Begin {tensor.name} at a multiple of {width} bytes, or read it element by element",
             (
@@ -182,7 +182,7 @@ def _other_width(
         )
     if not any(one.kind is FindingKind.OUT_OF_BOUNDS for one in all_of_them):
         return None
-    return Judged(
+    return ReplayCause(
         Cause.DTYPE_WIDTH,
         f"Read {name} with the width of its elements: take the cast of the pointer away",
         (f"what is read from {name} in the wrong width leads out of bounds",),
@@ -192,8 +192,8 @@ def _other_width(
 
 
 def _outside(
-    case: Case, use: Use, finding: Finding, tensor: TensorRecord, site: Site | None
-) -> Judged:
+    case: Case, use: LaunchMade, finding: Finding, tensor: TensorRecord, site: Site | None
+) -> ReplayCause:
     name = finding.argument or ""
     source = _source(case, use, site)
     line = line_text(source, site.line) if source and site else ""
@@ -206,7 +206,7 @@ def _outside(
         lambda fact: {name: fact(num_bytes=room)},
     )
     if _CAST.search(f"{line} {site.expression if site else ''}"):
-        return Judged(
+        return ReplayCause(
             Cause.DTYPE_WIDTH,
             f"Read {name} with the width of its elements ({width:.0f} bytes): take the cast of "
             "the pointer away",
@@ -224,7 +224,7 @@ def _outside(
     side = "past the last" if number >= 0 else "before the first"
     beyond = f"element {number} of {extent}: {distance} {side}"
     if has_mask and guard and (number in (extent, -1) or lanes <= 1 or _LOOSE.search(guard[1])):
-        return Judged(
+        return ReplayCause(
             Cause.OFF_BY_ONE,
             f"Compare with < instead of <= in `{guard[1]}`",
             (beyond, f"the access is masked, by line {guard[0]}: {guard[1]}"),
@@ -234,7 +234,7 @@ def _outside(
             guard[1],
         )
     if not has_mask and number in (extent, -1) and lanes <= 1:
-        return Judged(
+        return ReplayCause(
             Cause.OFF_BY_ONE,
             f"End one element earlier at {name}",
             (beyond, "one element of one lane, and no mask"),
@@ -242,14 +242,14 @@ def _outside(
             **_at(site),
         )
     if not has_mask:
-        return Judged(
+        return ReplayCause(
             Cause.MISSING_MASK,
             f"Mask the access: `mask=` with the columns or rows that {name} has",
             (beyond, f"{lanes:.0f} lanes of a program are outside, and the access has no mask"),
             (grown,),
             **_at(site),
         )
-    return Judged(
+    return ReplayCause(
         Cause.BUFFER_TOO_SMALL,
         f"Make {tensor.name} large enough, or mask what lies beyond it",
         (beyond,),
@@ -259,8 +259,8 @@ def _outside(
 
 
 def _index_of(
-    case: Case, use: Use, finding: Finding, tensor: TensorRecord, number: int
-) -> Judged | None:
+    case: Case, use: LaunchMade, finding: Finding, tensor: TensorRecord, number: int
+) -> ReplayCause | None:
     """The entry of an index tensor that led out of `tensor`, in a kernel without a contract."""
     source = case.sources.get(use.launch.source)
     if use.launch.facts or not tensor.shape or not tensor.strides[0] or not source:
@@ -280,7 +280,7 @@ def _index_of(
         at = next(at for at, value in bad.items() if value == wanted)
         shown = f"{parameter}[{', '.join(map(str, at))}]"
         others = f", and {len(bad) - 1} others" if len(bad) > 1 else ""
-        return Judged(
+        return ReplayCause(
             index_cause(wanted, parameter, name),
             f"Keep {parameter} inside 0 to {bound - 1}: {name} has {bound} entries",
             (f"{shown} = {wanted}, but {name} has {bound} entries",),
@@ -297,9 +297,9 @@ def _elements(
     return lambda fact: {parameter: fact(elements=elements)}
 
 
-def _use_after_free(finding: Finding, tensor: TensorRecord, site: Site | None) -> Judged:
+def _use_after_free(finding: Finding, tensor: TensorRecord, site: Site | None) -> ReplayCause:
     name = finding.argument or ""
-    return Judged(
+    return ReplayCause(
         Cause.USE_AFTER_FREE,
         f"Keep {tensor.name} until its last launch has ended",
         (),
@@ -308,10 +308,10 @@ def _use_after_free(finding: Finding, tensor: TensorRecord, site: Site | None) -
     )
 
 
-def _null(finding: Finding, tensor: TensorRecord | None, site: Site | None) -> Judged:
+def _null(finding: Finding, tensor: TensorRecord | None, site: Site | None) -> ReplayCause:
     name = finding.argument or ""
     num_bytes = max(tensor.extent_bytes if tensor else 0, 4096)
-    return Judged(
+    return ReplayCause(
         Cause.NULL_POINTER,
         f"Pass a tensor for {name}",
         (),
@@ -323,7 +323,7 @@ def _null(finding: Finding, tensor: TensorRecord | None, site: Site | None) -> J
 # -- values ---------------------------------------------------------------------------------------
 
 
-def _race(case: Case, use: Use, finding: Finding, site: Site | None) -> Judged:
+def _race(case: Case, use: LaunchMade, finding: Finding, site: Site | None) -> ReplayCause:
     source = _source(case, use, site)
     folded = program_line(source) if source else None
     place = _at(site)
@@ -332,7 +332,7 @@ def _race(case: Case, use: Use, finding: Finding, site: Site | None) -> Judged:
     single = (1,) * len(use.launch.grid)
     is_read = finding.has_read and not folded and finding.written_back_line is None
     name = finding.argument or "it"
-    return Judged(
+    return ReplayCause(
         Cause.PROGRAM_RACE,
         f"Let no program read what another one writes: make two launches of it, or read from a "
         f"copy of {name}"
@@ -344,7 +344,7 @@ def _race(case: Case, use: Use, finding: Finding, site: Site | None) -> Judged:
     )
 
 
-def _unwritten(case: Case, use: Use, finding: Finding) -> Judged:
+def _unwritten(case: Case, use: LaunchMade, finding: Finding) -> ReplayCause:
     launch = use.launch
     name = finding.argument or ""
     access = case.access(launch, name, "store")
@@ -367,7 +367,7 @@ def _unwritten(case: Case, use: Use, finding: Finding) -> Judged:
                 lambda fact: {name: fact(shape=shape, strides=strides)},
             ),
         )
-    return Judged(
+    return ReplayCause(
         Cause.OUTPUT_NOT_WRITTEN,
         f"Write every element of {name}: the mask of the store leaves some out",
         (f"the store is masked, by line {guard[0]}: {guard[1]}",) if guard else (),
@@ -379,19 +379,19 @@ def _unwritten(case: Case, use: Use, finding: Finding) -> Judged:
 
 
 def _uninitialised_read(
-    case: Case, use: Use, finding: Finding, tensor: TensorRecord, site: Site | None
-) -> Judged:
+    case: Case, use: LaunchMade, finding: Finding, tensor: TensorRecord, site: Site | None
+) -> ReplayCause:
     name = finding.argument or ""
     whole = tensor.extent_bytes
     if case.fact_of(use.launch, name) in ("k_cache", "v_cache", "cache"):
-        return Judged(
+        return ReplayCause(
             Cause.NONFINITE_PADDING,
             f"Mask the load of {name} to the keys that are live, with other=0.0",
             (f"entries of {tensor.name} that no token has written are read: 0 times NaN is NaN",),
             ((f"{tensor.name} cleared before", lambda fact: {name: fact(num_bytes=whole)}),),
             **_at(site),
         )
-    return Judged(
+    return ReplayCause(
         Cause.UNINITIALISED_READ,
         f"Write or clear {tensor.name} before it is read",
         (),
@@ -403,7 +403,7 @@ def _uninitialised_read(
 # -- text -----------------------------------------------------------------------------------------
 
 
-def _source(case: Case, use: Use, site: Site | None) -> SourceRecord | None:
+def _source(case: Case, use: LaunchMade, site: Site | None) -> SourceRecord | None:
     """The text of the function that a site lies in."""
     if site is None:
         return None

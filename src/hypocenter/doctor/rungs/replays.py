@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypocenter.doctor.case import Case, Use
+from hypocenter.doctor.case import Case, LaunchMade
 from hypocenter.doctor.diagnosis import (
     UNRECORDED,
     Cause,
@@ -24,7 +24,7 @@ from hypocenter.doctor.diagnosis import (
 from hypocenter.doctor.installed_text import changes, installed_texts
 from hypocenter.doctor.kernel_text import follows_what_it_loads
 from hypocenter.doctor.rungs.dead_rows import uses_of_dead_rows
-from hypocenter.doctor.rungs.replay_causes import Judged, classify, weight
+from hypocenter.doctor.rungs.replay_causes import ReplayCause, classify, weight
 from hypocenter.doctor.rungs.values import first_spoilt
 from hypocenter.errors import HypoError, MissingPackage, NotReplayed, SourceNotAllowed
 from hypocenter.record.events import Place
@@ -71,7 +71,7 @@ class _Rung:
 
     def run(
         self,
-        use: Use,
+        use: LaunchMade,
         corrections: Mapping[str, Any] | None = None,
         *,
         installed_texts: bool = False,
@@ -122,14 +122,14 @@ def replays(case: Case) -> list[Claim]:
     return [*claims, *_refute(rung, claims)]
 
 
-def _not_replayed(use: Use, error: HypoError) -> Gap:
+def _not_replayed(use: LaunchMade, error: HypoError) -> Gap:
     is_foreign = isinstance(error, SourceNotAllowed) and not error.differing
     kind = GapKind.SOURCE_NOT_RUN if is_foreign else GapKind.NOT_REPLAYED
     reason = f"it {error.reason}" if isinstance(error, NotReplayed) else str(error)
     return Gap(kind, use.launch.kernel, reason)
 
 
-def _climb(rung: _Rung, use: Use) -> list[Claim]:
+def _climb(rung: _Rung, use: LaunchMade) -> list[Claim]:
     """What the replay of one launch says; counts it."""
     report = rung.run(use)
     if report is None:
@@ -146,7 +146,7 @@ def _climb(rung: _Rung, use: Use) -> list[Claim]:
     return found
 
 
-def _doubts(case: Case, use: Use) -> Iterator[str]:
+def _doubts(case: Case, use: LaunchMade) -> Iterator[str]:
     """Why a clean replay of a program's own launch refutes nothing."""
     if not case.is_foreign:
         return
@@ -167,7 +167,7 @@ def _doubts(case: Case, use: Use) -> Iterator[str]:
         )
 
 
-def _first_alike(rung: _Rung, use: Use, found: list[Claim]) -> list[Claim]:
+def _first_alike(rung: _Rung, use: LaunchMade, found: list[Claim]) -> list[Claim]:
     """The same finding at the first launch with that kernel and these shapes, if it has it too.
 
     A crash lies near its end; what only spoils values does so from the first such launch on.
@@ -223,13 +223,13 @@ def _after_good_run(case: Case) -> list[Claim]:
     return [*races, *(one for one in untested if one.hypothesis.cause is not Cause.PROGRAM_RACE)]
 
 
-def _suspects(case: Case) -> Iterator[Use]:
+def _suspects(case: Case) -> Iterator[LaunchMade]:
     """The launch that spoilt something first; then of launches that are alike the last one."""
     spoilt = first_spoilt(case)
     if spoilt is not None:
         yield spoilt.use
     under_way = {id(use) for use in case.suspects}
-    alike: dict[Any, Use] = {}
+    alike: dict[Any, LaunchMade] = {}
     for use in case.uses:
         launch = use.launch
         if use.place is not None and launch.source:
@@ -239,7 +239,7 @@ def _suspects(case: Case) -> Iterator[Use]:
     yield from sorted(alike.values(), key=lambda use: (-use.step, _number(use.place)))
 
 
-def _key(case: Case, use: Use) -> object:
+def _key(case: Case, use: LaunchMade) -> object:
     """Equal for launches that are alike."""
     launch = use.launch
     shapes = tuple((t.shape, t.strides, t.dtype) for t in case.tensors_of(launch).values())
@@ -250,7 +250,7 @@ def _number(place: Place | None) -> int:
     return place.launch if place is not None else 0
 
 
-def _first_proven(rung: _Rung, use: Use, report: ReplayReport) -> list[Claim]:
+def _first_proven(rung: _Rung, use: LaunchMade, report: ReplayReport) -> list[Claim]:
     """Of a launch's findings the first that has a proof; else what there is without one."""
     ordered = sorted(report.findings, key=weight)
     claims = []
@@ -267,7 +267,7 @@ def _first_proven(rung: _Rung, use: Use, report: ReplayReport) -> list[Claim]:
 # -- claims ---------------------------------------------------------------------------------------
 
 
-def _claim(rung: _Rung, use: Use, finding: Finding, report: ReplayReport) -> Claim | None:
+def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport) -> Claim | None:
     case, launch = rung.case, use.launch
     judged = classify(case, use, finding, report.findings)
     if judged is None:
@@ -333,7 +333,9 @@ def _what(finding: Finding) -> str:
     return f"{name}[{place}] {finding.detail}" if place else f"{name} {finding.detail}".strip()
 
 
-def _green(rung: _Rung, use: Use, finding: Finding, judged: Judged) -> tuple[str, str] | None:
+def _green(
+    rung: _Rung, use: LaunchMade, finding: Finding, judged: ReplayCause
+) -> tuple[str, str] | None:
     """The correction with which the finding is gone, and what the replay says then."""
     if judged.settled is not None:
         return judged.settled

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.doctor.case import Case, Use
+from hypocenter.doctor.case import Case, LaunchMade
 from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.kernel_text import guard_line
 from hypocenter.record.events import (
@@ -41,7 +41,7 @@ NO_LAUNCH = Gap.not_recorded(
 class _First:
     """The first launch that spoilt something: what it wrote, and what it had read."""
 
-    use: Use
+    use: LaunchMade
     output: str
     wrote: Statistics
     read: dict[str, Statistics]
@@ -389,7 +389,7 @@ def _same_kernel_before(case: Case, first: _First) -> int:
     return sum(use.launch.kernel == kernel for use in _until(case, first.use))
 
 
-def _until(case: Case, last: Use) -> Iterator[Use]:
+def _until(case: Case, last: LaunchMade) -> Iterator[LaunchMade]:
     for use in case.uses:
         if use is last:
             return

@@ -21,7 +21,7 @@ NOTE = "unrecorded-"
 
 
 class Waiting:
-    """Finds modules as the others would; tells `foreign.hooks.module_loaded` of those of MODULES."""
+    """Finds modules as others would; tells `foreign.hooks.module_loaded` of those of MODULES."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in MODULES:

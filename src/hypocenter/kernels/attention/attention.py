@@ -21,13 +21,13 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import attention_cpu
 from hypocenter.kernels.attention.kv_write import caches
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Arg, Index, Rule, Scalar, Values, live_counts, live_rows
+from hypocenter.kernels.demands import Arg, Index, Rule, Scalar, Symbols, live_counts, live_rows
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import into_tiles, quantise
 from hypocenter.tensor import DType, Tensor
 
 
-def _live_blocks(values: Values) -> np.ndarray[Any, Any]:
+def _live_blocks(values: Symbols) -> np.ndarray[Any, Any]:
     """Entries of a block table up to the block of its sequence's last position; more are unused."""
     last = np.full(values["num_sequences"], -1)
     num_live = values["counts"][0]
@@ -152,7 +152,7 @@ FOLD_CODES = Contract(
 
 
 @dataclass(frozen=True, slots=True)
-class Partial:
+class TileScratch:
     """What tiles of keys leave for the fold, for all layers and plans of a decoder on a GPU.
 
     values f32 [max_tokens, num_heads, max_tiles, head_dim padded to 16]: weighted sums of values;
@@ -165,7 +165,7 @@ class Partial:
     @classmethod
     def allocate(
         cls, k_cache: Tensor, max_tokens: int, num_heads: int, max_blocks: int, *, device: str
-    ) -> Partial:
+    ) -> TileScratch:
         """Room for `max_tokens` tokens of up to `max_blocks` pages of a cache like `k_cache`."""
         _, _, head_dim, block_size = k_cache.shape
         max_tiles = -(-max_blocks * block_size // keys_per_tile(k_cache))
@@ -232,7 +232,7 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
     num_sequences: int | None = None,
-    partial: Partial | None = None,
+    partial: TileScratch | None = None,
     parts: Tensor | None = None,
     codes: Operands | None = None,
 ) -> None:
@@ -266,7 +266,7 @@ def attention(
     _on_cpu(plan, facts, parts, codes)
 
 
-def allocate_parts(
+def allocate_tile_scratch(
     k_cache: Tensor, v_cache: Tensor, max_tokens: int, num_heads: int, max_blocks: int
 ) -> Tensor:
     """What tiles of keys leave for the fold, for all layers and plans of a decoder on the CPU.
@@ -297,7 +297,7 @@ def _on_cpu(
     # More than half of a bucket is live: a smaller one would have been taken.
     may_be_few = (plan.num_rows // 2 + 1) * num_kv_heads < attention_cpu.MANY_PAIRS
     if parts is None:
-        parts = allocate_parts(k_cache, v_cache, plan.num_rows, num_heads, max_blocks)
+        parts = allocate_tile_scratch(k_cache, v_cache, plan.num_rows, num_heads, max_blocks)
     # Where threads share KV heads evenly nothing is gained by smaller items.
     if not may_be_few or num_kv_heads % num_threads() == 0:
         parts = memory.rows(parts, 0, 0)
@@ -349,7 +349,7 @@ def _on_gpu(
     plan: PlanBuilder,
     facts: dict[str, Any],
     num_sequences: int,
-    partial: Partial | None,
+    partial: TileScratch | None,
     codes: Operands | None,
 ) -> None:
     from hypocenter.kernels.attention import attention_gpu

@@ -13,7 +13,12 @@ from typing import Any
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
-from hypocenter.kernels.attention.attention_tile_gpu import attend_tile, fold, load_query, stacked
+from hypocenter.kernels.attention.attention_tile_gpu import (
+    attend_tile,
+    fold,
+    load_query,
+    stack_rows,
+)
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.linear.operands import FEW_ROWS
 from hypocenter.kernels.linear.quantise_gpu import store_codes
@@ -78,7 +83,7 @@ def attention_kernel(
         lowest = tl.where(goes_on, tl.minimum(lowest, position_at), lowest)
     mine = (token >= start) & (token < end)
     position = tl.load(positions_ptr + token, mask=mine, other=-1)
-    repeated, part = stacked(ROWS, PARTS)
+    repeated, part = stack_rows(ROWS, PARTS)
     repeated += first_row
     of = repeated // HEADS_PER_KV
     q, q_at, factor = load_query(
@@ -167,7 +172,7 @@ def attention_split_kernel(
     num_blocks = (HEADS_PER_KV * PARTS + ROWS - 1) // ROWS
     kv_head = tl.program_id(1) // num_blocks
     first_row = tl.program_id(1) % num_blocks * (ROWS // PARTS)
-    row, part = stacked(ROWS, PARTS)
+    row, part = stack_rows(ROWS, PARTS)
     row += first_row
     q, q_at, factor = load_query(
         q_ptr,
@@ -449,7 +454,7 @@ def launch_fold_codes(plan: PlanBuilder, contract: Contract, facts: Mapping[str,
 
 
 def _num_parts(k_cache: Tensor) -> int:
-    """Rows of a product that one row takes: see `stacked`."""
+    """Rows of a product that one row takes: see `stack_rows`."""
     return 2 if k_cache.dtype is DType.F16 else 4
 
 

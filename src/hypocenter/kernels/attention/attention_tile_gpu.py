@@ -110,9 +110,9 @@ def load_query(
     q_ptr, token, head, live, part, q_stride, HEAD_DIM: tl.constexpr, WIDE: tl.constexpr,
     PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rows of q as `attend_tile` takes them, repeated and parted as `stacked` says; where each row
-    begins, of which alone a route of thirds makes use; and what their products must be multiplied
-    by, [rows]. A row that is not live may be anything."""
+    """Rows of q as `attend_tile` takes them, repeated and parted as `stack_rows` says; where each
+    row begins, of which alone a route of thirds makes use; and what their products must be
+    multiplied by, [rows]. A row that is not live may be anything."""
     d = tl.arange(0, BLOCK)
     ROWS: tl.constexpr = token.shape[0]
     at = as_offset(token, WIDE) * q_stride + head * HEAD_DIM
@@ -210,8 +210,8 @@ def attend_tile(
     """Keys start .. start + TILE - 1 as far as `last`: each row's largest score, the sum of its
     weights and its weighted values [rows, BLOCK].
 
-    q, q_at, factor: as `load_query` gives them; part as `stacked` does; position [rows], -1 for a
-    row that sees no key.
+    q, q_at, factor: as `load_query` gives them; part as `stack_rows` does; position [rows], -1 for
+    a row that sees no key.
     """
     d, key = tl.arange(0, BLOCK), start + tl.arange(0, TILE)
     page = as_offset(_page(table_ptr, key, last, BLOCK_SIZE), WIDE) * num_kv_heads + kv_head

@@ -8,7 +8,7 @@ from typing import Any
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.attention.kv_write_gpu import key_at, value_at
-from hypocenter.kernels.attention.rope_gpu import angles, columns, turned
+from hypocenter.kernels.attention.rope_gpu import angles, columns, rotate
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.shared_gpu import as_offset, follow
 
@@ -32,7 +32,7 @@ def rope_write_kernel(
         q_start = q_ptr + as_offset(token, WIDE) * q_stride + head * head_dim
         a = tl.load(q_start + first, mask=live, other=0.0)
         b = tl.load(q_start + second, mask=live, other=0.0)
-        a, b = turned(a, b, cos, sin)
+        a, b = rotate(a, b, cos, sin)
         tl.store(q_start + first, a, mask=live)
         tl.store(q_start + second, b, mask=live)
     else:
@@ -41,7 +41,7 @@ def rope_write_kernel(
         k_start = k_ptr + as_offset(token, WIDE) * k_stride + head * head_dim
         a = tl.load(k_start + first, mask=live, other=0.0)
         b = tl.load(k_start + second, mask=live, other=0.0)
-        a, b = turned(a, b, cos, sin)
+        a, b = rotate(a, b, cos, sin)
         first_at = key_at(slot, head, first, num_kv_heads, head_dim, block_size)
         second_at = key_at(slot, head, second, num_kv_heads, head_dim, block_size)
         tl.store(k_cache_ptr + first_at, a.to(k_cache_ptr.dtype.element_ty), mask=live)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from hypocenter.config import PARTS_NEED_A_GPU
 from hypocenter.device.plan import PlanBuilder
+from hypocenter.dtypes import Array
 from hypocenter.errors import UsageError
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.demands import (
@@ -24,13 +24,11 @@ from hypocenter.kernels.demands import (
     Reach,
     Rule,
     Scalar,
-    Values,
+    Symbols,
     live_counts,
     live_rows,
 )
 from hypocenter.tensor import DType, Tensor
-
-Array = np.ndarray[Any, Any]
 
 _F32, _I32 = (DType.F32,), (DType.I32,)
 _CACHE = (DType.F16, DType.F32)
@@ -39,27 +37,27 @@ _POSITIONS = Index("max_context", "the context", live=live_rows("positions"))
 _LENGTHS = Arg("lengths", _I32, "num_sequences", index=Index("max_context + 1", "the context"))
 
 
-def _live_blocks(values: Values) -> Array:
+def _live_blocks(values: Symbols) -> Array:
     """Entries of a block table that hold keys of its sequence; more are unused."""
     starts = np.arange(values["max_blocks"]) * values["block_size"]
     live: Array = starts < values["lengths"][:, None]
     return live
 
 
-def _is_key(values: Values) -> Array:
+def _is_key(values: Symbols) -> Array:
     """Of [num_sequences, max_context]: what lies within each sequence."""
     inside: Array = np.arange(values["max_context"]) < values["lengths"][:, None]
     return inside
 
 
-def _has_score(values: Values) -> Array:
+def _has_score(values: Symbols) -> Array:
     """Of [live tokens, 1, max_context]: the keys of each token's sequence."""
     rows = values["sequence_rows"][: values["counts"][0]]
     scored: Array = _is_key(values)[rows, None]
     return scored
 
 
-def _is_hidden(values: Values) -> Array:
+def _is_hidden(values: Symbols) -> Array:
     """Of the same: the keys that a token must not see."""
     key, window = np.arange(values["max_context"]), values["window"]
     position = values["positions"][: values["counts"][0], None, None]

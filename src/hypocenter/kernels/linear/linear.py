@@ -16,7 +16,7 @@ from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.demands import COUNT, Apart, Arg, Rule, live_counts
 from hypocenter.kernels.linear import linear_cpu
 from hypocenter.kernels.linear.operands import Operands, Product
-from hypocenter.kernels.linear.quantise import present
+from hypocenter.kernels.linear.quantise import prepare_operands
 from hypocenter.kernels.weights.packing import ROWS_PER_ITEM, padded_rows
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
@@ -133,7 +133,7 @@ def linear_several(
     whatever the number of rows. Raises LaunchRejected when the shapes disagree.
     """
     if not is_ready:
-        present(plan, x, [one.weight for one in products], operands, counts, count=count)
+        prepare_operands(plan, x, [one.weight for one in products], operands, counts, count=count)
     alike: dict[Any, list[Product]] = {}
     for one in products:
         alike.setdefault((one.weight.dtype, one.bias is None), []).append(one)

@@ -16,7 +16,7 @@ from hypocenter.kernels.linear.linear_codes_gpu import linear_codes_few_kernel, 
 from hypocenter.kernels.linear.linear_float_gpu import linear_float_few_kernel, linear_float_kernel
 from hypocenter.kernels.linear.operands import FEW_ROWS, Product
 from hypocenter.kernels.weights.gpu_layout import UNITS
-from hypocenter.kernels.weights.packing import LANES, Packed, padded
+from hypocenter.kernels.weights.packing import LANES, Packed, padded_rows
 from hypocenter.tensor import DType, Tensor
 
 #: Weights that the kernels for few rows take.
@@ -76,7 +76,7 @@ def _several(products: Sequence[Product], num_arrays: int) -> list[Any]:
 
 def _tiles(products: Sequence[Product], num_outputs: int) -> list[int]:
     """Programs of each product, each with `num_outputs` outputs."""
-    return [padded(one.weight.data.num_rows) // num_outputs for one in products]
+    return [padded_rows(one.weight.data.num_rows) // num_outputs for one in products]
 
 
 def _codes(
@@ -123,7 +123,7 @@ def _codes(
         linear_codes_kernel,
         *(*operands, *_one(only, 3)),
         *(count, num_units, triton.cdiv(num_units, 16), codes.strides[0], only.out.strides[0]),
-        grid=(triton.cdiv(num_rows, tile), padded(packed.num_rows) // outputs),
+        grid=(triton.cdiv(num_rows, tile), padded_rows(packed.num_rows) // outputs),
         num_warps=num_warps,
         OUTPUTS=outputs,
         ROWS=tile,
@@ -192,7 +192,7 @@ def _floats(
         *(*operands, *_one(only, 1)),
         *(count, packed.num_columns, num_chunks, triton.cdiv(num_chunks, 4), *strides),
         only.out.strides[0],
-        grid=(triton.cdiv(num_rows, 64), padded(packed.num_rows) // 64),
+        grid=(triton.cdiv(num_rows, 64), padded_rows(packed.num_rows) // 64),
         num_warps=8,
         OUTPUTS=64,
         ROWS=64,

@@ -121,7 +121,7 @@ def _round(
     )
 
 
-def present(
+def prepare_operands(
     plan: PlanBuilder,
     x: Tensor,
     weights: Iterable[Tensor],

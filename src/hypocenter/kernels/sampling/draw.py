@@ -17,7 +17,7 @@ def _no_ids() -> Ids:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Draw:
+class TokenChoice:
     """All that the choice of one token depends on, besides its logits.
 
     `position` is the absolute position that the chosen token will have. `context_ids` [n] are the
@@ -70,7 +70,7 @@ def philox4x32(
 _WORD = 0xFFFFFFFF
 
 
-def settings_of(draw: Draw) -> tuple[float, ...]:
+def settings_of(draw: TokenChoice) -> tuple[float, ...]:
     """A draw as the columns that the kernel's `settings` has."""
     params = draw.params
     return (

@@ -32,12 +32,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hypocenter.config import SamplingParams
+from hypocenter.config import OnProgress, SamplingParams
 from hypocenter.device import launch, memory
 from hypocenter.errors import BadLogits, LaunchRejected
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.demands import Arg, Rule, Scalar
-from hypocenter.kernels.sampling.draw import Draw, has_penalties, settings_of
+from hypocenter.kernels.sampling.draw import TokenChoice, has_penalties, settings_of
 from hypocenter.kernels.sampling.sampling_cpu import (
     EXP_COEFFICIENTS,
     EXP_LOWEST,
@@ -64,11 +64,11 @@ CONTRACT = Contract(
 )
 
 Logits = npt.NDArray[np.float32]
-Values = npt.NDArray[np.float64]
+Float64s = npt.NDArray[np.float64]
 
 
 def sample(
-    logits: Tensor, draws: Sequence[Draw], sampler: DeviceSampler | HostSampler | None = None
+    logits: Tensor, draws: Sequence[TokenChoice], sampler: DeviceSampler | HostSampler | None = None
 ) -> list[int | BadLogits]:
     """Choose one token for each row of `logits` f32 [num_rows, vocab_size], deterministically.
 
@@ -100,7 +100,9 @@ class HostSampler:
     def __init__(self) -> None:
         self._kept: launch.Launch | None = None
 
-    def sample(self, logits: Tensor, draws: Sequence[Draw]) -> Callable[[], list[tuple[int, int]]]:
+    def sample(
+        self, logits: Tensor, draws: Sequence[TokenChoice]
+    ) -> Callable[[], list[tuple[int, int]]]:
         """As `DeviceSampler.sample`; nothing is left to wait for."""
         if any(draw.context_ids.size for draw in draws):
             prepared = _prepare(logits, draws)
@@ -111,7 +113,7 @@ class HostSampler:
         found = [(int(id), int(bad)) for id, bad in zip(chosen, num_bad, strict=True)]
         return lambda: found
 
-    def _without_context(self, logits: Tensor, draws: Sequence[Draw]) -> launch.Launch:
+    def _without_context(self, logits: Tensor, draws: Sequence[TokenChoice]) -> launch.Launch:
         kept = self._kept
         if kept is None or kept.given[0] is not logits or len(draws) != logits.shape[0]:
             kept = self._kept = _prepare(logits, draws)
@@ -120,7 +122,7 @@ class HostSampler:
 
 
 def sample_later(
-    logits: Tensor, draws: Sequence[Draw], sampler: DeviceSampler | HostSampler
+    logits: Tensor, draws: Sequence[TokenChoice], sampler: DeviceSampler | HostSampler
 ) -> Callable[[], list[int | BadLogits]]:
     """`sample` without the wait for a GPU: what is returned waits."""
     _check(logits, draws)
@@ -137,15 +139,15 @@ def sample_later(
     return lambda: outcomes(waited())
 
 
-def compile_kernels(logits: Tensor, progress: launch.Progress | None = None) -> None:
+def compile_kernels(logits: Tensor, progress: OnProgress | None = None) -> None:
     """Compile what `sample` runs on rows of `logits` f32 [num_rows, vocab_size], ahead of time."""
-    draw = Draw(SamplingParams(), 0)
+    draw = TokenChoice(SamplingParams(), 0)
     sizes = {1, min(logits.shape[0], _MIN_PARALLEL_ROWS)}
     some = [_prepare(memory.rows(logits, 0, size), [draw] * size) for size in sizes]
     launch.compile_all(some, progress)
 
 
-def sample_reference(logits: Logits, draws: Sequence[Draw]) -> list[int | BadLogits]:
+def sample_reference(logits: Logits, draws: Sequence[TokenChoice]) -> list[int | BadLogits]:
     """`sample` in plain numpy: sorts everything, saves nothing, and is easy to read."""
     return [
         _as_outcome(*_choose_reference(logits[row], draw), row, logits.shape[1])
@@ -153,7 +155,7 @@ def sample_reference(logits: Logits, draws: Sequence[Draw]) -> list[int | BadLog
     ]
 
 
-def _check(logits: Tensor, draws: Sequence[Draw]) -> None:
+def _check(logits: Tensor, draws: Sequence[TokenChoice]) -> None:
     vocab_size = logits.shape[-1]
     for row, draw in enumerate(draws):
         ids, counts = draw.context_ids, draw.output_counts
@@ -172,7 +174,7 @@ def _check(logits: Tensor, draws: Sequence[Draw]) -> None:
             raise LaunchRejected("sampling", outside)
 
 
-def _prepare(logits: Tensor, draws: Sequence[Draw]) -> launch.Launch:
+def _prepare(logits: Tensor, draws: Sequence[TokenChoice]) -> launch.Launch:
     arguments = (
         logits,
         np.array([settings_of(draw) for draw in draws], np.float64),
@@ -192,7 +194,7 @@ def _as_outcome(token_id: int, num_bad: int, row: int, vocab_size: int) -> int |
     return int(token_id) if token_id >= 0 else BadLogits(row, int(num_bad), vocab_size)
 
 
-def _choose_reference(logits: Logits, draw: Draw) -> tuple[int, int]:
+def _choose_reference(logits: Logits, draw: TokenChoice) -> tuple[int, int]:
     """Chosen id and 0, or -1 and the number of bad values."""
     num_bad = int(np.count_nonzero(np.isnan(logits) | (logits == np.inf)))
     if num_bad or logits.max() == -np.inf:
@@ -216,7 +218,7 @@ def _choose_reference(logits: Logits, draw: Draw) -> tuple[int, int]:
     return int(kept[above.argmax()]), 0
 
 
-def _penalise_reference(values: Values, draw: Draw) -> Values:
+def _penalise_reference(values: Float64s, draw: TokenChoice) -> Float64s:
     params, ids = draw.params, draw.context_ids
     if has_penalties(params) and ids.size:
         some = values[ids]
@@ -227,7 +229,7 @@ def _penalise_reference(values: Values, draw: Draw) -> Values:
     return values
 
 
-def exp_reference(x: Values) -> Values:
+def exp_reference(x: Float64s) -> Float64s:
     """exp(x) for x <= 0, within 2 units in the last place; 0 below `EXP_LOWEST` and for NaN.
 
     No weight exceeds 1, that of the most likely token: x > 0 counts as 0, infinity too.

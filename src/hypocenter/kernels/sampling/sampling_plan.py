@@ -15,7 +15,7 @@ from hypocenter.device import memory
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.kernels.mark import mark
 from hypocenter.kernels.sampling import sampling_gpu as gpu
-from hypocenter.kernels.sampling.draw import Draw, has_penalties, settings_of
+from hypocenter.kernels.sampling.draw import TokenChoice, has_penalties, settings_of
 from hypocenter.kernels.sampling.sampling_contracts import BLOCK, CONTRACT, GREEDY
 from hypocenter.record.recorder import current
 from hypocenter.tensor import DType, Tensor
@@ -66,7 +66,9 @@ class DeviceSampler:
         """How many plans are replayed as captured graphs."""
         return sum(plan.is_captured for plan in self._plans.values())
 
-    def sample(self, logits: Tensor, draws: Sequence[Draw]) -> Callable[[], list[tuple[int, int]]]:
+    def sample(
+        self, logits: Tensor, draws: Sequence[TokenChoice]
+    ) -> Callable[[], list[tuple[int, int]]]:
         """Choose, and return what waits for (token id or -1, number of bad logits) of each row.
 
         It is one copy to the host, and the next choice may begin before it is waited for.
@@ -80,7 +82,7 @@ class DeviceSampler:
         outcomes = memory.to_host_later(self._buffers["outcomes"], len(draws))
         return lambda: [(int(token_id), int(num_bad)) for token_id, num_bad in outcomes()]
 
-    def plan(self, logits: Tensor, draws: Sequence[Draw]) -> Plan:
+    def plan(self, logits: Tensor, draws: Sequence[TokenChoice]) -> Plan:
         """The plan that chooses for `draws`, whose settings are copied to its buffers."""
         contexts = [
             (draw.context_ids, draw.output_counts)
@@ -139,7 +141,7 @@ class DeviceSampler:
                 for name in ("context_ids", "output_counts")
             }
 
-    def _fill(self, draws: Sequence[Draw]) -> None:
+    def _fill(self, draws: Sequence[TokenChoice]) -> None:
         settings = np.array([settings_of(draw) for draw in draws], np.float64)
         self._put(self._buffers["settings"], settings.view(np.int64))
         penalised = [draw if has_penalties(draw.params) else None for draw in draws]

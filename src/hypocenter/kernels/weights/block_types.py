@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from hypocenter.dtypes import bf16_to_f32
+from hypocenter.dtypes import Array, bf16_to_f32
 from hypocenter.tensor import DType
-
-Array = np.ndarray[Any, Any]
 
 # The sixteen values of the non-linear 4-bit types (kvalues_iq4nl).
 _IQ4_VALUES = np.array(

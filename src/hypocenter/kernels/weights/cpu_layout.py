@@ -21,7 +21,7 @@ import numpy as np
 
 from hypocenter.device.cpu import large_pages
 from hypocenter.device.cpu.packed_codes import codes_field
-from hypocenter.dtypes import factors_of_products
+from hypocenter.dtypes import Array, factors_of_products
 from hypocenter.kernels.weights.block_types import Blocks, dequantise, unpack
 from hypocenter.kernels.weights.row_groups import (
     GROUPS_PER_ITEM,
@@ -33,8 +33,6 @@ from hypocenter.kernels.weights.row_groups import (
     slabs,
 )
 from hypocenter.tensor import DType
-
-Array = np.ndarray[Any, Any]
 
 #: Columns of a record.
 _WIDE, _NARROW = 256, 64

@@ -10,15 +10,13 @@ codes have four bits, those 32 columns on; scales and minima [num_rows / 4, unit
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from hypocenter.dtypes import Array
 from hypocenter.kernels.weights.block_types import Blocks, unpack
 from hypocenter.kernels.weights.row_groups import LANES, in_groups, padded_rows, side_by_side, slabs
 from hypocenter.tensor import DType
-
-Array = np.ndarray[Any, Any]
 
 #: Rows of codes that lie side by side: as many as the smallest program takes, which so reads memory
 #: in one stream.

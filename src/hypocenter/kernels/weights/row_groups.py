@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.cpu.lang import num_threads
-
-Array = np.ndarray[Any, Any]
+from hypocenter.dtypes import Array
 
 #: Rows that lie side by side in one vector, and rows to a multiple of which weights are padded.
 LANES = 16

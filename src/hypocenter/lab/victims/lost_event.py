@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from hypocenter.device import memory
-from hypocenter.device.sim.queue import Event
+from hypocenter.device.sim.queue import SimEvent
 from hypocenter.doctor.diagnosis import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
@@ -17,7 +17,7 @@ def waiting(*, recorded: bool) -> Any:
         device = runner.config.device
         with memory.stream(device, "draft"):
             event = memory.record_event(device)
-        lost = replace(event, id=event.id + 1_000_000, handle=Event())
+        lost = replace(event, id=event.id + 1_000_000, handle=SimEvent())
         memory.wait_event(device, event if recorded else lost)
         return batch
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.config import OnProgress
 from hypocenter.kernels.weights.cpu_layout import packed_bytes
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.values import StringArray, TensorInfo, ValueType
@@ -23,7 +24,6 @@ MAX_TEXT_CHARS = 1 << 20
 MAX_FINDINGS_PER_TENSOR = 8
 MAX_FINDINGS = 1000
 
-Progress = Callable[[str, float], None]
 
 #: Where each type keeps floats that may be NaN or infinite: field, byte in the block, float type.
 #: Offsets are those of the block structs in ggml-common.h.
@@ -94,7 +94,7 @@ class ShardHash:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckReport:
+class TensorsReport:
     """What `check` saw. `findings` is bounded, `num_bad_floats` counts every one.
 
     `num_floats` is how many floats were looked at, so that "nothing found" can be weighed.
@@ -170,7 +170,7 @@ def loaded_bytes(file: GGUFFile) -> int:
     )
 
 
-def check(file: GGUFFile, progress: Progress | None = None) -> CheckReport:
+def check(file: GGUFFile, progress: OnProgress | None = None) -> TensorsReport:
     """Look at every float and every block scale for NaN and infinity, and hash every shard.
 
     `progress` gets what is being read and the share of all work that is done, from 0 to 1.
@@ -199,7 +199,7 @@ def check(file: GGUFFile, progress: Progress | None = None) -> CheckReport:
         ShardHash(path, sizes[shard], _sha256(file, shard, advance))
         for shard, path in enumerate(file.shard_paths)
     )
-    return CheckReport(len(file.tensors), num_floats, num_bad, tuple(findings), shards)
+    return TensorsReport(len(file.tensors), num_floats, num_bad, tuple(findings), shards)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,9 @@ class StringArray(Sequence[str]):
 
 
 #: What a metadata key may hold; arrays of numbers and flags are read-only numpy copies.
-Value: TypeAlias = "bool | int | float | str | StringArray | np.ndarray | tuple[Value, ...]"
+MetadataValue: TypeAlias = (
+    "bool | int | float | str | StringArray | np.ndarray | tuple[MetadataValue, ...]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ class Entry:
         return f"array of {self.size} {name}" if self.is_array else name
 
 
-class Metadata(Mapping[str, Value]):
+class Metadata(Mapping[str, MetadataValue]):
     """The key-value pairs of a file; a value is decoded each time it is asked for."""
 
     __slots__ = ("_buffer", "_entries")
@@ -115,7 +117,7 @@ class Metadata(Mapping[str, Value]):
         self._buffer = buffer
         self._entries = entries
 
-    def __getitem__(self, key: str) -> Value:
+    def __getitem__(self, key: str) -> MetadataValue:
         return self._value(self._entries[key])
 
     def __contains__(self, key: object) -> bool:
@@ -142,7 +144,7 @@ class Metadata(Mapping[str, Value]):
         assert not entry.is_array, entry
         return self._buffer[entry.position : entry.position + entry.size]
 
-    def _value(self, entry: Entry) -> Value:
+    def _value(self, entry: Entry) -> MetadataValue:
         if entry.type is ValueType.ARRAY:
             return tuple(self._value(child) for child in entry.children)
         if entry.type is ValueType.STRING:

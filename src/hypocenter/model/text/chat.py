@@ -25,7 +25,7 @@ KEY = "tokenizer.chat_template"
 ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}", re.ASCII)
 
 
-class Vocabulary(Protocol):
+class ChatVocabulary(Protocol):
     """What a template needs to know of a tokenizer."""
 
     @property
@@ -143,7 +143,7 @@ class ChatTemplate:
 
 def load_chat_template(
     file: GGUFFile,
-    tokenizer: Vocabulary,
+    tokenizer: ChatVocabulary,
     name: str | None = None,
     *,
     limits: TemplateLimits | None = None,
@@ -210,5 +210,5 @@ def check_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]
     return [{"role": str(m["role"]), "content": str(m["content"])} for m in messages]
 
 
-def _text(tokenizer: Vocabulary, token_id: int | None) -> str:
+def _text(tokenizer: ChatVocabulary, token_id: int | None) -> str:
     return "" if token_id is None else tokenizer.piece(token_id).decode("utf-8", "replace")
