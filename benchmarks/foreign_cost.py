@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests/support")]
 
 from gpu_kernels import scale_kernel  # noqa: E402
 

@@ -83,7 +83,7 @@ SECTIONS = (
 
 def main() -> int:
     options = _options()
-    sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests"), str(ROOT / "src")]
+    sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests/support"), str(ROOT / "src")]
     if options.section:
         return _run_here(options.section, options.device, Path(options.result))
     chosen = [s for s in SECTIONS if not options.only or s.name in options.only.split(",")]
@@ -285,12 +285,12 @@ def tests(device: str) -> dict[str, Any]:
 def _child_environ() -> dict[str, str]:
     import os
 
-    parts = [str(ROOT / "src"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    parts = [str(ROOT / "src"), str(ROOT / "tests/support"), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, parts))}
 
 
 def _test_files() -> list[Path]:
-    files = sorted((ROOT / "tests").glob("test_*.py"))
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [path for path in files if "mark.gpu" in path.read_text()]
 
 

@@ -23,7 +23,7 @@ from typing import Any, cast
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests/support")]
 
 from fake_runner import FakeTokenizer  # noqa: E402
 from kernel_launch import random_rows  # noqa: E402

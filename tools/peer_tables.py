@@ -31,7 +31,7 @@ def main(output: Path = DEFAULT_OUTPUT) -> None:
     output
         JSON file to write.
     """
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/support")]
     from peer import comparison
 
     with tempfile.TemporaryDirectory() as folder:

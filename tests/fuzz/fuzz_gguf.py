@@ -11,7 +11,7 @@ from pathlib import Path
 
 import atheris
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 with atheris.instrument_imports(include=["hypocenter.model"]):
     from gguf_exercise import TRIED, refusal
     from gguf_files import GGUFWriter, every_tensor, every_value

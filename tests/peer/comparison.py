@@ -15,6 +15,7 @@ import numpy as np
 from families import FamilyModel, engine_logits, make_family
 from family_gguf import Fault, write_gguf
 from family_table import FAMILIES, WINDOW
+from repository import ROOT
 
 from hypocenter.config import EngineConfig
 from hypocenter.engine.llm import LLM
@@ -22,7 +23,6 @@ from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.text.tokenizer import load_tokenizer
 from peer.decoder_faults import DECODER_FAULTS
 
-ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("llama_worker.py")
 BUNDLED = ROOT / "src/hypocenter/assets/demo-q8_0.gguf"
 WORKER_SECONDS = 100

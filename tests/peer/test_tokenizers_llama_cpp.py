@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from repository import ROOT
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
@@ -24,7 +25,6 @@ from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.text.pretokenizers import PRE_TOKENIZERS, category
 from hypocenter.model.text.tokenizer import load_tokenizer
 
-ROOT = Path(__file__).parent.parent.parent
 TEXTS: list[str] = json.loads((ROOT / "tests/fixtures/tokenizers/texts.json").read_text())
 _TOOL = runpy.run_path(str(ROOT / "tools" / "tokenizer_fixtures.py"))
 ask_peer: Callable[[Path, list[str]], dict[str, Any]] = _TOOL["ask_peer"]

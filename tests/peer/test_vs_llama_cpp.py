@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from repository import ROOT
 
-from peer.comparison import ROOT, Peer
+from peer.comparison import Peer
 
 TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M")
 

@@ -1,0 +1,150 @@
+"""What the documents say is so: commands run, tables match the code, named files are there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from repository import ROOT
+
+from hypocenter import errors
+from hypocenter.cli import app
+from hypocenter.config import KNOWN
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+_BLOCK = re.compile(r"^```(sh|python) runnable\n(.*?)^```", re.S | re.M)
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PINS = dict(
+    line.split("==")
+    for line in (ROOT / "constraints.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+)
+
+
+def _runnable(language: str) -> list[str]:
+    """The blocks of that language that are marked `runnable`."""
+    blocks = [block for path in DOCUMENTS for block in _BLOCK.findall(path.read_text())]
+    return [text for found, text in blocks if found == language]
+
+
+def _runnable_lines() -> list[str]:
+    return [line for block in _runnable("sh") for line in block.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("program", _runnable("python"))
+def test_a_program_of_the_documents_runs(program: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=tmp_path, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def _table(text: str, first_cell: str) -> dict[str, str]:
+    """First to second column of the markdown table with that heading."""
+    rows = [line.split("|") for line in text.split(f"| {first_cell} |")[1].splitlines()[2:]]
+    table: dict[str, str] = {}
+    for row in rows:
+        if len(row) < 3:
+            break
+        table[row[1].strip(" `")] = row[2].strip()
+    return table
+
+
+@pytest.mark.parametrize("line", _runnable_lines())
+def test_a_command_of_the_documents_runs(line: str, tmp_path: Path) -> None:
+    folder = Path(sys.executable).parent
+    done = subprocess.run(
+        ["sh", "-c", line],
+        cwd=tmp_path, env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_there_are_runnable_commands_for_every_verb() -> None:
+    lines = " ".join(_runnable_lines())
+    for verb in ("run", "inspect", "bench", "env"):
+        assert f"hypo {verb}" in lines
+
+
+def test_exit_codes_are_those_of_the_code() -> None:
+    table = _table((ROOT / "README.md").read_text(), "exit code")
+    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    assert {int(code) for code in table} == codes | {app.EXIT_PIPE}
+
+
+def test_variables_are_those_of_the_code() -> None:
+    assert _table((ROOT / "README.md").read_text(), "variable") == KNOWN
+
+
+def test_both_commands_stand_on_the_first_screen() -> None:
+    first_screen = (ROOT / "README.md").read_text().splitlines()[:24]
+    for script in ("scripts/demo", "scripts/test"):
+        assert any(line.startswith(script) for line in first_screen)
+        assert os.access(ROOT / script, os.X_OK)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_file_that_a_document_names_is_there(path: Path) -> None:
+    text = path.read_text()
+    named = set(re.findall(r"`((?:docs|scripts|tests|tools|src)/[\w./-]+)`", text))
+    linked = {link for link in re.findall(r"\]\(([^)#:]+)\)", text) if "/" in link or "." in link}
+    missing = [name for name in named if not (ROOT / name.rstrip("/")).exists()]
+    missing += [link for link in linked if not (path.parent / link).exists()]
+    assert missing == []
+
+
+def _requirements(extras: list[str]) -> list[Requirement]:
+    texts = list(PYPROJECT["dependencies"])
+    for extra in extras:
+        texts += PYPROJECT["optional-dependencies"][extra]
+    return [Requirement(text) for text in texts]
+
+
+def test_every_dependency_has_a_pin_inside_its_range() -> None:
+    pins = {canonicalize_name(name): version for name, version in PINS.items()}
+    for requirement in _requirements(list(PYPROJECT["optional-dependencies"])):
+        pin = pins[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(pin), f"{requirement} and {pin}"
+
+
+def test_what_is_installed_is_what_is_pinned() -> None:
+    pins = {canonicalize_name(name): version for name, version in PINS.items()}
+    seen: set[str] = set()
+    waiting = [requirement.name for requirement in _requirements(["test"])]
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name in seen:
+            continue
+        seen.add(name)
+        found = metadata.distribution(name)
+        assert found.version.split("+")[0] == pins[name], name
+        needed = [Requirement(text) for text in found.requires or ()]
+        waiting += [r.name for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})]
+    assert len(seen) > 30
+
+
+def test_the_base_install_needs_no_torch() -> None:
+    seen: set[str] = set()
+    waiting = [requirement.name for requirement in _requirements([])]
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name not in seen:
+            seen.add(name)
+            needed = [Requirement(text) for text in metadata.distribution(name).requires or ()]
+            waiting += [
+                r.name for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})
+            ]
+    assert not seen & {"torch", "triton", "transformers", "starlette"}

@@ -1,0 +1,200 @@
+"""Block types are read as the gguf package reads them, and packing loses nothing."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_launch import BLOCK_TYPES, bits, random_rows
+from repository import DEMO
+
+from hypocenter.config import EngineConfig
+from hypocenter.device.cpu.lang import max_num_threads
+from hypocenter.engine.runner import load_runner
+from hypocenter.kernels.weights import block_types, packing, row_groups
+from hypocenter.kernels.weights.cpu_layout import RecordLayout, layout_of
+from hypocenter.kernels.weights.row_groups import SLAB_ROWS
+from hypocenter.model.gguf.file import open_gguf
+from hypocenter.tensor import WEIGHT_TYPES, DType
+
+
+@pytest.mark.parametrize("dtype", WEIGHT_TYPES)
+def test_dequantisation_is_bit_equal_to_the_gguf_package(dtype: DType) -> None:
+    raw = random_rows(dtype, 300, 512)
+    oracle = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[dtype.name])
+    assert (bits(block_types.dequantise(raw, dtype, 512)) == bits(oracle.astype(np.float32))).all()
+
+
+@pytest.mark.parametrize("dtype", BLOCK_TYPES)
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_any_bytes_dequantise_as_the_gguf_package_does(dtype: DType, data: st.DataObject) -> None:
+    """Arbitrary scales too: infinities and NaN come out where the oracle has them."""
+    raw = np.frombuffer(
+        data.draw(st.binary(min_size=dtype.block_bytes, max_size=dtype.block_bytes)), np.uint8
+    )
+    with np.errstate(all="ignore"):
+        oracle = gguf.quants.dequantize(raw[None], gguf.GGMLQuantizationType[dtype.name])
+        ours = block_types.dequantise(raw[None], dtype, dtype.block_elements)
+    np.testing.assert_array_equal(ours, oracle)
+
+
+def test_ids_and_sizes_are_those_of_the_format() -> None:
+    for dtype in WEIGHT_TYPES:
+        kind = gguf.GGMLQuantizationType[dtype.name]
+        assert dtype.ggml_id == kind.value
+        assert (dtype.block_elements, dtype.block_bytes) == gguf.GGML_QUANT_SIZES[kind]
+
+
+@pytest.mark.parametrize("dtype", WEIGHT_TYPES)
+@pytest.mark.parametrize("num_rows", [1, 15, 64, 1025])
+def test_a_packed_weight_holds_every_value_once(dtype: DType, num_rows: int) -> None:
+    for num_columns in (512, 96) if dtype.block_elements < 256 else (512,):
+        raw = random_rows(dtype, num_rows, num_columns)
+        packed = packing.pack(raw, dtype, num_columns)
+        assert packed.num_rows == num_rows
+        assert packed.num_bytes == sum(part.nbytes for part in packed.parts)
+        exact = block_types.dequantise(raw, dtype, num_columns)
+        assert (bits(_unpacked(packed)) == bits(exact)).all()
+
+
+def _unpacked(packed: packing.Packed) -> np.ndarray:
+    """The packed layout read back by its description in `cpu_layout.py`, in plain numpy."""
+    if not packed.dtype.is_quantised:
+        (weights,) = packed.parts
+        if packed.dtype is DType.BF16:  # words of two columns
+            halves = weights.view(np.uint16).reshape(*weights.shape, 2)
+            weights = halves.transpose(0, 1, 3, 2).reshape(len(weights), -1, weights.shape[2])
+        rows = weights.transpose(0, 2, 1).reshape(-1, packed.num_columns)[: packed.num_rows]
+        rows = np.ascontiguousarray(rows)
+        if packed.dtype is DType.F32:
+            return rows
+        if packed.dtype is DType.F16:
+            return rows.view(np.float16).astype(np.float32)
+        return (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    (items,) = packed.parts
+    records = items.transpose(0, 2, 1).reshape(-1, items.shape[1])
+    layout = layout_of(packed.dtype, packed.num_columns)
+    columns = []
+    for k in range(packed.num_columns):
+        record, within = records[:, k // layout.num_columns], k % layout.num_columns
+        code = _code(record, layout, within).astype(np.float32) - layout.zero
+        value = code * _number(record, "scale", within // layout.group)
+        if layout.has_minima:
+            value += _number(record, "minimum", within // layout.group)
+        columns.append(value)
+    return np.stack(columns, -1).reshape(-1, packed.num_columns)[: packed.num_rows]
+
+
+def _code(record: np.ndarray, layout: RecordLayout, column: int) -> np.ndarray:
+    """Column `column` of each row, [groups, 16]: byte b of word j has column 4 j + b."""
+    word, byte = column // 4, column % 4
+    step, word = record[layout.codes][:, word // 8], word % 8
+    if layout.planes == (8,):
+        return np.asarray((step[:, word] << (24 - 8 * byte)) >> 24)
+    step = step.view(np.uint32).astype(np.int64) >> 8 * byte
+    if layout.planes == (6,):
+        first = word // 4 * 3
+        if word % 4 < 3:
+            return np.asarray(step[:, first + word % 4] & 63)
+        parts = [((step[:, first + i] >> 6) & 3) << 2 * i for i in range(3)]
+        return np.asarray(np.bitwise_or.reduce(parts))
+    code, low = np.zeros(record["scale"][:, 0].shape, np.int64), 0
+    for width in layout.planes:
+        vector, shift = step[:, low + word // (8 // width)], width * (word % (8 // width))
+        code += ((vector >> shift) & ((1 << width) - 1)) << low
+        low += width
+    return code
+
+
+def _number(record: np.ndarray, whole: str, index: int) -> np.ndarray:
+    names, small = record.dtype.names or (), None
+    shift = 4 if whole == "minimum" else 0
+    if "pairs" in names:
+        small = (record["pairs"][:, index] >> shift) & 15
+    elif "scales" in names:
+        small = record["scales"][:, index]
+    if "tops" in names and small is not None:
+        small += ((record["tops"][:, index % 4] >> (4 * (index // 4) + shift // 2)) & 3) << 4
+    halves = record[whole][:, index if small is None else 0].view(np.float16)
+    value = halves.astype(np.float32)
+    return value if small is None else value * small.astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", WEIGHT_TYPES)
+@pytest.mark.parametrize("device", ["cpu", "sim:mi300x"])
+def test_slabs_of_rows_are_packed_where_they_belong(dtype: DType, device: str) -> None:
+    """Several threads pack one weight, each some rows of it at a time."""
+    raw = random_rows(dtype, 2 * SLAB_ROWS + 70, 256)
+    whole = packing.pack(raw, dtype, 256, device=device)
+    parts = [
+        packing.pack(raw[start : start + SLAB_ROWS], dtype, 256, device=device).parts
+        for start in range(0, len(raw), SLAB_ROWS)
+    ]
+    for found, *slabs in zip(whole.parts, *parts, strict=True):
+        if isinstance(found, np.ndarray):
+            assert found.tobytes() == b"".join(slab.tobytes() for slab in slabs)
+
+
+def test_as_many_threads_pack_as_run_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _asked_of_pools(monkeypatch)
+    with open_gguf(DEMO) as file:
+        for num_threads in (1, 2):
+            load_runner(file, EngineConfig(num_threads=num_threads, context_length=64))
+            assert set(asked) == {min(num_threads, max_num_threads())}
+            asked.clear()
+
+
+def test_no_more_than_eight_threads_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes memory for the rows that it packs."""
+    asked = _asked_of_pools(monkeypatch)
+    monkeypatch.setattr(row_groups, "num_threads", lambda: 64)
+    packing.pack(random_rows(DType.Q4_0, 64, 64), DType.Q4_0, 64)
+    assert asked == [8]
+
+
+def _asked_of_pools(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets the number of threads of each pool that packs from now on."""
+    asked = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, max_workers: int) -> None:
+            asked.append(max_workers)
+            super().__init__(max_workers)
+
+    monkeypatch.setattr(row_groups, "ThreadPoolExecutor", Pool)
+    return asked
+
+
+def test_what_a_thread_raises_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        row_groups.side_by_side(lambda part: 1 // part, [1, 0, 1])
+
+
+@pytest.mark.parametrize("dtype", BLOCK_TYPES)
+def test_a_packed_weight_is_about_as_large_as_in_the_file(dtype: DType) -> None:
+    """Q3_K keeps scales of 6 bits in bytes, the non-linear types what codes mean."""
+    allowed = {DType.Q3_K: 1.06, DType.IQ4_NL: 1.9, DType.IQ4_XS: 2.0}
+    for num_columns in (2048, 896) if dtype.block_elements < 256 else (2048,):
+        raw = random_rows(dtype, 64, num_columns)
+        packed = packing.pack(raw, dtype, num_columns)
+        assert packed.num_bytes <= allowed.get(dtype, 1.01) * raw.nbytes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_columns", "of_a_record"),
+    [
+        (DType.Q8_0, 512, 256), (DType.Q8_0, 320, 64), (DType.Q4_0, 512, 64),
+        (DType.Q4_K, 512, 256), (DType.IQ4_XS, 256, 256), (DType.Q5_1, 768, 256),
+    ],
+)  # fmt: skip
+def test_records_are_wide_where_that_is_faster_and_fits(
+    dtype: DType, num_columns: int, of_a_record: int
+) -> None:
+    raw = random_rows(dtype, 64, num_columns)
+    (records,) = packing.pack(raw, dtype, num_columns).parts
+    assert records.shape == (1, num_columns // of_a_record, 4)

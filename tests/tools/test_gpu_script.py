@@ -1,0 +1,153 @@
+"""scripts/gpu without a GPU: it says what it would run, keeps sections apart, sees wrong ops."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from repository import ROOT
+
+from hypocenter.tensor import DType
+
+pytest.importorskip("torch")
+
+
+def script(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ROOT / "scripts/gpu", *arguments], capture_output=True, text=True, timeout=100,
+        env={**os.environ, "PYTHON": sys.executable, **environ},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The modules of `benchmarks/` by name."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module
+
+
+def test_the_dry_run_names_each_section_and_what_it_misses(tmp_path: Path) -> None:
+    # A package that is broken counts as missing, with its reason.
+    (tmp_path / "triton.py").write_text("raise RuntimeError('no driver for you')\n")
+    done = script("--dry-run", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    states = {line.split()[0]: line for line in done.stdout.splitlines() if " up to " in line}
+    names = ["environment", "ops", "decode", "overhead", "guard", "tests", "marks", "lab"]
+    assert list(states) == names
+    assert "ready" in states["environment"]
+    assert "not present" in states["ops"]
+    assert "needs triton: RuntimeError: no driver for you" in done.stdout
+    assert "test_gpu_backend.py" in done.stdout
+
+
+def test_a_failed_section_does_not_stop_the_others(tmp_path: Path) -> None:
+    import torch
+
+    wrong = "cuda" if torch.version.hip else "hip"
+    done = script("--device", wrong, "--only", "environment,marks", "--out", str(tmp_path))
+    assert done.returncode == 1
+    (path,) = tmp_path.glob("gpu-*.json")
+    report = json.loads(path.read_text())
+    sections = report["sections"]
+    assert list(sections) == ["environment", "marks"]
+    assert sections["environment"]["status"] == "failed"
+    assert "build, but torch" in sections["environment"]["problem"]
+    assert str(ROOT) not in path.read_text()
+
+
+def test_a_child_that_dies_or_hangs_is_reported(
+    benchmarks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = benchmarks("gpu")
+    section = gpu.SECTIONS[0]
+    code = "import os; print('last words', flush=True); os.abort()"
+    real = subprocess.run
+
+    def run(program: str) -> Any:
+        def child(command: list[str], **keywords: Any) -> Any:
+            return real([sys.executable, "-c", program], **keywords)
+
+        return child
+
+    monkeypatch.setattr(gpu.subprocess, "run", run(code))
+    result = gpu._run_apart(section, "cuda", 20)
+    assert (result["status"], result["ok"], result["exit_code"]) == ("failed", False, -6)
+    assert "last words" in result["output"]
+    monkeypatch.setattr(gpu.subprocess, "run", run("import time; time.sleep(60)"))
+    result = gpu._run_apart(section, "cuda", 0.5)
+    assert (result["status"], result["ok"]) == ("timed out", False)
+
+
+def test_sections_that_are_not_there_do_not_fail_the_run_and_an_empty_run_does(
+    benchmarks: Any, tmp_path: Path
+) -> None:
+    gpu = benchmarks("gpu")
+    report = gpu._Report(tmp_path, "cuda:1")
+    report.add("marks", {"status": "not present"})
+    assert report.exit_code == 1
+    report.add("environment", {"status": "done", "ok": True, "product": "NVIDIA H200"})
+    assert report.exit_code == 0
+    assert report.path.name.startswith("gpu-nvidia-h200-")
+    report.add("ops", {"status": "timed out", "ok": False})
+    assert report.exit_code == 1
+
+
+def test_ops_are_checked_and_a_wrong_result_is_seen(benchmarks: Any) -> None:
+    """On the CPU, through the same door."""
+    ops = benchmarks("gpu_ops")
+    make = ops._Make("cpu")
+    for case in (make.rope("neox", 20, 12), make.gather(), make.linear(DType.Q4_K, 2, 70)):
+        share, problem = ops.check(case, "cpu")
+        assert (share <= 1, problem) == (True, "")
+    case = make.rope("neox", 20, 12)
+    share, problem = ops.check(replace(case, exact=case.wrong, wrong=None), "cpu")
+    assert share > 1
+    assert "x the bound" in problem
+    weak = replace(make.rope("neox", 20, 12), bound=1e6)
+    assert "planted fault" in ops.check(weak, "cpu")[1]
+    undefined = replace(make.gather(), exact=np.full((3, 192), np.nan))
+    assert ops.check(undefined, "cpu")[1]
+
+
+def test_what_a_real_gpu_shows_is_compared_with_what_sim_does(benchmarks: Any) -> None:
+    lab = benchmarks("gpu_lab")
+    twin = benchmarks("hypocenter.lab.score")
+    seen = lab.Score(
+        victim="slot_beyond_cache", symptom="crash", observed="crash", detected=True,
+        kernel_named=True, argument_named=True, line_named=None, class_right=True, proof=True,
+        seconds=0.1, found="index out of range: kv_write.slots",
+        twin=twin.TwinScore(observed="none", found=(), seconds=0.0),
+    )  # fmt: skip
+    real = msgspec.structs.replace(seen, observed="differs")
+    row = lab.compare((seen, ""), real, "")
+    assert (row["symptom_agrees"], row["verdict_agrees"], row["is_right"]) == (False, True, True)
+    assert "is mapped there" in row["why"]
+    wrong = lab.compare(
+        (seen, ""), msgspec.structs.replace(real, found="", class_right=False), "last words"
+    )
+    assert (wrong["verdict_agrees"], wrong["is_right"]) == (False, False)
+    rows = [row] * lab.FEWEST
+    assert lab.summary(list(rows), [])["ok"]
+    assert not lab.summary(rows[1:], [])["ok"]
+    assert not lab.summary([*rows, wrong], [])["ok"]
+    assert not lab.summary([*rows, {**row, "twin_found": ["a race"]}], [])["ok"]
+    assert not lab.summary(list(rows), [{"victim": "nan_weight", "problem": "no time left"}])["ok"]
+    (line,) = lab.table([wrong])[1:]
+    assert line.split()[:5] == ["slot_beyond_cache", "crash", "differs", "differs", "differs"]
+
+
+def test_the_victims_of_a_real_gpu_are_victims(benchmarks: Any) -> None:
+    from hypocenter.lab.victim import victims
+
+    names = benchmarks("gpu_lab").VICTIMS
+    assert [one.name for one in victims(names)] == list(names)
+    assert len(names) >= 12
