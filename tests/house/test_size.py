@@ -1,4 +1,4 @@
-"""The house stays small enough to hold in the head: files, functions, names, no import cycle."""
+"""The house stays small enough to hold in the head: files, functions, no import cycle."""
 
 from __future__ import annotations
 
@@ -120,18 +120,6 @@ def test_a_needless_skip_is_found(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def bad_names(root: Path) -> Iterator[str]:
-    """Files and classes with a name that says nothing."""
-    for path in sorted(root.rglob("*.py")):
-        if path.stem in ("utils", "util", "helpers", "common", "misc"):
-            yield path.relative_to(root).as_posix()
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef) and (
-                node.name.endswith(("Manager", "Helper")) or node.name.startswith("Base")
-            ):
-                yield f"{path.relative_to(root).as_posix()}:{node.name}"
-
-
 def import_cycle(root: Path) -> list[str]:
     """Module names along one cycle of imports, or nothing.
 
@@ -167,10 +155,6 @@ def test_exceptions_are_still_needed_and_have_a_reason() -> None:
     beyond = dict(oversized(PACKAGE_DIR))
     assert [name for name in EXCEPTIONS if name not in beyond] == []
     assert all(len(reason) > 20 for reason in EXCEPTIONS.values())
-
-
-def test_names_say_something() -> None:
-    assert list(bad_names(PACKAGE_DIR)) == []
 
 
 def full_folders(root: Path) -> dict[str, int]:
@@ -222,11 +206,6 @@ def test_a_deep_function_is_found(tmp_path: Path, depth: int) -> None:
 def test_a_file_of_an_odd_length_is_found(tmp_path: Path, num_lines: int) -> None:
     (tmp_path / "a.py").write_text("x = 1\n" * num_lines)
     assert dict(oversized(tmp_path)) == {"a.py": f"{num_lines} lines"}
-
-
-def test_a_bad_name_is_found(tmp_path: Path) -> None:
-    (tmp_path / "utils.py").write_text("class CacheManager: ...\n")
-    assert list(bad_names(tmp_path)) == ["utils.py", "utils.py:CacheManager"]
 
 
 def test_a_cycle_is_found(tmp_path: Path) -> None:

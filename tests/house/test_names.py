@@ -1,0 +1,132 @@
+"""Names say what they are: functions are verbs or nouns, and each public class has one home."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from repository import ROOT
+
+PACKAGE_DIR = ROOT / "src" / "hypocenter"
+
+#: Names of files that say nothing of what is in them.
+EMPTY_STEMS = frozenset((
+    "utils", "util", "helpers", "common", "misc", "records", "facts", "parts", "things", "told",
+    "made", "found",
+))  # fmt: skip
+#: Participles that do not end in "ed", but for those that are a verb's plain form, too.
+IRREGULAR = frozenset((
+    "begun", "bent", "born", "bought", "broken", "brought", "built", "caught", "chosen", "done",
+    "drawn", "driven", "fallen", "felt", "found", "forgotten", "frozen", "given", "gone",
+    "grown", "heard", "held", "hidden", "kept", "known", "laid", "led", "lent", "lost", "made",
+    "meant", "met", "paid", "said", "seen", "sent", "shown", "sold", "spent", "stood", "stuck",
+    "taken", "taught", "thought", "thrown", "told", "undone", "understood", "undrawn", "unread",
+    "won", "worn", "written",
+))  # fmt: skip
+#: Adjectives that leave open of what.
+BARE = frozenset((
+    "alike", "alive", "bad", "dead", "good", "late", "ready", "same", "stale", "vague", "whole",
+    "wrong",
+))  # fmt: skip
+#: Verbs that end as a participle does.
+VERBS = frozenset((
+    "embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed", "succeed",
+))  # fmt: skip
+
+
+def is_bare(name: str) -> bool:
+    """Whether a name is one participle or adjective, and so neither a verb nor a noun."""
+    word = name.strip("_")
+    ends_so = re.fullmatch(r"[a-z0-9]+ed", word) is not None
+    return (ends_so and word not in VERBS) or word in IRREGULAR or word in BARE
+
+
+def trees(root: Path) -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(root.rglob("*.py")):
+        yield path.relative_to(root).as_posix(), ast.parse(path.read_text())
+
+
+def bare_functions(root: Path) -> Iterator[str]:
+    """`file:function` of every function with a bare name; properties are no functions."""
+    for name, tree in trees(root):
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            decorators = {ast.unparse(one).split(".")[-1] for one in node.decorator_list}
+            if is_bare(node.name) and not decorators & {"property", "cached_property"}:
+                yield f"{name}:{node.name}"
+
+
+def homes(root: Path) -> dict[str, list[str]]:
+    """Public classes and aliases of modules to the files that define them; victims have none."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, tree in trees(root):
+        if "victims/" in name:
+            continue
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                defined = [node.name]
+            elif isinstance(node, ast.Assign):
+                defined = [one.id for one in node.targets if isinstance(one, ast.Name)]
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                defined = [node.target.id]
+            else:
+                continue
+            for one in defined:
+                if re.match(r"[A-Z][A-Za-z0-9]*[a-z]", one):
+                    found[one].append(name)
+    return found
+
+
+def bad_names(root: Path) -> Iterator[str]:
+    """Files and classes with a name that says nothing."""
+    for name, tree in trees(root):
+        if Path(name).stem in EMPTY_STEMS:
+            yield name
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and (
+                node.name.endswith(("Manager", "Helper")) or node.name.startswith("Base")
+            ):
+                yield f"{name}:{node.name}"
+
+
+def test_names_say_something() -> None:
+    assert list(bad_names(PACKAGE_DIR)) == []
+
+
+def test_functions_are_verbs_or_nouns() -> None:
+    assert list(bare_functions(PACKAGE_DIR)) == []
+
+
+def test_a_public_name_has_one_home() -> None:
+    assert {name: files for name, files in homes(PACKAGE_DIR).items() if len(files) > 1} == {}
+
+
+@pytest.mark.parametrize("stem", sorted(EMPTY_STEMS))
+def test_a_file_with_an_empty_name_is_found(tmp_path: Path, stem: str) -> None:
+    (tmp_path / f"{stem}.py").write_text("class CacheManager: ...\n")
+    assert list(bad_names(tmp_path)) == [f"{stem}.py", f"{stem}.py:CacheManager"]
+
+
+def test_a_bare_name_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "def told(): ...\ndef _kept(): ...\ndef needed(): ...\n"
+        "def feed(): ...\ndef record_copy(): ...\ndef kept_rows(): ...\n"
+        "class A:\n    def dead(self): ...\n    @property\n    def written(self): ...\n"
+    )
+    assert list(bare_functions(tmp_path)) == [
+        "a.py:told", "a.py:_kept", "a.py:needed", "a.py:dead",
+    ]  # fmt: skip
+
+
+def test_a_second_home_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("class Event: ...\nLIMIT = 1\nArray = list\n")
+    (tmp_path / "b.py").write_text("LIMIT = 2\nArray: type = list\nclass _Event: ...\n")
+    (tmp_path / "c.py").write_text("Event = tuple\n")
+    assert {name: files for name, files in homes(tmp_path).items() if len(files) > 1} == {
+        "Array": ["a.py", "b.py"], "Event": ["a.py", "c.py"],
+    }  # fmt: skip
