@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from hypocenter.doctor.diagnosis import Cause
+from hypocenter.doctor.causes import Cause
 from hypocenter.lab.run import FAULTS, run_child
 from hypocenter.lab.score import Examined, Score, score
 from hypocenter.lab.victim import victims

@@ -28,7 +28,8 @@ from bundles import (
 )
 
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.diagnosis import Cause, Diagnosis, Verdict
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import LADDER, diagnose
 from hypocenter.errors import ErrorKind
 from hypocenter.record.bundle import Bundle

@@ -11,7 +11,8 @@ pytest.importorskip("triton")
 
 from bundles import Run
 
-from hypocenter.doctor.diagnosis import Cause, Diagnosis, Verdict
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.kernel_text import follows_what_it_loads, is_masked
 from hypocenter.doctor.report import report_text

@@ -12,7 +12,8 @@ pytest.importorskip("triton")
 
 from bundles import DIM, HEADS, ROWS, Run, crash, decoder, inputs, step, tensors_of_decoder
 
-from hypocenter.doctor.diagnosis import Cause, Verdict
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.report import report_text
 from hypocenter.record.bundle import Bundle

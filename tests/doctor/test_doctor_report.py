@@ -9,7 +9,8 @@ import pytest
 from bundles import Run, background, crash, decoder, step, tensors_of_decoder
 from repository import ROOT
 
-from hypocenter.doctor.diagnosis import Cause, Diagnosis, Verdict
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import LADDER, diagnose
 from hypocenter.doctor.report import headline, report_json, report_markdown, report_text
 from hypocenter.record.events import FaultRecord

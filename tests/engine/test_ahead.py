@@ -376,7 +376,7 @@ def test_what_nobody_has_seen_is_not_taken_for_what_was_there_before(
     assert [request.digest for event in others for request in event.requests] == [""] * 4
     case, index = Case(bundle_of(run)), BundleIndex(bundle_of(run))
     for event, is_known in ((first, True), (others[0], False)):
-        assert (case.values(ids, event.seq) is not None) == is_known
+        assert (case.index.values_of(ids, event.seq) is not None) == is_known
         assert (ids in index.values(Place(event.step, event.plan, 0))) == is_known
     _, other = recorded(tiny(tmp_path), SamplingParams(max_tokens=3, ignore_eos=True), False)
     found = rundiff(bundle_of(other), bundle_of(run))
@@ -400,13 +400,13 @@ def test_what_the_host_has_not_waited_for_may_be_at_fault(
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     _, run = recorded(tiny(tmp_path), params, runs_ahead=True)
     steps = [event.step for event in run.events if isinstance(event, Stepped) and event.requests]
-    assert {place.step for place in BundleIndex(bundle_of(run)).interval()} == {steps[-1]}
+    assert {place.step for place in BundleIndex(bundle_of(run)).under_way} == {steps[-1]}
     waits = [event for event in run.events if isinstance(event, Waited)]
     assert [wait.copied_in for wait in waits] == steps
     # It ended while it waited for the last step but one.
     events = tuple(event for event in run.events if event not in waits[-2:])
     index = BundleIndex(msgspec.structs.replace(bundle_of(run), events=events))
-    assert {place.step for place in index.interval()} == set(steps[-2:])
+    assert {place.step for place in index.under_way} == set(steps[-2:])
 
 
 def test_what_was_learned_is_put_on_no_other_step(

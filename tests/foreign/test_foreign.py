@@ -222,7 +222,7 @@ def test_a_module_is_told_of_once_it_is_loaded(
     startup: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []
-    monkeypatch.setattr(startup, "_hooks", lambda: SimpleNamespace(loaded=told.append))
+    monkeypatch.setattr(startup, "_hooks", lambda: SimpleNamespace(module_loaded=told.append))
     awaited = importlib.import_module("awaited")
     assert told == [awaited]
     assert awaited.x == 1
@@ -258,7 +258,7 @@ def test_another_environment_is_lent_this_package(
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(STARTUP.parents[3])])
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     monkeypatch.setattr(importlib, "import_module", find)
-    assert startup._hooks().loaded
+    assert startup._hooks().module_loaded
     assert given == [False, True]
     assert str(STARTUP.parents[3]) not in sys.path
 
@@ -461,7 +461,7 @@ def test_streams_that_nobody_saw_wait_are_no_disorder(recorder: ForeignRecorder)
         tensors=run.tensors, events=run.events, sources=run.sources,
     )  # fmt: skip
     case = Case(bundle)
-    assert {use.launch.stream for use in case.uses} == {"0x10", "0x20"}
+    assert {use.launch.stream for use in case.launches} == {"0x10", "0x20"}
     assert order(case) == []
     assert any("the order of streams" in str(text) for text in case.unseen)
 

@@ -83,7 +83,9 @@ LAUNCH_DOOR = frozenset({"device/launch.py", "device/cpu/lang.py"})
 COPY_WATCHED = ("kernels/", "model/decoder.py", "engine/runner.py", "engine/batch.py")
 #: `file:function` to the reason why its calls are no copies from a device.
 COPY_ALLOWED = dict.fromkeys(
-    tuple(f"engine/batch.py:{name}" for name in ("_last_positions", "_check_range", "_repeated")),
+    tuple(
+        f"engine/batch.py:{name}" for name in ("_last_positions", "_check_range", "_first_repeated")
+    ),
     "reads the batch, which the host has made",
 )
 COPY_CALLS = frozenset({"cpu", "item", "tolist", "numpy"})

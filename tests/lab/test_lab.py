@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from hypocenter.cli.lab import shortfalls
-from hypocenter.doctor.diagnosis import Cause, Diagnosis, Proof, RootCause
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Diagnosis, Proof, RootCause
 from hypocenter.errors import UsageError
 from hypocenter.kernels.attention import rope_gpu
 from hypocenter.lab import model, victims

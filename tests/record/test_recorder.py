@@ -35,7 +35,8 @@ from hypocenter.device.limits import named_gpu
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.sim.sim import open_sim
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.diagnosis import Cause, Verdict
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Verdict
 from hypocenter.doctor.rungs.contracts import contracts
 from hypocenter.errors import CopyRejected, DeviceFault, ErrorKind, LaunchRejected, OutOfMemory
 from hypocenter.kernels import mark as mark_kernels

@@ -432,7 +432,8 @@ def test_a_recorded_run_with_positions_of_two_bytes_is_red_and_put_right_green(
         memory.to_host(x)  # the copy is innocent
     bundle = bundle_of_run(recorded)
     index = BundleIndex(bundle)
-    (place,) = index.interval()
+    (place,) = (one.place for one in index.under_way)
+    assert place is not None
     assert (index.launch(place).kernel, place.launch) == ("rope", 0)
     red = replay_place(bundle, place)
     found = {(str(f.kind), f.argument): f for f in red.findings}
@@ -563,7 +564,8 @@ def test_somebody_elses_kernel_runs_from_its_text_alone(
 ) -> None:
     """With what it calls, the constants of its module, and no contract."""
     bundle = their_bundle(tmp_path, monkeypatch)
-    (place,) = BundleIndex(bundle).interval()
+    (place,) = (one.place for one in BundleIndex(bundle).under_way)
+    assert place is not None
     with pytest.raises(SourceNotAllowed, match="theirs is the program's own kernel"):
         replay_place(bundle, place)
     (finding,) = replay_place(bundle, place, allow_source=True).findings
@@ -581,5 +583,6 @@ def test_constants_of_somebody_elses_kernel_stay_as_they_were(
     text = THEIRS.replace("BLOCK: tl.constexpr", "BLOCK: tl.constexpr, OVERLAPS: tl.constexpr")
     text = text.replace("_doubled(at)", "(_doubled(at) if OVERLAPS else at)")
     bundle = their_bundle(tmp_path, monkeypatch, text, OVERLAPS=is_wrong)
-    (place,) = BundleIndex(bundle).interval()
+    (place,) = (one.place for one in BundleIndex(bundle).under_way)
+    assert place is not None
     assert bool(replay_place(bundle, place, allow_source=True).findings) == is_wrong

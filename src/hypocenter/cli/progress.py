@@ -18,7 +18,7 @@ class ProgressDisplay:
     """Called with (what is being done, share done from 0 to 1); shows a stage that takes long.
 
     The first word of what is being done names the stage; `remarks` holds what is said of a stage
-    when it is first shown. `done()` takes the display away; a later call starts anew. Safe to call
+    when it is first shown. `clear()` takes the display away; a later call starts anew. Safe to call
     from any thread. `quiet` shows nothing. A call raises a Ctrl-C that was held back.
     """
 

@@ -102,7 +102,7 @@ def choose_places(index: BundleIndex, step: int | None, launch: int | None) -> t
     elif index.bundle.kind == "suspect":
         places = _unlike(index)
     else:
-        places = index.interval() or index.places()
+        places = tuple(one.place for one in index.under_way if one.place) or index.places()
     if launch is None:
         return places
     same = tuple(place for place in places if number_of(index, place) == launch)

@@ -81,7 +81,7 @@ class StreamClocks:
         _raise_to(self._behind.setdefault(stream, {}), event)
 
     def host_waited(self, event: Ticks | None) -> None:
-        """The host has waited for an event (see `recorded`), or for everything."""
+        """The host has waited for an event (see `record_event`), or for everything."""
         _raise_to(self._done, self._ticks if event is None else event)
         for writes in [one for one in self._writes if self._is_done(one)]:
             del self._writes[writes]

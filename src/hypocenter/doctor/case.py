@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -16,18 +13,13 @@ from hypocenter.doctor.kernel_text import Access, accesses, parameters_stored
 from hypocenter.dtypes import Array
 from hypocenter.errors import ErrorKind
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.bundle_index import OUTSIDE_PLANS
+from hypocenter.record.bundle_index import BundleIndex, LaunchMade
 from hypocenter.record.events import (
     FOREIGN,
-    Allocated,
-    AllocationRecord,
     Event,
-    Freed,
-    Launched,
     LaunchRecord,
     Place,
     PlanRecord,
-    Rejected,
     SourceRecord,
     Stepped,
     TensorRecord,
@@ -50,26 +42,6 @@ NUMPY_TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchMade:
-    """A launch that a step made, or one outside of every plan; refused ones have no `place`."""
-
-    launch: LaunchRecord
-    step: int
-    seq: int
-    place: Place | None = None
-
-    @property
-    def where(self) -> str:
-        if self.place is None:
-            return f"step {self.step}, outside the plan"
-        if self.place.plan == OUTSIDE_PLANS:
-            at = f" at {self.launch.site}" if self.launch.site else ""
-            # A program that is not ours has no steps: each of its launches counts as one.
-            return f"{'step' if self.launch.facts else 'launch'} {self.step}{at}"
-        return f"step {self.place.step}, launch {self.place.launch} of plan {self.place.plan}"
-
-
 class Case:
     """Look-ups over one bundle. `good` is a bundle of a run without the fault, to compare with."""
 
@@ -77,15 +49,10 @@ class Case:
         self, bundle: Bundle, good: Bundle | None = None, *, allow_source: bool = False
     ) -> None:
         self.bundle, self.good, self.allow_source = bundle, good, allow_source
-        self.tensors = {record.id: record for record in bundle.tensors}
-        self.plans = {plan.id: plan for plan in bundle.plans}
-        self.sources = {source.id: source for source in bundle.sources}
-        self.allocations: dict[int, AllocationRecord] = {
-            event.allocation.id: event.allocation for event in self.events(Allocated)
-        }
-        self.made = {event.allocation.id: event.seq for event in self.events(Allocated)}
-        self.freed = {event.allocation: event for event in self.events(Freed)}
-        self.steps = self.events(Stepped)
+        self.index = index = BundleIndex(bundle)
+        self.tensors, self.plans, self.sources = index.tensors, index.plans, index.sources
+        self.allocations, self.freed = index.allocations, index.freed
+        self.steps = index.events_of(Stepped)
         self._writes: dict[object, frozenset[str]] = {}
         self._arrays: dict[tuple[int, tuple[int, ...]], Array] = {}
         #: The comparison with the good run, once a rung has made it.
@@ -98,9 +65,6 @@ class Case:
     def leave_unseen(self, gap: Gap) -> None:
         """Say once what could not be looked at."""
         self.unseen[gap] = None
-
-    def events(self, kind: type[_E]) -> tuple[_E, ...]:
-        return tuple(event for event in self.bundle.events if isinstance(event, kind))
 
     @property
     def is_foreign(self) -> bool:
@@ -116,54 +80,9 @@ class Case:
 
     # -- launches -------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def uses(self) -> tuple[LaunchMade, ...]:
-        """Every launch that was begun, in order; of the last step only what was submitted."""
-        return tuple(sorted(self._uses(), key=lambda use: use.seq))
-
-    def _uses(self) -> Iterator[LaunchMade]:
-        submitted = self.bundle.progress.submitted
-        for event in self.steps:
-            plan = self.plans.get(event.plan)
-            for number, launch in enumerate(plan.launches if plan else ()):
-                if (
-                    submitted is not None
-                    and (event.step, event.plan) == (submitted.step, submitted.plan)
-                    and number > submitted.launch
-                ):
-                    break
-                yield LaunchMade(
-                    launch, event.step, event.seq, Place(event.step, event.plan, number)
-                )
-        for other in self.events(Launched):
-            place = Place(other.step, OUTSIDE_PLANS, other.seq)
-            yield LaunchMade(other.launch, other.step, other.seq, place)
-
-    @functools.cached_property
-    def suspects(self) -> tuple[LaunchMade, ...]:
-        """What was begun and is not known to have ended."""
-        done = self.bundle.progress.completed
-        if done is None:
-            return self.uses
-        return tuple(
-            use
-            for use in self.uses
-            if use.step > done.step
-            or (use.step == done.step and use.place is not None and use.place.launch > done.launch)
-        )
-
-    @functools.cached_property
-    def refused(self) -> tuple[LaunchMade, ...]:
-        """Launches that were refused before they were made."""
-        return tuple(
-            LaunchMade(event.launch, event.step, event.seq)
-            for event in self.events(Rejected)
-            if event.launch is not None
-        )
-
-    @functools.cached_property
-    def last_step(self) -> int:
-        return max((event.step for event in self.steps), default=0)
+    @property
+    def launches(self) -> tuple[LaunchMade, ...]:
+        return self.index.launches
 
     def plan_of(self, place: Place) -> PlanRecord | None:
         return self.plans.get(place.plan)
@@ -250,44 +169,6 @@ class Case:
         return {source.function: source for source in self.bundle.sources}
 
     # -- values ---------------------------------------------------------------------------------
-
-    @functools.cached_property
-    def _written(self) -> dict[int, list[tuple[int, Values | None]]]:
-        """Of each tensor the events that filled it; None where nobody knows with what."""
-        written: dict[int, list[tuple[int, Values | None]]] = {}
-        for event in self.steps:
-            if event.filled_by_device:
-                written.setdefault(event.filled_by_device, []).append((event.seq, None))
-            for values in event.inputs:
-                written.setdefault(values.tensor, []).append((event.seq, values))
-        return written
-
-    def values(self, tensor: int, seq: int) -> Values | None:
-        """What the host put last into a tensor at or before event `seq`, or what it held then."""
-        written = self._written.get(tensor, [])
-        at = bisect.bisect_right(written, seq, key=lambda pair: pair[0])
-        return written[at - 1][1] if at else self._held.get((seq, tensor))
-
-    @functools.cached_property
-    def _held(self) -> dict[tuple[int, int], Values]:
-        """Of launches outside plans, by event and tensor: what was read before them."""
-        return {
-            (snapshot.launch, values.tensor): values
-            for snapshot in self.bundle.snapshots
-            if snapshot.plan == OUTSIDE_PLANS
-            for values in snapshot.values
-        }
-
-    def uses_of(self, event: Stepped | Launched) -> list[LaunchMade]:
-        """The launches that one step made."""
-        return self._by_seq.get(event.seq, [])
-
-    @functools.cached_property
-    def _by_seq(self) -> dict[int, list[LaunchMade]]:
-        grouped: dict[int, list[LaunchMade]] = {}
-        for use in self.uses:
-            grouped.setdefault(use.seq, []).append(use)
-        return grouped
 
     def input_of(self, event: Stepped, name: str) -> Array | None:
         """What the host put into the tensor of that name in a step."""

@@ -1,8 +1,214 @@
-"""What the doctor knows of each cause: the one table of causes."""
+"""The one table of causes: which symptoms each may have, who tests it, what a clean test refutes.
+
+A new cause is a member of `Cause`, a row of `CAUSES`, and the rung that finds it.
+"""
 
 from __future__ import annotations
 
-from hypocenter.doctor.diagnosis import Cause
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class Cause(enum.StrEnum):
+    """The classes of defects that the doctor tells apart, and that the lab plants."""
+
+    OFFSET_OVERFLOW = "offset overflow"
+    DTYPE_WIDTH = "dtype width"
+    BUFFER_TOO_SMALL = "buffer too small"
+    WRONG_STRIDE = "wrong stride"
+    MISALIGNMENT = "misalignment"
+    NULL_POINTER = "null pointer"
+    BLOCK_TABLE_RANGE = "block table entry out of range"
+    STALE_SLOT = "stale slot"
+    SENTINEL_CONSUMED = "sentinel consumed"
+    TOKEN_RANGE = "token id out of range"
+    POSITION_RANGE = "position out of range"
+    INDEX_RANGE = "index out of range"
+    FOREIGN_BLOCK = "block of another request"
+    MISSING_MASK = "missing tail mask"
+    OFF_BY_ONE = "off by one"
+    PROGRAM_RACE = "race between programs"
+    OUTPUT_NOT_WRITTEN = "output not written"
+    UNINITIALISED_READ = "uninitialised read"
+    NONFINITE_PADDING = "non-finite padding"
+    NONFINITE_VALUE = "non-finite value"
+    USE_AFTER_FREE = "use after free"
+    CAPTURED_POINTER = "captured pointer freed"
+    REWRITTEN_IN_FLIGHT = "buffer rewritten in flight"
+    MISSING_WAIT = "missing wait between streams"
+    EMPTY_LAUNCH = "empty launch"
+    GRID_LIMIT = "grid over the limit"
+    GRID_PRODUCT = "grid product over 32 bits"
+    SHARED_MEMORY = "shared memory over the limit"
+    THREAD_LIMIT = "threads over the limit"
+    NO_CODE_OBJECT = "no code for this architecture"
+    WRONG_DEVICE = "tensor on another device"
+    HOST_POINTER = "host pointer"
+    BAD_SCALAR = "scalar out of range"
+    PENDING_ERROR = "error of an earlier call"
+    LATE_OUT_OF_MEMORY = "out of memory reported late"
+    ENDLESS_LOOP = "endless loop"
+    LOST_EVENT = "event never recorded"
+    WRONG_ANSWER = "wrong answer"
+
+
+class TestedBy(enum.Enum):
+    """The tests that can refute a cause by finding nothing."""
+
+    ARGUMENTS = enum.auto()
+    ENTRIES = enum.auto()
+    LIMITS = enum.auto()
+    REPLAY = enum.auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseRow:
+    """What is known of a cause whatever the run.
+
+    `symptoms` are the kinds of a Case that it may show as. `untested`: why it may stand without a
+    verdict, and what would give it one. `tested_by` refutes it by finding that `clean` holds. With
+    `is_of_engine` hypo's own engine alone can have it; of another program it says nothing.
+    """
+
+    symptoms: frozenset[str]
+    untested: str = "what this run recorded does not show it"
+    tested_by: TestedBy | None = None
+    clean: str = ""
+    is_of_engine: bool = False
+
+
+def refutable(test: TestedBy) -> dict[Cause, str]:
+    """The causes that a test can refute, and what a run is like that has none of them."""
+    return {cause: one.clean for cause, one in CAUSES.items() if one.tested_by is test}
+
+
+def plausible(kind: str) -> Iterable[Cause]:
+    """The causes that a symptom of that kind may have; each gets a verdict."""
+    known = kind if kind in _KINDS else "none"
+    return (cause for cause, one in CAUSES.items() if known in one.symptoms)
+
+
+_KINDS = frozenset({"crash", "error", "hang", "nonfinite", "differs", "none"})
+_OF_VALUES = frozenset({"nonfinite", "differs", "none"})
+_OF_MEMORY = _OF_VALUES | {"crash"}
+_ERROR, _HANG = frozenset({"error"}), frozenset({"hang"})
+
+_ENTRIES = "contracts: index values of it were not recorded, or its arguments were refused first"
+_REPLAY = "replay: it was left out"
+_TRACE = "values: the run was not traced; `hypo doctor --suspect -- ...` traces it"
+_OWNERS = "ownership: no step recorded its requests"
+_REFUSED = "refusals: no launch was refused for it"
+
+CAUSES: dict[Cause, CauseRow] = {
+    Cause.WRONG_ANSWER: CauseRow(
+        symptoms=frozenset({"differs", "none"}),
+        untested="good arguments: give the bundle of a run that is right with --good",
+    ),
+    # -- of values
+    Cause.OUTPUT_NOT_WRITTEN: CauseRow(
+        symptoms=_OF_VALUES, untested=_REPLAY, tested_by=TestedBy.REPLAY,
+        clean="every live row is written whole",
+    ),
+    Cause.UNINITIALISED_READ: CauseRow(
+        symptoms=_OF_VALUES, untested=_REPLAY, tested_by=TestedBy.REPLAY,
+        clean="nothing is read that nobody wrote",
+    ),
+    Cause.NONFINITE_PADDING: CauseRow(symptoms=_OF_VALUES, untested=_TRACE, is_of_engine=True),
+    Cause.NONFINITE_VALUE: CauseRow(symptoms=_OF_VALUES, untested=_TRACE),
+    Cause.FOREIGN_BLOCK: CauseRow(symptoms=_OF_VALUES, untested=_OWNERS, is_of_engine=True),
+    Cause.PROGRAM_RACE: CauseRow(
+        symptoms=_OF_VALUES | _HANG, untested=_REPLAY, tested_by=TestedBy.REPLAY,
+        clean="no two programs touch the same element, one writing",
+    ),
+    # -- of what launches are asked for
+    Cause.EMPTY_LAUNCH: CauseRow(symptoms=_ERROR, tested_by=TestedBy.LIMITS),
+    Cause.GRID_LIMIT: CauseRow(symptoms=_OF_MEMORY | _ERROR, tested_by=TestedBy.LIMITS),
+    Cause.GRID_PRODUCT: CauseRow(symptoms=_ERROR, tested_by=TestedBy.LIMITS),
+    Cause.SHARED_MEMORY: CauseRow(symptoms=_ERROR, untested=_REFUSED),
+    Cause.THREAD_LIMIT: CauseRow(symptoms=_OF_MEMORY | _ERROR, tested_by=TestedBy.LIMITS),
+    Cause.NO_CODE_OBJECT: CauseRow(symptoms=_ERROR, untested=_REFUSED),
+    # -- of arguments
+    Cause.NULL_POINTER: CauseRow(
+        symptoms=_OF_MEMORY | _ERROR, tested_by=TestedBy.ARGUMENTS,
+        clean="every pointer argument of every launch is set",
+    ),
+    Cause.DTYPE_WIDTH: CauseRow(
+        symptoms=_OF_MEMORY | _ERROR, tested_by=TestedBy.ARGUMENTS,
+        clean="every argument has the width that its kernel reads, in memory that fits",
+    ),
+    Cause.BUFFER_TOO_SMALL: CauseRow(
+        symptoms=_OF_MEMORY | _ERROR, tested_by=TestedBy.ARGUMENTS,
+        clean="every argument lies wholly inside its allocation",
+    ),
+    Cause.WRONG_STRIDE: CauseRow(
+        symptoms=_OF_MEMORY, tested_by=TestedBy.ARGUMENTS,
+        clean="every argument has the shape and layout that its kernel takes",
+    ),
+    Cause.BAD_SCALAR: CauseRow(
+        symptoms=_OF_MEMORY | _ERROR, tested_by=TestedBy.ARGUMENTS, is_of_engine=True,
+        clean="every number is in its range",
+    ),
+    Cause.WRONG_DEVICE: CauseRow(
+        symptoms=_OF_MEMORY | _ERROR, tested_by=TestedBy.ARGUMENTS,
+        clean="all arguments of each launch lie on its device",
+    ),
+    Cause.HOST_POINTER: CauseRow(
+        symptoms=_OF_MEMORY | _ERROR, tested_by=TestedBy.ARGUMENTS,
+        clean="no argument of a GPU kernel lies in host memory",
+    ),
+    Cause.MISALIGNMENT: CauseRow(
+        symptoms=_OF_MEMORY, tested_by=TestedBy.ARGUMENTS,
+        clean="every argument is aligned as its contract demands",
+    ),
+    # -- of index values
+    Cause.TOKEN_RANGE: CauseRow(
+        symptoms=_OF_MEMORY | _ERROR, untested=_ENTRIES, tested_by=TestedBy.ENTRIES,
+        is_of_engine=True, clean="all token ids lie inside the vocabulary",
+    ),
+    Cause.POSITION_RANGE: CauseRow(
+        symptoms=_OF_MEMORY | _ERROR, untested=_ENTRIES, tested_by=TestedBy.ENTRIES,
+        is_of_engine=True, clean="all positions lie inside their tables",
+    ),
+    Cause.BLOCK_TABLE_RANGE: CauseRow(
+        symptoms=_OF_MEMORY | _ERROR, untested=_ENTRIES, tested_by=TestedBy.ENTRIES,
+        is_of_engine=True, clean="all live entries of the block tables lie inside the cache",
+    ),
+    Cause.INDEX_RANGE: CauseRow(
+        symptoms=frozenset(), untested=_ENTRIES, tested_by=TestedBy.ENTRIES,
+        clean="all slots and row indices lie inside what they index",
+    ),
+    Cause.SENTINEL_CONSUMED: CauseRow(symptoms=_OF_MEMORY, untested=_ENTRIES),
+    Cause.STALE_SLOT: CauseRow(
+        symptoms=_OF_MEMORY | _ERROR, untested=_OWNERS, is_of_engine=True
+    ),
+    # -- of kernels
+    Cause.MISSING_MASK: CauseRow(
+        symptoms=_OF_MEMORY, untested=_REPLAY, tested_by=TestedBy.REPLAY,
+        clean="no access leaves its tensor",
+    ),
+    Cause.OFF_BY_ONE: CauseRow(
+        symptoms=_OF_MEMORY, untested=_REPLAY, tested_by=TestedBy.REPLAY,
+        clean="no access leaves its tensor or reads an entry that is not live",
+    ),
+    Cause.OFFSET_OVERFLOW: CauseRow(
+        symptoms=_OF_MEMORY, untested=_REPLAY, tested_by=TestedBy.REPLAY,
+        clean="every offset is the same in 32 and in 64 bits",
+    ),
+    # -- of order
+    Cause.USE_AFTER_FREE: CauseRow(symptoms=_OF_MEMORY),
+    Cause.CAPTURED_POINTER: CauseRow(symptoms=_OF_MEMORY),
+    Cause.MISSING_WAIT: CauseRow(symptoms=_OF_MEMORY | _HANG, is_of_engine=True),
+    Cause.REWRITTEN_IN_FLIGHT: CauseRow(symptoms=_OF_MEMORY, is_of_engine=True),
+    Cause.PENDING_ERROR: CauseRow(symptoms=_ERROR),
+    Cause.LATE_OUT_OF_MEMORY: CauseRow(
+        symptoms=_ERROR, untested="refusals: no call reported that memory was out"
+    ),
+    Cause.ENDLESS_LOOP: CauseRow(
+        symptoms=_HANG, untested="hang: no step was past its deadline"
+    ),
+    Cause.LOST_EVENT: CauseRow(symptoms=_HANG, is_of_engine=True),
+}  # fmt: skip
 
 #: What stands in the name of an index tensor, and the cause of an entry that lies outside.
 _INDICES = {

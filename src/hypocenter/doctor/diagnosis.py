@@ -1,6 +1,6 @@
 """What the doctor concludes of a bundle: hypotheses with verdicts, and a root cause with its proof.
 
-Plain records and the list of causes; the reasoning is in `rungs/`.
+Plain records; the reasoning is in `rungs/`.
 """
 
 from __future__ import annotations
@@ -10,54 +10,12 @@ from dataclasses import dataclass
 
 import msgspec
 
+from hypocenter.doctor.causes import Cause
 from hypocenter.record.events import Place
 from hypocenter.record.gap import Gap, GapKind
 
 #: Why a cause that a program of anybody's may well have is left open.
 UNRECORDED = "what tensors held, and who wrote it, is not recorded of this program"
-
-
-class Cause(enum.StrEnum):
-    """The classes of defects that the doctor tells apart, and that the lab plants."""
-
-    OFFSET_OVERFLOW = "offset overflow"
-    DTYPE_WIDTH = "dtype width"
-    BUFFER_TOO_SMALL = "buffer too small"
-    WRONG_STRIDE = "wrong stride"
-    MISALIGNMENT = "misalignment"
-    NULL_POINTER = "null pointer"
-    BLOCK_TABLE_RANGE = "block table entry out of range"
-    STALE_SLOT = "stale slot"
-    SENTINEL_CONSUMED = "sentinel consumed"
-    TOKEN_RANGE = "token id out of range"
-    POSITION_RANGE = "position out of range"
-    INDEX_RANGE = "index out of range"
-    FOREIGN_BLOCK = "block of another request"
-    MISSING_MASK = "missing tail mask"
-    OFF_BY_ONE = "off by one"
-    PROGRAM_RACE = "race between programs"
-    OUTPUT_NOT_WRITTEN = "output not written"
-    UNINITIALISED_READ = "uninitialised read"
-    NONFINITE_PADDING = "non-finite padding"
-    NONFINITE_VALUE = "non-finite value"
-    USE_AFTER_FREE = "use after free"
-    CAPTURED_POINTER = "captured pointer freed"
-    REWRITTEN_IN_FLIGHT = "buffer rewritten in flight"
-    MISSING_WAIT = "missing wait between streams"
-    EMPTY_LAUNCH = "empty launch"
-    GRID_LIMIT = "grid over the limit"
-    GRID_PRODUCT = "grid product over 32 bits"
-    SHARED_MEMORY = "shared memory over the limit"
-    THREAD_LIMIT = "threads over the limit"
-    NO_CODE_OBJECT = "no code for this architecture"
-    WRONG_DEVICE = "tensor on another device"
-    HOST_POINTER = "host pointer"
-    BAD_SCALAR = "scalar out of range"
-    PENDING_ERROR = "error of an earlier call"
-    LATE_OUT_OF_MEMORY = "out of memory reported late"
-    ENDLESS_LOOP = "endless loop"
-    LOST_EVENT = "event never recorded"
-    WRONG_ANSWER = "wrong answer"
 
 
 class Verdict(enum.StrEnum):

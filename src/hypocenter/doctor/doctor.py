@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from hypocenter.doctor.case import Case
+from hypocenter.doctor.causes import CAUSES, Cause, TestedBy, plausible
 from hypocenter.doctor.diagnosis import (
-    Cause,
     Claim,
     Diagnosis,
     Hypothesis,
@@ -30,7 +30,7 @@ from hypocenter.doctor.rungs.limits import limits
 from hypocenter.doctor.rungs.numbers import numbers
 from hypocenter.doctor.rungs.ownership import ownership
 from hypocenter.doctor.rungs.refusals import refusals
-from hypocenter.doctor.rungs.replays import SEEN, replays
+from hypocenter.doctor.rungs.replays import replays
 from hypocenter.doctor.rungs.streams import order
 from hypocenter.doctor.rungs.values import values
 from hypocenter.doctor.surfaced import describe_surface, symptom
@@ -56,34 +56,6 @@ LADDER: dict[str, Rung] = {
     "values": values,
     "good results": good_results,
 }
-
-_MEMORY = (
-    Cause.NULL_POINTER, Cause.DTYPE_WIDTH, Cause.BUFFER_TOO_SMALL, Cause.OFFSET_OVERFLOW,
-    Cause.WRONG_STRIDE, Cause.MISALIGNMENT, Cause.BLOCK_TABLE_RANGE, Cause.STALE_SLOT,
-    Cause.SENTINEL_CONSUMED, Cause.TOKEN_RANGE, Cause.POSITION_RANGE, Cause.MISSING_MASK,
-    Cause.OFF_BY_ONE, Cause.USE_AFTER_FREE, Cause.CAPTURED_POINTER, Cause.HOST_POINTER,
-    Cause.WRONG_DEVICE, Cause.MISSING_WAIT, Cause.REWRITTEN_IN_FLIGHT, Cause.BAD_SCALAR,
-    Cause.GRID_LIMIT, Cause.THREAD_LIMIT,
-)  # fmt: skip
-_VALUES = (
-    Cause.UNINITIALISED_READ, Cause.OUTPUT_NOT_WRITTEN, Cause.NONFINITE_PADDING,
-    Cause.NONFINITE_VALUE, Cause.FOREIGN_BLOCK, Cause.PROGRAM_RACE,
-)  # fmt: skip
-#: The causes that a symptom may have; each gets a verdict.
-PLAUSIBLE: dict[str, tuple[Cause, ...]] = {
-    "crash": _MEMORY,
-    "error": (
-        Cause.EMPTY_LAUNCH, Cause.GRID_LIMIT, Cause.GRID_PRODUCT, Cause.SHARED_MEMORY,
-        Cause.THREAD_LIMIT, Cause.NO_CODE_OBJECT, Cause.WRONG_DEVICE, Cause.HOST_POINTER,
-        Cause.BAD_SCALAR, Cause.PENDING_ERROR, Cause.LATE_OUT_OF_MEMORY, Cause.NULL_POINTER,
-        Cause.DTYPE_WIDTH, Cause.BUFFER_TOO_SMALL, Cause.TOKEN_RANGE, Cause.POSITION_RANGE,
-        Cause.BLOCK_TABLE_RANGE, Cause.STALE_SLOT,
-    ),
-    "hang": (Cause.ENDLESS_LOOP, Cause.LOST_EVENT, Cause.PROGRAM_RACE, Cause.MISSING_WAIT),
-    "nonfinite": (*_VALUES, *_MEMORY),
-    "differs": (Cause.WRONG_ANSWER, *_VALUES, *_MEMORY),
-    "none": (Cause.WRONG_ANSWER, *_VALUES, *_MEMORY),
-}  # fmt: skip
 
 _RANK = (Verdict.CONFIRMED, Verdict.INCONCLUSIVE, Verdict.REFUTED, Verdict.NOT_TESTED)
 
@@ -170,9 +142,8 @@ def _table(case: Case) -> tuple[Hypothesis, ...]:
         for one in merged
         if one.verdict is Verdict.CONFIRMED or one.cause not in confirmed or one.kernel == "copy"
     ]
-    kind = case.kind
-    for cause in PLAUSIBLE.get(kind, PLAUSIBLE["none"]):
-        if cause not in told and not (case.is_foreign and cause in _OF_ENGINE):
+    for cause in plausible(case.kind):
+        if cause not in told and not (case.is_foreign and CAUSES[cause].is_of_engine):
             reason = _why_untested(case, cause)
             merged.append(row(cause, Verdict.NOT_TESTED, "", reason).hypothesis)
     return tuple(sorted(merged, key=lambda one: _RANK.index(one.verdict)))
@@ -180,48 +151,12 @@ def _table(case: Case) -> tuple[Hypothesis, ...]:
 
 def _why_untested(case: Case, cause: Cause) -> str:
     """Why a cause has no verdict, and what would give it one."""
-    if case.is_foreign and cause not in SEEN and cause is not Cause.WRONG_ANSWER:
+    is_tested = CAUSES[cause].tested_by is TestedBy.REPLAY or cause is Cause.WRONG_ANSWER
+    if case.is_foreign and not is_tested:
         return "no contract is known for this program's kernels: what they expect is not known"
-    if not case.uses:
+    if not case.launches:
         return "no launch of this run was recorded"
-    return NOT_TESTED.get(cause, "what this run recorded does not show it")
-
-
-#: Causes that hypo's own engine alone can have; of another program they say nothing.
-_OF_ENGINE = frozenset(
-    {
-        Cause.TOKEN_RANGE,
-        Cause.POSITION_RANGE,
-        Cause.BLOCK_TABLE_RANGE,
-        Cause.STALE_SLOT,
-        Cause.FOREIGN_BLOCK,
-        Cause.NONFINITE_PADDING,
-        Cause.BAD_SCALAR,
-        Cause.MISSING_WAIT,
-        Cause.REWRITTEN_IN_FLIGHT,
-        Cause.LOST_EVENT,
-    }
-)
-_OF_INDICES = "contracts: index values of it were not recorded, or its arguments were refused first"
-_OF_REPLAY = "replay: it was left out"
-_OF_TRACE = "values: the run was not traced; `hypo doctor --suspect -- ...` traces it"
-#: Why a cause may stand untested, and what would test it.
-NOT_TESTED: dict[Cause, str] = {
-    Cause.TOKEN_RANGE: _OF_INDICES, Cause.POSITION_RANGE: _OF_INDICES,
-    Cause.BLOCK_TABLE_RANGE: _OF_INDICES, Cause.INDEX_RANGE: _OF_INDICES,
-    Cause.SENTINEL_CONSUMED: _OF_INDICES, Cause.MISSING_MASK: _OF_REPLAY,
-    Cause.OFF_BY_ONE: _OF_REPLAY, Cause.OFFSET_OVERFLOW: _OF_REPLAY,
-    Cause.PROGRAM_RACE: _OF_REPLAY, Cause.OUTPUT_NOT_WRITTEN: _OF_REPLAY,
-    Cause.UNINITIALISED_READ: _OF_REPLAY, Cause.NONFINITE_PADDING: _OF_TRACE,
-    Cause.NONFINITE_VALUE: _OF_TRACE,
-    Cause.WRONG_ANSWER: "good arguments: give the bundle of a run that is right with --good",
-    Cause.STALE_SLOT: "ownership: no step recorded its requests",
-    Cause.FOREIGN_BLOCK: "ownership: no step recorded its requests",
-    Cause.LATE_OUT_OF_MEMORY: "refusals: no call reported that memory was out",
-    Cause.SHARED_MEMORY: "refusals: no launch was refused for it",
-    Cause.NO_CODE_OBJECT: "refusals: no launch was refused for it",
-    Cause.ENDLESS_LOOP: "hang: no step was past its deadline",
-}  # fmt: skip
+    return CAUSES[cause].untested
 
 
 def _merge(same: list[Hypothesis]) -> Hypothesis:

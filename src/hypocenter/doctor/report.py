@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from hypocenter.doctor.diagnosis import UNRECORDED, Cause, Diagnosis, Hypothesis, RootCause, Verdict
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import UNRECORDED, Diagnosis, Hypothesis, RootCause, Verdict
 from hypocenter.record.events import Place
 from hypocenter.record.gap import Gap, GapKind
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.diagnosis import Cause, RootCause
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import RootCause
 from hypocenter.record.bundle_index import OUTSIDE_PLANS
 from hypocenter.record.events import Place
 
@@ -50,7 +51,7 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
         )
     if case.kind == "error" and fault.is_statement:
         return f"the program itself ended at {call}, after {_last(case)}"
-    if case.kind == "crash" and case.uses and case.uses[-1].launch.device == "interpreter":
+    if case.kind == "crash" and case.launches and case.launches[-1].launch.device == "interpreter":
         return (
             f"the process that ran Triton's interpreter was ended, during or after {_last(case)}: "
             "memory of the host's own was read or overwritten, which shows wherever it is used next"
@@ -61,7 +62,7 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
         told = f"the step did not end; the host was waiting in {call}"
     elif not fault.call and not fault.signal:
         told = "it is not known where it was reported: the doctor did not run this program"
-    elif not case.uses:
+    elif not case.launches:
         told = (
             f"the process was ended{f' at {fault.call}' if fault.call else ''}; none of its "
             "launches was recorded"
@@ -70,7 +71,7 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
         told = "reported by the driver, which ended the process while the host went on"
     else:
         told = f"reported at {call}, which only waited"
-    if not case.uses:
+    if not case.launches:
         return told
     why = (
         "launches run later than the host makes them, so a fault shows at whatever the host does "
@@ -84,9 +85,9 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
 
 def _last(case: Case) -> str:
     """The launch that was made last, in words."""
-    if not case.uses:
+    if not case.launches:
         return "no launch"
-    use = case.uses[-1]
+    use = case.launches[-1]
     at = f" at {use.launch.site}" if use.launch.site else ""
     return f"launch {use.step} ({use.launch.kernel}{at})"
 
@@ -103,7 +104,7 @@ def _interval(case: Case) -> str:
 
 def _place(case: Case, place: Place) -> str:
     if place.plan == OUTSIDE_PLANS:
-        use = next((use for use in case.uses if use.place == place), None)
+        use = next((use for use in case.launches if use.place == place), None)
         if use is not None:
             at = f" at {use.launch.site}" if use.launch.site else ""
             return f"launch {use.step} ({use.launch.kernel}{at})"

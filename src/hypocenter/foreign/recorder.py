@@ -176,7 +176,7 @@ class ForeignRecorder:
         self._writer.header[ring.CELL_STEP_STARTED] = time.monotonic_ns()
 
     def end(self) -> None:
-        """What has `begun` is over."""
+        """What `begin` began is over."""
         self._writer.header[ring.CELL_STEP_STARTED] = 0
 
     def record_synchronisation(self, site: str) -> None:

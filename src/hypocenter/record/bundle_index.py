@@ -1,11 +1,15 @@
-"""Looks things up in a bundle: launches by place, tensors, values, who owned memory then.
+"""Looks things up in a bundle: launches, those under way at the end, values, owners of memory.
 
-Judges nothing and needs neither Triton nor torch.
+The one index of a bundle: doctor, replay and diff ask it. Judges nothing, needs no Triton and no
+torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import bisect
+import functools
+from dataclasses import dataclass
+from typing import TypeVar
 
 from hypocenter.errors import UsageError
 from hypocenter.record.bundle import Bundle
@@ -13,10 +17,12 @@ from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
     Copied,
+    Event,
     Freed,
     Launched,
     LaunchRecord,
     Place,
+    Rejected,
     Stepped,
     TensorRecord,
     Values,
@@ -25,6 +31,32 @@ from hypocenter.record.events import (
 
 #: The plan of a Place whose launch belongs to no plan; its `launch` is the event's `seq` then.
 OUTSIDE_PLANS = -1
+
+
+_E = TypeVar("_E", bound=Event)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchMade:
+    """A launch that a step made, or one outside of every plan; refused ones have no `place`.
+
+    `seq` is the number of the event that tells of it; 0 when that event is lost.
+    """
+
+    launch: LaunchRecord
+    step: int
+    seq: int
+    place: Place | None = None
+
+    @property
+    def where(self) -> str:
+        if self.place is None:
+            return f"step {self.step}, outside the plan"
+        if self.place.plan == OUTSIDE_PLANS:
+            at = f" at {self.launch.site}" if self.launch.site else ""
+            # A program that is not ours has no steps: each of its launches counts as one.
+            return f"{'step' if self.launch.facts else 'launch'} {self.step}{at}"
+        return f"step {self.place.step}, launch {self.place.launch} of plan {self.place.plan}"
 
 
 class BundleIndex:
@@ -36,19 +68,26 @@ class BundleIndex:
         self.plans = {plan.id: plan for plan in bundle.plans}
         self.sources = {source.id: source for source in bundle.sources}
         self.events = tuple(sorted(bundle.events, key=lambda event: event.seq))
+        #: By the ids of allocations: what they are, and the events that made and freed them.
         self.allocations: dict[int, AllocationRecord] = {}
+        self.allocated: dict[int, Allocated] = {}
         self.freed: dict[int, Freed] = {}
         self.stepped: dict[tuple[int, int], Stepped] = {}
         self.launched: dict[int, Launched] = {}
         for event in self.events:
             if isinstance(event, Allocated):
                 self.allocations[event.allocation.id] = event.allocation
+                self.allocated[event.allocation.id] = event
             elif isinstance(event, Freed):
                 self.freed[event.allocation] = event
             elif isinstance(event, Stepped):
                 self.stepped[event.step, event.plan] = event
             elif isinstance(event, Launched):
                 self.launched[event.seq] = event
+
+    def events_of(self, kind: type[_E]) -> tuple[_E, ...]:
+        """The events of one kind, in order."""
+        return tuple(event for event in self.events if isinstance(event, kind))
 
     # -- launches -------------------------------------------------------------------------------
 
@@ -82,23 +121,58 @@ class BundleIndex:
                 found.append(Place(event.step, OUTSIDE_PLANS, event.seq))
         return tuple(found)
 
-    def interval(self) -> tuple[Place, ...]:
+    @functools.cached_property
+    def launches(self) -> tuple[LaunchMade, ...]:
+        """Every launch that was begun, in order; of the last step only what was submitted."""
+        places = self.places()
+        last = self.bundle.progress.submitted
+        num_submitted = places.index(last) + 1 if last in places else len(places)
+        return tuple(
+            LaunchMade(self.launch(place), place.step, self.seq(place), place)
+            for number, place in enumerate(places)
+            # Launches outside plans leave no mark, but each has an event of its own.
+            if number < num_submitted or place.plan == OUTSIDE_PLANS
+        )
+
+    @functools.cached_property
+    def under_way(self) -> tuple[LaunchMade, ...]:
         """The launches that may have been under way at the end: after `completed`, to `submitted`.
 
         Where no mark says what was completed, what came before the last copy to the host was.
         """
         progress = self.bundle.progress
-        first, last = progress.completed, progress.submitted
-        if last is None:
-            return tuple(self._outside())
-        places = self.places()
-        if last not in places:  # the event of its step is lost
-            return tuple(Place(last.step, last.plan, i) for i in range(last.launch + 1))
-        places = places[: places.index(last) + 1]
-        if first in places:
-            return places[places.index(first) + 1 :]
-        done = self._last_copy_out(self.seq(last))
-        return tuple(place for place in places if self.seq(place) > done)
+        last = progress.submitted
+        if last is not None and last.plan in self.plans and last not in self.places():
+            # The event of its step is lost, and with it what came before.
+            lost = (Place(last.step, last.plan, number) for number in range(last.launch + 1))
+            return tuple(LaunchMade(self.launch(one), one.step, 0, one) for one in lost)
+        made = self.launches
+        for number, one in enumerate(made):
+            if one.place == progress.completed:
+                return made[number + 1 :]
+        end = self.events[-1].seq if self.events else 0
+        done = self._last_copy_out(end if last is None else self.seq(last))
+        return tuple(one for one in made if one.seq > done)
+
+    @functools.cached_property
+    def refused(self) -> tuple[LaunchMade, ...]:
+        """Launches that were refused before they were made."""
+        return tuple(
+            LaunchMade(event.launch, event.step, event.seq)
+            for event in self.events_of(Rejected)
+            if event.launch is not None
+        )
+
+    def launches_of(self, event: Stepped | Launched) -> list[LaunchMade]:
+        """The launches that one step made."""
+        return self._by_seq.get(event.seq, [])
+
+    @functools.cached_property
+    def _by_seq(self) -> dict[int, list[LaunchMade]]:
+        grouped: dict[int, list[LaunchMade]] = {}
+        for one in self.launches:
+            grouped.setdefault(one.seq, []).append(one)
+        return grouped
 
     def seq(self, place: Place) -> int:
         """Number of the event that `place` belongs to; 0 when that event is lost."""
@@ -106,12 +180,6 @@ class BundleIndex:
             return place.launch
         event = self.stepped.get((place.step, place.plan))
         return event.seq if event is not None else 0
-
-    def _outside(self) -> Iterator[Place]:
-        done = self._last_copy_out(self.events[-1].seq if self.events else 0)
-        for seq, event in self.launched.items():
-            if seq > done:
-                yield Place(event.step, OUTSIDE_PLANS, seq)
 
     def _last_copy_out(self, before: int) -> int:
         """Of the copies to the host before event `before`, which it has waited for, the last."""
@@ -155,24 +223,44 @@ class BundleIndex:
                 return allocation
         return None
 
+    # -- values ---------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _written(self) -> dict[int, list[tuple[int, Values | None]]]:
+        """Of each tensor the events that filled it; None where nobody knows with what."""
+        written: dict[int, list[tuple[int, Values | None]]] = {}
+        for event in self.events_of(Stepped):
+            if event.filled_by_device:  # whatever it held, the device has put others there
+                written.setdefault(event.filled_by_device, []).append((event.seq, None))
+            for values in event.inputs:
+                written.setdefault(values.tensor, []).append((event.seq, values))
+        return written
+
+    def values_of(self, tensor: int, seq: int) -> Values | None:
+        """What the host put last into a tensor at or before event `seq`, or what it held then."""
+        written = self._written.get(tensor, [])
+        at = bisect.bisect_right(written, seq, key=lambda pair: pair[0])
+        if at:
+            return written[at - 1][1]
+        outside = self.launched.get(seq)
+        held = self._snapshots.get(Place(outside.step, OUTSIDE_PLANS, seq)) if outside else None
+        return held.get(tensor) if held else None
+
+    @functools.cached_property
+    def _snapshots(self) -> dict[Place, dict[int, Values]]:
+        """What was read of tensors right before launches."""
+        held: dict[Place, dict[int, Values]] = {}
+        for one in self.bundle.snapshots:
+            read = held.setdefault(Place(one.step, one.plan, one.launch), {})
+            read |= {values.tensor: values for values in one.values}
+        return held
+
     def values(self, place: Place) -> dict[int, Values]:
         """What tensors held before the launch at `place`, as far as the bundle knows, by id.
 
         Snapshots of that very launch win over what the host put into inputs, then or before.
         """
         seq = self.seq(place)
-        found: dict[int, Values] = {}
-        for event in self.events:
-            if isinstance(event, Stepped) and event.seq <= seq:
-                found.pop(
-                    event.filled_by_device, None
-                )  # whatever it held, the device has put others there
-                found |= {values.tensor: values for values in event.inputs}
-        for snapshot in self.bundle.snapshots:
-            if (snapshot.step, snapshot.plan, snapshot.launch) == (
-                place.step,
-                place.plan,
-                place.launch,
-            ):
-                found |= {values.tensor: values for values in snapshot.values}
-        return found
+        last = ((tensor, self.values_of(tensor, seq)) for tensor in self._written)
+        known = {tensor: values for tensor, values in last if values is not None}
+        return known | self._snapshots.get(place, {})

@@ -168,7 +168,7 @@ class Recorder:
         self._running: dict[int, int] = {}  # thread to the time at which its step began
         self._plans: WeakKeyDictionary[Planned, int] = WeakKeyDictionary()
         self._inputs: dict[int, tuple[Tensor, tuple[int, str]]] = {}
-        #: What `launched` told last, and of which launch.
+        #: What `record_launch` told last, and of which launch.
         self._told: tuple[ref[Any], LaunchRecord | None] = ref(self), None
         self._plan_ids = itertools.count(1)
         self._graph_ids = itertools.count(1)

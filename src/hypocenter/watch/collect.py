@@ -148,7 +148,7 @@ def _bundle(
         missing = [*missing, *run.missing, *trace.missing, *foreign_runs.unseen(run)]
         if is_watched(run.folder.parent):  # where the doctor had it recorded says nothing
             bundle.environment.pop("HYPO_RUN_DIR", None)
-    bundle = msgspec.structs.replace(bundle, missing=tuple(missing), redact=not with_prompts)
+    bundle = msgspec.structs.replace(bundle, missing=tuple(missing), redacted=not with_prompts)
     return bundle if with_prompts else redact(bundle)
 
 

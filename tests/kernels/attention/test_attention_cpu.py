@@ -324,9 +324,10 @@ def test_keys_are_loaded_that_no_tile_before_has_asked_for(monkeypatch: pytest.M
     """Those of a thread's first item, also where it goes on with another's, and those behind a
     tile that was not whole, or behind a part that its token has no tile for."""
     loaded: list[tuple[int, int]] = []
+    python = ("_num_tiles", "_num_parts", "_place", "_pair", "_spread_load", "_attend")
     for name in ("_turn", "find_columns", "take_next", "find_strips", "tile", "_fold", "_finish"):
         monkeypatch.setattr(attention_cpu, name, lambda *given: None)
-    for name in ("_num_tiles", "_num_parts", "_place", "_pair", "_spread_load", "_attend", "seen"):
+    for name in (*python, "visible_keys"):
         monkeypatch.setattr(attention_cpu, name, getattr(attention_cpu, name).py_func)
     monkeypatch.setattr(attention_cpu, "get", lambda array, index: int(array[index]))
     monkeypatch.setattr(

@@ -93,8 +93,8 @@ def guard(jit_function: Any, pointers: Iterable[str], *, group_bytes: int = GROU
     """Derive the guarded variant of a @triton.jit kernel.
 
     `pointers`: the parameters that get tensors, those too that may be None. `group_bytes`: see
-    `guard_gpu._allowed`; 0 makes every load scalar. Raises Unguardable for a construct without
-    guarded form, UsageError when `jit_function` or `pointers` is not what it should be.
+    `guard.ops_gpu._allowed_lanes`; 0 makes every load scalar. Raises Unguardable for a construct
+    without guarded form, UsageError when `jit_function` or `pointers` is not what it should be.
     """
     if not is_jit(jit_function):
         raise UsageError(

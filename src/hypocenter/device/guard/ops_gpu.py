@@ -1,7 +1,8 @@
 """Device side of guarded kernels: what stands in for tl.load, tl.store and the atomics.
 
 Ordinary Triton functions, spliced in by `guard.py`; nothing here runs on the host. Each begins with
-the same seven parameters (see `_allowed`), then takes what its namesake in triton.language takes.
+the same seven parameters (see `_allowed_lanes`), then takes what its namesake in
+triton.language takes.
 """
 
 # Not `from __future__ import annotations`: Triton reads the annotations of its functions.

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.record.bundle import STDERR
 from hypocenter.record.events import AllocationRecord, Copied
 from hypocenter.record.gap import UNWATCHED, Gap
@@ -69,13 +70,13 @@ def addresses(case: Case) -> list[Claim]:
     if case.kind != "crash":
         return claims
     if fault.address is None:
-        if any(use.launch.device not in _NO_GPU for use in case.uses):
+        if any(use.launch.device not in _NO_GPU for use in case.launches):
             missing = case.bundle.missing
             is_kept = UNWATCHED not in missing and all(gap.what != STDERR for gap in missing)
             why = "this driver does not give it" if is_kept else "what was written was not kept"
             case.leave_unseen(Gap.not_recorded("the address of the fault", why))
         return claims
-    device = case.bundle.device or next((use.launch.device for use in case.uses), "")
+    device = case.bundle.device or next((use.launch.device for use in case.launches), "")
     found = locate(case, fault.address, fault.address_bytes, device)
     culprit = _culprit(case, found)
     if culprit is not None:
@@ -133,7 +134,7 @@ def _culprit(case: Case, found: Neighbour) -> Claim | None:
         return None
     users = [
         (use, name, tensor)
-        for use in case.suspects
+        for use in case.index.under_way
         for name, tensor in case.tensors_of(use.launch).items()
         if (tensor.allocation == found.allocation.id if found.allocation else not tensor.address)
     ]
@@ -188,7 +189,7 @@ def _culprit(case: Case, found: Neighbour) -> Claim | None:
 def _wraps(case: Case, address: int, num_bytes: int) -> Iterator[str]:
     """Arguments for which the address is a 32-bit offset that lost multiples of 2**32 elements."""
     seen: set[int] = set()
-    for use in case.suspects:
+    for use in case.index.under_way:
         for name, tensor in case.tensors_of(use.launch).items():
             if tensor.id in seen or not tensor.extent_bytes:
                 continue

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.record.events import Captured, Freed, LaunchRecord, Place, Stepped
 
 NAME = "captured pointers"
@@ -20,7 +21,7 @@ class _Dangling:
 
 def captured_pointers(case: Case) -> list[Claim]:
     """Graphs that ran after memory which they point into was freed."""
-    graphs = case.events(Captured)
+    graphs = case.index.events_of(Captured)
     if case.is_foreign or not case.bundle.events:
         reason = "captured pointers: no graph of this run would have been recorded"
         return [row(Cause.CAPTURED_POINTER, Verdict.NOT_TESTED, NAME, reason)]
@@ -36,7 +37,7 @@ def captured_pointers(case: Case) -> list[Claim]:
         ]
     wrong = _dangling(case, frozenset())
     if not wrong:
-        replays = sum(step.graph > 0 for step in case.events(Stepped))
+        replays = sum(step.graph > 0 for step in case.index.events_of(Stepped))
         return [
             row(
                 Cause.CAPTURED_POINTER,
@@ -53,9 +54,9 @@ def captured_pointers(case: Case) -> list[Claim]:
 
 def _dangling(case: Case, kept: frozenset[int]) -> list[_Dangling]:
     """Replays over freed memory, as if the allocations `kept` had not been freed."""
-    graphs = {event.graph: event for event in case.events(Captured)}
+    graphs = {event.graph: event for event in case.index.events_of(Captured)}
     found = []
-    for step in case.events(Stepped):
+    for step in case.index.events_of(Stepped):
         graph = graphs.get(step.graph)
         for number in graph.allocations if graph else ():
             freed = case.freed.get(number)
@@ -100,7 +101,7 @@ def _claim(case: Case, one: _Dangling) -> Claim:
         for other in case.allocations.values()
         if memory
         and other.id != number
-        and case.made[other.id] > one.freed.seq
+        and case.index.allocated[other.id].seq > one.freed.seq
         and other.address < memory.address + memory.num_bytes
         and memory.address < other.address + other.num_bytes
     ]

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.doctor.causes import index_cause
-from hypocenter.doctor.diagnosis import Cause
+from hypocenter.doctor.causes import Cause, index_cause
 from hypocenter.dtypes import Array
 from hypocenter.kernels.contract import Contract, repeated_entries
 from hypocenter.kernels.demands import Arg, evaluate, holds, names_in

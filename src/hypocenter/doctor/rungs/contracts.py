@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.doctor.case import Case, LaunchMade, array_of
-from hypocenter.doctor.causes import index_cause
-from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.case import Case, array_of
+from hypocenter.doctor.causes import Cause, TestedBy, index_cause, refutable
+from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.rungs.contract_breaches import (
     Breach,
     fact_breaches,
@@ -26,29 +26,13 @@ from hypocenter.dtypes import Array
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.registry import recorded_contract
+from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import LaunchRecord, TensorRecord
 from hypocenter.record.gap import Gap
 from hypocenter.refusals import AnyRefusal
 from hypocenter.tensor import Allocation, DType, Tensor
 
 NAME = "contracts"
-#: What this rung looks at, and so can refute.
-SEEN = {
-    Cause.NULL_POINTER: "every pointer argument of every launch is set",
-    Cause.DTYPE_WIDTH: "every argument has the width that its kernel reads, in memory that fits",
-    Cause.BUFFER_TOO_SMALL: "every argument lies wholly inside its allocation",
-    Cause.WRONG_STRIDE: "every argument has the shape and layout that its kernel takes",
-    Cause.BAD_SCALAR: "every number is in its range",
-    Cause.WRONG_DEVICE: "all arguments of each launch lie on its device",
-    Cause.HOST_POINTER: "no argument of a GPU kernel lies in host memory",
-    Cause.MISALIGNMENT: "every argument is aligned as its contract demands",
-}
-VALUES_SEEN = {
-    Cause.TOKEN_RANGE: "all token ids lie inside the vocabulary",
-    Cause.POSITION_RANGE: "all positions lie inside their tables",
-    Cause.BLOCK_TABLE_RANGE: "all live entries of the block tables lie inside the cache",
-    Cause.INDEX_RANGE: "all slots and row indices lie inside what they index",
-}
 _MAX_ROOTS = 8
 
 
@@ -62,7 +46,7 @@ def contracts(case: Case) -> list[Claim]:
     none."""
     recheck, claims = Recheck(case), list[Claim]()
     done: set[tuple[Cause, int | str]] = set()
-    for use in (*case.uses, *case.refused):
+    for use in (*case.launches, *case.index.refused):
         for breach, proof in recheck.breaches(use):
             tensor = case.tensor_of(use.launch, breach.argument)
             key = (breach.cause, tensor.allocation if tensor else breach.argument)
@@ -141,7 +125,7 @@ def _as_read(
     facts: Mapping[str, Any],
 ) -> Iterator[str]:
     """What the kernel makes of the bytes that the host wrote, and where that leads."""
-    recorded = case.values(record.id, use.seq)
+    recorded = case.index.values_of(record.id, use.seq)
     contract = recorded_contract(case.bundle, use.launch)
     args = contract.args if contract is not None else ()
     arg = next((one for one in args if one.name == breach.argument), None)
@@ -200,7 +184,7 @@ def _refute(seen: Tally, claims: list[Claim]) -> Iterator[Claim]:
     if not seen.launches:
         return
     confirmed = {claim.hypothesis.cause for claim in claims}
-    for cause, text in SEEN.items():
+    for cause, text in refutable(TestedBy.ARGUMENTS).items():
         if cause not in confirmed:
             yield row(
                 cause,
@@ -209,7 +193,7 @@ def _refute(seen: Tally, claims: list[Claim]) -> Iterator[Claim]:
                 f"{text} (contracts rechecked for {seen.launches} launches)",
                 would_refute="a launch whose contract refuses the recorded arguments",
             )
-    for cause, text in VALUES_SEEN.items():
+    for cause, text in refutable(TestedBy.ENTRIES).items():
         if seen.entries[cause] and cause not in confirmed:
             yield row(
                 cause,
@@ -299,7 +283,7 @@ class Recheck:
         recorded = {
             name: values
             for name, number in prepared.indices
-            if (values := self.case.values(number, use.seq)) is not None
+            if (values := self.case.index.values_of(number, use.seq)) is not None
         }
         key = (
             id(prepared.contract),

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hypocenter.doctor.case import Case, LaunchMade
-from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, proven
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, proven
 from hypocenter.doctor.kernel_text import accesses, guard_line, line_text
 from hypocenter.doctor.rungs.contracts import rebuilt_facts
 from hypocenter.dtypes import Array
 from hypocenter.kernels.registry import recorded_contract
+from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.replay.findings import Finding, FindingKind, ReplayReport
 
 NAME = "replay"
@@ -40,7 +42,7 @@ def uses_of_dead_rows(
 ) -> Iterator[Claim]:
     """At most one claim: the first argument of which dead parts are used."""
     counts = case.tensor_of(use.launch, "counts")
-    recorded = case.values(counts.id, use.seq) if counts else None
+    recorded = case.index.values_of(counts.id, use.seq) if counts else None
     if counts is None or recorded is None:
         return
     values = case.full_array(recorded, counts.shape).reshape(-1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from hypocenter.doctor.case import Case, LaunchMade
-from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.diff import Difference, RunDiff, rundiff
 from hypocenter.doctor.installed_text import changes
 from hypocenter.record.bundle import Bundle
+from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import LaunchRecord
 from hypocenter.record.gap import Gap
 
@@ -139,7 +141,7 @@ def _judge(case: Case, good: Bundle, found: RunDiff, first: Difference) -> Claim
 
 
 def _use(case: Case, first: Difference) -> LaunchMade | None:
-    return next((use for use in case.uses if use.place == first.place), None)
+    return next((use for use in case.launches if use.place == first.place), None)
 
 
 def _argument(case: Case, launch: LaunchRecord, first: Difference) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 
-from hypocenter.doctor.case import Case, LaunchMade
-from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.installed_text import changes, installed_texts
 from hypocenter.doctor.kernel_text import has_loop, line_text
 from hypocenter.errors import ErrorKind, HypoError, MissingPackage
+from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord
 
 NAME = "hang"
@@ -25,7 +27,8 @@ def hang(case: Case) -> list[Claim]:
         return []
     looping = [(use, source) for use in _last_of_each(case) if (source := _looping(case, use))]
     if not looping:
-        names = ", ".join(dict.fromkeys(use.launch.kernel for use in case.suspects)) or "no launch"
+        kernels = dict.fromkeys(use.launch.kernel for use in case.index.under_way)
+        names = ", ".join(kernels) or "no launch"
         return [
             row(
                 Cause.ENDLESS_LOOP,
@@ -45,7 +48,8 @@ def hang(case: Case) -> list[Claim]:
 
 def _last_of_each(case: Case) -> list[LaunchMade]:
     """Of each kernel under way the last launch, in the order of the step."""
-    return list({(use.launch.source, use.launch.grid): use for use in case.suspects}.values())
+    under_way = case.index.under_way
+    return list({(use.launch.source, use.launch.grid): use for use in under_way}.values())
 
 
 def _looping(case: Case, use: LaunchMade) -> SourceRecord | None:
@@ -77,7 +81,7 @@ def _replay(case: Case, use: LaunchMade, source: SourceRecord) -> Claim:
     assert use.place is not None
     try:
         replay_place(
-            case.bundle,
+            case.index,
             use.place,
             budget_seconds=_PROGRAM_SECONDS,
             allow_source=case.allow_source,
@@ -140,12 +144,14 @@ def _green(case: Case, use: LaunchMade) -> tuple[str, str]:
         fact = f"the kernel as it is installed (line {lines[0].line}: `{lines[0].was}`)"
         with contextlib.suppress(HypoError):
             done = replay_place(
-                case.bundle, use.place, budget_seconds=_PROGRAM_SECONDS, use_installed=True
+                case.index, use.place, budget_seconds=_PROGRAM_SECONDS, use_installed=True
             ).coverage
             return fact, (
                 f"the same replay with {fact} ends: {done.num_run} of {done.num_launched} programs"
             )
-    before = sum(other.launch.source == launch.source for other in case.uses if other.seq < use.seq)
+    before = sum(
+        other.launch.source == launch.source for other in case.launches if other.seq < use.seq
+    )
     ended = f"; {before} launches of the same kernel had ended before it" if before else ""
     return "the launch left out", f"no other launch under way has a loop of that kind{ended}"
 

@@ -13,9 +13,11 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hypocenter.doctor.case import Case, LaunchMade
-from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.kernel_text import line_text
+from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord
 from hypocenter.record.gap import Gap
 
@@ -46,7 +48,7 @@ def hints(case: Case) -> list[Claim]:
     claims: list[Claim] = []
     seen: set[int] = set()
     num_kept = 0
-    for use in case.uses:
+    for use in case.launches:
         source = case.sources.get(use.launch.source)
         if source is None or id(use.launch) in seen or "multiple_of" not in source.text:
             continue

@@ -7,18 +7,14 @@ import math
 from typing import Any
 
 from hypocenter.device.limits import GpuLimits, check_launch
-from hypocenter.doctor.case import Case, LaunchMade
-from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.causes import Cause, TestedBy, refutable
+from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.errors import LaunchRejected
+from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.refusals import AnyRefusal
 
 NAME = "limits"
-SEEN = (
-    Cause.EMPTY_LAUNCH,
-    Cause.GRID_LIMIT,
-    Cause.GRID_PRODUCT,
-    Cause.THREAD_LIMIT,
-)
 
 
 def limits(case: Case) -> list[Claim]:
@@ -28,7 +24,7 @@ def limits(case: Case) -> list[Claim]:
         return []
     claims: list[Claim] = []
     seen: set[Any] = set()
-    for use in (*case.uses, *case.refused):
+    for use in (*case.launches, *case.index.refused):
         launch = use.launch
         key = (launch.kernel, launch.grid, launch.num_warps)
         if key in seen or not launch.grid:
@@ -47,7 +43,7 @@ def limits(case: Case) -> list[Claim]:
                 f"{gpu.product}",
                 would_refute="a launch over a limit",
             )
-            for cause in SEEN
+            for cause in refutable(TestedBy.LIMITS)
             if cause not in confirmed
         ]
     return claims

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hypocenter.doctor.case import Case, LaunchMade
-from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.rungs.contracts import rebuilt_facts
 from hypocenter.kernels.registry import recorded_contract
+from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.tensor import Tensor
 
 NAME = "numbers"
@@ -23,7 +25,7 @@ def numbers(case: Case) -> list[Claim]:
     claims: list[Claim] = []
     seen: set[object] = set()
     num_strides = 0
-    for use in case.uses:
+    for use in case.launches:
         if id(use.launch) in seen:
             continue
         seen.add(id(use.launch))

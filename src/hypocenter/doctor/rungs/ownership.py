@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.doctor.case import Case, LaunchMade
-from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.dtypes import Array
+from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import RequestRecord, Stepped
 from hypocenter.record.gap import Gap
 
@@ -63,7 +65,7 @@ def ownership(case: Case) -> list[Claim]:
                 done.add((one.cause, one.argument))
                 claims.append(_claim(case, paged, one, event.requests))
     if not num_tokens:
-        if not case.is_foreign and case.uses:
+        if not case.is_foreign and case.launches:
             case.leave_unseen(
                 Gap.not_recorded("who owns which block", "no step recorded its requests")
             )
@@ -88,7 +90,7 @@ def ownership(case: Case) -> list[Claim]:
 def _pages(case: Case, event: Stepped) -> Iterator[_Paged]:
     """The first launch of the step with slots, and the first with block tables."""
     seen: set[str] = set()
-    for use in case.uses_of(event):
+    for use in case.index.launches_of(event):
         facts = {one.name: one.tensor for one in use.launch.facts}
         which = next((name for name in ("slots", "block_tables") if name in facts), None)
         cache = case.tensor_of(use.launch, "k_cache") or case.tensor_of(use.launch, "cache")
@@ -98,7 +100,7 @@ def _pages(case: Case, event: Stepped) -> Iterator[_Paged]:
         values = {}
         for name in ("slots", "block_tables", "sequence_rows", "positions", "counts"):
             number = facts.get(name)
-            recorded = case.values(number, event.seq) if number is not None else None
+            recorded = case.index.values_of(number, event.seq) if number is not None else None
             if recorded is not None and number is not None:
                 values[name] = case.full_array(recorded, case.tensors[number].shape)
         # What writes the cache need not be given positions and rows, which are the step's inputs.

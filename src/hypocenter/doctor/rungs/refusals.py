@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.causes import index_cause
-from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.causes import Cause, index_cause
+from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.errors import ErrorKind
 from hypocenter.record.events import Called, Rejected
 from hypocenter.refusals import (
@@ -60,7 +60,7 @@ def refusals(case: Case) -> list[Claim]:
     told = {claim.seq for claim in case.claims if claim.root is not None}
     claims = [
         claim
-        for event in case.events(Rejected)
+        for event in case.index.events_of(Rejected)
         if event.seq not in told and (claim := _claim_of(event))
     ]
     claims += _of_calls(case)
@@ -309,10 +309,10 @@ def _of_tensor(refusal: AnyRefusal, name: str) -> _Reading | None:
 def _of_calls(case: Case) -> Iterator[Claim]:
     """Errors whose maker is not who reported them."""
     fault = case.bundle.fault
-    for event in case.events(Called):
+    for event in case.index.events_of(Called):
         if claim := _of_outcome(event):
             yield claim
-    first = next(iter(case.events(Called)), None)
+    first = next(iter(case.index.events_of(Called)), None)
     if first is None:
         if not case.bundle.events:
             yield row(
@@ -423,7 +423,7 @@ class _Reporter:
 def _reporter(case: Case, first: Called) -> _Reporter | None:
     """Who told of an error that `first` had made: the next call with the same outcome, the fault's
     own call."""
-    for event in case.events(Called):
+    for event in case.index.events_of(Called):
         if event.seq > first.seq and _is_same_error(event.outcome, first.outcome):
             return _Reporter(event.call, event.kernel)
     fault = case.bundle.fault

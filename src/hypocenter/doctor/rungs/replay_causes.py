@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hypocenter.doctor.case import Case, LaunchMade, array_of
-from hypocenter.doctor.causes import index_cause
-from hypocenter.doctor.diagnosis import Cause
+from hypocenter.doctor.case import Case, array_of
+from hypocenter.doctor.causes import Cause, index_cause
 from hypocenter.doctor.kernel_text import (
     guard_line,
     is_index_in,
@@ -17,6 +16,7 @@ from hypocenter.doctor.kernel_text import (
     line_text,
     program_line,
 )
+from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord, TensorRecord
 from hypocenter.replay.findings import Finding, FindingKind, Site
 
@@ -137,7 +137,7 @@ def _small(
 ) -> tuple[str, Callable[[MakeFact], Mapping[str, Any]]] | None:
     """A correction that makes an index tensor's entries small."""
     tensor = case.tensor_of(use.launch, name)
-    recorded = case.values(tensor.id, use.seq) if tensor else None
+    recorded = case.index.values_of(tensor.id, use.seq) if tensor else None
     if tensor is None or recorded is None:
         return None
     values = case.full_array(recorded, tensor.shape)
@@ -270,7 +270,7 @@ def _index_of(
     if 0 <= wanted < bound:
         return None
     for parameter, other in case.tensors_of(use.launch).items():
-        recorded = case.values(other.id, use.seq)
+        recorded = case.index.values_of(other.id, use.seq)
         if recorded is None or parameter == name or not is_index_in(source, access, parameter):
             continue
         entries = dict(zip(_indices(recorded.shape), array_of(recorded).flat, strict=False))

@@ -10,23 +10,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypocenter.doctor.case import Case, LaunchMade
-from hypocenter.doctor.diagnosis import (
-    UNRECORDED,
-    Cause,
-    Claim,
-    Proof,
-    RootCause,
-    Verdict,
-    proven,
-    row,
-)
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.causes import Cause, TestedBy, refutable
+from hypocenter.doctor.diagnosis import UNRECORDED, Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.installed_text import changes, installed_texts
 from hypocenter.doctor.kernel_text import follows_what_it_loads
 from hypocenter.doctor.rungs.dead_rows import uses_of_dead_rows
 from hypocenter.doctor.rungs.replay_causes import ReplayCause, classify, weight
 from hypocenter.doctor.rungs.values import first_spoilt
 from hypocenter.errors import HypoError, MissingPackage, NotReplayed, SourceNotAllowed
+from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import Place
 from hypocenter.record.gap import Gap, GapKind
 from hypocenter.replay.findings import Finding, ReplayReport
@@ -36,16 +29,6 @@ NAME = "replay"
 #: Seconds of one replay, and of all of them together.
 REPLAY_SECONDS = 4.0
 RUNG_SECONDS = 25.0
-
-#: What a clean replay of every program of a launch refutes for it.
-SEEN = {
-    Cause.MISSING_MASK: "no access leaves its tensor",
-    Cause.OFF_BY_ONE: "no access leaves its tensor or reads an entry that is not live",
-    Cause.OFFSET_OVERFLOW: "every offset is the same in 32 and in 64 bits",
-    Cause.PROGRAM_RACE: "no two programs touch the same element, one writing",
-    Cause.OUTPUT_NOT_WRITTEN: "every live row is written whole",
-    Cause.UNINITIALISED_READ: "nothing is read that nobody wrote",
-}
 
 #: Of a program's own launches nobody knows what was written before them.
 _OF_HISTORY = (Cause.UNINITIALISED_READ, Cause.OUTPUT_NOT_WRITTEN)
@@ -85,7 +68,7 @@ class _Rung:
             return None
         try:
             return self.replay(
-                self.case.bundle,
+                self.case.index,
                 use.place,
                 corrections=dict(corrections or {}),
                 budget_seconds=min(REPLAY_SECONDS, left),
@@ -151,13 +134,13 @@ def _doubts(case: Case, use: LaunchMade) -> Iterator[str]:
     if not case.is_foreign:
         return
     launch = use.launch
-    if case.kind in ("crash", "error") and use.seq == case.uses[-1].seq:
+    if case.kind in ("crash", "error") and use.seq == case.launches[-1].seq:
         yield f"{launch.kernel} was the last launch before the end"
     source = case.sources.get(launch.source)
     unknown = [
         name
         for name, tensor in case.tensors_of(launch).items()
-        if case.values(tensor.id, use.seq) is None
+        if case.index.values_of(tensor.id, use.seq) is None
         and (source is None or follows_what_it_loads(source, case.parameter_of(launch, name)))
     ]
     if unknown:
@@ -177,7 +160,11 @@ def _first_alike(rung: _Rung, use: LaunchMade, found: list[Claim]) -> list[Claim
         return found
     cause = next(claim.root.cause for claim in found if claim.root)
     first = next(
-        (one for one in case.uses if one.place is not None and _key(case, one) == _key(case, use)),
+        (
+            one
+            for one in case.launches
+            if one.place is not None and _key(case, one) == _key(case, use)
+        ),
         use,
     )
     if first is use or cause in (Cause.OUTPUT_NOT_WRITTEN, Cause.UNINITIALISED_READ):
@@ -197,7 +184,7 @@ def _after_good_run(case: Case) -> list[Claim]:
     root = proofs[0].root
     if len(proofs) > 1 or root is None or root.cause is not Cause.WRONG_ANSWER:
         return untested
-    use = next((one for one in case.uses if one.place == root.place), None)
+    use = next((one for one in case.launches if one.place == root.place), None)
     try:
         from hypocenter.replay.corrections import TensorFact
         from hypocenter.replay.recorded import replay_place
@@ -228,9 +215,9 @@ def _suspects(case: Case) -> Iterator[LaunchMade]:
     spoilt = first_spoilt(case)
     if spoilt is not None:
         yield spoilt.use
-    under_way = {id(use) for use in case.suspects}
+    under_way = {id(use) for use in case.index.under_way}
     alike: dict[Any, LaunchMade] = {}
-    for use in case.uses:
+    for use in case.launches:
         launch = use.launch
         if use.place is not None and launch.source:
             key = _key(case, use)
@@ -376,7 +363,7 @@ def _refute(rung: _Rung, claims: list[Claim]) -> Iterator[Claim]:
         reason = next(iter(rung.failed), "no launch of the bundle can be replayed")
         yield from _leave_untested(f"nothing was replayed in full: {reason}", told)
         return
-    for cause, text in SEEN.items():
+    for cause, text in refutable(TestedBy.REPLAY).items():
         if cause in told:
             continue
         if rung.case.is_foreign and cause in _OF_HISTORY:
@@ -413,6 +400,6 @@ def _launches(number: int) -> str:
 
 
 def _leave_untested(reason: str, told: Collection[Cause] = ()) -> Iterator[Claim]:
-    for cause in SEEN:
+    for cause in refutable(TestedBy.REPLAY):
         if cause not in told:
             yield row(cause, Verdict.NOT_TESTED, NAME, reason)

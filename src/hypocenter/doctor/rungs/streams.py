@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.record.events import (
     AnyEvent,
     Copied,
@@ -156,7 +157,7 @@ def order(case: Case) -> list[Claim]:
 def _streams(case: Case) -> set[str]:
     """All streams that the run put work into; with one of them there is nothing to order."""
     of_events = {e.stream for e in case.bundle.events if isinstance(e, Copied | StreamEvent)}
-    return of_events | {use.launch.stream for use in case.uses}
+    return of_events | {use.launch.stream for use in case.launches}
 
 
 # -- the walk -------------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ def _beginnings(case: Case, events: Sequence[AnyEvent]) -> dict[int, list[Steppe
                 break
             if isinstance(other, Copied) and other.direction == "in" and other.tensor in inputs:
                 at = later + 1
-        streams = {use.launch.stream for use in case.uses_of(event)}
+        streams = {use.launch.stream for use in case.index.launches_of(event)}
         while at > number + 1 and at < len(events):
             other = events[at]
             is_before = isinstance(other, StreamEvent) and (
@@ -340,7 +341,7 @@ def _copy_touches(case: Case, event: Copied, clocks: _Clocks) -> Iterator[_Touch
 
 
 def _launch_touches(case: Case, event: Stepped | Launched, clocks: _Clocks) -> Iterator[_Touch]:
-    uses = case.uses_of(event)
+    uses = case.index.launches_of(event)
     streams = {use.launch.stream for use in uses}
     ticks = {stream: clocks.tick(stream) for stream in streams}
     for use in uses:
@@ -417,7 +418,7 @@ def _claim(case: Case, events: Sequence[AnyEvent], one: _Disorder) -> Claim:
 
 def _reader(case: Case, tensor: int) -> LaunchRecord | None:
     """The first launch that takes a tensor."""
-    for use in case.uses:
+    for use in case.launches:
         if any(one.tensor == tensor for one in (*use.launch.facts, *use.launch.arguments)):
             return use.launch
     return None

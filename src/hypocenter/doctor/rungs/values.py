@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.doctor.case import Case, LaunchMade
-from hypocenter.doctor.diagnosis import Cause, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.kernel_text import guard_line
+from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import (
     ArgumentDeclaration,
     LaunchRecord,
@@ -52,7 +54,7 @@ def values(case: Case) -> list[Claim]:
     """Where NaN, infinity or undefined memory entered."""
     if not case.bundle.statistics:
         if not case.is_foreign:  # what was seen of a foreign program is told beside its launches
-            case.leave_unseen(NOT_TRACED if case.uses else NO_LAUNCH)
+            case.leave_unseen(NOT_TRACED if case.launches else NO_LAUNCH)
         return []
     first = first_spoilt(case)
     if first is None:
@@ -78,7 +80,7 @@ def first_spoilt(case: Case) -> _First | None:
     for one in case.bundle.statistics:
         grouped.setdefault(one.place, []).append(one)
     num_before = 0
-    for use in case.uses:
+    for use in case.launches:
         figures = grouped.get(use.place, []) if use.place is not None else []
         tensors = {t.id: name for name, t in case.tensors_of(use.launch).items()}
         written = case.written_by(use.launch)
@@ -390,7 +392,7 @@ def _same_kernel_before(case: Case, first: _First) -> int:
 
 
 def _until(case: Case, last: LaunchMade) -> Iterator[LaunchMade]:
-    for use in case.uses:
+    for use in case.launches:
         if use is last:
             return
         yield use

@@ -242,9 +242,9 @@ def attention(
     positions i32 [num_tokens]. window 0 and softcap 0 mean none. On a GPU `partial` makes each
     token a matter of its own, whose keys many programs share; without it a program takes several
     tokens, best of one sequence. `num_sequences` is how many sequences the tokens may belong to
-    (all of the block tables when None). `parts` of `allocate_parts` is what tiles leave on the CPU;
-    without it there is room of this op's own. None of them changes a bit of the result. With
-    `codes` its codes are made, as `quantise` does, and out may be left as it was on a GPU.
+    (all of the block tables when None). `parts` of `allocate_tile_scratch` is what tiles leave on
+    the CPU; without it there is room of this op's own. None of them changes a bit of the result.
+    With `codes` its codes are made, as `quantise` does, and out may be left as it was on a GPU.
     """
     facts = {
         "k_cache": k_cache,

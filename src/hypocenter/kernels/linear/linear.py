@@ -128,9 +128,9 @@ def linear_several(
 ) -> None:
     """Append products of x f32 [num_rows, >= k] with several weights, x made ready once.
 
-    `operands` are buffers for what `present` makes of x, and hold it already where `is_ready`. Up
-    to three weights of one type share a launch, on a GPU where rows are few. Sums run in one order
-    whatever the number of rows. Raises LaunchRejected when the shapes disagree.
+    `operands` are buffers for what `prepare_operands` makes of x, and hold it already where
+    `is_ready`. Up to three weights of one type share a launch, on a GPU where rows are few. Sums
+    run in one order whatever the number of rows. Raises LaunchRejected when the shapes disagree.
     """
     if not is_ready:
         prepare_operands(plan, x, [one.weight for one in products], operands, counts, count=count)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from hypocenter.device import memory
-from hypocenter.doctor.diagnosis import Cause
+from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 from hypocenter.model import decoder

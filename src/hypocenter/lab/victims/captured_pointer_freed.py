@@ -8,7 +8,7 @@ import numpy as np
 
 from hypocenter.device import memory
 from hypocenter.device.graph import Graphs
-from hypocenter.doctor.diagnosis import Cause
+from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 from hypocenter.tensor import DType

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hypocenter.device import memory
-from hypocenter.doctor.diagnosis import Cause
+from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 

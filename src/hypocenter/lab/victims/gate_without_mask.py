@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hypocenter.doctor.diagnosis import Cause
+from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 
-STORE = "tl.store(gate_ptr + at, _gated(x, up, IS_GELU), mask=inside)"
+STORE = "tl.store(gate_ptr + at, _gate(x, up, IS_GELU), mask=inside)"
 
 
 def plant(lab: Lab) -> None:
@@ -20,7 +20,7 @@ VICTIM = Victim(
     symptom="differs",
     kernel="gate",
     argument="gate",
-    line="tl.store(gate_ptr + at, _gated(x, up, IS_GELU))",
+    line="tl.store(gate_ptr + at, _gate(x, up, IS_GELU))",
     source="Megatron-LM#7103",
     plant=plant,
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypocenter.device import launch as door
 from hypocenter.device.sim.sim import SimGpu
-from hypocenter.doctor.diagnosis import Cause
+from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypocenter.doctor.diagnosis import Cause
+from hypocenter.doctor.causes import Cause
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypocenter.device import memory
 from hypocenter.device.sim.sim import SimGpu
-from hypocenter.doctor.diagnosis import Cause
+from hypocenter.doctor.causes import Cause
 from hypocenter.errors import OutOfMemory
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim

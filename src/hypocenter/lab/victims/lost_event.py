@@ -7,7 +7,7 @@ from typing import Any
 
 from hypocenter.device import memory
 from hypocenter.device.sim.queue import SimEvent
-from hypocenter.doctor.diagnosis import Cause
+from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hypocenter.doctor.diagnosis import Cause
+from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 
-OLD = "tl.store(gate_ptr + at, _gated(x, up, IS_GELU), mask=inside)"
+OLD = "tl.store(gate_ptr + at, _gate(x, up, IS_GELU), mask=inside)"
 
 
 def plant(lab: Lab) -> None:
@@ -20,7 +20,7 @@ VICTIM = Victim(
     symptom="nonfinite",
     kernel="gate",
     argument="gate",
-    line="tl.store(gate_ptr + at, _gated(x, up, IS_GELU) * 1e38, mask=inside)",
+    line="tl.store(gate_ptr + at, _gate(x, up, IS_GELU) * 1e38, mask=inside)",
     source="FasterTransformer#353",
     plant=plant,
 )

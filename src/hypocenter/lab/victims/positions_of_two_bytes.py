@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from hypocenter.device.memory import allocate
-from hypocenter.doctor.diagnosis import Cause
+from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 from hypocenter.tensor import DType, Tensor

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.doctor.diagnosis import Cause
+from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 
