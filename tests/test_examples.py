@@ -1,0 +1,59 @@
+"""The examples have the defects that the documents show, and the picture of a report is current."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = next(path for path in Path(__file__).parents if (path / "pyproject.toml").is_file())
+PICTURE = ROOT / "docs" / "report.svg"
+
+
+@pytest.fixture(autouse=True)
+def _tools_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+def line_of(example: str, text: str) -> int:
+    """The number of the line of an example that holds `text`."""
+    lines = (ROOT / "examples" / example).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if text in line)
+
+
+def test_check_names_the_load_without_a_mask() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hypocenter", "check", "examples/missing_mask.py"],
+        cwd=ROOT, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 4, done.stderr
+    line = line_of("missing_mask.py", "x = tl.load(x_ptr + i)")
+    assert f"examples/missing_mask.py:{line}: out of bounds: load of x_ptr in add" in done.stdout
+    assert "\n1 finding in 1 launch of 1 kernel" in done.stdout
+
+
+def test_the_picture_of_a_report_is_what_the_doctor_says_today() -> None:
+    """When it is not: python tools/report_picture.py."""
+    from tools import report_picture
+
+    lines = report_picture.report()
+    line = line_of("long_rows.py", "x_ptr + row * row_stride")
+    assert f"LINE       examples/long_rows.py:{line}" in lines
+    assert (
+        "CAUSE      offset overflow: argument x_ptr (tensor rows) of kernel first_of_row" in lines
+    )
+    stale = f"{PICTURE} is stale; python tools/report_picture.py draws it anew"
+    assert report_picture.drawn(lines) == PICTURE.read_text(), stale
+
+
+def test_a_picture_has_every_word_and_another_report_gives_another_picture() -> None:
+    from tools import report_picture
+
+    lines = ["CAUSE      a < b & c", "           red    it is"]
+    picture = report_picture.drawn(lines)
+    texts = [element.text for element in ElementTree.fromstring(picture).iter() if element.text]
+    assert [text for text in texts if text.strip()][1:] == ["CAUSE", "a < b & c", "red", "it is"]
+    assert report_picture.drawn([*lines, "FIX        so"]) != picture
