@@ -18,8 +18,17 @@ from repository import ROOT
 from hypocenter import errors
 from hypocenter.cli import app
 from hypocenter.config import KNOWN
+from hypocenter.model.architecture import FAMILIES
+from hypocenter.tensor import DType
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+ROOT = next(path for path in Path(__file__).parents if (path / "pyproject.toml").is_file())
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "benchmarks" / "results" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+COMMAND_LINE = ROOT / "docs" / "command-line.md"
 _BLOCK = re.compile(r"^```(sh|python) runnable\n(.*?)^```", re.S | re.M)
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -80,13 +89,13 @@ def test_there_are_runnable_commands_for_every_verb() -> None:
 
 
 def test_exit_codes_are_those_of_the_code() -> None:
-    table = _table((ROOT / "README.md").read_text(), "exit code")
+    table = _table(COMMAND_LINE.read_text(), "exit code")
     codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
     assert {int(code) for code in table} == codes | {app.EXIT_PIPE}
 
 
 def test_variables_are_those_of_the_code() -> None:
-    assert _table((ROOT / "README.md").read_text(), "variable") == KNOWN
+    assert _table(COMMAND_LINE.read_text(), "variable") == KNOWN
 
 
 def test_both_commands_stand_on_the_first_screen() -> None:
@@ -96,14 +105,40 @@ def test_both_commands_stand_on_the_first_screen() -> None:
         assert os.access(ROOT / script, os.X_OK)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def _anchors(path: Path) -> set[str]:
+    """The fragments by which links name the headings of a document."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_file_that_a_document_names_is_there(path: Path) -> None:
     text = path.read_text()
-    named = set(re.findall(r"`((?:docs|scripts|tests|tools|src)/[\w./-]+)`", text))
-    linked = {link for link in re.findall(r"\]\(([^)#:]+)\)", text) if "/" in link or "." in link}
+    named = set(
+        re.findall(r"`((?:benchmarks|docs|examples|scripts|tests|tools|src)/[\w./-]+)`", text)
+    )
     missing = [name for name in named if not (ROOT / name.rstrip("/")).exists()]
-    missing += [link for link in linked if not (path.parent / link).exists()]
+    for link, _, anchor in re.findall(r"\]\(([^)#:]+)(#([\w-]+))?\)", text):
+        if not (path.parent / link).exists():
+            missing.append(link)
+        elif anchor and anchor not in _anchors(path.parent / link):
+            missing.append(f"{link}#{anchor}")
     assert missing == []
+
+
+def test_every_document_is_linked_from_the_readme() -> None:
+    linked = set(re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text()))
+    assert {str(path.relative_to(ROOT)) for path in DOCUMENTS} - {"README.md"} <= linked
+
+
+def test_the_tables_of_models_and_types_are_those_of_the_code() -> None:
+    told = re.split(r"\W+", (ROOT / "README.md").read_text().split("## What works")[1])
+    assert set(FAMILIES) <= set(told)
+    stored = {dtype.name for dtype in DType if dtype.ggml_id is not None}
+    types = stored - {"I8", "I16", "I32", "I64"}
+    assert types <= set(told)
+    table = (ROOT / "README.md").read_text().split("| quantisation | types |")[1].split("\n\n")[0]
+    assert set(re.findall(r"\b[A-Z]+\d\w*\b", table)) == types
 
 
 def _requirements(extras: list[str]) -> list[Requirement]:
