@@ -59,7 +59,7 @@ def report() -> list[str]:
     return [f"$ {COMMAND}", ended, *text[: text.index("\nHYPOTHESES")].splitlines()]
 
 
-def drawn(lines: Sequence[str]) -> str:
+def draw(lines: Sequence[str]) -> str:
     """The lines as an SVG that needs no font of its own: each run of words has its width."""
     width = max(map(len, lines)) * COLUMN + 2 * MARGIN
     height = len(lines) * LINE + 2 * MARGIN
@@ -95,5 +95,5 @@ def _colour(line: str, words: str) -> str:
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(drawn(report()))
+    PICTURE.write_text(draw(report()))
     print(PICTURE)

@@ -21,7 +21,6 @@ from hypocenter.config import KNOWN
 from hypocenter.model.architecture import FAMILIES
 from hypocenter.tensor import DType
 
-ROOT = next(path for path in Path(__file__).parents if (path / "pyproject.toml").is_file())
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from layering import MAY_IMPORT, WORDS
+from repository import ROOT
 
-ROOT = next(path for path in Path(__file__).parents if (path / "pyproject.toml").is_file())
 PACKAGE_DIR = ROOT / "src" / "hypocenter"
 DOCUMENT = (ROOT / "docs" / "architecture.md").read_text()
 PATHS = ("The path of a token", "The path of a fault")
@@ -23,11 +23,11 @@ def rows(text: str, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
 
 
-def in_quotes(cell: str) -> list[str]:
+def quoted_names(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-def defined(tree: ast.Module) -> Iterator[str]:
+def definitions(tree: ast.Module) -> Iterator[str]:
     """Names of a file's functions, classes and constants, and of methods as `Class.method`."""
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -39,14 +39,17 @@ def defined(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.name}.{name}" for name in inner)
 
 
-def untrue(row: list[str], package: Path) -> list[str]:
+def mistakes(row: list[str], package: Path) -> list[str]:
     """What a row names that is not there: a file, or a function in none of its files."""
-    files = [package / name for name in in_quotes(row[1])]
+    files = [package / name for name in quoted_names(row[1])]
     missing = [f"{file.relative_to(package)} is not there" for file in files if not file.is_file()]
     names = {
-        name for file in files if file.is_file() for name in defined(ast.parse(file.read_text()))
+        name
+        for file in files
+        if file.is_file()
+        for name in definitions(ast.parse(file.read_text()))
     }
-    wanted = in_quotes(row[2])
+    wanted = quoted_names(row[2])
     missing += [f"{name} is in none of {row[1]}" for name in wanted if name not in names]
     return missing if files and wanted else [*missing, f"{row} names nothing"]
 
@@ -55,16 +58,16 @@ def untrue(row: list[str], package: Path) -> list[str]:
 def test_each_file_and_function_of_a_path_exists(heading: str) -> None:
     table = rows(DOCUMENT, heading)
     assert len(table) >= 10
-    assert [one for row in table for one in untrue(row, PACKAGE_DIR)] == []
+    assert [one for row in table for one in mistakes(row, PACKAGE_DIR)] == []
 
 
 def test_a_wrong_row_is_found() -> None:
     good = ["ids to Request", "`engine/engine.py`", "`Engine.request`"]
-    assert untrue(good, PACKAGE_DIR) == []
-    assert untrue([*good[:2], "`Engine.gone`"], PACKAGE_DIR)
-    assert untrue(["", good[1].replace("engine.py", "gone.py"), good[2]], PACKAGE_DIR)
-    assert untrue(["", "`engine/request.py`", "`Engine.request`"], PACKAGE_DIR)
-    assert untrue(["", "`engine/engine.py`", "step"], PACKAGE_DIR)
+    assert mistakes(good, PACKAGE_DIR) == []
+    assert mistakes([*good[:2], "`Engine.gone`"], PACKAGE_DIR)
+    assert mistakes(["", good[1].replace("engine.py", "gone.py"), good[2]], PACKAGE_DIR)
+    assert mistakes(["", "`engine/request.py`", "`Engine.request`"], PACKAGE_DIR)
+    assert mistakes(["", "`engine/engine.py`", "step"], PACKAGE_DIR)
 
 
 def test_the_table_of_rooms_is_that_of_the_layering() -> None:
@@ -72,7 +75,7 @@ def test_the_table_of_rooms_is_that_of_the_layering() -> None:
     there = {room for room in MAY_IMPORT if (PACKAGE_DIR / room).is_dir()}
     assert told.keys() == there | {"words"}
     written = {path.stem for path in PACKAGE_DIR.glob("*.py")}
-    assert {Path(name).stem for name in in_quotes(told["words"][1])} == WORDS & written
+    assert {Path(name).stem for name in quoted_names(told["words"][1])} == WORDS & written
     for room in there - {"cli"}:
         allowed = set(re.findall(r"\w+", told[room][2])) - {"nothing", "more"}
         assert allowed == MAY_IMPORT[room] - {"words"}, room

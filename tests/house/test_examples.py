@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from repository import ROOT
 
-ROOT = next(path for path in Path(__file__).parents if (path / "pyproject.toml").is_file())
 PICTURE = ROOT / "docs" / "report.svg"
 
 
@@ -35,6 +34,17 @@ def test_check_names_the_load_without_a_mask() -> None:
     assert "\n1 finding in 1 launch of 1 kernel" in done.stdout
 
 
+def test_the_readme_shows_these_commands_and_what_they_print() -> None:
+    from tools import report_picture
+
+    text = (ROOT / "README.md").read_text()
+    line = line_of("missing_mask.py", "x = tl.load(x_ptr + i)")
+    assert "$ hypo check examples/missing_mask.py\nexamples/missing_mask.py:" in text
+    assert f"examples/missing_mask.py:{line}: out of bounds: load of x_ptr in add" in text
+    assert f"\n{report_picture.COMMAND} " in text
+    assert "](docs/report.svg)" in text
+
+
 def test_the_picture_of_a_report_is_what_the_doctor_says_today() -> None:
     """When it is not: python tools/report_picture.py."""
     from tools import report_picture
@@ -46,14 +56,14 @@ def test_the_picture_of_a_report_is_what_the_doctor_says_today() -> None:
         "CAUSE      offset overflow: argument x_ptr (tensor rows) of kernel first_of_row" in lines
     )
     stale = f"{PICTURE} is stale; python tools/report_picture.py draws it anew"
-    assert report_picture.drawn(lines) == PICTURE.read_text(), stale
+    assert report_picture.draw(lines) == PICTURE.read_text(), stale
 
 
 def test_a_picture_has_every_word_and_another_report_gives_another_picture() -> None:
     from tools import report_picture
 
     lines = ["CAUSE      a < b & c", "           red    it is"]
-    picture = report_picture.drawn(lines)
+    picture = report_picture.draw(lines)
     texts = [element.text for element in ElementTree.fromstring(picture).iter() if element.text]
     assert [text for text in texts if text.strip()][1:] == ["CAUSE", "a < b & c", "red", "it is"]
-    assert report_picture.drawn([*lines, "FIX        so"]) != picture
+    assert report_picture.draw([*lines, "FIX        so"]) != picture

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from repository import ROOT
 
-ROOT = next(path for path in Path(__file__).parents if (path / "pyproject.toml").is_file())
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
