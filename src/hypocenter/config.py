@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hypocenter.errors import UsageError
+from hypocenter.errors import BadSetting, UsageError
 from hypocenter.tensor import DType
 
 MAX_STOP_STRINGS = 16
@@ -25,13 +25,10 @@ OnProgress = Callable[[str, float], None]
 LAUNCH_MODES = ("off", "checked", "guarded", "traced")
 ATTENTIONS = ("fused", "parts")
 PARTS_NEED_A_GPU = (
-    "attention is 'parts', but parts run on GPU devices only; use fused, or a device such as "
-    "cuda, hip or sim:mi300x"
+    "parts run on GPU devices only; use fused, or a device such as cuda, hip or sim:mi300x"
 )
 FLOAT_PRODUCTS = ("exact", "bf16")
-BF16_NEEDS_THE_CPU = (
-    "float_products is 'bf16', but products in bf16 run on the CPU only; use exact, or device cpu"
-)
+_BF16_NEEDS_THE_CPU = "products in bf16 run on the CPU only; use exact, or device cpu"
 KV_DTYPES = {"f16": DType.F16, "f32": DType.F32}
 
 
@@ -103,25 +100,16 @@ class EngineConfig:
     float_products: str = "exact"
 
     def __post_init__(self) -> None:
-        if self.launch_mode not in LAUNCH_MODES:
-            known = ", ".join(LAUNCH_MODES)
-            raise UsageError(f"launch_mode is {self.launch_mode!r}, but must be one of {known}")
+        _one_of("launch_mode", self.launch_mode, LAUNCH_MODES)
         if not _DEVICE.fullmatch(self.device):
-            raise UsageError(
-                f"device is {self.device!r}, but must be cpu, cuda, hip, cuda:N, hip:N or sim:NAME"
-            )
-        if self.attention not in ATTENTIONS:
-            known = ", ".join(ATTENTIONS)
-            raise UsageError(f"attention is {self.attention!r}, but must be one of {known}")
+            known = "must be cpu, cuda, hip, cuda:N, hip:N or sim:NAME"
+            raise BadSetting("device", self.device, known)
+        _one_of("attention", self.attention, ATTENTIONS)
         if self.attention == "parts" and self.device == "cpu":
-            raise UsageError(PARTS_NEED_A_GPU)
-        if self.float_products not in FLOAT_PRODUCTS:
-            known = ", ".join(FLOAT_PRODUCTS)
-            raise UsageError(
-                f"float_products is {self.float_products!r}, but must be one of {known}"
-            )
+            raise BadSetting("attention", self.attention, PARTS_NEED_A_GPU)
+        _one_of("float_products", self.float_products, FLOAT_PRODUCTS)
         if self.float_products == "bf16" and self.device != "cpu":
-            raise UsageError(BF16_NEEDS_THE_CPU)
+            raise BadSetting("float_products", self.float_products, _BF16_NEEDS_THE_CPU)
         if self.context_length is not None:
             _within("context_length", self.context_length, 1, 1 << 24)
         if self.num_threads is not None:
@@ -129,9 +117,8 @@ class EngineConfig:
         _within("max_batch_tokens", self.max_batch_tokens, 1, 65536)
         _within("max_batch_requests", self.max_batch_requests, 1, 4096)
         if self.block_size not in (16, 32, 64, 128):
-            raise UsageError(f"block_size is {self.block_size}, but must be 16, 32, 64 or 128")
-        if self.kv_dtype not in KV_DTYPES:
-            raise UsageError(f"kv_dtype is {self.kv_dtype!r}, but must be one of f16, f32")
+            raise BadSetting("block_size", self.block_size, "must be 16, 32, 64 or 128")
+        _one_of("kv_dtype", self.kv_dtype, tuple(KV_DTYPES))
 
 
 DEFAULT_CONTEXT = 4096
@@ -278,6 +265,11 @@ def _flag(name: str, environ: Mapping[str, str], default: str) -> bool:
 
 def _within(name: str, value: float, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UsageError(f"{name} is {value!r}, but must be a number")
+        raise BadSetting(name, value, "must be a number")
     if not math.isfinite(value) or not low <= value <= high:
-        raise UsageError(f"{name} is {value}, but must be from {low} to {high}")
+        raise BadSetting(name, value, f"must be from {low} to {high}")
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise BadSetting(name, value, f"must be one of {', '.join(known)}")

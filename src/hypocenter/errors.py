@@ -45,6 +45,20 @@ class UsageError(HypoError):
     exit_code = EXIT_USAGE
 
 
+class BadSetting(UsageError):
+    """`field` of a configuration is `value`, and `limit` says what it may be or where it is."""
+
+    def __init__(self, field: str, value: object, limit: str) -> None:
+        self.field = field
+        self.value = value
+        self.limit = limit
+        super().__init__(self.worded(field))
+
+    def worded(self, name: str) -> str:
+        """The sentence with another name for the field, such as that of an option."""
+        return f"{name} is {self.value!r}, but {self.limit}"
+
+
 class MissingPackage(UsageError):
     """What was asked for needs torch or triton, which the base installation does not have."""
 

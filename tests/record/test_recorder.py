@@ -610,7 +610,7 @@ def test_frees_and_launches_outside_of_plans_are_told(sim: Recorder) -> None:
     source = sources[launched.launch.source]
     assert "tl.load(counts_ptr)" in source.text
     called = {sources[one].function: sources[one].text for one in source.callees}
-    assert list(called) == ["follow", "angles", "as_offset", "columns", "turned"]
+    assert list(called) == ["follow", "angles", "as_offset", "columns", "rotate"]
     assert "tl.load(positions_ptr" in called["angles"]
     x = plan.launches[0].tensors["x"]
     memory.free(x)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 from cyclopts import Group, Parameter, Token
 
 from hypocenter.config import EngineConfig, SamplingParams, defaults
-from hypocenter.errors import UsageError
+from hypocenter.errors import BadSetting, UsageError
 
 BUNDLED_MODEL = "demo-q8_0.gguf"
 #: `-n -1` is llama.cpp's spelling of "until the model ends its answer or the context is full".
@@ -94,16 +94,15 @@ ContextSize = Annotated[
 
 @contextlib.contextmanager
 def naming_options(options: type[Any]) -> Iterator[None]:
-    """A refusal that begins with the name of a field begins with its option's names instead."""
+    """A refusal of a field's value names the field's option instead."""
     try:
         yield
-    except UsageError as error:
-        field, _, rest = str(error).partition(" is ")
-        hint = get_type_hints(options, include_extras=True).get(field)
-        if hint is None or not rest:
+    except BadSetting as error:
+        hint = get_type_hints(options, include_extras=True).get(error.field)
+        if hint is None:
             raise
         spelled = "/".join(hint.__metadata__[0].name[:2])
-        raise UsageError(f"{spelled} is {rest}{_ALSO.get(field, '')}") from error
+        raise UsageError(f"{error.worded(spelled)}{_ALSO.get(error.field, '')}") from error
 
 
 #: What the command line adds to the refusal of a field's value.
@@ -313,10 +312,10 @@ class BenchOptions:
             for name, high in limits.items():
                 low, value = int(name == "repetitions"), getattr(self, name)
                 if not low <= value <= high:
-                    raise UsageError(f"{name} is {value}, but must be from {low} to {high}")
+                    raise BadSetting(name, value, f"must be from {low} to {high}")
             for depth in self.depth:
                 if not 0 <= depth <= 1 << 24:
-                    raise UsageError(f"depth is {depth}, but must be from 0 to {1 << 24}")
+                    raise BadSetting("depth", depth, f"must be from 0 to {1 << 24}")
         if not self.num_prompt and not self.num_generate:
             raise UsageError("nothing to measure: -p and -n are both 0")
 

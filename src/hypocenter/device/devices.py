@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from hypocenter.config import launch_blocking
 from hypocenter.device.stream_order import StreamClocks, Ticks, Writes
-from hypocenter.errors import UsageError
+from hypocenter.errors import BadSetting
 from hypocenter.package import caller_outside
 from hypocenter.record.recorder import current, open_recorder
 
@@ -56,7 +56,7 @@ def open_device(name: str) -> str:
 
         backend = open_gpu(name)
     else:
-        raise UsageError(f"device is {name!r}, but must be cpu, cuda, hip or sim:NAME")
+        raise BadSetting("device", name, "must be cpu, cuda, hip or sim:NAME")
     _register(name, backend)
     return name
 

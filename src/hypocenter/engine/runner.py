@@ -15,7 +15,7 @@ from hypocenter.device import memory
 from hypocenter.device.cpu.lang import instruction_set, max_num_threads, set_num_threads
 from hypocenter.device.plan import Plan, bucket
 from hypocenter.engine.batch import Batch, BatchLimits, check_batch
-from hypocenter.errors import LaunchRejected, UsageError
+from hypocenter.errors import BadSetting, LaunchRejected, UsageError
 from hypocenter.model import footprint
 from hypocenter.model.architecture import Architecture, read_architecture
 from hypocenter.model.decoder import Decoder, KVPages, StepInputs
@@ -204,8 +204,6 @@ def _context_length(facts: Architecture, config: EngineConfig) -> int:
     if wanted is None:
         return min(facts.context_length, DEFAULT_CONTEXT)
     if wanted > facts.context_length:
-        raise UsageError(
-            f"context_length is {wanted}, but the model was trained for {facts.context_length}; "
-            "use -c/--ctx-size up to that"
-        )
+        limit = f"the model was trained for {facts.context_length}; use -c/--ctx-size up to that"
+        raise BadSetting("context_length", wanted, limit)
     return wanted

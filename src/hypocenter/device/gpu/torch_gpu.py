@@ -24,7 +24,14 @@ from hypocenter.device.gpu.errors import failed_launch, launch_failure, runtime_
 from hypocenter.device.gpu.host import TorchStreams, host_tensor, map_host
 from hypocenter.device.graph import CaptureWatch, Graph, Graphs
 from hypocenter.device.limits import GpuLimits, present_gpu
-from hypocenter.errors import DeviceFault, HypoError, MissingPackage, OutOfMemory, UsageError
+from hypocenter.errors import (
+    BadSetting,
+    DeviceFault,
+    HypoError,
+    MissingPackage,
+    OutOfMemory,
+    UsageError,
+)
 from hypocenter.tensor import DType
 
 log = logging.getLogger("hypocenter.gpu")
@@ -425,7 +432,7 @@ def _name_of(jit: Any) -> str:
 def _parse(name: str) -> tuple[str, int]:
     found = re.fullmatch(r"(cuda|hip)(?::([0-9]{1,3}))?", name)
     if not found:
-        raise UsageError(f"device is {name!r}, but must be cuda, cuda:1, hip, hip:1 or the like")
+        raise BadSetting("device", name, "must be cuda, cuda:1, hip, hip:1 or the like")
     return found[1], int(found[2] or 0)
 
 

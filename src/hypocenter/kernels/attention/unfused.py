@@ -15,7 +15,7 @@ import numpy as np
 from hypocenter.config import PARTS_NEED_A_GPU
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.dtypes import Array
-from hypocenter.errors import UsageError
+from hypocenter.errors import BadSetting
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.demands import (
     Apart,
@@ -311,7 +311,7 @@ def weighted_sum(
 def require_gpu(device: str) -> None:
     """Raise UsageError for the CPU, which has no kernels of these."""
     if device == "cpu":
-        raise UsageError(PARTS_NEED_A_GPU)
+        raise BadSetting("attention", "parts", PARTS_NEED_A_GPU)
 
 
 def _gpu(plan: PlanBuilder) -> ModuleType:
