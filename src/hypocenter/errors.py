@@ -52,9 +52,9 @@ class BadSetting(UsageError):
         self.field = field
         self.value = value
         self.limit = limit
-        super().__init__(self.worded(field))
+        super().__init__(self.text_for(field))
 
-    def worded(self, name: str) -> str:
+    def text_for(self, name: str) -> str:
         """The sentence with another name for the field, such as that of an option."""
         return f"{name} is {self.value!r}, but {self.limit}"
 

@@ -102,7 +102,7 @@ def naming_options(options: type[Any]) -> Iterator[None]:
         if hint is None:
             raise
         spelled = "/".join(hint.__metadata__[0].name[:2])
-        raise UsageError(f"{error.worded(spelled)}{_ALSO.get(error.field, '')}") from error
+        raise UsageError(f"{error.text_for(spelled)}{_ALSO.get(error.field, '')}") from error
 
 
 #: What the command line adds to the refusal of a field's value.
