@@ -10,7 +10,7 @@ import numpy as np
 from hypocenter.doctor.diagnosis import Claim
 from hypocenter.doctor.diff import RunDiff
 from hypocenter.doctor.kernel_text import Access, accesses, parameters_stored
-from hypocenter.dtypes import Array
+from hypocenter.dtypes import NUMPY_DTYPES, Array
 from hypocenter.errors import ErrorKind
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex, LaunchMade
@@ -28,18 +28,6 @@ from hypocenter.record.events import (
 from hypocenter.record.gap import Gap
 
 _E = TypeVar("_E", bound=Event)
-
-NUMPY_TYPES = {
-    "f32": np.float32,
-    "f16": np.float16,
-    "i8": np.int8,
-    "i16": np.int16,
-    "i32": np.int32,
-    "i64": np.int64,
-    "u8": np.uint8,
-    "f64": np.float64,
-    "bool": np.bool_,
-}
 
 
 class Case:
@@ -194,7 +182,7 @@ class Case:
 
 def array_of(values: Values) -> Array:
     """The recorded elements; read-only. A dtype that numpy lacks gives its bytes."""
-    dtype = NUMPY_TYPES.get(values.dtype.lower())
+    dtype = NUMPY_DTYPES.get(values.dtype.upper())
     if dtype is None:
         return np.frombuffer(values.data, np.uint8)
     return np.frombuffer(values.data, dtype).reshape(values.shape)

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from hypocenter.device.offline.specimen import is_of_device
+from hypocenter.dtypes import NUMPY_DTYPES
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import (
@@ -33,11 +34,6 @@ from hypocenter.record.gap import Gap
 MAX_TOLD = 16
 #: Between devices figures are compared and not bytes, for the order of a sum may differ.
 FIGURE_TOLERANCE = 1e-2
-
-_NUMPY = {
-    "F32": "<f4", "F16": "<f2", "F64": "<f8", "I8": "<i1", "I16": "<i2", "I32": "<i4",
-    "I64": "<i8", "U8": "<u1",
-}  # fmt: skip
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -406,7 +402,7 @@ def _only_differing(good: Any, bad: Any) -> tuple[str, str]:
 
 def _first_element(good: Values, bad: Values) -> tuple[str, list[str]]:
     """Where two inputs differ first, and what is there."""
-    kind = _NUMPY.get(good.dtype.upper())
+    kind = NUMPY_DTYPES.get(good.dtype.upper())
     count = int(np.prod(good.shape, dtype=np.int64))
     if kind is None or any(len(v.data) != count * np.dtype(kind).itemsize for v in (good, bad)):
         return "", [f"{len(v.data)} bytes" for v in (good, bad)]

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from hypocenter.dtypes import RECORD_NAMES
 from hypocenter.foreign.call_text import launch_in
 from hypocenter.record import ring
 from hypocenter.record.bundle import Snapshot
@@ -56,11 +57,6 @@ MAX_VALUE_BYTES, RECENT_BYTES = 4096, 4 << 20
 MAX_KERNELS, MAX_BLOCKS = 1024, 4096
 _MAX_CHARS = 200
 
-_DTYPES = {
-    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int8": "I8",
-    "int16": "I16", "int32": "I32", "int64": "I64", "uint8": "U8", "uint16": "U16",
-    "uint32": "U32", "uint64": "U64", "bool": "BOOL",
-}  # fmt: skip
 _INTEGERS = frozenset({"I8", "I16", "I32", "I64", "U8"})
 
 
@@ -405,7 +401,7 @@ def _device_of(tensor: Any, device: str) -> str:
 
 def _dtype(dtype: Any) -> str:
     name = str(dtype).removeprefix("torch.")
-    return _DTYPES.get(name, name.upper())
+    return RECORD_NAMES.get(name, name.upper())
 
 
 def _is_pinned(tensor: Any) -> bool:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from hypocenter.config import EngineConfig, Environment
 from hypocenter.device import memory
 from hypocenter.device.backend import Backend
-from hypocenter.dtypes import Int32s
+from hypocenter.dtypes import TORCH_NAMES, Int32s
 from hypocenter.engine import runner as runner_module
 from hypocenter.engine.batch import Batch
 from hypocenter.engine.runner import Runner
@@ -240,13 +240,10 @@ class Lab:
         """A pointer to elements of `dtype` at any address, as C has them."""
         if self.device.startswith("sim:"):
             return self.backend.argument(address, dtype, 0)
-        return _Pointer(address, _TORCH_NAMES[dtype])
+        return _Pointer(address, TORCH_NAMES[dtype.name])
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(**self.config)
-
-
-_TORCH_NAMES = {DType.F32: "float32", DType.I32: "int32"}
 
 
 @dataclass(frozen=True, slots=True)

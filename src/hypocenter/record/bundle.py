@@ -21,6 +21,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from hypocenter.dtypes import RECORD_NAMES
 from hypocenter.errors import BadBundle
 from hypocenter.record.bundle_json import (
     DAMAGE,
@@ -71,11 +72,6 @@ MAX_SNAPSHOTS = 4096
 
 #: Events that say what memory there is; they stay when the steps around them are left out.
 LASTING = (Allocated, Freed, Captured)
-
-_NUMPY_NAMES = {
-    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "I8", "int16": "I16",
-    "int32": "I32", "int64": "I64", "uint8": "U8",
-}  # fmt: skip
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -424,7 +420,7 @@ def _with_values(bundle: Bundle, arrays: dict[str, bytes], missing: list[Gap]) -
 
 
 def _fits(values: Values, data: bytes | None) -> bool:
-    name = _NUMPY_NAMES.get(values.dtype, values.dtype.upper())
+    name = RECORD_NAMES.get(values.dtype, values.dtype.upper())
     if data is None or name not in DType.__members__ or min(values.shape, default=1) < 0:
         return False
     num_elements = math.prod(values.shape[:MAX_AXES])

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.dtypes import RECORD_NAMES, TORCH_NAMES
 from hypocenter.record.events import (
     AllocationRecord,
     ArgumentRecord,
@@ -33,10 +34,6 @@ _PARTS: Mapping[tuple[int, bool], tuple[str, ...]] = {
     (4, True): ("words", "scales", "minima", "zero"),
 }
 _MAX_CHARS = 200
-_TORCH_NAMES = {
-    "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8", "I16": "int16",
-    "I32": "int32", "I64": "int64", "U8": "uint8",
-}  # fmt: skip
 
 
 _MAX_DEPTH = 8
@@ -260,7 +257,7 @@ def _address(data: Any) -> int:
 def _cast(tensor: Tensor) -> str | None:
     """Torch's name of what a pointer is passed as, where the tensor says it holds another type."""
     given = getattr(tensor.data, "dtype", None)
-    own = _TORCH_NAMES.get(tensor.dtype.name)
+    own = TORCH_NAMES.get(tensor.dtype.name)
     if tensor.device == "cpu" or given is None or own is None:
         return None
     name = str(given).removeprefix("torch.")
@@ -268,9 +265,8 @@ def _cast(tensor: Tensor) -> str | None:
 
 
 def _dtype(name: str) -> str:
-    return {"float32": "F32", "uint16": "F16", "int16": "I16", "int32": "I32", "uint32": "I32"}.get(
-        name, name.upper()
-    )
+    bits = {"uint16": "F16", "uint32": "I32"}  # what kernels take them for
+    return bits.get(name) or RECORD_NAMES.get(name, name.upper())
 
 
 def _scalar(value: Any) -> ScalarValue:

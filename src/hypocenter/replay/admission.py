@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hypocenter.device.interpret.interpret import Descriptor, Pointer
-from hypocenter.dtypes import Array
+from hypocenter.dtypes import TORCH_OF_TRITON, Array
 from hypocenter.errors import UsageError
 from hypocenter.replay.arguments import Argument, Region, extent_bytes
 from hypocenter.replay.memory import CheckedMemory
@@ -124,19 +124,8 @@ def _is_torch(value: Any) -> bool:
 
 def _torch_name(dtype: Any) -> str:
     """torch's name of a Triton or torch dtype."""
-    names = {
-        "fp32": "float32",
-        "fp16": "float16",
-        "bf16": "bfloat16",
-        "fp64": "float64",
-        "fp8e5": "float8_e5m2",
-        "fp8e4nv": "float8_e4m3fn",
-        "int1": "bool",
-        "fp8e4b8": "float8_e4m3fnuz",
-        "fp8e5b16": "float8_e5m2fnuz",
-    }
     name = str(dtype).removeprefix("torch.")
-    return names.get(name, name)
+    return TORCH_OF_TRITON.get(name, name)
 
 
 def _argument(

@@ -9,17 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.dtypes import Array
+from hypocenter.dtypes import NUMPY_DTYPES, Array
 from hypocenter.record.events import ScalarValue, TensorRecord, Values
 from hypocenter.replay.arguments import Argument
 from hypocenter.tensor import DType
 
-TORCH_NAMES = {
-    "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64", "I8": "int8",
-    "I16": "int16", "I32": "int32", "I64": "int64", "U8": "uint8", "U16": "uint16",
-    "U32": "uint32", "U64": "uint64", "BOOL": "bool",
-}  # fmt: skip
-_WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8, "OOL": 1}
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -48,8 +42,8 @@ Corrections = Mapping[str, "TensorFact | ScalarValue | tuple[int, ...]"]
 
 def element_bytes(dtype: str) -> int | None:
     """Width of an element of a plain type by its name (F32, I16, U32), None for blocks."""
-    if dtype in TORCH_NAMES:
-        return _WIDTHS[dtype[1:] if dtype != "BF16" else "16"]
+    if dtype in NUMPY_DTYPES:
+        return NUMPY_DTYPES[dtype].itemsize
     known = DType.__members__.get(dtype)
     return known.block_bytes if known is not None and not known.is_quantised else None
 
@@ -58,8 +52,7 @@ def numpy_type(dtype: str) -> np.dtype[Any] | None:
     """NumPy's type for values of a dtype; 16-bit floats are their bits."""
     if dtype in ("F16", "BF16"):
         return np.dtype(np.uint16)
-    name = TORCH_NAMES.get(dtype)
-    return None if name is None else np.dtype(name)
+    return NUMPY_DTYPES.get(dtype)
 
 
 def write_rows(data: Array, given: Array, values: Values, tensor: TensorRecord) -> None:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from hypocenter.device.offline.specimen import of_device
-from hypocenter.dtypes import Array
+from hypocenter.dtypes import TORCH_NAMES, Array
 from hypocenter.errors import UsageError
 from hypocenter.kernels.registry import recorded_contract
 from hypocenter.record.bundle_index import BundleIndex
@@ -23,7 +23,6 @@ from hypocenter.replay.admission import RecordedTensor
 from hypocenter.replay.arguments import Argument, extent_bytes
 from hypocenter.replay.corrections import (
     FLOATS,
-    TORCH_NAMES,
     TensorFact,
     element_bytes,
     holds_nan,

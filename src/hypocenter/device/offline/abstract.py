@@ -17,16 +17,8 @@ from hypocenter.device.backend import Bytes
 from hypocenter.device.graph import Graph
 from hypocenter.device.launch import Launch
 from hypocenter.device.offline.specimen import Specimen
+from hypocenter.dtypes import TRITON_NAMES
 from hypocenter.tensor import DType
-
-_POINTERS = {
-    DType.F32: "*fp32",
-    DType.F16: "*fp16",
-    DType.I16: "*i16",
-    DType.I32: "*i32",
-    DType.I64: "*i64",
-    DType.U8: "*u8",
-}
 
 # What plans ask for where vendors differ is how a name begins.
 _NAMES = {"amd": "hip:abstract", "nvidia": "cuda:abstract"}
@@ -133,7 +125,7 @@ def _specimen(launch: Launch, label: str) -> Specimen:
 
 def _type_of(value: Any) -> str:
     if isinstance(value, AbstractPointer):
-        return _POINTERS[value.dtype]
+        return f"*{TRITON_NAMES[value.dtype.name]}"
     if isinstance(value, bool):
         return "i1"
     if isinstance(value, int):

@@ -36,6 +36,7 @@ from hypocenter.device.sim.queue import (
     shuffle,
 )
 from hypocenter.device.triton_lang import interpreter
+from hypocenter.dtypes import RECORD_NAMES, TORCH_NAMES, TRITON_NAMES
 from hypocenter.errors import DeviceFault, ErrorKind, LaunchRejected, OutOfMemory, UsageError
 from hypocenter.record.recorder import Recorder, current
 from hypocenter.record.ring import CELL_COMPLETED, CELL_PLACE
@@ -63,10 +64,6 @@ _AMD_LINE = "Memory access fault by GPU node-1 (Agent handle: {agent:#x}) on add
 _AMD_PAGE_BYTES = 4096
 _UNFINISHED = "the launch did not finish"
 
-_TORCH_NAMES = {
-    DType.F32: "float32", DType.F16: "float16", DType.BF16: "bfloat16", DType.I8: "int8",
-    DType.I16: "int16", DType.I32: "int32", DType.I64: "int64",
-}  # fmt: skip
 
 #: What a launch may say to the compiler; the interpreter has no use for it.
 _COMPILE_OPTIONS = frozenset(
@@ -81,12 +78,6 @@ _COMPILE_OPTIONS = frozenset(
         "schedule_hint",
     }
 )
-
-
-_TRITON_NAMES = {
-    "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64", "int8": "i8",
-    "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "u8",
-}  # fmt: skip
 
 
 def open_sim(name: str, seed: int = 0, **options: Any) -> SimGpu:
@@ -253,7 +244,7 @@ class SimGpu:
 
     def argument(self, address: int, dtype: DType, num_elements: int) -> Pointer:
         """Packed weights are bytes to a kernel."""
-        return Pointer(address, _TORCH_NAMES.get(dtype, "uint8"))
+        return Pointer(address, TORCH_NAMES.get(dtype.name, "uint8"))
 
     def launcher(self, jit: Any) -> Callable[..., None]:
         """See Backend; further keywords are the kernel's constants or the compiler's options.
@@ -510,7 +501,7 @@ def plain(jit: Any, name: str, value: Any) -> Any:
 def triton_type(parameter: Any, value: Any) -> str:
     """The type that Triton gives to an argument."""
     if isinstance(value, Pointer):
-        return f"*{_TRITON_NAMES[value.dtype]}"
+        return f"*{TRITON_NAMES[RECORD_NAMES[value.dtype]]}"
     if parameter.annotation_type:
         return str(parameter.annotation_type)
     if isinstance(value, bool):
