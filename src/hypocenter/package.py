@@ -13,6 +13,8 @@ from pathlib import Path
 
 NAME = "hypocenter"
 FOLDER = Path(__file__).parent
+#: The model that comes with the package, in `assets/`.
+BUNDLED_MODEL = "demo-q8_0.gguf"
 #: Rooms in which kernels lie that a bundle may name: ours, and those that the lab plants.
 _KERNEL_ROOMS = ("kernels", "lab")
 

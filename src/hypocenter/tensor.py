@@ -7,8 +7,16 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+
+def span_of(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first to behind the last; 0 where there is none."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 class DType(enum.Enum):
@@ -125,9 +133,7 @@ class Tensor:
         # Worked out once, so that a check before a launch only compares.
         put = object.__setattr__
         element_bytes = self.dtype.block_bytes if not self.dtype.is_quantised else 0
-        span = 0
-        if math.prod(self.shape):
-            span = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+        span = span_of(self.shape, self.strides)
         put(self, "address", self.allocation.address + self.offset * element_bytes)
         whole = self.allocation.num_bytes
         end = (self.offset + span) * element_bytes if element_bytes else whole

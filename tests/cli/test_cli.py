@@ -20,7 +20,8 @@ from demo_variants import DEMO, LONG_CONTEXT, demo_that_chats, demo_with
 from gguf import GGUFValueType
 from terminal import AS_A_PERSON, HYPO, TIMEOUT_SECONDS, hypo, on_terminal
 
-from hypocenter.cli.options import BUNDLED_MODEL, EngineOptions, SamplingOptions
+from hypocenter.cli import options
+from hypocenter.cli.options import EngineOptions, SamplingOptions
 from hypocenter.config import EngineConfig, SamplingParams, defaults
 from hypocenter.model.gguf.file import open_gguf
 
@@ -348,9 +349,7 @@ def test_options_have_every_field_and_default_of_the_configuration() -> None:
 
 
 def test_the_bundled_model_is_the_one_the_library_takes() -> None:
-    from hypocenter.engine import llm
-
-    assert llm.BUNDLED_MODEL == BUNDLED_MODEL
+    assert options.model_path(None) == str(DEMO)
     assert DEMO.is_file()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import selectors
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from hypocenter.device.limits import named_gpu
 from hypocenter.device.offline.compiled import CompiledKernel
 from hypocenter.errors import HypoError, UsageError
 from hypocenter.refusals import Refused
+from hypocenter.wording import signal_name
 
 WORKER = "hypocenter.check.compile_worker"
 COMPILE_SECONDS = 300.0
@@ -138,12 +138,7 @@ class Worker:
 
 
 def _end_text(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
+    return f"exit code {code}" if code >= 0 else signal_name(-code)
 
 
 def compile_all(

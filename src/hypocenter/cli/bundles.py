@@ -12,7 +12,6 @@ from hypocenter.cli.output import printable, say
 from hypocenter.errors import UsageError
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.events import FOREIGN
 from hypocenter.record.gap import GapKind
 
 
@@ -57,8 +56,3 @@ def tell_of_good(good: Bundle, name: str, examined: Bundle) -> None:
 def _weights(bundle: Bundle) -> set[tuple[str, str, tuple[int, ...]]]:
     """Names, types and shapes of what a model's file holds."""
     return {(one.name, one.dtype, one.shape) for one in bundle.tensors if one.owner == "model"}
-
-
-def is_foreign(bundle: Bundle) -> bool:
-    """Whether a program was recorded that is not this package's, and of it launches alone."""
-    return bool(bundle.tensors) and all(one.owner == FOREIGN for one in bundle.tensors)

@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from types import FrameType
 
-from hypocenter.cli.bundles import bundle_at, is_foreign, tell_of_good
+from hypocenter.cli.bundles import bundle_at, tell_of_good
 from hypocenter.cli.options import DoctorOptions
 from hypocenter.cli.output import printable, say
 from hypocenter.cli.progress import ProgressDisplay
@@ -30,6 +30,7 @@ from hypocenter.record.ring import Run
 from hypocenter.watch import collect, dead_runs, foreign_runs
 from hypocenter.watch.child import Deadlines, Ended, watch
 from hypocenter.watch.fault_text import signal_below
+from hypocenter.wording import signal_name
 
 #: What the folder of a bundle is called; where that is taken, -2, -3, ... follow.
 DEFAULT_FOLDER = "hypo-bundle"
@@ -134,7 +135,7 @@ def doctor(request: DoctorRequest) -> None:
     elif asked.markdown:
         text = report.report_markdown(diagnosis)
     else:
-        foreign = is_foreign(examined)
+        foreign = examined.is_foreign
         origin = report.Origin(str(folder), has_steps=not foreign, needs_sources=foreign)
         text = report.report_text(diagnosis, origin, show_all=asked.all)
     print(printable(text), end="")
@@ -242,12 +243,6 @@ def how(ended: Ended) -> str:
         name = signal_name(below)
         return f"the command ended with exit code {ended.exit_code}: {name} ended what it ran"
     return f"the command ended with exit code {ended.exit_code}"
-
-
-def signal_name(number: int) -> str:
-    with contextlib.suppress(ValueError):
-        return signal.Signals(number).name
-    return f"signal {number}"
 
 
 def _leave(ended: Ended, run: Run | None = None) -> int:

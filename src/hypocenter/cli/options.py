@@ -15,8 +15,8 @@ from cyclopts import Group, Parameter, Token
 
 from hypocenter.config import EngineConfig, SamplingParams, defaults
 from hypocenter.errors import BadSetting, UsageError
+from hypocenter.package import BUNDLED_MODEL
 
-BUNDLED_MODEL = "demo-q8_0.gguf"
 #: `-n -1` is llama.cpp's spelling of "until the model ends its answer or the context is full".
 UNTIL_END = -1
 

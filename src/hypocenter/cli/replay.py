@@ -16,8 +16,8 @@ from hypocenter.cli.bundles import bundle_at
 from hypocenter.cli.output import printable
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.errors import EXIT_ERROR, EXIT_GATE, HypoError, UsageError
-from hypocenter.record.bundle_index import OUTSIDE_PLANS, BundleIndex
-from hypocenter.record.events import LaunchRecord, Place
+from hypocenter.record.bundle_index import BundleIndex
+from hypocenter.record.events import OUTSIDE_PLANS, LaunchRecord, Place
 from hypocenter.replay.findings import Finding, ReplayReport
 
 MAX_BUDGET_SECONDS = 1e6

@@ -15,7 +15,6 @@ from hypocenter.errors import ErrorKind
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex, LaunchMade
 from hypocenter.record.events import (
-    FOREIGN,
     Event,
     LaunchRecord,
     Place,
@@ -57,7 +56,7 @@ class Case:
     @property
     def is_foreign(self) -> bool:
         """Whether a program was recorded that is not this package's, and of it launches alone."""
-        return bool(self.tensors) and all(one.owner == FOREIGN for one in self.tensors.values())
+        return self.bundle.is_foreign
 
     @property
     def kind(self) -> str:

@@ -7,8 +7,7 @@ import signal
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import RootCause
-from hypocenter.record.bundle_index import OUTSIDE_PLANS
-from hypocenter.record.events import Place
+from hypocenter.record.events import OUTSIDE_PLANS, Place
 
 #: What a driver does not send.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)

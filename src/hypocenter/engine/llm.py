@@ -22,9 +22,8 @@ from hypocenter.errors import UsageError
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.text.chat import ChatTemplate, load_chat_template
 from hypocenter.model.text.tokenizer import Tokenizer, load_tokenizer
+from hypocenter.package import BUNDLED_MODEL
 from hypocenter.results import Completion, Delta, Route
-
-BUNDLED_MODEL = "demo-q8_0.gguf"
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]

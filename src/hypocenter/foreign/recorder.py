@@ -27,6 +27,7 @@ from hypocenter.record.bundle import Snapshot
 from hypocenter.record.catalogue import sources_of
 from hypocenter.record.events import (
     FOREIGN,
+    OUTSIDE_PLANS,
     Allocated,
     AllocationRecord,
     AnyEvent,
@@ -46,11 +47,10 @@ from hypocenter.record.ring_writer import RingWriter
 from hypocenter.record.run_folder import claim_folder, process_record
 from hypocenter.record.runtime_text import kind_of_text
 from hypocenter.record.trace_log import TraceWriter
+from hypocenter.tensor import span_of
 
 #: The device of launches that Triton's interpreter runs on the CPU.
 INTERPRETER = "interpreter"
-#: The plan of the place of a launch that belongs to none, as `record/bundle_index.py` has it.
-OUTSIDE_PLANS = -1
 #: What is written of one program; past it the recording begins anew, and the oldest is gone.
 STATIC_BYTES = 16 << 20
 MAX_VALUE_BYTES, RECENT_BYTES = 4096, 4 << 20
@@ -281,7 +281,7 @@ class ForeignRecorder:
         allocation, address, shape, strides, dtype = key
         number = self._tensors[key] = next(self._ids)
         width = int(tensor.element_size())
-        num_elements = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        num_elements = span_of(shape, strides)
         self._static(
             TensorRecord(
                 id=number,

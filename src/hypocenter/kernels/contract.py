@@ -33,7 +33,7 @@ from hypocenter.refusals import (
     EntryRefusal,
     EntryRepeated,
 )
-from hypocenter.tensor import Tensor
+from hypocenter.tensor import Tensor, span_of
 
 
 class Contract:
@@ -89,7 +89,7 @@ class Contract:
     def needs_int64(self, **arguments: Any) -> bool:
         """Whether an argument spans 2**31 elements or more, so that 32-bit offsets would wrap."""
         return any(
-            tensor is not None and _span(tensor) >= 1 << 31
+            tensor is not None and span_of(tensor.shape, tensor.strides) >= 1 << 31
             for tensor in (arguments[arg.name] for arg in self.args)
         )
 
@@ -238,10 +238,3 @@ def repeated_entries(entries: Array, live: Array) -> Array:
 
 def _first(mask: Array) -> tuple[int, ...]:
     return tuple(int(i) for i in np.argwhere(mask)[0])
-
-
-def _span(tensor: Tensor) -> int:
-    """Elements from the first to behind the last that the view reaches."""
-    if not tensor.num_elements:
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))

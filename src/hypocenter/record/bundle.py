@@ -37,6 +37,7 @@ from hypocenter.record.bundle_json import (
     with_nonfinite,
 )
 from hypocenter.record.events import (
+    FOREIGN,
     Allocated,
     AnyEvent,
     Captured,
@@ -114,6 +115,11 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     kernel_log: tuple[str, ...] = ()
     missing: tuple[Gap, ...] = ()
     redacted: bool = True
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether a program was recorded that is not this package's, and of it launches alone."""
+        return bool(self.tensors) and all(one.owner == FOREIGN for one in self.tensors)
 
     def declaration(self, launch: LaunchRecord) -> Declaration | None:
         """What the contract of a launch says."""

@@ -14,6 +14,7 @@ from typing import TypeVar
 from hypocenter.errors import UsageError
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import (
+    OUTSIDE_PLANS,
     Allocated,
     AllocationRecord,
     Copied,
@@ -28,10 +29,6 @@ from hypocenter.record.events import (
     Values,
     Waited,
 )
-
-#: The plan of a Place whose launch belongs to no plan; its `launch` is the event's `seq` then.
-OUTSIDE_PLANS = -1
-
 
 _E = TypeVar("_E", bound=Event)
 

@@ -356,6 +356,10 @@ AnyEvent = (
 )
 
 
+#: The plan of a Place whose launch belongs to no plan; its `launch` is the event's `seq` then.
+OUTSIDE_PLANS = -1
+
+
 class Place(msgspec.Struct, frozen=True):
     """A launch of a plan in a step: number `launch` of plan `plan`."""
 

@@ -5,7 +5,6 @@ Judges no access: `memory.py` does.
 
 from __future__ import annotations
 
-import math
 import mmap
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.dtypes import Array
+from hypocenter.tensor import span_of
 
 #: An address names its argument: number `i` lies at (i << 40) + 2**39, so an offset may be wrong
 #: by 512 GiB either way and still be attributed to the argument that it was added to.
@@ -127,10 +127,7 @@ class Argument:
 
 def extent_bytes(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> int:
     """Bytes from the first element to the end of the last; 0 for an empty tensor."""
-    if math.prod(shape) == 0:
-        return 0
-    span = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return (span + 1) * item_bytes
+    return span_of(shape, strides) * item_bytes
 
 
 def _lazy_zeros(count: int) -> Array:

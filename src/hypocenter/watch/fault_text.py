@@ -16,6 +16,7 @@ import msgspec
 from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, EXIT_OK, EXIT_USAGE, ErrorKind
 from hypocenter.record.events import FaultRecord
 from hypocenter.record.runtime_text import kind_of_text
+from hypocenter.wording import signal_name
 
 MAX_MESSAGE_CHARS = 2000
 MAX_STACK_CHARS = 20_000
@@ -98,7 +99,7 @@ def fault_in(stderr: str, exit_code: int | None, signal: int | None) -> FaultRec
     found = _spoken(stderr)
     if signal is not None and signal not in ENDED_BY_HAND:
         found = msgspec.structs.replace(
-            found or FaultRecord(kind="crash", message=f"ended by {signal_name(signal)}"),
+            found or FaultRecord(kind="crash", message=f"ended by {_signal_text(signal)}"),
             kind="crash",
         )
     if found is None and exit_code not in (None, 0):
@@ -119,12 +120,9 @@ def is_fault(stderr: str, exit_code: int | None, signal: int | None) -> bool:
     return exit_code == EXIT_FAULT or is_refusal or _spoken(stderr) is not None
 
 
-def signal_name(number: int) -> str:
-    """SIGABRT and the like, with what each means for a program that used a GPU."""
-    try:
-        name = signals.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+def _signal_text(number: int) -> str:
+    """A signal's name, and what it means for a program that used a GPU."""
+    name = signal_name(number)
     meaning = {
         "SIGKILL": " (from outside: the kernel when memory ran out, or a person)",
         "SIGSEGV": " (an access of the host's own memory that is not there)",

@@ -16,6 +16,7 @@ from hypocenter.device.guard.faults import AccessFault, GuardSite
 from hypocenter.device.guard.source import is_jit
 from hypocenter.errors import HypoError, LaunchRejected, UsageError
 from hypocenter.refusals import Refused
+from hypocenter.tensor import span_of
 
 __all__ = ["GROUP_BYTES", "SLOTS", "Guarded", "extent_bytes", "guard"]
 
@@ -83,10 +84,7 @@ def extent_bytes(array: Any, kernel: str = "kernel", parameter: str = "argument"
     if min(strides, default=0) < 0:
         what = f"has negative strides {tuple(strides)}"
         raise LaunchRejected(kernel, Refused(argument=parameter, what=what, way_out="copy it"))
-    if 0 in array.shape:
-        return 0
-    last = sum((n - 1) * stride for n, stride in zip(array.shape, strides, strict=True))
-    return int((last + 1) * element_bytes)
+    return int(span_of(array.shape, strides) * element_bytes)
 
 
 def guard(jit_function: Any, pointers: Iterable[str], *, group_bytes: int = GROUP_BYTES) -> Guarded:

@@ -32,7 +32,7 @@ from hypocenter.refusals import (
     WrongStrides,
     WrongType,
 )
-from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
+from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides, span_of
 
 Arguments = Mapping[str, Any]
 
@@ -417,7 +417,7 @@ def _remade(
     strides = tensor.strides if shape is None else contiguous_strides(shape)
     shape = shape or tensor.shape
     offset = tensor.offset if offset is None else offset
-    span = offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    span = offset + span_of(shape, strides)
     memory = tensor.allocation
     num_bytes = max(memory.num_bytes, span * (1 if dtype.is_quantised else dtype.block_bytes))
     room = Allocation(

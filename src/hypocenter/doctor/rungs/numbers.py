@@ -14,7 +14,7 @@ from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven
 from hypocenter.doctor.rungs.contracts import rebuilt_facts
 from hypocenter.kernels.registry import recorded_contract
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.tensor import Tensor
+from hypocenter.tensor import Tensor, span_of
 
 NAME = "numbers"
 _WIDE_ELEMENTS = 1 << 31
@@ -71,7 +71,7 @@ def _wrong_stride(
     assert tensor is not None
     fact = case.fact_of(launch, pointer)
     rows = tensor.shape[0]
-    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
+    span = span_of(tensor.shape, tensor.strides)
     reach = (rows - 1) * given + span - (rows - 1) * right
     text = (
         f"{parameter} is {given}, but the rows of {fact} ({tensor.name}, shape {tensor.shape}) lie "
@@ -119,7 +119,7 @@ def _narrow(case: Case, use: LaunchMade) -> Claim | None:
     if contract is None or facts is None or not contract.needs_int64(**facts):
         return None
     sizes = {
-        name: 1 + sum((n - 1) * s for n, s in zip(fact.shape, fact.strides, strict=True))
+        name: span_of(fact.shape, fact.strides)
         for name, fact in facts.items()
         if isinstance(fact, Tensor) and fact.num_elements
     }

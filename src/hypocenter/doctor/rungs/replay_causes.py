@@ -19,6 +19,7 @@ from hypocenter.doctor.kernel_text import (
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord, TensorRecord
 from hypocenter.replay.findings import Finding, FindingKind, Site
+from hypocenter.tensor import span_of
 
 #: Makes what is put right about a tensor: `replay/recorded.py:TensorFact`.
 MakeFact = Callable[..., Any]
@@ -197,8 +198,8 @@ def _outside(
     name = finding.argument or ""
     source = _source(case, use, site)
     line = line_text(source, site.line) if source and site else ""
-    width = tensor.extent_bytes / max(_span(tensor), 1)
-    extent = _span(tensor)
+    width = tensor.extent_bytes / max(span_of(tensor.shape, tensor.strides), 1)
+    extent = span_of(tensor.shape, tensor.strides)
     number = finding.number if finding.number is not None else extent
     room = 2 * tensor.extent_bytes + int(max(number, 0) * width) + 4096
     grown = (
@@ -412,10 +413,3 @@ def _source(case: Case, use: LaunchMade, site: Site | None) -> SourceRecord | No
         if source.function == site.function and source.first_line <= site.line <= last:
             return source
     return case.sources.get(use.launch.source)
-
-
-def _span(tensor: TensorRecord) -> int:
-    """Elements from the first to behind the last."""
-    if 0 in tensor.shape:
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
