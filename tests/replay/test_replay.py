@@ -22,7 +22,7 @@ from hypocenter.replay.text import headroom_text  # noqa: E402
 
 def check(kernel: Any, grid: Any, /, **arguments: Any) -> ReplayReport:
     options = {k: arguments.pop(k) for k in ("programs", "undefined", "outputs", "budget_seconds",
-                                             "headroom") if k in arguments}  # fmt: skip
+                                             "headroom", "first") if k in arguments}  # fmt: skip
     return replay(kernel, grid, arguments, **options)
 
 
@@ -328,6 +328,15 @@ def test_a_wrapped_number_is_followed_through_a_division() -> None:
     assert {(f.kind, f.program, f.threshold) for f in report.findings} == {
         ("int32 overflow", (first, 0, 0), first)
     }
+
+
+def test_a_finding_shows_its_lowest_program_whichever_is_run_first() -> None:
+    launch = virtual_rows(40_000, 2**30)
+    found = [
+        check(kernels.scaled_rows, 4, **launch, first=first).findings for first in ((3,), (), (2, 3))
+    ]
+    assert found[0] == found[1] == found[2]
+    assert {finding.program for finding in found[0]} == {(2, 0, 0)}
 
 
 def test_sixty_four_bit_offsets_do_not_overflow() -> None:

@@ -33,8 +33,9 @@ def _too_wide(argument: Argument, offset: int, width: int) -> _Place:
 
 @dataclass(slots=True)
 class _Found:
-    finding: Finding
-    num_lanes: int
+    finding: Finding  # of the lowest program that has it
+    program: tuple[int, int, int]
+    num_lanes: int = 0
     programs: set[tuple[int, int, int]] = field(default_factory=set)
 
 
@@ -130,11 +131,15 @@ class CheckedMemory:
         describe: Callable[[int], _Place],
         **more: Any,
     ) -> None:
-        """Note a fault of `lanes` (flat numbers); `describe(i)` tells of the i-th of them."""
+        """Note a fault of `lanes` (flat numbers); `describe(i)` tells of the i-th of them.
+
+        The lowest program that has it is the one that is shown, in whatever order they are run.
+        """
         frames = kernel_frames()
         name = argument.name if argument else None
         key = (kind, name, tuple((f.f_code, f.f_lasti) for f in frames))
-        if key not in self._found:
+        found = self._found.get(key)
+        if found is None or self._program[::-1] < found.program[::-1]:
             sites = tuple(site_of(frame) for frame in frames)
             lane = tuple(int(x) for x in np.unravel_index(int(lanes[0]), shape)) if shape else ()
             detail, element, number = describe(0)
@@ -153,7 +158,10 @@ class CheckedMemory:
                 values=values,
                 **more,
             )
-            self._found[key] = _Found(finding, 0)
+            if found is None:
+                self._found[key] = _Found(finding, self._program)
+            else:
+                found.finding, found.program = finding, self._program
         self._found[key].num_lanes += len(lanes)
         self._found[key].programs.add(self._program)
 

@@ -295,7 +295,9 @@ class _Run:
     @property
     def failures(self) -> tuple[Finding, ...]:
         return tuple(
-            msgspec.structs.replace(same[0], num_programs=len(same))
+            msgspec.structs.replace(
+                min(same, key=lambda finding: (finding.program or ())[::-1]), num_programs=len(same)
+            )
             for same in self._failures.values()
         )
 
