@@ -68,7 +68,7 @@ class Problem:
         self.counts = self.ints("counts", np.array([self.num_rows, 0]))
         self.q = self.floats("q", (self.num_rows, HEADS * HEAD_DIM), DType.F32)
         self.out = self.floats("out", (self.num_rows, HEADS * HEAD_DIM), DType.F32)
-        self.partial: attention.Partial | None = None
+        self.partial: attention.TileScratch | None = None
 
     def ints(self, name: str, values: np.ndarray[Any, Any]) -> Tensor:
         made = memory.allocate(name, "benchmark", DType.I32, values.shape, device=self.device)
@@ -85,7 +85,7 @@ class Problem:
         plan = PlanBuilder(self.num_rows, self.device)
         if split and self.partial is None:
             blocks = self.tables.shape[1]
-            self.partial = attention.Partial.allocate(
+            self.partial = attention.TileScratch.allocate(
                 self.layers[0][0], self.num_rows, HEADS, blocks, device=self.device
             )
         name = "split_form" if split else "whole_form"

@@ -22,6 +22,7 @@ from hypocenter.model.architecture import Architecture
 from hypocenter.model.decoder import Decoder, KVPages, StepInputs
 from hypocenter.model.weights import Weights
 from hypocenter.record import recorder, ring
+from hypocenter.record.not_recording import UNREAD_HEADER
 from hypocenter.tensor import DType
 
 CONTEXT, BLOCK_SIZE = 2048, 16
@@ -50,11 +51,11 @@ def marks(device: str) -> dict[str, Any]:
         found.append(ring.read_run(opened.folder).progress)
     is_right = all(one.completed == one.submitted is not None for one in found)
     plan.release()
-    cells, word = recorder.NOT_RECORDED
+    header, word = UNREAD_HEADER
     graphs = {
-        "with": backend.capture(functools.partial(launch.walk, plan._numbered, cells, word)),
+        "with": backend.capture(functools.partial(launch.walk, plan._numbered, header, word)),
         "without": backend.capture(
-            functools.partial(launch.walk, tuple(enumerate(plan.launches)), cells, word)
+            functools.partial(launch.walk, tuple(enumerate(plan.launches)), header, word)
         ),
     }
     seconds: dict[str, list[float]] = {way: [] for way in graphs}

@@ -92,11 +92,11 @@ def large_weight(dtype: DType, num_rows: int, num_columns: int, device: str) -> 
     small = packing.place("sample", "benchmark", sample, device=device)
     num_tiles = packing.padded_rows(num_rows) // packing.ROWS_PER_ITEM
     parts: list[Any] = []
-    sizes = [p.num_bytes if isinstance(p, memory.Part) else 0 for p in small.data.parts]
+    sizes = [p.num_bytes if isinstance(p, memory.PackedArray) else 0 for p in small.data.parts]
     starts = [0, *itertools.accumulate(-(-size * num_tiles // 256) * 256 for size in sizes)]
     address = backend.allocate(starts[-1])
     for part, start in zip(small.data.parts, starts, strict=False):
-        if not isinstance(part, memory.Part):
+        if not isinstance(part, memory.PackedArray):
             parts.append(part)
             continue
         source = part.argument
@@ -104,7 +104,7 @@ def large_weight(dtype: DType, num_rows: int, num_columns: int, device: str) -> 
         view = backend.argument(address + start, kind, source.numel() * num_tiles)
         if source.numel():
             view.view(num_tiles, -1).copy_(source)
-        parts.append(memory.Part(view, part.num_bytes * num_tiles))
+        parts.append(memory.PackedArray(view, part.num_bytes * num_tiles))
     backend.free(small.allocation.address)
     allocation = Allocation(next(_ids), device, starts[-1], "benchmarks", address)
     shape = (num_rows, num_columns)

@@ -6,6 +6,7 @@ bound would see it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -257,22 +258,28 @@ class _Make:
             caches = (("k_cache", key_shape), ("v_cache", value_shape))
             return rows + [self.put(name, np.zeros(shape, kind)) for name, shape in caches]
 
-        q, k, v, *cache = parts = made()
+        parts = made()
+        q, k, v, k_cache, v_cache = parts
         plan = PlanBuilder(6, self.device)
         for x, num in ((q, num_heads), (k, num_kv_heads)):
             rope.rotate(
                 plan, x, places, table, counts, num_heads=num, head_dim=head_dim, style=style
             )
-        kv_write.kv_write(plan, k, v, slots, *cache, counts)
+        kv_write.kv_write(plan, k, v, slots, k_cache, v_cache, counts)
         launch.run(plan.launches)
+
+        def written(fused: list[Tensor], plan: PlanBuilder) -> None:
+            q, k, v, k_cache, v_cache = fused
+            rope_write.rope_write(
+                plan, q, k, v, places, slots, table, k_cache, v_cache, counts,
+                num_heads=num_heads, head_dim=head_dim, style=style,
+            )  # fmt: skip
+
         for at in (0, 3, 4):
             fused = made()
             yield Case(
                 "rope_write", f"{style} {rope_dim} of {head_dim} {dtype.name} {parts[at].name}", 6,
-                lambda p, fused=fused: rope_write.rope_write(  # type: ignore[misc]
-                    p, *fused[:3], places, slots, table, *fused[3:], counts,
-                    num_heads=num_heads, head_dim=head_dim, style=style,
-                ),
+                functools.partial(written, fused),
                 fused[at], memory.to_host(parts[at]).astype(np.float64), 1e-300,
             )  # fmt: skip
 

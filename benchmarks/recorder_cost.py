@@ -40,6 +40,7 @@ from hypocenter.kernels.weights import packing  # noqa: E402
 from hypocenter.model.architecture import FAMILIES, Architecture, Rope  # noqa: E402
 from hypocenter.model.weights import LayerWeights, Weights  # noqa: E402
 from hypocenter.record import recorder  # noqa: E402
+from hypocenter.record.not_recording import NotRecording  # noqa: E402
 from hypocenter.record.recorder import Recorder  # noqa: E402
 from hypocenter.tensor import DType, Tensor  # noqa: E402
 
@@ -172,7 +173,7 @@ def by_turns(engine: Engine, opened: Recorder, num_steps: int) -> dict[str, list
         try:
             for _ in range(min(num_steps, 100) // TURN):
                 for way in ("on", "off"):
-                    recorder._current = opened if way == "on" else None
+                    recorder._current = opened if way == "on" else NotRecording()
                     engine.step()
                     started = time.perf_counter()
                     for _ in range(TURN):

@@ -27,6 +27,7 @@ from hypocenter import __version__
 from hypocenter.cli import bench
 from hypocenter.config import EngineConfig
 from hypocenter.device.cpu import lang, vector
+from hypocenter.device.cpu.vector_ir import LANES
 from hypocenter.engine.runner import load_runner
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.tensor import Tensor
@@ -143,9 +144,9 @@ def _memory() -> Array:
 def read_by_kernel(num_threads: int, values: Array) -> list[float]:
     """With a loop in the words and the thread pool that the kernels use."""
     lang.set_num_threads(num_threads)
-    step = 4 * num_threads * NUM_STREAMS * vector.LANES
+    step = 4 * num_threads * NUM_STREAMS * LANES
     values = values[: len(values) // step * step]
-    sums = np.zeros((num_threads, vector.LANES), np.float32)
+    sums = np.zeros((num_threads, LANES), np.float32)
     _read(values[:step], sums)  # compiles
     return _speeds(values.nbytes, lambda: _read(values, sums))
 
@@ -177,14 +178,14 @@ def _read(values: Any, sums: Any) -> None:
     for part in lang.prange(sums.shape[0]):
         a = b = c = d = vector.splat(np.float32(0))
         first = part * NUM_STREAMS * length
-        for column in range(0, length, 4 * vector.LANES):
+        for column in range(0, length, 4 * LANES):
             for stream in range(NUM_STREAMS):
                 at = first + stream * length + column
                 a = vector.add(a, vector.load(values, at))
                 b = vector.add(b, vector.load(values, at + 16))
                 c = vector.add(c, vector.load(values, at + 32))
                 d = vector.add(d, vector.load(values, at + 48))
-        vector.store(sums, part * vector.LANES, vector.add(vector.add(a, b), vector.add(c, d)))
+        vector.store(sums, part * LANES, vector.add(vector.add(a, b), vector.add(c, d)))
 
 
 def main() -> None:

@@ -333,7 +333,8 @@ def test_a_wrapped_number_is_followed_through_a_division() -> None:
 def test_a_finding_shows_its_lowest_program_whichever_is_run_first() -> None:
     launch = virtual_rows(40_000, 2**30)
     found = [
-        check(kernels.scaled_rows, 4, **launch, first=first).findings for first in ((3,), (), (2, 3))
+        check(kernels.scaled_rows, 4, **launch, first=first).findings
+        for first in ((3,), (), (2, 3))
     ]
     assert found[0] == found[1] == found[2]
     assert {finding.program for finding in found[0]} == {(2, 0, 0)}
