@@ -1,4 +1,7 @@
-"""The environment that tests run in; the watchdog is `faulthandler_timeout` in pyproject.toml."""
+"""The environment that tests run in, and the choice of tiers.
+
+The watchdog is `faulthandler_timeout` in pyproject.toml, the table of tiers is `tiers.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,12 @@ import itertools
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
 import pytest
+from tiers import TIERS, NoSingleTier, empty_grids, tier_of_case, tier_of_folder
+
+TESTS = Path(__file__).parent
 
 # The settings of whoever runs the tests must not change what they see, and nothing is downloaded.
 # What they say of instructions may stay: results are within the same bounds on every path.
@@ -28,3 +35,60 @@ _numbers = itertools.count(1)
 def _own_run_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test's commands record into a folder of their own, so that no other tells of a death."""
     monkeypatch.setenv("HYPO_RUN_DIR", os.path.join(_runs, str(next(_numbers))))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", default="", help="run these tiers alone, separated by commas")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if unknown := _tiers_asked_for(config) - TIERS.keys():
+        raise pytest.UsageError(f"no tier {unknown}; known are {', '.join(TIERS)}")
+
+
+def _tiers_asked_for(config: pytest.Config) -> set[str]:
+    return set(filter(None, config.getoption("--tier").split(",")))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Read no folder of a tier that was not asked for; marks move cases of fast folders only."""
+    asked = _tiers_asked_for(config)
+    if not asked or collection_path.suffix != ".py" or TESTS not in collection_path.parents:
+        return None
+    file = collection_path.relative_to(TESTS).as_posix()
+    if not collection_path.name.startswith("test_"):
+        return None
+    return True if tier_of_folder(file) not in asked | {"fast"} else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    asked = _tiers_asked_for(config)
+    try:
+        tiers = [_tier_of(item) for item in items]
+        _refuse_empty_grids(config, items, tiers)
+    except NoSingleTier as error:
+        raise pytest.UsageError(str(error)) from error
+    if asked:
+        left = [item for item, tier in zip(items, tiers, strict=True) if tier not in asked]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item, tier in zip(items, tiers, strict=True) if tier in asked]
+
+
+def _tier_of(item: pytest.Item) -> str:
+    moves = [(mark.args[0], mark.kwargs.get("fast")) for mark in item.iter_markers("tier")]
+    call = getattr(item, "callspec", None)
+    file = item.path.relative_to(TESTS).as_posix()
+    return tier_of_case(file, moves, call.params if call else {})
+
+
+def _refuse_empty_grids(config: pytest.Config, items: list[pytest.Item], tiers: list[str]) -> None:
+    """A mark that says which cases are fast must leave some, or the fast tier lacks that test."""
+    if any("::" in argument for argument in config.args):
+        return  # not all cases are here
+    cases = [
+        (item.nodeid.partition("[")[0], tier)
+        for item, tier in zip(items, tiers, strict=True)
+        if any("fast" in mark.kwargs for mark in item.iter_markers("tier"))
+    ]
+    if empty := empty_grids(cases):
+        raise NoSingleTier(f"no case is left in the fast tier: {', '.join(sorted(empty))}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -170,6 +171,7 @@ def test_two_threads_and_two_models_on_the_workqueue_layer(model: Path) -> None:
             "PATH": "/usr/bin:/bin",
             "NUMBA_THREADING_LAYER": "workqueue",
             "HOME": str(Path.home()),
+            **({"HYPO_CACHE_DIR": cache} if (cache := os.environ.get("HYPO_CACHE_DIR")) else {}),
         },
         capture_output=True,
         text=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import guard_pages
 import kernel_launch
@@ -65,12 +66,31 @@ def group_steps(x: np.ndarray) -> np.ndarray:
 COLUMNS = [(dtype, 512 if dtype.is_quantised else 131) for dtype in WEIGHT_TYPES]
 COLUMNS += [(DType.BF16, 130)]
 COLUMNS += [(dtype, 416) for dtype in WEIGHT_TYPES if dtype.block_elements == 32]
+#: A type of each layout of records: bytes, nibbles, nibbles and bits, crumbs, those and bits, six
+#: bits; and the floats.
+OF_EACH_LAYOUT = (
+    DType.Q8_0, DType.Q4_K, DType.Q5_0, DType.Q2_K, DType.Q3_K, DType.Q6_K,
+    DType.F32, DType.F16, DType.BF16,
+)  # fmt: skip
+
+
+def is_in_short_grid(case: SimpleNamespace) -> bool:
+    """One type per layout; all shapes on one thread, few in the other forms, fewer on a GPU."""
+    if case.dtype not in OF_EACH_LAYOUT:
+        return False
+    if case.device == "one thread":
+        return True
+    if case.device == "sim:mi300x":
+        is_many = case.dtype in (DType.F16, DType.Q4_K) and case.num_rows == 66
+        return case.num_rows == 3 or is_many
+    return case.num_rows in (3, 66)
 
 
 @pytest.mark.parametrize(("dtype", "num_columns"), COLUMNS)
 @pytest.mark.parametrize(
     ("num_rows", "num_outputs"), [(1, 1), (3, 127), (5, 129), (8, 64), (66, 33)]
 )
+@pytest.mark.tier("sim", fast=is_in_short_grid)
 def test_linear(dtype: DType, num_columns: int, num_rows: int, num_outputs: int) -> None:
     raw = random_rows(dtype, num_outputs, num_columns)
     weights = block_types.dequantise(raw, dtype, num_columns).astype(np.float64)
@@ -102,6 +122,12 @@ def test_linear(dtype: DType, num_columns: int, num_rows: int, num_outputs: int)
 
 
 @pytest.mark.parametrize("dtype", WEIGHT_TYPES)
+@pytest.mark.tier(
+    "sim",
+    fast=lambda case: (
+        case.dtype in ((DType.F16, DType.Q4_K) if "sim" in case.device else OF_EACH_LAYOUT)
+    ),
+)
 def test_a_row_of_linear_does_not_depend_on_its_company(device: str, dtype: DType) -> None:
     """Alone, among few and among many: on a GPU those are three forms of two kernels."""
     is_paired = dtype is DType.BF16 and device == "cpu"
@@ -185,6 +211,7 @@ def assert_tiles(
 
 
 @pytest.mark.parametrize(("dtype", "num_columns"), COLUMNS)
+@pytest.mark.tier("sim", fast=lambda case: case.dtype in OF_EACH_LAYOUT)
 def test_lookup_is_exact(dtype: DType, num_columns: int) -> None:
     raw = random_rows(dtype, 130, num_columns)
     ids = np.array([129, 0, 15, 16, 77], np.int32)
@@ -295,6 +322,7 @@ class _Cache:
 )
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (7, 0.0), (0, 2.0)])
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.tier("sim", fast=lambda case: "sim" not in case.device or case.dtype == "f16")
 def test_attention(
     num_keys: int, num_tokens: int, heads: int, kv_heads: int, head_dim: int,
     window: int, softcap: float, dtype: str,

@@ -189,6 +189,7 @@ def test_the_background_case_is_solved_from_its_bundle(
     assert "two_bytes" not in " ".join(bundle.command)
 
 
+@pytest.mark.tier("sim")
 def test_what_parts_of_attention_leave_out_is_named_and_what_they_may_is_no_finding(
     tmp_path: Path,
 ) -> None:

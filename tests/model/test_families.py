@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,11 @@ NUM_PROMPT_TOKENS = 96
 NUM_DECODE_TOKENS = 40
 
 
+def is_of_two_families(case: SimpleNamespace) -> bool:
+    """The one that most are like, and one with much of its own."""
+    return case.model in ("llama", "gemma2")
+
+
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FamilyModel:
     return make_family(request.param, tmp_path_factory.mktemp("family"))
@@ -32,12 +38,14 @@ def relative_error(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
+@pytest.mark.tier("sim", fast=is_of_two_families)
 def test_prompt_in_one_pass(model: FamilyModel) -> None:
     ids = model.token_ids[:NUM_PROMPT_TOKENS]
     ours = engine_logits(model.path, ids, model.context_length)
     assert relative_error(ours, hf_logits(model.hf_model, ids)) < TOLERANCE
 
 
+@pytest.mark.tier("sim", fast=is_of_two_families)
 def test_token_by_token(model: FamilyModel) -> None:
     """Chunks of one token are decode steps: each reads all earlier positions from the cache."""
     ids = model.token_ids[:NUM_DECODE_TOKENS]

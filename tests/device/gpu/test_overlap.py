@@ -23,7 +23,8 @@ from hypocenter.kernels.rowwise import norm
 from hypocenter.model.specimens import project_specimens
 from hypocenter.tensor import DType, Tensor
 
-KERNELS = tuple({one.name: one.jit for one in project_specimens()}.values())
+SPECIMENS = project_specimens()
+KERNELS = tuple({one.name: one.jit for one in SPECIMENS}.values())
 OVERLAPPING = [jit for jit in KERNELS if "OVERLAPS" in jit.arg_names]
 #: What a program does that others may see, or that ends it, in PTX.
 DEEDS = ("ld.global", "st.global", "cp.async", "atom.", "red.", "ret;", "bra")
@@ -48,7 +49,7 @@ def test_a_kernel_that_overlaps_waits_first(jit: Any) -> None:
 
 @cache
 def specimen(name: str) -> Specimen:
-    return next(one for one in project_specimens() if one.name == name and one.vendor != "amd")
+    return next(one for one in SPECIMENS if one.name == name and one.vendor != "amd")
 
 
 def ptx(one: Specimen, arch: str) -> str:
@@ -61,6 +62,10 @@ def ptx(one: Specimen, arch: str) -> str:
     ("name", "guarded"),
     [(jit.__name__, False) for jit in OVERLAPPING]
     + [(name, True) for name in ("rms_norm_kernel", "rope_write_kernel", "mark_kernel")],
+)
+@pytest.mark.tier(
+    "targets",
+    fast=lambda case: case.guarded or case.name in ("split_kernel", "linear_codes_few_kernel"),
 )
 def test_the_compiler_moves_nothing_before_the_wait(name: str, guarded: bool) -> None:
     one = specimen(name)

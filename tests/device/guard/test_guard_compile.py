@@ -69,6 +69,9 @@ def ttir(plain_or_guarded: Specimen) -> str:
 
 
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.tier(
+    "targets", fast=lambda case: case.name in ("scale_kernel", "descriptor_kernel", "lock_kernel")
+)
 def test_every_form_compiles(name: str) -> None:
     for arch in ARCHES if name in EVERYWHERE else ARCHES[:1]:
         built = compile_specimen(form(name), arch)
@@ -104,6 +107,7 @@ def wide(built: CompiledKernel) -> tuple[int, int]:
     [("*fp16 *fp16 i32", 2048), ("*fp32 *fp32 i32", 2048), ("*u8 *u8 i32", 4096)],
 )
 @pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+@pytest.mark.tier("targets", fast=lambda case: case.block == 4096)
 def test_wide_accesses_stay_wide(arch: str, types: str, block: int) -> None:
     plain = specimen(K.wide_kernel, types, {"BLOCK": block})
     before = compile_specimen(plain, arch)

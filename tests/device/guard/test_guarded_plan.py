@@ -19,6 +19,8 @@ from hypocenter.kernels.attention import rope
 from hypocenter.model.specimens import project_specimens
 from hypocenter.tensor import Tensor
 
+SPECIMENS = project_specimens()
+
 
 @pytest.fixture(autouse=True)
 def sim(monkeypatch: pytest.MonkeyPatch) -> str:
@@ -164,9 +166,9 @@ def test_a_cpu_kernel_has_no_guarded_form(monkeypatch: pytest.MonkeyPatch) -> No
     plan.run()  # as before
 
 
-@pytest.mark.parametrize("name", sorted({specimen.name for specimen in project_specimens()}))
+@pytest.mark.parametrize("name", sorted({specimen.name for specimen in SPECIMENS}))
 def test_every_kernel_is_guardable(name: str) -> None:
-    specimen = next(s for s in project_specimens() if s.name == name)
+    specimen = next(s for s in SPECIMENS if s.name == name)
     pointers = [p for p, kind in specimen.signature.items() if kind.startswith("*")]
     guarded = guard(specimen.jit, pointers)
     assert {p for site in guarded.sites for p in site.parameters} == set(pointers)

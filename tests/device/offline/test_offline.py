@@ -50,6 +50,9 @@ REGISTER_HOLDERS = {
 
 @pytest.mark.parametrize("arch", AMD)
 @pytest.mark.parametrize("name", REGISTER_HOLDERS)
+@pytest.mark.tier(
+    "targets", fast=lambda case: case.arch in ("gfx942", "gfx1100") and case.name != "hoard 16384"
+)
 def test_waves_by_registers_are_what_llvm_says(name: str, arch: str) -> None:
     specimen = REGISTER_HOLDERS[name]
     compiled = _compiled(specimen, arch)
@@ -95,6 +98,7 @@ def test_the_registers_of_the_specimens_cover_the_range() -> None:
 
 @pytest.mark.parametrize("arch", NVIDIA)
 @pytest.mark.parametrize("name", ["copy", "product", "hoard 8192"])
+@pytest.mark.tier("targets", fast=lambda case: case.arch == "sm_90")
 def test_registers_and_spills_are_what_ptxas_says(name: str, arch: str, tmp_path: Path) -> None:
     record = compile_specimen(REGISTER_HOLDERS[name], arch)
     compiled = _compiled(REGISTER_HOLDERS[name], arch)
@@ -120,6 +124,7 @@ def test_registers_and_spills_are_what_ptxas_says(name: str, arch: str, tmp_path
 # (bits of one element, parameter type) of a copy in which a thread moves eight elements at once.
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1201", "sm_80", "sm_100"])
 @pytest.mark.parametrize(("dtype", "bits"), [("i8", 8), ("fp16", 16), ("fp32", 32), ("i64", 64)])
+@pytest.mark.tier("targets", fast=lambda case: case.arch in ("gfx942", "sm_80"))
 def test_widths_are_those_of_the_copy(dtype: str, bits: int, arch: str) -> None:
     num_threads = 4 * TABLE[arch].wavefront
     bits_per_thread = 1024 * bits // num_threads

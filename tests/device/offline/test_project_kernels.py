@@ -33,6 +33,7 @@ def _assert_launchable(records: list[CompiledKernel]) -> None:
 
 
 @pytest.mark.parametrize("arch", MAIN)
+@pytest.mark.tier("targets")
 def test_every_kernel_would_launch_without_spills(
     workers: tuple[Worker, Worker], arch: str
 ) -> None:

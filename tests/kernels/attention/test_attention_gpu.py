@@ -130,6 +130,7 @@ def exact(one: Sequence, window: int = 0, softcap: float = 0.0) -> Array:
         (130, 1, 1, 3, 65, 0.0),
     ],
 )
+@pytest.mark.tier("sim", fast=lambda case: case.dtype == "f16")
 def test_both_forms_give_the_same_bits_within_the_bound(
     length: int, heads: int, kv_heads: int, head_dim: int, window: int, softcap: float, dtype: str
 ) -> None:
@@ -160,6 +161,7 @@ def test_bits_do_not_depend_on_batch_chunk_page_size_or_form() -> None:
 
 
 @pytest.mark.parametrize("rows", [16, 32, 64])
+@pytest.mark.tier("sim", fast=lambda case: case.rows == 32)
 def test_bits_do_not_depend_on_how_a_kernel_is_cut(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -294,6 +294,7 @@ def test_dead_rows_stay_as_they_are(case: _Case) -> None:
     [(0, 0.0, "f32"), (2, 0.0, "f16"), (0, 1.5, "f16"), (100, 1.5, "f32")],
 )
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.tier("sim", fast=lambda case: case.shape in SHAPES[:2])
 def test_fused_attention_agrees_with_its_parts(
     shape: tuple[int, int, int, int, int], window: int, softcap: float, dtype: str
 ) -> None:
@@ -390,6 +391,7 @@ def _logits(model: Path, num_steps: int = 3, **settings: Any) -> tuple[Array, se
         ("gemma2", {"attn_logit_softcapping": 5.0, "attention.sliding_window": 4}),
     ],
 )
+@pytest.mark.tier("sim", fast=lambda case: case.family == "gemma2")
 def test_a_whole_model_gives_the_same_logits(
     tmp_path: Path, family: str, more: dict[str, float]
 ) -> None:

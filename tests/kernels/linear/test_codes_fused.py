@@ -144,6 +144,7 @@ def test_codes_of_a_gate(num_rows: int, num_live: int, width: int, kind: str) ->
 @pytest.mark.parametrize(("num_rows", "num_live"), [(1, 1), (5, 4), (19, 17), (40, 39), (2, 0)])
 @pytest.mark.parametrize("dtype", [DType.Q4_0, DType.Q4_K, DType.Q6_K])
 @pytest.mark.parametrize("width", [1, 96, 130, 320])
+@pytest.mark.tier("sim", fast=lambda case: case.dtype is DType.Q4_K)
 def test_codes_of_a_gate_of_products(
     num_rows: int, num_live: int, width: int, kind: str, dtype: DType
 ) -> None:
@@ -172,6 +173,10 @@ def test_codes_of_a_gate_of_products(
 )
 @pytest.mark.parametrize("num_tokens", [1, 9])
 @pytest.mark.parametrize("is_split", [True, False])
+@pytest.mark.tier(
+    "sim",
+    fast=lambda case: case.device == "cpu" or case.num_tokens == 1 or case.heads == 1,
+)
 def test_codes_of_attention(
     heads: int, kv_heads: int, head_dim: int, num_tokens: int, is_split: bool,
     monkeypatch: pytest.MonkeyPatch,

@@ -71,6 +71,12 @@ def _products(
 @pytest.mark.parametrize("biases", [(False,) * 4, (True, False, True, False)])
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("dtype", [DType.Q8_0, DType.Q4_K, DType.Q6_K, DType.F16, DType.BF16])
+@pytest.mark.tier(
+    "sim",
+    fast=lambda case: (
+        not case.dtype.is_quantised or (case.dtype is DType.Q4_K and case.num_rows == 3)
+    ),
+)
 def test_launches_of_several_weights_give_the_bits_of_each_alone(
     monkeypatch: pytest.MonkeyPatch, dtype: DType, num_rows: int, biases: tuple[bool, ...]
 ) -> None:

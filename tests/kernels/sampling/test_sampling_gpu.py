@@ -105,6 +105,7 @@ FILTERS: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("vocab_size", SIZES)
 @pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.tier("sim", fast=lambda case: (case.vocab_size, case.ties) == (129, True))
 def test_every_filter_chooses_as_the_reference(vocab_size: int, ties: bool) -> None:
     rng = np.random.default_rng(vocab_size)
     rows = rng.normal(0, 2, (len(FILTERS), vocab_size)).astype(np.float32)
@@ -127,6 +128,7 @@ def test_a_filter_alone_over_flat_logits_lets_through_what_the_reference_does(
     assert len(set(both(np.tile(row, (16, 1)), [TokenChoice(params, n) for n in range(16)]))) > 2
 
 
+@pytest.mark.tier("sim")
 def test_top_p_alone_over_many_ties_stops_at_the_same_token() -> None:
     rows = np.repeat(np.array([[0.0, 1.0, 0.5]], np.float32), 700, axis=1)
     draws = [
