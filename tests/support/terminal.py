@@ -1,15 +1,24 @@
-"""Runs the real command as a person would: as a process with pipes, or on a terminal of its own."""
+"""Runs the real command as a person would: as a process with pipes, or on a terminal of its own.
+
+Or in this process, for the many tests of what a command answers.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pty
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+
+from hypocenter.cli import app
 
 TIMEOUT_SECONDS = 100
 HYPO = [sys.executable, "-m", "hypocenter"]
@@ -39,6 +48,55 @@ def hypo(
         timeout=TIMEOUT_SECONDS,
         env={**os.environ, **(environ or {})},
     )
+
+
+def hypo_in_process(
+    *args: str, stdin: str = "", environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What `hypo` gives, in this process, which has loaded and compiled what it needs once.
+
+    For what a command answers. Not for signals, pipes and terminals, the end of a process, its
+    log (pytest takes that) and what only a fresh interpreter shows.
+    """
+    numbers = (0, 1, 2)
+    level = logging.getLogger("hypocenter").level
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in numbers]
+        files[0].write(stdin.encode())
+        files[0].seek(0)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for number, file in zip(numbers, files, strict=True):
+            before = os.dup(number)
+            stack.callback(os.close, before)
+            stack.callback(os.dup2, before, number)
+            os.dup2(file.fileno(), number)
+        patched = stack.enter_context(pytest.MonkeyPatch.context())
+        for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+            opened = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+            patched.setattr(sys, name, opened)
+            stack.callback(opened.close)
+        for name, value in (environ or {}).items():
+            patched.setenv(name, value)
+        try:
+            app.main(list(args))
+        except SystemExit as left:
+            code = left.code
+        finally:
+            logging.getLogger("hypocenter").setLevel(level)
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+        texts = []
+        for file in files[1:]:
+            file.seek(0)
+            texts.append(file.read().decode())
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess([*HYPO, *args], code, *texts)
+
+
+def lines_without_progress(stderr: str) -> list[str]:
+    """Lines that tell of progress do not count: a slow machine shows more of them."""
+    return [line for line in stderr.splitlines() if not line.endswith(" ...")]
 
 
 class Terminal:

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,32 +52,40 @@ def limits() -> TemplateLimits:
     return TemplateLimits(seconds=10.0, memory_bytes=64 << 20, output_bytes=1 << 20)
 
 
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
+def opened(request: pytest.FixtureRequest) -> Iterator[tuple[Family, ChatTemplate]]:
+    """A family and its template, whose helper serves all conversations."""
+    family = request.param
+    with ChatTemplate(
+        family.source, bos_token=family.bos_token, eos_token=family.eos_token
+    ) as template:
+        yield family, template
+
+
 @pytest.mark.parametrize("add_generation_prompt", [False, True])
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_renders_what_transformers_renders(
-    family: Family, conversation: str, add_generation_prompt: bool
+    opened: tuple[Family, ChatTemplate], conversation: str, add_generation_prompt: bool
 ) -> None:
     import jinja2
     from transformers.utils.chat_template_utils import render_jinja_template
 
     messages = CONVERSATIONS[conversation]
-    bos, eos = family.bos_token, family.eos_token
-    with ChatTemplate(family.source, bos_token=bos, eos_token=eos) as template:
-        try:
-            wanted, _ = render_jinja_template(
-                conversations=[messages],
-                chat_template=family.source,
-                add_generation_prompt=add_generation_prompt,
-                bos_token=bos,
-                eos_token=eos,
-            )
-        except jinja2.TemplateError as error:
-            with pytest.raises(TemplateError, match=str(error)):
-                template.render(messages, add_generation_prompt=add_generation_prompt)
-        else:
-            got = template.render(messages, add_generation_prompt=add_generation_prompt)
-            assert got == wanted[0]
+    family, template = opened
+    try:
+        wanted, _ = render_jinja_template(
+            conversations=[messages],
+            chat_template=family.source,
+            add_generation_prompt=add_generation_prompt,
+            bos_token=family.bos_token,
+            eos_token=family.eos_token,
+        )
+    except jinja2.TemplateError as error:
+        with pytest.raises(TemplateError, match=str(error)):
+            template.render(messages, add_generation_prompt=add_generation_prompt)
+    else:
+        got = template.render(messages, add_generation_prompt=add_generation_prompt)
+        assert got == wanted[0]
 
 
 def test_tojson_escapes_neither_unicode_nor_html() -> None:
