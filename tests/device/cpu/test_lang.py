@@ -72,6 +72,60 @@ def test_a_second_process_finds_the_kernel(tmp_path: Path) -> None:
         assert folder.stat().st_mode & 0o777 == 0o700
 
 
+TWO_PROCESSES = """
+import sys, time
+from pathlib import Path
+import numba
+from numba.core.caching import IndexDataCacheFile
+from hypocenter.device.cpu import code_cache
+import twice as module
+
+role, folder = sys.argv[1], Path(sys.argv[2])
+save_index, save_overload = IndexDataCacheFile._save_index, code_cache._KernelCache.save_overload
+
+def until(name, seconds):
+    end = time.monotonic() + seconds
+    while not (folder / name).exists() and time.monotonic() < end:
+        time.sleep(0.01)
+
+def in_the_middle(self, overloads):
+    (folder / "saving").touch()
+    until("saved", 1.5)
+    save_index(self, overloads)
+
+def meanwhile(self, signature, compiled):
+    until("saving", 60)
+    save_overload(self, signature, compiled)
+    (folder / "saved").touch()
+
+if role == "first":
+    IndexDataCacheFile._save_index = in_the_middle
+if role == "second":
+    code_cache._KernelCache.save_overload = meanwhile
+twice = numba.njit(module.twice)
+code_cache.keep(twice, module.twice, "plain")
+print(*map(twice, {"first": [3], "second": [0.5], "third": [3, 0.5]}[role]))
+print(sum(twice.stats.cache_hits.values()))
+"""
+
+
+def test_two_processes_that_save_at_once_lose_and_mistake_nothing(tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text("def twice(x):\n    return x + x\n")
+    environ = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": f"{PACKAGE_DIR.parent}{os.pathsep}{tmp_path}",
+        "HYPO_CACHE_DIR": str(tmp_path / "cache"),
+    }
+
+    def start(role: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", TWO_PROCESSES, role, str(tmp_path)]
+        return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+
+    both = start("first"), start("second")
+    assert [one.communicate(timeout=100)[0] for one in both] == ["6\n0\n", "1.0\n0\n"]
+    assert start("third").communicate(timeout=100)[0] == "6 1.0\n2\n"
+
+
 def test_code_for_one_path_of_instructions_is_not_found_on_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,6 +6,7 @@ of that file and of every file that it imports, so an edit anywhere else recompi
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -153,3 +154,13 @@ class _CacheImpl(caching.CompileResultCacheImpl):  # type: ignore[misc]
 
 class _KernelCache(caching.FunctionCache):  # type: ignore[misc]
     _impl_class = _CacheImpl
+
+    def _save_overload(self, signature: Any, compiled: Any) -> None:
+        """One process at a time, for numba's own way may give two the same file.
+
+        The code of one would then be found as that of the other, for arguments of another type.
+        """
+        self._impl.locator.ensure_cache_path()
+        with open(Path(self._cache_path) / "lock", "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            super()._save_overload(signature, compiled)
