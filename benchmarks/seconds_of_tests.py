@@ -2,6 +2,11 @@
 
     .venv/bin/python benchmarks/seconds_of_tests.py                 the fast tier
     .venv/bin/python benchmarks/seconds_of_tests.py fast sim tools  more of them
+    .venv/bin/python benchmarks/seconds_of_tests.py --of FOLDER     the fast tier, of a run that was
+                                                                    told to leave its diaries there
+
+Such a run is that of CI: PYTHONPATH=benchmarks PYTEST_ADDOPTS="-p seconds_of_tests"
+SECONDS_OF_TESTS_DIARIES=FOLDER .ci/run
 
 Seconds of the processor, children included, and not of the clock, so that other work on the machine
 changes little. Kernels are compiled anew, as in a fresh clone. pytest loads this file as a plugin.
@@ -44,8 +49,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             diary.write(json.dumps([item.nodeid.split("::")[0], _seconds() - before]) + "\n")
 
 
-def measure(tier: str, folder: Path) -> tuple[dict[str, tuple[float, int]], float, float]:
-    """Of each test file (seconds, tests); of the whole run seconds and seconds of the clock."""
+def measure(tier: str, folder: Path) -> Path:
+    """Run a tier with an empty cache of kernels; where the diaries are."""
     diaries = folder / tier
     diaries.mkdir()
     environ = {
@@ -54,42 +59,34 @@ def measure(tier: str, folder: Path) -> tuple[dict[str, tuple[float, int]], floa
         "HYPO_CACHE_DIR": str(folder / "cache"),
         "PYTHONPATH": str(ROOT / "benchmarks"),
     }
-    before = os.times()
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
     command += ["-p", "seconds_of_tests", "--tier", tier, "-o", "norecursedirs=.* peer"]
     subprocess.run(command, cwd=ROOT, env=environ, check=True)
-    after = os.times()
+    return diaries
+
+
+def table(tier: str, diaries: Path) -> str:
+    """A section of the document."""
     costs: dict[str, list[float]] = defaultdict(list)
     for diary in diaries.iterdir():
         for line in diary.read_text().splitlines():
             file, seconds = json.loads(line)
             costs[file].append(seconds)
-    whole = after.children_user + after.children_system
-    whole -= before.children_user + before.children_system
-    sums = {file: (sum(seconds), len(seconds)) for file, seconds in costs.items()}
-    return sums, whole, after.elapsed - before.elapsed
-
-
-def table(tier: str, files: dict[str, tuple[float, int]], whole: float, clock: float) -> str:
-    """A section of the document."""
-    rows = sorted(files.items(), key=lambda row: -row[1][0])
-    large = [row for row in rows if row[1][0] >= SMALL_SECONDS]
-    small = [row[1] for row in rows[len(large) :]]
-    large.append((f"{len(small)} more files", (sum(s for s, _ in small), sum(n for _, n in small))))
+    rows = sorted(((sum(c), len(c), file) for file, c in costs.items()), reverse=True)
+    large = [row for row in rows if row[0] >= SMALL_SECONDS]
+    small = rows[len(large) :]
+    large += [(sum(r[0] for r in small), sum(r[1] for r in small), f"{len(small)} more files")]
+    large += [(sum(r[0] for r in rows), sum(r[1] for r in rows), "all")]
     lines = [f"## {tier}", "", "| file | tests | processor s |", "|---|---:|---:|"]
-    lines += [f"| {file} | {number} | {seconds:.1f} |" for file, (seconds, number) in large]
-    number = sum(number for _, number in files.values())
-    lines += [
-        f"| all, with start, collection and workers | {number} | {whole:.0f} |",
-        "",
-        f"{clock:.0f} s by the clock, which other work on the machine lengthens.",
-    ]
-    return "\n".join(lines)
+    return "\n".join(lines + [f"| {file} | {number} | {s:.1f} |" for s, number, file in large])
 
 
-def main(tiers: list[str]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        parts = [table(tier, *measure(tier, Path(folder))) for tier in tiers or ["fast"]]
+def main(words: list[str]) -> None:
+    if words[:1] == ["--of"]:
+        parts = [table("fast", Path(words[1]))]
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            parts = [table(tier, measure(tier, Path(folder))) for tier in words or ["fast"]]
     day = datetime.date.today().isoformat()
     head = (
         "# What the tests cost\n\n"

@@ -162,6 +162,7 @@ def test_text_says_the_same(
     ("arch", "target", "is_amd"),
     [("h200", ["cuda", 90, 32], False), ("gfx942", ["hip", "gfx942", 64], True)],
 )
+@pytest.mark.tier("sim", fast=lambda case: case.arch == "h200")
 def test_the_file_sees_the_gpu_that_was_asked_for(
     tmp_path: Path, arch: str, target: list[Any], is_amd: bool
 ) -> None:
@@ -187,6 +188,7 @@ def write(folder: Path, text: str) -> str:
     return str(path)
 
 
+@pytest.mark.tier("sim")
 def test_a_fault_in_an_installed_package_is_reported_there(tmp_path: Path) -> None:
     package = tmp_path / "site-packages" / "some_kernels" / "ops.py"
     package.parent.mkdir(parents=True)
@@ -212,6 +214,12 @@ def test_a_budget_samples_and_says_so(tmp_path: Path) -> None:
     path = write(tmp_path, many.replace("BLOCK=256", "BLOCK=8"))
     done = hypo_in_process("check", path, "--budget", "0.4")
     assert "(sampled; --budget SECONDS runs more)" in done.stdout
+
+
+@pytest.mark.tier("sim")
+def test_a_sample_of_what_is_healthy_has_no_finding(tmp_path: Path) -> None:
+    healthy = (VICTIMS / "missing_mask.py").read_text().replace("n = 1000", "n = 16_000 - 8")
+    path = write(tmp_path, healthy.replace("BLOCK=256", "BLOCK=8"))
     done = hypo_in_process("check", path, "healthy", "--budget", "0.4")
     assert done.returncode in (0, 1)  # the file's own comparison fails on a sample
     assert "0 findings" in done.stdout
@@ -227,6 +235,7 @@ def test_a_budget_samples_and_says_so(tmp_path: Path) -> None:
     ],
     ids=["raises", "exits", "killed", "launches nothing"],
 )
+@pytest.mark.tier("sim", fast=lambda case: "kill" in case.text or case.text == "x = 1")
 def test_a_file_that_fails_is_an_error(
     tmp_path: Path, text: str, code: int, parts: list[str]
 ) -> None:

@@ -439,8 +439,10 @@ def test_more_threads_than_cores_are_told_and_not_claimed() -> None:
     assert_one_line(done.stderr, "--threads is 999", f"taking {num_threads}")
 
 
-def test_json_says_what_ran() -> None:
-    args = ["run", str(DEMO), "-p", PROMPT, "-n", "4", "-t", "1", "--kv-dtype", "f32", "--json"]
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
+@pytest.mark.tier("sim", fast=lambda case: case.kv_dtype == "f16")
+def test_json_says_what_ran(kv_dtype: str) -> None:
+    args = ["run", str(DEMO), "-p", PROMPT, "-n", "4", "-t", "1", "--kv-dtype", kv_dtype, "--json"]
     answer = json.loads(hypo_in_process(*args).stdout)
     assert answer["model"] == str(DEMO)
     assert len(answer["token_ids"]) == 4
@@ -448,7 +450,8 @@ def test_json_says_what_ran() -> None:
     assert answer["timings"]["num_prompt_tokens"] == len(answer["prompt_token_ids"])
     assert answer["timings"]["generated_tokens_per_second"] > 0
     route = answer["route"]
-    assert (route["device"], route["kv_dtype"].lower(), route["num_threads"]) == ("cpu", "f32", 1)
+    ran = (route["device"], route["kv_dtype"].lower(), route["num_threads"])
+    assert ran == ("cpu", kv_dtype, 1)
     assert route["weight_dtype"]
     assert route["instruction_set"]
     assert route["kernels"]
@@ -468,7 +471,7 @@ def test_stop_strings_and_seed_reach_the_engine() -> None:
 
 
 def test_bench_prints_a_table_that_can_be_compared_with_llama_bench() -> None:
-    done = hypo("bench", "-p", "16", "-n", "4", "-d", "0,32", "-r", "2", "-t", "1")
+    done = hypo_in_process("bench", "-p", "16", "-n", "4", "-d", "0,32", "-r", "2", "-t", "1")
     assert done.returncode == 0, done.stderr
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()]
     assert rows[0] == [

@@ -329,6 +329,7 @@ def test_a_verb_with_wrong_usage_is_no_fault(doctor: Doctor) -> None:
     assert "no such file" in done.stderr
 
 
+@pytest.mark.tier("sim")  # compiles what a traced run takes
 def test_nan_in_a_gate_is_of_the_weight_that_it_and_up_are(doctor: Doctor) -> None:
     """The kernel's own names for what it makes are the contract's for what it reads."""
     model = model_path("q8_0", nan_in="blk.1.ffn_gate.weight")

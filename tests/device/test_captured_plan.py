@@ -171,6 +171,7 @@ def test_the_log_tells_each_launch_and_then_each_replay(
     assert caplog.messages == [line, line, *["Graph: replay of 1 launches"] * 2]
 
 
+@pytest.mark.tier("sim")
 def test_a_sampler_that_outgrows_its_buffers_gives_its_graphs_up_first(gpu: SimGpu) -> None:
     sampler = DeviceSampler(SIM, 4097, 1)
     logits = memory.allocate("logits", "test", DType.F32, (1, 4097), device=SIM)

@@ -303,6 +303,7 @@ def bundle_of(run: ring.Run) -> Bundle:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.tier("sim", fast=lambda case: case.temperature > 0)
 def test_answers_and_record_are_those_of_steps_one_by_one(
     runs: None, tmp_path: Path, temperature: float
 ) -> None:

@@ -259,6 +259,7 @@ def test_what_falls_short_is_told(solved: scoring.Score) -> None:
 
 
 @pytest.mark.parametrize("name", ["odd_head_dim", "columns_not_written"])
+@pytest.mark.tier("sim", fast=lambda case: case.name == "columns_not_written")
 def test_a_victim_shows_what_it_declares(name: str, tmp_path: Path) -> None:
     one = victim(name)
     outcome = run_child(one, tmp_path / name, twin=False)

@@ -55,6 +55,7 @@ def test_token_by_token(model: FamilyModel) -> None:
     assert np.array_equal(ours, in_one_pass), "the chunk that a token came in changed its logits"
 
 
+@pytest.mark.tier("sim", fast=is_of_two_families)
 def test_the_text_reaches_what_it_should(model: FamilyModel) -> None:
     """The comparison means little unless window, caps and long-rope factors are in play."""
     config = model.hf_model.config

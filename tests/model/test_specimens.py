@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from project_kernels import SPECIMENS
 
 from hypocenter import package
 from hypocenter.device.offline.abstract import AbstractPointer, specimens
@@ -16,10 +17,8 @@ from hypocenter.device.offline.specimen import of_device
 from hypocenter.device.triton_lang import triton
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.registry import contract_of
-from hypocenter.model.specimens import abstract_plan, form_of, project_specimens
+from hypocenter.model.specimens import abstract_plan, form_of
 from hypocenter.tensor import DType
-
-SPECIMENS = project_specimens()
 
 
 def _kernels() -> Iterator[str]:

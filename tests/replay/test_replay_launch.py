@@ -118,6 +118,7 @@ def _refused(tmp_path: Path, program: str) -> list[str]:
     return [line for line in lines if not line.endswith(" ...")]
 
 
+@pytest.mark.tier("sim")
 def test_without_torch_the_command_says_what_it_can(tmp_path: Path) -> None:
     lines = _refused(tmp_path, f"import sys\nsys.modules['torch'] = None\n{_PLANTED}")
     assert re.match(r"attention\w*_kernel: load of byte \d+ of [kv]_cache_ptr, outside", lines[0])

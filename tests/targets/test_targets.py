@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from project_kernels import SPECIMENS
 
 from hypocenter.check.compile_pool import Worker, compile_all
 from hypocenter.check.compile_worker import Job
 from hypocenter.device.limits import TABLE
-from hypocenter.model.specimens import project_specimens
-
-SPECIMENS = project_specimens()
 
 
 @pytest.fixture(scope="module")

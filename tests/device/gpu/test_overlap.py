@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-# mypy: disable-error-code="no-untyped-call"
 import ast
 import inspect
 import textwrap
@@ -13,6 +12,9 @@ from typing import Any
 import pytest
 from guard_kernels import unmasked_kernel
 
+# mypy: disable-error-code="no-untyped-call"
+from project_kernels import SPECIMENS
+
 from hypocenter.device import launch, memory
 from hypocenter.device.limits import TABLE, named_gpu
 from hypocenter.device.offline.abstract import AbstractGpu
@@ -20,10 +22,8 @@ from hypocenter.device.offline.compile import _guarded_specimen, compile_source,
 from hypocenter.device.offline.specimen import Specimen
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.rowwise import norm
-from hypocenter.model.specimens import project_specimens
 from hypocenter.tensor import DType, Tensor
 
-SPECIMENS = project_specimens()
 KERNELS = tuple({one.name: one.jit for one in SPECIMENS}.values())
 OVERLAPPING = [jit for jit in KERNELS if "OVERLAPS" in jit.arg_names]
 #: What a program does that others may see, or that ends it, in PTX.

@@ -8,6 +8,7 @@ import kernel_launch
 import numpy as np
 import pytest
 from kernel_launch import bits, counts, rows_tensor, tensor
+from project_kernels import SPECIMENS
 
 from hypocenter.device import memory
 from hypocenter.device.guard.faults import AccessFault
@@ -16,10 +17,7 @@ from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.sim.sim import open_sim
 from hypocenter.errors import AccessRefused, OutOfMemory, UsageError
 from hypocenter.kernels.attention import rope
-from hypocenter.model.specimens import project_specimens
 from hypocenter.tensor import Tensor
-
-SPECIMENS = project_specimens()
 
 
 @pytest.fixture(autouse=True)

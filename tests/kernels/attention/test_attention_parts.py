@@ -148,6 +148,7 @@ def test_context_lengths_of_more_tokens_than_a_program_takes_at_once() -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.tier("sim", fast=lambda case: case.shape in SHAPES[:2])
 def test_expand_and_transpose(shape: tuple[int, int, int, int, int], dtype: str) -> None:
     case = _Case(*shape, dtype=dtype)
     rows, tables = case.on_device(), tensor("tables", case.tables)
@@ -391,7 +392,7 @@ def _logits(model: Path, num_steps: int = 3, **settings: Any) -> tuple[Array, se
         ("gemma2", {"attn_logit_softcapping": 5.0, "attention.sliding_window": 4}),
     ],
 )
-@pytest.mark.tier("sim", fast=lambda case: case.family == "gemma2")
+@pytest.mark.tier("sim")
 def test_a_whole_model_gives_the_same_logits(
     tmp_path: Path, family: str, more: dict[str, float]
 ) -> None:

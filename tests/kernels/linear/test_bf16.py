@@ -157,6 +157,7 @@ def test_products_are_within_what_rounding_allows(dtype: DType) -> None:
 
 
 @pytest.mark.usefixtures("on_the_cpu")
+@pytest.mark.tier("sim")  # compiles what no other test needs
 def test_weights_of_other_types_beside_it_are_read_as_ever() -> None:
     """Of one x: exact where a weight is F32, as codes where it is of a block type."""
     num_rows, num_columns, rng = 3, 256, np.random.default_rng(6)
@@ -221,6 +222,7 @@ def logits(runner: Runner) -> np.ndarray:
     return np.concatenate(made)
 
 
+@pytest.mark.tier("sim", fast=lambda case: case.model == "F16")
 def test_a_model_says_in_which_type_it_multiplies(model: Path) -> None:
     exact, rounded = runner_of(model), runner_of(model, float_products="bf16")
     ours, theirs = logits(rounded), logits(exact)
@@ -234,6 +236,7 @@ def test_a_model_says_in_which_type_it_multiplies(model: Path) -> None:
     assert 1e-4 * spread < np.abs(ours - theirs).max() < 0.1 * spread
 
 
+@pytest.mark.tier("sim", fast=lambda case: case.model == "F16")
 def test_the_token_table_is_rounded_only_where_it_is_multiplied(model: Path) -> None:
     """The bundled model has one for both."""
     tied = runner_of(model, float_products="bf16").weights
@@ -247,6 +250,7 @@ def test_the_token_table_is_rounded_only_where_it_is_multiplied(model: Path) -> 
     np.testing.assert_array_equal(unpacked(tied.token_table.data), rounded_bits(exact))
 
 
+@pytest.mark.tier("sim")  # compiles what no other test needs
 def test_a_token_table_beside_a_head_stays_as_it_is(tmp_path: Path) -> None:
     head = np.random.default_rng(8).standard_normal((VOCAB_SIZE, WIDTH))
     path = write_tiny(tmp_path / "tiny.gguf", tensors={"output.weight": head}, in_f16=True)

@@ -78,6 +78,7 @@ def test_bad_rows_are_named_and_leave_the_others_alone() -> None:
 
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1e-9, top_p=0.5)])
+@pytest.mark.tier("sim", fast=lambda case: case.params is GREEDY)
 def test_the_chosen_ids_are_left_for_the_next_step_and_0_for_bad_rows(
     params: SamplingParams,
 ) -> None:
@@ -120,6 +121,7 @@ def test_every_filter_chooses_as_the_reference(vocab_size: int, ties: bool) -> N
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 5}, {"min_p": 0.5}])
+@pytest.mark.tier("sim", fast=lambda case: "min_p" in case.filters)
 def test_a_filter_alone_over_flat_logits_lets_through_what_the_reference_does(
     filters: dict[str, Any],
 ) -> None:
@@ -229,6 +231,7 @@ def _generated(
         ),
     ],
 )
+@pytest.mark.tier("sim", fast=lambda case: case.params.temperature > 0)
 def test_a_generation_equals_the_cpus_and_copies_once_per_step(
     params: SamplingParams, tmp_path: Path, copies: list[int]
 ) -> None:
