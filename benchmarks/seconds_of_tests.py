@@ -60,7 +60,7 @@ def measure(tier: str, folder: Path) -> Path:
         "PYTHONPATH": str(ROOT / "benchmarks"),
     }
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
-    command += ["-p", "seconds_of_tests", "--tier", tier, "-o", "norecursedirs=.* peer"]
+    command += ["-p", "seconds_of_tests", f"--tier={tier}", "-o", "norecursedirs=.* peer"]
     subprocess.run(command, cwd=ROOT, env=environ, check=True)
     return diaries
 

@@ -38,7 +38,8 @@ def _own_run_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--tier", default="", help="run these tiers alone, separated by commas")
+    # With "=", or pytest looks for conftest.py in a folder of the tier's name, such as tools.
+    parser.addoption("--tier", default="", help="--tier=A,B: run these tiers alone")
 
 
 def pytest_configure(config: pytest.Config) -> None:

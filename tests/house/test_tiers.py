@@ -37,7 +37,7 @@ def unrun(scripts: Path, tiers: Mapping[str, Tier] = TIERS) -> Iterator[str]:
         if not re.search(rf"(?<![\w-]){re.escape(tier.script)}(?![\w-])", everything):
             yield f"{name}: test-all does not run {tier.script}"
         text = path.read_text()
-        by_name = re.search(rf"--tier \S*\b{name}\b", text)
+        by_name = re.search(rf"--tier=\S*\b{name}\b", text)
         if tier.folders and not by_name and not all(f"tests/{one}" in text for one in tier.folders):
             yield f"{name}: {tier.script} does not run it"
 
@@ -73,7 +73,7 @@ def test_a_script_that_is_missing_or_not_run_is_found(tmp_path: Path) -> None:
         "paths": Tier("test-paths", ("paths",), ""),
     }
     texts = {
-        "test": "pytest --tier fast", "test-sim": "", "test-paths": "pytest tests/elsewhere",
+        "test": "pytest --tier=fast", "test-sim": "", "test-paths": "pytest tests/elsewhere",
         "test-all": "for tier in test test-simple test-paths",
     }  # fmt: skip
     for name, text in texts.items():
