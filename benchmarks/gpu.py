@@ -46,7 +46,7 @@ _DOOR = (
     "triton",
     "kernel_launch:random_rows",
     "hypocenter.device.gpu.torch_gpu:open_gpu",
-    "hypocenter.device.memory:open_device",
+    "hypocenter.device.devices:open_device",
     "hypocenter.device.plan:PlanBuilder.launch_gpu",
     "hypocenter.kernels.weights.packing:place",
 )

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device import launch, memory
+from hypocenter.device import copies, devices, launch, memory
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import attention, attention_gpu
 from hypocenter.kernels.attention.attention_gpu import Form
@@ -72,7 +72,7 @@ class Problem:
 
     def ints(self, name: str, values: np.ndarray[Any, Any]) -> Tensor:
         made = memory.allocate(name, "benchmark", DType.I32, values.shape, device=self.device)
-        memory.to_device(made, values.astype(np.int32))
+        copies.to_device(made, values.astype(np.int32))
         return made
 
     def floats(self, name: str, shape: tuple[int, ...], dtype: DType) -> Tensor:
@@ -194,7 +194,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=150.0, help="stop measuring after")
     parser.add_argument("--out", type=Path, help="JSON file")
     options = parser.parse_args()
-    memory.open_device(options.device)
+    devices.open_device(options.device)
     until, rows = time.monotonic() + options.seconds, []
     for row in measure(options.device, DType[options.cache.upper()], until):
         rows.append(row)

@@ -14,7 +14,7 @@ from gpu_model import large_weights, llama_8b
 from gpu_speed import event_seconds
 
 from hypocenter.config import EngineConfig
-from hypocenter.device import launch, memory
+from hypocenter.device import copies, devices, launch
 from hypocenter.device.plan import Plan
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.runner import Runner
@@ -35,7 +35,7 @@ def marks(device: str) -> dict[str, Any]:
 
     The former are graphs of the same launches. The target: at most 1 % of the step each.
     """
-    name = memory.open_device(device)
+    name = devices.open_device(device)
     opened = recorder.current()
     if not isinstance(opened, recorder.Recorder):
         return {"ok": False, "problem": "nothing is recorded; is HYPO_RECORD set?"}
@@ -43,7 +43,7 @@ def marks(device: str) -> dict[str, Any]:
     plan = _plan(facts, weights, name)
     if not plan.marks:
         return {"ok": False, "problem": "no marks: this GPU cannot write to the record"}
-    backend: Any = memory.backend_of(name)
+    backend: Any = devices.backend_of(name)
     found = []
     for _ in range(4):  # plain, captured, replayed, replayed
         plan.run()
@@ -108,10 +108,10 @@ def _plan(facts: Architecture, weights: Weights, device: str) -> Plan:
     inputs = StepInputs.allocate(1, 1, num_blocks, device=device)
     pages = KVPages.allocate(facts, num_blocks, BLOCK_SIZE, DType.F16, device=device)
     plan = Decoder(facts, weights, inputs, pages, 1).plan(1, 1)
-    memory.to_device(inputs.block_tables, np.arange(num_blocks, dtype=np.int32)[None])
-    memory.to_device(inputs.counts, np.array([1, 1], np.int32))
+    copies.to_device(inputs.block_tables, np.arange(num_blocks, dtype=np.int32)[None])
+    copies.to_device(inputs.counts, np.array([1, 1], np.int32))
     for tensor, value in (
         (inputs.token_ids, 17), (inputs.positions, 127), (inputs.slots, 127),
     ):  # fmt: skip
-        memory.to_device(tensor, np.array([value], np.int32))
+        copies.to_device(tensor, np.array([value], np.int32))
     return plan

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from kernel_launch import random_rows
 
-from hypocenter.device import memory
+from hypocenter.device import copies, devices, memory
 from hypocenter.kernels.attention import rope
 from hypocenter.kernels.weights import packing
 from hypocenter.kernels.weights.gpu_layout import UNITS
+from hypocenter.kernels.weights.row_groups import ROWS_PER_ITEM, padded_rows
 from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
 
 _ids = itertools.count(1 << 32)
@@ -56,7 +57,7 @@ def large_weights(facts: Any, dtype: DType, context: int, device: str) -> tuple[
 
     def vector(name: str, values: np.ndarray[Any, Any]) -> Tensor:
         made = memory.allocate(name, "model", DType.F32, values.shape, device=device)
-        memory.to_device(made, values)
+        copies.to_device(made, values)
         return made
 
     width, ffn, kv = facts.width, facts.ffn_width, facts.num_kv_heads * facts.head_dim
@@ -86,11 +87,11 @@ def large_weight(dtype: DType, num_rows: int, num_columns: int, device: str) -> 
 
     Whatever the packed layout is, it must hold its rows in order of tiles of 64.
     """
-    backend = memory.backend_of(device)
-    raw = _scaled_rows(dtype, packing.ROWS_PER_ITEM, num_columns)
+    backend = devices.backend_of(device)
+    raw = _scaled_rows(dtype, ROWS_PER_ITEM, num_columns)
     sample = _small_scales(packing.pack(raw, dtype, num_columns, device=device))
     small = packing.place("sample", "benchmark", sample, device=device)
-    num_tiles = packing.padded_rows(num_rows) // packing.ROWS_PER_ITEM
+    num_tiles = padded_rows(num_rows) // ROWS_PER_ITEM
     parts: list[Any] = []
     sizes = [p.num_bytes if isinstance(p, memory.PackedArray) else 0 for p in small.data.parts]
     starts = [0, *itertools.accumulate(-(-size * num_tiles // 256) * 256 for size in sizes)]

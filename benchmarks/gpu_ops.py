@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from kernel_launch import random_rows
 
-from hypocenter.device import launch, memory
+from hypocenter.device import copies, devices, launch, memory
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import attention, kv_write, rope, rope_write
 from hypocenter.kernels.linear import linear, operands, quantise
@@ -23,6 +23,7 @@ from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.rowwise import activation, embedding, norm
 from hypocenter.kernels.weights import packing
 from hypocenter.kernels.weights.block_types import dequantise
+from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 Array = np.ndarray[Any, Any]
@@ -50,7 +51,7 @@ class Case:
 
 def run(device: str) -> dict[str, Any]:
     """Worst error of each op as a share of its bound, and every case that is outside it."""
-    memory.open_device(device)
+    devices.open_device(device)
     worst: dict[str, float] = {}
     num_cases, failures = 0, []
     for case in cases(device):
@@ -75,7 +76,7 @@ def check(case: Case, device: str) -> tuple[float, str]:
     plan = PlanBuilder(case.num_rows, device)
     case.build(plan)
     launch.run(plan.launches)
-    got = memory.to_host(case.out)
+    got = copies.to_host(case.out)
     got = got[: case.exact.shape[0], : case.exact.shape[1]].astype(np.float64)
     share = float(np.max(np.abs(got - case.exact) / case.bound, initial=0.0))
     if not share <= 1:  # so that NaN fails
@@ -178,7 +179,7 @@ class _Make:
         plan = PlanBuilder(130, self.device)
         build(plan)
         launch.run(plan.launches)
-        expected = memory.to_host(whole).astype(np.float64)
+        expected = copies.to_host(whole).astype(np.float64)
         for num_rows in (1, 2, 4, 16, 64):
             out, build = product(num_rows)
             yield Case(
@@ -280,7 +281,7 @@ class _Make:
             yield Case(
                 "rope_write", f"{style} {rope_dim} of {head_dim} {dtype.name} {parts[at].name}", 6,
                 functools.partial(written, fused),
-                fused[at], memory.to_host(parts[at]).astype(np.float64), 1e-300,
+                fused[at], copies.to_host(parts[at]).astype(np.float64), 1e-300,
             )  # fmt: skip
 
     def attention(
@@ -375,7 +376,7 @@ class _Make:
             assert made is not None
             assert out is not None
             # Groups up to the last unit; of codes all, which both fill as far as that.
-            exact = memory.to_host(made).astype(np.float64)[:, : None if name == "codes" else 36]
+            exact = copies.to_host(made).astype(np.float64)[:, : None if name == "codes" else 36]
             yield Case(
                 op, f"{label}, {name}", 5, lambda p: at_once(p, second), out, exact, 1e-300
             )  # fmt: skip
@@ -427,17 +428,17 @@ class _Make:
             name, "benchmark", kinds[values.dtype.name], values.shape, device=self.device
         )
         # Halves travel as bits.
-        memory.to_device(tensor, values.view(np.uint16) if values.dtype == np.float16 else values)
+        copies.to_device(tensor, values.view(np.uint16) if values.dtype == np.float16 else values)
         return tensor
 
     def rows(self, name: str, values: Array, fill: float = 0.0) -> Tensor:
         """Activations: rows padded to 64 columns, the padding holding `fill`."""
-        wide = np.full((len(values), packing.padded_rows(values.shape[1])), fill, np.float32)
+        wide = np.full((len(values), padded_rows(values.shape[1])), fill, np.float32)
         wide[:, : values.shape[1]] = values
         return self.put(name, wide)
 
     def vector(self, name: str, values: Array) -> Tensor:
-        return self.put(name, np.pad(values, (0, packing.padded_rows(len(values)) - len(values))))
+        return self.put(name, np.pad(values, (0, padded_rows(len(values)) - len(values))))
 
     def counts(self, num_tokens: int, num_logit_rows: int = 0) -> Tensor:
         return self.put("counts", np.array([num_tokens, num_logit_rows], np.int32))

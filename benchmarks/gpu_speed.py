@@ -18,7 +18,7 @@ import numpy as np
 from gpu_model import large_weight, large_weights, llama_8b
 
 from hypocenter.config import LAUNCH_MODES
-from hypocenter.device import launch, memory
+from hypocenter.device import copies, devices, launch, memory
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import HypoError
 from hypocenter.kernels.attention import attention, rope, rope_write
@@ -51,7 +51,7 @@ def bandwidth(device: str) -> dict[str, Any]:
     """Bytes per second of a copy (read and written bytes counted) and of reading, best of ten."""
     import torch
 
-    memory.open_device(device)
+    devices.open_device(device)
     source = torch.randint(0, 255, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     numbers = source.view(torch.int32)
@@ -75,7 +75,7 @@ def overhead(device: str) -> dict[str, Any]:
     """
     from hypocenter.device.guard.launches import GuardedLaunches
 
-    backend: Any = memory.backend_of(memory.open_device(device))
+    backend: Any = devices.backend_of(devices.open_device(device))
     plan, num_tensors = _small_norm(device)
     prepared, jit = plan.launches[0], plan.jits[0]
     args, options = prepared.args, dict(prepared.options)
@@ -160,7 +160,7 @@ def _host_us(run: Callable[[], Any], backend: Any, num_bursts: int = NUM_BURSTS)
 
 def guard_cost(device: str) -> dict[str, Any]:
     """Guarded against plain kernels at the sizes of a decode step: time, and equal bits."""
-    backend: Any = memory.backend_of(memory.open_device(device))
+    backend: Any = devices.backend_of(devices.open_device(device))
     rows = []
     for label, plan in _decode_kernels(device):
         for jit, prepared in zip(plan.jits, plan.launches, strict=True):
@@ -225,7 +225,7 @@ def _decode_kernels(device: str) -> list[tuple[str, JitRecorder]]:
 
     def put(name: str, values: np.ndarray[Any, Any], dtype: DType = DType.F32) -> Tensor:
         made = memory.allocate(name, "benchmark", dtype, values.shape, device=device)
-        memory.to_device(made, values)
+        copies.to_device(made, values)
         return made
 
     rng = np.random.default_rng(3)
@@ -306,7 +306,7 @@ def _decode_one(device: str, dtype: DType, bytes_per_s: float) -> dict[str, Any]
     from hypocenter.device.marks import mark_memory
     from hypocenter.model.decoder import Decoder, KVPages, StepInputs
 
-    backend: Any = memory.backend_of(device)
+    backend: Any = devices.backend_of(device)
     # Made with the first mark, and to outlive what this one allocates.
     mark_memory(device)
     before = set(backend.addresses)
@@ -317,15 +317,15 @@ def _decode_one(device: str, dtype: DType, bytes_per_s: float) -> dict[str, Any]
     inputs = StepInputs.allocate(1, 1, num_blocks, device=device)
     pages = KVPages.allocate(facts, num_blocks, block_size, DType.F16, device=device)
     plan = Decoder(facts, weights, inputs, pages, 1).plan(1, 1)
-    memory.to_device(inputs.block_tables, np.arange(num_blocks, dtype=np.int32)[None])
-    memory.to_device(inputs.counts, np.array([1, 1], np.int32))
+    copies.to_device(inputs.block_tables, np.arange(num_blocks, dtype=np.int32)[None])
+    copies.to_device(inputs.counts, np.array([1, 1], np.int32))
     graph, walk = backend.capture(plan.run), partial(_walk, plan.launches)
     steps = []
     for position in (127, 2047):
         for tensor, value in (
             (inputs.token_ids, 17), (inputs.positions, position), (inputs.slots, position),
         ):  # fmt: skip
-            memory.to_device(tensor, np.array([value], np.int32))
+            copies.to_device(tensor, np.array([value], np.int32))
         seconds = statistics.median(event_seconds(graph, 20))
         num_bytes = weight_bytes + (position + 1) * facts.kv_bytes_per_token(2)
         steps.append(
@@ -337,7 +337,7 @@ def _decode_one(device: str, dtype: DType, bytes_per_s: float) -> dict[str, Any]
                 "share": num_bytes / seconds / bytes_per_s,
             }
         )
-    finite = bool(np.isfinite(memory.to_host(plan.result)).all())
+    finite = bool(np.isfinite(copies.to_host(plan.result)).all())
     result = {
         "dtype": dtype.name,
         "num_launches": len(plan.launches),

@@ -30,7 +30,7 @@ from kernel_launch import random_rows  # noqa: E402
 
 from hypocenter import LLM  # noqa: E402
 from hypocenter.config import EngineConfig, SamplingParams  # noqa: E402
-from hypocenter.device import launch, memory  # noqa: E402
+from hypocenter.device import copies, devices, launch, memory  # noqa: E402
 from hypocenter.device.cpu.native import NativeLaunches  # noqa: E402
 from hypocenter.device.plan import Plan  # noqa: E402
 from hypocenter.engine.engine import Engine  # noqa: E402
@@ -55,7 +55,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=60, help="real steps of each kind")
     parser.add_argument("--layers", type=int, default=22, help="layers of the 1.1B shape")
     options = parser.parse_args()
-    memory.open_device("cpu")
+    devices.open_device("cpu")
     opened = recorder.current()
     assert isinstance(opened, recorder.Recorder), "HYPO_RECORD=0 leaves nothing to measure"
     per_launch = _ns_per_launch(opened)
@@ -111,7 +111,7 @@ def _weights(facts: Architecture) -> Weights:
 
     def vector(name: str, values: np.ndarray[Any, Any]) -> Tensor:
         made = memory.allocate(name, "model", DType.F32, values.shape)
-        memory.to_device(made, values)
+        copies.to_device(made, values)
         return made
 
     width, ffn, kv = facts.width, facts.ffn_width, facts.num_kv_heads * facts.head_dim

@@ -22,7 +22,7 @@ from kernel_launch import counts, rows_tensor, tensor
 from test_limits import H200
 from tiny_gguf import write_tiny
 
-from hypocenter.device import devices, limits, memory
+from hypocenter.device import copies, devices, limits, memory
 from hypocenter.device.gpu import torch_gpu
 from hypocenter.device.gpu.torch_gpu import TorchGpu, open_gpu
 from hypocenter.device.launch import run
@@ -56,8 +56,8 @@ KINDS = (
 def sims(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(devices, "_backends", {})
     monkeypatch.setattr(kernel_launch, "device", SIM)
-    memory.use_backend(open_sim(SIM))
-    memory.use_backend(open_sim(OTHER))
+    devices.use_backend(open_sim(SIM))
+    devices.use_backend(open_sim(OTHER))
     yield
     limits.present_gpu.cache_clear()
 
@@ -202,12 +202,12 @@ def test_an_index_beyond_its_extent(position: int) -> None:
     (launch,) = case.plan().launches
     launch.set_mode("checked")
     run([launch])
-    assert (memory.to_host(case.x) == 1).all()
-    memory.to_device(case.positions, np.array([0, position, 2], np.int32))
-    memory.to_device(case.x, np.full((3, 64), 7, np.float32))
+    assert (copies.to_host(case.x) == 1).all()
+    copies.to_device(case.positions, np.array([0, position, 2], np.int32))
+    copies.to_device(case.x, np.full((3, 64), 7, np.float32))
     with pytest.raises(LaunchRejected, match=rf"^rope: positions\[1\] = {position}, but the table"):
         run([launch])
-    assert (memory.to_host(case.x) == 7).all()
+    assert (copies.to_host(case.x) == 7).all()
 
 
 # -- what is known before there are arguments ------------------------------------------------------
@@ -252,10 +252,10 @@ def test_a_kernel_without_code_for_the_gpu() -> None:
 def test_no_gpu_at_all(monkeypatch: pytest.MonkeyPatch, vendor: str) -> None:
     monkeypatch.setitem(sys.modules, "torch", FakeTorch(vendor=vendor, num_gpus=0))
     with pytest.raises(UsageError, match=rf"no GPU {vendor}: torch sees none .*check the driver"):
-        memory.open_device(vendor)
+        devices.open_device(vendor)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(UsageError, match=rf"{vendor} needs torch, which is not installed"):
-        memory.open_device(vendor)
+        devices.open_device(vendor)
 
 
 #: Every kind and the tests that plant it.

@@ -16,7 +16,7 @@ from repository import DEMO
 
 from hypocenter.cli.answer import closing_line
 from hypocenter.config import EngineConfig, SamplingParams
-from hypocenter.device import devices, limits, memory
+from hypocenter.device import copies, devices, limits, memory
 from hypocenter.device.gpu.torch_gpu import TorchGpu
 from hypocenter.device.launch import Launch
 from hypocenter.device.plan import Plan, PlanBuilder
@@ -40,7 +40,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimGpu:
     monkeypatch.setattr(devices, "_backends", dict(devices._backends))
     monkeypatch.setattr(kernel_launch, "device", SIM)
     made = open_sim(SIM, graphs=True)
-    memory.use_backend(made)
+    devices.use_backend(made)
     return made
 
 
@@ -55,10 +55,10 @@ def _plan(device: str = SIM) -> tuple[Plan, Tensor, Tensor]:
 
 
 def _turned(plan: Plan, x: Tensor, positions: Tensor, position: int) -> np.ndarray:
-    memory.to_device(x, np.ones((1, 64), np.float32))
-    memory.to_device(positions, np.array([position], np.int32))
+    copies.to_device(x, np.ones((1, 64), np.float32))
+    copies.to_device(positions, np.array([position], np.int32))
     plan.run()
-    return memory.to_host(x)
+    return copies.to_host(x)
 
 
 def test_the_second_run_captures_and_each_replay_reads_its_inputs_anew(gpu: SimGpu) -> None:
@@ -104,7 +104,7 @@ def test_another_mode_gives_the_graph_up(gpu: SimGpu) -> None:
 def test_a_sim_captures_only_when_asked_to_and_not_with_a_wait_after_each_launch(
     gpu: SimGpu, options: dict[str, bool]
 ) -> None:
-    memory.use_backend(open_sim(SIM, **options))
+    devices.use_backend(open_sim(SIM, **options))
     plan, x, positions = _plan()
     for _ in range(3):
         _turned(plan, x, positions, 1)
@@ -141,10 +141,10 @@ def test_a_plan_that_somebody_captures_does_not_capture_itself(gpu: SimGpu) -> N
     graph = gpu.capture(plan.run)
     assert graph.num_launches == 1
     assert not plan.is_captured
-    memory.to_device(x, np.ones((1, 64), np.float32))
-    memory.to_device(positions, np.array([5], np.int32))
+    copies.to_device(x, np.ones((1, 64), np.float32))
+    copies.to_device(positions, np.array([5], np.int32))
     graph()
-    assert memory.to_host(x)[0, 0] == -5
+    assert copies.to_host(x)[0, 0] == -5
 
 
 def test_a_graph_keeps_the_addresses_of_then(gpu: SimGpu) -> None:
@@ -157,7 +157,7 @@ def test_a_graph_keeps_the_addresses_of_then(gpu: SimGpu) -> None:
     other = tensor("other", np.ones((1, 64), np.float32))
     assert other.address == x.address
     plan.run()
-    assert memory.to_host(other)[0, 0] == -1
+    assert copies.to_host(other)[0, 0] == -1
 
 
 def test_the_log_tells_each_launch_and_then_each_replay(
@@ -245,9 +245,9 @@ def test_a_capture_in_debug_counts_and_tells_each_launch_once(
     monkeypatch.setattr(devices, "_backends", dict(devices._backends))
     fake = FakeTorch()
     device = TorchGpu("cuda", fake, 0, limits.named_gpu("h200"), environ={})
-    memory.use_backend(device)
+    devices.use_backend(device)
     x, y = (memory.allocate(n, "test", DType.F32, (1,), device="cuda") for n in ("x", "y"))
-    memory.to_device(y, np.ones(1, np.float32))
+    copies.to_device(y, np.ones(1, np.float32))
     jit = FakeJit(fake.cuda, lambda x, y: x.add_(y))
     builder = PlanBuilder(1, "cuda")
     with caplog.at_level(logging.DEBUG, "hypocenter.gpu"):
@@ -259,7 +259,7 @@ def test_a_capture_in_debug_counts_and_tells_each_launch_once(
         for _ in range(4):
             plan.run()
     assert plan.is_captured
-    assert memory.to_host(x)[0] == 4
+    assert copies.to_host(x)[0] == 4
     line = "Launch: kernel=add_kernel, grid=(1,1,1), block=(256,1,1), shared=4096 bytes"
     assert caplog.messages == [
         line, line, "Graph: launches=1, buffers=2", *["Graph: replay of 1 launches"] * 2,
@@ -281,7 +281,7 @@ def _vendor() -> str | None:
 @pytest.mark.gpu
 @pytest.mark.skipif(_vendor() is None, reason="no GPU here; scripts/gpu runs this on one")
 def test_on_a_gpu_a_plan_is_captured_replayed_and_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = memory.open_device(cast(str, _vendor()))
+    device = devices.open_device(cast(str, _vendor()))
     monkeypatch.setattr(kernel_launch, "device", device)
     plan, x, positions = _plan(device)
     for position in (1, 2, 7, 3):
@@ -302,13 +302,13 @@ def test_on_a_gpu_a_plan_is_captured_replayed_and_held(monkeypatch: pytest.Monke
 @pytest.mark.skipif(_vendor() is None, reason="no GPU here; scripts/gpu runs this on one")
 def test_on_a_gpu_an_engine_generates_the_same_with_and_without_graphs() -> None:
     vendor = cast(str, _vendor())
-    device = memory.open_device(vendor)
+    device = devices.open_device(vendor)
     found, route, _ = _generated(DEMO, vendor)
     assert route.num_graphs == 2
-    cast(Any, memory.backend_of(device)).blocking = "a test"
+    cast(Any, devices.backend_of(device)).blocking = "a test"
     try:
         without, route, _ = _generated(DEMO, vendor)
     finally:
-        cast(Any, memory.backend_of(device)).blocking = None
+        cast(Any, devices.backend_of(device)).blocking = None
     assert route.num_graphs == 0
     assert found == without

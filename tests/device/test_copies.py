@@ -32,9 +32,9 @@ SIM, OTHER = "sim:h200", "sim:mi300x"
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimGpu:
     monkeypatch.setattr(devices, "_backends", {})
     monkeypatch.setattr(kernel_launch, "device", SIM)
-    memory.use_backend(open_sim(OTHER))
+    devices.use_backend(open_sim(OTHER))
     made = open_sim(SIM)
-    memory.use_backend(made)
+    devices.use_backend(made)
     return made
 
 
@@ -110,27 +110,27 @@ def test_a_copy_that_cannot_be_right_is_not_begun(
     for call in ("copy_out", "copy_in"):
         monkeypatch.setattr(SimGpu, call, lambda *given, _call=call, **_: begun.append(_call))
     copy: Callable[[], object] = {
-        "out": lambda: memory.to_host(wrong),
-        "in": lambda: memory.to_device(wrong, values_for(wrong)),
-        "pinned": lambda: memory.copy_in_pinned(wrong, buffer),
+        "out": lambda: copies.to_host(wrong),
+        "in": lambda: copies.to_device(wrong, values_for(wrong)),
+        "pinned": lambda: copies.copy_in_pinned(wrong, buffer),
     }[way]
     with pytest.raises(CopyRejected, match=rf"copy of {wrong.name} \(test\): {says}") as caught:
         copy()
     assert begun == []
     assert (caught.value.tensor, caught.value.owner) == (wrong.name, "test")
-    assert memory.peek(wrong) is None
+    assert copies.peek(wrong) is None
 
 
 def test_no_tensor_at_all() -> None:
     nothing: Any = None
-    for copy in (memory.to_host, lambda one: memory.to_device(one, np.zeros(1, np.float32))):
+    for copy in (copies.to_host, lambda one: copies.to_device(one, np.zeros(1, np.float32))):
         with pytest.raises(CopyRejected, match="copy of a tensor: is null"):
             copy(nothing)
 
 
 def test_a_refusal_is_in_the_record(record: recorder.Recorder) -> None:
     with pytest.raises(CopyRejected):
-        memory.to_host(freed(ids()))
+        copies.to_host(freed(ids()))
     run = ring.read_run(record.folder)
     (refused,) = (event for event in run.events if isinstance(event, Rejected))
     assert (refused.kernel, refused.tensor) == ("", "ids")
@@ -156,14 +156,14 @@ def test_a_destination_that_does_not_fit(
 ) -> None:
     monkeypatch.setattr(kernel_launch, "device", device)
     with pytest.raises(CopyRejected, match=rf"copy of ids \(test\): .*{says}"):
-        memory.to_host(ids(), out=out)
+        copies.to_host(ids(), out=out)
 
 
 @pytest.mark.parametrize("device", [SIM, "cpu"])
 def test_a_destination_that_fits(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     monkeypatch.setattr(kernel_launch, "device", device)
     out = np.zeros(3, np.int32)
-    assert memory.to_host(ids(), 3, out=out) is out
+    assert copies.to_host(ids(), 3, out=out) is out
     assert out.tolist() == [0, 1, 2]
 
 
@@ -183,10 +183,10 @@ def test_values_that_do_not_fit(
     monkeypatch.setattr(kernel_launch, "device", device)
     made = ids()
     with pytest.raises(CopyRejected, match=rf"copy of ids \(test\): {says}"):
-        memory.to_device(made, values)
+        copies.to_device(made, values)
     with pytest.raises(CopyRejected, match="is no array of the host"):
-        memory.to_device(made, made)  # type: ignore[arg-type]
-    assert memory.to_host(made).tolist() == [0, 1, 2, 3]
+        copies.to_device(made, made)  # type: ignore[arg-type]
+    assert copies.to_host(made).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("device", [SIM, "cpu"])
@@ -194,11 +194,11 @@ def test_sizes_that_are_no_sizes(monkeypatch: pytest.MonkeyPatch, device: str) -
     monkeypatch.setattr(kernel_launch, "device", device)
     for num_rows in (-1, 5):
         with pytest.raises(CopyRejected, match=rf"{num_rows} rows, but it has 4; ask for 0 to"):
-            memory.to_host(ids(), num_rows)
-    assert memory.to_host(ids(), 0).shape == (0,)
+            copies.to_host(ids(), num_rows)
+    assert copies.to_host(ids(), 0).shape == (0,)
     empty = memory.allocate("empty", "test", DType.F32, (0, 64), device=device)
-    assert memory.to_host(empty).shape == (0, 64)
-    memory.to_device(empty, np.zeros((0, 64), np.float32))
+    assert copies.to_host(empty).shape == (0, 64)
+    copies.to_device(empty, np.zeros((0, 64), np.float32))
 
 
 @pytest.mark.parametrize("device", [SIM, "cpu"])
@@ -208,7 +208,7 @@ def test_rows_that_are_not_there(monkeypatch: pytest.MonkeyPatch, device: str) -
     for start, stop in ((-1, 2), (3, 2), (2, 5)):
         with pytest.raises(CopyRejected, match=rf"ids .*rows {start}:{stop}, but it has 4"):
             memory.rows(made, start, stop)
-    assert memory.to_host(memory.rows(made, 3, 4)).tolist() == [3]
+    assert copies.to_host(memory.rows(made, 3, 4)).tolist() == [3]
 
 
 def test_stretches_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,16 +217,16 @@ def test_stretches_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     for start, stop in ((-1, 3), (3, 7), (7, 11)):
         with pytest.raises(CopyRejected, match=rf"ids .*elements {start}:{stop}, but it has 6"):
             memory.stretch(made, (2, 2), start)
-    assert memory.to_host(memory.stretch(made, (2, 2), 2)).tolist() == [[2, 3], [4, 5]]
+    assert copies.to_host(memory.stretch(made, (2, 2), 2)).tolist() == [[2, 3], [4, 5]]
 
 
 def test_copies_between_the_wrong_sides() -> None:
     gpus, buffer = ids(), memory.allocate_pinned("staging", "test", DType.I32, (4,), device=SIM)
     for target, source in ((gpus, ids()), (buffer, buffer)):
         with pytest.raises(CopyRejected, match="give a pinned one of the host for a GPU's"):
-            memory.copy_in_pinned(target, source)
+            copies.copy_in_pinned(target, source)
     with pytest.raises(CopyRejected, match="make them alike"):
-        memory.copy_in_pinned(ids(3), buffer)
+        copies.copy_in_pinned(ids(3), buffer)
 
 
 # -- order -----------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def doubled() -> tuple[Plan, Tensor]:
     """A plan of one launch that doubles x."""
     builder, x = PlanBuilder(1, SIM), rows_tensor("x", np.ones((1, 64), np.float32))
     activation.scale(builder, x, 2.0, counts(1))
-    memory.synchronise(SIM)
+    devices.synchronise(SIM)
     return Plan(builder, x), x
 
 
@@ -249,47 +249,47 @@ UNWAITED = (
 @pytest.mark.parametrize("by", ["plan", "launch"])
 def test_a_tensor_that_another_stream_still_writes(by: str) -> None:
     plan, x = doubled()
-    with memory.stream(SIM, "side"):
+    with devices.stream(SIM, "side"):
         plan.run() if by == "plan" else run(plan.launches)
     with pytest.raises(CopyRejected, match=UNWAITED):
-        memory.to_host(x)
-    assert memory.to_host(ids()).tolist() == [0, 1, 2, 3]  # nobody writes that one
+        copies.to_host(x)
+    assert copies.to_host(ids()).tolist() == [0, 1, 2, 3]  # nobody writes that one
 
 
 def test_a_copy_in_of_another_stream_counts_where_it_writes() -> None:
     whole = memory.allocate("x", "test", DType.F32, (4, 64), device=SIM)
-    memory.synchronise(SIM)
-    with memory.stream(SIM, "side"):
-        memory.to_device(memory.rows(whole, 2, 4), np.ones((1, 64), np.float32))
-    assert memory.to_host(whole, 2).sum() == 0
-    assert memory.to_host(memory.rows(whole, 3, 4)).sum() == 0
+    devices.synchronise(SIM)
+    with devices.stream(SIM, "side"):
+        copies.to_device(memory.rows(whole, 2, 4), np.ones((1, 64), np.float32))
+    assert copies.to_host(whole, 2).sum() == 0
+    assert copies.to_host(memory.rows(whole, 3, 4)).sum() == 0
     for view in (whole, memory.rows(whole, 2, 3)):
         with pytest.raises(CopyRejected, match="written by a copy to the device in stream side"):
-            memory.to_host(view)
+            copies.to_host(view)
 
 
 def waits_for_event(x: Tensor) -> None:
-    with memory.stream(SIM, "side"):
-        event = memory.record_event(SIM)
-    memory.wait_event(SIM, event)
+    with devices.stream(SIM, "side"):
+        event = devices.record_event(SIM)
+    devices.wait_event(SIM, event)
 
 
 def waits_for_a_stream_that_waited(x: Tensor) -> None:
-    with memory.stream(SIM, "side"):
-        first = memory.record_event(SIM)
-    with memory.stream(SIM, "third"):
-        memory.wait_event(SIM, first)
-        second = memory.record_event(SIM)
-    memory.wait_event(SIM, second)
+    with devices.stream(SIM, "side"):
+        first = devices.record_event(SIM)
+    with devices.stream(SIM, "third"):
+        devices.wait_event(SIM, first)
+        second = devices.record_event(SIM)
+    devices.wait_event(SIM, second)
 
 
 def waits_for_all(x: Tensor) -> None:
-    memory.synchronise(SIM)
+    devices.synchronise(SIM)
 
 
 def reads_it_there_first(x: Tensor) -> None:
-    with memory.stream(SIM, "side"):
-        memory.to_host(x)
+    with devices.stream(SIM, "side"):
+        copies.to_host(x)
 
 
 @pytest.mark.parametrize(
@@ -297,55 +297,55 @@ def reads_it_there_first(x: Tensor) -> None:
 )
 def test_what_was_waited_for_is_copied(wait: Callable[[Tensor], None]) -> None:
     plan, x = doubled()
-    with memory.stream(SIM, "side"):
+    with devices.stream(SIM, "side"):
         plan.run()
     wait(x)
-    assert (memory.to_host(x) == 2).all()
+    assert (copies.to_host(x) == 2).all()
 
 
 def test_an_event_from_before_the_launch_is_no_wait() -> None:
     plan, x = doubled()
-    with memory.stream(SIM, "side"):
-        event = memory.record_event(SIM)
+    with devices.stream(SIM, "side"):
+        event = devices.record_event(SIM)
         plan.run()
-    memory.wait_event(SIM, event)
-    memory.wait_event(SIM, memory.DeviceEvent(99, SIM, event.handle))  # one that nobody recorded
+    devices.wait_event(SIM, event)
+    devices.wait_event(SIM, devices.DeviceEvent(99, SIM, event.handle))  # one that nobody recorded
     with pytest.raises(CopyRejected, match=UNWAITED):
-        memory.to_host(x)
+        copies.to_host(x)
 
 
 def test_the_default_stream_is_waited_for_by_others_too() -> None:
     plan, x = doubled()
     plan.run()
     with (
-        memory.stream(SIM, "side"),
+        devices.stream(SIM, "side"),
         pytest.raises(CopyRejected, match="in stream default, which stream side has not waited"),
     ):
-        memory.to_host(x)
-    assert (memory.to_host(x) == 2).all()
+        copies.to_host(x)
+    assert (copies.to_host(x) == 2).all()
 
 
 def test_whoever_looks_on_is_not_refused() -> None:
     plan, x = doubled()
-    with memory.stream(SIM, "side"):
+    with devices.stream(SIM, "side"):
         plan.run()
-    seen = memory.peek(x)
+    seen = copies.peek(x)
     assert seen is not None
     assert (seen == 2).all()
 
 
 def test_without_checks_the_device_is_asked(record: recorder.Recorder) -> None:
     plan, x = doubled()
-    with memory.stream(SIM, "side"):
+    with devices.stream(SIM, "side"):
         plan.run()
-    memory.arm_copies(False)
+    copies.arm_copies(False)
     try:
-        assert (memory.to_host(x) == 2).all()
+        assert (copies.to_host(x) == 2).all()
         with pytest.raises(DeviceFault, match="invalid argument"):
-            memory.to_host(at(x, address=1 << 20))
+            copies.to_host(at(x, address=1 << 20))
         assert not _is_armed(record)
     finally:
-        memory.arm_copies(True)
+        copies.arm_copies(True)
     assert _is_armed(record)
 
 
@@ -385,8 +385,8 @@ def test_a_copy_is_told_before_and_after(
 
     monkeypatch.setattr(gpu, "copy_out", spied)
     with caplog.at_level(logging.DEBUG, "hypocenter.copies"):
-        memory.to_device(made, np.ones(4, np.int32))
-        memory.to_host(made)
+        copies.to_device(made, np.ones(4, np.int32))
+        copies.to_host(made)
     before_in, after_in, before, after = caplog.messages
     src = f"src={made.address:#x}"
     assert re.fullmatch(
@@ -408,9 +408,9 @@ def test_a_copy_is_told_before_and_after(
 
 def test_streams_and_pinned_buffers_are_told(caplog: pytest.LogCaptureFixture) -> None:
     made, buffer = ids(), memory.allocate_pinned("staging", "test", DType.I32, (4,), device=SIM)
-    memory.fill_pinned(buffer, np.arange(4, dtype=np.int32))
-    with caplog.at_level(logging.DEBUG, "hypocenter.copies"), memory.stream(SIM, "side"):
-        memory.copy_in_pinned(made, buffer)
+    copies.fill_pinned(buffer, np.arange(4, dtype=np.int32))
+    with caplog.at_level(logging.DEBUG, "hypocenter.copies"), devices.stream(SIM, "side"):
+        copies.copy_in_pinned(made, buffer)
     assert f"src={buffer.address:#x}, dst={made.address:#x}, bytes=16, stream=side, sync=pinned, " \
         "read when the stream gets there" in caplog.messages[0]  # fmt: skip
 
@@ -426,9 +426,9 @@ def test_a_failure_and_a_refusal_are_told(
     monkeypatch.setattr(gpu, "copy_out", fails)
     with caplog.at_level(logging.DEBUG, "hypocenter.copies"):
         with pytest.raises(DeviceFault):
-            memory.to_host(made)
+            copies.to_host(made)
         with pytest.raises(CopyRejected):
-            memory.to_host(made, 9)
+            copies.to_host(made, 9)
     assert re.match(
         rf"\[D2H\] ids \(test\) FAILED: src={made.address:#x}, bytes=16, stream=default, "
         r"sync=waits for \d before it: DeviceFault: sim:h200: an illegal memory access \(reported",
@@ -441,5 +441,5 @@ def test_a_failure_and_a_refusal_are_told(
 
 def test_nothing_is_told_unless_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "hypocenter"):
-        memory.to_host(ids())
+        copies.to_host(ids())
     assert not [record for record in caplog.records if record.name == "hypocenter.copies"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hypocenter.device import memory
+from hypocenter.device import copies, devices, memory
 from hypocenter.device.inputs import Inputs
 from hypocenter.errors import CopyRejected
 from hypocenter.tensor import DType, Tensor
@@ -22,7 +22,7 @@ SHAPES = {"ids": (5,), "counts": (2,), "tables": (3, 70)}
 def inputs(request: pytest.FixtureRequest) -> Inputs:
     if request.param == SIM:
         pytest.importorskip("triton")
-        memory.open_device(SIM)
+        devices.open_device(SIM)
     return Inputs("inputs", "test", SHAPES, device=request.param)
 
 
@@ -31,7 +31,7 @@ def ints(*values: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 
 def held(inputs: Inputs) -> dict[str, Any]:
-    return {name: memory.to_host(tensor).tolist() for name, tensor in inputs.tensors.items()}
+    return {name: copies.to_host(tensor).tolist() for name, tensor in inputs.tensors.items()}
 
 
 def test_leading_parts_are_filled_and_rows_of_a_matrix_end_in_zeros(inputs: Inputs) -> None:
@@ -57,10 +57,10 @@ def test_one_copy_takes_what_is_filled_and_nothing_behind_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("triton")
-    memory.open_device(SIM)
+    devices.open_device(SIM)
     inputs = Inputs("inputs", "test", SHAPES, device=SIM)
     sizes: list[int] = []
-    backend: Any = memory.backend_of(SIM)
+    backend: Any = devices.backend_of(SIM)
     copy_in = backend.copy_in
 
     def count(address: int, data: Any, **keywords: Any) -> None:
@@ -104,7 +104,7 @@ def test_a_tensor_with_memory_of_its_own_is_copied_by_itself(inputs: Inputs) -> 
     ids, counts, _ = inputs.tensors.values()
     apart: Tensor = memory.allocate("ids", "test", DType.I32, (5,), device=ids.device)
     inputs.put(((apart, ints(1, 2)), (counts, ints(2, 1))))
-    assert memory.to_host(apart).tolist() == [1, 2, 0, 0, 0]
+    assert copies.to_host(apart).tolist() == [1, 2, 0, 0, 0]
     assert held(inputs)["ids"] == [0] * 5
     twin = replace(ids, name="twin")  # another view of the same place is not ours either
     inputs.put(((twin, ints(6)),))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from kernel_launch import counts, rows_tensor, tensor
 
-from hypocenter.device import memory
+from hypocenter.device import copies, devices, memory
 from hypocenter.device.launch import Launch, run
 from hypocenter.device.plan import MIN_PARALLEL_WORK, PlanBuilder
 from hypocenter.errors import LaunchRejected, UsageError
@@ -40,14 +40,14 @@ def test_checked_names_the_entry_and_launches_nothing() -> None:
     launch.set_mode("checked")
     with pytest.raises(LaunchRejected, match=r"rope: positions\[1\] = 8, but the table has 8"):
         run([launch])
-    assert (memory.to_host(x) == 1).all()
+    assert (copies.to_host(x) == 1).all()
 
 
 def test_checked_lets_right_arguments_through() -> None:
     launch, x = _rope([0, 7, 2])
     launch.set_mode("checked")
     run([launch])
-    assert (memory.to_host(x) == 0).all()
+    assert (copies.to_host(x) == 0).all()
 
 
 def test_a_tensor_freed_after_the_plan_was_made() -> None:
@@ -76,7 +76,7 @@ def test_work_decides_on_threads(num_rows: int) -> None:
 
 
 def test_a_gpu_launch_beyond_the_gpus_limits_is_refused_when_the_plan_is_made() -> None:
-    device = memory.open_device("sim:h200")
+    device = devices.open_device("sim:h200")
     plan = PlanBuilder(2, device)
     x, counts_ = (
         memory.allocate(name, "test", kind, shape, device=device)

@@ -11,7 +11,7 @@ import pytest
 from kernel_launch import counts, rows_tensor, tensor, vector_tensor
 
 from hypocenter.config import EngineConfig, trace_bytes
-from hypocenter.device import memory
+from hypocenter.device import copies, devices
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.tracing import MAX_FIRST, _read, statistics_of
 from hypocenter.errors import UsageError
@@ -66,7 +66,7 @@ def test_each_launch_leaves_the_figures_of_the_live_rows_that_it_wrote(
 ) -> None:
     if device != "cpu":
         pytest.importorskip("triton")
-    monkeypatch.setattr(kernel_launch, "device", memory.open_device(device))
+    monkeypatch.setattr(kernel_launch, "device", devices.open_device(device))
     values = np.random.default_rng(1).standard_normal((4, 64)).astype(np.float32)
     values[3] = np.nan  # a dead row holds anything
     plan = _plan(device, rows_tensor("x", values))
@@ -98,7 +98,7 @@ def test_where_a_number_first_goes_wrong_the_arguments_are_kept(
     plan.run()
     assert read_trace(opened.folder).snapshots == ()
     values[2, 5] = np.inf
-    memory.to_device(x, values)
+    copies.to_device(x, values)
     for _ in range(MAX_FIRST):
         plan.run()
     trace = read_trace(opened.folder)
@@ -200,13 +200,13 @@ def test_a_full_disk_ends_the_trace_and_not_the_run(
     monkeypatch.setattr(TraceWriter, "_write", full)
     plan = _plan("cpu", rows_tensor("x", np.ones((4, 64), np.float32)))
     plan.run()
-    assert np.isfinite(memory.to_host(plan.result)).all()
+    assert np.isfinite(copies.to_host(plan.result)).all()
     assert caplog.messages == ["this run is traced in part: No space left on device"]
 
 
 def test_a_strided_tensor_is_read_as_the_tensor_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    monkeypatch.setattr(kernel_launch, "device", memory.open_device("sim:mi300x"))
+    monkeypatch.setattr(kernel_launch, "device", devices.open_device("sim:mi300x"))
     whole = tensor("whole", np.arange(24, dtype=np.float32).reshape(4, 6))
     part = Tensor("part", "test", DType.F32, (4, 2), (6, 1), 3, whole.allocation, whole.data)
     values = _read(part, 1 << 20)

@@ -15,7 +15,7 @@ from tiny_gguf import WIDTH, write_tiny
 
 from hypocenter import LLM
 from hypocenter.config import EngineConfig, SamplingParams
-from hypocenter.device import memory
+from hypocenter.device import devices
 from hypocenter.device.sim.sim import open_sim
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.diff import rundiff
@@ -270,7 +270,7 @@ def recorded(
 ) -> tuple[Any, ring.Run]:  # fmt: skip
     """Answers of a small model on a simulated GPU, and what was recorded of them."""
     recorder.close_recorder()
-    memory.use_backend(open_sim(SIM, graphs=True))
+    devices.use_backend(open_sim(SIM, graphs=True))
     config = EngineConfig(device=SIM, context_length=64, max_batch_tokens=8)
     with LLM(path, config) as llm:
         assert llm.engine.runner.runs_ahead

@@ -10,7 +10,7 @@ import pytest
 from repository import DEMO
 
 from hypocenter.config import EngineConfig
-from hypocenter.device import memory
+from hypocenter.device import copies
 from hypocenter.engine.batch import Batch
 from hypocenter.engine.runner import Runner, load_runner
 from hypocenter.errors import LaunchRejected
@@ -74,8 +74,8 @@ def test_a_wrong_batch_is_refused(runner: Runner, changes: dict[str, Any], messa
 
 
 def test_what_lies_behind_the_last_block_of_a_sequence_may_be_anything(runner: Runner) -> None:
-    clean = memory.to_host(runner.run(_batch()))
-    logits = memory.to_host(runner.run(_batch(block_tables=[[3, 1, 1_000_000_000, -7]])))
+    clean = copies.to_host(runner.run(_batch()))
+    logits = copies.to_host(runner.run(_batch(block_tables=[[3, 1, 1_000_000_000, -7]])))
     assert np.array_equal(logits, clean)
 
 

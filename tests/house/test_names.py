@@ -82,6 +82,14 @@ def homes(root: Path) -> dict[str, list[str]]:
     return found
 
 
+def re_exports(root: Path) -> Iterator[str]:
+    """`file:name` of imports that offer a name again; those without `as` mypy --strict refuses."""
+    for name, tree in trees(root):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                yield from (f"{name}:{one.name}" for one in node.names if one.asname == one.name)
+
+
 def bad_names(root: Path) -> Iterator[str]:
     """Files and classes with a name that says nothing."""
     for name, tree in trees(root):
@@ -104,6 +112,7 @@ def test_functions_are_verbs_or_nouns() -> None:
 
 def test_a_public_name_has_one_home() -> None:
     assert {name: files for name, files in homes(PACKAGE_DIR).items() if len(files) > 1} == {}
+    assert list(re_exports(PACKAGE_DIR)) == []
 
 
 @pytest.mark.parametrize("stem", sorted(EMPTY_STEMS))
@@ -130,3 +139,8 @@ def test_a_second_home_is_found(tmp_path: Path) -> None:
     assert {name: files for name, files in homes(tmp_path).items() if len(files) > 1} == {
         "Array": ["a.py", "b.py"], "Event": ["a.py", "c.py"],
     }  # fmt: skip
+
+
+def test_a_name_that_is_offered_again_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("from b import c as c, d, e as f\nimport g as g\n")
+    assert list(re_exports(tmp_path)) == ["a.py:c", "a.py:g"]

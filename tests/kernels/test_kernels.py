@@ -22,8 +22,8 @@ from kernel_launch import (
     weight_tensor,
 )
 
-from hypocenter.device import memory, plan
-from hypocenter.device.memory import to_host
+from hypocenter.device import devices, plan
+from hypocenter.device.copies import to_host
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import attention, kv_write, rope
 from hypocenter.kernels.linear import linear, operands, quantise
@@ -38,7 +38,7 @@ EPS = 2.0**-24
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The CPU kernels in both compiled forms, then next to forbidden pages; and a GPU's."""
     if request.param.startswith("sim:"):
-        monkeypatch.setattr(kernel_launch, "device", memory.open_device(request.param))
+        monkeypatch.setattr(kernel_launch, "device", devices.open_device(request.param))
         return str(request.param)
     if request.param == "guard pages":
         guard_pages.install(monkeypatch)

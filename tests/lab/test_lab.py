@@ -89,12 +89,12 @@ for one in victims():
         count = planted.count(line)
         if not count or (isinstance(one.line, str) and count > 1):
             found[one.name] = f"its line stands there {count} times"
-from hypocenter.device import memory
+from hypocenter.device import copies
 from hypocenter.engine.runner import Runner
 from hypocenter.kernels.attention import rope, rope_gpu
 left = [
     rope_gpu.rope_kernel.fn.__module__, Runner._check.__name__, rope.CONTRACT.check.__module__,
-    memory.to_device.__module__,
+    copies.to_device.__module__,
 ]
 print(json.dumps([found, left]))
 """

@@ -17,7 +17,7 @@ from tiny_gguf import HEAD_DIM, write_tiny
 
 from hypocenter.cli import bench
 from hypocenter.config import EngineConfig
-from hypocenter.device import memory
+from hypocenter.device import copies, devices
 from hypocenter.engine.runner import Runner, load_runner
 from hypocenter.errors import BadModelFile, OutOfMemory, UnsupportedModel
 from hypocenter.model import footprint
@@ -202,7 +202,7 @@ def logits(path: Path) -> tuple[Weights, np.ndarray[Any, Any]]:
         runner = load_runner(file, EngineConfig(max_batch_tokens=32))
     ids = np.arange(5, 25, dtype=np.int32)
     made = [
-        memory.to_host(runner.run(bench.batch_of(tokens, start, runner)))
+        copies.to_host(runner.run(bench.batch_of(tokens, start, runner)))
         for tokens, start in ((ids, 0), (ids[:1], len(ids)))
     ]
     return runner.weights, np.concatenate(made)
@@ -223,7 +223,7 @@ def test_gate_and_up_lie_side_by_side_where_that_changes_nothing(
     assert both is not None
     assert both.name == "blk.2.ffn_gate.weight + blk.2.ffn_up.weight"
     with open_gguf(path) as file:
-        device = memory.open_device("sim:mi300x")
+        device = devices.open_device("sim:mi300x")
         elsewhere = load_weights(file, read_architecture(file), 64, device=device)
     assert all(layer.gate_up is None for layer in elsewhere.layers)
     monkeypatch.setattr(weights_module, "may_join", lambda dtypes: False)

@@ -28,7 +28,7 @@ from repository import SUPPORT
 
 from hypocenter import LLM
 from hypocenter.config import EngineConfig, SamplingParams
-from hypocenter.device import devices, marks, memory
+from hypocenter.device import copies, devices, marks, memory
 from hypocenter.device.gpu.torch_gpu import TorchGpu
 from hypocenter.device.launch import run as run_launches
 from hypocenter.device.limits import named_gpu
@@ -232,10 +232,10 @@ def _child(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 RUN = """
 import os
-from hypocenter.device import memory
+from hypocenter.device import devices, memory
 from hypocenter.record import recorder
 from hypocenter.tensor import DType, Tensor
-memory.open_device("cpu")
+devices.open_device("cpu")
 memory.allocate("x", "test", DType.F32, (4,))
 """
 
@@ -266,7 +266,7 @@ def test_a_fork_has_a_record_of_its_own(tmp_path: Path) -> None:
 memory.allocate("before", "test", DType.F32, (4,))
 if not (pid := os.fork()):
     assert not recorder.current().is_on
-    memory.open_device("cpu")
+    devices.open_device("cpu")
     memory.allocate("child", "test", DType.F32, (4,))
     os.kill(os.getpid(), 9)
 os.waitpid(pid, 0)
@@ -287,7 +287,7 @@ def test_an_interrupted_or_failed_run_is_no_clean_one(opened: Recorder) -> None:
     x = memory.allocate("x", "test", DType.F32, (4,))
     memory.free(x)
     with pytest.raises(CopyRejected):
-        memory.to_host(x)
+        copies.to_host(x)
     recorder.close_recorder()
     run = ring.read_run(opened.folder)
     assert (run.is_clean, run.is_alive) == (False, False)
@@ -371,7 +371,7 @@ def test_no_room_for_the_ring_is_no_reason_to_stop(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    memory.open_device("cpu")
+    devices.open_device("cpu")
     memory.allocate("x", "test", DType.F32, (4,))
     assert not recorder.current().is_on
     (warning,) = caplog.records
@@ -396,7 +396,7 @@ SIM = "sim:h200"
 def sim(opened: Recorder, monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setattr(devices, "_backends", dict(devices._backends))
     monkeypatch.setattr(kernel_launch, "device", SIM)
-    memory.use_backend(open_sim(SIM, graphs=True))
+    devices.use_backend(open_sim(SIM, graphs=True))
     return opened
 
 
@@ -419,14 +419,14 @@ def test_marks_say_how_far_a_device_has_come(sim: Recorder) -> None:
     plan.run()
     progress = _read(sim).progress
     assert (progress.submitted, progress.completed) == (Place(1, 1, 1), None)
-    memory.to_host(plan.result)
+    copies.to_host(plan.result)
     assert _read(sim).progress.completed == Place(1, 1, 1)
     plan.run()  # is captured
     plan.run()  # is replayed
     run = _read(sim)
     assert run.progress.submitted == Place(3, 1, 1)
     assert run.progress.completed == Place(1, 1, 1)
-    memory.to_host(plan.result)
+    copies.to_host(plan.result)
     assert _read(sim).progress.completed == Place(3, 1, 1)
     (captured,) = (e for e in run.events if isinstance(e, Captured))
     steps = [(e.step, e.plan, e.graph) for e in run.events if isinstance(e, Stepped)]
@@ -450,7 +450,7 @@ def test_a_fault_lies_between_what_ended_and_what_was_begun(sim: Recorder) -> No
     plan.launches[1].run = lambda: faulty.function(wild, *faulty.args[1:], **faulty.options)
     plan.run()
     with pytest.raises(DeviceFault, match="copy_out"):
-        memory.to_host(x)
+        copies.to_host(x)
     run = _read(sim)
     assert run.progress.completed == Place(1, 1, 0)
     assert run.progress.submitted == Place(1, 1, 1)
@@ -466,15 +466,15 @@ def test_an_abort_of_the_driver_leaves_the_place(tmp_path: Path) -> None:
     code = f"""
 import sys; sys.path[:0] = {[str(Path(__file__).parent), str(SUPPORT)]!r}
 import test_recorder as t
-from hypocenter.device import memory
+from hypocenter.device import copies, devices
 from hypocenter.record import recorder
-t.SIM = t.kernel_launch.device = memory.open_device("sim:mi300x")
+t.SIM = t.kernel_launch.device = devices.open_device("sim:mi300x")
 plan = t._turning()
 one = plan.launches[1]
 wild = type(one.args[0])(1 << 50, "float32")
 one.run = lambda: one.function(wild, *one.args[1:], **one.options)
 plan.run()
-memory.to_host(plan.result)
+copies.to_host(plan.result)
 """
     done = _child(code, HYPO_RUN_DIR=str(tmp_path))
     assert done.returncode == -signal.SIGABRT, done.stderr
@@ -493,13 +493,13 @@ memory.to_host(plan.result)
 def test_streams_events_and_pinned_buffers_are_told(sim: Recorder) -> None:
     x = memory.allocate("x", "test", DType.F32, (4,), device=SIM)
     buffer = memory.allocate_pinned("staging", "test", DType.F32, (4,), device=SIM)
-    memory.fill_pinned(buffer, np.arange(4, dtype=np.float32))
-    with memory.stream(SIM, "copies"):
-        memory.copy_in_pinned(x, buffer)
-        done = memory.record_event(SIM)
-    memory.wait_event(SIM, done)
-    memory.synchronise(SIM)
-    assert memory.to_host(x).tolist() == [0, 1, 2, 3]
+    copies.fill_pinned(buffer, np.arange(4, dtype=np.float32))
+    with devices.stream(SIM, "copies"):
+        copies.copy_in_pinned(x, buffer)
+        done = devices.record_event(SIM)
+    devices.wait_event(SIM, done)
+    devices.synchronise(SIM)
+    assert copies.to_host(x).tolist() == [0, 1, 2, 3]
     events = [e for e in _read(sim).events if isinstance(e, HostWrote | Copied | StreamEvent)]
     wrote, copied, recorded, waited, synchronised, out = (cast(Any, event) for event in events)
     assert (wrote.host_address, wrote.num_bytes) == (buffer.address, 16)
@@ -514,16 +514,16 @@ def test_streams_events_and_pinned_buffers_are_told(sim: Recorder) -> None:
     kinds = {e.allocation.name: e.allocation.kind for e in _events(sim, Allocated)}
     assert kinds == {"x": "device", "staging": "pinned"}
     with pytest.raises(CopyRejected, match="into"):
-        memory.copy_in_pinned(x, memory.allocate("y", "test", DType.F32, (5,)))
+        copies.copy_in_pinned(x, memory.allocate("y", "test", DType.F32, (5,)))
 
 
 def test_a_pinned_buffer_that_is_changed_too_early_is_visible(sim: Recorder) -> None:
     x = memory.allocate("x", "test", DType.I32, (1,), device=SIM)
     buffer = memory.allocate_pinned("staging", "test", DType.I32, (1,), device=SIM)
-    memory.fill_pinned(buffer, np.array([1], np.int32))
-    memory.copy_in_pinned(x, buffer)
-    memory.fill_pinned(buffer, np.array([2], np.int32))
-    assert memory.to_host(x).tolist() == [2]  # the lab's defect
+    copies.fill_pinned(buffer, np.array([1], np.int32))
+    copies.copy_in_pinned(x, buffer)
+    copies.fill_pinned(buffer, np.array([2], np.int32))
+    assert copies.to_host(x).tolist() == [2]  # the lab's defect
     kinds = [type(e) for e in _read(sim).events if isinstance(e, HostWrote | Copied)]
     assert kinds == [HostWrote, Copied, HostWrote, Copied]
 
@@ -540,7 +540,7 @@ def test_refusals_are_told_with_their_facts(sim: Recorder) -> None:
             style="neox",
         )  # fmt: skip
     with pytest.raises(CopyRejected):
-        memory.to_device(x, np.zeros(5, np.float32))
+        copies.to_device(x, np.zeros(5, np.float32))
     with pytest.raises(OutOfMemory):
         memory.allocate("huge", "test", DType.F32, (1 << 40,), device=SIM)
     run = _read(sim)
@@ -647,7 +647,7 @@ def test_the_word_of_a_mark(sim: Recorder) -> None:
         for _, launch in builder.marks:
             launch.run()
             number = launch.args[2]  # type: ignore[attr-defined]
-            assert memory.to_host(cell).item() == reference(num_runs, number)
+            assert copies.to_host(cell).item() == reference(num_runs, number)
     with pytest.raises(LaunchRejected, match="number is -1"):
         mark_gpu.launch(builder, mark_kernels.CONTRACT, {**facts, "number": -1}, begins=True)
 
@@ -698,7 +698,7 @@ def test_marks_of_a_gpu_lie_in_the_header_of_the_ring(
     torch, runtime = FakeTorch(), _Runtime(outcome)
     torch.cuda.cudart = lambda: runtime  # type: ignore[attr-defined]
     gpu = TorchGpu("cuda", torch, 0, named_gpu("h200"))
-    memory.use_backend(gpu)
+    devices.use_backend(gpu)
     builder = PlanBuilder(1, "cuda")
     builder.launches.append(cast(Any, None))
     mark(builder)

@@ -23,7 +23,7 @@ from bundle_of import Recording, bundle_of_run, inputs_of
 from kernel_launch import counts, rows_tensor, tensor
 
 from hypocenter.cli import replay
-from hypocenter.device import memory
+from hypocenter.device import copies, devices, memory
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.sim.sim import SimGpu, open_sim
 from hypocenter.errors import DeviceFault, SourceNotAllowed, UsageError
@@ -57,7 +57,7 @@ GUILTY = "tl.load(positions_ptr + token)"
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(kernel_launch, "device", memory.open_device("sim:mi300x"))
+    monkeypatch.setattr(kernel_launch, "device", devices.open_device("sim:mi300x"))
     return "sim:mi300x"
 
 
@@ -403,9 +403,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 def doomed() -> Iterator[SimGpu]:
     """A GPU that a test may lose; who comes after it gets another one."""
     gpu = open_sim("sim:h200")
-    memory.use_backend(gpu)
+    devices.use_backend(gpu)
     yield gpu
-    memory.use_backend(open_sim("sim:h200"))
+    devices.use_backend(open_sim("sim:h200"))
 
 
 def test_a_recorded_run_with_positions_of_two_bytes_is_red_and_put_right_green(
@@ -423,13 +423,13 @@ def test_a_recorded_run_with_positions_of_two_bytes_is_red_and_put_right_green(
         builder, x, wide, (cos, sin), counts(4), num_heads=2, head_dim=64, style="neox",
     )  # fmt: skip
     plan, values = Plan(builder, x), np.array([0, 1, 2, 3], np.int16)
-    memory.to_device(held, values)
+    copies.to_device(held, values)
     live = recorder.current()
     assert isinstance(live, recorder.Recorder)
     live.step(plan, [(held, values)])
     plan.run()
     with pytest.raises(DeviceFault):
-        memory.to_host(x)  # the copy is innocent
+        copies.to_host(x)  # the copy is innocent
     bundle = bundle_of_run(recorded)
     index = BundleIndex(bundle)
     (place,) = (one.place for one in index.under_way)

@@ -13,7 +13,7 @@ import pytest
 from kernel_launch import counts, rows_tensor, tensor
 from tiny_gguf import write_tiny
 
-from hypocenter.device import memory
+from hypocenter.device import copies, devices
 from hypocenter.device.guard.faults import AccessFault
 from hypocenter.device.launch import Launch
 from hypocenter.device.plan import Plan, PlanBuilder
@@ -35,7 +35,7 @@ def _plan(positions: list[int], device: str) -> tuple[Plan, Launch, Tensor]:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(kernel_launch, "device", memory.open_device("sim:mi300x"))
+    monkeypatch.setattr(kernel_launch, "device", devices.open_device("sim:mi300x"))
     return "sim:mi300x"
 
 
@@ -64,7 +64,7 @@ def test_right_launches_have_no_findings_and_are_left_alone(device: str) -> None
     report = replay_launch(launch)
     assert report.findings == ()
     assert report.coverage.num_run == 3 * 2
-    assert (memory.to_host(x)[:, :128] == 1).all()
+    assert (copies.to_host(x)[:, :128] == 1).all()
 
 
 def test_a_launch_of_an_nvidia_gpu_is_replayed_without_its_instructions(device: str) -> None:
@@ -79,10 +79,10 @@ def test_replay_mode_replaces_the_launch_until_another_mode(device: str) -> None
     reports = replay_mode(launch)
     plan.run()
     assert [report.findings for report in reports] == [()]
-    assert (memory.to_host(x)[:, :128] == 1).all()
+    assert (copies.to_host(x)[:, :128] == 1).all()
     plan.set_mode("off")
     plan.run()
-    assert not (memory.to_host(x)[:, :128] == 1).all()
+    assert not (copies.to_host(x)[:, :128] == 1).all()
     assert len(reports) == 1
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device import memory
+from hypocenter.device import copies
 from hypocenter.device.launch import Launch
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import (
@@ -146,4 +146,4 @@ def bundle_of_run(folder: Path, kind: str = "crash") -> Bundle:
 
 def inputs_of(*tensors: Tensor) -> dict[Tensor, Array]:
     """Tensors with what they hold now, as the inputs of a step."""
-    return {tensor: memory.to_host(tensor) for tensor in tensors}
+    return {tensor: copies.to_host(tensor) for tensor in tensors}

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hypocenter.config import SamplingParams
-from hypocenter.device import memory
+from hypocenter.device import copies, memory
 from hypocenter.engine.batch import Batch, Chunk
 from hypocenter.engine.engine import Engine
 from hypocenter.errors import BadLogits
@@ -101,7 +101,7 @@ class FakeRunner:
             raise RuntimeError("the device is on fire")
         logits = memory.allocate("logits", "fake", DType.F32, (len(contexts), VOCAB_SIZE))
         if contexts:
-            memory.to_device(logits, np.stack([hashed_logits(context) for context in contexts]))
+            copies.to_device(logits, np.stack([hashed_logits(context) for context in contexts]))
         return logits
 
     def _check(self, batch: Batch) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device import memory
+from hypocenter.device import copies, memory
 from hypocenter.device.launch import run
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.linear.operands import FEW_ROWS
-from hypocenter.kernels.weights.packing import pack, padded_rows, place
+from hypocenter.kernels.weights.packing import pack, place
+from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 Array = np.ndarray[Any, Any]
@@ -61,14 +62,14 @@ def tensor(name: str, values: Array) -> Tensor:
     """A device tensor of f32, f16 bits or i32 values, of exactly their shape."""
     kind = _KINDS[values.dtype.name]
     made = memory.allocate(name, "test", kind, values.shape, device=device)
-    memory.to_device(made, values)
+    copies.to_device(made, values)
     return made
 
 
 def turned(name: str, values: Array) -> Tensor:
     """As `tensor`, with the second axis outermost, as CPU caches lie."""
     made = memory.allocate_turned(name, "test", _KINDS[values.dtype.name], values.shape)
-    memory.to_device(made, values)
+    copies.to_device(made, values)
     return made
 
 

@@ -1,6 +1,7 @@
 """Copies between host and device: what each must meet before it begins, and lines that tell of it.
 
-Others reach these through `memory.py`. A copy that is refused has touched nothing.
+On the CPU a copy is a copy all the same: code above this floor never reaches for `.data`. A copy
+that is refused has touched nothing.
 """
 
 from __future__ import annotations

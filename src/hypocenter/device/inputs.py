@@ -54,7 +54,7 @@ class Inputs:
             self._host[id(tensor)] = values, start
 
     def put(self, filled: Sequence[tuple[Tensor, Int32s]], *, is_recorded: bool = False) -> None:
-        """Fill the leading part of each tensor, as `memory.to_device` does, by one copy.
+        """Fill the leading part of each tensor, as `copies.to_device` does, by one copy.
 
         The rest of the rows of a matrix that are filled becomes zero. What lies before the first of
         them stays as it is. A tensor that is none of these is copied by itself. Raises
@@ -64,7 +64,7 @@ class Inputs:
         if len(ours) < len(filled):
             for tensor, given in filled:
                 if id(tensor) not in self._host:
-                    memory.to_device(tensor, given, is_recorded=is_recorded)
+                    copies.to_device(tensor, given, is_recorded=is_recorded)
         copies.refuse_unfit(self._whole, ours)
         first, end = self._whole.shape[0], 0
         for tensor, given in ours:
@@ -77,7 +77,7 @@ class Inputs:
                 values[:num_rows, given.shape[1] :] = 0
             first, end = min(first, start), max(end, start + num_rows * tensor.strides[0])
         if self._whole.device != "cpu" and first < end:
-            memory.to_device(self._tail(first), self._values[first:end], is_recorded=is_recorded)
+            copies.to_device(self._tail(first), self._values[first:end], is_recorded=is_recorded)
 
     def _tail(self, start: int) -> Tensor:
         if start not in self._tails:

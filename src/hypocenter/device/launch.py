@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hypocenter.config import LAUNCH_MODES, OnProgress
-from hypocenter.device import memory
+from hypocenter.device import copies, devices, memory
 from hypocenter.device.cpu.lang import CpuKernel
 from hypocenter.device.cpu.native import KERNEL_FAILED, NativeLaunches, SharedKernel
 from hypocenter.device.limits import check_launch
@@ -132,7 +132,7 @@ class Launch:
 
     def _run_checked(self, plain: Callable[[], None]) -> None:
         current().record_check("index values")
-        self.contract.check_values(memory.to_host, **self.facts)
+        self.contract.check_values(copies.to_host, **self.facts)
         plain()
 
 
@@ -172,7 +172,7 @@ def prepare_gpu(
     _check(contract, facts, name, device)
     if "WIDE" in jit.arg_names:
         options = {**options, "WIDE": contract.needs_int64(**facts)}
-    backend = memory.backend_of(device)
+    backend = devices.backend_of(device)
     is_nvidia = device.startswith("cuda")
     decided = of_device(jit.arg_names, is_nvidia=is_nvidia, overlaps=backend.overlaps)
     options = {**options, **decided}
@@ -246,10 +246,10 @@ def run(launches: Sequence[Launch]) -> None:
     """
     recorder = current()
     if launches:
-        memory.will_run(launches[0].device, Writes(launches))
+        devices.will_run(launches[0].device, Writes(launches))
     with _POOL:
         for launch in launches:
-            recorder.record_launch(launch, memory.stream_of(launch.device))
+            recorder.record_launch(launch, devices.stream_of(launch.device))
             try:
                 launch.run()
             except Exception as error:

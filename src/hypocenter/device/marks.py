@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device import memory
+from hypocenter.device import copies, devices, memory
 from hypocenter.record import ring
 from hypocenter.record.recorder import Recorder, current
 from hypocenter.tensor import Allocation, DType, Tensor
@@ -40,13 +40,13 @@ class SimMark:
 
 def sim_mark(device: str, number: int) -> SimMark:
     """The mark behind launch `number` of a plan."""
-    backend: Any = memory.backend_of(device)
+    backend: Any = devices.backend_of(device)
     return SimMark(functools.partial(backend.mark, number))
 
 
 def mark_memory(device: str) -> MarkMemory | None:
     """What the marks of a GPU write; None where nothing is recorded, or it cannot be mapped."""
-    if memory.backend_of(device).limits is None:  # what is only compiled for
+    if devices.backend_of(device).limits is None:  # what is only compiled for
         return MarkMemory(
             *(
                 memory.allocate_undefined(name, "marks", DType.I64, (1,), device=device)
@@ -59,7 +59,7 @@ def mark_memory(device: str) -> MarkMemory | None:
 
 @functools.lru_cache(maxsize=ring.NUM_SLOTS)
 def _of_recorder(recorder: Recorder, device: str) -> MarkMemory | None:
-    backend: Any = memory.backend_of(device)
+    backend: Any = devices.backend_of(device)
     slot = recorder.mark_runs.claim(device)
     address = None
     if slot is not None and hasattr(backend, "map_host"):
@@ -82,4 +82,4 @@ def catch_up(device: str) -> None:
     found = None if device.startswith("sim:") else mark_memory(device)
     if isinstance(recorder, Recorder) and found is not None:
         num_runs = np.array([recorder.mark_runs.count(device)], np.int64)
-        memory.to_device(found.runs, num_runs, is_recorded=True)
+        copies.to_device(found.runs, num_runs, is_recorded=True)

@@ -1,7 +1,4 @@
-"""Allocation, and the one door for copies between host and device.
-
-On the CPU a copy is a copy all the same: code above this floor never reaches for `.data`.
-"""
+"""Allocation: tensors on any device, and the arrays of packed weights in one piece of memory."""
 
 from __future__ import annotations
 
@@ -11,29 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device.copies import NUMPY_TYPES as _NUMPY_TYPES
-from hypocenter.device.copies import arm_copies as arm_copies
-from hypocenter.device.copies import copy_in, refuse
-from hypocenter.device.copies import copy_in_pinned as copy_in_pinned
-from hypocenter.device.copies import fill_pinned as fill_pinned
-from hypocenter.device.copies import obstacle as obstacle
-from hypocenter.device.copies import peek as peek
-from hypocenter.device.copies import to_device as to_device
-from hypocenter.device.copies import to_host as to_host
-from hypocenter.device.copies import to_host_later as to_host_later
+from hypocenter.device.copies import NUMPY_TYPES, copy_in, refuse
 from hypocenter.device.cpu import large_pages
-from hypocenter.device.devices import DeviceEvent as DeviceEvent
-from hypocenter.device.devices import backend_of as backend_of
-from hypocenter.device.devices import call_device, call_site, names_of
-from hypocenter.device.devices import name_at as name_at
-from hypocenter.device.devices import open_device as open_device
-from hypocenter.device.devices import record_event as record_event
-from hypocenter.device.devices import stream as stream
-from hypocenter.device.devices import stream_of as stream_of
-from hypocenter.device.devices import synchronise as synchronise
-from hypocenter.device.devices import use_backend as use_backend
-from hypocenter.device.devices import wait_event as wait_event
-from hypocenter.device.devices import will_run as will_run
+from hypocenter.device.devices import backend_of, call_device, call_site, names_of
 from hypocenter.record.recorder import current
 from hypocenter.refusals import FreedTensor, OutsideTensor
 from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
@@ -60,10 +37,10 @@ def allocate(
     Large zeroed memory on the CPU is not touched here: pages appear when a kernel writes them.
     """
     num_elements = int(np.prod(shape, dtype=np.int64))
-    num_bytes = num_elements * np.dtype(_NUMPY_TYPES[dtype]).itemsize
+    num_bytes = num_elements * np.dtype(NUMPY_TYPES[dtype]).itemsize
     if device == "cpu":
         raw = _zeros(num_bytes)
-        data = raw.view(_NUMPY_TYPES[dtype]).reshape(shape)
+        data = raw.view(NUMPY_TYPES[dtype]).reshape(shape)
         address = raw.ctypes.data
         allocation = Allocation(next(_allocation_ids), device, num_bytes, call_site(), address)
         _record_allocation(allocation, name, owner)
@@ -98,7 +75,7 @@ def allocate_undefined(
 ) -> Tensor:
     """A GPU tensor whose contents are whatever the memory held before."""
     backend, num_elements = backend_of(device), int(np.prod(shape, dtype=np.int64))
-    num_bytes = num_elements * np.dtype(_NUMPY_TYPES[dtype]).itemsize
+    num_bytes = num_elements * np.dtype(NUMPY_TYPES[dtype]).itemsize
     address = call_device(device, "allocate", num_bytes)
     names_of(device)[address] = f"{name} ({owner})"
     allocation = Allocation(next(_allocation_ids), device, num_bytes, call_site(), address)
@@ -221,12 +198,12 @@ def allocate_pinned(
 
     Change it by `fill_pinned`.
     """
-    num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(_NUMPY_TYPES[dtype]).itemsize
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(NUMPY_TYPES[dtype]).itemsize
     raw = call_device(device, "allocate_pinned", num_bytes)
     address = int(raw.ctypes.data)
     allocation = Allocation(next(_allocation_ids), "cpu", num_bytes, call_site(), address)
     _record_allocation(allocation, name, owner, "pinned")
-    data = raw.view(_NUMPY_TYPES[dtype]).reshape(shape)
+    data = raw.view(NUMPY_TYPES[dtype]).reshape(shape)
     return Tensor(name, owner, dtype, shape, contiguous_strides(shape), 0, allocation, data)
 
 

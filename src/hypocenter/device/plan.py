@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hypocenter.config import OnProgress
-from hypocenter.device import launch, marks, memory
+from hypocenter.device import devices, launch, marks
 from hypocenter.device.cpu.lang import CpuKernel
 from hypocenter.device.cpu.native import NativeLaunches
 from hypocenter.device.graph import Graph
@@ -189,7 +189,7 @@ class Plan:
 
     def run(self) -> None:
         """Run the launches; in guarded mode raises AccessRefused when one left its tensors."""
-        memory.will_run(self._device, self._writes)
+        devices.will_run(self._device, self._writes)
         try:
             self._run()
         except LaunchRejected:
@@ -220,7 +220,7 @@ class Plan:
 
     def _can_capture(self) -> bool:
         is_alike = self._mode in ("off", "guarded")  # each run does the same
-        return is_alike and self._device != "cpu" and memory.backend_of(self._device).captures
+        return is_alike and self._device != "cpu" and devices.backend_of(self._device).captures
 
     def _walk(self) -> None:
         header, place_word = current().begin(self)
@@ -234,7 +234,7 @@ class Plan:
 
     def _capture(self) -> _Replay:
         header, place_word = current().begin(self)
-        graph = memory.backend_of(self._device).capture(
+        graph = devices.backend_of(self._device).capture(
             functools.partial(launch.walk, self._numbered, header, place_word)
         )
         return _Replay(graph, current().record_capture(self, self._device, graph.bases))

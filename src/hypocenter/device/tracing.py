@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hypocenter.config import trace_bytes
-from hypocenter.device import launch, memory
+from hypocenter.device import copies, launch
 from hypocenter.dtypes import Array, bf16_to_f32
 from hypocenter.errors import UsageError
 from hypocenter.record.bundle import Snapshot
@@ -149,7 +149,7 @@ class Tracer:
 
     def _counts(self, one: Launch) -> Array | None:
         counts = one.facts.get("counts")
-        return memory.to_host(counts) if isinstance(counts, Tensor) else None
+        return copies.to_host(counts) if isinstance(counts, Tensor) else None
 
     def _figures(
         self, one: Launch, name: str, tensor: Tensor, counts: Array | None, place: Place
@@ -184,7 +184,7 @@ def _read(tensor: Tensor, room: int) -> Array | None:
         return None
     # What was freed, or reaches beyond its memory, is for others to say.
     if tensor.shape and (tensor.is_contiguous or tensor.device == "cpu"):
-        return memory.peek(tensor)
+        return copies.peek(tensor)
     span = tensor.extent_bytes // tensor.dtype.block_bytes
     whole = Tensor(
         tensor.name,
@@ -196,7 +196,7 @@ def _read(tensor: Tensor, room: int) -> Array | None:
         tensor.allocation,
         tensor.data,
     )
-    flat = memory.peek(whole)
+    flat = copies.peek(whole)
     if flat is None:
         return None
     steps = [stride * flat.itemsize for stride in tensor.strides]

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from hypocenter.config import SamplingParams
-from hypocenter.device import memory
+from hypocenter.device import copies, memory
 from hypocenter.engine.batch import Chunk, make_batch
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import Request
@@ -311,7 +311,7 @@ class Engine:
             request.advance(chunk.num_tokens)
             if request.keeps_logits:
                 kept = memory.rows(step.logits, num_rows, num_rows + chunk.num_tokens)
-                request.logits.append(memory.to_host(kept))
+                request.logits.append(copies.to_host(kept))
                 if request.num_pending == 0:
                     self._finish(request, "length")
             elif chunk.samples:

@@ -11,7 +11,7 @@ import os
 import numpy as np
 
 from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig, OnProgress
-from hypocenter.device import memory
+from hypocenter.device import devices, memory
 from hypocenter.device.cpu.lang import instruction_set, max_num_threads, set_num_threads
 from hypocenter.device.plan import Plan, bucket
 from hypocenter.engine.batch import Batch, BatchLimits, check_batch
@@ -41,7 +41,7 @@ def load_runner(file: GGUFFile, config: EngineConfig, progress: OnProgress | Non
             f"float_products is 'bf16', but {file.path} has no matrix of F16 or BF16 with an even "
             "number of columns; use --float-products exact"
         )
-    device = memory.open_device(config.device)
+    device = devices.open_device(config.device)
     if device == "cpu":  # a GPU says itself when it is full
         footprint.require_room(file, facts, config, context_length)
     set_num_threads(_num_threads(config))  # they pack the weights, too
@@ -99,7 +99,7 @@ class Runner:
         is_gpu = config.device != "cpu"
         #: Whether a step may be launched while the one before runs.
         self.runs_ahead = (
-            is_gpu and config.launch_mode == "off" and memory.backend_of(config.device).runs_ahead
+            is_gpu and config.launch_mode == "off" and devices.backend_of(config.device).runs_ahead
         )
         self._plans: dict[tuple[int, int, int | None], Plan] = {}
         self._ran: dict[Plan, None] = {}

@@ -19,7 +19,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from hypocenter.config import EngineConfig, Environment
-from hypocenter.device import memory
+from hypocenter.device import copies, devices, memory
 from hypocenter.device.backend import Backend
 from hypocenter.dtypes import TORCH_NAMES, Int32s
 from hypocenter.engine import runner as runner_module
@@ -130,8 +130,8 @@ class Lab:
                     if isinstance(value, Contract) and value.check is not _accept:
                         self.patch(value, "check", _accept)
         self.patch(Runner, "_check", lambda runner, batch: None)
-        memory.arm_copies(False)
-        self._undo.callback(memory.arm_copies, True)
+        copies.arm_copies(False)
+        self._undo.callback(copies.arm_copies, True)
         recorder = open_recorder()
         recorder.arm("contracts", False)
         recorder.arm("step indices", False)
@@ -229,12 +229,12 @@ class Lab:
             return
         if not self.device.startswith("sim:"):
             raise UsageError(f"{self.device} is no simulated GPU; its options are its own")
-        memory.use_backend(open_sim(self.device, **options))
+        devices.use_backend(open_sim(self.device, **options))
 
     @property
     def backend(self) -> Backend:
-        memory.open_device(self.device)
-        return memory.backend_of(self.device)
+        devices.open_device(self.device)
+        return devices.backend_of(self.device)
 
     def pointer(self, address: int, dtype: DType) -> Any:
         """A pointer to elements of `dtype` at any address, as C has them."""

@@ -23,7 +23,7 @@ from hypocenter.kernels.mark import mark, mark_layer
 from hypocenter.kernels.rowwise.activation import gate, gate_codes, scale, softcap
 from hypocenter.kernels.rowwise.embedding import gather, lookup, narrow
 from hypocenter.kernels.rowwise.norm import rms_norm, rms_norm_codes
-from hypocenter.kernels.weights.packing import padded_rows
+from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.unfused import UnfusedAttention
 from hypocenter.model.weights import LayerWeights, Weights

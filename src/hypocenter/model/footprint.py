@@ -11,7 +11,7 @@ from hypocenter.errors import OutOfMemory
 from hypocenter.kernels.attention.attention_cpu import num_part_floats
 from hypocenter.kernels.linear.operands import operand_bytes
 from hypocenter.kernels.weights.cpu_layout import held_as, packed_bytes
-from hypocenter.kernels.weights.packing import padded_rows
+from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.values import TensorInfo

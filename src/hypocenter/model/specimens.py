@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from hypocenter.config import SamplingParams
-from hypocenter.device import memory
+from hypocenter.device import devices, memory
 from hypocenter.device.launch import Launch
 from hypocenter.device.offline.abstract import AbstractGpu, specimens
 from hypocenter.device.offline.specimen import Specimen
@@ -18,7 +18,8 @@ from hypocenter.device.plan import Plan
 from hypocenter.kernels.sampling.draw import TokenChoice
 from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
 from hypocenter.kernels.weights.gpu_layout import UNITS
-from hypocenter.kernels.weights.packing import Packed, padded_rows
+from hypocenter.kernels.weights.packing import Packed
+from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.architecture import FAMILIES, Architecture, Rope
 from hypocenter.model.decoder import Decoder, KVPages, StepInputs
 from hypocenter.model.weights import LayerWeights, Weights
@@ -165,7 +166,7 @@ def abstract_plan(
     facts = replace(_facts(family), **(changes or {}))  # type: ignore[arg-type]
     facts = replace(facts, rope=replace(facts.rope, dim=facts.head_dim))
     gpu = AbstractGpu(vendor)
-    memory.use_backend(gpu)
+    devices.use_backend(gpu)
     inputs = StepInputs.allocate(num_tokens, max(32, num_tokens >> 12), max_blocks, device=gpu.name)
     num_blocks = max(4096, num_tokens // 4, max_blocks)
     pages = KVPages.allocate(facts, num_blocks, 16, kv_dtype, device=gpu.name)
@@ -197,7 +198,7 @@ def _of_model(
 def sampling_plans(vendor: str, num_rows: int, vocab_size: int) -> list[Plan]:
     """The plans of a greedy choice and of one with every filter, on a device that runs nothing."""
     gpu = AbstractGpu(vendor)
-    memory.use_backend(gpu)
+    devices.use_backend(gpu)
     logits = _allocate_undefined("logits", DType.F32, (num_rows, vocab_size), gpu.name)
     sampler = DeviceSampler(gpu.name, vocab_size, num_rows)
     some = np.zeros(1, np.int32)

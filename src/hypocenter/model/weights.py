@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from hypocenter.config import OnProgress
-from hypocenter.device import memory
+from hypocenter.device import copies, memory
 from hypocenter.errors import BadModelFile, UnsupportedModel
 from hypocenter.kernels.attention import rope
 from hypocenter.kernels.linear.linear_gate import may_join
 from hypocenter.kernels.weights import packing
 from hypocenter.kernels.weights.block_types import dequantise
+from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.architecture import Architecture, Rope
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.tensor import DType, Tensor
@@ -287,9 +288,9 @@ class _Loader:
 
     def _pad(self, name: str, values: np.ndarray[Any, Any]) -> Tensor:
         tensor = memory.allocate(
-            name, "model", DType.F32, (packing.padded_rows(len(values)),), device=self.device
+            name, "model", DType.F32, (padded_rows(len(values)),), device=self.device
         )
-        memory.to_device(tensor, np.ascontiguousarray(values))
+        copies.to_device(tensor, np.ascontiguousarray(values))
         return tensor
 
     def _rope_divisors(self, context_length: int) -> np.ndarray[Any, Any] | None:
@@ -341,7 +342,7 @@ class _Loader:
             tensor = memory.allocate(
                 f"{name}_{kind}", "model", DType.F32, values.shape, device=self.device
             )
-            memory.to_device(tensor, values)
+            copies.to_device(tensor, values)
             pair.append(tensor)
         return pair[0], pair[1]
 

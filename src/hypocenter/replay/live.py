@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hypocenter.device import memory
+from hypocenter.device import devices
 from hypocenter.device.guard.faults import AccessFault
 from hypocenter.device.interpret.interpret import Pointer
 from hypocenter.device.launch import Launch
@@ -138,7 +138,7 @@ def _copy_bytes(launch: Launch, name: str, value: Any) -> torch.Tensor:
     """The bytes that a pointer argument may reach, as a CPU tensor of its element type."""
     extent = launch.extents[name]
     dtype = getattr(torch, value.dtype) if isinstance(value, Pointer) else value.dtype
-    data = memory.backend_of(launch.device).copy_out(_address(value), extent)
+    data = devices.backend_of(launch.device).copy_out(_address(value), extent)
     flat = (
         torch.frombuffer(bytearray(data.tobytes()), dtype=dtype)
         if extent

@@ -25,7 +25,7 @@ from hypocenter.kernels.weights.cpu_layout import RECORDS, layout_of
 PROGRAM = """
 import sys
 import numpy as np
-from hypocenter.device import launch, memory
+from hypocenter.device import copies, launch, memory
 from hypocenter.device.cpu import lang
 from hypocenter.device.cpu.code_cache import cache_problem
 from hypocenter.device.plan import PlanBuilder
@@ -36,13 +36,13 @@ gate, up = (memory.allocate(n, "test", DType.F32, (1, 64)) for n in ("gate", "up
 counts = memory.allocate("counts", "test", DType.I32, (2,))
 for tensor, values in ((gate, np.ones((1, 64), np.float32)), (up, np.ones((1, 64), np.float32)),
                        (counts, np.array([1, 0], np.int32))):
-    memory.to_device(tensor, values)
+    copies.to_device(tensor, values)
 plan = PlanBuilder(1)
 activation.gate(plan, gate, up, "silu", counts)
 (prepared,) = plan.launches
 launch.run(plan.launches)
 hits = sum(prepared.function.stats.cache_hits.values())
-print(float(memory.to_host(gate)[0, 0]), hits, lang.instruction_set(), cache_problem())
+print(float(copies.to_host(gate)[0, 0]), hits, lang.instruction_set(), cache_problem())
 """
 
 

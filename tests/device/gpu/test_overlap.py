@@ -15,7 +15,7 @@ from guard_kernels import unmasked_kernel
 # mypy: disable-error-code="no-untyped-call"
 from project_kernels import SPECIMENS
 
-from hypocenter.device import launch, memory
+from hypocenter.device import devices, launch, memory
 from hypocenter.device.limits import TABLE, named_gpu
 from hypocenter.device.offline.abstract import AbstractGpu
 from hypocenter.device.offline.compile import _guarded_specimen, compile_source, triton_source
@@ -100,10 +100,10 @@ def prepared_norm() -> launch.Launch:
 
 
 def test_the_launch_door_tells_kernel_and_driver_alike() -> None:
-    memory.use_backend(Overlapping("nvidia"))
+    devices.use_backend(Overlapping("nvidia"))
     options = prepared_norm().options
     assert (options["OVERLAPS"], options["launch_pdl"]) == (True, True)
-    memory.use_backend(AbstractGpu("nvidia"))
+    devices.use_backend(AbstractGpu("nvidia"))
     options = prepared_norm().options
     # AMD's part of Triton refuses an option that it does not know.
     assert (options["OVERLAPS"], "launch_pdl" in options) == (False, False)
@@ -121,7 +121,7 @@ class DemandsNothing:
 
 
 def test_a_kernel_that_does_not_wait_begins_when_all_before_it_has_ended() -> None:
-    memory.use_backend(Overlapping("nvidia"))
+    devices.use_backend(Overlapping("nvidia"))
     x = memory.allocate_undefined("x", "test", DType.F32, (64,), device="cuda:abstract")
     options = {"grid": (1,), "num_warps": 1, "BLOCK": 64}
     made = launch.prepare_gpu(

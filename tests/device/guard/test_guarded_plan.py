@@ -10,7 +10,7 @@ import pytest
 from kernel_launch import bits, counts, rows_tensor, tensor
 from project_kernels import SPECIMENS
 
-from hypocenter.device import memory
+from hypocenter.device import copies, devices, memory
 from hypocenter.device.guard.faults import AccessFault
 from hypocenter.device.guard.guard import guard
 from hypocenter.device.plan import Plan, PlanBuilder
@@ -22,7 +22,7 @@ from hypocenter.tensor import Tensor
 
 @pytest.fixture(autouse=True)
 def sim(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(kernel_launch, "device", memory.open_device("sim:h200"))
+    monkeypatch.setattr(kernel_launch, "device", devices.open_device("sim:h200"))
     return "sim:h200"
 
 
@@ -43,7 +43,7 @@ def test_right_arguments_give_the_same_bits() -> None:
     plain.run()
     guarded.set_mode("guarded")
     guarded.run()
-    assert (bits(memory.to_host(got)) == bits(memory.to_host(expected))).all()
+    assert (bits(copies.to_host(got)) == bits(copies.to_host(expected))).all()
 
 
 def test_a_position_beyond_the_table_is_named_and_the_device_survives() -> None:
@@ -64,7 +64,7 @@ def test_a_position_beyond_the_table_is_named_and_the_device_survives() -> None:
     right, out = _plan([0, 1, 2], x)
     right.set_mode("guarded")
     right.run()
-    assert np.isfinite(memory.to_host(out)).all()
+    assert np.isfinite(copies.to_host(out)).all()
 
 
 def _two_turns(second: int) -> tuple[Plan, Tensor]:
@@ -80,11 +80,11 @@ def _two_turns(second: int) -> tuple[Plan, Tensor]:
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_each_run_tells_its_own_faults_by_launch(graphs: bool) -> None:
-    memory.use_backend(open_sim("sim:h200", graphs=graphs))
+    devices.use_backend(open_sim("sim:h200", graphs=graphs))
     plan, position = _two_turns(9)
     plan.set_mode("guarded")
     for run, at in enumerate((9, 9, 2, 9, 2, 2, 8)):
-        memory.to_device(position, np.array([at], np.int32))
+        copies.to_device(position, np.array([at], np.int32))
         assert plan.is_captured == (graphs and run >= 2)
         if at < 8:
             plan.run()
@@ -113,7 +113,7 @@ def test_what_an_interrupted_run_left_is_not_told_of_the_next_one(
     with pytest.raises(KeyboardInterrupt):
         plan.run()
     last.run = run
-    memory.to_device(position, np.array([1], np.int32))
+    copies.to_device(position, np.array([1], np.int32))
     with caplog.at_level(logging.WARNING):
         plan.run()
     assert "a run that did not end had a fault: rope_kernel: load" in caplog.text
@@ -137,7 +137,7 @@ def test_a_mode_that_cannot_be_had_leaves_the_one_before(monkeypatch: pytest.Mon
 
 
 def test_slots_are_given_back_with_the_mode() -> None:
-    memory.use_backend(sim := open_sim("sim:h200", graphs=True))
+    devices.use_backend(sim := open_sim("sim:h200", graphs=True))
     plan, _ = _two_turns(2)
     before = sim.allocator.used_bytes
     for _ in range(3):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
 
+from hypocenter.device.copies import to_host
 from hypocenter.device.cpu.lang import inline, max_num_threads, set_num_threads
-from hypocenter.device.memory import to_host
 from hypocenter.kernels.attention import attention, attention_cpu, attention_tile_cpu
 from hypocenter.kernels.attention.attention_cpu import MANY_PAIRS, num_part_floats
 from hypocenter.kernels.attention.attention_tile_cpu import KEYS, NEXT, find_strips, num_starts

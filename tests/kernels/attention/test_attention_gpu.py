@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from kernel_launch import bits, counts, launch, rows_tensor, tensor
 
-from hypocenter.device import memory
-from hypocenter.device.memory import to_host
+from hypocenter.device import devices
+from hypocenter.device.copies import to_host
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import attention, attention_gpu
@@ -26,7 +26,7 @@ EPS = 2.0**-24
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> str:
-    name = memory.open_device("sim:mi300x")
+    name = devices.open_device("sim:mi300x")
     monkeypatch.setattr(kernel_launch, "device", name)
     return name
 

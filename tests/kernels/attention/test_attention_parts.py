@@ -14,8 +14,8 @@ from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor
 from tiny_gguf import write_tiny
 
 from hypocenter.config import EngineConfig
-from hypocenter.device import memory
-from hypocenter.device.memory import to_host
+from hypocenter.device import devices
+from hypocenter.device.copies import to_host
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.engine.batch import Batch
 from hypocenter.engine.runner import load_runner
@@ -38,7 +38,7 @@ SHORT_KEYS = 5
 
 @pytest.fixture(autouse=True)
 def sim(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_launch, "device", memory.open_device(DEVICE))
+    monkeypatch.setattr(kernel_launch, "device", devices.open_device(DEVICE))
 
 
 @dataclass

@@ -15,9 +15,9 @@ from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turn
 from tiny_gguf import write_tiny
 
 from hypocenter.config import EngineConfig
-from hypocenter.device import memory
+from hypocenter.device import copies, devices, memory
+from hypocenter.device.copies import to_host
 from hypocenter.device.launch import run
-from hypocenter.device.memory import to_host
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.engine.runner import load_runner
 from hypocenter.errors import LaunchRejected
@@ -32,7 +32,7 @@ NUM_BLOCKS, BLOCK_SIZE, NUM_POSITIONS = 5, 16, 512
 
 @pytest.fixture(autouse=True, params=["sim:mi300x", "cpu"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_launch, "device", memory.open_device(request.param))
+    monkeypatch.setattr(kernel_launch, "device", devices.open_device(request.param))
 
 
 @dataclass
@@ -302,7 +302,7 @@ def test_an_index_is_refused_before_anything_is_written(
     case, before = Case.right(), Case.right()
     (prepared,) = case.planned().launches
     prepared.set_mode("checked")
-    memory.to_device(getattr(case, name), np.array(values, np.int32))
+    copies.to_device(getattr(case, name), np.array(values, np.int32))
     with pytest.raises(LaunchRejected, match=f"^rope_write: {says}"):
         run([prepared])
     for written in ("q", "k_cache", "v_cache"):
@@ -318,7 +318,7 @@ def test_indices_of_rows_that_are_not_live_may_be_anything() -> None:
     for name in ("positions", "slots"):
         values = to_host(getattr(case, name)).copy()
         values[1:] = -7
-        memory.to_device(getattr(case, name), values)
+        copies.to_device(getattr(case, name), values)
     run([prepared])
     launch(right.together, right.q.shape[0])
     for written in ("q", "k_cache", "v_cache"):

@@ -23,7 +23,7 @@ from tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
 
 from hypocenter.cli.bench import batch_of
 from hypocenter.config import EngineConfig
-from hypocenter.device import memory, plan
+from hypocenter.device import copies, plan
 from hypocenter.device.cpu.lang import cpu_name, instruction_set
 from hypocenter.engine.runner import Runner, load_runner
 from hypocenter.errors import UsageError
@@ -98,7 +98,7 @@ def test_activations_become_the_nearest_numbers(width: int, num_rows: int) -> No
         lambda p: quantise.prepare_operands(p, given, [weight], operands, counts(num_rows)),
         num_rows,
     )
-    found = memory.to_host(operands.rounded).view(np.uint16)
+    found = copies.to_host(operands.rounded).view(np.uint16)
     is_nan = np.isnan(x)
     np.testing.assert_array_equal(found[:, :width][~is_nan], rounded_bits(x[~is_nan]))
     assert np.isnan(values_of(found[:, :width][is_nan])).all()
@@ -133,7 +133,7 @@ def test_sums_run_in_one_order_whatever_the_machine(
         rounded_bits(x), rounded_bits(block_types.dequantise(raw, dtype, num_columns))
     )
     wanted = before + (sums + bias)
-    np.testing.assert_array_equal(bits(memory.to_host(out)[:, :num_outputs]), bits(wanted))
+    np.testing.assert_array_equal(bits(copies.to_host(out)[:, :num_outputs]), bits(wanted))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -147,7 +147,7 @@ def test_products_are_within_what_rounding_allows(dtype: DType) -> None:
     out = rows_tensor("out", np.zeros((num_rows, num_outputs), np.float32))
     weight, given = weight_in_bf16(dtype, raw, num_columns), rows_tensor("x", x, np.nan)
     launch(lambda p: linear.linear(p, given, weight, out, counts(num_rows), in_bf16=True), num_rows)
-    error = np.abs(memory.to_host(out)[:, :num_outputs] - linear.reference(x, weights))
+    error = np.abs(copies.to_host(out)[:, :num_outputs] - linear.reference(x, weights))
     size = np.abs(x) @ np.abs(weights).T
     # A number is off by 2**-8 of itself at most: both factors of F16, of BF16 only x; and sums.
     bound = (2 if dtype is DType.F16 else 1) * 2.0**-8 * (1 + 2.0**-8) + num_columns * 2.0**-24
@@ -181,7 +181,7 @@ def test_weights_of_other_types_beside_it_are_read_as_ever() -> None:
             ),
             num_rows,
         )
-        np.testing.assert_array_equal(bits(memory.to_host(out)), bits(memory.to_host(own)))
+        np.testing.assert_array_equal(bits(copies.to_host(out)), bits(copies.to_host(own)))
 
 
 def test_an_odd_number_of_columns_makes_no_pairs() -> None:
@@ -217,8 +217,8 @@ def logits(runner: Runner) -> np.ndarray:
     """Of the tokens behind a prompt."""
     ids = np.arange(5, 45, dtype=np.int32)
     found = [runner.run(batch_of(ids, 0, runner))]
-    made = [memory.to_host(found[0]).copy()]
-    made.append(memory.to_host(runner.run(batch_of(ids[:1], len(ids), runner))).copy())
+    made = [copies.to_host(found[0]).copy()]
+    made.append(copies.to_host(runner.run(batch_of(ids[:1], len(ids), runner))).copy())
     return np.concatenate(made)
 
 

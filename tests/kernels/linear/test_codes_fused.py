@@ -19,7 +19,7 @@ from kernel_launch import (
     weight_tensor,
 )
 
-from hypocenter.device import memory
+from hypocenter.device import copies, devices
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import attention as attention_op
@@ -41,7 +41,7 @@ SIM = "sim:mi300x"
 
 @pytest.fixture(autouse=True, params=[SIM, "cpu"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(kernel_launch, "device", memory.open_device(request.param))
+    monkeypatch.setattr(kernel_launch, "device", devices.open_device(request.param))
     return str(request.param)
 
 
@@ -52,7 +52,7 @@ def room(num_rows: int, width: int) -> Operands:
     for one in into.made.values():
         assert one is not None
         kind = np.float32 if one.dtype is DType.F32 else np.int32
-        memory.to_device(one, np.full(one.shape, 77, kind))
+        copies.to_device(one, np.full(one.shape, 77, kind))
     return into
 
 
@@ -62,8 +62,8 @@ def same(parts: Operands, at_once: Operands, width: int, num_live: int) -> None:
         for made, other in zip(parts.made.values(), at_once.made.values(), strict=True):
             assert made is not None
             assert other is not None
-            wanted = bits(memory.to_host(made))
-            np.testing.assert_array_equal(bits(memory.to_host(other)), wanted)
+            wanted = bits(copies.to_host(made))
+            np.testing.assert_array_equal(bits(copies.to_host(other)), wanted)
             kind = np.float32 if made.dtype is DType.F32 else np.int32
             assert (wanted != bits(np.array(77, kind))).any() == (num_live > 0)
         return
@@ -72,13 +72,13 @@ def same(parts: Operands, at_once: Operands, width: int, num_live: int) -> None:
         other = at_once.made[name]
         assert made is not None
         assert other is not None
-        found, wanted = memory.to_host(other), memory.to_host(made)
+        found, wanted = copies.to_host(other), copies.to_host(made)
         if name == "codes":
             found, wanted = codes_in_order(found), codes_in_order(wanted)
         found, wanted = (values[:, :num_groups] for values in (found, wanted))
         np.testing.assert_array_equal(bits(found[:num_live]), bits(wanted[:num_live]))
         assert not num_live or not (bits(found[:num_live]) == 77).all(axis=0).any()
-        assert (memory.to_host(other)[num_live:] == 77).all()
+        assert (copies.to_host(other)[num_live:] == 77).all()
 
 
 def both(

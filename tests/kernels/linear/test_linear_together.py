@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kernel_launch import bits, counts, random_rows, rows_tensor, vector_tensor, weight_tensor
 
-from hypocenter.device import memory
+from hypocenter.device import copies, devices
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.kernels.linear import linear_gpu
 from hypocenter.kernels.linear.linear import linear_several
@@ -34,7 +34,7 @@ class _AsCuda:
 
 @pytest.fixture(autouse=True)
 def sim(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_launch, "device", memory.open_device(SIM))
+    monkeypatch.setattr(kernel_launch, "device", devices.open_device(SIM))
 
 
 def _products(
@@ -65,7 +65,7 @@ def _products(
         if one.kernel.startswith("linear")
     ]
     sizes = zip(products, OUTPUTS, strict=True)
-    return [memory.to_host(one.out)[:, :size] for one, size in sizes], forms
+    return [copies.to_host(one.out)[:, :size] for one, size in sizes], forms
 
 
 @pytest.mark.parametrize("biases", [(False,) * 4, (True, False, True, False)])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypocenter.config import SamplingParams
-from hypocenter.device import memory
+from hypocenter.device import copies, memory
 from hypocenter.errors import BadLogits, LaunchRejected, UsageError
 from hypocenter.kernels.sampling.draw import TokenChoice, philox4x32, uniform
 from hypocenter.kernels.sampling.sampling import (
@@ -31,7 +31,7 @@ MAX_VOCAB = 1 << 21
 
 def as_tensor(logits: Floats) -> Tensor:
     tensor = memory.allocate("logits", "test", DType.F32, logits.shape)
-    memory.to_device(tensor, np.ascontiguousarray(logits))
+    copies.to_device(tensor, np.ascontiguousarray(logits))
     return tensor
 
 
@@ -72,7 +72,7 @@ def test_what_is_kept_from_one_step_to_the_next_changes_no_choice() -> None:
     for place in (*places, *places):
         for step, wanted in enumerate(asked):
             rows = random.standard_normal(place.shape).astype(np.float32) * 2
-            memory.to_device(place, rows)
+            copies.to_device(place, rows)
             params = SamplingParams(**wanted, seed=step)
             ids = [int(row.argmax()) for row in rows] if "repeat_penalty" in wanted else []
             draws = [counted(params, ids, [], step + row) for row in range(place.shape[0])]

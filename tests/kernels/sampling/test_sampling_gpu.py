@@ -12,7 +12,7 @@ from fake_runner import FakeTokenizer
 from tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
 
 from hypocenter.config import EngineConfig, SamplingParams
-from hypocenter.device import memory
+from hypocenter.device import copies, devices, memory
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.runner import load_runner
 from hypocenter.errors import BadLogits
@@ -31,9 +31,9 @@ GREEDY = SamplingParams()
 
 
 def as_tensor(logits: Floats) -> Tensor:
-    memory.open_device(SIM)
+    devices.open_device(SIM)
     tensor = memory.allocate("logits", "test", DType.F32, logits.shape, device=SIM)
-    memory.to_device(tensor, np.ascontiguousarray(logits))
+    copies.to_device(tensor, np.ascontiguousarray(logits))
     return tensor
 
 
@@ -84,12 +84,12 @@ def test_the_chosen_ids_are_left_for_the_next_step_and_0_for_bad_rows(
 ) -> None:
     rows = np.zeros((3, 1030), np.float32)
     rows[0, 1025], rows[1, 3], rows[2, 7] = 1, np.nan, 1
-    memory.open_device(SIM)
+    devices.open_device(SIM)
     next_ids = memory.allocate("token_ids", "test", DType.I32, (8,), device=SIM)
-    memory.to_device(next_ids, np.full(8, 99, np.int32))
+    copies.to_device(next_ids, np.full(8, 99, np.int32))
     both(rows, [TokenChoice(params, 0)] * 3, DeviceSampler(SIM, 1030, 4, next_ids=next_ids))
     # A kernel of the next step looks these up before anybody has refused them.
-    assert memory.to_host(next_ids).tolist() == [1025, 0, 7, 99, 99, 99, 99, 99]
+    assert copies.to_host(next_ids).tolist() == [1025, 0, 7, 99, 99, 99, 99, 99]
 
 
 FILTERS: tuple[dict[str, Any], ...] = (
@@ -168,7 +168,7 @@ def test_a_token_differs_only_within_the_documented_bound_of_a_boundary(
 
 
 def test_one_sampler_serves_steps_of_any_size_and_context() -> None:
-    memory.open_device(SIM)
+    devices.open_device(SIM)
     sampler = DeviceSampler(SIM, 129, 3)
     filtered = SamplingParams(temperature=1.0, top_k=3, repeat_penalty=1.5)
     rng = np.random.default_rng(3)
@@ -182,7 +182,7 @@ def test_one_sampler_serves_steps_of_any_size_and_context() -> None:
 
 
 def test_guarded_kernels_choose_alike() -> None:
-    memory.open_device(SIM)
+    devices.open_device(SIM)
     rows = np.random.default_rng(5).normal(0, 2, (1, 129)).astype(np.float32)
     params = SamplingParams(temperature=1.0, top_p=0.8, repeat_penalty=1.5)
     guarded = DeviceSampler(SIM, 129, 1, mode="guarded")
@@ -191,9 +191,9 @@ def test_guarded_kernels_choose_alike() -> None:
 
 
 @pytest.fixture
-def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    memory.open_device(SIM)
-    gpu: Any = memory.backend_of(SIM)
+def host_copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    devices.open_device(SIM)
+    gpu: Any = devices.backend_of(SIM)
     sizes: list[int] = []
     copy_out = gpu.copy_out
 
@@ -233,7 +233,7 @@ def _generated(
 )
 @pytest.mark.tier("sim", fast=lambda case: case.params.temperature > 0)
 def test_a_generation_equals_the_cpus_and_copies_once_per_step(
-    params: SamplingParams, tmp_path: Path, copies: list[int]
+    params: SamplingParams, tmp_path: Path, host_copies: list[int]
 ) -> None:
     # Embeddings as wide as these make the outputs vary.
     tables = {
@@ -243,12 +243,12 @@ def test_a_generation_equals_the_cpus_and_copies_once_per_step(
     model = write_tiny(tmp_path / "tiny.gguf", tensors=tables)
     expected, _, route = _generated(model, "cpu", params)
     assert not [name for name in route.kernels if name.startswith(("greedy", "sample"))]
-    copies.clear()
+    host_copies.clear()
     found, num_steps, route = _generated(model, SIM, params)
     assert found == expected
     assert num_steps == params.max_tokens
     assert len({*found[0]}) > 2  # or else equality says little
     # Two requests: an id and a count for each of them, and nothing else.
-    assert copies == [2 * 2 * 4] * num_steps
+    assert host_copies == [2 * 2 * 4] * num_steps
     chooses = ("sample_draw",) if params.temperature else ("greedy_blocks", "greedy_rows")
     assert route.kernels[-len(chooses) :] == chooses

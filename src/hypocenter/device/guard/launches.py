@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from hypocenter.device import memory
+from hypocenter.device import copies, devices, memory
 from hypocenter.device.guard.derive import OURS
 from hypocenter.device.guard.faults import AccessFault
 from hypocenter.device.guard.guard import SLOTS, Guarded, describe, guard
@@ -72,7 +72,7 @@ class GuardedLaunches:
 
     def _run_of(self, launch: Launch, form: Guarded, window: slice) -> Callable[[], None]:
         return functools.partial(
-            memory.backend_of(self._device).launcher(form.fn),
+            devices.backend_of(self._device).launcher(form.fn),
             *launch.args,
             **{f"{OURS}{name}_bytes": launch.extents[name] for name in form.pointers},
             **{SLOTS: memory.rows(self._words, window.start, window.stop).data},
@@ -82,10 +82,10 @@ class GuardedLaunches:
     def _faults(self) -> list[AccessFault]:
         """What the slots say; they are zero afterwards."""
         faults: list[AccessFault] = []
-        words = memory.to_host(self._words)
+        words = copies.to_host(self._words)
         if not words.any():
             return faults
-        memory.to_device(self._words, np.zeros(words.shape, np.int64))
+        copies.to_device(self._words, np.zeros(words.shape, np.int64))
         together = zip(self._launches, self._forms, self._windows(), strict=True)
         for number, (launch, form, window) in enumerate(together):
             found = form.decode(words[window], launch.options["grid"])

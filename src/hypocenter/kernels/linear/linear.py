@@ -17,7 +17,7 @@ from hypocenter.kernels.demands import COUNT, Apart, Arg, Rule, live_counts
 from hypocenter.kernels.linear import linear_cpu
 from hypocenter.kernels.linear.operands import Operands, Product
 from hypocenter.kernels.linear.quantise import prepare_operands
-from hypocenter.kernels.weights.packing import ROWS_PER_ITEM, padded_rows
+from hypocenter.kernels.weights.row_groups import ROWS_PER_ITEM, padded_rows
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 

@@ -16,7 +16,8 @@ from hypocenter.kernels.linear.linear_codes_gpu import linear_codes_few_kernel, 
 from hypocenter.kernels.linear.linear_float_gpu import linear_float_few_kernel, linear_float_kernel
 from hypocenter.kernels.linear.operands import FEW_ROWS, Product
 from hypocenter.kernels.weights.gpu_layout import UNITS
-from hypocenter.kernels.weights.packing import LANES, Packed, padded_rows
+from hypocenter.kernels.weights.packing import Packed
+from hypocenter.kernels.weights.row_groups import LANES, padded_rows
 from hypocenter.tensor import DType, Tensor
 
 #: Weights that the kernels for few rows take.

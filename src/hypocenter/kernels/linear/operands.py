@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 from hypocenter.device.cpu.large_pages import LINE_BYTES
 from hypocenter.device.memory import allocate, rows, stretch
-from hypocenter.kernels.weights.packing import padded_rows
+from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.tensor import DType, Tensor
 
 #: Columns that share a scale.

@@ -18,7 +18,8 @@ from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.demands import COUNT, Arg, Rule, Scalar, live_counts
 from hypocenter.kernels.linear import quantise_cpu
 from hypocenter.kernels.linear.operands import GROUP, Operands
-from hypocenter.kernels.weights.packing import Packed, padded_rows
+from hypocenter.kernels.weights.packing import Packed
+from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.tensor import DType, Tensor
 
 #: A group whose largest value is below this one is zero: 127 / max|x| would overflow before long.

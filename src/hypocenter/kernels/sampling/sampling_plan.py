@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device import memory
+from hypocenter.device import copies, memory
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.kernels.mark import mark
 from hypocenter.kernels.sampling import sampling_gpu as gpu
@@ -79,7 +79,7 @@ class DeviceSampler:
             current().step(plan, self._filled, is_new=False)
         plan.run()
         self._ran.update(dict.fromkeys(plan.kernels))
-        outcomes = memory.to_host_later(self._buffers["outcomes"], len(draws))
+        outcomes = copies.to_host_later(self._buffers["outcomes"], len(draws))
         return lambda: [(int(token_id), int(num_bad)) for token_id, num_bad in outcomes()]
 
     def plan(self, logits: Tensor, draws: Sequence[TokenChoice]) -> Plan:
@@ -155,7 +155,7 @@ class DeviceSampler:
 
     def _put(self, tensor: Tensor, values: np.ndarray[Any, Any]) -> None:
         self._filled.append((tensor, values))
-        memory.to_device(tensor, values)
+        copies.to_device(tensor, values)
 
     def _make(self, logits: Tensor, num_rows: int, filters: tuple[bool, bool, int] | None) -> Plan:
         builder = PlanBuilder(num_rows, self._device)

@@ -12,9 +12,7 @@ from hypocenter.device import memory
 from hypocenter.dtypes import Array
 from hypocenter.kernels.weights.cpu_layout import held_as, pack_records
 from hypocenter.kernels.weights.gpu_layout import UNITS, pack_units
-from hypocenter.kernels.weights.row_groups import LANES as LANES
-from hypocenter.kernels.weights.row_groups import ROWS_PER_ITEM as ROWS_PER_ITEM
-from hypocenter.kernels.weights.row_groups import padded_rows as padded_rows
+from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.tensor import DType, Tensor, contiguous_strides
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device import memory
+from hypocenter.device import copies, memory
 from hypocenter.device.graph import Graphs
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
@@ -24,7 +24,7 @@ def give_away() -> Any:
             shape = (pages.num_elements // 2,)
             kept.append(memory.allocate("scratch", "lab", DType.F32, shape, device=pages.device))
         for scratch in kept:
-            memory.to_device(scratch, np.ones(scratch.shape, np.float32))
+            copies.to_device(scratch, np.ones(scratch.shape, np.float32))
 
     return after
 

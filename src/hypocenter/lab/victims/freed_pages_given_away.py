@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device import memory
+from hypocenter.device import copies, memory
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
@@ -19,7 +19,7 @@ def plant(lab: Lab) -> None:
         memory.free(pages)
         shape = (pages.num_elements // 2,)
         scratch = memory.allocate("scratch", "lab", DType.F32, shape, device=lab.device)
-        lab.after_step(lambda _: memory.to_device(scratch, np.ones(shape, np.float32)))
+        lab.after_step(lambda _: copies.to_device(scratch, np.ones(shape, np.float32)))
 
     lab.disarm()
     lab.after_load(give_away)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hypocenter.device import memory
+from hypocenter.device import devices
 from hypocenter.device.sim.queue import SimEvent
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
@@ -15,10 +15,10 @@ from hypocenter.lab.victim import Victim
 def waiting(*, recorded: bool) -> Any:
     def before(runner: Any, batch: Any) -> Any:
         device = runner.config.device
-        with memory.stream(device, "draft"):
-            event = memory.record_event(device)
+        with devices.stream(device, "draft"):
+            event = devices.record_event(device)
         lost = replace(event, id=event.id + 1_000_000, handle=SimEvent())
-        memory.wait_event(device, event if recorded else lost)
+        devices.wait_event(device, event if recorded else lost)
         return batch
 
     return before

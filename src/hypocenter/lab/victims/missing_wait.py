@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device import memory
+from hypocenter.device import devices, memory
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
@@ -23,13 +23,13 @@ def in_its_own_stream(*, waits: bool) -> Any:
         device, zeros = tensor.device, np.zeros(64, np.float32)
         if not kept:
             kept.append(memory.allocate("prefetched", "lab", DType.F32, (64,), device=device))
-        with memory.stream(device, "copies"):
+        with devices.stream(device, "copies"):
             for _ in range(40):  # the stream has other work before
                 original(kept[0], zeros)
             original(tensor, values)
-            event = memory.record_event(device)
+            event = devices.record_event(device)
         if waits:
-            memory.wait_event(device, event)
+            devices.wait_event(device, event)
 
     return copy
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device import memory
+from hypocenter.device import copies
 from hypocenter.device.sim.sim import SimGpu
 from hypocenter.doctor.causes import Cause
 from hypocenter.errors import DeviceFault
@@ -22,7 +22,7 @@ def refused_copy(llm: Any) -> None:
     weight = llm.engine.runner.weights.output_norm
     far = replace(weight, allocation=replace(weight.allocation, address=1 << 50))
     try:
-        memory.to_device(far, np.ones(weight.shape, np.float32))
+        copies.to_device(far, np.ones(weight.shape, np.float32))
     except DeviceFault as error:
         PENDING.append(error)
 

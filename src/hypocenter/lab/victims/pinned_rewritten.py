@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypocenter.device import memory
+from hypocenter.device import copies, memory
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
@@ -24,8 +24,8 @@ def through_pinned(*, shares: bool) -> Any:
             buffers[key] = memory.allocate_pinned(
                 key, "staging", tensor.dtype, tensor.shape, device=tensor.device
             )
-        memory.fill_pinned(buffers[key], values)
-        memory.copy_in_pinned(tensor, buffers[key])
+        copies.fill_pinned(buffers[key], values)
+        copies.copy_in_pinned(tensor, buffers[key])
 
     return copy
 

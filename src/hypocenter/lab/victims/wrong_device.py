@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypocenter.device import memory
+from hypocenter.device import copies, devices, memory
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
@@ -12,10 +12,10 @@ from hypocenter.tensor import DType
 
 
 def elsewhere(weight: Any) -> Any:
-    values = memory.to_host(weight)
-    other = memory.open_device("sim:h200")
+    values = copies.to_host(weight)
+    other = devices.open_device("sim:h200")
     there = memory.allocate(weight.name, weight.owner, DType.F32, weight.shape, device=other)
-    memory.to_device(there, values)
+    copies.to_device(there, values)
     return there
 
 
