@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device import devices, memory
+from hypocenter.device import copies, devices, memory
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
@@ -37,13 +37,13 @@ def in_its_own_stream(*, waits: bool) -> Any:
 def plant(lab: Lab) -> None:
     lab.disarm()
     lab.set_apart("token_ids")
-    lab.wrap(memory, "to_device", in_its_own_stream(waits=False))
+    lab.wrap(copies, "to_device", in_its_own_stream(waits=False))
 
 
 def twin(lab: Lab) -> None:
     lab.disarm()
     lab.set_apart("token_ids")
-    lab.wrap(memory, "to_device", in_its_own_stream(waits=True))
+    lab.wrap(copies, "to_device", in_its_own_stream(waits=True))
 
 
 VICTIM = Victim(

@@ -34,14 +34,14 @@ def plant(lab: Lab) -> None:
     lab.disarm()
     for name in COPIED:
         lab.set_apart(name)
-    lab.wrap(memory, "to_device", through_pinned(shares=True))
+    lab.wrap(copies, "to_device", through_pinned(shares=True))
 
 
 def twin(lab: Lab) -> None:
     lab.disarm()
     for name in COPIED:
         lab.set_apart(name)
-    lab.wrap(memory, "to_device", through_pinned(shares=False))
+    lab.wrap(copies, "to_device", through_pinned(shares=False))
 
 
 VICTIM = Victim(
