@@ -19,7 +19,7 @@ def through_pinned(*, shares: bool) -> Any:
         if tensor.name not in COPIED:
             original(tensor, values, **keywords)
             return
-        key = "ids and positions" if shares else tensor.name
+        key = "ids and positions" if shares else f"{tensor.name} alone"
         if key not in buffers:
             buffers[key] = memory.allocate_pinned(
                 key, "staging", tensor.dtype, tensor.shape, device=tensor.device
