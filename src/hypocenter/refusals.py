@@ -245,7 +245,8 @@ class FieldOutOfRange(Refusal, frozen=True, kw_only=True):
     @property
     def range(self) -> str:
         low, high = (
-            f"{one:.2g}" if isinstance(one, float) else str(one) for one in (self.low, self.high)
+            f"{limit:.2g}" if isinstance(limit, float) else str(limit)
+            for limit in (self.low, self.high)
         )
         return f"from {low} to {high}"
 

@@ -102,12 +102,25 @@ def bad_names(root: Path) -> Iterator[str]:
                 yield f"{name}:{node.name}"
 
 
+def nameless_items(root: Path) -> Iterator[str]:
+    """`file:line` of every loop or comprehension whose item is only called `one`."""
+    for name, tree in trees(root):
+        for node in ast.walk(tree):
+            target = node.target if isinstance(node, ast.For | ast.comprehension) else None
+            if isinstance(target, ast.Name) and target.id == "one":
+                yield f"{name}:{target.lineno}"
+
+
 def test_names_say_something() -> None:
     assert list(bad_names(PACKAGE_DIR)) == []
 
 
 def test_functions_are_verbs_or_nouns() -> None:
     assert list(bare_functions(PACKAGE_DIR)) == []
+
+
+def test_items_have_a_noun() -> None:
+    assert list(nameless_items(PACKAGE_DIR)) == []
 
 
 def test_a_public_name_has_one_home() -> None:
@@ -130,6 +143,13 @@ def test_a_bare_name_is_found(tmp_path: Path) -> None:
     assert list(bare_functions(tmp_path)) == [
         "a.py:told", "a.py:_kept", "a.py:needed", "a.py:dead",
     ]  # fmt: skip
+
+
+def test_an_item_without_a_noun_is_found(tmp_path: Path) -> None:
+    (tmp_path / "loops.py").write_text(
+        "for one in claims:\n    print([one for one in one.rows])\nfor claim in claims:\n    pass\n"
+    )
+    assert list(nameless_items(tmp_path)) == ["loops.py:1", "loops.py:2"]
 
 
 def test_a_second_home_is_found(tmp_path: Path) -> None:

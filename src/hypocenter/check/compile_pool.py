@@ -153,18 +153,18 @@ def compile_all(
         waiting.put(index)
     records: dict[int, CompiledKernel] = {}
 
-    def work(one: Worker) -> None:
+    def work(worker: Worker) -> None:
         while True:
             try:
                 index = waiting.get_nowait()
             except queue.Empty:
                 return
-            records[index] = one.compile(jobs[index])
+            records[index] = worker.compile(jobs[index])
             done(len(records))
 
     workers = [worker, *([extra] if extra is not None else [])]
     with ThreadPoolExecutor(len(workers)) as pool:
-        futures = [pool.submit(work, one) for one in workers]
+        futures = [pool.submit(work, worker) for worker in workers]
         try:
             for future in futures:
                 future.result()

@@ -61,8 +61,13 @@ def main(argv: Sequence[str]) -> None:
         return
     specimens = told_apart(found)
     listed = [
-        Listed(one.name, one.label, int(one.options.get("num_warps", 4)), one.vendor)
-        for one in specimens
+        Listed(
+            specimen.name,
+            specimen.label,
+            int(specimen.options.get("num_warps", 4)),
+            specimen.vendor,
+        )
+        for specimen in specimens
     ]
     _write(answers, Hello(listed, note))
     _serve(specimens, answers)

@@ -55,4 +55,8 @@ def tell_of_good(good: Bundle, name: str, examined: Bundle) -> None:
 
 def _weights(bundle: Bundle) -> set[tuple[str, str, tuple[int, ...]]]:
     """Names, types and shapes of what a model's file holds."""
-    return {(one.name, one.dtype, one.shape) for one in bundle.tensors if one.owner == "model"}
+    return {
+        (tensor.name, tensor.dtype, tensor.shape)
+        for tensor in bundle.tensors
+        if tensor.owner == "model"
+    }

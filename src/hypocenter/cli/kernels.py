@@ -58,7 +58,7 @@ def kernels(
 
 def _json(records: Sequence[CompiledKernel]) -> str:
     rows = [
-        {**msgspec.to_builtins(record), "problems": [str(one) for one in record.problems]}
+        {**msgspec.to_builtins(record), "problems": [str(problem) for problem in record.problems]}
         for record in records
     ]
     return msgspec.json.format(msgspec.json.encode(rows)).decode()
@@ -116,12 +116,14 @@ def choose(listed: Sequence[Listed], kernel: str | None) -> list[int]:
         return list(range(len(listed)))
     # Logs and routes leave the suffix out.
     wanted = kernel.removesuffix("_kernel")
-    chosen = [i for i, one in enumerate(listed) if one.kernel.removesuffix("_kernel") == wanted]
+    chosen = [
+        i for i, record in enumerate(listed) if record.kernel.removesuffix("_kernel") == wanted
+    ]
     if chosen:
         return chosen
     import difflib
 
-    names = sorted({one.kernel for one in listed})
+    names = sorted({record.kernel for record in listed})
     near = difflib.get_close_matches(kernel, names, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
     raise UsageError(f"no kernel {kernel!r}; {hint}")

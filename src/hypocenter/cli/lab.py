@@ -40,8 +40,8 @@ def list_victims(*, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
         return
-    for one in found:
-        print(f"{one.name:28} {one.symptom:9}  {one.title}")
+    for score in found:
+        print(f"{score.name:28} {score.symptom:9}  {score.title}")
     say(f"{len(found)} victims")
 
 
@@ -120,28 +120,35 @@ _TOTAL_HEAD = (
 )
 
 
-def _show(one: Score) -> None:
-    flags = (one.detected, one.kernel_named, one.argument_named, one.line_named, one.class_right)
-    marks = ["." if flag is None else "yes" if flag else "NO" for flag in (*flags, one.proof)]
-    twin = f"; TWIN {one.twin.observed}: {', '.join(one.twin.found)}" if _is_odd(one) else ""
+def _show(score: Score) -> None:
+    flags = (
+        score.detected,
+        score.kernel_named,
+        score.argument_named,
+        score.line_named,
+        score.class_right,
+    )
+    marks = ["." if flag is None else "yes" if flag else "NO" for flag in (*flags, score.proof)]
+    twin = f"; TWIN {score.twin.observed}: {', '.join(score.twin.found)}" if _is_odd(score) else ""
     columns = " ".join(f"{m:{w}}" for m, w in zip(marks, (3, 3, 3, 4, 3, 3), strict=True))
     print(
-        f"{one.victim:28} {one.symptom:9} {one.observed:9} {columns} {one.seconds:6.2f}  "
-        f"{one.found or '(none)'}{twin}",
+        f"{score.victim:28} {score.symptom:9} {score.observed:9} {columns} {score.seconds:6.2f}  "
+        f"{score.found or '(none)'}{twin}",
         flush=True,
     )
 
 
-def _is_odd(one: Score) -> bool:
-    return bool(one.twin.found) or one.twin.observed != "none"
+def _is_odd(score: Score) -> bool:
+    return bool(score.twin.found) or score.twin.observed != "none"
 
 
-def _shown_total(one: Total) -> str:
-    lines = f"{one.line_named}/{one.num_with_line}"
+def _shown_total(total: Total) -> str:
+    lines = f"{total.line_named}/{total.num_with_line}"
     return (
-        f"{one.symptom:9} {one.num:7} {one.as_declared:7} {one.detected:8} {one.kernel_named:6} "
-        f"{one.argument_named:8} {lines:>7} {one.class_right:5} {one.proof:5} "
-        f"{one.false_findings:5} {one.median_seconds:8.2f} {one.most_seconds:6.2f}"
+        f"{total.symptom:9} {total.num:7} {total.as_declared:7} {total.detected:8} "
+        f"{total.kernel_named:6} {total.argument_named:8} {lines:>7} {total.class_right:5} "
+        f"{total.proof:5} {total.false_findings:5} {total.median_seconds:8.2f} "
+        f"{total.most_seconds:6.2f}"
     )
 
 

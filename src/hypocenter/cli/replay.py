@@ -58,20 +58,20 @@ def replay(
     if as_json:
         shown = [
             {
-                "place": one.place,
-                "kernel": one.launch.kernel,
-                "grid": one.launch.grid,
-                "report": one.report,
-                "problem": one.problem,
+                "place": replayed.place,
+                "kernel": replayed.launch.kernel,
+                "grid": replayed.launch.grid,
+                "report": replayed.report,
+                "problem": replayed.problem,
             }
-            for one in done
+            for replayed in done
         ]
         print(msgspec.json.format(msgspec.json.encode(shown)).decode())
     else:
         print(printable(replay_text(index, done, allow_source=allow_source)))
-    if any(one.report is not None and one.report.findings for one in done):
+    if any(replayed.report is not None and replayed.report.findings for replayed in done):
         sys.exit(EXIT_GATE)
-    if not any(one.report is not None for one in done):
+    if not any(replayed.report is not None for replayed in done):
         sys.exit(EXIT_ERROR)
 
 
@@ -102,7 +102,7 @@ def choose_places(index: BundleIndex, step: int | None, launch: int | None) -> t
     elif index.bundle.kind == "suspect":
         places = _unlike(index)
     else:
-        places = tuple(one.place for one in index.under_way if one.place) or index.places()
+        places = tuple(launch.place for launch in index.under_way if launch.place) or index.places()
     if launch is None:
         return places
     same = tuple(place for place in places if number_of(index, place) == launch)
@@ -124,7 +124,11 @@ def _is_foreign(index: BundleIndex, place: Place) -> bool:
 
 def _unlike(index: BundleIndex) -> tuple[Place, ...]:
     """Each launch of each plan once: where a number first went wrong after it, else the last."""
-    wrong = {one.place for one in index.bundle.statistics if one.num_nan or one.num_poisoned}
+    wrong = {
+        statistics.place
+        for statistics in index.bundle.statistics
+        if statistics.num_nan or statistics.num_poisoned
+    }
     unlike: dict[Any, Place] = {}
     for place in index.places():
         key = place if place.plan == OUTSIDE_PLANS else (place.plan, place.launch)
@@ -177,13 +181,13 @@ def replay_text(index: BundleIndex, done: Sequence[Replayed], *, allow_source: b
 
     launches = f"{len(done)} launch{'' if len(done) == 1 else 'es'}"
     lines = [f"{index.bundle.kind} on {index.bundle.device}: {launches}"]
-    lines += [f"  {_name(index, one)}: {_verdict(one)}" for one in done]
+    lines += [f"  {_name(index, replayed)}: {_verdict(replayed)}" for replayed in done]
     groups: dict[Any, tuple[Finding, list[Replayed]]] = {}
-    for one in done:
-        for finding in one.report.findings if one.report else ():
+    for replayed in done:
+        for finding in replayed.report.findings if replayed.report else ():
             site = finding.sites[0] if finding.sites else None
             key = (finding.kind, finding.kernel, finding.operation, finding.argument, site)
-            groups.setdefault(key, (finding, []))[1].append(one)
+            groups.setdefault(key, (finding, []))[1].append(replayed)
     for finding, same in groups.values():
         lines += ["", finding_text(finding)]
         if finding.is_overflow:
@@ -195,7 +199,7 @@ def replay_text(index: BundleIndex, done: Sequence[Replayed], *, allow_source: b
             ]
         lines.append(f"    in {_name(index, same[0])}{_others(index, same)}")
     num = len(groups)
-    num_replayed = sum(one.report is not None for one in done)
+    num_replayed = sum(replayed.report is not None for replayed in done)
     counted = launches if num_replayed == len(done) else f"{num_replayed} of {launches} replayed"
     lines += ["", f"{num} finding{'' if num == 1 else 's'} in {counted}"]
     return "\n".join(lines)
@@ -203,7 +207,7 @@ def replay_text(index: BundleIndex, done: Sequence[Replayed], *, allow_source: b
 
 def diff_text(found: Any) -> str:
     """A RunDiff in words: the first difference first, what was compared last."""
-    lines = [one.text for one in found.differences]
+    lines = [difference.text for difference in found.differences]
     if len(lines) > 1:
         lines[1:] = [f"  also {line}" for line in lines[1:]]
     if not lines:
@@ -218,20 +222,20 @@ def diff_text(found: Any) -> str:
     return "\n".join(lines)
 
 
-def _name(index: BundleIndex, one: Replayed) -> str:
-    grid = f"({', '.join(map(str, one.launch.grid))})"
-    if _is_foreign(index, one.place):
-        return f"launch {one.place.step}: {one.launch.kernel} {grid}"
-    if one.place.plan == OUTSIDE_PLANS:
-        return f"step {one.place.step}, event {one.place.launch}: {one.launch.kernel} {grid}"
-    return f"step {one.place.step}, launch {one.place.launch}: {one.launch.kernel} {grid}"
+def _name(index: BundleIndex, replayed: Replayed) -> str:
+    place, launch = replayed.place, replayed.launch
+    name = f"{launch.kernel} ({', '.join(map(str, launch.grid))})"
+    if _is_foreign(index, place):
+        return f"launch {place.step}: {name}"
+    what = "event" if place.plan == OUTSIDE_PLANS else "launch"
+    return f"step {place.step}, {what} {place.launch}: {name}"
 
 
-def _verdict(one: Replayed) -> str:
-    if one.report is None:
-        return f"not replayed: {one.problem}"
-    coverage = one.report.coverage
-    num = len(one.report.findings)
+def _verdict(replayed: Replayed) -> str:
+    if replayed.report is None:
+        return f"not replayed: {replayed.problem}"
+    coverage = replayed.report.coverage
+    num = len(replayed.report.findings)
     what = f"{num} finding{'' if num == 1 else 's'}" if num else "clean"
     if not coverage.is_complete:
         what += f" in {coverage.num_run} of {coverage.num_launched} programs"
@@ -241,5 +245,5 @@ def _verdict(one: Replayed) -> str:
 def _others(index: BundleIndex, same: Sequence[Replayed]) -> str:
     if len(same) == 1:
         return ""
-    numbers = ", ".join(str(number_of(index, one.place)) for one in same[1:9])
+    numbers = ", ".join(str(number_of(index, replayed.place)) for replayed in same[1:9])
     return f"; the same in launch {numbers}{', ...' if len(same) > 9 else ''}"

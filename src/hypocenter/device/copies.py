@@ -271,9 +271,9 @@ def copy_in_pinned(tensor: Tensor, buffer: Tensor) -> None:
 
     Raises CopyRejected when shapes or types differ, or one of the two has no memory.
     """
-    for one in (tensor, buffer):
-        _refuse_missing(one)
-        _refuse_for(one, obstacle(one, one.extent_bytes))
+    for side in (tensor, buffer):
+        _refuse_missing(side)
+        _refuse_for(side, obstacle(side, side.extent_bytes))
     if buffer.device != "cpu" or tensor.device == "cpu":
         wanted = "give a pinned one of the host for a GPU's"
         refuse(tensor, Refused(what=f"{buffer!r} into {tensor!r}", way_out=wanted))
@@ -342,7 +342,7 @@ def _own_obstacle(tensor: Tensor, num_bytes: int) -> AnyRefusal | None:
             site=allocation.freed_at, way_out="copy it before that, or free it later"
         )
     if dtype not in NUMPY_TYPES or hasattr(tensor.data, "parts"):
-        known = ", ".join(one.name for one in NUMPY_TYPES)
+        known = ", ".join(dtype.name for dtype in NUMPY_TYPES)
         what = f"is {dtype.name}, or a packed weight, but a copy takes plain elements of {known}"
         return Refused(what=what, way_out="read a weight from its file")
     if allocation.device == "cpu":

@@ -60,7 +60,7 @@ class Inputs:
         them stays as it is. A tensor that is none of these is copied by itself. Raises
         CopyRejected, and then none of these has changed.
         """
-        ours = [one for one in filled if id(one[0]) in self._host]
+        ours = [copy for copy in filled if id(copy[0]) in self._host]
         if len(ours) < len(filled):
             for tensor, given in filled:
                 if id(tensor) not in self._host:

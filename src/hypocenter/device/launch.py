@@ -273,7 +273,11 @@ def walk(launches: Sequence[tuple[int, Runs]], header: memoryview, place_word: i
 def native(launches: Sequence[tuple[int, Runs]]) -> NativeLaunches:
     """Numbered launches of compiled CPU kernels as one call; a CPU has no marks among them."""
     return NativeLaunches(
-        [(number, one.function, one.args) for number, one in launches if isinstance(one, Launch)]
+        [
+            (number, launch.function, launch.args)
+            for number, launch in launches
+            if isinstance(launch, Launch)
+        ]
     )
 
 

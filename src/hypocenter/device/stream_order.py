@@ -42,9 +42,13 @@ class Writes:
         if self.launches and not self.stretches:
             self.stretches = tuple(self._of_launches())
         allocation, start = tensor.allocation.id, tensor.address
-        for one in self.stretches:
-            if one.allocation == allocation and one.start < start + num_bytes and start < one.end:
-                return one.what
+        for stretch in self.stretches:
+            if (
+                stretch.allocation == allocation
+                and stretch.start < start + num_bytes
+                and start < stretch.end
+            ):
+                return stretch.what
         return ""
 
     def _of_launches(self) -> Iterator[AddressRange]:
@@ -83,7 +87,7 @@ class StreamClocks:
     def host_waited(self, event: Ticks | None) -> None:
         """The host has waited for an event (see `record_event`), or for everything."""
         _raise_to(self._done, self._ticks if event is None else event)
-        for writes in [one for one in self._writes if self._is_done(one)]:
+        for writes in [write for write in self._writes if self._is_done(write)]:
             del self._writes[writes]
 
     def num_pending(self, stream: str) -> int:

@@ -38,7 +38,7 @@ MAX_SNAPSHOT_BYTES = 16 << 20
 #: After so many launches that spoilt something the later ones follow from the earlier ones.
 MAX_FIRST = 4
 
-#: What fills undefined memory of a simulated GPU (`sim_memory.POISON`), as 16 and 32 bits.
+#: What fills undefined memory of a simulated GPU (`sim.memory.POISON`), as 16 and 32 bits.
 _POISON = {2: 0xFFFF, 4: 0xFFFFFFFF}
 _BITS = {2: np.uint16, 4: np.uint32}
 
@@ -82,31 +82,33 @@ class Tracer:
         place = place_of(place_word) or Place(0, 0, 0)
         # What no launch writes is a weight, or an input of the step.
         changing = {
-            tensor.allocation.id for _, one in launches for _, tensor in _written_tensors(one)
+            tensor.allocation.id for _, each in launches for _, tensor in _written_tensors(each)
         }
-        for number, one in launches:
-            run = functools.partial(launch.walk, ((number, one),), header, place_word)
-            self._one(one, run, Place(place.step, place.plan, place.launch + number), changing)
+        for number, each in launches:
+            run = functools.partial(launch.walk, ((number, each),), header, place_word)
+            self._one(each, run, Place(place.step, place.plan, place.launch + number), changing)
 
-    def _one(self, one: Launch, run: Callable[[], None], place: Place, changing: set[int]) -> None:
-        counts = self._counts(one)
-        held = list(self._read_inputs(one, changing))
-        for name, tensor in _written_tensors(one):
+    def _one(
+        self, launch: Launch, run: Callable[[], None], place: Place, changing: set[int]
+    ) -> None:
+        counts = self._counts(launch)
+        held = list(self._read_inputs(launch, changing))
+        for name, tensor in _written_tensors(launch):
             number = self._recorder.catalogue.tensor(tensor)
-            if number not in self._spoilt and _num_live(one, name, counts) is None:
+            if number not in self._spoilt and _num_live(launch, name, counts) is None:
                 # What is wrong with a cache before anybody has written to it is nobody's doing.
-                self._spoilt[number] = self._figures(one, name, tensor, counts, place)[1]
+                self._spoilt[number] = self._figures(launch, name, tensor, counts, place)[1]
         self._write(
             self._writer.recent, Snapshot(place.step, place.plan, place.launch, tuple(held))
         )
         run()
         is_first = False
-        for name, tensor in _written_tensors(one):
-            statistics, num_wrong = self._figures(one, name, tensor, counts, place)
+        for name, tensor in _written_tensors(launch):
+            statistics, num_wrong = self._figures(launch, name, tensor, counts, place)
             if statistics is None:
                 continue
             self._write(self._writer.statistics, statistics)
-            is_live = _num_live(one, name, counts) is not None
+            is_live = _num_live(launch, name, counts) is not None
             is_first |= num_wrong > (0 if is_live else self._spoilt.get(statistics.tensor, 0))
             self._spoilt[statistics.tensor] = num_wrong
         if is_first and self._num_first < MAX_FIRST:
@@ -114,7 +116,7 @@ class Tracer:
             self._write(
                 self._writer.first, Snapshot(place.step, place.plan, place.launch, tuple(held))
             )
-            self._read_too(one, counts, place)
+            self._read_too(launch, counts, place)
 
     def _write(self, write: Callable[[Any], None], record: Any) -> None:
         """What cannot be written is told once and left out; the run goes on."""
@@ -125,20 +127,20 @@ class Tracer:
                 self._has_warned = True
                 log.warning("this run is traced in part: %s", error.strerror or error)
 
-    def _read_too(self, one: Launch, counts: Array | None, place: Place) -> None:
+    def _read_too(self, launch: Launch, counts: Array | None, place: Place) -> None:
         """The figures of what a launch has read: was it wrong already?"""
-        written = {name for name, _ in _written_tensors(one)}
-        for name, tensor in one.tensors.items():
+        written = {name for name, _ in _written_tensors(launch)}
+        for name, tensor in launch.tensors.items():
             if name not in written:
-                statistics, _ = self._figures(one, name, tensor, counts, place)
+                statistics, _ = self._figures(launch, name, tensor, counts, place)
                 if statistics is not None:
                     self._write(self._writer.statistics, statistics)
 
-    def _read_inputs(self, one: Launch, changing: set[int]) -> Iterator[Values]:
+    def _read_inputs(self, launch: Launch, changing: set[int]) -> Iterator[Values]:
         """What the arguments of a launch hold before it; without weights."""
         room = MAX_SNAPSHOT_BYTES
-        index = {arg.name for arg in getattr(one.contract, "args", ()) if arg.index is not None}
-        for name, tensor in one.tensors.items():
+        index = {arg.name for arg in getattr(launch.contract, "args", ()) if arg.index is not None}
+        for name, tensor in launch.tensors.items():
             if name not in index and tensor.allocation.id not in changing:
                 continue
             values = _read(tensor, room)
@@ -147,35 +149,35 @@ class Tracer:
                 number = self._recorder.catalogue.tensor(tensor)
                 yield Values(number, tensor.dtype.name, values.shape, values.tobytes())
 
-    def _counts(self, one: Launch) -> Array | None:
-        counts = one.facts.get("counts")
+    def _counts(self, launch: Launch) -> Array | None:
+        counts = launch.facts.get("counts")
         return copies.to_host(counts) if isinstance(counts, Tensor) else None
 
     def _figures(
-        self, one: Launch, name: str, tensor: Tensor, counts: Array | None, place: Place
+        self, launch: Launch, name: str, tensor: Tensor, counts: Array | None, place: Place
     ) -> tuple[Statistics | None, int]:
         """The figures of a tensor's live rows, and how many of them are wrong."""
         values = _read(tensor, MAX_TENSOR_BYTES)
         if values is None:
             return None, 0
-        live = _num_live(one, name, counts)
+        live = _num_live(launch, name, counts)
         if live is not None:
             values = values[: max(live, 0)]
         number = self._recorder.catalogue.tensor(tensor)
         return statistics_of(values, tensor.dtype, place, number)
 
 
-def _num_live(one: Launch, name: str, counts: Array | None) -> int | None:
-    ask = getattr(one.contract, "num_live", None)
+def _num_live(launch: Launch, name: str, counts: Array | None) -> int | None:
+    ask = getattr(launch.contract, "num_live", None)
     if ask is None or counts is None:
         return None
-    found: int | None = ask(name, counts, one.facts)
+    found: int | None = ask(name, counts, launch.facts)
     return found
 
 
-def _written_tensors(one: Launch) -> list[tuple[str, Tensor]]:
-    names = getattr(one.contract, "written", ())
-    return [(name, tensor) for name, tensor in one.tensors.items() if name in names]
+def _written_tensors(launch: Launch) -> list[tuple[str, Tensor]]:
+    names = getattr(launch.contract, "written", ())
+    return [(name, tensor) for name, tensor in launch.tensors.items() if name in names]
 
 
 def _read(tensor: Tensor, room: int) -> Array | None:

@@ -78,34 +78,34 @@ class Case:
 
     def parameter_of(self, launch: LaunchRecord, fact: str) -> str:
         """The kernel's name for a contract's argument: the parameter that has the same tensor."""
-        wanted = next((one for one in launch.facts if one.name == fact), None)
+        wanted = next((given for given in launch.facts if given.name == fact), None)
         if wanted is not None and wanted.tensor is not None:
-            for one in launch.arguments:
-                if one.tensor == wanted.tensor:
-                    return one.name
-        names = {one.name for one in launch.arguments}
+            for arg in launch.arguments:
+                if arg.tensor == wanted.tensor:
+                    return arg.name
+        names = {arg.name for arg in launch.arguments}
         return next((name for name in (f"{fact}_ptr", fact) if name in names), fact)
 
     def fact_of(self, launch: LaunchRecord, parameter: str) -> str:
         """The contract's name for a kernel's parameter; the parameter's own where there is none."""
-        wanted = next((one for one in launch.arguments if one.name == parameter), None)
+        wanted = next((arg for arg in launch.arguments if arg.name == parameter), None)
         if wanted is not None and wanted.tensor is not None:
-            for one in launch.facts:
-                if one.tensor == wanted.tensor:
-                    return one.name
+            for fact in launch.facts:
+                if fact.tensor == wanted.tensor:
+                    return fact.name
             memory = self.tensors.get(wanted.tensor)
-            for one in launch.facts:  # an array of a packed weight
-                whole = self.tensors.get(one.tensor) if one.tensor is not None else None
+            for fact in launch.facts:  # an array of a packed weight
+                whole = self.tensors.get(fact.tensor) if fact.tensor is not None else None
                 if whole and memory and memory.part and whole.allocation == memory.allocation:
-                    return one.name
+                    return fact.name
         bare = parameter.removesuffix("_ptr")
-        return bare if any(one.name == bare for one in launch.facts) else parameter
+        return bare if any(fact.name == bare for fact in launch.facts) else parameter
 
     def tensor_of(self, launch: LaunchRecord, name: str) -> TensorRecord | None:
         """The tensor passed for a parameter or for a contract's argument."""
-        for one in (*launch.facts, *launch.arguments):
-            if one.name == name and one.tensor is not None:
-                return self.tensors.get(one.tensor)
+        for fact in (*launch.facts, *launch.arguments):
+            if fact.name == name and fact.tensor is not None:
+                return self.tensors.get(fact.tensor)
         return None
 
     def tensors_of(self, launch: LaunchRecord) -> dict[str, TensorRecord]:
@@ -113,7 +113,9 @@ class Case:
         seen: set[int] = set()
         tensors: dict[str, TensorRecord] = {}
         # A kernel may call one thing by the name that the contract has for another.
-        for name, number in ((one.name, one.tensor) for one in (*launch.facts, *launch.arguments)):
+        for name, number in (
+            (fact.name, fact.tensor) for fact in (*launch.facts, *launch.arguments)
+        ):
             is_new = number not in seen and name not in tensors
             if number is not None and number in self.tensors and is_new:
                 seen.add(number)
@@ -148,7 +150,7 @@ class Case:
         if source is None:
             return None
         found = accesses(source, self.parameter_of(launch, fact), self._callees)
-        wanted = [one for one in found if one.operation == operation]
+        wanted = [claim for claim in found if claim.operation == operation]
         return next(iter((*wanted, *found)), None)
 
     @functools.cached_property

@@ -80,13 +80,13 @@ class CauseRow:
 
 def refutable(test: TestedBy) -> dict[Cause, str]:
     """The causes that a test can refute, and what a run is like that has none of them."""
-    return {cause: one.clean for cause, one in CAUSES.items() if one.tested_by is test}
+    return {cause: row.clean for cause, row in CAUSES.items() if row.tested_by is test}
 
 
 def plausible(kind: str) -> Iterable[Cause]:
     """The causes that a symptom of that kind may have; each gets a verdict."""
     known = kind if kind in _KINDS else "none"
-    return (cause for cause, one in CAUSES.items() if known in one.symptoms)
+    return (cause for cause, row in CAUSES.items() if known in row.symptoms)
 
 
 _KINDS = frozenset({"crash", "error", "hang", "nonfinite", "differs", "none"})

@@ -110,7 +110,7 @@ class _Runs:
         self.good, self.bad = BundleIndex(good), BundleIndex(bad)
         self.counts: Counter[str] = Counter()
         self._is_same_device = good.device == bad.device
-        self._statistics = tuple(_by_place(one) for one in (good, bad))
+        self._statistics = tuple(_by_place(bundle) for bundle in (good, bad))
         self.unseen: list[Gap] = []
         for name, bundle in (("GOOD", good), ("BAD", bad)):
             if not bundle.statistics:
@@ -338,7 +338,10 @@ class _Runs:
 
     def _results(self, places: tuple[Place, Place], differs: Any) -> Iterator[Difference]:
         sides = [
-            {self._name_of(index, one.tensor): one for one in of.get(place, ())}
+            {
+                self._name_of(index, statistics.tensor): statistics
+                for statistics in of.get(place, ())
+            }
             for index, of, place in zip(
                 (self.good, self.bad), self._statistics, places, strict=True
             )
@@ -360,7 +363,7 @@ def _steps(index: BundleIndex) -> dict[int, list[Stepped | Launched]]:
     steps: dict[int, list[Stepped | Launched]] = {}
     for event in index.events:
         if isinstance(event, Stepped | Launched) and event.step not in thrown:
-            number = event.step - sum(one < event.step for one in thrown)
+            number = event.step - sum(step < event.step for step in thrown)
             steps.setdefault(number, []).append(event)
     return steps
 
@@ -377,8 +380,8 @@ def _is_thrown_away(event: AnyEvent) -> bool:
 
 def _by_place(bundle: Bundle) -> dict[Place, list[Statistics]]:
     found: dict[Place, list[Statistics]] = {}
-    for one in bundle.statistics:
-        found.setdefault(one.place, []).append(one)
+    for statistics in bundle.statistics:
+        found.setdefault(statistics.place, []).append(statistics)
     return found
 
 
@@ -422,14 +425,17 @@ def _close(good: Statistics, bad: Statistics) -> bool:
     )
 
 
-def _figures(one: Statistics) -> str:
-    text = f"{one.low:.6g}..{one.high:.6g}, mean {one.mean:.6g}, rms {one.rms:.6g}"
+def _figures(statistics: Statistics) -> str:
+    text = (
+        f"{statistics.low:.6g}..{statistics.high:.6g}, mean {statistics.mean:.6g}, "
+        f"rms {statistics.rms:.6g}"
+    )
     for name in ("nan", "inf", "poisoned"):
-        if count := getattr(one, f"num_{name}"):
+        if count := getattr(statistics, f"num_{name}"):
             text += f", {count} {name}"
-    if one.first_nonfinite is not None:
-        text += f", first at {list(one.first_nonfinite)}"
-    return f"{text}, sha256 {one.digest[:12]}"
+    if statistics.first_nonfinite is not None:
+        text += f", first at {list(statistics.first_nonfinite)}"
+    return f"{text}, sha256 {statistics.digest[:12]}"
 
 
 def _around(good: Bundle, bad: Bundle) -> Iterator[str]:
@@ -438,9 +444,9 @@ def _around(good: Bundle, bad: Bundle) -> Iterator[str]:
     texts = [
         {
             (s.file.rpartition("/")[2].partition(".")[0].partition("-")[0], s.function): s.id
-            for s in one.sources
+            for s in bundle.sources
         }
-        for one in (good, bad)
+        for bundle in (good, bad)
     ]
     for key in sorted(texts[0]):
         if texts[0][key] != texts[1].get(key, texts[0][key]):

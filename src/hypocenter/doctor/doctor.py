@@ -130,23 +130,34 @@ def _table(case: Case) -> tuple[Hypothesis, ...]:
     """One row per cause and place: confirmed ones all, of the others the weightiest."""
     rows: dict[object, list[Hypothesis]] = {}
     for claim in case.claims:
-        one = claim.hypothesis
-        own = one.verdict is Verdict.CONFIRMED or one.kernel is not None
-        key = (one.cause, one.kernel, one.argument) if own else one.cause
-        rows.setdefault(key, []).append(one)
-    told = {one.cause for same in rows.values() for one in same if one.kernel != "copy"}
+        hypothesis = claim.hypothesis
+        own = hypothesis.verdict is Verdict.CONFIRMED or hypothesis.kernel is not None
+        key = (
+            (hypothesis.cause, hypothesis.kernel, hypothesis.argument) if own else hypothesis.cause
+        )
+        rows.setdefault(key, []).append(hypothesis)
+    told = {
+        hypothesis.cause
+        for same in rows.values()
+        for hypothesis in same
+        if hypothesis.kernel != "copy"
+    }
     merged = [_merge(same) for same in rows.values()]
-    confirmed = {one.cause for one in merged if one.verdict is Verdict.CONFIRMED}
+    confirmed = {
+        hypothesis.cause for hypothesis in merged if hypothesis.verdict is Verdict.CONFIRMED
+    }
     merged = [
-        one
-        for one in merged
-        if one.verdict is Verdict.CONFIRMED or one.cause not in confirmed or one.kernel == "copy"
+        hypothesis
+        for hypothesis in merged
+        if hypothesis.verdict is Verdict.CONFIRMED
+        or hypothesis.cause not in confirmed
+        or hypothesis.kernel == "copy"
     ]
     for cause in plausible(case.kind):
         if cause not in told and not (case.is_foreign and CAUSES[cause].is_of_engine):
             reason = _why_untested(case, cause)
             merged.append(row(cause, Verdict.NOT_TESTED, "", reason).hypothesis)
-    return tuple(sorted(merged, key=lambda one: _RANK.index(one.verdict)))
+    return tuple(sorted(merged, key=lambda hypothesis: _RANK.index(hypothesis.verdict)))
 
 
 def _why_untested(case: Case, cause: Cause) -> str:
@@ -160,9 +171,16 @@ def _why_untested(case: Case, cause: Cause) -> str:
 
 
 def _merge(same: list[Hypothesis]) -> Hypothesis:
-    best = min(same, key=lambda one: _RANK.index(one.verdict))
-    evidence = [text for one in same if one.verdict is best.verdict for text in one.evidence]
-    rungs = dict.fromkeys(one.diagnostic for one in same if one.verdict is best.verdict)
+    best = min(same, key=lambda hypothesis: _RANK.index(hypothesis.verdict))
+    evidence = [
+        text
+        for hypothesis in same
+        if hypothesis.verdict is best.verdict
+        for text in hypothesis.evidence
+    ]
+    rungs = dict.fromkeys(
+        hypothesis.diagnostic for hypothesis in same if hypothesis.verdict is best.verdict
+    )
     return Hypothesis(
         cause=best.cause,
         verdict=best.verdict,

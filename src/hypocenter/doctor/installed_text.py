@@ -54,7 +54,7 @@ def installed_texts() -> Mapping[str, str]:
         lines = text.splitlines(keepends=True)
         for node in ast.parse(text).body:
             if isinstance(node, ast.FunctionDef) and node.decorator_list:
-                first = min(one.lineno for one in node.decorator_list)
+                first = min(decorator.lineno for decorator in node.decorator_list)
                 found[node.name] = "".join(lines[first - 1 : node.end_lineno])
     return found
 

@@ -106,7 +106,7 @@ def _parse(text: str) -> ast.FunctionDef | None:
 def _calls(function: ast.FunctionDef) -> list[tuple[ast.Call, str, _Bases]]:
     """Each call with its operation (load, store, atomic; empty for others) and its bases."""
     arguments = function.args
-    names = [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    names = [arg.arg for arg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     behind: dict[str, frozenset[str]] = {name: frozenset({name}) for name in names}
     found = []
     for node in _statements(function.body):
@@ -147,8 +147,8 @@ def _assign(node: ast.stmt, behind: dict[str, frozenset[str]]) -> None:
         parts = (
             zip(target.elts, value.elts, strict=False) if same else [(target, value)]  # type: ignore[attr-defined]
         )
-        for one, part in parts:
-            for name in ast.walk(one):
+        for into, part in parts:
+            for name in ast.walk(into):
                 if isinstance(name, ast.Name):
                     old = behind.get(name.id, frozenset())
                     keep = old if isinstance(node, ast.AugAssign) else frozenset()
@@ -177,7 +177,7 @@ def _names_passed(
     parameter: str,
     bases: tuple[tuple[int | str, frozenset[str]], ...],
 ) -> Iterator[str]:
-    names = [one.arg for one in callee.args.args]
+    names = [arg.arg for arg in callee.args.args]
     for at, behind in bases:
         if parameter in behind:
             if isinstance(at, str):
@@ -227,7 +227,7 @@ def guard_line(source: SourceRecord, line: int) -> tuple[int, str] | None:
             masks = [k.value for k in node.keywords if k.arg == "mask"]
             masks += node.args[1 if _operation(node) == "load" else 2 :][:1]
             names += [
-                one.id for mask in masks for one in ast.walk(mask) if isinstance(one, ast.Name)
+                node.id for mask in masks for node in ast.walk(mask) if isinstance(node, ast.Name)
             ]
     found = _line_that_makes(function, names, at)
     if found is None:

@@ -61,9 +61,12 @@ def headline(diagnosis: Diagnosis) -> str:
     if diagnosis.roots:
         root = diagnosis.roots[0]
         return f"{root.cause}{_of(root)}"
-    confirmed = [one for one in diagnosis.hypotheses if one.verdict is Verdict.CONFIRMED]
+    confirmed = [
+        hypothesis for hypothesis in diagnosis.hypotheses if hypothesis.verdict is Verdict.CONFIRMED
+    ]
     if confirmed:
-        return f"no root cause is proven; confirmed: {', '.join(one.cause for one in confirmed)}"
+        causes = ", ".join(hypothesis.cause for hypothesis in confirmed)
+        return f"no root cause is proven; confirmed: {causes}"
     if not diagnosis.has_symptom:
         if diagnosis.has_source_not_run:
             return "none found, but the kernels were not replayed"
@@ -92,14 +95,14 @@ def _text_lines(diagnosis: Diagnosis, origin: Origin, show_all: bool) -> Iterato
     yield ""
     yield "HYPOTHESES"
     for verdict in Verdict:
-        same = [one for one in diagnosis.hypotheses if one.verdict is verdict]
+        same = [hypothesis for hypothesis in diagnosis.hypotheses if hypothesis.verdict is verdict]
         if verdict in _COUNTED and not show_all:
             continue
         if verdict is Verdict.NOT_TESTED:
             yield from _untested_text(same)
         else:
-            for one in same:
-                yield from _hypothesis_text(one)
+            for hypothesis in same:
+                yield from _hypothesis_text(hypothesis)
     if not show_all:
         yield from _wrap(_counts(diagnosis), "  ", "  ")
     if diagnosis.unseen:
@@ -118,11 +121,13 @@ def _what_would_help(diagnosis: Diagnosis) -> Iterator[str]:
             "the program's own kernels were not replayed: their recorded source was not run; "
             "--run-sources runs it"
         )
-    blind = [one for one in diagnosis.hypotheses if one.is_unrecorded]
+    blind = [hypothesis for hypothesis in diagnosis.hypotheses if hypothesis.is_unrecorded]
     if diagnosis.is_clean and blind:
-        yield f"not tested: {', '.join(one.cause for one in blind)}: {UNRECORDED}"
-    wrong = [one for one in diagnosis.hypotheses if one.cause is Cause.WRONG_ANSWER]
-    if diagnosis.is_clean and any(one.verdict is Verdict.NOT_TESTED for one in wrong):
+        yield f"not tested: {', '.join(hypothesis.cause for hypothesis in blind)}: {UNRECORDED}"
+    wrong = [
+        hypothesis for hypothesis in diagnosis.hypotheses if hypothesis.cause is Cause.WRONG_ANSWER
+    ]
+    if diagnosis.is_clean and any(hypothesis.verdict is Verdict.NOT_TESTED for hypothesis in wrong):
         yield (
             "a wrong answer shows only beside a run that is right, and none is given: add --good "
             "BUNDLE"
@@ -132,7 +137,13 @@ def _what_would_help(diagnosis: Diagnosis) -> Iterator[str]:
 def _counts(diagnosis: Diagnosis) -> str:
     """`21 causes refuted, 9 not tested (--all shows them)`."""
     refuted, untested = (
-        len({one.cause for one in diagnosis.hypotheses if one.verdict is verdict})
+        len(
+            {
+                hypothesis.cause
+                for hypothesis in diagnosis.hypotheses
+                if hypothesis.verdict is verdict
+            }
+        )
         for verdict in _COUNTED
     )
     return (
@@ -187,22 +198,22 @@ def _of(root: RootCause) -> str:
     return f"{named}{' of' if named else ':'} kernel {root.kernel}" if root.kernel else named
 
 
-def _hypothesis_text(one: Hypothesis) -> Iterator[str]:
-    where = ", ".join(filter(None, (one.kernel, one.argument)))
+def _hypothesis_text(hypothesis: Hypothesis) -> Iterator[str]:
+    where = ", ".join(filter(None, (hypothesis.kernel, hypothesis.argument)))
     named = f" ({where})" if where else ""
-    by = f"  [{one.diagnostic}]" if one.diagnostic else ""
-    yield f"  {one.verdict:<13}{one.cause}{named}{by}"
-    for text in one.evidence:
+    by = f"  [{hypothesis.diagnostic}]" if hypothesis.diagnostic else ""
+    yield f"  {hypothesis.verdict:<13}{hypothesis.cause}{named}{by}"
+    for text in hypothesis.evidence:
         yield from _wrap(text, " " * 15, " " * 17)
-    if one.would_refute and one.verdict is not Verdict.REFUTED:
-        yield from _wrap(f"would refute it: {one.would_refute}", " " * 15, " " * 17)
+    if hypothesis.would_refute and hypothesis.verdict is not Verdict.REFUTED:
+        yield from _wrap(f"would refute it: {hypothesis.would_refute}", " " * 15, " " * 17)
 
 
 def _untested_text(same: list[Hypothesis]) -> Iterator[str]:
     """Those with the same reason together: there may be many."""
     by_reason: dict[tuple[str, ...], list[str]] = {}
-    for one in same:
-        by_reason.setdefault(one.evidence, []).append(str(one.cause))
+    for hypothesis in same:
+        by_reason.setdefault(hypothesis.evidence, []).append(str(hypothesis.cause))
     for reason, causes in by_reason.items():
         yield from _wrap(f"{', '.join(causes)}", f"  {Verdict.NOT_TESTED:<13}", " " * 15)
         for text in reason:
@@ -226,10 +237,10 @@ def _wrap(text: str, first: str, rest: str) -> Iterator[str]:
 
 def _rungs(diagnosis: Diagnosis) -> str:
     shown = [
-        f"{one.name} ({one.left_out})"
-        if one.left_out
-        else f"{one.name} {one.seconds * 1000:.0f} ms"
-        for one in diagnosis.rungs
+        f"{rung.name} ({rung.left_out})"
+        if rung.left_out
+        else f"{rung.name} {rung.seconds * 1000:.0f} ms"
+        for rung in diagnosis.rungs
     ]
     return f"{', '.join(shown)}; {diagnosis.seconds:.2f} s in all"
 
@@ -252,10 +263,10 @@ def _markdown_lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield ""
     yield "| verdict | cause | kernel, argument | evidence |"
     yield "|---|---|---|---|"
-    for one in diagnosis.hypotheses:
-        where = ", ".join(filter(None, (one.kernel, one.argument)))
-        evidence = "<br>".join(map(_cell, one.evidence))
-        yield f"| {one.verdict} | {one.cause} | {_cell(where)} | {evidence} |"
+    for hypothesis in diagnosis.hypotheses:
+        where = ", ".join(filter(None, (hypothesis.kernel, hypothesis.argument)))
+        evidence = "<br>".join(map(_cell, hypothesis.evidence))
+        yield f"| {hypothesis.verdict} | {hypothesis.cause} | {_cell(where)} | {evidence} |"
     if diagnosis.unseen:
         yield ""
         yield "**Not seen.**"

@@ -40,7 +40,7 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
     if fault.kind in ("none", "differs", "nonfinite"):
         return "nothing was reported by the device; the run was examined for what it left behind"
     call = fault.call or "a call that is not known"
-    if any(one.cause in (Cause.PENDING_ERROR, Cause.LATE_OUT_OF_MEMORY) for one in roots):
+    if any(root.cause in (Cause.PENDING_ERROR, Cause.LATE_OUT_OF_MEMORY) for root in roots):
         return f"reported at {call}, which asked the runtime and got the error of an earlier call"
     if fault.signal in _FROM_OUTSIDE and not fault.call:
         name = signal.Signals(fault.signal).name
@@ -76,7 +76,7 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
         "launches run later than the host makes them, so a fault shows at whatever the host does "
         "next, and the call that shows it is innocent"
     )
-    root = next((one for one in roots if one.place is not None), None)
+    root = next((root for root in roots if root.place is not None), None)
     cause = f"the cause lies in {_place(case, root.place)}" if root and root.place else ""
     parts = (told, why if fault.kind != "hang" else "", _interval(case), cause)
     return "; ".join(part for part in parts if part)

@@ -158,9 +158,9 @@ class Engine:
     def _record_ids(self, step: StepInFlight, outcomes: list[int | BadLogits]) -> None:
         """The step ahead took its tokens from this one on the device: now they are known."""
         if self._ahead is not None:
-            ids = [0 if isinstance(one, BadLogits) else one for one in outcomes]
+            ids = [0 if isinstance(outcome, BadLogits) else outcome for outcome in outcomes]
             requests = [chunk.request for chunk in step.chunks]
-            digests = tuple("" if one.done else one.digest() for one in requests)
+            digests = tuple("" if request.done else request.digest() for request in requests)
             current().record_ids(self.runner.token_ids, np.array(ids, np.int32), digests)
 
     @contextlib.contextmanager

@@ -116,7 +116,7 @@ class LLM:
         failed.
         """
         prompts = [cast(Prompt, prompt)] if _is_one(prompt) else cast("Sequence[Prompt]", prompt)
-        requests = [self._request(one, params) for one in prompts]
+        requests = [self._request(prompt, params) for prompt in prompts]
         completions = self._engine.complete(requests)
         return completions[0] if _is_one(prompt) else completions
 

@@ -53,8 +53,8 @@ def _spell(code: CodeType, instruction: int) -> Spelled:
         return Spelled()
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Subscript):
         return Spelled()
-    plain = itertools.takewhile(lambda one: not isinstance(one, ast.Starred), call.args)
+    plain = itertools.takewhile(lambda arg: not isinstance(arg, ast.Starred), call.args)
     return Spelled(
         tuple(map(ast.unparse, plain)),
-        {one.arg: ast.unparse(one.value) for one in call.keywords if one.arg},
+        {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg},
     )

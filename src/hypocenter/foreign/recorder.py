@@ -322,7 +322,7 @@ class ForeignRecorder:
     def _hold(self, tensor: Any, number: int, dtype: str, held: list[Values]) -> None:
         """What a small integer tensor of the host holds: kernels find their way by such."""
         num_bytes = tensor.numel() * tensor.element_size()
-        if 0 < num_bytes <= MAX_VALUE_BYTES and all(one.tensor != number for one in held):
+        if 0 < num_bytes <= MAX_VALUE_BYTES and all(value.tensor != number for value in held):
             data = tensor.detach().contiguous().numpy().tobytes()
             held.append(Values(number, dtype, tuple(tensor.shape), data))
 

@@ -41,11 +41,11 @@ class Contract:
 
     def __init__(self, kernel: str, *demands: Demand) -> None:
         self.kernel = kernel
-        self.args = tuple(one for one in demands if isinstance(one, Arg))
-        self.scalars = tuple(one for one in demands if isinstance(one, Scalar))
-        self.rules = tuple(one for one in demands if isinstance(one, Rule))
-        self.apart = tuple(one for one in demands if isinstance(one, Apart))
-        self.names = (*(arg.name for arg in self.args), *(one.name for one in self.scalars))
+        self.args = tuple(demand for demand in demands if isinstance(demand, Arg))
+        self.scalars = tuple(demand for demand in demands if isinstance(demand, Scalar))
+        self.rules = tuple(demand for demand in demands if isinstance(demand, Rule))
+        self.apart = tuple(demand for demand in demands if isinstance(demand, Apart))
+        self.names = (*(arg.name for arg in self.args), *(scalar.name for scalar in self.scalars))
         #: check(**arguments) -> symbols; raises LaunchRejected. Looks at host-side facts only.
         #: refusals(device, **arguments) -> all that `check` would refuse, one after the other.
         self.check: Check

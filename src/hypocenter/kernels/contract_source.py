@@ -95,15 +95,17 @@ class _Source:
 
     def __init__(self, demands: Sequence[Demand], form: _Form) -> None:
         self.form = form
-        self.args = [one for one in demands if isinstance(one, Arg)]
-        self.scalars = [one for one in demands if isinstance(one, Scalar)]
-        self.rules = [one for one in demands if isinstance(one, Rule)]
-        self.pairs = [one for one in demands if isinstance(one, Apart)]
+        self.args = [demand for demand in demands if isinstance(demand, Arg)]
+        self.scalars = [demand for demand in demands if isinstance(demand, Scalar)]
+        self.rules = [demand for demand in demands if isinstance(demand, Rule)]
+        self.pairs = [demand for demand in demands if isinstance(demand, Apart)]
         self.bound = {scalar.name for scalar in self.scalars}
 
     def lines(self) -> Iterator[str]:
         form = self.form
-        names = ", ".join([arg.name for arg in self.args] + [one.name for one in self.scalars])
+        names = ", ".join(
+            [arg.name for arg in self.args] + [scalar.name for scalar in self.scalars]
+        )
         yield f"def {form.name}({form.parameters}{', ' if names else ''}{names}):"
         if form is _CHECK:
             yield "    device = None"
@@ -112,7 +114,7 @@ class _Source:
             yield from (f"    {name} = None" for name in sorted(sizes - self.bound))
             yield "    if False: yield"
         # A wrong number also makes right shapes look wrong, so it is told of first.
-        first = [one for one in self.scalars if {*names_in(one.condition)} <= self.bound]
+        first = [scalar for scalar in self.scalars if {*names_in(scalar.condition)} <= self.bound]
         for scalar in first:
             yield from self._of_scalar(scalar)
         for arg in self.args:

@@ -37,7 +37,9 @@ def all_contracts() -> tuple[Contract, ...]:
         module = importlib.import_module(kernel_module(file))
         for value in vars(module).values():
             several = value if isinstance(value, tuple) else (value,)
-            found |= {id(one): one for one in several if isinstance(one, Contract)}
+            found |= {
+                id(contract): contract for contract in several if isinstance(contract, Contract)
+            }
     return tuple(found.values())
 
 
@@ -49,9 +51,9 @@ def contract_of(
     Kernels share contracts (lookup_float and lookup_codes), and contracts share names (expand of
     keys and of values), so the declaration, as recorded, decides among those that fit.
     """
-    fitting = [one for one in all_contracts() if set(one.names) == set(names)]
-    equal = [one for one in fitting if one.declaration == declaration]
-    same_name = [one for one in fitting if kernel.startswith(one.kernel)]
+    fitting = [contract for contract in all_contracts() if set(contract.names) == set(names)]
+    equal = [contract for contract in fitting if contract.declaration == declaration]
+    same_name = [contract for contract in fitting if kernel.startswith(contract.kernel)]
     return next(iter((*equal, *same_name, *fitting)), None)
 
 

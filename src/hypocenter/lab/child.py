@@ -31,7 +31,7 @@ def run(victim: Victim, *, twin: bool, device: str = "", mode: str = "off") -> l
             if lab.warm_up:
                 llm.generate(lab.warm_up, SamplingParams(max_tokens=1, ignore_eos=True))
             params = SamplingParams(max_tokens=lab.num_tokens, ignore_eos=True)
-            return [list(one.token_ids) for one in llm.generate(lab.prompts, params)]
+            return [list(completion.token_ids) for completion in llm.generate(lab.prompts, params)]
 
 
 def main() -> int:

@@ -86,20 +86,20 @@ def score_all(
     """Run and score each victim; `tell` hears each score as it comes."""
     scores = []
     with tempfile.TemporaryDirectory(prefix="hypo-lab-") as folder:
-        for one in examine(victims, Path(folder), device=device, num_jobs=num_jobs):
-            scores.append(score(one))
+        for examined in examine(victims, Path(folder), device=device, num_jobs=num_jobs):
+            scores.append(score(examined))
             tell(scores[-1])
     return scores
 
 
-def score(one: Examined, without: Collection[str] = (), *, with_twin: bool = True) -> Score:
+def score(examined: Examined, without: Collection[str] = (), *, with_twin: bool = True) -> Score:
     """Have both bundles diagnosed and compare; `without` names rungs of the doctor to leave out.
 
     Without its twin, which then counts as healthy, a victim is scored in half the time.
     """
-    victim, bundle = one.victim, one.outcome.bundle
-    observed = one.outcome.symptom(one.healthy)
-    good = one.healthy.bundle if victim.symptom == "differs" else None
+    victim, bundle = examined.victim, examined.outcome.bundle
+    observed = examined.outcome.symptom(examined.healthy)
+    good = examined.healthy.bundle if victim.symptom == "differs" else None
     # The lab's own kernels may be run from the bundle's text.
     found = None
     if bundle is not None:
@@ -118,7 +118,7 @@ def score(one: Examined, without: Collection[str] = (), *, with_twin: bool = Tru
         address_explained=_explains(found, victim.address) if victim.address else None,
         seconds=found.seconds if found else 0.0,
         found=_root_text(root),
-        twin=_twin(one.healthy, without) if with_twin else _UNSEEN,
+        twin=_twin(examined.healthy, without) if with_twin else _UNSEEN,
     )
 
 
@@ -141,7 +141,7 @@ def _explains(found: Diagnosis | None, words: str) -> bool:
     """Whether some evidence says where the fault's address lies, in the victim's words."""
     if found is None:
         return False
-    evidence = (text for one in found.hypotheses for text in one.evidence)
+    evidence = (text for hypothesis in found.hypotheses for text in hypothesis.evidence)
     return any("the fault's address" in text and words in text for text in evidence)
 
 
@@ -179,14 +179,14 @@ def _same_line(root: RootCause | None, right: tuple[str, ...], bundle: Bundle | 
 def merit(scores: Sequence[Score]) -> int:
     """How much was told right, over all: one for each thing of each victim."""
     return sum(
-        one.detected
-        + one.kernel_named
-        + one.argument_named
-        + bool(one.line_named)
-        + one.class_right
-        + one.proof
-        + bool(one.address_explained)
-        for one in scores
+        score.detected
+        + score.kernel_named
+        + score.argument_named
+        + bool(score.line_named)
+        + score.class_right
+        + score.proof
+        + bool(score.address_explained)
+        for score in scores
     )
 
 
@@ -213,26 +213,26 @@ class Total(msgspec.Struct, frozen=True, kw_only=True):
 
 def total(scores: Sequence[Score], symptom: str = "all") -> Total:
     """Of all scores, or of those with the declared symptom."""
-    own = [one for one in scores if symptom in ("all", one.symptom)]
-    seconds = [one.seconds for one in own] or [0.0]
+    own = [score for score in scores if symptom in ("all", score.symptom)]
+    seconds = [score.seconds for score in own] or [0.0]
     return Total(
         symptom=symptom,
         num=len(own),
         as_declared=sum(o.observed == o.symptom and o.twin.observed == "none" for o in own),
-        detected=sum(one.detected for one in own),
-        kernel_named=sum(one.kernel_named for one in own),
-        argument_named=sum(one.argument_named for one in own),
-        line_named=sum(one.line_named is True for one in own),
-        num_with_line=sum(one.line_named is not None for one in own),
-        class_right=sum(one.class_right for one in own),
-        proof=sum(one.proof for one in own),
-        false_findings=sum(bool(one.twin.found) for one in own),
+        detected=sum(score.detected for score in own),
+        kernel_named=sum(score.kernel_named for score in own),
+        argument_named=sum(score.argument_named for score in own),
+        line_named=sum(score.line_named is True for score in own),
+        num_with_line=sum(score.line_named is not None for score in own),
+        class_right=sum(score.class_right for score in own),
+        proof=sum(score.proof for score in own),
+        false_findings=sum(bool(score.twin.found) for score in own),
         median_seconds=statistics.median(seconds),
-        most_seconds=max([*seconds, *(one.twin.seconds for one in own)]),
+        most_seconds=max([*seconds, *(score.twin.seconds for score in own)]),
     )
 
 
 def totals(scores: Sequence[Score]) -> list[Total]:
     """A line for each symptom that occurs, and one for all."""
-    declared = {one.symptom for one in scores}
+    declared = {score.symptom for score in scores}
     return [total(scores, s) for s in SYMPTOMS if s in declared] + [total(scores)]

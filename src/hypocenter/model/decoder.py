@@ -344,7 +344,7 @@ class Decoder:
         facts, counts = self.facts, self.inputs.counts
         kind, width = facts.family.activation, facts.ffn_width
         if w.gate_up is not None:
-            x, into = (one.next(b.x.shape[0]) for one in (self._operands, self._gated))
+            x, into = (pool.next(b.x.shape[0]) for pool in (self._operands, self._gated))
             rms_norm_codes(plan, b.x, w.ffn_norm, facts.norm_eps, x, counts, width=facts.width)
             linear_gate_codes(plan, x, w.gate_up, kind, into, counts, width=width)
             return into
@@ -428,7 +428,7 @@ class Decoder:
         linear_several(
             plan,
             x,
-            [Product(*one) for one in products],
+            [Product(*product) for product in products],
             self.inputs.counts,
             ready or self._operands.next(x.shape[0]),
             count=count,

@@ -226,7 +226,7 @@ class _Loader:
         read = [name for name in (*names, f"{prefix}ffn_down.weight") if name in known]
         dtypes = [known[name].dtype for name in read]
         if self.device != "cpu" or len(read) <= len(names) or not may_join(dtypes):
-            gate, up = (one for name in names for one in self._split(name, rows, width))
+            gate, up = (half for name in names for half in self._split(name, rows, width))
             return gate, up, None
         raws = [raw for name in names for raw in self._rows(name, rows, width)]
         packed = packing.pack_by_turns(raws, dtypes[0], width)

@@ -119,7 +119,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_foreign(self) -> bool:
         """Whether a program was recorded that is not this package's, and of it launches alone."""
-        return bool(self.tensors) and all(one.owner == FOREIGN for one in self.tensors)
+        return bool(self.tensors) and all(tensor.owner == FOREIGN for tensor in self.tensors)
 
     def declaration(self, launch: LaunchRecord) -> Declaration | None:
         """What the contract of a launch says."""

@@ -142,14 +142,16 @@ class BundleIndex:
         if last is not None and last.plan in self.plans and last not in self.places():
             # The event of its step is lost, and with it what came before.
             lost = (Place(last.step, last.plan, number) for number in range(last.launch + 1))
-            return tuple(LaunchMade(self.launch(one), one.step, 0, one) for one in lost)
+            return tuple(
+                LaunchMade(self.launch(enqueued), enqueued.step, 0, enqueued) for enqueued in lost
+            )
         made = self.launches
-        for number, one in enumerate(made):
-            if one.place == progress.completed:
+        for number, launch in enumerate(made):
+            if launch.place == progress.completed:
                 return made[number + 1 :]
         end = self.events[-1].seq if self.events else 0
         done = self._last_copy_out(end if last is None else self.seq(last))
-        return tuple(one for one in made if one.seq > done)
+        return tuple(launch for launch in made if launch.seq > done)
 
     @functools.cached_property
     def refused(self) -> tuple[LaunchMade, ...]:
@@ -167,8 +169,8 @@ class BundleIndex:
     @functools.cached_property
     def _by_seq(self) -> dict[int, list[LaunchMade]]:
         grouped: dict[int, list[LaunchMade]] = {}
-        for one in self.launches:
-            grouped.setdefault(one.seq, []).append(one)
+        for launch in self.launches:
+            grouped.setdefault(launch.seq, []).append(launch)
         return grouped
 
     def seq(self, place: Place) -> int:
@@ -247,9 +249,9 @@ class BundleIndex:
     def _snapshots(self) -> dict[Place, dict[int, Values]]:
         """What was read of tensors right before launches."""
         held: dict[Place, dict[int, Values]] = {}
-        for one in self.bundle.snapshots:
-            read = held.setdefault(Place(one.step, one.plan, one.launch), {})
-            read |= {values.tensor: values for values in one.values}
+        for snapshot in self.bundle.snapshots:
+            read = held.setdefault(Place(snapshot.step, snapshot.plan, snapshot.launch), {})
+            read |= {values.tensor: values for values in snapshot.values}
         return held
 
     def values(self, place: Place) -> dict[int, Values]:

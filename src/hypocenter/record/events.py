@@ -191,7 +191,7 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
 
     def argument(self, name: str) -> ArgumentDeclaration | None:
         """What is said of an argument; None for one that is not a tensor."""
-        return next((one for one in self.arguments if one.name == name), None)
+        return next((arg for arg in self.arguments if arg.name == name), None)
 
 
 class ContractRecord(msgspec.Struct, frozen=True):

@@ -285,7 +285,7 @@ class Recorder:
             if is_new or not thread.step or number in thread.plans:
                 self._begin_step(is_watched=is_new)
             thread.plans.add(number)
-            values = tuple([_values(*self._input(one), array) for one, array in inputs])
+            values = tuple([_values(*self._input(item), array) for item, array in inputs])
             own = 0 if filled_by_device is None else self._input(filled_by_device)[0]
             event = Stepped(
                 seq=next(self._seq),

@@ -227,7 +227,7 @@ def read_run(folder: Path) -> Run:
         tensors=tuple(found[TensorRecord]),
         plans=tuple(plans),
         sources=tuple(found[SourceRecord]),
-        contracts={one.key: one.declaration for one in found[ContractRecord]},
+        contracts={contract.key: contract.declaration for contract in found[ContractRecord]},
         events=tuple(events),
         checks=tuple(
             CheckRecord(name, bool(header[CELL_ARMED] >> i & 1), header[CELL_CHECK_RUNS + i])
@@ -358,7 +358,7 @@ def _decode(payload: memoryview, kind: Any) -> Any:
 def _progress(header: memoryview, plans: list[PlanRecord], devices: list[DeviceRecord]) -> Reached:
     """What was submitted, and what is known to have ended on the device of that."""
     submitted = place_of(header[CELL_PLACE])
-    plan = next((one for one in plans if submitted and one.id == submitted.plan), None)
+    plan = next((plan for plan in plans if submitted and plan.id == submitted.plan), None)
     if submitted is None or plan is None:
         return Reached(submitted)
     if plan.device == "cpu":  # each launch ends before the next one begins
@@ -367,7 +367,9 @@ def _progress(header: memoryview, plans: list[PlanRecord], devices: list[DeviceR
     if plan.device.startswith("sim:"):
         return Reached(submitted, place_of(header[CELL_COMPLETED]))
     # A device is told of when it is opened, and again when it has its slot.
-    slots = [one.slot for one in devices if one.name == plan.device and one.slot is not None]
+    slots = [
+        device.slot for device in devices if device.name == plan.device and device.slot is not None
+    ]
     slot = slots[-1] if slots else -1
     if not 0 <= slot < NUM_SLOTS:
         return Reached(submitted)

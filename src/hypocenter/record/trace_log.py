@@ -95,10 +95,10 @@ def read_trace(run_folder: Path) -> Trace:
     statistics = tuple(_records(folder / STATISTICS, MAX_STATISTICS_BYTES, Statistics, missing))
     snapshots: dict[tuple[int, int, int], Snapshot] = {}
     for path in sorted(folder.glob(f"{RECENT}*"), key=_step)[:_MAX_FILES]:
-        for one in _records(path, MAX_FIRST_BYTES, Snapshot, missing):
-            snapshots[one.step, one.plan, one.launch] = one
-    for one in _records(folder / FIRST, MAX_FIRST_BYTES, Snapshot, missing):
-        snapshots[one.step, one.plan, one.launch] = one
+        for record in _records(path, MAX_FIRST_BYTES, Snapshot, missing):
+            snapshots[record.step, record.plan, record.launch] = record
+    for record in _records(folder / FIRST, MAX_FIRST_BYTES, Snapshot, missing):
+        snapshots[record.step, record.plan, record.launch] = record
     return Trace(statistics, tuple(snapshots[key] for key in sorted(snapshots)), tuple(missing))
 
 

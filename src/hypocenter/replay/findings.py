@@ -138,25 +138,25 @@ class ReplayReport(msgspec.Struct, frozen=True):
 def races_once(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """The findings; a race of programs that read an element and write it back is told once."""
     kept: list[Finding] = []
-    for one in findings:
-        read = _read_of(one, kept)
+    for finding in findings:
+        read = _read_of(finding, kept)
         if read is None:
-            kept.append(one)
+            kept.append(finding)
             continue
         kept[kept.index(read)] = msgspec.structs.replace(
             read,
-            detail=f"{read.detail}; and writes it in line {one.line}",
-            written_back_line=one.line or 0,
+            detail=f"{read.detail}; and writes it in line {finding.line}",
+            written_back_line=finding.line or 0,
         )
     return tuple(kept)
 
 
-def _read_of(one: Finding, before: Sequence[Finding]) -> Finding | None:
-    if (one.kind, one.operation) != (FindingKind.RACE, "store"):
+def _read_of(finding: Finding, before: Sequence[Finding]) -> Finding | None:
+    if (finding.kind, finding.operation) != (FindingKind.RACE, "store"):
         return None
     for other in before:
         is_read = (other.kind, other.operation) == (FindingKind.RACE, "load")
-        same = (other.argument, other.num_programs) == (one.argument, one.num_programs)
+        same = (other.argument, other.num_programs) == (finding.argument, finding.num_programs)
         if is_read and same and other.written_back_line is None:
             return other
     return None

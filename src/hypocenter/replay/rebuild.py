@@ -299,9 +299,9 @@ class Rebuilt:
         scalars = {f.name: f.value for f in self.launch.facts if f.tensor is None}
         shapes = {name: tensor.shape for name, tensor in self._facts.items()}
         contents = {
-            name: self.contents[one]
-            for one, name in parameters.items()
-            if name is not None and one in self.contents
+            name: self.contents[arg]
+            for arg, name in parameters.items()
+            if name is not None and arg in self.contents
         }
         for argument in done:
             name = parameters.get(argument.name)

@@ -86,7 +86,9 @@ def replay_place(
         findings += rebuilt.unwritten(done)
         harmless = _harmless(findings, once, rebuilt, done)
         findings = [
-            one for one in findings if one.kind != _UNDEFINED or one.argument not in harmless
+            finding
+            for finding in findings
+            if finding.kind != _UNDEFINED or finding.argument not in harmless
         ]
     return msgspec.structs.replace(report, findings=tuple(map(rebuilt.restate, findings)))
 
@@ -98,7 +100,7 @@ def _harmless(
 
     Of several that are undefined each is looked at alone, the others holding zeros.
     """
-    undefined = {one.argument or "" for one in findings if one.kind == _UNDEFINED}
+    undefined = {finding.argument or "" for finding in findings if finding.kind == _UNDEFINED}
     if not undefined or not rebuilt.is_spoilt(done):
         return undefined
     harmless = set()
@@ -150,7 +152,7 @@ def index_threshold(
             programs=programs,
             allow_source=allow_source,
         )
-        return any(_is_same(one, finding) for one in report.findings)
+        return any(_is_same(again, finding) for again in report.findings)
 
     if value <= 0 or occurs(0) or not occurs(value):
         return None
@@ -190,9 +192,9 @@ def index_thresholds(
     return tuple(found)
 
 
-def _is_same(one: Finding, other: Finding) -> bool:
+def _is_same(finding: Finding, other: Finding) -> bool:
     def key(finding: Finding) -> tuple[Any, ...]:
         line = finding.sites[0].line if finding.sites else None
         return finding.kind, finding.argument, finding.operation, line
 
-    return key(one) == key(other)
+    return key(finding) == key(other)

@@ -103,11 +103,18 @@ def values_at(
 def _made_of(frame: FrameType, name: str) -> list[tuple[str, Any]]:
     """The names in the assignment that gave `name` its value, if they are still what they were."""
     line = frame.f_lineno
-    before = [one for one in _assignments(frame.f_code) if one.lineno < line]
-    made = next((one for one in reversed(before) if name in _targets(one)), None)
+    before = [assignment for assignment in _assignments(frame.f_code) if assignment.lineno < line]
+    made = next(
+        (assignment for assignment in reversed(before) if name in _targets(assignment)), None
+    )
     if made is None or made.value is None:
         return []
-    later = {target for one in before if one.lineno >= made.lineno for target in _targets(one)}
+    later = {
+        target
+        for assignment in before
+        if assignment.lineno >= made.lineno
+        for target in _targets(assignment)
+    }
     return [pair for pair in _names(made.value) if pair[0] not in later]
 
 

@@ -75,13 +75,13 @@ def is_project_kernel(record: SourceRecord | None) -> bool:
 def _differing(index: BundleIndex, record: SourceRecord, seen: set[str]) -> str | None:
     """The first function, of the kernel and all it calls, that is not installed as recorded."""
     seen.add(record.id)
-    hashes = {key for one in index.sources.values() for key in one.callees}
+    hashes = {key for source in index.sources.values() for key in source.callees}
     function = _installed_function(record)
     if function is None:
         return record.function
     # Its text names what it calls, and the hashes say which text that had, kept or not.
     own, *below = sources_of(function) or (record,)
-    known = {one.id: one for one in below if one.id in hashes} | index.sources
+    known = {source.id: source for source in below if source.id in hashes} | index.sources
     for key in record.callees:
         callee = known.get(key)
         if callee is None:

@@ -81,5 +81,5 @@ def _zero(values: Values, size: int | None) -> Values:
         ids = array(code, values.data)
     except ValueError:  # no whole number of elements
         return msgspec.structs.replace(values, data=bytes(len(values.data)))
-    kept = array(code, (0 if one >= 0 and (size is None or one < size) else one for one in ids))
+    kept = array(code, (0 if id >= 0 and (size is None or id < size) else id for id in ids))
     return msgspec.structs.replace(values, data=kept.tobytes())

@@ -58,7 +58,7 @@ class Dot:
         self.lift = 0
         if is_signed and path in (*_WITH_VNNI, "avx-vnni"):
             flip = constant(0x80808080, VEC_I32)
-            self._weights, self.lift = [builder.xor(one, flip) for one in weights], 128
+            self._weights, self.lift = [builder.xor(weight, flip) for weight in weights], 128
 
     def add(self, sums: Any, index: int, x: Any) -> Any:
         """sums + the products of weight vector `index` with the bytes of x, which are signed."""
@@ -82,7 +82,7 @@ class Dot:
         half, pair = ir.VectorType(_I8, 32), ir.VectorType(I16, 16)
         ones = ir.Constant(pair, [1] * 16)
         for some in _in_halves(builder, weights, x):
-            size, signed = (builder.bitcast(one, half) for one in some)
+            size, signed = (builder.bitcast(value, half) for value in some)
             if self._is_signed:
                 signed = call_llvm(builder, "llvm.x86.avx2.psign.b", signed, size)
                 size = _absolute(builder, size)
@@ -122,7 +122,9 @@ def _in_halves(builder: Any, *vectors: Any) -> list[list[Any]]:
     undefined = ir.Constant(VEC_I32, ir.Undefined)
     pick = ir.VectorType(I32, LANES // 2)
     orders = [ir.Constant(pick, list(range(start, start + 8))) for start in (0, 8)]
-    return [[builder.shuffle_vector(one, undefined, order) for one in vectors] for order in orders]
+    return [
+        [builder.shuffle_vector(vector, undefined, order) for vector in vectors] for order in orders
+    ]
 
 
 def _join(builder: Any, parts: Sequence[Any]) -> Any:
@@ -257,7 +259,7 @@ def store_values(
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array, index, codes, _, scale, low, lane = args
         lane, zero = builder.trunc(lane, I32), ir.Constant(I32, signature.args[2].zero)
-        scale, low = (builder.extract_element(one, lane) for one in (scale, low))
+        scale, low = (builder.extract_element(value, lane) for value in (scale, low))
         extend = builder.sext if signature.args[2].is_signed else builder.zext
         for place, j in enumerate(_HALVES[signature.args[3].literal_value]):
             bits = builder.extract_element(builder.extract_value(codes, j), lane)

@@ -84,8 +84,8 @@ def add_step(
         def exact(columns: list[Any]) -> Any:
             def change(row: int, total: Any) -> Any:
                 for at, column in enumerate(columns):
-                    one = all_lanes(builder, builder.load(place(row, at)), VEC_F32)
-                    total = fused_multiply_add(builder, column, one, total)
+                    factor = all_lanes(builder, builder.load(place(row, at)), VEC_F32)
+                    total = fused_multiply_add(builder, column, factor, total)
                 return total
 
             return each_row(builder, totals, change)

@@ -71,11 +71,11 @@ def keep_zeros(typing: Any, count: Any, num_rows: Any) -> tuple[Any, Codegen]:
     """Room of the kernel's own for `count` totals of `num_rows` rows, which are zero at first."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        one = ir.ArrayType(VEC_F32, num_rows.literal_value)
-        kept = cgutils.alloca_once(builder, one, ir.Constant(_I64, count.literal_value))
+        array_type = ir.ArrayType(VEC_F32, num_rows.literal_value)
+        kept = cgutils.alloca_once(builder, array_type, ir.Constant(_I64, count.literal_value))
         for index in range(count.literal_value):
             place = builder.gep(kept, [ir.Constant(_I64, index)])
-            builder.store(ir.Constant(one, None), place)
+            builder.store(ir.Constant(array_type, None), place)
         return kept
 
     return _Kept(num_rows.literal_value)(count, num_rows), build

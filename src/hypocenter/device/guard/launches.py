@@ -48,7 +48,7 @@ class GuardedLaunches:
             "guard_slots", "guard", DType.I64, (self._starts[-1],), device=device
         )
         together = zip(launches, self._forms, self._windows(), strict=True)
-        runs = [self._run_of(*one) for one in together]
+        runs = [self._run_of(*launch) for launch in together]
         for launch, run in zip(launches, runs, strict=True):
             launch.run = run
 

@@ -85,32 +85,32 @@ def _all_of_group(good, LANES: tl.constexpr):
         # The outer axes stay as they are: a flat [-1, lanes] would move data between threads.
         # Lists are written out where they are used: Triton 3.4 to 3.6 take no named ones.
         n: tl.constexpr = last // lanes
-        one = good.to(tl.int32)
+        is_good = good.to(tl.int32)
         if rank == 1:
-            low = tl.min(tl.reshape(one, [n, lanes]), axis=1)
+            low = tl.min(tl.reshape(is_good, [n, lanes]), axis=1)
             same = tl.broadcast_to(low[:, None], [n, lanes])
             good = tl.max_constancy(tl.reshape(same, good.shape) != 0, [lanes])
         elif rank == 2:
             a: tl.constexpr = good.shape[0]
-            low = tl.min(tl.reshape(one, [a, n, lanes]), axis=2)
+            low = tl.min(tl.reshape(is_good, [a, n, lanes]), axis=2)
             same = tl.broadcast_to(low[:, :, None], [a, n, lanes])
             good = tl.max_constancy(tl.reshape(same, good.shape) != 0, [1, lanes])
         elif rank == 3:
             a: tl.constexpr = good.shape[0]
             b: tl.constexpr = good.shape[1]
-            low = tl.min(tl.reshape(one, [a, b, n, lanes]), axis=3)
+            low = tl.min(tl.reshape(is_good, [a, b, n, lanes]), axis=3)
             same = tl.broadcast_to(low[:, :, :, None], [a, b, n, lanes])
             good = tl.max_constancy(tl.reshape(same, good.shape) != 0, [1, 1, lanes])
         elif rank == 4:
             a: tl.constexpr = good.shape[0]
             b: tl.constexpr = good.shape[1] * good.shape[2]
-            low = tl.min(tl.reshape(one, [a, b, n, lanes]), axis=3)
+            low = tl.min(tl.reshape(is_good, [a, b, n, lanes]), axis=3)
             same = tl.broadcast_to(low[:, :, :, None], [a, b, n, lanes])
             good = tl.max_constancy(tl.reshape(same, good.shape) != 0, [1, 1, 1, lanes])
         else:
             a: tl.constexpr = good.shape[0]
             b: tl.constexpr = good.shape[1] * good.shape[2] * good.shape[3]
-            low = tl.min(tl.reshape(one, [a, b, n, lanes]), axis=3)
+            low = tl.min(tl.reshape(is_good, [a, b, n, lanes]), axis=3)
             same = tl.broadcast_to(low[:, :, :, None], [a, b, n, lanes])
             good = tl.max_constancy(tl.reshape(same, good.shape) != 0, [1, 1, 1, 1, lanes])
     return good

@@ -78,7 +78,7 @@ def told_apart(specimens: Sequence[Specimen]) -> list[Specimen]:
 
 def _differences(specimen: Specimen, others: Sequence[Specimen]) -> str:
     """What this one's parameters and options are, where the others are different."""
-    facts = [{**one.signature, **one.constants, **one.options} for one in others]
+    facts = [{**other.signature, **other.constants, **other.options} for other in others]
     own = {**specimen.signature, **specimen.constants, **specimen.options}
     differs = {name for name in own if any(own[name] != other.get(name) for other in facts)}
     plain = {name for name in specimen.divisible if any(name not in o.divisible for o in others)}

@@ -342,9 +342,9 @@ class SimGpu:
         finally:
             self._captured = self._graphs.open_bases = None
         base = self._memory.base
-        launches = [one for one in captured if isinstance(one, QueuedLaunch)]
+        launches = [entry for entry in captured if isinstance(entry, QueuedLaunch)]
         for value in {
-            v for one in launches for v in one.arguments.values() if isinstance(v, Pointer)
+            v for launch in launches for v in launch.arguments.values() if isinstance(v, Pointer)
         }:
             if block := self.allocator.block_at(value.address - base):
                 bases.add(base + block[0])
@@ -353,13 +353,15 @@ class SimGpu:
     def _replay(self, captured: list[QueuedLaunch | int]) -> None:
         self._refuse_if_lost("replay of a graph")
         log.debug(
-            "Graph: replay of %d launches", sum(type(one) is QueuedLaunch for one in captured)
+            "Graph: replay of %d launches", sum(type(entry) is QueuedLaunch for entry in captured)
         )
-        for one in captured:
-            if isinstance(one, int):
-                self.mark(one)
+        for entry in captured:
+            if isinstance(entry, int):
+                self.mark(entry)
                 continue
-            self._streams.add(QueuedLaunch(one.jit, one.grid, one.arguments, self._order(one.grid)))
+            self._streams.add(
+                QueuedLaunch(entry.jit, entry.grid, entry.arguments, self._order(entry.grid))
+            )
             self._wait_if_full("replay of a graph")
 
     def mark(self, number: int) -> None:

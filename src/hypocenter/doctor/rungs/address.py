@@ -37,7 +37,7 @@ def locate(case: Case, address: int, num_bytes: int, device: str) -> Neighbour:
     """What lies in the `num_bytes` at `address`, by the table of allocations at the end."""
     if address < _NULL_BYTES:
         return Neighbour("null", f"{address:#x} is the null page")
-    records = [one for one in case.allocations.values() if one.address]
+    records = [record for record in case.allocations.values() if record.address]
     # A page holds several allocations: one that reaches into it explains no fault in it.
     live = _holding(case, records, address, num_bytes, freed=False)
     if live is not None and live.kind == "device" and live.device == device:
@@ -60,7 +60,9 @@ def locate(case: Case, address: int, num_bytes: int, device: str) -> Neighbour:
         freed = case.freed[gone.id]
         text = f"{address:#x} is in {_who(case, gone)}, freed at step {freed.step} ({freed.site})"
         return Neighbour("freed", text, gone, address - gone.address)
-    return _nearest(case, [one for one in records if one.device == device], address, num_bytes)
+    return _nearest(
+        case, [record for record in records if record.device == device], address, num_bytes
+    )
 
 
 def addresses(case: Case) -> list[Claim]:
@@ -160,7 +162,7 @@ def _culprit(case: Case, found: Neighbour) -> Claim | None:
             f"Copy {tensor.name} to {use.launch.device} and pass the copy",
         ),
     }[cause]
-    others = sum(one.id != tensor.id for one in case.tensors_of(use.launch).values())
+    others = sum(other.id != tensor.id for other in case.tensors_of(use.launch).values())
     access = case.access(use.launch, name)
     root = RootCause(
         cause=cause,
@@ -212,21 +214,21 @@ def _holding(
 ) -> AllocationRecord | None:
     """The allocation that holds the whole range; of freed ones, the last that touches it."""
     found = None
-    for one in records:
-        if (one.id in case.freed) is not freed:
+    for record in records:
+        if (record.id in case.freed) is not freed:
             continue
-        first, end = one.address, one.address + one.num_bytes
+        first, end = record.address, record.address + record.num_bytes
         inside = first <= address and address + num_bytes <= end
         if inside or (freed and address < end and first < address + num_bytes):
-            found = one
+            found = record
     return found
 
 
 def _nearest(
     case: Case, records: list[AllocationRecord], address: int, num_bytes: int
 ) -> Neighbour:
-    before = [one for one in records if one.address <= address + num_bytes - 1]
-    below = max(before, key=lambda one: one.address + one.num_bytes, default=None)
+    before = [record for record in records if record.address <= address + num_bytes - 1]
+    below = max(before, key=lambda record: record.address + record.num_bytes, default=None)
     if below is not None:
         past = max(address - (below.address + below.num_bytes), 0)
         if past <= NEAR_BYTES:
@@ -238,14 +240,16 @@ def _nearest(
                 past,
             )
     after = min(
-        (one for one in records if one.address > address), key=lambda one: one.address, default=None
+        (record for record in records if record.address > address),
+        key=lambda record: record.address,
+        default=None,
     )
     if after is not None and after.address - address <= NEAR_BYTES:
         gap = after.address - address
         return Neighbour(
             "before", f"{address:#x} is {gap} bytes before {_who(case, after)}", after, gap
         )
-    near = min(records, key=lambda one: abs(one.address - address), default=None)
+    near = min(records, key=lambda record: abs(record.address - address), default=None)
     if near is None:
         return Neighbour("unknown", f"no allocation is known to compare {address:#x} with")
     gap = abs(near.address - address)
@@ -263,10 +267,10 @@ def _copies(case: Case) -> Iterator[Claim]:
     way = "to the host" if last.direction == "out" else "to the device"
     tensor = case.tensors.get(last.tensor) if last.tensor is not None else None
     name = tensor.name if tensor else hex(last.address)
-    for one in case.allocations.values():
-        end = one.address + one.num_bytes
-        if one.address <= last.address and last.address + last.num_bytes <= end:
-            freed = case.freed.get(one.id)
+    for record in case.allocations.values():
+        end = record.address + record.num_bytes
+        if record.address <= last.address and last.address + last.num_bytes <= end:
+            freed = case.freed.get(record.id)
             if freed is None or freed.seq > last.seq:
                 yield row(
                     Cause.BUFFER_TOO_SMALL,
@@ -274,7 +278,7 @@ def _copies(case: Case) -> Iterator[Claim]:
                     NAME,
                     f"the copy of {name} {way}, which reported the fault, is innocent: its "
                     f"{last.num_bytes} bytes at {last.address:#x} lie wholly inside "
-                    f"{_who(case, one)} ({one.num_bytes} bytes, alive)",
+                    f"{_who(case, record)} ({record.num_bytes} bytes, alive)",
                     would_refute="a range that leaves its allocation",
                     kernel="copy",
                     argument=name,
@@ -292,6 +296,6 @@ def _copies(case: Case) -> Iterator[Claim]:
     )
 
 
-def _who(case: Case, one: AllocationRecord) -> str:
-    owner = f" ({one.owner})" if one.owner else ""
-    return f"{one.name or f'allocation {one.id}'}{owner}"
+def _who(case: Case, record: AllocationRecord) -> str:
+    owner = f" ({record.owner})" if record.owner else ""
+    return f"{record.name or f'allocation {record.id}'}{owner}"

@@ -48,8 +48,8 @@ def captured_pointers(case: Case) -> list[Claim]:
                 would_refute="memory of a graph that was freed before a replay",
             )
         ]
-    first = {one.freed.allocation: one for one in reversed(wrong)}
-    return [_claim(case, one) for one in first.values()]
+    first = {dangling.freed.allocation: dangling for dangling in reversed(wrong)}
+    return [_claim(case, dangling) for dangling in first.values()]
 
 
 def _dangling(case: Case, kept: frozenset[int]) -> list[_Dangling]:
@@ -65,24 +65,24 @@ def _dangling(case: Case, kept: frozenset[int]) -> list[_Dangling]:
     return found
 
 
-def _claim(case: Case, one: _Dangling) -> Claim:
-    number = one.freed.allocation
+def _claim(case: Case, dangling: _Dangling) -> Claim:
+    number = dangling.freed.allocation
     memory = case.allocations.get(number)
     name = memory.name if memory else f"allocation {number}"
-    place, launch, argument = _user(case, one)
+    place, launch, argument = _user(case, dangling)
     still = _dangling(case, frozenset({number}))
     left = [other for other in still if other.freed.allocation == number]
     red = (
-        f"graph {one.captured.graph}, captured in step {one.captured.step}, was replayed in step "
-        f"{one.replayed.step} over {name}, which was freed in step {one.freed.step} "
-        f"({one.freed.site})"
+        f"graph {dangling.captured.graph}, captured in step {dangling.captured.step}, was replayed "
+        f"in step {dangling.replayed.step} over {name}, which was freed in step "
+        f"{dangling.freed.step} ({dangling.freed.site})"
     )
     access = case.access(launch, argument) if launch and argument else None
     root = RootCause(
         cause=Cause.CAPTURED_POINTER,
         sentence=red,
-        fix=f"Keep {name} while graph {one.captured.graph} lives, or capture the graph anew after "
-        f"it is freed at {one.freed.site}",
+        fix=f"Keep {name} while graph {dangling.captured.graph} lives, or capture the graph anew "
+        f"after it is freed at {dangling.freed.site}",
         proof=Proof(
             red,
             f"{name} not freed",
@@ -101,20 +101,20 @@ def _claim(case: Case, one: _Dangling) -> Claim:
         for other in case.allocations.values()
         if memory
         and other.id != number
-        and case.index.allocated[other.id].seq > one.freed.seq
+        and case.index.allocated[other.id].seq > dangling.freed.seq
         and other.address < memory.address + memory.num_bytes
         and memory.address < other.address + other.num_bytes
     ]
     evidence = (f"its memory now belongs to {', '.join(reused)}",) if reused else ()
     tensors = tuple(t.id for t in case.tensors.values() if t.allocation == number)
-    return proven(root, NAME, evidence, "a capture after the free", one.freed.seq, tensors)
+    return proven(root, NAME, evidence, "a capture after the free", dangling.freed.seq, tensors)
 
 
-def _user(case: Case, one: _Dangling) -> tuple[Place | None, LaunchRecord | None, str | None]:
+def _user(case: Case, dangling: _Dangling) -> tuple[Place | None, LaunchRecord | None, str | None]:
     """The first launch of the graph's plan with an argument in the freed memory."""
-    plan = case.plans.get(one.captured.plan)
+    plan = case.plans.get(dangling.captured.plan)
     for number, launch in enumerate(plan.launches if plan else ()):
         for name, tensor in case.tensors_of(launch).items():
-            if tensor.allocation == one.freed.allocation:
-                return Place(one.replayed.step, one.captured.plan, number), launch, name
+            if tensor.allocation == dangling.freed.allocation:
+                return Place(dangling.replayed.step, dangling.captured.plan, number), launch, name
     return None, None, None

@@ -58,7 +58,7 @@ def fact_breaches(contract: Contract, facts: Arguments, device: str) -> list[Bre
     refusals, symbols = _all_refusals(contract, facts, device)
     found: list[Breach] = []
     for arg in contract.args:
-        own = [one for one in refusals if one.argument == arg.name]
+        own = [refusal for refusal in refusals if refusal.argument == arg.name]
         if facts[arg.name] is not None:
             found += _of_tensor(arg, facts[arg.name], device, own)
         elif own:
@@ -99,7 +99,7 @@ def _of_tensor(
     arg: Arg, tensor: Tensor, device: str, refusals: Sequence[AnyRefusal]
 ) -> Iterator[Breach]:
     who, memory = _who(arg, tensor), tensor.allocation
-    kinds = {type(one) for one in refusals}
+    kinds = {type(refusal) for refusal in refusals}
     if FreedTensor in kinds:
         alive = Allocation(memory.id, memory.device, memory.num_bytes, memory.site, memory.address)
         yield Breach(
@@ -220,7 +220,7 @@ def _misalignment(arg: Arg, tensor: Tensor) -> Breach:
 def _of_shape(arg: Arg, tensor: Tensor, refusals: Sequence[AnyRefusal]) -> Iterator[Breach]:
     """A wrong number of axes, or else wrong sizes, or else wrong strides."""
     who, made_at = _who(arg, tensor), tensor.allocation.site
-    sizes = [one for one in refusals if isinstance(one, WrongSize)]
+    sizes = [refusal for refusal in refusals if isinstance(refusal, WrongSize)]
     for refusal in refusals:
         if isinstance(refusal, WrongAxes):
             yield Breach(
@@ -242,7 +242,7 @@ def _of_shape(arg: Arg, tensor: Tensor, refusals: Sequence[AnyRefusal]) -> Itera
                 f"pass {tensor.name} with strides {wanted}",
             )
     if sizes:
-        changes = {one.axis: one.wanted for one in sizes}
+        changes = {refusal.axis: refusal.wanted for refusal in sizes}
         shape = tuple(changes.get(axis, size) for axis, size in enumerate(tensor.shape))
         first = sizes[0]
         yield Breach(
@@ -277,7 +277,7 @@ def _null(arg: Arg, symbols: Mapping[str, Any], device: str) -> Breach:
 
 def _of_scalar(contract: Contract, refusal: WrongScalar, symbols: Mapping[str, Any]) -> Breach:
     name = refusal.argument
-    scalar = next(one for one in contract.scalars if one.name == name)
+    scalar = next(scalar for scalar in contract.scalars if scalar.name == name)
     mended = _mended_scalar(scalar.condition, [name], symbols)
     return Breach(
         Cause.BAD_SCALAR,
@@ -291,7 +291,7 @@ def _of_scalar(contract: Contract, refusal: WrongScalar, symbols: Mapping[str, A
 
 def _of_rule(contract: Contract, refusal: BrokenRule, symbols: Mapping[str, Any]) -> Breach:
     condition = refusal.condition
-    scalars = [one.name for one in contract.scalars if one.name in names_in(condition)]
+    scalars = [scalar.name for scalar in contract.scalars if scalar.name in names_in(condition)]
     return Breach(
         Cause.BAD_SCALAR if scalars else Cause.WRONG_STRIDE,
         scalars[0] if scalars else _owner_of(contract, condition),

@@ -128,7 +128,7 @@ def _as_read(
     recorded = case.index.values_of(record.id, use.seq)
     contract = recorded_contract(case.bundle, use.launch)
     args = contract.args if contract is not None else ()
-    arg = next((one for one in args if one.name == breach.argument), None)
+    arg = next((arg for arg in args if arg.name == breach.argument), None)
     if recorded is None or arg is None or contract is None:
         return
     reads = np.dtype(f"<i{arg.dtypes[0].block_bytes}")
@@ -141,7 +141,7 @@ def _as_read(
         f"the host wrote {breach.argument} = {_show(given)} as {recorded.dtype}; the kernel, "
         f"reading {reads.itemsize} bytes each, gets {_show(as_read)}"
     )
-    symbols = {one.name: facts[one.name] for one in contract.scalars}
+    symbols = {scalar.name: facts[scalar.name] for scalar in contract.scalars}
     for other in contract.args:
         value = facts[other.name]
         if isinstance(value, Tensor):
@@ -288,7 +288,7 @@ class Recheck:
         key = (
             id(prepared.contract),
             prepared.shapes,
-            tuple((name, id(one)) for name, one in recorded.items()),
+            tuple((name, id(array)) for name, array in recorded.items()),
         )
         if key not in self._by_values:
             self._by_values[key] = self._of_values(use, prepared, recorded)
@@ -340,7 +340,7 @@ class Recheck:
                         f"its arguments were refused first ({refused.refusal})",
                     )
                 )
-        numbers = {one.name: one.tensor for one in launch.facts}
+        numbers = {fact.name: fact.tensor for fact in launch.facts}
         indices = tuple(
             (arg.name, number)
             for arg in contract.args
@@ -363,21 +363,21 @@ def rebuilt_facts(case: Case, launch: LaunchRecord, seq: int) -> dict[str, Any] 
     """A launch's facts as the contract takes them, as they were at event `seq`; no data."""
     memories: dict[int, Allocation] = {}
     facts: dict[str, Any] = {}
-    for one in launch.facts:
-        if one.tensor is None:
-            facts[one.name] = one.value
+    for fact in launch.facts:
+        if fact.tensor is None:
+            facts[fact.name] = fact.value
             continue
-        record = case.tensors.get(one.tensor)
+        record = case.tensors.get(fact.tensor)
         tensor = _rebuilt(case, record, seq, memories) if record else None
         if tensor is None:
             case.leave_unseen(
                 Gap.not_recorded(
-                    f"tensor {one.tensor}, argument {one.name} of {launch.kernel}",
+                    f"tensor {fact.tensor}, argument {fact.name} of {launch.kernel}",
                     "its record or that of its memory is not in the bundle",
                 )
             )
             return None
-        facts[one.name] = tensor
+        facts[fact.name] = tensor
     return facts
 
 
@@ -454,7 +454,9 @@ def _proven_value(
 ) -> Proof | None:
     mended = {**values, **breach.mended}
     after = [
-        one for one in index_breaches(contract, symbols, mended) if one.argument == breach.argument
+        still
+        for still in index_breaches(contract, symbols, mended)
+        if still.argument == breach.argument
     ]
     if after:
         return None

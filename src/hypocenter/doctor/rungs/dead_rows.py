@@ -56,15 +56,15 @@ def uses_of_dead_rows(
 
 def _bad_findings(report: ReplayReport | None) -> list[Finding]:
     kinds = (FindingKind.OUT_OF_BOUNDS, FindingKind.INT32_OVERFLOW)
-    return [one for one in report.findings if one.kind in kinds] if report else []
+    return [finding for finding in report.findings if finding.kind in kinds] if report else []
 
 
 def _entries(
     case: Case, use: LaunchMade, counts: Array, make: Callable[..., Any]
 ) -> Iterator[_Tried]:
-    which = next((one.value for one in use.launch.facts if one.name == "count"), 0)
+    which = next((fact.value for fact in use.launch.facts if fact.name == "count"), 0)
     live = int(counts[which]) if isinstance(which, int) and which < counts.size else 0
-    if any(one.name == "rows" for one in use.launch.facts) and counts.size > 1:
+    if any(fact.name == "rows" for fact in use.launch.facts) and counts.size > 1:
         live = int(counts[1])
     for fact in ("slots", "token_ids", "rows", "positions"):
         tensor = case.tensor_of(use.launch, fact)
@@ -156,6 +156,6 @@ def _guilty(case: Case, use: LaunchMade, finding: Finding) -> tuple[str | None, 
             return source.file, *guard
     source_of = case.sources.get(use.launch.source)
     if source_of is not None:
-        for one in accesses(source_of, case.parameter_of(use.launch, "counts"), {}):
-            return one.file, one.line, line_text(source_of, one.line)
+        for access in accesses(source_of, case.parameter_of(use.launch, "counts"), {}):
+            return access.file, access.line, line_text(source_of, access.line)
     return (site.file, site.line, site.expression) if site else (None, None, "")

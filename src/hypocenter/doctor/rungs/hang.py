@@ -58,7 +58,7 @@ def _looping(case: Case, use: LaunchMade) -> SourceRecord | None:
     if source is None:
         return None
     callees = (case.sources[key] for key in source.callees if key in case.sources)
-    return next((one for one in (source, *callees) if has_loop(one) is not None), None)
+    return next((text for text in (source, *callees) if has_loop(text) is not None), None)
 
 
 def _replay(case: Case, use: LaunchMade, source: SourceRecord) -> Claim:

@@ -80,7 +80,7 @@ def hints(case: Case) -> list[Claim]:
 
 def _known_numbers(use: LaunchMade) -> dict[str, int]:
     """Numbers among the kernel's parameters and constants."""
-    given = {one.name: one.value for one in use.launch.arguments} | dict(use.launch.constants)
+    given = {arg.name: arg.value for arg in use.launch.arguments} | dict(use.launch.constants)
     return {name: int(value) for name, value in given.items() if isinstance(value, int)}
 
 
@@ -121,8 +121,8 @@ def _assign(
     if isinstance(target, ast.Name):
         names.setdefault(target.id, []).append((target.lineno, value))
     elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-        for one, part in zip(target.elts, value.elts, strict=False):
-            _assign(one, part, names)
+        for name, part in zip(target.elts, value.elts, strict=False):
+            _assign(name, part, names)
 
 
 def _broken_hint(

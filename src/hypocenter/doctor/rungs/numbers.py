@@ -54,13 +54,13 @@ def numbers(case: Case) -> list[Claim]:
 
 def _strides(case: Case, use: LaunchMade) -> Iterator[tuple[str, int, str, int]]:
     """(parameter, what was passed, the tensor's parameter, its first stride)."""
-    for one in use.launch.arguments:
-        base = one.name.removesuffix("_stride")
-        if base == one.name or not isinstance(one.value, int):
+    for arg in use.launch.arguments:
+        base = arg.name.removesuffix("_stride")
+        if base == arg.name or not isinstance(arg.value, int):
             continue
         tensor = case.tensor_of(use.launch, f"{base}_ptr")
         if tensor is not None and len(tensor.shape) > 1 and tensor.shape[0] > 1:
-            yield one.name, one.value, f"{base}_ptr", tensor.strides[0]
+            yield arg.name, arg.value, f"{base}_ptr", tensor.strides[0]
 
 
 def _wrong_stride(
@@ -123,7 +123,7 @@ def _narrow(case: Case, use: LaunchMade) -> Claim | None:
         for name, fact in facts.items()
         if isinstance(fact, Tensor) and fact.num_elements
     }
-    name = max(sizes, key=lambda one: sizes[one])
+    name = max(sizes, key=lambda name: sizes[name])
     tensor = case.tensor_of(launch, name)
     text = (
         f"WIDE is False, so offsets have 32 bits, but {name} "

@@ -53,17 +53,17 @@ def ownership(case: Case) -> list[Claim]:
         if not event.requests:
             continue
         pages = list(_pages(case, event))
-        num_tokens += sum(one.num_tokens for one in event.requests)
+        num_tokens += sum(request.num_tokens for request in event.requests)
         shared = list(_shared_blocks(event.requests))
         for paged in pages:
             wrong = [*_find_wrong(paged, event.requests)]
             if "block_tables" in paged.values:
                 wrong += shared
-            for one in wrong:
-                if (one.cause, one.argument) in done:
+            for entry in wrong:
+                if (entry.cause, entry.argument) in done:
                     continue
-                done.add((one.cause, one.argument))
-                claims.append(_claim(case, paged, one, event.requests))
+                done.add((entry.cause, entry.argument))
+                claims.append(_claim(case, paged, entry, event.requests))
     if not num_tokens:
         if not case.is_foreign and case.launches:
             case.leave_unseen(
@@ -91,7 +91,7 @@ def _pages(case: Case, event: Stepped) -> Iterator[_Paged]:
     """The first launch of the step with slots, and the first with block tables."""
     seen: set[str] = set()
     for use in case.index.launches_of(event):
-        facts = {one.name: one.tensor for one in use.launch.facts}
+        facts = {fact.name: fact.tensor for fact in use.launch.facts}
         which = next((name for name in ("slots", "block_tables") if name in facts), None)
         cache = case.tensor_of(use.launch, "k_cache") or case.tensor_of(use.launch, "cache")
         if which is None or which in seen or cache is None:
@@ -117,7 +117,7 @@ def _block_size(case: Case, use: LaunchMade) -> int:
     keys = case.tensor_of(use.launch, "k_cache")
     if keys is not None:
         return keys.shape[-1]
-    size = next((one.value for one in use.launch.facts if one.name == "block_size"), None)
+    size = next((fact.value for fact in use.launch.facts if fact.name == "block_size"), None)
     return size if isinstance(size, int) else 0
 
 
@@ -226,40 +226,39 @@ def _shared_blocks(requests: tuple[RequestRecord, ...]) -> Iterator[_Wrong]:
 
 
 def _owner(block: int, requests: tuple[RequestRecord, ...]) -> RequestRecord | None:
-    return next((one for one in requests if block in one.blocks), None)
+    return next((request for request in requests if block in request.blocks), None)
 
 
 # -- claims ---------------------------------------------------------------------------------------
 
 
-def _claim(case: Case, paged: _Paged, one: _Wrong, requests: tuple[RequestRecord, ...]) -> Claim:
-    use, place = paged.use, ", ".join(map(str, one.entry))
-    if one.right < 0:
+def _claim(case: Case, paged: _Paged, found: _Wrong, requests: tuple[RequestRecord, ...]) -> Claim:
+    use, place = paged.use, ", ".join(map(str, found.entry))
+    if found.right < 0:
         corrected = f"request {requests[-1].id} without the block of the other"
         green = "with a block of its own for each request, no block has two owners"
     else:
-        values = np.array(paged.values[one.argument])
+        values = np.array(paged.values[found.argument])
         for wrong in _find_wrong(paged, requests):
-            if wrong.argument == one.argument:
+            if wrong.argument == found.argument:
                 values[wrong.entry] = wrong.right
-        mended = _Paged(use, paged.block_size, {**paged.values, one.argument: values})
-        left = [w for w in _find_wrong(mended, requests) if w.argument == one.argument]
-        corrected = f"{one.argument}[{place}] = {one.right}"
-        green = (
-            f"with {corrected} (and the like) {len(left)} entries of {one.argument} lead elsewhere"
-        )
-    access = case.access(use.launch, one.argument)
-    tensor = case.tensor_of(use.launch, one.argument)
+        mended = _Paged(use, paged.block_size, {**paged.values, found.argument: values})
+        left = [w for w in _find_wrong(mended, requests) if w.argument == found.argument]
+        corrected = f"{found.argument}[{place}] = {found.right}"
+        still = f"{len(left)} entries of {found.argument}"
+        green = f"with {corrected} (and the like) {still} lead elsewhere"
+    access = case.access(use.launch, found.argument)
+    tensor = case.tensor_of(use.launch, found.argument)
     root = RootCause(
-        cause=one.cause,
-        sentence=f"{use.launch.kernel}: {one.text}",
-        fix=f"Make {one.argument} of each step from the blocks that the request owns in that step "
-        f"({one.argument}[{place}] = {one.right})"
-        if one.right >= 0
+        cause=found.cause,
+        sentence=f"{use.launch.kernel}: {found.text}",
+        fix=f"Make {found.argument} of each step from the blocks that the request owns in that "
+        f"step ({found.argument}[{place}] = {found.right})"
+        if found.right >= 0
         else "Give a block to one request at a time: free it before it is given out again",
-        proof=Proof(one.text, corrected, green),
+        proof=Proof(found.text, corrected, green),
         kernel=use.launch.kernel,
-        argument=one.argument,
+        argument=found.argument,
         tensor=tensor.name if tensor else None,
         file=access.file if access else None,
         line=access.line if access else None,
@@ -269,7 +268,7 @@ def _claim(case: Case, paged: _Paged, one: _Wrong, requests: tuple[RequestRecord
     return proven(
         root,
         NAME,
-        (f"{use.where}: {one.text}",),
+        (f"{use.where}: {found.text}",),
         "the scheduler's record of the request naming that block",
         use.seq,
         (tensor.id,) if tensor else (),

@@ -322,7 +322,7 @@ def _of_calls(case: Case) -> Iterator[Claim]:
                 "refusals: no event of this run was recorded",
             )
         elif fault.kind in ("error", "crash"):
-            is_polled = any(one.armed for one in case.bundle.checks)
+            is_polled = any(check.armed for check in case.bundle.checks)
             text = (
                 "no call before the one that reported it had returned an error: every call was "
                 "polled"
@@ -433,7 +433,7 @@ def _reporter(case: Case, first: Called) -> _Reporter | None:
     return None
 
 
-def _is_same_error(one: str, other: str) -> bool:
+def _is_same_error(error: str, other: str) -> bool:
     """Whether a runtime said the same twice; it may say more the second time."""
-    words = [re.sub(r"\W+", " ", text).strip().lower() for text in (one, other)]
+    words = [re.sub(r"\W+", " ", text).strip().lower() for text in (error, other)]
     return bool(words[1]) and (words[1] in words[0] or words[0] in words[1])

@@ -106,9 +106,9 @@ def _overflow(case: Case, use: LaunchMade, finding: Finding) -> ReplayCause:
             f"the first program that overflows along axis {finding.axis} is {finding.threshold}",
         )
     small = tuple(
-        one
+        small
         for name, tensor in case.tensors_of(use.launch).items()
-        if tensor.dtype.lower() in ("i32", "i64") and (one := _small(case, use, name))
+        if tensor.dtype.lower() in ("i32", "i64") and (small := _small(case, use, name))
     )
     tries: list[tuple[str, Callable[[MakeFact], Mapping[str, Any]]]] = []
     if use.launch.constants.get("WIDE") is False:
@@ -181,7 +181,7 @@ def _other_width(
                 f"{there:#x} is a multiple of {width}; {tensor.address:#x} is not",
             ),
         )
-    if not any(one.kind is FindingKind.OUT_OF_BOUNDS for one in all_of_them):
+    if not any(finding.kind is FindingKind.OUT_OF_BOUNDS for finding in all_of_them):
         return None
     return ReplayCause(
         Cause.DTYPE_WIDTH,

@@ -161,16 +161,16 @@ def _first_alike(rung: _Rung, use: LaunchMade, found: list[Claim]) -> list[Claim
     cause = next(claim.root.cause for claim in found if claim.root)
     first = next(
         (
-            one
-            for one in case.launches
-            if one.place is not None and _key(case, one) == _key(case, use)
+            made
+            for made in case.launches
+            if made.place is not None and _key(case, made) == _key(case, use)
         ),
         use,
     )
     if first is use or cause in (Cause.OUTPUT_NOT_WRITTEN, Cause.UNINITIALISED_READ):
         return found
     again = _climb(rung, first)
-    return again if any(one.root and one.root.cause is cause for one in again) else found
+    return again if any(claim.root and claim.root.cause is cause for claim in again) else found
 
 
 def _after_good_run(case: Case) -> list[Claim]:
@@ -184,7 +184,7 @@ def _after_good_run(case: Case) -> list[Claim]:
     root = proofs[0].root
     if len(proofs) > 1 or root is None or root.cause is not Cause.WRONG_ANSWER:
         return untested
-    use = next((one for one in case.launches if one.place == root.place), None)
+    use = next((made for made in case.launches if made.place == root.place), None)
     try:
         from hypocenter.replay.corrections import TensorFact
         from hypocenter.replay.recorded import replay_place
@@ -195,7 +195,7 @@ def _after_good_run(case: Case) -> list[Claim]:
     rung = _Rung(case, replay_place, TensorFact, time.monotonic() + 2 * REPLAY_SECONDS)
     report = rung.run(use)
     found = _first_proven(rung, use, report) if report is not None else []
-    races = [one for one in found if one.root and one.root.cause is Cause.PROGRAM_RACE]
+    races = [claim for claim in found if claim.root and claim.root.cause is Cause.PROGRAM_RACE]
     if not races:
         return untested
     case.claims[case.claims.index(proofs[0])] = row(
@@ -207,7 +207,10 @@ def _after_good_run(case: Case) -> list[Claim]:
         kernel=root.kernel,
         argument=root.argument,
     )
-    return [*races, *(one for one in untested if one.hypothesis.cause is not Cause.PROGRAM_RACE)]
+    return [
+        *races,
+        *(claim for claim in untested if claim.hypothesis.cause is not Cause.PROGRAM_RACE),
+    ]
 
 
 def _suspects(case: Case) -> Iterator[LaunchMade]:
@@ -329,19 +332,19 @@ def _green(
     changed = changes(use.launch, rung.case.sources, installed_texts())
     tries: list[tuple[str, Mapping[str, Any], bool]] = []
     if changed and judged.in_kernel:
-        one = changed[0]
-        tries.append((f"the kernel as it is installed (line {one.line}: `{one.was}`)", {}, True))
+        edit = changed[0]
+        tries.append((f"the kernel as it is installed (line {edit.line}: `{edit.was}`)", {}, True))
     tries += [(text, facts, False) for text, facts in judged.corrections(rung.fact)]
     for corrected, corrections, use_installed in tries:
         report = rung.run(use, corrections, installed_texts=use_installed)
         if report is None:
             continue
         left = [
-            one
-            for one in report.findings
-            if one.kind == finding.kind
-            and one.argument == finding.argument
-            and (use_installed or one.line == finding.line)
+            again
+            for again in report.findings
+            if again.kind == finding.kind
+            and again.argument == finding.argument
+            and (use_installed or again.line == finding.line)
         ]
         if not left:
             return corrected, (

@@ -86,8 +86,8 @@ class _Clocks:
         return made is not None
 
     def host_waits(self, stream: str | None) -> None:
-        for one in [stream] if stream is not None else list(self.now):
-            self.host_waited(self.behind(one))
+        for waited in [stream] if stream is not None else list(self.now):
+            self.host_waited(self.behind(waited))
 
     def behind(self, stream: str) -> dict[str, int]:
         """What lies before whatever is asked for in a stream now."""
@@ -131,11 +131,11 @@ def order(case: Case) -> list[Claim]:
     found = _disorder(case, events)
     claims = []
     seen: set[tuple[Cause, int, str]] = set()
-    for one in found:
-        key = (one.cause, one.second.tensor, one.second.argument)
+    for disorder in found:
+        key = (disorder.cause, disorder.second.tensor, disorder.second.argument)
         if key not in seen:
             seen.add(key)
-            claims.append(_claim(case, events, one))
+            claims.append(_claim(case, events, disorder))
     streams = _streams(case)
     confirmed = {claim.hypothesis.cause for claim in claims}
     num_pinned = sum(isinstance(e, Copied) and e.is_pinned for e in events)
@@ -317,9 +317,9 @@ def _against(
                 "before the other",
             )
     if touch.is_write:
-        before[:] = [one for one in before if one.stream != touch.stream]
+        before[:] = [earlier for earlier in before if earlier.stream != touch.stream]
     same = (touch.stream, touch.is_write)
-    before[:] = [one for one in before if (one.stream, one.is_write) != same]
+    before[:] = [earlier for earlier in before if (earlier.stream, earlier.is_write) != same]
     before.append(touch)
 
 
@@ -370,13 +370,13 @@ def _tensor_name(case: Case, number: int | None) -> str:
 # -- claims ---------------------------------------------------------------------------------------
 
 
-def _claim(case: Case, events: Sequence[AnyEvent], one: _Disorder) -> Claim:
+def _claim(case: Case, events: Sequence[AnyEvent], disorder: _Disorder) -> Claim:
     left = [
         other
-        for other in _disorder(case, events, frozenset({one.second.seq}))
-        if other.cause is one.cause and other.second.seq == one.second.seq
+        for other in _disorder(case, events, frozenset({disorder.second.seq}))
+        if other.cause is disorder.cause and other.second.seq == disorder.second.seq
     ]
-    second, first = one.second, one.first
+    second, first = disorder.second, disorder.first
     launch = second.launch or first.launch
     argument = second.argument if second.launch or not first.launch else first.argument
     fix = {
@@ -386,25 +386,25 @@ def _claim(case: Case, events: Sequence[AnyEvent], one: _Disorder) -> Claim:
         Cause.REWRITTEN_IN_FLIGHT: f"Wait for the copy (an event behind it) before the buffer is "
         f"written again at {second.site}, or take another buffer",
         Cause.LOST_EVENT: f"Record {argument} before it is waited for at {second.site}",
-    }[one.cause]
+    }[disorder.cause]
     corrected = {
         Cause.MISSING_WAIT: f"a wait before event {second.seq}",
         Cause.REWRITTEN_IN_FLIGHT: f"a wait before event {second.seq}",
         Cause.LOST_EVENT: f"{argument} recorded before event {second.seq}",
-    }[one.cause]
+    }[disorder.cause]
     green = f"with {corrected} {len(left)} pairs there are without order"
-    if one.cause is Cause.LOST_EVENT:
+    if disorder.cause is Cause.LOST_EVENT:
         green = f"with {corrected} the wait has what it waits for, as every other wait of the run"
     access = case.access(launch, argument) if launch else None
     tensors = tuple(t.id for t in case.tensors.values() if t.allocation == second.tensor)
-    if one.cause is Cause.REWRITTEN_IN_FLIGHT:
+    if disorder.cause is Cause.REWRITTEN_IN_FLIGHT:
         tensors = (second.tensor,)
         launch = launch or _reader(case, second.tensor)
     root = RootCause(
-        cause=one.cause,
-        sentence=one.text,
+        cause=disorder.cause,
+        sentence=disorder.text,
         fix=fix,
-        proof=Proof(one.text, corrected, green),
+        proof=Proof(disorder.text, corrected, green),
         kernel=launch.kernel if launch else None,
         argument=_argument(case, launch, second.tensor) or argument,
         tensor=argument,
@@ -413,19 +413,19 @@ def _claim(case: Case, events: Sequence[AnyEvent], one: _Disorder) -> Claim:
         expression=access.expression if access else None,
         place=second.place or first.place,
     )
-    return proven(root, NAME, (), _WOULD_REFUTE[one.cause], second.seq, tensors)
+    return proven(root, NAME, (), _WOULD_REFUTE[disorder.cause], second.seq, tensors)
 
 
 def _reader(case: Case, tensor: int) -> LaunchRecord | None:
     """The first launch that takes a tensor."""
     for use in case.launches:
-        if any(one.tensor == tensor for one in (*use.launch.facts, *use.launch.arguments)):
+        if any(fact.tensor == tensor for fact in (*use.launch.facts, *use.launch.arguments)):
             return use.launch
     return None
 
 
 def _argument(case: Case, launch: LaunchRecord | None, tensor: int) -> str | None:
-    for one in launch.facts if launch else ():
-        if one.tensor == tensor:
-            return one.name
+    for fact in launch.facts if launch else ():
+        if fact.tensor == tensor:
+            return fact.name
     return None

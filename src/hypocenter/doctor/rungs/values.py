@@ -77,15 +77,19 @@ def values(case: Case) -> list[Claim]:
 def first_spoilt(case: Case) -> _First | None:
     """The first launch whose live output was not finite, or was never written."""
     grouped: dict[Place, list[Statistics]] = {}
-    for one in case.bundle.statistics:
-        grouped.setdefault(one.place, []).append(one)
+    for statistics in case.bundle.statistics:
+        grouped.setdefault(statistics.place, []).append(statistics)
     num_before = 0
     for use in case.launches:
         figures = grouped.get(use.place, []) if use.place is not None else []
         tensors = {t.id: name for name, t in case.tensors_of(use.launch).items()}
         written = case.written_by(use.launch)
-        named = {tensors[one.tensor]: one for one in figures if one.tensor in tensors}
-        read = {name: one for name, one in named.items() if name not in written}
+        named = {
+            tensors[statistics.tensor]: statistics
+            for statistics in figures
+            if statistics.tensor in tensors
+        }
+        read = {name: stats for name, stats in named.items() if name not in written}
         for name in [name for name in named if name in written and name not in _CACHES]:
             if is_spoilt(named[name], hides=_hides(case, name, use.launch)):
                 return _First(use, name, named[name], read, num_before)
@@ -93,10 +97,10 @@ def first_spoilt(case: Case) -> _First | None:
     return None
 
 
-def is_spoilt(one: Statistics, *, hides: bool = False) -> bool:
+def is_spoilt(statistics: Statistics, *, hides: bool = False) -> bool:
     """Whether something is no number; -infinity is none either but where it `hides`."""
-    allowed = one.num_below if hides else 0
-    return bool(one.num_nan or one.num_poisoned or one.num_inf > allowed)
+    allowed = statistics.num_below if hides else 0
+    return bool(statistics.num_nan or statistics.num_poisoned or statistics.num_inf > allowed)
 
 
 def _hides(case: Case, name: str, launch: LaunchRecord) -> bool:
@@ -106,7 +110,7 @@ def _hides(case: Case, name: str, launch: LaunchRecord) -> bool:
 
 def _judge(case: Case, first: _First) -> Claim:
     launch = first.use.launch
-    bad = {name: one for name, one in first.read.items() if is_spoilt(one)}
+    bad = {name: statistics for name, statistics in first.read.items() if is_spoilt(statistics)}
     tables = [name for name in _TABLES if name in bad]
     if tables:
         return _table(case, first, tables[0], bad[tables[0]])
@@ -114,14 +118,14 @@ def _judge(case: Case, first: _First) -> Claim:
     if caches:
         return _padding(case, first, caches, bad)
     if bad:
-        name, one = next(iter(bad.items()))
-        cause = Cause.UNINITIALISED_READ if one.num_poisoned else Cause.NONFINITE_VALUE
+        name, statistics = next(iter(bad.items()))
+        cause = Cause.UNINITIALISED_READ if statistics.num_poisoned else Cause.NONFINITE_VALUE
         return _claim_of_entry(
             case,
             first,
             cause,
             name,
-            one,
+            statistics,
             f"{name} was so before {launch.kernel} read "
             "it, and no launch of the run had written it",
         )
@@ -158,10 +162,18 @@ def _declaration(case: Case, name: str, launch: LaunchRecord) -> ArgumentDeclara
     return declaration.argument(name) if declaration else None
 
 
-def _show(one: Statistics) -> str:
-    parts = [(one.num_nan, "NaN"), (one.num_inf, "infinite"), (one.num_poisoned, "never written")]
+def _show(statistics: Statistics) -> str:
+    parts = [
+        (statistics.num_nan, "NaN"),
+        (statistics.num_inf, "infinite"),
+        (statistics.num_poisoned, "never written"),
+    ]
     text = ", ".join(f"{count} {word}" for count, word in parts if count)
-    at = f", the first at {list(one.first_nonfinite)}" if one.first_nonfinite is not None else ""
+    at = (
+        f", the first at {list(statistics.first_nonfinite)}"
+        if statistics.first_nonfinite is not None
+        else ""
+    )
     return f"{text}{at}"
 
 
@@ -172,13 +184,13 @@ def _before(first: _First) -> str:
     )
 
 
-def _table(case: Case, first: _First, name: str, one: Statistics) -> Claim:
+def _table(case: Case, first: _First, name: str, statistics: Statistics) -> Claim:
     tensor = case.tensor_of(first.use.launch, name)
     assert tensor is not None
     good = _rope_table(tensor.shape, 10000.0)
     bad = _rope_table(tensor.shape, 0.0)
-    like_zero = int(np.isnan(bad).sum()) == one.num_nan
-    text = f"{name} ({tensor.name}) holds {_show(one)}"
+    like_zero = int(np.isnan(bad).sum()) == statistics.num_nan
+    text = f"{name} ({tensor.name}) holds {_show(statistics)}"
     red = f"{text}; {_before(first)}"
     if like_zero:
         red += "; just so many NaN has a table of that shape that is made with base 0"
@@ -258,16 +270,16 @@ def _padding(case: Case, first: _First, caches: list[str], bad: dict[str, Statis
 
 
 def _claim_of_entry(
-    case: Case, first: _First, cause: Cause, name: str, one: Statistics | None, why: str
+    case: Case, first: _First, cause: Cause, name: str, statistics: Statistics | None, why: str
 ) -> Claim:
     launch = first.use.launch
     tensor = case.tensor_of(launch, name)
-    held = f" holds {_show(one)}" if one else ""
+    held = f" holds {_show(statistics)}" if statistics else ""
     whose = f"{name} ({tensor.name}, {tensor.owner})" if tensor else name
     others = [k for k in first.read if k != name]
     red = f"{first.use.where}: {first.output} becomes {_show(first.wrote)}; {why}"
     same = _same_kernel_before(case, first)
-    if not same and one is None:
+    if not same and statistics is None:
         return row(
             cause,
             Verdict.INCONCLUSIVE,
@@ -282,7 +294,7 @@ def _claim_of_entry(
         cause=cause,
         sentence=f"{launch.kernel}: {whose}{held}, and {first.output} becomes {_show(first.wrote)}",
         fix=f"Look into {whose}: `hypo inspect MODEL --check` looks for NaN in a model's weights"
-        if one is None
+        if statistics is None
         else f"Write finite numbers into {whose} before it is read ({_site(case, tensor)})",
         proof=Proof(
             red,
@@ -309,7 +321,10 @@ def _claim_of_entry(
 def _made_inside(case: Case, first: _First) -> Claim:
     launch = first.use.launch
     tensor = case.tensor_of(launch, first.output)
-    largest = max((max(abs(one.low), abs(one.high)) for one in first.read.values()), default=0.0)
+    largest = max(
+        (max(abs(statistics.low), abs(statistics.high)) for statistics in first.read.values()),
+        default=0.0,
+    )
     access = case.access(launch, first.output, "store")
     red = (
         f"{first.use.where}: {first.output} becomes {_show(first.wrote)}, though all that "

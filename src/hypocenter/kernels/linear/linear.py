@@ -133,10 +133,12 @@ def linear_several(
     run in one order whatever the number of rows. Raises LaunchRejected when the shapes disagree.
     """
     if not is_ready:
-        prepare_operands(plan, x, [one.weight for one in products], operands, counts, count=count)
+        prepare_operands(
+            plan, x, [product.weight for product in products], operands, counts, count=count
+        )
     alike: dict[Any, list[Product]] = {}
-    for one in products:
-        alike.setdefault((one.weight.dtype, one.bias is None), []).append(one)
+    for product in products:
+        alike.setdefault((product.weight.dtype, product.bias is None), []).append(product)
     for (dtype, _), group in alike.items():
         most = _MOST
         if plan.device != "cpu":
@@ -157,8 +159,12 @@ def _launch(
     accumulate: bool,
 ) -> None:
     facts: dict[str, Any] = {"counts": counts, "count": count}
-    for mark, one in zip(_MARKS, products, strict=False):
-        facts |= {f"weight{mark}": one.weight, f"out{mark}": one.out, f"bias{mark}": one.bias}
+    for mark, product in zip(_MARKS, products, strict=False):
+        facts |= {
+            f"weight{mark}": product.weight,
+            f"out{mark}": product.out,
+            f"bias{mark}": product.bias,
+        }
     dtype = products[0].weight.dtype
     if dtype.is_quantised:
         contracts = CODES
@@ -192,10 +198,10 @@ def _launch_cpu(
     accumulate: bool,
 ) -> None:
     args: list[Any] = [facts["counts"], facts["count"], accumulate]
-    for one in products:
-        args += [one.weight, _NO_BIAS if one.bias is None else one.bias, one.out]
+    for product in products:
+        args += [product.weight, _NO_BIAS if product.bias is None else product.bias, product.out]
     first = products[0]
-    weights = [one.weight.data for one in products]
+    weights = [product.weight.data for product in products]
     reads = [(weight.parts[0], padded_rows(weight.num_rows) // ROWS_PER_ITEM) for weight in weights]
     for _ in range(_MOST - len(products)):
         args += [*_without_rows(first.weight), _NO_BIAS, first.out]

@@ -1,6 +1,6 @@
 """linear_gate_codes: kind(x @ gate.T) * (x @ up.T) as codes, in one launch on the CPU.
 
-Both weights lie in one, by turns (`quant.pack_by_turns`), so a thread reads them in one stream; and
+Both weights lie in one, by turns (`packing.pack_by_turns`), so a thread reads them in one stream;
 what takes a launch of its own elsewhere is done while the products are in the core's first cache.
 """
 
@@ -21,7 +21,11 @@ from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 CONTRACT = Contract(
     "linear_gate_codes",
-    Arg("weight", tuple(one for one in WEIGHT_TYPES if one.is_quantised), "num_both, num_columns"),
+    Arg(
+        "weight",
+        tuple(dtype for dtype in WEIGHT_TYPES if dtype.is_quantised),
+        "num_both, num_columns",
+    ),
     live_counts("num_tiles * tile", 0),
     *X_TILES,
     *into_tiles("width", prefix="gated_"),
@@ -62,7 +66,7 @@ def linear_gate_codes(
     require_kind(kind)
     facts: dict[str, Any] = {"weight": weight, "counts": counts, "width": width}
     read = {"codes": x.codes, "x_scales": x.scales, "sums": x.sums, "weighted": x.weighted}
-    made = {f"gated_{name}": one for name, one in into.made.items()}
+    made = {f"gated_{name}": dtype for name, dtype in into.made.items()}
     (records,) = weight.data.parts
     plan.launch(
         linear_gate_cpu.linear_gate_codes,

@@ -34,17 +34,17 @@ def _rows(
     codes, scales, sums, weighted = into
     add_item(gate, x_codes, x_scales, x_sums, x_weighted, row, records, 2 * item)
     add_item(up, x_codes, x_scales, x_sums, x_weighted, row, records, 2 * item + 1)
-    for one in range(num_rows):
+    for token in range(num_rows):
         for group in range(0, GROUPS_PER_ITEM, 2):
             left = width - ROWS_PER_ITEM * item - LANES * group
             put_codes(
-                _gate(gate, up, group, one, kind, left),
-                _gate(gate, up, group + 1, one, kind, left - LANES),
+                _gate(gate, up, group, token, kind, left),
+                _gate(gate, up, group + 1, token, kind, left - LANES),
                 codes,
                 scales,
                 sums,
                 weighted,
-                row + one,
+                row + token,
                 (GROUPS_PER_ITEM * item + group) // 2,
             )
 

@@ -70,14 +70,14 @@ def _one(product: Product, num_arrays: int) -> list[Any]:
 def _several(products: Sequence[Product], num_arrays: int) -> list[Any]:
     """The same for as many as kernels for few rows take, each with its stride."""
     args: list[Any] = []
-    for one in [*products, *products[:1] * (_MOST - len(products))]:
-        args += [*_one(one, num_arrays), one.out.strides[0]]
+    for product in [*products, *products[:1] * (_MOST - len(products))]:
+        args += [*_one(product, num_arrays), product.out.strides[0]]
     return args
 
 
 def _tiles(products: Sequence[Product], num_outputs: int) -> list[int]:
     """Programs of each product, each with `num_outputs` outputs."""
-    return [padded_rows(one.weight.data.num_rows) // num_outputs for one in products]
+    return [padded_rows(product.weight.data.num_rows) // num_outputs for product in products]
 
 
 def _codes(

@@ -125,13 +125,13 @@ class Operands:
         """
 
         def part(name: str) -> Tensor | None:
-            one: Tensor | None = getattr(self, name)
-            if one is None:
+            buffer: Tensor | None = getattr(self, name)
+            if buffer is None:
                 return None
             is_tiled = self.weighted is not None and name in self.made
-            return _as_tiles(one, num_rows, turn) if is_tiled else rows(one, 0, num_rows)
+            return _as_tiles(buffer, num_rows, turn) if is_tiled else rows(buffer, 0, num_rows)
 
-        return Operands(*(part(one.name) for one in fields(self)))
+        return Operands(*(part(field.name) for field in fields(self)))
 
     @property
     def made(self) -> dict[str, Tensor | None]:

@@ -137,7 +137,7 @@ def prepare_operands(
     weights take x itself, or x rounded.
     """
     if plan.device == "cpu":
-        kinds = {into.multiplied_as(one.dtype): one.data.num_columns for one in weights}
+        kinds = {into.multiplied_as(weight.dtype): weight.data.num_columns for weight in weights}
         if DType.I8 in kinds:
             quantise(plan, x, kinds[DType.I8], into, counts, count=count)
         if DType.BF16 in kinds:

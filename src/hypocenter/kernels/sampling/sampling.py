@@ -131,7 +131,7 @@ def sample_later(
     vocab_size = logits.shape[1]
 
     def outcomes(found: Iterable[tuple[int, int]]) -> list[int | BadLogits]:
-        return [_as_outcome(*one, row, vocab_size) for row, one in enumerate(found)]
+        return [_as_outcome(*pair, row, vocab_size) for row, pair in enumerate(found)]
 
     if logits.device != "cpu":
         CONTRACT.check(logits=logits, num_draws=len(draws))

@@ -96,8 +96,8 @@ class DeviceSampler:
             self._fill(draws)
             longest = max((ids.size for ids, _ in contexts), default=0)
             params = [draw.params for draw in draws]
-            by_mass = any(one.temperature and one.top_p < 1 for one in params)
-            by_count = by_mass or any(not one.temperature or one.top_k for one in params)
+            by_mass = any(param.temperature and param.top_p < 1 for param in params)
+            by_count = by_mass or any(not param.temperature or param.top_k for param in params)
             num_context_blocks = 1 << (-(-longest // BLOCK) - 1).bit_length() if longest else 0
             filters = (by_count, by_mass, num_context_blocks)
         key = (logits.address, len(draws), filters)
