@@ -47,7 +47,7 @@ _DOOR = (
     "kernel_launch:random_rows",
     "hypocenter.device.gpu.torch_gpu:open_gpu",
     "hypocenter.device.devices:open_device",
-    "hypocenter.device.plan:PlanBuilder.launch_gpu",
+    "hypocenter.device.plan:PlanBuilder.add_gpu",
     "hypocenter.kernels.weights.packing:place",
 )
 SECTIONS = (

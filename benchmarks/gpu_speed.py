@@ -39,8 +39,8 @@ class JitRecorder(PlanBuilder):
         super().__init__(num_rows, device)
         self.jits: list[Any] = []
 
-    def launch_gpu(self, jit: Any, *args: Any, **keywords: Any) -> None:
-        super().launch_gpu(jit, *args, **keywords)
+    def add_gpu(self, jit: Any, *args: Any, **keywords: Any) -> None:
+        super().add_gpu(jit, *args, **keywords)
         self.jits.append(jit)
 
 

@@ -89,7 +89,7 @@ def test_a_gpu_launch_beyond_the_gpus_limits_is_refused_when_the_plan_is_made() 
         ((0, 1), 4, "0"),
     ):
         with pytest.raises(LaunchRejected, match=message):
-            plan.launch_gpu(
+            plan.add_gpu(
                 activation_gpu.scale_kernel, x, counts_, 0, 1.0, 64, grid=grid,
                 num_warps=num_warps, contract=activation.SCALE, facts=facts, BLOCK=64,
             )  # fmt: skip

@@ -589,7 +589,7 @@ def test_a_launch_over_the_limits_is_told_with_its_grid(sim: Recorder) -> None:
     x = memory.allocate("x", "test", DType.I64, (1,), device=SIM)
     facts = {"runs": x, "cell": x, "number": 1}
     with pytest.raises(LaunchRejected, match="grid"):
-        PlanBuilder(1, SIM).launch_gpu(
+        PlanBuilder(1, SIM).add_gpu(
             mark_gpu.mark_kernel, x, x, 1, grid=(1, 70000), contract=mark_kernels.CONTRACT,
             facts=facts, BEGINS=True,
         )  # fmt: skip
@@ -642,14 +642,14 @@ def test_the_word_of_a_mark(sim: Recorder) -> None:
     )
     for number in (3, (1 << 31) - 1):
         facts = {"runs": runs_, "cell": cell, "number": number}
-        mark_gpu.launch(builder, mark_kernels.CONTRACT, facts, begins=not builder.marks)
+        mark_gpu.add(builder, mark_kernels.CONTRACT, facts, begins=not builder.marks)
     for num_runs in (1, 2):
         for _, launch in builder.marks:
             launch.run()
             number = launch.args[2]  # type: ignore[attr-defined]
             assert copies.to_host(cell).item() == reference(num_runs, number)
     with pytest.raises(LaunchRejected, match="number is -1"):
-        mark_gpu.launch(builder, mark_kernels.CONTRACT, {**facts, "number": -1}, begins=True)
+        mark_gpu.add(builder, mark_kernels.CONTRACT, {**facts, "number": -1}, begins=True)
 
 
 class _MarkedPlan:

@@ -47,7 +47,7 @@ class PlanBuilder:
         #: Tells the marks of one plan from those of another.
         self.tag = next(_tags) & 0x7FFF
 
-    def launch(
+    def add_cpu(
         self,
         kernel: CpuKernel,
         *args: Any,
@@ -67,7 +67,7 @@ class PlanBuilder:
             launch.prepare(kernel, args, contract, facts, parallel=parallel, reads=reads)
         )
 
-    def launch_gpu(
+    def add_gpu(
         self,
         jit: Any,
         *args: Any,

@@ -46,7 +46,7 @@ def mark(plan: PlanBuilder) -> None:
     from hypocenter.kernels import mark_gpu
 
     facts = {"runs": found.runs, "cell": found.cell, "number": plan.tag << 16 | launch}
-    mark_gpu.launch(plan, CONTRACT, facts, begins=not plan.marks)
+    mark_gpu.add(plan, CONTRACT, facts, begins=not plan.marks)
 
 
 def mark_layer(plan: PlanBuilder, index: int, num_layers: int) -> None:

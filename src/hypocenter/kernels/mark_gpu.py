@@ -22,9 +22,7 @@ def mark_kernel(runs_ptr, cell_ptr, number, OVERLAPS: tl.constexpr, BEGINS: tl.c
     tl.store(cell_ptr, (run << 32) + number)
 
 
-def launch(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], *, begins: bool
-) -> None:
+def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], *, begins: bool) -> None:
     """Place a mark; `begins`: it is the first one of its plan."""
     plan.mark_gpu(
         mark_kernel,

@@ -28,8 +28,8 @@ class _AsCuda:
     def __init__(self, plan: PlanBuilder) -> None:
         self._plan = plan
 
-    def launch_gpu(self, *args: Any, **keywords: Any) -> None:
-        self._plan.launch_gpu(*args, **keywords)
+    def add_gpu(self, *args: Any, **keywords: Any) -> None:
+        self._plan.add_gpu(*args, **keywords)
 
 
 @pytest.fixture(autouse=True)
@@ -83,11 +83,11 @@ def test_launches_of_several_weights_give_the_bits_of_each_alone(
 ) -> None:
     alone, forms = _products(dtype, num_rows, biases, together=False)
     assert {num_weights for num_weights, _ in forms} == {1}
-    launch, takes_several = linear_gpu.launch, linear_gpu.takes_several
+    add, takes_several = linear_gpu.add, linear_gpu.takes_several
     monkeypatch.setattr(
         linear_gpu,
-        "launch",
-        lambda plan, *given: launch(_AsCuda(plan), *given),  # type: ignore[arg-type]
+        "add",
+        lambda plan, *given: add(_AsCuda(plan), *given),  # type: ignore[arg-type]
     )
     monkeypatch.setattr(
         linear_gpu, "takes_several", lambda rows, kind, _: takes_several(rows, kind, "cuda")

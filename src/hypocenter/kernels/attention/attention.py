@@ -306,7 +306,7 @@ def _on_cpu(
     made = {} if fused is None else fused.made
     into = tuple(made.values()) or attention_cpu.NO_CODES
     step = (facts["q"], facts["counts"], facts["positions"], facts["sequence_rows"])
-    plan.launch(
+    plan.add_cpu(
         attention_cpu.attention,
         *(*step, block_tables, k_cache, v_cache, facts["out"], *into, parts, num_heads),
         *(layout.heads_per_block, layout.pitch, layout.size),
@@ -335,7 +335,7 @@ def _fold_on_cpu(
     found = {"parts": parts, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     found |= {"pitch": layout.pitch, "part_size": layout.size}
     reads = {name: facts[name] for name in ("positions", "counts", "out", "num_heads", "window")}
-    plan.launch(
+    plan.add_cpu(
         attention_cpu.attention_fold,
         *(facts["counts"], facts["positions"], facts["out"], *into, parts),
         *(num_heads, num_kv_heads, head_dim, layout.pitch, layout.size, window),
@@ -357,19 +357,19 @@ def _on_gpu(
     tile, head_dim = keys_per_tile(facts["k_cache"]), facts["k_cache"].shape[2]
     width = facts["num_heads"] * head_dim
     if partial is None:
-        attention_gpu.launch_whole(plan, CONTRACT, facts, tile, num_sequences)
+        attention_gpu.add_whole(plan, CONTRACT, facts, tile, num_sequences)
         if codes is not None:
             quantise(plan, facts["out"], width, codes, facts["counts"])
         return
     out, per_tile = facts.pop("out"), {"keys_per_tile": tile}
     found = {"values": partial.values, "sums": partial.sums} | per_tile
-    attention_gpu.launch_split(plan, SPLIT, facts | found)
+    attention_gpu.add_split(plan, SPLIT, facts | found)
     reads = {name: facts[name] for name in ("positions", "counts", "window")}
     reads |= found | {"head_dim": head_dim}
     if codes is None or head_dim % 32:
-        attention_gpu.launch_fold(plan, FOLD, reads | {"out": out})
+        attention_gpu.add_fold(plan, FOLD, reads | {"out": out})
         if codes is not None:
             quantise(plan, out, width, codes, facts["counts"])
         return
     made = {"codes": codes.codes, "scales": codes.scales, "x_sums": codes.sums}
-    attention_gpu.launch_fold_codes(plan, FOLD_CODES, reads | made)
+    attention_gpu.add_fold_codes(plan, FOLD_CODES, reads | made)

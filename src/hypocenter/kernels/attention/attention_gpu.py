@@ -359,7 +359,7 @@ def split_form(head_dim: int, num_parts: int, heads_per_kv: int, device: str) ->
     return Form(rows, num_warps=8 if num_parts == 4 else 4, num_stages=1)
 
 
-def launch_whole(
+def add_whole(
     plan: PlanBuilder,
     contract: Contract,
     facts: Mapping[str, Any],
@@ -374,7 +374,7 @@ def launch_whole(
     form = form or whole_form(head_dim, num_parts, plan.device)
     num_rows = form.rows // num_parts
     num_blocks, most = -(-q.shape[0] * per_kv // num_rows), (num_rows - 1) // per_kv + 2
-    plan.launch_gpu(
+    plan.add_gpu(
         attention_kernel,
         *_inputs(facts),
         *(out, *_numbers(facts), q.strides[0], num_blocks),
@@ -387,7 +387,7 @@ def launch_whole(
     )
 
 
-def launch_split(
+def add_split(
     plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], form: Form | None = None
 ) -> None:
     """Append the attention of every token to each tile of its keys by itself."""
@@ -398,7 +398,7 @@ def launch_split(
     form = form or split_form(head_dim, num_parts, per_kv, plan.device)
     num_programs = num_kv_heads * -(-per_kv * num_parts // form.rows)
     shares = min(max_tiles, max(1, _PROGRAMS // (num_tokens * num_programs)))
-    plan.launch_gpu(
+    plan.add_gpu(
         attention_split_kernel,
         *_inputs(facts),
         *(facts["sums"], values, *_numbers(facts), q.strides[0]),
@@ -412,11 +412,11 @@ def launch_split(
     )
 
 
-def launch_fold(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def add_fold(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
     """Append out = what the tiles of each token's keys come to."""
     values, out = facts["values"], facts["out"]
     _, num_heads, max_tiles, pitch = values.shape
-    plan.launch_gpu(
+    plan.add_gpu(
         attention_fold_kernel,
         *(facts["counts"], facts["positions"], facts["sums"], values, out, facts["window"]),
         *(num_heads, max_tiles, pitch, out.strides[0]),
@@ -431,12 +431,12 @@ def launch_fold(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any])
     )
 
 
-def launch_fold_codes(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def add_fold_codes(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
     """Append codes of what the tiles of each token's keys come to; heads are whole groups."""
     values, scales = facts["values"], facts["scales"]
     (_, num_heads, max_tiles, pitch), head_dim = values.shape, facts["head_dim"]
     filled = triton.cdiv(num_heads * head_dim, 1024) * 1024
-    plan.launch_gpu(
+    plan.add_gpu(
         attention_fold_codes_kernel,
         *(facts["counts"], facts["positions"], facts["sums"], values, facts["codes"], scales),
         *(facts["x_sums"], facts["window"], num_heads, max_tiles, pitch, scales.shape[1]),

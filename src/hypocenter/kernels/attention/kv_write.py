@@ -70,9 +70,9 @@ def kv_write(
     if plan.device != "cpu":
         from hypocenter.kernels.attention import kv_write_gpu
 
-        kv_write_gpu.launch(plan, CONTRACT, facts)
+        kv_write_gpu.add(plan, CONTRACT, facts)
         return
-    plan.launch(
+    plan.add_cpu(
         kv_write_cpu.kv_write,
         *(k, v, counts, slots, k_cache, v_cache),
         contract=PAGES,

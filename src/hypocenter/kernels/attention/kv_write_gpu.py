@@ -50,11 +50,11 @@ def value_at(slot, head, d, num_heads, block_size, value_pitch):
     return (page * block_size + slot % block_size) * value_pitch + d
 
 
-def launch(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
     """Append kv_write for every KV head of every token of the bucket."""
     k, v, k_cache, v_cache = (facts[name] for name in ("k", "v", "k_cache", "v_cache"))
     _, num_heads, head_dim, block_size = k_cache.shape
-    plan.launch_gpu(
+    plan.add_gpu(
         kv_write_kernel,
         *(k, v, facts["counts"], facts["slots"], k_cache, v_cache, num_heads, head_dim),
         *(block_size, v_cache.shape[3], k.strides[0], v.strides[0]),

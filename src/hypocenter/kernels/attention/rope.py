@@ -129,9 +129,9 @@ def rotate(
     if plan.device != "cpu":
         from hypocenter.kernels.attention import rope_gpu
 
-        rope_gpu.launch(plan, CONTRACT, facts, style == "normal")
+        rope_gpu.add(plan, CONTRACT, facts, style == "normal")
         return
-    plan.launch(
+    plan.add_cpu(
         rope_cpu.rope,
         *(x, counts, positions, cos, sin, num_heads, head_dim, style == "normal"),
         contract=CONTRACT,

@@ -56,12 +56,10 @@ def rotate(a, b, cos, sin):
     return a * cos - b * sin, a * sin + b * cos
 
 
-def launch(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], neighbours: bool
-) -> None:
+def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], neighbours: bool) -> None:
     """Append rope for every head of every token of the bucket."""
     x, cos = facts["x"], facts["cos"]
-    plan.launch_gpu(
+    plan.add_gpu(
         rope_kernel,
         *(x, facts["counts"], facts["positions"], cos, facts["sin"], facts["head_dim"]),
         *(cos.shape[1], x.strides[0]),

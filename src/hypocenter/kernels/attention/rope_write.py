@@ -75,10 +75,10 @@ def rope_write(
     if plan.device != "cpu":
         from hypocenter.kernels.attention import rope_write_gpu
 
-        rope_write_gpu.launch(plan, CONTRACT, facts, style == "normal")
+        rope_write_gpu.add(plan, CONTRACT, facts, style == "normal")
         return
     num_kv_heads = k_cache.shape[1]
-    plan.launch(
+    plan.add_cpu(
         rope_write_cpu.rope_write,
         *(q, k, v, counts, positions, slots, cos, sin, k_cache, v_cache, num_heads),
         style == "normal",

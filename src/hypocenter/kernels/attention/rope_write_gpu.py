@@ -57,14 +57,12 @@ def rope_write_kernel(
         tl.store(v_cache_ptr + v_at, v.to(v_cache_ptr.dtype.element_ty), mask=d < head_dim)
 
 
-def launch(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], neighbours: bool
-) -> None:
+def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], neighbours: bool) -> None:
     """Append rope_write for every head and KV head of every token of the bucket."""
     q, k, v, k_cache, v_cache = (facts[name] for name in ("q", "k", "v", "k_cache", "v_cache"))
     _, num_kv_heads, head_dim, block_size = k_cache.shape
     num_heads, half = facts["num_heads"], facts["cos"].shape[1]
-    plan.launch_gpu(
+    plan.add_gpu(
         rope_write_kernel,
         *(q, k, v, *(facts[name] for name in ("counts", "positions", "slots", "cos", "sin"))),
         *(k_cache, v_cache, num_heads, num_kv_heads, head_dim, half, block_size),

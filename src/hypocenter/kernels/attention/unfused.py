@@ -240,7 +240,7 @@ def context_lengths(plan: PlanBuilder, rows: Rows, positions: Tensor, *, max_con
     positions i32 [max_tokens], as many as rows.sequence_rows, below `max_context`.
     """
     facts = {**rows.facts(), "positions": positions, "max_context": max_context}
-    _gpu(plan).launch_lengths(plan, CONTEXT_LENGTHS, facts)
+    _gpu(plan).add_lengths(plan, CONTEXT_LENGTHS, facts)
 
 
 def expand_keys(
@@ -252,7 +252,7 @@ def expand_keys(
     """
     facts = {"cache": cache, "block_tables": block_tables, "lengths": lengths, "out": out}
     block_size = cache.shape[3]
-    _gpu(plan).launch_expand(plan, EXPAND_KEYS, facts, block_size, (1, block_size))
+    _gpu(plan).add_expand(plan, EXPAND_KEYS, facts, block_size, (1, block_size))
 
 
 def expand_values(
@@ -261,13 +261,13 @@ def expand_values(
     """Append the same of values; `cache` as the v_cache of `kv_write`."""
     facts = {"cache": cache, "block_tables": block_tables, "lengths": lengths, "out": out}
     block_size, pitch = cache.shape[2:]
-    _gpu(plan).launch_expand(plan, EXPAND_VALUES, facts, block_size, (pitch, 1))
+    _gpu(plan).add_expand(plan, EXPAND_VALUES, facts, block_size, (pitch, 1))
 
 
 def transpose(plan: PlanBuilder, x: Tensor, lengths: Tensor, out: Tensor) -> None:
     """Append out [..., head_dim, max_context] = x f32 [..., max_context, head_dim] turned."""
     facts = {"x": x, "lengths": lengths, "out": out}
-    _gpu(plan).launch_transpose(plan, TRANSPOSE, facts)
+    _gpu(plan).add_transpose(plan, TRANSPOSE, facts)
 
 
 def scores(plan: PlanBuilder, q: Tensor, keys: Tensor, rows: Rows, scores: Tensor) -> None:
@@ -276,7 +276,7 @@ def scores(plan: PlanBuilder, q: Tensor, keys: Tensor, rows: Rows, scores: Tenso
     q f32 [num_tokens, >= num_heads * head_dim], keys as `transpose` leaves them.
     """
     facts = {**rows.facts(), "q": q, "keys": keys, "scores": scores}
-    _gpu(plan).launch_scores(plan, SCORES, facts)
+    _gpu(plan).add_scores(plan, SCORES, facts)
 
 
 def scale_scores(
@@ -284,7 +284,7 @@ def scale_scores(
 ) -> None:
     """Append scores = softcap(scores * scale), in place; softcap 0 means none."""
     facts = {**rows.facts(), "scores": scores, "scale": scale, "softcap": softcap}
-    _gpu(plan).launch_scale(plan, SCALE_SCORES, facts)
+    _gpu(plan).add_scale(plan, SCALE_SCORES, facts)
 
 
 def mask(
@@ -292,12 +292,12 @@ def mask(
 ) -> None:
     """Append scores = -inf, in place, at keys that the token does not see; window 0 means none."""
     facts = {**rows.facts(), "scores": scores, "positions": positions, "window": window}
-    _gpu(plan).launch_mask(plan, MASK, facts)
+    _gpu(plan).add_mask(plan, MASK, facts)
 
 
 def softmax(plan: PlanBuilder, scores: Tensor, rows: Rows) -> None:
     """Append scores = softmax over each row's keys, in place; each row has a finite score."""
-    _gpu(plan).launch_softmax(plan, SOFTMAX, {**rows.facts(), "scores": scores})
+    _gpu(plan).add_softmax(plan, SOFTMAX, {**rows.facts(), "scores": scores})
 
 
 def weighted_sum(
@@ -305,7 +305,7 @@ def weighted_sum(
 ) -> None:
     """Append out f32 [num_tokens, >= num_heads * head_dim] = weights times each head's values."""
     facts = {**rows.facts(), "weights": weights, "values": values, "out": out}
-    _gpu(plan).launch_weighted_sum(plan, WEIGHTED_SUM, facts)
+    _gpu(plan).add_weighted_sum(plan, WEIGHTED_SUM, facts)
 
 
 def require_gpu(device: str) -> None:

@@ -197,10 +197,10 @@ def weighted_sum_kernel(
     tl.store(out + d, total, mask=column)
 
 
-def launch_lengths(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def add_lengths(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
     """Append context_lengths for every row of the block tables."""
     lengths = facts["lengths"]
-    plan.launch_gpu(
+    plan.add_gpu(
         context_lengths_kernel,
         *(facts["sequence_rows"], facts["positions"], facts["counts"], lengths),
         grid=(lengths.shape[0],),
@@ -210,7 +210,7 @@ def launch_lengths(plan: PlanBuilder, contract: Contract, facts: Mapping[str, An
     )
 
 
-def launch_expand(
+def add_expand(
     plan: PlanBuilder,
     contract: Contract,
     facts: Mapping[str, Any],
@@ -221,7 +221,7 @@ def launch_expand(
     cache, tables, out = facts["cache"], facts["block_tables"], facts["out"]
     num_sequences, num_heads, max_context, head_dim = out.shape
     num_kv_heads = cache.shape[1]
-    plan.launch_gpu(
+    plan.add_gpu(
         expand_kernel,
         *(cache, tables, facts["lengths"], out, num_kv_heads, num_heads // num_kv_heads),
         *(head_dim, tables.shape[1], max_context, cache.shape[2] * cache.shape[3], *strides),
@@ -234,12 +234,12 @@ def launch_expand(
     )
 
 
-def launch_transpose(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def add_transpose(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
     """Append transpose: one program for each tile of 32 x 32 of each head's keys."""
     x = facts["x"]
     num_sequences, num_heads, max_context, head_dim = x.shape
     tiles = (triton.cdiv(max_context, _TILE), triton.cdiv(head_dim, _TILE))
-    plan.launch_gpu(
+    plan.add_gpu(
         transpose_kernel,
         *(x, facts["lengths"], facts["out"], num_heads, max_context, head_dim),
         grid=(num_sequences * num_heads, *tiles),
@@ -249,11 +249,11 @@ def launch_transpose(plan: PlanBuilder, contract: Contract, facts: Mapping[str, 
     )
 
 
-def launch_scores(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def add_scores(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
     """Append scores: one program for 64 keys of each query head."""
     q, keys, scores = facts["q"], facts["keys"], facts["scores"]
     num_tokens, num_heads, max_context = scores.shape
-    plan.launch_gpu(
+    plan.add_gpu(
         scores_kernel,
         *(q, keys, facts["sequence_rows"], facts["lengths"], facts["counts"], scores),
         *(num_heads, keys.shape[2], max_context, q.strides[0]),
@@ -265,11 +265,11 @@ def launch_scores(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any
     )
 
 
-def launch_scale(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def add_scale(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
     """Append scale_scores: one program for 256 scores of each query head."""
     scores = facts["scores"]
     num_tokens, num_heads, max_context = scores.shape
-    plan.launch_gpu(
+    plan.add_gpu(
         scale_scores_kernel,
         *(scores, facts["sequence_rows"], facts["lengths"], facts["counts"]),
         *(facts["scale"], facts["softcap"], num_heads, max_context),
@@ -281,11 +281,11 @@ def launch_scale(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]
     )
 
 
-def launch_mask(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def add_mask(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
     """Append mask: one program for 256 scores of each query head."""
     scores = facts["scores"]
     num_tokens, num_heads, max_context = scores.shape
-    plan.launch_gpu(
+    plan.add_gpu(
         mask_kernel,
         *(scores, facts["positions"], facts["sequence_rows"], facts["lengths"], facts["counts"]),
         *(facts["window"], num_heads, max_context),
@@ -296,11 +296,11 @@ def launch_mask(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any])
     )
 
 
-def launch_softmax(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def add_softmax(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
     """Append softmax: one program for each query head of each token."""
     scores = facts["scores"]
     num_tokens, num_heads, max_context = scores.shape
-    plan.launch_gpu(
+    plan.add_gpu(
         softmax_kernel,
         *(scores, facts["sequence_rows"], facts["lengths"], facts["counts"]),
         *(num_heads, max_context),
@@ -311,12 +311,12 @@ def launch_softmax(plan: PlanBuilder, contract: Contract, facts: Mapping[str, An
     )
 
 
-def launch_weighted_sum(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def add_weighted_sum(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
     """Append weighted_sum: one program for each query head of each token."""
     weights, values, out = facts["weights"], facts["values"], facts["out"]
     num_tokens, num_heads, max_context = weights.shape
     head_dim = values.shape[3]
-    plan.launch_gpu(
+    plan.add_gpu(
         weighted_sum_kernel,
         *(weights, values, facts["sequence_rows"], facts["lengths"], facts["counts"], out),
         *(num_heads, head_dim, max_context, out.strides[0]),

@@ -187,7 +187,7 @@ def _launch(
         return
     from hypocenter.kernels.linear import linear_gpu
 
-    linear_gpu.launch(plan, contract, facts, products, accumulate)
+    linear_gpu.add(plan, contract, facts, products, accumulate)
 
 
 def _launch_cpu(
@@ -207,7 +207,7 @@ def _launch_cpu(
         args += [*_without_rows(first.weight), _NO_BIAS, first.out]
     work = sum(weight.num_rows for weight in weights) * weights[0].num_columns
     if not first.weight.dtype.is_quantised:
-        plan.launch(
+        plan.add_cpu(
             linear_cpu.linear_float,
             facts["rounded" if "rounded" in facts else "x"],
             *args,
@@ -219,7 +219,7 @@ def _launch_cpu(
         return
     made = (facts[name] for name in ("codes", "x_scales", "sums", "weighted"))
     # Four products of codes take the time of one of floats.
-    plan.launch(
+    plan.add_cpu(
         linear_cpu.linear_codes,
         *made,
         *args,

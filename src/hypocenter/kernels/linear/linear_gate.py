@@ -68,7 +68,7 @@ def linear_gate_codes(
     read = {"codes": x.codes, "x_scales": x.scales, "sums": x.sums, "weighted": x.weighted}
     made = {f"gated_{name}": dtype for name, dtype in into.made.items()}
     (records,) = weight.data.parts
-    plan.launch(
+    plan.add_cpu(
         linear_gate_cpu.linear_gate_codes,
         *(*read.values(), counts, weight, GATES[kind], width, *made.values()),
         contract=CONTRACT,

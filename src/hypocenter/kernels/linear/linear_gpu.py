@@ -39,7 +39,7 @@ def takes_several(num_rows: int, dtype: DType, device: str) -> bool:
     return num_rows == 1 and device.startswith("cuda")
 
 
-def launch(
+def add(
     plan: PlanBuilder,
     contract: Contract,
     facts: Mapping[str, Any],
@@ -56,8 +56,8 @@ def launch(
         "HAS_BIAS": facts["bias"] is not None,
         "ACCUMULATE": accumulate,
     }
-    launch = _codes if facts["weight"].dtype.is_quantised else _floats
-    launch(plan, facts, products, shared)
+    add_form = _codes if facts["weight"].dtype.is_quantised else _floats
+    add_form(plan, facts, products, shared)
 
 
 def _one(product: Product, num_arrays: int) -> list[Any]:
@@ -101,7 +101,7 @@ def _codes(
         rows = min(triton.next_power_of_2(max(num_rows, 1)), 4)
         outputs, num_warps, unroll = _few_form(products, rows, plan.device)
         tiles = _tiles(products, outputs)
-        plan.launch_gpu(
+        plan.add_gpu(
             linear_codes_few_kernel,
             *(*operands, *_several(products, 3)),
             *(*[*tiles, 0][:2], count, num_units, codes.strides[0]),
@@ -120,7 +120,7 @@ def _codes(
         outputs = 32  # two dots or two sums a group: less room
     # RDNA has no registers for what a third stage of the largest tiles would hold.
     is_deep = layout.group == 32 and (outputs == 32 or plan.device.startswith("cuda"))
-    plan.launch_gpu(
+    plan.add_gpu(
         linear_codes_kernel,
         *(*operands, *_one(only, 3)),
         *(count, num_units, triton.cdiv(num_units, 16), codes.strides[0], only.out.strides[0]),
@@ -176,7 +176,7 @@ def _floats(
         # NVIDIA's matrix unit takes a single column, others want sixteen.
         is_single = num_rows == 1 and plan.device.startswith("cuda")
         tile, tiles = 1 if is_single else 16, _tiles(products, LANES)
-        plan.launch_gpu(
+        plan.add_gpu(
             linear_float_few_kernel,
             *(*operands, *_several(products, 1)),
             *(*[*tiles, 0][:2], count, packed.num_columns, num_chunks, *strides),
@@ -188,7 +188,7 @@ def _floats(
             **shared,
         )
         return
-    plan.launch_gpu(
+    plan.add_gpu(
         linear_float_kernel,
         *(*operands, *_one(only, 1)),
         *(count, packed.num_columns, num_chunks, triton.cdiv(num_chunks, 4), *strides),

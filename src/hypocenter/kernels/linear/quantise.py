@@ -97,9 +97,9 @@ def quantise(
     if plan.device != "cpu":
         from hypocenter.kernels.linear import quantise_gpu
 
-        quantise_gpu.launch_codes(plan, CODES, facts)
+        quantise_gpu.add_codes(plan, CODES, facts)
         return
-    plan.launch(
+    plan.add_cpu(
         quantise_cpu.quantise,
         *(x, counts, count, width, *into.made.values()),
         contract=TILES,
@@ -113,7 +113,7 @@ def _round(
 ) -> None:
     facts: dict[str, Any] = {"x": x, "counts": counts, "count": count, "width": width}
     facts |= {"rounded": into.rounded}
-    plan.launch(
+    plan.add_cpu(
         quantise_cpu.round_bf16,
         *(x, counts, count, width, into.rounded),
         contract=ROUNDED,
@@ -155,7 +155,7 @@ def prepare_operands(
         elif dtype is not DType.F32:
             facts = {"x": x, "counts": counts, "count": count, "width": width}
             facts |= {"pieces": into.pieces(dtype), "row_scales": into.row_scales}
-            quantise_gpu.launch_pieces(plan, PIECES, facts)
+            quantise_gpu.add_pieces(plan, PIECES, facts)
 
 
 def reference(

@@ -155,11 +155,11 @@ def codes_form(num_rows: int, width: int) -> tuple[int, dict[str, Any]]:
     return triton.cdiv(triton.cdiv(width, 1024) * 32, groups), options
 
 
-def launch_codes(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def add_codes(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
     """Append quantise for every row of the bucket."""
     x, scales = facts["x"], facts["scales"]
     programs, options = codes_form(x.shape[0], facts["width"])
-    plan.launch_gpu(
+    plan.add_gpu(
         quantise_kernel,
         *(x, facts["counts"], facts["codes"], scales, facts["sums"], facts["count"]),
         *(facts["width"], x.strides[0], scales.shape[1]),
@@ -170,10 +170,10 @@ def launch_codes(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]
     )
 
 
-def launch_pieces(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def add_pieces(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
     """Append split: one program for each row of the bucket."""
     x, pieces = facts["x"], facts["pieces"]
-    plan.launch_gpu(
+    plan.add_gpu(
         split_kernel,
         *(x, facts["counts"], pieces, facts["row_scales"], facts["count"], facts["width"]),
         *(x.strides[0], pieces.shape[2]),

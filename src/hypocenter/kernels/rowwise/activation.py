@@ -79,9 +79,9 @@ def gate(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor)
     if plan.device != "cpu":
         from hypocenter.kernels.rowwise import activation_gpu
 
-        activation_gpu.launch_gate(plan, GATE, facts, kind == "gelu")
+        activation_gpu.add_gate(plan, GATE, facts, kind == "gelu")
         return
-    plan.launch(
+    plan.add_cpu(
         activation_cpu.gate,
         gate,
         up,
@@ -112,9 +112,9 @@ def gate_codes(
     if plan.device != "cpu":
         from hypocenter.kernels.rowwise import activation_gpu
 
-        activation_gpu.launch_gate_codes(plan, GATE_CODES, facts, kind == "gelu")
+        activation_gpu.add_gate_codes(plan, GATE_CODES, facts, kind == "gelu")
         return
-    plan.launch(
+    plan.add_cpu(
         activation_cpu.gate_codes,
         *(gate, up, counts, GATES[kind], width, *into.made.values()),
         contract=GATE_TILES,
@@ -136,9 +136,9 @@ def scale(plan: PlanBuilder, x: Tensor, factor: float, counts: Tensor, *, count:
     if plan.device != "cpu":
         from hypocenter.kernels.rowwise import activation_gpu
 
-        activation_gpu.launch_in_place(plan, SCALE, facts, count)
+        activation_gpu.add_in_place(plan, SCALE, facts, count)
         return
-    plan.launch(
+    plan.add_cpu(
         activation_cpu.scale,
         x,
         counts,
@@ -156,9 +156,9 @@ def softcap(plan: PlanBuilder, x: Tensor, cap: float, counts: Tensor, *, count: 
     if plan.device != "cpu":
         from hypocenter.kernels.rowwise import activation_gpu
 
-        activation_gpu.launch_in_place(plan, SOFTCAP, facts, count)
+        activation_gpu.add_in_place(plan, SOFTCAP, facts, count)
         return
-    plan.launch(
+    plan.add_cpu(
         activation_cpu.softcap,
         x,
         counts,

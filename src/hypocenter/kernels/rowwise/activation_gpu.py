@@ -111,12 +111,12 @@ def softcap_kernel(
     tl.store(at, cap * (2.0 * _sigmoid(2.0 * x / cap) - 1.0), mask=inside)
 
 
-def launch_gate(
+def add_gate(
     plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], is_gelu: bool
 ) -> None:
     """Append gate: one program for 256 columns of each row of the bucket."""
     gate = facts["gate"]
-    plan.launch_gpu(
+    plan.add_gpu(
         gate_kernel,
         *(gate, facts["up"], facts["counts"], gate.shape[1]),
         grid=(gate.shape[0], triton.cdiv(gate.shape[1], _BLOCK)),
@@ -129,14 +129,14 @@ def launch_gate(
     )
 
 
-def launch_gate_codes(
+def add_gate_codes(
     plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], is_gelu: bool
 ) -> None:
     """Append gate_codes for every row of the bucket."""
     gate, scales = facts["gate"], facts["scales"]
     (num_rows, pitch), width = gate.shape, facts["width"]
     programs, options = codes_form(num_rows, width)
-    plan.launch_gpu(
+    plan.add_gpu(
         gate_codes_kernel,
         *(gate, facts["up"], facts["counts"], facts["codes"], scales, facts["sums"], width),
         *(pitch, scales.shape[1]),
@@ -148,7 +148,7 @@ def launch_gate_codes(
     )
 
 
-def launch_in_place(
+def add_in_place(
     plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], count: int
 ) -> None:
     """Append scale or softcap, whichever the contract is of."""
@@ -156,7 +156,7 @@ def launch_in_place(
     kernel, number = (
         (scale_kernel, facts["factor"]) if "factor" in facts else (softcap_kernel, facts["cap"])
     )
-    plan.launch_gpu(
+    plan.add_gpu(
         kernel,
         *(x, facts["counts"], count, number, x.shape[1]),
         grid=(x.shape[0], triton.cdiv(x.shape[1], _BLOCK)),

@@ -56,10 +56,10 @@ def lookup(
     if plan.device != "cpu":
         from hypocenter.kernels.rowwise import embedding_gpu
 
-        embedding_gpu.launch_lookup(plan, LOOKUP, facts)
+        embedding_gpu.add_lookup(plan, LOOKUP, facts)
         return
     is_codes = table.dtype.is_quantised
-    plan.launch(
+    plan.add_cpu(
         embedding_cpu.lookup_codes if is_codes else embedding_cpu.lookup_float,
         *(token_ids, counts, table, *([packed.num_columns] if is_codes else []), out),
         contract=LOOKUP,
@@ -74,9 +74,9 @@ def gather(plan: PlanBuilder, x: Tensor, rows: Tensor, out: Tensor, counts: Tens
     if plan.device != "cpu":
         from hypocenter.kernels.rowwise import embedding_gpu
 
-        embedding_gpu.launch_gather(plan, GATHER, facts)
+        embedding_gpu.add_gather(plan, GATHER, facts)
         return
-    plan.launch(
+    plan.add_cpu(
         embedding_cpu.gather,
         x,
         rows,
@@ -94,9 +94,9 @@ def narrow(plan: PlanBuilder, x: Tensor, out: Tensor, counts: Tensor) -> None:
     if plan.device != "cpu":
         from hypocenter.kernels.rowwise import embedding_gpu
 
-        embedding_gpu.launch_narrow(plan, NARROW, facts)
+        embedding_gpu.add_narrow(plan, NARROW, facts)
         return
-    plan.launch(
+    plan.add_cpu(
         embedding_cpu.narrow,
         x,
         counts,

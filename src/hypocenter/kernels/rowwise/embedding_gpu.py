@@ -109,14 +109,14 @@ def narrow_kernel(
     tl.store(out_ptr + as_offset(row, WIDE) * width + column, value, mask=inside)
 
 
-def launch_lookup(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def add_lookup(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
     """Append lookup: one program for 256 columns of each token of the bucket."""
     table, out = facts["table"], facts["out"]
     packed: Packed = table.data
     grid = (out.shape[0], triton.cdiv(packed.num_columns, _BLOCK))
     layout = UNITS[packed.dtype]
     if layout.is_float:
-        plan.launch_gpu(
+        plan.add_gpu(
             lookup_float_kernel,
             *(facts["token_ids"], facts["counts"], packed.parts[0], out, packed.num_columns),
             out.strides[0],
@@ -128,7 +128,7 @@ def launch_lookup(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any
         )
         return
     words, scales, minima, zero = packed.parts
-    plan.launch_gpu(
+    plan.add_gpu(
         lookup_codes_kernel,
         *(facts["token_ids"], facts["counts"], words, scales, minima, out, float(zero)),
         *(packed.num_columns, out.strides[0]),
@@ -142,10 +142,10 @@ def launch_lookup(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any
     )
 
 
-def launch_gather(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def add_gather(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
     """Append gather: one program for 256 columns of each output row."""
     out = facts["out"]
-    plan.launch_gpu(
+    plan.add_gpu(
         gather_kernel,
         *(facts["x"], facts["rows"], facts["counts"], out, out.shape[1]),
         grid=(out.shape[0], triton.cdiv(out.shape[1], _BLOCK)),
@@ -155,10 +155,10 @@ def launch_gather(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any
     )
 
 
-def launch_narrow(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def add_narrow(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
     """Append narrow: one program for 256 columns of each row."""
     x, out = facts["x"], facts["out"]
-    plan.launch_gpu(
+    plan.add_gpu(
         narrow_kernel,
         *(x, facts["counts"], out, x.strides[0], out.shape[1]),
         grid=(out.shape[0], triton.cdiv(out.shape[1], _BLOCK)),

@@ -70,9 +70,9 @@ def rms_norm(
     if plan.device != "cpu":
         from hypocenter.kernels.rowwise import norm_gpu
 
-        norm_gpu.launch(plan, CONTRACT, facts, count, accumulate)
+        norm_gpu.add(plan, CONTRACT, facts, count, accumulate)
         return
-    plan.launch(
+    plan.add_cpu(
         norm_cpu.rms_norm,
         *(x, counts, count, weight, np.float32(eps), out, num_heads, width, accumulate),
         contract=CONTRACT,
@@ -101,9 +101,9 @@ def rms_norm_codes(
     if plan.device != "cpu":
         from hypocenter.kernels.rowwise import norm_gpu
 
-        norm_gpu.launch_codes(plan, CODES, facts)
+        norm_gpu.add_codes(plan, CODES, facts)
         return
-    plan.launch(
+    plan.add_cpu(
         norm_cpu.rms_norm_codes,
         *(x, counts, count, weight, np.float32(eps), width, *into.made.values()),
         contract=TILES,

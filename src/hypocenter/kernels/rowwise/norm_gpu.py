@@ -78,12 +78,12 @@ def rms_norm_codes_kernel(
     )
 
 
-def launch(
+def add(
     plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], count: int, accumulate: bool
 ) -> None:
     """Append rms_norm for every head of every row of the bucket."""
     x, out, width = facts["x"], facts["out"], facts["width"]
-    plan.launch_gpu(
+    plan.add_gpu(
         rms_norm_kernel,
         *(x, facts["counts"], facts["weight"], out, count, facts["eps"], width),
         *(x.strides[0], out.strides[0]),
@@ -97,11 +97,11 @@ def launch(
     )
 
 
-def launch_codes(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def add_codes(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
     """Append rms_norm_codes for every row of the bucket."""
     x, width, scales = facts["x"], facts["width"], facts["scales"]
     programs, options = codes_form(x.shape[0], width)
-    plan.launch_gpu(
+    plan.add_gpu(
         rms_norm_codes_kernel,
         *(x, facts["counts"], facts["weight"], facts["codes"], scales, facts["sums"]),
         *(facts["count"], facts["eps"], width, x.strides[0], scales.shape[1]),

@@ -178,7 +178,7 @@ class DeviceSampler:
 def _greedy(plan: PlanBuilder, facts: Mapping[str, Tensor]) -> None:
     logits, parts, outcomes, next_ids = facts.values()
     num_rows, num_blocks, _ = parts.shape
-    plan.launch_gpu(
+    plan.add_gpu(
         gpu.greedy_blocks_kernel,
         *(logits, parts, logits.shape[1], num_blocks),
         grid=(num_blocks, num_rows),
@@ -186,7 +186,7 @@ def _greedy(plan: PlanBuilder, facts: Mapping[str, Tensor]) -> None:
         facts=facts,
         BLOCK=BLOCK,
     )
-    plan.launch_gpu(
+    plan.add_gpu(
         gpu.greedy_rows_kernel,
         *(parts, outcomes, next_ids, num_blocks),
         grid=(num_rows,),
@@ -210,26 +210,26 @@ def _add_filters(
     sizes = (logits.shape[1], num_blocks)
     over_blocks, over_rows = (num_blocks, num_rows), (num_rows,)
 
-    def launch(jit: Any, *args: Any, grid: tuple[int, ...], **constants: Any) -> None:
+    def add(jit: Any, *args: Any, grid: tuple[int, ...], **constants: Any) -> None:
         # Fused operations would round otherwise than the reference.
         constants["enable_fp_fusion"] = False
-        plan.launch_gpu(jit, *args, grid=grid, contract=CONTRACT, facts=facts, **constants)
+        plan.add_gpu(jit, *args, grid=grid, contract=CONTRACT, facts=facts, **constants)
 
-    launch(gpu.sample_keys_kernel, logits, keys, parts, *sizes, grid=over_blocks, BLOCK=BLOCK)
+    add(gpu.sample_keys_kernel, logits, keys, parts, *sizes, grid=over_blocks, BLOCK=BLOCK)
     if num_context_blocks:
         context = (facts[name] for name in ("context_ids", "output_counts", "context_starts"))
         grid = (num_context_blocks, num_rows)
         args = (keys, settings, *context, sizes[0])
-        launch(gpu.sample_penalise_kernel, *args, grid=grid, BLOCK=BLOCK)
-    launch(gpu.sample_peaks_kernel, keys, parts, *sizes, grid=over_blocks, BLOCK=BLOCK)
+        add(gpu.sample_penalise_kernel, *args, grid=grid, BLOCK=BLOCK)
+    add(gpu.sample_peaks_kernel, keys, parts, *sizes, grid=over_blocks, BLOCK=BLOCK)
     args = (parts, settings, states, *sizes)
-    launch(gpu.sample_start_kernel, *args, grid=over_rows, BLOCK=_power_of_two(num_blocks))
+    add(gpu.sample_start_kernel, *args, grid=over_rows, BLOCK=_power_of_two(num_blocks))
     levels = [(shift, False) for shift in range(60, -1, -4)]
     levels += [(shift, True) for shift in reversed(range(0, (sizes[0] - 1).bit_length() or 1, 4))]
     for search_by_mass in [False] * by_count + [True] * by_mass:
         for shift, by_rank in levels:
             bins = (facts["counts"], facts["masses"])
-            launch(
+            add(
                 gpu.sample_bins_kernel,
                 *(keys, states, *bins, shift, *sizes),
                 grid=over_blocks,
@@ -237,7 +237,7 @@ def _add_filters(
                 BLOCK=BLOCK,
                 num_warps=16,  # 16 bins of every token: with fewer, registers spill
             )
-            launch(
+            add(
                 gpu.sample_level_kernel,
                 *(*bins, states, settings, shift, num_blocks),
                 grid=over_rows,
@@ -247,10 +247,10 @@ def _add_filters(
                 TILE=_TILE,
             )
     args = (keys, states, settings, parts, *sizes)
-    launch(gpu.sample_weights_kernel, *args, grid=over_blocks, BLOCK=BLOCK)
+    add(gpu.sample_weights_kernel, *args, grid=over_blocks, BLOCK=BLOCK)
     args = (keys, states, settings, parts, *chosen, *sizes)
     power = _power_of_two(num_blocks)
-    launch(gpu.sample_draw_kernel, *args, grid=over_rows, BLOCK=BLOCK, NUM_BLOCKS=power)
+    add(gpu.sample_draw_kernel, *args, grid=over_rows, BLOCK=BLOCK, NUM_BLOCKS=power)
 
 
 def _power_of_two(number: int) -> int:

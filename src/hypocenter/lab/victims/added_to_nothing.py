@@ -19,7 +19,7 @@ def plant(lab: Lab) -> None:
         original(plan, contract, facts, count, accumulate or facts["out"].name == "q")
 
     lab.leave_undefined(decoder._Buffers)
-    lab.wrap(linear_gpu, "launch", add)
+    lab.wrap(linear_gpu, "add", add)
 
 
 def twin(lab: Lab) -> None:
