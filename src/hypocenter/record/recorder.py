@@ -169,7 +169,7 @@ class Recorder:
         self._plans: WeakKeyDictionary[Planned, int] = WeakKeyDictionary()
         self._inputs: dict[int, tuple[Tensor, tuple[int, str]]] = {}
         #: What `record_launch` told last, and of which launch.
-        self._told: tuple[ref[Any], LaunchRecord | None] = ref(self), None
+        self._last_launch: tuple[ref[Any], LaunchRecord | None] = ref(self), None
         self._plan_ids = itertools.count(1)
         self._graph_ids = itertools.count(1)
         self.mark_runs = MarkRuns(self.header)
@@ -348,10 +348,10 @@ class Recorder:
     def record_launch(self, launch: Launchable, stream: str = "") -> None:
         """A launch outside of every plan is about to be made."""
         with self._lock:
-            last, record = self._told
+            last, record = self._last_launch
             if record is None or last() is not launch or record.stream != stream:
                 record = self.catalogue.launch(launch, stream)
-                self._told = ref(launch), record
+                self._last_launch = ref(launch), record
             self._event(Launched(**self._now(), launch=record))
 
     def record_capture(self, plan: Planned, device: str, bases: Iterable[int]) -> int:
