@@ -19,6 +19,15 @@ BUNDLED_MODEL = "demo-q8_0.gguf"
 _KERNEL_ROOMS = ("kernels", "lab")
 
 
+def module_command(module: str) -> list[str]:
+    """The command line that runs a module of this package in a process of its own.
+
+    Python's `-P` keeps the current folder from where modules are sought: a folder that was
+    downloaded may hold a file that is named as a module is, and that is not ours to run.
+    """
+    return [sys.executable, "-P", "-m", module]
+
+
 def is_own_file(filename: str) -> bool:
     """Whether the code of a frame, `co_filename`, is this package's."""
     return filename.startswith(f"{FOLDER}{os.sep}")

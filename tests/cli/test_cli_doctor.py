@@ -156,7 +156,7 @@ def test_options_behind_the_dashes_are_the_commands() -> None:
     assert split_words(["--", "run", "--json", "-p", "x"]) == (None, ("run", "--json", "-p", "x"))
     assert split_words(["--", "--", "x"]) == (None, ("--", "x"))
     assert split_words(["b"]) == ("b", ())
-    begun = [sys.executable, "-m", "hypocenter"]
+    begun = [sys.executable, "-P", "-m", "hypocenter"]
     assert command_of(_asked("run", "m.gguf")) == [*begun, "run", "m.gguf"]
     assert command_of(_asked("./run", "x")) == ["./run", "x"]
     assert command_of(_asked("--help")) == ["--help"]
@@ -317,7 +317,7 @@ def test_a_crash_below_a_shell_script_is_bundled(tmp_path: Path, doctor: Doctor)
 
 
 def test_env_with_a_program_is_the_systems() -> None:
-    assert command_of(_asked("env", "--json"))[1:] == ["-m", "hypocenter", "env", "--json"]
+    assert command_of(_asked("env", "--json"))[1:] == ["-P", "-m", "hypocenter", "env", "--json"]
     for command in (["env", "TRITON_INTERPRET=1", "python", "x.py"], ["env", "-i", "true"]):
         assert command_of(_asked(*command)) == command
         assert not _asked(*command).is_own

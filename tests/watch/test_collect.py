@@ -275,7 +275,7 @@ def test_a_prompt_is_no_part_of_a_command() -> None:
     assert redacted_command(["hypo", "run", "-p", "abc", "-n", "3"]) == (
         "hypo", "run", "-p", "<3 characters>", "-n", "3",
     )  # fmt: skip
-    bench = ("python", "-m", "hypocenter", "bench", "-p", "512")
+    bench = ("python", "-P", "-m", "hypocenter", "bench", "-p", "512")
     assert redacted_command(bench) == bench
 
 

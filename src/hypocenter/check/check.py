@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from hypocenter import package
 from hypocenter.check.report import CheckedLaunch, CheckReport
 from hypocenter.check.runtime import CheckRequest, End, Line
 from hypocenter.errors import HypoError, UsageError
@@ -32,7 +33,6 @@ def check(
     arguments: Sequence[str],
     arch: str,
     budget_seconds: float,
-    python: str = sys.executable,
 ) -> CheckReport:
     """Execute `path` with `arguments`, as on a GPU of `arch`, and report on `kernel`, or on all.
 
@@ -46,7 +46,7 @@ def check(
         report.touch(mode=0o600)
         request = CheckRequest(str(path), list(arguments), arch, budget_seconds, str(report))
         done = subprocess.run(
-            [python, "-m", "hypocenter.check.runtime", msgspec.json.encode(request)],
+            [*package.module_command("hypocenter.check.runtime"), msgspec.json.encode(request)],
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno(),
             check=False,

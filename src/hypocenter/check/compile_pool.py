@@ -6,7 +6,6 @@ import os
 import queue
 import selectors
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from hypocenter import package
 from hypocenter.check.compile_worker import Hello, Job, Listed
 from hypocenter.device.limits import named_gpu
 from hypocenter.device.offline.compiled import CompiledKernel
@@ -36,7 +36,10 @@ class Worker:
     """
 
     def __init__(self, file: str | None = None, arch: str = "sm_90") -> None:
-        self._command = [sys.executable, "-m", WORKER, *([file, arch] if file is not None else [])]
+        self._command = [
+            *package.module_command(WORKER),
+            *([file, arch] if file is not None else []),
+        ]
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
         self.listed: list[Listed] = []

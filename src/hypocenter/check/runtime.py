@@ -77,7 +77,7 @@ def _run(request: CheckRequest, write: Any) -> End:
     pretend(named_gpu(request.arch))
     launches.install()
     sys.argv = [request.path, *request.arguments]
-    sys.path[0] = str(Path(request.path).resolve().parent)
+    sys.path.insert(0, str(Path(request.path).resolve().parent))
     try:
         mode = OnCpu(launches.watch.note_copy)
         keep_in_backward(mode)

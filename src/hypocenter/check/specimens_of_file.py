@@ -60,7 +60,7 @@ def record(path: str, arch: str) -> tuple[list[Specimen], str]:
     pretend(named_gpu(arch))
     recorder.install()
     sys.argv = [path]
-    sys.path[0] = str(Path(path).resolve().parent)
+    sys.path.insert(0, str(Path(path).resolve().parent))
     problem = ""
     try:
         with OnCpu(recorder.watch.note_copy), recorder.watch:

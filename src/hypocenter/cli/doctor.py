@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 from types import FrameType
 
+from hypocenter import package
 from hypocenter.cli.bundles import bundle_at, tell_of_good
 from hypocenter.cli.options import DoctorOptions
 from hypocenter.cli.output import printable, say
@@ -213,7 +214,7 @@ def command_of(request: DoctorRequest) -> list[str]:
         return list(request.command)
     if request.command[0] == "doctor":
         raise UsageError("the doctor is not run by a doctor; give the command itself")
-    return [sys.executable, "-m", "hypocenter", *request.command]
+    return [*package.module_command(package.NAME), *request.command]
 
 
 def environment_of(runs: Path, *, suspect: bool = False, is_own: bool = True) -> dict[str, str]:

@@ -88,7 +88,7 @@ def _ask_torch() -> dict[str, Any]:
     """Vendor and devices of the torch that is installed; a driver fault must not end us."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _ASK_TORCH],
+            [sys.executable, "-P", "-c", _ASK_TORCH],
             capture_output=True,
             text=True,
             timeout=TORCH_SECONDS,

@@ -10,13 +10,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from hypocenter import package
 from hypocenter.errors import ErrorKind
 from hypocenter.lab.victim import Victim
 from hypocenter.record import bundle as bundles
@@ -94,7 +94,8 @@ def command(
 ) -> list[str]:
     """The command line of a run."""
     return [
-        *(sys.executable, "-m", "hypocenter.lab.child", victim.name),
+        *package.module_command("hypocenter.lab.child"),
+        victim.name,
         *(["--twin"] if twin else []),
         *(["--device", device] if device else []),
         *(["--outcome", str(outcome)] if outcome else []),
