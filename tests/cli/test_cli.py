@@ -18,6 +18,7 @@ from typing import Any, cast
 import pytest
 from demo_variants import DEMO, LONG_CONTEXT, demo_that_chats, demo_with
 from gguf import GGUFValueType
+from gguf_files import STRING, GGUFWriter, Item
 from terminal import (
     AS_A_PERSON,
     HYPO,
@@ -400,6 +401,24 @@ def test_inspect_shows_a_file_that_cannot_run(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "not runnable" in done.stdout
     assert "lama" in done.stdout
+
+
+def test_inspect_answers_a_hostile_file_in_few_and_harmless_characters(tmp_path: Path) -> None:
+    """One key of 60,000 characters beside 4,000 short ones made lines of 60,000 each."""
+    fields: list[tuple[str | bytes, Item]] = [
+        ("general.architecture", Item(STRING, "none")), ("k" * 60_000, Item(STRING, "x")),
+    ]  # fmt: skip
+    fields += [(f"k.{number}", Item(STRING, "x")) for number in range(4000)]
+    fields.append(("title\x1b]0;evil\x07\x9b2J\u202e", Item(STRING, "x")))
+    path = tmp_path / "clear\x1b[2J\n.gguf"
+    path.write_bytes(GGUFWriter().build(fields))
+    text = hypo_in_process("inspect", str(path))
+    assert text.returncode == 0
+    assert len(text.stdout) < 10 * path.stat().st_size
+    assert "\\x1b[2J" in text.stdout
+    as_json = hypo_in_process("inspect", str(path), "--json")
+    assert all(c.isprintable() or c == "\n" for c in text.stdout + as_json.stdout)
+    assert fields[-1][0] in json.loads(as_json.stdout)["metadata"]
 
 
 # -- what runs -----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from repository import ROOT
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import LADDER, diagnose
-from hypocenter.doctor.report import headline, report_json, report_markdown, report_text
+from hypocenter.doctor.report import headline, report_markdown, report_text
 from hypocenter.record.events import FaultRecord
 from hypocenter.record.gap import Gap, GapKind
 
@@ -71,7 +71,6 @@ def test_what_is_refuted_or_not_tested_is_counted(found: Diagnosis) -> None:
     assert line in text.splitlines()
     assert not re.search(r"^  (REFUTED|NOT TESTED)", text, re.M)
     assert "(--all" not in report_text(found, show_all=True)
-    assert report_json(found).count("REFUTED") >= counts[Verdict.REFUTED]
 
 
 def test_launches_not_replayed_for_one_reason_stand_in_one_line(found: Diagnosis) -> None:
@@ -99,7 +98,7 @@ def test_a_run_that_left_no_record_refutes_nothing() -> None:
 
 
 def test_json_can_be_read_back(found: Diagnosis) -> None:
-    assert msgspec.json.decode(report_json(found), type=Diagnosis) == found
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Diagnosis) == found
 
 
 def test_markdown_has_the_cause_the_proof_and_the_table(found: Diagnosis) -> None:

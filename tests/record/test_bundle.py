@@ -248,6 +248,25 @@ def test_the_oldest_steps_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert load(tmp_path / "b") == kept
 
 
+def test_launches_of_all_steps_have_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan and a step are a line each, and one times the other is what readers walk through."""
+    launch = LaunchRecord(kernel="k", function="k", device="d")
+    plan = PlanRecord(id=1, name="p", device="d", launches=(launch,) * 10)
+    made = Bundle(
+        kind="crash", fault=FAULT, plans=(plan,),
+        events=(allocated(1), *(stepped(n) for n in range(1, 9))),
+    )  # fmt: skip
+    save(made, tmp_path / "whole")
+    monkeypatch.setattr(bundles, "MAX_LAUNCHES", 35)
+    for kept in (save(made, tmp_path / "short"), load(tmp_path / "whole")):
+        assert [event.step for event in kept.events] == [0, 6, 7, 8]
+        [gap] = kept.missing
+        assert (gap.kind, gap.what) == (GapKind.LEFT_OUT, "events of steps up to 5")
+        assert "30 launches" in gap.reason
+
+
 def test_json_has_a_limit_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Bundle(kind="crash", fault=FAULT, events=tuple(stepped(n) for n in range(200)))
     monkeypatch.setattr(bundles, "MAX_JSON_BYTES", 8000)

@@ -64,6 +64,12 @@ def test_the_last_step_may_have_lost_its_event() -> None:
     assert under_way(bundle) == [(3, 1, 0), (3, 1, 1)]
 
 
+def test_a_mark_beyond_its_plan_costs_no_memory() -> None:
+    """A number of the file is no count of ours: there are three launches, whatever it says."""
+    bundle = two_plans(Reached(Place(3, 1, 1 << 40)))
+    assert under_way(bundle) == [(3, 1, 0), (3, 1, 1), (3, 1, 2)]
+
+
 def test_of_launches_outside_plans_those_behind_the_last_copy_are_under_way() -> None:
     run = Run()
     run.tensor("x", "F32", 4)

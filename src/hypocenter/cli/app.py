@@ -404,13 +404,14 @@ def _way_to_the_doctor(error: HypoError) -> str:
 
 
 def _report(message: str, debug: bool) -> None:
-    """One line on stderr; a message may quote a file, so control characters are spelled out."""
+    """One line on stderr."""
     if debug:
         traceback.print_exc()
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
     # Where stderr is gone too there is no one left to tell.
+    from hypocenter.cli.output import say
+
     with contextlib.suppress(OSError):
-        print(f"hypo: {shown}", file=sys.stderr)
+        say(message)
 
 
 def _leave_broken_pipe() -> None:

@@ -6,7 +6,6 @@ tokens and the columns follow llama-bench; the share of memory bandwidth is an a
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time
@@ -15,12 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from hypocenter.cli.answer import open_llm
 from hypocenter.cli.options import BenchOptions
-from hypocenter.cli.output import say
+from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import EngineConfig
 from hypocenter.engine.batch import Batch
@@ -30,6 +28,7 @@ from hypocenter.model.gguf.file import GGUFFile, open_gguf
 
 if TYPE_CHECKING:
     from hypocenter.engine.runner import Runner
+    from hypocenter.results import Route
 
 READ_BYTES = 2 << 30
 NUM_READ_PASSES = 10
@@ -90,9 +89,9 @@ def bench(path: str, options: BenchOptions, config: EngineConfig, *, as_json: bo
         bandwidth = read_bandwidth(route.num_threads, min(READ_BYTES, _spare_bytes()))
         progress.clear()
         if as_json:
-            print(_json(facts, results, bandwidth, msgspec.to_builtins(route)))
+            show_json(as_object(facts, results, bandwidth, route))
         else:
-            print(table(facts, results, bandwidth, route.device, route.num_threads))
+            show(table(facts, results, bandwidth, route.device, route.num_threads))
             say(
                 f"memory bandwidth {bandwidth / 1e9:.1f} GB/s by {route.num_threads} threads; a "
                 f"token reads {facts.bytes_per_token / 1e6:.1f} MB of weights ({route.weight_dtype}"
@@ -249,9 +248,10 @@ def _spare_bytes() -> int:
     return READ_BYTES if available is None else max(available // 2, 1 << 20)
 
 
-def _json(
-    facts: ModelFacts, results: list[Measurement], bandwidth: float, route: dict[str, Any]
-) -> str:
+def as_object(
+    facts: ModelFacts, results: list[Measurement], bandwidth: float, route: Route
+) -> dict[str, Any]:
+    """What `--json` prints; `bandwidth` in bytes per second."""
     tests = [
         {
             **asdict(result),
@@ -261,5 +261,4 @@ def _json(
         }
         for result in results
     ]
-    answer = {"model": asdict(facts), "bytes_per_second": bandwidth, "route": route, "tests": tests}
-    return json.dumps(answer, indent=2)
+    return {"model": facts, "bytes_per_second": bandwidth, "route": route, "tests": tests}

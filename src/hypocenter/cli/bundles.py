@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hypocenter.cli.output import printable, say
+from hypocenter.cli.output import say
 from hypocenter.errors import UsageError
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
@@ -30,10 +30,7 @@ def bundle_at(folder: str) -> Bundle:
     found = bundles.load(folder)
     if damaged := [gap for gap in found.missing if gap.kind is GapKind.DAMAGED]:
         more = f" (and {len(damaged) - 1} more under NOT SEEN)" if len(damaged) > 1 else ""
-        say(
-            f"{folder} is damaged, so what follows may lack what matters: "
-            f"{printable(str(damaged[0]))}{more}"
-        )
+        say(f"{folder} is damaged, so what follows may lack what matters: {damaged[0]}{more}")
     return found
 
 
@@ -49,8 +46,7 @@ def tell_of_good(good: Bundle, name: str, examined: Bundle) -> None:
     if not good.events:
         reasons.append("it recorded nothing")
     if reasons:
-        said = printable("; ".join(reasons))
-        say(f"--good {name} may be no run to compare with: {said}")
+        say(f"--good {name} may be no run to compare with: {'; '.join(reasons)}")
 
 
 def _weights(bundle: Bundle) -> set[tuple[str, str, tuple[int, ...]]]:

@@ -8,11 +8,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
 from hypocenter.check import check as checker
 from hypocenter.check.report import report_text
-from hypocenter.cli.output import say
+from hypocenter.cli.output import say, show, show_json
 from hypocenter.device.limits import named_gpu
 from hypocenter.errors import EXIT_GATE, HypoError, UsageError
 
@@ -39,9 +37,9 @@ def check(
             path, kernel=kernel, arguments=arguments, arch=seen_gpu, budget_seconds=budget_seconds
         )
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+        show_json(report)
     else:
-        print(report_text(report))
+        show(report_text(report))
     if report.findings:
         if report.error:
             say(f"{path} did not run to its end: {report.error}")

@@ -19,7 +19,7 @@ from types import FrameType
 from hypocenter import package
 from hypocenter.cli.bundles import bundle_at, tell_of_good
 from hypocenter.cli.options import DoctorOptions
-from hypocenter.cli.output import printable, say
+from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import Environment
 from hypocenter.doctor import report
@@ -132,15 +132,13 @@ def doctor(request: DoctorRequest) -> None:
         progress("examining the bundle", 0.0)
         diagnosis = diagnose(examined, good, allow_source=may_run)
     if request.as_json:
-        text = report.report_json(diagnosis)
+        show_json(diagnosis)
     elif asked.markdown:
-        text = report.report_markdown(diagnosis)
+        show(report.report_markdown(diagnosis))
     else:
         foreign = examined.is_foreign
         origin = report.Origin(str(folder), has_steps=not foreign, needs_sources=foreign)
-        text = report.report_text(diagnosis, origin, show_all=asked.all)
-    print(printable(text), end="")
-    sys.stdout.flush()
+        show(report.report_text(diagnosis, origin, show_all=asked.all))
     if examined.fault.kind != "none" or not diagnosis.is_clean:
         sys.exit(EXIT_FAULT)
     if seen := foreign_runs.summary(examined.events, examined.sources):

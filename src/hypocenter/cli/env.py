@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hypocenter.cli.machine import cpu, gpu_vendors, memory
+from hypocenter.cli.output import show, show_json
 from hypocenter.config import FOREIGN_PREFIXES, FOREIGN_VARIABLES, KNOWN, Environment
 
 DEPENDENCIES = (
@@ -39,7 +40,10 @@ TORCH_SECONDS = 60
 def env(*, as_json: bool) -> None:
     """Print the report, as a list or as one JSON object."""
     report = collect()
-    print(json.dumps(report, indent=2) if as_json else _text(report))
+    if as_json:
+        show_json(report)
+    else:
+        show(_text(report))
 
 
 def collect(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> dict[str, Any]:

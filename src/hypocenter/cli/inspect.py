@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from typing import Any
 
 from hypocenter.cli.options import EngineOptions, naming_options
-from hypocenter.cli.output import say
+from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
 from hypocenter.errors import EXIT_GATE, UnsupportedModel
 from hypocenter.model.architecture import Architecture, read_architecture
 from hypocenter.model.gguf import inspection
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
+
+#: Columns for keys: a single key of a file may have 65,535 characters.
+_MAX_KEY_WIDTH = 48
 
 
 def inspect(path: str, context_length: int | None, *, check: bool, as_json: bool) -> None:
@@ -33,9 +35,9 @@ def inspect(path: str, context_length: int | None, *, check: bool, as_json: bool
             report["check"] = _check_facts(checked)
         lines = inspection.metadata_lines(file)
     if as_json:
-        print(json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False))
+        show_json(report)
     else:
-        print(_text(report, lines))
+        show(_text(report, lines))
     if checked is not None and checked.num_bad_floats:
         say(f"{path}: {checked.num_bad_floats} of {checked.num_floats} floats are NaN or infinite")
         sys.exit(EXIT_GATE)
@@ -114,7 +116,7 @@ def _check_facts(report: inspection.TensorsReport) -> dict[str, Any]:
 def _text(report: dict[str, Any], metadata: list[inspection.MetadataLine]) -> str:
     tensors = report["tensors"]
     lines = [f"{report['path']} (GGUF version {report['gguf_version']})", "", "metadata"]
-    width = max((len(line.key) for line in metadata), default=0)
+    width = min(max((len(line.key) for line in metadata), default=0), _MAX_KEY_WIDTH)
     lines += [f"  {line.key:<{width}}  {line.kind}  {line.shown}" for line in metadata]
     lines += ["", "tensors", f"  {'type':<8} {'number':>7} {'parameters':>16} {'size':>12}"]
     for count in tensors["by_type"]:

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from hypocenter.check.compile_pool import Worker, compile_all
 from hypocenter.check.compile_worker import Job, Listed
-from hypocenter.cli.output import say
+from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.device.limits import TABLE, named_gpu
 from hypocenter.device.offline.compiled import CompiledKernel
@@ -45,7 +46,10 @@ def kernels(
             second if is_worth_it else None,
             lambda num: progress(f"compiling {num} of {len(jobs)}", num / len(jobs)),
         )
-    print(_json(records) if as_json else table(records))
+    if as_json:
+        show_json(_rows(records))
+    else:
+        show(table(records))
     if first.note:
         say(f"{file} ended early, so launches may be missing: {first.note}")
     if not as_json:
@@ -56,12 +60,11 @@ def kernels(
         sys.exit(EXIT_GATE)
 
 
-def _json(records: Sequence[CompiledKernel]) -> str:
-    rows = [
+def _rows(records: Sequence[CompiledKernel]) -> list[dict[str, Any]]:
+    return [
         {**msgspec.to_builtins(record), "problems": [str(problem) for problem in record.problems]}
         for record in records
     ]
-    return msgspec.json.format(msgspec.json.encode(rows)).decode()
 
 
 def jobs_of(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypocenter.cli.output import say
+from hypocenter.cli.output import say, show, show_json
 from hypocenter.errors import EXIT_GATE, UsageError
 from hypocenter.lab.run import command, run_child
 from hypocenter.lab.score import Score, Total, score_all, totals
@@ -38,10 +38,10 @@ def list_victims(*, as_json: bool) -> None:
     """Print name, symptom, cause and title of every victim."""
     found = [_facts(victim) for victim in victims()]
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+        show_json(found)
         return
     for score in found:
-        print(f"{score.name:28} {score.symptom:9}  {score.title}")
+        show(f"{score.name:28} {score.symptom:9}  {score.title}")
     say(f"{len(found)} victims")
 
 
@@ -68,7 +68,7 @@ def score(names: Sequence[str], *, device: str, num_jobs: int, as_json: bool) ->
         raise UsageError(f"--jobs is {num_jobs}, but must be from 1 to {MAX_JOBS}")
     chosen = victims(names)
     if not as_json:
-        print(_HEAD)
+        show(_HEAD)
     scores = score_all(
         chosen, device=device, num_jobs=num_jobs, tell=lambda _: None if as_json else _show(_)
     )
@@ -76,12 +76,12 @@ def score(names: Sequence[str], *, device: str, num_jobs: int, as_json: bool) ->
     problems = shortfalls(sums[-1])
     if as_json:
         told = {"victims": scores, "totals": sums, "problems": problems}
-        print(msgspec.json.format(msgspec.json.encode(told)).decode())
+        show_json(told)
     else:
-        print()
-        print(_TOTAL_HEAD)
+        show("")
+        show(_TOTAL_HEAD)
         for line in sums:
-            print(_shown_total(line))
+            show(_shown_total(line))
     for problem in problems:
         say(problem)
     if problems:
@@ -131,10 +131,9 @@ def _show(score: Score) -> None:
     marks = ["." if flag is None else "yes" if flag else "NO" for flag in (*flags, score.proof)]
     twin = f"; TWIN {score.twin.observed}: {', '.join(score.twin.found)}" if _is_odd(score) else ""
     columns = " ".join(f"{m:{w}}" for m, w in zip(marks, (3, 3, 3, 4, 3, 3), strict=True))
-    print(
+    show(
         f"{score.victim:28} {score.symptom:9} {score.observed:9} {columns} {score.seconds:6.2f}  "
-        f"{score.found or '(none)'}{twin}",
-        flush=True,
+        f"{score.found or '(none)'}{twin}"
     )
 
 

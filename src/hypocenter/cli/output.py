@@ -1,20 +1,64 @@
-"""What verbs write: data to stdout at once, everything else to stderr, nothing raw."""
+"""What verbs write: data to stdout at once, everything else to stderr, nothing raw.
+
+Texts of files and bundles may come from anyone: what would steer a terminal is spelled out. Only
+what a model generates goes out as it is.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import sys
+from typing import Any
+
+import msgspec
 
 
 def emit(text: str) -> None:
-    """Put a piece of the answer on stdout at once."""
+    """Put a piece of what a model generates on stdout at once."""
     print(text, end="", flush=True)
+
+
+def show(text: str) -> None:
+    """Put a text of ours on stdout, as whole lines."""
+    print(printable(text.removesuffix("\n")), flush=True)
+
+
+def show_json(value: Any) -> None:
+    """Put a value of structs, dictionaries and lists on stdout as JSON; NaN becomes null.
+
+    Characters that are not printable are escaped as JSON has it, so that it stays JSON.
+    """
+    plain = _finite(msgspec.to_builtins(value, str_keys=True))
+    text = json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
+    # Outside of strings JSON has ASCII alone, and a line end inside one is escaped already.
+    print(re.sub(r"[^\n\x20-\x7e]", _escaped, text), flush=True)
 
 
 def say(message: str) -> None:
     """A line that is no data."""
-    print(f"hypo: {message}", file=sys.stderr, flush=True)
+    print(f"hypo: {one_line(message)}", file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:
-    """The text with control characters spelled out: a bundle may come from anyone."""
+    """The text with control characters spelled out, line ends kept."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def one_line(text: str) -> str:
+    """The text with control characters spelled out, line ends too."""
+    return printable(text).replace("\n", "\\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _escaped(match: re.Match[str]) -> str:
+    character = match[0]
+    return character if character.isprintable() else json.dumps(character)[1:-1]

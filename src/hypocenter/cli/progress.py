@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 
 from hypocenter.cli import interrupt
+from hypocenter.cli.output import say
 
 PATIENCE_SECONDS = 0.7
 #: Between two lines of one stage, where there is no terminal.
@@ -94,7 +95,7 @@ class ProgressDisplay:
             return
         self._last_line = now
         tail = f" ({remark})" if remark else ""
-        print(f"hypo: {self._what}{tail} ...", file=sys.stderr, flush=True)
+        say(f"{self._what}{tail} ...")
 
 
 class _Bar:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from hypocenter.cli.bundles import bundle_at
-from hypocenter.cli.output import printable
+from hypocenter.cli.output import show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.errors import EXIT_ERROR, EXIT_GATE, HypoError, UsageError
 from hypocenter.record.bundle_index import BundleIndex
@@ -66,9 +66,9 @@ def replay(
             }
             for replayed in done
         ]
-        print(msgspec.json.format(msgspec.json.encode(shown)).decode())
+        show_json(shown)
     else:
-        print(printable(replay_text(index, done, allow_source=allow_source)))
+        show(replay_text(index, done, allow_source=allow_source))
     if any(replayed.report is not None and replayed.report.findings for replayed in done):
         sys.exit(EXIT_GATE)
     if not any(replayed.report is not None for replayed in done):
@@ -81,9 +81,9 @@ def diff(good: str, bad: str, *, as_json: bool) -> None:
 
     found = rundiff(bundle_at(good), bundle_at(bad))
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+        show_json(found)
     else:
-        print(printable(diff_text(found)))
+        show(diff_text(found))
     if found.differences:
         sys.exit(EXIT_GATE)
 

@@ -12,7 +12,7 @@ import msgspec
 
 from hypocenter.cli.answer import answer, closing_line, open_llm
 from hypocenter.cli.options import PromptOptions, SamplingOptions
-from hypocenter.cli.output import emit, say
+from hypocenter.cli.output import emit, say, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.errors import UsageError
@@ -105,7 +105,7 @@ def _print_object(
     llm: LLM, path: str, text: str, params: SamplingParams, progress: ProgressDisplay
 ) -> None:
     completion = answer(llm, llm.tokenizer.encode(text), params, progress, show=lambda text: None)
-    print(msgspec.json.format(msgspec.json.encode(as_object(path, completion))).decode())
+    show_json(as_object(path, completion))
 
 
 def _decode(data: bytes, source: str) -> str:

@@ -131,9 +131,7 @@ class _Runs:
             self.unseen.append(
                 Gap.not_recorded(f"steps before {start}", "one run has kept no record of them")
             )
-        for step in range(start, max((*good, *bad)) + 1):
-            if step not in good and step not in bad:
-                continue
+        for step in sorted(step for step in good.keys() | bad.keys() if step >= start):
             found = self._step(step, good.get(step, []), bad.get(step, []))
             if found:
                 return found

@@ -10,8 +10,6 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import UNRECORDED, Diagnosis, Hypothesis, RootCause, Verdict
 from hypocenter.record.events import Place
@@ -46,10 +44,6 @@ def report_text(
     What is refuted and what was not tested are counted, and told with `show_all`.
     """
     return "\n".join(_text_lines(diagnosis, origin or Origin(), show_all)) + "\n"
-
-
-def report_json(diagnosis: Diagnosis) -> str:
-    return msgspec.json.format(msgspec.json.encode(diagnosis), indent=2).decode() + "\n"
 
 
 def report_markdown(diagnosis: Diagnosis) -> str:

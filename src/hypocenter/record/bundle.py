@@ -69,6 +69,8 @@ MAX_STDERR_BYTES = 1 << 20
 MAX_SOURCE_BYTES, MAX_SOURCES_BYTES, MAX_SOURCES = 1 << 20, 32 << 20, 2000
 MAX_LOG_LINES, MAX_LINE_CHARS = 200, 1000
 MAX_RECORDS = 1 << 20
+#: Launches of all recorded steps together: what looks at each of them stays within seconds.
+MAX_LAUNCHES = 1 << 20
 MAX_SNAPSHOTS = 4096
 
 #: Events that say what memory there is; they stay when the steps around them are left out.
@@ -174,6 +176,7 @@ def load(folder: str | Path) -> Bundle:
     )
     arrays = _read_arrays(folder, missing)
     bundle = _with_values(bundle, arrays, missing)
+    bundle = msgspec.structs.replace(bundle, events=_newest_launches(bundle, missing))
     return msgspec.structs.replace(bundle, missing=bundle.missing + tuple(missing))
 
 
@@ -215,6 +218,7 @@ def _bound(bundle: Bundle) -> Bundle:
 def _fit(bundle: Bundle, folder: Path) -> Bundle:
     """The same without what exceeds the room for JSON and arrays."""
     missing = list(bundle.missing)
+    bundle = msgspec.structs.replace(bundle, events=_newest_launches(bundle, missing))
     events = _newest(bundle.events, missing)
     statistics = bundle.statistics
     room = MAX_JSON_BYTES // 4
@@ -266,8 +270,32 @@ def _newest(events: tuple[AnyEvent, ...], missing: list[Gap]) -> tuple[AnyEvent,
                     f"events of steps {oldest} to {event.step}", "there was no room for them"
                 )
             )
-            return tuple(e for e in events if isinstance(e, LASTING) or e.step > event.step)
+            return _since(events, event.step)
     return events
+
+
+def _newest_launches(bundle: Bundle, missing: list[Gap]) -> tuple[AnyEvent, ...]:
+    """The history of memory, and the newest steps that together made no more than MAX_LAUNCHES."""
+    num_launches = {plan.id: len(plan.launches) for plan in bundle.plans}
+    steps = [event for event in bundle.events if isinstance(event, Stepped)]
+    room = MAX_LAUNCHES
+    for event in sorted(steps, key=_weight):
+        room -= num_launches.get(event.plan, 0)
+        if room < 0:
+            missing.append(
+                Gap.left_out(
+                    f"events of steps up to {event.step}",
+                    f"those since made {MAX_LAUNCHES - room - num_launches[event.plan]} launches,"
+                    f" and no more than {MAX_LAUNCHES} are looked at",
+                )
+            )
+            return _since(bundle.events, event.step)
+    return bundle.events
+
+
+def _since(events: tuple[AnyEvent, ...], step: int) -> tuple[AnyEvent, ...]:
+    """The history of memory, and what came after `step`."""
+    return tuple(e for e in events if isinstance(e, LASTING) or e.step > step)
 
 
 def _weight(event: AnyEvent) -> tuple[bool, int]:

@@ -141,9 +141,10 @@ class BundleIndex:
         last = progress.submitted
         if last is not None and last.plan in self.plans and last not in self.places():
             # The event of its step is lost, and with it what came before.
-            lost = (Place(last.step, last.plan, number) for number in range(last.launch + 1))
+            submitted = self.plans[last.plan].launches[: max(0, last.launch + 1)]
             return tuple(
-                LaunchMade(self.launch(enqueued), enqueued.step, 0, enqueued) for enqueued in lost
+                LaunchMade(launch, last.step, 0, Place(last.step, last.plan, number))
+                for number, launch in enumerate(submitted)
             )
         made = self.launches
         for number, launch in enumerate(made):

@@ -13,13 +13,22 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hypocenter.record.events import Allocated, AllocationRecord, SourceRecord, TensorRecord, Values
+from hypocenter.record.events import (
+    Allocated,
+    AllocationRecord,
+    SourceRecord,
+    Stepped,
+    TensorRecord,
+    Values,
+)
 from hypocenter.record.gap import Gap
 
 #: Key that says where a float stands that JSON has no word for, and which one it is.
 NONFINITE = "nonfinite"
 MAX_NONFINITE = 4096
 MAX_AXES = 16
+#: Tokens of one request in one step.
+_MAX_TOKENS = 1 << 20
 MAX_REASON_CHARS = 300
 
 #: What damaged or hostile JSON makes a decoder raise.
@@ -152,6 +161,13 @@ def _sensible(record: Any) -> Any:
     """The record; raises ValueError for a size that no run can have had."""
     if isinstance(record, Allocated):
         _sensible(record.allocation)
+    elif isinstance(record, Stepped):
+        for request in record.requests:
+            if not 0 <= request.num_tokens <= _MAX_TOKENS:
+                raise ValueError(f"num_tokens is {request.num_tokens}, limit {_MAX_TOKENS}")
+            numbers = (request.id, request.row, request.first_position, *request.blocks)
+            if not all(abs(number) < 1 << 48 for number in numbers):
+                raise ValueError(f"a number of request {request.id} is 2^48 or more")
     elif isinstance(record, AllocationRecord):
         _within(record, "address", "num_bytes")
     elif isinstance(record, TensorRecord):

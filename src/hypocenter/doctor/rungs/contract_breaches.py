@@ -359,9 +359,17 @@ def _inside(contract: Contract, refusal: EntryOutOfRange, entries: Array, live: 
         wrong &= entries != index.sentinel
     mended = np.where(wrong, np.clip(entries, 0, max(refusal.bound - 1, 0)), entries)
     if index is not None and index.unique:
-        free = np.setdiff1d(np.arange(refusal.bound), entries[live & ~wrong])
+        free = _free(refusal.bound, entries[live & ~wrong], int(wrong.sum()))
         mended[wrong] = np.resize(free, int(wrong.sum())) if free.size else 0
     return mended
+
+
+def _free(bound: int, taken: Array, count: int) -> Array:
+    """The lowest `count` numbers below `bound` that are not `taken`, as far as there are so many.
+
+    The bound comes from the bundle: no memory is taken for it.
+    """
+    return np.setdiff1d(np.arange(min(bound, taken.size + count)), taken)[:count]
 
 
 def _spread_repeated(
@@ -371,7 +379,7 @@ def _spread_repeated(
     index = next(arg.index for arg in contract.args if arg.name == name)
     bound = evaluate(index.bound, scope) if index is not None else 0
     places = np.argwhere(repeated_entries(entries, live))
-    free = np.setdiff1d(np.arange(bound or 0), entries[live])
+    free = _free(bound or 0, entries[live], len(places))
     mended = np.array(entries)
     for number, place in zip(free, places, strict=False):
         mended[tuple(place)] = number

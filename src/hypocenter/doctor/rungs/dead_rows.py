@@ -22,6 +22,8 @@ from hypocenter.replay.findings import Finding, FindingKind, ReplayReport
 
 NAME = "replay"
 _ABSURD = 1 << 28
+#: Entries behind the live ones that are tried; a shape comes from the bundle.
+_MAX_DEAD = 1 << 16
 #: Runs a launch again with corrections by parameter; None when it cannot.
 ReplayAgain = Callable[[LaunchMade, Mapping[str, Any]], ReplayReport | None]
 
@@ -71,7 +73,8 @@ def _entries(
         if tensor is None or len(tensor.shape) != 1 or not 0 < live < tensor.shape[0]:
             continue
         parameter = case.parameter_of(use.launch, fact)
-        absurd = {(i,): _ABSURD for i in range(live, tensor.shape[0])}
+        dead = range(live, min(tensor.shape[0], live + _MAX_DEAD))
+        absurd = {(i,): _ABSURD for i in dead}
         later = {at: value for at, value in absurd.items() if at[0] > live}
         yield _Tried(
             fact,

@@ -131,20 +131,20 @@ def _find_wrong(paged: _Paged, requests: tuple[RequestRecord, ...]) -> Iterator[
         yield from _wrong_tables(paged, requests)
 
 
-def _tokens(paged: _Paged, requests: tuple[RequestRecord, ...]) -> Iterator[tuple[int, Any, int]]:
-    """(number of the token in the batch, its request, its position), requests in their order."""
+def _tokens(requests: tuple[RequestRecord, ...], limit: int) -> Iterator[tuple[int, Any, int]]:
+    """(number of the token in the batch, its request, its position), the first `limit` of them."""
     start = 0
     for request in requests:
-        for number in range(request.num_tokens):
+        for number in range(min(request.num_tokens, limit - start)):
             yield start + number, request, request.first_position + number
         start += request.num_tokens
 
 
 def _wrong_slots(paged: _Paged, requests: tuple[RequestRecord, ...]) -> Iterator[_Wrong]:
     slots, size = paged.values["slots"], paged.block_size
-    for token, request, position in _tokens(paged, requests):
+    for token, request, position in _tokens(requests, len(slots)):
         block = position // size
-        if token >= len(slots) or block >= len(request.blocks):
+        if block >= len(request.blocks):
             continue
         right = request.blocks[block] * size + position % size
         value = int(slots[token])
@@ -172,8 +172,10 @@ def _wrong_slots(paged: _Paged, requests: tuple[RequestRecord, ...]) -> Iterator
 
 def _wrong_rows(paged: _Paged, requests: tuple[RequestRecord, ...]) -> Iterator[_Wrong]:
     rows = paged.values.get("sequence_rows")
-    for token, request, _ in _tokens(paged, requests) if rows is not None else ():
-        if rows is not None and token < len(rows) and int(rows[token]) != request.row:
+    if rows is None:
+        return
+    for token, request, _ in _tokens(requests, len(rows)):
+        if int(rows[token]) != request.row:
             yield _Wrong(
                 Cause.FOREIGN_BLOCK,
                 "sequence_rows",

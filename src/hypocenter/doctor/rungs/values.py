@@ -6,6 +6,7 @@ From the statistics of a traced run alone; what a kernel did inside is the repla
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ from hypocenter.record.gap import Gap
 NAME = "values"
 _CACHES = ("k_cache", "v_cache", "cache", "keys")
 _TABLES = ("cos", "sin")
+#: Entries of a table that is made again to compare: a million positions of 128 columns.
+_MAX_TABLE = 1 << 26
 
 
 NOT_TRACED = Gap.not_recorded(
@@ -112,7 +115,7 @@ def _judge(case: Case, first: _First) -> Claim:
     launch = first.use.launch
     bad = {name: statistics for name, statistics in first.read.items() if is_spoilt(statistics)}
     tables = [name for name in _TABLES if name in bad]
-    if tables:
+    if tables and _can_remake(case.tensor_of(launch, tables[0])):
         return _table(case, first, tables[0], bad[tables[0]])
     caches = [name for name in bad if name in _CACHES]
     if caches:
@@ -182,6 +185,11 @@ def _before(first: _First) -> str:
         f"the {first.num_before} launches before, which were looked at one by one, wrote nothing "
         "that is not finite"
     )
+
+
+def _can_remake(tensor: TensorRecord | None) -> bool:
+    """Whether a rotation's table [num_positions, pairs] has a size that one of us could have."""
+    return tensor is not None and len(tensor.shape) == 2 and math.prod(tensor.shape) <= _MAX_TABLE
 
 
 def _table(case: Case, first: _First, name: str, statistics: Statistics) -> Claim:
