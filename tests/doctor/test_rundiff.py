@@ -191,6 +191,14 @@ def test_a_request_differs_by_its_digest_and_its_blocks() -> None:
     assert found.compared.num_steps == 2
 
 
+def test_digests_of_two_machines_say_nothing_of_each_other() -> None:
+    request = RequestRecord(id=7, row=0, first_position=3, num_tokens=1, blocks=(4,), digest="k:d3")
+    found = rundiff(_run(), _with_step(_run(), 3, requests=(request,)))
+    assert not found.differences
+    [gap] = [gap for gap in found.unseen if "token ids" in gap.what]
+    assert "two machines" in gap.reason
+
+
 def test_the_first_tensor_that_differs_after_its_launch_is_named() -> None:
     bad = _run()
     changed = tuple(

@@ -22,6 +22,7 @@ WORDS = frozenset(
         "results",
         "wording",
         "package",
+        "cache_folder",
         "messages",
         "refusals",
     }

@@ -58,6 +58,7 @@ from hypocenter.record.events import (
     Stepped,
     StreamEvent,
 )
+from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.record.recorder import Recorder
 from hypocenter.record.ring_writer import RingWriter
 from hypocenter.tensor import DType, Tensor
@@ -120,7 +121,7 @@ def test_a_run_is_told_by_name_and_in_order(runs: Path) -> None:
     assert (two.row, two.first_position, two.num_tokens) == (1, 0, 1)
     assert len({*one.blocks, *two.blocks}) == 2
     assert max(*one.blocks, *two.blocks) < cache.num_blocks
-    assert one.digest == hashlib.sha256(struct.pack("<3i", 5, 6, 7)).hexdigest()
+    assert one.digest == KeyedDigest(struct.pack("<3i", 5, 6, 7)).text()
     # A launch is told as its kernel sees it, and as its contract names it.
     plan = next(plan for plan in run.plans if plan.id == steps[0].plan)
     turned = next(launch for launch in plan.launches if launch.kernel == "rope_write")
@@ -160,7 +161,7 @@ def test_equal_runs_have_equal_digests_and_others_do_not(opened: Recorder) -> No
     third = len(digests) // 3
     assert digests[:third] == digests[third : 2 * third] != digests[2 * third :]
     assert len(set(digests[:third])) == third
-    assert digests[-1] == hashlib.sha256(struct.pack(f"<{len(ids)}i", *ids)).hexdigest()
+    assert digests[-1] == KeyedDigest(struct.pack(f"<{len(ids)}i", *ids)).text()
 
 
 def test_a_weight_is_named_with_its_parts(opened: Recorder) -> None:

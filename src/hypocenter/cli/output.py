@@ -33,7 +33,7 @@ def show_json(value: Any) -> None:
     plain = _finite(msgspec.to_builtins(value, str_keys=True))
     text = json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
     # Outside of strings JSON has ASCII alone, and a line end inside one is escaped already.
-    print(re.sub(r"[^\n\x20-\x7e]", _escaped, text), flush=True)
+    print(re.sub(r"[^\n\x20-\x7e]", _escape, text), flush=True)
 
 
 def say(message: str) -> None:
@@ -59,6 +59,6 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _escape(match: re.Match[str]) -> str:
     character = match[0]
     return character if character.isprintable() else json.dumps(character)[1:-1]

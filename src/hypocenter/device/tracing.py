@@ -6,7 +6,6 @@ Slow by design: each launch is waited for. What is written lies in the folder of
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from hypocenter.dtypes import Array, bf16_to_f32
 from hypocenter.errors import UsageError
 from hypocenter.record.bundle import Snapshot
 from hypocenter.record.events import Place, Statistics, Values
+from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.record.recorder import Recorder, open_recorder
 from hypocenter.record.ring import place_of
 from hypocenter.record.trace_log import TraceWriter
@@ -237,7 +237,7 @@ def statistics_of(values: Array, dtype: DType, place: Place, tensor: int) -> tup
     record = Statistics(
         place=place,
         tensor=tensor,
-        digest=hashlib.sha256(raw.tobytes()).hexdigest(),
+        digest=KeyedDigest(raw.tobytes()).text(),
         low=float(finite.min(initial=math.inf)) if finite.size else 0.0,
         high=float(finite.max(initial=-math.inf)) if finite.size else 0.0,
         mean=float(finite.sum() / count),

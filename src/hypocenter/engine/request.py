@@ -6,7 +6,6 @@ Holds no scheduling and no arithmetic; a request knows nothing of the other requ
 from __future__ import annotations
 
 import enum
-import hashlib
 import struct
 import time
 from collections import deque
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from hypocenter.config import SamplingParams
 from hypocenter.engine.stop_strings import StopStrings
 from hypocenter.kernels.sampling.draw import has_penalties
+from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.results import Completion, Delta, Route, Timings
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ class Request:
         self._context_length = context_length
         self._detokenizer = detokenizer
         self._stop_strings = StopStrings(params.stop)
-        self._digest, self._num_digested = hashlib.sha256(), 0
+        self._digest: KeyedDigest | None = None
+        self._num_digested = 0
         self._text: list[str] = []
         self._num_sent = 0  # of output_ids
         self._num_prompt_tokens = 0
@@ -114,11 +115,12 @@ class Request:
         )
 
     def digest(self) -> str:
-        """sha256 over all token ids so far, as little-endian 32-bit numbers."""
+        """Keyed digest of all token ids so far, as little-endian 32-bit numbers."""
+        self._digest = self._digest or KeyedDigest()
         new = self.token_ids[self._num_digested :]
-        self._digest.update(struct.pack(f"<{len(new)}i", *new))
+        self._digest.add(struct.pack(f"<{len(new)}i", *new))
         self._num_digested += len(new)
-        return self._digest.hexdigest()
+        return self._digest.text()
 
     def mark_started(self) -> None:
         """The request runs for the first time."""

@@ -121,8 +121,8 @@ class Values(msgspec.Struct, frozen=True):
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A request of a step: its row of the block table, what runs, and the blocks that it owns.
 
-    `digest` is sha256 over all its token ids so far: equal runs have equal digests, and the text
-    cannot be read from it.
+    `digest` is a keyed one over all its token ids so far (`keyed_digest.py`): equal runs of one
+    machine have equal digests, and without its key nobody can try what the text was.
     """
 
     id: int
@@ -403,7 +403,7 @@ class FaultRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor after a launch: figures of its finite elements, and how many are not finite.
 
-    `digest` is sha256 of its bytes; `first_nonfinite` the index of the first NaN or infinity;
+    `digest` is a keyed one of its bytes; `first_nonfinite` the index of the first NaN or infinity;
     `num_poisoned` counts elements that still hold the pattern of undefined memory, `num_below`
     those of `num_inf` that are -infinity.
     """

@@ -196,43 +196,6 @@ def test_a_folder_that_others_may_write_to_is_made_private(tmp_path: Path) -> No
     assert (tmp_path / "kernels").stat().st_mode & 0o777 == 0o700
 
 
-def _private_folder(cache: Path, umask: int = 0o022) -> str:
-    """The folder that a fresh process takes for its kernels, or why it takes none."""
-    program = (
-        "from hypocenter.device.cpu import code_cache; print(*code_cache._private_folder(), end='')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "HYPO_CACHE_DIR": str(cache)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-        umask=umask,
-    )
-    return done.stdout
-
-
-def test_a_folder_in_which_others_could_put_their_own_is_refused(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    for mode in (0o777, 0o775, 0o757):
-        cache.chmod(mode)
-        assert _private_folder(cache) == f"None others may write to {cache}; chmod go-w it"
-        assert cache.stat().st_mode & 0o777 == mode, "the user's own folder is left as it is"
-        assert not (cache / "kernels").exists(), "nothing was left in it"
-    for mode in (0o1777, 0o755):
-        cache.chmod(mode)
-        assert _private_folder(cache).startswith(str(cache / "kernels"))
-
-
-def test_folders_made_on_the_way_are_private_whatever_the_umask(tmp_path: Path) -> None:
-    cache = tmp_path / "made" / "here"
-    assert _private_folder(cache, umask=0).startswith(str(cache / "kernels"))
-    for folder in (tmp_path / "made", cache, cache / "kernels"):
-        assert folder.stat().st_mode & 0o777 == 0o700
-
-
 def test_without_a_folder_kernels_still_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = _run(PACKAGE_DIR.parent, tmp_path / "file")

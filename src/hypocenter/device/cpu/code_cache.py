@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import os
 import re
-import stat
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -20,8 +19,9 @@ from typing import Any
 from numba.core import caching
 
 from hypocenter import package
-from hypocenter.config import Environment
+from hypocenter.cache_folder import make_private, private_folder
 
+_FOLDER = "kernels"
 #: Modules that kernels' files import and that hold nothing which could end up in machine code.
 _NOT_IN_KERNELS = frozenset({"hypocenter.config", "hypocenter.errors", "hypocenter.package"})
 _IMPORT = re.compile(
@@ -37,13 +37,13 @@ def keep(dispatcher: Any, function: Callable[..., Any], variant: str) -> None:
     `variant` tells apart what is made of one function: its form, and the path of instructions.
     """
     function.__hypo_variant__ = variant  # type: ignore[attr-defined]
-    if _private_folder()[0]:
+    if private_folder(_FOLDER)[0]:
         dispatcher._cache = _KernelCache(function)
 
 
 def cache_problem() -> str:
     """Why compiled kernels are not kept on disk; empty when they are."""
-    return _private_folder()[1]
+    return private_folder(_FOLDER)[1]
 
 
 @cache
@@ -86,43 +86,6 @@ def _module_files(text: str) -> Iterator[Path]:
                 yield file
 
 
-@cache
-def _private_folder() -> tuple[Path | None, str]:
-    """The private folder for machine code, or None and the reason why there is none.
-
-    numba's cache files are pickles: they are only trusted in a folder that no one else can write,
-    nor put another in its place.
-    """
-    chosen = Environment.read().cache_dir
-    folder = chosen / "kernels"
-    try:
-        _make_private(chosen)
-        found = chosen.stat()
-        if found.st_uid not in (0, os.getuid()):
-            return None, f"{chosen} belongs to another user"
-        # With the sticky bit, as in /tmp, others may add to a folder but not replace what is ours.
-        if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
-            return None, f"others may write to {chosen}; chmod go-w it"
-        _make_private(folder)
-        for private in (folder, *filter(Path.is_dir, folder.iterdir())):
-            private.chmod(0o700)
-            found = private.stat()
-            if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-                return None, f"{private} is not private to this user"
-        probe = folder / f".probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        return None, f"{folder}: {error.strerror or error}"
-    return folder, ""
-
-
-def _make_private(folder: Path) -> None:
-    """Make a folder and those above it that are missing; `parents=True` would leave them open."""
-    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
-        missing.mkdir(exist_ok=True, mode=0o700)
-
-
 class _Locator(caching._CacheLocator):  # type: ignore[misc]
     """Tells numba where one kernel's machine code lives and what makes it stale."""
 
@@ -132,10 +95,10 @@ class _Locator(caching._CacheLocator):  # type: ignore[misc]
         self._hash = source_hash(Path(py_file))
 
     def get_cache_path(self) -> str:
-        return f"{_private_folder()[0]}{os.sep}{self._hash}"
+        return f"{private_folder(_FOLDER)[0]}{os.sep}{self._hash}"
 
     def ensure_cache_path(self) -> None:
-        _make_private(Path(self.get_cache_path()))
+        make_private(Path(self.get_cache_path()))
 
     def get_source_stamp(self) -> tuple[str, str]:
         return self._hash, sys.version
@@ -145,7 +108,7 @@ class _Locator(caching._CacheLocator):  # type: ignore[misc]
 
     @classmethod
     def from_function(cls, py_func: Callable[..., None], py_file: str) -> _Locator | None:
-        return cls(py_func, py_file) if _private_folder()[0] else None
+        return cls(py_func, py_file) if private_folder(_FOLDER)[0] else None
 
 
 class _CacheImpl(caching.CompileResultCacheImpl):  # type: ignore[misc]
