@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -34,7 +35,7 @@ from hypocenter.refusals import WrongType
 from hypocenter.watch import collect, dead_runs, kernel_log
 from hypocenter.watch.child import Deadlines, Ended, watch
 from hypocenter.watch.fault_text import fault_in, is_fault, with_kernel_log
-from hypocenter.watch.redact import redact, redacted_command
+from hypocenter.watch.redact import redact, redacted_command, redacted_text
 
 AMD = (
     "Memory access fault by GPU node-1 (Agent handle: 0x55cd82c07cd0) on address 0x7f3a12345000. "
@@ -277,6 +278,50 @@ def test_a_prompt_is_no_part_of_a_command() -> None:
     )  # fmt: skip
     bench = ("python", "-P", "-m", "hypocenter", "bench", "-p", "512")
     assert redacted_command(bench) == bench
+    trick = ("/usr/bin/python3", "/usr/bin/hypo", "run", "bench", "-psecret", "--stop=never")
+    assert redacted_command(trick)[3:] == ("bench", "-p<6 characters>", "--stop=<5 characters>")
+
+
+def test_of_a_command_that_is_not_ours_names_stay_and_values_go(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    command = (
+        "python", str(script), "--token=hunter2", "--name", "Ann Lee", "-m", "pkg.mod", "1234",
+        f"{script}::test_x",
+    )  # fmt: skip
+    assert redacted_command(command) == (
+        "python", str(script), "--token=<7 characters>", "--name", "<7 characters>", "-m",
+        "pkg.mod", "<4 characters>", f"{script}::test_x",
+    )  # fmt: skip
+    shell = redacted_command(["sh", "-c", "hypo run -p 'my password is hunter2'"])
+    assert shell == ("sh", "-c", "<36 characters>")
+
+
+def test_stderr_repeats_no_word_that_was_taken_out_and_no_credential() -> None:
+    command = ["hypo", "run", "-p", "my password is hunter2", "--stop", "a"]
+    said = "my password is hunter2 and so on\ntoken 1000000 of a vocabulary of 512\nFalse: a\n"
+    assert redacted_text(said, command) == said.replace(command[3], "<22 characters>")
+    for secret in ("hf_SECRETsecret", "sk-proj-1234abcd", "ghp_0123456789", "AKIAIOSFODNN7EXAMPLE"):
+        assert secret not in redacted_text(f"login with {secret}.", command)
+    named = 'password: hunter2, api_key="abcd1234" Authorization: Bearer eyJhb.x token=tok12345'
+    assert redacted_text(named, command) == (
+        'password: <7 characters>, api_key="<8 characters>" Authorization: Bearer <7 characters> '
+        "token=<8 characters>"
+    )
+
+
+def test_a_bundle_holds_neither() -> None:
+    found = redact(
+        msgspec.structs.replace(
+            with_tokens(3),
+            command=("python", "x.py", "--key=hunter2"),
+            stderr="hunter2 was wrong",
+            fault=FaultRecord(kind="crash", message="hunter2 is no key"),
+            environment={"TRITON_API_TOKEN": "hunter2", "TRITON_CACHE_DIR": "/x"},
+        )
+    )
+    assert "hunter2" not in str(found)
+    assert found.environment["TRITON_CACHE_DIR"] == "/x"
 
 
 # -- run folders ----------------------------------------------------------------------------------

@@ -91,8 +91,9 @@ def as_object(path: str, completion: Completion) -> dict[str, Any]:
 def _print_answer(
     llm: LLM, text: str, params: SamplingParams, progress: ProgressDisplay, *, quiet: bool
 ) -> None:
-    # On a terminal the prompt stands before its continuation, but is no part of the data.
-    if sys.stdout and sys.stdout.isatty():
+    # On a terminal the prompt stands before its continuation, but is no part of the data. Below a
+    # doctor stderr is none, and goes into a bundle.
+    if sys.stdout and sys.stdout.isatty() and sys.stderr.isatty():
         progress.clear()
         print(text, end="", file=sys.stderr, flush=True)
     completion = answer(llm, llm.tokenizer.encode(text), params, progress)

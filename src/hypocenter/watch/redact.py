@@ -1,9 +1,16 @@
-"""Takes out of a bundle what a person typed: prompts in the command, token ids in step inputs."""
+"""Takes out of a bundle what a person typed or keeps secret.
+
+Prompts and values of options in the command, and where stderr repeats them; what looks like a
+credential in stderr; variables that are named for one; token ids in step inputs.
+"""
 
 from __future__ import annotations
 
+import itertools
+import re
 from array import array
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -14,6 +21,20 @@ from hypocenter.record.events import PlanRecord, Stepped, TensorRecord, Values
 TOKEN_TENSORS = frozenset({"token_ids", "context_ids"})
 #: Options of `hypo` that are followed by a text.
 _TEXT_OPTIONS = ("-p", "--prompt", "--stop")
+_OWN = ("hypo", "hypocenter")
+#: Shorter words are left where stderr has them: they are part of others.
+_MIN_HIDDEN = 4
+#: What comes before a credential, and it: forms that are known (Hugging Face, OpenAI, GitHub, AWS,
+#: Slack), and values behind a name.
+_CREDENTIALS = (
+    re.compile(r"()\b((?:hf_|sk-|gh[pousr]_|github_pat_|AKIA|xox[abp]-)[\w-]{8,})"),
+    re.compile(
+        r"((?:(?:password|passwd|secret|api[_-]?key)[\"']?\s*[=:]|token[\"']?=|bearer\s)\s*[\"']?)"
+        r"([^\s\"',;)]{4,})",
+        re.IGNORECASE,
+    ),
+)
+_SECRET_NAMES = re.compile("TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
 _CODES = {"I8": "b", "I16": "h", "I32": "i", "I64": "q"}
 
 
@@ -32,6 +53,14 @@ def redact(bundle: Bundle) -> Bundle:
     return msgspec.structs.replace(
         bundle,
         command=redacted_command(bundle.command),
+        stderr=redacted_text(bundle.stderr, bundle.command),
+        fault=msgspec.structs.replace(
+            bundle.fault, message=redacted_text(bundle.fault.message, bundle.command)
+        ),
+        environment={
+            name: _length(value) if _SECRET_NAMES.search(name) else value
+            for name, value in bundle.environment.items()
+        },
         events=tuple(
             msgspec.structs.replace(event, inputs=without(event.inputs))
             if isinstance(event, Stepped)
@@ -47,19 +76,71 @@ def redact(bundle: Bundle) -> Bundle:
 
 
 def redacted_command(command: Sequence[str]) -> tuple[str, ...]:
-    """The command with each prompt replaced by its length."""
-    shown = list(command)
-    if "bench" in shown[:5]:  # behind `python -P -m hypocenter` at the latest
-        return tuple(shown)  # its -p is a number
-    for number, word in enumerate(shown):
+    """The command with each prompt replaced by its length.
+
+    Of a program that is not ours nobody knows which words are harmless: files that are there, names
+    of options and of modules stay.
+    """
+    words = list(command)
+    own = next((n for n, word in enumerate(words[:4]) if Path(word).name in _OWN), None)
+    if own is None:
+        return tuple(_foreign_words(words))
+    if words[own + 1 : own + 2] == ["bench"]:
+        return tuple(words)  # its -p is a number
+    return tuple(_own_words(words))
+
+
+def _own_words(words: list[str]) -> list[str]:
+    shown = list(words)
+    for number, word in enumerate(words):
         option, equals, text = word.partition("=")
         if option in _TEXT_OPTIONS and equals:
-            shown[number] = f"{option}=<{len(text)} characters>"
-        elif word in _TEXT_OPTIONS and number + 1 < len(shown):
-            shown[number + 1] = f"<{len(shown[number + 1])} characters>"
+            shown[number] = f"{option}={_length(text)}"
+        elif word in _TEXT_OPTIONS and number + 1 < len(words):
+            shown[number + 1] = _length(words[number + 1])
         elif word.startswith("-p") and len(word) > 2 and not word.startswith("--"):
-            shown[number] = f"-p<{len(word) - 2} characters>"
-    return tuple(shown)
+            shown[number] = f"-p{_length(word[2:])}"
+    return shown
+
+
+def _foreign_words(words: list[str]) -> list[str]:
+    shown = words[:1]
+    for before, word in itertools.pairwise(words):
+        option, equals, text = word.partition("=")
+        if re.fullmatch(r"--?[A-Za-z][\w-]*", option):
+            shown.append(f"{option}={_length(text)}" if equals else word)
+        elif before == "-m" or _is_file(word):
+            shown.append(word)
+        else:
+            shown.append(_length(word))
+    return shown
+
+
+def _is_file(word: str) -> bool:
+    try:
+        return Path(word.partition("::")[0]).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _length(text: str) -> str:
+    return f"<{len(text)} characters>"
+
+
+def redacted_text(text: str, command: Sequence[str]) -> str:
+    """What a command said, without what was taken out of its words and without credentials."""
+    hidden = {
+        said
+        for word, shown in zip(command, redacted_command(command), strict=True)
+        if word != shown
+        for said in (word, word.partition("=")[2])
+        if len(said) >= _MIN_HIDDEN
+    }
+    for said in sorted(hidden, key=len, reverse=True):
+        text = text.replace(said, _length(said))
+    for form in _CREDENTIALS:
+        text = form.sub(lambda match: match[1] + _length(match[2]), text)
+    return text
 
 
 def vocabulary(plans: Sequence[PlanRecord], tensors: Sequence[TensorRecord]) -> int | None:
