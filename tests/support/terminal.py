@@ -20,7 +20,7 @@ import pytest
 
 from hypocenter.cli import app
 
-TIMEOUT_SECONDS = 100
+TIMEOUT_SECONDS = 250
 HYPO = [sys.executable, "-m", "hypocenter"]
 
 #: A command started in the background of a script inherits that Ctrl-C is ignored; a person's does
@@ -30,10 +30,12 @@ import fcntl, os, signal, sys, termios
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 if os.isatty(0):
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.executable, [sys.executable, "-m", "hypocenter", *sys.argv[1:]])
+os.execvp(sys.argv[1], sys.argv[1:])
 """
 
-AS_A_PERSON = [sys.executable, "-c", _AS_A_PERSON]
+AS_A_PERSON = [sys.executable, "-c", _AS_A_PERSON, *HYPO]
+#: A shell with job control, in which commands can be typed.
+SHELL = [sys.executable, "-c", _AS_A_PERSON, "bash", "--norc", "--noprofile", "-i"]
 
 
 def hypo(
@@ -100,7 +102,7 @@ def lines_without_progress(stderr: str) -> list[str]:
 
 
 class Terminal:
-    """A `hypo` that runs on a terminal; `seen` is all that it has shown."""
+    """A command that runs on a terminal; `seen` is all that it has shown."""
 
     def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
         self._process = process
@@ -145,11 +147,11 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def on_terminal(args: Sequence[str]) -> Iterator[Terminal]:
-    """Start `hypo` with these arguments on a terminal; it is killed at the end if it still runs."""
+def on_terminal(args: Sequence[str], command: Sequence[str] = AS_A_PERSON) -> Iterator[Terminal]:
+    """Start `hypo`, or another command, on a terminal; it is killed at the end if it still runs."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        [*AS_A_PERSON, *args],
+        [*command, *args],
         stdin=slave,
         stdout=slave,
         stderr=slave,

@@ -10,15 +10,14 @@ import math
 import os
 import select
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from hypocenter.errors import UsageError
 from hypocenter.record import ring
+from hypocenter.watch import job
 
 #: Kept of a child's stderr: its beginning, and twice this much of its end at least.
 _HEAD_BYTES, _TAIL_BYTES = 64 << 10, 512 << 10
@@ -77,35 +76,22 @@ def watch(
 
     `stdout` is the file descriptor that its stdout goes to instead.
     `runs` is where its recorders write, which tells when a step is past its deadline; the whole
-    process group is ended then. Raises UsageError when there is no such command.
+    process group is ended then, and when this process ends. Raises UsageError when there is no such
+    command.
     """
-    started, since = time.time(), time.monotonic()
-    try:
-        process = subprocess.Popen(
-            list(command),
-            env=dict(environment),
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except (FileNotFoundError, PermissionError, NotADirectoryError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"{command[0]}: {reason}, so nothing was run") from error
-    child = _Child(process, pass_on)
-    hung = None
-    try:
+    begun, since = time.time(), time.monotonic()
+    with job.start_job(command, environment, stdout) as running:
+        child = _Child(running, pass_on)
         with _handing_on(child):
             hung = child.wait(runs, deadlines or Deadlines())
-    finally:
-        child.end()
-    code = process.returncode
+    code = running.process.returncode
     return Ended(
         command=tuple(command),
-        pid=process.pid,
+        pid=running.process.pid,
         exit_code=code if code >= 0 else None,
         signal=-code if code < 0 else None,
         stderr=child.stderr(),
-        started=started,
+        started=begun,
         ended=time.time(),
         since=since,
         hung_seconds=hung,
@@ -115,25 +101,30 @@ def watch(
 
 @dataclass(slots=True)
 class _Child:
-    process: subprocess.Popen[bytes]
+    job: job.TerminalJob
     pass_on: Callable[[bytes], object]
     num_interrupts: int = 0
+    #: When it went on last, after it had been stopped from the terminal.
+    _resumed: float = 0.0
     _head: bytearray = field(default_factory=bytearray)
     _tail: bytearray = field(default_factory=bytearray)
     _num_lost: int = 0
+    _is_closed: bool = False
 
     def wait(self, runs: Path, deadlines: Deadlines) -> float | None:
         """Until the end; returns the seconds of the step that was past its deadline, if one was."""
         next_look = time.monotonic() + _TICK_SECONDS
         nothing_seen = time.monotonic() + deadlines.step if deadlines.is_asked else math.inf
-        while self.process.poll() is None:
+        while self.job.process.poll() is None:
             self._read(_TICK_SECONDS)
+            if self.job.follow():
+                self._resumed = time.monotonic()
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + _TICK_SECONDS
                 if next_look > nothing_seen and not ring.run_folders(runs):
                     nothing_seen = math.inf
                     self.pass_on(_NOTHING_TO_COUNT)
-                if late := _late_step(runs, deadlines):
+                if late := _late_step(runs, deadlines, self._resumed):
                     pid, seconds = late
                     self._abort(pid)
                     return seconds
@@ -144,18 +135,9 @@ class _Child:
         """Hand Ctrl-C on; the third one ends the child."""
         self.num_interrupts += 1
         if self.num_interrupts > 2:
-            self._kill_group()
+            self.job.send(signal.SIGKILL)
         else:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(signal.SIGINT)
-
-    def end(self) -> None:
-        """Leave no child behind, whatever happens here."""
-        if self.process.poll() is None:
-            self._kill_group()
-            self.process.wait()
-        if self.process.stderr:
-            self.process.stderr.close()
+            self.job.send(signal.SIGINT)
 
     def stderr(self) -> str:
         """What was kept."""
@@ -166,31 +148,35 @@ class _Child:
         """SIGABRT: Python writes the stack of every thread, even of one that is stuck in C."""
         with contextlib.suppress(OSError):
             # Only a process of the child's own group, whatever its ring claims.
-            os.kill(pid if os.getpgid(pid) == self.process.pid else self.process.pid, 6)
+            group = self.job.process.pid
+            os.kill(pid if os.getpgid(pid) == group else group, signal.SIGABRT)
         stop = time.monotonic() + _ABORT_SECONDS
-        while self.process.poll() is None and time.monotonic() < stop:
+        while self.job.process.poll() is None and time.monotonic() < stop:
             self._read(_TICK_SECONDS)
-        self._kill_group()
-        self.process.wait()
+        self.job.send(signal.SIGKILL)
+        self.job.process.wait()
         self._drain()
 
-    def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-
     def _drain(self) -> None:
+        """Take what is there still; what others go on to write is passed on after us."""
         stop = time.monotonic() + _DRAIN_SECONDS
         while self._read(max(stop - time.monotonic(), 0.0)):
             pass
+        pipe = self.job.process.stderr
+        if pipe is not None:
+            if not self._is_closed:
+                job.go_on_passing(pipe.fileno())
+            pipe.close()
 
     def _read(self, seconds: float) -> bool:
         """Take what has come within so many seconds; False when nothing did."""
-        pipe = self.process.stderr
+        pipe = self.job.process.stderr
         assert pipe is not None
         ready, _, _ = select.select([pipe], [], [], seconds)
         data = os.read(pipe.fileno(), 65536) if ready else b""
         if not data:
             if ready:  # closed, though the child may go on
+                self._is_closed = True
                 time.sleep(min(seconds, 0.02))
             return False
         self.pass_on(data)
@@ -226,13 +212,13 @@ def _handing_on(child: _Child) -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-def _late_step(runs: Path, deadlines: Deadlines) -> tuple[int, float] | None:
-    """Process and seconds of a step past its deadline."""
+def _late_step(runs: Path, deadlines: Deadlines, resumed: float) -> tuple[int, float] | None:
+    """Process and seconds of a step past its deadline; before `resumed` nothing counts."""
     for folder in ring.run_folders(runs):
         beat = ring.read_heartbeat(folder)
         if beat is None or beat.is_clean or beat.step_started_ns is None:
             continue
-        seconds = time.monotonic() - beat.step_started_ns / 1e9
+        seconds = time.monotonic() - max(beat.step_started_ns / 1e9, resumed)
         limit = deadlines.first_step if beat.step <= 1 else deadlines.step
         if seconds > limit and ring.is_alive(folder):
             return beat.pid, seconds
