@@ -40,9 +40,9 @@ _NAME_TO_MODULE = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from hypocenter.package import version
 
-        return version("hypocenter")
+        return version()
     if name not in _NAME_TO_MODULE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_NAME_TO_MODULE[name]), name)

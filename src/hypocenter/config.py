@@ -5,19 +5,19 @@ The command line takes names, defaults and help of its options from these fields
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from hypocenter.errors import BadSetting, UsageError
 from hypocenter.tensor import DType
 
 MAX_STOP_STRINGS = 16
 MAX_TOP_K = 1 << 20
+MAX_SEED = (1 << 64) - 1
 _DEVICE = re.compile(r"cpu|(cuda|hip)(:[0-9]{1,3})?|sim:[a-z0-9]{1,20}")
 #: Is told what is being done, and how much of it is, from 0 to 1.
 OnProgress = Callable[[str, float], None]
@@ -38,8 +38,9 @@ class SamplingParams:
 
     `temperature` 0 takes the most likely token. `top_k` 0, `top_p` 1 and `min_p` 0 switch that
     filter off. `repeat_penalty` 1 and the two OpenAI penalties at 0 leave the logits alone.
-    `max_tokens` None means: until the model ends its answer or the context is full.
-    Raises UsageError when a value is out of its range.
+    `max_tokens` None means: until the model ends its answer or the context is full. `seed` None
+    takes another one for each request; the Completion says which. `stop` is a text or several.
+    Raises UsageError when a value is of a wrong type or out of its range.
     """
 
     max_tokens: int | None = 128
@@ -50,28 +51,42 @@ class SamplingParams:
     repeat_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    stop: Sequence[str] = ()
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            _within("max_tokens", self.max_tokens, 0, 1 << 31)
+            _require_whole("max_tokens", self.max_tokens, 0, 1 << 31)
         _within("temperature", self.temperature, 0.0, 100.0)
-        _within("top_k", self.top_k, 0, MAX_TOP_K)
+        _require_whole("top_k", self.top_k, 0, MAX_TOP_K)
         _within("top_p", self.top_p, 0.0, 1.0)
         _within("min_p", self.min_p, 0.0, 1.0)
         # Divided by 1e-308 a logit would be infinite; nobody means less than a hundredth.
         _within("repeat_penalty", self.repeat_penalty, 0.01, 100.0)
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _within("seed", self.seed, 0, (1 << 64) - 1)
-        if isinstance(self.stop, str):
-            raise UsageError("stop is a string, but must be a tuple of strings")
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise UsageError(f"{len(self.stop)} stop strings, but at most {MAX_STOP_STRINGS}")
-        if any(not text for text in self.stop):
-            raise UsageError("a stop string is empty; leave it out")
+        if self.seed is not None:
+            _require_whole("seed", self.seed, 0, MAX_SEED)
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        if not isinstance(self.ignore_eos, bool):
+            raise BadSetting("ignore_eos", self.ignore_eos, "must be True or False")
+
+
+class SamplingFields(TypedDict, total=False):
+    """The fields of SamplingParams as keywords."""
+
+    max_tokens: int | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int | None
+    stop: Sequence[str]
+    ignore_eos: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +116,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _one_of("launch_mode", self.launch_mode, LAUNCH_MODES)
-        if not _DEVICE.fullmatch(self.device):
+        if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
             known = "must be cpu, cuda, hip, cuda:N, hip:N or sim:NAME"
             raise BadSetting("device", self.device, known)
         _one_of("attention", self.attention, ATTENTIONS)
@@ -111,14 +126,30 @@ class EngineConfig:
         if self.float_products == "bf16" and self.device != "cpu":
             raise BadSetting("float_products", self.float_products, _BF16_NEEDS_THE_CPU)
         if self.context_length is not None:
-            _within("context_length", self.context_length, 1, 1 << 24)
+            _require_whole("context_length", self.context_length, 1, 1 << 24)
         if self.num_threads is not None:
-            _within("num_threads", self.num_threads, 1, 1024)
-        _within("max_batch_tokens", self.max_batch_tokens, 1, 65536)
-        _within("max_batch_requests", self.max_batch_requests, 1, 4096)
-        if self.block_size not in (16, 32, 64, 128):
+            _require_whole("num_threads", self.num_threads, 1, 1024)
+        _require_whole("max_batch_tokens", self.max_batch_tokens, 1, 65536)
+        _require_whole("max_batch_requests", self.max_batch_requests, 1, 4096)
+        if type(self.block_size) is not int or self.block_size not in (16, 32, 64, 128):
             raise BadSetting("block_size", self.block_size, "must be 16, 32, 64 or 128")
         _one_of("kv_dtype", self.kv_dtype, tuple(KV_DTYPES))
+
+
+class EngineFields(TypedDict, total=False):
+    """The fields of EngineConfig as keywords."""
+
+    device: str
+    context_length: int | None
+    num_threads: int | None
+    max_batch_tokens: int
+    max_batch_requests: int
+    block_size: int
+    kv_dtype: str
+    tokenizer_pre: str | None
+    launch_mode: str
+    attention: str
+    float_products: str
 
 
 DEFAULT_CONTEXT = 4096
@@ -266,10 +297,32 @@ def _flag(name: str, environ: Mapping[str, str], default: str) -> bool:
 def _within(name: str, value: float, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadSetting(name, value, "must be a number")
-    if not math.isfinite(value) or not low <= value <= high:
+    if not low <= value <= high:  # NaN is in no range
         raise BadSetting(name, value, f"must be from {low} to {high}")
 
 
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+def _require_whole(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadSetting(name, value, "must be a whole number")
+    if not low <= value <= high:
+        raise BadSetting(name, value, f"must be from {low} to {high}")
+
+
+def _stop_strings(stop: object) -> tuple[str, ...]:
+    """One text or several as a tuple."""
+    texts = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(texts, Sequence):
+        raise BadSetting("stop", stop, "must be a text or a sequence of texts")
+    if len(texts) > MAX_STOP_STRINGS:
+        raise UsageError(f"{len(texts)} stop strings, but at most {MAX_STOP_STRINGS}")
+    for text in texts:
+        if not isinstance(text, str):
+            raise BadSetting("stop", text, "must be a text or a sequence of texts")
+        if not text:
+            raise UsageError("a stop string is empty; leave it out")
+    return tuple(texts)
+
+
+def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
         raise BadSetting(name, value, f"must be one of {', '.join(known)}")

@@ -56,7 +56,11 @@ class BadSetting(UsageError):
 
     def text_for(self, name: str) -> str:
         """The sentence with another name for the field, such as that of an option."""
-        return f"{name} is {self.value!r}, but {self.limit}"
+        value = self.value
+        # Python refuses to write out numbers of more than 4300 digits.
+        is_long = isinstance(value, int) and value.bit_length() > 1024
+        shown = "a number of more than 300 digits" if is_long else repr(value)
+        return f"{name} is {shown}, but {self.limit}"
 
 
 class MissingPackage(UsageError):

@@ -8,7 +8,9 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import tomllib
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 NAME = "hypocenter"
@@ -17,6 +19,15 @@ FOLDER = Path(__file__).parent
 BUNDLED_MODEL = "demo-q8_0.gguf"
 #: Rooms in which kernels lie that a bundle may name: ours, and those that the lab plants.
 _KERNEL_ROOMS = ("kernels", "lab")
+
+
+def version() -> str:
+    """The version that is installed; of a tree of sources that is not, what its project says."""
+    try:
+        return metadata.version(NAME)
+    except metadata.PackageNotFoundError:
+        with open(FOLDER.parents[1] / "pyproject.toml", "rb") as file:
+            return str(tomllib.load(file)["project"]["version"])
 
 
 def module_command(module: str) -> list[str]:

@@ -40,12 +40,16 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """A finished request. `finish_reason`: stop (end token or stop string), length, cancelled."""
+    """A finished request. `finish_reason`: stop (end token or stop string), length, cancelled.
+
+    With `seed` the same request has the same answer again.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     prompt_token_ids: tuple[int, ...]
     finish_reason: str
+    seed: int
     timings: Timings
     route: Route
 

@@ -76,7 +76,7 @@ def assert_one_line(stderr: str, *parts: str) -> None:
         (["run", "--stop", "", "-p", "x"], ["a stop string is empty"]),
         (["run", "a.gguf", "-m", "b.gguf", "-p", "x"], ["a.gguf", "b.gguf", "name it once"]),
         (["run", "a.gguf", "Hello"], ["'Hello'", "-p"]),
-        (["run", "-s", "-1", "-p", "x"], ["-s/--seed is -1", "from 0 to", "$RANDOM"]),
+        (["run", "-s", "-2", "-p", "x"], ["-s/--seed is -2", "from 0 to", "-1: another one"]),
         (["run", "--device", "sim:h20", "-p", "x"], ["did you mean sim:h200", "sim:rx7900xtx"]),
         (["env", "foo"], ["unexpected argument 'foo' of hypo env", "hypo env --help"]),
         (["inspect", "a", "b"], ["unexpected argument 'b' of hypo inspect", "one MODEL"]),
@@ -481,6 +481,10 @@ def test_stop_strings_and_seed_reach_the_engine() -> None:
     sampled = [*run, "--temp", "1", "--seed"]
     texts = [json.loads(hypo_in_process(*sampled, seed).stdout)["text"] for seed in ("1", "1", "2")]
     assert texts[0] == texts[1] != texts[2]
+    free = [json.loads(hypo_in_process(*sampled, "-1").stdout) for _ in range(2)]
+    assert free[0]["seed"] != free[1]["seed"]
+    again = json.loads(hypo_in_process(*sampled, str(free[0]["seed"])).stdout)
+    assert again["text"] == free[0]["text"]
     greedy = json.loads(hypo_in_process(*run).stdout)["text"]
     stop = greedy[4:7]
     cut = hypo_in_process(*run, "--stop", "@@", "--stop", stop)

@@ -228,7 +228,7 @@ def test_an_engine_on_graphs_generates_the_same_and_says_so(gpu: SimGpu, tmp_pat
 def test_the_closing_line_of_a_run_counts_graphs() -> None:
     def line(num_graphs: int) -> str:
         route = Route("cuda", "cuda", "Q8_0", "I8", "f16", 1, (), num_graphs)
-        done = Completion("", (), (), "length", Timings(1, 1.0, 2, 1.0), route)
+        done = Completion("", (), (), "length", 0, Timings(1, 1.0, 2, 1.0), route)
         return closing_line(done)
 
     assert [line(n).rpartition("; ")[2] for n in (0, 1, 2)] == [

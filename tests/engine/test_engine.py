@@ -154,10 +154,13 @@ TestEngineInAnyOrder.settings = settings(max_examples=60, stateful_step_count=20
 
 def test_a_request_yields_the_same_alone_and_in_any_company() -> None:
     prompts = [[7], [7, 8, 9], [7] * 30, [3, 1, 4, 1, 5], [9] * 17]
-    alone = [complete(fake_engine(), prompt, max_tokens=9, temperature=1.0) for prompt in prompts]
+    alone = [
+        complete(fake_engine(), prompt, max_tokens=9, temperature=1.0, seed=0) for prompt in prompts
+    ]
     engine = fake_engine(num_blocks=14)
     requests = [
-        engine.request(prompt, SamplingParams(max_tokens=9, temperature=1.0)) for prompt in prompts
+        engine.request(prompt, SamplingParams(max_tokens=9, temperature=1.0, seed=0))
+        for prompt in prompts
     ]
     together = engine.complete(requests)
     assert [one.token_ids for one in together] == [one.token_ids for one in alone]
@@ -211,11 +214,13 @@ def test_a_long_prompt_runs_in_chunks_of_the_budget() -> None:
 
 
 def test_end_token_ends_without_its_text_and_ignore_eos_goes_on() -> None:
-    ended = complete(fake_engine(), [1, 2, 4], max_tokens=None, temperature=2.0)
+    ended = complete(fake_engine(), [1, 2, 4], max_tokens=None, temperature=2.0, seed=0)
     assert ended.finish_reason == "stop"
     assert ended.token_ids[-1] == END_ID
     assert ended.text == text_of(list(ended.token_ids[:-1]))
-    on = complete(fake_engine(), [1, 2, 4], max_tokens=None, temperature=2.0, ignore_eos=True)
+    on = complete(
+        fake_engine(), [1, 2, 4], max_tokens=None, temperature=2.0, seed=0, ignore_eos=True
+    )
     assert on.finish_reason == "length"
     assert on.token_ids[: len(ended.token_ids)] == ended.token_ids
     assert END_ID in on.token_ids
@@ -472,7 +477,7 @@ def test_stop_strings_are_found_wherever_the_pieces_break(
 
 def stopped_at(make: Callable[[str], tuple[str, ...]]) -> tuple[str, list[Delta], Completion]:
     """The text without stop strings, and pieces and completion with those that `make` takes."""
-    params = {"max_tokens": 20, "temperature": 1.0, "ignore_eos": True}
+    params = {"max_tokens": 20, "temperature": 1.0, "seed": 0, "ignore_eos": True}
     text = complete(fake_engine(), [1, 2], **params).text
     engine = fake_engine()
     request = engine.request([1, 2], SamplingParams(**params, stop=make(text)))  # type: ignore[arg-type]

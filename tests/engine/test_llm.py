@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -16,7 +17,8 @@ from demo_variants import demo_with
 from gguf import GGUFValueType
 
 import hypocenter
-from hypocenter import LLM, Completion, Delta, EngineConfig, SamplingParams
+from hypocenter import LLM, Completion, Delta, EngineConfig, SamplingParams, package
+from hypocenter.config import EngineFields, SamplingFields, defaults
 from hypocenter.errors import ContextOverflow, UsageError
 
 PROMPT = "def read_lines(path):\n"
@@ -71,6 +73,15 @@ def test_the_version_is_that_of_the_package() -> None:
     assert "__version__" in dir(hypocenter)
 
 
+def test_a_tree_that_is_not_installed_has_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    installed = package.version()
+    monkeypatch.setattr(metadata, "version", none)
+    assert package.version() == installed
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
@@ -103,6 +114,83 @@ def test_other_arguments_of_a_wrong_type_are_refused_in_words(llm: LLM) -> None:
         LLM(None, wrong)
     with pytest.raises(UsageError, match=r"path is 3 \(int\), but must be a text or a Path"):
         LLM(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "limit"),
+    [
+        ("seed", 0.5, "must be a whole number"),
+        ("seed", True, "must be a whole number"),
+        ("seed", 1 << 64, "must be from 0 to"),
+        ("max_tokens", 2.0, "must be a whole number"),
+        ("top_k", "3", "must be a whole number"),
+        ("temperature", 10**400, "a number of more than 300 digits, but must be from"),
+        pytest.param(
+            "temperature",
+            10**5000,
+            "a number of more than 300 digits, but must be from",
+            id="5000 digits",
+        ),
+        ("temperature", float("nan"), "must be from"),
+        ("stop", 5, "must be a text or a sequence of texts"),
+        ("stop", ("a", 5), "stop is 5, but must be a text"),
+        ("stop", b"x", "stop is 120, but must be a text"),
+        ("stop", {"a"}, "must be a text or a sequence of texts"),
+        ("ignore_eos", 1, "must be True or False"),
+        ("tempreature", 1, "SamplingParams has no 'tempreature'; did you mean temperature"),
+        ("zzz", 1, "it has max_tokens, temperature"),
+    ],
+)
+def test_a_parameter_of_a_wrong_type_is_refused_before_anything_runs(
+    llm: LLM, field: str, value: Any, limit: str
+) -> None:
+    """In a step it would have ended the requests beside it as well."""
+    with pytest.raises(UsageError, match=re.escape(limit)):
+        llm.generate("x", **{field: value})
+
+
+def test_fields_are_keywords_and_one_stop_is_a_text(llm: LLM) -> None:
+    whole = llm.generate(PROMPT, max_tokens=12)
+    assert whole.token_ids == llm.generate(PROMPT, GREEDY).token_ids
+    assert llm.generate(PROMPT, GREEDY, max_tokens=3).token_ids == whole.token_ids[:3]
+    stopped = llm.generate(PROMPT, GREEDY, stop=whole.text[4:7])
+    assert stopped.finish_reason == "stop"
+    assert SamplingParams(stop="ab").stop == SamplingParams(stop=["ab"]).stop == ("ab",)
+    pieces = [piece.text for piece in llm.stream(PROMPT, max_tokens=3)]
+    assert "".join(pieces) == llm.generate(PROMPT, max_tokens=3).text
+
+
+def test_each_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
+    each = [SamplingParams(max_tokens=2), SamplingParams(max_tokens=5)]
+    short, long = llm.generate([PROMPT, PROMPT], each)
+    assert (len(short.token_ids), len(long.token_ids)) == (2, 5)
+    with pytest.raises(UsageError, match="1 params for 2 prompts; give one for each"):
+        llm.generate([PROMPT, PROMPT], each[:1])
+
+
+def test_without_a_seed_answers_differ_and_name_theirs(llm: LLM) -> None:
+    found = llm.sample(PROMPT, 8, max_tokens=12, temperature=1.5, ignore_eos=True)
+    assert len({one.text for one in found}) > 1
+    assert len({one.seed for one in found}) == 8
+    again = llm.generate(
+        PROMPT, max_tokens=12, temperature=1.5, ignore_eos=True, seed=found[3].seed
+    )
+    assert again.token_ids == found[3].token_ids
+    first, second = ([one.token_ids for one in llm.sample(PROMPT, 3, RANDOM)] for _ in range(2))
+    assert first == second
+    assert first[0] == llm.generate(PROMPT, RANDOM).token_ids
+    with pytest.raises(UsageError, match="num_samples is 0, but must be from 1"):
+        llm.sample(PROMPT, 0)
+
+
+def test_settings_of_the_engine_are_keywords() -> None:
+    with LLM(context_length=64, num_threads=1) as llm:
+        assert llm.context_length == 64
+        assert "64 positions" in repr(llm)
+    with pytest.raises(UsageError, match="EngineConfig has no 'devise'; did you mean device"):
+        LLM(devise="cuda")  # type: ignore[call-arg]
+    assert EngineFields.__annotations__.keys() == defaults(EngineConfig).keys()
+    assert SamplingFields.__annotations__.keys() == defaults(SamplingParams).keys()
 
 
 def test_messages_of_a_wrong_type_are_refused_in_words(chatting: LLM) -> None:
@@ -219,7 +307,9 @@ def test_an_empty_prompt_is_the_bos_or_an_error(llm: LLM, tmp_path: Path) -> Non
 def test_without_a_template_there_is_no_chat_but_a_way_out(llm: LLM) -> None:
     assert llm.chat_template is None
     for ask in (llm.chat, llm.stream_chat, llm.encode_chat):
-        with pytest.raises(UsageError, match=r"demo-q8_0.gguf has no chat template.*hypo run -p"):
+        with pytest.raises(
+            UsageError, match=r"demo-q8_0.gguf has no chat template.*continue a text instead"
+        ):
             ask([{"role": "user", "content": "hello"}])
 
 

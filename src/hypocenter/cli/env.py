@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from hypocenter import package
 from hypocenter.cli.machine import cpu, gpu_vendors, memory
 from hypocenter.cli.output import show, show_json
 from hypocenter.config import FOREIGN_PREFIXES, FOREIGN_VARIABLES, KNOWN, Environment
@@ -50,7 +51,7 @@ def collect(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> 
     """The facts as plain data. `root` is where /dev, /proc and /sys are looked for."""
     versions: dict[str, str | None] = {
         "python": platform.python_version(),
-        "hypocenter": metadata.version("hypocenter"),
+        "hypocenter": package.version(),
     }
     versions |= {name: _version(name) for name in (*DEPENDENCIES, *OPTIONAL)}
     torch = _ask_torch() if versions["torch"] else None

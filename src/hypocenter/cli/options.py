@@ -19,6 +19,10 @@ from hypocenter.package import BUNDLED_MODEL
 
 #: `-n -1` is llama.cpp's spelling of "until the model ends its answer or the context is full".
 UNTIL_END = -1
+#: What a chat samples with unless it is told otherwise, as llama.cpp does: small models that always
+#: take the most likely token repeat themselves without end.
+_IN_CHAT = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+OTHER_SEED = -1
 
 
 def _whole_number(_: object, tokens: Sequence[Token]) -> int:
@@ -108,7 +112,7 @@ def naming_options(options: type[Any]) -> Iterator[None]:
 #: What the command line adds to the refusal of a field's value.
 _ALSO = {
     "max_tokens": f", or {UNTIL_END}: until the model ends its answer",
-    "seed": "; $RANDOM is another one each time",
+    "seed": f", or {OTHER_SEED}: another one each time",
 }
 
 
@@ -122,7 +126,7 @@ class PromptOptions:
         Parameter(
             name=("-p", "--prompt"),
             allow_leading_hyphen=True,
-            help=r"Text to continue, taken as it stands: \n is a backslash and an n.",
+            help=r"Prompt, used verbatim (no escapes such as \n).",
         ),
     ] = None
     file: Annotated[
@@ -144,6 +148,10 @@ class PromptOptions:
         return model_path(positional if self.model is None else self.model)
 
 
+def _defaults(name: str) -> str:
+    return f"[default: {_SAMPLING[name]}, in a chat {_IN_CHAT[name]}]"
+
+
 @Parameter(name="*", group=_SAMPLING_GROUP)
 @dataclass(frozen=True)
 class SamplingOptions:
@@ -155,30 +163,48 @@ class SamplingOptions:
             name=("-n", "--predict", "--max-tokens"),
             converter=_whole_number,
             help="Most tokens to generate; -1: until the model ends or the context is full. "
-            f"[default: {_SAMPLING['max_tokens']}, in a chat -1]",
+            f"[default: {_SAMPLING['max_tokens']}, in a chat {UNTIL_END}]",
         ),
     ] = None
     seed: Annotated[
-        int,
+        int | None,
         Parameter(
-            name=("-s", "--seed"), converter=_whole_number, help="Seed of the random stream."
+            name=("-s", "--seed"),
+            converter=_whole_number,
+            help=f"Seed of the random stream; {OTHER_SEED}, as without it: another one each time.",
         ),
     ] = _SAMPLING["seed"]
     temperature: Annotated[
-        float, Parameter(name=("--temp", "--temperature"), help="0 takes the most likely token.")
-    ] = _SAMPLING["temperature"]
-    top_k: Annotated[
-        int,
+        float | None,
         Parameter(
-            name="--top-k", converter=_whole_number, help="Keep the k most likely; 0 is off."
+            name=("--temp", "--temperature"),
+            help=f"0 takes the most likely token. {_defaults('temperature')}",
         ),
-    ] = _SAMPLING["top_k"]
+    ] = None
+    top_k: Annotated[
+        int | None,
+        Parameter(
+            name="--top-k",
+            converter=_whole_number,
+            help=f"Keep the k most likely tokens; 0 is off. {_defaults('top_k')}",
+        ),
+    ] = None
     top_p: Annotated[
-        float, Parameter(name="--top-p", help="Keep the likeliest of this total; 1 is off.")
-    ] = _SAMPLING["top_p"]
+        float | None,
+        Parameter(
+            name="--top-p",
+            help="Keep the most likely tokens up to this total probability; 1 is off. "
+            f"{_defaults('top_p')}",
+        ),
+    ] = None
     min_p: Annotated[
-        float, Parameter(name="--min-p", help="Keep above this share of the top one; 0 is off.")
-    ] = _SAMPLING["min_p"]
+        float | None,
+        Parameter(
+            name="--min-p",
+            help="Keep tokens above this share of the most likely one; 0 is off. "
+            f"{_defaults('min_p')}",
+        ),
+    ] = None
     repeat_penalty: Annotated[
         float, Parameter(name="--repeat-penalty", help="Divides logits of seen tokens; 1 is off.")
     ] = _SAMPLING["repeat_penalty"]
@@ -186,7 +212,10 @@ class SamplingOptions:
         float, Parameter(name="--presence-penalty", help="Subtracted once a token was generated.")
     ] = _SAMPLING["presence_penalty"]
     frequency_penalty: Annotated[
-        float, Parameter(name="--frequency-penalty", help="Subtracted each time it was.")
+        float,
+        Parameter(
+            name="--frequency-penalty", help="Subtracted for each earlier occurrence of a token."
+        ),
     ] = _SAMPLING["frequency_penalty"]
     stop: Annotated[
         tuple[str, ...],
@@ -208,10 +237,15 @@ class SamplingOptions:
     def params(self, *, in_chat: bool = False) -> SamplingParams:
         """The checked parameters; raises UsageError. An answer in a chat ends where it ends."""
         values: dict[str, Any] = asdict(self)
+        for name in _IN_CHAT:
+            if values[name] is None:
+                values[name] = (_IN_CHAT if in_chat else _SAMPLING)[name]
         if self.max_tokens == UNTIL_END or (in_chat and self.max_tokens is None):
             values["max_tokens"] = None
         elif self.max_tokens is None:
             del values["max_tokens"]
+        if self.seed == OTHER_SEED:
+            values["seed"] = None
         with naming_options(type(self)):
             return SamplingParams(**values)
 

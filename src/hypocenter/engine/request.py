@@ -6,10 +6,12 @@ Holds no scheduling and no arithmetic; a request knows nothing of the other requ
 from __future__ import annotations
 
 import enum
+import secrets
 import struct
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -30,6 +32,10 @@ class State(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
     DONE = "done"
+
+
+#: Short enough for a person to type.
+_SEED_BITS = 32
 
 
 class Request:
@@ -53,7 +59,9 @@ class Request:
     ) -> None:
         self.id = request_id
         self.prompt_ids = tuple(prompt_ids)
-        self.params = params
+        # Every choice of one request is made with one seed, which its completion names.
+        seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
+        self.params = replace(params, seed=seed)
         self.keeps_logits = keeps_logits
         self.logits: list[npt.NDArray[Any]] = []  # f32 [num_tokens of a chunk, vocab_size] each
         self.token_ids = list(self.prompt_ids)
@@ -182,6 +190,7 @@ class Request:
             token_ids=tuple(self.output_ids),
             prompt_token_ids=self.prompt_ids,
             finish_reason=self.finish_reason,
+            seed=self.params.seed or 0,
             timings=self.timings(),
             route=route,
         )

@@ -33,7 +33,7 @@ class TokenChoice:
     @property
     def random_number(self) -> float:
         """The number in [0, 1) that chooses among the tokens."""
-        return uniform(self.params.seed, self.position)
+        return uniform(self.params.seed or 0, self.position)
 
 
 def has_penalties(params: SamplingParams) -> bool:
