@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -505,11 +506,25 @@ def test_no_run_folder_no_sentence(tmp_path: Path) -> None:
 
 
 def test_folders_of_doctors_that_died_go(tmp_path: Path) -> None:
-    (tmp_path / "doctor-999999999").mkdir()
+    """Whose processes have which numbers says nothing: containers share folders and not those."""
+    dead = tmp_path / f"doctor-{os.getpid()}"
+    dead.mkdir()
+    (dead / "lock").touch()
+    made_and_left = tmp_path / ".doctor-x"
+    made_and_left.mkdir()
+    os.utime(made_and_left, (0, 0))
     with dead_runs.watched_runs(tmp_path) as folder:
-        assert folder.is_dir()
         assert dead_runs.is_watched(folder)
         assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+        with dead_runs.watched_runs(tmp_path) as other:
+            assert folder.is_dir(), "one doctor takes the folder of another"
+            assert other != folder
+        beside = (
+            "import sys; from pathlib import Path; from hypocenter.watch import dead_runs\n"
+            "with dead_runs.watched_runs(Path(sys.argv[1])): pass"
+        )
+        subprocess.run([sys.executable, "-c", beside, str(tmp_path)], check=True, timeout=60)
+        assert folder.is_dir()
     assert list(tmp_path.iterdir()) == []
 
 

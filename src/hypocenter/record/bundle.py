@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,9 +140,8 @@ def save(bundle: Bundle, folder: str | Path) -> Bundle:
         raise BadBundle(folder, "is there already;", "name another folder")
     bundle = _fit(_bound(bundle), folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        partial.mkdir(mode=0o700)
         (partial / SOURCES).mkdir(mode=0o700)
         for name, data in _files(bundle):
             with open(partial / name, "xb", opener=_private) as file:

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import secrets
+import tempfile
 from functools import cache
 
 from hypocenter.cache_folder import private_folder
@@ -53,13 +54,12 @@ def _key() -> bytes:
     file = folder / "digest"
     with contextlib.suppress(OSError):
         if not file.exists():
-            partial = folder / f".digest-{os.getpid()}"
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor, partial = tempfile.mkstemp(prefix=".digest-", dir=folder)
             with os.fdopen(descriptor, "wb") as out:
                 out.write(made)
             with contextlib.suppress(FileExistsError):
                 os.link(partial, file)
-            partial.unlink()
+            os.unlink(partial)
         kept = file.read_bytes()
         if len(kept) == _KEY_BYTES:
             return kept

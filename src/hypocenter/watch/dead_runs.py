@@ -6,9 +6,11 @@ Every command asks this, so it loads next to nothing.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,9 @@ MAX_FOLDERS = 32
 TOLD, BUNDLED = "told", "bundle"
 #: Begins the name of a folder in which a watched command's processes have their run folders.
 _WATCHED = "doctor-"
+#: Begins it before the folder is locked; `_LOCK` is held as long as the doctor lives.
+_BEGUN, _LOCK = f".{_WATCHED}", "lock"
+_MAKING_SECONDS = 60
 
 
 class DeadRun(msgspec.Struct, frozen=True):
@@ -85,16 +90,40 @@ def watched_runs(base: Path) -> Iterator[Path]:
         raise PermissionError(
             1, "is open to others; set HYPO_RUN_DIR to a folder of yours", str(base)
         )
-    for left in base.glob(f"{_WATCHED}*"):
-        pid = left.name.removeprefix(_WATCHED)
-        if pid.isdecimal() and not Path("/proc", pid).exists():
+    for left in (*base.glob(f"{_WATCHED}*"), *base.glob(f"{_BEGUN}*")):
+        if not _is_locked(left):
             shutil.rmtree(left, ignore_errors=True)
-    folder = base / f"{_WATCHED}{os.getpid()}"
-    folder.mkdir(mode=0o700)
+    begun = Path(tempfile.mkdtemp(prefix=_BEGUN, dir=base))
+    # Locked before it has its name: whoever sees it without a lock may take it for a leftover.
+    lock = os.open(begun / _LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    folder = begun.rename(base / begun.name.removeprefix("."))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _is_locked(folder: Path) -> bool:
+    """Whether the doctor lives whose folder this is, in a container of any sort.
+
+    No process number tells: another container has other ones, and shares the folder.
+    """
+    try:
+        file = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        # One that is being made has no lock yet, for a moment.
+        with contextlib.suppress(OSError):
+            return time.time() - folder.stat().st_mtime < _MAKING_SECONDS
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False
 
 
 def is_watched(base: Path) -> bool:
