@@ -41,8 +41,10 @@ RECORDED = """
 import os, sys, time
 from hypocenter.config import Environment
 from hypocenter.record import recorder, ring
+from hypocenter.record.events import Stepped
 opened = recorder.open_recorder()
 opened.header[ring.CELL_STEP] = 2
+opened._event(Stepped(**opened._now(), plan=0))
 {end}
 """
 AMD_LINE = (
@@ -339,6 +341,32 @@ def test_nan_in_a_gate_is_of_the_weight_that_it_and_up_are(doctor: Doctor) -> No
         "non-finite value: argument weight (tensor blk.1.ffn_gate.weight + blk.1.ffn_up.weight) of "
         "kernel linear_gate_codes"
     ) in " ".join(done.stdout.split())
+
+
+def test_a_command_that_never_ran_is_no_good_result(tmp_path: Path, doctor: Doctor) -> None:
+    """A wrong option ended it before anything was recorded: 0 would have been a false green."""
+    a_bundle("good")
+    never = ("run", "-p", "x", "-n", "1", "--kv-dtype", "f64")
+    done = doctor("--suspect", "--good", "good", "--out", "bad", "--", *never)
+    assert done.returncode == 2
+    assert "exit code 2 and recorded no step and no launch, so nothing was examined" in done.stderr
+    assert done.stdout == ""
+    assert not (tmp_path / "bad").exists()
+    silent = doctor("--suspect", "--", sys.executable, "-c", "pass")
+    assert silent.returncode == 1
+    assert "so nothing was examined" in silent.stderr
+
+
+def test_a_suspect_that_failed_by_itself_keeps_its_exit_code(doctor: Doctor) -> None:
+    done = doctor("--suspect", "--", *child("os._exit(7)"))
+    assert done.returncode == 7
+    assert "with exit code 7" in done.stdout
+
+
+def test_exit_code_3_of_another_program_is_no_fault_of_a_gpu(doctor: Doctor) -> None:
+    done = doctor("--", "sh", "-c", "exit 3")
+    assert done.returncode == 3
+    assert "exit code 3, which is no fault" in done.stderr
 
 
 def test_a_suspect_is_examined_though_it_ends_well(tmp_path: Path, doctor: Doctor) -> None:

@@ -217,8 +217,8 @@ def doctor(
     its stderr is kept, and Ctrl-C goes to it. When it faults, what it left
     is saved as a bundle and examined.
 
-    The exit code is 3 when a fault was found, 0 when none was, and the
-    command's own when there was nothing to examine.
+    The exit code is 3 when a fault was found, else the command's own; 1
+    when --suspect finds nothing recorded to examine.
     """
     from hypocenter.cli import doctor as cli_doctor
 

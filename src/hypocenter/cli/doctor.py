@@ -24,9 +24,10 @@ from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import Environment
 from hypocenter.doctor import report
 from hypocenter.doctor.doctor import diagnose
-from hypocenter.errors import EXIT_FAULT, EXIT_OK, HypoError, UsageError
+from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, EXIT_OK, HypoError, UsageError
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
+from hypocenter.record.events import Launched, Rejected, Stepped
 from hypocenter.record.ring import Run
 from hypocenter.watch import collect, dead_runs, foreign_runs
 from hypocenter.watch.child import Deadlines, Ended, watch
@@ -141,6 +142,8 @@ def doctor(request: DoctorRequest) -> None:
         show(report.report_text(diagnosis, origin, show_all=asked.all))
     if examined.fault.kind != "none" or not diagnosis.is_clean:
         sys.exit(EXIT_FAULT)
+    if request.command and examined.fault.exit_code:
+        sys.exit(examined.fault.exit_code)  # it failed for a reason of its own
     if seen := foreign_runs.summary(examined.events, examined.sources):
         say(f"{report.headline(diagnosis)}; {seen}")
 
@@ -193,6 +196,10 @@ def _bundle_of_command(request: DoctorRequest) -> Path:
         was_killed = ended.is_interrupted and ended.signal == signal.SIGKILL
         if made is None or (was_killed and not asked.suspect):
             sys.exit(_leave(ended, collect.main_run(runs)))
+        if made.fault.kind == "none" and not _has_launches(made):
+            say(f"{how(ended)} and recorded no step and no launch, so nothing was examined")
+            # No examination is no good result, whatever the command says of itself.
+            sys.exit(_exit_code(ended) or EXIT_ERROR)
         folder = _save(made, asked.out)
     say(f"{how(ended)}; the bundle is in {folder}")
     return folder
@@ -253,6 +260,15 @@ def _leave(ended: Ended, run: Run | None = None) -> int:
         say("the command ended without a fault, so there is no bundle; --suspect makes one")
     else:
         say(f"{how(ended)}, which is no fault to examine; --suspect makes a bundle all the same")
+    return _exit_code(ended)
+
+
+def _has_launches(made: Bundle) -> bool:
+    return any(isinstance(event, Stepped | Launched | Rejected) for event in made.events)
+
+
+def _exit_code(ended: Ended) -> int:
+    """As a shell gives it."""
     return 128 + (ended.signal or 0) if ended.exit_code is None else ended.exit_code
 
 

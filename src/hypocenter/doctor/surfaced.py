@@ -31,6 +31,8 @@ def symptom(case: Case) -> str:
         return f"numbers that are none: {message}"
     if fault.kind == "differs":
         return f"an answer that differs from the good run: {message}"
+    if fault.exit_code:
+        return f"no fault of a GPU: the run ended by itself, with exit code {fault.exit_code}"
     return "no symptom: the run ended by itself"
 
 

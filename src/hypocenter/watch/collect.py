@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypocenter.errors import ErrorKind
+from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, ErrorKind
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import AnyEvent, Called, DeviceRecord, FaultRecord, Rejected
@@ -32,7 +32,7 @@ from hypocenter.watch.fault_text import (
     with_kernel_log,
 )
 from hypocenter.watch.kernel_log import kernel_log
-from hypocenter.watch.redact import redact
+from hypocenter.watch.redact import place_of_own_name, redact
 
 
 def collect(
@@ -177,7 +177,10 @@ def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
         )
     below = signal_below(ended.exit_code)
     of_events = _fault_of_events(run.events if run else ())
-    spoke = is_fault(ended.stderr, ended.exit_code, ended.signal or below)
+    code = ended.exit_code
+    if code == EXIT_FAULT and not _is_ours(ended, run):
+        code = EXIT_ERROR  # what 3 means is for the program to say: pytest and curl have it too
+    spoke = is_fault(ended.stderr, code, ended.signal or below)
     if not spoke and run is not None and _has_died(ended, run):
         return _fault_below(ended, run)
     if not spoke and (of_events is None or not ended.exit_code):
@@ -194,6 +197,13 @@ def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
             is_asynchronous=of_events.is_asynchronous,
         )
     return fault
+
+
+def _is_ours(ended: Ended, run: ring.Run | None) -> bool:
+    """Whether it was a command of this package that ended, or an engine below it that ran."""
+    commands = [ended.command, *([run.process.command] if run and run.process else [])]
+    has_plans = run is not None and bool(run.plans)
+    return has_plans or any(place_of_own_name(command) is not None for command in commands)
 
 
 def _told_apart(of_stderr: ErrorKind, of_events: ErrorKind) -> ErrorKind:

@@ -82,12 +82,17 @@ def redacted_command(command: Sequence[str]) -> tuple[str, ...]:
     of options and of modules stay.
     """
     words = list(command)
-    own = next((n for n, word in enumerate(words[:4]) if Path(word).name in _OWN), None)
+    own = place_of_own_name(words)
     if own is None:
         return tuple(_foreign_words(words))
     if words[own + 1 : own + 2] == ["bench"]:
         return tuple(words)  # its -p is a number
     return tuple(_own_words(words))
+
+
+def place_of_own_name(command: Sequence[str]) -> int | None:
+    """Which word of a command is `hypo`, or the module that it is; None where none is."""
+    return next((n for n, word in enumerate(command[:5]) if Path(word).name in _OWN), None)
 
 
 def _own_words(words: list[str]) -> list[str]:
