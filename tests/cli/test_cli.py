@@ -503,13 +503,27 @@ def test_bench_prints_a_table_that_can_be_compared_with_llama_bench() -> None:
     assert [row[5] for row in rows[2:]] == ["pp16", "tg4", "pp16 @ d32", "tg4 @ d32"]
     assert rows[2][:5] == ["llama Q8_0", "5.86 MiB", "5.77 M", "CPU", "1"]
     assert re.fullmatch(r"[\d.]+ ± [\d.]+", rows[2][6])
-    assert [bool(row[7]) for row in rows[2:]] == [False, True, False, True]
+    assert [bool(row[7]) for row in rows[2::2]] == [False, False], "prompts have no share"
+
+
+def test_bench_counts_sequences_together_and_says_what_loading_took() -> None:
+    done = hypo_in_process(
+        *("bench", "-p", "0", "-n", "4", "-np", "1,3", "-d", "0,20", "-r", "1", "-t", "1"), "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [test["name"] for test in found["tests"]] == [
+        "tg4", "tg4 x3", "tg4 @ d20", "tg4 x3 @ d20",
+    ]  # fmt: skip
+    assert [test["num_tokens"] for test in found["tests"]] == [4, 12, 4, 12]
+    assert found["load_seconds"] > 0
+    assert "load" in hypo_in_process("bench", "-p", "1", "-n", "0", "-r", "1").stderr
 
 
 def test_bench_refuses_tests_that_do_not_fit() -> None:
     done = hypo_in_process("bench", "-p", "16", "-n", "4", "-d", "500")
     assert done.returncode == 2
-    assert_one_line(done.stderr, "need 516 positions", "trained for 512", "lower -p, -n or -d")
+    assert_one_line(done.stderr, "need 516 positions", "trained for 512", "lower -p, -n, -d or -np")
 
 
 # -- pipes, interrupts, terminals ----------------------------------------------------------------

@@ -21,6 +21,7 @@ from hypocenter.cli.options import BenchOptions
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import EngineConfig
+from hypocenter.device import devices
 from hypocenter.engine.batch import Batch
 from hypocenter.errors import UsageError
 from hypocenter.model.architecture import read_architecture
@@ -37,11 +38,15 @@ TOKEN_SEED = 0
 
 @dataclass(frozen=True)
 class Measurement:
-    """One test: `name` as llama-bench writes it, tokens per second of each repetition."""
+    """One test: `name` as llama-bench writes it, tokens per second of each repetition.
+
+    Of `num_sequences` at once all tokens count, and each step reads the weights once.
+    """
 
     name: str
     num_tokens: int
     depth: int
+    num_sequences: int
     tokens_per_second: tuple[float, ...]
 
     @property
@@ -65,39 +70,40 @@ class ModelFacts:
 
 def bench(path: str, options: BenchOptions, config: EngineConfig, *, as_json: bool) -> None:
     """Measure and print. Raises UsageError when the tests do not fit into the context."""
+    num_sequences = max(options.num_sequences)
     needed = max(options.depth) + max(options.num_prompt, options.num_generate)
+    needed = max(needed, num_sequences * _room(max(options.depth) + options.num_generate, config))
     with open_gguf(path) as file:
         facts = model_facts(file)
         trained = read_architecture(file).context_length
     if needed > trained:
         raise UsageError(
             f"the tests need {needed} positions, but the model was trained for {trained}; "
-            "lower -p, -n or -d"
+            "lower -p, -n, -d or -np"
         )
     if config.context_length is None:
         config = replace(config, context_length=needed)
+    config = replace(config, max_batch_requests=max(num_sequences, config.max_batch_requests))
+    began = time.perf_counter()
     with ProgressDisplay() as progress, open_llm(path, config, progress) as llm:
+        load_seconds = time.perf_counter() - began
         runner = llm.engine.runner
         if needed > runner.context_length:
             raise UsageError(
                 f"the tests need {needed} positions, but the context has {runner.context_length}; "
-                "lower -p, -n or -d, or raise -c"
+                "lower -p, -n, -d or -np, or raise -c"
             )
         results = list(_measure(runner, options, progress))
         route = runner.route()
         progress("measuring memory bandwidth", 0.0)
-        bandwidth = read_bandwidth(route.num_threads, min(READ_BYTES, _spare_bytes()))
+        bandwidth = bandwidth_of(route)
         progress.clear()
         if as_json:
-            show_json(as_object(facts, results, bandwidth, route))
+            show_json(as_object(facts, results, bandwidth, route, load_seconds))
         else:
             show(table(facts, results, bandwidth, route.device, route.num_threads))
-            say(
-                f"memory bandwidth {bandwidth / 1e9:.1f} GB/s by {route.num_threads} threads; a "
-                f"token reads {facts.bytes_per_token / 1e6:.1f} MB of weights ({route.weight_dtype}"
-                f" times {route.activation_dtype}, {route.instruction_set}); above 100 %: they "
-                "stay in the CPU's caches"
-            )
+            for line in remarks(facts, results, bandwidth, route, load_seconds):
+                say(line)
 
 
 def model_facts(file: GGUFFile) -> ModelFacts:
@@ -118,6 +124,40 @@ def model_facts(file: GGUFFile) -> ModelFacts:
     )
 
 
+def bandwidth_of(route: Route) -> float | None:
+    """Bytes per second of the memory that holds the weights; None where that is a simulation.
+
+    Of a GPU what a copy reads and writes, measured there; of a CPU what its threads read.
+    """
+    if route.device == "cpu":
+        return read_bandwidth(route.num_threads, min(READ_BYTES, _spare_bytes()))
+    return devices.backend_of(route.device).copy_bandwidth()
+
+
+def remarks(
+    facts: ModelFacts,
+    results: list[Measurement],
+    bandwidth: float | None,
+    route: Route,
+    load_seconds: float,
+) -> list[str]:
+    """What stands below the table: what the shares are of, and what has none."""
+    lines = [f"loaded in {load_seconds:.2f} s, with what was compiled then"]
+    if bandwidth is None:
+        return [*lines, f"{route.device} is simulated: its speed says nothing of a GPU"]
+    how = (
+        f"read by {route.num_threads} threads" if route.device == "cpu" else "copied on the device"
+    )
+    lines.append(
+        f"memory bandwidth {bandwidth / 1e9:.1f} GB/s, {how}; a step of decoding reads "
+        f"{facts.bytes_per_token / 1e6:.1f} MB of weights ({route.weight_dtype} times "
+        f"{route.activation_dtype}, {route.instruction_set})"
+    )
+    if any(_share(facts, result, bandwidth) > 1 for result in results if _is_decode(result)):
+        lines.append("no share where the weights come faster than memory gives them: from caches")
+    return lines
+
+
 def read_bandwidth(num_threads: int, num_bytes: int) -> float:
     """Bytes per second of reading `num_bytes` of memory once: the best of ten passes."""
     parts = np.array_split(np.ones(num_bytes // 8, np.uint64), num_threads)
@@ -134,7 +174,7 @@ def read_bandwidth(num_threads: int, num_bytes: int) -> float:
 def table(
     facts: ModelFacts,
     results: list[Measurement],
-    bandwidth: float,
+    bandwidth: float | None,
     device: str,
     num_threads: int,
 ) -> str:
@@ -169,24 +209,57 @@ def table(
     return "\n".join([lines[0], "|" + "|".join(rules) + "|", *lines[1:]])
 
 
-def bandwidth_share(facts: ModelFacts, result: Measurement, bandwidth: float) -> float | None:
-    """Share of `bandwidth` (bytes/s) that reading each weight once a token takes; None for pp."""
-    if not result.name.startswith("tg"):
+def bandwidth_share(
+    facts: ModelFacts, result: Measurement, bandwidth: float | None
+) -> float | None:
+    """Share of `bandwidth` (bytes/s) that reading each weight once a step takes.
+
+    None for prompts, and above 1: then the weights did not come from memory, or the figure lies.
+    """
+    if bandwidth is None or not _is_decode(result):
         return None
-    return result.mean * facts.bytes_per_token / bandwidth
+    share = _share(facts, result, bandwidth)
+    return share if share <= 1 else None
 
 
-def batch_of(token_ids: np.ndarray[Any, Any], start: int, runner: Runner) -> Batch:
-    """A chunk of one sequence that lies in blocks 0, 1, 2 ... from position `start` on."""
+def _is_decode(result: Measurement) -> bool:
+    return result.name.startswith("tg")
+
+
+def _share(facts: ModelFacts, result: Measurement, bandwidth: float) -> float:
+    return result.mean / result.num_sequences * facts.bytes_per_token / bandwidth
+
+
+def batch_of(
+    token_ids: np.ndarray[Any, Any], start: int, runner: Runner, first_block: int = 0
+) -> Batch:
+    """A chunk of one sequence from position `start` on, whose blocks begin with `first_block`."""
     positions = np.arange(start, start + len(token_ids), dtype=np.int32)
-    num_blocks = -(-runner.context_length // runner.block_size)
+    num_blocks = -(-runner.context_length // runner.block_size) - first_block
     return Batch(
         token_ids=token_ids,
         positions=positions,
-        slots=positions.copy(),  # block b holds the slots from b * block_size on
+        slots=positions + first_block * runner.block_size,
         sequence_rows=np.zeros(len(token_ids), np.int32),
-        block_tables=np.arange(num_blocks, dtype=np.int32)[None, :],
+        block_tables=np.arange(first_block, first_block + num_blocks, dtype=np.int32)[None, :],
         logit_rows=np.array([len(token_ids) - 1], np.int32),
+    )
+
+
+def batch_of_sequences(
+    token_ids: np.ndarray[Any, Any], position: int, runner: Runner, room: int
+) -> Batch:
+    """A token of each sequence, all at `position`; each has `room` positions, whole blocks."""
+    num = len(token_ids)
+    firsts = np.arange(num, dtype=np.int32) * np.int32(room)
+    blocks = np.arange(room // runner.block_size, dtype=np.int32)
+    return Batch(
+        token_ids=token_ids,
+        positions=np.full(num, position, np.int32),
+        slots=firsts + np.int32(position),
+        sequence_rows=np.arange(num, dtype=np.int32),
+        block_tables=firsts[:, None] // np.int32(runner.block_size) + blocks,
+        logit_rows=np.arange(num, dtype=np.int32),
     )
 
 
@@ -194,37 +267,58 @@ def _measure(
     runner: Runner, options: BenchOptions, progress: ProgressDisplay
 ) -> Iterator[Measurement]:
     random = np.random.default_rng(TOKEN_SEED)
-    tests: list[tuple[str, int, int]] = [
-        ("pp", options.num_prompt, runner.max_batch_tokens),
-        ("tg", options.num_generate, 1),
-    ]
     for depth in options.depth:
-        _feed(runner, _tokens(random, runner, depth), 0, runner.max_batch_tokens)
-        for kind, num_tokens, chunk in tests:
-            if not num_tokens:
-                continue
-            name = f"{kind}{num_tokens}" + (f" @ d{depth}" if depth else "")
+        at = f" @ d{depth}" if depth else ""
+        _feed(runner, _tokens(random, runner, depth), 0)
+        if num_tokens := options.num_prompt:
 
-            def once(num_tokens: int = num_tokens, chunk: int = chunk, depth: int = depth) -> None:
-                _feed(runner, _tokens(random, runner, num_tokens), depth, chunk)
+            def read(num_tokens: int = num_tokens, depth: int = depth) -> None:
+                _feed(runner, _tokens(random, runner, num_tokens), depth)
 
-            speeds = _repeat(name, once, options, num_tokens, progress)
-            yield Measurement(name, num_tokens, depth, speeds)
+            name = f"pp{num_tokens}{at}"
+            speeds = _repeat(name, runner, read, options, num_tokens, progress)
+            yield Measurement(name, num_tokens, depth, 1, speeds)
+        for num in options.num_sequences if options.num_generate else ():
+            room = _room(depth + options.num_generate, runner.config)
+            for sequence in range(num):
+                first_block = sequence * (room // runner.block_size)
+                _feed(runner, _tokens(random, runner, depth), 0, first_block)
+
+            def decode(num: int = num, depth: int = depth, room: int = room) -> None:
+                for position in range(depth, depth + options.num_generate):
+                    tokens = _tokens(random, runner, num)
+                    runner.run(batch_of_sequences(tokens, position, runner, room))
+
+            num_tokens = num * options.num_generate
+            name = f"tg{options.num_generate}{f' x{num}' if num > 1 else ''}{at}"
+            speeds = _repeat(name, runner, decode, options, num_tokens, progress)
+            yield Measurement(name, num_tokens, depth, num, speeds)
+
+
+def _room(num_positions: int, config: EngineConfig) -> int:
+    """So many positions as whole blocks of the cache."""
+    return -(-num_positions // config.block_size) * config.block_size
 
 
 def _repeat(
     name: str,
+    runner: Runner,
     once: Callable[[], None],
     options: BenchOptions,
     num_tokens: int,
     progress: ProgressDisplay,
 ) -> tuple[float, ...]:
-    """Tokens per second of each repetition, after one that warms up and is not counted."""
+    """Tokens per second of each repetition, after one that warms up and is not counted.
+
+    The clock stops when the device has done the work, and not when it has been told of it.
+    """
     speeds = []
     for repetition in range(options.repetitions + 1):
         progress(name, repetition / (options.repetitions + 1))
+        runner.wait()
         started = time.perf_counter()
         once()
+        runner.wait()
         if repetition:
             speeds.append(num_tokens / (time.perf_counter() - started))
     progress.clear()
@@ -235,9 +329,12 @@ def _tokens(random: np.random.Generator, runner: Runner, num: int) -> np.ndarray
     return random.integers(0, runner.vocab_size, num, dtype=np.int32)
 
 
-def _feed(runner: Runner, token_ids: np.ndarray[Any, Any], start: int, chunk: int) -> None:
+def _feed(
+    runner: Runner, token_ids: np.ndarray[Any, Any], start: int, first_block: int = 0
+) -> None:
+    chunk = runner.max_batch_tokens
     for at in range(0, len(token_ids), chunk):
-        runner.run(batch_of(token_ids[at : at + chunk], start + at, runner))
+        runner.run(batch_of(token_ids[at : at + chunk], start + at, runner, first_block))
 
 
 def _spare_bytes() -> int:
@@ -249,9 +346,13 @@ def _spare_bytes() -> int:
 
 
 def as_object(
-    facts: ModelFacts, results: list[Measurement], bandwidth: float, route: Route
+    facts: ModelFacts,
+    results: list[Measurement],
+    bandwidth: float | None,
+    route: Route,
+    load_seconds: float,
 ) -> dict[str, Any]:
-    """What `--json` prints; `bandwidth` in bytes per second."""
+    """What `--json` prints; `bandwidth` in bytes per second, null of a simulated GPU."""
     tests = [
         {
             **asdict(result),
@@ -261,4 +362,10 @@ def as_object(
         }
         for result in results
     ]
-    return {"model": facts, "bytes_per_second": bandwidth, "route": route, "tests": tests}
+    return {
+        "model": facts,
+        "load_seconds": load_seconds,
+        "bytes_per_second": bandwidth,
+        "route": route,
+        "tests": tests,
+    }

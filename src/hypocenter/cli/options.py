@@ -335,6 +335,15 @@ class BenchOptions:
             help="Tokens in the cache beforehand.",
         ),
     ] = (0,)
+    num_sequences: Annotated[
+        tuple[int, ...],
+        Parameter(
+            name=("-np", "--n-parallel"),
+            converter=_wholes,
+            negative="",
+            help="Sequences that generate at once; their tokens are counted together.",
+        ),
+    ] = (1,)
     repetitions: Annotated[
         int,
         Parameter(name=("-r", "--repetitions"), converter=_whole_number, help="Runs of each test."),
@@ -347,6 +356,9 @@ class BenchOptions:
                 low, value = int(name == "repetitions"), getattr(self, name)
                 if not low <= value <= high:
                     raise BadSetting(name, value, f"must be from {low} to {high}")
+            for num in self.num_sequences:
+                if not 1 <= num <= 4096:
+                    raise BadSetting("num_sequences", num, "must be from 1 to 4096")
             for depth in self.depth:
                 if not 0 <= depth <= 1 << 24:
                     raise BadSetting("depth", depth, f"must be from 0 to {1 << 24}")

@@ -123,3 +123,8 @@ class Backend(Protocol):
     def synchronise(self) -> None:
         """Wait for everything launched; raises DeviceFault when something has faulted."""
         ...
+
+    def copy_bandwidth(self) -> float | None:
+        """Bytes read and written per second by a copy within its memory; None where that is no
+        figure of a GPU's."""
+        ...

@@ -137,6 +137,11 @@ class Runner:
             self._ran[plan] = None
         return memory.rows(plan.result, 0, num_logit_rows)
 
+    def wait(self) -> None:
+        """Wait until everything that was launched has run; on the CPU it has."""
+        if self.config.device != "cpu":
+            devices.synchronise(self.config.device)
+
     @property
     def token_ids(self) -> Tensor:
         """The input i32 [max_batch_tokens] that a step takes its token ids from."""

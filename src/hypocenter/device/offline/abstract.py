@@ -91,6 +91,9 @@ class AbstractGpu:
     def synchronise(self) -> None:
         """Nothing runs."""
 
+    def copy_bandwidth(self) -> None:
+        """Nothing is copied."""
+
 
 def specimens(launches: Iterable[Launch], label: str) -> list[Specimen]:
     """How the launches of a plan made on an abstract device specialise their kernels."""

@@ -208,6 +208,9 @@ class SimGpu:
     def synchronise(self) -> None:
         self._drain("synchronise")
 
+    def copy_bandwidth(self) -> None:
+        """A simulation has no speed."""
+
     def _refuse_unmapped(self, call: str, address: int, num_bytes: int) -> None:
         """The runtimes refuse such a copy at once, and live on."""
         if not self._memory.is_mapped(address, num_bytes):

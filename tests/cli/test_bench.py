@@ -1,0 +1,96 @@
+"""`hypo bench` on a device that works while the host goes on: no figure that the device denies."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from hypocenter.cli import bench
+from hypocenter.cli.bench import Measurement, ModelFacts, bandwidth_share, remarks, table
+from hypocenter.cli.options import BenchOptions
+from hypocenter.cli.progress import ProgressDisplay
+from hypocenter.config import EngineConfig
+from hypocenter.engine.batch import Batch
+from hypocenter.results import Route
+
+FACTS = ModelFacts("llama Q8_0", 1000, 500, bytes_per_token=1000)
+STEP_SECONDS = 0.004
+
+
+class LateRunner:
+    """A device that is told in no time, and needs STEP_SECONDS for each step."""
+
+    vocab_size, context_length, block_size, max_batch_tokens = 100, 256, 16, 32
+    config = EngineConfig()
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self._num_due = 0
+
+    def run(self, batch: Batch) -> None:
+        self.batches.append(batch)
+        self._num_due += 1
+
+    def wait(self) -> None:
+        time.sleep(self._num_due * STEP_SECONDS)
+        self._num_due = 0
+
+
+def measured(**options: Any) -> tuple[LateRunner, list[Measurement]]:
+    runner = LateRunner()
+    with ProgressDisplay(quiet=True) as progress:
+        asked = BenchOptions(repetitions=1, **options)
+        return runner, list(bench._measure(cast(Any, runner), asked, progress))
+
+
+def test_the_clock_stops_when_the_device_has_done_the_work() -> None:
+    _, (prompt, decode) = measured(num_prompt=64, num_generate=5)
+    assert prompt.mean <= 64 / (2 * STEP_SECONDS)
+    assert decode.mean <= 1 / STEP_SECONDS
+
+
+def test_sequences_lie_apart_in_the_cache() -> None:
+    runner, found = measured(num_prompt=0, num_generate=3, num_sequences=(1, 4), depth=(18,))
+    assert [one.name for one in found] == ["tg3 @ d18", "tg3 x4 @ d18"]
+    assert found[1].mean <= 4 / STEP_SECONDS
+    last = runner.batches[-1]
+    assert last.positions.tolist() == [20] * 4
+    assert last.slots.tolist() == [20, 52, 84, 116], "32 positions each: two whole blocks"
+    assert last.block_tables.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert last.sequence_rows.tolist() == last.logit_rows.tolist() == [0, 1, 2, 3]
+    # What lies before them was fed into the very blocks that they read.
+    fed = [batch for batch in runner.batches if len(batch.token_ids) == 18]
+    assert [batch.slots[0] for batch in fed[-4:]] == [0, 32, 64, 96]
+    for batch in fed:
+        at = batch.block_tables[0, batch.positions // 16] * 16 + batch.positions % 16
+        assert np.array_equal(at, batch.slots)
+
+
+def test_no_share_is_above_one() -> None:
+    def decode(speed: float, num: int = 1) -> Measurement:
+        return Measurement("tg8", 8 * num, 0, num, (speed,))
+
+    assert bandwidth_share(FACTS, decode(50.0), 1e5) == pytest.approx(0.5)
+    assert bandwidth_share(FACTS, decode(200.0, num=4), 1e5) == pytest.approx(0.5)
+    assert bandwidth_share(FACTS, decode(101.0), 1e5) is None
+    assert bandwidth_share(FACTS, decode(50.0), None) is None
+    assert bandwidth_share(FACTS, Measurement("pp8", 8, 0, 1, (9.0,)), 1e5) is None
+    assert "%" not in table(FACTS, [decode(992.0)], 1e5, "cuda:0", 1)
+    lines = remarks(FACTS, [decode(992.0)], 1e5, _route("cuda:0"), 2.5)
+    assert any("from caches" in line for line in lines)
+    assert any("copied on the device" in line for line in lines)
+
+
+def test_a_simulated_gpu_has_no_bandwidth() -> None:
+    lines = remarks(FACTS, [], None, _route("sim:h200"), 2.5)
+    assert lines[1] == "sim:h200 is simulated: its speed says nothing of a GPU"
+
+
+def _route(device: str) -> Route:
+    return Route(
+        device=device, instruction_set=device, weight_dtype="Q8_0", activation_dtype="I8",
+        kv_dtype="f16", num_threads=1, kernels=(), num_graphs=0,
+    )  # fmt: skip
