@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 READ_BYTES = 2 << 30
 NUM_READ_PASSES = 10
 TOKEN_SEED = 0
+NUM_WARM_UPS = 2
 
 
 @dataclass(frozen=True)
@@ -308,18 +309,19 @@ def _repeat(
     num_tokens: int,
     progress: ProgressDisplay,
 ) -> tuple[float, ...]:
-    """Tokens per second of each repetition, after one that warms up and is not counted.
+    """Tokens per second of each repetition, after two that warm up and are not counted.
 
-    The clock stops when the device has done the work, and not when it has been told of it.
+    A plan is compiled when it runs first, and captured as a graph when it runs again. The clock
+    stops when the device has done the work, and not when it has been told of it.
     """
     speeds = []
-    for repetition in range(options.repetitions + 1):
-        progress(name, repetition / (options.repetitions + 1))
+    for repetition in range(-NUM_WARM_UPS, options.repetitions):
+        progress(name, (repetition + NUM_WARM_UPS) / (options.repetitions + NUM_WARM_UPS))
         runner.wait()
         started = time.perf_counter()
         once()
         runner.wait()
-        if repetition:
+        if repetition >= 0:
             speeds.append(num_tokens / (time.perf_counter() - started))
     progress.clear()
     return tuple(speeds)
