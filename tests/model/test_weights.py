@@ -134,7 +134,7 @@ def resident_bytes(runner: Runner) -> int:
         tensors += [getattr(layer, part) for part in LayerWeights.__slots__]
     tensors += [*weights.rope, *weights.local_rope, *decoder.pages.keys, *decoder.pages.values]
     tensors += [getattr(decoder._buffers, part) for part in decoder._buffers.__slots__]
-    tensors += [*decoder._logits_buffers.values(), decoder._parts]
+    tensors += [*decoder._logits_buffers.values(), decoder._cpu_tiles]
     for turns in (decoder._operands, decoder._gated):
         tensors += [getattr(turns.operands, part) for part in turns.operands.__slots__]
     allocations = {id(t.allocation): t.allocation.num_bytes for t in tensors if t is not None}
@@ -237,8 +237,8 @@ def test_all_layers_and_plans_share_one_scratch_for_tiles_of_keys(tmp_path: Path
     with open_gguf(path) as file:
         runner = load_runner(file, EngineConfig(max_batch_tokens=64, max_batch_requests=3))
     decoder = runner._decoder
-    assert decoder._parts is not None
-    scratch = decoder._parts.allocation
+    assert decoder._cpu_tiles is not None
+    scratch = decoder._cpu_tiles.allocation
     for num_tokens, kernels in ((1, ["attention", "attention_fold"]), (64, ["attention"])):
         launches = decoder.plan(num_tokens, 1).launches
         found = [one for one in launches if one.kernel.startswith("attention")]

@@ -623,7 +623,7 @@ def test_frees_and_launches_outside_of_plans_are_told(sim: Recorder) -> None:
 def test_a_launch_that_comes_again_is_told_as_itself(sim: Recorder) -> None:
     one, two = _turning().launches[0], _turning().launches[0]
     for launch, stream in ((one, ""), (one, ""), (two, ""), (one, ""), (one, "7"), (one, "")):
-        sim.record_launch(launch, stream)
+        sim.record_launch_outside_plans(launch, stream)
     launches = [event.launch for event in _events(sim, Launched)]
     told = [each.facts[0].tensor for each in launches]
     assert told[0] == told[1] == told[3] != told[2]
@@ -669,7 +669,7 @@ def test_a_mark_of_a_gpu_is_looked_up_in_the_table_of_runs(opened: Recorder) -> 
     opened.device("cuda", None, 0)
 
     plan: Any = _MarkedPlan((1,), 77)
-    places = [ring.place_of(opened.begin(plan)[1]) for _ in range(40)]
+    places = [ring.place_of(opened.record_begin(plan)[1]) for _ in range(40)]
     cells[ring.CELL_PLACE] = ring.place_word(40, 1, 5)
     for run, wanted in ((40, places[39]), (20, places[19]), (5, None)):
         cells[ring.CELL_MARK] = reference(run, 77 << 16 | 3)
@@ -721,8 +721,8 @@ def test_marks_of_a_gpu_lie_in_the_header_of_the_ring(
     assert [device.slot for device in _read(opened).devices] == [None, 0]
     # A plan that is refused before its first mark has begun a run all the same.
     plan: Any = _MarkedPlan(builder.marks, builder.tag)
-    opened.begin(plan)
-    opened.begin(plan)
+    opened.record_begin(plan)
+    opened.record_begin(plan)
     marks.catch_up("cuda")
     assert first.args[0].tolist() == [2]
 

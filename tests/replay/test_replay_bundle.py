@@ -47,7 +47,7 @@ from hypocenter.record.events import (
     TensorRecord,
     Values,
 )
-from hypocenter.replay.corrections import TensorFact
+from hypocenter.replay.corrections import TensorCorrection
 from hypocenter.replay.recorded import index_threshold, index_thresholds, replay_place
 from hypocenter.tensor import DType
 
@@ -122,7 +122,7 @@ def test_a_buffer_of_two_byte_elements_is_red_and_with_four_bytes_green() -> Non
     assert ("out of bounds", "positions_ptr", GUILTY) in found
     assert ("element width", "positions_ptr", GUILTY) in found
     assert Path(red.findings[0].sites[0].file).name == "rope_gpu.py"
-    green = replay_place(bundle, PLACE, corrections={"positions": TensorFact(dtype="I32")})
+    green = replay_place(bundle, PLACE, corrections={"positions": TensorCorrection(dtype="I32")})
     assert green.findings == ()
     assert green.coverage.is_complete
 
@@ -142,7 +142,7 @@ def test_an_allocation_of_half_the_bytes_is_what_bounds_the_tensor() -> None:
     assert {(f.kind, f.argument, f.number) for f in red.findings} == {
         ("out of bounds", "positions_ptr", 1)
     }
-    green = replay_place(bundle, PLACE, corrections={"positions": TensorFact(num_bytes=12)})
+    green = replay_place(bundle, PLACE, corrections={"positions": TensorCorrection(num_bytes=12)})
     assert green.findings == ()
 
 
@@ -152,7 +152,7 @@ def test_a_position_beyond_the_table_is_red_with_its_value_and_green_without() -
     first = red.findings[0]
     assert (first.kind, first.argument, first.values["position"]) == ("out of bounds", "cos_ptr", 9)
     assert "; address 0x" in first.detail or "; that is " in first.detail
-    fixed = {"positions": TensorFact(elements={(2,): 7})}
+    fixed = {"positions": TensorCorrection(elements={(2,): 7})}
     assert replay_place(bundle, PLACE, corrections=fixed).findings == ()
 
 
@@ -174,7 +174,7 @@ def test_memory_that_was_freed_is_red_and_green_when_it_had_lived() -> None:
     report = replay_place(bundle, PLACE)
     assert [(f.kind, f.argument) for f in report.findings] == [("freed memory", "cos_ptr")]
     assert "freed in step 0 at engine.py:12" in report.findings[0].detail
-    fixed = {"cos": TensorFact(is_alive=True)}
+    fixed = {"cos": TensorCorrection(is_alive=True)}
     assert replay_place(bundle, PLACE, corrections=fixed).findings == ()
 
 
@@ -227,7 +227,7 @@ def test_gigabytes_are_extents_only() -> None:
     bundle = msgspec.structs.replace(bundle, events=events)
     bundle = with_tensor(bundle, "x", extent_bytes=3 << 33)
     fixed: dict[str, Any] = {
-        "x": TensorFact(num_bytes=3 << 33, strides=(1 << 31, 1)),
+        "x": TensorCorrection(num_bytes=3 << 33, strides=(1 << 31, 1)),
         "x_stride": 1 << 31,
     }
     report = replay_place(bundle, PLACE, corrections={**fixed, "WIDE": True})
@@ -279,7 +279,7 @@ def test_of_two_undefined_tensors_the_one_that_reaches_a_result_is_told() -> Non
     both = msgspec.structs.replace(bundle, snapshots=(Snapshot(1, 1, 0, kept),))
     found = replay_place(both, PLACE).findings
     assert {f.argument for f in found} == {"cos_ptr", "x_ptr"}
-    defined = {"cos_ptr": TensorFact(is_defined=True)}
+    defined = {"cos_ptr": TensorCorrection(is_defined=True)}
     found = replay_place(both, PLACE, corrections=defined).findings
     assert [(f.kind, f.argument) for f in found] == [("uninitialised read", "x_ptr")]
 
@@ -426,7 +426,7 @@ def test_a_recorded_run_with_positions_of_two_bytes_is_red_and_put_right_green(
     copies.to_device(held, values)
     live = recorder.current()
     assert isinstance(live, recorder.Recorder)
-    live.step(plan, [(held, values)])
+    live.record_step(plan, [(held, values)])
     plan.run()
     with pytest.raises(DeviceFault):
         copies.to_host(x)  # the copy is innocent
@@ -439,7 +439,7 @@ def test_a_recorded_run_with_positions_of_two_bytes_is_red_and_put_right_green(
     found = {(str(f.kind), f.argument): f for f in red.findings}
     assert found["out of bounds", "positions_ptr"].sites[0].expression == GUILTY
     assert found["element width", "positions_ptr"].detail.startswith("4 bytes at a time, but its")
-    green = replay_place(bundle, place, corrections={"positions": TensorFact(dtype="I32")})
+    green = replay_place(bundle, place, corrections={"positions": TensorCorrection(dtype="I32")})
     assert green.findings == ()
     assert green.coverage.is_complete
 
@@ -572,7 +572,7 @@ def test_somebody_elses_kernel_runs_from_its_text_alone(
     assert (finding.kind, finding.argument, finding.number) == ("out of bounds", "x_ptr", 8)
     assert finding.sites[0].file == str(tmp_path / "their_module.py")
     assert finding.sites[0].expression == "tl.load(x_ptr + _doubled(at), mask=at < n)"
-    wide = {"x_ptr": TensorFact(num_bytes=64)}
+    wide = {"x_ptr": TensorCorrection(num_bytes=64)}
     assert replay_place(bundle, place, corrections=wide, allow_source=True).findings == ()
 
 

@@ -1,4 +1,4 @@
-"""What a GPU, real or simulated, must be able to do; `gpu.py` and `sim.py` do it.
+"""What a GPU, real or simulated, must be able to do; `gpu/torch_gpu.py` and `sim/sim.py` do it.
 
 Memory is bytes at addresses here; names, shapes and owners are `memory.py`'s.
 """

@@ -249,7 +249,7 @@ def run(launches: Sequence[Launch]) -> None:
         devices.will_run(launches[0].device, Writes(launches))
     with _POOL:
         for launch in launches:
-            recorder.record_launch(launch, devices.stream_of(launch.device))
+            recorder.record_launch_outside_plans(launch, devices.stream_of(launch.device))
             try:
                 launch.run()
             except Exception as error:

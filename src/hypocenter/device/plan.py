@@ -223,7 +223,7 @@ class Plan:
         return is_alike and self._device != "cpu" and devices.backend_of(self._device).captures
 
     def _walk(self) -> None:
-        header, place_word = current().begin(self)
+        header, place_word = current().record_begin(self)
         if self._mode == "traced":
             _tracer().walk(tuple(enumerate(self.launches)), header, place_word)
             launch.walk(self._marks, header, place_word)
@@ -233,14 +233,14 @@ class Plan:
             launch.walk(self._numbered, header, place_word)
 
     def _capture(self) -> _Replay:
-        header, place_word = current().begin(self)
+        header, place_word = current().record_begin(self)
         graph = devices.backend_of(self._device).capture(
             functools.partial(launch.walk, self._numbered, header, place_word)
         )
         return _Replay(graph, current().record_capture(self, self._device, graph.bases))
 
     def _replay(self, graph: _Replay) -> None:
-        header, place_word = current().begin(self)
+        header, place_word = current().record_begin(self)
         launch.walk(((len(self.launches) - 1, graph),), header, place_word)
 
 

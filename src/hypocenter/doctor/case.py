@@ -150,7 +150,7 @@ class Case:
         if source is None:
             return None
         found = accesses(source, self.parameter_of(launch, fact), self._callees)
-        wanted = [claim for claim in found if claim.operation == operation]
+        wanted = [access for access in found if access.operation == operation]
         return next(iter((*wanted, *found)), None)
 
     @functools.cached_property

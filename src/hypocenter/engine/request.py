@@ -1,4 +1,4 @@
-"""One request from its prompt to its last piece of text, and the Batch that a step runs.
+"""One request from its prompt to its last piece of text.
 
 Holds no scheduling and no arithmetic; a request knows nothing of the other requests.
 """

@@ -130,7 +130,7 @@ class Runner:
         if batch.ids_on_device:
             del filled[0]
         filled_by_device = inputs.token_ids if batch.ids_on_device else None
-        current().step(plan, filled, batch.requests, filled_by_device=filled_by_device)
+        current().record_step(plan, filled, batch.requests, filled_by_device=filled_by_device)
         inputs.shared.put(filled, is_recorded=True)
         plan.run()
         if plan not in self._ran:

@@ -171,8 +171,8 @@ class Decoder:
             )
         )
         self._unfused: UnfusedAttention | None = None
-        self._partial: TileScratch | None = None
-        self._parts: Tensor | None = None
+        self._gpu_tiles: TileScratch | None = None
+        self._cpu_tiles: Tensor | None = None
         num_sequences, max_blocks = inputs.block_tables.shape
         if attention == "parts":
             max_context = max_blocks * pages.keys[0].shape[3]
@@ -180,12 +180,12 @@ class Decoder:
                 facts, max_tokens, num_sequences, max_context, device=device
             )
         elif device == "cpu":
-            self._parts = allocate_tile_scratch(
+            self._cpu_tiles = allocate_tile_scratch(
                 pages.keys[0], pages.values[0], max_tokens, facts.num_heads, max_blocks
             )
         else:
             most = bucket(num_sequences, max_tokens)
-            self._partial = TileScratch.allocate(
+            self._gpu_tiles = TileScratch.allocate(
                 pages.keys[0], most, facts.num_heads, max_blocks, device=device
             )
 
@@ -231,7 +231,7 @@ class Decoder:
             return self._unfused.attend
         # Tokens that are few, or (each wants logits) each of a sequence of its own, have many
         # programs share their keys; those of a prompt share programs.
-        tiles = self._partial if num_tokens <= 8 or num_logit_rows >= num_tokens else None
+        tiles = self._gpu_tiles if num_tokens <= 8 or num_logit_rows >= num_tokens else None
         if tiles is not None and num_tokens > tiles.values.shape[0]:
             tiles = None
         return partial(
@@ -239,7 +239,7 @@ class Decoder:
             num_heads=self.facts.num_heads,
             num_sequences=num_sequences,
             partial=tiles,
-            parts=self._parts,
+            parts=self._cpu_tiles,
         )
 
     def _attention(

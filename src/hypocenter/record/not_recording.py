@@ -21,7 +21,7 @@ class NotRecording:
     #: There is no step in a record that is not made.
     current_step = 0
 
-    def begin(self, plan: Any) -> tuple[Header, int]:
+    def record_begin(self, plan: Any) -> tuple[Header, int]:
         return UNREAD_HEADER
 
     def record_capture(self, plan: Any, device: str, bases: Any) -> int:
@@ -30,5 +30,7 @@ class NotRecording:
     def _ignore(self, *arguments: Any, **keywords: Any) -> None: ...
 
     record_allocation = record_free = record_copy = record_wait = record_host_write = _ignore
-    record_launch = record_failure = record_refusal = record_check = record_ids = _ignore
-    record_stream_event = device = step = resume = end_step = arm = _ignore
+    record_launch_outside_plans = record_failure = record_refusal = record_check = record_ids = (
+        _ignore
+    )
+    record_stream_event = record_step = device = resume = end_step = arm = _ignore

@@ -158,7 +158,7 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         self._writer = RingWriter(folder)
         self.folder = folder
-        #: The header of the ring; `launch.run` writes places there by itself.
+        #: The header of the ring; `launch.walk` and `launch.walk_native` write places there by themselves.
         self.header: Header = self._writer.header
         #: The same bytes, a page of their own.
         self.header_page = self._writer.header_page
@@ -168,7 +168,7 @@ class Recorder:
         self._running: dict[int, int] = {}  # thread to the time at which its step began
         self._plans: WeakKeyDictionary[Planned, int] = WeakKeyDictionary()
         self._inputs: dict[int, tuple[Tensor, tuple[int, str]]] = {}
-        #: What `record_launch` told last, and of which launch.
+        #: What `record_launch_outside_plans` told last, and of which launch.
         self._last_launch: tuple[ref[Any], LaunchRecord | None] = ref(self), None
         self._plan_ids = itertools.count(1)
         self._graph_ids = itertools.count(1)
@@ -264,7 +264,7 @@ class Recorder:
                 self._static(DeviceRecord(name=name, limits=facts, slot=slot))
 
     @never_breaks
-    def step(
+    def record_step(
         self,
         plan: Planned,
         inputs: Iterable[tuple[Tensor, np.ndarray[Any, Any]]] = (),
@@ -311,11 +311,11 @@ class Recorder:
         if of:
             self._event(IdsLearned(**self._now(), of=of, inputs=(values,), digests=digests))
 
-    def begin(self, plan: Planned) -> tuple[Header, int]:
+    def record_begin(self, plan: Planned) -> tuple[Header, int]:
         """Where the places of `plan`, which runs now, are written to, and the first of them."""
         ready, self._thread.ready = self._thread.ready, None
         if ready is None or ready[0] is not plan:
-            self.step(plan, is_new=False)
+            self.record_step(plan, is_new=False)
             ready, self._thread.ready = self._thread.ready, None
         if ready is None:
             return UNREAD_HEADER
@@ -345,7 +345,7 @@ class Recorder:
             self.header[ring.CELL_STEP_STARTED] = min(self._running.values(), default=0)
 
     @never_breaks
-    def record_launch(self, launch: Launchable, stream: str = "") -> None:
+    def record_launch_outside_plans(self, launch: Launchable, stream: str = "") -> None:
         """A launch outside of every plan is about to be made."""
         with self._lock:
             last, record = self._last_launch

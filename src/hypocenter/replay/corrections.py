@@ -18,7 +18,7 @@ FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
 @dataclass(frozen=True, slots=True)
-class TensorFact:
+class TensorCorrection:
     """What is put right about one tensor for the green half of a proof; None leaves a fact be.
 
     `num_bytes` is how far the tensor reaches; a corrected `dtype` or `shape` has it worked out
@@ -37,7 +37,7 @@ class TensorFact:
 
 
 #: By the kernel's parameter, the contract's argument or the tensor's name; `grid` is the grid.
-Corrections = Mapping[str, "TensorFact | ScalarValue | tuple[int, ...]"]
+Corrections = Mapping[str, "TensorCorrection | ScalarValue | tuple[int, ...]"]
 
 
 def element_bytes(dtype: str) -> int | None:

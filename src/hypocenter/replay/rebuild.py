@@ -23,7 +23,7 @@ from hypocenter.replay.admission import RecordedTensor
 from hypocenter.replay.arguments import Argument, extent_bytes
 from hypocenter.replay.corrections import (
     FLOATS,
-    TensorFact,
+    TensorCorrection,
     element_bytes,
     holds_nan,
     numpy_type,
@@ -81,7 +81,7 @@ class Rebuilt:
                 f"it has grid, {', '.join(self.arguments)}"
             )
 
-    def also(self, facts: dict[str, TensorFact]) -> dict[str, Any]:
+    def also(self, facts: dict[str, TensorCorrection]) -> dict[str, Any]:
         """The corrections with `facts`, by parameter, of tensors that were not put right."""
         return facts | self._corrections
 
@@ -105,15 +105,15 @@ class Rebuilt:
             )
         self.tensors[argument.name] = tensor
         given = next((n for n in (*names, tensor.name) if n in self._corrections), argument.name)
-        fact = self._correct(given, TensorFact())
-        if not isinstance(fact, TensorFact):
-            raise UsageError(f"{given} is a tensor; correct it by a TensorFact")
+        fact = self._correct(given, TensorCorrection())
+        if not isinstance(fact, TensorCorrection):
+            raise UsageError(f"{given} is a tensor; correct it by a TensorCorrection")
         # A recorder that knows how the kernel was compiled says so beside the tensor.
         pointer = argument.value if isinstance(argument.value, str) else None
         return self._tensor(argument.name, tensor, fact, pointer)
 
     def _tensor(
-        self, name: str, tensor: TensorRecord, fact: TensorFact, pointer: str | None
+        self, name: str, tensor: TensorRecord, fact: TensorCorrection, pointer: str | None
     ) -> RecordedTensor:
         dtype = (fact.dtype or tensor.dtype).upper()
         width = element_bytes(dtype)
@@ -141,7 +141,7 @@ class Rebuilt:
             "alignment": tensor.address,
             "keeps_width": self._is_ours and dtype in TORCH_NAMES and not tensor.part,
         }
-        is_own = fact != TensorFact(elements=fact.elements, is_defined=fact.is_defined)
+        is_own = fact != TensorCorrection(elements=fact.elements, is_defined=fact.is_defined)
         data, start, init = self._bytes(tensor, room, is_own, made["dtype"])
         if data is not None:
             if fact.is_defined and init is not None:
@@ -203,7 +203,7 @@ class Rebuilt:
         self,
         name: str,
         tensor: TensorRecord,
-        fact: TensorFact,
+        fact: TensorCorrection,
         dtype: str,
         shape: tuple[int, ...],
         data: Array,

@@ -15,7 +15,7 @@ from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import Place
 from hypocenter.replay.arguments import Argument as ReplayArgument
-from hypocenter.replay.corrections import Corrections, TensorFact
+from hypocenter.replay.corrections import Corrections, TensorCorrection
 from hypocenter.replay.findings import Finding, FindingKind, ReplayReport
 from hypocenter.replay.rebuild import Rebuilt, recorded_site
 from hypocenter.replay.replay import KernelFailed, replay
@@ -105,7 +105,7 @@ def _harmless(
         return undefined
     harmless = set()
     for name in sorted(undefined) if len(undefined) > 1 else ():
-        others = {other: TensorFact(is_defined=True) for other in undefined - {name}}
+        others = {other: TensorCorrection(is_defined=True) for other in undefined - {name}}
         _, alone, seen = once(rebuilt.also(others))
         if not alone.is_spoilt(seen):
             harmless.add(name)
@@ -148,7 +148,7 @@ def index_threshold(
         report = replay_place(
             index,
             place,
-            corrections={argument: TensorFact(elements={at: entry})},
+            corrections={argument: TensorCorrection(elements={at: entry})},
             programs=programs,
             allow_source=allow_source,
         )

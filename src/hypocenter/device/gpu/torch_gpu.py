@@ -1,7 +1,8 @@
 """A GPU of NVIDIA or AMD through torch: memory, copies, launches, graphs; knows no kernel.
 
-Beside `limits.py` this is the only file that touches `torch.cuda`, which is also how torch names
-HIP. Everything runs on the current stream, so what is asked for runs in that order.
+This room and `limits.py` touch `torch.cuda`, which is also how torch names HIP; so do the hooks of
+`foreign/`, in programs that are not ours. Everything runs on the current stream, so what is asked
+for runs in that order.
 """
 
 from __future__ import annotations

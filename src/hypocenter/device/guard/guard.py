@@ -24,7 +24,7 @@ __all__ = ["GROUP_BYTES", "SLOTS", "Guarded", "extent_bytes", "guard"]
 GROUP_BYTES = 16
 
 
-# The format is that of guard_gpu.py.
+# The format is that of ops_gpu.py.
 _OFFSET_BITS = 36
 _PROGRAM_BITS = 26
 _NULL_BIT = 1 << 62

@@ -21,8 +21,8 @@ from hypocenter.record.events import SourceRecord, TensorRecord
 from hypocenter.replay.findings import Finding, FindingKind, Site
 from hypocenter.tensor import span_of
 
-#: Makes what is put right about a tensor: `replay/recorded.py:TensorFact`.
-MakeFact = Callable[..., Any]
+#: Makes what is put right about a tensor: `replay/corrections.py:TensorCorrection`.
+MakeCorrection = Callable[..., Any]
 _CAST = re.compile(r"pointer_type|\.to\(tl\.pointer|bitcast")
 _LOOSE = re.compile(r"<=|>=|[^-=<>]>[^=>]|\+ 1\b")
 
@@ -37,7 +37,7 @@ class ReplayCause:
     cause: Cause
     fix: str
     evidence: tuple[str, ...]
-    tries: tuple[tuple[str, Callable[[MakeFact], Mapping[str, Any]]], ...]
+    tries: tuple[tuple[str, Callable[[MakeCorrection], Mapping[str, Any]]], ...]
     file: str | None = None
     line: int | None = None
     expression: str | None = None
@@ -46,9 +46,9 @@ class ReplayCause:
     #: A correction that needs no replay, and what it gives.
     settled: tuple[str, str] | None = None
 
-    def corrections(self, fact: MakeFact) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        for text, make in self.tries:
-            yield text, make(fact)
+    def corrections(self, make: MakeCorrection) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for text, put_right in self.tries:
+            yield text, put_right(make)
 
 
 #: Of several findings of a launch the earlier kinds explain the later ones.
@@ -110,9 +110,9 @@ def _overflow(case: Case, use: LaunchMade, finding: Finding) -> ReplayCause:
         for name, tensor in case.tensors_of(use.launch).items()
         if tensor.dtype.lower() in ("i32", "i64") and (small := _small(case, use, name))
     )
-    tries: list[tuple[str, Callable[[MakeFact], Mapping[str, Any]]]] = []
+    tries: list[tuple[str, Callable[[MakeCorrection], Mapping[str, Any]]]] = []
     if use.launch.constants.get("WIDE") is False:
-        tries.append(("WIDE = True (64-bit offsets)", lambda fact: {"WIDE": True}))
+        tries.append(("WIDE = True (64-bit offsets)", lambda make: {"WIDE": True}))
     tries += [(f"{name} small enough for 32 bits", make) for name, make in small]
     if finding.axis is not None and 0 < (finding.threshold or 0) < use.launch.grid[finding.axis]:
         grid, axis = use.launch.grid, finding.axis
@@ -120,7 +120,7 @@ def _overflow(case: Case, use: LaunchMade, finding: Finding) -> ReplayCause:
         tries.append(
             (
                 f"grid {cut}, which ends before the first program that overflows",
-                lambda fact: {"grid": cut},
+                lambda make: {"grid": cut},
             )
         )
     kept = finding.origin.expression if finding.origin else "the offset"
@@ -135,7 +135,7 @@ def _overflow(case: Case, use: LaunchMade, finding: Finding) -> ReplayCause:
 
 def _small(
     case: Case, use: LaunchMade, name: str
-) -> tuple[str, Callable[[MakeFact], Mapping[str, Any]]] | None:
+) -> tuple[str, Callable[[MakeCorrection], Mapping[str, Any]]] | None:
     """A correction that makes an index tensor's entries small."""
     tensor = case.tensor_of(use.launch, name)
     recorded = case.index.values_of(tensor.id, use.seq) if tensor else None
@@ -148,7 +148,7 @@ def _small(
         for at, value in zip(_indices(values.shape), values.reshape(-1), strict=True)
         if value > 15
     }
-    return (name, lambda fact: {parameter: fact(elements=elements)}) if elements else None
+    return (name, lambda make: {parameter: make(elements=elements)}) if elements else None
 
 
 def _indices(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -204,7 +204,7 @@ def _outside(
     room = 2 * tensor.extent_bytes + int(max(number, 0) * width) + 4096
     grown = (
         f"room for {int(room / max(width, 1))} elements behind {name}",
-        lambda fact: {name: fact(num_bytes=room)},
+        lambda make: {name: make(num_bytes=room)},
     )
     if _CAST.search(f"{line} {site.expression if site else ''}"):
         return ReplayCause(
@@ -294,8 +294,8 @@ def _index_of(
 
 def _elements(
     parameter: str, elements: Mapping[tuple[int, ...], int]
-) -> Callable[[MakeFact], Mapping[str, Any]]:
-    return lambda fact: {parameter: fact(elements=elements)}
+) -> Callable[[MakeCorrection], Mapping[str, Any]]:
+    return lambda make: {parameter: make(elements=elements)}
 
 
 def _use_after_free(finding: Finding, tensor: TensorRecord, site: Site | None) -> ReplayCause:
@@ -304,7 +304,7 @@ def _use_after_free(finding: Finding, tensor: TensorRecord, site: Site | None) -
         Cause.USE_AFTER_FREE,
         f"Keep {tensor.name} until its last launch has ended",
         (),
-        ((f"{tensor.name} not freed", lambda fact: {name: fact(is_alive=True)}),),
+        ((f"{tensor.name} not freed", lambda make: {name: make(is_alive=True)}),),
         **_at(site),
     )
 
@@ -316,7 +316,7 @@ def _null(finding: Finding, tensor: TensorRecord | None, site: Site | None) -> R
         Cause.NULL_POINTER,
         f"Pass a tensor for {name}",
         (),
-        ((f"{num_bytes} bytes behind {name}", lambda fact: {name: fact(num_bytes=num_bytes)}),),
+        ((f"{num_bytes} bytes behind {name}", lambda make: {name: make(num_bytes=num_bytes)}),),
         **_at(site),
     )
 
@@ -340,7 +340,7 @@ def _race(case: Case, use: LaunchMade, finding: Finding, site: Site | None) -> R
         if is_read
         else "Let one program write each element, or add with an atomic",
         (f"`{folded[1]}` gives several programs one index",) if folded else (),
-        (("a grid of one program, which has nobody to race with", lambda fact: {"grid": single}),),
+        (("a grid of one program, which has nobody to race with", lambda make: {"grid": single}),),
         **place,
     )
 
@@ -352,11 +352,11 @@ def _unwritten(case: Case, use: LaunchMade, finding: Finding) -> ReplayCause:
     source = case.sources.get(launch.source)
     guard = guard_line(source, access.line) if source and access else None
     counts = case.tensor_of(launch, "counts")
-    tries: list[tuple[str, Callable[[MakeFact], Mapping[str, Any]]]] = []
+    tries: list[tuple[str, Callable[[MakeCorrection], Mapping[str, Any]]]] = []
     if counts is not None:
         parameter = case.parameter_of(launch, "counts")
         none = {(i,): 0 for i in range(counts.shape[0])}
-        tries.append(("no row live", lambda fact: {parameter: fact(elements=none)}))
+        tries.append(("no row live", lambda make: {parameter: make(elements=none)}))
     tensor = case.tensor_of(launch, name)
     if tensor is not None and finding.element and len(finding.element) > 1:
         columns, strides = finding.element[-1], tensor.strides
@@ -365,7 +365,7 @@ def _unwritten(case: Case, use: LaunchMade, finding: Finding) -> ReplayCause:
             0,
             (
                 f"{name} only {columns} columns wide",
-                lambda fact: {name: fact(shape=shape, strides=strides)},
+                lambda make: {name: make(shape=shape, strides=strides)},
             ),
         )
     return ReplayCause(
@@ -389,14 +389,14 @@ def _uninitialised_read(
             Cause.NONFINITE_PADDING,
             f"Mask the load of {name} to the keys that are live, with other=0.0",
             (f"entries of {tensor.name} that no token has written are read: 0 times NaN is NaN",),
-            ((f"{tensor.name} cleared before", lambda fact: {name: fact(num_bytes=whole)}),),
+            ((f"{tensor.name} cleared before", lambda make: {name: make(num_bytes=whole)}),),
             **_at(site),
         )
     return ReplayCause(
         Cause.UNINITIALISED_READ,
         f"Write or clear {tensor.name} before it is read",
         (),
-        ((f"{tensor.name} cleared before", lambda fact: {name: fact(num_bytes=whole)}),),
+        ((f"{tensor.name} cleared before", lambda make: {name: make(num_bytes=whole)}),),
         **_at(site),
     )
 

@@ -44,7 +44,7 @@ class _Rung:
 
     case: Case
     replay: Replay
-    fact: Any
+    make_correction: Any
     deadline: float
     clean: int = 0
     partly: int = 0
@@ -57,11 +57,11 @@ class _Rung:
         use: LaunchMade,
         corrections: Mapping[str, Any] | None = None,
         *,
-        installed_texts: bool = False,
+        use_installed: bool = False,
     ) -> ReplayReport | None:
         """The report, None when the launch cannot be replayed or the time is over.
 
-        `installed`: with this installation's kernel in place of the recorded one.
+        `use_installed`: with this installation's kernel in place of the recorded one.
         """
         left = self.deadline - time.monotonic()
         if use.place is None or left <= 0.2:
@@ -73,10 +73,10 @@ class _Rung:
                 corrections=dict(corrections or {}),
                 budget_seconds=min(REPLAY_SECONDS, left),
                 allow_source=self.case.allow_source,
-                use_installed=installed_texts,
+                use_installed=use_installed,
             )
         except HypoError as error:
-            if not installed_texts and not corrections:
+            if not use_installed and not corrections:
                 self.failed[_not_replayed(use, error)] = None
             return None
 
@@ -86,11 +86,11 @@ def replays(case: Case) -> list[Claim]:
     if any(claim.root is not None for claim in case.claims):
         return _after_good_run(case)
     try:
-        from hypocenter.replay.corrections import TensorFact
+        from hypocenter.replay.corrections import TensorCorrection
         from hypocenter.replay.recorded import replay_place
     except (MissingPackage, ImportError) as error:
         return list(_leave_untested(f"needs the replay of launches: {error}"))
-    rung = _Rung(case, replay_place, TensorFact, time.monotonic() + RUNG_SECONDS)
+    rung = _Rung(case, replay_place, TensorCorrection, time.monotonic() + RUNG_SECONDS)
     claims: list[Claim] = []
     for use in _suspects(case):
         found = _climb(rung, use)
@@ -120,7 +120,7 @@ def _climb(rung: _Rung, use: LaunchMade) -> list[Claim]:
     found = _first_proven(rung, use, report)
     if not any(claim.root and claim.root.cause not in _LATE for claim in found):
         # Two programs that meet in a dead row are a sight of the use of dead rows.
-        found = list(uses_of_dead_rows(rung.case, use, rung.run, rung.fact)) or found
+        found = list(uses_of_dead_rows(rung.case, use, rung.run, rung.make_correction)) or found
     if report.coverage.is_complete and not found:
         rung.clean += 1
         rung.vague |= dict.fromkeys(_doubts(rung.case, use))
@@ -186,13 +186,13 @@ def _after_good_run(case: Case) -> list[Claim]:
         return untested
     use = next((made for made in case.launches if made.place == root.place), None)
     try:
-        from hypocenter.replay.corrections import TensorFact
+        from hypocenter.replay.corrections import TensorCorrection
         from hypocenter.replay.recorded import replay_place
     except (MissingPackage, ImportError):
         return untested
     if use is None:
         return untested
-    rung = _Rung(case, replay_place, TensorFact, time.monotonic() + 2 * REPLAY_SECONDS)
+    rung = _Rung(case, replay_place, TensorCorrection, time.monotonic() + 2 * REPLAY_SECONDS)
     report = rung.run(use)
     found = _first_proven(rung, use, report) if report is not None else []
     races = [claim for claim in found if claim.root and claim.root.cause is Cause.PROGRAM_RACE]
@@ -334,9 +334,9 @@ def _green(
     if changed and judged.in_kernel:
         edit = changed[0]
         tries.append((f"the kernel as it is installed (line {edit.line}: `{edit.was}`)", {}, True))
-    tries += [(text, facts, False) for text, facts in judged.corrections(rung.fact)]
+    tries += [(text, facts, False) for text, facts in judged.corrections(rung.make_correction)]
     for corrected, corrections, use_installed in tries:
-        report = rung.run(use, corrections, installed_texts=use_installed)
+        report = rung.run(use, corrections, use_installed=use_installed)
         if report is None:
             continue
         left = [

@@ -1,4 +1,4 @@
-"""Choosing the next token: formula, counter-based random stream, plain reference and public op.
+"""Choosing the next token: formula, plain reference and public op.
 
 Holds no engine: who asks for a token, and what becomes of it, is decided in `engine/`.
 

@@ -76,7 +76,7 @@ class DeviceSampler:
         self._filled.clear()
         plan = self.plan(logits, draws)
         if self._filled:
-            current().step(plan, self._filled, is_new=False)
+            current().record_step(plan, self._filled, is_new=False)
         plan.run()
         self._ran.update(dict.fromkeys(plan.kernels))
         outcomes = copies.to_host_later(self._buffers["outcomes"], len(draws))
