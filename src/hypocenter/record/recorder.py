@@ -158,7 +158,8 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         self._writer = RingWriter(folder)
         self.folder = folder
-        #: The header of the ring; `launch.walk` and `launch.walk_native` write places there by themselves.
+        #: The header of the ring. `launch.walk` and `launch.walk_native` write places there by
+        #: themselves, which is how launches of a plan are recorded.
         self.header: Header = self._writer.header
         #: The same bytes, a page of their own.
         self.header_page = self._writer.header_page
