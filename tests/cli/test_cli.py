@@ -403,6 +403,18 @@ def test_inspect_shows_a_file_that_cannot_run(tmp_path: Path) -> None:
     assert "lama" in done.stdout
 
 
+def test_inspect_shows_a_file_without_its_weights(tmp_path: Path) -> None:
+    """A file of a vocabulary alone is what one inspects because `run` refuses it."""
+    path = tmp_path / "vocab.gguf"
+    fields = [("general.architecture", Item(STRING, "llama")), ("general.name", Item(STRING, "it"))]
+    path.write_bytes(GGUFWriter().build(fields))
+    done = hypo_in_process("inspect", str(path))
+    assert done.returncode == 0, done.stderr
+    assert "general.name" in done.stdout
+    assert "not runnable: " in done.stdout
+    assert hypo_in_process("run", str(path), "-p", "x").returncode == 1
+
+
 def test_inspect_answers_a_hostile_file_in_few_and_harmless_characters(tmp_path: Path) -> None:
     """One key of 60,000 characters beside 4,000 short ones made lines of 60,000 each."""
     fields: list[tuple[str | bytes, Item]] = [

@@ -343,6 +343,16 @@ def test_nan_in_a_gate_is_of_the_weight_that_it_and_up_are(doctor: Doctor) -> No
     ) in " ".join(done.stdout.split())
 
 
+def test_the_bundle_of_a_lab_run_lies_one_folder_down(tmp_path: Path, doctor: Doctor) -> None:
+    """Its end is that of the victim, and what is told of it is the fault, not a list of modules."""
+    made = hypo("lab", "run", "positions_of_two_bytes", "--out", "b1")
+    assert made.returncode == 128 + signal.SIGABRT
+    assert "crash; Memory access fault by GPU" in made.stderr
+    done = doctor("b1")
+    assert done.returncode == 3
+    assert "argument positions of kernel rope_write" in done.stdout
+
+
 def test_a_command_that_never_ran_is_no_good_result(tmp_path: Path, doctor: Doctor) -> None:
     """A wrong option ended it before anything was recorded: 0 would have been a false green."""
     a_bundle("good")

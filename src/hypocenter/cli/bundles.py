@@ -14,6 +14,9 @@ from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.gap import GapKind
 
+#: What a folder holds the bundle as that `hypo lab run --out` leaves.
+_INNER = "bundle"
+
 
 def bundle_at(folder: str) -> Bundle:
     """Load it; says on stderr what is damaged.
@@ -22,6 +25,8 @@ def bundle_at(folder: str) -> Bundle:
     """
     if not os.path.lexists(folder):
         raise UsageError(f"{folder}: no such folder; a bundle is one, made by `hypo doctor -- ...`")
+    if os.path.lexists(Path(folder, _INNER, bundles.JSON)):
+        folder = os.path.join(folder, _INNER)
     if os.path.isdir(folder) and not os.path.lexists(Path(folder, bundles.JSON)):
         raise UsageError(
             f"{folder}: {bundles.JSON} is not there, so this is no bundle; `hypo doctor -- ...` "

@@ -10,7 +10,7 @@ from hypocenter.cli.options import EngineOptions, naming_options
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
-from hypocenter.errors import EXIT_GATE, UnsupportedModel
+from hypocenter.errors import EXIT_GATE, BadModelFile, UnsupportedModel
 from hypocenter.model.architecture import Architecture, read_architecture
 from hypocenter.model.gguf import inspection
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
@@ -49,7 +49,7 @@ def collect(file: GGUFFile, context_length: int | None) -> dict[str, Any]:
     try:
         facts: Architecture | None = read_architecture(file)
         problem = None
-    except UnsupportedModel as error:
+    except (UnsupportedModel, BadModelFile) as error:
         facts, problem = None, str(error)
     weight_bytes = sum(count.num_bytes for count in counts)
     return {

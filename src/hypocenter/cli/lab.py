@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from hypocenter.cli.output import say, show, show_json
-from hypocenter.errors import EXIT_GATE, UsageError
+from hypocenter.errors import EXIT_GATE, EXIT_OK, UsageError
 from hypocenter.lab.run import command, run_child
 from hypocenter.lab.score import Score, Total, score_all, totals
 from hypocenter.lab.victim import Victim, victims
@@ -60,6 +60,8 @@ def run(name: str, *, twin: bool, device: str, out: str | None) -> None:
     say(f"{victim.name}: {outcome.symptom()}; {outcome.last_words() or 'nothing was said'}")
     if outcome.bundle is not None:
         say(f"the bundle is in {folder / 'bundle'}; see hypo doctor {folder / 'bundle'}")
+    ended = outcome.ended
+    sys.exit(_exit_code(-ended.signal if ended.signal else ended.exit_code or EXIT_OK))
 
 
 def score(names: Sequence[str], *, device: str, num_jobs: int, as_json: bool) -> None:

@@ -56,7 +56,9 @@ class Outcome:
         return "none" if healthy is None or self.token_ids == healthy.token_ids else "differs"
 
     def last_words(self) -> str:
-        """The last line of stderr."""
+        """What was said of its fault, else the last line of stderr."""
+        if self.bundle is not None and self.bundle.fault.message:
+            return self.bundle.fault.message
         lines = self.ended.stderr.strip().splitlines()
         return lines[-1] if lines else ""
 
