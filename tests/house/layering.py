@@ -67,6 +67,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "rich": ("cli/",),
     "transformers": (),
     "llama_cpp": (),
+    "gguf": (),
     "pickle": (),
 }  # fmt: skip
 

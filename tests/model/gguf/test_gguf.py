@@ -34,6 +34,7 @@ from repository import DEMO
 from hypocenter.errors import BadModelFile, UnsupportedModel, UsageError
 from hypocenter.model.gguf import inspection
 from hypocenter.model.gguf.file import GGUFFile, StringArray, open_gguf
+from hypocenter.model.gguf.file_types import FILE_TYPES
 from hypocenter.model.gguf.parse import UNSUPPORTED_TYPES
 from hypocenter.tensor import WEIGHT_TYPES, DType
 
@@ -547,3 +548,7 @@ def test_loaded_bytes_count_the_packed_form() -> None:
     with open_gguf(DEMO) as file:
         stored = sum(info.num_bytes for info in file.tensors.values())
         assert inspection.loaded_bytes(file) == stored
+
+
+def test_names_of_file_types_are_those_of_the_formats_own_package() -> None:
+    assert {kind.value: kind.name for kind in gguf.LlamaFileType} == FILE_TYPES

@@ -14,6 +14,7 @@ import numpy as np
 from hypocenter.config import OnProgress
 from hypocenter.kernels.weights.cpu_layout import packed_bytes
 from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.model.gguf.file_types import FILE_TYPES
 from hypocenter.model.gguf.values import StringArray, TensorInfo, ValueType
 from hypocenter.tensor import WEIGHT_TYPES, DType
 
@@ -276,11 +277,9 @@ def _show(file: GGUFFile, key: str) -> str:
 
 
 def _file_type(value: object) -> str:
-    """What the number of `general.file_type` stands for, as the format's own package names it."""
-    from gguf import LlamaFileType  # only here: it takes longer to import than a file to open
-
-    names = {kind.value: kind.name for kind in LlamaFileType}
-    return f" ({names[value]})" if isinstance(value, int) and value in names else ""
+    """What the number of `general.file_type` stands for."""
+    name = FILE_TYPES.get(value) if isinstance(value, int) else None
+    return f" ({name})" if name else ""
 
 
 def _clip(text: str, more: bool) -> str:
