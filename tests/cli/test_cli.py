@@ -75,7 +75,7 @@ def assert_one_line(stderr: str, *parts: str) -> None:
         (["run", "--device", "tpu", "-p", "x"], ["--device is 'tpu'"]),
         (["run", "--stop", "", "-p", "x"], ["a stop string is empty"]),
         (["run", "a.gguf", "-m", "b.gguf", "-p", "x"], ["a.gguf", "b.gguf", "name it once"]),
-        (["run", "a.gguf", "Hello"], ["'Hello'", "-p"]),
+        (["run", "a.gguf", "Hello", "there"], ["'there'", "in quotes"]),
         (["run", "-s", "-2", "-p", "x"], ["-s/--seed is -2", "from 0 to", "-1: another one"]),
         (["run", "--device", "sim:h20", "-p", "x"], ["did you mean sim:h200", "sim:rx7900xtx"]),
         (["env", "foo"], ["unexpected argument 'foo' of hypo env", "hypo env --help"]),
@@ -84,7 +84,7 @@ def assert_one_line(stderr: str, *parts: str) -> None:
         (["run", "-p", "x", "-f", "y"], ["both -p and -f"]),
         (["run", "-p"], ["-p requires an argument"]),
         (["run"], ["no prompt", "-p TEXT", "-f FILE", "a chat needs a terminal"]),
-        (["run", "--json"], ["--json needs a prompt"]),
+        (["run", "--json"], ["no prompt", "-p TEXT"]),
         (["run", "-f", "no-such-file"], ["no-such-file"]),
         (["run", "no-such-model.gguf", "-p", "x"], ["no-such-model.gguf", "no such file"]),
         (["inspect", "-c", "0"], ["-c/--ctx-size is 0"]),
@@ -661,6 +661,61 @@ def test_ctrl_c_at_the_question_clears_the_line_and_stays(chat_model: Path) -> N
         terminal.type("\x04")
         assert terminal.wait() == 0
     assert "generation" not in terminal.seen
+
+
+def test_a_question_is_answered_by_the_chat_template(chat_model: Path) -> None:
+    run = ("run", str(chat_model), "-n", "4", "-t", "1", "--temp", "0", "--json")
+    asked = json.loads(hypo_in_process(*run[:2], "import", *run[2:]).stdout)
+    piped = json.loads(hypo_in_process(*run, stdin="import\n").stdout)
+    assert asked["prompt_token_ids"] == piped["prompt_token_ids"]
+    assert asked["text"] == piped["text"]
+    raw = json.loads(hypo_in_process(*run, "-p", "import").stdout)
+    assert len(raw["prompt_token_ids"]) < len(asked["prompt_token_ids"])
+    system = json.loads(hypo_in_process(*run, "-sys", "Be brief.", stdin="import").stdout)
+    assert len(system["prompt_token_ids"]) > len(asked["prompt_token_ids"])
+    for wrong in (["-p", "x", "-sys", "y"], ["question", "-p", "x"]):
+        done = hypo_in_process("run", str(chat_model), *wrong)
+        assert done.returncode == 2
+        assert_one_line(done.stderr, "is for a chat", "give one")
+
+
+def test_commands_of_a_chat_are_not_asked(chat_model: Path) -> None:
+    with on_terminal(["run", str(chat_model), "-n", "2", "-t", "1"]) as terminal:
+        at = terminal.wait_for("> ")
+        terminal.type("/help\n")
+        at = terminal.wait_for("/clear forgets", after=at)
+        at = terminal.wait_for("> ", after=at)
+        terminal.type("/system Be brief.\n")
+        at = terminal.wait_for("brief.\r\n> ", after=at)
+        terminal.type("import os\n")
+        at = terminal.wait_for("generation", after=at)
+        at = terminal.wait_for("> ", after=at)
+        terminal.type("/clear\n")
+        at = terminal.wait_for("/clear\r\n> ", after=at)
+        terminal.type("/bye\n")
+        assert terminal.wait() == 0
+    assert terminal.seen.count("generation") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["-ngl", "99"], "-ngl is an option of llama.cpp; all layers are on one device"),
+        (["-hf", "x/y"], "-hf is an option of llama.cpp; hypocenter does not download"),
+        (["-fa", "on"], "attention is always fused"),
+        (["--no-mmap"], "files are always mapped"),
+        (["--chat-template", "chatml"], "the template is the model file's own"),
+    ],
+)
+def test_options_of_llama_cpp_are_answered_by_name(args: list[str], words: str) -> None:
+    done = hypo_in_process("run", "-p", "x", *args)
+    assert done.returncode == 2
+    assert_one_line(done.stderr, words)
+
+
+def test_a_prompt_may_look_like_an_option() -> None:
+    done = hypo_in_process("run", "-p", "-ngl", "--n-predict", "1", "-t", "1")
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_bundled_model_says_that_it_cannot_chat() -> None:

@@ -28,7 +28,7 @@ from hypocenter.cli.options import (
     RunSources,
     SamplingOptions,
 )
-from hypocenter.cli.usage import forgotten_dashes, usage_message
+from hypocenter.cli.usage import forgotten_dashes, option_of_llama_cpp, usage_message
 from hypocenter.errors import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
@@ -56,9 +56,9 @@ Data goes to stdout, everything else to stderr."""
 
 
 def _version() -> str:
-    from importlib.metadata import version
+    from hypocenter.package import version
 
-    return f"hypo {version('hypocenter')}"
+    return f"hypo {version()}"
 
 
 app = App(
@@ -80,6 +80,9 @@ Model = Annotated[str | None, Parameter(help="GGUF file; the bundled model when 
 @app.command
 def run(
     model: Model = None,
+    question: Annotated[
+        str | None, Parameter(help="What a chat is asked; after the answer it ends.")
+    ] = None,
     /,
     *,
     prompt: PromptOptions | None = None,
@@ -88,16 +91,18 @@ def run(
     json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Continue a prompt (-p or -f); without one, chat with the model.
+    """Chat with the model, answer one QUESTION, or continue a text (-p or -f).
 
-    In a chat Ctrl-C stops the answer and Ctrl-D leaves.
+    Without any of them the question is read from stdin, when that is no
+    terminal. In a chat Ctrl-C stops the answer and Ctrl-D leaves; /help tells
+    more.
     """
     from hypocenter.cli import run as cli_run
 
     prompt, sampling = prompt or PromptOptions(), sampling or SamplingOptions()
     engine = engine or EngineOptions()
     path = prompt.model_path(model)
-    cli_run.run(path, prompt, sampling, engine.config(), as_json=json, quiet=quiet)
+    cli_run.run(path, question, prompt, sampling, engine.config(), as_json=json, quiet=quiet)
 
 
 @app.command
@@ -285,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         with interrupt.handle_interrupts():
             debug = _prepare(debug)
             _tell_of_the_dead(tokens)
-            if said := forgotten_dashes(tokens, list(app)):
+            if said := forgotten_dashes(tokens, list(app)) or option_of_llama_cpp(tokens):
                 raise UsageError(said)
             app(tokens, console=_help_console(tokens), exit_on_error=False, print_error=False)
             sys.stdout.flush()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from hypocenter.cli import interrupt
 from hypocenter.cli.answer import answer, closing_line
+from hypocenter.cli.messages import as_user, system_message
 from hypocenter.cli.output import emit, say
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import SamplingParams
@@ -27,24 +28,44 @@ if TYPE_CHECKING:
 PROMPT = "> "
 #: Of a full context a quarter is kept free for the answer, but no more than this.
 MAX_ROOM_TOKENS = 1024
-WELCOME = "Ctrl-C stops an answer, Ctrl-D leaves"
+WELCOME = "Ctrl-C stops an answer, Ctrl-D leaves, /help tells more"
+HELP = (
+    "/clear forgets the conversation; /system TEXT begins anew with a system message, "
+    "without TEXT with none; /bye leaves"
+)
 
 
 def chat(
-    llm: LLM, path: str, params: SamplingParams, progress: ProgressDisplay, *, quiet: bool = False
+    llm: LLM,
+    path: str,
+    params: SamplingParams,
+    progress: ProgressDisplay,
+    *,
+    system: str | None = None,
+    quiet: bool = False,
 ) -> None:
-    """Talk until Ctrl-D. Raises UsageError when the model has no chat template."""
+    """Talk until Ctrl-D or /bye. Raises UsageError when the model has no chat template."""
     if llm.chat_template is None:
         raise UsageError(f"{path} has no chat template; continue a text with -p TEXT instead")
+    messages = system_message(system)
+    llm.encode_chat([*messages, as_user("hello")])  # a template that is broken is refused at once
     progress.clear()
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (line editing and history for input())
     if not quiet:
         say(WELCOME)
-    messages: list[dict[str, str]] = []
     while (line := _ask()) is not None:
-        if line.strip():
-            asked = [*messages, {"role": "user", "content": line}]
+        command, _, rest = line.strip().partition(" ")
+        if command in ("/bye", "/exit", "/quit"):
+            return
+        if command == "/help":
+            say(HELP)
+        elif command == "/clear":
+            messages = [message for message in messages if message["role"] == "system"]
+        elif command == "/system":
+            messages = system_message(rest.strip() or None)
+        elif command:
+            asked = [*messages, as_user(line)]
             messages = _answer(llm, asked, params, progress, quiet=quiet) or messages
 
 

@@ -137,6 +137,14 @@ class PromptOptions:
             help="File that holds the prompt; - reads stdin.",
         ),
     ] = None
+    system: Annotated[
+        str | None,
+        Parameter(
+            name=("-sys", "--system-prompt"),
+            allow_leading_hyphen=True,
+            help="System message that a chat or a QUESTION begins with.",
+        ),
+    ] = None
     model: Annotated[
         str | None, Parameter(name=("-m", "--model"), help="Another way to name MODEL.")
     ] = None
@@ -160,7 +168,7 @@ class SamplingOptions:
     max_tokens: Annotated[
         int | None,
         Parameter(
-            name=("-n", "--predict", "--max-tokens"),
+            name=("-n", "--predict", "--n-predict", "--max-tokens"),
             converter=_whole_number,
             help="Most tokens to generate; -1: until the model ends or the context is full. "
             f"[default: {_SAMPLING['max_tokens']}, in a chat {UNTIL_END}]",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hypocenter.cli.answer import answer, closing_line, open_llm
+from hypocenter.cli.messages import as_user, system_message
 from hypocenter.cli.options import PromptOptions, SamplingOptions
 from hypocenter.cli.output import emit, say, show_json
 from hypocenter.cli.progress import ProgressDisplay
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
 #: Far above any context; keeps `-f /dev/zero` from filling the memory.
 MAX_PROMPT_BYTES = 64 << 20
 
-HOW_TO_ASK = "give -p TEXT or -f FILE (-f - reads stdin)"
+HOW_TO_ASK = "give a QUESTION behind the model, -p TEXT or -f FILE (-f - reads stdin)"
 
 
 def run(
     path: str,
+    question: str | None,
     prompt: PromptOptions,
     sampling: SamplingOptions,
     config: EngineConfig,
@@ -36,22 +38,43 @@ def run(
     as_json: bool,
     quiet: bool = False,
 ) -> None:
-    """Answer the prompt, or chat when there is none. Raises UsageError when neither is possible."""
+    """Continue the prompt, answer the question, or chat when there is neither.
+
+    Raises UsageError when none of them is possible.
+    """
     text = read_prompt(prompt)
-    params = sampling.params(in_chat=text is None)
-    if text is None and as_json:
+    if text is not None and (question is not None or prompt.system is not None):
+        extra = "-sys" if question is None else "a question"
+        raise UsageError(f"{extra} is for a chat, and -p and -f are texts to continue; give one")
+    is_terminal = bool(sys.stdin) and sys.stdin.isatty()
+    if text is None and question is None and not is_terminal:
+        question = _question_from_stdin()
+    if text is None and question is None and as_json:
         raise UsageError(f"--json needs a prompt: {HOW_TO_ASK}")
-    if text is None and not (sys.stdin and sys.stdin.isatty()):
-        raise UsageError(f"no prompt: {HOW_TO_ASK}; a chat needs a terminal")
+    params = sampling.params(in_chat=text is None)
     with ProgressDisplay(quiet=quiet) as progress, open_llm(path, config, progress) as llm:
-        if text is None:
+        if text is not None:
+            token_ids = llm.tokenizer.encode(text)
+        elif question is not None:
+            token_ids = llm.encode_chat([*system_message(prompt.system), as_user(question)])
+        else:
             from hypocenter.cli.chat import chat
 
-            chat(llm, path, params, progress, quiet=quiet)
-        elif as_json:
-            _print_object(llm, path, text, params, progress)
+            chat(llm, path, params, progress, system=prompt.system, quiet=quiet)
+            return
+        if as_json:
+            _print_object(llm, path, token_ids, params, progress)
         else:
-            _print_answer(llm, text, params, progress, quiet=quiet)
+            _print_answer(llm, text or "", token_ids, params, progress, quiet=quiet)
+
+
+def _question_from_stdin() -> str:
+    """What was piped to us; raises UsageError when that is nothing."""
+    if sys.stdin:
+        piped = _decode(sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1), "stdin").strip()
+        if piped:
+            return piped
+    raise UsageError(f"no prompt: {HOW_TO_ASK}; a chat needs a terminal")
 
 
 def read_prompt(options: PromptOptions) -> str | None:
@@ -89,23 +112,33 @@ def as_object(path: str, completion: Completion) -> dict[str, Any]:
 
 
 def _print_answer(
-    llm: LLM, text: str, params: SamplingParams, progress: ProgressDisplay, *, quiet: bool
+    llm: LLM,
+    text: str,
+    token_ids: list[int],
+    params: SamplingParams,
+    progress: ProgressDisplay,
+    *,
+    quiet: bool,
 ) -> None:
     # On a terminal the prompt stands before its continuation, but is no part of the data. Below a
     # doctor stderr is none, and goes into a bundle.
     if sys.stdout and sys.stdout.isatty() and sys.stderr.isatty():
         progress.clear()
         print(text, end="", file=sys.stderr, flush=True)
-    completion = answer(llm, llm.tokenizer.encode(text), params, progress)
+    completion = answer(llm, token_ids, params, progress)
     emit("\n")
     if not quiet:
         say(closing_line(completion))
 
 
 def _print_object(
-    llm: LLM, path: str, text: str, params: SamplingParams, progress: ProgressDisplay
+    llm: LLM,
+    path: str,
+    token_ids: list[int],
+    params: SamplingParams,
+    progress: ProgressDisplay,
 ) -> None:
-    completion = answer(llm, llm.tokenizer.encode(text), params, progress, show=lambda text: None)
+    completion = answer(llm, token_ids, params, progress, show=lambda text: None)
     show_json(as_object(path, completion))
 
 

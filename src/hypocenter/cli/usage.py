@@ -41,9 +41,47 @@ def forgotten_dashes(tokens: Sequence[str], verbs: Sequence[str]) -> str | None:
     return f"put the command behind --: {options} -- {shlex.join(tokens[at:])}"
 
 
+#: Options that are typed for llama.cpp most, and what does here what they do there.
+_OF_LLAMA_CPP = {
+    "-ngl": "all layers are on one device; --device cuda takes the GPU",
+    "--n-gpu-layers": "all layers are on one device; --device cuda takes the GPU",
+    "--gpu-layers": "all layers are on one device; --device cuda takes the GPU",
+    "-cnv": "`hypo run MODEL` is a chat where neither -p nor -f is given",
+    "--conversation": "`hypo run MODEL` is a chat where neither -p nor -f is given",
+    "-hf": "hypocenter does not download; give a GGUF file",
+    "--hf-repo": "hypocenter does not download; give a GGUF file",
+    "-fa": "attention is always fused; leave it out",
+    "--flash-attn": "attention is always fused; leave it out",
+    "--no-mmap": "files are always mapped; leave it out",
+    "--mlock": "files are always mapped; leave it out",
+    "-b": "a step takes up to 512 tokens; leave it out",
+    "--batch-size": "a step takes up to 512 tokens; leave it out",
+    "-ub": "a step takes up to 512 tokens; leave it out",
+    "--color": "the prompt is not coloured; leave it out",
+    "-ctk": "--kv-dtype f16 or f32 is for keys and values",
+    "-ctv": "--kv-dtype f16 or f32 is for keys and values",
+    "--chat-template": "the template is the model file's own",
+    "--chat-template-file": "the template is the model file's own",
+}
+
+
+def option_of_llama_cpp(tokens: Sequence[str]) -> str | None:
+    """What to say of an option that llama.cpp has and we have not."""
+    if tokens[:1] not in (["run"], ["bench"]):
+        return None
+    before = None
+    for token in tokens[1:]:
+        name = token.partition("=")[0]
+        # What stands behind -p is a prompt, whatever it looks like.
+        if name in _OF_LLAMA_CPP and before not in ("-p", "--prompt", "--stop"):
+            return f"{name} is an option of llama.cpp; {_OF_LLAMA_CPP[name]}"
+        before = token
+    return None
+
+
 def _unexpected_argument(extra: str, verbs: Sequence[str]) -> str:
     ways_out = {
-        "run": "a prompt is given by -p and stands in quotes",
+        "run": "a question or a prompt (-p) stands in quotes",
         "inspect": "it takes one MODEL",
         "bench": "it takes one MODEL",
     }
