@@ -33,7 +33,7 @@ print("done", flush=True)
 
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    """A shell with job control in an empty folder, with `counts.py` in it."""
+    """A shell with job control in an empty folder, with a program in it that counts."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PS1", "ready$ ")
     (tmp_path / "counts.py").write_text(COUNTS)

@@ -44,6 +44,16 @@ def open_llm(path: str, config: EngineConfig, progress: ProgressDisplay) -> LLM:
         return LLM(path, config, progress=progress)
 
 
+def system_message(text: str | None) -> list[dict[str, str]]:
+    """The message that a conversation begins with, if there is one."""
+    return [] if text is None else [{"role": "system", "content": text}]
+
+
+def as_user(text: str) -> dict[str, str]:
+    """A message of the person who asks."""
+    return {"role": "user", "content": text}
+
+
 def closing_line(completion: Completion) -> str:
     """How many tokens ran, how fast, and why it ended."""
     timings = completion.timings

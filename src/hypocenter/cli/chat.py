@@ -14,8 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from hypocenter.cli import interrupt
-from hypocenter.cli.answer import answer, closing_line
-from hypocenter.cli.messages import as_user, system_message
+from hypocenter.cli.answer import answer, as_user, closing_line, system_message
 from hypocenter.cli.output import emit, say
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import SamplingParams

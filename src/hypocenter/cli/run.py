@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hypocenter.cli.answer import answer, closing_line, open_llm
-from hypocenter.cli.messages import as_user, system_message
+from hypocenter.cli.answer import answer, as_user, closing_line, open_llm, system_message
 from hypocenter.cli.options import PromptOptions, SamplingOptions
 from hypocenter.cli.output import emit, say, show_json
 from hypocenter.cli.progress import ProgressDisplay
