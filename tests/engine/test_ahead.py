@@ -413,7 +413,7 @@ def test_what_the_host_has_not_waited_for_may_be_at_fault(
 def test_what_was_learned_is_put_on_no_other_step(
     runs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = recorder.Recorder.step.__wrapped__  # type: ignore[attr-defined]
+    step = recorder.Recorder.record_step.__wrapped__  # type: ignore[attr-defined]
 
     @never_breaks
     def failing(self: recorder.Recorder, plan: Any, *given: Any, **keywords: Any) -> None:
@@ -423,7 +423,7 @@ def test_what_was_learned_is_put_on_no_other_step(
         step(self, plan, *given, **keywords)
 
     lost: list[int] = []
-    monkeypatch.setattr(recorder.Recorder, "step", failing)
+    monkeypatch.setattr(recorder.Recorder, "record_step", failing)
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     _, run = recorded(tiny(tmp_path), params, True, is_whole=False)
     monkeypatch.undo()
