@@ -756,3 +756,17 @@ def test_caches_that_cannot_be_written_cost_one_warning(tmp_path: Path) -> None:
     assert len(warnings) == 1, done.stderr
     assert "set HYPO_CACHE_DIR to a folder you can write" in warnings[0]
     assert "first run only" not in done.stderr
+
+
+@pytest.mark.parametrize("args", [["env"], ["env", "--json"], ["run", "-p", PROMPT, "-n", "2"]])
+def test_a_full_disk_behind_stdout_is_one_line(args: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*HYPO, *args, *(["-t", "1", "-q"] if args[0] == "run" else [])],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+        )
+    assert done.returncode == 1
+    assert_one_line(done.stderr, "stdout: No space left on device")

@@ -17,12 +17,12 @@ import msgspec
 
 def emit(text: str) -> None:
     """Put a piece of what a model generates on stdout at once."""
-    print(text, end="", flush=True)
+    _put(text)
 
 
 def show(text: str) -> None:
     """Put a text of ours on stdout, as whole lines."""
-    print(printable(text.removesuffix("\n")), flush=True)
+    _put(printable(text.removesuffix("\n")) + "\n")
 
 
 def show_json(value: Any) -> None:
@@ -33,7 +33,17 @@ def show_json(value: Any) -> None:
     plain = _finite(msgspec.to_builtins(value, str_keys=True))
     text = json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
     # Outside of strings JSON has ASCII alone, and a line end inside one is escaped already.
-    print(re.sub(r"[^\n\x20-\x7e]", _escape, text), flush=True)
+    _put(re.sub(r"[^\n\x20-\x7e]", _escape, text) + "\n")
+
+
+def _put(text: str) -> None:
+    """Raises OSError that names stdout: of a full disk one wants to know which."""
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "stdout") from error
 
 
 def say(message: str) -> None:

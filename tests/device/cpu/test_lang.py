@@ -189,6 +189,37 @@ def _compiled_functions() -> list[Any]:
     return list(unique.values())
 
 
+FULL_DISK = """
+import errno
+from numba.core import caching
+
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device", "x")
+
+caching.IndexDataCacheFile._open_for_write = full
+"""
+
+
+def test_a_full_disk_costs_one_warning_and_no_run(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK + PROGRAM],
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(PACKAGE_DIR.parent),
+            "HYPO_CACHE_DIR": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert float(done.stdout.split()[0]) > 0
+    (warning,) = done.stderr.splitlines()
+    assert warning.startswith(
+        f"compiled kernels cannot be kept in {tmp_path / 'kernels'}: No space"
+    )
+
+
 def test_a_folder_that_others_may_write_to_is_made_private(tmp_path: Path) -> None:
     (tmp_path / "kernels").mkdir(mode=0o777)
     (tmp_path / "kernels").chmod(0o777)

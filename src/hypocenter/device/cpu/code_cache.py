@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ from numba.core import caching
 from hypocenter import package
 from hypocenter.cache_folder import make_private, private_folder
 
+_log = logging.getLogger("hypocenter.cpu")
 _FOLDER = "kernels"
 #: Modules that kernels' files import and that hold nothing which could end up in machine code.
 _NOT_IN_KERNELS = frozenset({"hypocenter.config", "hypocenter.errors", "hypocenter.package"})
@@ -123,7 +125,20 @@ class _KernelCache(caching.FunctionCache):  # type: ignore[misc]
 
         The code of one would then be found as that of the other, for arguments of another type.
         """
-        self._impl.locator.ensure_cache_path()
-        with open(Path(self._cache_path) / "lock", "ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            super()._save_overload(signature, compiled)
+        try:
+            self._impl.locator.ensure_cache_path()
+            with open(Path(self._cache_path) / "lock", "ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                super()._save_overload(signature, compiled)
+        except OSError as error:
+            _tell_of_unsaved(error.strerror or str(error))
+
+
+@cache
+def _tell_of_unsaved(reason: str) -> None:
+    """Once, for a disk that is full: what was compiled runs, and the next process compiles anew."""
+    _log.warning(
+        "compiled kernels cannot be kept in %s: %s; make room there or set HYPO_CACHE_DIR",
+        private_folder(_FOLDER)[0],
+        reason,
+    )
