@@ -518,6 +518,7 @@ def test_bench_prints_a_table_that_can_be_compared_with_llama_bench() -> None:
     assert [bool(row[7]) for row in rows[2::2]] == [False, False], "prompts have no share"
 
 
+@pytest.mark.tier("sim")
 def test_bench_counts_sequences_together_and_says_what_loading_took() -> None:
     done = hypo_in_process(
         *("bench", "-p", "0", "-n", "4", "-np", "1,3", "-d", "0,20", "-r", "1", "-t", "1"), "--json"
@@ -758,7 +759,7 @@ def test_caches_that_cannot_be_written_cost_one_warning(tmp_path: Path) -> None:
     assert "first run only" not in done.stderr
 
 
-@pytest.mark.parametrize("args", [["env"], ["env", "--json"], ["run", "-p", PROMPT, "-n", "2"]])
+@pytest.mark.parametrize("args", [["env", "--json"], ["run", "-p", PROMPT, "-n", "2"]])
 def test_a_full_disk_behind_stdout_is_one_line(args: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(

@@ -150,6 +150,7 @@ class AheadMachine(EngineMachine):
 TestEngineInAnyOrder = EngineMachine.TestCase
 TestEngineAheadInAnyOrder = AheadMachine.TestCase
 TestEngineInAnyOrder.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestEngineAheadInAnyOrder.settings = TestEngineInAnyOrder.settings
 
 
 def test_a_request_yields_the_same_alone_and_in_any_company() -> None:

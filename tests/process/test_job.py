@@ -119,6 +119,7 @@ def test_what_is_left_in_the_background_goes_on_and_is_heard(tmp_path: Path) -> 
     assert _until((tmp_path / "lived").exists)
 
 
+@pytest.mark.tier("sim")  # waits for seconds
 def test_a_stopped_command_is_not_past_its_deadline(shell: Terminal) -> None:
     Path("steps.py").write_text(ONE_STEP)
     at = _command(shell, f"{' '.join(HYPO)} doctor --deadline 6 -- {sys.executable} steps.py")

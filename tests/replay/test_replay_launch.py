@@ -126,6 +126,7 @@ def test_without_torch_the_command_says_what_it_can(tmp_path: Path) -> None:
     assert lines[-1].startswith("sim:h200: attention")
 
 
+@pytest.mark.tier("sim")
 def test_the_command_says_why_an_access_was_refused(tmp_path: Path) -> None:
     lines = _refused(tmp_path, _PLANTED)
     text = "\n".join(lines)

@@ -408,6 +408,7 @@ def test_a_whole_model_gives_the_same_logits(
     assert np.max(np.abs(unfused - fused)) <= 64 * EPS * np.abs(fused).max()
 
 
+@pytest.mark.tier("sim")
 def test_a_guarded_run_of_the_parts_gives_the_same_bits(tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "tiny.gguf")
     plain, _ = _logits(model, 1, attention="parts")

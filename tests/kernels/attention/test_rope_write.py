@@ -131,6 +131,7 @@ FORMS = [
 @pytest.mark.parametrize("style", ["normal", "neox"])
 @pytest.mark.parametrize("is_f16", [False, True])
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.tier("sim", fast=lambda case: case.is_f16 == (case.style == "neox"))
 def test_it_comes_to_the_bits_of_its_parts(form: dict[str, Any], is_f16: bool, style: str) -> None:
     fused, parts, before = (Case.right(**form, is_f16=is_f16, style=style) for _ in range(3))
     launch(fused.together, fused.q.shape[0])
@@ -146,6 +147,7 @@ def test_it_comes_to_the_bits_of_its_parts(form: dict[str, Any], is_f16: bool, s
 @pytest.mark.parametrize("place", ["cpu"], indirect=True)
 @pytest.mark.parametrize("is_f16", [False, True])
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.tier("sim", fast=lambda case: "num_tokens" in case.form)
 def test_pages_of_a_cpu_may_lie_in_either_order(form: dict[str, Any], is_f16: bool) -> None:
     wanted = Case.right(**form, is_f16=is_f16)
     launch(wanted.together, wanted.q.shape[0])

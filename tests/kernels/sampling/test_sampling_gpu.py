@@ -61,6 +61,7 @@ def test_greedy_takes_the_highest_and_of_equals_the_lowest_id(vocab_size: int) -
     assert both(rows, [TokenChoice(GREEDY, 0)] * 3)[2] == 0
 
 
+@pytest.mark.tier("sim")
 def test_bad_rows_are_named_and_leave_the_others_alone() -> None:
     rows = np.zeros((5, 1030), np.float32)
     rows[0, 1025] = 1
@@ -106,7 +107,7 @@ FILTERS: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("vocab_size", SIZES)
 @pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.tier("sim", fast=lambda case: (case.vocab_size, case.ties) == (129, True))
+@pytest.mark.tier("sim")
 def test_every_filter_chooses_as_the_reference(vocab_size: int, ties: bool) -> None:
     rng = np.random.default_rng(vocab_size)
     rows = rng.normal(0, 2, (len(FILTERS), vocab_size)).astype(np.float32)
@@ -167,6 +168,7 @@ def test_a_token_differs_only_within_the_documented_bound_of_a_boundary(
             both(row, [TokenChoice(SamplingParams(temperature=1.0), 0)])
 
 
+@pytest.mark.tier("sim")
 def test_one_sampler_serves_steps_of_any_size_and_context() -> None:
     devices.open_device(SIM)
     sampler = DeviceSampler(SIM, 129, 3)

@@ -498,6 +498,7 @@ def greedy_files() -> Iterator[tuple[str, bytes]]:
     yield "claims-tensor", file_bytes([], tensor(2**60))
 
 
+@pytest.mark.tier("fuzz")
 def test_memory_and_time_are_bounded(tmp_path: Path) -> None:
     """At most 4 times the file and 64 MB, in a process of its own; each in seconds of CPU time."""
     paths = [write(tmp_path / name, data) for name, data in greedy_files()]
