@@ -166,6 +166,7 @@ class Environment:
     run_dir: Path
     trace: bool
     instructions: str
+    packed_bytes: int
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
@@ -184,6 +185,7 @@ class Environment:
             _run_dir(environ),
             _flag("HYPO_TRACE", environ, "0"),
             _instructions(environ),
+            _gib("HYPO_PACKED_GIB", environ, "32"),
         )
 
 
@@ -203,7 +205,8 @@ def _instructions(environ: Mapping[str, str]) -> str:
 
 #: Every environment variable that hypocenter reads, with what it does.
 KNOWN: dict[str, str] = {
-    "HYPO_CACHE_DIR": "folder for compiled kernels (default: XDG_CACHE_HOME or ~/.cache)",
+    "HYPO_CACHE_DIR": "folder for compiled kernels and packed weights (default: ~/.cache)",
+    "HYPO_PACKED_GIB": "GiB of packed weights that the cache may hold, 0 for none (default: 32)",
     "HYPO_LOG": "debug, info, warning or error (default: warning)",
     "HYPO_DEBUG": "1 shows tracebacks, like --debug",
     "HYPO_RECORD": "0 switches the recorder off (default: 1)",
@@ -285,6 +288,14 @@ def _run_dir(environ: Mapping[str, str]) -> Path:
     if runtime := environ.get("XDG_RUNTIME_DIR"):
         return Path(runtime) / "hypo"
     return _cache_dir(environ) / "runs"
+
+
+def _gib(name: str, environ: Mapping[str, str], default: str) -> int:
+    """A number of GiB, in bytes."""
+    text = environ.get(name, default)
+    if not re.fullmatch("[0-9]{1,6}([.][0-9]{1,6})?", text, re.ASCII):
+        raise UsageError(f"{name} is {text!r}, but must be a number from 0 to 999999")
+    return int(float(text) * (1 << 30))
 
 
 def _flag(name: str, environ: Mapping[str, str], default: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,12 @@ from hypocenter.kernels.attention import rope
 from hypocenter.kernels.linear.linear_gate import may_join
 from hypocenter.kernels.weights import packing
 from hypocenter.kernels.weights.block_types import dequantise
+from hypocenter.kernels.weights.cpu_layout import Kept
+from hypocenter.kernels.weights.packing import Packed
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.architecture import Architecture, Rope
 from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.model.packed_weights import PackedWeights
 from hypocenter.tensor import DType, Tensor
 
 # Digits of ASCII without leading zeros: one layer has one name.
@@ -100,7 +104,9 @@ def load_weights(
     Raises BadModelFile for a missing tensor or a wrong shape, UnsupportedModel for a tensor that
     this architecture does not use: to ignore it would be to compute something else.
     """
-    loader = _Loader(file, architecture, progress, device, in_bf16)
+    num_bytes = sum(info.num_bytes for info in file.tensors.values())
+    kept = PackedWeights(file, in_bf16=in_bf16, num_bytes=num_bytes) if device == "cpu" else None
+    loader = _Loader(file, architecture, progress, device, in_bf16, kept)
     is_tied = "output.weight" not in file.tensors
     table = loader.matrix(
         "token_embd", architecture.vocab_size, architecture.width, is_factor=is_tied
@@ -112,7 +118,8 @@ def load_weights(
         output = loader.matrix("output", architecture.vocab_size, architecture.width)
     tables = loader.rope_tables(context_length)
     loader.refuse_unused()
-    num_bytes = sum(info.num_bytes for info in file.tensors.values())
+    if kept:
+        kept.finish()
     return Weights(table, layers, output_norm, output, *tables, num_bytes, in_bf16)
 
 
@@ -133,9 +140,10 @@ class _Loader:
         progress: OnProgress | None,
         device: str,
         in_bf16: bool,
+        kept: PackedWeights | None,
     ) -> None:
         self.file, self.facts, self.progress = file, architecture, progress
-        self.device, self.in_bf16 = device, in_bf16
+        self.device, self.in_bf16, self.kept = device, in_bf16, kept
         self.taken: set[str] = set()
 
     def layer(self, index: int) -> LayerWeights:
@@ -229,23 +237,39 @@ class _Loader:
             gate, up = (half for name in names for half in self._split(name, rows, width))
             return gate, up, None
         raws = [raw for name in names for raw in self._rows(name, rows, width)]
-        packed = packing.pack_by_turns(raws, dtypes[0], width)
+        both = " + ".join(names)
+        packed = packing.pack_by_turns(raws, dtypes[0], width, kept=self._kept_as(both))
+        self._keep(both, packed)
         for name in names:
             self.file.let_go(name)
-        return None, None, packing.place(" + ".join(names), "model", packed)
+        return None, None, packing.place(both, "model", packed)
 
     def _split(
         self, name: str, row_counts: tuple[int, ...], num_columns: int, *, is_factor: bool = True
     ) -> tuple[Tensor, ...]:
         """One matrix of the file as several packed ones, by consecutive rows."""
         parts, in_bf16 = [], self.in_bf16 and is_factor
-        for rows in self._rows(name, row_counts, num_columns):
-            dtype = self.file.tensors[name].dtype
-            packed = packing.pack(rows, dtype, num_columns, device=self.device, in_bf16=in_bf16)
+        for index, rows in enumerate(self._rows(name, row_counts, num_columns)):
+            packed = packing.pack(
+                rows,
+                self.file.tensors[name].dtype,
+                num_columns,
+                device=self.device,
+                in_bf16=in_bf16,
+                kept=self._kept_as(f"{name} {index}"),
+            )
+            self._keep(f"{name} {index}", packed)
             parts.append(packing.place(name, "model", packed, device=self.device))
         # Packed and mapped weights together would take twice the memory of the file.
         self.file.let_go(name)
         return tuple(parts)
+
+    def _kept_as(self, key: str) -> Kept | None:
+        return partial(self.kept.find, key) if self.kept else None
+
+    def _keep(self, key: str, packed: Packed) -> None:
+        if self.kept:
+            self.kept.keep(key, packed.parts[0])
 
     def _rows(
         self, name: str, row_counts: tuple[int, ...], num_columns: int

@@ -13,7 +13,7 @@ is about as large as in the file. Float weights are [num_rows / 64, num_columns,
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,8 @@ from hypocenter.kernels.weights.row_groups import (
 )
 from hypocenter.tensor import DType
 
+#: Gives the array of a shape and a type of numpy that was packed before, or None.
+Kept = Callable[[tuple[int, ...], Any], Array | None]
 #: Columns of a record.
 _WIDE, _NARROW = 256, 64
 #: Columns of float weights that are turned at a time.
@@ -140,18 +142,27 @@ def packed_bytes(dtype: DType, num_rows: int, num_columns: int) -> int:
 
 
 def pack_records(
-    raws: Sequence[Array], dtype: DType, num_columns: int, *, in_bf16: bool = False
+    raws: Sequence[Array],
+    dtype: DType,
+    num_columns: int,
+    *,
+    in_bf16: bool = False,
+    kept: Kept | None = None,
 ) -> tuple[Any, ...]:
     """Rows of GGUF bytes as (weights,), or (records,) for block types; floats as `held_as` says.
 
-    Of several matrices of one shape the items, 64 rows each, lie by turns.
+    Of several matrices of one shape the items, 64 rows each, lie by turns. What `kept` gives is
+    taken as it is.
     """
     num_items = len(raws) * padded_rows(len(raws[0])) // ROWS_PER_ITEM
     if not dtype.is_quantised:
         held = held_as(dtype, num_columns, in_bf16=in_bf16)
         kind = {DType.F32: np.float32, DType.F16: np.uint16, DType.BF16: np.int32}[held]
         num_steps = num_columns // (2 if held is DType.BF16 else 1)
-        items = large_pages.zeros((num_items, num_steps, ROWS_PER_ITEM), kind)
+        shape = (num_items, num_steps, ROWS_PER_ITEM)
+        if kept and (found := kept(shape, kind)) is not None:
+            return (found,)
+        items = large_pages.zeros(shape, kind)
         rounded = _round_to_bf16(dtype) if in_bf16 and held is DType.BF16 else None
 
         def turn(part: tuple[Array, Array]) -> None:
@@ -171,6 +182,8 @@ def pack_records(
     layout = layout_of(dtype, num_columns)
     width = -(-num_columns // layout.num_columns) * layout.num_columns
     shape = (num_items, width // layout.num_columns, GROUPS_PER_ITEM)
+    if kept and (found := kept(shape, layout.record)) is not None:
+        return (found,)
     records = large_pages.zeros(shape, layout.record)
 
     def fill(part: tuple[Array, Array]) -> None:

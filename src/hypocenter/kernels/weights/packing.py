@@ -10,7 +10,7 @@ import numpy as np
 
 from hypocenter.device import memory
 from hypocenter.dtypes import Array
-from hypocenter.kernels.weights.cpu_layout import held_as, pack_records
+from hypocenter.kernels.weights.cpu_layout import Kept, held_as, pack_records
 from hypocenter.kernels.weights.gpu_layout import UNITS, pack_units
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.tensor import DType, Tensor, contiguous_strides
@@ -37,14 +37,21 @@ class Packed:
 
 
 def pack(
-    raw: Array, dtype: DType, num_columns: int, *, device: str = "cpu", in_bf16: bool = False
+    raw: Array,
+    dtype: DType,
+    num_columns: int,
+    *,
+    device: str = "cpu",
+    in_bf16: bool = False,
+    kept: Kept | None = None,
 ) -> Packed:
     """Bring rows of GGUF bytes (uint8 [num_rows, row_bytes]) into the layout for `device`.
 
-    `in_bf16` (on the CPU): F16 and BF16 become what products in bf16 take.
+    `in_bf16` (on the CPU): F16 and BF16 become what products in bf16 take. `kept` (on the CPU):
+    gives what was packed of them before.
     """
     if device == "cpu":
-        parts = pack_records([raw], dtype, num_columns, in_bf16=in_bf16)
+        parts = pack_records([raw], dtype, num_columns, in_bf16=in_bf16, kept=kept)
         dtype = held_as(dtype, num_columns, in_bf16=in_bf16)
     else:
         parts = pack_units(raw, dtype, num_columns)
@@ -53,11 +60,14 @@ def pack(
     return Packed(dtype, parts, len(raw), num_columns)
 
 
-def pack_by_turns(raws: Sequence[Array], dtype: DType, num_columns: int) -> Packed:
+def pack_by_turns(
+    raws: Sequence[Array], dtype: DType, num_columns: int, *, kept: Kept | None = None
+) -> Packed:
     """Several matrices of one shape, as rows of GGUF bytes, as one weight for the CPU: 64 rows of
     each by turns, each padded to 64 rows."""
     num_rows = len(raws) * padded_rows(len(raws[0]))
-    return Packed(dtype, pack_records(raws, dtype, num_columns), num_rows, num_columns)
+    parts = pack_records(raws, dtype, num_columns, kept=kept)
+    return Packed(dtype, parts, num_rows, num_columns)
 
 
 def place(name: str, owner: str, packed: Packed, *, device: str = "cpu") -> Tensor:

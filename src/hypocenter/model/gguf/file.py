@@ -13,6 +13,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import EllipsisType, MappingProxyType, TracebackType
 from typing import TypeVar
@@ -108,6 +109,19 @@ class GGUFFile:
         if hasattr(mmap, "MADV_DONTNEED"):
             num_bytes = info.offset + info.num_bytes - first
             self._open()[info.shard].buffer.madvise(mmap.MADV_DONTNEED, first, num_bytes)
+
+    @property
+    def stamps(self) -> tuple[tuple[int, ...], ...]:
+        """Of each file: device, inode, size in bytes, and when content and inode last changed, in
+        ns since 1970. One that was written to has another stamp."""
+        return tuple(shard.stamp for shard in self._open())
+
+    def is_unchanged(self) -> bool:
+        """Whether the files on disk are still those that were opened."""
+        try:
+            return all(_stamp(shard.path.stat()) == shard.stamp for shard in self._open())
+        except OSError:
+            return False
 
     def shard_bytes(self, shard: int) -> np.ndarray:
         """A whole file of the model: uint8 [num_bytes], read-only, a view of the mapped file."""
@@ -236,7 +250,14 @@ def _open_shard(path: Path, shard: int) -> Shard:
         raise _unreadable(path, error) from error
     finally:
         os.close(descriptor)
-    return parse_shard(path, buffer, shard)
+    return replace(parse_shard(path, buffer, shard), stamp=_stamp(status))
+
+
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    """What is another one as soon as a file has other bytes; nobody can set the time of a change
+    of the inode."""
+    size = status.st_size
+    return (status.st_dev, status.st_ino, size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _unreadable(path: Path, error: Exception) -> BadModelFile:

@@ -83,6 +83,8 @@ class Shard:
     alignment: int
     metadata: Metadata
     tensors: tuple[TensorInfo, ...]
+    #: Device, inode, size in bytes, and when content and inode last changed, in ns since 1970.
+    stamp: tuple[int, ...] = ()
 
 
 def parse_shard(path: Path, buffer: mmap.mmap, shard: int) -> Shard:
