@@ -17,7 +17,7 @@ import numpy as np
 
 from hypocenter.config import LAUNCH_MODES, OnProgress
 from hypocenter.device import copies, devices, memory
-from hypocenter.device.cpu.lang import CpuKernel
+from hypocenter.device.cpu.lang import CpuKernel, kinds_of
 from hypocenter.device.cpu.native import KERNEL_FAILED, NativeLaunches, SharedKernel
 from hypocenter.device.limits import check_launch
 from hypocenter.device.offline.specimen import of_device
@@ -221,7 +221,7 @@ def compile_all(launches: Sequence[Launch], progress: OnProgress | None = None) 
         function = getattr(launch.function, "dispatcher", launch.function)
         if not hasattr(function, "typeof_pyval"):
             continue  # Triton compiles a kernel when it is first launched
-        signature = tuple(map(function.typeof_pyval, launch.args))
+        signature = kinds_of(launch.args)
         if signature not in function.overloads:
             missing[id(function), signature] = launch, function
     for done, ((_, signature), (launch, function)) in enumerate(missing.items()):

@@ -14,7 +14,13 @@ import numpy as np
 
 from hypocenter.dtypes import Array
 from hypocenter.errors import LaunchRejected
-from hypocenter.kernels.contract_source import Check, Demand, Refusals, compile_contract
+from hypocenter.kernels.contract_source import (
+    Check,
+    Demand,
+    Refusals,
+    compile_check,
+    compile_refusals,
+)
 from hypocenter.kernels.demands import (
     SYMBOL,
     Apart,
@@ -37,20 +43,26 @@ from hypocenter.tensor import Tensor, span_of
 
 
 class Contract:
-    """A kernel's demands. `check` is a plain function made once from the declaration."""
+    """A kernel's demands. `check` is a plain function made once from the declaration, when it is
+    first asked for: a start needs a few of them."""
 
     def __init__(self, kernel: str, *demands: Demand) -> None:
-        self.kernel = kernel
+        self.kernel, self._demands = kernel, demands
         self.args = tuple(demand for demand in demands if isinstance(demand, Arg))
         self.scalars = tuple(demand for demand in demands if isinstance(demand, Scalar))
         self.rules = tuple(demand for demand in demands if isinstance(demand, Rule))
         self.apart = tuple(demand for demand in demands if isinstance(demand, Apart))
         self.names = (*(arg.name for arg in self.args), *(scalar.name for scalar in self.scalars))
-        #: check(**arguments) -> symbols; raises LaunchRejected. Looks at host-side facts only.
-        #: refusals(device, **arguments) -> all that `check` would refuse, one after the other.
-        self.check: Check
-        self.refusals: Refusals
-        self.check, self.refusals = compile_contract(kernel, demands, self._fail)
+
+    @functools.cached_property
+    def check(self) -> Check:
+        """check(**arguments) -> symbols; raises LaunchRejected. Looks at host-side facts only."""
+        return compile_check(self.kernel, self._demands, self._fail)
+
+    @functools.cached_property
+    def refusals(self) -> Refusals:
+        """refusals(device, **arguments) -> all that `check` would refuse, one after the other."""
+        return compile_refusals(self.kernel, self._demands)
 
     def check_values(self, read: Callable[[Tensor], Array], **arguments: Any) -> None:
         """Also look into index tensors, read by `read`; raises LaunchRejected with the entry."""

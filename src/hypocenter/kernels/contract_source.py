@@ -5,7 +5,7 @@ What is executed comes from declarations in this package, never from a file or a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,22 +32,30 @@ Check = Callable[..., dict[str, Any]]
 Refusals = Callable[..., Generator[AnyRefusal, None, dict[str, Any]]]
 
 
-def compile_contract(
+def compile_check(
     kernel: str, demands: Sequence[Demand], fail: Callable[[AnyRefusal], None]
-) -> tuple[Check, Refusals]:
-    """The two functions of a declaration.
+) -> Check:
+    """check(**arguments) of a declaration: calls `fail`, which raises, with the first demand that
+    is broken, and returns the values of symbols."""
+    check: Check = _function_of(kernel, demands, _CHECK, {"_fail": fail})
+    return check
 
-    check(**arguments) calls `fail`, which raises, with the first demand that is broken, and returns
-    the values of symbols. refusals(device, **arguments) yields all that are, for a launch on
-    `device`, and returns the symbols that are known.
-    """
-    scope: dict[str, Any] = {"_fail": fail, "_broken": is_broken, **_REFUSALS}
+
+def compile_refusals(kernel: str, demands: Sequence[Demand]) -> Refusals:
+    """refusals(device, **arguments) of a declaration: yields all demands that are broken, for a
+    launch on `device`, and returns the symbols that are known."""
+    refusals: Refusals = _function_of(kernel, demands, _LIST, {"_broken": is_broken})
+    return refusals
+
+
+def _function_of(
+    kernel: str, demands: Sequence[Demand], form: _Form, names: Mapping[str, Any]
+) -> Any:
     # An enum's member is slow to reach through its class; here each is a global of its own.
-    scope |= {f"_{dtype.name}": dtype for dtype in DType}
-    for form in (_CHECK, _LIST):
-        source = "\n".join(_Source(demands, form).lines())
-        exec(compile(source, f"<{form.name} of {kernel}>", "exec"), scope)
-    return scope[_CHECK.name], scope[_LIST.name]
+    scope: dict[str, Any] = {**names, **_REFUSALS, **{f"_{dtype.name}": dtype for dtype in DType}}
+    source = "\n".join(_Source(demands, form).lines())
+    exec(compile(source, f"<{form.name} of {kernel}>", "exec"), scope)
+    return scope[form.name]
 
 
 @dataclass(frozen=True, slots=True)

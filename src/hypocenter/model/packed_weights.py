@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import msgspec
 import numpy as np
@@ -78,14 +78,15 @@ class PackedWeights:
     """The packed arrays of one model: those on disk, or those that are to be kept there.
 
     `find` gives an array that is there. When there are none `keep` takes each as it is made, and
-    `finish` puts the file in its place. Nothing that goes wrong on disk stops a model from loading.
+    `finish` puts the file in its place; left without it, nothing stays. Nothing that goes wrong on
+    disk stops a model from loading. On a GPU nothing is found, and nothing kept.
     """
 
-    def __init__(self, file: GGUFFile, *, in_bf16: bool, num_bytes: int) -> None:
+    def __init__(self, file: GGUFFile, device: str, *, in_bf16: bool, num_bytes: int) -> None:
         """`num_bytes`: what the packed weights will take."""
         self._map: dict[str, Array] = {}
         self._new: _NewFile | None = None
-        if num_bytes < _WORTH_BYTES:
+        if device != "cpu" or num_bytes < _WORTH_BYTES:
             return
         folder, problem = private_folder(FOLDER)
         if folder is None:
@@ -99,10 +100,13 @@ class PackedWeights:
         except OSError as error:
             _log.warning("packed weights are not kept in %s: %s", folder, error.strerror or error)
 
-    @property
-    def are_found(self) -> bool:
-        """Whether they are on disk."""
-        return bool(self._map)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._new is not None:
+            self._new.give_up()
+            self._new = None
 
     def find(self, key: str, shape: tuple[int, ...], dtype: Any) -> Array | None:
         """The array that was kept by this key, or None."""
@@ -112,9 +116,9 @@ class PackedWeights:
         array: Array = found.view(dtype).reshape(shape)
         return array
 
-    def keep(self, key: str, array: Array) -> None:
-        """Put an array on disk, when they are being kept."""
-        self._try(lambda new: new.add(key, array))
+    def keep(self, key: str, parts: tuple[Any, ...]) -> None:
+        """Put the one array of a packed weight on disk, when they are being kept."""
+        self._try(lambda new: new.add(key, parts[0]))
 
     def finish(self) -> None:
         """All arrays were kept."""
@@ -128,8 +132,7 @@ class PackedWeights:
             what(self._new)
         except OSError as error:
             folder = self._new.path.parent
-            self._new.give_up()
-            self._new = None
+            self.__exit__()
             _log.warning("packed weights cannot be kept in %s: %s", folder, error.strerror or error)
 
 
@@ -154,12 +157,12 @@ class _NewFile:
         self._digests.append(_digest(raw))
 
     def finish(self) -> None:
-        digest = _joined(self._digests)
+        digest = _digest_of_all(self._digests)
         index = msgspec.json.encode(_Index(self._arrays, digest))
         self._file.write(index + _TAIL.pack(len(index), _MAGIC))
         self._file.flush()
         folder, name = self.path.parent, self.path.name
-        with _remembered(folder) as remembered:
+        with _memory_of(folder) as remembered:
             _make_room(folder, self._file.tell(), self.path)
             os.replace(self._partial, self.path)
             remembered.checked[name] = _run_of_machine()
@@ -187,13 +190,13 @@ def _open(folder: Path, name: str) -> dict[str, Array]:
         for key, place in index.arrays.items()
     }
     run = _run_of_machine()
-    with _remembered(folder) as remembered:
+    with _memory_of(folder) as remembered:
         is_checked = run and remembered.checked.get(name) == run
     if not is_checked:
-        if _joined([_digest(array) for array in arrays.values()]) != index.digest:
+        if _digest_of_all([_digest(array) for array in arrays.values()]) != index.digest:
             _log.warning("%s is damaged (other bytes than were written) and is made anew", path)
             return {}
-        with _remembered(folder) as remembered:
+        with _memory_of(folder) as remembered:
             remembered.checked[name] = run
     os.utime(path)  # those that were not used for longest go first
     return arrays
@@ -222,14 +225,14 @@ def _read(file: BinaryIO) -> tuple[_Index, mmap.mmap]:
 def _content(file: GGUFFile, folder: Path) -> str:
     """Digest of the bytes of a model file, as hexadecimal digits."""
     stamp = json.dumps(file.stamps)
-    with _remembered(folder) as remembered:
+    with _memory_of(folder) as remembered:
         if known := remembered.digests.get(stamp):
             remembered.digests[stamp] = remembered.digests.pop(stamp)
             return known
-    digest = _joined([_digest(file.shard_bytes(shard)) for shard in range(len(file.stamps))])
+    digest = _digest_of_all([_digest(file.shard_bytes(shard)) for shard in range(len(file.stamps))])
     newest = max(max(stamp[-2:]) for stamp in file.stamps)
     if file.is_unchanged() and time.time_ns() - newest > _SETTLED_NS:
-        with _remembered(folder) as remembered:
+        with _memory_of(folder) as remembered:
             remembered.digests[stamp] = digest
     return digest
 
@@ -253,7 +256,7 @@ def _digest(raw: Array) -> bytes:
     return b"".join(digests[index] for index in range(len(chunks)))
 
 
-def _joined(digests: list[bytes]) -> str:
+def _digest_of_all(digests: list[bytes]) -> str:
     whole = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for digest in digests:
         whole.update(struct.pack("<Q", len(digest)) + digest)
@@ -261,7 +264,7 @@ def _joined(digests: list[bytes]) -> str:
 
 
 @contextlib.contextmanager
-def _remembered(folder: Path) -> Iterator[_Remembered]:
+def _memory_of(folder: Path) -> Iterator[_Remembered]:
     """What is remembered of files, for one process at a time; what changed is written back."""
     path = folder / "remembered.json"
     with open(folder / "lock", "ab") as lock:
@@ -294,10 +297,8 @@ def _has_room(folder: Path, num_bytes: int) -> bool:
     free = int(shutil.disk_usage(folder).free * _SHARE_OF_DISK)
     if num_bytes <= min(limit, free):
         return True
-    _log.info(
-        "packed weights of %d bytes are not kept: HYPO_PACKED_GIB allows %d, half of the free disk "
-        "is %d", num_bytes, limit, free,
-    )  # fmt: skip
+    reason = f"HYPO_PACKED_GIB allows {limit}, half of the free disk is {free}"
+    _log.info("packed weights of %d bytes are not kept: %s", num_bytes, reason)
     return False
 
 

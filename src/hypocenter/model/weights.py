@@ -17,8 +17,6 @@ from hypocenter.kernels.attention import rope
 from hypocenter.kernels.linear.linear_gate import may_join
 from hypocenter.kernels.weights import packing
 from hypocenter.kernels.weights.block_types import dequantise
-from hypocenter.kernels.weights.cpu_layout import Kept
-from hypocenter.kernels.weights.packing import Packed
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.architecture import Architecture, Rope
 from hypocenter.model.gguf.file import GGUFFile
@@ -105,20 +103,19 @@ def load_weights(
     this architecture does not use: to ignore it would be to compute something else.
     """
     num_bytes = sum(info.num_bytes for info in file.tensors.values())
-    kept = PackedWeights(file, in_bf16=in_bf16, num_bytes=num_bytes) if device == "cpu" else None
-    loader = _Loader(file, architecture, progress, device, in_bf16, kept)
     is_tied = "output.weight" not in file.tensors
-    table = loader.matrix(
-        "token_embd", architecture.vocab_size, architecture.width, is_factor=is_tied
-    )
-    layers = tuple(loader.layer(index) for index in range(architecture.num_layers))
-    output_norm = loader.vector("output_norm.weight", architecture.width)
-    output = table
-    if not is_tied:
-        output = loader.matrix("output", architecture.vocab_size, architecture.width)
-    tables = loader.rope_tables(context_length)
-    loader.refuse_unused()
-    if kept:
+    with PackedWeights(file, device, in_bf16=in_bf16, num_bytes=num_bytes) as kept:
+        loader = _Loader(file, architecture, progress, device, in_bf16, kept)
+        table = loader.matrix(
+            "token_embd", architecture.vocab_size, architecture.width, is_factor=is_tied
+        )
+        layers = tuple(loader.layer(index) for index in range(architecture.num_layers))
+        output_norm = loader.vector("output_norm.weight", architecture.width)
+        output = table
+        if not is_tied:
+            output = loader.matrix("output", architecture.vocab_size, architecture.width)
+        tables = loader.rope_tables(context_length)
+        loader.refuse_unused()
         kept.finish()
     return Weights(table, layers, output_norm, output, *tables, num_bytes, in_bf16)
 
@@ -140,7 +137,7 @@ class _Loader:
         progress: OnProgress | None,
         device: str,
         in_bf16: bool,
-        kept: PackedWeights | None,
+        kept: PackedWeights,
     ) -> None:
         self.file, self.facts, self.progress = file, architecture, progress
         self.device, self.in_bf16, self.kept = device, in_bf16, kept
@@ -238,8 +235,8 @@ class _Loader:
             return gate, up, None
         raws = [raw for name in names for raw in self._rows(name, rows, width)]
         both = " + ".join(names)
-        packed = packing.pack_by_turns(raws, dtypes[0], width, kept=self._kept_as(both))
-        self._keep(both, packed)
+        packed = packing.pack_by_turns(raws, dtypes[0], width, kept=partial(self.kept.find, both))
+        self.kept.keep(both, packed.parts)
         for name in names:
             self.file.let_go(name)
         return None, None, packing.place(both, "model", packed)
@@ -256,20 +253,13 @@ class _Loader:
                 num_columns,
                 device=self.device,
                 in_bf16=in_bf16,
-                kept=self._kept_as(f"{name} {index}"),
+                kept=partial(self.kept.find, f"{name} {index}"),
             )
-            self._keep(f"{name} {index}", packed)
+            self.kept.keep(f"{name} {index}", packed.parts)
             parts.append(packing.place(name, "model", packed, device=self.device))
         # Packed and mapped weights together would take twice the memory of the file.
         self.file.let_go(name)
         return tuple(parts)
-
-    def _kept_as(self, key: str) -> Kept | None:
-        return partial(self.kept.find, key) if self.kept else None
-
-    def _keep(self, key: str, packed: Packed) -> None:
-        if self.kept:
-            self.kept.keep(key, packed.parts[0])
 
     def _rows(
         self, name: str, row_counts: tuple[int, ...], num_columns: int

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from numba.core import caching
+from numba.core.runtime import rtsys
 
 from hypocenter import package
 from hypocenter.cache_folder import make_private, private_folder
@@ -119,6 +120,13 @@ class _CacheImpl(caching.CompileResultCacheImpl):  # type: ignore[misc]
 
 class _KernelCache(caching.FunctionCache):  # type: ignore[misc]
     _impl_class = _CacheImpl
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """As numba's, which first loads all that a compiler needs: code that is there needs none
+        of it, and that would be a third of a start."""
+        rtsys.initialize(target_context)
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(signature, target_context)
 
     def _save_overload(self, signature: Any, compiled: Any) -> None:
         """One process at a time, for numba's own way may give two the same file.

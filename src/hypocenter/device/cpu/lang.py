@@ -18,6 +18,7 @@ from types import FunctionType
 from typing import Any
 
 import numba
+import numpy as np
 from llvmlite import binding, ir
 from numba import prange, types
 from numba.core import cgutils
@@ -170,13 +171,32 @@ def literal(count: Any) -> int:
     return getattr(count, "literal_value", 0)
 
 
+#: Types of arguments, by what they hang on. numba asks anew for each; a plan has thousands.
+_kinds: dict[Any, Any] = {}
+
+
+def kinds_of(args: Sequence[Any]) -> tuple[Any, ...]:
+    """The types that numba compiles a kernel for when it is launched with `args`."""
+    kinds = []
+    for value in args:
+        key: Any = type(value)
+        if key is np.ndarray:
+            key = value.dtype, value.ndim, value.flags.num
+        elif key is int and not -(1 << 63) <= value < 1 << 63:
+            key = value  # the few that are unsigned
+        if (kind := _kinds.get(key)) is None:
+            kind = _kinds[key] = numba.typeof(value)
+        kinds.append(kind)
+    return tuple(kinds)
+
+
 def kernel_entry(function: Any, args: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
     """Address of the machine code of a compiled kernel for these arguments, and their types.
 
     It takes two addresses, for a result and an exception, then each argument flattened, and
     returns 0 when all is well.
     """
-    kinds = tuple(map(function.typeof_pyval, args))
+    kinds = kinds_of(args)
     compiled = function.overloads[kinds]
     address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
     return int(address), kinds

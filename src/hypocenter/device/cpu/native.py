@@ -7,7 +7,6 @@ signature spreads a block over the registers and the stack as numba's calling co
 
 from __future__ import annotations
 
-import functools
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.cpu import pool
-from hypocenter.device.cpu.lang import binding, ir, kernel_entry, types
+from hypocenter.device.cpu.lang import binding, ir, kernel_entry, kinds_of, types
 from hypocenter.errors import LaunchRejected
 from hypocenter.refusals import Refused
 
@@ -35,12 +34,19 @@ class NativeLaunches:
         self._kept = tuple(launches)  # the arguments' memory must outlive the blocks
         self._blocks = []
         table = np.zeros((len(launches), pool.NUM_FIELDS), np.int64)
-        for row, (number, function, args) in zip(table, launches, strict=True):
+        entries = [
+            kernel_entry(getattr(function, "dispatcher", function), args)
+            for _, function, args in launches
+        ]
+        slot_types = [tuple(map(str, _slot_types(kinds))) for _, kinds in entries]
+        _make_spreaders(slot_types)
+        for row, (number, function, args), (address, kinds), of_slots in zip(
+            table, launches, entries, slot_types, strict=True
+        ):
             is_shared = isinstance(function, SharedKernel)
-            address, kinds = kernel_entry(function.dispatcher if is_shared else function, args)
             slots = np.array(list(_slots(args, kinds)), np.uint64)
             self._blocks.append(slots)
-            spread = _spreader(tuple(str(kind) for kind in _slot_types(kinds)))
+            spread = _spreaders[of_slots]
             row[: pool.NEXT] = spread, address, slots.ctypes.data, number, is_shared
             if is_shared:
                 _note_weights(row, function.reads)
@@ -85,7 +91,7 @@ class _BoundLaunch:
     def __call__(self) -> None:
         if self._native is None:
             dispatcher = self._kernel.dispatcher
-            kinds = tuple(map(dispatcher.typeof_pyval, self._args))
+            kinds = kinds_of(self._args)
             if kinds not in dispatcher.overloads:
                 dispatcher.compile(kinds)
             self._native = NativeLaunches([(0, self._kernel, self._args)])
@@ -129,16 +135,34 @@ def _slot_types(kinds: Sequence[Any]) -> Iterator[Any]:
             yield ir.IntType(kind.bitwidth)
 
 
-@functools.cache
-def _spreader(slot_types: tuple[str, ...]) -> int:
-    """The address of `i64 spread(function, block, thread)`, which calls a kernel with a block's
-    slots, and with the thread's number where its result would go."""
+#: Addresses of `i64 spread(function, block, thread)`, which calls a kernel with a block's slots,
+#: and with the thread's number where its result would go; by the types of the slots.
+_spreaders: dict[tuple[str, ...], int] = {}
+
+
+def _make_spreaders(wanted: Sequence[tuple[str, ...]]) -> None:
+    """Those that are missing, in one go: most of what it takes, it takes once."""
+    missing = [slots for slots in dict.fromkeys(wanted) if slots not in _spreaders]
+    if not missing:
+        return
+    module = ir.Module("spread")
+    module.triple = binding.get_default_triple()
+    for index, slot_types in enumerate(missing):
+        _write_spreader(module, f"spread{index}", slot_types)
+    machine = binding.Target.from_default_triple().create_target_machine(jit=True)
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(str(module)), machine)
+    engine.finalize_object()
+    _engines.append(engine)
+    for index, slot_types in enumerate(missing):
+        _spreaders[slot_types] = int(engine.get_function_address(f"spread{index}"))
+
+
+def _write_spreader(module: Any, name: str, slot_types: tuple[str, ...]) -> None:
     kinds = {
         str(kind): kind for kind in (_I8, _I64, ir.IntType(32), ir.FloatType(), ir.DoubleType())
     }
-    wanted = [kinds[name] for name in slot_types]
-    module = ir.Module("spread")
-    function = ir.Function(module, ir.FunctionType(_I64, [_I64, _I64, _I64]), "spread")
+    wanted = [kinds[slot_type] for slot_type in slot_types]
+    function = ir.Function(module, ir.FunctionType(_I64, [_I64, _I64, _I64]), name)
     builder = ir.IRBuilder(function.append_basic_block())
     block = builder.inttoptr(function.args[1], _WORD)
     # Where a kernel would put its result and its exception.
@@ -156,13 +180,3 @@ def _spreader(slot_types: tuple[str, ...]) -> int:
     kernel = ir.FunctionType(ir.IntType(32), [_I64, _I64, *wanted]).as_pointer()
     status = builder.call(builder.inttoptr(function.args[0], kernel), values)
     builder.ret(builder.sext(status, _I64))
-    return _compile(module, "spread")
-
-
-def _compile(module: Any, name: str) -> int:
-    module.triple = binding.get_default_triple()
-    machine = binding.Target.from_default_triple().create_target_machine(jit=True)
-    engine = binding.create_mcjit_compiler(binding.parse_assembly(str(module)), machine)
-    engine.finalize_object()
-    _engines.append(engine)
-    return int(engine.get_function_address(name))
