@@ -295,4 +295,4 @@ def test_what_is_written_lies_apart_from_what_is_read(start: int, refused: bool)
 
 def test_an_optional_argument_may_not_bind_a_symbol() -> None:
     with pytest.raises(ValueError, match="bias is optional, but binds n"):
-        Contract("op", Arg("bias", (DType.F32,), "n", optional=True))
+        Contract("op", Arg("bias", (DType.F32,), "n", optional=True)).check()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 
 from hypocenter.device import copies, memory
+from hypocenter.device.cpu import lang
+from hypocenter.device.cpu.whole_kernels import compile_whole
 from hypocenter.device.launch import run
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.linear.operands import FEW_ROWS
@@ -38,6 +41,15 @@ device = "cpu"
 _KINDS = {"float32": DType.F32, "uint16": DType.F16, "int32": DType.I32}
 
 BLOCK_TYPES = tuple(dtype for dtype in WEIGHT_TYPES if dtype.is_quantised)
+
+
+def for_python(function: Any) -> Any:
+    """A function that kernels call, compiled so that Python can call it as well."""
+    inner = getattr(function, "py_func", function)
+    twin = FunctionType(inner.__code__, inner.__globals__, inner.__name__, None, inner.__closure__)
+    # numba tells machine code apart by this name.
+    twin.__qualname__, twin.__module__ = f"{inner.__qualname__}_for_python", inner.__module__
+    return compile_whole(twin, _nrt=False, **lang._OPTIONS)
 
 
 def random_rows(dtype: DType, num_rows: int, num_columns: int, seed: int = 0) -> Array:

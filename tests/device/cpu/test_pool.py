@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from kernel_launch import for_python
 
 from hypocenter.config import EngineConfig
 from hypocenter.device import memory
@@ -34,6 +35,9 @@ from hypocenter.tensor import DType
 needs_two_threads = pytest.mark.skipif(
     max_num_threads() < 2, reason="there is room for the regions of as many threads as cores"
 )
+
+
+_fetch_some, _share = for_python(pool._fetch_some), for_python(pool._share)
 
 
 @cpu_kernel
@@ -213,10 +217,10 @@ def test_threads_fetch_from_where_they_will_begin_to_read() -> None:
         for thread in range(num_threads):
             first = 9 * thread // num_threads
             if first in item_of:
-                at, stop = pool._share(table, 0, thread, num_threads)
+                at, stop = _share(table, 0, thread, num_threads)
                 assert at == item_of[first] * (1 << 20), (thread, num_threads)
                 assert stop - at == pool._MOST_BYTES
-    assert pool._share(table, 1, 0, 2) == (0, 0), "behind the last launch"
+    assert _share(table, 1, 0, 2) == (0, 0), "behind the last launch"
 
 
 def test_what_is_fetched_ends_with_the_weights() -> None:
@@ -225,7 +229,7 @@ def test_what_is_fetched_ends_with_the_weights() -> None:
     table[0, pool.ITEM_BYTES] = pool._FETCH_BYTES + 64
     table[0, pool.STRETCHES : pool.STRETCHES + 2] = 1 << 20, 3
     for thread, num_left in ((0, 3), (1, 2), (2, 1)):
-        at, stop = pool._share(table, 0, thread, 3)
+        at, stop = _share(table, 0, thread, 3)
         num_bytes = num_left * (pool._FETCH_BYTES + 64)
         assert at == (1 << 20) + (3 - num_left) * (pool._FETCH_BYTES + 64)
         assert num_bytes - pool._FETCH_BYTES < stop - at <= num_bytes
@@ -239,9 +243,9 @@ def test_fetching_loads_each_line() -> None:
     at, stop = lines.ctypes.data, lines.ctypes.data + lines.nbytes
     for _ in range(3):
         assert at < stop
-        at = pool._fetch_some(at, stop)
-    assert at == stop == pool._fetch_some(at, stop)
-    (code,) = cast(Any, pool._fetch_some).inspect_llvm().values()
+        at = _fetch_some(at, stop)
+    assert at == stop == _fetch_some(at, stop)
+    (code,) = _fetch_some.inspect_llvm().values()
     assert len(re.findall(r"load atomic", code)) >= pool._FETCH_BYTES // 64
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_launch import for_python
 
 from hypocenter.device.cpu import cache_lines, vector_rows
 from hypocenter.device.cpu.cache_lines import fetch, fetch_ahead, prefetch
-from hypocenter.device.cpu.lang import inline
 from hypocenter.device.cpu.packed_codes import fetch_early
 from hypocenter.device.cpu.packed_floats import load_column
 from hypocenter.device.cpu.vector import (
@@ -30,13 +30,13 @@ from hypocenter.kernels.weights.cpu_layout import RECORDS
 from hypocenter.tensor import DType
 
 
-@inline
+@for_python
 def _copy(source: Any, out: Any) -> None:
     for at in range(0, source.shape[0], 16):
         store(out, at, load(source, at))
 
 
-@inline
+@for_python
 def _apply(kind: int, source: Any, out: Any) -> None:
     for at in range(0, source.shape[0], 16):
         x = load(source, at)
@@ -50,12 +50,12 @@ def _apply(kind: int, source: Any, out: Any) -> None:
             store(out, at, tanh(x))
 
 
-@inline
+@for_python
 def _copy_first(source: Any, out: Any, num_lanes: int) -> None:
     store_first(out, 0, load_first(source, 0, num_lanes), num_lanes)
 
 
-@inline
+@for_python
 def _fold(source: Any, low: int, high: int) -> Any:
     x = load(source, 0)
     return sum_lanes(x), max_lanes(x), sum_lanes(keep(x, low, high, np.float32(0)))
@@ -68,7 +68,7 @@ def test_every_f16_becomes_its_f32() -> None:
     np.testing.assert_array_equal(out, half.view(np.float16).astype(np.float32))
 
 
-@inline
+@for_python
 def _copy_columns(pairs: Any, column: int, out: Any) -> None:
     for at in range(0, pairs.shape[0], 16):
         store(out, at, load_column(pairs, at, column))
@@ -180,7 +180,7 @@ def test_memory_is_asked_for_what_comes_where_that_pays(
         (read_codes, np.zeros((1, 2), RECORDS[DType.Q4_0].record), asks),
         (read_codes, np.zeros((1, 2), RECORDS[DType.Q8_0].record), of_bytes),
     ):
-        compiled: Any = inline(read)
+        compiled: Any = for_python(read)
         compiled(weights)
         (code,) = compiled.inspect_llvm().values()
         assert ("@llvm.prefetch" in code) == always, read.__name__
@@ -201,7 +201,7 @@ def test_a_zen_4_spreads_numbers_by_multiply_adds(
     rng = np.random.default_rng(3)
     values, numbers = rng.integers(-9, 9, (2, 64)).astype(np.float32)
     starts, out = np.array([5, 24]), np.empty(128, np.float32)
-    compiled: Any = inline(add)
+    compiled: Any = for_python(add)
     compiled(values, starts, numbers, out)
     factors = np.stack([values[at : at + 16] for at in starts])
     expected = 1 + numbers[1 : 1 + 4 * 3 : 3, None, None] * factors
@@ -215,7 +215,7 @@ def test_what_comes_is_asked_for_by_whole_lines_of_the_second_cache() -> None:
         prefetch(values, 3, 32)
 
     for dtype, num_lines in ((np.uint16, 1), (np.float32, 2)):
-        compiled: Any = inline(ask)
+        compiled: Any = for_python(ask)
         compiled(np.zeros(64, dtype))
         code = compiled.inspect_llvm(compiled.signatures[0])
         asked = [line for line in code.splitlines() if "call void @llvm.prefetch" in line]
@@ -234,7 +234,7 @@ def test_what_is_fetched_is_loaded_by_whole_lines() -> None:
 
     for load_them, dtype, num_lines in ((some, np.uint16, 1), (more, np.uint16, 1),
                                         (some, np.float32, 1), (more, np.float32, 2)):  # fmt: skip
-        compiled: Any = inline(load_them)
+        compiled: Any = for_python(load_them)
         compiled(np.zeros(64, dtype))
         code = compiled.inspect_llvm(compiled.signatures[0])
         loads = [line for line in code.splitlines() if "load atomic" in line]

@@ -29,6 +29,7 @@ from numba.extending import models, register_model
 from hypocenter.config import Environment
 from hypocenter.device.cpu import code_cache, instructions
 from hypocenter.device.cpu.items import items
+from hypocenter.device.cpu.whole_kernels import compile_part, compile_whole
 
 # By default libgomp's idle threads spin for milliseconds, and on cores that others use too they
 # keep the very thread they wait for from running: measured 3.6 tokens/s against 20.6 with this.
@@ -138,22 +139,24 @@ types.Record.mangling_args = property(_record_name)
 
 def threads_entry(function: Callable[..., None]) -> Any:
     """Make a function whose `prange` numba's own threads share: how threads get into a step."""
-    return _compile_on_demand(function, "threads", parallel=True, _nrt=False)
+    compiled = numba.njit(parallel=True, _nrt=False, **_OPTIONS)(function)
+    return _look_on_disk(compiled, function, "threads")
 
 
 def inline(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function that kernels call; LLVM inlines it where that pays. It allocates nothing."""
-    return numba.njit(_nrt=False, **_OPTIONS)(function)  # type: ignore[no-any-return]
+    return compile_part(function, _nrt=False, **_OPTIONS)  # type: ignore[no-any-return]
 
 
 def always_inline(function: Callable[..., Any]) -> Callable[..., Any]:
     """As `inline`, for a function whose vectors must stay in registers between its calls."""
-    return numba.njit(_nrt=False, forceinline=True, **_OPTIONS)(function)  # type: ignore[no-any-return]
+    part = compile_part(function, _nrt=False, forceinline=True, **_OPTIONS)
+    return part  # type: ignore[no-any-return]
 
 
 def inline_allocating(function: Callable[..., Any]) -> Callable[..., Any]:
     """As `inline`, for a function that makes arrays or is given some by one that does."""
-    return numba.njit(**_OPTIONS)(function)  # type: ignore[no-any-return]
+    return compile_part(function, **_OPTIONS)  # type: ignore[no-any-return]
 
 
 def intrinsic(build: Callable[..., Any]) -> Callable[..., Any]:
@@ -255,7 +258,10 @@ def instruction_set() -> str:
 
 
 def _compile_on_demand(function: Callable[..., Any], form: str, **options: Any) -> Any:
-    dispatcher = numba.njit(**_OPTIONS, **options)(function)
+    return _look_on_disk(compile_whole(function, **_OPTIONS, **options), function, form)
+
+
+def _look_on_disk(dispatcher: Any, function: Callable[..., Any], form: str) -> Any:
     # What words emit depends on the path, which the features of a processor do not tell alone.
     code_cache.keep(dispatcher, function, f"{form}-{instruction_set()}")
     return dispatcher
