@@ -36,7 +36,7 @@ def open_llm(path: str, config: EngineConfig, progress: ProgressDisplay) -> LLM:
             "set HYPO_CACHE_DIR to a folder you can write"
         )
     else:
-        progress.remarks["preparing"] = "compiled at the first run only"
+        progress.remarks["compiling"] = "at the first run only"
     if (config.num_threads or 0) > (most := max_num_threads()):
         say(f"-t/--threads is {config.num_threads}, but there are {most} to be had: taking {most}")
         config = replace(config, num_threads=most)

@@ -17,6 +17,8 @@ import numpy as np
 
 from hypocenter.config import LAUNCH_MODES, OnProgress
 from hypocenter.device import copies, devices, memory
+from hypocenter.device.cpu import code_cache
+from hypocenter.device.cpu.compile_together import compile_together
 from hypocenter.device.cpu.lang import CpuKernel, kinds_of
 from hypocenter.device.cpu.native import KERNEL_FAILED, NativeLaunches, SharedKernel
 from hypocenter.device.limits import check_launch
@@ -224,19 +226,32 @@ def compile_all(launches: Sequence[Launch], progress: OnProgress | None = None) 
         signature = kinds_of(launch.args)
         if signature not in function.overloads:
             missing[id(function), signature] = launch, function
+    to_compile = []
     for done, ((_, signature), (launch, function)) in enumerate(missing.items()):
         if progress:
-            progress(f"preparing kernel {launch.kernel}", done / len(missing))
-        started, num_hits = time.perf_counter(), _num_cache_hits(function)
-        function.compile(signature)
-        how = "loaded" if _num_cache_hits(function) > num_hits else "compiled"
-        log.info("%s %s in %.2f s", launch.kernel, how, time.perf_counter() - started)
-    if progress and missing:
-        progress("preparing kernels", 1.0)
+            progress(f"loading kernel {launch.kernel}", done / len(missing))
+        if code_cache.load(function, signature):
+            log.info("%s loaded", launch.kernel)
+        else:
+            to_compile.append((launch, function))
+    if to_compile:
+        _compile(to_compile, progress)
 
 
-def _num_cache_hits(function: Any) -> int:
-    return sum(function.stats.cache_hits.values())
+def _compile(wanted: Sequence[tuple[Launch, Any]], progress: OnProgress | None) -> None:
+    """Compile kernels, each a launch and numba's dispatcher."""
+
+    def tell(number: int) -> None:
+        if progress:
+            num_done = sum(kinds_of(launch.args) in made.overloads for launch, made in wanted)
+            progress(f"compiling kernel {wanted[number][0].kernel}", num_done / len(wanted))
+
+    started = time.perf_counter()
+    compile_together([(function, launch.args) for launch, function in wanted], tell)
+    names = ", ".join(launch.kernel for launch, _ in wanted)
+    log.info("%s compiled in %.2f s", names, time.perf_counter() - started)
+    if progress:
+        progress("compiling kernels", 1.0)
 
 
 def run(launches: Sequence[Launch]) -> None:

@@ -27,7 +27,6 @@ from hypocenter.config import (
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
 from hypocenter.engine.runner import load_runner
-from hypocenter.engine.sampler import compile_sampler
 from hypocenter.errors import BadSetting, UsageError
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.text.chat import ChatTemplate, load_chat_template
@@ -74,8 +73,6 @@ class LLM:
             if self._chat_template is not None:
                 stack.enter_context(self._chat_template)
             runner = load_runner(file, config, progress)
-            if config.device == "cpu":
-                compile_sampler(runner.vocab_size, runner.max_batch_requests, progress)
             self._engine = Engine(
                 runner, self._tokenizer, file.path, launch_mode=config.launch_mode
             )

@@ -13,8 +13,10 @@ import numpy as np
 from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig, OnProgress
 from hypocenter.device import devices, memory
 from hypocenter.device.cpu.lang import instruction_set, max_num_threads, set_num_threads
+from hypocenter.device.launch import compile_all
 from hypocenter.device.plan import Plan, bucket
 from hypocenter.engine.batch import Batch, BatchLimits, check_batch
+from hypocenter.engine.sampler import launches_on_host
 from hypocenter.errors import BadSetting, LaunchRejected, UsageError
 from hypocenter.model import footprint
 from hypocenter.model.architecture import Architecture, read_architecture
@@ -148,10 +150,19 @@ class Runner:
         return self._inputs.token_ids
 
     def compile(self, progress: OnProgress | None = None) -> None:
-        """Compile what a single decode step and a full prefill step launch."""
+        """Compile what a single decode step, a full prefill step and sampling launch."""
         set_num_threads(self.num_threads)
-        for num_tokens in (1, self.max_batch_tokens):
-            self._plan(num_tokens, 1, self.config.device != "cpu", progress)
+        is_gpu = self.config.device != "cpu"
+        keys = [self._key(num_tokens, 1, is_gpu) for num_tokens in (1, self.max_batch_tokens)]
+        plans = {key: self._new_plan(*key) for key in keys}
+        # All together: several processes compile what there is to be compiled.
+        launches = [launch for plan in plans.values() for launch in plan.launches]
+        if not is_gpu:
+            launches += launches_on_host(self.vocab_size, self.max_batch_requests)
+        compile_all(launches, progress)
+        for key, plan in plans.items():
+            plan.compile(progress)
+            self._plans[key] = plan
 
     def route(self) -> Route:
         """What this runner has executed so far; another thread may be at a step."""
@@ -168,25 +179,29 @@ class Runner:
             num_graphs=sum(plan.is_captured for plan in ran),
         )
 
-    def _plan(
-        self,
-        num_tokens: int,
-        num_logit_rows: int,
-        is_one_sequence: bool,
-        progress: OnProgress | None = None,
-    ) -> Plan:
-        key = (
+    def _plan(self, num_tokens: int, num_logit_rows: int, is_one_sequence: bool) -> Plan:
+        key = self._key(num_tokens, num_logit_rows, is_one_sequence)
+        if key not in self._plans:
+            plan = self._new_plan(*key)
+            plan.compile()
+            self._plans[key] = plan
+        return self._plans[key]
+
+    def _key(
+        self, num_tokens: int, num_logit_rows: int, is_one_sequence: bool
+    ) -> tuple[int, int, int | None]:
+        """Of the plan for a step of so many rows: their buckets, and how many sequences."""
+        return (
             bucket(num_tokens, self.max_batch_tokens),
             bucket(num_logit_rows, self.max_batch_tokens) if num_logit_rows else 0,
             1 if is_one_sequence else None,
         )
-        if key not in self._plans:
-            plan = self._decoder.plan(*key)
-            plan.name = f"decoder, {key[0]} tokens, {key[1]} logit rows"
-            plan.set_mode(self.config.launch_mode)
-            plan.compile(progress)
-            self._plans[key] = plan
-        return self._plans[key]
+
+    def _new_plan(self, num_tokens: int, num_logit_rows: int, num_sequences: int | None) -> Plan:
+        plan = self._decoder.plan(num_tokens, num_logit_rows, num_sequences)
+        plan.name = f"decoder, {num_tokens} tokens, {num_logit_rows} logit rows"
+        plan.set_mode(self.config.launch_mode)
+        return plan
 
     def _check_and_record(self, batch: Batch) -> None:
         current().record_check("step indices")

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hypocenter.config import OnProgress
 from hypocenter.device import memory
+from hypocenter.device.launch import Launch
 from hypocenter.engine.batch import Chunk
 from hypocenter.errors import BadLogits
 from hypocenter.kernels.sampling.draw import TokenChoice, has_penalties
-from hypocenter.kernels.sampling.sampling import HostSampler, compile_kernels, sample_later
+from hypocenter.kernels.sampling.sampling import HostSampler, launches_of, sample_later
 from hypocenter.tensor import DType, Tensor
 
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ class Sampler:
         return sample_later(logits, draws, self._on_device or self._on_host)
 
 
-def compile_sampler(vocab_size: int, max_rows: int, progress: OnProgress | None = None) -> None:
-    """Compile the sampling kernels now, so that the first token need not wait for them."""
+def launches_on_host(vocab_size: int, max_rows: int) -> list[Launch]:
+    """What sampling on the host launches, to be compiled before the first token needs it."""
     logits = memory.allocate("logits", "sampler", DType.F32, (max_rows, vocab_size))
-    compile_kernels(logits, progress)
+    return launches_of(logits)
 
 
 def _draw(chunk: Chunk) -> TokenChoice:

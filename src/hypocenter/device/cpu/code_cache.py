@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from numba.core import caching
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime import rtsys
 
 from hypocenter import package
@@ -42,6 +43,19 @@ def keep(dispatcher: Any, function: Callable[..., Any], variant: str) -> None:
     function.__hypo_variant__ = variant  # type: ignore[attr-defined]
     if private_folder(_FOLDER)[0]:
         dispatcher._cache = _KernelCache(function)
+
+
+def load(dispatcher: Any, signature: tuple[Any, ...]) -> bool:
+    """Take a kernel's machine code from disk; False when it is not there."""
+    with global_compiler_lock:
+        found = dispatcher._cache.load_overload(signature, dispatcher.targetctx)
+        if found is None:
+            return False
+        dispatcher._cache_hits[signature] += 1
+        context = dispatcher.targetctx
+        context.insert_user_function(found.entry_point, found.fndesc, [found.library])
+        dispatcher.add_overload(found)
+    return True
 
 
 def cache_problem() -> str:

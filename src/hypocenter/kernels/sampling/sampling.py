@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hypocenter.config import OnProgress, SamplingParams
+from hypocenter.config import SamplingParams
 from hypocenter.device import launch, memory
 from hypocenter.errors import BadLogits, LaunchRejected
 from hypocenter.kernels.contract import Contract
@@ -139,12 +139,11 @@ def sample_later(
     return lambda: outcomes(waited())
 
 
-def compile_kernels(logits: Tensor, progress: OnProgress | None = None) -> None:
-    """Compile what `sample` runs on rows of `logits` f32 [num_rows, vocab_size], ahead of time."""
+def launches_of(logits: Tensor) -> list[launch.Launch]:
+    """What `sample` runs on rows of `logits` f32 [num_rows, vocab_size], to be compiled before."""
     draw = TokenChoice(SamplingParams(), 0)
     sizes = {1, min(logits.shape[0], _MIN_PARALLEL_ROWS)}
-    some = [_prepare(memory.rows(logits, 0, size), [draw] * size) for size in sizes]
-    launch.compile_all(some, progress)
+    return [_prepare(memory.rows(logits, 0, size), [draw] * size) for size in sizes]
 
 
 def sample_reference(logits: Logits, draws: Sequence[TokenChoice]) -> list[int | BadLogits]:
