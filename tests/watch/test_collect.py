@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from hypocenter import package
 from hypocenter.errors import EXIT_ERROR, EXIT_USAGE
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle, Snapshot
@@ -23,10 +24,13 @@ from hypocenter.record.events import (
     Called,
     DeviceRecord,
     FaultRecord,
+    Freed,
     LaunchRecord,
+    ModelRecord,
     PlanRecord,
     ProcessRecord,
     Rejected,
+    SourceRecord,
     Stepped,
     TensorRecord,
     Values,
@@ -325,8 +329,36 @@ def test_a_bundle_holds_neither() -> None:
     assert found.environment["TRITON_CACHE_DIR"] == "/x"
 
 
+def test_the_users_folder_is_told_by_a_sign_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    source = SourceRecord(
+        id="1", function="f", file="/home/ann/k.py", first_line=1, text="x = '/home/ann/x'\n"
+    )
+    kept = msgspec.structs.replace(
+        with_tokens(3),
+        command=("/home/ann/venv/bin/python", "-m", "hypocenter", "run", "/home/ann/m.gguf"),
+        stderr='File "/home/ann/a.py", /home/anna/b.py, /srv/home/ann/c.py',
+        fault=FaultRecord(kind="crash", message="/home/ann", stack="/home/ann/d.py"),
+        environment={"HYPO_CACHE_DIR": "/home/ann/.cache"},
+        sources=(source,),
+        events=(Freed(seq=1, step=1, allocation=1, site="/home/ann/e.py:3"),),
+    )
+    found = redact(kept)
+    assert found.command[0] == "~/venv/bin/python"
+    assert found.command[-1] == "~/m.gguf"
+    assert found.stderr == 'File "~/a.py", /home/anna/b.py, /srv/home/ann/c.py'
+    assert (found.fault.message, found.fault.stack) == ("~", "~/d.py")
+    assert found.environment == {"HYPO_CACHE_DIR": "~/.cache"}
+    assert found.sources[0].file == "~/k.py"
+    assert found.sources[0].text == source.text
+    assert found.events[0].site == "~/e.py:3"  # type: ignore[union-attr]
+    monkeypatch.setenv("HOME", "/")
+    assert redact(kept).stderr == kept.stderr
+
+
 # -- run folders ----------------------------------------------------------------------------------
 
+MODEL = ModelRecord(name="m.gguf", architecture="llama", quantisation="Q8_0")
 DEVICE = DeviceRecord(name="sim:h200", limits={"arch": "sm_90"})
 
 
@@ -336,9 +368,11 @@ def left_behind(folder: Path, *events: AnyEvent, state: int | None = None) -> Pa
     writer = RingWriter(folder)
     process = ProcessRecord(
         pid=4242, command=("hypo", "run", "-p", "abc"), started="2026-01-02T03:04:05+00:00",
-        environment={"TRITON_CACHE_DIR": "/x"}, packages={"numpy": "2"},
+        environment={"TRITON_CACHE_DIR": "/x"}, packages={"numpy": "2"}, python="3.11.7",
+        platform="Linux-6.8.0", driver="nvidia 550.54.15",
     )  # fmt: skip
     writer.static(process)
+    writer.static(MODEL)
     writer.static(DEVICE)
     for event in events:
         writer.event(event)
@@ -373,7 +407,11 @@ def test_a_watched_run_becomes_a_bundle(tmp_path: Path) -> None:
     assert made.fault.is_asynchronous
     assert made.events == (CALLED,)
     assert made.stderr == "hypo: something went wrong\n"
-    assert (made.packages, made.environment) == ({"numpy": "2"}, {"TRITON_CACHE_DIR": "/x"})
+    assert made.packages == {"hypocenter": package.version(), "numpy": "2"}
+    assert made.environment == {"TRITON_CACHE_DIR": "/x"}
+    assert (made.python, made.platform, made.driver, made.model) == (
+        "3.11.7", "Linux-6.8.0", "nvidia 550.54.15", MODEL,
+    )  # fmt: skip
     assert made.redacted
 
 

@@ -24,6 +24,7 @@ from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import Environment
 from hypocenter.doctor import report
 from hypocenter.doctor.doctor import diagnose
+from hypocenter.doctor.markdown import report_markdown
 from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, EXIT_OK, HypoError, UsageError
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
@@ -135,10 +136,15 @@ def doctor(request: DoctorRequest) -> None:
     if request.as_json:
         show_json(diagnosis)
     elif asked.markdown:
-        show(report.report_markdown(diagnosis))
+        show(report_markdown(diagnosis))
     else:
         foreign = examined.is_foreign
-        origin = report.Origin(str(folder), has_steps=not foreign, needs_sources=foreign)
+        origin = report.Origin(
+            str(folder),
+            has_steps=not foreign,
+            needs_sources=foreign,
+            has_prompts=not examined.redacted,
+        )
         show(report.report_text(diagnosis, origin, show_all=asked.all))
     if examined.fault.kind != "none" or not diagnosis.is_clean:
         sys.exit(EXIT_FAULT)

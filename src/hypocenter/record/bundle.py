@@ -47,6 +47,7 @@ from hypocenter.record.events import (
     FaultRecord,
     Freed,
     LaunchRecord,
+    ModelRecord,
     PlanRecord,
     Reached,
     SourceRecord,
@@ -90,9 +91,11 @@ class Snapshot(msgspec.Struct, frozen=True):
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     """What a run left behind. `kind`: crash, error, hang, suspect.
 
-    `limits` are the fields of `device/limits.py:GpuLimits` of the device, None for a CPU;
-    `contracts` the declarations of the kernels' contracts; `missing` what could not be
-    recovered; `redacted` whether token ids inside the vocabulary were replaced by 0.
+    `packages` to `model` are as the run's own process told them; "" or None where it did not, as
+    in bundles from before these fields. `limits` are the fields of `device/limits.py:GpuLimits` of
+    the device, None for a CPU; `contracts` the declarations of the kernels' contracts; `missing`
+    what could not be recovered; `redacted` whether token ids inside the vocabulary were replaced
+    by 0.
     """
 
     version: int = VERSION
@@ -103,6 +106,10 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     environment: dict[str, str] = {}
     packages: dict[str, str] = {}
+    python: str = ""
+    platform: str = ""
+    driver: str | None = None
+    model: ModelRecord | None = None
     limits: dict[str, int | str | tuple[int, int, int]] | None = None
     fault: FaultRecord
     progress: Reached = Reached(None)

@@ -136,7 +136,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The process that recorded: its command, when it began, and what it ran with.
 
-    `environment` holds the variables that change what is run, `packages` versions by name.
+    `environment` holds the variables that change what is run, `packages` versions by name, and
+    `driver` those of the GPU drivers that are loaded.
     """
 
     pid: int
@@ -144,8 +145,20 @@ class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
     started: str
     python: str = ""
     platform: str = ""
+    driver: str | None = None
     environment: dict[str, str] = {}
     packages: dict[str, str] = {}
+
+
+class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that a run loaded: the name of its file without the folder, and what that says.
+
+    `quantisation` is what most of its tensors are of, such as Q4_K_M.
+    """
+
+    name: str
+    architecture: str
+    quantisation: str
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):

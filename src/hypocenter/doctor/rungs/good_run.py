@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.diff import Difference, RunDiff, rundiff
 from hypocenter.doctor.installed_text import changes
@@ -122,6 +122,7 @@ def _judge(case: Case, good: Bundle, found: RunDiff, first: Difference) -> Claim
         fix = f"Pass {argument} = {first.good} to {launch.kernel}, as the good run does"
     root = RootCause(
         cause=Cause.WRONG_ANSWER,
+        blames=Blame.KERNEL if line else Blame.LAUNCH,
         sentence=sentence,
         fix=fix,
         proof=Proof(
