@@ -192,7 +192,8 @@ def check(
         str, Parameter(name="--arch", help="Architecture or product that the file sees.")
     ] = "sm_90",
     budget: Annotated[
-        float, Parameter(name="--budget", help="Seconds for running programs; then a sample.")
+        float,
+        Parameter(name="--budget", help="Processor seconds for running programs; then a sample."),
     ] = 60.0,
     json: AsJson = False,
 ) -> None:
@@ -240,7 +241,8 @@ def replay(
     launch: Annotated[int | None, Parameter(help="The launch of this number.")] = None,
     run_sources: RunSources = False,
     budget: Annotated[
-        float, Parameter(name="--budget", help="Seconds for running programs; then a sample.")
+        float,
+        Parameter(name="--budget", help="Processor seconds for running programs; then a sample."),
     ] = 60.0,
     json: AsJson = False,
     quiet: Quiet = False,

@@ -40,7 +40,9 @@ FIGURE_TOLERANCE = 1e-2
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """One fact that differs.
 
-    `what` is launch, grid, option, argument, request, input, statistics or end.
+    `what` is launch, grid, option, argument, request, prompt, tokens, input, statistics or end.
+    With prompt the runs were not given the same text, with tokens a request has got other ones;
+    `good` and `bad` are digests of them then.
     `launch` counts within the step's plan; it and `kernel` are None for what belongs to a step.
     `subject` is the argument, the tensor or the option.
     """
@@ -60,6 +62,13 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         where = f"step {self.step}"
         if self.launch is not None:
             where += f", launch {self.launch} ({self.kernel})"
+        if self.what == "prompt":
+            return (
+                f"{where}: the two runs were given different prompts (request {self.subject}); "
+                "compare runs of the same command"
+            )
+        if self.what == "tokens":
+            return f"{where}: request {self.subject} has got other tokens in BAD than in GOOD"
         what = " ".join(word for word in (self.what, self.subject) if word)
         return f"{where}: {what}: {self.good} in GOOD, {self.bad} in BAD"
 
@@ -113,6 +122,9 @@ class _Runs:
         self._is_same_device = good.device == bad.device
         self._statistics = tuple(_by_place(bundle) for bundle in (good, bad))
         self.unseen: list[Gap] = []
+        #: Requests of GOOD that were compared before, and whether that began with the first step.
+        self._met: set[int] = set()
+        self._is_whole = False
         for name, bundle in (("GOOD", good), ("BAD", bad)):
             if not bundle.statistics:
                 self.unseen.append(
@@ -128,6 +140,7 @@ class _Runs:
             self.unseen.append(Gap.not_recorded("steps", "one of the runs has none"))
             return []
         start = max(min(good), min(bad))
+        self._is_whole = start == 1
         if start > min((*good, *bad)):
             self.unseen.append(
                 Gap.not_recorded(f"steps before {start}", "one run has kept no record of them")
@@ -179,7 +192,9 @@ class _Runs:
             assert isinstance(bad, Launched)
             places = Place(good.step, -1, good.seq), Place(bad.step, -1, bad.seq)
             return list(self._launch(step, name, places, (good.launch, bad.launch)))
-        found = [*self._requests(step, good.requests, bad.requests), *self._inputs(good, bad)]
+        found = list(self._requests(step, good.requests, bad.requests))
+        if not any(difference.what == "prompt" for difference in found):
+            found += self._inputs(good, bad)
         if found:
             return found
         plans = self.good.plans.get(good.plan), self.bad.plans.get(bad.plan)
@@ -229,16 +244,25 @@ class _Runs:
                 step=step, what="request", subject="count", good=str(len(good)), bad=str(len(bad))
             )
         for row, (one, other) in enumerate(zip(good, bad, strict=False)):
-            for name in ("row", "first_position", "num_tokens", "digest", "blocks"):
+            digests = one.digest, other.digest
+            is_first = self._is_whole and one.id not in self._met
+            self._met.add(one.id)
+            if not are_comparable(*digests):
+                self._tell_of_keys(*digests)
+            elif digests[0] != digests[1]:
+                what = "prompt" if is_first else "tokens"
+                yield Difference(
+                    step=step, what=what, subject=f"{row}", good=digests[0], bad=digests[1]
+                )
+                if is_first:  # all else that differs follows from it
+                    continue
+            for name in ("row", "first_position", "num_tokens", "blocks"):
                 pair = getattr(one, name), getattr(other, name)
-                if name == "digest" and not are_comparable(*pair):
-                    self._tell_of_keys(*pair)
-                elif pair[0] != pair[1]:
-                    told = {"digest": "token ids so far"}.get(name, name)
+                if pair[0] != pair[1]:
                     yield Difference(
                         step=step,
                         what="request",
-                        subject=f"{row}, {told}",
+                        subject=f"{row}, {name}",
                         good=_short(pair[0]),
                         bad=_short(pair[1]),
                     )

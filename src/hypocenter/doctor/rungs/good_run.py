@@ -75,6 +75,16 @@ def _claims(case: Case, good: Bundle, found: RunDiff, first: Difference) -> list
 
 
 def _judge(case: Case, good: Bundle, found: RunDiff, first: Difference) -> Claim:
+    if first.what == "prompt":
+        why = "the two runs were given different prompts; run the same command for both"
+        case.leave_unseen(Gap.not_examined("what the runs computed", why))
+        return row(
+            Cause.WRONG_ANSWER,
+            Verdict.INCONCLUSIVE,
+            ARGUMENTS,
+            first.text,
+            would_refute="equal results for the same prompt",
+        )
     name = RESULTS if first.what == "statistics" else ARGUMENTS
     use = _use(case, first)
     if use is None or first.what not in ("argument", "option", "grid", "statistics", "launch"):
