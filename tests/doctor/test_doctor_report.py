@@ -22,7 +22,7 @@ from hypocenter.doctor.markdown import code, plain, report_markdown
 from hypocenter.doctor.report import Origin, headline, report_text, spots_of
 from hypocenter.doctor.run_environment import run_environment_of
 from hypocenter.record import bundle as bundles
-from hypocenter.record.events import FaultRecord, ModelRecord, Place
+from hypocenter.record.events import FaultRecord, MemoryKill, ModelRecord, Place
 from hypocenter.record.gap import Gap, GapKind
 
 DOCUMENT = ROOT / "docs" / "doctor.md"
@@ -102,9 +102,26 @@ def test_a_run_that_left_no_record_refutes_nothing() -> None:
     assert found.symptom.startswith("ended from outside, by SIGKILL")
     assert not any("address" in str(text) for text in found.unseen)
     dead = diagnose(Run().bundle(FaultRecord(kind="crash", message="it has died")))
-    assert dead.surfaced == (
-        "it is not known where it was reported: the doctor did not run this program"
+    assert dead.surfaced.startswith(
+        "it is not known where it was reported: the doctor did not run this program; a process "
+        "that ends without a word was usually ended by the kernel's out-of-memory killer"
     )
+
+
+@pytest.mark.parametrize(
+    ("kill", "words"),
+    [
+        (MemoryKill.LOGGED, "the kernel's log says that its out-of-memory killer ended this"),
+        (MemoryKill.COUNTED, "out-of-memory killer ended a process of this control group"),
+        (MemoryKill.NOT_COUNTED, "killer ended no process of this control group"),
+        (MemoryKill.UNKNOWN, "was usually ended by the kernel's out-of-memory killer"),
+    ],
+)
+def test_a_kill_names_the_killer_that_is_known(kill: MemoryKill, words: str) -> None:
+    killed = FaultRecord(kind="crash", message="ended by SIGKILL", signal=9, memory_kill=kill)
+    assert words in diagnose(Run().bundle(killed)).surfaced
+    ended = msgspec.structs.replace(killed, signal=15)
+    assert "out-of-memory" not in diagnose(Run().bundle(ended)).surfaced
 
 
 def test_json_can_be_read_back(found: Diagnosis) -> None:

@@ -26,6 +26,7 @@ from hypocenter.record.events import (
     FaultRecord,
     Freed,
     LaunchRecord,
+    MemoryKill,
     ModelRecord,
     PlanRecord,
     ProcessRecord,
@@ -37,9 +38,10 @@ from hypocenter.record.events import (
 )
 from hypocenter.record.ring_writer import RingWriter
 from hypocenter.refusals import WrongType
-from hypocenter.watch import collect, dead_runs, kernel_log
+from hypocenter.watch import child, collect, dead_runs, kernel_log
 from hypocenter.watch.child import Deadlines, Ended, watch
 from hypocenter.watch.fault_text import fault_in, is_fault, with_kernel_log
+from hypocenter.watch.memory_killer import num_memory_kills, with_memory_kill
 from hypocenter.watch.redact import redact, redacted_command, redacted_text
 
 AMD = (
@@ -228,6 +230,49 @@ def test_an_unreadable_log_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     lines, problem = kernel_log.kernel_log(0.0)
     assert lines == ()
     assert "Operation not permitted" in problem
+
+
+@pytest.mark.parametrize(
+    ("line", "num_kills", "found"),
+    [
+        ("Memory cgroup out of memory: Killed process 4242 (python) total-vm:1kB", 0, "LOGGED"),
+        ("oom-kill:constraint=CONSTRAINT_MEMCG,task=python,pid=4242,uid=0", None, "LOGGED"),
+        ("Out of memory: Killed process 42 (python)", 0, "NOT_COUNTED"),
+        ("", 1, "COUNTED"),
+        ("", None, "UNKNOWN"),
+    ],
+)
+def test_a_kill_for_lack_of_memory_is_told(line: str, num_kills: int | None, found: str) -> None:
+    fault = FaultRecord(kind="crash", message="ended by SIGKILL", signal=9)
+    told = with_memory_kill(fault, [line], 4242, num_kills)
+    assert told.memory_kill is MemoryKill[found]
+
+
+@pytest.mark.parametrize(
+    ("own", "file"),
+    [
+        ("0::/user/me", "user/me/memory.events"),
+        ("0::/not/here", "memory.events"),
+        ("3:cpu,memory:/docker/1", "memory/docker/1/memory.oom_control"),
+    ],
+)
+def test_the_kernels_count_of_kills_is_that_of_the_own_group(
+    own: str, file: str, tmp_path: Path
+) -> None:
+    assert num_memory_kills(tmp_path) is None
+    for name, text in (("proc/self/cgroup", own), (f"sys/fs/cgroup/{file}", "oom 9\noom_kill 7")):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    assert num_memory_kills(tmp_path) == 7
+
+
+def test_kills_are_counted_from_the_start_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = iter((3, 5))
+    monkeypatch.setattr(child, "num_memory_kills", lambda: next(counted))
+    ended = watch(["true"], {}, tmp_path, lambda data: None)
+    assert ended.num_memory_kills == 2
 
 
 # -- what a person typed --------------------------------------------------------------------------

@@ -25,7 +25,14 @@ from hypocenter.config import Environment
 from hypocenter.doctor import report
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.markdown import report_markdown
-from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, EXIT_OK, HypoError, UsageError
+from hypocenter.errors import (
+    EXIT_ERROR,
+    EXIT_FAULT,
+    EXIT_OK,
+    BadBundle,
+    HypoError,
+    UsageError,
+)
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Launched, Rejected, Stepped
@@ -201,14 +208,29 @@ def _bundle_of_command(request: DoctorRequest) -> Path:
         made = collect.collect(runs, ended, suspect=asked.suspect, with_prompts=asked.with_prompts)
         was_killed = ended.is_interrupted and ended.signal == signal.SIGKILL
         if made is None or (was_killed and not asked.suspect):
-            sys.exit(_leave(ended, collect.main_run(runs)))
+            sys.exit(_leave(request, ended, collect.main_run(runs)))
         if made.fault.kind == "none" and not _has_launches(made):
             say(f"{how(ended)} and recorded no step and no launch, so nothing was examined")
             # No examination is no good result, whatever the command says of itself.
             sys.exit(_exit_code(ended) or EXIT_ERROR)
-        folder = _save(made, asked.out)
+        folder = _save_or_keep(made, asked.out, runs)
     say(f"{how(ended)}; the bundle is in {folder}")
     return folder
+
+
+def _save_or_keep(made: Bundle, out: str | None, runs: Path) -> Path:
+    """Save the bundle; where that cannot be, keep what it was made of and say where that is."""
+    try:
+        return _save(made, out)
+    except (OSError, BadBundle) as error:
+        why = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            why = f"{error.filename}: {error.strerror}"
+        kept = dead_runs.keep_runs(runs)
+        where = f"; what was recorded is kept in {kept}" if kept is not None else ""
+        if kept is not None and dead_runs.dead_runs(runs.parent):
+            where += ", and `hypo doctor --last --out FOLDER` makes a bundle of it"
+        raise HypoError(f"{why}: the bundle was not saved{where}") from error
 
 
 def deadlines_of(request: DoctorRequest) -> Deadlines:
@@ -257,16 +279,33 @@ def how(ended: Ended) -> str:
     return f"the command ended with exit code {ended.exit_code}"
 
 
-def _leave(ended: Ended, run: Run | None = None) -> int:
+def _leave(request: DoctorRequest, ended: Ended, run: Run | None) -> int:
     """Nothing to examine: the exit code is that of the command."""
     seen = foreign_runs.summary(run.events, run.sources) if run is not None else ""
-    if ended.exit_code == EXIT_OK and seen:
+    victim = _quiet_victim(request) if ended.exit_code == EXIT_OK else None
+    if victim is not None:
+        say(
+            f"the victim {victim} faults nowhere: it shows only beside its healthy twin; "
+            f"`hypo lab score {victim}` runs both and examines them"
+        )
+    elif ended.exit_code == EXIT_OK and seen:
         say(f"nothing found; {seen}; --suspect replays them")
     elif ended.exit_code == EXIT_OK:
         say("the command ended without a fault, so there is no bundle; --suspect makes one")
     else:
         say(f"{how(ended)}, which is no fault to examine; --suspect makes a bundle all the same")
     return _exit_code(ended)
+
+
+def _quiet_victim(request: DoctorRequest) -> str | None:
+    """The victim of the lab that the command runs, where its defect ends no run."""
+    if not request.is_own or request.command[:2] != ("lab", "run"):
+        return None
+    from hypocenter.lab.run import FAULTS
+    from hypocenter.lab.victim import victims
+
+    quiet = {victim.name for victim in victims() if victim.symptom not in FAULTS}
+    return next((word for word in request.command[2:] if word in quiet), None)
 
 
 def _has_launches(made: Bundle) -> bool:

@@ -140,7 +140,8 @@ def save(bundle: Bundle, folder: str | Path) -> Bundle:
     """Write the bundle as a new folder that only its owner can read; returns what it holds now.
 
     What exceeds the limits above is left out, oldest steps first, and `missing` says so. The
-    folder appears whole or not at all. Raises BadBundle when it is there already, and OSError.
+    folder appears whole or not at all. Raises BadBundle when it is there already, and OSError
+    with the name of the file that could not be written.
     """
     folder = Path(folder)
     if folder.exists() or folder.is_symlink():
@@ -151,8 +152,11 @@ def save(bundle: Bundle, folder: str | Path) -> Bundle:
     try:
         (partial / SOURCES).mkdir(mode=0o700)
         for name, data in _files(bundle):
-            with open(partial / name, "xb", opener=_private) as file:
-                file.write(data)
+            try:
+                with open(partial / name, "xb", opener=_private) as file:
+                    file.write(data)
+            except OSError as error:  # of a full disk nobody says which file there was no room for
+                raise OSError(error.errno, error.strerror, str(folder / name)) from error
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -6,6 +6,8 @@ the doctor. Nothing here knows torch, Triton or a device; addresses and sizes ar
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from hypocenter.errors import ErrorKind
@@ -388,6 +390,19 @@ class Reached(msgspec.Struct, frozen=True):
     completed: Place | None = None
 
 
+class MemoryKill(enum.StrEnum):
+    """What is known of the kernel's killer of processes where a process died.
+
+    LOGGED: the kernel's log names the process. COUNTED, NOT_COUNTED: it ended some process of the
+    control group while the run lasted, or none.
+    """
+
+    UNKNOWN = "unknown"
+    LOGGED = "logged"
+    COUNTED = "counted"
+    NOT_COUNTED = "not counted"
+
+
 class FaultRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How a run ended. `kind`: crash, error, hang, nonfinite, differs, none.
 
@@ -411,6 +426,7 @@ class FaultRecord(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
     exit_code: int | None = None
     stack: str = ""
+    memory_kill: MemoryKill = MemoryKill.UNKNOWN
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):

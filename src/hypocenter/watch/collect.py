@@ -34,6 +34,7 @@ from hypocenter.watch.fault_text import (
     with_kernel_log,
 )
 from hypocenter.watch.kernel_log import kernel_log
+from hypocenter.watch.memory_killer import with_memory_kill
 from hypocenter.watch.redact import redact
 
 
@@ -50,7 +51,9 @@ def collect(
     if fault.kind == "none" and not suspect:
         return None
     lines, problem = kernel_log(ended.since)
-    fault = with_kernel_log(fault, lines, run.pid if run and run.pid else ended.pid)
+    pid = run.pid if run and run.pid else ended.pid
+    fault = with_kernel_log(fault, lines, pid)
+    fault = with_memory_kill(fault, lines, pid, ended.num_memory_kills)
     missing = [Gap.not_recorded("the kernel's log", problem)] if problem else []
     if run is None:
         missing.append(
@@ -82,6 +85,7 @@ def collect_dead(dead: DeadRun, *, with_prompts: bool = False) -> Bundle:
     started = _seconds(run.process.started) if run.process else dead.seconds
     lines, problem = kernel_log(time.monotonic() - (time.time() - started))
     fault = with_kernel_log(fault, lines, dead.pid)
+    fault = with_memory_kill(fault, lines, dead.pid, None)
     missing = [Gap.not_recorded("the kernel's log", problem)] if problem else []
     missing.append(UNWATCHED)
     return _bundle(
