@@ -233,6 +233,18 @@ def doctor(
 
 
 @app.command
+def demo() -> None:
+    """Show what the doctor does: a planted defect breaks a run, and the report is printed.
+
+    It takes some seconds, and leaves a folder hypo-bundle. With Triton the run crashes a
+    simulated GPU; without, the engine refuses a wrong entry on the CPU.
+    """
+    from hypocenter.cli import demo as cli_demo
+
+    cli_demo.demo(own_verbs())
+
+
+@app.command
 def replay(
     bundle: Annotated[str, Parameter(help="Folder of a bundle.")],
     /,

@@ -313,10 +313,10 @@ def _when(place: Place, launched_at: str, origin: Origin) -> Iterator[str]:
         when = f"step {place.step}, launch {place.launch}"
         which = f"--step {place.step} --launch {place.launch}"
     else:
-        when, which = f"launch {place.step}", f"--launch {place.step}"
-    at = f", launched at {launched_at}" if launched_at else ""
+        at = f", launched at {launched_at}" if launched_at else ""
+        when, which = f"launch {place.step}{at}", f"--launch {place.step}"
     sources = " --run-sources" if origin.needs_sources else ""
-    yield f"{'WHEN':<{_LABEL}}{when}{at}"
+    yield f"{'WHEN':<{_LABEL}}{when}"
     yield f"{'REPLAY':<{_LABEL}}hypo replay {shlex.quote(origin.folder)} {which}{sources}"
 
 

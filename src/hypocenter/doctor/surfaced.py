@@ -58,7 +58,8 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
             "memory of the host's own was read or overwritten, which shows wherever it is used next"
         )
     if case.kind == "error":
-        return f"reported by {call} itself, before anything was launched"
+        by = f"by {fault.call} itself, " if fault.call else ""
+        return f"reported {by}before anything was launched"
     if fault.kind == "hang":
         told = f"the step did not end; the host was waiting in {call}"
     elif not fault.call and not fault.signal:
