@@ -11,7 +11,7 @@ import pytest
 from repository import ROOT
 from terminal import hypo
 
-from hypocenter.cli import app, demo
+from hypocenter.cli import app
 from hypocenter.cli import doctor as cli_doctor
 from hypocenter.record import bundle as bundles
 
@@ -61,7 +61,9 @@ def test_a_demo_that_finds_nothing_is_no_success(
 
 def test_the_commands_that_are_named_next_are_there() -> None:
     lines = [
-        shlex.split(line) for line in demo.NEXT.splitlines() if line.strip().startswith("hypo")
+        shlex.split(line)
+        for line in cli_doctor.NEXT.splitlines()
+        if line.strip().startswith("hypo")
     ]
     assert len(lines) == 3
     assert {line[1] for line in lines} <= app.own_verbs()

@@ -14,7 +14,8 @@ import pytest
 from hypocenter.cli import replay
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Verdict
-from hypocenter.doctor.diff import Difference, rundiff
+from hypocenter.doctor.diff import rundiff
+from hypocenter.doctor.difference import Difference
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle

@@ -239,9 +239,9 @@ def demo() -> None:
     It takes some seconds, and leaves a folder hypo-bundle. With Triton the run crashes a
     simulated GPU; without, the engine refuses a wrong entry on the CPU.
     """
-    from hypocenter.cli import demo as cli_demo
+    from hypocenter.cli import doctor as cli_doctor
 
-    cli_demo.demo(own_verbs())
+    cli_doctor.demo(own_verbs())
 
 
 @app.command

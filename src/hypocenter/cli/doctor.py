@@ -1,11 +1,12 @@
 """`hypo doctor`: gets a bundle, from a folder, from a run that died or from a command that it runs.
 
-Then prints what `doctor/doctor.py` makes of it.
+Then prints what `doctor/doctor.py` makes of it. `hypo demo` shows that on a planted defect.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import os
 import signal
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from hypocenter import package
 from hypocenter.cli.bundles import bundle_at, tell_of_good
@@ -42,10 +44,24 @@ from hypocenter.watch.child import Deadlines, Ended, watch
 from hypocenter.watch.fault_text import signal_below
 from hypocenter.wording import signal_name
 
+if TYPE_CHECKING:
+    from hypocenter.lab.victim import Victim
+
 #: What the folder of a bundle is called; where that is taken, -2, -3, ... follow.
 DEFAULT_FOLDER = "hypo-bundle"
 _MAX_BUNDLES = 1000
 MAX_DEADLINE_SECONDS = 1e6
+#: What breaks on a simulated GPU, and what breaks where there is no Triton to simulate one.
+_DEMO_ON_GPU, _DEMO_ON_CPU = "positions_of_two_bytes", "block_table_refused"
+
+NEXT = """
+NEXT       your own program, unchanged:
+             hypo doctor -- python train.py
+           a model:
+             hypo doctor -- run model.gguf -p 'Once upon a time'
+           the Triton launches of a file, on the CPU:
+             hypo check kernels.py
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +175,36 @@ def doctor(request: DoctorRequest) -> None:
         sys.exit(examined.fault.exit_code)  # it failed for a reason of its own
     if seen := foreign_runs.summary(examined.events, examined.sources):
         say(f"{report.headline(diagnosis)}; {seen}")
+
+
+# -- from a planted defect -----------------------------------------------------------------------
+
+
+def demo(verbs: Iterable[str]) -> None:
+    """Break a run, print the doctor's report of it and the next commands.
+
+    Leaves with the doctor's exit code where that found nothing; raises as `hypo doctor` does.
+    """
+    victim, device = choose_demo()
+    say(f"a planted defect: {victim.title}; running the engine with it on {device}")
+    words = ("--", "lab", "run", victim.name, "--device", device)
+    try:
+        doctor(request(words, DoctorOptions(), verbs, as_json=False))
+    except SystemExit as left:
+        if left.code != EXIT_FAULT:
+            raise
+    show(NEXT)
+    if device == "cpu":
+        say("with Triton installed (pip install triton) the demo crashes a simulated GPU")
+
+
+def choose_demo() -> tuple[Victim, str]:
+    """A victim that breaks with what is installed, and the device to run it on."""
+    from hypocenter.lab.victim import victims
+
+    has_triton = importlib.util.find_spec("triton") is not None
+    [victim] = victims([_DEMO_ON_GPU if has_triton else _DEMO_ON_CPU])
+    return victim, victim.device if has_triton else "cpu"
 
 
 # -- from a run that died -------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from hypocenter.device.interpret.builder import Exact
 from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import MANY, SPACE_BITS, Argument
 from hypocenter.replay.findings import OVERFLOWS, Finding, FindingKind, races_once
-from hypocenter.replay.repetition import Repetition
 from hypocenter.replay.sites import kernel_frames, site_of, values_at, wrap_site
 
 #: What is wrong at a lane, in words; its index in the tensor; its element number from the first.
@@ -62,8 +61,8 @@ class CheckedMemory:
         self.exact: Exact | None = None
         self.kernel = kernel
         self.num_lanes = 0
-        #: Told of each access while somebody watches whether the program gets on.
-        self.repetition: Repetition | None = None
+        #: Called with operation, addresses and values of each access, while somebody wants that.
+        self.on_access: Callable[[str, Array, Array], None] | None = None
         self._native = native
         self._arguments: dict[int, Argument] = {}
         self._tables: list[Argument] = []
@@ -480,8 +479,8 @@ class CheckedMemory:
         return result
 
     def _note(self, operation: str, pointers: Array, values: Array) -> None:
-        if self.repetition is not None:
-            self.repetition.note(operation, pointers, values)
+        if self.on_access is not None:
+            self.on_access(operation, pointers, values)
 
     def _atomic(
         self, operation: str, pointers: Array, mask: Array, width: int

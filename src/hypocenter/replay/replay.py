@@ -32,7 +32,6 @@ from hypocenter.replay.findings import (
 )
 from hypocenter.replay.headroom import MAX_PROGRAMS, GivenUp, Threshold, thresholds
 from hypocenter.replay.memory import CheckedMemory
-from hypocenter.replay.repetition import Repetition
 from hypocenter.replay.sites import kernel_frames, site_of
 
 #: Seconds of the processor that a program may take: another process that is busy costs it none.
@@ -40,6 +39,8 @@ PROGRAM_SECONDS = 60.0
 #: For so much longer it is watched whether a program that takes more gets on.
 _WATCHED_SHARE = 0.25
 HEADROOM_SECONDS = 10.0
+#: Different accesses that are kept; a circle has few.
+_MAX_KNOWN = 1 << 16
 
 _GOLDEN = 0.6180339887498949
 
@@ -197,6 +198,7 @@ class _Run:
         self._failures: dict[Any, list[Finding]] = {}
         self._program = (0, 0, 0)
         self._program_started = 0.0
+        self._repetition: _Repetition | None = None
         self._num_steps = 0
         self._values: dict[str, Any] = {}
 
@@ -266,7 +268,7 @@ class _Run:
         x, y, _ = self.grid
         self._program = (number % x, number // x % y, number // x // y)
         self._program_started = time.thread_time()
-        self.memory.repetition = None
+        self._repetition, self.memory.on_access = None, None
         self.memory.begin(self._program)
         try:
             opened.run(self.jit, self._values, self._program)
@@ -317,9 +319,10 @@ class _Run:
         late = time.thread_time() - self._program_started - self._program_seconds
         if late <= 0:
             return
-        watched = self.memory.repetition
+        watched = self._repetition
         if watched is None:
-            self.memory.repetition = Repetition()
+            self._repetition = watched = _Repetition()
+            self.memory.on_access = watched.note
         elif late > _WATCHED_SHARE * self._program_seconds:
             seconds = f"{self._program_seconds:g} s of processor time"
             if not watched.is_circle:
@@ -347,6 +350,32 @@ def _last_site(error: BaseException) -> Site | None:
             site = site_of(frame)
         inside |= frame.f_code is Interpretation.run.__code__
     return site
+
+
+class _Repetition:
+    """The accesses of one program from some moment on."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[str, int, int]] = set()
+        self._num_seen = self._num_since_new = 0
+
+    def note(self, operation: str, pointers: Array, values: Array) -> None:
+        """An access of these addresses, and what was read or written there."""
+        self._num_seen += 1
+        access = (operation, hash(pointers.tobytes()), hash(values.tobytes()))
+        if access in self._known or len(self._known) >= _MAX_KNOWN:
+            self._num_since_new += access in self._known
+            return
+        self._known.add(access)
+        self._num_since_new = 0
+
+    @property
+    def is_circle(self) -> bool:
+        """Whether the same accesses come again and again, with the same values, and no new one.
+
+        Nothing changes then unless another program changes it.
+        """
+        return self._num_since_new > max(self._num_seen // 2, len(self._known))
 
 
 # -- what is said of the whole launch ------------------------------------------------------------

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
-from hypocenter.doctor.diff import Difference, RunDiff, rundiff
+from hypocenter.doctor.diff import rundiff
+from hypocenter.doctor.difference import Difference, RunDiff
 from hypocenter.doctor.installed_text import changes
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import LaunchMade
