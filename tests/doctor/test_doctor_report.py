@@ -237,7 +237,7 @@ def test_what_a_bundle_says_of_its_environment_is_short_and_names_no_folder() ->
     long = "x" * 10**6
     bundle = msgspec.structs.replace(
         background(), python=f"3\n{long}", command=("/home/ann/hypo", "run", *([long] * 10**4)),
-        environment={f"V{n}": f"/home/ann/{long}" for n in range(10**4)},
+        environment=dict.fromkeys((f"V{n}" for n in range(10**4)), f"/home/ann/{long}"),
         model=ModelRecord(name=f"/home/ann/{long}", architecture=long, quantisation=long),
     )  # fmt: skip
     environment = run_environment_of(bundle)
