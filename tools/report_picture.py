@@ -33,7 +33,7 @@ PLAIN, DIM, LABEL, GOOD, BAD, PLACE = (
     "#e6edf3", "#9da7b3", "#79c0ff", "#7ee787", "#ff9a91", "#f2cc60",
 )  # fmt: skip
 #: Words that have a colour where they stand alone.
-COLOURS = {"red": BAD, "green": GOOD, "fact": PLACE}
+COLOURS = {"fails": BAD, "passes": GOOD, "change": PLACE}
 
 
 def report() -> list[str]:
@@ -89,7 +89,7 @@ def _colour(line: str, words: str) -> str:
         return DIM
     if words.isupper():
         return LABEL
-    if line.startswith("LINE"):
+    if line.startswith(("CAUSED BY", "FAULTS AT")):
         return PLACE
     return COLOURS.get(words, PLAIN)
 

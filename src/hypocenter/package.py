@@ -9,11 +9,13 @@ import functools
 import os
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
 NAME = "hypocenter"
+#: What a person calls the command line, and what Python calls it.
+_COMMANDS = ("hypo", NAME)
 FOLDER = Path(__file__).parent
 #: The model that comes with the package, in `assets/`.
 BUNDLED_MODEL = "demo-q8_0.gguf"
@@ -37,6 +39,11 @@ def module_command(module: str) -> list[str]:
     downloaded may hold a file that is named as a module is, and that is not ours to run.
     """
     return [sys.executable, "-P", "-m", module]
+
+
+def place_of_own_name(command: Sequence[str]) -> int | None:
+    """Which word of a command is `hypo`, or the module that it is; None where none is."""
+    return next((n for n, word in enumerate(command[:5]) if Path(word).name in _COMMANDS), None)
 
 
 def is_own_file(filename: str) -> bool:

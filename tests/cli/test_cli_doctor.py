@@ -26,6 +26,7 @@ from terminal import (
 )
 
 from hypocenter.cli import app
+from hypocenter.cli import doctor as cli_doctor
 from hypocenter.cli.doctor import DoctorRequest, command_of, environment_of, split_words
 from hypocenter.cli.options import DoctorOptions
 from hypocenter.cli.output import printable
@@ -351,6 +352,36 @@ def test_the_bundle_of_a_lab_run_lies_one_folder_down(tmp_path: Path, doctor: Do
     done = doctor("b1")
     assert done.returncode == 3
     assert "argument positions of kernel rope_write" in done.stdout
+
+
+def test_a_bundle_that_cannot_be_saved_costs_no_recording(
+    tmp_path: Path, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(made: Bundle, folder: Path) -> Bundle:
+        raise OSError(28, "No space left on device", f"{folder}/arrays.safetensors")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bundles, "save", full)
+        done = doctor("--out", "b", "--", *child(FAULTS))
+    assert done.returncode == 1
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("hypo: b/arrays.safetensors: No space left on device: the bundle was ")
+    [kept] = Path(os.environ["HYPO_RUN_DIR"]).iterdir()
+    assert f"what was recorded is kept in {kept}, and `hypo doctor --last --out FOLDER`" in said
+    last = doctor("--last", "--out", "b")
+    assert last.returncode == 3
+    assert bundles.load(tmp_path / "b").packages["numpy"]
+
+
+def test_a_victim_that_shows_beside_its_twin_alone_is_called_so(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_doctor, "command_of", lambda request: ["true"])
+    done = doctor("--", "lab", "run", "missing_wait")
+    assert done.returncode == 0
+    assert "`hypo lab score missing_wait` runs both and examines them" in done.stderr
+    crashes = doctor("--", "lab", "run", "positions_of_two_bytes")
+    assert "ended without a fault" in crashes.stderr
 
 
 def test_a_command_that_never_ran_is_no_good_result(tmp_path: Path, doctor: Doctor) -> None:

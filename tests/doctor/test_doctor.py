@@ -337,63 +337,63 @@ class Expected:
 
 CASES: dict[str, Expected] = {
     "dtype width": Expected(
-        background, healthy, Cause.DTYPE_WIDTH, "rope", "positions", "contracts",
+        background, healthy, Cause.DTYPE_WIDTH, "rope", "positions", "arguments",
         "tl.load(positions_ptr + token)",
     ),
     "half the bytes": Expected(
         lambda: with_tensors(positions={"num_bytes": 2 * ROWS}), healthy, Cause.DTYPE_WIDTH,
-        "rope", "positions", "contracts", "tl.load(positions_ptr + token)",
+        "rope", "positions", "arguments", "tl.load(positions_ptr + token)",
     ),
     "half the rows": Expected(
         lambda: with_tensors(q={"num_bytes": 2 * WIDTH * 4}), healthy, Cause.BUFFER_TOO_SMALL,
-        "rope", "x", "contracts",
+        "rope", "x", "arguments",
     ),
     "too few positions": Expected(
         lambda: with_tensors(sin={"shape": (POSITIONS - 1, DIM // 2)}), healthy,
-        Cause.BUFFER_TOO_SMALL, "rope", "sin", "contracts", "sin_ptr",
+        Cause.BUFFER_TOO_SMALL, "rope", "sin", "arguments", "sin_ptr",
     ),
     "null": Expected(
         lambda: with_tensors(cos={"address": 0, "num_bytes": 0}), healthy, Cause.NULL_POINTER,
-        "rope", "cos", "contracts", "cos_ptr",
+        "rope", "cos", "arguments", "cos_ptr",
     ),
     "host pointer": Expected(
         lambda: with_tensors(cos={"kind": "pinned", "address": 0x7F1200000000}), healthy,
-        Cause.HOST_POINTER, "rope", "cos", "contracts", "cos_ptr",
+        Cause.HOST_POINTER, "rope", "cos", "arguments", "cos_ptr",
     ),
     "another device": Expected(
         lambda: with_tensors(cos={"device": "sim:h200"}), healthy, Cause.WRONG_DEVICE, "rope",
-        "cos", "contracts",
+        "cos", "arguments",
     ),
     "misaligned": Expected(
         lambda: with_tensors(cos={"address": (1 << 61) + 2}), healthy, Cause.MISALIGNMENT, "rope",
-        "cos", "contracts",
+        "cos", "arguments",
     ),
     "strided": Expected(
         lambda: with_tensors(cos={"strides": (1, POSITIONS)}), healthy, Cause.WRONG_STRIDE,
-        "rope", "cos", "contracts",
+        "rope", "cos", "arguments",
     ),
     "token beyond": Expected(
         lambda: with_inputs(token_ids=[5, VOCAB, 7]), healthy, Cause.TOKEN_RANGE, "lookup",
-        "token_ids", "contracts",
+        "token_ids", "arguments",
     ),
     "position beyond": Expected(
         lambda: with_inputs(positions=[0, 1, POSITIONS]), healthy, Cause.POSITION_RANGE, "rope",
-        "positions", "contracts", "tl.load(positions_ptr + token)",
+        "positions", "arguments", "tl.load(positions_ptr + token)",
     ),
     "block beyond": Expected(
         lambda: with_tables(40_000), healthy, Cause.BLOCK_TABLE_RANGE, "attention", "block_tables",
-        "contracts",
+        "arguments",
     ),
     "sentinel": Expected(
         lambda: with_tables(-1), healthy, Cause.SENTINEL_CONSUMED, "attention", "block_tables",
-        "contracts",
+        "arguments",
     ),
     "slot beyond": Expected(
         lambda: with_inputs(slots=[10**6, 10**6 + 1, 10**6 + 2]), healthy, Cause.INDEX_RANGE,
-        "kv_write", "slots", "contracts", "tl.load(slots_ptr + token)",
+        "kv_write", "slots", "arguments", "tl.load(slots_ptr + token)",
     ),
     "freed": Expected(
-        freed_weight, healthy, Cause.USE_AFTER_FREE, "rope", "sin", "contracts", "sin_ptr",
+        freed_weight, healthy, Cause.USE_AFTER_FREE, "rope", "sin", "arguments", "sin_ptr",
     ),
     "captured": Expected(
         captured, healthy, Cause.CAPTURED_POINTER, "kv_write", "k", "captured pointers", "k_ptr",
@@ -587,7 +587,7 @@ def located(address: int) -> Diagnosis:
     tensors_of_decoder(run, sin={"kind": "pinned", "address": 0x7F1200000000})
     step(run, run.plan(run.launch("theirs", {}, {"out_ptr": "out"})))
     run.free("v")
-    return diagnose(run.bundle(crash(address)), without=(*NO_REPLAY, "contracts"))
+    return diagnose(run.bundle(crash(address)), without=(*NO_REPLAY, "arguments"))
 
 
 def test_what_would_refute_a_cause_is_about_that_cause() -> None:

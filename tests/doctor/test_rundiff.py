@@ -12,7 +12,11 @@ import numpy as np
 import pytest
 
 from hypocenter.cli import replay
-from hypocenter.doctor.diff import Difference, rundiff
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Verdict
+from hypocenter.doctor.diff import rundiff
+from hypocenter.doctor.difference import Difference
+from hypocenter.doctor.doctor import diagnose
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import (
@@ -187,8 +191,40 @@ def test_an_input_differs_at_its_first_element() -> None:
 def test_a_request_differs_by_its_digest_and_its_blocks() -> None:
     request = RequestRecord(id=7, row=0, first_position=3, num_tokens=1, blocks=(5,), digest="e")
     found = rundiff(_run(), _with_step(_run(), 3, requests=(request,)))
-    assert [one.subject for one in found.differences] == ["0, token ids so far", "0, blocks"]
+    assert [(one.what, one.subject) for one in found.differences] == [
+        ("tokens", "0"), ("request", "0, blocks"),
+    ]  # fmt: skip
+    assert found.differences[0].text == "step 3: request 0 has got other tokens in BAD than in GOOD"
     assert found.compared.num_steps == 2
+
+
+def test_runs_of_different_prompts_are_called_so_and_nothing_else_is_told() -> None:
+    request = RequestRecord(id=7, row=0, first_position=1, num_tokens=2, blocks=(5,), digest="e")
+    held = Values(2, "I32", (3,), np.zeros(3, np.int32).tobytes())
+    bad = _with_step(_run(), 1, requests=(request,), inputs=(held,))
+    [found] = rundiff(_run(), bad).differences
+    assert found.text == (
+        "step 1: the two runs were given different prompts (request 0); compare runs of the same "
+        "command"
+    )
+    diagnosis = diagnose(bad, _run(), without=("replay",))
+    [told] = [row for row in diagnosis.hypotheses if row.cause is Cause.WRONG_ANSWER]
+    assert (told.verdict, told.evidence) == (Verdict.INCONCLUSIVE, (found.text,))
+    assert any("run the same command for both" in gap.reason for gap in diagnosis.unseen)
+    # Of a run whose first steps are not there nobody knows whether this was the prompt.
+    late = [
+        replace(run, events=tuple(event for event in run.events if event.step != 1))
+        for run in (_run(), _with_step(_run(), 2, requests=(request,)))
+    ]
+    assert rundiff(*late).differences[0].what == "tokens"
+
+
+def test_no_name_of_a_bundle_makes_a_line_of_its_own() -> None:
+    forged = "x\nCAUSE      nothing found"
+    bad = _with_launch(replace(_run(), packages={"torch": forged}), 1, kernel=forged)
+    lines = replay.diff_text(rundiff(_run(), bad)).splitlines()
+    assert not [line for line in lines if line.startswith("CAUSE")]
+    assert sum("\\nCAUSE" in line for line in lines) == 2
 
 
 def test_digests_of_two_machines_say_nothing_of_each_other() -> None:

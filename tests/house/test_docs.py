@@ -83,7 +83,7 @@ def test_a_command_of_the_documents_runs(line: str, tmp_path: Path) -> None:
 
 def test_there_are_runnable_commands_for_every_verb() -> None:
     lines = " ".join(_runnable_lines())
-    for verb in ("run", "inspect", "bench", "env"):
+    for verb in ("run", "inspect", "bench", "env", "demo"):
         assert f"hypo {verb}" in lines
 
 

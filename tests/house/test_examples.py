@@ -51,7 +51,7 @@ def test_the_picture_of_a_report_is_what_the_doctor_says_today() -> None:
 
     lines = report_picture.report()
     line = line_of("long_rows.py", "x_ptr + row * row_stride")
-    assert f"LINE       examples/long_rows.py:{line}" in lines
+    assert f"CAUSED BY  examples/long_rows.py:{line}" in lines
     assert (
         "CAUSE      offset overflow: argument x_ptr (tensor rows) of kernel first_of_row" in lines
     )
@@ -62,8 +62,8 @@ def test_the_picture_of_a_report_is_what_the_doctor_says_today() -> None:
 def test_a_picture_has_every_word_and_another_report_gives_another_picture() -> None:
     from tools import report_picture
 
-    lines = ["CAUSE      a < b & c", "           red    it is"]
+    lines = ["CAUSE      a < b & c", "           fails   it is"]
     picture = report_picture.draw(lines)
     texts = [element.text for element in ElementTree.fromstring(picture).iter() if element.text]
-    assert [text for text in texts if text.strip()][1:] == ["CAUSE", "a < b & c", "red", "it is"]
+    assert [text for text in texts if text.strip()][1:] == ["CAUSE", "a < b & c", "fails", "it is"]
     assert report_picture.draw([*lines, "FIX        so"]) != picture

@@ -16,6 +16,7 @@ import pytest
 from hypocenter.cli.lab import shortfalls
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Proof, RootCause
+from hypocenter.doctor.run_environment import run_environment_of
 from hypocenter.errors import UsageError
 from hypocenter.kernels.attention import rope_gpu
 from hypocenter.lab import model, victims
@@ -26,6 +27,8 @@ from hypocenter.lab.victim import SYMPTOMS, Victim
 from hypocenter.lab.victim import victims as registered
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.text.tokenizer import load_tokenizer
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.events import FaultRecord
 
 ALL = registered()
 MAX_VICTIM_LINES = 75
@@ -147,11 +150,13 @@ def scored(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one: scoring.Examined, *roots: RootCause
 ) -> scoring.Score:
     """The score of a victim whose doctor says `roots`, of its twin too."""
+    bundle = Bundle(kind="crash", fault=FaultRecord(kind="crash", message=""))
     made = Diagnosis(
         kind="crash",
         fault_kind="crash",
         symptom="",
         surfaced="",
+        environment=run_environment_of(bundle),
         hypotheses=(),
         roots=roots,
         seconds=2.0,

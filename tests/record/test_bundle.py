@@ -232,6 +232,21 @@ def test_nothing_is_overwritten_and_no_half_folder_stays(
     assert [path.name for path in folder.parent.iterdir()] == ["b"]
 
 
+def test_the_file_that_there_is_no_room_for_is_named(
+    example: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: str, flags: int) -> int:
+        if path.endswith("arrays.safetensors"):
+            raise OSError(28, "No space left on device")
+        return os.open(path, flags, 0o600)
+
+    monkeypatch.setattr(bundles, "_private", full)
+    with pytest.raises(OSError, match="No space") as told:
+        save(example, tmp_path / "c")
+    assert told.value.filename == str(tmp_path / "c" / "arrays.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
 # -- limits ---------------------------------------------------------------------------------------
 
 

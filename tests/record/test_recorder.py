@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import platform
 import signal
 import stat
 import struct
@@ -53,6 +54,7 @@ from hypocenter.record.events import (
     Freed,
     HostWrote,
     Launched,
+    ModelRecord,
     Place,
     Rejected,
     Stepped,
@@ -107,6 +109,13 @@ def test_a_run_is_told_by_name_and_in_order(runs: Path) -> None:
     assert run.process.command == tuple(sys.orig_argv)
     assert run.process.packages["numpy"] == np.__version__
     assert run.process.environment["HYPO_RUN_DIR"] == str(runs)
+    assert (run.process.python, run.process.platform) == (
+        platform.python_version(), platform.platform(),
+    )  # fmt: skip
+    assert run.process.driver is not None
+    assert run.model == ModelRecord(
+        name=Path(model_path()).name, architecture="llama", quantisation="F32"
+    )
     assert [device.name for device in run.devices] == ["cpu"]
     tensors = {one.id: one for one in run.tensors}
     allocations = {e.allocation.id: e.allocation for e in run.events if isinstance(e, Allocated)}
@@ -146,6 +155,14 @@ def test_a_run_is_told_by_name_and_in_order(runs: Path) -> None:
     }  # fmt: skip
     assert run.progress.submitted is not None
     assert run.step_started_ns is None
+
+
+def test_drivers_are_told_with_their_versions_where_they_have_one(tmp_path: Path) -> None:
+    assert run_folder.loaded_drivers(tmp_path) == ""
+    for name in ("nvidia", "amdgpu"):
+        (tmp_path / "sys/module" / name).mkdir(parents=True)
+    (tmp_path / "sys/module/nvidia/version").write_text("550.54.15\n")
+    assert run_folder.loaded_drivers(tmp_path) == "nvidia 550.54.15, amdgpu of the kernel"
 
 
 def _check(check: Any) -> tuple[str, bool, int]:

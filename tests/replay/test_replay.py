@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,13 @@ from hypocenter.device.triton_lang import interpreter  # noqa: E402
 from hypocenter.errors import UsageError  # noqa: E402
 from hypocenter.replay import replay as replay_module  # noqa: E402
 from hypocenter.replay.findings import Finding, ReplayReport  # noqa: E402
-from hypocenter.replay.replay import KernelFailed, VirtualTensor, replay  # noqa: E402
+from hypocenter.replay.replay import (  # noqa: E402
+    KernelFailed,
+    ProgramNeverEnds,
+    ProgramTooSlow,
+    VirtualTensor,
+    replay,
+)
 from hypocenter.replay.text import headroom_text  # noqa: E402
 
 
@@ -391,8 +399,27 @@ def test_a_kernel_that_cannot_run_says_where() -> None:
 
 def test_a_program_that_waits_for_a_later_one_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_module, "PROGRAM_SECONDS", 0.3)
-    with pytest.raises(KernelFailed, match=r"program \(0, 0, 0\) is not done"):
+    with pytest.raises(ProgramNeverEnds, match="it waits for a later program") as told:
         check(kernels.waits_for_a_later_one, 2, flag_ptr=torch.zeros(1, dtype=torch.int32))
+    assert told.value.site is not None
+
+
+def test_a_slow_program_is_told_from_one_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_module, "PROGRAM_SECONDS", 0.1)
+    with pytest.raises(ProgramTooSlow, match=r"is too slow here: .* still gets on$") as told:
+        check(kernels.counts_up, 1, x_ptr=torch.zeros(1, dtype=torch.int32), n=10**7)
+    assert told.value.site is None  # no line of it is to blame
+
+
+def test_time_that_others_had_of_the_processor_counts_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = itertools.count(0, 1000)
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    x = torch.zeros(1, dtype=torch.int32)
+    assert check(kernels.counts_up, 1, x_ptr=x, n=2000).coverage.is_complete
+    assert check(kernels.counts_up, 3, x_ptr=x, n=2, budget_seconds=60.0).coverage.is_complete
+    assert x.item() == 2006
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from hypocenter.cli import replay
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.sim.sim import SimGpu, open_sim
-from hypocenter.errors import DeviceFault, SourceNotAllowed, UsageError
+from hypocenter.errors import DeviceFault, NotReplayed, SourceNotAllowed, UsageError
 from hypocenter.kernels import mark_gpu
 from hypocenter.kernels.attention import rope
 from hypocenter.record import bundle as bundles
@@ -43,6 +43,7 @@ from hypocenter.record.events import (
     Launched,
     LaunchRecord,
     Place,
+    Reached,
     SourceRecord,
     TensorRecord,
     Values,
@@ -489,6 +490,36 @@ def test_the_command_is_clean_where_nothing_is_wrong_and_names_what_is_not_there
             replay.replay(folder, step, launch, budget, allow_source=False, as_json=False)
     with pytest.raises(UsageError, match="nowhere: no such folder"):
         replay.replay("nowhere", None, None, 60.0, allow_source=False, as_json=False)
+
+
+def _with_second_launch(bundle: Bundle, **changes: Any) -> Bundle:
+    """The step's launch, changed, and then the launch as it was."""
+    [plan] = bundle.plans
+    changed = msgspec.structs.replace(plan.launches[0], **changes)
+    plans = (msgspec.structs.replace(plan, launches=(changed, *plan.launches)),)
+    return msgspec.structs.replace(bundle, plans=plans, progress=Reached(Place(1, 1, 1)))
+
+
+@pytest.mark.parametrize("text", ["def f(:", "\0", "def f():\n  x\n y"])
+def test_a_launch_whose_record_makes_no_sense_costs_no_other(
+    text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = rope_bundle([0, 1, 9])
+    [launch] = whole.plans[0].launches
+    source = next(source for source in whole.sources if source.id == launch.source)
+    damaged = msgspec.structs.replace(source, id="0" * 64, text=text, file="")
+    bundle = msgspec.structs.replace(
+        _with_second_launch(whole, source=damaged.id), sources=(*whole.sources, damaged)
+    )
+    with pytest.raises(NotReplayed, match="has a record that makes no sense"):
+        replay_place(bundle, PLACE, allow_source=True)
+    monkeypatch.setattr(replay, "bundle_at", lambda folder: bundle)
+    with pytest.raises(SystemExit):
+        replay.replay("b", 1, None, 60.0, allow_source=True, as_json=False)
+    shown = capsys.readouterr().out
+    assert "step 1, launch 0: rope (3, 2): not replayed: rope has a record that makes no" in shown
+    assert "step 1, launch 1: rope (3, 2): 2 findings" in shown
+    assert shown.endswith("2 findings in 1 of 2 launches replayed\n")
 
 
 def test_a_replay_needs_no_torch(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from hypocenter.record.events import (
     FaultRecord,
     Freed,
     LaunchRecord,
+    ModelRecord,
     Place,
     PlanRecord,
     Reached,
@@ -265,7 +266,16 @@ def background() -> Bundle:
     tensors_of_decoder(run, positions={"dtype": "I16"})
     step(run, decoder(run), positions=np.array([0, 1, 2], np.int16))
     run.copy_out("out")
-    return run.bundle(crash(run.tensors["cos"].address + 0x10000 * 2 * DIM))
+    return run.bundle(
+        crash(run.tensors["cos"].address + 0x10000 * 2 * DIM),
+        command=("/usr/bin/python3", "-m", "hypocenter", "run", "/data/model.gguf", "-p",
+                 "<16 characters>"),
+        started="2026-11-20T03:12:45+00:00", python="3.11.7",
+        platform="Linux-6.8.0-x86_64-with-glibc2.39", driver="amdgpu 6.7.0",
+        packages={"hypocenter": "0.1.0", "numpy": "2.4.6", "triton": "3.9.0"},
+        model=ModelRecord(name="model.gguf", architecture="llama", quantisation="Q8_0"),
+        environment={"HIP_VISIBLE_DEVICES": "1"},
+    )  # fmt: skip
 
 
 def step(run: Run, plan: int, graph: int = 0, **other: Any) -> Stepped:

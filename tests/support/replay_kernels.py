@@ -137,6 +137,12 @@ def waits_for_a_later_one(flag_ptr):
 
 
 @triton.jit
+def counts_up(x_ptr, n):
+    for _ in range(n):
+        tl.store(x_ptr, tl.load(x_ptr) + 1)
+
+
+@triton.jit
 def through_nothing(x_ptr, y_ptr, BLOCK: tl.constexpr):
     offs = tl.arange(0, BLOCK)
     nothing = (x_ptr.to(tl.int64) * 0).to(tl.pointer_type(tl.float32))

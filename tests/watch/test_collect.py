@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from hypocenter import package
 from hypocenter.errors import EXIT_ERROR, EXIT_USAGE
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle, Snapshot
@@ -23,19 +24,24 @@ from hypocenter.record.events import (
     Called,
     DeviceRecord,
     FaultRecord,
+    Freed,
     LaunchRecord,
+    MemoryKill,
+    ModelRecord,
     PlanRecord,
     ProcessRecord,
     Rejected,
+    SourceRecord,
     Stepped,
     TensorRecord,
     Values,
 )
 from hypocenter.record.ring_writer import RingWriter
 from hypocenter.refusals import WrongType
-from hypocenter.watch import collect, dead_runs, kernel_log
+from hypocenter.watch import child, collect, dead_runs, kernel_log
 from hypocenter.watch.child import Deadlines, Ended, watch
 from hypocenter.watch.fault_text import fault_in, is_fault, with_kernel_log
+from hypocenter.watch.memory_killer import num_memory_kills, with_memory_kill
 from hypocenter.watch.redact import redact, redacted_command, redacted_text
 
 AMD = (
@@ -226,6 +232,49 @@ def test_an_unreadable_log_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Operation not permitted" in problem
 
 
+@pytest.mark.parametrize(
+    ("line", "num_kills", "found"),
+    [
+        ("Memory cgroup out of memory: Killed process 4242 (python) total-vm:1kB", 0, "LOGGED"),
+        ("oom-kill:constraint=CONSTRAINT_MEMCG,task=python,pid=4242,uid=0", None, "LOGGED"),
+        ("Out of memory: Killed process 42 (python)", 0, "NOT_COUNTED"),
+        ("", 1, "COUNTED"),
+        ("", None, "UNKNOWN"),
+    ],
+)
+def test_a_kill_for_lack_of_memory_is_told(line: str, num_kills: int | None, found: str) -> None:
+    fault = FaultRecord(kind="crash", message="ended by SIGKILL", signal=9)
+    told = with_memory_kill(fault, [line], 4242, num_kills)
+    assert told.memory_kill is MemoryKill[found]
+
+
+@pytest.mark.parametrize(
+    ("own", "file"),
+    [
+        ("0::/user/me", "user/me/memory.events"),
+        ("0::/not/here", "memory.events"),
+        ("3:cpu,memory:/docker/1", "memory/docker/1/memory.oom_control"),
+    ],
+)
+def test_the_kernels_count_of_kills_is_that_of_the_own_group(
+    own: str, file: str, tmp_path: Path
+) -> None:
+    assert num_memory_kills(tmp_path) is None
+    for name, text in (("proc/self/cgroup", own), (f"sys/fs/cgroup/{file}", "oom 9\noom_kill 7")):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    assert num_memory_kills(tmp_path) == 7
+
+
+def test_kills_are_counted_from_the_start_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = iter((3, 5))
+    monkeypatch.setattr(child, "num_memory_kills", lambda: next(counted))
+    ended = watch(["true"], {}, tmp_path, lambda data: None)
+    assert ended.num_memory_kills == 2
+
+
 # -- what a person typed --------------------------------------------------------------------------
 
 
@@ -325,8 +374,36 @@ def test_a_bundle_holds_neither() -> None:
     assert found.environment["TRITON_CACHE_DIR"] == "/x"
 
 
+def test_the_users_folder_is_told_by_a_sign_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    source = SourceRecord(
+        id="1", function="f", file="/home/ann/k.py", first_line=1, text="x = '/home/ann/x'\n"
+    )
+    kept = msgspec.structs.replace(
+        with_tokens(3),
+        command=("/home/ann/venv/bin/python", "-m", "hypocenter", "run", "/home/ann/m.gguf"),
+        stderr='File "/home/ann/a.py", /home/anna/b.py, /srv/home/ann/c.py',
+        fault=FaultRecord(kind="crash", message="/home/ann", stack="/home/ann/d.py"),
+        environment={"HYPO_CACHE_DIR": "/home/ann/.cache"},
+        sources=(source,),
+        events=(Freed(seq=1, step=1, allocation=1, site="/home/ann/e.py:3"),),
+    )
+    found = redact(kept)
+    assert found.command[0] == "~/venv/bin/python"
+    assert found.command[-1] == "~/m.gguf"
+    assert found.stderr == 'File "~/a.py", /home/anna/b.py, /srv/home/ann/c.py'
+    assert (found.fault.message, found.fault.stack) == ("~", "~/d.py")
+    assert found.environment == {"HYPO_CACHE_DIR": "~/.cache"}
+    assert found.sources[0].file == "~/k.py"
+    assert found.sources[0].text == source.text
+    assert found.events[0].site == "~/e.py:3"  # type: ignore[union-attr]
+    monkeypatch.setenv("HOME", "/")
+    assert redact(kept).stderr == kept.stderr
+
+
 # -- run folders ----------------------------------------------------------------------------------
 
+MODEL = ModelRecord(name="m.gguf", architecture="llama", quantisation="Q8_0")
 DEVICE = DeviceRecord(name="sim:h200", limits={"arch": "sm_90"})
 
 
@@ -336,9 +413,11 @@ def left_behind(folder: Path, *events: AnyEvent, state: int | None = None) -> Pa
     writer = RingWriter(folder)
     process = ProcessRecord(
         pid=4242, command=("hypo", "run", "-p", "abc"), started="2026-01-02T03:04:05+00:00",
-        environment={"TRITON_CACHE_DIR": "/x"}, packages={"numpy": "2"},
+        environment={"TRITON_CACHE_DIR": "/x"}, packages={"numpy": "2"}, python="3.11.7",
+        platform="Linux-6.8.0", driver="nvidia 550.54.15",
     )  # fmt: skip
     writer.static(process)
+    writer.static(MODEL)
     writer.static(DEVICE)
     for event in events:
         writer.event(event)
@@ -373,7 +452,11 @@ def test_a_watched_run_becomes_a_bundle(tmp_path: Path) -> None:
     assert made.fault.is_asynchronous
     assert made.events == (CALLED,)
     assert made.stderr == "hypo: something went wrong\n"
-    assert (made.packages, made.environment) == ({"numpy": "2"}, {"TRITON_CACHE_DIR": "/x"})
+    assert made.packages == {"hypocenter": package.version(), "numpy": "2"}
+    assert made.environment == {"TRITON_CACHE_DIR": "/x"}
+    assert (made.python, made.platform, made.driver, made.model) == (
+        "3.11.7", "Linux-6.8.0", "nvidia 550.54.15", MODEL,
+    )  # fmt: skip
     assert made.redacted
 
 

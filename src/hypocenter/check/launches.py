@@ -73,7 +73,7 @@ class Launches:
         known = {k: v for k, v in kwargs.items() if k in jit.arg_names}
         arguments = dict(inspect.signature(jit.fn).bind_partial(*args, **known).arguments)
         size = _Size(grid)
-        started = time.monotonic()
+        started = time.thread_time()
         after: list[tuple[Argument, ...]] = []
         self._was_skipped = False
         try:
@@ -99,7 +99,7 @@ class Launches:
             )
             return
         finally:
-            self._left -= time.monotonic() - started
+            self._left -= time.thread_time() - started
         for finding in report.findings:
             self.write_finding(
                 msgspec.structs.replace(

@@ -192,7 +192,8 @@ def check(
         str, Parameter(name="--arch", help="Architecture or product that the file sees.")
     ] = "sm_90",
     budget: Annotated[
-        float, Parameter(name="--budget", help="Seconds for running programs; then a sample.")
+        float,
+        Parameter(name="--budget", help="Processor seconds for running programs; then a sample."),
     ] = 60.0,
     json: AsJson = False,
 ) -> None:
@@ -232,6 +233,18 @@ def doctor(
 
 
 @app.command
+def demo() -> None:
+    """Show what the doctor does: a planted defect breaks a run, and the report is printed.
+
+    It takes some seconds, and leaves a folder hypo-bundle. With Triton the run crashes a
+    simulated GPU; without, the engine refuses a wrong entry on the CPU.
+    """
+    from hypocenter.cli import doctor as cli_doctor
+
+    cli_doctor.demo(own_verbs())
+
+
+@app.command
 def replay(
     bundle: Annotated[str, Parameter(help="Folder of a bundle.")],
     /,
@@ -240,7 +253,8 @@ def replay(
     launch: Annotated[int | None, Parameter(help="The launch of this number.")] = None,
     run_sources: RunSources = False,
     budget: Annotated[
-        float, Parameter(name="--budget", help="Seconds for running programs; then a sample.")
+        float,
+        Parameter(name="--budget", help="Processor seconds for running programs; then a sample."),
     ] = 60.0,
     json: AsJson = False,
     quiet: Quiet = False,

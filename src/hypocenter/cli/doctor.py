@@ -1,11 +1,12 @@
 """`hypo doctor`: gets a bundle, from a folder, from a run that died or from a command that it runs.
 
-Then prints what `doctor/doctor.py` makes of it.
+Then prints what `doctor/doctor.py` makes of it. `hypo demo` shows that on a planted defect.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import os
 import signal
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from hypocenter import package
 from hypocenter.cli.bundles import bundle_at, tell_of_good
@@ -24,7 +26,15 @@ from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import Environment
 from hypocenter.doctor import report
 from hypocenter.doctor.doctor import diagnose
-from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, EXIT_OK, HypoError, UsageError
+from hypocenter.doctor.markdown import report_markdown
+from hypocenter.errors import (
+    EXIT_ERROR,
+    EXIT_FAULT,
+    EXIT_OK,
+    BadBundle,
+    HypoError,
+    UsageError,
+)
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Launched, Rejected, Stepped
@@ -34,10 +44,24 @@ from hypocenter.watch.child import Deadlines, Ended, watch
 from hypocenter.watch.fault_text import signal_below
 from hypocenter.wording import signal_name
 
+if TYPE_CHECKING:
+    from hypocenter.lab.victim import Victim
+
 #: What the folder of a bundle is called; where that is taken, -2, -3, ... follow.
 DEFAULT_FOLDER = "hypo-bundle"
 _MAX_BUNDLES = 1000
 MAX_DEADLINE_SECONDS = 1e6
+#: What breaks on a simulated GPU, and what breaks where there is no Triton to simulate one.
+_DEMO_ON_GPU, _DEMO_ON_CPU = "positions_of_two_bytes", "block_table_refused"
+
+NEXT = """
+NEXT       your own program, unchanged:
+             hypo doctor -- python train.py
+           a model:
+             hypo doctor -- run model.gguf -p 'Once upon a time'
+           the Triton launches of a file, on the CPU:
+             hypo check kernels.py
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +159,15 @@ def doctor(request: DoctorRequest) -> None:
     if request.as_json:
         show_json(diagnosis)
     elif asked.markdown:
-        show(report.report_markdown(diagnosis))
+        show(report_markdown(diagnosis))
     else:
         foreign = examined.is_foreign
-        origin = report.Origin(str(folder), has_steps=not foreign, needs_sources=foreign)
+        origin = report.Origin(
+            str(folder),
+            has_steps=not foreign,
+            needs_sources=foreign,
+            has_prompts=not examined.redacted,
+        )
         show(report.report_text(diagnosis, origin, show_all=asked.all))
     if examined.fault.kind != "none" or not diagnosis.is_clean:
         sys.exit(EXIT_FAULT)
@@ -146,6 +175,36 @@ def doctor(request: DoctorRequest) -> None:
         sys.exit(examined.fault.exit_code)  # it failed for a reason of its own
     if seen := foreign_runs.summary(examined.events, examined.sources):
         say(f"{report.headline(diagnosis)}; {seen}")
+
+
+# -- from a planted defect -----------------------------------------------------------------------
+
+
+def demo(verbs: Iterable[str]) -> None:
+    """Break a run, print the doctor's report of it and the next commands.
+
+    Leaves with the doctor's exit code where that found nothing; raises as `hypo doctor` does.
+    """
+    victim, device = choose_demo()
+    say(f"a planted defect: {victim.title}; running the engine with it on {device}")
+    words = ("--", "lab", "run", victim.name, "--device", device)
+    try:
+        doctor(request(words, DoctorOptions(), verbs, as_json=False))
+    except SystemExit as left:
+        if left.code != EXIT_FAULT:
+            raise
+    show(NEXT)
+    if device == "cpu":
+        say("with Triton installed (pip install triton) the demo crashes a simulated GPU")
+
+
+def choose_demo() -> tuple[Victim, str]:
+    """A victim that breaks with what is installed, and the device to run it on."""
+    from hypocenter.lab.victim import victims
+
+    has_triton = importlib.util.find_spec("triton") is not None
+    [victim] = victims([_DEMO_ON_GPU if has_triton else _DEMO_ON_CPU])
+    return victim, victim.device if has_triton else "cpu"
 
 
 # -- from a run that died -------------------------------------------------------------------------
@@ -195,14 +254,29 @@ def _bundle_of_command(request: DoctorRequest) -> Path:
         made = collect.collect(runs, ended, suspect=asked.suspect, with_prompts=asked.with_prompts)
         was_killed = ended.is_interrupted and ended.signal == signal.SIGKILL
         if made is None or (was_killed and not asked.suspect):
-            sys.exit(_leave(ended, collect.main_run(runs)))
+            sys.exit(_leave(request, ended, collect.main_run(runs)))
         if made.fault.kind == "none" and not _has_launches(made):
             say(f"{how(ended)} and recorded no step and no launch, so nothing was examined")
             # No examination is no good result, whatever the command says of itself.
             sys.exit(_exit_code(ended) or EXIT_ERROR)
-        folder = _save(made, asked.out)
+        folder = _save_or_keep(made, asked.out, runs)
     say(f"{how(ended)}; the bundle is in {folder}")
     return folder
+
+
+def _save_or_keep(made: Bundle, out: str | None, runs: Path) -> Path:
+    """Save the bundle; where that cannot be, keep what it was made of and say where that is."""
+    try:
+        return _save(made, out)
+    except (OSError, BadBundle) as error:
+        why = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            why = f"{error.filename}: {error.strerror}"
+        kept = dead_runs.keep_runs(runs)
+        where = f"; what was recorded is kept in {kept}" if kept is not None else ""
+        if kept is not None and dead_runs.dead_runs(runs.parent):
+            where += ", and `hypo doctor --last --out FOLDER` makes a bundle of it"
+        raise HypoError(f"{why}: the bundle was not saved{where}") from error
 
 
 def deadlines_of(request: DoctorRequest) -> Deadlines:
@@ -251,16 +325,33 @@ def how(ended: Ended) -> str:
     return f"the command ended with exit code {ended.exit_code}"
 
 
-def _leave(ended: Ended, run: Run | None = None) -> int:
+def _leave(request: DoctorRequest, ended: Ended, run: Run | None) -> int:
     """Nothing to examine: the exit code is that of the command."""
     seen = foreign_runs.summary(run.events, run.sources) if run is not None else ""
-    if ended.exit_code == EXIT_OK and seen:
+    victim = _quiet_victim(request) if ended.exit_code == EXIT_OK else None
+    if victim is not None:
+        say(
+            f"the victim {victim} faults nowhere: it shows only beside its healthy twin; "
+            f"`hypo lab score {victim}` runs both and examines them"
+        )
+    elif ended.exit_code == EXIT_OK and seen:
         say(f"nothing found; {seen}; --suspect replays them")
     elif ended.exit_code == EXIT_OK:
         say("the command ended without a fault, so there is no bundle; --suspect makes one")
     else:
         say(f"{how(ended)}, which is no fault to examine; --suspect makes a bundle all the same")
     return _exit_code(ended)
+
+
+def _quiet_victim(request: DoctorRequest) -> str | None:
+    """The victim of the lab that the command runs, where its defect ends no run."""
+    if not request.is_own or request.command[:2] != ("lab", "run"):
+        return None
+    from hypocenter.lab.run import FAULTS
+    from hypocenter.lab.victim import victims
+
+    quiet = {victim.name for victim in victims() if victim.symptom not in FAULTS}
+    return next((word for word in request.command[2:] if word in quiet), None)
 
 
 def _has_launches(made: Bundle) -> bool:

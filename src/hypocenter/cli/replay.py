@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from hypocenter.cli.bundles import bundle_at
-from hypocenter.cli.output import show, show_json
+from hypocenter.cli.output import one_line, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.errors import EXIT_ERROR, EXIT_GATE, HypoError, UsageError
 from hypocenter.record.bundle_index import BundleIndex
@@ -146,13 +146,14 @@ def _replay_all(
     allow_source: bool,
 ) -> Iterator[Replayed]:
     from hypocenter.replay.recorded import BUDGET_SECONDS, replay_place
+    from hypocenter.replay.replay import ProgramTooSlow
 
-    deadline = time.monotonic() + budget_seconds
+    deadline = time.thread_time() + budget_seconds
     for number, place in enumerate(places):
         launch = index.launch(place)
         what = f"replaying launch {number + 1} of {len(places)} ({launch.kernel})"
         progress(what, number / len(places))
-        left = deadline - time.monotonic()
+        left = deadline - time.thread_time()
         if left <= 0:
             yield Replayed(
                 place=place,
@@ -165,6 +166,9 @@ def _replay_all(
             report = replay_place(
                 index, place, budget_seconds=seconds, headroom=True, allow_source=allow_source
             )
+        except ProgramTooSlow as error:
+            problem = f"{error}; --budget SECONDS gives it more"
+            yield Replayed(place=place, launch=launch, problem=problem)
         except HypoError as error:
             yield Replayed(place=place, launch=launch, problem=str(error))
         else:
@@ -180,8 +184,8 @@ def replay_text(index: BundleIndex, done: Sequence[Replayed], *, allow_source: b
     from hypocenter.replay.text import finding_text
 
     launches = f"{len(done)} launch{'' if len(done) == 1 else 'es'}"
-    lines = [f"{index.bundle.kind} on {index.bundle.device}: {launches}"]
-    lines += [f"  {_name(index, replayed)}: {_verdict(replayed)}" for replayed in done]
+    lines = [one_line(f"{index.bundle.kind} on {index.bundle.device}: {launches}")]
+    lines += [one_line(f"  {_name(index, replayed)}: {_verdict(replayed)}") for replayed in done]
     groups: dict[Any, tuple[Finding, list[Replayed]]] = {}
     for replayed in done:
         for finding in replayed.report.findings if replayed.report else ():
@@ -197,7 +201,7 @@ def replay_text(index: BundleIndex, done: Sequence[Replayed], *, allow_source: b
                     index, same[0].place, finding, allow_source=allow_source
                 )
             ]
-        lines.append(f"    in {_name(index, same[0])}{_others(index, same)}")
+        lines.append(one_line(f"    in {_name(index, same[0])}{_others(index, same)}"))
     num = len(groups)
     num_replayed = sum(replayed.report is not None for replayed in done)
     counted = launches if num_replayed == len(done) else f"{num_replayed} of {launches} replayed"
@@ -207,7 +211,7 @@ def replay_text(index: BundleIndex, done: Sequence[Replayed], *, allow_source: b
 
 def diff_text(found: Any) -> str:
     """A RunDiff in words: the first difference first, what was compared last."""
-    lines = [difference.text for difference in found.differences]
+    lines = [one_line(difference.text) for difference in found.differences]
     if len(lines) > 1:
         lines[1:] = [f"  also {line}" for line in lines[1:]]
     if not lines:
@@ -217,8 +221,8 @@ def diff_text(found: Any) -> str:
         f"compared: {c.num_steps} whole steps, {c.num_launches} launches with {c.num_arguments} "
         f"arguments, {c.num_inputs} inputs, {c.num_statistics} tensors after their launch"
     )
-    lines += [f"not compared: {line}" for line in found.unseen]
-    lines += [f"around the launches: {line}" for line in found.around]
+    lines += [f"not compared: {one_line(str(gap))}" for gap in found.unseen]
+    lines += [f"around the launches: {one_line(text)}" for text in found.around]
     return "\n".join(lines)
 
 

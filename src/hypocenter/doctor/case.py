@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from hypocenter.doctor.diagnosis import Claim
-from hypocenter.doctor.diff import RunDiff
+from hypocenter.doctor.difference import RunDiff
 from hypocenter.doctor.kernel_text import Access, accesses, parameters_stored
 from hypocenter.dtypes import NUMPY_DTYPES, Array
 from hypocenter.errors import ErrorKind

@@ -62,17 +62,32 @@ class TestedBy(enum.Enum):
     REPLAY = enum.auto()
 
 
+class Blame(enum.Enum):
+    """Where the defect of a cause lies: the line that is to be changed."""
+
+    #: In the line of the kernel that meets it.
+    KERNEL = enum.auto()
+    #: Where the host made the tensor, gave its memory back, or launched the kernel.
+    MAKER = enum.auto()
+    FREE = enum.auto()
+    LAUNCH = enum.auto()
+    #: Nobody recorded it: who filled a tensor with wrong values, say.
+    UNKNOWN = enum.auto()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseRow:
     """What is known of a cause whatever the run.
 
     `symptoms` are the kinds of a Case that it may show as. `untested`: why it may stand without a
-    verdict, and what would give it one. `tested_by` refutes it by finding that `clean` holds. With
-    `is_of_engine` hypo's own engine alone can have it; of another program it says nothing.
+    verdict, and what would give it one. `blames` says where the defect itself lies. `tested_by`
+    refutes it by finding that `clean` holds. With `is_of_engine` hypo's own engine alone can have
+    it; of another program it says nothing.
     """
 
     symptoms: frozenset[str]
     untested: str = "what this run recorded does not show it"
+    blames: Blame = Blame.UNKNOWN
     tested_by: TestedBy | None = None
     clean: str = ""
     is_of_engine: bool = False
@@ -94,7 +109,7 @@ _OF_VALUES = frozenset({"nonfinite", "differs", "none"})
 _OF_MEMORY = _OF_VALUES | {"crash"}
 _ERROR, _HANG = frozenset({"error"}), frozenset({"hang"})
 
-_ENTRIES = "contracts: index values of it were not recorded, or its arguments were refused first"
+_ENTRIES = "arguments: index values of it were not recorded, or its arguments were refused first"
 _REPLAY = "replay: it was left out"
 _TRACE = "values: the run was not traced; `hypo doctor --suspect -- ...` traces it"
 _OWNERS = "ownership: no step recorded its requests"
@@ -107,59 +122,67 @@ CAUSES: dict[Cause, CauseRow] = {
     ),
     # -- of values
     Cause.OUTPUT_NOT_WRITTEN: CauseRow(
-        symptoms=_OF_VALUES, untested=_REPLAY, tested_by=TestedBy.REPLAY,
+        symptoms=_OF_VALUES, blames=Blame.KERNEL, untested=_REPLAY, tested_by=TestedBy.REPLAY,
         clean="every live row is written whole",
     ),
     Cause.UNINITIALISED_READ: CauseRow(
         symptoms=_OF_VALUES, untested=_REPLAY, tested_by=TestedBy.REPLAY,
         clean="nothing is read that nobody wrote",
     ),
-    Cause.NONFINITE_PADDING: CauseRow(symptoms=_OF_VALUES, untested=_TRACE, is_of_engine=True),
+    Cause.NONFINITE_PADDING: CauseRow(
+        symptoms=_OF_VALUES, blames=Blame.KERNEL, untested=_TRACE, is_of_engine=True
+    ),
     Cause.NONFINITE_VALUE: CauseRow(symptoms=_OF_VALUES, untested=_TRACE),
     Cause.FOREIGN_BLOCK: CauseRow(symptoms=_OF_VALUES, untested=_OWNERS, is_of_engine=True),
     Cause.PROGRAM_RACE: CauseRow(
-        symptoms=_OF_VALUES | _HANG, untested=_REPLAY, tested_by=TestedBy.REPLAY,
+        symptoms=_OF_VALUES | _HANG, blames=Blame.KERNEL, untested=_REPLAY,
+        tested_by=TestedBy.REPLAY,
         clean="no two programs touch the same element, one writing",
     ),
     # -- of what launches are asked for
-    Cause.EMPTY_LAUNCH: CauseRow(symptoms=_ERROR, tested_by=TestedBy.LIMITS),
-    Cause.GRID_LIMIT: CauseRow(symptoms=_OF_MEMORY | _ERROR, tested_by=TestedBy.LIMITS),
-    Cause.GRID_PRODUCT: CauseRow(symptoms=_ERROR, tested_by=TestedBy.LIMITS),
-    Cause.SHARED_MEMORY: CauseRow(symptoms=_ERROR, untested=_REFUSED),
-    Cause.THREAD_LIMIT: CauseRow(symptoms=_OF_MEMORY | _ERROR, tested_by=TestedBy.LIMITS),
-    Cause.NO_CODE_OBJECT: CauseRow(symptoms=_ERROR, untested=_REFUSED),
+    Cause.EMPTY_LAUNCH: CauseRow(symptoms=_ERROR, blames=Blame.LAUNCH, tested_by=TestedBy.LIMITS),
+    Cause.GRID_LIMIT: CauseRow(
+        symptoms=_OF_MEMORY | _ERROR, blames=Blame.LAUNCH, tested_by=TestedBy.LIMITS
+    ),
+    Cause.GRID_PRODUCT: CauseRow(symptoms=_ERROR, blames=Blame.LAUNCH, tested_by=TestedBy.LIMITS),
+    Cause.SHARED_MEMORY: CauseRow(symptoms=_ERROR, blames=Blame.LAUNCH, untested=_REFUSED),
+    Cause.THREAD_LIMIT: CauseRow(
+        symptoms=_OF_MEMORY | _ERROR, blames=Blame.LAUNCH, tested_by=TestedBy.LIMITS
+    ),
+    Cause.NO_CODE_OBJECT: CauseRow(symptoms=_ERROR, blames=Blame.LAUNCH, untested=_REFUSED),
     # -- of arguments
     Cause.NULL_POINTER: CauseRow(
-        symptoms=_OF_MEMORY | _ERROR, tested_by=TestedBy.ARGUMENTS,
+        symptoms=_OF_MEMORY | _ERROR, blames=Blame.MAKER, tested_by=TestedBy.ARGUMENTS,
         clean="every pointer argument of every launch is set",
     ),
     Cause.DTYPE_WIDTH: CauseRow(
-        symptoms=_OF_MEMORY | _ERROR, tested_by=TestedBy.ARGUMENTS,
+        symptoms=_OF_MEMORY | _ERROR, blames=Blame.MAKER, tested_by=TestedBy.ARGUMENTS,
         clean="every argument has the width that its kernel reads, in memory that fits",
     ),
     Cause.BUFFER_TOO_SMALL: CauseRow(
-        symptoms=_OF_MEMORY | _ERROR, tested_by=TestedBy.ARGUMENTS,
+        symptoms=_OF_MEMORY | _ERROR, blames=Blame.MAKER, tested_by=TestedBy.ARGUMENTS,
         clean="every argument lies wholly inside its allocation",
     ),
     Cause.WRONG_STRIDE: CauseRow(
-        symptoms=_OF_MEMORY, tested_by=TestedBy.ARGUMENTS,
+        symptoms=_OF_MEMORY, blames=Blame.MAKER, tested_by=TestedBy.ARGUMENTS,
         clean="every argument has the shape and layout that its kernel takes",
     ),
     Cause.BAD_SCALAR: CauseRow(
-        symptoms=_OF_MEMORY | _ERROR, tested_by=TestedBy.ARGUMENTS, is_of_engine=True,
+        symptoms=_OF_MEMORY | _ERROR, blames=Blame.LAUNCH, tested_by=TestedBy.ARGUMENTS,
+        is_of_engine=True,
         clean="every number is in its range",
     ),
     Cause.WRONG_DEVICE: CauseRow(
-        symptoms=_OF_MEMORY | _ERROR, tested_by=TestedBy.ARGUMENTS,
+        symptoms=_OF_MEMORY | _ERROR, blames=Blame.MAKER, tested_by=TestedBy.ARGUMENTS,
         clean="all arguments of each launch lie on its device",
     ),
     Cause.HOST_POINTER: CauseRow(
-        symptoms=_OF_MEMORY | _ERROR, tested_by=TestedBy.ARGUMENTS,
+        symptoms=_OF_MEMORY | _ERROR, blames=Blame.MAKER, tested_by=TestedBy.ARGUMENTS,
         clean="no argument of a GPU kernel lies in host memory",
     ),
     Cause.MISALIGNMENT: CauseRow(
-        symptoms=_OF_MEMORY, tested_by=TestedBy.ARGUMENTS,
-        clean="every argument is aligned as its contract demands",
+        symptoms=_OF_MEMORY, blames=Blame.MAKER, tested_by=TestedBy.ARGUMENTS,
+        clean="every argument is aligned as its kernel demands",
     ),
     # -- of index values
     Cause.TOKEN_RANGE: CauseRow(
@@ -184,20 +207,20 @@ CAUSES: dict[Cause, CauseRow] = {
     ),
     # -- of kernels
     Cause.MISSING_MASK: CauseRow(
-        symptoms=_OF_MEMORY, untested=_REPLAY, tested_by=TestedBy.REPLAY,
+        symptoms=_OF_MEMORY, blames=Blame.KERNEL, untested=_REPLAY, tested_by=TestedBy.REPLAY,
         clean="no access leaves its tensor",
     ),
     Cause.OFF_BY_ONE: CauseRow(
-        symptoms=_OF_MEMORY, untested=_REPLAY, tested_by=TestedBy.REPLAY,
+        symptoms=_OF_MEMORY, blames=Blame.KERNEL, untested=_REPLAY, tested_by=TestedBy.REPLAY,
         clean="no access leaves its tensor or reads an entry that is not live",
     ),
     Cause.OFFSET_OVERFLOW: CauseRow(
-        symptoms=_OF_MEMORY, untested=_REPLAY, tested_by=TestedBy.REPLAY,
+        symptoms=_OF_MEMORY, blames=Blame.KERNEL, untested=_REPLAY, tested_by=TestedBy.REPLAY,
         clean="every offset is the same in 32 and in 64 bits",
     ),
     # -- of order
-    Cause.USE_AFTER_FREE: CauseRow(symptoms=_OF_MEMORY),
-    Cause.CAPTURED_POINTER: CauseRow(symptoms=_OF_MEMORY),
+    Cause.USE_AFTER_FREE: CauseRow(symptoms=_OF_MEMORY, blames=Blame.FREE),
+    Cause.CAPTURED_POINTER: CauseRow(symptoms=_OF_MEMORY, blames=Blame.FREE),
     Cause.MISSING_WAIT: CauseRow(symptoms=_OF_MEMORY | _HANG, is_of_engine=True),
     Cause.REWRITTEN_IN_FLIGHT: CauseRow(symptoms=_OF_MEMORY, is_of_engine=True),
     Cause.PENDING_ERROR: CauseRow(symptoms=_ERROR),
@@ -205,7 +228,7 @@ CAUSES: dict[Cause, CauseRow] = {
         symptoms=_ERROR, untested="refusals: no call reported that memory was out"
     ),
     Cause.ENDLESS_LOOP: CauseRow(
-        symptoms=_HANG, untested="hang: no step was past its deadline"
+        symptoms=_HANG, blames=Blame.KERNEL, untested="hang: no step was past its deadline"
     ),
     Cause.LOST_EVENT: CauseRow(symptoms=_HANG, is_of_engine=True),
 }  # fmt: skip

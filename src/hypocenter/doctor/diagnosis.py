@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.causes import Blame, Cause
+from hypocenter.doctor.run_environment import RunEnvironment
 from hypocenter.record.events import Place
 from hypocenter.record.gap import Gap, GapKind
 
@@ -50,11 +51,19 @@ class Proof(msgspec.Struct, frozen=True):
     green: str
 
 
+class Culprit(msgspec.Struct, frozen=True):
+    """The line that is to be changed: `place` is file:line, `does` says what is done there."""
+
+    place: str
+    does: str
+
+
 class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     """What is claimed; never without a proof. `argument` is the contract's or kernel's name.
 
-    `tensor` is the name of what was passed; file, line and expression are None for a defect that
-    lies in no kernel's source.
+    `tensor` is the name of what was passed; file, line and expression are those of the kernel that
+    meets the defect, None where none does. `blames` is set where it is not as the table of causes
+    has it; `culprit` and `launched_at` (file:line) are None and "" where nobody recorded them.
     """
 
     cause: Cause
@@ -68,6 +77,9 @@ class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     line: int | None = None
     expression: str | None = None
     place: Place | None = None
+    blames: Blame | None = None
+    culprit: Culprit | None = None
+    launched_at: str = ""
 
 
 class RungRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +102,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     fault_kind: str
     symptom: str
     surfaced: str
+    environment: RunEnvironment
     hypotheses: tuple[Hypothesis, ...]
     roots: tuple[RootCause, ...] = ()
     unseen: tuple[Gap, ...] = ()
@@ -135,13 +148,13 @@ def proven(
     seq: int = 0,
     tensors: tuple[int, ...] = (),
 ) -> Claim:
-    """A confirmed hypothesis with its root cause."""
+    """A confirmed hypothesis with its root cause, which has the proof beside this evidence."""
     return Claim(
         Hypothesis(
             cause=root.cause,
             verdict=Verdict.CONFIRMED,
             diagnostic=diagnostic,
-            evidence=(*evidence, f"red: {root.proof.red}", f"green: {root.proof.green}"),
+            evidence=evidence,
             would_refute=would_refute,
             kernel=root.kernel,
             argument=root.argument,

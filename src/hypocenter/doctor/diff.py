@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from hypocenter.device.offline.specimen import is_of_device
+from hypocenter.doctor.difference import Compared, Difference, RunDiff
 from hypocenter.dtypes import NUMPY_DTYPES
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
@@ -37,60 +37,6 @@ MAX_TOLD = 16
 FIGURE_TOLERANCE = 1e-2
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One fact that differs.
-
-    `what` is launch, grid, option, argument, request, input, statistics or end.
-    `launch` counts within the step's plan; it and `kernel` are None for what belongs to a step.
-    `subject` is the argument, the tensor or the option.
-    """
-
-    step: int
-    what: str
-    subject: str
-    good: str
-    bad: str
-    plan: str = ""
-    launch: int | None = None
-    kernel: str | None = None
-    place: Place | None = None
-
-    @property
-    def text(self) -> str:
-        where = f"step {self.step}"
-        if self.launch is not None:
-            where += f", launch {self.launch} ({self.kernel})"
-        what = " ".join(word for word in (self.what, self.subject) if word)
-        return f"{where}: {what}: {self.good} in GOOD, {self.bad} in BAD"
-
-
-class Compared(msgspec.Struct, frozen=True):
-    """How much both runs have, and was compared up to the first difference."""
-
-    num_steps: int
-    num_launches: int
-    num_arguments: int
-    num_inputs: int
-    num_statistics: int
-
-
-class RunDiff(msgspec.Struct, frozen=True):
-    """`differences` are those of the first launch or step that differs, the first one first.
-
-    `around` tells what differs beside the launches (sources, versions), `unseen` what could not
-    be compared.
-    """
-
-    differences: tuple[Difference, ...]
-    compared: Compared
-    around: tuple[str, ...] = ()
-    unseen: tuple[Gap, ...] = ()
-
-    @property
-    def first(self) -> Difference | None:
-        return self.differences[0] if self.differences else None
-
-
 def rundiff(good: Bundle, bad: Bundle) -> RunDiff:
     """Compare two runs step by step, as far as both are recorded and `bad` got."""
     runs = _Runs(good, bad)
@@ -113,6 +59,9 @@ class _Runs:
         self._is_same_device = good.device == bad.device
         self._statistics = tuple(_by_place(bundle) for bundle in (good, bad))
         self.unseen: list[Gap] = []
+        #: Requests of GOOD that were compared before, and whether that began with the first step.
+        self._met: set[int] = set()
+        self._is_whole = False
         for name, bundle in (("GOOD", good), ("BAD", bad)):
             if not bundle.statistics:
                 self.unseen.append(
@@ -128,6 +77,7 @@ class _Runs:
             self.unseen.append(Gap.not_recorded("steps", "one of the runs has none"))
             return []
         start = max(min(good), min(bad))
+        self._is_whole = start == 1
         if start > min((*good, *bad)):
             self.unseen.append(
                 Gap.not_recorded(f"steps before {start}", "one run has kept no record of them")
@@ -179,7 +129,9 @@ class _Runs:
             assert isinstance(bad, Launched)
             places = Place(good.step, -1, good.seq), Place(bad.step, -1, bad.seq)
             return list(self._launch(step, name, places, (good.launch, bad.launch)))
-        found = [*self._requests(step, good.requests, bad.requests), *self._inputs(good, bad)]
+        found = list(self._requests(step, good.requests, bad.requests))
+        if not any(difference.what == "prompt" for difference in found):
+            found += self._inputs(good, bad)
         if found:
             return found
         plans = self.good.plans.get(good.plan), self.bad.plans.get(bad.plan)
@@ -229,16 +181,25 @@ class _Runs:
                 step=step, what="request", subject="count", good=str(len(good)), bad=str(len(bad))
             )
         for row, (one, other) in enumerate(zip(good, bad, strict=False)):
-            for name in ("row", "first_position", "num_tokens", "digest", "blocks"):
+            digests = one.digest, other.digest
+            is_first = self._is_whole and one.id not in self._met
+            self._met.add(one.id)
+            if not are_comparable(*digests):
+                self._tell_of_keys(*digests)
+            elif digests[0] != digests[1]:
+                what = "prompt" if is_first else "tokens"
+                yield Difference(
+                    step=step, what=what, subject=f"{row}", good=digests[0], bad=digests[1]
+                )
+                if is_first:  # all else that differs follows from it
+                    continue
+            for name in ("row", "first_position", "num_tokens", "blocks"):
                 pair = getattr(one, name), getattr(other, name)
-                if name == "digest" and not are_comparable(*pair):
-                    self._tell_of_keys(*pair)
-                elif pair[0] != pair[1]:
-                    told = {"digest": "token ids so far"}.get(name, name)
+                if pair[0] != pair[1]:
                     yield Difference(
                         step=step,
                         what="request",
-                        subject=f"{row}, {told}",
+                        subject=f"{row}, {name}",
                         good=_short(pair[0]),
                         bad=_short(pair[1]),
                     )

@@ -6,11 +6,12 @@ A ladder of rungs, each a function of the case alone. Runs no code of the bundle
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import CAUSES, Cause, TestedBy, plausible
+from hypocenter.doctor.culprit import with_culprit
 from hypocenter.doctor.diagnosis import (
     Claim,
     Diagnosis,
@@ -20,6 +21,7 @@ from hypocenter.doctor.diagnosis import (
     Verdict,
     row,
 )
+from hypocenter.doctor.run_environment import run_environment_of
 from hypocenter.doctor.rungs.address import addresses
 from hypocenter.doctor.rungs.captured import captured_pointers
 from hypocenter.doctor.rungs.contracts import contracts
@@ -43,7 +45,7 @@ Rung = Callable[[Case], list[Claim]]
 LADDER: dict[str, Rung] = {
     "captured pointers": captured_pointers,
     "limits": limits,
-    "contracts": contracts,
+    "arguments": contracts,
     "numbers": numbers,
     "refusals": refusals,
     "address": addresses,
@@ -92,15 +94,18 @@ def diagnose(
         except Exception as error:
             # A damaged bundle must not cost the report what the other rungs have to say.
             failed = f"failed: {type(error).__name__}: {error}"
-            case.leave_unseen(Gap.not_examined(f"what the rung {name!r} looks for", f"it {failed}"))
+            case.leave_unseen(
+                Gap.not_examined(f"what the check {name!r} looks for", f"it {failed}")
+            )
         seconds = time.perf_counter() - begun
         rungs.append(RungRecord(name=name, seconds=seconds, left_out=failed))
-    ordered = _sorted_roots(case.claims)
+    ordered = _sorted_roots(case)
     return Diagnosis(
         kind=bundle.kind,
         fault_kind=bundle.fault.kind,
         symptom=symptom(case),
         surfaced=describe_surface(case, ordered.roots),
+        environment=run_environment_of(bundle),
         hypotheses=_table(case),
         roots=ordered.roots,
         unseen=tuple(case.unseen),
@@ -110,9 +115,9 @@ def diagnose(
     )
 
 
-def _sorted_roots(claims: Sequence[Claim]) -> _Sorted:
+def _sorted_roots(case: Case) -> _Sorted:
     """Proven causes, earliest first, and what is only another sight of one before it."""
-    with_root = sorted((claim for claim in claims if claim.root), key=lambda claim: claim.seq)
+    with_root = sorted((claim for claim in case.claims if claim.root), key=lambda claim: claim.seq)
     roots: list[RootCause] = []
     seen: set[int] = set()
     consequences = []
@@ -122,7 +127,7 @@ def _sorted_roots(claims: Sequence[Claim]) -> _Sorted:
             consequences.append(claim.root.sentence)
             continue
         seen.update(claim.tensors)
-        roots.append(claim.root)
+        roots.append(with_culprit(case, claim))
     return _Sorted(tuple(roots), tuple(consequences))
 
 
@@ -164,7 +169,7 @@ def _why_untested(case: Case, cause: Cause) -> str:
     """Why a cause has no verdict, and what would give it one."""
     is_tested = CAUSES[cause].tested_by is TestedBy.REPLAY or cause is Cause.WRONG_ANSWER
     if case.is_foreign and not is_tested:
-        return "no contract is known for this program's kernels: what they expect is not known"
+        return "what this program's kernels expect of their arguments is not known"
     if not case.launches:
         return "no launch of this run was recorded"
     return CAUSES[cause].untested

@@ -7,7 +7,7 @@ import signal
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import RootCause
-from hypocenter.record.events import OUTSIDE_PLANS, Place
+from hypocenter.record.events import OUTSIDE_PLANS, FaultRecord, MemoryKill, Place
 
 #: What a driver does not send.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -47,8 +47,8 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
     if fault.signal in _FROM_OUTSIDE and not fault.call:
         name = signal.Signals(fault.signal).name
         return (
-            f"nowhere: {name} comes from outside, from a person, a supervisor or the kernel's "
-            "guard of memory, and not from the driver; what was under way need not be at fault"
+            f"nowhere: {name} comes from outside and not from the driver; "
+            f"{_who_killed(fault)}; what was under way need not be at fault"
         )
     if case.kind == "error" and fault.is_statement:
         return f"the program itself ended at {call}, after {_last(case)}"
@@ -58,11 +58,15 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
             "memory of the host's own was read or overwritten, which shows wherever it is used next"
         )
     if case.kind == "error":
-        return f"reported by {call} itself, before anything was launched"
+        by = f"by {fault.call} itself, " if fault.call else ""
+        return f"reported {by}before anything was launched"
     if fault.kind == "hang":
         told = f"the step did not end; the host was waiting in {call}"
     elif not fault.call and not fault.signal:
-        told = "it is not known where it was reported: the doctor did not run this program"
+        told = (
+            "it is not known where it was reported: the doctor did not run this program; "
+            f"{_who_killed(fault)}"
+        )
     elif not case.launches:
         told = (
             f"the process was ended{f' at {fault.call}' if fault.call else ''}; none of its "
@@ -82,6 +86,25 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
     cause = f"the cause lies in {_place(case, root.place)}" if root and root.place else ""
     parts = (told, why if fault.kind != "hang" else "", _interval(case), cause)
     return "; ".join(part for part in parts if part)
+
+
+def _who_killed(fault: FaultRecord) -> str:
+    """Who may have ended a process that said nothing, by what is known of the kernel's killer."""
+    if fault.signal not in (None, signal.SIGKILL):
+        return "a person or a supervisor sent it"
+    return _KILLED[fault.memory_kill]
+
+
+_KILLED = {
+    MemoryKill.LOGGED: "the kernel's log says that its out-of-memory killer ended this process: "
+    "give it more memory, or a smaller context (-c) or model",
+    MemoryKill.COUNTED: "the kernel's out-of-memory killer ended a process of this control group "
+    "while the run lasted: give it more memory, or a smaller context (-c) or model",
+    MemoryKill.NOT_COUNTED: "the kernel's out-of-memory killer ended no process of this control "
+    "group while the run lasted, so a person or a supervisor sent it",
+    MemoryKill.UNKNOWN: "a process that ends without a word was usually ended by the kernel's "
+    "out-of-memory killer (`dmesg` tells, as root), else by a person or a supervisor",
+}
 
 
 def _last(case: Case) -> str:

@@ -22,6 +22,7 @@ from hypocenter.model import footprint
 from hypocenter.model.architecture import Architecture, read_architecture
 from hypocenter.model.decoder import Decoder, KVPages, StepInputs
 from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.model.gguf.file_types import quantisation_of
 from hypocenter.model.weights import Weights, load_weights
 from hypocenter.record.recorder import current, open_recorder
 from hypocenter.results import Route
@@ -44,6 +45,7 @@ def load_runner(file: GGUFFile, config: EngineConfig, progress: OnProgress | Non
             "number of columns; use --float-products exact"
         )
     device = devices.open_device(config.device)
+    current().record_model(file.path.name, facts.name, quantisation_of(file))
     if device == "cpu":  # a GPU says itself when it is full
         footprint.require_room(file, facts, config, context_length)
     set_num_threads(_num_threads(config))  # they pack the weights, too

@@ -62,12 +62,14 @@ def victims(names: Sequence[str] = ()) -> list[Victim]:
     """All victims, or those named, by name; raises UsageError for a name that nobody has."""
     from hypocenter.lab import victims as package
 
-    found = {}
-    for module in pkgutil.iter_modules(package.__path__):
-        victim = importlib.import_module(f"{package.__name__}.{module.name}").VICTIM
-        assert victim.name == module.name, victim.name
-        found[victim.name] = victim
-    unknown = [name for name in names if name not in found]
+    known = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise UsageError(f"there is no victim {unknown[0]!r}; hypo lab list names all of them")
-    return [found[name] for name in dict.fromkeys(names or sorted(found))]
+    found = []
+    # Of those that are not asked for some need Triton.
+    for name in dict.fromkeys(names or known):
+        victim = importlib.import_module(f"{package.__name__}.{name}").VICTIM
+        assert victim.name == name, victim.name
+        found.append(victim)
+    return found

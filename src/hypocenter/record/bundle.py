@@ -47,6 +47,7 @@ from hypocenter.record.events import (
     FaultRecord,
     Freed,
     LaunchRecord,
+    ModelRecord,
     PlanRecord,
     Reached,
     SourceRecord,
@@ -90,9 +91,11 @@ class Snapshot(msgspec.Struct, frozen=True):
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     """What a run left behind. `kind`: crash, error, hang, suspect.
 
-    `limits` are the fields of `device/limits.py:GpuLimits` of the device, None for a CPU;
-    `contracts` the declarations of the kernels' contracts; `missing` what could not be
-    recovered; `redacted` whether token ids inside the vocabulary were replaced by 0.
+    `packages` to `model` are as the run's own process told them; "" or None where it did not, as
+    in bundles from before these fields. `limits` are the fields of `device/limits.py:GpuLimits` of
+    the device, None for a CPU; `contracts` the declarations of the kernels' contracts; `missing`
+    what could not be recovered; `redacted` whether token ids inside the vocabulary were replaced
+    by 0.
     """
 
     version: int = VERSION
@@ -103,6 +106,10 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     environment: dict[str, str] = {}
     packages: dict[str, str] = {}
+    python: str = ""
+    platform: str = ""
+    driver: str | None = None
+    model: ModelRecord | None = None
     limits: dict[str, int | str | tuple[int, int, int]] | None = None
     fault: FaultRecord
     progress: Reached = Reached(None)
@@ -133,7 +140,8 @@ def save(bundle: Bundle, folder: str | Path) -> Bundle:
     """Write the bundle as a new folder that only its owner can read; returns what it holds now.
 
     What exceeds the limits above is left out, oldest steps first, and `missing` says so. The
-    folder appears whole or not at all. Raises BadBundle when it is there already, and OSError.
+    folder appears whole or not at all. Raises BadBundle when it is there already, and OSError
+    with the name of the file that could not be written.
     """
     folder = Path(folder)
     if folder.exists() or folder.is_symlink():
@@ -144,8 +152,11 @@ def save(bundle: Bundle, folder: str | Path) -> Bundle:
     try:
         (partial / SOURCES).mkdir(mode=0o700)
         for name, data in _files(bundle):
-            with open(partial / name, "xb", opener=_private) as file:
-                file.write(data)
+            try:
+                with open(partial / name, "xb", opener=_private) as file:
+                    file.write(data)
+            except OSError as error:  # of a full disk nobody says which file there was no room for
+                raise OSError(error.errno, error.strerror, str(folder / name)) from error
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -53,7 +53,7 @@ class LaunchMade:
             at = f" at {self.launch.site}" if self.launch.site else ""
             # A program that is not ours has no steps: each of its launches counts as one.
             return f"{'step' if self.launch.facts else 'launch'} {self.step}{at}"
-        return f"step {self.place.step}, launch {self.place.launch} of plan {self.place.plan}"
+        return f"step {self.place.step}, launch {self.place.launch}"
 
 
 class BundleIndex:

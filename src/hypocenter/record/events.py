@@ -6,6 +6,8 @@ the doctor. Nothing here knows torch, Triton or a device; addresses and sizes ar
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from hypocenter.errors import ErrorKind
@@ -136,7 +138,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The process that recorded: its command, when it began, and what it ran with.
 
-    `environment` holds the variables that change what is run, `packages` versions by name.
+    `environment` holds the variables that change what is run, `packages` versions by name, and
+    `driver` those of the GPU drivers that are loaded.
     """
 
     pid: int
@@ -144,8 +147,20 @@ class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
     started: str
     python: str = ""
     platform: str = ""
+    driver: str | None = None
     environment: dict[str, str] = {}
     packages: dict[str, str] = {}
+
+
+class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that a run loaded: the name of its file without the folder, and what that says.
+
+    `quantisation` is what most of its tensors are of, such as Q4_K_M.
+    """
+
+    name: str
+    architecture: str
+    quantisation: str
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -375,6 +390,19 @@ class Reached(msgspec.Struct, frozen=True):
     completed: Place | None = None
 
 
+class MemoryKill(enum.StrEnum):
+    """What is known of the kernel's killer of processes where a process died.
+
+    LOGGED: the kernel's log names the process. COUNTED, NOT_COUNTED: it ended some process of the
+    control group while the run lasted, or none.
+    """
+
+    UNKNOWN = "unknown"
+    LOGGED = "logged"
+    COUNTED = "counted"
+    NOT_COUNTED = "not counted"
+
+
 class FaultRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How a run ended. `kind`: crash, error, hang, nonfinite, differs, none.
 
@@ -398,6 +426,7 @@ class FaultRecord(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
     exit_code: int | None = None
     stack: str = ""
+    memory_kill: MemoryKill = MemoryKill.UNKNOWN
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,6 +46,7 @@ from hypocenter.record.events import (
     IdsLearned,
     Launched,
     LaunchRecord,
+    ModelRecord,
     PlanRecord,
     Rejected,
     RequestRecord,
@@ -263,6 +264,14 @@ class Recorder:
                     else None
                 )
                 self._static(DeviceRecord(name=name, limits=facts, slot=slot))
+
+    @never_breaks
+    def record_model(self, name: str, architecture: str, quantisation: str) -> None:
+        """A model is about to be loaded from the file `name`; see ModelRecord."""
+        with self._lock:
+            self._static(
+                ModelRecord(name=name, architecture=architecture, quantisation=quantisation)
+            )
 
     @never_breaks
     def record_step(

@@ -25,6 +25,7 @@ from hypocenter.record.events import (
     Declaration,
     DeviceRecord,
     IdsLearned,
+    ModelRecord,
     Place,
     PlanRecord,
     ProcessRecord,
@@ -85,6 +86,7 @@ KINDS: dict[int, Any] = {
     5: TensorRecord,
     6: PlanRecord,
     7: AnyEvent,
+    8: ModelRecord,
 }
 _MAX_PLAN = _MAX_LAUNCH = (1 << 16) - 1
 _MAX_STEP = (1 << 32) - 1
@@ -123,7 +125,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """All that could be read of a run folder. `missing` says what could not.
 
     `is_clean`: it ended by itself and had reported no fault; `has_left`: it ended by itself.
-    `events` are in order.
+    `events` are in order; `model` is the one that was loaded last.
     `step_started_ns` is the monotonic time at which the running step began, None between steps.
     """
 
@@ -133,6 +135,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     is_clean: bool = False
     has_left: bool = False
     process: ProcessRecord | None = None
+    model: ModelRecord | None = None
     devices: tuple[DeviceRecord, ...] = ()
     progress: Reached = Reached(None)
     step_started_ns: int | None = None
@@ -221,6 +224,7 @@ def read_run(folder: Path) -> Run:
         is_clean=header[CELL_STATE] == ENDED,
         has_left=header[CELL_STATE] in (ENDED, FAILED),
         process=found[ProcessRecord][0] if found[ProcessRecord] else None,
+        model=found[ModelRecord][-1] if found[ModelRecord] else None,
         devices=tuple(found[DeviceRecord]),
         progress=_progress(header, plans, found[DeviceRecord]),
         step_started_ns=header[CELL_STEP_STARTED] or None,

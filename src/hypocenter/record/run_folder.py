@@ -34,6 +34,10 @@ MAX_TOTAL_BYTES = 256 << 20
 _PACKAGES = ("hypocenter", "numpy", "numba", "llvmlite", "msgspec", "torch", "triton")
 
 
+#: Kernel modules of NVIDIA's and AMD's drivers.
+_DRIVERS = ("nvidia", "amdgpu")
+_MAX_VERSION_CHARS = 100
+
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _note: IO[bytes] | None = None
 _watched: list[signal.Signals] = []
@@ -91,6 +95,22 @@ def start_ns() -> int:
         return time.monotonic_ns()
 
 
+def loaded_drivers(root: Path = Path("/")) -> str:
+    """Versions of the GPU drivers that the kernel has loaded; empty without one.
+
+    `root` is where /sys is looked for. A driver of Linux's own has the kernel's version.
+    """
+    found = []
+    for module in _DRIVERS:
+        folder = root / "sys/module" / module
+        if folder.is_dir():
+            version = "of the kernel"
+            with contextlib.suppress(OSError):
+                version = (folder / "version").read_text(errors="replace").strip()
+            found.append(f"{module} {version[:_MAX_VERSION_CHARS]}")
+    return ", ".join(found)
+
+
 def process_record() -> ProcessRecord:
     """This process, and the packages that it may use."""
     packages = {}
@@ -105,6 +125,7 @@ def process_record() -> ProcessRecord:
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         python=platform.python_version(),
         platform=platform.platform(),
+        driver=loaded_drivers(),
         environment=relevant_variables(),
         packages=packages,
     )

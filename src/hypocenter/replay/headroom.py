@@ -70,13 +70,13 @@ def thresholds(
     `seen` is a program that is known to overflow: it tells the axis where programs far beyond the
     grid do nothing, because a count in memory ends them.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.thread_time() + seconds
     memory = _Probe(arguments)
     limit = _STEPS_PER_STEP * num_steps + 100_000
     last_step = 0
 
     def on_step() -> None:
-        if time.monotonic() > deadline:
+        if time.thread_time() > deadline:
             raise _TooLong(f"after {seconds:g} s")
         if opened.steps > last_step:
             raise _TooLong(f"a probe took over {_STEPS_PER_STEP} times as long as a program")
@@ -92,7 +92,7 @@ def thresholds(
                 program: int, others: Sequence[int] = grid, axis: int = axis
             ) -> _Overflowed | None:
                 nonlocal last_step
-                if time.monotonic() > deadline:
+                if time.thread_time() > deadline:
                     raise _TooLong(f"after {seconds:g} s")
                 last_step = opened.steps + limit
                 where = [size - 1 for size in others]

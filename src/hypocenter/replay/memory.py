@@ -61,6 +61,8 @@ class CheckedMemory:
         self.exact: Exact | None = None
         self.kernel = kernel
         self.num_lanes = 0
+        #: Called with operation, addresses and values of each access, while somebody wants that.
+        self.on_access: Callable[[str, Array, Array], None] | None = None
         self._native = native
         self._arguments: dict[int, Argument] = {}
         self._tables: list[Argument] = []
@@ -444,6 +446,7 @@ class CheckedMemory:
                 flat[:] = values
             else:
                 flat[hit.lanes] = values
+        self._note("load", pointers, loaded)
         return loaded
 
     def store(self, pointers: Array, values: Array, mask: Array) -> None:
@@ -453,12 +456,14 @@ class CheckedMemory:
             stored = flat if hit.lanes is None else flat[hit.lanes]
             self._track_write(hit, "store", pointers.shape, width, stored)
             hit.argument.write(hit.offsets, stored)
+        self._note("store", pointers, flat)
 
     def atomic_rmw(
         self, operation: Any, pointers: Array, values: Array, mask: Array, order: Any
     ) -> Array:
         real, allowed = self._atomic("atomic", pointers, mask, values.dtype.itemsize)
         result: Array = self._native.atomic_rmw(operation, real, values, allowed, order)
+        self._note("atomic", pointers, result)
         return result
 
     def atomic_cas(self, pointers: Array, compare: Array, values: Array, order: Any) -> Array:
@@ -470,7 +475,12 @@ class CheckedMemory:
         spare = scratch.ctypes.data + np.arange(pointers.size, dtype=np.uint64) * np.uint64(8)
         flat[~allowed] = spare[~allowed]
         result: Array = self._native.atomic_cas(real, compare, values, order)
+        self._note("atomic_cas", pointers, result)
         return result
+
+    def _note(self, operation: str, pointers: Array, values: Array) -> None:
+        if self.on_access is not None:
+            self.on_access(operation, pointers, values)
 
     def _atomic(
         self, operation: str, pointers: Array, mask: Array, width: int

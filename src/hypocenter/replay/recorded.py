@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from hypocenter.errors import UsageError
+from hypocenter.errors import HypoError, NotReplayed, UsageError
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import Place
@@ -23,6 +23,8 @@ from hypocenter.replay.source import installed_kernel, kernel_of
 
 BUDGET_SECONDS = 5.0
 MIN_PROGRAM_SECONDS = 2.0
+#: What records of anyone's making may raise where they do not fit together.
+_MISFITS = (ArithmeticError, LookupError, SyntaxError, TypeError, ValueError)
 _UNDEFINED = FindingKind.UNINITIALISED_READ
 
 
@@ -49,20 +51,51 @@ def replay_place(
     are of kind `never written`. A read of undefined memory counts where it reaches a result.
 
     Raises UsageError for a place that the bundle does not have, a CPU kernel or a correction of
-    nothing; else NotReplayed: SourceNotAllowed, ProgramNeverEnds for a program that takes twice
-    the budget, KernelFailed when the kernel cannot be run at all.
+    nothing; else NotReplayed: SourceNotAllowed, ProgramNeverEnds and ProgramTooSlow for a program
+    that takes twice the budget, KernelFailed when the kernel cannot be run at all, and
+    for records that make no sense.
     """
     index = bundle if isinstance(bundle, BundleIndex) else BundleIndex(bundle)
     launch = index.launch(place)
     if launch.device.split(":")[0] == "cpu":
         raise UsageError(f"{launch.kernel} runs on the CPU; replay is for GPU kernels")
+    try:
+        return _replay_launch(
+            index,
+            place,
+            dict(corrections or {}),
+            budget_seconds=budget_seconds,
+            headroom=headroom,
+            allow_source=allow_source,
+            use_installed=use_installed,
+            programs=programs,
+        )
+    except HypoError:
+        raise
+    except _MISFITS as error:
+        told = f"{type(error).__name__}: {error}"
+        raise NotReplayed(launch.kernel, f"has a record that makes no sense ({told})") from error
+
+
+def _replay_launch(
+    index: BundleIndex,
+    place: Place,
+    given: dict[str, Any],
+    *,
+    budget_seconds: float,
+    headroom: bool,
+    allow_source: bool,
+    use_installed: bool,
+    programs: Collection[int] | None,
+) -> ReplayReport:
+    """See `replay_place`; raises anything for records that do not fit together."""
+    launch = index.launch(place)
     if use_installed:
         kernel = installed_kernel(index, launch)
         if kernel is None:
             raise UsageError(f"no other {launch.function} is installed than the recorded one")
     else:
         kernel = kernel_of(index, launch, allow_source=allow_source)
-    given = dict(corrections or {})
 
     def once(given: dict[str, Any]) -> tuple[ReplayReport, Rebuilt, list[ReplayArgument]]:
         rebuilt = Rebuilt(index, place, launch, given)

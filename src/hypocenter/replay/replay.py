@@ -34,8 +34,13 @@ from hypocenter.replay.headroom import MAX_PROGRAMS, GivenUp, Threshold, thresho
 from hypocenter.replay.memory import CheckedMemory
 from hypocenter.replay.sites import kernel_frames, site_of
 
+#: Seconds of the processor that a program may take: another process that is busy costs it none.
 PROGRAM_SECONDS = 60.0
+#: For so much longer it is watched whether a program that takes more gets on.
+_WATCHED_SHARE = 0.25
 HEADROOM_SECONDS = 10.0
+#: Different accesses that are kept; a circle has few.
+_MAX_KNOWN = 1 << 16
 
 _GOLDEN = 0.6180339887498949
 
@@ -50,7 +55,11 @@ class KernelFailed(NotReplayed):
 
 
 class ProgramNeverEnds(KernelFailed):
-    """A program ran for longer than it was given; `site` is where it was then."""
+    """A program went round in circles; `site` is where it was then."""
+
+
+class ProgramTooSlow(KernelFailed):
+    """A program took more time than it was given, and got on; no line of it is to blame."""
 
 
 def replay(
@@ -80,8 +89,11 @@ def replay(
     that load pointers from memory. With `headroom` the report says from which program on int32
     offsets would overflow. `on_arguments` sees what became of each tensor.
 
-    Raises UsageError (arguments that do not fit, a replay within a replay), KernelFailed, and
-    ProgramNeverEnds for a program of more than `program_seconds` (PROGRAM_SECONDS by default).
+    Seconds are those of the processor that this thread has had.
+
+    Raises UsageError (arguments that do not fit, a replay within a replay) and KernelFailed. For a
+    program of more than `program_seconds` (PROGRAM_SECONDS by default) that is ProgramNeverEnds
+    when it repeats the same accesses with the same values, and else ProgramTooSlow.
     """
     jit = _jit_function(kernel)
     bound = _bound(jit, arguments)
@@ -186,12 +198,13 @@ class _Run:
         self._failures: dict[Any, list[Finding]] = {}
         self._program = (0, 0, 0)
         self._program_started = 0.0
+        self._repetition: _Repetition | None = None
         self._num_steps = 0
         self._values: dict[str, Any] = {}
 
     def all(self, values: Mapping[str, Any], programs: Collection[int] | None) -> Coverage:
         total = math.prod(self.grid)
-        started = time.monotonic()
+        started = time.thread_time()
         num_run = 0
         with interpreting(self.memory, on_step=self._watch) as opened:
             opened.set_grid(self.grid)
@@ -201,7 +214,7 @@ class _Run:
                 self._one(opened, number)
                 num_run += 1
                 self._num_steps = max(self._num_steps, opened.steps - before)
-        seconds = time.monotonic() - started
+        seconds = time.thread_time() - started
         return Coverage(num_run, total, self.memory.num_lanes, seconds)
 
     def thresholds(self, seen: tuple[int, int, int] | None) -> tuple[Threshold | GivenUp, ...]:
@@ -228,7 +241,7 @@ class _Run:
                 continue
             yield number
             num_run += 1
-            spent = time.monotonic() - started
+            spent = time.thread_time() - started
             if self.budget is not None and num_run < total:
                 expected = spent / num_run * total
                 if spent > self.budget or (spent > self.budget / 4 and expected > self.budget):
@@ -244,7 +257,7 @@ class _Run:
         if total - 1 not in self._first:
             yield total - 1
         position = 0.0
-        while len(done) < total - first and time.monotonic() - started < self.budget:
+        while len(done) < total - first and time.thread_time() - started < self.budget:
             position = (position + _GOLDEN) % 1.0
             number = first + int(position * (total - first))
             if number not in done:
@@ -254,7 +267,8 @@ class _Run:
     def _one(self, opened: Interpretation, number: int) -> None:
         x, y, _ = self.grid
         self._program = (number % x, number // x % y, number // x // y)
-        self._program_started = time.monotonic()
+        self._program_started = time.thread_time()
+        self._repetition, self.memory.on_access = None, None
         self.memory.begin(self._program)
         try:
             opened.run(self.jit, self._values, self._program)
@@ -302,14 +316,30 @@ class _Run:
         )
 
     def _watch(self) -> None:
-        if time.monotonic() - self._program_started > self._program_seconds:
+        late = time.thread_time() - self._program_started - self._program_seconds
+        if late <= 0:
+            return
+        watched = self._repetition
+        if watched is None:
+            self._repetition = watched = _Repetition()
+            self.memory.on_access = watched.note
+        elif late > _WATCHED_SHARE * self._program_seconds:
+            seconds = f"{self._program_seconds:g} s of processor time"
+            if not watched.is_circle:
+                raise ProgramTooSlow(
+                    self.jit.__name__,
+                    f"program {self._program} is too slow here: it is not done after {seconds}, "
+                    "and still gets on",
+                    None,
+                )
             frames = kernel_frames()
-            reason = (
-                f"program {self._program} is not done after {self._program_seconds:.0f} s; "
-                "programs run one after another here, so one that waits for a later one never ends"
+            raise ProgramNeverEnds(
+                self.jit.__name__,
+                f"program {self._program} is not done after {seconds} and repeats the same "
+                "accesses with the same values: its loop has no end, or it waits for a later "
+                "program, and programs run one after another here",
+                site_of(frames[0]) if frames else None,
             )
-            site = site_of(frames[0]) if frames else None
-            raise ProgramNeverEnds(self.jit.__name__, reason, site)
 
 
 def _last_site(error: BaseException) -> Site | None:
@@ -320,6 +350,32 @@ def _last_site(error: BaseException) -> Site | None:
             site = site_of(frame)
         inside |= frame.f_code is Interpretation.run.__code__
     return site
+
+
+class _Repetition:
+    """The accesses of one program from some moment on."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[str, int, int]] = set()
+        self._num_seen = self._num_since_new = 0
+
+    def note(self, operation: str, pointers: Array, values: Array) -> None:
+        """An access of these addresses, and what was read or written there."""
+        self._num_seen += 1
+        access = (operation, hash(pointers.tobytes()), hash(values.tobytes()))
+        if access in self._known or len(self._known) >= _MAX_KNOWN:
+            self._num_since_new += access in self._known
+            return
+        self._known.add(access)
+        self._num_since_new = 0
+
+    @property
+    def is_circle(self) -> bool:
+        """Whether the same accesses come again and again, with the same values, and no new one.
+
+        Nothing changes then unless another program changes it.
+        """
+        return self._num_since_new > max(self._num_seen // 2, len(self._known))
 
 
 # -- what is said of the whole launch ------------------------------------------------------------

@@ -38,7 +38,8 @@ def finding_text(finding: Finding, configurations: Sequence[str] = ()) -> str:
             lines.append(f"    configuration {name}")
     if finding.sites and finding.launched_at is not None:
         lines.append(f"    launched at {finding.launched_at.file}:{finding.launched_at.line}")
-    return "\n".join(lines)
+    # A name of a bundle's may hold a line end, and no line of it may pass for one of ours.
+    return "\n".join(line.replace("\n", "\\n") for line in lines)
 
 
 def values_text(values: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from types import FrameType
 
 from hypocenter.record import ring
 from hypocenter.watch import job
+from hypocenter.watch.memory_killer import num_memory_kills
 
 #: Kept of a child's stderr: its beginning, and twice this much of its end at least.
 _HEAD_BYTES, _TAIL_BYTES = 64 << 10, 512 << 10
@@ -48,8 +49,9 @@ class Deadlines:
 class Ended:
     """How a child ended. `hung_seconds`: how long its last step had been running, if it was ended.
 
-    `is_interrupted`: Ctrl-C was typed, and handed on. Times are of the wall clock; `since` is
-    the monotonic time of the start.
+    `num_memory_kills`: how many processes of the control group the kernel has killed for lack of
+    memory meanwhile, None where it does not say. `is_interrupted`: Ctrl-C was typed, and handed
+    on. Times are of the wall clock; `since` is the monotonic time of the start.
     """
 
     command: tuple[str, ...]
@@ -62,6 +64,7 @@ class Ended:
     since: float
     hung_seconds: float | None = None
     is_interrupted: bool = False
+    num_memory_kills: int | None = None
 
 
 def watch(
@@ -79,12 +82,12 @@ def watch(
     process group is ended then, and when this process ends. Raises UsageError when there is no such
     command.
     """
-    begun, since = time.time(), time.monotonic()
+    begun, since, kills = time.time(), time.monotonic(), num_memory_kills()
     with job.start_job(command, environment, stdout) as running:
         child = _Child(running, pass_on)
         with _handing_on(child):
             hung = child.wait(runs, deadlines or Deadlines())
-    code = running.process.returncode
+    code, kills_now = running.process.returncode, num_memory_kills()
     return Ended(
         command=tuple(command),
         pid=running.process.pid,
@@ -96,6 +99,7 @@ def watch(
         since=since,
         hung_seconds=hung,
         is_interrupted=child.num_interrupts > 0,
+        num_memory_kills=None if kills is None or kills_now is None else kills_now - kills,
     )
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import msgspec
 
+from hypocenter import package
 from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, ErrorKind
+from hypocenter.package import place_of_own_name
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import AnyEvent, Called, DeviceRecord, FaultRecord, Rejected
@@ -32,7 +34,8 @@ from hypocenter.watch.fault_text import (
     with_kernel_log,
 )
 from hypocenter.watch.kernel_log import kernel_log
-from hypocenter.watch.redact import place_of_own_name, redact
+from hypocenter.watch.memory_killer import with_memory_kill
+from hypocenter.watch.redact import redact
 
 
 def collect(
@@ -48,7 +51,9 @@ def collect(
     if fault.kind == "none" and not suspect:
         return None
     lines, problem = kernel_log(ended.since)
-    fault = with_kernel_log(fault, lines, run.pid if run and run.pid else ended.pid)
+    pid = run.pid if run and run.pid else ended.pid
+    fault = with_kernel_log(fault, lines, pid)
+    fault = with_memory_kill(fault, lines, pid, ended.num_memory_kills)
     missing = [Gap.not_recorded("the kernel's log", problem)] if problem else []
     if run is None:
         missing.append(
@@ -80,6 +85,7 @@ def collect_dead(dead: DeadRun, *, with_prompts: bool = False) -> Bundle:
     started = _seconds(run.process.started) if run.process else dead.seconds
     lines, problem = kernel_log(time.monotonic() - (time.time() - started))
     fault = with_kernel_log(fault, lines, dead.pid)
+    fault = with_memory_kill(fault, lines, dead.pid, None)
     missing = [Gap.not_recorded("the kernel's log", problem)] if problem else []
     missing.append(UNWATCHED)
     return _bundle(
@@ -135,6 +141,10 @@ def _bundle(
             limits=device.limits if device else None,
             environment=dict(run.process.environment) if run.process else {},
             packages=run.process.packages if run.process else {},
+            python=run.process.python if run.process else "",
+            platform=run.process.platform if run.process else "",
+            driver=run.process.driver if run.process else None,
+            model=run.model,
             progress=run.progress,
             tensors=run.tensors,
             plans=run.plans,
@@ -148,6 +158,9 @@ def _bundle(
         missing = [*missing, *run.missing, *trace.missing, *foreign_runs.unseen(run)]
         if is_watched(run.folder.parent):  # where the doctor had it recorded says nothing
             bundle.environment.pop("HYPO_RUN_DIR", None)
+    # A program may run in an installation that has none of this package, which recorded it.
+    packages = {package.NAME: package.version(), **bundle.packages}
+    bundle = msgspec.structs.replace(bundle, packages=packages)
     bundle = msgspec.structs.replace(bundle, missing=tuple(missing), redacted=not with_prompts)
     return bundle if with_prompts else redact(bundle)
 

@@ -105,6 +105,16 @@ def watched_runs(base: Path) -> Iterator[Path]:
         os.close(lock)
 
 
+def keep_runs(folder: Path) -> Path | None:
+    """Move the run folders out of a folder of `watched_runs`, which will be removed.
+
+    They lie beside it then, as those of runs that nobody watched. Returns the one that was begun
+    last, None where there is none. Raises OSError.
+    """
+    kept = [runs.rename(folder.parent / runs.name) for runs in ring.run_folders(folder)]
+    return kept[0] if kept else None
+
+
 def _is_locked(folder: Path) -> bool:
     """Whether the doctor lives whose folder this is, in a container of any sort.
 

@@ -1,27 +1,29 @@
 """Takes out of a bundle what a person typed or keeps secret.
 
 Prompts and values of options in the command, and where stderr repeats them; what looks like a
-credential in stderr; variables that are named for one; token ids in step inputs.
+credential in stderr; variables that are named for one; the user's folder; token ids in step inputs.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from hypocenter.package import place_of_own_name
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.events import PlanRecord, Stepped, TensorRecord, Values
+from hypocenter.record.events import PlanRecord, SourceRecord, Stepped, TensorRecord, Values
 
 #: Tensors of the engine that hold token ids.
 TOKEN_TENSORS = frozenset({"token_ids", "context_ids"})
 #: Options of `hypo` that are followed by a text.
 _TEXT_OPTIONS = ("-p", "--prompt", "--stop")
-_OWN = ("hypo", "hypocenter")
 #: Shorter words are left where stderr has them: they are part of others.
 _MIN_HIDDEN = 4
 #: What comes before a credential, and it: forms that are known (Hugging Face, OpenAI, GitHub, AWS,
@@ -50,12 +52,14 @@ def redact(bundle: Bundle) -> Bundle:
     def without(values: tuple[Values, ...]) -> tuple[Values, ...]:
         return tuple(_zero(v, size) if v.tensor in holders else v for v in values)
 
-    return msgspec.structs.replace(
+    redacted = msgspec.structs.replace(
         bundle,
         command=redacted_command(bundle.command),
         stderr=redacted_text(bundle.stderr, bundle.command),
         fault=msgspec.structs.replace(
-            bundle.fault, message=redacted_text(bundle.fault.message, bundle.command)
+            bundle.fault,
+            message=redacted_text(bundle.fault.message, bundle.command),
+            stack=redacted_text(bundle.fault.stack, bundle.command),
         ),
         environment={
             name: _length(value) if _SECRET_NAMES.search(name) else value
@@ -73,6 +77,10 @@ def redact(bundle: Bundle) -> Bundle:
         ),
         redacted=True,
     )
+    home = os.path.expanduser("~").rstrip("/")
+    # Where it is not known, or the root of all files, it names nobody.
+    without_home: Bundle = _without_folder(redacted, home) if home.startswith("/") else redacted
+    return without_home
 
 
 def redacted_command(command: Sequence[str]) -> tuple[str, ...]:
@@ -88,11 +96,6 @@ def redacted_command(command: Sequence[str]) -> tuple[str, ...]:
     if words[own + 1 : own + 2] == ["bench"]:
         return tuple(words)  # its -p is a number
     return tuple(_own_words(words))
-
-
-def place_of_own_name(command: Sequence[str]) -> int | None:
-    """Which word of a command is `hypo`, or the module that it is; None where none is."""
-    return next((n for n, word in enumerate(command[:5]) if Path(word).name in _OWN), None)
 
 
 def _own_words(words: list[str]) -> list[str]:
@@ -146,6 +149,34 @@ def redacted_text(text: str, command: Sequence[str]) -> str:
     for form in _CREDENTIALS:
         text = form.sub(lambda match: match[1] + _length(match[2]), text)
     return text
+
+
+def _without_folder(value: Any, folder: str) -> Any:
+    """A record with `~` for the user's folder in all its texts, but not in those of kernels.
+
+    Their hashes are what they are known by.
+    """
+    if isinstance(value, str):
+        if folder not in value:
+            return value
+        return re.sub(rf"(?<![\w.-]){re.escape(folder)}(?![\w.-])", "~", value)
+    if isinstance(value, Values):
+        return value
+    if isinstance(value, msgspec.Struct):
+        kept = ("text",) if isinstance(value, SourceRecord) else ()
+        changed = {}
+        for name in value.__struct_fields__:
+            old = getattr(value, name)
+            new = old if name in kept else _without_folder(old, folder)
+            if new is not old:
+                changed[name] = new
+        return msgspec.structs.replace(value, **changed) if changed else value
+    if isinstance(value, tuple):
+        rows = tuple(_without_folder(old, folder) for old in value)
+        return rows if any(a is not b for a, b in zip(rows, value, strict=True)) else value
+    if isinstance(value, dict):
+        return {key: _without_folder(old, folder) for key, old in value.items()}
+    return value
 
 
 def vocabulary(plans: Sequence[PlanRecord], tensors: Sequence[TensorRecord]) -> int | None:

@@ -121,7 +121,7 @@ def _of_tensor(
             f"{device}",
             {arg.name: with_allocation(tensor, there)},
             f"the tensor on {device}",
-            f"copy {tensor.name} to {device} (made at {memory.site}) and pass the copy",
+            f"copy {tensor.name} to {device} and pass the copy",
         )
     # Of a wrong type, no memory and too little of it one explains the others.
     if WrongType in kinds:
@@ -146,7 +146,7 @@ def _width(arg: Arg, tensor: Tensor) -> Breach:
         f"kernel reads {kinds} ({reads} bytes an element)",
         {arg.name: _remade(tensor, dtype=wanted)},
         f"{tensor.name} as {wanted.name.lower()}",
-        f"make {tensor.name} with dtype {wanted.name.lower()} (made at {tensor.allocation.site})",
+        f"make {tensor.name} with dtype {wanted.name.lower()}",
     )
 
 

@@ -31,8 +31,9 @@ from hypocenter.record.events import LaunchRecord, TensorRecord
 from hypocenter.record.gap import Gap
 from hypocenter.refusals import AnyRefusal
 from hypocenter.tensor import Allocation, DType, Tensor
+from hypocenter.wording import count_text
 
-NAME = "contracts"
+NAME = "arguments"
 _MAX_ROOTS = 8
 
 
@@ -75,7 +76,7 @@ def _claim(
     access = case.access(launch, breach.argument)
     record = case.tensor_of(launch, breach.argument)
     effect = ""
-    evidence = [f"{use.where}: {launch.kernel}: {breach.found}"]
+    evidence = [f"{launch.kernel}: {breach.found}"]
     if breach.cause is Cause.DTYPE_WIDTH and record is not None and isinstance(tensor, Tensor):
         told = list(_as_read(case, use, breach, record, tensor, facts))
         evidence += told
@@ -97,7 +98,7 @@ def _claim(
         root,
         NAME,
         tuple(evidence),
-        f"the contract of {launch.kernel} accepting the recorded {breach.argument}",
+        f"the argument check of {launch.kernel} accepting the recorded {breach.argument}",
         use.seq,
         (record.id,) if record else (),
     )
@@ -109,8 +110,8 @@ def _unproven(use: LaunchMade, breach: Breach) -> Claim:
         Verdict.INCONCLUSIVE,
         NAME,
         f"{use.where}: {use.launch.kernel}: {breach.found}",
-        "no single fact was found with which the contract accepts the launch",
-        would_refute="a contract that takes such an argument",
+        "no single change was found with which the argument check accepts the launch",
+        would_refute="a kernel that takes such an argument",
         kernel=use.launch.kernel,
         argument=breach.argument,
     )
@@ -183,6 +184,7 @@ def _show(array: Array, count: int = 8) -> str:
 def _refute(seen: Tally, claims: list[Claim]) -> Iterator[Claim]:
     if not seen.launches:
         return
+    rechecked = f"arguments of {count_text(seen.launches, 'launch', 'launches')} rechecked"
     confirmed = {claim.hypothesis.cause for claim in claims}
     for cause, text in refutable(TestedBy.ARGUMENTS).items():
         if cause not in confirmed:
@@ -190,8 +192,8 @@ def _refute(seen: Tally, claims: list[Claim]) -> Iterator[Claim]:
                 cause,
                 Verdict.REFUTED,
                 NAME,
-                f"{text} (contracts rechecked for {seen.launches} launches)",
-                would_refute="a launch whose contract refuses the recorded arguments",
+                f"{text} ({rechecked})",
+                would_refute="a launch whose recorded arguments are refused",
             )
     for cause, text in refutable(TestedBy.ENTRIES).items():
         if seen.entries[cause] and cause not in confirmed:
@@ -217,14 +219,14 @@ def _tell_unseen(case: Case, seen: Tally) -> None:
         case.leave_unseen(
             Gap.not_examined(
                 f"arguments of {', '.join(seen.without_contract)}",
-                "no contract is known for them",
+                "what they must be is not known",
             )
         )
     if seen.changed:
         case.leave_unseen(
             Gap.not_examined(
-                f"the recorded contracts of {', '.join(seen.changed)}",
-                "they differ from the installed ones, which were used",
+                f"the recorded argument checks of {', '.join(seen.changed)}",
+                "the installed ones differ, and were used",
             )
         )
     if seen.no_values:
@@ -429,9 +431,9 @@ def _proven_facts(
         if green is None and red is None and breach.cause in _UNSEEN_BY_CHECK:
             red = breach.found
         if red is not None and green is None:
-            check = f"the contract of {contract.kernel}"
+            check = f"the argument check of {contract.kernel}"
             proof = Proof(
-                f"{check} refuses what was recorded: {red}",
+                f"{check} refuses the recorded launch: {red}",
                 breach.correction,
                 f"{check} accepts the same launch with {breach.correction}",
             )
@@ -460,7 +462,7 @@ def _proven_value(
     ]
     if after:
         return None
-    check = f"the recorded values against the contract of {contract.kernel}"
+    check = f"the recorded index values of {contract.kernel}"
     return Proof(
         f"{check}: {breach.found}",
         breach.correction,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
-from hypocenter.doctor.diff import Difference, RunDiff, rundiff
+from hypocenter.doctor.diff import rundiff
+from hypocenter.doctor.difference import Difference, RunDiff
 from hypocenter.doctor.installed_text import changes
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import LaunchMade
@@ -75,6 +76,16 @@ def _claims(case: Case, good: Bundle, found: RunDiff, first: Difference) -> list
 
 
 def _judge(case: Case, good: Bundle, found: RunDiff, first: Difference) -> Claim:
+    if first.what == "prompt":
+        why = "the two runs were given different prompts; run the same command for both"
+        case.leave_unseen(Gap.not_examined("what the runs computed", why))
+        return row(
+            Cause.WRONG_ANSWER,
+            Verdict.INCONCLUSIVE,
+            ARGUMENTS,
+            first.text,
+            would_refute="equal results for the same prompt",
+        )
     name = RESULTS if first.what == "statistics" else ARGUMENTS
     use = _use(case, first)
     if use is None or first.what not in ("argument", "option", "grid", "statistics", "launch"):
@@ -122,6 +133,7 @@ def _judge(case: Case, good: Bundle, found: RunDiff, first: Difference) -> Claim
         fix = f"Pass {argument} = {first.good} to {launch.kernel}, as the good run does"
     root = RootCause(
         cause=Cause.WRONG_ANSWER,
+        blames=Blame.KERNEL if line else Blame.LAUNCH,
         sentence=sentence,
         fix=fix,
         proof=Proof(

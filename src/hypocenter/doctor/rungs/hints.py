@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.kernel_text import line_text
 from hypocenter.record.bundle_index import LaunchMade
@@ -205,6 +205,7 @@ def _claim(
     red = f"{text}, but in program {where} it is {value}"
     root = RootCause(
         cause=Cause.MISALIGNMENT,
+        blames=Blame.KERNEL,
         sentence=f"{launch.kernel}: {red}: a vector access there does not begin where it seems",
         fix=f"Promise tl.multiple_of({expression}, {common}) at most, or space the rows "
         f"{factor} elements apart",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.rungs.contracts import rebuilt_facts
 from hypocenter.kernels.registry import recorded_contract
@@ -83,6 +83,7 @@ def _wrong_stride(
     access = case.access(launch, parameter) or case.access(launch, fact)
     root = RootCause(
         cause=Cause.WRONG_STRIDE,
+        blames=Blame.LAUNCH,
         sentence=f"{launch.kernel}: {text}",
         fix=f"Pass {parameter} = {right} (the first stride of {tensor.name}) instead of {given}",
         proof=Proof(
@@ -133,6 +134,7 @@ def _narrow(case: Case, use: LaunchMade) -> Claim | None:
     access = case.access(launch, name)
     root = RootCause(
         cause=Cause.OFFSET_OVERFLOW,
+        blames=Blame.LAUNCH,
         sentence=f"{launch.kernel}: {text}",
         fix=f"Launch the 64-bit variant of {launch.kernel} (WIDE = True) for tensors of 2**31 "
         "elements or more",

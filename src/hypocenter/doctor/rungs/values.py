@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.kernel_text import guard_line
 from hypocenter.record.bundle_index import LaunchMade
@@ -204,6 +204,7 @@ def _table(case: Case, first: _First, name: str, statistics: Statistics) -> Clai
         red += "; just so many NaN has a table of that shape that is made with base 0"
     root = RootCause(
         cause=Cause.BAD_SCALAR if like_zero else Cause.NONFINITE_VALUE,
+        blames=Blame.MAKER,
         sentence=f"{first.use.launch.kernel}: {text}"
         + (": the base of the rotation (rope_base) was 0 when it was made" if like_zero else ""),
         fix=f"Refuse a rope_base of 0 (or NaN) where {tensor.name} is made "

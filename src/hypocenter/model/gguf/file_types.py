@@ -5,6 +5,10 @@ Numbers and names are llama.cpp's (`enum llama_ftype` in include/llama.h), witho
 
 from __future__ import annotations
 
+from collections import Counter
+
+from hypocenter.model.gguf.file import GGUFFile
+
 FILE_TYPES = {
     0: "ALL_F32",
     1: "MOSTLY_F16",
@@ -43,3 +47,15 @@ FILE_TYPES = {
     40: "MOSTLY_Q1_0",
     1024: "GUESSED",
 }
+
+
+def quantisation_of(file: GGUFFile) -> str:
+    """What most tensors of a file are of, such as Q4_K_M: as it says, else by their bytes."""
+    number = file.metadata.get("general.file_type")
+    name = FILE_TYPES.get(number, "") if isinstance(number, int) else ""
+    if "_" in name:
+        return name.partition("_")[2]
+    num_bytes: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        num_bytes[tensor.dtype.name] += tensor.num_bytes
+    return num_bytes.most_common(1)[0][0] if num_bytes else ""
