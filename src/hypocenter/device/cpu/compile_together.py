@@ -66,6 +66,7 @@ def compile_together(
     tasks = {number: _task_of(*one) for number, one in enumerate(wanted)}
     known = {number: task for number, task in tasks.items() if task is not None}
     waiting = deque(sorted(known, key=lambda number: _rank(known[number].name)))
+    number = 0
     with contextlib.ExitStack() as stack:
         helpers = [
             stack.enter_context(_helper(waiting, known)) for _ in range(_num_helpers(len(waiting)))
