@@ -732,8 +732,8 @@ def test_the_log_tells_compiling_from_loading(tmp_path: Path) -> None:
     environ = {"HYPO_CACHE_DIR": str(tmp_path), "HYPO_LOG": "info"}
     first, second = (hypo(*args, environ=environ).stderr for _ in range(2))
     assert "compiled in" in first
-    assert "loaded in" not in first
-    assert "loaded in" in second
+    assert "loaded" not in first
+    assert "loaded" in second
     assert "compiled in" not in second
 
 

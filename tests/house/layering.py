@@ -74,7 +74,19 @@ FENCES: dict[str, tuple[str, ...]] = {
 #: File to foreign packages it must not import, although its floor may.
 FILE_MUST_NOT_IMPORT = {"model/decoder.py": frozenset({"numpy", "torch"})}
 
-_VERBS = ("run", "bench", "check", "doctor", "replay", "env", "inspect", "kernels", "lab", "serve")
+_VERBS = (
+    "run",
+    "bench",
+    "warm",
+    "check",
+    "doctor",
+    "replay",
+    "env",
+    "inspect",
+    "kernels",
+    "lab",
+    "serve",
+)
 #: Files of verbs, none of which imports another.
 VERBS = frozenset(f"cli/{verb}.py" for verb in _VERBS)
 

@@ -149,6 +149,27 @@ def bench(
 
 
 @app.command
+def warm(
+    model: Model = None,
+    /,
+    *,
+    engine: EngineOptions | None = None,
+    json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Prepare a model, so that its next start is short: for an image of a container, say.
+
+    Compiles the kernels that it needs and packs its weights. Both are kept in
+    the cache folder (HYPO_CACHE_DIR). Ask with the options of the runs to come.
+    """
+    from hypocenter.cli import warm as cli_warm
+    from hypocenter.cli.options import model_path
+
+    engine = engine or EngineOptions()
+    cli_warm.warm(model_path(model), engine.config(), as_json=json, quiet=quiet)
+
+
+@app.command
 def env(*, json: AsJson = False) -> None:
     """Show every version, CPU feature, device and environment variable that matters here."""
     from hypocenter.cli import env as cli_env

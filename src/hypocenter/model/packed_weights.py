@@ -86,19 +86,26 @@ class PackedWeights:
         """`num_bytes`: what the packed weights will take."""
         self._map: dict[str, Array] = {}
         self._new: _NewFile | None = None
-        if device != "cpu" or num_bytes < _WORTH_BYTES:
+        #: Why they are not on disk for the next start; empty when they are, or will be.
+        self.problem = ""
+        if device != "cpu":
+            self.problem = "a GPU's are not kept"
             return
-        folder, problem = private_folder(FOLDER)
+        if num_bytes < _WORTH_BYTES:
+            self.problem = f"less than {_WORTH_BYTES >> 20} MiB are packed as fast as found"
+            return
+        folder, self.problem = private_folder(FOLDER)
         if folder is None:
-            _log.info("packed weights are not kept: %s", problem)
             return
         try:
             name = f"{_content(file, folder)}-{_layout(in_bf16=in_bf16)}.packed"
             self._map = _open(folder, name)
-            if not self._map and _has_room(folder, num_bytes):
+            if not self._map:
+                self.problem = _lack_of_room(folder, num_bytes)
+            if not self._map and not self.problem:
                 self._new = _NewFile(folder, name)
         except OSError as error:
-            _log.warning("packed weights are not kept in %s: %s", folder, error.strerror or error)
+            self._fail(folder, error)
 
     def __enter__(self) -> Self:
         return self
@@ -133,7 +140,11 @@ class PackedWeights:
         except OSError as error:
             folder = self._new.path.parent
             self.__exit__()
-            _log.warning("packed weights cannot be kept in %s: %s", folder, error.strerror or error)
+            self._fail(folder, error)
+
+    def _fail(self, folder: Path, error: OSError) -> None:
+        self.problem = error.strerror or str(error)
+        _log.warning("packed weights cannot be kept in %s: %s", folder, self.problem)
 
 
 class _NewFile:
@@ -292,14 +303,14 @@ def _run_of_machine() -> str:
         return ""
 
 
-def _has_room(folder: Path, num_bytes: int) -> bool:
+def _lack_of_room(folder: Path, num_bytes: int) -> str:
     limit = Environment.read().packed_bytes
     free = int(shutil.disk_usage(folder).free * _SHARE_OF_DISK)
-    if num_bytes <= min(limit, free):
-        return True
-    reason = f"HYPO_PACKED_GIB allows {limit}, half of the free disk is {free}"
-    _log.info("packed weights of %d bytes are not kept: %s", num_bytes, reason)
-    return False
+    if num_bytes > limit:
+        return f"they take {num_bytes} bytes, and HYPO_PACKED_GIB allows {limit}"
+    if num_bytes > free:
+        return f"they take {num_bytes} bytes, and half of what the disk has free is {free}"
+    return ""
 
 
 def _make_room(folder: Path, num_bytes: int, path: Path) -> None:

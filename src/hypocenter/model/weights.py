@@ -74,6 +74,8 @@ class Weights:
     local_rope: RopeTable
     num_bytes: int
     in_bf16: bool = False
+    #: Why the packed matrices are not on disk for the next start; empty when they are.
+    not_kept: str = ""
 
     @property
     def dtypes(self) -> frozenset[DType]:
@@ -117,7 +119,7 @@ def load_weights(
         tables = loader.rope_tables(context_length)
         loader.refuse_unused()
         kept.finish()
-    return Weights(table, layers, output_norm, output, *tables, num_bytes, in_bf16)
+    return Weights(table, layers, output_norm, output, *tables, num_bytes, in_bf16, kept.problem)
 
 
 def is_draft(name: str, architecture: Architecture) -> bool:

@@ -1,0 +1,61 @@
+"""`hypo warm`: compiles a model's kernels and packs its weights before they are needed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from hypocenter.cache_folder import private_folder
+from hypocenter.cli.answer import open_llm
+from hypocenter.cli.output import show, show_json
+from hypocenter.cli.progress import ProgressDisplay
+from hypocenter.config import EngineConfig
+
+#: Prompts of so many tokens run once: a step of some rows takes other kernels than one of many.
+_PROMPT_LENGTHS = (1, 5, 40)
+
+
+class _Warmth(msgspec.Struct):
+    """What the next start finds. `weights_not_kept`: why not, empty when they are."""
+
+    seconds: float
+    cache: str
+    kernels_bytes: int
+    weights_bytes: int
+    weights_not_kept: str
+
+
+def warm(path: str, config: EngineConfig, *, as_json: bool, quiet: bool) -> None:
+    """Load a model, run short prompts, and say what the next start finds."""
+    started = time.perf_counter()
+    with ProgressDisplay(quiet=quiet) as progress, open_llm(path, config, progress) as llm:
+        progress("running short prompts", 0.0)
+        for length in _PROMPT_LENGTHS:
+            ids = [0] * min(length, llm.context_length - 2)
+            llm.generate(ids, max_tokens=2, ignore_eos=True, temperature=0.0)
+        not_kept = llm.engine.runner.weights.not_kept
+    sizes = {name: _folder_bytes(private_folder(name)[0]) for name in ("kernels", "weights")}
+    cache = private_folder("kernels")[0]
+    found = _Warmth(
+        time.perf_counter() - started,
+        str(cache.parent) if cache else "",
+        sizes["kernels"],
+        sizes["weights"],
+        not_kept,
+    )
+    if as_json:
+        show_json(found)
+        return
+    show(f"ready after {found.seconds:.1f} s; what the next start finds in {found.cache}:")
+    show(f"  kernels         {_mib(found.kernels_bytes)} of all models and instruction sets")
+    show(f"  packed weights  {f'not kept: {not_kept}' if not_kept else _mib(found.weights_bytes)}")
+
+
+def _folder_bytes(folder: Path | None) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder else 0
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):.1f} MiB"
