@@ -68,15 +68,11 @@ class MissingPackage(UsageError):
 
     def __init__(self, what: str, package: str) -> None:
         self.package = package
-        # Without the constraints: which triton a torch takes is torch's to say.
         wanted = {
-            "torch": "-e '.[gpu]' (for AMD install torch's ROCm build first)",
-            "triton": "triton -c constraints.txt (simulated GPUs need no torch)",
+            "torch": "pip install torch (for AMD its ROCm build; a check runs with a CPU build)",
+            "triton": "pip install triton; it needs no GPU",
         }
-        super().__init__(
-            f"{what} needs {package}, which is not installed; in the checkout run "
-            f".venv/bin/pip install {wanted[package]}, or use --device cpu"
-        )
+        super().__init__(f"{what} needs {package}, which is not installed: {wanted[package]}")
 
 
 class Words(str):

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from hypocenter.check.report import CheckedLaunch
-from hypocenter.errors import HypoError
+from hypocenter.errors import HypoError, MissingPackage
 from hypocenter.package import is_own_file
 from hypocenter.replay.findings import Finding, Headroom
 
@@ -72,7 +72,7 @@ def _run(request: CheckRequest, write: Any) -> End:
     except HypoError as error:
         return End(str(error))
     except ImportError as error:
-        return End(f"a check needs torch and Triton: {error}; install hypocenter[gpu]")
+        return End(str(MissingPackage("a check", "torch" if error.name == "torch" else "triton")))
     launches = Launches(request.budget_seconds, write)
     pretend(named_gpu(request.arch))
     launches.install()

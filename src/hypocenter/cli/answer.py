@@ -17,6 +17,7 @@ from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.errors import AccessRefused
 from hypocenter.results import Completion
+from hypocenter.wording import count_text
 
 if TYPE_CHECKING:
     from hypocenter.engine.llm import LLM
@@ -59,15 +60,25 @@ def closing_line(completion: Completion) -> str:
     timings = completion.timings
     if not timings.num_prompt_tokens:
         num_tokens = len(completion.prompt_token_ids)
-        return f"prompt {num_tokens} tokens, not read; {completion.finish_reason}"
+        return f"prompt {count_text(num_tokens, 'token')}, not read; {completion.finish_reason}"
     num_graphs = completion.route.num_graphs
     graphs = f"; {num_graphs} graph{'s' * (num_graphs > 1)} captured" if num_graphs else ""
     return (
-        f"prompt {timings.num_prompt_tokens} tokens, "
-        f"{timings.prompt_tokens_per_second:.1f} tokens/s; "
-        f"generation {timings.num_generated_tokens} tokens, "
-        f"{timings.generated_tokens_per_second:.1f} tokens/s; {completion.finish_reason}{graphs}"
+        f"prompt {_speed(timings.num_prompt_tokens, timings.prompt_tokens_per_second)}; "
+        f"generation "
+        f"{_speed(timings.num_generated_tokens, timings.generated_tokens_per_second)}; "
+        f"{completion.finish_reason}{graphs}"
     )
+
+
+def _speed(num_tokens: int, tokens_per_second: float) -> str:
+    """Without a speed where none was measured: the prompt's step gives the first token."""
+    count = count_text(num_tokens, "token")
+    if not tokens_per_second:
+        return count
+    if tokens_per_second < 1:
+        return f"{count}, {1 / tokens_per_second:.1f} s a token"
+    return f"{count}, {tokens_per_second:.1f} tokens/s"
 
 
 def answer(

@@ -348,9 +348,11 @@ def _quiet_victim(request: DoctorRequest) -> str | None:
     if not request.is_own or request.command[:2] != ("lab", "run"):
         return None
     from hypocenter.lab.run import FAULTS
-    from hypocenter.lab.victim import victims
+    from hypocenter.lab.victim import victims_without
 
-    quiet = {victim.name for victim in victims() if victim.symptom not in FAULTS}
+    quiet = {
+        victim.name for victim in victims_without(lambda _: None) if victim.symptom not in FAULTS
+    }
     return next((word for word in request.command[2:] if word in quiet), None)
 
 

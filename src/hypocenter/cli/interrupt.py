@@ -7,6 +7,7 @@ kernel half compiled; so inside the compiler Ctrl-C is only noted, and raised on
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -40,6 +41,7 @@ def note(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
     _held = True
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.write(2, b"hypo: stopping after this kernel; Ctrl-C again stops at once\n")
 
 
 def raise_held() -> None:

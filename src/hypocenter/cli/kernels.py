@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.device.limits import TABLE, named_gpu
 from hypocenter.device.offline.compiled import CompiledKernel
-from hypocenter.errors import EXIT_GATE, UsageError
+from hypocenter.errors import EXIT_GATE, MissingPackage, UsageError
 
 ALL = "all"
 #: Below this many builds a second process takes longer to start than it saves.
@@ -33,6 +34,9 @@ def kernels(
     targets = parse_archs(archs)
     if file is not None and not Path(file).is_file():
         raise UsageError(f"{file}: no such file")
+    for package in ("triton",) if file is None else ("triton", "torch"):
+        if find_spec(package) is None:
+            raise MissingPackage("compiling GPU kernels", package)
     with Worker(file, targets[0]) as first, Worker() as second, ProgressDisplay() as progress:
         progress("collecting kernels", 0.0)
         first.start()

@@ -13,7 +13,7 @@ from hypocenter.cli.output import say, show, show_json
 from hypocenter.errors import EXIT_GATE, EXIT_OK, UsageError
 from hypocenter.lab.run import command, run_child
 from hypocenter.lab.score import Score, Total, score_all, totals
-from hypocenter.lab.victim import Victim, victims
+from hypocenter.lab.victim import Victim, victims, victims_without
 
 MAX_JOBS = 64
 #: Shares that a score must reach: all found, and what is told of nearly all of them is right.
@@ -36,13 +36,16 @@ class VictimRecord(msgspec.Struct, frozen=True):
 
 def list_victims(*, as_json: bool) -> None:
     """Print name, symptom, cause and title of every victim."""
-    found = [_facts(victim) for victim in victims()]
+    without: list[str] = []
+    found = [_facts(victim) for victim in victims_without(without.append)]
     if as_json:
         show_json(found)
         return
     for score in found:
         show(f"{score.name:28} {score.symptom:9}  {score.title}")
-    say(f"{len(found)} victims")
+    for name in without:
+        show(f"{name:28} {'-':9}  needs Triton, which is not installed")
+    say(f"{len(found) + len(without)} victims")
 
 
 def run(name: str, *, twin: bool, device: str, out: str | None) -> None:

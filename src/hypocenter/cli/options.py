@@ -6,6 +6,8 @@ Holds spellings and help texts; a value's range is checked where the value lives
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -19,6 +21,11 @@ from hypocenter.package import BUNDLED_MODEL
 
 #: `-n -1` is llama.cpp's spelling of "until the model ends its answer or the context is full".
 UNTIL_END = -1
+#: How a model is named that lies elsewhere: an address, hf.co/OWNER/NAME, OWNER/NAME:TAG, NAME:TAG.
+_ON_A_HUB = re.compile(
+    r"https?://.*|(hf\.co|huggingface\.co)/.*|[\w.-]+(/[\w.-]+)?:[\w.-]+|[\w-][\w.-]*/[\w.-]+(?<!\.gguf)",
+    re.DOTALL,
+)
 #: What a chat samples with unless it is told otherwise, as llama.cpp does: small models that always
 #: take the most likely token repeat themselves without end.
 _IN_CHAT = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
@@ -437,4 +444,9 @@ def model_path(given: str | None) -> str:
         return str(resources.files("hypocenter") / "assets" / BUNDLED_MODEL)
     if not given:
         raise UsageError("the model's name is empty; give the path of a GGUF file")
+    if _ON_A_HUB.fullmatch(given) and not os.path.lexists(given):
+        raise UsageError(
+            f"{given} is no file here, and hypocenter does not download; fetch one by "
+            "`hf download OWNER/NAME FILE.gguf --local-dir .` and give its path"
+        )
     return given

@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import shlex
 import shutil
 from collections.abc import Sequence
 
 from cyclopts import CycloptsError
-from cyclopts.exceptions import UnusedCliTokensError
+from cyclopts.exceptions import UnknownCommandError, UnusedCliTokensError
 
 
 def usage_message(error: CycloptsError) -> str:
     """One sentence that ends with where help is."""
     if isinstance(error, UnusedCliTokensError):
         return _unexpected_argument(" ".join(error.unused_tokens or ()), error.command_chain or ())
+    if isinstance(error, UnknownCommandError) and error.unused_tokens:
+        return _unknown_command(error.unused_tokens[0])
     text = " ".join(str(error).split())
     verb = " ".join(["hypo", *(error.command_chain or ())])
     return f"{text[:1].lower()}{text[1:]} See {verb} --help"
+
+
+#: The verbs, those that are typed most first.
+VERBS = (
+    "run", "inspect", "bench", "warm", "doctor", "check", "demo", "replay", "diff", "kernels",
+    "env", "lab",
+)  # fmt: skip
+#: What other programs call what is done here otherwise, or not yet.
+_OF_OTHERS = {
+    "chat": "`hypo run MODEL` is a chat",
+    "serve": "there is no server yet",
+    "pull": "hypocenter does not download; `hf download OWNER/NAME FILE.gguf` does",
+    "list": "hypocenter keeps no models; give the path of a GGUF file",
+    "ps": "nothing runs in the background",
+}
+
+
+def _unknown_command(word: str) -> str:
+    near = difflib.get_close_matches(word, VERBS, n=1)
+    hint = _OF_OTHERS.get(word) or (f"did you mean {near[0]}?" if near else "")
+    known = f"the commands are {', '.join(VERBS)}"
+    return f"unknown command {word!r}; {hint + '; ' if hint else ''}{known}; see hypo --help"
 
 
 #: Options of the doctor that the word behind them belongs to.

@@ -17,7 +17,7 @@ import numpy as np
 
 from hypocenter.config import LAUNCH_MODES, OnProgress
 from hypocenter.device import copies, devices, memory
-from hypocenter.device.cpu import code_cache
+from hypocenter.device.cpu import code_cache, pool
 from hypocenter.device.cpu.compile_together import compile_together
 from hypocenter.device.cpu.lang import CpuKernel, kinds_of
 from hypocenter.device.cpu.native import KERNEL_FAILED, NativeLaunches, SharedKernel
@@ -252,6 +252,12 @@ def _compile(wanted: Sequence[tuple[Launch, Any]], progress: OnProgress | None) 
     log.info("%s compiled in %.2f s", names, time.perf_counter() - started)
     if progress:
         progress("compiling kernels", 1.0)
+
+
+def start_threads() -> None:
+    """Have the threads that run CPU kernels ready."""
+    with _POOL:
+        pool.start()
 
 
 def run(launches: Sequence[Launch]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig, OnProgress
 from hypocenter.device import devices, memory
 from hypocenter.device.cpu.lang import instruction_set, max_num_threads, set_num_threads
-from hypocenter.device.launch import compile_all
+from hypocenter.device.launch import compile_all, start_threads
 from hypocenter.device.plan import Plan, bucket
 from hypocenter.engine.batch import Batch, BatchLimits, check_batch
 from hypocenter.engine.sampler import launches_on_host
@@ -162,6 +162,8 @@ class Runner:
         if not is_gpu:
             launches += launches_on_host(self.vocab_size, self.max_batch_requests)
         compile_all(launches, progress)
+        if not is_gpu:
+            start_threads()
         for key, plan in plans.items():
             plan.compile(progress)
             self._plans[key] = plan

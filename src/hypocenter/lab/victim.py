@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hypocenter.doctor.causes import Cause
-from hypocenter.errors import UsageError
+from hypocenter.errors import MissingPackage, UsageError
 
 if TYPE_CHECKING:
     from hypocenter.lab.lab import Lab
@@ -66,10 +66,25 @@ def victims(names: Sequence[str] = ()) -> list[Victim]:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise UsageError(f"there is no victim {unknown[0]!r}; hypo lab list names all of them")
-    found = []
     # Of those that are not asked for some need Triton.
-    for name in dict.fromkeys(names or known):
-        victim = importlib.import_module(f"{package.__name__}.{name}").VICTIM
-        assert victim.name == name, victim.name
-        found.append(victim)
+    return [_victim(name) for name in dict.fromkeys(names or known)]
+
+
+def victims_without(missing: Callable[[str], None]) -> list[Victim]:
+    """All victims but those that need a package that is not installed: `missing` hears their
+    names."""
+    from hypocenter.lab import victims as package
+
+    found = []
+    for name in sorted(module.name for module in pkgutil.iter_modules(package.__path__)):
+        try:
+            found.append(_victim(name))
+        except MissingPackage:
+            missing(name)
     return found
+
+
+def _victim(name: str) -> Victim:
+    victim: Victim = importlib.import_module(f"hypocenter.lab.victims.{name}").VICTIM
+    assert victim.name == name, victim.name
+    return victim

@@ -185,7 +185,7 @@ def test_open(monkeypatch: pytest.MonkeyPatch, name: str, vendor: str, shown: st
         ("gpu", FakeTorch(), "device is 'gpu', but must be cuda, cuda:1, hip"),
         ("cuda:-1", FakeTorch(), "device is 'cuda:-1'"),
         ("cuda:x", FakeTorch(), "device is 'cuda:x'"),
-        ("cuda", None, "needs torch, which is not installed; in the checkout run"),
+        ("cuda", None, "needs torch, which is not installed: pip install torch"),
         ("hip", FakeTorch(), "needs torch's AMD (HIP) build, but torch "),
         ("cuda", FakeTorch(vendor="hip"), "is the AMD (HIP) build; install the other one, or use"),
         ("cuda", FakeTorch(vendor="cpu"), "is the CPU build; install the other one, or use --dev"),

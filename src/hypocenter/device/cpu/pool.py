@@ -237,6 +237,11 @@ def _enter(num_threads: int, table: Any, place: int, first_word: int, state: Any
 _enter_step = threads_entry(_enter)
 
 
+def start() -> None:
+    """Load, or compile, how threads get into a step, so that the first step need not."""
+    run(np.zeros((0, NUM_FIELDS), np.int64), 0, 0)
+
+
 def run(table: np.ndarray[Any, Any], place: int, first_word: int) -> int:
     """Run the launches of a table i64 [num_launches, NUM_FIELDS], writing `first_word` + the number
     of each at the address `place` before it. Returns how many ended well.
