@@ -46,6 +46,11 @@ def make_private(folder: Path) -> None:
         missing.mkdir(exist_ok=True, mode=0o700)
 
 
+def folder_bytes(folder: Path) -> int:
+    """Of all files below a folder; 0 where there is none."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def _problem(folder: Path) -> str:
     """Why another user could exchange what lies in `folder`; empty when none can."""
     found = folder.stat()

@@ -110,6 +110,7 @@ class EngineConfig:
     block_size: int = 16
     kv_dtype: str = "f16"
     tokenizer_pre: str | None = None
+    chat_template: str | None = None
     launch_mode: str = "off"
     attention: str = "fused"
     float_products: str = "exact"
@@ -147,6 +148,7 @@ class EngineFields(TypedDict, total=False):
     block_size: int
     kv_dtype: str
     tokenizer_pre: str | None
+    chat_template: str | None
     launch_mode: str
     attention: str
     float_products: str

@@ -63,7 +63,7 @@ def assert_one_line(stderr: str, *parts: str) -> None:
 @pytest.mark.parametrize(
     ("args", "parts"),
     [
-        (["rnu"], ["unknown command", 'Did you mean "run"?']),
+        (["rnu"], ["unknown command 'rnu'; did you mean run; commands are run, inspect"]),
         (["run", "--tmp", "1"], ["unknown option: --tmp", "Did you mean --temp?"]),
         (["run", "--top-k", "1.5"], ["--top-k", "whole number"]),
         (["run", "--temp", "warm"], ["--temp", '"warm"']),
@@ -195,9 +195,9 @@ main()
 @pytest.mark.parametrize(
     ("device", "package", "command"),
     [
-        ("sim:h200", "triton", "triton -c constraints.txt"),
-        ("cuda", "torch", "-e '.[gpu]'"),
-        ("hip:1", "torch", "-e '.[gpu]'"),
+        ("sim:h200", "triton", "pip install triton; it needs no GPU"),
+        ("cuda", "torch", "pip install torch (for AMD its ROCm build"),
+        ("hip:1", "torch", "pip install torch (for AMD its ROCm build"),
     ],
 )
 def test_a_device_without_its_package_says_what_to_install(
@@ -207,10 +207,7 @@ def test_a_device_without_its_package_says_what_to_install(
         [sys.executable, "-c", WITHOUT_GPU_PACKAGES, "run", "--device", device, "-p", "x"],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    assert_one_line(
-        done.stderr, f"needs {package}, which is not installed",
-        f".venv/bin/pip install {command}", "or use --device cpu",
-    )  # fmt: skip
+    assert_one_line(done.stderr, f"needs {package}, which is not installed: {command}")
     assert (done.returncode, done.stdout) == (2, "")
 
 
@@ -352,7 +349,8 @@ def test_options_have_every_field_and_default_of_the_configuration() -> None:
     assert SamplingOptions(max_tokens=-1).params().max_tokens is None
     engine = {field.name for field in fields(EngineOptions)}
     not_at_the_command_line = {"max_batch_tokens", "max_batch_requests", "block_size"}
-    assert engine | not_at_the_command_line == defaults(EngineConfig).keys()
+    file_of_a_field = {"chat_template_file"}
+    assert (engine - file_of_a_field) | not_at_the_command_line == defaults(EngineConfig).keys()
     assert EngineOptions().config() == EngineConfig()
 
 
@@ -705,7 +703,6 @@ def test_commands_of_a_chat_are_not_asked(chat_model: Path) -> None:
         (["-hf", "x/y"], "-hf is an option of llama.cpp; hypocenter does not download"),
         (["-fa", "on"], "attention is always fused"),
         (["--no-mmap"], "files are always mapped"),
-        (["--chat-template", "chatml"], "the template is the model file's own"),
     ],
 )
 def test_options_of_llama_cpp_are_answered_by_name(args: list[str], words: str) -> None:

@@ -147,7 +147,9 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def on_terminal(args: Sequence[str], command: Sequence[str] = AS_A_PERSON) -> Iterator[Terminal]:
+def on_terminal(
+    args: Sequence[str], command: Sequence[str] = AS_A_PERSON, *, term: str = "dumb"
+) -> Iterator[Terminal]:
     """Start `hypo`, or another command, on a terminal; it is killed at the end if it still runs."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
@@ -156,7 +158,7 @@ def on_terminal(args: Sequence[str], command: Sequence[str] = AS_A_PERSON) -> It
         stdout=slave,
         stderr=slave,
         start_new_session=True,
-        env={**os.environ, "TERM": "dumb"},
+        env={**os.environ, "TERM": term},
     )
     os.close(slave)
     try:

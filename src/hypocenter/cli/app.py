@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -73,6 +73,7 @@ app = App(
 )
 
 app.command(lab)
+app.register_install_completion_command(help="Complete commands and options in this shell.")
 
 Model = Annotated[str | None, Parameter(help="GGUF file; the bundled model when left out.")]
 
@@ -175,6 +176,22 @@ def env(*, json: AsJson = False) -> None:
     from hypocenter.cli import env as cli_env
 
     cli_env.env(as_json=json)
+
+
+@app.command
+def cache(
+    action: Annotated[
+        Literal["show", "clear"],
+        Parameter(help="show, or clear: removes kernels and packed weights."),
+    ] = "show",
+    /,
+    *,
+    json: AsJson = False,
+) -> None:
+    """Show what the cache folder holds, or clear it. What is needed is made anew."""
+    from hypocenter.cli import cache as cli_cache
+
+    cli_cache.cache(clear=action == "clear", as_json=json)
 
 
 @app.command
@@ -315,7 +332,7 @@ def diff(
 
 def own_verbs() -> set[str]:
     """The words that a command of `hypo` begins with."""
-    return set(app) - {"--help", "-h", "--version", "-V"}
+    return {word for word in app if not word.startswith("-")}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -6,6 +6,7 @@ Ctrl-C stops the answer, a second Ctrl-C before it has stopped leaves the progra
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from bisect import bisect_left
@@ -50,7 +51,11 @@ def chat(
     llm.encode_chat([*messages, as_user("hello")])  # a template that is broken is refused at once
     progress.clear()
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (line editing and history for input())
+        import readline  # line editing and history for input()
+
+        if os.environ.get("TERM", "dumb") != "dumb":
+            # What is pasted is one message, whatever line ends it has.
+            readline.parse_and_bind("set enable-bracketed-paste on")
     if not quiet:
         say(WELCOME)
     while (line := _ask()) is not None:
@@ -150,6 +155,7 @@ def _ask() -> str | None:
             return input()
         except KeyboardInterrupt:
             print(file=sys.stderr)
+            say("Ctrl-D or /bye leaves")
         except EOFError:
             print(file=sys.stderr)
             return None

@@ -46,11 +46,18 @@ def inspect(path: str, context_length: int | None, *, check: bool, as_json: bool
 def collect(file: GGUFFile, context_length: int | None) -> dict[str, Any]:
     """The facts as plain data; `architecture` and `memory` say why where we cannot run the file."""
     counts = inspection.type_counts(file)
+    facts: Architecture | None = None
+    problem = None
     try:
-        facts: Architecture | None = read_architecture(file)
-        problem = None
+        facts = read_architecture(file)
+        try:
+            from hypocenter.model.weights import check_tensors  # loads the compiler
+
+            check_tensors(file, facts)
+        except (UnsupportedModel, BadModelFile) as error:
+            problem = str(error)  # what the file says of itself is right, and shown
     except (UnsupportedModel, BadModelFile) as error:
-        facts, problem = None, str(error)
+        problem = str(error)
     weight_bytes = sum(count.num_bytes for count in counts)
     return {
         "path": str(file.path),
@@ -138,10 +145,11 @@ def _memory_lines(report: dict[str, Any]) -> list[str]:
     memory = report["memory"]
     if memory is None:
         return [f"not runnable: {report['problem']}"]
-    lines = [f"memory for a context of {memory['context_length']} tokens"]
+    lines = [f"not runnable: {report['problem']}", ""] if report["problem"] else []
+    lines.append(f"memory for a context of {memory['context_length']} tokens")
     if memory["beyond_trained_length"]:
         trained = report["architecture"]["context_length"]
-        lines[0] += f" (the model was trained for {trained}: hypo run refuses more)"
+        lines[-1] += f" (the model was trained for {trained}: hypo run refuses more)"
     weights = memory["weight_bytes"]
     lines.append(f"  weights         {size(weights):>12}")
     for name in KV_DTYPES:

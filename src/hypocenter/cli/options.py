@@ -30,6 +30,7 @@ _ON_A_HUB = re.compile(
 #: take the most likely token repeat themselves without end.
 _IN_CHAT = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 OTHER_SEED = -1
+_MAX_TEMPLATE_CHARS = 1 << 20
 
 
 def _whole_number(_: object, tokens: Sequence[Token]) -> int:
@@ -291,6 +292,16 @@ class EngineOptions:
         str | None,
         Parameter(name="--tokenizer-pre", help="Pre-tokenizer, where the file names none."),
     ] = _ENGINE["tokenizer_pre"]
+    chat_template: Annotated[
+        str | None,
+        Parameter(
+            name="--chat-template",
+            help="One of the file's by its name, chatml, or the text of a template.",
+        ),
+    ] = _ENGINE["chat_template"]
+    chat_template_file: Annotated[
+        str | None, Parameter(name="--chat-template-file", help="File that holds a template.")
+    ] = None
     device: Annotated[
         str,
         Parameter(name="--device", help="cpu, cuda, hip, or a simulated GPU such as sim:mi300x."),
@@ -316,8 +327,26 @@ class EngineOptions:
 
     def config(self) -> EngineConfig:
         """The checked configuration; raises UsageError."""
+        fields = asdict(self)
+        if file := fields.pop("chat_template_file"):
+            if self.chat_template is not None:
+                raise UsageError("both --chat-template and --chat-template-file; give one")
+            fields["chat_template"] = _text_of(file)
         with naming_options(type(self)):
-            return EngineConfig(**asdict(self))
+            return EngineConfig(**fields)
+
+
+def _text_of(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_MAX_TEMPLATE_CHARS + 1)
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8, but a chat template must be") from None
+    if not 0 < len(text) <= _MAX_TEMPLATE_CHARS or "{" not in text:
+        raise UsageError(
+            f"{path} is no chat template: Jinja of up to {_MAX_TEMPLATE_CHARS} characters"
+        )
+    return text
 
 
 @Parameter(name="*", group=_BENCH_GROUP)

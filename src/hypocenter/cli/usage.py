@@ -25,9 +25,20 @@ def usage_message(error: CycloptsError) -> str:
 
 #: The verbs, those that are typed most first.
 VERBS = (
-    "run", "inspect", "bench", "warm", "doctor", "check", "demo", "replay", "diff", "kernels",
-    "env", "lab",
-)  # fmt: skip
+    "run",
+    "inspect",
+    "bench",
+    "warm",
+    "doctor",
+    "check",
+    "demo",
+    "replay",
+    "diff",
+    "kernels",
+    "env",
+    "cache",
+    "lab",
+)
 #: What other programs call what is done here otherwise, or not yet.
 _OF_OTHERS = {
     "chat": "`hypo run MODEL` is a chat",
@@ -40,9 +51,9 @@ _OF_OTHERS = {
 
 def _unknown_command(word: str) -> str:
     near = difflib.get_close_matches(word, VERBS, n=1)
-    hint = _OF_OTHERS.get(word) or (f"did you mean {near[0]}?" if near else "")
-    known = f"the commands are {', '.join(VERBS)}"
-    return f"unknown command {word!r}; {hint + '; ' if hint else ''}{known}; see hypo --help"
+    hint = _OF_OTHERS.get(word) or (f"did you mean {near[0]}" if near else "")
+    known = f"commands are {', '.join(VERBS)}"
+    return f"unknown command {word!r}; {hint + '; ' if hint else ''}{known} (hypo --help)"
 
 
 #: Options of the doctor that the word behind them belongs to.
@@ -85,15 +96,19 @@ _OF_LLAMA_CPP = {
     "--color": "the prompt is not coloured; leave it out",
     "-ctk": "--kv-dtype f16 or f32 is for keys and values",
     "-ctv": "--kv-dtype f16 or f32 is for keys and values",
-    "--chat-template": "the template is the model file's own",
-    "--chat-template-file": "the template is the model file's own",
 }
+
+
+_MAX_OPTIONS = 200
 
 
 def option_of_llama_cpp(tokens: Sequence[str]) -> str | None:
     """What to say of an option that llama.cpp has and we have not."""
     if tokens[:1] not in (["run"], ["bench"]):
         return None
+    # What follows takes the square of their number.
+    if (num_options := sum(token.startswith("-") for token in tokens)) > _MAX_OPTIONS:
+        return f"{num_options} options, but hypo {tokens[0]} takes at most {_MAX_OPTIONS}"
     before = None
     for token in tokens[1:]:
         name = token.partition("=")[0]

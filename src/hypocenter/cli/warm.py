@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import msgspec
 
-from hypocenter.cache_folder import private_folder
+from hypocenter.cache_folder import folder_bytes, private_folder
 from hypocenter.cli.answer import open_llm
 from hypocenter.cli.output import show, show_json
 from hypocenter.cli.progress import ProgressDisplay
@@ -36,13 +35,12 @@ def warm(path: str, config: EngineConfig, *, as_json: bool, quiet: bool) -> None
             ids = [0] * min(length, llm.context_length - 2)
             llm.generate(ids, max_tokens=2, ignore_eos=True, temperature=0.0)
         not_kept = llm.engine.runner.weights.not_kept
-    sizes = {name: _folder_bytes(private_folder(name)[0]) for name in ("kernels", "weights")}
-    cache = private_folder("kernels")[0]
+    kernels, weights = (private_folder(name)[0] for name in ("kernels", "weights"))
     found = _Warmth(
         time.perf_counter() - started,
-        str(cache.parent) if cache else "",
-        sizes["kernels"],
-        sizes["weights"],
+        str(kernels.parent) if kernels else "",
+        folder_bytes(kernels) if kernels else 0,
+        folder_bytes(weights) if weights else 0,
         not_kept,
     )
     if as_json:
@@ -51,10 +49,6 @@ def warm(path: str, config: EngineConfig, *, as_json: bool, quiet: bool) -> None
     show(f"ready after {found.seconds:.1f} s; what the next start finds in {found.cache}:")
     show(f"  kernels         {_mib(found.kernels_bytes)} of all models and instruction sets")
     show(f"  packed weights  {f'not kept: {not_kept}' if not_kept else _mib(found.weights_bytes)}")
-
-
-def _folder_bytes(folder: Path | None) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder else 0
 
 
 def _mib(num_bytes: int) -> str:

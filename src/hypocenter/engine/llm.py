@@ -69,7 +69,7 @@ class LLM:
             file = stack.enter_context(open_gguf(_find(path, stack)))
             self._path = file.path
             self._tokenizer = load_tokenizer(file, config.tokenizer_pre)
-            self._chat_template = load_chat_template(file, self._tokenizer)
+            self._chat_template = load_chat_template(file, self._tokenizer, config.chat_template)
             if self._chat_template is not None:
                 stack.enter_context(self._chat_template)
             runner = load_runner(file, config, progress)

@@ -133,7 +133,7 @@ def read_architecture(file: GGUFFile) -> Architecture:
     """
     name = file.text("general.architecture")
     if name not in FAMILIES:
-        near = difflib.get_close_matches(name, FAMILIES, n=1)
+        near = difflib.get_close_matches(name, FAMILIES, n=1, cutoff=0.8)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise UnsupportedModel(
             file.path,

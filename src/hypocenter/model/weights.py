@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -120,6 +120,24 @@ def load_weights(
         loader.refuse_unused()
         kept.finish()
     return Weights(table, layers, output_norm, output, *tables, num_bytes, in_bf16, kept.problem)
+
+
+def check_tensors(file: GGUFFile, architecture: Architecture) -> None:
+    """Look for every tensor that `load_weights` would take, and read none.
+
+    Raises what that would raise for one that is missing, too many, or of a wrong shape.
+    """
+    with PackedWeights(file, "none", in_bf16=False, num_bytes=0) as kept:
+        looker = _Looker(file, architecture, None, "cpu", False, kept)
+        looker.matrix("token_embd", architecture.vocab_size, architecture.width)
+        for index in range(architecture.num_layers):
+            looker.layer(index)
+        looker.vector("output_norm.weight", architecture.width)
+        if "output.weight" in file.tensors:
+            looker.matrix("output", architecture.vocab_size, architecture.width)
+        for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
+            looker.taken.add(name)
+        looker.refuse_unused()
 
 
 def is_draft(name: str, architecture: Architecture) -> bool:
@@ -370,3 +388,35 @@ class _Loader:
         if facts.scaling != "longrope" or stretch <= 1:
             return 1.0
         return math.sqrt(1 + math.log(stretch) / math.log(facts.original_context))
+
+
+class _Looker(_Loader):
+    """Goes the loader's way and takes nothing but names."""
+
+    def vector(self, name: str, length: int) -> Tensor:
+        self._expect(name, (length,))
+        return _NOTHING
+
+    def _gate_up(self, prefix: str) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        width, ffn_width = self.facts.width, self.facts.ffn_width
+        parts = ("up",) if self.facts.family.fused_gate_up else ("gate", "up")
+        for part in parts:
+            rows = (ffn_width,) * (2 // len(parts))
+            self._split(f"{prefix}ffn_{part}.weight", rows, width)
+        return None, None, _NOTHING
+
+    def _qkv_biases(self, prefix: str, rows: tuple[int, int, int]) -> tuple[Tensor | None, ...]:
+        fused = f"{prefix}attn_qkv.bias"
+        if fused in self.file.tensors:
+            self._expect(fused, (sum(rows),))
+            return (None,) * len(rows)
+        return super()._qkv_biases(prefix, rows)
+
+    def _split(
+        self, name: str, row_counts: tuple[int, ...], num_columns: int, *, is_factor: bool = True
+    ) -> tuple[Tensor, ...]:
+        self._expect(name, (sum(row_counts), num_columns))
+        return (_NOTHING,) * len(row_counts)
+
+
+_NOTHING = cast(Tensor, None)

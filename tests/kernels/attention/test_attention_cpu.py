@@ -12,13 +12,16 @@ import pytest
 from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
 
 from hypocenter.device.copies import to_host
-from hypocenter.device.cpu.lang import inline, max_num_threads, set_num_threads
+from hypocenter.device.cpu.lang import max_num_threads, set_num_threads
+from hypocenter.device.cpu.whole_kernels import compile_whole
 from hypocenter.kernels.attention import attention, attention_cpu, attention_tile_cpu
 from hypocenter.kernels.attention.attention_cpu import MANY_PAIRS, num_part_floats
-from hypocenter.kernels.attention.attention_tile_cpu import KEYS, NEXT, find_strips, num_starts
+from hypocenter.kernels.attention.attention_tile_cpu import KEYS, NEXT, find_strips
 from hypocenter.tensor import Tensor
 
 EPS = 2.0**-24
+_num_starts: Callable[[int], int] = attention_tile_cpu.num_starts.py_func  # type: ignore[attr-defined]
+_find_strips = compile_whole(find_strips.py_func)  # type: ignore[attr-defined]
 #: A token is a sequence and its position in it.
 Tokens = list[tuple[int, int]]
 
@@ -242,9 +245,9 @@ def test_strips_are_known_of_a_tile_and_of_the_next(block_size: int) -> None:
     k = np.zeros((200, 2, 64, block_size), np.uint16)
     v = np.zeros((200, 2, block_size, 64), np.uint16)
     tables = np.random.default_rng(0).permutation(200)[: 1024 // block_size].astype(np.int32)[None]
-    starts, kv_head, position, window = np.full(num_starts(64), -1), 1, KEYS + 40, 500
+    starts, kv_head, position, window = np.full(_num_starts(64), -1), 1, KEYS + 40, 500
 
-    @inline
+    @compile_whole
     def find(starts: Array, tables: Array, k: Array, v: Array) -> None:
         find_strips(starts, 0, 0, position, window, tables, 0, k, v, kv_head)
         find_strips(starts, NEXT, 1, position, window, tables, 0, k, v, kv_head)
@@ -269,9 +272,9 @@ def test_a_tile_asks_for_its_values_and_for_the_keys_of_the_next(
     k = np.zeros((num_blocks, num_kv_heads, head_dim, block_size), np.uint16)
     v = np.zeros((num_blocks, num_kv_heads, block_size, head_dim), np.uint16)
     tables = np.random.default_rng(2).permutation(num_blocks).astype(np.int32)[None]
-    starts = np.zeros(num_starts(head_dim), np.int64)
-    find_strips(starts, 0, 0, 2 * KEYS - 1, 0, tables, 0, k, v, kv_head)
-    find_strips(starts, NEXT, 1, 2 * KEYS - 1, 0, tables, 0, k, v, kv_head)
+    starts = np.zeros(_num_starts(head_dim), np.int64)
+    _find_strips(starts, 0, 0, 2 * KEYS - 1, 0, tables, 0, k, v, kv_head)
+    _find_strips(starts, NEXT, 1, 2 * KEYS - 1, 0, tables, 0, k, v, kv_head)
     asked = {id(k): np.zeros(k.size, int), id(v): np.zeros(v.size, int)}
 
     def prefetch(cache: Array, index: int, count: int) -> None:
@@ -299,8 +302,8 @@ def test_keys_of_a_tile_are_loaded_by_every_line(
     k = np.zeros((2 * KEYS // block_size, 2, 64, block_size), dtype)
     v = np.zeros((2 * KEYS // block_size, 2, block_size, 64), dtype)
     tables = np.random.default_rng(4).permutation(len(k)).astype(np.int32)[None]
-    starts, low, high = np.zeros(num_starts(64), np.int64), 33, 224
-    find_strips(starts, 0, 0, high - 1, high - low, tables, 0, k, v, 1)
+    starts, low, high = np.zeros(_num_starts(64), np.int64), 33, 224
+    _find_strips(starts, 0, 0, high - 1, high - low, tables, 0, k, v, 1)
     per_line = 64 // k.itemsize
     loaded: list[int] = []
 
@@ -327,8 +330,10 @@ def test_keys_are_loaded_that_no_tile_before_has_asked_for(monkeypatch: pytest.M
     python = ("_num_tiles", "_num_parts", "_place", "_pair", "_spread_load", "_attend")
     for name in ("_turn", "find_columns", "take_next", "find_strips", "tile", "_fold", "_finish"):
         monkeypatch.setattr(attention_cpu, name, lambda *given: None)
-    for name in (*python, "visible_keys"):
+    for name in (*python, "num_starts", "first_key", "visible_keys"):
         monkeypatch.setattr(attention_cpu, name, getattr(attention_cpu, name).py_func)
+    # `visible_keys` finds it in its own file.
+    monkeypatch.setattr(attention_tile_cpu, "first_key", attention_cpu.first_key)
     monkeypatch.setattr(attention_cpu, "get", lambda array, index: int(array[index]))
     monkeypatch.setattr(
         attention_cpu, "fetch_keys", lambda _, low, high, __: loaded.append((low, high))

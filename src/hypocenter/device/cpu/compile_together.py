@@ -84,7 +84,8 @@ def compile_together(
 
 def main() -> None:
     """Compile what stdin asks for, until it ends."""
-    importlib.import_module("hypocenter.device.cpu.pool")  # kernels that are shared refer to it
+    import hypocenter.device.cpu.pool  # noqa: F401  (kernels that are shared refer to it)
+
     for line in sys.stdin.buffer:
         task = msgspec.json.decode(line, type=_Task)
         kernel = getattr(importlib.import_module(task.module), task.name)
@@ -158,7 +159,7 @@ def _task_of(dispatcher: Any, args: Sequence[Any]) -> _Task | None:
     if not isinstance(kernel, CpuKernel):
         return None
     is_shared = dispatcher is not kernel.serial
-    told = [_told(value) for value in args]
+    told = [_describe(value) for value in args]
     task = _Task(function.__module__, function.__name__, is_shared, told)
     try:
         is_same = kinds_of(_args_of(task)) == kinds_of(args)
@@ -171,7 +172,7 @@ def _rank(name: str) -> int:
     return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
 
 
-def _told(value: Any) -> _Array | _Scalar:
+def _describe(value: Any) -> _Array | _Scalar:
     if not isinstance(value, np.ndarray):
         return _Scalar(type(value).__name__)
     fields = value.dtype.fields and [

@@ -5,6 +5,7 @@ Holds no jinja2 (that is in `chat_worker.py`) and no token ids: the tokenizer en
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
@@ -21,8 +22,17 @@ MAX_TEMPLATE_BYTES = 1 << 20
 MAX_MESSAGES = 4096
 MAX_TEXT_BYTES = 16 << 20
 KEY = "tokenizer.chat_template"
+#: What CHATML asks for, which many models know that bring no template: https://github.com/openai/
+#: openai-python/blob/release-v0.28.0/chatml.md describes it.
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 #: Roles may end up inside a control token (`<|user|>`), so they cannot be any text.
 ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}", re.ASCII)
+
+#: Roles that templates know; what is nearly one of them is a slip, others are a template's own.
+_ROLES = ("system", "developer", "user", "assistant", "model", "tool", "function", "ipython")
 
 
 class ChatVocabulary(Protocol):
@@ -151,12 +161,30 @@ def load_chat_template(
     """The file's chat template, or None when it has none.
 
     `tokenizer.chat_template` is the one called "default", `tokenizer.chat_template.NAME` others.
-    Without `name` the default is taken, or the only one there is. Raises UsageError when `name` is
-    not in the file or must be given, BadModelFile when the template is no text or too long.
+    Without `name` the default is taken, or the only one there is. `name` may also be "chatml", or
+    the text of a template. Raises UsageError when it is none of these or must be given,
+    BadModelFile when the template is no text or too long.
     """
+
+    def template(source: str, called: str) -> ChatTemplate:
+        return ChatTemplate(
+            source,
+            name=called,
+            bos_token=_text(tokenizer, tokenizer.bos_id),
+            eos_token=_text(tokenizer, tokenizer.eos_id),
+            control_texts=tokenizer.control_texts,
+            limits=limits,
+        )
+
+    if name is not None and "{" in name:
+        if len(name.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
+            raise UsageError(f"the chat template is longer than {MAX_TEMPLATE_BYTES} bytes")
+        return template(name, "given")
     names = ["default"] if KEY in file.metadata else []
     named = [key.removeprefix(f"{KEY}.") for key in file.metadata if key.startswith(f"{KEY}.")]
     names += sorted(set(named) - set(names))
+    if name == "chatml" and name not in names:
+        return template(CHATML, name)
     if not names:
         if name is not None:
             raise UsageError(f"chat template is {name!r}, but {file.path} has no chat template")
@@ -166,14 +194,7 @@ def load_chat_template(
     if name not in names:
         raise UsageError(f"chat template is {name!r}, but {file.path} has {', '.join(names)}")
     key = KEY if name == "default" and KEY in file.metadata else f"{KEY}.{name}"
-    return ChatTemplate(
-        file.text(key, max_bytes=MAX_TEMPLATE_BYTES),
-        name=name,
-        bos_token=_text(tokenizer, tokenizer.bos_id),
-        eos_token=_text(tokenizer, tokenizer.eos_id),
-        control_texts=tokenizer.control_texts,
-        limits=limits,
-    )
+    return template(file.text(key, max_bytes=MAX_TEMPLATE_BYTES), name)
 
 
 def check_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
@@ -196,6 +217,9 @@ def check_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]
                 f"{where}.role is {str(role)[:40]!r}, but must be up to 32 letters, digits, "
                 "'-' and '_', a letter first"
             )
+        near = difflib.get_close_matches(role, _ROLES, n=1, cutoff=0.75)
+        if near and role not in _ROLES:
+            raise UsageError(f"{where}.role is {role!r}; did you mean {near[0]!r}?")
         if not isinstance(content, str):
             raise UsageError(f"{where}.content is {type(content).__name__}, but must be a string")
         try:

@@ -369,6 +369,8 @@ def _skip_blanks(text: str, taken: bytearray, position: int) -> int:
 
 
 def _check_text(text: str) -> None:
+    if not isinstance(text, str):
+        raise UsageError(f"the text is {type(text).__name__}, but must be a str")
     if len(text) > MAX_TEXT_CHARS:
         raise TokenizerError(
             f"the text has {len(text)} characters, but the limit is {MAX_TEXT_CHARS}; split it"

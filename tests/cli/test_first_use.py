@@ -1,0 +1,216 @@
+"""What a newcomer types first, and what he is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from demo_variants import DEMO, demo_that_chats
+from terminal import TIMEOUT_SECONDS, hypo, hypo_in_process, on_terminal
+from tiny_gguf import write_tiny
+
+from hypocenter import LLM
+from hypocenter.cli.answer import _speed
+from hypocenter.cli.app import own_verbs
+from hypocenter.cli.usage import _MAX_OPTIONS, VERBS
+from hypocenter.errors import UsageError
+
+#: Hides packages from a command, as an installation without them would.
+WITHOUT = """
+import sys
+for name in {packages}:
+    sys.modules[name] = None
+from hypocenter.cli import app
+app.main({args})
+"""
+
+
+def _without(packages: list[str], *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT.format(packages=packages, args=list(args))],
+        capture_output=True, text=True, timeout=TIMEOUT_SECONDS,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "https://huggingface.co/x/y/resolve/main/model.gguf",
+        "hf.co/x/y",
+        "llama3:8b",
+        "meta-llama/Llama-3-8B",
+        "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M",
+    ],
+)
+def test_a_name_of_a_hub_is_told_from_a_path(name: str) -> None:
+    done = hypo_in_process("run", name, "-p", "x")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"hypo: {name} is no file here, and hypocenter does not download")
+    assert "hf download OWNER/NAME FILE.gguf" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "models/x.gguf", "./a/b", "../a:b/c.gguf"])
+def test_a_path_is_a_path(name: str) -> None:
+    assert "there is no such file" in hypo_in_process("run", name, "-p", "x").stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("serve", "there is no server yet"),
+        ("chat", "`hypo run MODEL` is a chat"),
+        ("inspct", "did you mean inspect; commands are"),
+        ("xyzzy", "unknown command 'xyzzy'; commands are run, "),
+    ],
+)
+def test_an_unknown_command_is_answered_with_all_there_are(word: str, hint: str) -> None:
+    done = hypo_in_process(word)
+    assert done.returncode == 2
+    assert hint in done.stderr
+    assert all(verb in done.stderr for verb in VERBS)
+
+
+def test_the_commands_that_are_named_are_those_there_are() -> None:
+    assert set(VERBS) == own_verbs()
+
+
+def test_thousands_of_options_are_refused_at_once() -> None:
+    done = hypo_in_process("run", "-p", "x", *["--stop", "a"] * 4000)
+    assert done.returncode == 2
+    assert f"at most {_MAX_OPTIONS}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "speed", "text"),
+    [
+        (3, 72.94, "3 tokens, 72.9 tokens/s"),
+        (2, 0.038, "2 tokens, 26.3 s a token"),
+        (1, 0.0, "1 token"),
+    ],
+)
+def test_speeds_are_readable(num_tokens: int, speed: float, text: str) -> None:
+    assert _speed(num_tokens, speed) == text
+
+
+@pytest.mark.parametrize(
+    ("packages", "args", "message"),
+    [
+        (["triton"], ["run", "--device", "sim:h200", "-p", "x"], "pip install triton"),
+        (["torch"], ["run", "--device", "cuda", "-p", "x"], "pip install torch"),
+        (["triton"], ["kernels"], "pip install triton"),
+    ],
+)
+def test_a_package_that_is_missing_is_named(
+    packages: list[str], args: list[str], message: str
+) -> None:
+    done = _without(packages, *args)
+    assert done.returncode == 2
+    assert message in done.stderr.splitlines()[-1]
+    assert "--device cpu" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_victims_are_listed_without_triton() -> None:
+    done = _without(["triton", "torch"], "lab", "list")
+    assert done.returncode == 0, done.stderr
+    rows = done.stdout.splitlines()
+    assert any("needs Triton" in row for row in rows)
+    assert any(row.startswith("block_table_refused") and "40000" in row for row in rows)
+    assert len(rows) > 50
+
+
+def test_inspect_names_a_matrix_that_run_would_miss(tmp_path: Path) -> None:
+    tensors = {"blk.0.ffn_down.weight": None}
+    path = write_tiny(tmp_path / "m.gguf", tensors=tensors, tokens=["a", "b"])
+    done = hypo_in_process("inspect", str(path))
+    assert "not runnable: " in done.stdout
+    assert "blk.0.ffn_down.weight" in done.stdout
+    assert "memory for a context" in done.stdout
+    found = json.loads(hypo_in_process("inspect", "--json", str(path)).stdout)
+    assert "blk.0.ffn_down.weight" in found["problem"]
+    assert found["architecture"]["num_layers"] == 1
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3"])
+def test_inspect_finds_nothing_wrong_with_what_runs(name: str, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", name)
+    assert "not runnable" not in hypo_in_process("inspect", str(path)).stdout
+    assert "not runnable" not in hypo_in_process("inspect", str(DEMO)).stdout
+
+
+SPOKEN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+def test_another_chat_template_is_taken(tmp_path: Path) -> None:
+    asked = [{"role": "user", "content": "hi"}]
+    with LLM(DEMO, chat_template=SPOKEN) as llm:
+        assert llm.chat_template is not None
+        assert llm.chat_template.render(asked) == "<user>hi"
+    with LLM(DEMO, chat_template="chatml") as llm:
+        assert llm.chat_template is not None
+        text = llm.chat_template.render(asked)
+        assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    with pytest.raises(UsageError, match="chat template is 'x', but"):
+        LLM(DEMO, chat_template="x")
+    file = tmp_path / "t.jinja"
+    file.write_text(SPOKEN)
+    done = hypo("run", str(DEMO), "hi", "-n", "2", "--chat-template-file", str(file), "-q")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    file.write_text("no template")
+    done = hypo_in_process("run", str(DEMO), "hi", "--chat-template-file", str(file))
+    assert "is no chat template" in done.stderr
+
+
+def test_a_slip_in_a_role_is_noticed(tmp_path: Path) -> None:
+    with LLM(demo_that_chats(tmp_path / "chat.gguf")) as llm:
+        with pytest.raises(UsageError, match=r"role is 'usr'; did you mean 'user'\?"):
+            llm.encode_chat([{"role": "usr", "content": "x"}])
+        assert llm.encode_chat([{"role": "critic", "content": "x"}])
+
+
+def test_bytes_are_no_text() -> None:
+    with LLM(DEMO) as llm, pytest.raises(UsageError, match="the text is bytes, but must be a str"):
+        llm.tokenizer.encode(b"x")  # type: ignore[arg-type]
+
+
+def test_an_architecture_is_no_slip(tmp_path: Path) -> None:
+    done = hypo_in_process("inspect", str(write_tiny(tmp_path / "m.gguf", "mamba")))
+    assert "did you mean" not in done.stdout
+
+
+def test_the_cache_is_shown_and_cleared(tmp_path: Path) -> None:
+    environ = {"HYPO_CACHE_DIR": str(tmp_path)}
+    made = tmp_path / "kernels" / "x"
+    made.mkdir(parents=True)
+    (made / "code").write_bytes(bytes(3 << 20))
+    (tmp_path / "keys").mkdir()
+    assert "3.0 MiB  machine code" in hypo("cache", environ=environ).stdout
+    (part, *_) = json.loads(hypo("cache", "clear", "--json", environ=environ).stdout)
+    assert part["num_bytes"] == 0
+    assert not made.exists()
+    assert (tmp_path / "keys").exists(), "what cannot be made anew stays"
+
+
+def test_completion_is_installed_for_the_shell(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "SHELL": "/bin/bash"}
+    done = hypo("--install-completion", environ=environ)
+    assert done.returncode == 0, done.stderr
+    (script,) = tmp_path.rglob("completions/hypo")
+    assert "--n-predict" in script.read_text()
+
+
+def test_what_is_pasted_is_one_message(tmp_path: Path) -> None:
+    path = demo_that_chats(tmp_path / "chat.gguf")
+    words = ["run", str(path), "-n", "2", "--temp", "0", "-c", "512"]
+    with on_terminal(words, term="xterm") as terminal:
+        terminal.wait_for("> ")
+        terminal.type("\x1b[200~one\ntwo\nthree\x1b[201~\r")
+        at = terminal.wait_for("generation")
+        terminal.wait_for("> ", after=at)
+        terminal.type("\x04")
+        terminal.wait()
+    assert terminal.seen.count("generation") == 1
