@@ -93,7 +93,7 @@ def run_trials(
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep-going", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path("build/fuzz") / name)
+    parser.add_argument("--out", type=Path, default=Path("build/fuzz") / name.replace(" ", "-"))
     asked = parser.parse_args()
     out: Path = asked.out.absolute()
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
@@ -109,7 +109,7 @@ def run_trials(
                 print(f"{name} {number}: {wrong}", flush=True)
                 if not asked.keep_going:
                     shutil.rmtree(out, ignore_errors=True)
-                    shutil.copytree(folder, out)
+                    shutil.copytree(folder, out, symlinks=True)
                     sys.exit(1)
             if number % 1000 == 0:
                 print(f"hostile {name}: {number}", file=sys.stderr, flush=True)
