@@ -269,8 +269,10 @@ def test_arrays_and_events_have_limits(
 ) -> None:
     """Of each array and event all readers make an object, however few bytes it has."""
     monkeypatch.setattr(bundles, limit, value)
-    events = (allocated(1), *(stepped(n) for n in range(1, 9)))
-    kept = save(Bundle(kind="crash", fault=FAULT, events=events), tmp_path / "b")
+    made = Bundle(
+        kind="crash", fault=FAULT, events=(allocated(1), *(stepped(n) for n in range(1, 9)))
+    )
+    kept = save(made, tmp_path / "b")
     assert 0 < len(kept.events) <= value
     assert kept.events[-1].step == 8
     assert load(tmp_path / "b") == kept

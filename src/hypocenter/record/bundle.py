@@ -16,6 +16,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -446,7 +447,8 @@ def _read_arrays(folder: Path, missing: list[Gap]) -> dict[str, bytes]:
         missing.append(Gap.damage(ARRAYS, f"its header has {num_bytes} bytes, {limit}"))
         return {}
     try:
-        return {key: bytes(array["data"]) for key, array in safetensors.deserialize(data)}
+        arrays: list[tuple[str, dict[str, Any]]] = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+        return {key: bytes(array["data"]) for key, array in arrays}
     except (safetensors.SafetensorError, LookupError, TypeError, *DAMAGE) as error:
         missing.append(Gap.damage(ARRAYS, damage_text(error)))
         return {}
