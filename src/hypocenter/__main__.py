@@ -14,6 +14,8 @@ from typing import NoReturn
 
 def main() -> None:
     """Load and run the command line; ends the process."""
+    if why_not := unsupported(sys.platform):
+        sys.exit(f"hypo: {why_not}")
     # Where Ctrl-C is ignored (a command in the background of a script), it stays ignored.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
@@ -23,6 +25,18 @@ def main() -> None:
         app.main()
     except SystemExit as ended:
         _end(ended.code)
+
+
+def unsupported(system: str) -> str:
+    """Why nothing runs on a system, named as `sys.platform` has it; nothing where all does.
+
+    Elsewhere the locks, the shared memory and the limits of helpers are missing or differ.
+    """
+    if system == "linux":
+        return ""
+    names = {"darwin": "macOS", "win32": "Windows"}
+    way_out = "use WSL 2" if system == "win32" else "use a container or a virtual machine"
+    return f"this is {names.get(system, system)}, but hypocenter runs on Linux only; {way_out}"
 
 
 def _end(code: object) -> NoReturn:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 import weakref
@@ -33,7 +35,7 @@ from hypocenter.record.events import Allocated, Called, FaultRecord, Freed, Laun
 from hypocenter.watch import foreign_runs
 
 SCRIPTS = Path(__file__).parent / "programs"
-STARTUP = Path(foreign.__file__).parent / "startup" / "sitecustomize.py"
+STARTUP = Path(foreign.__file__).parent / "startup" / "hypocenter_waiting.py"
 
 
 def doctor(
@@ -216,6 +218,64 @@ def startup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(sys, "meta_path", [module.Waiting(), *sys.meta_path])
     monkeypatch.setenv("HYPO_RUN_DIR", str(tmp_path))
     return module
+
+
+#: Pythons that a command may run in, as far as this machine has them.
+PYTHONS = ("2.7", "3.6", "3.7", "3.8", "3.9", "3.10", "3.12", "3.13", "3.14")
+
+
+def _python(version: str) -> str:
+    """The interpreter of that version; skips where there is none that runs."""
+    found = shutil.which(f"python{version}")
+    versions = [found] if found else []
+    versions += map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    for path in reversed(versions):
+        done = subprocess.run([path, "-c", ""], capture_output=True, check=False)
+        if done.returncode == 0:
+            return path
+    pytest.skip(f"there is no Python {version}")
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own", "none"])
+@pytest.mark.parametrize("version", [*PYTHONS, "this"])
+def test_any_python_starts_in_silence_and_runs_its_own_file(
+    tmp_path: Path, version: str, own: bool
+) -> None:
+    python = sys.executable if version == "this" else _python(version)
+    folders = [str(STARTUP.parent)]
+    if own:
+        (tmp_path / "sitecustomize.py").write_text("import sys; sys.stdout.write('own ')\n")
+        folders.append(str(tmp_path))
+    program = (
+        "import sys; assert not [p for p in sys.path if 'startup' in p]; "
+        "sys.stdout.write('end ' + str('sitecustomize' in sys.modules))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "HYPO_RECORD": "1"}
+    done = subprocess.run(
+        [python, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("own end True" if own else "end True", "")
+    assert done.returncode == 0
+
+
+def test_the_first_file_has_no_syntax_that_a_python_lacks() -> None:
+    """Where no old Python is at hand: only names, calls and statements that all of them have."""
+    text = STARTUP.with_name("sitecustomize.py").read_text(encoding="ascii")
+    newer = (ast.AnnAssign, ast.JoinedStr, ast.NamedExpr, ast.Nonlocal, ast.FunctionDef,
+             ast.AsyncFunctionDef, ast.ClassDef, ast.Starred, ast.Match, ast.Await)  # fmt: skip
+    nodes = list(ast.walk(ast.parse(text)))
+    assert not [node for node in nodes if isinstance(node, newer)]
+    assert not [node for node in nodes if isinstance(node, ast.Raise) and node.cause]
+
+
+def test_what_an_own_file_raises_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import no_such_module\n")
+    path = os.pathsep.join([str(STARTUP.parent), str(tmp_path)])
+    done = subprocess.run(
+        [sys.executable, "-c", "print('end')"],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "No module named 'no_such_module'" in done.stderr
 
 
 def test_a_module_is_told_of_once_it_is_loaded(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from demo_variants import demo_that_chats
 from repository import ROOT
 
 PICTURE = ROOT / "docs" / "report.svg"
@@ -67,3 +69,28 @@ def test_a_picture_has_every_word_and_another_report_gives_another_picture() -> 
     texts = [element.text for element in ElementTree.fromstring(picture).iter() if element.text]
     assert [text for text in texts if text.strip()][1:] == ["CAUSE", "a < b & c", "fails", "it is"]
     assert report_picture.draw([*lines, "FIX        so"]) != picture
+
+
+def _run_example(*words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", f"examples/{words[0]}", *words[1:]],
+        cwd=ROOT, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_next_tokens_have_falling_probabilities() -> None:
+    lines = _run_example("next_tokens.py", "import ").splitlines()
+    shares = [float(line.split()[0]) for line in lines]
+    assert len(shares) == 5
+    assert sorted(shares, reverse=True) == shares
+    assert 0 < sum(shares) <= 1.01
+
+
+def test_a_chat_goes_on_where_it_was(tmp_path: Path) -> None:
+    model = demo_that_chats(tmp_path / "chat.gguf")
+    said = _run_example("chat.py", str(model))
+    assert [line for line in said.splitlines() if line[:2] == "> "] == [
+        "> What is a mutex?", "> And a semaphore?",
+    ]  # fmt: skip

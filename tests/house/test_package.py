@@ -22,6 +22,7 @@ from hypocenter.kernels import registry
 MAY_READ_FILE = {
     "package.py": "it is the one place for that",
     "foreign/startup/sitecustomize.py": "it runs in programs where this package is not importable",
+    "foreign/startup/hypocenter_waiting.py": "it runs in them as well",
     "device/marks.py": "it names itself as the site of an allocation",
 }
 

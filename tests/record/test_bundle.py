@@ -263,6 +263,21 @@ def test_the_oldest_steps_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert load(tmp_path / "b") == kept
 
 
+@pytest.mark.parametrize(("limit", "value"), [("MAX_ARRAYS", 12), ("MAX_RECORDS", 6)])
+def test_arrays_and_events_have_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    """Of each array and event all readers make an object, however few bytes it has."""
+    monkeypatch.setattr(bundles, limit, value)
+    made = Bundle(
+        kind="crash", fault=FAULT, events=(allocated(1), *(stepped(n) for n in range(1, 9)))
+    )
+    kept = save(made, tmp_path / "b")
+    assert 0 < len(kept.events) <= value
+    assert kept.events[-1].step == 8
+    assert load(tmp_path / "b") == kept
+
+
 def test_launches_of_all_steps_have_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -463,10 +478,18 @@ def test_arrays_must_be_as_long_as_they_say(folder: Path) -> None:
     back = load(folder)
     assert [event.inputs for event in back.events if isinstance(event, Stepped)] == [(), ()]
     assert _damaged(back) == ["2 arrays"]
-    (folder / "arrays.safetensors").write_bytes(b"\xff" * 64)
+    (folder / "arrays.safetensors").write_bytes(b"\x08" + bytes(7) + b"\xff" * 64)
     assert "damaged (" in str(load(folder).missing[-2])
     (folder / "arrays.safetensors").unlink()
     assert Gap.damage("arrays.safetensors", "it is not there") in load(folder).missing
+
+
+def test_a_file_of_a_million_arrays_is_not_parsed(folder: Path) -> None:
+    empty = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({f"step{number}.0.0": empty for number in range(300_000)}).encode()
+    (folder / "arrays.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    [gap] = [gap for gap in load(folder).missing if gap.what == "arrays.safetensors"]
+    assert "its header has" in gap.reason
 
 
 def test_a_lost_event_does_not_shift_the_arrays(folder: Path) -> None:

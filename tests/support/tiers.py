@@ -36,7 +36,7 @@ TIERS = {
     "lab": Tier("test-lab", (), "the doctor's score on every victim"),
     "peers": Tier("test-peers", ("peer",), "comparison with llama.cpp"),
     "recorder": Tier("test-recorder", (), "processes killed at random moments"),
-    "fuzz": Tier("test-fuzz", (), "broken files for the readers of foreign data"),
+    "fuzz": Tier("test-fuzz", (), "hostile input for what reads foreign data"),
 }  # fmt: skip
 
 #: Marks of one case, each by its arguments: (tier, which cases it leaves where they are).

@@ -1,6 +1,6 @@
 """Puts a look at launches, waits and the last exception into a program that did not ask for it.
 
-Called by `startup/sitecustomize.py` when the program has loaded torch or Triton. Everything that
+Called by `startup/hypocenter_waiting.py` when the program has loaded torch or Triton. All that
 goes wrong in here is told once and changes nothing for the program.
 """
 
@@ -46,7 +46,7 @@ class _State:
 
 
 def module_loaded(module: Any) -> None:
-    """The program has loaded one of `sitecustomize.MODULES`."""
+    """The program has loaded one of `hypocenter_waiting.MODULES`."""
     if module.__name__ == "torch":
         _watch_the_end()
         _watch_waits(module)

@@ -16,6 +16,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -70,10 +71,13 @@ MAX_ARRAYS_BYTES = 256 << 20
 MAX_STDERR_BYTES = 1 << 20
 MAX_SOURCE_BYTES, MAX_SOURCES_BYTES, MAX_SOURCES = 1 << 20, 32 << 20, 2000
 MAX_LOG_LINES, MAX_LINE_CHARS = 200, 1000
-MAX_RECORDS = 1 << 20
+MAX_RECORDS = 1 << 18
 #: Launches of all recorded steps together: what looks at each of them stays within seconds.
 MAX_LAUNCHES = 1 << 20
 MAX_SNAPSHOTS = 4096
+#: Arrays of a bundle, and the bytes of a name, type and place of one at most: what their file says
+#: of them is parsed as a whole, at ten times its size in memory.
+MAX_ARRAYS, MAX_ENTRY_BYTES = 1 << 17, 128
 
 #: Events that say what memory there is; they stay when the steps around them are left out.
 LASTING = (Allocated, Freed, Captured)
@@ -265,12 +269,15 @@ def _fit(bundle: Bundle, folder: Path) -> Bundle:
 def _newest(events: tuple[AnyEvent, ...], missing: list[Gap]) -> tuple[AnyEvent, ...]:
     """The history of memory, and as many of the newest steps as fit half of the room."""
     json_room, array_room = MAX_JSON_BYTES // 2, MAX_ARRAYS_BYTES // 2
+    num_arrays_left, num_events_left = MAX_ARRAYS // 2, MAX_RECORDS
     oldest = min((event.step for event in events), default=0)
     for event in sorted(events, key=_weight):
         json_room -= len(encode(hide(event, "", {}))) + 2
+        num_events_left -= 1
         if isinstance(event, Stepped):
             array_room -= sum(len(values.data) for values in event.inputs)
-        if min(json_room, array_room) < 0:
+            num_arrays_left -= len(event.inputs)
+        if min(json_room, array_room, num_arrays_left, num_events_left) < 0:
             if isinstance(event, LASTING):
                 missing.append(
                     Gap.left_out("events", "the history of memory alone exceeds the room for them")
@@ -434,8 +441,14 @@ def _read_arrays(folder: Path, missing: list[Gap]) -> dict[str, bytes]:
     data = _part(folder, ARRAYS, MAX_ARRAYS_BYTES + MAX_JSON_BYTES, missing)
     if data is None:
         return {}
+    num_bytes = int.from_bytes(data[:8], "little")
+    if num_bytes > MAX_ARRAYS * MAX_ENTRY_BYTES:
+        limit = f"above {MAX_ARRAYS * MAX_ENTRY_BYTES}, which is enough for {MAX_ARRAYS} arrays"
+        missing.append(Gap.damage(ARRAYS, f"its header has {num_bytes} bytes, {limit}"))
+        return {}
     try:
-        return {key: array.tobytes() for key, array in safetensors.numpy.load(data).items()}
+        arrays: list[tuple[str, dict[str, Any]]] = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+        return {key: bytes(array["data"]) for key, array in arrays}
     except (safetensors.SafetensorError, LookupError, TypeError, *DAMAGE) as error:
         missing.append(Gap.damage(ARRAYS, damage_text(error)))
         return {}

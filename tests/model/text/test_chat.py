@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from chat_templates import CHATML, FAMILIES, Family
+from jinja2.filters import FILTERS
 
 from hypocenter.errors import TemplateError, UsageError
 from hypocenter.model.text import chat_process
@@ -100,6 +101,35 @@ def test_names_that_templates_expect() -> None:
     )
     with ChatTemplate(source) as template:
         assert template.render(HELLO) == "2s1True[1]"
+
+
+def _error(template: ChatTemplate, content: str) -> str:
+    """What rendering one message is refused with; nothing when it is not."""
+    try:
+        template.render([{"role": "user", "content": content}])
+    except TemplateError as error:
+        return str(error)
+    return ""
+
+
+def test_no_filter_needs_a_file() -> None:
+    # The helper can open none; markupsafe imports `html` when `striptags` is first used.
+    branches = (
+        f"{{% if messages[0].content == '{name}' %}}{{{{ bos_token | {name} }}}}{{% endif %}}"
+        for name in FILTERS
+    )
+    with ChatTemplate("".join(branches), bos_token="<b>1</b>") as template:
+        for name in FILTERS:
+            assert "file" not in _error(template, name), name
+
+
+def test_no_message_names_a_place_of_this_machine() -> None:
+    with (
+        ChatTemplate("{{ 'a'.encode('cp1251') }}") as template,
+        pytest.raises(TemplateError, match="line 1: needs a file of this machine") as caught,
+    ):
+        template.render(HELLO)
+    assert "/" not in str(caught.value)
 
 
 HOSTILE = {

@@ -1,1 +1,1 @@
-"""The folder that leads a foreign program's PYTHONPATH: one file, and nothing else ever."""
+"""The folder that leads a foreign program's PYTHONPATH: no name in it is one that others have."""

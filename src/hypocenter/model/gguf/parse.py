@@ -26,6 +26,7 @@ MAX_KEY_BYTES = (1 << 16) - 1  # the specification's limit
 MAX_NAME_BYTES = 127  # ggml allows 63, builds of it for diffusion models 127
 MAX_STRING_BYTES = 1 << 24
 MAX_STRINGS = 1 << 22  # in all arrays of a file; the largest vocabularies with merges need < 2^20
+MAX_NUMBERS = 1 << 26  # and flags, in all arrays of a file; those of a vocabulary are < 2^22
 MAX_NESTED_ARRAYS = 1 << 16
 MAX_ARRAY_DEPTH = 4
 MAX_DIMS = 4
@@ -123,6 +124,7 @@ class _Cursor:
         self.position = 0
         self.end = len(buffer)
         self.num_strings = 0
+        self.num_numbers = 0
         self.num_nested = 0
 
     def bad_field(self, field: str, value: object, limit: str, way_out: str = "") -> BadModelFile:
@@ -261,7 +263,9 @@ def _read_array(cursor: _Cursor, field: str, depth: int) -> Entry:
         children = tuple(_read_array(cursor, field, depth + 1) for _ in range(count))
         return Entry(kind, True, start, count, children=children)
     itemsize = NUMPY_TYPES[kind].itemsize
-    count = cursor.count(label, MAX_INT64, itemsize)
+    # A sparse file of a terabyte takes no room on a disk, but the flags in it are all looked at.
+    count = cursor.count(label, MAX_NUMBERS - cursor.num_numbers, itemsize)
+    cursor.num_numbers += count
     start = cursor.skip(field, count * itemsize)
     if kind is ValueType.BOOL:
         _check_flags(cursor, field, start, count)

@@ -86,7 +86,7 @@ class RenderProcess:
                 "interpreter; set sys.executable in the embedding program"
             )
         # Isolated and without site-packages of its own: the folders to import from are ours.
-        command = [sys.executable, "-I", "-S", "-c", PROGRAM, *_import_folders()]
+        command = [sys.executable, "-I", "-S", "-c", PROGRAM, *import_folders()]
         environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
         try:
             process = subprocess.Popen(
@@ -170,7 +170,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-def _import_folders() -> list[str]:
+def import_folders() -> list[str]:
     """The folders of the packages that the helper imports, wherever this process has them from."""
     folders = []
     for name in ("hypocenter", "jinja2", "markupsafe", "msgspec"):

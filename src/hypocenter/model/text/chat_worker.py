@@ -10,6 +10,7 @@ server such threads come and go.)
 
 from __future__ import annotations
 
+import html  # noqa: F401, see _warm_up
 import json
 import pprint  # noqa: F401, see _warm_up
 import sys
@@ -200,7 +201,7 @@ def _answer(templates: list[jinja2.Template], setup: Setup, body: bytes) -> str:
 
 def _warm_up() -> None:
     # Everything that would open a file later, when none can be opened any more: the time zone, and
-    # the modules above that jinja2 itself imports only at need.
+    # the modules above that jinja2 and markupsafe import only at need.
     time.localtime()
     compile_template("{{ strftime_now('%Z') }}{{ [1]|tojson|pprint }}").render()
 
@@ -234,7 +235,10 @@ def _one_line(error: Exception) -> str:
             line = trace.tb_lineno
         trace = trace.tb_next
     text = str(error)[: 4 * MAX_ERROR_CHARS]
-    if not isinstance(error, jinja2.TemplateError):
+    if isinstance(error, OSError | ImportError):
+        # Its own text would name a place on this machine. A codec of `encode` comes from a file.
+        text = "needs a file of this machine, and templates get none"
+    elif not isinstance(error, jinja2.TemplateError):
         text = f"{type(error).__name__}: {text}"
     text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     if len(text) > MAX_ERROR_CHARS:

@@ -8,7 +8,7 @@ unknown is refused: there is no fallback that would tokenise differently from th
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from tokenizers import Regex
@@ -20,6 +20,7 @@ from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from hypocenter.errors import BadModelFile, TokenizerError, UnsupportedModel, UsageError
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer, known_names
+from hypocenter.model.text.special_texts import SpecialTexts
 from hypocenter.model.text.spm import BLANK, ScoreEncoder
 from hypocenter.model.text.vocabulary import TokenKind, Vocabulary, read_vocabulary
 
@@ -159,59 +160,6 @@ class Detokenizer:
     def flush(self) -> str:
         """What is held back: U+FFFD for a character that never became whole, else nothing."""
         return self._decoder.decode(b"", final=True)
-
-
-class SpecialTexts:
-    """Finds the tokens that are read as a whole before any other rule: longest first, then left.
-
-    This is llama.cpp's order (`tokenizer_st_partition`) and not leftmost-first: a long token wins
-    over a shorter one that begins before it.
-    """
-
-    def __init__(self, words: Vocabulary, strip_after: frozenset[int]) -> None:
-        user_defined = (words.kinds == TokenKind.USER_DEFINED).nonzero()[0].tolist()
-        special = words.guarded.union(user_defined)
-        texts = [(words.texts[index], index) for index in special if words.texts[index]]
-        # By length in bytes, as llama.cpp does; the number of characters would order differently.
-        texts.sort(key=lambda item: (-len(item[0].encode("utf-8", "surrogateescape")), item[1]))
-        self._all = texts
-        self._unguarded = [item for item in texts if item[1] not in words.guarded]
-        self._strip_after = strip_after
-
-    def split(self, text: str, parse_special: bool) -> Iterator[str | int]:
-        """`text` in order: special tokens as ids, what lies between them as strings."""
-        found = self._find(text, parse_special)
-        position = 0
-        for start in sorted(found):
-            end, token_id = found[start]
-            if position < start:
-                yield text[position:start]
-            if token_id is not None:
-                yield token_id
-            position = end
-        if position < len(text):
-            yield text[position:]
-
-    def _find(self, text: str, parse_special: bool) -> dict[int, tuple[int, int | None]]:
-        """Start to (end, id) of every special token, with id None for text that is dropped."""
-        found: dict[int, tuple[int, int | None]] = {}
-        taken = bytearray(len(text))
-        for special, token_id in self._all if parse_special else self._unguarded:
-            start = text.find(special)
-            while start >= 0:
-                end = start + len(special)
-                # No taken place is shorter than `special` in bytes, so none hides between its ends.
-                if taken[start] or taken[end - 1]:
-                    start = text.find(special, start + 1)
-                    continue
-                found[start] = (end, token_id)
-                if token_id in self._strip_after:
-                    end = _skip_blanks(text, taken, end)
-                    if end > start + len(special):
-                        found[start + len(special)] = (end, None)
-                taken[start:end] = b"\1" * (end - start)
-                start = text.find(special, end)
-        return found
 
 
 class BytePairEncoder:
@@ -360,12 +308,6 @@ def _byte_of_char() -> dict[str, int]:
 
 _BYTE_OF_CHAR = _byte_of_char()
 _UTF8_BYTES = frozenset([*range(0x00, 0xC0), *range(0xC2, 0xF5)])  # those that UTF-8 may hold
-
-
-def _skip_blanks(text: str, taken: bytearray, position: int) -> int:
-    while position < len(text) and not taken[position] and text[position] in " \t\n\v\f\r":
-        position += 1
-    return position
 
 
 def _check_text(text: str) -> None:

@@ -1,0 +1,43 @@
+# hypocenter in a container: the CPU image by default, the NVIDIA one by `--target nvidia`.
+#
+#   docker build -t hypocenter .
+#   docker run --rm -it hypocenter run -p 'import os' -n 40
+#   docker run --rm -it -v "$PWD:/models:ro" hypocenter run /models/model.gguf
+#   docker build --target nvidia -t hypocenter:nvidia .
+#   docker run --rm -it --gpus all hypocenter:nvidia run --device cuda
+#
+# Nothing listens on a network. Kernels are compiled for the processor that builds the image; on
+# another one they are compiled anew at the first run.
+
+FROM python:3.11.14-slim-bookworm AS base
+ENV PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN useradd --create-home --uid 10001 hypo && python -m venv /opt/hypocenter
+ENV PATH=/opt/hypocenter/bin:$PATH
+WORKDIR /opt/source
+COPY pyproject.toml constraints.txt README.md LICENSE NOTICE ./
+COPY src ./src
+
+FROM base AS nvidia
+# PyTorch's CUDA build brings the Triton that belongs to it, so the pin of ours does not hold here.
+# Triton needs a C compiler while it runs.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/* \
+    && grep -v '^triton==' constraints.txt > /tmp/constraints.txt \
+    && pip install -c /tmp/constraints.txt setuptools \
+    && pip install -c /tmp/constraints.txt --no-build-isolation '.[gpu]'
+USER hypo
+WORKDIR /home/hypo
+# What runs on the CPU only: a builder has no GPU, so its kernels are compiled at the first run.
+RUN hypo warm --quiet
+ENTRYPOINT ["hypo"]
+CMD ["--help"]
+
+FROM base AS cpu
+RUN pip install -c constraints.txt setuptools \
+    && pip install -c constraints.txt --no-build-isolation .
+USER hypo
+WORKDIR /home/hypo
+RUN hypo warm --quiet
+ENTRYPOINT ["hypo"]
+CMD ["--help"]
