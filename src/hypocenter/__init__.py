@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hypocenter.config import EngineConfig, SamplingParams
     from hypocenter.engine.llm import LLM
     from hypocenter.errors import HypoError
-    from hypocenter.results import Completion, Delta, Route, Timings
+    from hypocenter.results import Completion, Delta, Route, Timings, TokenLogprob, TopLogprob
 
 __all__ = [
     "LLM",
@@ -24,6 +24,8 @@ __all__ = [
     "Route",
     "SamplingParams",
     "Timings",
+    "TokenLogprob",
+    "TopLogprob",
 ]
 
 _NAME_TO_MODULE = {
@@ -35,6 +37,8 @@ _NAME_TO_MODULE = {
     "Route": "hypocenter.results",
     "SamplingParams": "hypocenter.config",
     "Timings": "hypocenter.results",
+    "TokenLogprob": "hypocenter.results",
+    "TopLogprob": "hypocenter.results",
 }
 
 
@@ -49,4 +53,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__, "__version__"])
+    # What this file itself imports is none of a caller's business.
+    return sorted({*__all__, "__version__", *(name for name in globals() if name.startswith("__"))})

@@ -17,6 +17,7 @@ from hypocenter.tensor import DType
 
 MAX_STOP_STRINGS = 16
 MAX_TOP_K = 1 << 20
+MAX_LOGPROBS = 20
 MAX_SEED = (1 << 64) - 1
 _DEVICE = re.compile(r"cpu|(cuda|hip)(:[0-9]{1,3})?|sim:[a-z0-9]{1,20}")
 #: Is told what is being done, and how much of it is, from 0 to 1.
@@ -40,6 +41,8 @@ class SamplingParams:
     filter off. `repeat_penalty` 1 and the two OpenAI penalties at 0 leave the logits alone.
     `max_tokens` None means: until the model ends its answer or the context is full. `seed` None
     takes another one for each request; the Completion says which. `stop` is a text or several.
+    `logprobs` N asks for the log probability of each chosen token and of the N likeliest ones of
+    its place, by the raw logits; `prompt_logprobs` for those of the prompt's tokens.
     Raises UsageError when a value is of a wrong type or out of its range.
     """
 
@@ -54,6 +57,8 @@ class SamplingParams:
     seed: int | None = None
     stop: Sequence[str] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -71,6 +76,9 @@ class SamplingParams:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         if not isinstance(self.ignore_eos, bool):
             raise BadSetting("ignore_eos", self.ignore_eos, "must be True or False")
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _require_whole(name, getattr(self, name), 0, MAX_LOGPROBS)
 
 
 class SamplingFields(TypedDict, total=False):
@@ -87,6 +95,8 @@ class SamplingFields(TypedDict, total=False):
     seed: int | None
     stop: Sequence[str]
     ignore_eos: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,11 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         _ = hypocenter.LMM
 
 
+def test_the_package_shows_its_own_names_and_no_others() -> None:
+    shown = {name for name in dir(hypocenter) if not name.startswith("__")}
+    assert shown == set(hypocenter.__all__)
+
+
 def test_the_version_is_that_of_the_package() -> None:
     assert hypocenter.__version__ == metadata.version("hypocenter")
     assert "__version__" in dir(hypocenter)
@@ -353,6 +358,12 @@ def test_two_threads_share_one_model(llm: LLM) -> None:
         thread.join(60)
     assert [found.get(number) for number in range(4)] == alone
     llm.engine.check_integrity()
+
+
+def test_a_completion_is_shown_in_a_line(llm: LLM) -> None:
+    completion = llm.generate(PROMPT, max_tokens=40, ignore_eos=True, seed=3)
+    assert re.fullmatch(r"Completion\('.*', 40 tokens, 'length', seed=3\)", repr(completion))
+    assert len(repr(completion)) < 100
 
 
 def test_progress_is_told_and_closing_twice_is_no_harm() -> None:
