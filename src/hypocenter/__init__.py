@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from hypocenter.config import EngineConfig, SamplingParams
+    from hypocenter.engine.async_llm import AsyncLLM
+    from hypocenter.engine.async_stream import AsyncStream
     from hypocenter.engine.llm import LLM
     from hypocenter.errors import HypoError
     from hypocenter.results import Completion, Delta, Route, Timings, TokenLogprob, TopLogprob
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
+    "AsyncStream",
     "Completion",
     "Delta",
     "EngineConfig",
@@ -30,6 +34,8 @@ __all__ = [
 
 _NAME_TO_MODULE = {
     "LLM": "hypocenter.engine.llm",
+    "AsyncLLM": "hypocenter.engine.async_llm",
+    "AsyncStream": "hypocenter.engine.async_stream",
     "Completion": "hypocenter.results",
     "Delta": "hypocenter.results",
     "EngineConfig": "hypocenter.config",

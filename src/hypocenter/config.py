@@ -5,14 +5,16 @@ The command line takes names, defaults and help of its options from these fields
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from hypocenter.errors import BadSetting, UsageError
+from hypocenter.synonyms import explain_unknown
 from hypocenter.tensor import DType
 
 MAX_STOP_STRINGS = 16
@@ -31,8 +33,27 @@ PARTS_NEED_A_GPU = (
 FLOAT_PRODUCTS = ("exact", "bf16")
 _BF16_NEEDS_THE_CPU = "products in bf16 run on the CPU only; use exact, or device cpu"
 KV_DTYPES = {"f16": DType.F16, "f32": DType.F32}
+_Settings = TypeVar("_Settings")
 
 
+def _explain_unknown_fields(cls: type[_Settings]) -> type[_Settings]:
+    """The dataclass, which refuses a keyword that is no field in words, by UsageError."""
+    dataclass_: Any = cls
+    initialise = dataclass_.__init__
+
+    @functools.wraps(initialise)
+    def checked(self: _Settings, *values: Any, **given: Any) -> None:
+        known = defaults(cls)
+        for name in given:
+            if name not in known:
+                raise UsageError(explain_unknown(cls.__name__, name, known))
+        initialise(self, *values, **given)
+
+    dataclass_.__init__ = checked
+    return cls
+
+
+@_explain_unknown_fields
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen. Greedy by default, so that a first run repeats itself.
@@ -99,6 +120,7 @@ class SamplingFields(TypedDict, total=False):
     prompt_logprobs: int | None
 
 
+@_explain_unknown_fields
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What an engine is built with; constructed once, never written to.

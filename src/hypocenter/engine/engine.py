@@ -15,7 +15,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -263,7 +263,7 @@ class Engine:
                     self._take_turn(self._step)
         finally:
             self.cancel(request)
-        return self._result(request)
+        return self.result(request)
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Submit requests, drive them together to their ends; in order.
@@ -278,7 +278,20 @@ class Engine:
         finally:
             for request in requests:
                 self.cancel(request)
-        return [self._result(request) for request in requests]
+        return [self.result(request) for request in requests]
+
+    def result(self, request: Request) -> Completion:
+        """What became of a request that is done. Raises the request's own error."""
+        if request.error:
+            raise request.error
+        return request.completion(self.route())
+
+    def fail(self, requests: Iterable[Request], error: Exception) -> None:
+        """End submitted requests with an error that is none of theirs."""
+        with self._turn():
+            for request in requests:
+                if not request.done:
+                    self._fail(request, error)
 
     def check_integrity(self) -> None:
         """Raises IntegrityError when requests, tables and blocks contradict each other."""
@@ -301,15 +314,12 @@ class Engine:
             num_graphs=route.num_graphs + sampler.num_graphs,
         )
 
-    def _result(self, request: Request) -> Completion:
-        if request.error:
-            raise request.error
-        return request.completion(self.route())
-
     def _admit(self) -> None:
         """Take in what was submitted, and end what was cancelled or outlived the engine."""
         while self._inbox:
-            self.scheduler.add(self._inbox.popleft())
+            request = self._inbox.popleft()
+            if not request.done:
+                self.scheduler.add(request)
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             if self._closed:
                 self._fail(request, UsageError("the model is closed; open it anew"))

@@ -10,7 +10,7 @@ import secrets
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +78,8 @@ class Request:
         self.cancel_requested = False
         #: Pieces not yet taken; the stepping thread appends, the owner takes from the left.
         self.deltas: deque[Delta] = deque()
+        #: Called by the stepping thread after each piece and at the end; must be quick, not raise.
+        self.on_news: Callable[[], None] | None = None
         #: Distinct token of the context to its count in the output; kept only for penalties.
         self.output_counts: dict[int, int] = {}
         if has_penalties(params):
@@ -203,6 +205,7 @@ class Request:
         """End with an error of its own; the owner raises it."""
         self.error = error
         self.state = State.DONE
+        self._tell()
 
     def completion(self, route: Route) -> Completion:
         """What became of the request, which must be done and without error."""
@@ -243,3 +246,8 @@ class Request:
         self.deltas.append(Delta(text, token_ids, finish_reason, logprobs))
         if finish_reason is not None:
             self.state = State.DONE  # last: whoever sees it finds everything else in place
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.on_news is not None:
+            self.on_news()
