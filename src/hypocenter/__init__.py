@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from hypocenter.config import EngineConfig, SamplingParams
+    from hypocenter.engine.async_llm import AsyncLLM
+    from hypocenter.engine.async_stream import AsyncStream
     from hypocenter.engine.llm import LLM
     from hypocenter.errors import HypoError
-    from hypocenter.results import Completion, Delta, Route, Timings
+    from hypocenter.results import Completion, Delta, Route, Timings, TokenLogprob, TopLogprob
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
+    "AsyncStream",
     "Completion",
     "Delta",
     "EngineConfig",
@@ -24,10 +28,14 @@ __all__ = [
     "Route",
     "SamplingParams",
     "Timings",
+    "TokenLogprob",
+    "TopLogprob",
 ]
 
 _NAME_TO_MODULE = {
     "LLM": "hypocenter.engine.llm",
+    "AsyncLLM": "hypocenter.engine.async_llm",
+    "AsyncStream": "hypocenter.engine.async_stream",
     "Completion": "hypocenter.results",
     "Delta": "hypocenter.results",
     "EngineConfig": "hypocenter.config",
@@ -35,6 +43,8 @@ _NAME_TO_MODULE = {
     "Route": "hypocenter.results",
     "SamplingParams": "hypocenter.config",
     "Timings": "hypocenter.results",
+    "TokenLogprob": "hypocenter.results",
+    "TopLogprob": "hypocenter.results",
 }
 
 
@@ -49,4 +59,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__, "__version__"])
+    # What this file itself imports is none of a caller's business.
+    return sorted({*__all__, "__version__", *(name for name in globals() if name.startswith("__"))})

@@ -5,18 +5,21 @@ The command line takes names, defaults and help of its options from these fields
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from hypocenter.errors import BadSetting, UsageError
+from hypocenter.synonyms import explain_unknown
 from hypocenter.tensor import DType
 
 MAX_STOP_STRINGS = 16
 MAX_TOP_K = 1 << 20
+MAX_LOGPROBS = 20
 MAX_SEED = (1 << 64) - 1
 _DEVICE = re.compile(r"cpu|(cuda|hip)(:[0-9]{1,3})?|sim:[a-z0-9]{1,20}")
 #: Is told what is being done, and how much of it is, from 0 to 1.
@@ -30,8 +33,27 @@ PARTS_NEED_A_GPU = (
 FLOAT_PRODUCTS = ("exact", "bf16")
 _BF16_NEEDS_THE_CPU = "products in bf16 run on the CPU only; use exact, or device cpu"
 KV_DTYPES = {"f16": DType.F16, "f32": DType.F32}
+_Settings = TypeVar("_Settings")
 
 
+def _explain_unknown_fields(cls: type[_Settings]) -> type[_Settings]:
+    """The dataclass, which refuses a keyword that is no field in words, by UsageError."""
+    dataclass_: Any = cls
+    initialise = dataclass_.__init__
+
+    @functools.wraps(initialise)
+    def checked(self: _Settings, *values: Any, **given: Any) -> None:
+        known = defaults(cls)
+        for name in given:
+            if name not in known:
+                raise UsageError(explain_unknown(cls.__name__, name, known))
+        initialise(self, *values, **given)
+
+    dataclass_.__init__ = checked
+    return cls
+
+
+@_explain_unknown_fields
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen. Greedy by default, so that a first run repeats itself.
@@ -40,6 +62,8 @@ class SamplingParams:
     filter off. `repeat_penalty` 1 and the two OpenAI penalties at 0 leave the logits alone.
     `max_tokens` None means: until the model ends its answer or the context is full. `seed` None
     takes another one for each request; the Completion says which. `stop` is a text or several.
+    `logprobs` N asks for the log probability of each chosen token and of the N likeliest ones of
+    its place, by the raw logits; `prompt_logprobs` for those of the prompt's tokens.
     Raises UsageError when a value is of a wrong type or out of its range.
     """
 
@@ -54,6 +78,8 @@ class SamplingParams:
     seed: int | None = None
     stop: Sequence[str] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -71,6 +97,9 @@ class SamplingParams:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         if not isinstance(self.ignore_eos, bool):
             raise BadSetting("ignore_eos", self.ignore_eos, "must be True or False")
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _require_whole(name, getattr(self, name), 0, MAX_LOGPROBS)
 
 
 class SamplingFields(TypedDict, total=False):
@@ -87,8 +116,11 @@ class SamplingFields(TypedDict, total=False):
     seed: int | None
     stop: Sequence[str]
     ignore_eos: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
 
 
+@_explain_unknown_fields
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What an engine is built with; constructed once, never written to.

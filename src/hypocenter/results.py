@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import reprlib
+
 import msgspec
 
 
@@ -39,10 +41,30 @@ class Timings(msgspec.Struct, frozen=True):
         return later / self.generation_seconds if self.generation_seconds else 0.0
 
 
-class Completion(msgspec.Struct, frozen=True):
+class TopLogprob(msgspec.Struct, frozen=True):
+    """A token and its natural log probability by the raw logits, before penalties and filters.
+
+    `piece` holds the bytes that it adds to the text: none for a special token, and not always whole
+    characters.
+    """
+
+    token_id: int
+    piece: bytes
+    logprob: float
+
+
+class TokenLogprob(TopLogprob, frozen=True):
+    """A token that stands in the text, and the likeliest ones of its place, the likeliest first."""
+
+    top: tuple[TopLogprob, ...]
+
+
+class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     """A finished request. `finish_reason`: stop (end token or stop string), length, cancelled.
 
-    With `seed` the same request has the same answer again.
+    With `seed` the same request has the same answer again. `logprobs` has an entry for each of
+    `token_ids`, `prompt_logprobs` one for each of `prompt_token_ids`, of which the first is None:
+    nothing stands before it. Each is None where it was not asked for.
     """
 
     text: str
@@ -52,11 +74,23 @@ class Completion(msgspec.Struct, frozen=True):
     seed: int
     timings: Timings
     route: Route
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Completion({reprlib.repr(self.text)}, {len(self.token_ids)} tokens, "
+            f"{self.finish_reason!r}, seed={self.seed})"
+        )
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """One piece of a streamed answer; `finish_reason` is None until the last piece."""
+    """One piece of a streamed answer; `finish_reason` is None until the last piece.
+
+    `logprobs` are those of `token_ids`, None where they were not asked for.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str | None
+    logprobs: tuple[TokenLogprob, ...] | None = None

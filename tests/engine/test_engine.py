@@ -68,6 +68,8 @@ PARAMS = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.7]),
     seed=st.integers(0, 1 << 40),
     ignore_eos=st.booleans(),
+    logprobs=st.sampled_from([None, 2]),
+    prompt_logprobs=st.sampled_from([None, None, 0]),
 )
 
 
@@ -120,6 +122,8 @@ class EngineMachine(RuleBasedStateMachine):
         for request in self.requests:
             assert request.done
             assert request.error is None
+            is_asked = request.params.logprobs is not None
+            assert len(request.logprobs) == is_asked * len(request.output_ids)
             if request.keeps_logits and request.id not in self.cancelled:
                 prompt = list(request.prompt_ids)
                 alone = [hashed_logits(prompt[: n + 1]) for n in range(len(prompt))]

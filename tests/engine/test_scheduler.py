@@ -188,14 +188,13 @@ def test_a_batch_lays_chunks_out_side_by_side() -> None:
     scheduler.add(make_request(1, 3, keeps_logits=True))
     scheduler.add(make_request(2, 2))
     chunks = scheduler.schedule()
-    assert [chunk.request.id for chunk in chunks] == [0, 2, 1]  # kept rows come last
     batch = make_batch(chunks, cache)
-    assert batch.token_ids.tolist() == [5, 200, 201, 100, 101, 102]
-    assert batch.positions.tolist() == [6, 0, 1, 0, 1, 2]
-    assert batch.slots.tolist() == [6, 12, 13, 8, 9, 10]
-    assert batch.sequence_rows.tolist() == [0, 1, 1, 2, 2, 2]
-    assert batch.block_tables.tolist() == [[0, 1], [3, -1], [2, -1]]
-    assert batch.logit_rows.tolist() == [0, 2, 3, 4, 5]
+    assert batch.token_ids.tolist() == [5, 100, 101, 102, 200, 201]
+    assert batch.positions.tolist() == [6, 0, 1, 2, 0, 1]
+    assert batch.slots.tolist() == [6, 8, 9, 10, 12, 13]
+    assert batch.sequence_rows.tolist() == [0, 1, 1, 1, 2, 2]
+    assert batch.block_tables.tolist() == [[0, 1], [2, -1], [3, -1]]
+    assert batch.logit_rows.tolist() == [0, 5, 1, 2, 3]  # kept rows come last
 
 
 def test_a_chunk_that_does_not_reach_the_end_has_no_logits() -> None:

@@ -25,6 +25,7 @@ WORDS = frozenset(
         "cache_folder",
         "messages",
         "refusals",
+        "synonyms",
     }
 )
 

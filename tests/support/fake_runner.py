@@ -141,6 +141,9 @@ class FakeDetokenizer:
 class FakeTokenizer:
     end_ids = frozenset({END_ID})
 
+    def shown_piece(self, token_id: int) -> bytes:
+        return FakeDetokenizer().push(token_id).encode()
+
     def detokenizer(self, *, at_start: bool) -> FakeDetokenizer:
         assert not at_start, "an answer continues a text"
         return FakeDetokenizer()

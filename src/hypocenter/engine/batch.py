@@ -29,8 +29,8 @@ class Batch:
     """The tokens of one step, of any number of sequences; every array is i32.
 
     `slots` says where each token's key and value go, `sequence_rows` which row of `block_tables`
-    it belongs to, `logit_rows` of which tokens the logits are wanted. Entries of `block_tables`
-    beyond a sequence's blocks are -1.
+    it belongs to, `logit_rows` of which tokens the logits are wanted: those that a token is drawn
+    from, and then those that are kept. Entries of `block_tables` beyond a sequence's blocks are -1.
     """
 
     token_ids: Int32s  # [num_tokens]
@@ -64,15 +64,16 @@ class Chunk:
         """The next `num_tokens` pending tokens of a request."""
         reaches_end = num_tokens == request.num_pending
         start = request.num_computed
-        return cls(request, start, start + num_tokens, reaches_end and not request.keeps_logits)
+        return cls(request, start, start + num_tokens, reaches_end and not request.is_full)
 
     @property
     def num_tokens(self) -> int:
         return self.stop - self.start
 
     @property
-    def num_logit_rows(self) -> int:
-        return self.num_tokens if self.request.keeps_logits else int(self.samples)
+    def num_kept(self) -> int:
+        """Its first so many tokens have logits that the request keeps."""
+        return max(min(self.stop, self.request.num_kept) - self.start, 0)
 
     @property
     def token_ids(self) -> list[int]:
@@ -92,23 +93,30 @@ class Chunk:
 
 
 def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
-    """Lay the chunks out as one batch; rows of the logits are in the order of the chunks."""
+    """Lay the chunks out as one batch.
+
+    Rows of the logits are in the order of the chunks: one of each chunk that samples, and then all
+    that are kept.
+    """
     # Lists, for most chunks are of one token, which Python adds sooner than numpy gets going.
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     sequence_rows: list[int] = []
-    logit_rows: list[int] = []
+    drawn_rows: list[int] = []
+    kept_rows: list[int] = []
     tables, requests = [], []
     is_recorded = current().is_on
     for row, chunk in enumerate(chunks):
         placement = cache.retrieve(chunk.request.id, chunk.start, chunk.stop)
+        kept_rows += range(len(token_ids), len(token_ids) + chunk.num_kept)
         token_ids += chunk.token_ids
         positions += range(chunk.start, chunk.stop)
         slots += placement.slots
         sequence_rows += [row] * chunk.num_tokens
         tables.append(placement.block_table)
-        logit_rows += range(len(token_ids) - chunk.num_logit_rows, len(token_ids))
+        if chunk.samples:
+            drawn_rows.append(len(token_ids) - 1)
         if is_recorded:
             requests.append(chunk.record(row, cache.blocks(chunk.request.id)))
     if len(tables) == 1:
@@ -123,7 +131,7 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
         slots=np.array(slots, np.int32),
         sequence_rows=np.array(sequence_rows, np.int32),
         block_tables=block_tables,
-        logit_rows=np.array(logit_rows, np.int32),
+        logit_rows=np.array(drawn_rows + kept_rows, np.int32),
         requests=tuple(requests),
         ids_on_device=any(chunk.ids_on_device for chunk in chunks),
     )

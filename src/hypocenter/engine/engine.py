@@ -15,7 +15,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,15 +25,16 @@ import numpy as np
 
 from hypocenter.config import SamplingParams
 from hypocenter.device import copies, memory
+from hypocenter.dtypes import Array
 from hypocenter.engine.batch import Chunk, make_batch
 from hypocenter.engine.kv_cache import KVCache
+from hypocenter.engine.logprobs import token_logprob
 from hypocenter.engine.request import Request
 from hypocenter.engine.sampler import Sampler
 from hypocenter.engine.scheduler import Scheduler
 from hypocenter.errors import BadLogits, ContextOverflow, HypoError, OutOfBlocks, UsageError
 from hypocenter.record.recorder import current
 from hypocenter.results import Completion, Delta, Route
-from hypocenter.tensor import Tensor
 
 if TYPE_CHECKING:
     from hypocenter.engine.runner import Runner
@@ -43,16 +44,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("hypocenter.engine")
 
 
+WaitForLogits = Callable[[], Array]  # f32 [num_rows, vocab_size]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInFlight:
     """A step that was launched: `wait` gives the outcome of each row that a token is chosen from.
 
-    `number` is that of the step in the record.
+    `drawn` and `kept` wait for logits that the host wants, by the id of their request: the row of a
+    token that is chosen, and the rows of prompt tokens. `number` is that of the step in the record.
     """
 
     chunks: list[Chunk]
-    logits: Tensor
     wait: Callable[[], list[int | BadLogits]]
+    drawn: dict[int, WaitForLogits]
+    kept: dict[int, WaitForLogits]
     number: int
 
 
@@ -116,7 +122,19 @@ class Engine:
         logits = self.runner.run(make_batch(chunks, self.cache))
         sampled = [chunk for chunk in chunks if chunk.samples]
         wait = self._sampler.sample(memory.rows(logits, 0, len(sampled)), sampled)
-        return StepInFlight(chunks, logits, wait, current().current_step)
+        # Asked for now, since the step after this one may overwrite them before it is waited for.
+        drawn = {
+            chunk.request.id: copies.to_host_later(memory.rows(logits, row, row + 1))
+            for row, chunk in enumerate(sampled)
+            if chunk.request.params.logprobs is not None
+        }
+        kept, start = {}, len(sampled)
+        for chunk in chunks:
+            if chunk.num_kept:
+                rows = memory.rows(logits, start, start + chunk.num_kept)
+                kept[chunk.request.id] = copies.to_host_later(rows)
+                start += chunk.num_kept
+        return StepInFlight(chunks, wait, drawn, kept, current().current_step)
 
     def _launch_ahead(self, step: StepInFlight) -> Exception | None:
         """Launch what follows `step`, if that can be told before its tokens are known.
@@ -245,7 +263,7 @@ class Engine:
                     self._take_turn(self._step)
         finally:
             self.cancel(request)
-        return self._result(request)
+        return self.result(request)
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Submit requests, drive them together to their ends; in order.
@@ -260,7 +278,20 @@ class Engine:
         finally:
             for request in requests:
                 self.cancel(request)
-        return [self._result(request) for request in requests]
+        return [self.result(request) for request in requests]
+
+    def result(self, request: Request) -> Completion:
+        """What became of a request that is done. Raises the request's own error."""
+        if request.error:
+            raise request.error
+        return request.completion(self.route())
+
+    def fail(self, requests: Iterable[Request], error: Exception) -> None:
+        """End submitted requests with an error that is none of theirs."""
+        with self._turn():
+            for request in requests:
+                if not request.done:
+                    self._fail(request, error)
 
     def check_integrity(self) -> None:
         """Raises IntegrityError when requests, tables and blocks contradict each other."""
@@ -283,52 +314,75 @@ class Engine:
             num_graphs=route.num_graphs + sampler.num_graphs,
         )
 
-    def _result(self, request: Request) -> Completion:
-        if request.error:
-            raise request.error
-        return request.completion(self.route())
-
     def _admit(self) -> None:
         """Take in what was submitted, and end what was cancelled or outlived the engine."""
         while self._inbox:
-            self.scheduler.add(self._inbox.popleft())
+            request = self._inbox.popleft()
+            if not request.done:
+                self.scheduler.add(request)
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             if self._closed:
                 self._fail(request, UsageError("the model is closed; open it anew"))
             elif request.cancel_requested:
                 self._finish(request, "cancelled")
-            elif request.is_full and not request.keeps_logits:
+            elif request.has_read_all:
                 self._finish(request, "length")
 
     def _settle(self, step: StepInFlight, outcomes: list[int | BadLogits]) -> None:
         """Hand each request what the step brought it: a token, logits, or its end."""
-        num_rows = 0
+        drawn = iter(outcomes)
         for chunk in step.chunks:
             request = chunk.request
+            outcome = next(drawn) if chunk.samples else None
             if request.done:  # it ended when this was launched already
-                num_rows += chunk.num_logit_rows
                 continue
             request.advance(chunk.num_tokens)
-            if request.keeps_logits:
-                kept = memory.rows(step.logits, num_rows, num_rows + chunk.num_tokens)
-                request.logits.append(copies.to_host(kept))
-                if request.num_pending == 0:
-                    self._finish(request, "length")
-            elif chunk.samples:
-                self._accept(request, outcomes[num_rows])
-            num_rows += chunk.num_logit_rows
+            kept, row = step.kept.get(request.id), step.drawn.get(request.id)
+            # Copies are waited for out here: where one fails, the device has.
+            rows = None if kept is None else kept()
+            logits = None if row is None else row()[0]
+            with self._failing_alone(request):
+                if rows is not None:
+                    self._keep(chunk, rows)
+                if outcome is not None:
+                    self._accept(request, outcome, logits)
+            if request.done:
+                self.scheduler.remove(request)
+            elif request.has_read_all:
+                self._finish(request, "length")
 
-    def _accept(self, request: Request, outcome: int | BadLogits) -> None:
-        if isinstance(outcome, BadLogits):
-            self._fail(request, outcome.of_model(self._path) if self._path else outcome)
-            return
+    @contextlib.contextmanager
+    def _failing_alone(self, request: Request) -> Iterator[None]:
+        """Within, an error is the request's own; the others of the step keep their tokens."""
         try:
-            request.accept(outcome)
+            yield
+        except BadLogits as error:
+            self._fail(request, error.of_model(self._path) if self._path else error)
         except Exception as error:
-            # The owner raises it; the other requests of this step keep their tokens.
             self._fail(request, error)
-        if request.done:
-            self.scheduler.remove(request)
+
+    def _keep(self, chunk: Chunk, logits: Array) -> None:
+        """Take the logits of prompt tokens, f32 [chunk.num_kept, vocab_size]."""
+        request = chunk.request
+        if request.keeps_logits:
+            request.logits.append(logits)
+        if (num_top := request.params.prompt_logprobs) is not None:
+            following = request.prompt_ids[chunk.start + 1 :]  # none after the last row of all
+            request.prompt_logprobs += [
+                token_logprob(row, token_id, num_top, self.tokenizer.shown_piece, row=position)
+                for position, row, token_id in zip(
+                    itertools.count(chunk.start), logits, following, strict=False
+                )
+            ]
+
+    def _accept(self, request: Request, outcome: int | BadLogits, logits: Array | None) -> None:
+        """Take a token; `logits` f32 [vocab_size] are those it was drawn from, where asked for."""
+        if isinstance(outcome, BadLogits):
+            raise outcome
+        logprob, num_top = None, request.params.logprobs
+        if logits is not None and num_top is not None:
+            logprob = token_logprob(logits, outcome, num_top, self.tokenizer.shown_piece)
+        request.accept(outcome, logprob)
 
     def _finish(self, request: Request, reason: str) -> None:
         self.scheduler.remove(request)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.resources
-import reprlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, NoReturn, Self, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +20,16 @@ from hypocenter.config import (
     SamplingFields,
     SamplingParams,
     as_environment_asks,
-    defaults,
+)
+from hypocenter.engine.arguments import (
+    Conversation,
+    Prompt,
+    is_one_conversation,
+    is_one_prompt,
+    params_of_each,
+    require,
+    token_ids_of,
+    with_fields,
 )
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
@@ -33,11 +40,8 @@ from hypocenter.model.text.chat import ChatTemplate, load_chat_template
 from hypocenter.model.text.tokenizer import Tokenizer, load_tokenizer
 from hypocenter.package import BUNDLED_MODEL
 from hypocenter.results import Completion, Delta, Route
+from hypocenter.synonyms import explain_unknown
 
-Prompt = str | Sequence[int]
-Message = Mapping[str, str]
-_S = TypeVar("_S", EngineConfig, SamplingParams)
-_ARTICLES: dict[type, str] = {EngineConfig: "an", SamplingParams: "a"}
 #: Answers to one prompt in one call.
 MAX_SAMPLES = 4096
 
@@ -62,9 +66,9 @@ class LLM:
         progress: Callable[[str, float], None] | None = None,
         **fields: Unpack[EngineFields],
     ) -> None:
-        config = as_environment_asks(_with_fields("config", config, EngineConfig, fields))
+        config = as_environment_asks(with_fields("config", config, EngineConfig, fields))
         if path is not None:
-            _require("path", path, "a text or a Path", str, Path)
+            require("path", path, "a text or a Path", str, Path)
         with ExitStack() as stack:
             file = stack.enter_context(open_gguf(_find(path, stack)))
             self._path = file.path
@@ -92,6 +96,11 @@ class LLM:
     def context_length(self) -> int:
         """The most tokens that prompt and output may have together."""
         return self._engine.runner.context_length
+
+    @property
+    def vocab_size(self) -> int:
+        """How many logits there are for a token."""
+        return self._engine.runner.vocab_size
 
     @property
     def engine(self) -> Engine:
@@ -139,11 +148,8 @@ class LLM:
         context, UsageError for one without tokens or of a wrong type. Raises the error of the first
         request that failed.
         """
-        prompts = [cast(Prompt, prompt)] if _is_one(prompt) else cast("Sequence[Prompt]", prompt)
-        each = _params_of_each(params, len(prompts), is_one=_is_one(prompt))
-        requests = [self._request(*pair, fields) for pair in zip(prompts, each, strict=True)]
-        completions = self._engine.complete(requests)
-        return completions[0] if _is_one(prompt) else completions
+        completions = self._engine.complete(self.requests(prompt, params, **fields))
+        return completions[0] if is_one_prompt(prompt) else completions
 
     def sample(
         self,
@@ -157,16 +163,7 @@ class LLM:
         Without a seed each has one of its own; with one they have it and those that follow it.
         Raises what `generate` raises.
         """
-        _require("num_samples", num_samples, "a whole number", int)
-        if not 1 <= num_samples <= MAX_SAMPLES:
-            raise BadSetting("num_samples", num_samples, f"must be from 1 to {MAX_SAMPLES}")
-        given = _with_fields("params", params, SamplingParams, fields)
-        seeds = [
-            None if given.seed is None else (given.seed + number) % (MAX_SEED + 1)
-            for number in range(num_samples)
-        ]
-        ids = self._encode(prompt)
-        return self.generate([ids] * num_samples, [replace(given, seed=seed) for seed in seeds])
+        return self._engine.complete(self.sample_requests(prompt, num_samples, params, **fields))
 
     def stream(
         self,
@@ -179,30 +176,47 @@ class LLM:
         The prompt is checked at once, and runs when the first piece is asked for. Closing the
         generator cancels the request.
         """
-        return self._engine.follow(self._request(prompt, params, fields))
+        return self._engine.follow(self.request(prompt, params, **fields))
+
+    # A Mapping is no Sequence to the type checker, so the two do not overlap.
+    @overload
+    def chat(
+        self,
+        messages: Conversation,
+        params: SamplingParams | None = None,
+        **fields: Unpack[SamplingFields],
+    ) -> Completion: ...
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **fields: Unpack[SamplingFields],
+    ) -> list[Completion]: ...
 
     def chat(
         self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
+        messages: Conversation | Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         **fields: Unpack[SamplingFields],
-    ) -> Completion:
-        """Answer a conversation: messages with "role" and "content".
+    ) -> Completion | list[Completion]:
+        """Answer a conversation: messages with "role" and "content"; or several, all together.
 
+        A content is a text, or parts of text as in OpenAI's API. `params` are as in `generate`.
         Raises UsageError for a model without chat template, TemplateError when the template
         refuses the messages, and what `generate` raises.
         """
-        request = self._request(self.encode_chat(messages), params, fields)
-        return self._engine.complete([request])[0]
+        completions = self._engine.complete(self.chat_requests(messages, params, **fields))
+        return completions[0] if is_one_conversation(messages) else completions
 
     def stream_chat(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         params: SamplingParams | None = None,
         **fields: Unpack[SamplingFields],
     ) -> Generator[Delta, None, Completion]:
-        """Like `chat`, piece by piece as in `stream`."""
-        return self._engine.follow(self._request(self.encode_chat(messages), params, fields))
+        """Like `chat` for one conversation, piece by piece as in `stream`."""
+        return self._engine.follow(self.request(self.encode_chat(messages), params, **fields))
 
     def logits(self, prompt: Prompt) -> npt.NDArray[np.float32]:
         """The logits after each token of the prompt, f32 [num_tokens, vocab_size].
@@ -215,7 +229,7 @@ class LLM:
         self._engine.complete([request])
         return np.concatenate(request.logits)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Conversation) -> list[int]:
         """The token ids of a conversation, up to where the answer begins.
 
         Control tokens are recognised in the template's own text only, never in what the messages
@@ -233,6 +247,65 @@ class LLM:
         if self._tokenizer.add_bos and bos_id is not None and ids[:1] != [bos_id]:
             ids.insert(0, bos_id)
         return ids
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **fields: Unpack[SamplingFields],
+    ) -> Request:
+        """A checked request, for callers that submit it to `engine` or to a Driver themselves."""
+        given = with_fields("params", params, SamplingParams, fields)
+        return self._engine.request(self._encode(prompt), given)
+
+    def requests(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **fields: Unpack[SamplingFields],
+    ) -> list[Request]:
+        """The checked requests of `generate`, as `request` gives one."""
+        is_one = is_one_prompt(prompt)
+        prompts = [cast(Prompt, prompt)] if is_one else cast("Sequence[Prompt]", prompt)
+        each = params_of_each(params, len(prompts), is_one=is_one)
+        return [
+            self.request(one_prompt, given, **fields)
+            for one_prompt, given in zip(prompts, each, strict=True)
+        ]
+
+    def sample_requests(
+        self,
+        prompt: Prompt,
+        num_samples: int,
+        params: SamplingParams | None = None,
+        **fields: Unpack[SamplingFields],
+    ) -> list[Request]:
+        """The checked requests of `sample`."""
+        require("num_samples", num_samples, "a whole number", int)
+        if not 1 <= num_samples <= MAX_SAMPLES:
+            raise BadSetting("num_samples", num_samples, f"must be from 1 to {MAX_SAMPLES}")
+        given = with_fields("params", params, SamplingParams, fields)
+        seeds = [
+            None if given.seed is None else (given.seed + number) % (MAX_SEED + 1)
+            for number in range(num_samples)
+        ]
+        ids = self._encode(prompt)
+        return [self.request(ids, replace(given, seed=seed)) for seed in seeds]
+
+    def chat_requests(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **fields: Unpack[SamplingFields],
+    ) -> list[Request]:
+        """The checked requests of `chat`."""
+        is_one = is_one_conversation(messages)
+        conversations = cast("Sequence[Conversation]", [messages] if is_one else messages)
+        each = params_of_each(params, len(conversations), is_one=is_one)
+        return [
+            self.request(self.encode_chat(conversation), given, **fields)
+            for conversation, given in zip(conversations, each, strict=True)
+        ]
 
     def close(self) -> None:
         """Give everything back; requests that still run end with an error. May be called twice."""
@@ -253,79 +326,26 @@ class LLM:
         route = self.route()
         return f"LLM({str(self._path)!r}, device={route.device!r}, {self.context_length} positions)"
 
-    def _request(
-        self, prompt: Prompt, params: SamplingParams | None, fields: SamplingFields
-    ) -> Request:
-        given = _with_fields("params", params, SamplingParams, fields)
-        return self._engine.request(self._encode(prompt), given)
+    def __reduce__(self) -> NoReturn:
+        raise UsageError("an LLM cannot be copied or pickled; open its file in each process")
+
+    if not TYPE_CHECKING:  # or no unknown name would be found by a type checker
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):  # others ask for these, to see what an object can do
+                raise AttributeError(f"LLM has no {name!r}")
+            known = [one for one in dir(type(self)) if not one.startswith("_")]
+            raise AttributeError(explain_unknown("LLM", name, known))
 
     def _encode(self, prompt: Prompt) -> Sequence[int]:
         if not isinstance(prompt, str):
-            return _token_ids(prompt)
+            return token_ids_of(prompt)
         ids = self._tokenizer.encode(prompt)
         if not ids:
             raise UsageError(
                 "the prompt is empty, and this model begins without a BOS token; give it some text"
             )
         return ids
-
-
-def _with_fields(name: str, given: _S | None, kind: type[_S], fields: Mapping[str, Any]) -> _S:
-    """Settings with single fields over them; raises UsageError for one that they do not have."""
-    if given is not None:
-        _require(name, given, f"{_ARTICLES[kind]} {kind.__name__}", kind)
-    known = defaults(kind)
-    for field in fields:
-        if field not in known:
-            near = difflib.get_close_matches(field, known, 1)
-            way_out = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
-            raise UsageError(f"{kind.__name__} has no {field!r}; {way_out}")
-    return replace(given, **fields) if given is not None else kind(**fields)
-
-
-def _params_of_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int, *, is_one: bool
-) -> Sequence[SamplingParams | None]:
-    """The parameters of each prompt."""
-    if params is None or isinstance(params, SamplingParams) or is_one:
-        return [cast("SamplingParams | None", params)] * num_prompts
-    _require("params", params, "a SamplingParams, or one for each prompt", Sequence)
-    if len(params) != num_prompts:
-        raise UsageError(f"{len(params)} params for {num_prompts} prompts; give one for each")
-    return params
-
-
-def _is_one(prompt: Any) -> bool:
-    """Whether this is one prompt, and not a sequence of prompts. An empty list holds no prompts."""
-    if isinstance(prompt, str):
-        return True
-    _require_prompt(prompt)
-    return len(prompt) > 0 and all(isinstance(item, int | np.integer) for item in prompt)
-
-
-def _token_ids(prompt: Any) -> list[int]:
-    """Token ids as they were given; raises UsageError where something else is among them."""
-    _require_prompt(prompt)
-    for place, item in enumerate(prompt):
-        if isinstance(item, bool) or not isinstance(item, int | np.integer):
-            raise UsageError(
-                f"prompt token {place} is {reprlib.repr(item)}, but must be a whole number; a "
-                "prompt is a text or token ids"
-            )
-    return [int(token_id) for token_id in prompt]
-
-
-def _require_prompt(prompt: object) -> None:
-    """Raises UsageError for what is neither a text nor a sequence; bytes are neither here."""
-    if isinstance(prompt, bytes | bytearray | memoryview):
-        raise UsageError("prompt is bytes, but must be a text; decode it first")
-    _require("prompt", prompt, "a text, token ids or a list of these", str, Sequence, np.ndarray)
-
-
-def _require(name: str, value: object, wanted: str, *kinds: type) -> None:
-    if not isinstance(value, kinds):
-        shown = "None" if value is None else f"{reprlib.repr(value)} ({type(value).__name__})"
-        raise UsageError(f"{name} is {shown}, but must be {wanted}")
 
 
 def _find(path: str | Path | None, stack: ExitStack) -> Path:

@@ -10,7 +10,7 @@ import secrets
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from hypocenter.config import SamplingParams
 from hypocenter.engine.stop_strings import StopStrings
 from hypocenter.kernels.sampling.draw import has_penalties
 from hypocenter.record.keyed_digest import KeyedDigest
-from hypocenter.results import Completion, Delta, Route, Timings
+from hypocenter.results import Completion, Delta, Route, Timings, TokenLogprob
 
 if TYPE_CHECKING:
     from hypocenter.model.text.tokenizer import Detokenizer
@@ -44,6 +44,8 @@ class Request:
     `token_ids` are prompt and output; the keys and values of the first `num_computed` of them are
     in the cache. `output_ids` include the end token, whose text is never sent. With `keeps_logits`
     the request samples nothing: it is done when the logits of every prompt token are in `logits`.
+    `logprobs` are those of `output_ids`, `prompt_logprobs` those of the prompt as far as it was
+    read; both stay empty unless they are asked for.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class Request:
         self.params = replace(params, seed=seed)
         self.keeps_logits = keeps_logits
         self.logits: list[npt.NDArray[Any]] = []  # f32 [num_tokens of a chunk, vocab_size] each
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob] = []  # from the second token on
         self.token_ids = list(self.prompt_ids)
         self.output_ids: list[int] = []
         self.num_computed = 0
@@ -74,6 +78,8 @@ class Request:
         self.cancel_requested = False
         #: Pieces not yet taken; the stepping thread appends, the owner takes from the left.
         self.deltas: deque[Delta] = deque()
+        #: Called by the stepping thread after each piece and at the end; must be quick, not raise.
+        self.on_news: Callable[[], None] | None = None
         #: Distinct token of the context to its count in the output; kept only for penalties.
         self.output_counts: dict[int, int] = {}
         if has_penalties(params):
@@ -102,11 +108,26 @@ class Request:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further token is allowed: by `max_tokens` or by the context."""
+        """Whether no further token is allowed: by `max_tokens`, the context, or `keeps_logits`."""
         limit = self.params.max_tokens
-        return (limit is not None and len(self.output_ids) >= limit) or (
-            len(self.token_ids) >= self._context_length
+        return (
+            self.keeps_logits
+            or (limit is not None and len(self.output_ids) >= limit)
+            or len(self.token_ids) >= self._context_length
         )
+
+    @property
+    def num_kept(self) -> int:
+        """The first so many positions have logits that are kept, or are read for logprobs."""
+        if self.keeps_logits:
+            return len(self.prompt_ids)
+        # The logits of a position tell of the token after it.
+        return 0 if self.params.prompt_logprobs is None else len(self.prompt_ids) - 1
+
+    @property
+    def has_read_all(self) -> bool:
+        """Whether nothing is left to run for a request that gets no further token."""
+        return self.is_full and self.num_computed >= self.num_kept
 
     @property
     def goes_on(self) -> bool:
@@ -145,18 +166,21 @@ class Request:
         """The cache was taken away: everything runs again when there is room."""
         self.num_computed = 0
         self.logits.clear()
+        self.prompt_logprobs.clear()
         self.num_preemptions += 1
         self.state = State.WAITING
 
-    def accept(self, token_id: int) -> None:
+    def accept(self, token_id: int, logprob: TokenLogprob | None = None) -> None:
         """Take the chosen token: text, stop strings, and whether the request is done with it.
 
-        Raises what the detokenizer raises.
+        `logprob` is given where the parameters ask for it. Raises what the detokenizer raises.
         """
         self._last_token = time.perf_counter()
         self._first_token = self._first_token or self._last_token
         self.token_ids.append(token_id)
         self.output_ids.append(token_id)
+        if logprob is not None:
+            self.logprobs.append(logprob)
         if has_penalties(self.params):
             self.output_counts[token_id] = self.output_counts.get(token_id, 0) + 1
         if token_id in self._end_ids:
@@ -181,6 +205,7 @@ class Request:
         """End with an error of its own; the owner raises it."""
         self.error = error
         self.state = State.DONE
+        self._tell()
 
     def completion(self, route: Route) -> Completion:
         """What became of the request, which must be done and without error."""
@@ -193,6 +218,10 @@ class Request:
             seed=self.params.seed or 0,
             timings=self.timings(),
             route=route,
+            logprobs=self._logprobs_from(0),
+            prompt_logprobs=(
+                None if self.params.prompt_logprobs is None else (None, *self.prompt_logprobs)
+            ),
         )
 
     def timings(self) -> Timings:
@@ -205,11 +234,20 @@ class Request:
             generation_seconds=self._last_token - first if first else 0.0,
         )
 
+    def _logprobs_from(self, start: int) -> tuple[TokenLogprob, ...] | None:
+        return None if self.params.logprobs is None else tuple(self.logprobs[start:])
+
     def _send(self, text: str, finish_reason: str | None) -> None:
         token_ids = tuple(self.output_ids[self._num_sent :])
+        logprobs = self._logprobs_from(self._num_sent)
         self._num_sent = len(self.output_ids)
         self._text.append(text)
         self.finish_reason = finish_reason
-        self.deltas.append(Delta(text, token_ids, finish_reason))
+        self.deltas.append(Delta(text, token_ids, finish_reason, logprobs))
         if finish_reason is not None:
             self.state = State.DONE  # last: whoever sees it finds everything else in place
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.on_news is not None:
+            self.on_news()

@@ -58,9 +58,7 @@ class Scheduler:
             request.state = State.RUNNING
             self.running.append(request)
             self._take(request, chunks)
-
-        # rows that a token is drawn from come before rows that are kept whole
-        return sorted(chunks, key=lambda chunk: chunk.request.keeps_logits)
+        return chunks
 
     def schedule_ahead(self, chunks: list[Chunk]) -> list[Chunk]:
         """The chunks of the step after `chunks`, which runs now; empty where that must be awaited.

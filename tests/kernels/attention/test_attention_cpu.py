@@ -333,7 +333,7 @@ def test_keys_are_loaded_that_no_tile_before_has_asked_for(monkeypatch: pytest.M
     for name in (*python, "num_starts", "first_key", "visible_keys"):
         monkeypatch.setattr(attention_cpu, name, getattr(attention_cpu, name).py_func)
     # `visible_keys` finds it in its own file.
-    monkeypatch.setattr(attention_tile_cpu, "first_key", attention_cpu.first_key)
+    monkeypatch.setattr(attention_tile_cpu, "first_key", vars(attention_cpu)["first_key"])
     monkeypatch.setattr(attention_cpu, "get", lambda array, index: int(array[index]))
     monkeypatch.setattr(
         attention_cpu, "fetch_keys", lambda _, low, high, __: loaded.append((low, high))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -28,6 +29,8 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+#: A "role" and a "content"; what may stand in them is checked, and not left to type checkers.
+Message = Mapping[str, object]
 #: Roles may end up inside a control token (`<|user|>`), so they cannot be any text.
 ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}", re.ASCII)
 
@@ -84,10 +87,8 @@ class ChatTemplate:
             limits or TemplateLimits(),
         )
 
-    def render(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
-    ) -> str:
-        """The prompt text; each message has a `role` and a `content`.
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The prompt text; each message has a `role` and a `content`, as `check_messages` says.
 
         Control tokens that a user typed look like the template's own in this text; encode
         `render_parts` instead where messages are not trusted.
@@ -98,7 +99,7 @@ class ChatTemplate:
         )
 
     def render_parts(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
     ) -> list[tuple[str, bool]]:
         """The text of `render` in parts (text, is_template).
 
@@ -197,12 +198,17 @@ def load_chat_template(
     return template(file.text(key, max_bytes=MAX_TEMPLATE_BYTES), name)
 
 
-def check_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Plain copies of the messages; raises UsageError that names the first wrong field."""
+def check_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Plain copies of the messages, each with a text for its content.
+
+    A content is a text, or parts {"type": "text", "text": ...} as in OpenAI's API, which are joined
+    by line breaks. Raises UsageError that names the first wrong field.
+    """
     if not messages:
         raise UsageError("messages is empty, but at least one message is needed")
     if len(messages) > MAX_MESSAGES:
         raise UsageError(f"{len(messages)} messages, but at most {MAX_MESSAGES} are allowed")
+    checked = []
     num_bytes = 0
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
@@ -211,7 +217,7 @@ def check_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]
         if set(message) != {"role", "content"}:
             found = ", ".join(sorted(map(str, message)))[:80]
             raise UsageError(f"{where} has fields {found!r}, but must have role and content")
-        role, content = message["role"], message["content"]
+        role, content = message["role"], _content_text(message["content"], where)
         if not isinstance(role, str) or not ROLE.fullmatch(role):
             raise UsageError(
                 f"{where}.role is {str(role)[:40]!r}, but must be up to 32 letters, digits, "
@@ -220,8 +226,6 @@ def check_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]
         near = difflib.get_close_matches(role, _ROLES, n=1, cutoff=0.75)
         if near and role not in _ROLES:
             raise UsageError(f"{where}.role is {role!r}; did you mean {near[0]!r}?")
-        if not isinstance(content, str):
-            raise UsageError(f"{where}.content is {type(content).__name__}, but must be a string")
         try:
             num_bytes += len(content.encode())
         except UnicodeEncodeError as error:
@@ -231,7 +235,28 @@ def check_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]
             ) from error
         if num_bytes > MAX_TEXT_BYTES:
             raise UsageError(f"messages have more than {MAX_TEXT_BYTES} bytes of text, the limit")
-    return [{"role": str(m["role"]), "content": str(m["content"])} for m in messages]
+        checked.append({"role": role, "content": content})
+    return checked
+
+
+def _content_text(content: object, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray):
+        found = type(content).__name__
+        raise UsageError(f"{where}.content is {found}, but must be a text or parts of text")
+    texts = []
+    for index, part in enumerate(content):
+        text = None
+        if isinstance(part, Mapping) and part.get("type") == "text":
+            text = part.get("text")
+        if not isinstance(text, str):
+            raise UsageError(
+                f"{where}.content[{index}] is {reprlib.repr(part)}, but must be "
+                '{"type": "text", "text": ...}, for models read text only'
+            )
+        texts.append(text)
+    return "\n".join(texts)
 
 
 def _text(tokenizer: ChatVocabulary, token_id: int | None) -> str:

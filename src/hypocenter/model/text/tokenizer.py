@@ -121,6 +121,15 @@ class Tokenizer:
             )
         return self._pieces[token_id]
 
+    def shown_piece(self, token_id: int) -> bytes:
+        """The bytes that a token of the model adds to a text.
+
+        None for a special token, nor for one of those rows that some models have beyond their
+        vocabulary.
+        """
+        is_shown = token_id < self.vocab_size and not self.is_special(token_id)
+        return self.piece(token_id) if is_shown else b""
+
     def is_special(self, token_id: int) -> bool:
         """Whether `decode` leaves the token out; False for an id outside the vocabulary."""
         return token_id in self._hidden

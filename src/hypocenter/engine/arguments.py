@@ -1,0 +1,83 @@
+"""What callers give an LLM: prompts, settings and conversations, told apart and checked by type."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from hypocenter.config import EngineConfig, SamplingParams
+from hypocenter.errors import UsageError
+from hypocenter.model.text.chat import Message
+
+Prompt = str | Sequence[int]
+Conversation = Sequence[Message]
+_S = TypeVar("_S", EngineConfig, SamplingParams)
+_ARTICLES: dict[type, str] = {EngineConfig: "an", SamplingParams: "a"}
+
+
+def with_fields(name: str, given: _S | None, kind: type[_S], fields: Mapping[str, Any]) -> _S:
+    """Settings with single fields over them; raises UsageError for one that they do not have."""
+    if given is None:
+        return kind(**fields)
+    require(name, given, f"{_ARTICLES[kind]} {kind.__name__}", kind)
+    return replace(given, **fields)
+
+
+def params_of_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int, *, is_one: bool
+) -> Sequence[SamplingParams | None]:
+    """The parameters of each prompt, or of each conversation."""
+    if params is None or isinstance(params, SamplingParams) or is_one:
+        return [cast("SamplingParams | None", params)] * num_prompts
+    require("params", params, "a SamplingParams, or one for each prompt", Sequence)
+    if len(params) != num_prompts:
+        raise UsageError(f"{len(params)} params for {num_prompts} prompts; give one for each")
+    return params
+
+
+def is_one_prompt(prompt: Any) -> bool:
+    """Whether this is one prompt, and not a sequence of prompts. An empty list holds no prompts."""
+    if isinstance(prompt, str):
+        return True
+    _require_prompt(prompt)
+    return len(prompt) > 0 and all(isinstance(item, int | np.integer) for item in prompt)
+
+
+def is_one_conversation(messages: Any) -> bool:
+    """Whether these are messages, and not a sequence of conversations.
+
+    What is neither counts as one: its own check then says what is wrong with it.
+    """
+    require("messages", messages, "messages or a list of conversations", Sequence)
+    return not messages or not all(
+        isinstance(item, Sequence) and not isinstance(item, str | bytes) for item in messages
+    )
+
+
+def token_ids_of(prompt: Any) -> list[int]:
+    """Token ids as they were given; raises UsageError where something else is among them."""
+    _require_prompt(prompt)
+    for place, item in enumerate(prompt):
+        if isinstance(item, bool) or not isinstance(item, int | np.integer):
+            raise UsageError(
+                f"prompt token {place} is {reprlib.repr(item)}, but must be a whole number; a "
+                "prompt is a text or token ids"
+            )
+    return [int(token_id) for token_id in prompt]
+
+
+def _require_prompt(prompt: object) -> None:
+    """Raises UsageError for what is neither a text nor a sequence; bytes are neither here."""
+    if isinstance(prompt, bytes | bytearray | memoryview):
+        raise UsageError("prompt is bytes, but must be a text; decode it first")
+    require("prompt", prompt, "a text, token ids or a list of these", str, Sequence, np.ndarray)
+
+
+def require(name: str, value: object, wanted: str, *kinds: type) -> None:
+    if not isinstance(value, kinds):
+        shown = "None" if value is None else f"{reprlib.repr(value)} ({type(value).__name__})"
+        raise UsageError(f"{name} is {shown}, but must be {wanted}")

@@ -1,0 +1,108 @@
+"""How coroutines wait for requests that a Driver steps; holds no model and no thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+from hypocenter.engine.driver import Driver
+from hypocenter.engine.request import Request
+from hypocenter.errors import UsageError
+from hypocenter.results import Completion, Delta
+
+
+async def complete(driver: Driver, requests: Sequence[Request]) -> list[Completion]:
+    """Submit requests and wait until all have ended; in order.
+
+    Raises the error of the first that failed. Cancelled itself, it cancels them.
+    """
+    ended = asyncio.Event()
+    try:
+        for request in requests:
+            _submit(driver, request, ended, at_end_only=True)
+        while not all(request.done for request in requests):
+            await ended.wait()
+            ended.clear()
+    finally:
+        for request in requests:
+            driver.cancel(request)
+    return [driver.engine.result(request) for request in requests]
+
+
+class AsyncStream:
+    """The pieces of one answer as they come: `async for piece in stream`, by one coroutine.
+
+    `make` gives the request; it is called in a thread when the first piece is asked for. The
+    request is cancelled when the coroutine that waits for a piece is, by `aclose`, and when the
+    stream is let go. So whoever leaves the loop early and keeps the stream calls `aclose`, or takes
+    `contextlib.aclosing`.
+    """
+
+    def __init__(self, driver: Driver, make: Callable[[], Request]) -> None:
+        self._driver = driver
+        self._make = make
+        self._request: Request | None = None
+        self._news = asyncio.Event()
+        self._is_closed = False
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> Delta:
+        """The next piece. Raises what the request raises."""
+        if self._is_closed:
+            raise StopAsyncIteration
+        if self._request is None:
+            request = await asyncio.to_thread(self._make)
+            _submit(self._driver, request, self._news)
+            self._request = request
+        request = self._request
+        try:
+            while True:
+                done = request.done  # read first: what came before it lies in `deltas` by now
+                if request.deltas:
+                    return request.deltas.popleft()
+                if done:
+                    self._driver.engine.result(request)  # raises the request's error
+                    raise StopAsyncIteration
+                await self._news.wait()
+                self._news.clear()
+        except asyncio.CancelledError:
+            self._cancel()
+            raise
+
+    @property
+    def completion(self) -> Completion:
+        """The whole answer. Raises UsageError before its end, and the request's own error."""
+        if self._request is None or not self._request.done:
+            raise UsageError("the answer has not ended; take its pieces first")
+        return self._driver.engine.result(self._request)
+
+    async def aclose(self) -> None:
+        """Cancel what still runs; no further piece comes."""
+        self._is_closed = True
+        self._cancel()
+
+    def __del__(self) -> None:
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._request is not None:
+            self._driver.cancel(self._request)
+
+
+def _submit(
+    driver: Driver, request: Request, news: asyncio.Event, *, at_end_only: bool = False
+) -> None:
+    """Submit a request that sets `news` in the running loop after each piece, or at its end."""
+    loop = asyncio.get_running_loop()
+
+    def tell() -> None:
+        if loop.is_closed():  # nobody waits any more
+            driver.cancel(request)
+        elif request.done or not at_end_only:
+            with contextlib.suppress(RuntimeError):  # it was closed this moment
+                loop.call_soon_threadsafe(news.set)
+
+    driver.submit(request, tell)

@@ -1,0 +1,106 @@
+"""Names of other engines, and what is said to whoever types one here; accepts none of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+#: Names in vLLM, transformers, llama-cpp-python, Ollama or OpenAI's API, to ours for the same.
+_OURS = {
+    "SamplingParams": {
+        "best_of": "LLM.sample",
+        "max_completion_tokens": "max_tokens",
+        "max_new_tokens": "max_tokens",
+        "n": "LLM.sample",
+        "n_predict": "max_tokens",
+        "num_predict": "max_tokens",
+        "num_return_sequences": "LLM.sample",
+        "repetition_penalty": "repeat_penalty",
+        "stop_sequences": "stop",
+        "stop_strings": "stop",
+        "temp": "temperature",
+        "top_logprobs": "logprobs",
+    },
+    "EngineConfig": {
+        "cache_type_k": "kv_dtype",
+        "cache_type_v": "kv_dtype",
+        "ctx_size": "context_length",
+        "kv_cache_dtype": "kv_dtype",
+        "max_model_len": "context_length",
+        "max_num_batched_tokens": "max_batch_tokens",
+        "max_num_seqs": "max_batch_requests",
+        "max_seq_len": "context_length",
+        "model": "path, the first argument of LLM",
+        "model_path": "path, the first argument of LLM",
+        "n_batch": "max_batch_tokens",
+        "n_ctx": "context_length",
+        "n_threads": "num_threads",
+        "num_ctx": "context_length",
+        "num_thread": "num_threads",
+    },
+    "LLM": {
+        "create_chat_completion": "chat",
+        "create_completion": "generate",
+        "decode": "tokenizer.decode",
+        "detokenize": "tokenizer.decode",
+        "encode": "tokenizer.encode",
+        "get_tokenizer": "tokenizer",
+        "tokenize": "tokenizer.encode",
+    },
+}
+_NO_FORMAT = "answers cannot be held to a format; ask for it in the prompt, and check the text"
+_NO_TOOLS = "there are no tool calls; describe the tools in the messages, and read the text"
+_NO_EMBEDDINGS = "hypocenter makes no embeddings; LLM.logits gives the logits of each token"
+_ASYNC = "AsyncLLM has generate, stream, chat and stream_chat for asyncio"
+#: What is asked for, to why it is not there and what is.
+_WAYS_OUT = {
+    "SamplingParams": {
+        "do_sample": "a temperature above 0 samples, and 0 takes the most likely token",
+        "grammar": _NO_FORMAT,
+        "guided_decoding": _NO_FORMAT,
+        "guided_json": _NO_FORMAT,
+        "json_schema": _NO_FORMAT,
+        "response_format": _NO_FORMAT,
+        "structured_outputs": _NO_FORMAT,
+        "functions": _NO_TOOLS,
+        "tool_choice": _NO_TOOLS,
+        "tools": _NO_TOOLS,
+        "stream": "LLM.stream and LLM.stream_chat give an answer in pieces",
+    },
+    "EngineConfig": {
+        "dtype": "weights keep the type that they have in the file",
+        "quantization": "weights keep the type that they have in the file",
+        "torch_dtype": "weights keep the type that they have in the file",
+        "n_gpu_layers": 'device="cuda" runs all layers on the GPU',
+        "tensor_parallel_size": "a model runs on one device",
+        "gpu_memory_utilization": "context_length decides how much memory the cache takes",
+        "seed": "it belongs to SamplingParams",
+    },
+    "LLM": {
+        "embed": _NO_EMBEDDINGS,
+        "create_embedding": _NO_EMBEDDINGS,
+        "agenerate": _ASYNC,
+        "generate_async": _ASYNC,
+        "chat_async": _ASYNC,
+        "stream_async": _ASYNC,
+        "score": "generate(text, max_tokens=0, prompt_logprobs=0) tells how likely a text is",
+    },
+}
+
+
+def explain_unknown(owner: str, name: str, known: Iterable[str]) -> str:
+    """One sentence on a name that `owner` (SamplingParams, EngineConfig, LLM) does not have.
+
+    It ends with what was probably meant: the same thing's name here, why there is none, the name
+    among `known` that is spelled alike, or all of them.
+    """
+    known = list(known)
+    if name in _OURS[owner]:
+        way_out = f"here it is called {_OURS[owner][name]}"
+    elif name in _WAYS_OUT[owner]:
+        way_out = _WAYS_OUT[owner][name]
+    elif near := difflib.get_close_matches(name, known, 1):
+        way_out = f"did you mean {near[0]}?"
+    else:
+        way_out = f"it has {', '.join(known)}"
+    return f"{owner} has no {name!r}; {way_out}"

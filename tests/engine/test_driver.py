@@ -1,0 +1,195 @@
+"""One thread steps for requests from anywhere: it comes, tells, and goes when nobody waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_runner import FAULT_ID, batches_of, expected_output, fake_engine
+
+from hypocenter.config import SamplingParams
+from hypocenter.engine.driver import Driver
+from hypocenter.engine.engine import Engine
+from hypocenter.engine.request import Request
+from hypocenter.errors import UsageError
+
+RANDOM = SamplingParams(max_tokens=20, temperature=0.8, seed=11, ignore_eos=True)
+ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True)
+DEADLINE_SECONDS = 30.0
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.001)
+
+
+def ignore() -> None:
+    """News that nobody waits for."""
+
+
+def driving_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "hypocenter driver"]
+
+
+def check_empty(engine: Engine) -> None:
+    engine.check_integrity()
+    assert engine.cache.num_free_blocks == engine.cache.num_blocks
+    assert engine.step() == 0
+
+
+def long_engine() -> Engine:
+    """One in which an endless request takes a while."""
+    return fake_engine(num_blocks=2000, context_length=8000)
+
+
+def test_requests_from_many_threads_share_one_driver() -> None:
+    engine = fake_engine(num_blocks=20, max_batch_requests=4)
+    driver = Driver(engine)
+    requests = [engine.request([number + 1] * (number + 1), RANDOM) for number in range(12)]
+    num_driving: list[int] = []
+    ended = [threading.Event() for _ in requests]
+
+    def submit(number: int) -> None:
+        def tell() -> None:
+            num_driving.append(len(driving_threads()))
+            if requests[number].done:
+                ended[number].set()
+
+        driver.submit(requests[number], tell)
+
+    threads = [threading.Thread(target=submit, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for event in ended:
+        assert event.wait(DEADLINE_SECONDS)
+    driver.join()
+    assert set(num_driving) == {1}
+    assert driving_threads() == []
+    for request in requests:
+        assert request.output_ids == expected_output(request.prompt_ids, RANDOM, 128, end=False)
+        assert engine.result(request).token_ids == tuple(request.output_ids)
+    assert max(len(batch.block_tables) for batch in batches_of(engine)) > 2
+    check_empty(engine)
+
+
+def test_each_piece_is_told_of_when_it_is_there() -> None:
+    engine = fake_engine()
+    driver = Driver(engine)
+    request = engine.request([1, 2, 3], RANDOM)
+    seen: list[tuple[int, bool]] = []
+    driver.submit(request, lambda: seen.append((len(request.deltas), request.done)))
+    driver.join()
+    assert seen == [(number, number == 20) for number in range(1, 21)]
+
+
+def test_it_begins_anew_after_the_last_request() -> None:
+    engine = fake_engine()
+    driver = Driver(engine)
+    for prompt in ([1], [2], [3]):
+        request = engine.request(prompt, RANDOM)
+        driver.submit(request, ignore)
+        driver.join()
+        assert request.done
+        assert driving_threads() == []
+
+
+def test_a_cancelled_request_ends_before_the_next_step() -> None:
+    engine = long_engine()
+    driver = Driver(engine)
+    request, other = engine.request([1], ENDLESS), engine.request([2], RANDOM)
+    driver.submit(request, ignore)
+    driver.submit(other, ignore)
+    wait_until(lambda: len(request.output_ids) > 3)
+    driver.cancel(request)
+    num_then = len(request.output_ids)
+    driver.join()
+    assert request.finish_reason == "cancelled"
+    assert len(request.output_ids) <= num_then + 1
+    assert other.output_ids == expected_output([2], RANDOM, 8000, end=False)
+    check_empty(engine)
+
+
+def test_a_fault_of_a_step_is_told() -> None:
+    engine = fake_engine(max_batch_requests=1)
+    driver = Driver(engine)
+    bad, good = engine.request([FAULT_ID], RANDOM), engine.request([2], RANDOM)
+    told: list[Request] = []
+    for request in (bad, good):
+        driver.submit(request, lambda request=request: told.append(request))  # type: ignore[misc]
+    driver.join()
+    assert told[0] is bad
+    with pytest.raises(RuntimeError, match="on fire"):
+        engine.result(bad)
+    assert good.output_ids == expected_output([2], RANDOM, 128, end=False)
+
+
+def test_a_fault_of_the_engine_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = fake_engine()
+    driver = Driver(engine)
+    schedule, tellers = engine.scheduler.schedule, []
+
+    def failing() -> Any:
+        if len(tellers) == 0 and engine.scheduler.running:
+            raise ZeroDivisionError("a bug")
+        return schedule()
+
+    monkeypatch.setattr(engine.scheduler, "schedule", failing)
+    request = engine.request([1, 2], RANDOM)
+    driver.submit(request, lambda: tellers.append(1) if request.done else None)
+    driver.join()
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        engine.result(request)
+    later = engine.request([3], RANDOM)
+    driver.submit(later, ignore)
+    driver.join()
+    assert later.output_ids == expected_output([3], RANDOM, 128, end=False)
+    check_empty(engine)
+
+
+def test_what_failed_before_it_was_admitted_never_runs() -> None:
+    engine = fake_engine()
+    request = engine.request([1], RANDOM)
+    engine.submit(request)
+    engine.fail([request], ZeroDivisionError("a bug"))
+    check_empty(engine)
+    assert batches_of(engine) == []
+
+
+def test_closing_the_engine_ends_what_is_driven() -> None:
+    engine = long_engine()
+    driver = Driver(engine)
+    request, late = engine.request([1], ENDLESS), engine.request([1], ENDLESS)
+    driver.submit(request, ignore)
+    wait_until(lambda: len(request.output_ids) > 3)
+    engine.close()
+    driver.join()
+    driver.submit(late, ignore)
+    driver.join()
+    for failed in (request, late):
+        with pytest.raises(UsageError, match="the model is closed"):
+            engine.result(failed)
+    assert driving_threads() == []
+    check_empty(engine)
+
+
+def test_without_a_thread_nothing_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = fake_engine()
+    driver = Driver(engine)
+    request = engine.request([1], RANDOM)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            driver.submit(request, ignore)
+    assert engine.step() == 0
+    driver.submit(request, ignore)
+    driver.join()
+    assert request.output_ids == expected_output([1], RANDOM, 128, end=False)
