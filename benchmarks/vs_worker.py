@@ -24,7 +24,7 @@ from vs_protocol import Facts, memory_facts, serve
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from hypocenter import __version__
-from hypocenter.cli import bench
+from hypocenter.cli.verbs import bench
 from hypocenter.config import EngineConfig
 from hypocenter.device.cpu import lang, vector
 from hypocenter.device.cpu.vector_ir import LANES

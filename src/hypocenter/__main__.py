@@ -14,7 +14,7 @@ from typing import NoReturn
 
 def main() -> None:
     """Load and run the command line; ends the process."""
-    if why_not := unsupported(sys.platform):
+    if why_not := platform_problem(sys.platform):
         sys.exit(f"hypo: {why_not}")
     # Where Ctrl-C is ignored (a command in the background of a script), it stays ignored.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -27,7 +27,7 @@ def main() -> None:
         _end(ended.code)
 
 
-def unsupported(system: str) -> str:
+def platform_problem(system: str) -> str:
     """Why nothing runs on a system, named as `sys.platform` has it; nothing where all does.
 
     Elsewhere the locks, the shared memory and the limits of helpers are missing or differ.

@@ -42,14 +42,14 @@ def _explain_unknown_fields(cls: type[_Settings]) -> type[_Settings]:
     initialise = dataclass_.__init__
 
     @functools.wraps(initialise)
-    def checked(self: _Settings, *values: Any, **given: Any) -> None:
+    def check_and_initialise(self: _Settings, *values: Any, **given: Any) -> None:
         known = defaults(cls)
         for name in given:
             if name not in known:
                 raise UsageError(explain_unknown(cls.__name__, name, known))
         initialise(self, *values, **given)
 
-    dataclass_.__init__ = checked
+    dataclass_.__init__ = check_and_initialise
     return cls
 
 

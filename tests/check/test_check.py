@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from hypocenter.check.report import CheckReport, report_text
-from hypocenter.cli.check import split_target
+from hypocenter.cli.verbs.check import split_target
 from hypocenter.errors import UsageError
 from hypocenter.replay.findings import Finding
 from hypocenter.replay.text import finding_text

@@ -8,10 +8,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from hypocenter.cli import bench
-from hypocenter.cli.bench import Measurement, ModelFacts, bandwidth_share, remarks, table
 from hypocenter.cli.options import BenchOptions
 from hypocenter.cli.progress import ProgressDisplay
+from hypocenter.cli.verbs import bench
+from hypocenter.cli.verbs.bench import Measurement, ModelFacts, bandwidth_share, remarks, table
 from hypocenter.config import EngineConfig
 from hypocenter.engine.batch import Batch
 from hypocenter.results import Route

@@ -276,7 +276,8 @@ def test_a_path_of_instructions_that_nobody_knows_is_refused() -> None:
 def test_an_unexpected_exception_names_its_type_and_the_way_to_see_more(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from hypocenter.cli import app, env
+    from hypocenter.cli import app
+    from hypocenter.cli.verbs import env
 
     def fail(*, as_json: bool) -> None:
         raise KeyError("planted")

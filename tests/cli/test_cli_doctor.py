@@ -26,10 +26,10 @@ from terminal import (
 )
 
 from hypocenter.cli import app
-from hypocenter.cli import doctor as cli_doctor
-from hypocenter.cli.doctor import DoctorRequest, command_of, environment_of, split_words
 from hypocenter.cli.options import DoctorOptions
 from hypocenter.cli.output import printable
+from hypocenter.cli.verbs import doctor as cli_doctor
+from hypocenter.cli.verbs.doctor import DoctorRequest, command_of, environment_of, split_words
 from hypocenter.errors import UsageError
 from hypocenter.lab.model import model_path
 from hypocenter.record import bundle as bundles
@@ -565,7 +565,8 @@ def test_a_run_that_somebody_ended_did_not_die(
 
 
 FAULTING_RUN = """
-from hypocenter.cli import app, run
+from hypocenter.cli import app
+from hypocenter.cli.verbs import run
 from hypocenter.errors import DeviceFault
 from hypocenter.record import recorder
 def fault(*args, **keywords):

@@ -16,7 +16,8 @@ from terminal import lines_without_progress
 
 from hypocenter.check import compile_pool
 from hypocenter.check.compile_worker import Listed
-from hypocenter.cli import app, kernels
+from hypocenter.cli import app
+from hypocenter.cli.verbs import kernels
 from hypocenter.device.limits import TABLE
 from hypocenter.device.offline.compiled import CompiledKernel
 from hypocenter.errors import HypoError, UsageError

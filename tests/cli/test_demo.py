@@ -12,7 +12,7 @@ from repository import ROOT
 from terminal import hypo
 
 from hypocenter.cli import app
-from hypocenter.cli import doctor as cli_doctor
+from hypocenter.cli.verbs import doctor as cli_doctor
 from hypocenter.record import bundle as bundles
 
 

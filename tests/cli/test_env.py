@@ -15,7 +15,7 @@ import pytest
 from repository import ROOT
 from terminal import hypo, hypo_in_process
 
-from hypocenter.cli import env
+from hypocenter.cli.verbs import env
 from hypocenter.config import INSTRUCTIONS, KNOWN
 from hypocenter.device.cpu.instructions import NEEDED
 

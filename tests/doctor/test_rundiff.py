@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from hypocenter.cli import replay
+from hypocenter.cli.verbs import replay
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Verdict
 from hypocenter.doctor.diff import rundiff
@@ -323,7 +323,7 @@ def test_it_needs_neither_triton_nor_torch() -> None:
     code = (
         "import sys\n"
         "sys.modules['triton'] = sys.modules['torch'] = sys.modules['numba'] = None\n"
-        "import hypocenter.doctor.diff, hypocenter.cli.replay\n"
+        "import hypocenter.doctor.diff, hypocenter.cli.verbs.replay\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

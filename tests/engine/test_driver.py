@@ -131,16 +131,17 @@ def test_a_fault_of_a_step_is_told() -> None:
 def test_a_fault_of_the_engine_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = fake_engine()
     driver = Driver(engine)
-    schedule, tellers = engine.scheduler.schedule, []
+    schedule = engine.scheduler.schedule
+    ends: list[Request] = []
 
     def failing() -> Any:
-        if len(tellers) == 0 and engine.scheduler.running:
+        if not ends and engine.scheduler.running:
             raise ZeroDivisionError("a bug")
         return schedule()
 
     monkeypatch.setattr(engine.scheduler, "schedule", failing)
     request = engine.request([1, 2], RANDOM)
-    driver.submit(request, lambda: tellers.append(1) if request.done else None)
+    driver.submit(request, lambda: ends.append(request) if request.done else None)
     driver.join()
     with pytest.raises(ZeroDivisionError, match="a bug"):
         engine.result(request)

@@ -21,8 +21,8 @@ import pytest
 import torch
 
 from hypocenter.cli import app
-from hypocenter.cli import doctor as cli_doctor
-from hypocenter.cli.doctor import environment_of
+from hypocenter.cli.verbs import doctor as cli_doctor
+from hypocenter.cli.verbs.doctor import environment_of
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.rungs.streams import order
 from hypocenter.foreign import hooks
@@ -67,7 +67,7 @@ def test_a_healthy_script_ends_as_ever(
     own.mkdir()
     (own / "sitecustomize.py").write_text("print('own sitecustomize')\n")
     monkeypatch.setenv("PYTHONPATH", str(own))
-    monkeypatch.setattr("hypocenter.cli.doctor.diagnose", None)  # there is nothing to examine
+    monkeypatch.setattr("hypocenter.cli.verbs.doctor.diagnose", None)  # there is nothing to examine
     code, out, err = doctor(
         capfd, monkeypatch, tmp_path, "--", sys.executable, str(SCRIPTS / "add.py")
     )
@@ -152,7 +152,7 @@ spin[(1,)](torch.zeros(4, dtype=torch.int32), 4)
 def test_an_endless_launch_is_past_its_deadline(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hypocenter.cli.doctor.diagnose", lambda *_, **__: sys.exit(99))
+    monkeypatch.setattr("hypocenter.cli.verbs.doctor.diagnose", lambda *_, **__: sys.exit(99))
     (tmp_path / "endless.py").write_text(ENDLESS)
     code, _, err = doctor(
         capfd, monkeypatch, tmp_path, "--deadline", "0.5", "--", sys.executable, "endless.py"
@@ -174,7 +174,7 @@ def test_without_a_deadline_a_foreign_launch_may_take_any_time() -> None:
 
 def test_a_program_without_torch_pays_nothing(tmp_path: Path) -> None:
     script = (
-        "import sys; print([n for n in sys.modules if n.startswith(('hypocenter', 'msgspec'))], "
+        "import sys; print([n for n in sys.modules if n.startswith(('hypocenter.', 'msgspec'))], "
         f"{str(STARTUP.parent)!r} in sys.path)"
     )
     done = subprocess.run(

@@ -31,12 +31,12 @@ from hypocenter.errors import HypoError
 #: Where a right command line has been understood, and work would begin.
 DOORS = (
     "hypocenter.engine.llm.LLM",
-    "hypocenter.cli.doctor.watch",
-    "hypocenter.cli.kernels.compile_all",
-    "hypocenter.cli.kernels.Worker.start",
-    "hypocenter.cli.lab.run_child",
-    "hypocenter.cli.lab.score_all",
-    "hypocenter.cli.lab.subprocess.run",
+    "hypocenter.cli.verbs.doctor.watch",
+    "hypocenter.cli.verbs.kernels.compile_all",
+    "hypocenter.cli.verbs.kernels.Worker.start",
+    "hypocenter.cli.verbs.lab.run_child",
+    "hypocenter.cli.verbs.lab.score_all",
+    "hypocenter.cli.verbs.lab.subprocess.run",
     "hypocenter.check.check.check",
     "hypocenter.replay.recorded.replay_place",
 )

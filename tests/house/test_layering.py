@@ -36,8 +36,8 @@ SKELETON = {
     "check/check.py": "from hypocenter.replay import replay\n",
     "doctor/rungs/limits.py": "from hypocenter.device import limits\n",
     "cli/app.py": "import cyclopts\ndef run():\n    from hypocenter.engine.runner import Runner\n",
-    "cli/run.py": "from hypocenter.cli.output import say\n",
-    "cli/bench.py": "from hypocenter import LLM\n",
+    "cli/verbs/run.py": "from hypocenter.cli.output import say\n",
+    "cli/verbs/bench.py": "from hypocenter import LLM\n",
     "cli/output.py": "",
     "__main__.py": "from .cli.app import main\n",
 }
@@ -55,7 +55,11 @@ PLANTED = [
     ("model/gguf/file.py", "from hypocenter.cli import app", "hypocenter.cli.app (cli)"),
     ("model/decoder.py", "import numpy as np", "may not import numpy"),
     ("model/decoder.py", "from .. import engine", "may not import hypocenter.engine (engine)"),
-    ("engine/runner.py", "from hypocenter.cli.bench import x", "hypocenter.cli.bench (cli)"),
+    (
+        "engine/runner.py",
+        "from hypocenter.cli.verbs.bench import x",
+        "hypocenter.cli.verbs.bench (cli)",
+    ),
     ("engine/runner.py", "from hypocenter.doctor import doctor", "hypocenter.doctor (doctor)"),
     ("engine/runner.py", "from numba import njit", "may not import numba"),
     ("server/app.py", "from hypocenter.engine.llm import LLM", "(server) may not import"),
@@ -82,7 +86,11 @@ PLANTED = [
     ("doctor/doctor.py", "from hypocenter.engine import runner", "(doctor) may not"),
     ("replay/replay.py", "from hypocenter.doctor import case", "(replay) may not"),
     ("check/check.py", "from hypocenter.doctor import report", "(check) may not"),
-    ("cli/bench.py", "from hypocenter.cli.run import x", "is a verb and may not import"),
+    (
+        "cli/verbs/bench.py",
+        "from hypocenter.cli.verbs.run import x",
+        "is a verb and may not import",
+    ),
     ("wing/room.py", "x = 1", "lies in no room"),
 ]
 

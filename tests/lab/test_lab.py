@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hypocenter.cli.lab import shortfalls
+from hypocenter.cli.verbs.lab import shortfalls
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Proof, RootCause
 from hypocenter.doctor.run_environment import run_environment_of

@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType
 from repository import DEMO
 from tiny_gguf import HEAD_DIM, write_tiny
 
-from hypocenter.cli import bench
+from hypocenter.cli.verbs import bench
 from hypocenter.config import EngineConfig
 from hypocenter.device import copies, devices
 from hypocenter.engine.runner import Runner, load_runner

@@ -26,4 +26,4 @@ def test_other_systems_are_refused_in_one_line(
 
 
 def test_linux_is_not() -> None:
-    assert command.unsupported("linux") == ""
+    assert command.platform_problem("linux") == ""

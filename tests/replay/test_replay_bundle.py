@@ -22,7 +22,7 @@ import kernel_launch
 from bundle_of import Recording, bundle_of_run, inputs_of
 from kernel_launch import counts, rows_tensor, tensor
 
-from hypocenter.cli import replay
+from hypocenter.cli.verbs import replay
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.sim.sim import SimGpu, open_sim

@@ -98,7 +98,7 @@ def run(
     terminal. In a chat Ctrl-C stops the answer and Ctrl-D leaves; /help tells
     more.
     """
-    from hypocenter.cli import run as cli_run
+    from hypocenter.cli.verbs import run as cli_run
 
     prompt, sampling = prompt or PromptOptions(), sampling or SamplingOptions()
     engine = engine or EngineOptions()
@@ -122,8 +122,8 @@ def inspect(
 
     With --check the exit code is 4 when a NaN or an infinity was found.
     """
-    from hypocenter.cli import inspect as cli_inspect
     from hypocenter.cli.options import model_path
+    from hypocenter.cli.verbs import inspect as cli_inspect
 
     cli_inspect.inspect(model_path(model), ctx_size, check=check, as_json=json)
 
@@ -142,8 +142,8 @@ def bench(
     The time holds no tokenising and no sampling. The last column is the share of the memory
     bandwidth, measured in the same run, that reading each weight once per token amounts to.
     """
-    from hypocenter.cli import bench as cli_bench
     from hypocenter.cli.options import model_path
+    from hypocenter.cli.verbs import bench as cli_bench
 
     engine, tests = engine or EngineOptions(), tests or BenchOptions()
     cli_bench.bench(model_path(model), tests, engine.config(), as_json=json)
@@ -163,8 +163,8 @@ def warm(
     Compiles the kernels that it needs and packs its weights. Both are kept in
     the cache folder (HYPO_CACHE_DIR). Ask with the options of the runs to come.
     """
-    from hypocenter.cli import warm as cli_warm
     from hypocenter.cli.options import model_path
+    from hypocenter.cli.verbs import warm as cli_warm
 
     engine = engine or EngineOptions()
     cli_warm.warm(model_path(model), engine.config(), as_json=json, quiet=quiet)
@@ -173,7 +173,7 @@ def warm(
 @app.command
 def env(*, json: AsJson = False) -> None:
     """Show every version, CPU feature, device and environment variable that matters here."""
-    from hypocenter.cli import env as cli_env
+    from hypocenter.cli.verbs import env as cli_env
 
     cli_env.env(as_json=json)
 
@@ -189,7 +189,7 @@ def cache(
     json: AsJson = False,
 ) -> None:
     """Show what the cache folder holds, or clear it. What is needed is made anew."""
-    from hypocenter.cli import cache as cli_cache
+    from hypocenter.cli.verbs import cache as cli_cache
 
     cli_cache.cache(clear=action == "clear", as_json=json)
 
@@ -216,7 +216,7 @@ def kernels(
 
     The exit code is 4 when a kernel would not launch.
     """
-    from hypocenter.cli import kernels as cli_kernels
+    from hypocenter.cli.verbs import kernels as cli_kernels
 
     cli_kernels.kernels(file, arch, kernel, guarded=guarded, as_json=json)
 
@@ -241,7 +241,7 @@ def check(
     accesses out of bounds, null pointers, uninitialised reads, races, outputs never written and
     int32 offsets that overflow. The exit code is 4 when something was found.
     """
-    from hypocenter.cli import check as cli_check
+    from hypocenter.cli.verbs import check as cli_check
 
     cli_check.check(file, arguments, arch, budget, as_json=json)
 
@@ -264,7 +264,7 @@ def doctor(
     The exit code is 3 when a fault was found, else the command's own; 1
     when --suspect finds nothing recorded to examine.
     """
-    from hypocenter.cli import doctor as cli_doctor
+    from hypocenter.cli.verbs import doctor as cli_doctor
 
     asked = cli_doctor.request(words, options or DoctorOptions(), own_verbs(), as_json=json)
     cli_doctor.doctor(asked)
@@ -277,7 +277,7 @@ def demo() -> None:
     It takes some seconds, and leaves a folder hypo-bundle. With Triton the run crashes a
     simulated GPU; without, the engine refuses a wrong entry on the CPU.
     """
-    from hypocenter.cli import doctor as cli_doctor
+    from hypocenter.cli.verbs import doctor as cli_doctor
 
     cli_doctor.demo(own_verbs())
 
@@ -304,7 +304,7 @@ def replay(
     are zeros. It needs Triton and no GPU. The exit code is 4 when something
     was found, and 1 when not one launch could be replayed.
     """
-    from hypocenter.cli import replay as cli_replay
+    from hypocenter.cli.verbs import replay as cli_replay
 
     cli_replay.replay(
         bundle, step, launch, budget, allow_source=run_sources, as_json=json, quiet=quiet
@@ -325,7 +325,7 @@ def diff(
     and what each tensor held after each launch where both runs were traced
     (--launch-mode traced). The exit code is 4 when they differ.
     """
-    from hypocenter.cli import replay as cli_replay
+    from hypocenter.cli.verbs import replay as cli_replay
 
     cli_replay.diff(good, bad, as_json=json)
 

@@ -24,7 +24,7 @@ lab = App(
 @lab.command(name="list")
 def list_victims(*, json: AsJson = False) -> None:
     """Show every victim: its name, how its defect shows, and what it is."""
-    from hypocenter.cli import lab as lab_score
+    from hypocenter.cli.verbs import lab as lab_score
 
     lab_score.list_victims(as_json=json)
 
@@ -43,7 +43,7 @@ def run(
     ] = None,
 ) -> None:
     """Run one victim. It faults as it would in the field, so the exit code is that of its end."""
-    from hypocenter.cli import lab as lab_score
+    from hypocenter.cli.verbs import lab as lab_score
 
     lab_score.run(name, twin=twin, device=device, out=out)
 
@@ -61,6 +61,6 @@ def score(
     show its symptom, goes undetected, too few are named right, a healthy twin
     has a finding, or the doctor is too slow.
     """
-    from hypocenter.cli import lab as lab_score
+    from hypocenter.cli.verbs import lab as lab_score
 
     lab_score.score(names, device=device, num_jobs=jobs, as_json=json)

@@ -334,8 +334,8 @@ class LLM:
         def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("_"):  # others ask for these, to see what an object can do
                 raise AttributeError(f"LLM has no {name!r}")
-            known = [one for one in dir(type(self)) if not one.startswith("_")]
-            raise AttributeError(explain_unknown("LLM", name, known))
+            members = [member for member in dir(type(self)) if not member.startswith("_")]
+            raise AttributeError(explain_unknown("LLM", name, members))
 
     def _encode(self, prompt: Prompt) -> Sequence[int]:
         if not isinstance(prompt, str):

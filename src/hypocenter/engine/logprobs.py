@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from hypocenter.errors import BadLogits
+from hypocenter.kernels.sampling.sampling import Logits
 from hypocenter.results import TokenLogprob, TopLogprob
-
-Logits = npt.NDArray[np.float32]
 
 
 def token_logprob(

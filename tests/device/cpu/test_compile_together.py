@@ -119,7 +119,9 @@ def test_an_end_in_between_takes_the_helpers_along(monkeypatch: pytest.MonkeyPat
 def test_arguments_are_describe_of_as_they_are() -> None:
     records = np.zeros((2, 3, 4), RECORDS[DType.Q4_K].record)
     args = (records, np.ones((4, 4), np.uint16)[:, ::2], 7, 1.5, True, np.float32(2))
-    task = compile_together._Task("m", "n", False, [compile_together._describe(one) for one in args])
+    task = compile_together._Task(
+        "m", "n", False, [compile_together._describe(one) for one in args]
+    )
     assert kinds_of(compile_together._args_of(task)) == kinds_of(args)
     assert compile_together._task_of(gate.serial, args) is not None
     assert compile_together._task_of(gate.serial, (1 << 63,)) is None

@@ -21,7 +21,7 @@ from kernel_launch import (
 )
 from tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
 
-from hypocenter.cli.bench import batch_of
+from hypocenter.cli.verbs.bench import batch_of
 from hypocenter.config import EngineConfig
 from hypocenter.device import copies, plan
 from hypocenter.device.cpu.lang import cpu_name, instruction_set
