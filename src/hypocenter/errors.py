@@ -18,6 +18,8 @@ EXIT_USAGE = 2
 EXIT_FAULT = 3
 EXIT_GATE = 4
 EXIT_INTERRUPTED = 130
+#: What a shell reports for a program that SIGPIPE ended; nothing was lost that anyone wanted.
+EXIT_PIPE = 141
 
 
 class ErrorKind(enum.StrEnum):

@@ -19,6 +19,8 @@ _COMMANDS = ("hypo", NAME)
 FOLDER = Path(__file__).parent
 #: The model that comes with the package, in `assets/`.
 BUNDLED_MODEL = "demo-q8_0.gguf"
+#: What the GPU kernels were run and compiled with: on GPUs, and on the CPU.
+_TESTED_TRITONS = ("3.6", "3.9")
 #: Rooms in which kernels lie that a bundle may name: ours, and those that the lab plants.
 _KERNEL_ROOMS = ("kernels", "lab")
 
@@ -30,6 +32,13 @@ def version() -> str:
     except metadata.PackageNotFoundError:
         with open(FOLDER.parents[1] / "pyproject.toml", "rb") as file:
             return str(tomllib.load(file)["project"]["version"])
+
+
+def triton_problem(version: str) -> str:
+    """What to say of a Triton that no kernel here was tested with; nothing of others."""
+    if ".".join(version.split(".")[:2]) in _TESTED_TRITONS:
+        return ""
+    return f"triton is {version}, but kernels were tested with {' and '.join(_TESTED_TRITONS)} only"
 
 
 def module_command(module: str) -> list[str]:

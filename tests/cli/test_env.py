@@ -6,6 +6,8 @@ import json
 import os
 import platform
 import re
+import subprocess
+import sys
 import tomllib
 from functools import cache
 from importlib import metadata
@@ -145,3 +147,25 @@ def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert report["cache"]["folder"] == str(blocked / "cache")
     assert any("compiled anew" in warning for warning in report["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("version", "is_told"),
+    [("3.6.0", False), ("3.9.0+git12", False), ("3.8.0", True), ("3.10.0", True), ("4.0", True)],
+)
+def test_a_triton_that_nobody_tested_is_told(
+    monkeypatch: pytest.MonkeyPatch, version: str, is_told: bool
+) -> None:
+    found = env._version
+    monkeypatch.setattr(env, "_version", lambda name: version if name == "triton" else found(name))
+    told = f"triton is {version}, but kernels were tested with 3.6 and 3.9 only"
+    assert (told in env.collect({})["warnings"]) == is_told
+
+
+def test_such_a_triton_is_told_when_kernels_are_asked_for() -> None:
+    pytest.importorskip("triton")
+    script = "import triton; triton.__version__ = '3.8.1'\nimport hypocenter.device.triton_lang"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "triton is 3.8.1, but kernels were tested with 3.6 and 3.9 only\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from tiny_gguf import write_tiny
 
 from hypocenter import LLM
 from hypocenter.cli.answer import _speed
-from hypocenter.cli.app import own_verbs
+from hypocenter.cli.app import app, own_verbs
 from hypocenter.cli.usage import _MAX_OPTIONS, VERBS
 from hypocenter.errors import UsageError
 
@@ -214,3 +215,55 @@ def test_what_is_pasted_is_one_message(tmp_path: Path) -> None:
         terminal.type("\x04")
         terminal.wait()
     assert terminal.seen.count("generation") == 1
+
+
+def test_a_model_that_is_missing_is_told_before_the_prompt_that_is_missing_as_well() -> None:
+    done = hypo_in_process("run", "no-such.gguf")
+    assert done.returncode == 2
+    assert "no-such.gguf: there is no such file" in done.stderr
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/", "a directory"), ("/dev/null", "no regular file")])
+def test_what_is_no_file_is_wrong_usage_as_a_missing_file_is(path: str, kind: str) -> None:
+    done = hypo_in_process("run", path, "-p", "x")
+    assert done.returncode == 2
+    assert done.stderr == f"hypo: {path} is {kind}, but a model must be a GGUF file\n"
+
+
+def _help(*words: str) -> list[str]:
+    return hypo_in_process(*words, "--help", environ={"COLUMNS": "80"}).stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        (["run"], "Usage: hypo run [OPTIONS] [MODEL] [QUESTION]"),
+        (["bench"], "Usage: hypo bench [OPTIONS] [MODEL]"),
+        (["kernels"], "Usage: hypo kernels [OPTIONS] [FILE]"),
+        (["demo"], "Usage: hypo demo"),
+        (["lab", "run"], "Usage: hypo lab run [OPTIONS] NAME"),
+        (["lab", "score"], "Usage: hypo lab score [OPTIONS] [NAMES...]"),
+    ],
+)
+def test_usage_names_the_arguments(words: list[str], usage: str) -> None:
+    assert _help(*words)[0] == usage
+
+
+@pytest.mark.parametrize("verb", sorted(own_verbs()))
+def test_help_of_a_verb_is_short_and_fits_into_eighty_columns(verb: str) -> None:
+    """A line of a paragraph that is broken by the terminal leaves a line of a few words."""
+    lines = _help(verb)
+    assert lines[-1] == "Exit codes and --debug: hypo --help"
+    assert not [line for line in lines if "[default: (" in line or '[default: ""]' in line]
+    assert not [line for line in lines if "[default: False]" in line]
+    text = app[verb].help
+    assert text is not None
+    assert [line for line in inspect.cleandoc(text).splitlines()[1:] if len(line) > 79] == []
+
+
+def test_exit_codes_are_a_table_that_fits() -> None:
+    lines = _help()
+    table = lines[lines.index("Exit codes") + 1 :]
+    assert [line.split()[0] for line in table] == ["0", "1", "2", "3", "4", "130", "141"]
+    verbs = [line.split()[1] for line in lines if line.startswith("│ ") and line[2] not in " -"]
+    assert verbs == list(VERBS)

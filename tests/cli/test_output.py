@@ -52,7 +52,7 @@ def test_verbs_print_through_one_place() -> None:
             for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "print"
         ]
-        for path in Path(ROOT / "src/hypocenter/cli").glob("*.py")
+        for path in Path(ROOT / "src/hypocenter/cli").rglob("*.py")
         if path.name != "output.py"
     }
     assert {name: len(lines) for name, lines in found.items() if lines} == PRINTS

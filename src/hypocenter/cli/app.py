@@ -28,11 +28,18 @@ from hypocenter.cli.options import (
     RunSources,
     SamplingOptions,
 )
-from hypocenter.cli.usage import forgotten_dashes, option_of_llama_cpp, usage_message
+from hypocenter.cli.usage import (
+    EPILOGUE,
+    finish_help,
+    forgotten_dashes,
+    option_of_llama_cpp,
+    usage_message,
+)
 from hypocenter.errors import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_OK,
+    EXIT_PIPE,
     EXIT_USAGE,
     HypoError,
     UsageError,
@@ -40,19 +47,6 @@ from hypocenter.errors import (
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-#: What a shell reports for a program that SIGPIPE ended; nothing was lost that anyone wanted.
-EXIT_PIPE = 141
-
-EPILOGUE = f"""\
-Anywhere: --debug shows the traceback of an error (or HYPO_DEBUG=1).
-
-Exit codes: {EXIT_OK} done; {EXIT_ERROR} error (a bad model file, a failed read);
-{EXIT_USAGE} wrong usage (an option, a value, a missing file, a long prompt);
-3 GPU fault (doctor: any fault); 4 gate failed: what was checked is not as it should be
-(inspect --check, kernels, check, replay, diff); {EXIT_INTERRUPTED} interrupted by Ctrl-C;
-{EXIT_PIPE} nobody reads the output.
-Data goes to stdout, everything else to stderr."""
 
 
 def _version() -> str:
@@ -114,7 +108,11 @@ def inspect(
     ctx_size: ContextSize = None,
     check: Annotated[
         bool,
-        Parameter(negative="", help="Look for NaN and Inf in every tensor; sha256 of the file."),
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Look for NaN and Inf in every tensor; sha256 of the file.",
+        ),
     ] = False,
     json: AsJson = False,
 ) -> None:
@@ -139,8 +137,9 @@ def bench(
 ) -> None:
     """Measure prompt and generation speed: a table like that of llama-bench.
 
-    The time holds no tokenising and no sampling. The last column is the share of the memory
-    bandwidth, measured in the same run, that reading each weight once per token amounts to.
+    Tokenising and sampling are not counted. The last column is the share of the
+    memory bandwidth, measured in the same run, that reading each weight once
+    per token amounts to.
     """
     from hypocenter.cli.options import model_path
     from hypocenter.cli.verbs import bench as cli_bench
@@ -160,8 +159,8 @@ def warm(
 ) -> None:
     """Prepare a model, so that its next start is short: for an image of a container, say.
 
-    Compiles the kernels that it needs and packs its weights. Both are kept in
-    the cache folder (HYPO_CACHE_DIR). Ask with the options of the runs to come.
+    Compiles the kernels that it needs and packs its weights. Both stay in the
+    cache folder (HYPO_CACHE_DIR). Give the options of the runs to come.
     """
     from hypocenter.cli.options import model_path
     from hypocenter.cli.verbs import warm as cli_warm
@@ -237,9 +236,10 @@ def check(
 ) -> None:
     """Run a file's Triton launches on the CPU and report every access that is wrong.
 
-    This executes the file. It needs no GPU: device="cuda" is mapped to the CPU. Reported are
-    accesses out of bounds, null pointers, uninitialised reads, races, outputs never written and
-    int32 offsets that overflow. The exit code is 4 when something was found.
+    This executes the file. It needs no GPU: device="cuda" is mapped to the CPU.
+    Reported are accesses out of bounds, null pointers, uninitialised reads,
+    races, outputs never written and int32 offsets that overflow. The exit code
+    is 4 when something was found.
     """
     from hypocenter.cli.verbs import check as cli_check
 
@@ -274,8 +274,9 @@ def doctor(
 def demo() -> None:
     """Show what the doctor does: a planted defect breaks a run, and the report is printed.
 
-    It takes some seconds, and leaves a folder hypo-bundle. With Triton the run crashes a
-    simulated GPU; without, the engine refuses a wrong entry on the CPU.
+    It takes some seconds, and leaves a folder hypo-bundle. With Triton the run
+    crashes a simulated GPU; without, the engine refuses a wrong entry on the
+    CPU.
     """
     from hypocenter.cli.verbs import doctor as cli_doctor
 
@@ -328,6 +329,9 @@ def diff(
     from hypocenter.cli.verbs import replay as cli_replay
 
     cli_replay.diff(good, bad, as_json=json)
+
+
+finish_help(app)
 
 
 def own_verbs() -> set[str]:

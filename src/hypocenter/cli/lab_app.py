@@ -11,7 +11,11 @@ from hypocenter.cli.options import AsJson
 VictimNames = Annotated[str, Parameter(name="NAME", help="Victims; all of them when left out.")]
 Name = Annotated[str, Parameter(help="Victim, as `hypo lab list` names it.")]
 Device = Annotated[
-    str, Parameter(help="Device instead of the victim's own, a simulated GPU; cuda or hip, say.")
+    str,
+    Parameter(
+        show_default=False,
+        help="Device instead of the victim's own, a simulated GPU; cuda or hip, say.",
+    ),
 ]
 
 lab = App(

@@ -376,7 +376,8 @@ class BenchOptions:
             name=("-d", "--n-depth"),
             converter=_wholes,
             negative="",
-            help="Tokens in the cache beforehand.",
+            show_default=False,
+            help="Tokens in the cache beforehand; 0 when left out.",
         ),
     ] = (0,)
     num_sequences: Annotated[
@@ -385,7 +386,8 @@ class BenchOptions:
             name=("-np", "--n-parallel"),
             converter=_wholes,
             negative="",
-            help="Sequences that generate at once; their tokens are counted together.",
+            show_default=False,
+            help="Sequences that generate at once, 1 when left out; tokens are counted together.",
         ),
     ] = (1,)
     repetitions: Annotated[
@@ -422,7 +424,8 @@ class DoctorOptions:
         bool,
         Parameter(
             name="--suspect",
-            help="Trace the command and examine it though it does not fault.",
+            help="Trace the command, and examine it even if nothing faults. The bundle then holds "
+            "numbers of layers, from which text can be read.",
             **_SWITCH,
         ),
     ] = False

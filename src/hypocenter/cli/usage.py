@@ -1,15 +1,32 @@
-"""What the command line says of words that it does not understand."""
+"""What the command line says of itself, and of words that it does not understand."""
 
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from cyclopts import CycloptsError
+from cyclopts import App, CycloptsError
 from cyclopts.exceptions import UnknownCommandError, UnusedCliTokensError
+
+from hypocenter.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE, EXIT_USAGE
+
+EPILOGUE = f"""\
+hypo COMMAND --help tells of one of them. Anywhere, --debug shows the traceback
+of an error. Data goes to stdout, everything else to stderr.
+
+Exit codes
+  {EXIT_OK:<4} done
+  {EXIT_ERROR:<4} error: a bad model file, a failed read
+  {EXIT_USAGE:<4} wrong usage: an option, a value, a missing file, a long prompt
+  3    GPU fault; of the doctor any fault
+  4    a check failed: inspect --check, kernels, check, replay, diff
+  {EXIT_INTERRUPTED:<4} interrupted by Ctrl-C
+  {EXIT_PIPE:<4} nobody reads the output"""
+_EPILOGUE_OF_A_VERB = "Exit codes and --debug: hypo --help"
 
 
 def usage_message(error: CycloptsError) -> str:
@@ -54,6 +71,32 @@ def _unknown_command(word: str) -> str:
     hint = _OF_OTHERS.get(word) or (f"did you mean {near[0]}" if near else "")
     known = f"commands are {', '.join(VERBS)}"
     return f"unknown command {word!r}; {hint + '; ' if hint else ''}{known} (hypo --help)"
+
+
+def _usage_line(name: str, function: Callable[..., None]) -> str:
+    """`Usage: hypo run [OPTIONS] [MODEL] [QUESTION]`, from the parameters of a verb's function."""
+    words = ["Usage: hypo", name]
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters):
+        words.append("[OPTIONS]")
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            words.append(f"[{parameter.name.upper()}...]")
+        elif parameter.kind is parameter.POSITIONAL_ONLY:
+            shown = parameter.name.upper()
+            words.append(shown if parameter.default is parameter.empty else f"[{shown}]")
+    return " ".join(words)
+
+
+def finish_help(app: App) -> None:
+    """Verbs in the order of their use, their arguments by name, and a short end."""
+    for place, name in enumerate(VERBS):
+        app[name].sort_key = place
+        app[name].help_epilogue = _EPILOGUE_OF_A_VERB
+        for path in [(name,), *((name, below) for below in app[name] if not below.startswith("-"))]:
+            command = app[path[0]][path[1]] if path[1:] else app[name]
+            if command.usage is None and command.default_command is not None:
+                command.usage = _usage_line(" ".join(path), command.default_command)
 
 
 #: Options of the doctor that the word behind them belongs to.

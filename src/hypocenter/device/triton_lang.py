@@ -6,15 +6,20 @@ asked for; the base install has no Triton.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from hypocenter.errors import MissingPackage
+from hypocenter.package import triton_problem
 
 try:
     import triton
     import triton.language as tl
 except ImportError as error:
     raise MissingPackage("running or checking GPU kernels", "triton") from error
+
+if problem := triton_problem(triton.__version__):
+    logging.getLogger(__name__).warning("%s", problem)
 
 __all__ = ["interpreter", "tl", "triton"]
 

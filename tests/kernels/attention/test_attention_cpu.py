@@ -21,9 +21,16 @@ from hypocenter.tensor import Tensor
 
 EPS = 2.0**-24
 _num_starts: Callable[[int], int] = attention_tile_cpu.num_starts.py_func  # type: ignore[attr-defined]
-_find_strips = compile_whole(find_strips.py_func)  # type: ignore[attr-defined]
 #: A token is a sequence and its position in it.
 Tokens = list[tuple[int, int]]
+
+
+@compile_whole
+def _find_strips(
+    starts: Array, at: int, tile: int, position: int, window: int, tables: Array, k: Array,
+    v: Array, kv_head: int,
+) -> None:  # fmt: skip
+    find_strips(starts, at, tile, position, window, tables, 0, k, v, kv_head)
 
 
 @pytest.fixture(autouse=True)
@@ -247,12 +254,8 @@ def test_strips_are_known_of_a_tile_and_of_the_next(block_size: int) -> None:
     tables = np.random.default_rng(0).permutation(200)[: 1024 // block_size].astype(np.int32)[None]
     starts, kv_head, position, window = np.full(_num_starts(64), -1), 1, KEYS + 40, 500
 
-    @compile_whole
-    def find(starts: Array, tables: Array, k: Array, v: Array) -> None:
-        find_strips(starts, 0, 0, position, window, tables, 0, k, v, kv_head)
-        find_strips(starts, NEXT, 1, position, window, tables, 0, k, v, kv_head)
-
-    find(starts, tables, k, v)
+    for at, tile in ((0, 0), (NEXT, 1)):
+        _find_strips(starts, at, tile, position, window, tables, k, v, kv_head)
     keys = np.clip(
         np.arange(0, 2 * KEYS, 16), (position - window + 1) // 16 * 16, position // 16 * 16
     )
@@ -273,8 +276,8 @@ def test_a_tile_asks_for_its_values_and_for_the_keys_of_the_next(
     v = np.zeros((num_blocks, num_kv_heads, block_size, head_dim), np.uint16)
     tables = np.random.default_rng(2).permutation(num_blocks).astype(np.int32)[None]
     starts = np.zeros(_num_starts(head_dim), np.int64)
-    _find_strips(starts, 0, 0, 2 * KEYS - 1, 0, tables, 0, k, v, kv_head)
-    _find_strips(starts, NEXT, 1, 2 * KEYS - 1, 0, tables, 0, k, v, kv_head)
+    for at, next_tile in ((0, 0), (NEXT, 1)):
+        _find_strips(starts, at, next_tile, 2 * KEYS - 1, 0, tables, k, v, kv_head)
     asked = {id(k): np.zeros(k.size, int), id(v): np.zeros(v.size, int)}
 
     def prefetch(cache: Array, index: int, count: int) -> None:
@@ -303,7 +306,7 @@ def test_keys_of_a_tile_are_loaded_by_every_line(
     v = np.zeros((2 * KEYS // block_size, 2, block_size, 64), dtype)
     tables = np.random.default_rng(4).permutation(len(k)).astype(np.int32)[None]
     starts, low, high = np.zeros(_num_starts(64), np.int64), 33, 224
-    _find_strips(starts, 0, 0, high - 1, high - low, tables, 0, k, v, 1)
+    _find_strips(starts, 0, 0, high - 1, high - low, tables, k, v, 1)
     per_line = 64 // k.itemsize
     loaded: list[int] = []
 

@@ -298,12 +298,12 @@ class TestPaths:
             open_gguf(tmp_path / "no" / "model.gguf")
 
     def test_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(BadModelFile, match="path is a directory, but it must be a GGUF file"):
+        with pytest.raises(UsageError, match="is a directory, but a model must be a GGUF file"):
             open_gguf(tmp_path)
 
     def test_named_pipe_does_not_wait(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
-        with pytest.raises(BadModelFile, match="not a regular file"):
+        with pytest.raises(UsageError, match="is no regular file"):
             open_gguf(tmp_path / "pipe")
 
     def test_no_permission(self, tmp_path: Path) -> None:

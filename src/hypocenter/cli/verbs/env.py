@@ -66,7 +66,7 @@ def collect(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> 
         "cache": _cache(environ),
         "records": _records(environ),
         "environment": _variables(environ),
-        "warnings": _warnings(torch, gpus, environ),
+        "warnings": _warnings(torch, versions["triton"], gpus, environ),
     }
 
 
@@ -129,9 +129,12 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def _warnings(
-    torch: dict[str, Any] | None, gpus: list[str], environ: Mapping[str, str]
+    torch: dict[str, Any] | None,
+    triton: str | None,
+    gpus: list[str],
+    environ: Mapping[str, str],
 ) -> list[str]:
-    problems = []
+    problems = [package.triton_problem(triton)] if triton else []
     if torch is not None:
         problems.append(torch.get("problem", ""))
         if torch["vendor"] != "unknown":

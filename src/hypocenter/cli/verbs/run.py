@@ -6,6 +6,7 @@ Holds no engine and no options; it reads the prompt, hands out the pieces and sa
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +17,7 @@ from hypocenter.cli.output import emit, say, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.errors import UsageError
+from hypocenter.model.gguf.file import require_file
 from hypocenter.results import Completion
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ def run(
 
     Raises UsageError when none of them is possible.
     """
+    require_file(Path(path))  # told before a prompt that is missing as well
     text = read_prompt(prompt)
     if text is not None and (question is not None or prompt.system is not None):
         extra = "-sys" if question is None else "a question"

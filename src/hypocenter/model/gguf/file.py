@@ -229,7 +229,12 @@ class GGUFFile:
         return BadModelFile(self.path, field, value, limit, way_out)
 
 
-def _open_shard(path: Path, shard: int) -> Shard:
+def require_file(path: Path) -> None:
+    """Raises UsageError where nothing can be read as a file, with the nearest names."""
+    os.close(_open_regular(path))
+
+
+def _open_regular(path: Path) -> int:
     try:
         # Without O_NONBLOCK, opening a named pipe would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -237,11 +242,18 @@ def _open_shard(path: Path, shard: int) -> Shard:
         raise UsageError(f"{path}: there is no such file{_did_you_mean(path)}") from None
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         raise _unreadable(path, error) from error
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        kind = "a directory" if stat.S_ISDIR(mode) else "no regular file"
+        raise UsageError(f"{path} is {kind}, but a model must be a GGUF file")
+    return descriptor
+
+
+def _open_shard(path: Path, shard: int) -> Shard:
+    descriptor = _open_regular(path)
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            raise BadModelFile(path, "path", Words(kind), "it must be a GGUF file")
         if not status.st_size:
             limit = "a model has at least a header; the file is empty"
             raise BadModelFile(path, "file size in bytes", 0, limit, "download it again")
