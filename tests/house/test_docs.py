@@ -90,7 +90,7 @@ def test_there_are_runnable_commands_for_every_verb() -> None:
 def test_exit_codes_are_those_of_the_code() -> None:
     table = _table(COMMAND_LINE.read_text(), "exit code")
     codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
-    assert {int(code) for code in table} == codes | {app.EXIT_PIPE}
+    assert {int(code) for code in table} == codes
 
 
 def test_variables_are_those_of_the_code() -> None:
