@@ -16,7 +16,6 @@ from packaging.utils import canonicalize_name
 from repository import ROOT
 
 from hypocenter import errors
-from hypocenter.cli import app
 from hypocenter.config import KNOWN
 from hypocenter.model.architecture import FAMILIES
 from hypocenter.tensor import DType
