@@ -299,10 +299,10 @@ def test_help_loads_no_arrays_and_no_compiler() -> None:
 
 
 def test_help_is_fast() -> None:
-    """Beside what the library for command lines costs; numba alone would be three times that."""
+    """Beside what the library for command lines costs; numba alone would add three times that."""
     library = min(_processor_seconds("-c", "import cyclopts, rich.console") for _ in range(3))
     best = min(_processor_seconds("-m", "hypocenter", "--help") for _ in range(3))
-    assert best < 2.5 * library, f"{best:.2f} s, beside {library:.2f} s"
+    assert best < 3 * library, f"{best:.2f} s, beside {library:.2f} s"
 
 
 def _processor_seconds(*args: str) -> float:
