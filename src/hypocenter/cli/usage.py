@@ -67,10 +67,11 @@ _OF_OTHERS = {
 
 
 def _unknown_command(word: str) -> str:
+    if word in _OF_OTHERS:
+        return f"unknown command {word!r}; {_OF_OTHERS[word]} (hypo --help)"
     near = difflib.get_close_matches(word, VERBS, n=1)
-    hint = _OF_OTHERS.get(word) or (f"did you mean {near[0]}" if near else "")
-    known = f"commands are {', '.join(VERBS)}"
-    return f"unknown command {word!r}; {hint + '; ' if hint else ''}{known} (hypo --help)"
+    hint = f"did you mean {near[0]}; " if near else ""
+    return f"unknown command {word!r}; {hint}commands are {', '.join(VERBS)} (hypo --help)"
 
 
 def _usage_line(name: str, function: Callable[..., None]) -> str:
