@@ -84,6 +84,9 @@ class Words(str):
     __repr__ = str.__str__
 
 
+MISSING = Words("missing")
+
+
 class BadModelFile(HypoError):
     """A model file breaks the format or its own metadata.
 

@@ -61,8 +61,6 @@ def test_a_path_is_a_path(name: str) -> None:
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
-        ("serve", "there is no server yet"),
-        ("chat", "`hypo run MODEL` is a chat"),
         ("inspct", "did you mean inspect; commands are"),
         ("xyzzy", "unknown command 'xyzzy'; commands are run, "),
     ],
@@ -72,6 +70,16 @@ def test_an_unknown_command_is_answered_with_all_there_are(word: str, hint: str)
     assert done.returncode == 2
     assert hint in done.stderr
     assert all(verb in done.stderr for verb in VERBS)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("serve", "there is no server yet"), ("chat", "`hypo run MODEL` is a chat")],
+)
+def test_a_command_of_other_programs_is_answered_by_name(word: str, hint: str) -> None:
+    done = hypo_in_process(word)
+    assert done.returncode == 2
+    assert done.stderr == f"hypo: unknown command {word!r}; {hint} (hypo --help)\n"
 
 
 def test_the_commands_that_are_named_are_those_there_are() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hypocenter.errors import BadModelFile, UnsupportedModel
+from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel
 from hypocenter.model.gguf.file import GGUFFile
 
 MAX_LAYERS = 1024
@@ -215,7 +215,7 @@ class _Reader:
         table = self.file.tensors.get("token_embd.weight")
         if table is None:
             raise BadModelFile(
-                self.file.path, "token_embd.weight", "missing", "every model needs its token table"
+                self.file.path, "token_embd.weight", MISSING, "every model needs its token table"
             )
         if len(table.shape) != 2 or table.shape[1] != width:
             raise BadModelFile(

@@ -12,7 +12,7 @@ import numpy as np
 
 from hypocenter.config import OnProgress
 from hypocenter.device import copies, memory
-from hypocenter.errors import BadModelFile, UnsupportedModel
+from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel
 from hypocenter.kernels.attention import rope
 from hypocenter.kernels.linear.linear_gate import may_join
 from hypocenter.kernels.weights import packing
@@ -304,9 +304,7 @@ class _Loader:
     def _expect(self, name: str, shape: tuple[int, ...]) -> DType:
         info = self.file.tensors.get(name)
         if info is None:
-            raise BadModelFile(
-                self.file.path, name, "missing", f"a {self.facts.name} model needs it"
-            )
+            raise BadModelFile(self.file.path, name, MISSING, f"a {self.facts.name} model needs it")
         if info.shape != shape:
             raise BadModelFile(
                 self.file.path, f"{name} shape", info.shape, f"the metadata say {shape}"

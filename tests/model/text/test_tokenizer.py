@@ -335,20 +335,20 @@ def test_vocabulary_without_tokens(tmp_path: Path) -> None:
 
 
 def test_added_token_that_nobody_named(load: Load) -> None:
-    with pytest.raises(BadModelFile, match="bos_token_id is 'missing', but every text"):
+    with pytest.raises(BadModelFile, match="bos_token_id is missing, but every text"):
         load(TINY | {"roles": {"eos": 4}}, "gpt2", pre="llama-bpe")
-    with pytest.raises(BadModelFile, match="eos_token_id is 'missing', but every text"):
+    with pytest.raises(BadModelFile, match="eos_token_id is missing, but every text"):
         load(TINY | {"roles": {"bos": 3}}, "gpt2", pre="gpt-2", add_eos_token=True)
 
 
 def test_scores_are_needed_to_merge_by_them(load: Load) -> None:
     vocabulary = {key: value for key, value in TINY_SPM.items() if key != "scores"}
-    with pytest.raises(BadModelFile, match=r"tokenizer\.ggml\.scores is 'missing'"):
+    with pytest.raises(BadModelFile, match=r"tokenizer\.ggml\.scores is missing"):
         load(vocabulary, "llama")
 
 
 def test_unknown_pre_tokenizer_names_the_way_out(load: Load) -> None:
-    with pytest.raises(UnsupportedModel, match=r"pre is 'missing', but known names are .*qwen2"):
+    with pytest.raises(UnsupportedModel, match=r"pre is missing, but known names are .*qwen2"):
         load(TINY, "gpt2")
     with pytest.raises(
         UnsupportedModel, match=r"'qwen3', but did you mean 'qwen35'.*--tokenizer-pre"

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hypocenter.errors import BadModelFile, UsageError, Words
+from hypocenter.errors import MISSING, BadModelFile, UsageError, Words
 from hypocenter.model.gguf.parse import Shard, parse_shard
 from hypocenter.model.gguf.values import Metadata, StringArray, TensorInfo, ValueType
 
@@ -217,9 +217,7 @@ class GGUFFile:
 
     def _default(self, key: str, default: _D | EllipsisType) -> _D:
         if isinstance(default, EllipsisType):
-            raise self._bad_field(
-                key, "missing", "the model needs it", _nearest(key, self.metadata)
-            )
+            raise self._bad_field(key, MISSING, "the model needs it", _nearest(key, self.metadata))
         return default
 
     def _wrong_type(self, key: str, wanted: str) -> BadModelFile:

@@ -17,7 +17,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 
-from hypocenter.errors import BadModelFile, TokenizerError, UnsupportedModel, UsageError
+from hypocenter.errors import MISSING, BadModelFile, TokenizerError, UnsupportedModel, UsageError
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer, known_names
 from hypocenter.model.text.special_texts import SpecialTexts
@@ -208,7 +208,7 @@ def _choose_pre(file: GGUFFile, override: str | None) -> PreTokenizer:
     name = file.text("tokenizer.ggml.pre", None)
     if name in PRE_TOKENIZERS:
         return PRE_TOKENIZERS[name]
-    value = "missing" if name is None else name
+    value = MISSING if name is None else name
     way_out = "say which one the model was trained with by --tokenizer-pre NAME"
     raise UnsupportedModel(file.path, "tokenizer.ggml.pre", value, known_names(name or ""), way_out)
 
@@ -226,7 +226,7 @@ def _load_llama(file: GGUFFile) -> Tokenizer:
     words = read_vocabulary(file, "llama")
     if words.scores is None:
         limit = "a 'llama' tokenizer merges by them"
-        raise BadModelFile(file.path, "tokenizer.ggml.scores", "missing", limit)
+        raise BadModelFile(file.path, "tokenizer.ggml.scores", MISSING, limit)
     prefix = file.flag("tokenizer.ggml.add_space_prefix", True)
     add_bos, add_eos = _read_additions(file, words, True)
     return Tokenizer(
@@ -265,7 +265,7 @@ def _read_additions(file: GGUFFile, words: Vocabulary, bos_default: bool) -> tup
     for role, wanted in (("bos", add_bos), ("eos", add_eos)):
         if wanted and role not in words.roles:
             limit = f"every text of this model has a {role.upper()} token added"
-            raise BadModelFile(file.path, f"tokenizer.ggml.{role}_token_id", "missing", limit)
+            raise BadModelFile(file.path, f"tokenizer.ggml.{role}_token_id", MISSING, limit)
     return add_bos, add_eos
 
 
