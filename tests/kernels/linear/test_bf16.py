@@ -24,7 +24,6 @@ from tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
 from hypocenter.cli.verbs.bench import batch_of
 from hypocenter.config import EngineConfig
 from hypocenter.device import copies, plan
-from hypocenter.device.cpu.lang import cpu_name, instruction_set
 from hypocenter.engine.runner import Runner, load_runner
 from hypocenter.errors import UsageError
 from hypocenter.kernels.linear import linear, quantise
@@ -35,10 +34,6 @@ from hypocenter.model.gguf.file import open_gguf
 from hypocenter.tensor import DType, Tensor
 
 FLOATS = (DType.F16, DType.BF16)
-not_known_of_amd = pytest.mark.xfail(
-    instruction_set() == "avx512-bf16" and cpu_name().startswith("znver"), strict=False,
-    reason="vdpbf16ps was never run on an AMD: whether it rounds as Intel's does, this tells",
-)  # fmt: skip
 
 
 @pytest.fixture(params=["one thread", "many threads", "guard pages"])
@@ -106,7 +101,6 @@ def test_activations_become_the_nearest_numbers(width: int, num_rows: int) -> No
     assert (found[:, num_made:] == 0xFFFF).all()
 
 
-@not_known_of_amd
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("num_rows", "num_outputs"), [(1, 1), (3, 129), (5, 64), (66, 70)])
 @pytest.mark.usefixtures("on_the_cpu")
