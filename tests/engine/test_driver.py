@@ -47,9 +47,17 @@ def long_engine() -> Engine:
     return fake_engine(num_blocks=2000, context_length=8000)
 
 
-def test_requests_from_many_threads_share_one_driver() -> None:
+def test_requests_from_many_threads_share_one_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = fake_engine(num_blocks=20, max_batch_requests=4)
     driver = Driver(engine)
+    step = engine.step
+    all_submitted = threading.Event()
+
+    def step_once_all_are_there() -> int:
+        assert all_submitted.wait(DEADLINE_SECONDS)
+        return step()
+
+    monkeypatch.setattr(engine, "step", step_once_all_are_there)
     requests = [engine.request([number + 1] * (number + 1), RANDOM) for number in range(12)]
     num_driving: list[int] = []
     ended = [threading.Event() for _ in requests]
@@ -65,6 +73,9 @@ def test_requests_from_many_threads_share_one_driver() -> None:
     threads = [threading.Thread(target=submit, args=(number,)) for number in range(12)]
     for thread in threads:
         thread.start()
+    for thread in threads:
+        thread.join()
+    all_submitted.set()
     for event in ended:
         assert event.wait(DEADLINE_SECONDS)
     driver.join()
@@ -74,6 +85,7 @@ def test_requests_from_many_threads_share_one_driver() -> None:
         assert request.output_ids == expected_output(request.prompt_ids, RANDOM, 128, end=False)
         assert engine.result(request).token_ids == tuple(request.output_ids)
     assert max(len(batch.block_tables) for batch in batches_of(engine)) > 2
+    monkeypatch.undo()
     check_empty(engine)
 
 
