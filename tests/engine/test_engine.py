@@ -341,6 +341,24 @@ def test_an_interrupted_step_runs_again(monkeypatch: pytest.MonkeyPatch) -> None
     assert np.array_equal(np.concatenate(reading.logits), alone)
 
 
+def test_what_ended_before_an_interruption_does_not_run_again() -> None:
+    engine = fake_engine()
+    ending, going_on = submit(engine, [1, 2, 3]), submit(engine, [4])
+
+    def interrupt() -> None:
+        if ending.done:
+            raise KeyboardInterrupt
+
+    ending.on_news = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        drive(engine)
+    assert ending.done
+    engine.check_integrity()
+    drive(engine)
+    assert ending.output_ids == expected_output([1, 2, 3], RANDOM, 128, end=False)
+    assert going_on.output_ids == expected_output([4], RANDOM, 128, end=False)
+
+
 def test_cancel_ends_with_what_there_is() -> None:
     engine = fake_engine()
     request, waiting = submit(engine, [1, 2, 3]), submit(engine, [4])

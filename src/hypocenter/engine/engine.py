@@ -194,7 +194,10 @@ class Engine:
         except BaseException:
             self._ahead = None
             for request in reversed(self.scheduler.running[:]):
-                self.scheduler.preempt(request)
+                if request.done:  # interrupted before it was removed
+                    self.scheduler.remove(request)
+                else:
+                    self.scheduler.preempt(request)
             raise
         finally:
             current().end_step()
