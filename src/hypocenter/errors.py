@@ -77,6 +77,18 @@ class MissingPackage(UsageError):
         super().__init__(f"{what} needs {package}, which is not installed: {wanted[package]}")
 
 
+def as_exception(error: BaseException) -> Exception:
+    """The same, or what tells of it where it would end whoever is told (SystemExit and others)."""
+    if isinstance(error, Exception):
+        return error
+    told = HypoError(
+        f"{type(error).__name__} was raised in the thread that steps, and ended this request; "
+        "submit it again"
+    )
+    told.__cause__ = error
+    return told
+
+
 class Words(str):
     """A description where a message would show a value; it stands there without quotes."""
 

@@ -14,7 +14,7 @@ from hypocenter.config import SamplingParams
 from hypocenter.engine.driver import Driver
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
-from hypocenter.errors import UsageError
+from hypocenter.errors import HypoError, UsageError
 
 RANDOM = SamplingParams(max_tokens=20, temperature=0.8, seed=11, ignore_eos=True)
 ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True)
@@ -30,6 +30,16 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 def ignore() -> None:
     """News that nobody waits for."""
+
+
+def telling(request: Request, ended: threading.Event) -> Callable[[], None]:
+    """What sets `ended` when the request is done."""
+
+    def tell() -> None:
+        if request.done:
+            ended.set()
+
+    return tell
 
 
 def driving_threads() -> list[threading.Thread]:
@@ -171,6 +181,111 @@ def test_what_failed_before_it_was_admitted_never_runs() -> None:
     engine.fail([request], ZeroDivisionError("a bug"))
     check_empty(engine)
     assert batches_of(engine) == []
+
+
+@pytest.mark.parametrize("raised", [ZeroDivisionError, SystemExit])
+@pytest.mark.parametrize("num_heard", [1, 4, 20])
+def test_a_callback_that_raises_ends_its_own_request(
+    raised: type[BaseException], num_heard: int
+) -> None:
+    engine = fake_engine()
+    driver = Driver(engine)
+    bad, good, late = (engine.request([number], RANDOM) for number in (1, 2, 3))
+    heard: list[bool] = []
+
+    def fail() -> None:
+        heard.append(bad.done)
+        if len(heard) == num_heard:
+            raise raised("in a callback")
+
+    driver.submit(bad, fail)
+    driver.submit(good, ignore)
+    driver.join()
+    driver.submit(late, ignore)
+    driver.join()
+    with pytest.raises(ZeroDivisionError if raised is ZeroDivisionError else HypoError) as caught:
+        engine.result(bad)
+    assert raised in (type(caught.value), type(caught.value.__cause__))
+    # Where it could not be told of a piece, it is still told of the end.
+    assert heard == [False] * min(num_heard, 19) + [True]
+    for other in (good, late):
+        assert other.output_ids == expected_output(other.prompt_ids, RANDOM, 128, end=False)
+    check_empty(engine)
+
+
+def test_a_callback_that_always_raises_ends_its_request_however_that_ends() -> None:
+    engine = long_engine()
+    driver = Driver(engine)
+    begun = threading.Event()
+
+    def fail() -> None:
+        begun.set()
+        raise ZeroDivisionError("in a callback")
+
+    for prompt in ([1], [FAULT_ID]):
+        request = engine.request(prompt, ENDLESS)
+        driver.submit(request, fail)
+        driver.join()
+        assert begun.is_set()
+        assert request.done
+    with pytest.raises(RuntimeError, match="on fire") as caught:
+        engine.result(request)
+    assert "in a callback" in caught.value.__notes__[0]
+    check_empty(engine)
+
+
+@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt, GeneratorExit, MemoryError])
+def test_whatever_a_step_raises_leaves_nobody_waiting(
+    raised: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = fake_engine()
+    driver = Driver(engine)
+    step = engine.step
+    both_there = threading.Event()
+
+    def end() -> int:
+        assert both_there.wait(DEADLINE_SECONDS)
+        step()
+        raise raised
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "step", end)
+        requests = [engine.request([number], RANDOM) for number in (1, 2)]
+        ended = {request: threading.Event() for request in requests}
+        for request in requests:
+            driver.submit(request, telling(request, ended[request]))
+        both_there.set()
+        for request in requests:
+            assert ended[request].wait(DEADLINE_SECONDS)
+            wanted = raised if issubclass(raised, Exception) else HypoError
+            with pytest.raises(wanted) as caught:
+                engine.result(request)
+            assert raised in (type(caught.value), type(caught.value.__cause__))
+        driver.join()
+    later = engine.request([3], RANDOM)
+    driver.submit(later, ignore)
+    driver.join()
+    assert later.output_ids == expected_output([3], RANDOM, 128, end=False)
+    check_empty(engine)
+
+
+def test_an_engine_that_can_end_nothing_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = fake_engine()
+    driver = Driver(engine)
+
+    def fail(*values: object) -> Any:
+        raise ZeroDivisionError("a broken table")
+
+    monkeypatch.setattr(engine.scheduler, "schedule", fail)
+    monkeypatch.setattr(engine.scheduler, "remove", fail)
+    request = engine.request([1], RANDOM)
+    driver.submit(request, ignore)
+    driver.join()
+    with pytest.raises(ZeroDivisionError, match="a broken table") as caught:
+        engine.result(request)
+    assert "a broken table" in caught.value.__notes__[0]
 
 
 def test_closing_the_engine_ends_what_is_driven() -> None:

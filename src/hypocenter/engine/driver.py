@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
+from hypocenter.errors import as_exception
 
 
 class Driver:
@@ -30,7 +31,8 @@ class Driver:
         """Queue a request and drive it; returns at once.
 
         `on_news` is called in the thread that steps, after each piece and when the request is done.
-        It must be quick, and must not raise.
+        It must be quick, and must not ask anything of the engine. One that raises ends its own
+        request with that error.
         """
         request.on_news = on_news
         with self._lock:
@@ -56,8 +58,18 @@ class Driver:
         while requests := self._still_open():
             try:
                 self.engine.step()
-            except Exception as error:  # of the engine itself: whoever waits must hear of it
-                self.engine.fail(requests, error)
+            except BaseException as error:  # of the engine itself: whoever waits must hear of it
+                self._fail(requests, as_exception(error))
+
+    def _fail(self, requests: set[Request], error: Exception) -> None:
+        try:
+            self.engine.fail(requests, error)
+        except BaseException as second:
+            # An engine that cannot even end them must not keep them waiting.
+            error.add_note(f"and ending the requests raised {second!r}")
+            for request in requests:
+                if not request.done:
+                    request.fail(error)
 
     def _still_open(self) -> set[Request]:
         with self._lock:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from hypocenter.config import SamplingParams
 from hypocenter.engine.stop_strings import StopStrings
+from hypocenter.errors import as_exception
 from hypocenter.kernels.sampling.draw import has_penalties
 from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.results import Completion, Delta, Route, Timings, TokenLogprob
@@ -78,7 +79,8 @@ class Request:
         self.cancel_requested = False
         #: Pieces not yet taken; the stepping thread appends, the owner takes from the left.
         self.deltas: deque[Delta] = deque()
-        #: Called by the stepping thread after each piece and at the end; must be quick, not raise.
+        #: Called by the stepping thread after each piece and at the end. It must be quick, and must
+        #: not ask anything of the engine. One that raises ends this request with its error.
         self.on_news: Callable[[], None] | None = None
         #: Distinct token of the context to its count in the output; kept only for penalties.
         self.output_counts: dict[int, int] = {}
@@ -249,5 +251,17 @@ class Request:
         self._tell()
 
     def _tell(self) -> None:
-        if self.on_news is not None:
-            self.on_news()
+        try:
+            if self.on_news is not None:
+                self.on_news()
+        except KeyboardInterrupt:  # meant for the thread that steps
+            raise
+        except BaseException as error:
+            was_done = self.done
+            if self.error is None:
+                self.error = as_exception(error)
+            else:
+                self.error.add_note(f"and what was to tell of it raised {error!r}")
+            self.state = State.DONE
+            if not was_done:
+                self._tell()  # of the end, which whoever waits must hear of
