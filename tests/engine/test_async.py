@@ -138,6 +138,10 @@ def test_a_cancelled_task_ends_its_request() -> None:
     check_cancelled(engine, driver, *asyncio.run(cancel()))
 
 
+async def collect(stream: AsyncStream) -> list[Delta]:
+    return [piece async for piece in stream]
+
+
 async def time_out(stream: AsyncStream) -> None:
     await anext(stream)
     with contextlib.suppress(TimeoutError):
@@ -201,6 +205,66 @@ def test_a_stream_is_the_completion_in_pieces() -> None:
     assert [token for piece in pieces for token in piece.token_ids] == list(whole.token_ids)
     assert [piece.finish_reason for piece in pieces] == [None] * 19 + ["length"]
     assert whole.token_ids == tuple(expected_output([1, 2, 3], RANDOM, 128, end=False))
+
+
+def test_a_second_reader_is_refused_and_the_first_reads_on() -> None:
+    engine, driver = fake()
+
+    async def read() -> list[int]:
+        stream = AsyncStream(driver, lambda: engine.request([1, 2, 3], RANDOM))
+        first = asyncio.create_task(collect(stream))
+        for _ in range(3):
+            await asyncio.sleep(0)  # it waits for its first piece
+            with pytest.raises(UsageError, match="another coroutine reads this stream"):
+                await asyncio.wait_for(anext(stream), DEADLINE_SECONDS)
+        pieces = await asyncio.wait_for(first, DEADLINE_SECONDS)
+        assert stream.completion.finish_reason == "length"
+        return [token for piece in pieces for token in piece.token_ids]
+
+    assert asyncio.run(read()) == expected_output([1, 2, 3], RANDOM, 128, end=False)
+
+
+@pytest.mark.parametrize("has_waited", [False, True])
+def test_a_stream_belongs_to_one_loop(has_waited: bool) -> None:
+    engine, driver = long_fake()
+    stream = AsyncStream(driver, lambda: engine.request([1], ENDLESS))
+
+    async def begin() -> None:
+        await anext(stream)
+        while has_waited and stream._request and stream._request.deltas:
+            await anext(stream)
+
+    async def go_on() -> None:
+        with pytest.raises(UsageError, match="began in another event loop"):
+            await asyncio.wait_for(collect(stream), DEADLINE_SECONDS)
+        await stream.aclose()
+        assert await collect(stream) == []
+
+    asyncio.run(begin())
+    asyncio.run(go_on())
+    driver.join()
+    engine.check_integrity()
+
+
+def test_a_stream_closed_while_it_begins_runs_nothing() -> None:
+    engine, driver = fake()
+    closed = threading.Event()
+
+    def make() -> Request:
+        assert closed.wait(DEADLINE_SECONDS)
+        return engine.request([1], RANDOM)
+
+    async def close() -> None:
+        stream = AsyncStream(driver, make)
+        reading = asyncio.create_task(collect(stream))
+        await asyncio.sleep(0)
+        await stream.aclose()
+        closed.set()
+        assert await asyncio.wait_for(reading, DEADLINE_SECONDS) == []
+
+    asyncio.run(close())
+    driver.join()
+    assert batches_of(engine) == []
 
 
 def test_errors_reach_those_whom_they_concern() -> None:

@@ -31,7 +31,7 @@ async def complete(driver: Driver, requests: Sequence[Request]) -> list[Completi
 
 
 class AsyncStream:
-    """The pieces of one answer as they come: `async for piece in stream`, by one coroutine.
+    """The pieces of one answer as they come: `async for piece in stream`, in one coroutine.
 
     `make` gives the request; it is called in a thread when the first piece is asked for. The
     request is cancelled when the coroutine that waits for a piece is, by `aclose`, and when the
@@ -43,34 +43,54 @@ class AsyncStream:
         self._driver = driver
         self._make = make
         self._request: Request | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()
+        self._is_read = False  # some coroutine waits for a piece
         self._is_closed = False
 
     def __aiter__(self) -> AsyncStream:
         return self
 
     async def __anext__(self) -> Delta:
-        """The next piece. Raises what the request raises."""
+        """The next piece. Raises what the request raises, and UsageError for a second reader."""
         if self._is_closed:
             raise StopAsyncIteration
-        if self._request is None:
-            request = await asyncio.to_thread(self._make)
-            _submit(self._driver, request, self._news)
-            self._request = request
-        request = self._request
+        self._loop = self._loop or asyncio.get_running_loop()
+        if self._loop is not asyncio.get_running_loop():
+            raise UsageError(
+                "this stream began in another event loop, and goes on in none; ask for a new one"
+            )
+        if self._is_read:
+            raise UsageError(
+                "another coroutine reads this stream; take a stream of its own for each"
+            )
+        self._is_read = True
         try:
-            while True:
-                done = request.done  # read first: what came before it lies in `deltas` by now
-                if request.deltas:
-                    return request.deltas.popleft()
-                if done:
-                    self._driver.engine.result(request)  # raises the request's error
-                    raise StopAsyncIteration
-                await self._news.wait()
-                self._news.clear()
+            return await self._next(self._request or await self._begin())
         except asyncio.CancelledError:
             self._cancel()
             raise
+        finally:
+            self._is_read = False
+
+    async def _begin(self) -> Request:
+        request = await asyncio.to_thread(self._make)
+        if self._is_closed:  # meanwhile
+            raise StopAsyncIteration
+        _submit(self._driver, request, self._news)
+        self._request = request
+        return request
+
+    async def _next(self, request: Request) -> Delta:
+        while True:
+            done = request.done  # read first: what came before it lies in `deltas` by now
+            if request.deltas:
+                return request.deltas.popleft()
+            if done:
+                self._driver.engine.result(request)  # raises the request's error
+                raise StopAsyncIteration
+            await self._news.wait()
+            self._news.clear()
 
     @property
     def completion(self) -> Completion:
