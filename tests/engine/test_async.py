@@ -417,6 +417,23 @@ def test_a_program_that_closes_nothing_ends_at_once() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
 
 
+def test_a_fork_within_a_step_keeps_nobody_waiting() -> None:
+    program = Path(__file__).parents[1] / "support" / "fork_child.py"
+    ended = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    told = [line.split(": ", 1) for line in ended.stdout.splitlines()]
+    assert [where for where, _ in told] == [
+        *("generate", "chat", "logits", "stream", "await", "submit", "cancel", "close", "own"),
+        *["parent"] * 2,
+    ]
+    for _, refusal in told[:6]:
+        assert refusal.startswith("UsageError: the model was opened by process ")
+        assert refusal.endswith(", forked from it; open the model in each process")
+    assert [answer for _, answer in told[6:]] == ["None"] * 2 + ["['import', 'sys']"] * 3
+
+
 def test_an_llm_of_the_same_file_is_no_part_of_it(llm: AsyncLLM, tmp_path: Path) -> None:
     assert isinstance(llm.llm, LLM)
     with pytest.raises(UsageError, match="there is no such file"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,15 @@ log = logging.getLogger("hypocenter.launch")
 # numba has one thread pool per process, and its workqueue layer aborts the process when two
 # threads enter it at once; so this lock is the process's too and not an engine's.
 _POOL = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """In the child of a fork: the thread that held it, if one did, is not there to let it go."""
+    global _POOL
+    _POOL = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 _known_place: tuple[memoryview | None, int] = (None, 0)
 

@@ -34,6 +34,7 @@ class Driver:
         It must be quick, and must not ask anything of the engine. One that raises ends its own
         request with that error.
         """
+        self.engine.require_own_process()
         request.on_news = on_news
         with self._lock:
             if self._thread is None:
@@ -49,6 +50,8 @@ class Driver:
 
     def join(self) -> None:
         """Wait until no request of its own is open. `Engine.close` ends them all."""
+        if not self.engine.is_of_this_process:  # the thread is the parent's
+            return
         with self._lock:
             thread = self._thread
         if thread is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -93,6 +94,26 @@ class Engine:
         self._inbox: deque[Request] = deque()  # submitted, not yet with the scheduler
         self._request_ids = itertools.count()
         self._closed = False
+        self._process = os.getpid()
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether no fork lies between: threads stay in the parent, and locks as they were."""
+        return os.getpid() == self._process
+
+    def require_usable(self) -> None:
+        """Raises UsageError when the engine is closed, or was built by another process."""
+        self.require_own_process()
+        if self._closed:
+            raise _closed()
+
+    def require_own_process(self) -> None:
+        """Raises UsageError in the child of a fork."""
+        if not self.is_of_this_process:
+            raise UsageError(
+                f"the model was opened by process {self._process}, and this is {os.getpid()}, "
+                "forked from it; open the model in each process"
+            )
 
     def step(self) -> int:
         """One step for all requests: schedule, run, sample, settle.
@@ -210,8 +231,7 @@ class Engine:
         Raises ContextOverflow for a prompt longer than the context, OutOfBlocks for one larger than
         the whole cache, UsageError for an empty prompt or an id outside the vocabulary.
         """
-        if self._closed:
-            raise UsageError("the model is closed; open it anew")
+        self.require_usable()
         vocab_size, context_length = self.runner.vocab_size, self.runner.context_length
         if not prompt_ids:
             raise UsageError("the prompt has no tokens; give it at least one")
@@ -238,12 +258,13 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request for the coming steps; returns at once."""
+        self.require_own_process()
         self._inbox.append(request)
 
     def cancel(self, request: Request) -> None:
         """End a submitted request with what it has so far, at the latest after one more step."""
         request.cancel_requested = True
-        while not request.done:
+        while self.is_of_this_process and not request.done:
             self._take_turn(self._admit)
 
     def follow(
@@ -302,7 +323,12 @@ class Engine:
             self.scheduler.check_integrity(self._ahead.chunks if self._ahead else ())
 
     def close(self) -> None:
-        """Fail whatever is still open; every later request fails too. Waits for a running step."""
+        """Fail whatever is still open; every later request fails too. Waits for a running step.
+
+        In the child of a fork it does nothing: all is the parent's.
+        """
+        if not self.is_of_this_process:
+            return
         self._closed = True
         with self._turn():
             self._admit()
@@ -325,7 +351,7 @@ class Engine:
                 self.scheduler.add(request)
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             if self._closed:
-                self._fail(request, UsageError("the model is closed; open it anew"))
+                self._fail(request, _closed())
             elif request.cancel_requested:
                 self._finish(request, "cancelled")
             elif request.has_read_all:
@@ -398,6 +424,7 @@ class Engine:
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
         """Within, this thread steps, and others wait."""
+        self.require_own_process()
         self._lock.acquire()
         try:
             yield
@@ -410,6 +437,7 @@ class Engine:
         Waiting for the end of a turn instead of the lock keeps one busy thread from starving the
         others: each gets to its own pieces after every step.
         """
+        self.require_own_process()
         seen = self._num_turns
         if self._lock.acquire(blocking=False):
             try:
@@ -425,3 +453,7 @@ class Engine:
         with self._turn_ended:
             self._num_turns += 1
             self._turn_ended.notify_all()
+
+
+def _closed() -> UsageError:
+    return UsageError("the model is closed; open it anew")

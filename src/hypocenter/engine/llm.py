@@ -235,6 +235,7 @@ class LLM:
         Control tokens are recognised in the template's own text only, never in what the messages
         say; so nobody can end his turn by writing the token that ends it.
         """
+        self._engine.require_usable()  # or a template's own process would be asked, or begun
         if self._chat_template is None:
             raise UsageError(
                 f"{self._path} has no chat template, so it cannot chat; continue a text instead"
@@ -308,8 +309,12 @@ class LLM:
         ]
 
     def close(self) -> None:
-        """Give everything back; requests that still run end with an error. May be called twice."""
-        self._resources.close()
+        """Give everything back; requests that still run end with an error. May be called twice.
+
+        In the child of a fork it does nothing: the model is the parent's.
+        """
+        if self._engine.is_of_this_process:
+            self._resources.close()
 
     def __enter__(self) -> Self:
         return self
