@@ -340,6 +340,19 @@ def test_closing_ends_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(wait())
 
 
+def test_a_closed_model_begins_no_process_for_its_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = demo_with(
+        tmp_path / "chat.gguf", {"tokenizer.chat_template": (TEMPLATE, GGUFValueType.STRING)}
+    )
+    llm = LLM(path, CONFIG)
+    llm.close()
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(UsageError, match="the model is closed"):
+        llm.chat([{"role": "user", "content": "x"}])
+
+
 def test_each_call_gives_what_that_of_an_llm_gives(llm: AsyncLLM) -> None:
     plain = llm.llm
     conversation = [{"role": "user", "content": "sort a list"}]

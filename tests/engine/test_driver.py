@@ -288,6 +288,69 @@ def test_an_engine_that_can_end_nothing_keeps_nobody_waiting(
     assert "a broken table" in caught.value.__notes__[0]
 
 
+@pytest.mark.parametrize("what", ["step", "complete", "close", "check_integrity"])
+def test_a_callback_that_asks_the_engine_does_not_wait_for_itself(what: str) -> None:
+    engine = fake_engine()
+    driver = Driver(engine)
+    bad, good = engine.request([1], RANDOM), engine.request([2], RANDOM)
+    given: list[Any] = [[engine.request([3], RANDOM)]] if what == "complete" else []
+    driver.submit(bad, lambda: getattr(engine, what)(*given))
+    driver.submit(good, ignore)
+    driver.join()
+    with pytest.raises(UsageError, match="asked within its own step"):
+        engine.result(bad)
+    assert good.output_ids == expected_output([2], RANDOM, 128, end=False)
+
+
+def test_a_stream_that_is_forgotten_within_a_step_ends_with_the_next() -> None:
+    engine = long_engine()
+    request = engine.request([1], ENDLESS)
+    streams = [engine.follow(request)]
+    next(streams[0])
+    driver = Driver(engine)
+    driver.submit(engine.request([2], RANDOM), streams.clear)
+    driver.join()
+    engine.step()
+    assert request.finish_reason == "cancelled"
+    check_empty(engine)
+
+
+def test_closing_ends_all_who_wait_at_once() -> None:
+    engine = fake_engine(num_blocks=2000, context_length=8000, max_batch_requests=2)
+    driver = Driver(engine)
+    driven = [engine.request([number], ENDLESS) for number in range(1, 5)]
+    called = [engine.request([number], ENDLESS) for number in range(5, 9)]
+    errors: list[str] = []
+
+    def wait(request: Request, follow: bool) -> None:
+        try:
+            list(engine.follow(request)) if follow else engine.complete([request])
+        except UsageError as error:
+            errors.append(str(error))
+
+    threads = [
+        threading.Thread(target=wait, args=(request, number % 2 == 0))
+        for number, request in enumerate(called)
+    ]
+    for request in driven:
+        driver.submit(request, ignore)
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(driven[0].output_ids) > 3)
+    engine.close()
+    closed = time.monotonic()
+    driver.join()
+    for thread in threads:
+        thread.join(DEADLINE_SECONDS)
+        assert not thread.is_alive()
+    assert time.monotonic() - closed < 1.0
+    assert errors == ["the model is closed; open it anew"] * 4
+    for request in driven:
+        with pytest.raises(UsageError, match="the model is closed"):
+            engine.result(request)
+    check_empty(engine)
+
+
 def test_closing_the_engine_ends_what_is_driven() -> None:
     engine = long_engine()
     driver = Driver(engine)

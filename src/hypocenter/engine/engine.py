@@ -95,6 +95,7 @@ class Engine:
         self._request_ids = itertools.count()
         self._closed = False
         self._process = os.getpid()
+        self._stepping: int | None = None  # the thread that has the lock
 
     @property
     def is_of_this_process(self) -> bool:
@@ -264,7 +265,8 @@ class Engine:
     def cancel(self, request: Request) -> None:
         """End a submitted request with what it has so far, at the latest after one more step."""
         request.cancel_requested = True
-        while self.is_of_this_process and not request.done:
+        # Python may end a forgotten stream in the middle of a step: the next one then hears of it.
+        while self.is_of_this_process and not self._is_within_step and not request.done:
             self._take_turn(self._admit)
 
     def follow(
@@ -329,6 +331,7 @@ class Engine:
         """
         if not self.is_of_this_process:
             return
+        self._require_outside_step()
         self._closed = True
         with self._turn():
             self._admit()
@@ -425,7 +428,9 @@ class Engine:
     def _turn(self) -> Iterator[None]:
         """Within, this thread steps, and others wait."""
         self.require_own_process()
+        self._require_outside_step()
         self._lock.acquire()
+        self._stepping = threading.get_ident()
         try:
             yield
         finally:
@@ -438,8 +443,10 @@ class Engine:
         others: each gets to its own pieces after every step.
         """
         self.require_own_process()
+        self._require_outside_step()
         seen = self._num_turns
         if self._lock.acquire(blocking=False):
+            self._stepping = threading.get_ident()
             try:
                 work()
             finally:
@@ -448,7 +455,19 @@ class Engine:
             with self._turn_ended:
                 self._turn_ended.wait_for(lambda: self._num_turns != seen)
 
+    @property
+    def _is_within_step(self) -> bool:
+        return self._stepping == threading.get_ident()
+
+    def _require_outside_step(self) -> None:
+        if self._is_within_step:  # and would wait for itself
+            raise UsageError(
+                "the engine was asked within its own step, by on_news or a signal handler; "
+                "ask it from another place"
+            )
+
     def _end_turn(self) -> None:
+        self._stepping = None
         self._lock.release()
         with self._turn_ended:
             self._num_turns += 1
