@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from numbers import Number
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
@@ -82,10 +83,12 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        _unwrap_numbers(self)
         if self.max_tokens is not None:
-            _require_whole("max_tokens", self.max_tokens, 0, 1 << 31)
+            also = ", or None: until the model ends its answer"
+            _require_whole("max_tokens", self.max_tokens, 0, 1 << 31, also)
         _within("temperature", self.temperature, 0.0, 100.0)
-        _require_whole("top_k", self.top_k, 0, MAX_TOP_K)
+        _require_whole("top_k", self.top_k, 0, MAX_TOP_K, "; 0 switches it off")
         _within("top_p", self.top_p, 0.0, 1.0)
         _within("min_p", self.min_p, 0.0, 1.0)
         # Divided by 1e-308 a logit would be infinite; nobody means less than a hundredth.
@@ -93,13 +96,13 @@ class SamplingParams:
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:
-            _require_whole("seed", self.seed, 0, MAX_SEED)
+            _require_whole("seed", self.seed, 0, MAX_SEED, ", or None: another one each time")
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         if not isinstance(self.ignore_eos, bool):
             raise BadSetting("ignore_eos", self.ignore_eos, "must be True or False")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                _require_whole(name, getattr(self, name), 0, MAX_LOGPROBS)
+                _require_whole(name, getattr(self, name), 0, MAX_LOGPROBS, ", or None: none")
 
 
 class SamplingFields(TypedDict, total=False):
@@ -148,6 +151,7 @@ class EngineConfig:
     float_products: str = "exact"
 
     def __post_init__(self) -> None:
+        _unwrap_numbers(self)
         _one_of("launch_mode", self.launch_mode, LAUNCH_MODES)
         if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
             known = "must be cpu, cuda, hip, cuda:N, hip:N or sim:NAME"
@@ -159,14 +163,19 @@ class EngineConfig:
         if self.float_products == "bf16" and self.device != "cpu":
             raise BadSetting("float_products", self.float_products, _BF16_NEEDS_THE_CPU)
         if self.context_length is not None:
-            _require_whole("context_length", self.context_length, 1, 1 << 24)
+            also = f", or None: the model's own, at most {DEFAULT_CONTEXT}"
+            _require_whole("context_length", self.context_length, 1, 1 << 24, also)
         if self.num_threads is not None:
-            _require_whole("num_threads", self.num_threads, 1, 1024)
+            also = ", or None: every core this process may use"
+            _require_whole("num_threads", self.num_threads, 1, 1024, also)
         _require_whole("max_batch_tokens", self.max_batch_tokens, 1, 65536)
         _require_whole("max_batch_requests", self.max_batch_requests, 1, 4096)
         if type(self.block_size) is not int or self.block_size not in (16, 32, 64, 128):
             raise BadSetting("block_size", self.block_size, "must be 16, 32, 64 or 128")
         _one_of("kv_dtype", self.kv_dtype, tuple(KV_DTYPES))
+        for name in ("tokenizer_pre", "chat_template"):
+            if not isinstance(getattr(self, name), str | None):
+                raise BadSetting(name, getattr(self, name), "must be a text", ", or None")
 
 
 class EngineFields(TypedDict, total=False):
@@ -346,28 +355,36 @@ def _within(name: str, value: float, low: float, high: float) -> None:
         raise BadSetting(name, value, f"must be from {low} to {high}")
 
 
-def _require_whole(name: str, value: object, low: int, high: int) -> None:
+def _require_whole(name: str, value: object, low: int, high: int, also: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BadSetting(name, value, "must be a whole number")
+        raise BadSetting(name, value, "must be a whole number", also)
     if not low <= value <= high:
-        raise BadSetting(name, value, f"must be from {low} to {high}")
+        raise BadSetting(name, value, f"must be from {low} to {high}", also)
+
+
+def _unwrap_numbers(settings: object) -> None:
+    """Numbers of numpy become Python's, which all that follows counts on."""
+    for name in defaults(type(settings)):
+        value = getattr(settings, name)
+        if isinstance(value, Number) and hasattr(value, "item"):
+            object.__setattr__(settings, name, value.item())
 
 
 def _stop_strings(stop: object) -> tuple[str, ...]:
     """One text or several as a tuple."""
     texts = (stop,) if isinstance(stop, str) else stop
-    if not isinstance(texts, Sequence):
+    if not isinstance(texts, Sequence) or isinstance(texts, bytes | bytearray):
         raise BadSetting("stop", stop, "must be a text or a sequence of texts")
     if len(texts) > MAX_STOP_STRINGS:
-        raise UsageError(f"{len(texts)} stop strings, but at most {MAX_STOP_STRINGS}")
+        raise UsageError(f"stop has {len(texts)} texts, but at most {MAX_STOP_STRINGS} are allowed")
     for text in texts:
         if not isinstance(text, str):
             raise BadSetting("stop", text, "must be a text or a sequence of texts")
         if not text:
-            raise UsageError("a stop string is empty; leave it out")
+            raise BadSetting("stop", text, "an empty text would end nothing; leave it out")
     return tuple(texts)
 
 
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise BadSetting(name, value, f"must be one of {', '.join(known)}")

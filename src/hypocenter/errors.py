@@ -36,9 +36,14 @@ class ErrorKind(enum.StrEnum):
 
 
 class HypoError(Exception):
-    """Base of all expected failures. `exit_code` is what the command line returns."""
+    """Base of all expected failures. `exit_code` is what the command line returns.
+
+    `settings` are the fields of a configuration that the message names; the command line puts its
+    options there.
+    """
 
     exit_code = EXIT_ERROR
+    settings: tuple[str, ...] = ()
 
 
 class UsageError(HypoError):
@@ -48,13 +53,16 @@ class UsageError(HypoError):
 
 
 class BadSetting(UsageError):
-    """`field` of a configuration is `value`, and `limit` says what it may be or where it is."""
+    """`field` of a configuration is `value`, and `limit` says what it may be or where it is.
 
-    def __init__(self, field: str, value: object, limit: str) -> None:
+    `also` is what else Python may give, and a command line cannot.
+    """
+
+    def __init__(self, field: str, value: object, limit: str, also: str = "") -> None:
         self.field = field
         self.value = value
         self.limit = limit
-        super().__init__(self.text_for(field))
+        super().__init__(self.text_for(field) + also)
 
     def text_for(self, name: str) -> str:
         """The sentence with another name for the field, such as that of an option."""
@@ -147,12 +155,14 @@ class TemplateError(HypoError):
 class ContextOverflow(UsageError):
     """A request needs more positions than the context has."""
 
+    settings = ("context_length",)
+
     def __init__(self, num_tokens: int, context_length: int, trained_length: int) -> None:
         self.num_tokens = num_tokens
         self.context_length = context_length
         self.trained_length = trained_length
         way_out = (
-            f"shorten the prompt or raise -c/--ctx-size, up to {trained_length}"
+            f"shorten the prompt or raise context_length, up to {trained_length}"
             if context_length < trained_length
             else "shorten the prompt, or take a model that was trained for more"
         )
@@ -165,13 +175,15 @@ class ContextOverflow(UsageError):
 class OutOfBlocks(HypoError):
     """The KV cache has no free block left for a request."""
 
+    settings = ("context_length",)
+
     def __init__(self, num_needed: int, num_free: int, num_blocks: int) -> None:
         self.num_needed = num_needed
         self.num_free = num_free
         self.num_blocks = num_blocks
         super().__init__(
             f"KV cache: {num_needed} blocks needed, but {num_free} of {num_blocks} are free; "
-            "raise -c/--ctx-size or run fewer requests at once"
+            "raise context_length or run fewer requests at once"
         )
 
 
@@ -226,6 +238,8 @@ class Unguardable(HypoError):
 class OutOfMemory(HypoError):
     """A device has no room for an allocation, or for a model: `parts` says what takes how much."""
 
+    settings = ("context_length",)
+
     def __init__(
         self, device: str, num_bytes: int, num_used: int, limit_bytes: int, parts: str = ""
     ) -> None:
@@ -235,7 +249,7 @@ class OutOfMemory(HypoError):
         self.limit_bytes = limit_bytes
         super().__init__(
             f"{device}: {num_bytes} bytes asked for{parts and f' ({parts})'}, but {num_used} of "
-            f"{limit_bytes} are in use; take a smaller context (-c/--ctx-size) or a smaller model"
+            f"{limit_bytes} are in use; take a smaller context_length or a smaller model"
         )
 
 

@@ -89,16 +89,17 @@ _WAYS_OUT = {
 
 
 def explain_unknown(owner: str, name: str, known: Iterable[str]) -> str:
-    """One sentence on a name that `owner` (SamplingParams, EngineConfig, LLM) does not have.
+    """One sentence on a name that `owner` (SamplingParams, EngineConfig, LLM, AsyncLLM) lacks.
 
     It ends with what was probably meant: the same thing's name here, why there is none, the name
     among `known` that is spelled alike, or all of them.
     """
     known = list(known)
-    if name in _OURS[owner]:
-        way_out = f"here it is called {_OURS[owner][name]}"
-    elif name in _WAYS_OUT[owner]:
-        way_out = _WAYS_OUT[owner][name]
+    of = owner.removeprefix("Async")
+    if name in _OURS[of]:
+        way_out = f"here it is called {_OURS[of][name]}"
+    elif name in _WAYS_OUT[of]:
+        way_out = _WAYS_OUT[of][name]
     elif near := difflib.get_close_matches(name, known, 1):
         way_out = f"did you mean {near[0]}?"
     else:

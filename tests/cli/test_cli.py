@@ -30,8 +30,9 @@ from terminal import (
 )
 
 from hypocenter.cli import options
-from hypocenter.cli.options import EngineOptions, SamplingOptions
+from hypocenter.cli.options import EngineOptions, SamplingOptions, message_of
 from hypocenter.config import EngineConfig, SamplingParams, defaults
+from hypocenter.errors import OutOfBlocks, OutOfMemory, UnsupportedModel
 from hypocenter.model.gguf.file import open_gguf
 
 PROMPT = "def add(a, b):"
@@ -73,7 +74,8 @@ def assert_one_line(stderr: str, *parts: str) -> None:
         (["run", "-t", "0", "-p", "x"], ["-t/--threads is 0"]),
         (["run", "--kv-dtype", "q4", "-p", "x"], ["--kv-dtype is 'q4'", "f16, f32"]),
         (["run", "--device", "tpu", "-p", "x"], ["--device is 'tpu'"]),
-        (["run", "--stop", "", "-p", "x"], ["a stop string is empty"]),
+        (["run", "--stop", "", "-p", "x"], ["--stop is '', but an empty text"]),
+        (["run", "-p", "x", "--tokenizer-pre", "gpt2"], ["--tokenizer-pre is 'gpt2'", "'gpt-2'"]),
         (["run", "a.gguf", "-m", "b.gguf", "-p", "x"], ["a.gguf", "b.gguf", "name it once"]),
         (["run", "a.gguf", "Hello", "there"], ["'there'", "in quotes"]),
         (["run", "-s", "-2", "-p", "x"], ["-s/--seed is -2", "from 0 to", "-1: another one"]),
@@ -99,6 +101,15 @@ def test_wrong_usage_is_one_line_and_exit_code_2(args: list[str], parts: list[st
     done = hypo_in_process(*args)
     assert_one_line(done.stderr, *parts)
     assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_an_error_names_the_option_of_a_setting_it_speaks_of() -> None:
+    error = UnsupportedModel("m.gguf", "tokenizer.ggml.pre", "x", "no", "say by tokenizer_pre")
+    assert message_of(error).endswith("say by tokenizer_pre")
+    error.settings = ("tokenizer_pre",)
+    assert message_of(error).endswith("say by --tokenizer-pre")
+    assert "-c/--ctx-size" in message_of(OutOfBlocks(1, 0, 4))
+    assert "-c/--ctx-size" in message_of(OutOfMemory("cpu", 1, 2, 3))
 
 
 def _html(path: Path) -> None:

@@ -162,7 +162,7 @@ def test_another_chat_template_is_taken(tmp_path: Path) -> None:
         assert llm.chat_template is not None
         text = llm.chat_template.render(asked)
         assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    with pytest.raises(UsageError, match="chat template is 'x', but"):
+    with pytest.raises(UsageError, match="chat_template is 'x', but"):
         LLM(DEMO, chat_template="x")
     file = tmp_path / "t.jinja"
     file.write_text(SPOKEN)

@@ -139,7 +139,7 @@ def test_other_arguments_of_a_wrong_type_are_refused_in_words(llm: LLM) -> None:
         ("temperature", float("nan"), "must be from"),
         ("stop", 5, "must be a text or a sequence of texts"),
         ("stop", ("a", 5), "stop is 5, but must be a text"),
-        ("stop", b"x", "stop is 120, but must be a text"),
+        ("stop", b"x", "stop is b'x', but must be a text"),
         ("stop", {"a"}, "must be a text or a sequence of texts"),
         ("ignore_eos", 1, "must be True or False"),
         ("tempreature", 1, "SamplingParams has no 'tempreature'; did you mean temperature"),

@@ -255,7 +255,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
         room = Room(num_bytes - 1, 1 << 30)
         monkeypatch.setattr(footprint, "host_room", lambda: room)
         loaded: list[str] = []
-        with pytest.raises(OutOfMemory, match=r"smaller context \(-c/--ctx-size\)") as caught:
+        with pytest.raises(OutOfMemory, match="smaller context_length") as caught:
             load_runner(file, config, lambda what, share: loaded.append(what))
         assert loaded == []
         assert f"cpu: {num_bytes} bytes asked for (weights " in str(caught.value)

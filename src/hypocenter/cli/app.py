@@ -27,6 +27,7 @@ from hypocenter.cli.options import (
     Quiet,
     RunSources,
     SamplingOptions,
+    message_of,
 )
 from hypocenter.cli.usage import (
     EPILOGUE,
@@ -363,7 +364,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(EXIT_USAGE)
     except HypoError as error:
         _record_for_doctor(error)
-        _report(f"{error}{_way_to_the_doctor(error)}", debug)
+        _report(f"{message_of(error)}{_way_to_the_doctor(error)}", debug)
         sys.exit(error.exit_code)
     except OSError as error:
         name = f"{error.filename}: " if error.filename is not None else ""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from hypocenter.cli import interrupt
 from hypocenter.cli.answer import answer, as_user, closing_line, system_message
+from hypocenter.cli.options import message_of
 from hypocenter.cli.output import emit, say
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import SamplingParams
@@ -90,7 +91,7 @@ def _answer(
                 say(f"the context is full: the oldest {num} messages are left out from now on")
             completion = answer(llm, token_ids, params, progress, lambda: bool(interrupted))
     except HypoError as error:
-        say(str(error))
+        say(message_of(error))
         return None
     emit("\n")
     if not quiet:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_type_hints
 from cyclopts import Group, Parameter, Token
 
 from hypocenter.config import EngineConfig, SamplingParams, defaults
-from hypocenter.errors import BadSetting, UsageError
+from hypocenter.errors import BadSetting, HypoError, UsageError
 from hypocenter.package import BUNDLED_MODEL
 
 #: `-n -1` is llama.cpp's spelling of "until the model ends its answer or the context is full".
@@ -115,6 +115,15 @@ def naming_options(options: type[Any]) -> Iterator[None]:
             raise
         spelled = "/".join(hint.__metadata__[0].name[:2])
         raise UsageError(f"{error.text_for(spelled)}{_ALSO.get(error.field, '')}") from error
+
+
+def message_of(error: HypoError) -> str:
+    """The message, with options in place of the settings that it names."""
+    text = str(error)
+    hints = get_type_hints(EngineOptions, include_extras=True)
+    for name in error.settings:
+        text = text.replace(name, "/".join(hints[name].__metadata__[0].name))
+    return text
 
 
 #: What the command line adds to the refusal of a field's value.

@@ -327,7 +327,7 @@ def from_driver(properties: Any, ask: Callable[[int], int | None] | None = None)
     if arch not in TABLE:
         raise HypoError(
             f"{properties.name} is {arch}, but kernels are built for {', '.join(TABLE)}; "
-            "use --device cpu or another GPU (CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES)"
+            "use device cpu or another GPU (CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES)"
         )
     known = TABLE[arch]
     said: dict[str, Any] = {

@@ -52,7 +52,7 @@ def is_one_conversation(messages: Any) -> bool:
 
     What is neither counts as one: its own check then says what is wrong with it.
     """
-    require("messages", messages, "messages or a list of conversations", Sequence)
+    require("messages", messages, "a list of messages, or a list of such lists", Sequence)
     return not messages or not all(
         isinstance(item, Sequence) and not isinstance(item, str | bytes) for item in messages
     )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack, overload
+from typing import TYPE_CHECKING, NoReturn, Self, Unpack, overload
 
 from hypocenter.config import EngineConfig, EngineFields, SamplingFields, SamplingParams
 from hypocenter.engine.arguments import (
@@ -20,6 +20,7 @@ from hypocenter.engine.driver import Driver
 from hypocenter.engine.llm import LLM
 from hypocenter.engine.request import Request
 from hypocenter.results import Completion
+from hypocenter.synonyms import explain_unknown
 
 
 class AsyncLLM:
@@ -162,6 +163,16 @@ class AsyncLLM:
         traceback: TracebackType | None,
     ) -> None:
         await asyncio.to_thread(self.close)
+
+    if not TYPE_CHECKING:  # or no unknown name would be found by a type checker
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):  # others ask for these, to see what an object can do
+                raise AttributeError(f"AsyncLLM has no {name!r}")
+            if hasattr(LLM, name):
+                raise AttributeError(f"AsyncLLM has no {name!r}; its property llm has it")
+            members = [member for member in dir(type(self)) if not member.startswith("_")]
+            raise AttributeError(explain_unknown("AsyncLLM", name, members))
 
     def __repr__(self) -> str:
         return f"Async{self._llm!r}"

@@ -106,7 +106,7 @@ class Engine:
         """Raises UsageError when the engine is closed, or was built by another process."""
         self.require_own_process()
         if self._closed:
-            raise _closed()
+            raise _closed_error()
 
     def require_own_process(self) -> None:
         """Raises UsageError in the child of a fork."""
@@ -354,7 +354,7 @@ class Engine:
                 self.scheduler.add(request)
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             if self._closed:
-                self._fail(request, _closed())
+                self._fail(request, _closed_error())
             elif request.cancel_requested:
                 self._finish(request, "cancelled")
             elif request.has_read_all:
@@ -474,5 +474,5 @@ class Engine:
             self._turn_ended.notify_all()
 
 
-def _closed() -> UsageError:
+def _closed_error() -> UsageError:
     return UsageError("the model is closed; open it anew")

@@ -69,6 +69,8 @@ class LLM:
         config = as_environment_asks(with_fields("config", config, EngineConfig, fields))
         if path is not None:
             require("path", path, "a text or a Path", str, Path)
+        if progress is not None and not callable(progress):
+            raise UsageError(f"progress is {progress!r}, but must be a function of two arguments")
         with ExitStack() as stack:
             file = stack.enter_context(open_gguf(_find(path, stack)))
             self._path = file.path
@@ -282,7 +284,7 @@ class LLM:
         **fields: Unpack[SamplingFields],
     ) -> list[Request]:
         """The checked requests of `sample`."""
-        require("num_samples", num_samples, "a whole number", int)
+        require("num_samples", num_samples, "a whole number", int, np.integer)
         if not 1 <= num_samples <= MAX_SAMPLES:
             raise BadSetting("num_samples", num_samples, f"must be from 1 to {MAX_SAMPLES}")
         given = with_fields("params", params, SamplingParams, fields)

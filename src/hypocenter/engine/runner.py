@@ -17,7 +17,7 @@ from hypocenter.device.launch import compile_all, start_threads
 from hypocenter.device.plan import Plan, bucket
 from hypocenter.engine.batch import Batch, BatchLimits, check_batch
 from hypocenter.engine.sampler import launches_on_host
-from hypocenter.errors import BadSetting, LaunchRejected, UsageError
+from hypocenter.errors import BadSetting, LaunchRejected
 from hypocenter.model import footprint
 from hypocenter.model.architecture import Architecture, read_architecture
 from hypocenter.model.decoder import Decoder, KVPages, StepInputs
@@ -40,10 +40,8 @@ def load_runner(file: GGUFFile, config: EngineConfig, progress: OnProgress | Non
     context_length = _context_length(facts, config)
     in_bf16 = config.float_products == "bf16"
     if in_bf16 and DType.BF16 not in footprint.held_dtypes(file, facts, in_bf16=True):
-        raise UsageError(
-            f"float_products is 'bf16', but {file.path} has no matrix of F16 or BF16 with an even "
-            "number of columns; use --float-products exact"
-        )
+        limit = f"{file.path} has no matrix of F16 or BF16 of an even number of columns; use exact"
+        raise BadSetting("float_products", "bf16", limit)
     device = devices.open_device(config.device)
     current().record_model(file.path.name, facts.name, quantisation_of(file))
     if device == "cpu":  # a GPU says itself when it is full
@@ -228,6 +226,6 @@ def _context_length(facts: Architecture, config: EngineConfig) -> int:
     if wanted is None:
         return min(facts.context_length, DEFAULT_CONTEXT)
     if wanted > facts.context_length:
-        limit = f"the model was trained for {facts.context_length}; use -c/--ctx-size up to that"
+        limit = f"the model was trained for {facts.context_length}; take at most that"
         raise BadSetting("context_length", wanted, limit)
     return wanted

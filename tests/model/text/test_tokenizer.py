@@ -351,12 +351,12 @@ def test_unknown_pre_tokenizer_names_the_way_out(load: Load) -> None:
     with pytest.raises(UnsupportedModel, match=r"pre is missing, but known names are .*qwen2"):
         load(TINY, "gpt2")
     with pytest.raises(
-        UnsupportedModel, match=r"'qwen3', but did you mean 'qwen35'.*--tokenizer-pre"
+        UnsupportedModel, match=r"'qwen3', but did you mean 'qwen35'.*tokenizer_pre"
     ):
         load(TINY, "gpt2", pre="qwen3")
     assert load(TINY, "gpt2", "gpt-2").encode("ab") == [2]
     assert load(TINY, "gpt2", "llama-bpe", pre="gpt-2").encode("ab") == [3, 2]
-    with pytest.raises(UsageError, match="--tokenizer-pre is 'gpt2', but did you mean 'gpt-2'"):
+    with pytest.raises(UsageError, match="tokenizer_pre is 'gpt2', but did you mean 'gpt-2'"):
         load(TINY, "gpt2", "gpt2")
     with pytest.raises(UsageError, match="'llama' tokenizer and no pre-tokenizer"):
         load(TINY_SPM, "llama", "gpt-2")

@@ -464,7 +464,7 @@ def _refuse_other_vendor(torch: Any, name: str, vendor: str) -> None:
     built = "hip" if torch.version.hip else "cuda" if torch.version.cuda else "cpu"
     if built == vendor:
         return
-    way = f"use --device {built}" if built == "cpu" else f"use --device {built} on such a GPU"
+    way = f"use device {built}" if built == "cpu" else f"use device {built} on such a GPU"
     raise UsageError(
         f"device {name} needs torch's {_BUILDS[vendor]} build, but torch {torch.__version__} is "
         f"the {_BUILDS[built]} build; install the other one, or {way}"
@@ -483,6 +483,5 @@ def _refuse_absent(torch: Any, name: str, vendor: str, index: int) -> None:
     visible = "HIP_VISIBLE_DEVICES" if vendor == "hip" else "CUDA_VISIBLE_DEVICES"
     why = str(heard[0].message).strip().split("\n")[0] if heard else "its driver reports none"
     raise UsageError(
-        f"no GPU {name}: torch sees none ({why}); check the driver and {visible}, or use "
-        "--device cpu"
+        f"no GPU {name}: torch sees none ({why}); check the driver and {visible}, or use device cpu"
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from hypocenter.errors import TemplateError, UsageError
+from hypocenter.errors import BadSetting, TemplateError, UsageError
 from hypocenter.model.text.chat_process import RenderProcess, TemplateLimits
 from hypocenter.model.text.control_tokens import ControlTexts, put_back, split, stand_ins
 
@@ -179,7 +179,7 @@ def load_chat_template(
 
     if name is not None and "{" in name:
         if len(name.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
-            raise UsageError(f"the chat template is longer than {MAX_TEMPLATE_BYTES} bytes")
+            raise UsageError(f"chat_template is longer than {MAX_TEMPLATE_BYTES} bytes")
         return template(name, "given")
     names = ["default"] if KEY in file.metadata else []
     named = [key.removeprefix(f"{KEY}.") for key in file.metadata if key.startswith(f"{KEY}.")]
@@ -188,12 +188,12 @@ def load_chat_template(
         return template(CHATML, name)
     if not names:
         if name is not None:
-            raise UsageError(f"chat template is {name!r}, but {file.path} has no chat template")
+            raise BadSetting("chat_template", name, f"{file.path} has no chat template")
         return None
     if name is None:
         name = names[0] if len(names) == 1 else "default"
     if name not in names:
-        raise UsageError(f"chat template is {name!r}, but {file.path} has {', '.join(names)}")
+        raise BadSetting("chat_template", name, f"{file.path} has {', '.join(names)}")
     key = KEY if name == "default" and KEY in file.metadata else f"{KEY}.{name}"
     return template(file.text(key, max_bytes=MAX_TEMPLATE_BYTES), name)
 
@@ -204,6 +204,11 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
     A content is a text, or parts {"type": "text", "text": ...} as in OpenAI's API, which are joined
     by line breaks. Raises UsageError that names the first wrong field.
     """
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise UsageError(
+            f"messages is {reprlib.repr(messages)}, but must be a list of messages, each with "
+            '"role" and "content"'
+        )
     if not messages:
         raise UsageError("messages is empty, but at least one message is needed")
     if len(messages) > MAX_MESSAGES:

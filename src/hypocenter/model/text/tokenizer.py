@@ -17,7 +17,14 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 
-from hypocenter.errors import MISSING, BadModelFile, TokenizerError, UnsupportedModel, UsageError
+from hypocenter.errors import (
+    MISSING,
+    BadModelFile,
+    BadSetting,
+    TokenizerError,
+    UnsupportedModel,
+    UsageError,
+)
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer, known_names
 from hypocenter.model.text.special_texts import SpecialTexts
@@ -44,10 +51,8 @@ def load_tokenizer(file: GGUFFile, pre: str | None = None) -> Tokenizer:
     model = file.text("tokenizer.ggml.model")
     if model == "llama":
         if pre is not None:
-            raise UsageError(
-                f"--tokenizer-pre is {pre!r}, but {file.path} has a 'llama' tokenizer and no "
-                "pre-tokenizer; leave the option out"
-            )
+            limit = f"{file.path} has a 'llama' tokenizer and no pre-tokenizer; leave it out"
+            raise BadSetting("tokenizer_pre", pre, limit)
         return _load_llama(file)
     if model == "gpt2":
         return _load_gpt2(file, _choose_pre(file, pre))
@@ -203,14 +208,18 @@ class BytePairEncoder:
 def _choose_pre(file: GGUFFile, override: str | None) -> PreTokenizer:
     if override is not None:
         if override not in PRE_TOKENIZERS:
-            raise UsageError(f"--tokenizer-pre is {override!r}, but {known_names(override)}")
+            raise BadSetting("tokenizer_pre", override, known_names(override))
         return PRE_TOKENIZERS[override]
     name = file.text("tokenizer.ggml.pre", None)
     if name in PRE_TOKENIZERS:
         return PRE_TOKENIZERS[name]
     value = MISSING if name is None else name
-    way_out = "say which one the model was trained with by --tokenizer-pre NAME"
-    raise UnsupportedModel(file.path, "tokenizer.ggml.pre", value, known_names(name or ""), way_out)
+    way_out = "say by tokenizer_pre which one the model was trained with"
+    error = UnsupportedModel(
+        file.path, "tokenizer.ggml.pre", value, known_names(name or ""), way_out
+    )
+    error.settings = ("tokenizer_pre",)
+    raise error
 
 
 def _load_gpt2(file: GGUFFile, pre: PreTokenizer) -> Tokenizer:
