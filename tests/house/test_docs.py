@@ -27,6 +27,8 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 COMMAND_LINE = ROOT / "docs" / "command-line.md"
+PYTHON = ROOT / "docs" / "python.md"
+PYTHON_LINES = 150
 _BLOCK = re.compile(r"^```(sh|python) runnable\n(.*?)^```", re.S | re.M)
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -80,6 +82,16 @@ def test_a_command_of_the_documents_runs(line: str, tmp_path: Path) -> None:
     assert done.stdout.strip()
 
 
+def test_the_python_page_shows_what_it_tells_of_at_work() -> None:
+    programs = [text for found, text in _BLOCK.findall(PYTHON.read_text()) if found == "python"]
+    assert PYTHON.read_text().count("```python") == len(programs)
+    shown = "\n".join(programs)
+    for call in ("generate", "sample", "stream", "chat", "stream_chat", "logits", "engine.step"):
+        assert f"llm.{call}(" in shown
+    for words in ("AsyncLLM", "aclosing", "gather", ".cancel()", "prompt_logprobs=", "seed="):
+        assert words in shown
+
+
 def test_there_are_runnable_commands_for_every_verb() -> None:
     lines = " ".join(_runnable_lines())
     for verb in ("run", "inspect", "bench", "env", "demo"):
@@ -90,6 +102,18 @@ def test_exit_codes_are_those_of_the_code() -> None:
     table = _table(COMMAND_LINE.read_text(), "exit code")
     codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
     assert {int(code) for code in table} == codes
+
+
+def test_errors_of_the_python_page_are_those_of_the_code() -> None:
+    page = PYTHON.read_text()
+    table = _table(page, "exception")
+    assert {"UsageError", "BadSetting", "ContextOverflow", "BadLogits", "DeviceFault"} <= set(table)
+    for name, when in table.items():
+        kind = getattr(errors, name)
+        assert issubclass(kind, errors.HypoError)
+        for parent in re.findall(r"^a `(\w+)`", when):
+            assert issubclass(kind, getattr(errors, parent)), name
+    assert len(page.splitlines()) <= PYTHON_LINES
 
 
 def test_variables_are_those_of_the_code() -> None:
