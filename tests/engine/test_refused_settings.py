@@ -107,6 +107,19 @@ def test_a_prompt_too_long_speaks_of_the_field(llm: LLM) -> None:
         llm.generate("x " * 200)
 
 
+def test_a_refusal_of_one_of_several_says_which(llm: LLM) -> None:
+    with pytest.raises(ContextOverflow) as caught:
+        llm.generate(["x", "y", "x " * 200])
+    assert caught.value.__notes__ == ["this is prompt 2 of 0 to 2"]
+    one = [{"role": "user", "content": "x"}]
+    with pytest.raises(UsageError) as told:
+        llm.chat([one, [{"role": "user", "content": 5}]])
+    assert told.value.__notes__ == ["this is conversation 1 of 0 to 1"]
+    with pytest.raises(ContextOverflow) as alone:
+        llm.generate("x " * 200)
+    assert not hasattr(alone.value, "__notes__")
+
+
 @pytest.mark.parametrize("messages", ["hi", 5, None, {}, {"role": "user", "content": "x"}])
 def test_what_are_no_messages_is_refused(llm: LLM, messages: Any) -> None:
     for call in (llm.chat, llm.stream_chat, llm.encode_chat):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from hypocenter.config import EngineConfig, SamplingParams
-from hypocenter.errors import UsageError
+from hypocenter.errors import HypoError, UsageError
 from hypocenter.model.text.chat import Message
 
 Prompt = str | Sequence[int]
@@ -37,6 +38,17 @@ def params_of_each(
     if len(params) != num_prompts:
         raise UsageError(f"{len(params)} params for {num_prompts} prompts; give one for each")
     return params
+
+
+@contextlib.contextmanager
+def noting_place(what: str, place: int, num: int) -> Iterator[None]:
+    """Within, an error has a note that says which of several it concerns."""
+    try:
+        yield
+    except HypoError as error:
+        if num > 1:
+            error.add_note(f"this is {what} {place} of 0 to {num - 1}")
+        raise
 
 
 def is_one_prompt(prompt: Any) -> bool:

@@ -26,6 +26,7 @@ from hypocenter.engine.arguments import (
     Prompt,
     is_one_conversation,
     is_one_prompt,
+    noting_place,
     params_of_each,
     require,
     token_ids_of,
@@ -271,10 +272,11 @@ class LLM:
         is_one = is_one_prompt(prompt)
         prompts = [cast(Prompt, prompt)] if is_one else cast("Sequence[Prompt]", prompt)
         each = params_of_each(params, len(prompts), is_one=is_one)
-        return [
-            self.request(one_prompt, given, **fields)
-            for one_prompt, given in zip(prompts, each, strict=True)
-        ]
+        requests = []
+        for place, (one_prompt, given) in enumerate(zip(prompts, each, strict=True)):
+            with noting_place("prompt", place, len(prompts)):
+                requests.append(self.request(one_prompt, given, **fields))
+        return requests
 
     def sample_requests(
         self,
@@ -305,10 +307,11 @@ class LLM:
         is_one = is_one_conversation(messages)
         conversations = cast("Sequence[Conversation]", [messages] if is_one else messages)
         each = params_of_each(params, len(conversations), is_one=is_one)
-        return [
-            self.request(self.encode_chat(conversation), given, **fields)
-            for conversation, given in zip(conversations, each, strict=True)
-        ]
+        requests = []
+        for place, (conversation, given) in enumerate(zip(conversations, each, strict=True)):
+            with noting_place("conversation", place, len(conversations)):
+                requests.append(self.request(self.encode_chat(conversation), given, **fields))
+        return requests
 
     def close(self) -> None:
         """Give everything back; requests that still run end with an error. May be called twice.
