@@ -20,6 +20,8 @@ PROMPTS = [[5, 6, 7], [9], [400, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
 
 
 def decode() -> None:
+    # It was forked between two steps, and has one thread: so the model works here as it did there.
+    llm.engine._process = os.getpid()
     opened = recorder.open_recorder()
     assert isinstance(opened, recorder.Recorder)
     was_told = False

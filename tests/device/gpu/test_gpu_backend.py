@@ -188,7 +188,7 @@ def test_open(monkeypatch: pytest.MonkeyPatch, name: str, vendor: str, shown: st
         ("cuda", None, "needs torch, which is not installed: pip install torch"),
         ("hip", FakeTorch(), "needs torch's AMD (HIP) build, but torch "),
         ("cuda", FakeTorch(vendor="hip"), "is the AMD (HIP) build; install the other one, or use"),
-        ("cuda", FakeTorch(vendor="cpu"), "is the CPU build; install the other one, or use --dev"),
+        ("cuda", FakeTorch(vendor="cpu"), "is the CPU build; install the other one, or use device"),
         ("cuda:1", FakeTorch(), "no GPU cuda:1: torch sees 1, cuda:0"),
         ("hip:9", FakeTorch(vendor="hip", num_gpus=4), "torch sees 4, hip:0 to hip:3"),
         ("hip", FakeTorch(vendor="hip", num_gpus=0), "driver and HIP_VISIBLE_DEVICES"),
