@@ -98,8 +98,7 @@ class SamplingParams:
         if self.seed is not None:
             _require_whole("seed", self.seed, 0, MAX_SEED, ", or None: another one each time")
         object.__setattr__(self, "stop", _stop_strings(self.stop))
-        if not isinstance(self.ignore_eos, bool):
-            raise BadSetting("ignore_eos", self.ignore_eos, "must be True or False")
+        _require_bool("ignore_eos", self.ignore_eos)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _require_whole(name, getattr(self, name), 0, MAX_LOGPROBS, ", or None: none")
@@ -132,7 +131,8 @@ class EngineConfig:
     `num_threads` None takes every core this process may use. `launch_mode`: `off`; `checked`
     rechecks every launch's arguments and index values; `guarded` (GPU) masks accesses off that
     leave their tensors, and names them; `traced` waits for every launch and writes down what it
-    did, for `hypo doctor` and `hypo diff`. `attention`: `fused`, or its `parts` one by one (GPU).
+    did, for `hypo doctor` and `hypo diff`. `prefix_cache`: a prompt that begins like one before is
+    not computed anew up to where they part. `attention`: `fused`, or its `parts` one by one (GPU).
     `float_products`: F16 and BF16 matrices multiply activations exactly, or (CPU) as `bf16`, both
     rounded to it.
     """
@@ -143,6 +143,7 @@ class EngineConfig:
     max_batch_tokens: int = 512
     max_batch_requests: int = 32
     block_size: int = 16
+    prefix_cache: bool = True
     kv_dtype: str = "f16"
     tokenizer_pre: str | None = None
     chat_template: str | None = None
@@ -172,6 +173,7 @@ class EngineConfig:
         _require_whole("max_batch_requests", self.max_batch_requests, 1, 4096)
         if type(self.block_size) is not int or self.block_size not in (16, 32, 64, 128):
             raise BadSetting("block_size", self.block_size, "must be 16, 32, 64 or 128")
+        _require_bool("prefix_cache", self.prefix_cache)
         _one_of("kv_dtype", self.kv_dtype, tuple(KV_DTYPES))
         for name in ("tokenizer_pre", "chat_template"):
             if not isinstance(getattr(self, name), str | None):
@@ -187,6 +189,7 @@ class EngineFields(TypedDict, total=False):
     max_batch_tokens: int
     max_batch_requests: int
     block_size: int
+    prefix_cache: bool
     kv_dtype: str
     tokenizer_pre: str | None
     chat_template: str | None
@@ -368,6 +371,11 @@ def _unwrap_numbers(settings: object) -> None:
         value = getattr(settings, name)
         if isinstance(value, Number) and hasattr(value, "item"):
             object.__setattr__(settings, name, value.item())
+
+
+def _require_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise BadSetting(name, value, "must be True or False")
 
 
 def _stop_strings(stop: object) -> tuple[str, ...]:

@@ -23,12 +23,16 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """Wall-clock figures of one request; `num_prompt_tokens` counts tokens that really ran."""
+    """Wall-clock figures of one request; `num_prompt_tokens` counts tokens that really ran.
+
+    The other tokens of the prompt, `num_cached_tokens`, were in the KV cache already.
+    """
 
     num_prompt_tokens: int
     prompt_seconds: float
     num_generated_tokens: int
     generation_seconds: float
+    num_cached_tokens: int = 0
 
     @property
     def prompt_tokens_per_second(self) -> float:

@@ -22,9 +22,11 @@ _OURS = {
         "top_logprobs": "logprobs",
     },
     "EngineConfig": {
+        "cache_prompt": "prefix_cache",
         "cache_type_k": "kv_dtype",
         "cache_type_v": "kv_dtype",
         "ctx_size": "context_length",
+        "enable_prefix_caching": "prefix_cache",
         "kv_cache_dtype": "kv_dtype",
         "max_model_len": "context_length",
         "max_num_batched_tokens": "max_batch_tokens",

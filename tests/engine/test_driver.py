@@ -275,7 +275,7 @@ def test_an_engine_that_can_end_nothing_keeps_nobody_waiting(
     engine = fake_engine()
     driver = Driver(engine)
 
-    def fail(*values: object) -> Any:
+    def fail(*values: object, **named: object) -> Any:
         raise ZeroDivisionError("a broken table")
 
     monkeypatch.setattr(engine.scheduler, "schedule", fail)

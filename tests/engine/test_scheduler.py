@@ -72,11 +72,58 @@ def test_a_long_prompt_runs_in_chunks_and_then_token_by_token() -> None:
 
 def test_generation_goes_before_prompts_and_prompts_fill_up() -> None:
     scheduler = make_scheduler()
-    add(scheduler, [2, 25, 4])
+    add(scheduler, [2, 10, 9])
     assert step(scheduler) == [(0, 0, 2), (1, 0, 8)]
-    assert step(scheduler) == [(0, 2, 3), (1, 8, 17)]
-    assert step(scheduler) == [(0, 3, 4), (1, 17, 25), (2, 0, 1)]
-    assert step(scheduler) == [(0, 4, 5), (1, 25, 26), (2, 1, 4)]
+    assert step(scheduler) == [(0, 2, 3), (1, 8, 10), (2, 0, 7)]
+    assert step(scheduler) == [(0, 3, 4), (1, 10, 11), (2, 7, 9)]
+
+
+def test_short_prompts_get_half_a_step_next_to_a_long_one() -> None:
+    scheduler = make_scheduler()
+    add(scheduler, [2, 25, 4])
+    assert step(scheduler) == [(0, 0, 2), (1, 0, 4), (2, 0, 4)]
+    assert step(scheduler) == [(0, 2, 3), (1, 4, 12), (2, 4, 5)]
+    assert step(scheduler) == [(0, 3, 4), (1, 12, 20), (2, 5, 6)]
+
+
+def test_only_one_long_prompt_is_read_at_a_time() -> None:
+    scheduler = make_scheduler()
+    add(scheduler, [25, 25, 7])
+    assert step(scheduler) == [(0, 0, 5), (2, 0, 5)]
+    assert step(scheduler) == [(0, 5, 13), (2, 5, 7)]
+    assert step(scheduler) == [(0, 13, 22), (2, 7, 8)]
+    assert step(scheduler) == [(0, 22, 25), (1, 0, 6), (2, 8, 9)]
+    assert step(scheduler) == [(0, 25, 26), (1, 6, 14), (2, 9, 10)]
+
+
+@pytest.mark.parametrize("num_long", [1, 2, 3])
+@pytest.mark.parametrize("num_tokens", range(1, 11))
+@pytest.mark.parametrize("num_steps_before", range(6))
+def test_a_short_prompt_is_at_most_two_chunks_late(
+    num_long: int, num_tokens: int, num_steps_before: int
+) -> None:
+    scheduler = make_scheduler(num_blocks=500, max_batch_requests=8)
+    add(scheduler, [38] * num_long)
+    for _ in range(num_steps_before):
+        step(scheduler)
+    short = make_request(num_long, num_tokens)
+    scheduler.add(short)
+    num_steps = 0
+    while not short.output_ids:
+        step(scheduler)
+        num_steps += 1
+    num_generating = sum(len(request.output_ids) > 0 for request in scheduler.running) - 1
+    num_steps_alone = -(-num_tokens // (10 - num_generating))
+    assert num_steps <= num_steps_alone + 2
+
+
+def test_nothing_is_launched_ahead_of_a_prompt_that_still_waits_for_its_turn() -> None:
+    scheduler = make_scheduler(max_batch_tokens=4)
+    add(scheduler, [4, 9])
+    chunks = scheduler.schedule()
+    assert [chunk.request.id for chunk in chunks] == [0]
+    assert all(chunk.samples for chunk in chunks)
+    assert scheduler.schedule_ahead(chunks) == []
 
 
 def test_nobody_overtakes_when_there_are_too_many_requests() -> None:

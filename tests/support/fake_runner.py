@@ -149,10 +149,10 @@ class FakeTokenizer:
         return FakeDetokenizer()
 
 
-def fake_engine(**sizes: Any) -> Engine:
+def fake_engine(*, prefix_cache: bool = True, **sizes: Any) -> Engine:
     """An engine on a FakeRunner of the given sizes."""
     runner = FakeRunner(**sizes)
-    engine = Engine(cast(Any, runner), cast(Any, FakeTokenizer()))
+    engine = Engine(cast(Any, runner), cast(Any, FakeTokenizer()), prefix_cache=prefix_cache)
     sample = engine._sampler.sample
 
     def sampled(logits: Tensor, chunks: Sequence[Chunk]) -> Callable[[], list[int | BadLogits]]:

@@ -297,6 +297,13 @@ class EngineOptions:
     kv_dtype: Annotated[str, Parameter(name="--kv-dtype", help="KV cache: f16 or f32.")] = _ENGINE[
         "kv_dtype"
     ]
+    prefix_cache: Annotated[
+        bool,
+        Parameter(
+            name="--prefix-cache",
+            help="Do not compute again how a prompt begins, when one before began so.",
+        ),
+    ] = _ENGINE["prefix_cache"]
     tokenizer_pre: Annotated[
         str | None,
         Parameter(name="--tokenizer-pre", help="Pre-tokenizer, where the file names none."),

@@ -80,14 +80,15 @@ class Chunk:
         """Its tokens; 0 for one that only the device knows."""
         return [0] if self.ids_on_device else self.request.token_ids[self.start : self.stop]
 
-    def record(self, row: int, blocks: tuple[int, ...]) -> RequestRecord:
-        """What is written down of it: it has row `row` of the block table, and owns `blocks`."""
+    def record(self, row: int, cache: KVCache) -> RequestRecord:
+        """What is written down of it, which has row `row` of the block table."""
         return RequestRecord(
             id=self.request.id,
             row=row,
             first_position=self.start,
             num_tokens=self.num_tokens,
-            blocks=blocks,
+            blocks=cache.blocks(self.request.id),
+            num_adopted=cache.num_adopted(self.request.id),
             digest="" if self.ids_on_device else self.request.digest(),
         )
 
@@ -118,7 +119,7 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
         if chunk.samples:
             drawn_rows.append(len(token_ids) - 1)
         if is_recorded:
-            requests.append(chunk.record(row, cache.blocks(chunk.request.id)))
+            requests.append(chunk.record(row, cache))
     if len(tables) == 1:
         block_tables = tables[0][None].copy()
     else:

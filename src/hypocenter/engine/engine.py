@@ -28,7 +28,7 @@ from hypocenter.config import SamplingParams
 from hypocenter.device import copies, memory
 from hypocenter.dtypes import Array
 from hypocenter.engine.batch import Chunk, make_batch
-from hypocenter.engine.kv_cache import KVCache
+from hypocenter.engine.kv_cache import BlockDigests, KVCache
 from hypocenter.engine.logprobs import token_logprob
 from hypocenter.engine.request import Request
 from hypocenter.engine.sampler import Sampler
@@ -66,7 +66,8 @@ class StepInFlight:
 class Engine:
     """Runs any number of requests together on one runner. All methods are thread-safe.
 
-    `path` is the model's file, for messages; `launch_mode` that of the sampler.
+    `path` is the model's file, for messages; `launch_mode` that of the sampler. With `prefix_cache`
+    a request reads what earlier ones left in the cache of the same first tokens.
     """
 
     def __init__(
@@ -76,8 +77,10 @@ class Engine:
         path: Path | None = None,
         *,
         launch_mode: str = "off",
+        prefix_cache: bool = True,
     ) -> None:
         self._path = path
+        self._has_prefix_cache = prefix_cache
         self.runner = runner
         self.tokenizer = tokenizer
         self.cache = KVCache(runner.num_blocks, runner.block_size)
@@ -225,9 +228,14 @@ class Engine:
             current().end_step()
 
     def request(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, keeps_logits: bool = False
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        keeps_logits: bool = False,
+        cache_salt: str = "",
     ) -> Request:
-        """A request for `submit`, checked.
+        """A request for `submit`, checked. Only those of one `cache_salt` read each other's blocks.
 
         Raises ContextOverflow for a prompt longer than the context, OutOfBlocks for one larger than
         the whole cache, UsageError for an empty prompt or an id outside the vocabulary.
@@ -255,6 +263,9 @@ class Engine:
             end_ids=self.tokenizer.end_ids,
             context_length=context_length,
             keeps_logits=keeps_logits,
+            block_digests=(
+                BlockDigests(self.cache.block_size, cache_salt) if self._has_prefix_cache else None
+            ),
         )
 
     def submit(self, request: Request) -> None:
@@ -378,6 +389,8 @@ class Engine:
                     self._keep(chunk, rows)
                 if outcome is not None:
                     self._accept(request, outcome, logits)
+            if request.error is None:
+                self.scheduler.keep(request)
             if request.done:
                 self.scheduler.remove(request)
             elif request.has_read_all:
@@ -421,7 +434,8 @@ class Engine:
         request.finish(reason)
 
     def _fail(self, request: Request, error: Exception) -> None:
-        self.scheduler.remove(request)
+        """What the request has in the cache may be wrong: nobody else gets to read it."""
+        self.scheduler.remove(request, forget=True)
         request.fail(error)
 
     @contextlib.contextmanager

@@ -3,12 +3,22 @@
     append    makes room for the next tokens of a request
     retrieve  tells where positions of a request lie
     remove    gives the blocks of a request back
+    keep      hands full blocks of a request over to the cache, which others may read
+    adopt     begins a request with the blocks that the cache keeps of its first tokens
 
 Position p of a request lies in slot block_table[p // block_size] * block_size + p % block_size.
+
+A block is blank, or one request's own, or kept by the cache under a digest of the tokens in it and
+before it. Only its owner writes to a block; one that is kept is full and never written again, so
+that any number of requests may read it. A kept block that nobody reads stays until its room is
+needed; the one that was last used longest ago goes first.
 """
 
 from __future__ import annotations
 
+import hashlib
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,6 +26,30 @@ import numpy as np
 
 from hypocenter.dtypes import Int32s
 from hypocenter.errors import IntegrityError, OutOfBlocks
+
+
+class BlockDigests:
+    """Those of the leading blocks of a sequence of tokens that only grows.
+
+    A digest covers all tokens up to the end of its block, because keys and values depend on all of
+    them, and `salt`: sequences of different salts share nothing. They are BLAKE2b of 32 bytes, so
+    that nobody can make two texts with one digest.
+    """
+
+    def __init__(self, block_size: int, salt: str = "") -> None:
+        self._block_size = block_size
+        self._digests: list[bytes] = []
+        self._before_first = _digest(salt.encode("utf-8", "surrogatepass"))
+
+    def first(self, num_blocks: int, token_ids: Sequence[int]) -> list[bytes]:
+        """The digests of the first `num_blocks` blocks of `token_ids`, which must be that long."""
+        size, digests = self._block_size, self._digests
+        assert num_blocks * size <= len(token_ids), (num_blocks, size, len(token_ids))
+        for number in range(len(digests), num_blocks):
+            before = digests[-1] if digests else self._before_first
+            ids = token_ids[number * size : (number + 1) * size]
+            digests.append(_digest(before + struct.pack(f"<{size}i", *ids)))
+        return digests[:num_blocks]
 
 
 class Placement(NamedTuple):
@@ -26,15 +60,27 @@ class Placement(NamedTuple):
 
 
 @dataclass(slots=True)
+class _Block:
+    """`owner` may write to it; `digest` is there once it is kept; `num_users` tables name it."""
+
+    owner: int | None = None
+    digest: bytes | None = None
+    num_users: int = 0
+
+
+@dataclass(slots=True)
 class _Table:
     """The blocks of one request, and how many tokens have room in them.
 
     `blocks` and `array` are the same as others get it, made once for the many steps in which no
-    block is added.
+    block is added. The first `num_adopted` blocks came from the cache; of the first `num_offered`
+    the cache keeps those that it had not got already.
     """
 
     block_ids: list[int] = field(default_factory=list)
     num_tokens: int = 0
+    num_adopted: int = 0
+    num_offered: int = 0
     blocks: tuple[int, ...] = ()
     array: Int32s = field(default_factory=lambda: np.zeros(0, np.int32))
 
@@ -53,23 +99,42 @@ class KVCache:
         assert block_size > 0, block_size
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self._blocks = [_Block() for _ in range(num_blocks)]
         # Taken from the end: low blocks first, and those given back last are used again first.
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._blank = list(range(num_blocks - 1, -1, -1))
+        #: Kept and read by nobody; the one to go first comes first. A dict for its order.
+        self._unread: dict[int, None] = {}
+        self._kept: dict[bytes, int] = {}
         self._tables: dict[int, _Table] = {}
-        self._block_to_owner: list[int | None] = [None] * num_blocks
 
     @property
     def num_free_blocks(self) -> int:
-        return len(self._free)
+        """Blocks that `append` may take: the blank ones, and those kept that nobody reads."""
+        return len(self._blank) + len(self._unread)
+
+    @property
+    def num_kept_blocks(self) -> int:
+        """Blocks that `adopt` may find."""
+        return len(self._kept)
 
     def owners(self) -> set[int]:
         """The ids of all requests that have blocks."""
         return set(self._tables)
 
     def blocks(self, request_id: int) -> tuple[int, ...]:
-        """The blocks that the request owns, in the order of its positions."""
+        """The blocks of the request, its own and those that it reads, in order of its positions."""
         table = self._tables.get(request_id)
         return table.blocks if table else ()
+
+    def num_adopted(self, request_id: int) -> int:
+        """How many of the request's first blocks came from the cache."""
+        table = self._tables.get(request_id)
+        return table.num_adopted if table else 0
+
+    def num_offered(self, request_id: int) -> int:
+        """How many of the request's first blocks came from the cache or were handed to it."""
+        table = self._tables.get(request_id)
+        return table.num_offered if table else 0
 
     def num_tokens(self, request_id: int) -> int:
         """Tokens of the request that have room; 0 for a request without blocks."""
@@ -84,7 +149,7 @@ class KVCache:
     def num_tokens_that_fit(self, request_id: int) -> int:
         """The most tokens that `append` can make room for now."""
         table = self._tables.get(request_id) or _Table()
-        num_reachable = len(table.block_ids) + len(self._free)
+        num_reachable = len(table.block_ids) + self.num_free_blocks
         return num_reachable * self.block_size - table.num_tokens
 
     def append(self, request_id: int, num_tokens: int) -> None:
@@ -94,14 +159,11 @@ class KVCache:
         """
         assert num_tokens > 0, num_tokens
         num_needed = self.num_blocks_to_append(request_id, num_tokens)
-        if num_needed > len(self._free):
-            raise OutOfBlocks(num_needed, len(self._free), self.num_blocks)
+        if num_needed > self.num_free_blocks:
+            raise OutOfBlocks(num_needed, self.num_free_blocks, self.num_blocks)
         table = self._tables.setdefault(request_id, _Table())
         if num_needed:
-            taken = [self._free.pop() for _ in range(num_needed)]
-            for block_id in taken:
-                self._block_to_owner[block_id] = request_id
-            table.grow(taken)
+            table.grow([self._take_block(request_id) for _ in range(num_needed)])
         table.num_tokens += num_tokens
 
     def retrieve(self, request_id: int, start: int, stop: int) -> Placement:
@@ -117,40 +179,129 @@ class KVCache:
             start += num_slots
         return Placement(table.array, slots)
 
-    def remove(self, request_id: int) -> None:
-        """Give all blocks of the request back; a request without blocks is none the worse."""
+    def find(self, digests: Sequence[bytes]) -> list[int]:
+        """The blocks that are kept of the leading `digests`, up to the first that is not."""
+        found: list[int] = []
+        for digest in digests:
+            block_id = self._kept.get(digest)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
+
+    def num_unread(self, block_ids: Sequence[int]) -> int:
+        """How many of these kept blocks are free until they are adopted."""
+        return sum(block_id in self._unread for block_id in block_ids)
+
+    def adopt(self, request_id: int, block_ids: Sequence[int]) -> int:
+        """Begin a request with blocks that `find` has found; returns how many tokens they hold."""
+        assert request_id not in self._tables, request_id
+        if not block_ids:
+            return 0
+        for block_id in block_ids:
+            assert self._blocks[block_id].digest is not None, block_id
+            self._blocks[block_id].num_users += 1
+            self._unread.pop(block_id, None)
+        num_blocks, num_tokens = len(block_ids), len(block_ids) * self.block_size
+        table = _Table(num_tokens=num_tokens, num_adopted=num_blocks, num_offered=num_blocks)
+        table.grow(list(block_ids))
+        self._tables[request_id] = table
+        return num_tokens
+
+    def keep(self, request_id: int, digests: Sequence[bytes]) -> None:
+        """Keep the request's leading blocks, one for each digest, for others to read.
+
+        They must be full, and computed. Of a prefix that is kept already the request's copy stays
+        its own.
+        """
+        table = self._tables[request_id]
+        assert len(digests) * self.block_size <= table.num_tokens, (len(digests), table.num_tokens)
+        for number in range(table.num_offered, len(digests)):
+            digest, block_id = digests[number], table.block_ids[number]
+            if digest not in self._kept:
+                block = self._blocks[block_id]
+                block.owner, block.digest = None, digest
+                self._kept[digest] = block_id
+        table.num_offered = max(table.num_offered, len(digests))
+
+    def remove(self, request_id: int, *, forget: bool = False) -> None:
+        """Give all blocks of the request back; a request without blocks is none the worse.
+
+        With `forget` nobody is given any of them to read any more: what is in them is in doubt.
+        """
         table = self._tables.pop(request_id, None)
         if table is None:
             return
+        # The last block first: a prefix is of use without what follows it, and not the other way.
         for block_id in reversed(table.block_ids):
-            self._block_to_owner[block_id] = None
-            self._free.append(block_id)
+            block = self._blocks[block_id]
+            if forget and block.digest is not None and self._kept.get(block.digest) == block_id:
+                del self._kept[block.digest]
+            block.num_users -= 1
+            if block.num_users > 0:
+                continue
+            if block.digest is not None and self._kept.get(block.digest) == block_id:
+                self._unread[block_id] = None
+            else:
+                block.owner = block.digest = None
+                self._blank.append(block_id)
+
+    def digests(self, request_id: int) -> list[bytes | None]:
+        """Under which digest each block of the request is kept; None: it is the request's own."""
+        table = self._tables.get(request_id)
+        return [self._blocks[block_id].digest for block_id in table.block_ids] if table else []
+
+    def _take_block(self, request_id: int) -> int:
+        """A block for a request to own: blank, or what nobody has read for the longest time."""
+        if self._blank:
+            block_id = self._blank.pop()
+        else:
+            block_id = next(iter(self._unread))
+            del self._unread[block_id]
+            digest = self._blocks[block_id].digest
+            assert digest is not None, block_id
+            del self._kept[digest]
+        self._blocks[block_id] = _Block(owner=request_id, num_users=1)
+        return block_id
 
     def check_integrity(self) -> None:
         """Recompute every invariant from scratch; raises IntegrityError at the first that fails."""
-        seen: dict[int, str] = {}
-        places = [(block_id, "the free list") for block_id in self._free] + [
-            (block_id, f"the table of request {request_id}")
-            for request_id, table in self._tables.items()
-            for block_id in table.block_ids
+        self._check_places()
+        self._check_tables()
+        self._check_blocks()
+
+    def _check_places(self) -> None:
+        """Each block is free, or in tables: in one, or kept and in any number."""
+        seen: dict[int, tuple[str, bool]] = {}
+        places = [
+            *((block_id, "the free list", False) for block_id in self._blank),
+            *((block_id, "the list of unread blocks", False) for block_id in self._unread),
+            *(
+                (block_id, f"the table of request {request_id}", True)
+                for request_id, table in self._tables.items()
+                for block_id in table.block_ids
+            ),
         ]
-        for block_id, place in places:
+        for block_id, place, is_table in places:
             if not 0 <= block_id < self.num_blocks:
                 raise IntegrityError(
                     f"KV cache: {place} names block {block_id}, but there are {self.num_blocks}"
                 )
             if block_id in seen:
-                raise IntegrityError(
-                    f"KV cache: block {block_id} is in {seen[block_id]}, and in {place}"
-                )
-            seen[block_id] = place
+                other, other_is_table = seen[block_id]
+                is_kept = self._blocks[block_id].digest is not None
+                if not (is_table and other_is_table and is_kept and place != other):
+                    raise IntegrityError(
+                        f"KV cache: block {block_id} is in {other}, and in {place}"
+                    )
+            seen[block_id] = (place, is_table)
         if len(seen) != self.num_blocks:
             lost = next(b for b in range(self.num_blocks) if b not in seen)
+            num_free = self.num_free_blocks
             raise IntegrityError(
-                f"KV cache: block {lost} is neither free nor in a table; {len(self._free)} free "
-                f"and {len(seen) - len(self._free)} owned are not all {self.num_blocks}"
+                f"KV cache: block {lost} is neither free nor in a table; {num_free} free "
+                f"and {len(seen) - num_free} used are not all {self.num_blocks}"
             )
-        self._check_tables()
 
     def _check_tables(self) -> None:
         for request_id, table in self._tables.items():
@@ -165,14 +316,65 @@ class KVCache:
                     f"KV cache: request {request_id} has blocks {table.block_ids}, but others are "
                     f"told {table.blocks} and {table.array.tolist()}"
                 )
-            for block_id in table.block_ids:
-                if (owner := self._block_to_owner[block_id]) != request_id:
-                    raise IntegrityError(
-                        f"KV cache: block {block_id} is in the table of request {request_id}, "
-                        f"but its owner is {owner}"
-                    )
-        for block_id in self._free:
-            if (owner := self._block_to_owner[block_id]) is not None:
+            num_full = table.num_tokens // self.block_size
+            if not 0 <= table.num_adopted <= table.num_offered <= num_full:
                 raise IntegrityError(
-                    f"KV cache: block {block_id} is free, but its owner is request {owner}"
+                    f"KV cache: request {request_id} has {num_full} full blocks, "
+                    f"{table.num_offered} of them offered and {table.num_adopted} adopted"
                 )
+            for number, block_id in enumerate(table.block_ids):
+                block = self._blocks[block_id]
+                is_own = (
+                    block.digest is None
+                    and block.owner == request_id
+                    and number >= table.num_adopted
+                )
+                is_read = (
+                    block.digest is not None and block.owner is None and number < table.num_offered
+                )
+                if is_own or is_read:
+                    continue
+                raise IntegrityError(
+                    f"KV cache: block {block_id} is in the table of request {request_id} at "
+                    f"{number}, but its owner is {_owner_name(block)}"
+                )
+
+    def _check_blocks(self) -> None:
+        """Counts of users, and what is kept, from both sides."""
+        num_users = [0] * self.num_blocks
+        for table in self._tables.values():
+            for block_id in table.block_ids:
+                num_users[block_id] += 1
+        for block_id, block in enumerate(self._blocks):
+            if block.num_users != num_users[block_id]:
+                raise IntegrityError(
+                    f"KV cache: block {block_id} counts {block.num_users} users, but is in "
+                    f"{num_users[block_id]} tables"
+                )
+        for block_id in self._blank:
+            if (block := self._blocks[block_id]) != _Block():
+                raise IntegrityError(
+                    f"KV cache: block {block_id} is free, but its owner is {_owner_name(block)}"
+                )
+        for digest, block_id in self._kept.items():
+            if self._blocks[block_id].digest != digest:
+                raise IntegrityError(
+                    f"KV cache: block {block_id} is found under digest {digest.hex()[:8]}, but its "
+                    f"owner is {_owner_name(self._blocks[block_id])}"
+                )
+        for block_id in self._unread:
+            digest_of = self._blocks[block_id].digest
+            if digest_of is None or self._kept.get(digest_of) != block_id:
+                raise IntegrityError(
+                    f"KV cache: block {block_id} waits to be read again, but nobody can find it"
+                )
+
+
+def _owner_name(block: _Block) -> str:
+    if block.digest is not None:
+        return f"the cache, under digest {block.digest.hex()[:8]}"
+    return "nobody" if block.owner is None else f"request {block.owner}"
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=32).digest()

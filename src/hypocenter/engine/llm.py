@@ -81,7 +81,11 @@ class LLM:
                 stack.enter_context(self._chat_template)
             runner = load_runner(file, config, progress)
             self._engine = Engine(
-                runner, self._tokenizer, file.path, launch_mode=config.launch_mode
+                runner,
+                self._tokenizer,
+                file.path,
+                launch_mode=config.launch_mode,
+                prefix_cache=config.prefix_cache,
             )
             stack.callback(self._engine.close)
             self._resources = stack.pop_all()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from hypocenter.config import SamplingParams
+from hypocenter.engine.kv_cache import BlockDigests
 from hypocenter.engine.stop_strings import StopStrings
 from hypocenter.errors import as_exception
 from hypocenter.kernels.sampling.draw import has_penalties
@@ -46,7 +47,8 @@ class Request:
     in the cache. `output_ids` include the end token, whose text is never sent. With `keeps_logits`
     the request samples nothing: it is done when the logits of every prompt token are in `logits`.
     `logprobs` are those of `output_ids`, `prompt_logprobs` those of the prompt as far as it was
-    read; both stay empty unless they are asked for.
+    read; both stay empty unless they are asked for. Without `block_digests` the request neither
+    reads what the cache keeps nor leaves it anything; `num_cached` tokens it began with.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Request:
         end_ids: frozenset[int],
         context_length: int,
         keeps_logits: bool = False,
+        block_digests: BlockDigests | None = None,
     ) -> None:
         self.id = request_id
         self.prompt_ids = tuple(prompt_ids)
@@ -72,6 +75,7 @@ class Request:
         self.token_ids = list(self.prompt_ids)
         self.output_ids: list[int] = []
         self.num_computed = 0
+        self.num_cached = 0
         self.num_preemptions = 0
         self.state = State.WAITING
         self.finish_reason: str | None = None
@@ -86,6 +90,7 @@ class Request:
         self.output_counts: dict[int, int] = {}
         if has_penalties(params):
             self.output_counts = dict.fromkeys(self.prompt_ids, 0)
+        self._block_digests = block_digests
         self._end_ids = frozenset() if params.ignore_eos else end_ids
         self._context_length = context_length
         self._detokenizer = detokenizer
@@ -145,6 +150,25 @@ class Request:
             and len(self.token_ids) + 1 < self._context_length
         )
 
+    def digests_to_adopt(self, block_size: int) -> list[bytes]:
+        """Of the blocks that the request may read instead of computing them.
+
+        One token is left to be computed, for its logits; and where all logits of the prompt are
+        wanted, nothing of it may be left out.
+        """
+        if self.num_kept:
+            return []
+        return self._digests_of((len(self.token_ids) - 1) // block_size)
+
+    def digests_to_keep(self, block_size: int) -> list[bytes]:
+        """Of the full blocks that are computed."""
+        return self._digests_of(self.num_computed // block_size)
+
+    def _digests_of(self, num_blocks: int) -> list[bytes]:
+        if self._block_digests is None:
+            return []
+        return self._block_digests.first(num_blocks, self.token_ids)
+
     def digest(self) -> str:
         """Keyed digest of all token ids so far, as little-endian 32-bit numbers."""
         self._digest = self._digest or KeyedDigest()
@@ -157,6 +181,12 @@ class Request:
         """The request runs for the first time."""
         if self._started is None:
             self._started = time.perf_counter()
+
+    def adopt(self, num_tokens: int) -> None:
+        """The keys and values of the first `num_tokens` were in the cache already."""
+        self.num_computed = num_tokens
+        if self._started is None:
+            self.num_cached = num_tokens
 
     def advance(self, num_tokens: int) -> None:
         """`num_tokens` more tokens have their keys and values in the cache."""
@@ -231,6 +261,7 @@ class Request:
         started, first = self._started or 0.0, self._first_token
         return Timings(
             num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_tokens=self.num_cached,
             prompt_seconds=first - started if first else 0.0,
             num_generated_tokens=len(self.output_ids),
             generation_seconds=self._last_token - first if first else 0.0,

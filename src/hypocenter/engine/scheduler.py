@@ -1,9 +1,11 @@
 """Which tokens of which requests run in the next step; runs nothing itself.
 
-Requests are served in the order in which they came. So a step takes one token of every request
-that generates, then a chunk of the prompt that is being read, and then lets waiting requests in
-(a later request only starts when the earlier ones have all their prompt in the step). When the
-cache is full, the newest running request gives its blocks back and starts anew later.
+Requests are let in in the order in which they came, as soon as the cache has room for all of
+their tokens. A step takes one token of every request that generates, and then chunks of prompts in
+the same order; next to a prompt of many steps there is room for short ones. When the cache is full,
+the newest running request gives its blocks back and starts anew later.
+
+What the cache keeps of a request's first tokens, the request reads instead of computing it.
 """
 
 from __future__ import annotations
@@ -32,9 +34,15 @@ class Scheduler:
         """Queue a request behind all others."""
         self.waiting.append(request)
 
-    def remove(self, request: Request) -> None:
-        """Forget a request, wherever it stands, and free its blocks."""
-        self.cache.remove(request.id)
+    def keep(self, request: Request) -> None:
+        """Leave the request's full blocks to those that begin with the same tokens."""
+        digests = request.digests_to_keep(self.cache.block_size)
+        if len(digests) > self.cache.num_offered(request.id):
+            self.cache.keep(request.id, digests)
+
+    def remove(self, request: Request, *, forget: bool = False) -> None:
+        """Forget a request, wherever it stands, and free its blocks; `forget` what they hold."""
+        self.cache.remove(request.id, forget=forget)
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
@@ -46,28 +54,26 @@ class Scheduler:
         A request that cannot get a single block although it runs alone fails with OutOfBlocks.
         """
         chunks: list[Chunk] = []
-
-        # who runs; taking room for the one may preempt those behind it, never those before it
-        for request in self.running[:]:
-            if request.state is State.RUNNING:
-                self._take(request, chunks)
-
-        # who waits, without overtaking
-        while self.waiting and self._may_enter(self.waiting[0], chunks):
-            request = self.waiting.popleft()
-            request.state = State.RUNNING
-            self.running.append(request)
-            self._take(request, chunks)
+        while not chunks:
+            while self.waiting and self._may_enter(self.waiting[0]):
+                self._enter(self.waiting.popleft())
+            # In order of arrival: room for one may preempt those behind it, never those before it.
+            for request, num_tokens in self._shares():
+                if request.state is State.RUNNING:
+                    self._take(request, num_tokens, chunks)
+            if not self.waiting:
+                break
         return chunks
 
     def schedule_ahead(self, chunks: list[Chunk]) -> list[Chunk]:
         """The chunks of the step after `chunks`, which runs now; empty where that must be awaited.
 
-        It can be told where each of them draws a token, no request waits, and the cache has room.
+        It can be told where all that run draw a token, no request waits, and the cache has room.
         """
         requests = [chunk.request for chunk in chunks]
         if (
             self.waiting
+            or len(chunks) < len(self.running)
             or not all(chunk.samples and chunk.request.goes_on for chunk in chunks)
             or self._num_blocks_for_each(requests) > self.cache.num_free_blocks
         ):
@@ -104,22 +110,60 @@ class Scheduler:
                     f"scheduler: request {request.id} has computed {request.num_computed} tokens, "
                     f"but has room for {held}"
                 )
+            own = request.digests_to_keep(self.cache.block_size)
+            for number, digest in enumerate(self.cache.digests(request.id)):
+                if digest is not None and digest not in own[number : number + 1]:
+                    raise IntegrityError(
+                        f"scheduler: block {number} of request {request.id} is kept under the "
+                        "digest of other tokens than its own"
+                    )
         ids = [request.id for request in [*self.running, *self.waiting]]
         if ids != sorted(set(ids)):
             raise IntegrityError(f"scheduler: requests are out of order or doubled: {ids}")
         if owners := self.cache.owners() - {request.id for request in self.running}:
             raise IntegrityError(f"scheduler: requests {sorted(owners)} own blocks and do not run")
 
-    def _take(self, request: Request, chunks: list[Chunk]) -> None:
-        """Append a chunk of the request, as large as budget and cache allow."""
-        wanted = min(request.num_pending, self._num_tokens_left(chunks))
+    def _shares(self) -> list[tuple[Request, int]]:
+        """How many tokens of each running request fit into a step, in order of arrival.
+
+        Each that generates has its one. Then prompts are read in order; but of the first that needs
+        more than a whole step, half a step goes to shorter ones behind it, so that they do not wait
+        for all of it.
+        """
+        running, budget = self.running, self.max_batch_tokens
+        is_reading = [request.num_pending > 1 for request in running]
+        left = budget - min(budget, is_reading.count(False))
+        num_behind = sum(
+            request.num_pending
+            for request, reading in zip(running, is_reading, strict=True)
+            if reading and request.num_pending <= budget
+        )
+        num_kept_back: int | None = None
+        shares: list[tuple[Request, int]] = []
+        for request, reading in zip(running, is_reading, strict=True):
+            num_tokens = request.num_pending
+            if reading:
+                if num_tokens <= budget:
+                    num_behind -= num_tokens
+                else:
+                    most = left // 2 if num_kept_back is None else left
+                    num_kept_back = min(most, num_behind)
+                    num_tokens = left - num_kept_back
+                num_tokens = min(num_tokens, left)
+                left -= num_tokens
+            shares.append((request, num_tokens))
+        return shares
+
+    def _take(self, request: Request, num_tokens: int, chunks: list[Chunk]) -> None:
+        """Append a chunk of the request of at most `num_tokens`, as large as the cache allows."""
+        wanted = min(num_tokens, self.max_batch_tokens - sum(c.num_tokens for c in chunks))
         if wanted == 0:
             return
-        num_tokens = self._make_room(request, wanted)
-        if num_tokens > 0:
-            self.cache.append(request.id, num_tokens)
+        num_fitting = self._make_room(request, wanted)
+        if num_fitting > 0:
+            self.cache.append(request.id, num_fitting)
             request.mark_started()
-            chunks.append(Chunk.next_of(request, num_tokens))
+            chunks.append(Chunk.next_of(request, num_fitting))
         elif self.running == [request]:
             self.remove(request)
             request.fail(OutOfBlocks(1, 0, self.cache.num_blocks))
@@ -133,15 +177,27 @@ class Scheduler:
             self.preempt(newest)
         return min(wanted, self.cache.num_tokens_that_fit(request.id))
 
-    def _may_enter(self, request: Request, chunks: list[Chunk]) -> bool:
+    def _may_enter(self, request: Request) -> bool:
         """Whether there is room for all of the request's tokens, and some for the others to grow.
 
         Without the spare blocks it would be thrown out in the very next step.
         """
-        if len(self.running) >= self.max_batch_requests or self._num_tokens_left(chunks) == 0:
+        if not self.running:
+            return True
+        if len(self.running) >= self.max_batch_requests:
             return False
-        needed = self.cache.num_blocks_to_append(request.id, request.num_pending)
-        return not self.running or needed + len(self.running) <= self.cache.num_free_blocks
+        cache = self.cache
+        found = cache.find(request.digests_to_adopt(cache.block_size))
+        num_new = cache.num_blocks_to_append(request.id, request.num_pending) - len(found)
+        num_promised = sum(
+            cache.num_blocks_to_append(other.id, other.num_pending) for other in self.running
+        )
+        num_spare = len(self.running)
+        needed = num_new + cache.num_unread(found) + num_promised + num_spare
+        return needed <= cache.num_free_blocks
 
-    def _num_tokens_left(self, chunks: list[Chunk]) -> int:
-        return self.max_batch_tokens - sum(chunk.num_tokens for chunk in chunks)
+    def _enter(self, request: Request) -> None:
+        request.state = State.RUNNING
+        self.running.append(request)
+        found = self.cache.find(request.digests_to_adopt(self.cache.block_size))
+        request.adopt(self.cache.adopt(request.id, found))

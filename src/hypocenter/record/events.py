@@ -121,7 +121,10 @@ class Values(msgspec.Struct, frozen=True):
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A request of a step: its row of the block table, what runs, and the blocks that it owns.
+    """A request of a step: its row of the block table, what runs, and the blocks that it has.
+
+    The first `num_adopted` blocks it reads: the cache kept them of another request, which may be in
+    the same step. All others are its own, until it has filled them.
 
     `digest` is a keyed one over all its token ids so far (`keyed_digest.py`): equal runs of one
     machine have equal digests, and without its key nobody can try what the text was.
@@ -133,6 +136,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     blocks: tuple[int, ...]
     digest: str = ""
+    num_adopted: int = 0
 
 
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,12 +55,11 @@ def ownership(case: Case) -> list[Claim]:
             continue
         pages = list(_pages(case, event))
         num_tokens += sum(request.num_tokens for request in event.requests)
-        # One is told; of a million that a damaged record holds, the others would cost minutes.
-        shared = list(itertools.islice(_shared_blocks(event.requests), 1))
         for paged in pages:
             wrong = [*_find_wrong(paged, event.requests)]
             if "block_tables" in paged.values:
-                wrong += shared
+                # One is told; a damaged record may hold a million, which would cost minutes.
+                wrong += itertools.islice(_shared_blocks(event.requests, paged.block_size), 1)
             for entry in wrong:
                 if (entry.cause, entry.argument) in done:
                     continue
@@ -214,21 +213,32 @@ def _wrong_tables(paged: _Paged, requests: tuple[RequestRecord, ...]) -> Iterato
             )
 
 
-def _shared_blocks(requests: tuple[RequestRecord, ...]) -> Iterator[_Wrong]:
-    """Blocks that two requests of one step hold to be theirs."""
-    owners: dict[int, RequestRecord] = {}
-    for request in requests:
-        for at, block in enumerate(request.blocks):
-            other = owners.setdefault(block, request)
-            if other.id != request.id:
-                yield _Wrong(
-                    Cause.FOREIGN_BLOCK,
-                    "block_tables",
-                    (request.row, at),
-                    block,
-                    -1,
-                    f"block {block} belongs to request {other.id} and to request {request.id}",
-                )
+def _shared_blocks(requests: tuple[RequestRecord, ...], block_size: int) -> Iterator[_Wrong]:
+    """Blocks that two requests of one step have, but for those that both only read.
+
+    Of these one request at most did not adopt the block: it filled it.
+    """
+    having = [
+        (block, at, request, at < request.num_adopted)
+        for request in requests
+        for at, block in enumerate(request.blocks)
+    ]
+    having.sort(key=lambda one: one[3])  # what was adopted last
+    first: dict[int, tuple[int, RequestRecord]] = {}
+    for block, at, request, is_adopted in having:
+        other_at, other = first.setdefault(block, (at, request))
+        if other.id == request.id:
+            continue
+        is_read_only = (at + 1) * block_size <= min(request.first_position, other.first_position)
+        if not (is_adopted and is_read_only and at == other_at):
+            yield _Wrong(
+                Cause.FOREIGN_BLOCK,
+                "block_tables",
+                (request.row, at),
+                block,
+                -1,
+                f"block {block} belongs to request {other.id} and to request {request.id}",
+            )
 
 
 def _owners(requests: tuple[RequestRecord, ...]) -> dict[int, RequestRecord]:
