@@ -15,17 +15,20 @@ RUN useradd --create-home --uid 10001 hypo && python -m venv /opt/hypocenter
 ENV PATH=/opt/hypocenter/bin:$PATH
 WORKDIR /opt/source
 COPY pyproject.toml constraints.txt README.md LICENSE NOTICE ./
+COPY hashes ./hashes
 COPY src ./src
 
 FROM base AS nvidia
-# PyTorch's CUDA build brings the Triton that belongs to it, so the pin of ours does not hold here.
-# Triton needs a C compiler while it runs.
+# PyTorch's CUDA build has no hash of ours and brings the Triton that belongs to it, so that pin does
+# not hold here. Triton needs a C compiler while it runs.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/* \
     && grep -v '^triton==' constraints.txt > /tmp/constraints.txt \
-    && pip install -c /tmp/constraints.txt setuptools \
-    && pip install -c /tmp/constraints.txt --no-build-isolation '.[gpu]'
+    && pip install --require-hashes --no-deps -r hashes/build.txt \
+    && pip install --require-hashes --no-deps -r hashes/base.txt -r hashes/gpu.txt \
+    && pip install -c /tmp/constraints.txt torch \
+    && pip install --no-deps --no-build-isolation .
 USER hypo
 WORKDIR /home/hypo
 # What runs on the CPU only: a builder has no GPU, so its kernels are compiled at the first run.
@@ -34,8 +37,9 @@ ENTRYPOINT ["hypo"]
 CMD ["--help"]
 
 FROM base AS cpu
-RUN pip install -c constraints.txt setuptools \
-    && pip install -c constraints.txt --no-build-isolation .
+RUN pip install --require-hashes --no-deps -r hashes/build.txt \
+    && pip install --require-hashes --no-deps -r hashes/base.txt \
+    && pip install --no-deps --no-build-isolation .
 USER hypo
 WORKDIR /home/hypo
 RUN hypo warm --quiet

@@ -42,7 +42,16 @@ def is_there(path: str, files: frozenset[str]) -> bool:
 def test_every_file_that_is_mentioned_is_there() -> None:
     files = frozenset(
         path.relative_to(ROOT).as_posix()
-        for folder in ("src", "tests", "benchmarks", "tools", "docs", "scripts", "examples")
+        for folder in (
+            "src",
+            "tests",
+            "benchmarks",
+            "tools",
+            "docs",
+            "scripts",
+            "examples",
+            "hashes",
+        )
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     ) | {path.name for path in ROOT.iterdir()}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,14 @@ fi
 exec %s "$@"
 """
 
+REAL_PIP = """#!/bin/sh
+case " $*" in
+    *" --editable"*) exit 0 ;;
+    *" -m pip"*) exec %s "$@" --no-compile --upgrade ;;
+esac
+exec %s "$@"
+"""
+
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
@@ -27,6 +37,7 @@ def checkout(tmp_path: Path) -> Path:
     (tmp_path / "scripts").mkdir()
     for name in ("scripts/setup", "constraints.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "hashes", tmp_path / "hashes")
     (tmp_path / ".venv/bin").mkdir(parents=True)
     _executable(tmp_path / ".venv/bin/python", FAKE_PYTHON % sys.executable)
     return tmp_path
@@ -56,8 +67,12 @@ def _calls(checkout: Path) -> list[str]:
 def test_the_second_call_installs_nothing(checkout: Path) -> None:
     assert _setup(checkout, "test").returncode == 0
     calls = _calls(checkout)
-    assert any(".[test]" in call for call in calls)
-    assert all("-c constraints.txt" in call for call in calls)
+    assert [call.partition("--no-compile ")[2] for call in calls] == [
+        "--require-hashes --no-deps -r hashes/build.txt",
+        "--require-hashes --no-deps -r hashes/base.txt -r hashes/test.txt",
+        "-c constraints.txt torch==2.13.0",
+        "--no-deps --no-build-isolation --editable .",
+    ]
     again = _setup(checkout, "test")
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
     assert _setup(checkout).returncode == 0  # the base is part of it
@@ -66,12 +81,12 @@ def test_the_second_call_installs_nothing(checkout: Path) -> None:
 
 def test_the_base_does_not_count_as_the_test_environment(checkout: Path) -> None:
     assert _setup(checkout).returncode == 0
-    assert not any("[test]" in call for call in _calls(checkout))
+    assert not any("test.txt" in call for call in _calls(checkout))
     assert _setup(checkout, "test").returncode == 0
-    assert any(".[test]" in call for call in _calls(checkout))
+    assert any("test.txt" in call for call in _calls(checkout))
 
 
-@pytest.mark.parametrize("name", ["constraints.txt", "pyproject.toml"])
+@pytest.mark.parametrize("name", ["constraints.txt", "hashes/base.txt", "pyproject.toml"])
 def test_a_changed_pin_installs_again(checkout: Path, name: str) -> None:
     assert _setup(checkout).returncode == 0
     _calls(checkout)
@@ -86,6 +101,39 @@ def test_a_failed_install_is_tried_again(checkout: Path) -> None:
     _calls(checkout)
     assert _setup(checkout).returncode == 0
     assert _calls(checkout)
+
+
+def test_an_unknown_extra_is_refused_before_anything_is_made(checkout: Path) -> None:
+    shutil.rmtree(checkout / ".venv")
+    done = _setup(checkout, "tests")
+    assert done.returncode == 2
+    assert done.stderr.startswith("setup: no extra tests; hashes/ has: base bench ")
+    assert not (checkout / ".venv").exists()
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_file_with_another_hash_is_not_installed(
+    checkout: Path, tmp_path_factory: pytest.TempPathFactory, right: bool
+) -> None:
+    files, site = (tmp_path_factory.mktemp(name) for name in ("files", "site"))
+    wheel = files / "toy-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("toy.py", "")
+        archive.writestr(
+            "toy-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toy\nVersion: 1.0"
+        )
+        archive.writestr("toy-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any")
+        archive.writestr("toy-1.0.dist-info/RECORD", "")
+    digest = hashlib.sha256(wheel.read_bytes() if right else b"another").hexdigest()
+    for name in ("build", "base"):
+        (checkout / f"hashes/{name}.txt").write_text(f"toy==1.0 --hash=sha256:{digest}\n")
+    # The real pip, but for the package itself: it is not here.
+    _executable(checkout / ".venv/bin/python", REAL_PIP % (sys.executable, sys.executable))
+    environ = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(files), "PIP_TARGET": str(site)}
+    done = _setup(checkout, PIP_CONFIG_FILE=os.devnull, **environ)
+    assert (done.returncode == 0) == right, done.stderr
+    assert (site / "toy.py").exists() == right
+    assert ("DO NOT MATCH THE HASHES" in done.stderr) == (not right)
 
 
 def test_without_a_python_that_is_new_enough_it_says_so(checkout: Path) -> None:
