@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 from bundles import background
+from repository import DEMO
 from terminal import (
     AS_A_PERSON,
     HYPO,
@@ -317,6 +319,49 @@ def test_a_crash_below_a_shell_script_is_bundled(tmp_path: Path, doctor: Doctor)
     assert done.returncode == 3
     assert "exit code 139: SIGSEGV ended what it ran; the bundle is in hypo-bundle" in done.stderr
     assert bundles.load(tmp_path / "hypo-bundle").packages["numpy"]  # of the process that died
+
+
+#: Loads a model whose file loses its end as soon as it is mapped.
+SHRINKS = """
+import os, sys
+from hypocenter.__main__ import main
+from hypocenter.model.gguf import file
+opened = file._open_shard
+def opened_and_shrunk(path, shard):
+    found = opened(path, shard)
+    os.truncate(path, 65536)
+    return found
+file._open_shard = opened_and_shrunk
+sys.argv = ["hypo", "run", sys.argv[1], "-p", "x", "-n", "1"]
+main()
+"""
+
+
+def test_a_model_that_becomes_shorter_is_named_with_both_sizes(
+    tmp_path: Path, doctor: Doctor
+) -> None:
+    model = tmp_path / "model.gguf"
+    shutil.copy(DEMO, model)
+    done = doctor("--", sys.executable, "-c", SHRINKS, str(model))
+    assert done.returncode == 3
+    found = bundles.load(tmp_path / "hypo-bundle").fault
+    assert found.signal == signal.SIGBUS
+    assert found.message == (
+        f"ended by SIGBUS: model.gguf became shorter while it was open, from "
+        f"{DEMO.stat().st_size:,} to 65,536 bytes; get the file again, and move a new one to its "
+        "place"
+    )
+    assert "model.gguf became shorter while it was open" in done.stdout
+
+
+def test_another_file_in_the_place_of_a_model_is_not_blamed(tmp_path: Path, doctor: Doctor) -> None:
+    (tmp_path / "model.gguf").write_bytes(bytes(9))
+    (tmp_path / "new").write_bytes(bytes(1))
+    end = "os.replace('new', 'model.gguf'); os.kill(os.getpid(), 7)"
+    assert doctor("--", *child(end), "model.gguf").returncode == 3
+    assert bundles.load(tmp_path / "hypo-bundle").fault.message == (
+        "ended by SIGBUS (a mapped file became shorter or could not be read, or memory is broken)"
+    )
 
 
 def test_env_with_a_program_is_the_systems() -> None:

@@ -10,11 +10,13 @@ import math
 import os
 import select
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from hypocenter.record import ring
 from hypocenter.watch import job
@@ -45,6 +47,14 @@ class Deadlines:
     is_asked: bool = False
 
 
+class Shrunk(NamedTuple):
+    """A file that the command names and that became shorter while it ran."""
+
+    path: Path
+    before_bytes: int
+    now_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """How a child ended. `hung_seconds`: how long its last step had been running, if it was ended.
@@ -52,6 +62,7 @@ class Ended:
     `num_memory_kills`: how many processes of the control group the kernel has killed for lack of
     memory meanwhile, None where it does not say. `is_interrupted`: Ctrl-C was typed, and handed
     on. Times are of the wall clock; `since` is the monotonic time of the start.
+    `shrunk`: files that the command names and that lost their end meanwhile.
     """
 
     command: tuple[str, ...]
@@ -65,6 +76,7 @@ class Ended:
     hung_seconds: float | None = None
     is_interrupted: bool = False
     num_memory_kills: int | None = None
+    shrunk: tuple[Shrunk, ...] = ()
 
 
 def watch(
@@ -82,6 +94,7 @@ def watch(
     process group is ended then, and when this process ends. Raises UsageError when there is no such
     command.
     """
+    files = _named_files(command)
     begun, since, kills = time.time(), time.monotonic(), num_memory_kills()
     with job.start_job(command, environment, stdout) as running:
         child = _Child(running, pass_on)
@@ -100,7 +113,30 @@ def watch(
         hung_seconds=hung,
         is_interrupted=child.num_interrupts > 0,
         num_memory_kills=None if kills is None or kills_now is None else kills_now - kills,
+        shrunk=_shrunk_since(files),
     )
+
+
+def _named_files(command: Sequence[str]) -> dict[Path, os.stat_result]:
+    """The files that a command names, as a word or behind the `=` of an option."""
+    files: dict[Path, os.stat_result] = {}
+    for path in {Path(text) for word in command for text in (word, word.partition("=")[2]) if text}:
+        with contextlib.suppress(OSError, ValueError):  # no file, or nothing that is a path
+            if stat.S_ISREG((status := path.stat()).st_mode):
+                files[path] = status
+    return files
+
+
+def _shrunk_since(files: Mapping[Path, os.stat_result]) -> tuple[Shrunk, ...]:
+    """Those that are shorter now; one that another was moved over keeps its bytes for who has it
+    open, and does not count."""
+    shrunk = []
+    for path, before in files.items():
+        with contextlib.suppress(OSError):
+            now = path.stat()
+            if os.path.samestat(now, before) and now.st_size < before.st_size:
+                shrunk.append(Shrunk(path, before.st_size, now.st_size))
+    return tuple(shrunk)
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from hypocenter.record.events import AnyEvent, Called, DeviceRecord, FaultRecord
 from hypocenter.record.gap import UNWATCHED, Gap
 from hypocenter.record.trace_log import read_trace
 from hypocenter.watch import foreign_runs
-from hypocenter.watch.child import Ended
+from hypocenter.watch.child import Ended, Shrunk
 from hypocenter.watch.dead_runs import MAX_FOLDERS, DeadRun, is_watched
 from hypocenter.watch.fault_text import (
     fatal_error,
@@ -199,6 +200,8 @@ def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
     if not spoke and (of_events is None or not ended.exit_code):
         return FaultRecord(kind="none", message="", exit_code=ended.exit_code, signal=ended.signal)
     fault = fault_in(ended.stderr, ended.exit_code, ended.signal or below)
+    if fault.signal == signal.SIGBUS and ended.shrunk:
+        return msgspec.structs.replace(fault, message=_shrunk_text(ended.shrunk))
     if of_events is not None and fault.kind == "error" and not fault.call:
         fault = msgspec.structs.replace(
             fault,
@@ -210,6 +213,15 @@ def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
             is_asynchronous=of_events.is_asynchronous,
         )
     return fault
+
+
+def _shrunk_text(files: Sequence[Shrunk]) -> str:
+    lost = "; ".join(
+        f"{file.path.name} became shorter while it was open, from {file.before_bytes:,} to "
+        f"{file.now_bytes:,} bytes"
+        for file in files
+    )
+    return f"ended by SIGBUS: {lost}; get the file again, and move a new one to its place"
 
 
 def _is_ours(ended: Ended, run: ring.Run | None) -> bool:

@@ -127,6 +127,7 @@ def _signal_text(number: int) -> str:
         "SIGKILL": " (from outside: the kernel when memory ran out, or a person)",
         "SIGSEGV": " (an access of the host's own memory that is not there)",
         "SIGABRT": " (a library or driver gave up)",
+        "SIGBUS": " (a mapped file became shorter or could not be read, or memory is broken)",
     }
     return name + meaning.get(name, "")
 
