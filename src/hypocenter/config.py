@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from hypocenter.errors import BadSetting, UsageError
+from hypocenter.grammar_text import check_grammar, schema_text, with_text
 from hypocenter.synonyms import explain_unknown
 from hypocenter.tensor import DType
 
@@ -22,6 +23,8 @@ MAX_STOP_STRINGS = 16
 MAX_TOP_K = 1 << 20
 MAX_LOGPROBS = 20
 MAX_SEED = (1 << 64) - 1
+#: Fields of SamplingParams that say which text an answer may be; one of them at a time.
+CONSTRAINTS = ("json_schema", "json_object", "grammar")
 _DEVICE = re.compile(r"cpu|(cuda|hip)(:[0-9]{1,3})?|sim:[a-z0-9]{1,20}")
 #: Is told what is being done, and how much of it is, from 0 to 1.
 OnProgress = Callable[[str, float], None]
@@ -65,6 +68,8 @@ class SamplingParams:
     takes another one for each request; the Completion says which. `stop` is a text or several.
     `logprobs` N asks for the log probability of each chosen token and of the N likeliest ones of
     its place, by the raw logits; `prompt_logprobs` for those of the prompt's tokens.
+    `json_schema` (kept as JSON text), `json_object` or `grammar` (Lark or GBNF) holds the answer to
+    a form, one of them at a time.
     Raises UsageError when a value is of a wrong type or out of its range.
     """
 
@@ -81,6 +86,9 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    json_schema: dict[str, Any] | str | None = None
+    json_object: bool = False
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         _unwrap_numbers(self)
@@ -102,6 +110,22 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _require_whole(name, getattr(self, name), 0, MAX_LOGPROBS, ", or None: none")
+        _require_bool("json_object", self.json_object)
+        if self.grammar is not None:
+            check_grammar(self.grammar)
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", schema_text(self.json_schema))
+        _require_compatible(self)
+
+    @property
+    def constraint(self) -> tuple[str, str] | None:
+        """The field that holds the answer to a form, and its text; None for a free answer."""
+        if self.json_object:
+            return "json_object", '{"type": "object"}'
+        for name, text in (("json_schema", self.json_schema), ("grammar", self.grammar)):
+            if isinstance(text, str):
+                return name, text
+        return None
 
 
 class SamplingFields(TypedDict, total=False):
@@ -120,6 +144,9 @@ class SamplingFields(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int | None
     prompt_logprobs: int | None
+    json_schema: dict[str, Any] | str | None
+    json_object: bool
+    grammar: str | None
 
 
 @_explain_unknown_fields
@@ -391,6 +418,16 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
         if not text:
             raise BadSetting("stop", text, "an empty text would end nothing; leave it out")
     return tuple(texts)
+
+
+def _require_compatible(params: SamplingParams) -> None:
+    given = [name for name in CONSTRAINTS if getattr(params, name) not in (None, False)]
+    if len(given) > 1:
+        limit = f"{given[0]} is given as well; an answer is held to one form"
+        raise with_text(given[1], getattr(params, given[1]), limit)
+    if given and params.ignore_eos:
+        limit = f"an answer that is held to {given[0]} ends where that ends; leave it out"
+        raise BadSetting("ignore_eos", params.ignore_eos, limit)
 
 
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:

@@ -215,6 +215,15 @@ class BadLogits(HypoError):
         return BadLogits(self.row, self.num_bad, self.vocab_size, model)
 
 
+class GrammarError(HypoError):
+    """An answer could not be held to its form any longer: `field` asked for it, `reason` is why."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        self.field = field
+        self.reason = reason
+        super().__init__(f"{field}: {_bounded_text(reason, 300)}; simplify it")
+
+
 class LaunchRejected(HypoError):
     """A kernel's arguments break what the kernel demands; nothing was launched."""
 

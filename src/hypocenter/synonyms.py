@@ -9,6 +9,8 @@ from collections.abc import Iterable
 _OURS = {
     "SamplingParams": {
         "best_of": "LLM.sample",
+        "guided_grammar": "grammar",
+        "guided_json": "json_schema",
         "max_completion_tokens": "max_tokens",
         "max_new_tokens": "max_tokens",
         "n": "LLM.sample",
@@ -50,7 +52,7 @@ _OURS = {
         "tokenize": "tokenizer.encode",
     },
 }
-_NO_FORMAT = "answers cannot be held to a format; ask for it in the prompt, and check the text"
+_FORMAT = "json_schema, json_object=True or grammar holds an answer to a form"
 _NO_TOOLS = "there are no tool calls; describe the tools in the messages, and read the text"
 _NO_EMBEDDINGS = "hypocenter makes no embeddings; LLM.logits gives the logits of each token"
 _ASYNC = "AsyncLLM has generate, stream, chat and stream_chat for asyncio"
@@ -58,12 +60,9 @@ _ASYNC = "AsyncLLM has generate, stream, chat and stream_chat for asyncio"
 _WAYS_OUT = {
     "SamplingParams": {
         "do_sample": "a temperature above 0 samples, and 0 takes the most likely token",
-        "grammar": _NO_FORMAT,
-        "guided_decoding": _NO_FORMAT,
-        "guided_json": _NO_FORMAT,
-        "json_schema": _NO_FORMAT,
-        "response_format": _NO_FORMAT,
-        "structured_outputs": _NO_FORMAT,
+        "guided_decoding": _FORMAT,
+        "response_format": _FORMAT,
+        "structured_outputs": _FORMAT,
         "functions": _NO_TOOLS,
         "tool_choice": _NO_TOOLS,
         "tools": _NO_TOOLS,

@@ -28,6 +28,7 @@ from hypocenter.config import SamplingParams
 from hypocenter.device import copies, memory
 from hypocenter.dtypes import Array
 from hypocenter.engine.batch import Chunk, make_batch
+from hypocenter.engine.grammar import Grammars
 from hypocenter.engine.kv_cache import BlockDigests, KVCache
 from hypocenter.engine.logprobs import token_logprob
 from hypocenter.engine.request import Request
@@ -89,6 +90,7 @@ class Engine:
             max_batch_tokens=runner.max_batch_tokens,
             max_batch_requests=runner.max_batch_requests,
         )
+        self._grammars = Grammars(tokenizer, runner.vocab_size)
         self._sampler = Sampler(runner.max_batch_requests, launch_mode, runner.token_ids)
         self._ahead: StepInFlight | None = None  # launched, and not waited for
         self._lock = threading.Lock()
@@ -238,7 +240,8 @@ class Engine:
         """A request for `submit`, checked. Only those of one `cache_salt` read each other's blocks.
 
         Raises ContextOverflow for a prompt longer than the context, OutOfBlocks for one larger than
-        the whole cache, UsageError for an empty prompt or an id outside the vocabulary.
+        the whole cache, UsageError for an empty prompt, an id outside the vocabulary, or a form
+        that cannot be read.
         """
         self.require_usable()
         vocab_size, context_length = self.runner.vocab_size, self.runner.context_length
@@ -266,6 +269,7 @@ class Engine:
             block_digests=(
                 BlockDigests(self.cache.block_size, cache_salt) if self._has_prefix_cache else None
             ),
+            matcher=self._grammars.matcher(params),
         )
 
     def submit(self, request: Request) -> None:

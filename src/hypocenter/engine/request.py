@@ -25,6 +25,7 @@ from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.results import Completion, Delta, Route, Timings, TokenLogprob
 
 if TYPE_CHECKING:
+    from hypocenter.engine.grammar import Matcher
     from hypocenter.model.text.tokenizer import Detokenizer
 
 
@@ -48,7 +49,8 @@ class Request:
     the request samples nothing: it is done when the logits of every prompt token are in `logits`.
     `logprobs` are those of `output_ids`, `prompt_logprobs` those of the prompt as far as it was
     read; both stay empty unless they are asked for. Without `block_digests` the request neither
-    reads what the cache keeps nor leaves it anything; `num_cached` tokens it began with.
+    reads what the cache keeps nor leaves it anything; `num_cached` tokens it began with. A
+    `matcher` holds the output to a form.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Request:
         context_length: int,
         keeps_logits: bool = False,
         block_digests: BlockDigests | None = None,
+        matcher: Matcher | None = None,
     ) -> None:
         self.id = request_id
         self.prompt_ids = tuple(prompt_ids)
@@ -69,6 +72,7 @@ class Request:
         seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
         self.params = replace(params, seed=seed)
         self.keeps_logits = keeps_logits
+        self.matcher = matcher
         self.logits: list[npt.NDArray[Any]] = []  # f32 [num_tokens of a chunk, vocab_size] each
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob] = []  # from the second token on
@@ -146,6 +150,7 @@ class Request:
         return (
             self.state is State.RUNNING
             and not has_penalties(self.params)
+            and self.matcher is None
             and (limit is None or len(self.output_ids) + 1 < limit)
             and len(self.token_ids) + 1 < self._context_length
         )
@@ -205,7 +210,8 @@ class Request:
     def accept(self, token_id: int, logprob: TokenLogprob | None = None) -> None:
         """Take the chosen token: text, stop strings, and whether the request is done with it.
 
-        `logprob` is given where the parameters ask for it. Raises what the detokenizer raises.
+        `logprob` is given where the parameters ask for it. Raises what the detokenizer and
+        the matcher raise.
         """
         self._last_token = time.perf_counter()
         self._first_token = self._first_token or self._last_token
@@ -218,9 +224,12 @@ class Request:
         if token_id in self._end_ids:
             self.finish("stop")
             return
+        is_whole = self.matcher is not None and self.matcher.accept(token_id)
         text, stopped = self._stop_strings.push(self._detokenizer.push(token_id))
         if stopped:
             self._send(text, "stop")
+        elif is_whole:
+            self.finish("stop", text)
         elif self.is_full:
             self.finish("length", text)
         elif text:

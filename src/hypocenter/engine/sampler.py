@@ -70,12 +70,14 @@ def launches_on_host(vocab_size: int, max_rows: int) -> list[Launch]:
 
 def _draw(chunk: Chunk) -> TokenChoice:
     request = chunk.request
+    mask = None if request.matcher is None else request.matcher.mask()
     if not has_penalties(request.params):
-        return TokenChoice(request.params, chunk.stop)
+        return TokenChoice(request.params, chunk.stop, mask=mask)
     counts = request.output_counts
     return TokenChoice(
         request.params,
         position=chunk.stop,
         context_ids=np.fromiter(counts.keys(), np.int32, len(counts)),
         output_counts=np.fromiter(counts.values(), np.int32, len(counts)),
+        mask=mask,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -289,6 +290,54 @@ def test_a_row_is_chosen_alike_alone_and_among_others() -> None:
     assert both(rows[::-1].copy(), draws[::-1]) == alone[::-1]
 
 
+def mask_of(allowed: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+    """The bits of a mask; beyond the vocabulary they are set, and must not count."""
+    bits = np.ones(-(-allowed.size // 32) * 32, bool)
+    bits[: allowed.size] = allowed
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 4100])
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 1.0}, {"temperature": 1.3, "top_k": 3}, {"repeat_penalty": 2.0}]
+)
+def test_a_mask_leaves_its_tokens_as_a_row_of_them_alone_would(
+    vocab_size: int, params: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(vocab_size)
+    rows = rng.normal(0, 2, (6, vocab_size)).astype(np.float32)
+    allowed = rng.random((6, vocab_size)) < 0.3
+    allowed[:, -1] |= ~allowed.any(axis=1)
+    free = [counted(SamplingParams(seed=row, **params), [0], [0], row) for row in range(6)]
+    masks = [None if row % 2 else mask_of(allowed[row]) for row in range(6)]
+    draws = [replace(draw, mask=mask) for draw, mask in zip(free, masks, strict=True)]
+    chosen = both(rows, draws)
+    plain = np.where(allowed, rows, np.float32(-np.inf))
+    plain[1::2] = rows[1::2]
+    assert chosen == both(plain, free)
+    assert chosen[1::2] == both(rows, free)[1::2]
+    assert all(allowed[row, chosen[row]] for row in (0, 2, 4))
+    assert [both(rows[row : row + 1], [draws[row]])[0] for row in range(6)] == chosen
+
+
+def test_what_a_mask_hides_still_tells_of_a_broken_model() -> None:
+    rows = np.array([[0, 1, np.nan], [0, 1, -np.inf], [0, 1, 2]], np.float32)
+    allowed = np.array([[True, False, False], [False, False, True], [True, False, False]])
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature)
+        draws = [TokenChoice(params, 0, mask=mask_of(row)) for row in allowed]
+        for chosen in (sample(as_tensor(rows), draws), sample_reference(rows, draws)):
+            assert str(chosen[0]) == "logits row 0: 1 of 3 values are NaN or +inf"
+            assert "row 1: all 3 values are -inf" in str(chosen[1])
+            assert chosen[2] == 0
+
+
+def test_a_mask_of_another_vocabulary_is_refused() -> None:
+    draw = TokenChoice(SamplingParams(), 0, mask=np.full(2, -1, np.int32))
+    with pytest.raises(LaunchRejected, match="row 0: the mask has 2 words, not 1"):
+        sample(as_tensor(np.zeros((1, 32), np.float32)), [draw])
+
+
 def test_bad_rows_are_named_and_leave_the_others_alone() -> None:
     rows = np.array([[0, 1, 2], [0, np.nan, np.inf], [1, 0, 0], [-np.inf] * 3], np.float32)
     draws = [TokenChoice(SamplingParams(temperature=t), 0) for t in (0.0, 0.0, 0.0, 1.0)]
@@ -353,6 +402,7 @@ PARAMS = st.builds(
     num_rows=st.sampled_from([1, 2, 5]),
     ties=st.booleans(),
     masked=st.booleans(),
+    has_masks=st.booleans(),
     seed=st.integers(0, 1 << 32),
 )
 def test_kernel_and_reference_choose_the_same_token(
@@ -362,6 +412,7 @@ def test_kernel_and_reference_choose_the_same_token(
     num_rows: int,
     ties: bool,
     masked: bool,
+    has_masks: bool,
     seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -374,5 +425,10 @@ def test_kernel_and_reference_choose_the_same_token(
     for row in range(num_rows):
         ids = rng.permutation(vocab_size)[: rng.integers(vocab_size + 1)].astype(np.int32)
         counts = rng.integers(0, 4, ids.size).astype(np.int32)
-        draws.append(TokenChoice(params, row + int(rng.integers(1 << 20)), ids, counts))
+        mask = None
+        if has_masks and row != 1:
+            allowed = rng.random(vocab_size) < 0.5
+            allowed[0] = True  # which is never -inf
+            mask = mask_of(allowed)
+        draws.append(TokenChoice(params, row + int(rng.integers(1 << 20)), ids, counts, mask))
     both(rows, draws)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,13 +23,15 @@ class TokenChoice:
 
     `position` is the absolute position that the chosen token will have. `context_ids` [n] are the
     distinct tokens of prompt and output, `output_counts` [n] how often each stands in the output;
-    both may stay empty where `has_penalties(params)` is false.
+    both may stay empty where `has_penalties(params)` is false. `mask` i32 [num_words] has a bit for
+    each token that may be chosen (token t is bit t % 32 of word t // 32); without it all may.
     """
 
     params: SamplingParams
     position: int
     context_ids: Ids = field(default_factory=_no_ids)
     output_counts: Ids = field(default_factory=_no_ids)
+    mask: Ids | None = None
 
     @property
     def random_number(self) -> float:
@@ -41,6 +44,21 @@ def has_penalties(params: SamplingParams) -> bool:
     return (
         params.repeat_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
     )
+
+
+def masks_of(draws: Sequence[TokenChoice], vocab_size: int) -> Ids | None:
+    """The masks of several draws, i32 [num_draws, num_words]; None where all tokens are free."""
+    if all(draw.mask is None for draw in draws):
+        return None
+    masks = np.full((len(draws), num_mask_words(vocab_size)), -1, np.int32)
+    for row, draw in enumerate(draws):
+        if draw.mask is not None:
+            masks[row] = draw.mask
+    return masks
+
+
+def num_mask_words(vocab_size: int) -> int:
+    return -(-vocab_size // 32)
 
 
 def uniform(seed: int, position: int) -> float:

@@ -4,8 +4,9 @@ Holds no engine: who asks for a token, and what becomes of it, is decided in `en
 
 The order of the filters is that of llama.cpp (`common_params_sampling::samplers`):
 
-    penalties -> top_k -> top_p -> min_p -> temperature -> draw
+    mask -> penalties -> top_k -> top_p -> min_p -> temperature -> draw
 
+0. mask: where a draw has one, every token that it leaves out counts as -inf.
 1. penalties, on the logit l of each token that stands in the context:
    repeat_penalty r over the whole context, prompt and output: l <= 0 ? l * r : l / r, once per
    token however often it occurs (llama.cpp `llama_sampler_penalties_apply`, but without a window);
@@ -37,7 +38,13 @@ from hypocenter.device import launch, memory
 from hypocenter.errors import BadLogits, LaunchRejected
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.demands import Arg, Rule, Scalar
-from hypocenter.kernels.sampling.draw import TokenChoice, has_penalties, settings_of
+from hypocenter.kernels.sampling.draw import (
+    TokenChoice,
+    has_penalties,
+    masks_of,
+    num_mask_words,
+    settings_of,
+)
 from hypocenter.kernels.sampling.sampling_cpu import (
     EXP_COEFFICIENTS,
     EXP_LOWEST,
@@ -75,8 +82,9 @@ def sample(
     Where the logits lie on a GPU it chooses, in the buffers of `sampler` or in some of its own,
     and only ids and counts come back. Its sums run in another order than the reference's: a token
     differs only where the random number or top_p lies within 2**-40 of a boundary, relative to the
-    total weight. A row with NaN, +inf or nothing but -inf yields a BadLogits in its place and
-    leaves the other rows alone. Raises LaunchRejected where the arguments do not fit each other.
+    total weight. A row with NaN or +inf, or of whose tokens all that may be chosen have -inf,
+    yields a BadLogits in its place and leaves the other rows alone. Raises LaunchRejected where the
+    arguments do not fit each other.
     """
     if sampler is not None:
         return sample_later(logits, draws, sampler)()
@@ -104,16 +112,16 @@ class HostSampler:
         self, logits: Tensor, draws: Sequence[TokenChoice]
     ) -> Callable[[], list[tuple[int, int]]]:
         """As `DeviceSampler.sample`; nothing is left to wait for."""
-        if any(draw.context_ids.size for draw in draws):
+        if any(draw.context_ids.size or draw.mask is not None for draw in draws):
             prepared = _prepare(logits, draws)
         else:
-            prepared = self._without_context(logits, draws)
+            prepared = self._of_params_alone(logits, draws)
         launch.run([prepared])
         *_, chosen, num_bad = prepared.args
         found = [(int(id), int(bad)) for id, bad in zip(chosen, num_bad, strict=True)]
         return lambda: found
 
-    def _without_context(self, logits: Tensor, draws: Sequence[TokenChoice]) -> launch.Launch:
+    def _of_params_alone(self, logits: Tensor, draws: Sequence[TokenChoice]) -> launch.Launch:
         kept = self._kept
         if kept is None or kept.given[0] is not logits or len(draws) != logits.shape[0]:
             kept = self._kept = _prepare(logits, draws)
@@ -171,15 +179,21 @@ def _check(logits: Tensor, draws: Sequence[TokenChoice]) -> None:
                 bound=vocab_size,
             )
             raise LaunchRejected("sampling", outside)
+        num_words = num_mask_words(vocab_size)
+        if draw.mask is not None and draw.mask.shape != (num_words,):
+            wrong_mask = f"row {row}: the mask has {draw.mask.size} words, not {num_words}"
+            raise LaunchRejected("sampling", Refused(what=wrong_mask))
 
 
 def _prepare(logits: Tensor, draws: Sequence[TokenChoice]) -> launch.Launch:
+    masks = masks_of(draws, logits.shape[1])
     arguments = (
         logits,
         np.array([settings_of(draw) for draw in draws], np.float64),
         np.concatenate([draw.context_ids for draw in draws]),
         np.concatenate([draw.output_counts for draw in draws]),
         np.cumsum([0] + [draw.context_ids.size for draw in draws], dtype=np.int64),
+        np.empty((0, 0), np.int32) if masks is None else masks,
         np.empty((len(draws), 2, logits.shape[1])),
         np.empty(len(draws), np.int32),
         np.empty(len(draws), np.int32),
@@ -196,6 +210,9 @@ def _as_outcome(token_id: int, num_bad: int, row: int, vocab_size: int) -> int |
 def _choose_reference(logits: Logits, draw: TokenChoice) -> tuple[int, int]:
     """Chosen id and 0, or -1 and the number of bad values."""
     num_bad = int(np.count_nonzero(np.isnan(logits) | (logits == np.inf)))
+    if draw.mask is not None:
+        bits = np.unpackbits(draw.mask.view(np.uint8), bitorder="little")
+        logits = np.where(bits[: logits.size], logits, np.float32(-np.inf))
     if num_bad or logits.max() == -np.inf:
         return -1, num_bad
     params = draw.params

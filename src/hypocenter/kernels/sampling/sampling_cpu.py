@@ -40,6 +40,7 @@ def _sample_cpu(
     context_ids: Any,  # i32 [num_context], rows one after the other, distinct within a row
     output_counts: Any,  # i32 [num_context]
     context_starts: Any,  # i64 [num_rows + 1]
+    masks: Any,  # i32 [num_rows, num_words]: a bit for each token that may be chosen; or no rows
     room: Any,  # f64 [num_rows, 2, vocab_size], written: values and weights, if it comes to them
     chosen: Any,  # i32 [num_rows], written: token id, or -1 where there is none
     num_bad: Any,  # i32 [num_rows], written: values that are NaN or +inf
@@ -50,15 +51,16 @@ def _sample_cpu(
         num_bad[row] = bad
         if bad > 0 or logits[row, best] == -np.inf:
             chosen[row] = -1
-        elif settings[row, TEMPERATURE] == 0 and start == stop:
+        elif settings[row, TEMPERATURE] == 0 and start == stop and masks.shape[0] == 0:
             chosen[row] = best
         else:
             values, weights = room[row, 0], room[row, 1]
             for i in range(values.shape[0]):
                 values[i] = logits[row, i]
+            is_any_left = masks.shape[0] == 0 or _mask(values, masks[row])
             ids, counts = context_ids[start:stop], output_counts[start:stop]
             _penalise(values, ids, counts, settings[row])
-            chosen[row] = _choose(values, weights, settings[row])
+            chosen[row] = _choose(values, weights, settings[row]) if is_any_left else -1
 
 
 @inline
@@ -73,6 +75,18 @@ def _survey(logits: Any) -> Any:
         elif value > highest:
             highest, best = value, i
     return best, bad
+
+
+@inline
+def _mask(values: Any, mask: Any) -> Any:
+    """Take out what may not be chosen; whether anything is left that can be."""
+    is_any_left = False
+    for i in range(values.shape[0]):
+        if (mask[i >> 5] >> (i & 31)) & 1 == 0:
+            values[i] = -np.inf
+        elif values[i] > -np.inf:
+            is_any_left = True
+    return is_any_left
 
 
 @inline

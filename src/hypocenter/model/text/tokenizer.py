@@ -78,7 +78,8 @@ class Tokenizer:
         self.bos_id = words.roles.get("bos")
         self.eos_id = words.roles.get("eos")
         self.end_ids = words.end_ids
-        #: What `encode` reads as one token only with `parse_special`.
+        #: What `encode` reads as one token only with `parse_special`: ids, and their texts.
+        self.guarded = words.guarded
         self.control_texts = tuple(sorted({words.texts[index] for index in words.guarded} - {""}))
         self.add_bos = add_bos
         self.add_eos = add_eos
@@ -89,20 +90,26 @@ class Tokenizer:
         self._special_texts = SpecialTexts(words, strip_after)
 
     def encode(
-        self, text: str, *, add_special: bool = True, parse_special: bool = False
+        self,
+        text: str,
+        *,
+        add_special: bool = True,
+        parse_special: bool = False,
+        at_start: bool = True,
     ) -> list[int]:
         """Ids of `text`.
 
         `add_special` adds BOS and EOS where the model wants them. `parse_special` reads control
         tokens that stand in the text as such; leave it off for text of a user. User-defined tokens
-        are always read. Raises TokenizerError for text that is too long, is not valid Unicode, or
-        has a character without a token.
+        are always read. Say `at_start` False when the text goes on after another, so that the blank
+        that some models begin with stays away. Raises TokenizerError for text that is too long, is
+        not valid Unicode, or has a character without a token.
         """
         _check_text(text)
         ids: list[int] = []
         if add_special and self.add_bos and self.bos_id is not None:
             ids.append(self.bos_id)
-        after_special = True
+        after_special = at_start
         for part in self._special_texts.split(text, parse_special):
             if isinstance(part, int):
                 ids.append(part)

@@ -1,0 +1,225 @@
+"""What a request's form (a JSON schema, any JSON object, a grammar) allows as the next token.
+
+The library `llguidance` reads the form and follows the tokens. It is imported with the first
+request that has one, and learns the vocabulary then. Chooses no token and masks no logits.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import reprlib
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hypocenter.config import SamplingParams
+from hypocenter.dtypes import Int32s
+from hypocenter.engine.schema import endless_place, place_of
+from hypocenter.errors import BadSetting, GrammarError, TokenizerError, UsageError, Words
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+    from hypocenter.model.text.tokenizer import Tokenizer
+
+#: Forms that are kept, each ready to be copied for the next request that has it.
+_NUM_KEPT = 16
+#: A state takes one or two kB, and each request keeps its own.
+_MAX_LEXER_STATES = 50_000
+#: Between the tokens of JSON, as llama.cpp has it: without a bound a model may write blanks alone.
+_WHITESPACE = r"\x20|\x0A{1,2}[\x20\x09]{0,20}"
+_MAX_REASON_CHARS = 200
+_UNSPELLED = "the vocabulary has no tokens for the text that must come next"
+#: Of messages: how a place is written, and lines that hold the source, a caret or nothing.
+_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
+_SHOWN = re.compile(r"\s*(\d+ \|.*|\^+|<non-verbose/>)?\s*")
+
+
+class Grammars:
+    """Makes the matchers of one model's requests. Safe from several threads.
+
+    `vocab_size` is the number of logits, which may exceed that of the tokenizer's tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._lock = threading.Lock()
+        self._library_tokenizer: LLTokenizer | None = None
+        self._kept = functools.lru_cache(maxsize=_NUM_KEPT)(self._compile)
+
+    def matcher(self, params: SamplingParams, emitted: Sequence[int] = ()) -> Matcher | None:
+        """A matcher for a request with these parameters; None where its answer is free.
+
+        It stands where it stood after the tokens `emitted`, so that a request can be resumed.
+        Raises UsageError for a form that cannot be read, and for one that no text has.
+        """
+        if params.constraint is None:
+            return None
+        field, text = params.constraint
+        num_known = min(self._tokenizer.vocab_size, self._vocab_size)
+        matcher = Matcher(
+            field, self._kept(field, text).deep_copy(), _first_bits(num_known, self._vocab_size)
+        )
+        for token_id in emitted:
+            matcher.accept(token_id)
+        return matcher
+
+    def _compile(self, field: str, text: str) -> LLMatcher:
+        """A matcher at the beginning of an answer, never to be moved."""
+        import llguidance
+
+        if not self._tokenizer.end_ids:
+            raise UsageError(
+                f"{field} is given, but the model's vocabulary names no end token, so an answer "
+                "could not end where its form does; leave it out"
+            )
+        compiled = _read_grammar(text) if field == "grammar" else _read_schema(field, text)
+        matcher = llguidance.LLMatcher(self._tokens(), compiled, log_level=0, limits=_limits())
+        matcher.compute_bitmask()  # may find what reading did not
+        if matcher.is_error():
+            raise _bad_form(field, text, matcher.get_error())
+        return matcher
+
+    def _tokens(self) -> LLTokenizer:
+        with self._lock:
+            if self._library_tokenizer is None:
+                import llguidance
+
+                self._library_tokenizer = llguidance.LLTokenizer(
+                    _Vocabulary(self._tokenizer),  # type: ignore[arg-type]
+                    eos_token=sorted(self._tokenizer.end_ids),
+                )
+            return self._library_tokenizer
+
+
+class Matcher:
+    """Follows the answer of one request and knows what may come next. Not safe from two threads.
+
+    `field` is what the request asked by, `known` i32 [num_words] has a bit for each token that the
+    tokenizer has.
+    """
+
+    def __init__(self, field: str, matcher: LLMatcher, known: Int32s) -> None:
+        self._field, self._matcher, self._known = field, matcher, known
+        self._failure = ""
+
+    def mask(self) -> Int32s:
+        """A bit for each token that may come next: token t is bit t % 32 of word t // 32.
+
+        End tokens are among them where the answer may end. A failure allows everything here, and
+        is raised by `accept`, where it ends this request alone.
+        """
+        found = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
+        if self._matcher.is_error():
+            self._failure = self._matcher.get_error()
+            return np.full_like(self._known, -1)
+        allowed = np.zeros_like(self._known)
+        num_words = min(len(found), len(allowed))
+        allowed[:num_words] = found[:num_words] & self._known[:num_words]
+        if not allowed.any():
+            self._failure = _UNSPELLED
+            return np.full_like(self._known, -1)
+        return allowed
+
+    def accept(self, token_id: int) -> bool:
+        """Take the token that was chosen; whether the answer is whole, and nothing may follow.
+
+        Raises GrammarError for a token that may not come here, and for what went wrong in `mask`.
+        """
+        if not self._failure and not self._matcher.consume_token(token_id):
+            self._failure = self._matcher.get_error()
+        if self._failure:
+            raise GrammarError(self._field, _one_line(self._failure))
+        return bool(self._matcher.is_stopped())
+
+
+class _Vocabulary:
+    """A model's tokens in the form that the library asks for."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = min(tokenizer.end_ids)
+        self.bos_token_id = tokenizer.bos_id
+        self.tokens = [tokenizer.piece(token_id) for token_id in range(tokenizer.vocab_size)]
+        # Control tokens never spell text: a grammar must name them.
+        self.special_token_ids = sorted(tokenizer.guarded)
+
+    def __call__(self, text: str) -> list[int]:
+        """How the model would spell what the form leaves no choice about."""
+        try:
+            return self._tokenizer.encode(text, add_special=False, at_start=False)
+        except TokenizerError:  # a character has no token: the mask will say that nothing is left
+            return []
+
+
+def _read_grammar(text: str) -> str:
+    import llguidance
+
+    try:
+        return llguidance.grammar_from("grammar", text)
+    except (ValueError, RecursionError) as error:
+        raise _bad_form("grammar", text, str(error)) from None
+
+
+def _read_schema(field: str, text: str) -> str:
+    import llguidance
+
+    compiled = llguidance.LLMatcher.grammar_from_json_schema(
+        text, defaults={"whitespace_pattern": _WHITESPACE}
+    )
+    if reason := _refusal_of(compiled):
+        schema = json.loads(text)
+        place = place_of(
+            schema,
+            lambda part: (
+                _refusal_of(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(part)))
+                == reason
+            ),
+        )
+        raise _bad_form(field, text, reason if place == "#" else f"{place}: {reason}")
+    if place := endless_place(json.loads(text)):
+        raise _bad_form(field, text, f"{place}: no text is valid, since each holds another of it")
+    return compiled
+
+
+def _refusal_of(compiled: str) -> str:
+    """What the library says against a grammar; empty where that is nothing."""
+    import llguidance
+
+    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
+        compiled, limits=_limits()
+    )
+    return messages[0] if is_error else ""
+
+
+def _bad_form(field: str, text: str, reason: str) -> BadSetting:
+    return BadSetting(field, Words(reprlib.repr(text)), _one_line(reason))
+
+
+def _one_line(reason: str) -> str:
+    """What the library says, without the lines that only show where."""
+    lines = [line for line in reason.splitlines() if not _SHOWN.fullmatch(line)]
+    line = _PLACE.sub(r"line \1, column \2: ", " ".join(" ".join(lines).split()))
+    if line == "NoExtensionBias":
+        return _UNSPELLED
+    return line if len(line) <= _MAX_REASON_CHARS else f"{line[: _MAX_REASON_CHARS - 3]}..."
+
+
+@functools.cache
+def _limits() -> LLParserLimits:
+    import llguidance
+
+    return llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+
+
+@functools.lru_cache(maxsize=4)
+def _first_bits(num_bits: int, vocab_size: int) -> Int32s:
+    """Words with a bit for each token of the vocabulary, of which the first `num_bits` are set."""
+    bits = np.arange(-(-vocab_size // 32) * 32) < num_bits
+    return np.packbits(bits, bitorder="little").view(np.int32)
