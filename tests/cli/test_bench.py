@@ -8,8 +8,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from hypocenter.cli.options import BenchOptions
 from hypocenter.cli.progress import ProgressDisplay
+from hypocenter.cli.tool_options import BenchOptions
 from hypocenter.cli.verbs import bench
 from hypocenter.cli.verbs.bench import Measurement, ModelFacts, bandwidth_share, remarks, table
 from hypocenter.config import EngineConfig

@@ -31,7 +31,7 @@ from terminal import (
 
 from hypocenter.cli import options
 from hypocenter.cli.options import EngineOptions, SamplingOptions, message_of
-from hypocenter.config import CONSTRAINTS, EngineConfig, SamplingParams, defaults
+from hypocenter.config import EngineConfig, SamplingParams, defaults
 from hypocenter.errors import OutOfBlocks, OutOfMemory, UnsupportedModel
 from hypocenter.model.gguf.file import open_gguf
 
@@ -350,7 +350,7 @@ def test_version_is_that_of_the_package() -> None:
 
 def test_options_have_every_field_and_default_of_the_configuration() -> None:
     sampling = {field.name for field in fields(SamplingOptions)}
-    assert sampling | {"logprobs", "prompt_logprobs", *CONSTRAINTS} == defaults(SamplingParams).keys()
+    assert sampling | {"logprobs", "prompt_logprobs"} == defaults(SamplingParams).keys()
     assert SamplingOptions().params() == SamplingParams()
     assert SamplingOptions().params(in_chat=True).max_tokens is None
     assert SamplingOptions(max_tokens=5).params(in_chat=True).max_tokens == 5

@@ -28,8 +28,8 @@ from terminal import (
 )
 
 from hypocenter.cli import app
-from hypocenter.cli.options import DoctorOptions
 from hypocenter.cli.output import printable
+from hypocenter.cli.tool_options import DoctorOptions
 from hypocenter.cli.verbs import doctor as cli_doctor
 from hypocenter.cli.verbs.doctor import DoctorRequest, command_of, environment_of, split_words
 from hypocenter.errors import UsageError

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hypocenter.cli import interrupt
-from hypocenter.cli.options import EngineOptions, naming_options
+from hypocenter.cli.options import EngineOptions, SamplingOptions, naming_options
 from hypocenter.cli.output import emit, say
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import EngineConfig, SamplingParams
@@ -96,7 +96,8 @@ def answer(
     raises.
     """
     engine = llm.engine
-    request = engine.request(token_ids, params)
+    with naming_options(SamplingOptions):
+        request = engine.request(token_ids, params)
 
     def look() -> None:
         interrupt.raise_held()

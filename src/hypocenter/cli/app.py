@@ -19,9 +19,7 @@ from hypocenter.cli import interrupt
 from hypocenter.cli.lab_app import lab
 from hypocenter.cli.options import (
     AsJson,
-    BenchOptions,
     ContextSize,
-    DoctorOptions,
     EngineOptions,
     PromptOptions,
     Quiet,
@@ -29,6 +27,7 @@ from hypocenter.cli.options import (
     SamplingOptions,
     message_of,
 )
+from hypocenter.cli.tool_options import BenchOptions, DoctorOptions
 from hypocenter.cli.usage import (
     EPILOGUE,
     finish_help,

@@ -17,6 +17,7 @@ from cyclopts import Group, Parameter, Token
 
 from hypocenter.config import EngineConfig, SamplingParams, defaults
 from hypocenter.errors import BadSetting, HypoError, UsageError
+from hypocenter.grammar_text import MAX_GRAMMAR_BYTES
 from hypocenter.package import BUNDLED_MODEL
 
 #: `-n -1` is llama.cpp's spelling of "until the model ends its answer or the context is full".
@@ -33,21 +34,16 @@ OTHER_SEED = -1
 _MAX_TEMPLATE_CHARS = 1 << 20
 
 
-def _whole_number(_: object, tokens: Sequence[Token]) -> int:
+def whole_number(_: object, tokens: Sequence[Token]) -> int:
     """A whole number as it stands; cyclopts by itself would round 1.5 to 2."""
-    return _as_whole(tokens[0].value)
+    return as_whole(tokens[0].value)
 
 
-def _as_whole(text: str) -> int:
+def as_whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
         raise ValueError("it must be a whole number.") from None
-
-
-def _wholes(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
-    """Whole numbers, each given by its own option or several between commas."""
-    return tuple(_as_whole(part) for token in tokens for part in token.value.split(","))
 
 
 _SAMPLING = defaults(SamplingParams)
@@ -55,12 +51,10 @@ _ENGINE = defaults(EngineConfig)
 _PROMPT_GROUP = Group("Prompt", sort_key=1)
 _SAMPLING_GROUP = Group("Sampling", sort_key=2)
 _ENGINE_GROUP = Group("Engine", sort_key=3)
-_BENCH_GROUP = Group("Tests", sort_key=1)
-_DOCTOR_GROUP = Group("Examination", sort_key=1)
 OUTPUT_GROUP = Group("Output", sort_key=9)
 
 #: Of an option that takes no value and is off.
-_SWITCH: dict[str, Any] = {"negative": "", "show_default": False}
+SWITCH: dict[str, Any] = {"negative": "", "show_default": False}
 
 AsJson = Annotated[
     bool,
@@ -91,14 +85,14 @@ RunSources = Annotated[
         name=("--run-sources", "--yes"),
         help="Replay kernels from the bundle's own source, which runs that source, where what is "
         "installed differs from it.",
-        **_SWITCH,
+        **SWITCH,
     ),
 ]
 ContextSize = Annotated[
     int | None,
     Parameter(
         name=("-c", "--ctx-size"),
-        converter=_whole_number,
+        converter=whole_number,
         help="Context length to count the memory for.",
     ),
 ]
@@ -186,7 +180,7 @@ class SamplingOptions:
         int | None,
         Parameter(
             name=("-n", "--predict", "--n-predict", "--max-tokens"),
-            converter=_whole_number,
+            converter=whole_number,
             help="Most tokens to generate; -1: until the model ends or the context is full. "
             f"[default: {_SAMPLING['max_tokens']}, in a chat {UNTIL_END}]",
         ),
@@ -195,7 +189,7 @@ class SamplingOptions:
         int | None,
         Parameter(
             name=("-s", "--seed"),
-            converter=_whole_number,
+            converter=whole_number,
             help=f"Seed of the random stream; {OTHER_SEED}, as without it: another one each time.",
         ),
     ] = _SAMPLING["seed"]
@@ -210,7 +204,7 @@ class SamplingOptions:
         int | None,
         Parameter(
             name="--top-k",
-            converter=_whole_number,
+            converter=whole_number,
             help=f"Keep the k most likely tokens; 0 is off. {_defaults('top_k')}",
         ),
     ] = None
@@ -258,6 +252,21 @@ class SamplingOptions:
             name="--ignore-eos", negative="", show_default=False, help="Go on after an end token."
         ),
     ] = _SAMPLING["ignore_eos"]
+    json_schema: Annotated[
+        str | None,
+        Parameter(
+            name="--json-schema", help="File with a JSON schema; the answer is JSON that it allows."
+        ),
+    ] = None
+    json_object: Annotated[
+        bool, Parameter(name="--json-object", help="The answer is a JSON object.", **SWITCH)
+    ] = _SAMPLING["json_object"]
+    grammar: Annotated[
+        str | None,
+        Parameter(
+            name="--grammar", help="File with a grammar, Lark or GBNF, that the answer follows."
+        ),
+    ] = None
 
     def params(self, *, in_chat: bool = False) -> SamplingParams:
         """The checked parameters; raises UsageError. An answer in a chat ends where it ends."""
@@ -271,6 +280,11 @@ class SamplingOptions:
             del values["max_tokens"]
         if self.seed == OTHER_SEED:
             values["seed"] = None
+        if self.json_schema is not None and self.grammar is not None:
+            raise UsageError("both --json-schema and --grammar; give one")
+        for name, what in (("json_schema", "a JSON schema"), ("grammar", "a grammar")):
+            if values[name] is not None:
+                values[name] = _text_of(values[name], what, MAX_GRAMMAR_BYTES)
         with naming_options(type(self)):
             return SamplingParams(**values)
 
@@ -284,14 +298,14 @@ class EngineOptions:
         int | None,
         Parameter(
             name=("-c", "--ctx-size"),
-            converter=_whole_number,
+            converter=whole_number,
             help="Context length in tokens; by default the trained one, within bounds.",
         ),
     ] = _ENGINE["context_length"]
     num_threads: Annotated[
         int | None,
         Parameter(
-            name=("-t", "--threads"), converter=_whole_number, help="CPU threads; by default all."
+            name=("-t", "--threads"), converter=whole_number, help="CPU threads; by default all."
         ),
     ] = _ENGINE["num_threads"]
     kv_dtype: Annotated[str, Parameter(name="--kv-dtype", help="KV cache: f16 or f32.")] = _ENGINE[
@@ -347,143 +361,32 @@ class EngineOptions:
         if file := fields.pop("chat_template_file"):
             if self.chat_template is not None:
                 raise UsageError("both --chat-template and --chat-template-file; give one")
-            fields["chat_template"] = _text_of(file)
+            fields["chat_template"] = _template_of(file)
         with naming_options(type(self)):
             return EngineConfig(**fields)
 
 
-def _text_of(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(_MAX_TEMPLATE_CHARS + 1)
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not UTF-8, but a chat template must be") from None
-    if not 0 < len(text) <= _MAX_TEMPLATE_CHARS or "{" not in text:
+def _template_of(path: str) -> str:
+    text = _text_of(path, "a chat template", _MAX_TEMPLATE_CHARS)
+    if "{" not in text:
         raise UsageError(
             f"{path} is no chat template: Jinja of up to {_MAX_TEMPLATE_CHARS} characters"
         )
     return text
 
 
-@Parameter(name="*", group=_BENCH_GROUP)
-@dataclass(frozen=True)
-class BenchOptions:
-    """What `hypo bench` measures; names and defaults are those of llama-bench."""
-
-    num_prompt: Annotated[
-        int,
-        Parameter(
-            name=("-p", "--n-prompt"),
-            converter=_whole_number,
-            help="Tokens of the prompt test; 0 leaves it out.",
-        ),
-    ] = 512
-    num_generate: Annotated[
-        int,
-        Parameter(
-            name=("-n", "--n-gen"),
-            converter=_whole_number,
-            help="Tokens of the generation test; 0: none.",
-        ),
-    ] = 128
-    depth: Annotated[
-        tuple[int, ...],
-        Parameter(
-            name=("-d", "--n-depth"),
-            converter=_wholes,
-            negative="",
-            show_default=False,
-            help="Tokens in the cache beforehand; 0 when left out.",
-        ),
-    ] = (0,)
-    num_sequences: Annotated[
-        tuple[int, ...],
-        Parameter(
-            name=("-np", "--n-parallel"),
-            converter=_wholes,
-            negative="",
-            show_default=False,
-            help="Sequences that generate at once, 1 when left out; tokens are counted together.",
-        ),
-    ] = (1,)
-    repetitions: Annotated[
-        int,
-        Parameter(name=("-r", "--repetitions"), converter=_whole_number, help="Runs of each test."),
-    ] = 5
-
-    def __post_init__(self) -> None:
-        limits = {"num_prompt": 1 << 24, "num_generate": 1 << 24, "repetitions": 1000}
-        with naming_options(type(self)):
-            for name, high in limits.items():
-                low, value = int(name == "repetitions"), getattr(self, name)
-                if not low <= value <= high:
-                    raise BadSetting(name, value, f"must be from {low} to {high}")
-            for num in self.num_sequences:
-                if not 1 <= num <= 4096:
-                    raise BadSetting("num_sequences", num, "must be from 1 to 4096")
-            for depth in self.depth:
-                if not 0 <= depth <= 1 << 24:
-                    raise BadSetting("depth", depth, f"must be from 0 to {1 << 24}")
-        if not self.num_prompt and not self.num_generate:
-            raise UsageError("nothing to measure: -p and -n are both 0")
-
-
-@Parameter(name="*", group=_DOCTOR_GROUP)
-@dataclass(frozen=True)
-class DoctorOptions:
-    """What `hypo doctor` examines, and how."""
-
-    last: Annotated[
-        bool, Parameter(name="--last", help="Examine the last run that died.", **_SWITCH)
-    ] = False
-    suspect: Annotated[
-        bool,
-        Parameter(
-            name="--suspect",
-            help="Trace the command, and examine it even if nothing faults. The bundle then holds "
-            "numbers of layers, from which text can be read.",
-            **_SWITCH,
-        ),
-    ] = False
-    good: Annotated[
-        str | None,
-        Parameter(name="--good", help="Bundle of a run without the fault, to compare with."),
-    ] = None
-    out: Annotated[
-        str | None,
-        Parameter(name=("-o", "--out"), help="Folder of the new bundle. [default: hypo-bundle]"),
-    ] = None
-    deadline: Annotated[
-        float | None,
-        Parameter(
-            name="--deadline",
-            help="Seconds a step may take before it counts as hung; of other programs a Triton "
-            "launch, or torch.cuda.synchronize. [default: 120, and 600 for the first, which "
-            "compiles; of other programs none]",
-        ),
-    ] = None
-    with_prompts: Annotated[
-        bool,
-        Parameter(
-            name="--with-prompts",
-            help="Keep prompts and token ids in the new bundle; without, they are taken out.",
-            **_SWITCH,
-        ),
-    ] = False
-    run_sources: RunSources = False
-    all: Annotated[
-        bool,
-        Parameter(
-            name="--all",
-            help="Tell of each cause that is refuted or was not tested, not only how many.",
-            group=OUTPUT_GROUP,
-            **_SWITCH,
-        ),
-    ] = False
-    markdown: Annotated[
-        bool,
-        Parameter(name="--markdown", help="The report as Markdown.", group=OUTPUT_GROUP, **_SWITCH),
-    ] = False
+def _text_of(path: str, what: str, max_chars: int) -> str:
+    """The text of a file; raises UsageError for one that is empty, too long or not UTF-8."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(max_chars + 1)
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8, but {what} must be") from None
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise UsageError(f"{path}, where {what} should be: {error.strerror}") from None
+    if not 0 < len(text) <= max_chars:
+        raise UsageError(f"{path} is no {what.removeprefix('a ')}: up to {max_chars} characters")
+    return text
 
 
 def model_path(given: str | None) -> str:

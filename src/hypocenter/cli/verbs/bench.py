@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hypocenter.cli.answer import open_llm
-from hypocenter.cli.options import BenchOptions
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
+from hypocenter.cli.tool_options import BenchOptions
 from hypocenter.config import EngineConfig
 from hypocenter.device import devices
 from hypocenter.engine.batch import Batch

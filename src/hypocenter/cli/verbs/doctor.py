@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from hypocenter import package
 from hypocenter.cli.bundles import bundle_at, tell_of_good
-from hypocenter.cli.options import DoctorOptions
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
+from hypocenter.cli.tool_options import DoctorOptions
 from hypocenter.config import Environment
 from hypocenter.doctor import report
 from hypocenter.doctor.doctor import diagnose

@@ -1,0 +1,151 @@
+"""The options of `hypo bench` and `hypo doctor`, which measure and examine.
+
+Holds spellings and help texts, as `options.py` does for what runs a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from cyclopts import Group, Parameter, Token
+
+from hypocenter.cli.options import (
+    OUTPUT_GROUP,
+    SWITCH,
+    RunSources,
+    as_whole,
+    naming_options,
+    whole_number,
+)
+from hypocenter.errors import BadSetting, UsageError
+
+_BENCH_GROUP = Group("Tests", sort_key=1)
+_DOCTOR_GROUP = Group("Examination", sort_key=1)
+
+
+def _read_wholes(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
+    """Whole numbers, each given by its own option or several between commas."""
+    return tuple(as_whole(part) for token in tokens for part in token.value.split(","))
+
+
+@Parameter(name="*", group=_BENCH_GROUP)
+@dataclass(frozen=True)
+class BenchOptions:
+    """What `hypo bench` measures; names and defaults are those of llama-bench."""
+
+    num_prompt: Annotated[
+        int,
+        Parameter(
+            name=("-p", "--n-prompt"),
+            converter=whole_number,
+            help="Tokens of the prompt test; 0 leaves it out.",
+        ),
+    ] = 512
+    num_generate: Annotated[
+        int,
+        Parameter(
+            name=("-n", "--n-gen"),
+            converter=whole_number,
+            help="Tokens of the generation test; 0: none.",
+        ),
+    ] = 128
+    depth: Annotated[
+        tuple[int, ...],
+        Parameter(
+            name=("-d", "--n-depth"),
+            converter=_read_wholes,
+            negative="",
+            show_default=False,
+            help="Tokens in the cache beforehand; 0 when left out.",
+        ),
+    ] = (0,)
+    num_sequences: Annotated[
+        tuple[int, ...],
+        Parameter(
+            name=("-np", "--n-parallel"),
+            converter=_read_wholes,
+            negative="",
+            show_default=False,
+            help="Sequences that generate at once, 1 when left out; tokens are counted together.",
+        ),
+    ] = (1,)
+    repetitions: Annotated[
+        int,
+        Parameter(name=("-r", "--repetitions"), converter=whole_number, help="Runs of each test."),
+    ] = 5
+
+    def __post_init__(self) -> None:
+        limits = {"num_prompt": 1 << 24, "num_generate": 1 << 24, "repetitions": 1000}
+        with naming_options(type(self)):
+            for name, high in limits.items():
+                low, value = int(name == "repetitions"), getattr(self, name)
+                if not low <= value <= high:
+                    raise BadSetting(name, value, f"must be from {low} to {high}")
+            for num in self.num_sequences:
+                if not 1 <= num <= 4096:
+                    raise BadSetting("num_sequences", num, "must be from 1 to 4096")
+            for depth in self.depth:
+                if not 0 <= depth <= 1 << 24:
+                    raise BadSetting("depth", depth, f"must be from 0 to {1 << 24}")
+        if not self.num_prompt and not self.num_generate:
+            raise UsageError("nothing to measure: -p and -n are both 0")
+
+
+@Parameter(name="*", group=_DOCTOR_GROUP)
+@dataclass(frozen=True)
+class DoctorOptions:
+    """What `hypo doctor` examines, and how."""
+
+    last: Annotated[
+        bool, Parameter(name="--last", help="Examine the last run that died.", **SWITCH)
+    ] = False
+    suspect: Annotated[
+        bool,
+        Parameter(
+            name="--suspect",
+            help="Trace the command, and examine it even if nothing faults. The bundle then holds "
+            "numbers of layers, from which text can be read.",
+            **SWITCH,
+        ),
+    ] = False
+    good: Annotated[
+        str | None,
+        Parameter(name="--good", help="Bundle of a run without the fault, to compare with."),
+    ] = None
+    out: Annotated[
+        str | None,
+        Parameter(name=("-o", "--out"), help="Folder of the new bundle. [default: hypo-bundle]"),
+    ] = None
+    deadline: Annotated[
+        float | None,
+        Parameter(
+            name="--deadline",
+            help="Seconds a step may take before it counts as hung; of other programs a Triton "
+            "launch, or torch.cuda.synchronize. [default: 120, and 600 for the first, which "
+            "compiles; of other programs none]",
+        ),
+    ] = None
+    with_prompts: Annotated[
+        bool,
+        Parameter(
+            name="--with-prompts",
+            help="Keep prompts and token ids in the new bundle; without, they are taken out.",
+            **SWITCH,
+        ),
+    ] = False
+    run_sources: RunSources = False
+    all: Annotated[
+        bool,
+        Parameter(
+            name="--all",
+            help="Tell of each cause that is refuted or was not tested, not only how many.",
+            group=OUTPUT_GROUP,
+            **SWITCH,
+        ),
+    ] = False
+    markdown: Annotated[
+        bool,
+        Parameter(name="--markdown", help="The report as Markdown.", group=OUTPUT_GROUP, **SWITCH),
+    ] = False
