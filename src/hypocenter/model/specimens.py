@@ -15,7 +15,7 @@ from hypocenter.device.launch import Launch
 from hypocenter.device.offline.abstract import AbstractGpu, specimens
 from hypocenter.device.offline.specimen import Specimen
 from hypocenter.device.plan import Plan
-from hypocenter.kernels.sampling.draw import TokenChoice
+from hypocenter.kernels.sampling.draw import TokenChoice, num_mask_words
 from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
 from hypocenter.kernels.weights.gpu_layout import UNITS
 from hypocenter.kernels.weights.packing import Packed
@@ -196,7 +196,10 @@ def _of_model(
 
 
 def sampling_plans(vendor: str, num_rows: int, vocab_size: int) -> list[Plan]:
-    """The plans of a greedy choice and of one with every filter, on a device that runs nothing."""
+    """The plans of a greedy choice and of one with every filter, on a device that runs nothing.
+
+    Of each one for free rows, and one for rows with masks.
+    """
     gpu = AbstractGpu(vendor)
     devices.use_backend(gpu)
     logits = _allocate_undefined("logits", DType.F32, (num_rows, vocab_size), gpu.name)
@@ -204,7 +207,12 @@ def sampling_plans(vendor: str, num_rows: int, vocab_size: int) -> list[Plan]:
     some = np.zeros(1, np.int32)
     filters = SamplingParams(temperature=1.0, top_k=40, top_p=0.9, repeat_penalty=1.1)
     draws = (TokenChoice(SamplingParams(), 0), TokenChoice(filters, 1, some, some))
-    return [sampler.plan(logits, [draw] * num_rows) for draw in draws]
+    mask = np.full(num_mask_words(vocab_size), -1, np.int32)
+    return [
+        sampler.plan(logits, [replace(draw, mask=given)] * num_rows)
+        for draw in draws
+        for given in (None, mask)
+    ]
 
 
 def _of_sampling(vendor: str, num_rows: int, vocab_size: int, label: str) -> list[Specimen]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -121,6 +122,79 @@ def test_every_filter_chooses_as_the_reference(vocab_size: int, ties: bool) -> N
     both(rows, draws)
 
 
+def masked(draws: list[TokenChoice], allowed: npt.NDArray[np.bool_]) -> list[TokenChoice]:
+    """The draws with masks, but every third without."""
+    num_rows, vocab_size = allowed.shape
+    bits = np.ones((num_rows, -(-vocab_size // 32) * 32), bool)  # beyond the vocabulary: all
+    bits[:, :vocab_size] = allowed
+    words = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+    return [
+        draw if row % 3 == 2 else replace(draw, mask=words[row]) for row, draw in enumerate(draws)
+    ]
+
+
+@pytest.mark.parametrize("vocab_size", [*SIZES, 1024, 2053])
+@pytest.mark.parametrize("filters", [(GREEDY,) * len(FILTERS), FILTERS], ids=["greedy", "filters"])
+@pytest.mark.tier("sim", fast=lambda case: case.filters[0] is GREEDY or case.vocab_size == 129)
+def test_a_mask_leaves_its_tokens_and_other_rows_as_they_are(
+    vocab_size: int, filters: tuple[Any, ...]
+) -> None:
+    rng = np.random.default_rng(vocab_size)
+    rows = rng.normal(0, 2, (len(filters), vocab_size)).astype(np.float32)
+    allowed = rng.random(rows.shape) < 0.2
+    allowed[:, -1] |= ~allowed.any(axis=1)
+    some = filters[:3] if filters[0] is GREEDY else filters
+    rows, allowed = rows[: len(some)], allowed[: len(some)]
+    draws = [
+        TokenChoice(GREEDY, row)
+        if one is GREEDY
+        else counted(SamplingParams(seed=7, **one), row, vocab_size, row)
+        for row, one in enumerate(some)
+    ]
+    chosen = both(rows, masked(draws, allowed))
+    plain = np.where(allowed, rows, np.float32(-np.inf))
+    plain[2::3] = rows[2::3]
+    assert chosen == sample_reference(plain, draws)
+    for row, token in enumerate(chosen):
+        assert row % 3 == 2 or allowed[row, token]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.0)])
+@pytest.mark.tier("sim", fast=lambda case: case.params is GREEDY)
+def test_what_a_mask_hides_still_tells_of_a_broken_model(params: SamplingParams) -> None:
+    rows = np.zeros((2, 1030), np.float32)
+    rows[0, 1029], rows[1, 1029] = np.nan, -np.inf
+    allowed = np.zeros(rows.shape, bool)
+    allowed[0, 0] = allowed[1, 1029] = True
+    chosen = both(rows, masked([TokenChoice(params, 0)] * 2, allowed))
+    assert str(chosen[0]) == "logits row 0: 1 of 1030 values are NaN or +inf"
+    assert "row 1: all 1030 values are -inf" in str(chosen[1])
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.tier("sim", fast=lambda case: not case.filtered)
+def test_a_step_without_masks_launches_what_it_always_did(filtered: bool) -> None:
+    devices.open_device(SIM)
+    rows = np.random.default_rng(3).normal(0, 2, (3, 129)).astype(np.float32)
+    logits, allowed = as_tensor(rows), rows > 0
+    params = SamplingParams(temperature=1.0, top_k=3) if filtered else GREEDY
+    free = [TokenChoice(params, row) for row in range(3)]
+    sampler, fresh = DeviceSampler(SIM, 129, 3), DeviceSampler(SIM, 129, 3)
+    for draws in (masked(free, allowed), free, masked(free, allowed)):  # one after the other
+        assert sample(logits, draws, sampler) == sample_reference(rows, draws)
+    with_masks = sampler.plan(logits, masked(free, allowed))
+    launches = sampler.plan(logits, free).launches
+    expected = fresh.plan(logits, free).launches
+    assert [(one.kernel, len(one.args), list(one.facts)) for one in launches] == [
+        (one.kernel, len(one.args), list(one.facts)) for one in expected
+    ]
+    assert all("masks" not in one.facts for one in launches)
+    replaced = [one.kernel.replace("_masked", "") for one in with_masks.launches]
+    assert replaced == [one.kernel for one in launches]  # a mask costs no launch
+    assert sum("_masked" in one.kernel for one in with_masks.launches) == 1
+    assert "masks" not in fresh._buffers
+
+
 @pytest.mark.parametrize("filters", [{"top_k": 5}, {"min_p": 0.5}])
 @pytest.mark.tier("sim", fast=lambda case: "min_p" in case.filters)
 def test_a_filter_alone_over_flat_logits_lets_through_what_the_reference_does(
@@ -190,6 +264,8 @@ def test_guarded_kernels_choose_alike() -> None:
     guarded = DeviceSampler(SIM, 129, 1, mode="guarded")
     both(rows, [TokenChoice(GREEDY, 0)], guarded)
     both(rows, [counted(params, 9, 129, 1)], guarded)
+    both(rows, masked([TokenChoice(GREEDY, 0)], rows > 0), guarded)
+    both(rows, masked([counted(params, 9, 129, 1)], rows > 0), guarded)
 
 
 @pytest.fixture

@@ -19,10 +19,11 @@ _LOGITS = (
     Rule("0 < vocab_size <= 1 << 21", "a vocabulary has 1 to 2097152 tokens"),
     Rule(f"num_blocks == -(-vocab_size // {BLOCK})", f"a block is {BLOCK} tokens"),
 )
-GREEDY = Contract("greedy", *_LOGITS)
-CONTRACT = Contract(
-    "sample",
-    *_LOGITS,
+_MASKS = (
+    Arg("masks", (DType.I32,), "num_rows, num_words"),
+    Rule("num_words == -(-vocab_size // 32)", "a word of a mask is 32 tokens"),
+)
+_FILTERS = (
     Arg("keys", (DType.I64,), "num_rows, vocab_size", "both"),
     Arg("settings", (DType.I64,), "num_rows, 8"),
     Arg("states", (DType.I64,), f"num_rows, {NUM_STATES}", "both"),
@@ -37,3 +38,7 @@ CONTRACT = Contract(
         index=Index("num_context + 1", "the context", monotone=True),
     ),
 )
+GREEDY = Contract("greedy", *_LOGITS)
+GREEDY_MASKED = Contract("greedy", *_LOGITS, *_MASKS)
+CONTRACT = Contract("sample", *_LOGITS, *_FILTERS)
+CONTRACT_MASKED = Contract("sample", *_LOGITS, *_MASKS, *_FILTERS)

@@ -107,6 +107,25 @@ def _store_choice(outcomes_ptr, next_ids_ptr, row, chosen, num_bad):
 
 
 @triton.jit
+def _where_allowed(value, masks_ptr, row, token, live, vocab_size, WIDE: tl.constexpr):
+    """-inf for the tokens whose bit in the row's mask is not set."""
+    num_words = (vocab_size + 31) // 32
+    word = tl.load(masks_ptr + as_offset(row, WIDE) * num_words + token // 32, mask=live, other=0)
+    return tl.where(((word >> (token % 32)) & 1) != 0, value, -float("inf"))
+
+
+@triton.jit
+def _store_best(part, value, token, live, num_bad):
+    """What the choice of the highest needs to know of a block."""
+    bits = tl.where(value == 0, 0.0, value).to(tl.int32, bitcast=True)
+    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+    # One number has the order of both: the highest logit, then the lowest id.
+    both = tl.where(live, (key << 32) + (0x7FFFFFFF - token), _NO_KEY)
+    tl.store(part, tl.max(both, axis=0))
+    tl.store(part + 1, num_bad.to(tl.int64))
+
+
+@triton.jit
 def greedy_blocks_kernel(
     logits_ptr,
     parts_ptr,
@@ -124,13 +143,30 @@ def greedy_blocks_kernel(
         logits_ptr + as_offset(row, WIDE) * vocab_size + token, mask=live, other=-float("inf")
     )
     num_bad = tl.sum((live & ~(value < float("inf"))).to(tl.int32), axis=0)
-    bits = tl.where(value == 0, 0.0, value).to(tl.int32, bitcast=True)
-    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
-    # One number has the order of both: the highest logit, then the lowest id.
-    both = tl.where(live, (key << 32) + (0x7FFFFFFF - token), _NO_KEY)
-    part = parts_ptr + (row * num_blocks + block) * 2
-    tl.store(part, tl.max(both, axis=0))
-    tl.store(part + 1, num_bad.to(tl.int64))
+    _store_best(parts_ptr + (row * num_blocks + block) * 2, value, token, live, num_bad)
+
+
+@triton.jit
+def greedy_masked_blocks_kernel(
+    logits_ptr,
+    masks_ptr,
+    parts_ptr,
+    vocab_size,
+    num_blocks,
+    OVERLAPS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    follow(OVERLAPS)
+    block, row = tl.program_id(0), tl.program_id(1)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    live = token < vocab_size
+    value = tl.load(
+        logits_ptr + as_offset(row, WIDE) * vocab_size + token, mask=live, other=-float("inf")
+    )
+    num_bad = tl.sum((live & ~(value < float("inf"))).to(tl.int32), axis=0)
+    value = _where_allowed(value, masks_ptr, row, token, live, vocab_size, WIDE)
+    _store_best(parts_ptr + (row * num_blocks + block) * 2, value, token, live, num_bad)
 
 
 @triton.jit
@@ -170,6 +206,28 @@ def sample_keys_kernel(
     at = as_offset(row, WIDE) * vocab_size + token
     value = tl.load(logits_ptr + at, mask=live, other=0.0)
     num_bad = tl.sum((live & ~(value < float("inf"))).to(tl.int32), axis=0)
+    tl.store(keys_ptr + at, _as_key(value.to(tl.float64)), mask=live)
+    tl.store(parts_ptr + (row * num_blocks + block) * 2 + 1, num_bad.to(tl.int64))
+
+
+@triton.jit
+def sample_masked_keys_kernel(
+    logits_ptr,
+    masks_ptr,
+    keys_ptr,
+    parts_ptr,
+    vocab_size,
+    num_blocks,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    block, row = tl.program_id(0), tl.program_id(1)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    live = token < vocab_size
+    at = as_offset(row, WIDE) * vocab_size + token
+    value = tl.load(logits_ptr + at, mask=live, other=0.0)
+    num_bad = tl.sum((live & ~(value < float("inf"))).to(tl.int32), axis=0)
+    value = _where_allowed(value, masks_ptr, row, token, live, vocab_size, WIDE)
     tl.store(keys_ptr + at, _as_key(value.to(tl.float64)), mask=live)
     tl.store(parts_ptr + (row * num_blocks + block) * 2 + 1, num_bad.to(tl.int64))
 

@@ -15,8 +15,20 @@ from hypocenter.device import copies, memory
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.kernels.mark import mark
 from hypocenter.kernels.sampling import sampling_gpu as gpu
-from hypocenter.kernels.sampling.draw import TokenChoice, has_penalties, settings_of
-from hypocenter.kernels.sampling.sampling_contracts import BLOCK, CONTRACT, GREEDY
+from hypocenter.kernels.sampling.draw import (
+    TokenChoice,
+    has_penalties,
+    masks_of,
+    num_mask_words,
+    settings_of,
+)
+from hypocenter.kernels.sampling.sampling_contracts import (
+    BLOCK,
+    CONTRACT,
+    CONTRACT_MASKED,
+    GREEDY,
+    GREEDY_MASKED,
+)
 from hypocenter.record.recorder import current
 from hypocenter.tensor import DType, Tensor
 
@@ -100,9 +112,10 @@ class DeviceSampler:
             by_count = by_mass or any(not param.temperature or param.top_k for param in params)
             num_context_blocks = 1 << (-(-longest // BLOCK) - 1).bit_length() if longest else 0
             filters = (by_count, by_mass, num_context_blocks)
-        key = (logits.address, len(draws), filters)
+        is_masked = self._put_masks(draws)
+        key = (logits.address, len(draws), filters, is_masked)
         if key not in self._plans:
-            self._plans[key] = self._make(logits, len(draws), filters)
+            self._plans[key] = self._make(logits, len(draws), filters, is_masked)
         return self._plans[key]
 
     def free(self) -> None:
@@ -153,36 +166,60 @@ class DeviceSampler:
             for name, tensor in self._context.items():
                 self._put(tensor, np.concatenate([getattr(draw, name) for draw in some]))
 
+    def _put_masks(self, draws: Sequence[TokenChoice]) -> bool:
+        """Copy the masks to their buffer; False where no draw has one.
+
+        They are not recorded: with 16 kB a row they would push the steps before out of the ring.
+        """
+        masks = masks_of(draws, self.vocab_size)
+        if masks is None:
+            return False
+        if "masks" not in self._buffers:
+            shape = (self.max_rows, num_mask_words(self.vocab_size))
+            self._buffers["masks"] = self._tensor("masks", DType.I32, *shape)
+        copies.to_device(self._buffers["masks"], masks)
+        return True
+
     def _put(self, tensor: Tensor, values: np.ndarray[Any, Any]) -> None:
         self._filled.append((tensor, values))
         copies.to_device(tensor, values)
 
-    def _make(self, logits: Tensor, num_rows: int, filters: tuple[bool, bool, int] | None) -> Plan:
+    def _make(
+        self,
+        logits: Tensor,
+        num_rows: int,
+        filters: tuple[bool, bool, int] | None,
+        is_masked: bool,
+    ) -> Plan:
         builder = PlanBuilder(num_rows, self._device)
         facts = {"logits": logits}
         buffers = self._buffers | {"next_ids": self._next_ids}
+        if not is_masked:
+            buffers.pop("masks", None)
         for name, tensor in buffers.items():
             facts[name] = memory.rows(tensor, 0, num_rows + (name == "context_starts"))
         if filters is None:
-            names = ("logits", "parts", "outcomes", "next_ids")
-            _greedy(builder, {name: facts[name] for name in names})
+            names = ("logits", "parts", "outcomes", "next_ids", "masks")
+            _greedy(builder, {name: facts[name] for name in names if name in facts})
         else:
             _add_filters(builder, facts | self._context, *filters)
         mark(builder)
         plan = Plan(builder, facts["outcomes"])
         plan.name = f"sampler, {num_rows} rows, {'greedy' if filters is None else 'filtered'}"
+        plan.name += ", masked" * is_masked
         plan.set_mode(self._mode)
         return plan
 
 
 def _greedy(plan: PlanBuilder, facts: Mapping[str, Tensor]) -> None:
-    logits, parts, outcomes, next_ids = facts.values()
+    logits, parts, outcomes, next_ids, *masks = facts.values()
     num_rows, num_blocks, _ = parts.shape
+    contract = GREEDY_MASKED if masks else GREEDY
     plan.add_gpu(
-        gpu.greedy_blocks_kernel,
-        *(logits, parts, logits.shape[1], num_blocks),
+        gpu.greedy_masked_blocks_kernel if masks else gpu.greedy_blocks_kernel,
+        *(logits, *masks, parts, logits.shape[1], num_blocks),
         grid=(num_blocks, num_rows),
-        contract=GREEDY,
+        contract=contract,
         facts=facts,
         BLOCK=BLOCK,
     )
@@ -190,7 +227,7 @@ def _greedy(plan: PlanBuilder, facts: Mapping[str, Tensor]) -> None:
         gpu.greedy_rows_kernel,
         *(parts, outcomes, next_ids, num_blocks),
         grid=(num_rows,),
-        contract=GREEDY,
+        contract=contract,
         facts=facts,
         BLOCK=_power_of_two(num_blocks),
     )
@@ -209,13 +246,16 @@ def _add_filters(
     num_rows, num_blocks, _ = parts.shape
     sizes = (logits.shape[1], num_blocks)
     over_blocks, over_rows = (num_blocks, num_rows), (num_rows,)
+    masks = [facts["masks"]] if "masks" in facts else []
+    contract = CONTRACT_MASKED if masks else CONTRACT
 
     def add(jit: Any, *args: Any, grid: tuple[int, ...], **constants: Any) -> None:
         # Fused operations would round otherwise than the reference.
         constants["enable_fp_fusion"] = False
-        plan.add_gpu(jit, *args, grid=grid, contract=CONTRACT, facts=facts, **constants)
+        plan.add_gpu(jit, *args, grid=grid, contract=contract, facts=facts, **constants)
 
-    add(gpu.sample_keys_kernel, logits, keys, parts, *sizes, grid=over_blocks, BLOCK=BLOCK)
+    make_keys = gpu.sample_masked_keys_kernel if masks else gpu.sample_keys_kernel
+    add(make_keys, logits, *masks, keys, parts, *sizes, grid=over_blocks, BLOCK=BLOCK)
     if num_context_blocks:
         context = (facts[name] for name in ("context_ids", "output_counts", "context_starts"))
         grid = (num_context_blocks, num_rows)
