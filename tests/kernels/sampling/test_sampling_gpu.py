@@ -14,6 +14,7 @@ from tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
 
 from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.device import copies, devices, memory
+from hypocenter.device.sim.sim import open_sim
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.runner import load_runner
 from hypocenter.errors import BadLogits
@@ -283,8 +284,24 @@ def host_copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+class EveryThird:
+    """A matcher that allows the tokens with one remainder, and with the next one after each."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def mask(self) -> npt.NDArray[np.int32]:
+        bits = np.arange(-(-VOCAB_SIZE // 32) * 32) % 3 == self._number % 3
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+    def accept(self, token_id: int) -> bool:
+        assert token_id % 3 == self._number % 3
+        self._number += 1
+        return False
+
+
 def _generated(
-    model: Path, device: str, params: SamplingParams
+    model: Path, device: str, params: SamplingParams, *, is_one_held: bool = False
 ) -> tuple[list[list[int]], int, Route]:
     """The outputs of two requests, the number of steps, and the route."""
     config = EngineConfig(device=device, context_length=64, max_batch_tokens=8, num_threads=1)
@@ -293,6 +310,8 @@ def _generated(
         for prompt in ([1, 2, 3], [4, 5]):
             engine.submit(engine.request(prompt, params))
         requests = list(engine._inbox)
+        if is_one_held:
+            requests[1].matcher = cast(Any, EveryThird())
         num_steps = 0
         while engine.step():
             num_steps += 1
@@ -330,3 +349,62 @@ def test_a_generation_equals_the_cpus_and_copies_once_per_step(
     assert host_copies == [2 * 2 * 4] * num_steps
     chooses = ("sample_draw",) if params.temperature else ("greedy_blocks", "greedy_rows")
     assert route.kernels[-len(chooses) :] == chooses
+
+
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+@pytest.mark.tier("sim", fast=lambda case: not case.temperature)
+def test_a_held_request_beside_a_free_one_goes_as_on_the_cpu(
+    temperature: float, tmp_path: Path, host_copies: list[int]
+) -> None:
+    tables = {
+        f"{name}.weight": np.random.default_rng(seed).normal(0, 1, (VOCAB_SIZE, WIDTH))
+        for name, seed in (("output", 7), ("token_embd", 57))
+    }
+    model = write_tiny(tmp_path / "tiny.gguf", tensors=tables)
+    params = SamplingParams(max_tokens=6, ignore_eos=True, temperature=temperature, seed=4)
+    free, _, _ = _generated(model, "cpu", params)
+    expected, _, _ = _generated(model, "cpu", params, is_one_held=True)
+    host_copies.clear()
+    found, num_steps, route = _generated(model, SIM, params, is_one_held=True)
+    assert found == expected
+    assert [token % 3 for token in found[1]] == [0, 1, 2, 0, 1, 2]
+    assert found[0] == free[0]
+    assert found[1] != free[1]
+    assert host_copies == [2 * 2 * 4] * num_steps
+    assert any("_masked" in name for name in route.kernels)
+
+
+def _masks_from_step_to_step(device: str) -> None:
+    """One plan, replayed as a graph from its second run on, reads each step's own masks."""
+    rng = np.random.default_rng(8)
+    rows = rng.normal(0, 2, (4, 4097)).astype(np.float32)
+    logits = memory.allocate("logits", "test", DType.F32, rows.shape, device=device)
+    copies.to_device(logits, rows)
+    sampler = DeviceSampler(device, 4097, 4)
+    for params in (GREEDY, SamplingParams(temperature=1.0, top_k=40)):
+        for step in range(4):
+            allowed = rng.random(rows.shape) < 0.05
+            draws = masked([TokenChoice(params, step)] * 4, allowed)
+            assert sample(logits, draws, sampler) == sample_reference(rows, draws)
+        assert sampler.num_graphs
+    sampler.free()
+
+
+@pytest.mark.tier("sim")
+def test_a_captured_plan_reads_the_masks_of_its_step() -> None:
+    devices.use_backend(open_sim(SIM, graphs=True))
+    _masks_from_step_to_step(SIM)
+
+
+def _vendor() -> str | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return "hip" if torch.version.hip else "cuda"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(_vendor() is None, reason="no GPU here; scripts/gpu runs this on one")
+def test_on_a_gpu_masks_leave_the_tokens_that_the_reference_chooses() -> None:
+    _masks_from_step_to_step(devices.open_device(cast(str, _vendor())))
