@@ -19,7 +19,9 @@ from jsonschema import Draft202012Validator
 from random_schemas import random_schema
 
 from hypocenter import LLM, SamplingParams
+from hypocenter.engine import grammar
 from hypocenter.engine.grammar import Grammars
+from hypocenter.engine.grammar_worker import read_form
 from hypocenter.engine.request import Request
 from hypocenter.errors import BadSetting, GrammarError, HypoError, UsageError
 from hypocenter.grammar_text import MAX_GRAMMAR_BYTES, MAX_SCHEMA_DEPTH
@@ -87,7 +89,7 @@ def test_any_json_object(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("grammar", "pattern"),
+    ("text", "pattern"),
     [
         ('start: "yes" | "no"', "yes|no"),
         ('root ::= "yes" | "no"', "yes|no"),
@@ -97,8 +99,8 @@ def test_any_json_object(llm: LLM) -> None:
         ('start: "é" | "日本"', "é|日本"),
     ],
 )
-def test_an_answer_is_of_its_grammar(llm: LLM, grammar: str, pattern: str) -> None:
-    for answer in llm.sample(PROMPT, 8, WARM, grammar=grammar):
+def test_an_answer_is_of_its_grammar(llm: LLM, text: str, pattern: str) -> None:
+    for answer in llm.sample(PROMPT, 8, WARM, grammar=text):
         assert answer.finish_reason == "stop"
         assert re.fullmatch(pattern, answer.text)
 
@@ -321,6 +323,58 @@ def test_a_form_that_cannot_be_read_is_refused_before_anything_runs(
         assert len(str(caught.value)) < 400
         assert "\n" not in str(caught.value)
     assert not llm.engine.step()
+
+
+#: Twice as much work with each pattern more.
+HUGE = {
+    "allOf": [{"type": "string", "pattern": f".*{letter}.*"} for letter in "abcdefghijklmnopqrs"]
+}
+SLOW = {"type": "integer", "multipleOf": 999983}
+
+
+def test_reading_a_form_has_limits(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar, "_MAX_SECONDS", 60.0)
+    monkeypatch.setattr(grammar, "_MAX_BYTES", 64 << 20)
+    with pytest.raises(UsageError, match="but reading it takes more than 64 MiB of memory"):
+        llm.request(PROMPT, json_schema=HUGE)
+    monkeypatch.undo()
+    monkeypatch.setattr(grammar, "_MAX_SECONDS", 0.5)
+    with pytest.raises(UsageError, match=r"but reading it takes more than 0.5 s$"):
+        llm.request(PROMPT, json_schema=SLOW)
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(UsageError, match=r"^sys.executable is empty, but reading grammar needs"):
+        llm.request(PROMPT, grammar='start: "not read before"')
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(UsageError, match=r"grammar cannot be read: /nowhere/python: No such file"):
+        llm.request(PROMPT, grammar='start: "not read before"')
+
+
+def test_who_reads_a_form_ends_by_itself_when_nobody_waits_any_more() -> None:
+    asked = json.dumps({"field": "json_schema", "text": json.dumps(SLOW)})
+    folders = grammar._import_folders()
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", grammar._PROGRAM, str(1 << 29), "1", *folders],
+        input=asked.encode(), capture_output=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode < 0
+    assert done.stdout == b""
+
+
+def test_a_form_is_read_once_for_all_requests_that_have_it(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def read_here(field: str, text: str) -> str:
+        read.append(text)
+        return read_form(field, text)
+
+    monkeypatch.setattr(grammar, "_read", read_here)
+    grammars = Grammars(llm.tokenizer, llm.vocab_size)
+    matchers = [grammars.matcher(SamplingParams(json_schema=PERSON)) for _ in range(3)]
+    assert read == [json.dumps(PERSON)]
+    assert len({id(matcher) for matcher in matchers}) == 3
 
 
 def test_a_recursive_schema_that_can_end_is_taken(llm: LLM) -> None:

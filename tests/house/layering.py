@@ -66,7 +66,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "uvicorn": ("server/",),
     "prometheus_client": ("server/",),
     "cyclopts": ("cli/",),
-    "llguidance": ("engine/grammar.py",),
+    "llguidance": ("engine/grammar.py", "engine/grammar_worker.py"),
     "rich": ("cli/",),
     "transformers": (),
     "llama_cpp": (),

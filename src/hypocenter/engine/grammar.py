@@ -7,31 +7,39 @@ request that has one, and learns the vocabulary then. Chooses no token and masks
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
+import os
 import re
 import reprlib
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hypocenter.config import SamplingParams
 from hypocenter.dtypes import Int32s
-from hypocenter.engine.schema import endless_place, place_of
 from hypocenter.errors import BadSetting, GrammarError, TokenizerError, UsageError, Words
+from hypocenter.model.text.chat_process import KEPT_VARIABLES
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
 
     from hypocenter.model.text.tokenizer import Tokenizer
 
 #: Forms that are kept, each ready to be copied for the next request that has it.
 _NUM_KEPT = 16
-#: A state takes one or two kB, and each request keeps its own.
-_MAX_LEXER_STATES = 50_000
-#: Between the tokens of JSON, as llama.cpp has it: without a bound a model may write blanks alone.
-_WHITESPACE = r"\x20|\x0A{1,2}[\x20\x09]{0,20}"
+#: What reading a form may take. The slowest that users write take a quarter of a second.
+_MAX_SECONDS = 5.0
+_MAX_BYTES = 512 << 20
+_PROGRAM = (
+    "import sys; sys.path.extend(sys.argv[3:]); "
+    "from hypocenter.engine.grammar_worker import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+)
 _MAX_REASON_CHARS = 200
 _UNSPELLED = "the vocabulary has no tokens for the text that must come next"
 #: Of messages: how a place is written, and lines that hold the source, a caret or nothing.
@@ -72,13 +80,16 @@ class Grammars:
         """A matcher at the beginning of an answer, never to be moved."""
         import llguidance
 
+        from hypocenter.engine.grammar_worker import limits
+
         if not self._tokenizer.end_ids:
             raise UsageError(
                 f"{field} is given, but the model's vocabulary names no end token, so an answer "
                 "could not end where its form does; leave it out"
             )
-        compiled = _read_grammar(text) if field == "grammar" else _read_schema(field, text)
-        matcher = llguidance.LLMatcher(self._tokens(), compiled, log_level=0, limits=_limits())
+        matcher = llguidance.LLMatcher(
+            self._tokens(), _read(field, text), log_level=0, limits=limits()
+        )
         matcher.compute_bitmask()  # may find what reading did not
         if matcher.is_error():
             raise _bad_form(field, text, matcher.get_error())
@@ -158,44 +169,48 @@ class _Vocabulary:
             return []
 
 
-def _read_grammar(text: str) -> str:
-    import llguidance
+def _read(field: str, text: str) -> str:
+    """The form as the library has it. Raises BadSetting for one that cannot be read within limits.
 
-    try:
-        return llguidance.grammar_from("grammar", text)
-    except (ValueError, RecursionError) as error:
-        raise _bad_form("grammar", text, str(error)) from None
-
-
-def _read_schema(field: str, text: str) -> str:
-    import llguidance
-
-    compiled = llguidance.LLMatcher.grammar_from_json_schema(
-        text, defaults={"whitespace_pattern": _WHITESPACE}
-    )
-    if reason := _refusal_of(compiled):
-        schema = json.loads(text)
-        place = place_of(
-            schema,
-            lambda part: (
-                _refusal_of(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(part)))
-                == reason
-            ),
+    A process of its own reads it: what a form takes does not follow from its size, and the library
+    cannot be stopped.
+    """
+    limits = (str(_MAX_BYTES), str(int(_MAX_SECONDS) + 1))
+    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *limits, *_import_folders()]
+    environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    if not sys.executable:
+        raise UsageError(
+            f"sys.executable is empty, but reading {field} needs a Python interpreter of its own; "
+            "set sys.executable in the embedding program"
         )
-        raise _bad_form(field, text, reason if place == "#" else f"{place}: {reason}")
-    if place := endless_place(json.loads(text)):
-        raise _bad_form(field, text, f"{place}: no text is valid, since each holds another of it")
-    return compiled
+    try:
+        done = subprocess.run(
+            command,
+            input=json.dumps({"field": field, "text": text}).encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            timeout=_MAX_SECONDS,
+            process_group=0 if os.name == "posix" else None,  # Ctrl-C is for this process
+        )
+    except subprocess.TimeoutExpired:
+        raise _bad_form(field, text, f"reading it takes more than {_MAX_SECONDS:g} s") from None
+    except OSError as error:
+        raise UsageError(f"{field} cannot be read: {command[0]}: {error.strerror}") from error
+    if done.returncode:
+        limit = f"reading it takes more than {_MAX_BYTES >> 20} MiB of memory"
+        raise _bad_form(field, text, f"{limit} (exit code {done.returncode})")
+    told = json.loads(done.stdout)
+    if "reason" in told:
+        raise _bad_form(field, text, told["reason"])
+    return str(told["compiled"])
 
 
-def _refusal_of(compiled: str) -> str:
-    """What the library says against a grammar; empty where that is nothing."""
-    import llguidance
-
-    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
-        compiled, limits=_limits()
-    )
-    return messages[0] if is_error else ""
+def _import_folders() -> list[str]:
+    """The folders of the packages that the process imports, wherever this one has them from."""
+    found = [importlib.util.find_spec(name) for name in ("hypocenter", "llguidance")]
+    origins = [spec.origin for spec in found if spec is not None and spec.origin is not None]
+    return list(dict.fromkeys(str(Path(origin).parents[1]) for origin in origins))
 
 
 def _bad_form(field: str, text: str, reason: str) -> BadSetting:
@@ -209,13 +224,6 @@ def _one_line(reason: str) -> str:
     if line == "NoExtensionBias":
         return _UNSPELLED
     return line if len(line) <= _MAX_REASON_CHARS else f"{line[: _MAX_REASON_CHARS - 3]}..."
-
-
-@functools.cache
-def _limits() -> LLParserLimits:
-    import llguidance
-
-    return llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
 
 
 @functools.lru_cache(maxsize=4)

@@ -1,0 +1,100 @@
+"""The program of the process that reads a form: a small text may ask for hours or gigabytes.
+
+`grammar.py` starts it with a form on standard input and takes what it says on standard output;
+nobody else imports it. It has limits, and its own process can be ended, which a thread cannot.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import llguidance
+
+from hypocenter.engine.schema import endless_place, place_of
+
+#: A state takes one or two kB, and each request keeps its own.
+_MAX_LEXER_STATES = 50_000
+#: Between the tokens of JSON, as llama.cpp has it: without a bound a model may write blanks alone.
+_WHITESPACE = r"\x20|\x0A{1,2}[\x20\x09]{0,20}"
+
+
+class Unreadable(Exception):
+    """A form that the library refuses, or that no text has."""
+
+
+def limits() -> llguidance.LLParserLimits:
+    """What a matcher may take, here and in the engine."""
+    return llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+
+
+def main(memory_bytes: int, cpu_seconds: int) -> None:
+    """Read {"field", "text"}, and write {"compiled"} or {"reason"}."""
+    asked = json.load(sys.stdin)
+    _lock_down(memory_bytes, cpu_seconds)
+    try:
+        told = {"compiled": read_form(asked["field"], asked["text"])}
+    except Unreadable as error:
+        told = {"reason": str(error)}
+    json.dump(told, sys.stdout)
+
+
+def read_form(field: str, text: str) -> str:
+    """The form as the library has it, once a matcher over bytes could begin with it.
+
+    Raises Unreadable.
+    """
+    compiled = _read_grammar(text) if field == "grammar" else _compile_schema(json.loads(text))
+    if reason := _refusal_of(compiled):
+        if field != "grammar":
+            schema = json.loads(text)
+            place = place_of(schema, lambda part: _refusal_of(_compile_schema(part)) == reason)
+            reason = reason if place == "#" else f"{place}: {reason}"
+        raise Unreadable(reason)
+    if field != "grammar" and (place := endless_place(json.loads(text))):
+        raise Unreadable(f"{place}: no text is valid, since each holds another of it")
+    matcher = llguidance.LLMatcher(
+        llguidance.LLTokenizer("byte"), compiled, log_level=0, limits=limits()
+    )
+    matcher.compute_bitmask()
+    return compiled
+
+
+def _read_grammar(text: str) -> str:
+    try:
+        return llguidance.grammar_from("grammar", text)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(str(error)) from None
+
+
+def _compile_schema(schema: object) -> str:
+    return llguidance.LLMatcher.grammar_from_json_schema(
+        json.dumps(schema), defaults={"whitespace_pattern": _WHITESPACE}
+    )
+
+
+def _refusal_of(compiled: str) -> str:
+    """What the library says against a form; empty where that is nothing."""
+    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
+        compiled, limits=limits()
+    )
+    return messages[0] if is_error else ""
+
+
+def _lock_down(memory_bytes: int, cpu_seconds: int) -> None:
+    """Bound the memory on top of today's, and the processor time for the case that nobody waits.
+
+    macOS and Windows have no such limit on memory; the time that is waited holds everywhere.
+    """
+    if sys.platform != "linux":
+        return
+    import resource
+
+    with open("/proc/self/statm") as file:
+        used_bytes = int(file.read().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = used_bytes + memory_bytes
+    lowest = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (lowest, lowest))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
