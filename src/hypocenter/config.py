@@ -159,7 +159,8 @@ class EngineConfig:
     rechecks every launch's arguments and index values; `guarded` (GPU) masks accesses off that
     leave their tensors, and names them; `traced` waits for every launch and writes down what it
     did, for `hypo doctor` and `hypo diff`. `prefix_cache`: a prompt that begins like one before is
-    not computed anew up to where they part. `attention`: `fused`, or its `parts` one by one (GPU).
+    not computed anew up to where they part. `kv_tokens` is how many tokens the KV cache holds of
+    all requests together; None: as many as one context. `attention`: `fused`, or its `parts` one by one (GPU).
     `float_products`: F16 and BF16 matrices multiply activations exactly, or (CPU) as `bf16`, both
     rounded to it.
     """
@@ -171,6 +172,7 @@ class EngineConfig:
     max_batch_requests: int = 32
     block_size: int = 16
     prefix_cache: bool = True
+    kv_tokens: int | None = None
     kv_dtype: str = "f16"
     tokenizer_pre: str | None = None
     chat_template: str | None = None
@@ -201,6 +203,9 @@ class EngineConfig:
         if type(self.block_size) is not int or self.block_size not in (16, 32, 64, 128):
             raise BadSetting("block_size", self.block_size, "must be 16, 32, 64 or 128")
         _require_bool("prefix_cache", self.prefix_cache)
+        if self.kv_tokens is not None:
+            also = ", or None: as many as the context has positions"
+            _require_whole("kv_tokens", self.kv_tokens, 1, 1 << 28, also)
         _one_of("kv_dtype", self.kv_dtype, tuple(KV_DTYPES))
         for name in ("tokenizer_pre", "chat_template"):
             if not isinstance(getattr(self, name), str | None):
@@ -217,6 +222,7 @@ class EngineFields(TypedDict, total=False):
     max_batch_requests: int
     block_size: int
     prefix_cache: bool
+    kv_tokens: int | None
     kv_dtype: str
     tokenizer_pre: str | None
     chat_template: str | None
@@ -226,6 +232,11 @@ class EngineFields(TypedDict, total=False):
 
 
 DEFAULT_CONTEXT = 4096
+
+
+def num_kv_blocks(config: EngineConfig, context_length: int) -> int:
+    """Blocks of the KV cache, for a context of `context_length` tokens."""
+    return -(-(config.kv_tokens or context_length) // config.block_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,8 +236,11 @@ class Engine:
         *,
         keeps_logits: bool = False,
         cache_salt: str = "",
+        output_ids: Sequence[int] = (),
     ) -> Request:
         """A request for `submit`, checked. Only those of one `cache_salt` read each other's blocks.
+
+        With `output_ids` it goes on behind an answer that was begun elsewhere.
 
         Raises ContextOverflow for a prompt longer than the context, OutOfBlocks for one larger than
         the whole cache, UsageError for an empty prompt, an id outside the vocabulary, or a form
@@ -247,17 +250,19 @@ class Engine:
         vocab_size, context_length = self.runner.vocab_size, self.runner.context_length
         if not prompt_ids:
             raise UsageError("the prompt has no tokens; give it at least one")
-        if len(prompt_ids) > context_length:
+        num_tokens = len(prompt_ids) + len(output_ids)
+        if num_tokens > context_length:
             trained_length = self.runner.facts.context_length
-            raise ContextOverflow(len(prompt_ids), context_length, trained_length)
-        num_needed = -(-len(prompt_ids) // self.cache.block_size)
+            raise ContextOverflow(num_tokens, context_length, trained_length)
+        num_needed = -(-num_tokens // self.cache.block_size)
         if num_needed > self.cache.num_blocks:
             raise OutOfBlocks(num_needed, self.cache.num_blocks, self.cache.num_blocks)
-        for place, token_id in enumerate(prompt_ids):
-            if not 0 <= token_id < vocab_size:
-                raise UsageError(
-                    f"prompt token {place} is {token_id}, but the vocabulary has {vocab_size}"
-                )
+        for what, ids in (("prompt", prompt_ids), ("output", output_ids)):
+            for place, token_id in enumerate(ids):
+                if not 0 <= token_id < vocab_size:
+                    raise UsageError(
+                        f"{what} token {place} is {token_id}, but the vocabulary has {vocab_size}"
+                    )
         return Request(
             next(self._request_ids),
             prompt_ids,
@@ -269,7 +274,8 @@ class Engine:
             block_digests=(
                 BlockDigests(self.cache.block_size, cache_salt) if self._has_prefix_cache else None
             ),
-            matcher=self._grammars.matcher(params),
+            matcher=self._grammars.matcher(params, output_ids),
+            output_ids=output_ids,
         )
 
     def submit(self, request: Request) -> None:

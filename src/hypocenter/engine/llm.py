@@ -231,7 +231,7 @@ class LLM:
         Mind the size: 4096 tokens of a vocabulary of 128256 are 2 GiB.
         """
         request = self._engine.request(
-            self._encode(prompt), SamplingParams(max_tokens=0), keeps_logits=True
+            self.encode(prompt), SamplingParams(max_tokens=0), keeps_logits=True
         )
         self._engine.complete([request])
         return np.concatenate(request.logits)
@@ -264,7 +264,7 @@ class LLM:
     ) -> Request:
         """A checked request, for callers that submit it to `engine` or to a Driver themselves."""
         given = with_fields("params", params, SamplingParams, fields)
-        return self._engine.request(self._encode(prompt), given)
+        return self._engine.request(self.encode(prompt), given)
 
     def requests(
         self,
@@ -298,7 +298,7 @@ class LLM:
             None if given.seed is None else (given.seed + number) % (MAX_SEED + 1)
             for number in range(num_samples)
         ]
-        ids = self._encode(prompt)
+        ids = self.encode(prompt)
         return [self.request(ids, replace(given, seed=seed)) for seed in seeds]
 
     def chat_requests(
@@ -351,7 +351,11 @@ class LLM:
             members = [member for member in dir(type(self)) if not member.startswith("_")]
             raise AttributeError(explain_unknown("LLM", name, members))
 
-    def _encode(self, prompt: Prompt) -> Sequence[int]:
+    def encode(self, prompt: Prompt) -> Sequence[int]:
+        """The token ids that `generate` runs: of a text with the model's BOS, ids as they are.
+
+        Raises UsageError for a text that has no tokens.
+        """
         if not isinstance(prompt, str):
             return token_ids_of(prompt)
         ids = self._tokenizer.encode(prompt)

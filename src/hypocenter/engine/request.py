@@ -51,6 +51,9 @@ class Request:
     read; both stay empty unless they are asked for. Without `block_digests` the request neither
     reads what the cache keeps nor leaves it anything; `num_cached` tokens it began with. A
     `matcher` holds the output to a form.
+
+    A request that was begun elsewhere goes on behind the `output_ids` it had sent there: they are
+    not sent again, and with the same seed what follows is what would have followed there.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Request:
         keeps_logits: bool = False,
         block_digests: BlockDigests | None = None,
         matcher: Matcher | None = None,
+        output_ids: Sequence[int] = (),
     ) -> None:
         self.id = request_id
         self.prompt_ids = tuple(prompt_ids)
@@ -102,11 +106,14 @@ class Request:
         self._digest: KeyedDigest | None = None
         self._num_digested = 0
         self._text: list[str] = []
-        self._num_sent = 0  # of output_ids
         self._num_prompt_tokens = 0
         self._started: float | None = None
         self._first_token: float | None = None
         self._last_token = 0.0
+        for token_id in output_ids:
+            self._take(token_id)
+            self._text.append(self._push(token_id)[0])
+        self._num_sent = self._num_resumed = len(self.output_ids)
 
     @property
     def num_pending(self) -> int:
@@ -196,7 +203,7 @@ class Request:
     def advance(self, num_tokens: int) -> None:
         """`num_tokens` more tokens have their keys and values in the cache."""
         self.num_computed += num_tokens
-        if not self.output_ids:
+        if self._first_token is None:
             self._num_prompt_tokens += num_tokens
 
     def restart(self) -> None:
@@ -215,17 +222,14 @@ class Request:
         """
         self._last_token = time.perf_counter()
         self._first_token = self._first_token or self._last_token
-        self.token_ids.append(token_id)
-        self.output_ids.append(token_id)
+        self._take(token_id)
         if logprob is not None:
             self.logprobs.append(logprob)
-        if has_penalties(self.params):
-            self.output_counts[token_id] = self.output_counts.get(token_id, 0) + 1
         if token_id in self._end_ids:
             self.finish("stop")
             return
         is_whole = self.matcher is not None and self.matcher.accept(token_id)
-        text, stopped = self._stop_strings.push(self._detokenizer.push(token_id))
+        text, stopped = self._push(token_id)
         if stopped:
             self._send(text, "stop")
         elif is_whole:
@@ -234,6 +238,16 @@ class Request:
             self.finish("length", text)
         elif text:
             self._send(text, None)
+
+    def _take(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        self.output_ids.append(token_id)
+        if has_penalties(self.params):
+            self.output_counts[token_id] = self.output_counts.get(token_id, 0) + 1
+
+    def _push(self, token_id: int) -> tuple[str, bool]:
+        """The text that may be sent with a token, and whether a stop string ended it."""
+        return self._stop_strings.push(self._detokenizer.push(token_id))
 
     def finish(self, reason: str, text: str = "") -> None:
         """End with `reason`, after `text` and whatever is still held back."""
@@ -277,6 +291,8 @@ class Request:
         )
 
     def _logprobs_from(self, start: int) -> tuple[TokenLogprob, ...] | None:
+        """Of `output_ids[start:]`, without those that were sent elsewhere."""
+        start = max(start - self._num_resumed, 0)
         return None if self.params.logprobs is None else tuple(self.logprobs[start:])
 
     def _send(self, text: str, finish_reason: str | None) -> None:

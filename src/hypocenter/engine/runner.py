@@ -10,7 +10,13 @@ import os
 
 import numpy as np
 
-from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig, OnProgress
+from hypocenter.config import (
+    DEFAULT_CONTEXT,
+    KV_DTYPES,
+    EngineConfig,
+    OnProgress,
+    num_kv_blocks,
+)
 from hypocenter.device import devices, memory
 from hypocenter.device.cpu.lang import instruction_set, max_num_threads, set_num_threads
 from hypocenter.device.launch import compile_all, start_threads
@@ -71,7 +77,7 @@ class Runner:
         self.vocab_size = facts.vocab_size
         self.context_length = context_length
         self.block_size = config.block_size
-        self.num_blocks = -(-context_length // config.block_size)
+        self.num_blocks = num_kv_blocks(config, context_length)
         self.max_batch_tokens = config.max_batch_tokens
         self.max_batch_requests = config.max_batch_requests
         self._limits = BatchLimits(
@@ -85,7 +91,7 @@ class Runner:
         self._inputs = StepInputs.allocate(
             config.max_batch_tokens,
             config.max_batch_requests,
-            self.num_blocks,
+            min(self.num_blocks, -(-context_length // config.block_size)),
             device=config.device,
         )
         pages = KVPages.allocate(

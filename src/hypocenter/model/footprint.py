@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hypocenter.config import KV_DTYPES, EngineConfig
+from hypocenter.config import KV_DTYPES, EngineConfig, num_kv_blocks
 from hypocenter.errors import OutOfMemory
 from hypocenter.kernels.attention.attention_cpu import num_part_floats
 from hypocenter.kernels.linear.operands import operand_bytes
@@ -36,7 +36,7 @@ def needed_bytes(
 
     What packing a tensor holds for a moment, a slab of its rows, is not counted.
     """
-    num_blocks = -(-context_length // config.block_size)
+    num_blocks = num_kv_blocks(config, context_length)
     per_token = facts.kv_bytes_per_token(KV_DTYPES[config.kv_dtype].block_bytes)
     widths = (
         facts.width,
@@ -54,7 +54,7 @@ def needed_bytes(
         facts.num_heads,
         facts.num_kv_heads,
         -(-facts.head_dim // 16) * 16,
-        num_blocks * config.block_size,
+        min(num_blocks * config.block_size, context_length),
     )
     in_bf16, max_rows = config.float_products == "bf16", config.max_batch_tokens
     held = held_dtypes(file, facts, in_bf16=in_bf16)
