@@ -25,6 +25,8 @@ MAX_LOGPROBS = 20
 MAX_SEED = (1 << 64) - 1
 #: Fields of SamplingParams that say which text an answer may be; one of them at a time.
 CONSTRAINTS = ("json_schema", "json_object", "grammar")
+#: Of a file of keys.
+MAX_KEY_BYTES = 1 << 16
 _DEVICE = re.compile(r"cpu|(cuda|hip)(:[0-9]{1,3})?|sim:[a-z0-9]{1,20}")
 #: Is told what is being done, and how much of it is, from 0 to 1.
 OnProgress = Callable[[str, float], None]
@@ -160,7 +162,8 @@ class EngineConfig:
     leave their tensors, and names them; `traced` waits for every launch and writes down what it
     did, for `hypo doctor` and `hypo diff`. `prefix_cache`: a prompt that begins like one before is
     not computed anew up to where they part. `kv_tokens` is how many tokens the KV cache holds of
-    all requests together; None: as many as one context. `attention`: `fused`, or its `parts` one by one (GPU).
+    all requests together; None: as many as one context. `attention`: `fused`, or its `parts` one by
+    one (GPU).
     `float_products`: F16 and BF16 matrices multiply activations exactly, or (CPU) as `bf16`, both
     rounded to it.
     """
@@ -251,6 +254,7 @@ class Environment:
     trace: bool
     instructions: str
     packed_bytes: int
+    api_key: str
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
@@ -270,6 +274,7 @@ class Environment:
             _flag("HYPO_TRACE", environ, "0"),
             _instructions(environ),
             _gib("HYPO_PACKED_GIB", environ, "32"),
+            environ.get("HYPO_API_KEY", ""),
         )
 
 
@@ -297,8 +302,12 @@ KNOWN: dict[str, str] = {
     "HYPO_TRACE": "1 runs engines in launch mode traced, as hypo doctor --suspect does",
     "HYPO_TRACE_BYTES": "bytes of arguments that a traced run keeps (default: 67108864)",
     "HYPO_INSTRUCTIONS": "path that CPU kernels take: " + ", ".join(INSTRUCTIONS),
+    "HYPO_API_KEY": "key that clients of hypo serve must have",
     "HYPO_RUN_DIR": "folder for what runs record (default: /dev/shm/hypo-UID)",
 }
+
+#: The variable that nothing shows or records.
+SECRET = "HYPO_API_KEY"
 
 #: Variables of others that change what a kernel does; shown, recorded, and honoured where they
 #: say so.
@@ -315,7 +324,8 @@ def relevant_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str
     return {
         name: environ[name]
         for name in sorted(environ)
-        if name in KNOWN or name in FOREIGN_VARIABLES or name.startswith(FOREIGN_PREFIXES)
+        if (name in KNOWN or name in FOREIGN_VARIABLES or name.startswith(FOREIGN_PREFIXES))
+        and name != SECRET
     }
 
 

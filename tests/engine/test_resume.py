@@ -20,7 +20,9 @@ EACH_WAY = {
     "penalties": SamplingParams(
         max_tokens=24, temperature=0.7, seed=6, repeat_penalty=1.3, frequency_penalty=0.4
     ),
-    "held back": SamplingParams(max_tokens=24, temperature=1.3, seed=8, stop=("te~", "ar~", "\n    ~")),
+    "held back": SamplingParams(
+        max_tokens=24, temperature=1.3, seed=8, stop=("te~", "ar~", "\n    ~")
+    ),
     "characters": SamplingParams(max_tokens=100, temperature=50.0, seed=9, ignore_eos=True),
 }
 

@@ -27,6 +27,7 @@ from hypocenter.cli.options import (
     SamplingOptions,
     message_of,
 )
+from hypocenter.cli.serve_app import serve
 from hypocenter.cli.tool_options import BenchOptions, DoctorOptions
 from hypocenter.cli.usage import (
     EPILOGUE,
@@ -67,6 +68,7 @@ app = App(
 )
 
 app.command(lab)
+app.command(serve)
 app.register_install_completion_command(help="Complete commands and options in this shell.")
 
 Model = Annotated[str | None, Parameter(help="GGUF file; the bundled model when left out.")]

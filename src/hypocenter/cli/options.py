@@ -297,7 +297,7 @@ class EngineOptions:
     context_length: Annotated[
         int | None,
         Parameter(
-            name=("-c", "--ctx-size"),
+            name=("-c", "--ctx-size", "--max-model-len"),
             converter=whole_number,
             help="Context length in tokens; by default the trained one, within bounds.",
         ),

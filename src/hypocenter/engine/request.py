@@ -143,6 +143,11 @@ class Request:
         return 0 if self.params.prompt_logprobs is None else len(self.prompt_ids) - 1
 
     @property
+    def all_prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
+        """Those of each token of the prompt that was read, the first of which has none."""
+        return None if self.params.prompt_logprobs is None else (None, *self.prompt_logprobs)
+
+    @property
     def has_read_all(self) -> bool:
         """Whether nothing is left to run for a request that gets no further token."""
         return self.is_full and self.num_computed >= self.num_kept
@@ -274,9 +279,7 @@ class Request:
             timings=self.timings(),
             route=route,
             logprobs=self._logprobs_from(0),
-            prompt_logprobs=(
-                None if self.params.prompt_logprobs is None else (None, *self.prompt_logprobs)
-            ),
+            prompt_logprobs=self.all_prompt_logprobs,
         )
 
     def timings(self) -> Timings:

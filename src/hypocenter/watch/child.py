@@ -86,18 +86,23 @@ def watch(
     pass_on: Callable[[bytes], object],
     deadlines: Deadlines | None = None,
     stdout: int | None = None,
+    on_start: Callable[[int], object] | None = None,
 ) -> Ended:
     """Run `command` to its end; its stdin and stdout are ours, its stderr goes to `pass_on`.
 
-    `stdout` is the file descriptor that its stdout goes to instead.
+    `stdout` is the file descriptor that its stdout goes to instead. `on_start` is for a server's
+    worker: it is told the process group's number, and the command gets neither our terminal nor our
+    stdin.
     `runs` is where its recorders write, which tells when a step is past its deadline; the whole
     process group is ended then, and when this process ends. Raises UsageError when there is no such
     command.
     """
     files = _named_files(command)
     begun, since, kills = time.time(), time.monotonic(), num_memory_kills()
-    with job.start_job(command, environment, stdout) as running:
+    with job.start_job(command, environment, stdout, apart=on_start is not None) as running:
         child = _Child(running, pass_on)
+        if on_start is not None:
+            on_start(running.process.pid)
         with _handing_on(child):
             hung = child.wait(runs, deadlines or Deadlines())
     code, kills_now = running.process.returncode, num_memory_kills()
@@ -115,6 +120,13 @@ def watch(
         num_memory_kills=None if kills is None or kills_now is None else kills_now - kills,
         shrunk=_shrunk_since(files),
     )
+
+
+def environment_for(runs: Path) -> dict[str, str]:
+    """That of a command of ours: it records into `runs`, and writes its stacks when aborted."""
+    environment = {**os.environ, "HYPO_RUN_DIR": str(runs), "PYTHONFAULTHANDLER": "1"}
+    environment.pop("HYPO_RECORD", None)
+    return environment
 
 
 def _named_files(command: Sequence[str]) -> dict[Path, os.stat_result]:

@@ -28,9 +28,9 @@ kill -s KILL -- -"$1"
 class TerminalJob:
     """A process and its group; `process` has its stderr as a pipe."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], *, apart: bool = False) -> None:
         self.process = process
-        self._terminal = _open_terminal()
+        self._terminal = None if apart else _open_terminal()
         self._guardian = subprocess.Popen(
             ["/bin/sh", "-c", _GUARDIAN, "sh", str(process.pid)],
             stdin=subprocess.PIPE,
@@ -113,17 +113,23 @@ class TerminalJob:
 
 @contextlib.contextmanager
 def start_job(
-    command: Sequence[str], environment: Mapping[str, str], stdout: int | None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    stdout: int | None,
+    *,
+    apart: bool = False,
 ) -> Iterator[TerminalJob]:
     """The command as a job, with its stderr as a pipe; ended at the end, if it has not.
 
-    `stdout` is the file descriptor that its stdout goes to instead of ours. Raises UsageError when
+    `stdout` is the file descriptor that its stdout goes to instead of ours. A job that is kept
+    `apart` has neither our stdin nor our terminal. Raises UsageError when
     there is no such command.
     """
     try:
         process = subprocess.Popen(
             list(command),
             env=dict(environment),
+            stdin=subprocess.DEVNULL if apart else None,
             stdout=stdout,
             stderr=subprocess.PIPE,
             process_group=0,
@@ -131,7 +137,7 @@ def start_job(
     except (FileNotFoundError, PermissionError, NotADirectoryError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"{command[0]}: {reason}, so nothing was run") from error
-    job = TerminalJob(process)
+    job = TerminalJob(process, apart=apart)
     try:
         yield job
     finally:

@@ -40,7 +40,7 @@ from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Launched, Rejected, Stepped
 from hypocenter.record.ring import Run
 from hypocenter.watch import collect, dead_runs, foreign_runs
-from hypocenter.watch.child import Deadlines, Ended, watch
+from hypocenter.watch.child import Deadlines, Ended, environment_for, watch
 from hypocenter.watch.fault_text import signal_below
 from hypocenter.wording import signal_name
 
@@ -302,13 +302,14 @@ def environment_of(runs: Path, *, suspect: bool = False, is_own: bool = True) ->
     `suspect`: its engines trace what they compute. A program that is not `is_own` is recorded by
     what each Python below it runs first, unless HYPO_RECORD is 0.
     """
-    environment = {**os.environ, "HYPO_RUN_DIR": str(runs), "PYTHONFAULTHANDLER": "1"}
-    if not is_own and Environment.read().record:
+    environment = environment_for(runs)
+    is_recorded = Environment.read().record
+    if not is_own and is_recorded:
         first = str(resources.files("hypocenter") / "foreign" / "startup")
         others = os.environ.get("PYTHONPATH")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (first, others)))
-    if is_own or Environment.read().record:
-        environment.pop("HYPO_RECORD", None)
+    if not is_own and not is_recorded:
+        environment["HYPO_RECORD"] = "0"
     return environment | ({"HYPO_TRACE": "1"} if suspect else {})
 
 

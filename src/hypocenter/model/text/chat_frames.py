@@ -1,17 +1,12 @@
 """What goes through the pipes between the engine and the helper that renders chat templates.
 
-A frame is four bytes of length, little-endian, and a msgpack struct. The parent sends one `Setup`,
-then one `Render` at a time. The helper says once that it is ready, then whether the template
-compiles, then answers each `Render`; each of these is a `Reply`.
+The parent sends one `Setup`, then one `Render` at a time. The helper says once that it is ready,
+then whether the template compiles, then answers each `Render`; each of these is a `Reply`.
 """
 
 from __future__ import annotations
 
-from typing import IO
-
 import msgspec
-
-HEADER_BYTES = 4
 
 
 class Setup(msgspec.Struct):
@@ -35,23 +30,3 @@ class Reply(msgspec.Struct):
     text: str = ""
     error: str = ""
     fatal: bool = False
-
-
-def write_frame(pipe: IO[bytes], struct: msgspec.Struct) -> None:
-    body = msgspec.msgpack.encode(struct)
-    pipe.write(len(body).to_bytes(HEADER_BYTES, "little") + body)
-    pipe.flush()
-
-
-def read_frame(pipe: IO[bytes], max_bytes: int) -> bytes:
-    """The body of the next frame; raises EOFError at the end, ValueError above `max_bytes`."""
-    header = pipe.read(HEADER_BYTES)
-    if len(header) < HEADER_BYTES:
-        raise EOFError("the pipe ended")
-    num_bytes = int.from_bytes(header, "little")
-    if num_bytes > max_bytes:
-        raise ValueError(f"a frame of {num_bytes} bytes, but at most {max_bytes} are allowed")
-    body = pipe.read(num_bytes)
-    if len(body) < num_bytes:
-        raise EOFError("the pipe ended within a frame")
-    return body

@@ -21,7 +21,8 @@ from typing import IO
 import msgspec
 
 from hypocenter.errors import TemplateError
-from hypocenter.model.text.chat_frames import Render, Reply, Setup, read_frame, write_frame
+from hypocenter.frames import read_frame, write_frame
+from hypocenter.model.text.chat_frames import Render, Reply, Setup
 
 START_SECONDS = 20.0
 PROGRAM = (

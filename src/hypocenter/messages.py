@@ -1,0 +1,160 @@
+"""What a server and its workers say to each other; `frames.py` has how it travels.
+
+A worker connects to its server's Unix socket, and is told by `Start` what to load. Then it says
+`Loading` any number of times and `Ready` once. From then on each `Submit` is answered by `Accepted`
+and `News` up to a piece with an `ending`, or by `Failed`; each `Ask` by `Told` or `Failed`. Ids are
+the server's, and one of a kind for as long as it lives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from hypocenter.config import EngineConfig, SamplingParams
+from hypocenter.results import TokenLogprob
+
+#: Of one frame, in either direction: a batch of prompts of a whole context, or logprobs of one.
+MAX_FRAME_BYTES = 256 << 20
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """The model's file, and how to run it."""
+
+    model: str
+    config: EngineConfig
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """A request: a text, token ids, or the `messages` of a conversation.
+
+    `output_ids` have been sent to the client already, by a worker that is no more.
+    """
+
+    id: int
+    params: SamplingParams
+    prompt: str | tuple[int, ...] = ""
+    messages: tuple[dict[str, Any], ...] | None = None
+    output_ids: tuple[int, ...] = ()
+    cache_salt: str = ""
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    id: int
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """For the tokens of `text`, the prompt of `messages`, or else the text of `token_ids`."""
+
+    id: int
+    text: str | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+    token_ids: tuple[int, ...] = ()
+    add_special: bool = True
+    parse_special: bool = False
+
+
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """What is being done, and how much of it is done, from 0 to 1."""
+
+    what: str
+    share: float
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients may ask of a model that is loaded. Token ids are -1 where it has no such."""
+
+    name: str
+    architecture: str
+    quantisation: str
+    num_parameters: int
+    file_bytes: int
+    context_length: int
+    trained_length: int
+    vocab_size: int
+    bos_id: int
+    eos_id: int
+    bos_text: str
+    eos_text: str
+    chat_template: str
+    device: str
+    instruction_set: str
+    max_requests: int
+    block_size: int
+    num_blocks: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    facts: ModelFacts
+    seconds: float
+
+
+class Accepted(msgspec.Struct, frozen=True, tag=True):
+    """The request will run; `pieces` are those of its prompt's tokens, where they are asked for."""
+
+    id: int
+    prompt_ids: tuple[int, ...]
+    pieces: tuple[bytes, ...] = ()
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """A request or question ended by an error of its own.
+
+    `kind` is the error's class, `field` the setting that it names.
+    """
+
+    id: int
+    kind: str
+    message: str
+    field: str = ""
+
+
+class Ending(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a request ended. `prompt_seconds` count from its first step to its first token."""
+
+    reason: str
+    num_cached_tokens: int = 0
+    prompt_seconds: float = 0.0
+    generation_seconds: float = 0.0
+    num_preemptions: int = 0
+
+
+class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A piece of one request's answer. `prompt_logprobs` come once, as soon as they are known."""
+
+    id: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    ending: Ending | None = None
+
+
+class EngineState(msgspec.Struct, frozen=True):
+    """What the engine is at. Blocks that only the cache keeps are free."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    num_kept_blocks: int = 0
+
+
+class News(msgspec.Struct, frozen=True, tag=True):
+    """The pieces that one step or several brought."""
+
+    pieces: tuple[Piece, ...]
+    state: EngineState
+
+
+class Told(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """The answer to an `Ask`; `pieces` are the bytes of each token."""
+
+    id: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    pieces: tuple[bytes, ...] = ()
+
+
+ToWorker = Start | Submit | Cancel | Ask
+ToServer = Loading | Ready | Accepted | Failed | News | Told

@@ -1,0 +1,181 @@
+"""The application: which address is which route, who may ask, and how errors look."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hypocenter.server import routes, side_routes
+from hypocenter.server.api_error import ApiError
+from hypocenter.server.routes import ClientLeft, Service
+
+#: Answers without a key: it tells whether the server lives, and nothing else.
+OPEN_PATHS = frozenset({"/health"})
+#: Answered before a model is loaded.
+EARLY_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
+ADMIN_PATHS = "/debug/"
+_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
+
+
+def make_app(
+    service: Service,
+    *,
+    api_keys: Sequence[str] = (),
+    admin_key: str | None = None,
+    cors_origins: Sequence[str] = (),
+) -> Starlette:
+    """The routes of `service`, behind these keys; without `api_keys` everybody may ask."""
+    middleware = [Middleware(_Outer)]
+    if cors_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(cors_origins),
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+            )
+        )
+    middleware.append(Middleware(_Guard, service, tuple(api_keys), admin_key))
+    app = Starlette(
+        routes=[
+            Route("/health", side_routes.health),
+            Route("/ready", side_routes.ready),
+            Route("/metrics", side_routes.metrics),
+            Route("/version", side_routes.version_of),
+            Route("/v1/models", side_routes.models),
+            Route("/models", side_routes.models),
+            Route("/v1/models/{name:path}", side_routes.model),
+            Route("/v1/completions", routes.complete, methods=["POST"]),
+            Route("/v1/chat/completions", routes.chat, methods=["POST"]),
+            Route("/tokenize", side_routes.tokenize, methods=["POST"]),
+            Route("/detokenize", side_routes.detokenize, methods=["POST"]),
+            Route("/tokenizer_info", side_routes.tokenizer_info),
+            Route("/apply-template", side_routes.apply_template, methods=["POST"]),
+            Route("/props", side_routes.props),
+            Route("/slots", side_routes.slots),
+            Route("/v1/requests/{name}", side_routes.one_request),
+            Route("/v1/requests/{name}/cancel", side_routes.cancel_request, methods=["POST"]),
+            Route("/debug/requests", side_routes.debug_requests),
+            Route("/debug/faults", side_routes.debug_faults),
+        ],
+        middleware=middleware,
+        exception_handlers={
+            ApiError: _answer_api_error,
+            ClientLeft: _answer_nobody,
+            HTTPException: _answer_http_error,
+            Exception: _answer_defect,
+        },
+    )
+    app.state.service = service
+    return app
+
+
+class _Outer:
+    """Gives each answer the id of its request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = _header(scope, b"x-request-id")
+        name = given if _ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", name.encode())]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class _Guard:
+    """Lets in who has a key, and nobody while there is no model to ask."""
+
+    def __init__(
+        self, app: ASGIApp, service: Service, api_keys: tuple[str, ...], admin_key: str | None
+    ) -> None:
+        self._app, self._service = app, service
+        self._api_keys, self._admin_key = api_keys, admin_key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        error = self._refusal(scope)
+        if error is None:
+            await self._app(scope, receive, send)
+        else:
+            await error.response()(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        path = scope["path"]
+        if path in OPEN_PATHS:
+            return None
+        key = _header(scope, b"authorization").removeprefix("Bearer ")
+        key = key or _header(scope, b"x-api-key")
+        if path.startswith(ADMIN_PATHS):
+            if self._admin_key is None:
+                return ApiError(403, "there is no admin key; start the server with --admin-key")
+            if not _is_one_of(key, (self._admin_key,)):
+                return _no_key("the admin key")
+        elif self._api_keys and not _is_one_of(key, (*self._api_keys, self._admin_key or "")):
+            return _no_key("a key")
+        if self._service.supervisor.facts is None and path not in EARLY_PATHS:
+            return ApiError(503, "Loading model", kind="unavailable_error", retry=True)
+        return None
+
+
+def _no_key(what: str) -> ApiError:
+    return ApiError(401, f"{what} is needed: Authorization: Bearer KEY", code="invalid_api_key")
+
+
+def _is_one_of(key: str, known: Sequence[str]) -> bool:
+    """In a time that tells nothing of where they differ."""
+    found = False
+    for one in known:
+        if one:
+            found |= hmac.compare_digest(key.encode(), one.encode())
+    return found
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value.decode("latin-1"))
+    return ""
+
+
+async def _answer_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nginx's number for a client that left
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = {404: f"there is no {request.url.path}", 405: f"{request.method} is not for this route"}
+    return ApiError(error.status_code, what.get(error.status_code, error.detail)).response()
+
+
+async def _answer_defect(request: Request, error: Exception) -> Response:
+    """Starlette raises it again behind us, so that it is logged."""
+    return ApiError(
+        500, "the server has a defect; its log says more", kind="server_error", retry=False
+    ).response()

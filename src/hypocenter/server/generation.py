@@ -1,0 +1,75 @@
+"""One request to the engine as the server knows it: what it asked for and what came back so far.
+
+This is what outlives a worker: the prompt, the seed and the tokens that were sent are enough for
+another one to go on with the very tokens that would have followed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypocenter.config import SamplingParams
+from hypocenter.messages import Accepted, Failed, Piece, Submit
+
+Event = Accepted | Piece | Failed
+
+
+@dataclass(eq=False, slots=True)
+class Generation:
+    """`name` is the client's word for the whole request, of which this may be one of several.
+
+    Times are of the monotonic clock. `num_blamed` counts the workers that died of a fault while
+    this was open and got nowhere; `num_resumed` all that it outlived.
+    """
+
+    id: int
+    name: str
+    params: SamplingParams
+    prompt: str | tuple[int, ...] = ""
+    messages: tuple[dict[str, Any], ...] | None = None
+    cache_salt: str = ""
+    #: Is handed everything that a worker says of it, in order.
+    listener: Callable[[Generation, Event], None] | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    output_ids: list[int] = field(default_factory=list)
+    submitted: float = field(default_factory=time.monotonic)
+    first_token: float | None = None
+    last_token: float | None = None
+    is_done: bool = False
+    is_with_worker: bool = False
+    num_blamed: int = 0
+    num_resumed: int = 0
+
+    def message(self) -> Submit:
+        """What a worker is told, be it the first or one that goes on."""
+        is_known = self.prompt_ids is not None
+        return Submit(
+            self.id,
+            self.params,
+            self.prompt if self.prompt_ids is None else self.prompt_ids,
+            None if is_known else self.messages,
+            tuple(self.output_ids),
+            self.cache_salt,
+        )
+
+    def take(self, event: Event) -> None:
+        """Note what a worker says of it, and hand it to whoever waits."""
+        match event:
+            case Accepted():
+                if self.prompt_ids is not None:
+                    return  # said again by a worker that goes on
+                self.prompt_ids = event.prompt_ids
+            case Piece():
+                if event.token_ids:
+                    self.last_token = time.monotonic()
+                    self.first_token = self.first_token or self.last_token
+                    self.output_ids += event.token_ids
+                    self.num_blamed = 0  # it gets on
+                self.is_done = event.ending is not None
+            case Failed():
+                self.is_done = True
+        if self.listener is not None:
+            self.listener(self, event)

@@ -1,0 +1,164 @@
+"""One HTTP request's share of the engine: its generations, and what comes of them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypocenter.config import MAX_SEED, SamplingParams
+from hypocenter.messages import Accepted, Ending, Failed, Piece
+from hypocenter.results import TokenLogprob
+from hypocenter.server.api_error import error_of
+from hypocenter.server.generation import Event, Generation
+from hypocenter.server.supervisor import Supervisor
+
+#: After so long without a piece a stream says that it is alive, or proxies would end it.
+PING_SECONDS = 15.0
+
+
+@dataclass(eq=False, slots=True)
+class Choice:
+    """What has become of one generation: `index` is its place among the choices."""
+
+    index: int
+    generation: Generation
+    prompt_pieces: tuple[bytes, ...] = ()
+    text: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    ending: Ending | None = None
+    #: Characters sent so far, of prompt and answer.
+    num_chars: int = 0
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.ending.reason if self.ending else None
+
+
+class Inquiry:
+    """The generations of one request; `name` is the id that its answer bears.
+
+    `prompts` are texts, token ids or conversations, and each is answered `num_choices` times.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        name: str,
+        prompts: list[Any],
+        params: SamplingParams,
+        num_choices: int,
+        cache_salt: str,
+    ) -> None:
+        self.name = name
+        self.created = int(time.time())
+        self.num_choices = num_choices
+        self.choices: list[Choice] = []
+        self._supervisor = supervisor
+        self._events: deque[tuple[Choice, Event]] = deque()
+        self._changed = asyncio.Event()
+        self._num_accepted = 0
+        for prompt in prompts:
+            for number in range(num_choices):
+                seed = ((params.seed or 0) + number) % (MAX_SEED + 1)
+                is_chat = bool(prompt) and isinstance(prompt, tuple) and isinstance(prompt[0], dict)
+                generation = Generation(
+                    supervisor.next_id(),
+                    name,
+                    replace(params, seed=seed),
+                    prompt="" if is_chat else prompt,
+                    messages=prompt if is_chat else None,
+                    cache_salt=cache_salt,
+                )
+                choice = Choice(len(self.choices), generation)
+                generation.listener = self._listener(choice)
+                self.choices.append(choice)
+
+    def _listener(self, choice: Choice) -> Any:
+        def listen(generation: Generation, event: Event) -> None:
+            self._events.append((choice, event))
+            self._changed.set()
+
+        return listen
+
+    async def accept(self) -> None:
+        """Submit all, and wait until each prompt was read. Raises ApiError for a wrong one."""
+        for choice in self.choices:
+            self._supervisor.submit(choice.generation)
+        num_waiting = len(self.choices)
+        pieces: deque[tuple[Choice, Event]] = deque()
+        while num_waiting:
+            choice, event = await self._next()
+            if isinstance(event, Failed):
+                raise error_of(event)
+            if isinstance(event, Accepted):
+                num_waiting -= 1
+                choice.prompt_pieces = event.pieces
+            else:
+                pieces.append((choice, event))
+        self._events.extendleft(reversed(pieces))
+
+    async def pieces(self) -> AsyncIterator[tuple[Choice, Piece] | None]:
+        """Each piece of each choice up to the last end; None: nothing came for a while.
+
+        Raises ApiError when one of them fails.
+        """
+        num_open = len(self.choices)
+        while num_open:
+            try:
+                async with asyncio.timeout(PING_SECONDS):
+                    choice, event = await self._next()
+            except TimeoutError:
+                yield None
+                continue
+            if isinstance(event, Failed):
+                raise error_of(event)
+            if not isinstance(event, Piece):
+                continue
+            choice.text.append(event.text)
+            choice.logprobs += event.logprobs or ()
+            choice.prompt_logprobs = choice.prompt_logprobs or event.prompt_logprobs
+            choice.ending = event.ending
+            num_open -= event.ending is not None
+            yield choice, event
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more."""
+        for choice in self.choices:
+            if not choice.generation.is_done:
+                self._supervisor.cancel(choice.generation)
+
+    def end_early(self) -> None:
+        """Have all end with what they have; who waits is told so."""
+        for choice in self.choices:
+            if not choice.generation.is_done:
+                self._supervisor.end_early(choice.generation)
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's count of tokens: each prompt counts once, whatever the number of choices."""
+        prompts = self.choices[:: self.num_choices]
+        num_prompt = sum(len(choice.generation.prompt_ids or ()) for choice in prompts)
+        num_cached = sum(choice.ending.num_cached_tokens for choice in prompts if choice.ending)
+        num_generated = sum(len(choice.generation.output_ids) for choice in self.choices)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_generated,
+            "total_tokens": num_prompt + num_generated,
+            "prompt_tokens_details": {"cached_tokens": num_cached},
+        }
+
+    async def _next(self) -> tuple[Choice, Event]:
+        while not self._events:
+            self._changed.clear()
+            await self._changed.wait()
+        return self._events.popleft()
+
+
+def new_name(prefix: str) -> str:
+    """An id that nobody guesses: whoever knows it may cancel the request."""
+    return f"{prefix}-{secrets.token_hex(12)}"

@@ -1,0 +1,212 @@
+"""Runs the server: binds the port, starts the worker, answers until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+
+from hypocenter.config import EngineConfig
+from hypocenter.errors import EXIT_ERROR, EXIT_OK, UsageError
+from hypocenter.messages import Loading, ModelFacts
+from hypocenter.server.app import make_app
+from hypocenter.server.faults import FaultKeeper
+from hypocenter.server.metrics import Metrics
+from hypocenter.server.routes import Service
+from hypocenter.server.supervisor import Supervisor
+from hypocenter.server.worker_life import Orders
+from hypocenter.watch.child import Deadlines
+
+#: Between two looks at how far a worker's loading is, and at whether there will be any more.
+_LOOK_SECONDS = 0.2
+_STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """How the server listens and whom it answers; the engine has a configuration of its own."""
+
+    model: str
+    engine: EngineConfig
+    host: str = "127.0.0.1"
+    port: int = 8080
+    names: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    admin_key: str | None = field(default=None, repr=False)
+    cors_origins: tuple[str, ...] = ()
+    max_queued: int = 512
+    max_body_bytes: int = 32 << 20
+    grace_seconds: float = 30.0
+    step_seconds: float = 120.0
+    bundles: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise UsageError(f"--port is {self.port}, but must be from 0 to 65535")
+        if not 0 <= self.max_queued <= 1 << 20:
+            raise UsageError(f"--max-queued is {self.max_queued}, but must be from 0 to {1 << 20}")
+        for name, value in (("--grace", self.grace_seconds), ("--deadline", self.step_seconds)):
+            if not 0 < value <= 1e6:
+                raise UsageError(f"{name} is {value}, but must be above 0 and at most 1e6")
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Who is told what goes on: a line for a person, progress, and once that all is ready."""
+
+    say: Callable[[str], None]
+    report: Callable[[str, float], None]
+    announce: Callable[[str, ModelFacts], None]
+
+
+def serve(config: ServerConfig, listener: Listener) -> int:
+    """Serve until a signal ends it; returns the exit code.
+
+    Raises UsageError when the port cannot be had, HypoError when no worker can be started.
+    """
+    with bind(config.host, config.port) as port, tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(_serve(config, listener, port, Path(folder)))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The socket that listens; raises UsageError when it cannot be had."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise UsageError(f"--host {host}: {error.strerror}") from error
+    family, kind, protocol, _, address = found[0]
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(2048)
+    except OSError as error:
+        made.close()
+        taken = error.errno == errno.EADDRINUSE
+        way_out = "; another server has it, so give another --port" if taken else ""
+        raise UsageError(f"{host} port {port}: {error.strerror}{way_out}") from error
+    return made
+
+
+async def _serve(
+    config: ServerConfig, listener: Listener, port: socket.socket, folder: Path
+) -> int:
+    metrics: Metrics | None = None
+
+    def count(what: str) -> None:
+        if metrics is not None:
+            metrics.count(what)
+
+    loop = asyncio.get_running_loop()
+    keeper = FaultKeeper(
+        config.bundles, listener.say, lambda: _call_soon(loop, lambda: count("bundle"))
+    )
+    deadlines = Deadlines(max(config.step_seconds, Deadlines().first_step), config.step_seconds)
+    orders = Orders(config.model, config.engine, deadlines, folder)
+    supervisor = Supervisor(orders, on_left=keeper.keep, on_event=count)
+    names = config.names or (Path(config.model).stem,)
+    metrics = Metrics(supervisor, names[0])
+    service = Service(
+        supervisor,
+        metrics,
+        names,
+        config.model,
+        config.max_body_bytes,
+        config.engine.max_batch_requests + config.max_queued,
+        config.bundles,
+    )
+    app = make_app(
+        service,
+        api_keys=config.api_keys,
+        admin_key=config.admin_key,
+        cors_origins=config.cors_origins,
+    )
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_keep_alive=75,
+        ),
+        service,
+        config.grace_seconds,
+    )
+    answering = asyncio.create_task(server.serve([port]))
+    try:
+        await _start(supervisor, listener, answering)
+        host, number = port.getsockname()[:2]
+        if supervisor.facts is not None:
+            shown = f"[{host}]" if ":" in host else host
+            listener.announce(f"http://{shown}:{number}", supervisor.facts)
+        while not answering.done() and not supervisor.has_given_up:
+            await asyncio.wait({answering}, timeout=_LOOK_SECONDS)
+    finally:
+        server.should_exit = True
+        await answering
+        await supervisor.stop(_STOP_SECONDS)
+    return EXIT_ERROR if supervisor.has_given_up else EXIT_OK
+
+
+async def _start(supervisor: Supervisor, listener: Listener, answering: asyncio.Task[None]) -> None:
+    """Wait until the model is loaded, or somebody ends the server before."""
+    starting = asyncio.create_task(supervisor.start())
+    shown: Loading | None = None
+    while not starting.done():
+        await asyncio.wait(
+            {starting, answering}, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
+        if answering.done() and not starting.done():
+            starting.cancel()
+            return
+        if supervisor.loading is not shown:
+            shown = supervisor.loading
+            listener.report(shown.what, shown.share)
+    await starting
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # it is closed
+        loop.call_soon_threadsafe(work)
+
+
+class _Server(uvicorn.Server):
+    """The first signal lets what is open end, for so many seconds; the second one does not."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, grace_seconds: float) -> None:
+        super().__init__(config)
+        self._service, self._grace_seconds = service, grace_seconds
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _end(self) -> None:
+        if self._service.is_draining:
+            self._service.supervisor.fail_all("the server is shutting down")
+            self.force_exit = True
+            return
+        self._service.is_draining = True
+        self.should_exit = True
+        loop = asyncio.get_running_loop()
+        loop.call_later(
+            self._grace_seconds,
+            self._service.supervisor.fail_all,
+            "the server is shutting down",
+        )

@@ -1,0 +1,270 @@
+"""The routes beside the answers: models, tokens, state, health, metrics, and single requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hypocenter.package import version
+from hypocenter.server.api_error import ApiError, json_response
+from hypocenter.server.fields import decode
+from hypocenter.server.routes import (
+    STEP_SECONDS,
+    Service,
+    ask_worker,
+    body_of,
+    build_info,
+    describe,
+    service_of,
+)
+
+
+class _TokenizeBody(msgspec.Struct):
+    """`content` is llama-server's name, `prompt` vLLM's; each comes with that server's default."""
+
+    content: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special: bool | None = None
+    add_special_tokens: bool | None = None
+    parse_special: bool = False
+    with_pieces: bool = False
+    model: str = ""
+
+
+class _DetokenizeBody(msgspec.Struct):
+    tokens: list[int]
+    model: str = ""
+
+
+class _TemplateBody(msgspec.Struct):
+    messages: list[dict[str, Any]]
+    model: str = ""
+
+
+async def health(request: Request) -> Response:
+    """Whether a worker is there and its last step came back; needs no key."""
+    service = service_of(request)
+    supervisor = service.supervisor
+    if not supervisor.is_ready:
+        what = "no worker can be started" if supervisor.has_given_up else supervisor.loading.what
+        return _unavailable("Loading model" if service.facts is None else f"no worker: {what}")
+    seconds = supervisor.seconds_in_step()
+    if seconds is not None and seconds > STEP_SECONDS:
+        return _unavailable(f"a step has been running for {seconds:.0f} seconds")
+    return json_response({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """Whether a new request would be taken and run now."""
+    service = service_of(request)
+    if service.is_draining:
+        return _unavailable("the server is shutting down")
+    if not service.supervisor.is_ready:
+        return _unavailable("no worker is ready")
+    if len(service.supervisor.generations) >= service.max_open:
+        return _unavailable("the queue is full")
+    return json_response({"status": "ok"})
+
+
+def _unavailable(message: str) -> Response:
+    error = {"code": 503, "message": message, "type": "unavailable_error", "param": None}
+    return json_response({"error": error}, 503, {"Retry-After": "2"})
+
+
+async def models(request: Request) -> Response:
+    service = service_of(request)
+    return json_response({"object": "list", "data": [_model(service, n) for n in service.names]})
+
+
+async def model(request: Request) -> Response:
+    service = service_of(request)
+    return json_response(_model(service, service.require_model(request.path_params["name"])))
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    facts = service.facts
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "hypocenter",
+        "max_model_len": facts.context_length,
+        "meta": {
+            "architecture": facts.architecture,
+            "quantisation": facts.quantisation,
+            "n_ctx_train": facts.trained_length,
+            "n_params": facts.num_parameters,
+            "n_vocab": facts.vocab_size,
+            "size": facts.file_bytes,
+        },
+    }
+
+
+async def tokenize(request: Request) -> Response:
+    service = service_of(request)
+    body = await _decode(request, _TokenizeBody)
+    given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise ApiError(400, "give one of content, prompt and messages", param="content")
+    wanted = body.add_special if body.add_special_tokens is None else body.add_special_tokens
+    told = await ask_worker(
+        service,
+        text=body.content if body.prompt is None else body.prompt,
+        messages=None if body.messages is None else tuple(body.messages),
+        add_special=body.prompt is not None if wanted is None else wanted,
+        parse_special=body.parse_special,
+    )
+    tokens: list[Any] = list(told.token_ids)
+    if body.with_pieces:
+        tokens = [
+            {"id": token_id, "piece": _piece(piece)}
+            for token_id, piece in zip(told.token_ids, told.pieces, strict=True)
+        ]
+    return json_response(
+        {
+            "tokens": tokens,
+            "count": len(tokens),
+            "max_model_len": service.facts.context_length,
+        }
+    )
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    """A text, or its bytes where they are no text, as llama-server has it."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+async def detokenize(request: Request) -> Response:
+    body = await _decode(request, _DetokenizeBody)
+    told = await ask_worker(service_of(request), token_ids=tuple(body.tokens))
+    return json_response({"content": told.text, "prompt": told.text})
+
+
+async def tokenizer_info(request: Request) -> Response:
+    facts = service_of(request).facts
+    return json_response(
+        {
+            "bos_token": facts.bos_text,
+            "eos_token": facts.eos_text,
+            "pad_token": None,
+            "chat_template": facts.chat_template,
+        }
+    )
+
+
+async def apply_template(request: Request) -> Response:
+    body = await _decode(request, _TemplateBody)
+    told = await ask_worker(service_of(request), messages=tuple(body.messages))
+    return json_response({"prompt": told.text, "tokens": told.token_ids})
+
+
+async def props(request: Request) -> Response:
+    """llama-server's description of itself."""
+    service = service_of(request)
+    facts = service.facts
+    return json_response(
+        {
+            "default_generation_settings": {"n_ctx": facts.context_length},
+            "total_slots": facts.max_requests,
+            "model_alias": service.names[0],
+            "model_path": service.model_path,
+            "chat_template": facts.chat_template,
+            "bos_token": facts.bos_text,
+            "eos_token": facts.eos_text,
+            "build_info": build_info(),
+            "modalities": {"vision": False, "audio": False},
+            "device": facts.device,
+            "instruction_set": facts.instruction_set,
+        }
+    )
+
+
+async def version_of(request: Request) -> Response:
+    return json_response({"version": version()})
+
+
+async def slots(request: Request) -> Response:
+    """A slot for each request that may run at once, with what runs in it."""
+    service = service_of(request)
+    facts, open_ones = service.facts, service.supervisor.generations
+    answer = []
+    for number in range(facts.max_requests):
+        one = open_ones[number] if number < len(open_ones) else None
+        answer.append(
+            {
+                "id": number,
+                "id_task": one.id if one else -1,
+                "n_ctx": facts.context_length,
+                "is_processing": one is not None,
+                "n_prompt_tokens": len(one.prompt_ids or ()) if one else 0,
+                "n_decoded": len(one.output_ids) if one else 0,
+            }
+        )
+    if request.query_params.get("fail_on_no_slot") and len(open_ones) >= facts.max_requests:
+        return _unavailable("no slot is free")
+    return json_response(answer)
+
+
+async def metrics(request: Request) -> Response:
+    text = service_of(request).metrics.text()
+    return Response(text, media_type="text/plain; version=0.0.4")
+
+
+async def one_request(request: Request) -> Response:
+    service, name = service_of(request), request.path_params["name"]
+    if (inquiry := service.open.get(name)) is not None:
+        return json_response(describe(inquiry, "in_progress"))
+    if name in service.ended:
+        return json_response(service.ended[name])
+    raise _unknown(name)
+
+
+async def cancel_request(request: Request) -> Response:
+    """End a request with what it has so far: its client gets the end of it."""
+    service, name = service_of(request), request.path_params["name"]
+    inquiry = service.open.get(name)
+    if inquiry is None:
+        if name in service.ended:
+            return json_response(service.ended[name])
+        raise _unknown(name)
+    inquiry.end_early()
+    return json_response(describe(inquiry, "cancelling"))
+
+
+def _unknown(name: str) -> ApiError:
+    return ApiError(404, f"there is no request {name!r}", code="request_not_found")
+
+
+async def debug_requests(request: Request) -> Response:
+    service = service_of(request)
+    state = msgspec.to_builtins(service.supervisor.state)
+    return json_response(
+        {
+            "engine": state,
+            "restarts": service.supervisor.num_restarts,
+            "open": [describe(one, "in_progress") for one in service.open.values()],
+        }
+    )
+
+
+async def debug_faults(request: Request) -> Response:
+    """The bundles that are there, the newest first."""
+    folder = service_of(request).bundles
+    found = []
+    if folder is not None and folder.is_dir():
+        for bundle in sorted(folder.iterdir(), reverse=True):
+            report = bundle / "report.md"
+            text = report.read_text(errors="replace") if report.is_file() else None
+            found.append({"bundle": str(bundle), "report": text})
+    return json_response({"faults": found})
+
+
+async def _decode(request: Request, kind: type[Any]) -> Any:
+    return decode(await body_of(request), kind)

@@ -1,0 +1,298 @@
+"""Keeps one worker alive and every open request with it: what a worker dies with, the next one has.
+
+A request is resumed from its prompt and the tokens that were sent, so its client sees a pause and
+then what would have come anyway. One that several workers die with while they get nowhere is tried
+alone, and then ended with an error of its own: the others are not to suffer for it.
+
+Everything here runs in the server's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hypocenter.errors import EXIT_ERROR, HypoError
+from hypocenter.messages import (
+    Accepted,
+    Ask,
+    Cancel,
+    Ending,
+    EngineState,
+    Failed,
+    Loading,
+    ModelFacts,
+    News,
+    Piece,
+    Ready,
+    Told,
+    ToServer,
+)
+from hypocenter.server.generation import Generation
+from hypocenter.server.worker_life import Orders, WorkerLife, is_fault
+from hypocenter.watch.child import Ended
+
+log = logging.getLogger("hypocenter.server")
+
+#: Workers that may die with a request that gets nowhere, before it is given up.
+MAX_BLAMED = 3
+#: From this death on a request is tried alone.
+_SUSPECT = 2
+#: Workers in a row that may end before they are ready, and the pauses between them in seconds.
+MAX_FAILED_STARTS = 5
+_PAUSES = (0.0, 0.0, 1.0, 5.0, 15.0)
+#: How the server calls the error of a request that it gave up.
+QUARANTINED, WORKER_GONE = "Quarantined", "WorkerGone"
+
+
+class CannotStart(HypoError):
+    """Workers end before they are ready; `exit_code` is the last one's."""
+
+    def __init__(self, exit_code: int, reason: str) -> None:
+        self.exit_code = exit_code
+        super().__init__(reason)
+
+
+class Supervisor:
+    """`on_event` hears of what is counted: started, restarted, resumed, quarantined, fault."""
+
+    def __init__(
+        self,
+        orders: Orders,
+        *,
+        on_left: Callable[[Path, Ended], None],
+        on_event: Callable[[str], None] = lambda what: None,
+    ) -> None:
+        self._orders, self._on_left, self._on_event = orders, on_left, on_event
+        self._ids = itertools.count(1)
+        self._open: dict[int, Generation] = {}
+        self._questions: dict[int, asyncio.Future[Told | Failed]] = {}
+        self._life: WorkerLife | None = None
+        self._life_numbers = itertools.count(1)
+        self._facts: ModelFacts | None = None
+        self._is_ready = False
+        self._is_stopping = False
+        self._num_failed_starts = 0
+        self._last_ended: Ended | Exception | None = None
+        self._first_ready: asyncio.Future[ModelFacts] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.num_restarts = 0
+        self.loading = Loading("starting", 0.0)
+        self.state = EngineState()
+
+    # -- what others ask ---------------------------------------------------------------------------
+
+    async def start(self) -> ModelFacts:
+        """Start the first worker and wait until it is ready. Raises CannotStart."""
+        self._first_ready = asyncio.get_running_loop().create_future()
+        await self._start_life()
+        return await self._first_ready
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """Of the model, once a worker has loaded it."""
+        return self._facts
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a worker takes requests now."""
+        return self._is_ready and not self._is_stopping
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether no further worker is started."""
+        return self._num_failed_starts >= MAX_FAILED_STARTS
+
+    @property
+    def generations(self) -> list[Generation]:
+        """All that are open, the oldest first."""
+        return list(self._open.values())
+
+    def seconds_in_step(self) -> float | None:
+        """How long the worker's running step has taken, if one runs."""
+        return self._life.seconds_in_step(time.monotonic()) if self._life else None
+
+    def next_id(self) -> int:
+        return next(self._ids)
+
+    def submit(self, generation: Generation) -> None:
+        """Have it run; what comes of it, it is told. While no worker is ready it waits."""
+        self._open[generation.id] = generation
+        self._send_waiting()
+
+    def cancel(self, generation: Generation) -> None:
+        """Whatever becomes of it, nobody waits for that any more."""
+        if self._open.pop(generation.id, None) is not None:
+            generation.is_done = True
+            if generation.is_with_worker and self._life is not None:
+                self._life.send(Cancel(generation.id))
+            self._send_waiting()  # it may have been tried alone
+
+    def end_early(self, generation: Generation) -> None:
+        """Have it end with what it has, which whoever waits is told."""
+        self.cancel(generation)
+        generation.is_done = False
+        generation.take(Piece(generation.id, "", (), ending=Ending("cancelled")))
+
+    async def ask(self, question: Ask) -> Told | Failed:
+        """What the worker says; WorkerGone when none is there."""
+        if not self.is_ready or self._life is None:
+            return Failed(question.id, WORKER_GONE, "no worker is ready; try again in a moment")
+        answer: asyncio.Future[Told | Failed] = asyncio.get_running_loop().create_future()
+        self._questions[question.id] = answer
+        self._life.send(question)
+        try:
+            return await answer
+        finally:
+            self._questions.pop(question.id, None)
+
+    def fail_all(self, reason: str) -> None:
+        """End all that is open with an error."""
+        for generation in self.generations:
+            self._give_up(generation, WORKER_GONE, reason)
+
+    async def stop(self, seconds: float) -> None:
+        """End the worker, and whatever is open."""
+        self._is_stopping = True
+        self.fail_all("the server is shutting down")
+        for task in self._tasks:
+            task.cancel()
+        if self._life is not None:
+            await self._life.stop(seconds)
+
+    # -- what the worker says ----------------------------------------------------------------------
+
+    def _hear(self, message: ToServer) -> None:
+        match message:
+            case Loading():
+                self.loading = message
+            case Ready():
+                self._facts = message.facts
+                self._is_ready = True
+                self._num_failed_starts = 0
+                log.info("a worker is ready after %.2f s", message.seconds)
+                if self._first_ready is not None and not self._first_ready.done():
+                    self._first_ready.set_result(message.facts)
+                self._send_waiting()
+            case News():
+                self.state = message.state
+                for piece in message.pieces:
+                    if (generation := self._open.get(piece.id)) is not None:
+                        was_suspect = generation.num_blamed >= _SUSPECT
+                        generation.take(piece)
+                        self._drop_if_done(generation)
+                        if was_suspect:
+                            self._send_waiting()
+            case Accepted():
+                if (generation := self._open.get(message.id)) is not None:
+                    generation.take(message)
+            case Failed() | Told():
+                self._hear_of_end(message)
+
+    def _hear_of_end(self, message: Failed | Told) -> None:
+        question = self._questions.get(message.id)
+        if question is not None and not question.done():
+            question.set_result(message)
+        elif isinstance(message, Failed) and message.id in self._open:
+            generation = self._open[message.id]
+            generation.take(message)
+            self._drop_if_done(generation)
+            self._send_waiting()
+
+    def _drop_if_done(self, generation: Generation) -> None:
+        if generation.is_done:
+            self._open.pop(generation.id, None)
+
+    # -- who runs ----------------------------------------------------------------------------------
+
+    def _send_waiting(self) -> None:
+        """Hand the worker all that it may have now; while a suspect is tried, no other one."""
+        life = self._life
+        if not self._is_ready or life is None or self._last_ended is not None:
+            return
+        chosen = self.generations
+        if suspects := [one for one in chosen if one.num_blamed >= _SUSPECT]:
+            chosen = [] if any(one.is_with_worker for one in suspects) else suspects[:1]
+        for generation in chosen:
+            if not generation.is_with_worker:
+                generation.is_with_worker = True
+                life.send(generation.message())
+
+    # -- how workers end ---------------------------------------------------------------------------
+
+    async def _start_life(self) -> None:
+        life = WorkerLife(
+            next(self._life_numbers),
+            self._orders,
+            self._hear,
+            self._note_end,
+            self._on_left,
+        )
+        self._life, self._last_ended = life, None
+        await life.start()
+
+    def _note_end(self, ended: Ended | Exception) -> None:
+        """The worker's process is gone."""
+        was_ready, self._is_ready = self._is_ready, False
+        self.state = EngineState()
+        for answer in self._questions.values():
+            if not answer.done():
+                answer.set_result(Failed(0, WORKER_GONE, "the worker died; try again in a moment"))
+        if self._is_stopping:
+            return
+        self._last_ended = ended
+        if is_fault(ended):
+            self._on_event("fault")
+        if not was_ready:
+            self._num_failed_starts += 1
+        self._blame(is_fault(ended))
+        if self.has_given_up or (self._first_ready is not None and not self._first_ready.done()):
+            self._stop_trying(ended)
+            return
+        self._on_event("restarted")
+        self.num_restarts += 1
+        task = asyncio.get_running_loop().create_task(self._start_again())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start_again(self) -> None:
+        await asyncio.sleep(_PAUSES[min(self._num_failed_starts, len(_PAUSES) - 1)])
+        if not self._is_stopping:
+            await self._start_life()
+
+    def _blame(self, was_fault: bool) -> None:
+        """Note of all that were with the worker that it died, and give up whom that says enough."""
+        for generation in self.generations:
+            if not generation.is_with_worker:
+                continue
+            generation.is_with_worker = False
+            generation.num_resumed += 1
+            generation.num_blamed += was_fault
+            if generation.num_blamed >= MAX_BLAMED:
+                self._on_event("quarantined")
+                self._give_up(
+                    generation,
+                    QUARANTINED,
+                    f"{generation.num_blamed} workers died while they ran this request, which got "
+                    "no further; it is not tried again",
+                )
+            else:
+                self._on_event("resumed")
+
+    def _give_up(self, generation: Generation, kind: str, reason: str) -> None:
+        self._open.pop(generation.id, None)
+        if not generation.is_done:
+            generation.take(Failed(generation.id, kind, reason))
+
+    def _stop_trying(self, ended: Ended | Exception) -> None:
+        reason = str(ended) if isinstance(ended, Exception) else "the worker ended while it loaded"
+        code = None if isinstance(ended, Exception) else ended.exit_code
+        self.fail_all(f"no worker can be started: {reason}")
+        if self._first_ready is not None and not self._first_ready.done():
+            self._first_ready.set_exception(CannotStart(code or EXIT_ERROR, reason))
+        self._num_failed_starts = MAX_FAILED_STARTS
+        log.error("no worker can be started: %s", reason)

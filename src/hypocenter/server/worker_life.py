@@ -1,0 +1,190 @@
+"""One life of a worker process: start it, talk to it, and say how it ended.
+
+The process stands under the same watch as the command of a `hypo doctor -- COMMAND`: its steps have
+a deadline, its stderr is kept, and when it dies of a fault what it left becomes a bundle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from hypocenter import package
+from hypocenter.config import SECRET, EngineConfig, Environment
+from hypocenter.frames import LENGTH_BYTES, as_frame, body_bytes
+from hypocenter.messages import MAX_FRAME_BYTES, Start, ToServer
+from hypocenter.record import ring
+from hypocenter.watch.child import Deadlines, Ended, environment_for, watch
+from hypocenter.watch.dead_runs import watched_runs
+
+#: What somebody ends a process with on purpose.
+_BY_HAND = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What every worker is started with. `folder` is private, for the socket."""
+
+    model: str
+    config: EngineConfig
+    deadlines: Deadlines
+    folder: Path
+
+
+class WorkerLife:
+    """`on_message` is called in the event loop for each message; `on_ended` once, when the process
+    is gone; `on_left` in a thread of its own, with the folder of what it recorded, before that is
+    removed."""
+
+    def __init__(
+        self,
+        number: int,
+        orders: Orders,
+        on_message: Callable[[ToServer], None],
+        on_ended: Callable[[Ended | Exception], None],
+        on_left: Callable[[Path, Ended], None],
+    ) -> None:
+        self.number = number
+        self.pid: int | None = None
+        self._orders = orders
+        self._on_message, self._on_ended, self._on_left = on_message, on_ended, on_left
+        self._loop = asyncio.get_running_loop()
+        self._writer: asyncio.StreamWriter | None = None
+        self._runs: Path | None = None
+        self._path = orders.folder / f"{number}.sock"
+        self._is_over = False
+        self._thread: threading.Thread | None = None
+        self._listener: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Start the process; it connects when it can."""
+        self._listener = await asyncio.start_unix_server(self._connect, self._path)
+        name = f"worker {self.number}"
+        self._thread = threading.Thread(target=self._watch, args=[str(self._path)], name=name)
+        self._thread.start()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Say something to the worker, if it listens still."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(as_frame(message))
+
+    def kill(self) -> None:
+        """End the process at once, and all that it started."""
+        self._is_over = True
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    async def stop(self, seconds: float) -> None:
+        """Let the process end by itself, and end it after so many seconds."""
+        if self._writer is not None:
+            self._writer.close()
+        elif self.pid is not None:  # it never came
+            self.kill()
+        thread = self._thread
+        if thread is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while thread.is_alive():
+                    await asyncio.sleep(0.02)
+        self.kill()
+        await asyncio.to_thread(thread.join)
+
+    def seconds_in_step(self, now: float) -> float | None:
+        """How long its running step has taken; None where none runs, or that is not recorded."""
+        runs = self._runs
+        if runs is None:
+            return None
+        for folder in ring.run_folders(runs):
+            beat = ring.read_heartbeat(folder)
+            if beat is not None and beat.step_started_ns is not None and not beat.is_clean:
+                return now - beat.step_started_ns / 1e9
+        return None
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._listener is None or self._writer is not None:
+            writer.close()
+            return
+        self._stop_listening()
+        self._writer = writer
+        self.send(Start(self._orders.model, self._orders.config))
+        decode = msgspec.msgpack.Decoder(ToServer).decode
+        try:
+            while not self._is_over:
+                header = await reader.readexactly(LENGTH_BYTES)
+                body = await reader.readexactly(body_bytes(header, MAX_FRAME_BYTES))
+                if not self._is_over:
+                    self._on_message(decode(body))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # it is about to end
+        finally:
+            # A worker that cannot be understood is none: the watch then says how it ended.
+            writer.close()
+            self.kill()
+
+    def _watch(self, path: str) -> None:
+        environment = Environment.read()
+        command = [*package.module_command("hypocenter.worker.worker"), path, self._orders.model]
+        try:
+            with watched_runs(environment.run_dir) as runs:
+                self._runs = runs
+                variables = environment_for(runs)
+                variables.pop(SECRET, None)
+                if not environment.record:
+                    variables["HYPO_RECORD"] = "0"
+                ended = watch(
+                    command,
+                    variables,
+                    runs,
+                    _pass_on,
+                    self._orders.deadlines,
+                    sys.stderr.fileno(),
+                    self._note_pid,
+                )
+                self._runs = None
+                self._tell(ended)
+                self._on_left(runs, ended)
+        except Exception as error:  # the server must hear of it, whatever it is
+            self._tell(error)
+
+    def _note_pid(self, pid: int) -> None:
+        self.pid = pid
+
+    def _tell(self, ended: Ended | Exception) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(self._end, ended)
+
+    def _end(self, ended: Ended | Exception) -> None:
+        self._is_over = True
+        self._stop_listening()
+        self._on_ended(ended)
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+
+def is_fault(ended: Ended | Exception) -> bool:
+    """Whether it died of something that it did, and was not ended from outside."""
+    if isinstance(ended, Exception):
+        return False
+    by_hand = ended.signal in _BY_HAND and not ended.num_memory_kills and ended.hung_seconds is None
+    return not by_hand
+
+
+def _pass_on(data: bytes) -> None:
+    sys.stderr.buffer.write(data)
+    sys.stderr.buffer.flush()

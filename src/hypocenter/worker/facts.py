@@ -1,0 +1,62 @@
+"""What a worker tells of its model, and of the end of a request."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from hypocenter.config import EngineConfig
+from hypocenter.engine.llm import LLM
+from hypocenter.engine.request import Request
+from hypocenter.messages import Ending, ModelFacts
+from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.gguf.file_types import quantisation_of
+
+
+def facts_of(llm: LLM, path: Path, config: EngineConfig) -> ModelFacts:
+    """Facts of a model that is loaded, and of the file that it came from."""
+    engine, tokenizer, template = llm.engine, llm.tokenizer, llm.chat_template
+    runner = engine.runner
+    with open_gguf(path) as file:
+        name = file.metadata.get("general.name")
+        quantisation = quantisation_of(file)
+        num_parameters = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
+
+    def text(token_id: int | None) -> str:
+        return "" if token_id is None else tokenizer.piece(token_id).decode("utf-8", "replace")
+
+    def known(token_id: int | None) -> int:
+        return -1 if token_id is None else token_id
+
+    return ModelFacts(
+        name=name if isinstance(name, str) else path.stem,
+        architecture=runner.facts.name,
+        quantisation=quantisation,
+        num_parameters=num_parameters,
+        file_bytes=path.stat().st_size,
+        context_length=runner.context_length,
+        trained_length=runner.facts.context_length,
+        vocab_size=runner.vocab_size,
+        bos_id=known(tokenizer.bos_id),
+        eos_id=known(tokenizer.eos_id),
+        bos_text=text(tokenizer.bos_id),
+        eos_text=text(tokenizer.eos_id),
+        chat_template="" if template is None else template.source,
+        device=config.device,
+        instruction_set=engine.route().instruction_set,
+        max_requests=config.max_batch_requests,
+        block_size=runner.block_size,
+        num_blocks=runner.num_blocks,
+    )
+
+
+def ending_of(request: Request) -> Ending:
+    """How a request ended that has no error."""
+    timings = request.timings()
+    return Ending(
+        reason=request.finish_reason or "",
+        num_cached_tokens=timings.num_cached_tokens,
+        prompt_seconds=timings.prompt_seconds,
+        generation_seconds=timings.generation_seconds,
+        num_preemptions=request.num_preemptions,
+    )

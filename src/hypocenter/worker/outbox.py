@@ -1,0 +1,79 @@
+"""Sends what a worker has to say, in a thread of its own: no step waits for the server to read."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from hypocenter.frames import as_frame
+from hypocenter.messages import EngineState, News, Piece
+
+
+class Outbox:
+    """Takes messages and notes of requests with news; whatever has gathered goes out together.
+
+    `pieces_of` gives a request's pieces that were not taken yet, `state` is asked for with them.
+    `on_error` is called in the sending thread with what either of them raises.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        pieces_of: Callable[[int], list[Piece | msgspec.Struct]],
+        state: Callable[[], EngineState],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self._connection = connection
+        self._pieces_of, self._state, self._on_error = pieces_of, state, on_error
+        self._changed = threading.Condition()
+        self._messages: list[msgspec.Struct] = []
+        self._with_news: dict[int, None] = {}  # in order
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+        self._thread.start()
+
+    def put(self, message: msgspec.Struct) -> None:
+        """Send a message soon; returns at once."""
+        with self._changed:
+            self._messages.append(message)
+            self._changed.notify()
+
+    def note(self, request_id: int) -> None:
+        """A request has news; returns at once."""
+        with self._changed:
+            self._with_news[request_id] = None
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Send what there is still, and end."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._send_next():
+                pass
+        except OSError:
+            pass  # the server is gone; whoever reads from it ends the process
+        except BaseException as error:
+            self._on_error(error)
+
+    def _send_next(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._messages or self._with_news or self._is_closed)
+            messages, self._messages = self._messages, []
+            ids, self._with_news = list(self._with_news), {}
+            if not messages and not ids:
+                return False
+        found = [piece for number in ids for piece in self._pieces_of(number)]
+        pieces = tuple(piece for piece in found if isinstance(piece, Piece))
+        messages += [other for other in found if not isinstance(other, Piece)]
+        if pieces:
+            messages.append(News(pieces, self._state()))
+        self._connection.sendall(b"".join(map(as_frame, messages)))
+        return True

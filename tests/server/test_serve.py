@@ -1,0 +1,291 @@
+"""`hypo serve` as its clients see it: routes, streams, errors, and a worker that dies."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import Served, serving, texts
+
+from hypocenter import LLM, SamplingParams
+
+PROMPT = "def count_words(text):\n"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("served"), "-np", "16", "--admin-key", "boss") as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM() as llm:
+        yield llm
+
+
+def complete(served: Served, **body: Any) -> Any:
+    reply = served.post("/v1/completions", {"prompt": PROMPT, "temperature": 0, **body})
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+def test_a_completion_is_what_the_model_says(served: Served, llm: LLM) -> None:
+    expected = llm.generate(PROMPT, max_tokens=24)
+    answer = complete(served, max_tokens=24)
+    [choice] = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (expected.text, "length")
+    assert answer["usage"]["prompt_tokens"] == len(expected.prompt_token_ids)
+    assert answer["usage"]["completion_tokens"] == 24
+    assert answer["object"] == "text_completion"
+
+
+def test_sampled_answers_follow_their_seeds(served: Served, llm: LLM) -> None:
+    expected = [
+        llm.generate(PROMPT, max_tokens=12, temperature=1.0, top_k=20, seed=seed).text
+        for seed in (7, 8, 9)
+    ]
+    answer = complete(served, max_tokens=12, temperature=1.0, top_k=20, seed=7, n=3)
+    assert [choice["text"] for choice in answer["choices"]] == expected
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+
+
+def test_a_prompt_has_four_forms(served: Served, llm: LLM) -> None:
+    ids = [llm.encode(text) for text in (PROMPT, "import ")]
+    expected = [llm.generate(text, max_tokens=5).text for text in (PROMPT, "import ")]
+    for prompt in ([PROMPT, "import "], [list(one) for one in ids]):
+        answer = complete(served, prompt=prompt, max_tokens=5)
+        assert [choice["text"] for choice in answer["choices"]] == expected
+    for prompt in (PROMPT, list(ids[0])):
+        assert complete(served, prompt=prompt, max_tokens=5)["choices"][0]["text"] == expected[0]
+
+
+def test_echo_and_logprobs_are_what_an_evaluation_asks_for(served: Served, llm: LLM) -> None:
+    ids = list(llm.encode(PROMPT))
+    expected = llm.generate(ids, max_tokens=1, logprobs=1, prompt_logprobs=1)
+    answer = complete(served, prompt=[ids], max_tokens=1, logprobs=1, echo=True)
+    found = answer["choices"][0]["logprobs"]
+    assert expected.prompt_logprobs is not None
+    assert expected.logprobs is not None
+    all_of_them = [*expected.prompt_logprobs, *expected.logprobs]
+    assert found["token_logprobs"] == [one and one.logprob for one in all_of_them]
+    assert found["top_logprobs"][0] is None
+    assert all(
+        max(table.values()) == one.top[0].logprob
+        for table, one in zip(found["top_logprobs"][1:], all_of_them[1:], strict=True)
+        if one is not None
+    )
+    assert found["text_offset"][1:3] == [0, len(found["tokens"][1])]
+    assert answer["choices"][0]["text"].endswith(PROMPT + expected.text)
+
+
+def test_a_stream_is_the_answer_in_pieces(served: Served) -> None:
+    whole = complete(served, max_tokens=20, logprobs=0)["choices"][0]
+    with served.stream(
+        "/v1/completions",
+        {
+            "prompt": PROMPT, "temperature": 0, "max_tokens": 20, "logprobs": 0,
+            "stream_options": {"include_usage": True},
+        },
+    ) as stream:  # fmt: skip
+        events = list(stream)
+    assert events[-1] == "[DONE]"
+    assert events[-2]["choices"] == []
+    assert events[-2]["usage"]["completion_tokens"] == 20
+    assert texts(events) == whole["text"]
+    pieces = [event["choices"][0] for event in events[:-2]]
+    assert [piece["finish_reason"] for piece in pieces][-1] == "length"
+    offsets = [offset for piece in pieces for offset in piece["logprobs"]["text_offset"]]
+    assert offsets == whole["logprobs"]["text_offset"]
+
+
+def test_a_second_prompt_finds_what_the_first_left(served: Served) -> None:
+    prompt = "import os\nimport sys\n" * 8
+    first = complete(served, prompt=prompt, max_tokens=2)
+    second = complete(served, prompt=prompt, max_tokens=2)
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 16
+    assert second["choices"][0]["text"] == first["choices"][0]["text"]
+    other = complete(served, prompt=prompt, max_tokens=2, cache_salt="mine")
+    assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_a_model_without_template_cannot_chat(served: Served) -> None:
+    reply = served.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
+    assert reply.status == 400
+    assert "no chat template" in reply.json["error"]["message"]
+
+
+BAD = {
+    "no JSON": (b"{", 400, None),
+    "no prompt": ({}, 400, "prompt"),
+    "a number for a text": ({"prompt": 5}, 400, "prompt"),
+    "mixed": ({"prompt": ["a", 5]}, 400, "prompt"),
+    "too many tokens": ({"prompt": [5] * 600}, 400, None),
+    "no such token": ({"prompt": [9999]}, 400, None),
+    "temperature": ({"prompt": "a", "temperature": -1}, 400, "temperature"),
+    "n": ({"prompt": "a", "n": 0}, 400, "n"),
+    "a huge n": ({"prompt": "a", "n": 10**30}, 400, "n"),
+    "logprobs": ({"prompt": "a", "logprobs": 21}, 400, "logprobs"),
+    "max_tokens": ({"prompt": "a", "max_tokens": -5}, 400, "max_tokens"),
+    "seed": ({"prompt": "a", "seed": 0.5}, 400, "seed"),
+    "best_of": ({"prompt": "a", "best_of": 2}, 400, "best_of"),
+    "suffix": ({"prompt": "a", "suffix": "b"}, 400, "suffix"),
+    "logit_bias": ({"prompt": "a", "logit_bias": {"5": 1}}, 400, "logit_bias"),
+    "tools": ({"prompt": "a", "tools": [{}]}, 400, "tools"),
+    "stop": ({"prompt": "a", "stop": ["a"] * 17}, 400, None),
+    "model": ({"prompt": "a", "model": "gpt-4"}, 404, "model"),
+    "surrogate": (b'{"prompt": "\\ud800"}', 400, None),
+    "deep": (b'{"prompt": ' + b"[" * 100_000, 400, None),
+    "long": (b'{"prompt": "' + b"a" * (33 << 20), 413, None),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_in_the_form_that_clients_read(served: Served, case: str) -> None:
+    body, status, param = BAD[case]
+    reply = served.post("/v1/completions", body)
+    assert reply.status == status, reply.body
+    error = reply.json["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+    assert error["message"]
+    assert reply.headers["x-request-id"]
+
+
+def test_a_prompt_that_is_too_long_says_so_in_the_words_that_clients_seek(served: Served) -> None:
+    error = served.post("/v1/completions", {"prompt": [5] * 600}).json["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert "maximum context length is 512 tokens" in error["message"]
+
+
+def test_fields_that_nobody_knows_are_named(served: Served) -> None:
+    body = {"prompt": "a", "max_tokens": 1, "frobnicate": 1, "user": "me", "tools": []}
+    reply = served.post("/v1/completions", body)
+    assert (reply.status, reply.headers["x-ignored-fields"]) == (200, "frobnicate")
+
+
+def test_unknown_addresses_and_methods_have_the_same_form(served: Served) -> None:
+    for reply in (served.get("/v1/nothing"), served.get("/v1/completions")):
+        assert reply.status in (404, 405)
+        assert set(reply.json["error"]) == {"message", "type", "param", "code"}
+
+
+def test_tokens_there_and_back(served: Served, llm: LLM) -> None:
+    ids = llm.tokenizer.encode("hello there", add_special=False)
+    assert served.post("/tokenize", {"content": "hello there"}).json["tokens"] == ids
+    with_bos = served.post("/tokenize", {"prompt": "hello there"}).json["tokens"]
+    assert with_bos == llm.tokenizer.encode("hello there")
+    assert served.post("/detokenize", {"tokens": ids}).json["content"] == "hello there"
+    pieces = served.post("/tokenize", {"content": "é", "with_pieces": True}).json["tokens"]
+    assert bytes(sum(([*p["piece"].encode()] if isinstance(p["piece"], str) else p["piece"]
+                      for p in pieces), [])) == "é".encode()  # fmt: skip
+
+
+def test_it_describes_itself(served: Served) -> None:
+    assert served.get("/health").json == {"status": "ok"}
+    [model] = served.get("/v1/models").json["data"]
+    assert (model["id"], model["max_model_len"]) == ("demo-q8_0", 512)
+    assert served.get("/v1/models/demo-q8_0").json["id"] == "demo-q8_0"
+    assert served.get("/v1/models/x").status == 404
+    assert served.get("/props").json["total_slots"] == 16
+    assert len(served.get("/slots").json) == 16
+    complete(served, max_tokens=3)
+    text = served.get("/metrics").body.decode()
+    assert 'vllm:generation_tokens_total{model_name="demo-q8_0"}' in text
+    assert "vllm:num_requests_running" in text
+
+
+def test_debug_routes_need_the_admin_key(served: Served) -> None:
+    assert served.get("/debug/requests").status == 401
+    answer = served.get("/debug/requests", headers={"Authorization": "Bearer boss"})
+    assert answer.json["engine"]["num_running"] == 0
+    assert served.get("/debug/faults", headers={"Authorization": "Bearer boss"}).status == 200
+
+
+def wait_idle(served: Served, seconds: float = 10.0) -> None:
+    stop = time.monotonic() + seconds
+    headers = {"Authorization": "Bearer boss"}
+    while (seen := served.get("/debug/requests", headers=headers).json)["open"] or seen["engine"][
+        "num_running"
+    ]:
+        assert time.monotonic() < stop, seen
+        time.sleep(0.02)
+
+
+LONG = {"prompt": PROMPT, "temperature": 0, "max_tokens": 480, "ignore_eos": True}
+
+
+def test_a_client_that_leaves_ends_its_request(served: Served) -> None:
+    with served.stream("/v1/completions", LONG) as stream:
+        next(stream)
+    wait_idle(served)
+
+
+def test_a_request_can_be_looked_at_and_cancelled(served: Served) -> None:
+    assert served.get("/v1/requests/nothing").status == 404
+    assert served.post("/v1/requests/nothing/cancel", {}).status == 404
+    with served.stream("/v1/completions", LONG) as stream:
+        name = next(stream)["id"]
+        assert served.get(f"/v1/requests/{name}").json["status"] == "in_progress"
+        assert served.post(f"/v1/requests/{name}/cancel", {}).json["status"] == "cancelling"
+        events = list(stream)
+    assert events[-1] == "[DONE]"
+    assert events[-2]["choices"][0]["finish_reason"] == "cancelled"
+    assert served.get(f"/v1/requests/{name}").json["status"] == "completed"
+
+
+EACH_WAY: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 1.0, "seed": 11},
+    "penalties": {"temperature": 0.8, "seed": 12, "frequency_penalty": 0.5},
+    "stop": {"temperature": 1.0, "seed": 13, "stop": ["nobody~", "wrote\n\n\nthis"]},
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_worker_that_dies_is_a_pause(served: Served, number: int) -> None:
+    expected = {
+        way: complete(served, **{**LONG, **more})["choices"][0]["text"]
+        for way, more in EACH_WAY.items()
+    }
+    got: dict[str, list[Any]] = {way: [] for way in EACH_WAY}
+
+    def read(way: str) -> None:
+        with served.stream("/v1/completions", {**LONG, **EACH_WAY[way]}) as stream:
+            got[way] += stream
+
+    threads = [threading.Thread(target=read, args=[way]) for way in EACH_WAY]
+    for thread in threads:
+        thread.start()
+    for num_pieces in (5, 200):
+        while min(map(len, got.values())) < num_pieces:
+            time.sleep(0.005)
+        served.kill_worker(number)
+    for thread in threads:
+        thread.join()
+    assert {way: texts(events) for way, events in got.items()} == expected
+    assert all(events[-1] == "[DONE]" for events in got.values())
+    assert all(sum(bool(texts([e])) for e in events) > 200 for events in got.values())
+    text = served.get("/metrics").body.decode()
+    assert "hypocenter:requests_resumed_total" in text
+    assert served.get("/health").status == 200
+
+
+def test_what_a_fault_left_is_a_bundle_with_its_report(served: Served, tmp_path: Path) -> None:
+    before = served.get("/debug/faults", headers={"Authorization": "Bearer boss"}).json["faults"]
+    served.kill_worker(signal.SIGABRT)
+    served.wait_ready()
+    stop = time.monotonic() + 60
+    while True:
+        found = served.get("/debug/faults", headers={"Authorization": "Bearer boss"}).json["faults"]
+        if len(found) > len(before) and all(one["report"] for one in found):
+            break
+        assert time.monotonic() < stop, (found, served.stderr)
+        time.sleep(0.1)
+    assert "SIGABRT" in found[0]["report"]
+    assert any("another one takes over" in line for line in served.stderr)
