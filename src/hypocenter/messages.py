@@ -17,6 +17,8 @@ from hypocenter.results import TokenLogprob
 
 #: Of one frame, in either direction: a batch of prompts of a whole context, or logprobs of one.
 MAX_FRAME_BYTES = 256 << 20
+#: The id of a failure that ends the worker itself: its model cannot be loaded.
+NO_REQUEST = 0
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):

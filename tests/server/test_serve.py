@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Served, serving, texts
+from served import Served, free_port, serving, started, texts
 
-from hypocenter import LLM, SamplingParams
+from hypocenter import LLM
 
 PROMPT = "def count_words(text):\n"
 
@@ -58,11 +61,12 @@ def test_sampled_answers_follow_their_seeds(served: Served, llm: LLM) -> None:
 def test_a_prompt_has_four_forms(served: Served, llm: LLM) -> None:
     ids = [llm.encode(text) for text in (PROMPT, "import ")]
     expected = [llm.generate(text, max_tokens=5).text for text in (PROMPT, "import ")]
-    for prompt in ([PROMPT, "import "], [list(one) for one in ids]):
+    several: list[Any] = [[PROMPT, "import "], [list(one) for one in ids]]
+    for prompt in several:
         answer = complete(served, prompt=prompt, max_tokens=5)
         assert [choice["text"] for choice in answer["choices"]] == expected
-    for prompt in (PROMPT, list(ids[0])):
-        assert complete(served, prompt=prompt, max_tokens=5)["choices"][0]["text"] == expected[0]
+    for one in (PROMPT, list(ids[0])):
+        assert complete(served, prompt=one, max_tokens=5)["choices"][0]["text"] == expected[0]
 
 
 def test_echo_and_logprobs_are_what_an_evaluation_asks_for(served: Served, llm: LLM) -> None:
@@ -80,6 +84,8 @@ def test_echo_and_logprobs_are_what_an_evaluation_asks_for(served: Served, llm: 
         for table, one in zip(found["top_logprobs"][1:], all_of_them[1:], strict=True)
         if one is not None
     )
+    for text, table in zip(found["tokens"][1:], found["top_logprobs"][1:], strict=True):
+        assert text in table
     assert found["text_offset"][1:3] == [0, len(found["tokens"][1])]
     assert answer["choices"][0]["text"].endswith(PROMPT + expected.text)
 
@@ -182,8 +188,8 @@ def test_tokens_there_and_back(served: Served, llm: LLM) -> None:
     assert with_bos == llm.tokenizer.encode("hello there")
     assert served.post("/detokenize", {"tokens": ids}).json["content"] == "hello there"
     pieces = served.post("/tokenize", {"content": "é", "with_pieces": True}).json["tokens"]
-    assert bytes(sum(([*p["piece"].encode()] if isinstance(p["piece"], str) else p["piece"]
-                      for p in pieces), [])) == "é".encode()  # fmt: skip
+    found = [p["piece"].encode() if isinstance(p["piece"], str) else p["piece"] for p in pieces]
+    assert b"".join(map(bytes, found)) == "é".encode()
 
 
 def test_it_describes_itself(served: Served) -> None:
@@ -288,4 +294,85 @@ def test_what_a_fault_left_is_a_bundle_with_its_report(served: Served, tmp_path:
         assert time.monotonic() < stop, (found, served.stderr)
         time.sleep(0.1)
     assert "SIGABRT" in found[0]["report"]
-    assert any("another one takes over" in line for line in served.stderr)
+    assert any("the worker was ended by SIGABRT" in line for line in served.stderr)
+
+
+def test_the_process_that_clients_talk_to_loads_no_engine(served: Served) -> None:
+    worker = Path(f"/proc/{served.worker_pid}/maps").read_text()
+    assert "llvmlite" in worker
+    server = Path(f"/proc/{served.process.pid}/maps").read_text()
+    for name in ("llvmlite", "numba", "torch", "tokenizers"):
+        assert f"/{name}/" not in server
+    blocked = ["numba", "torch", "triton", "tokenizers"]
+    blocked += [f"hypocenter.{room}" for room in ("engine", "model", "kernels", "device")]
+    code = f"import sys; sys.modules.update(dict.fromkeys({blocked!r})); "
+    code += "import hypocenter.server.serve, hypocenter.cli.verbs.serve"
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+
+
+def test_keys_let_in(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("one\n\ntwo\n")
+    words = ("--api-key", "three", "--api-key-file", "keys")
+    with started(tmp_path, *words, environ={"HYPO_API_KEY": "four"}) as served:
+        while served.get("/health").status != 200:
+            time.sleep(0.05)
+        for path in ("/v1/models", "/metrics", "/ready", "/tokenizer_info", "/nothing"):
+            reply = served.get(path)
+            assert (reply.status, reply.json["error"]["code"]) == (401, "invalid_api_key")
+        for key in ("one", "two", "three", "four"):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert served.get("/v1/models", headers=headers).status == 200
+        for key in ("", "five", "onetwo", "é"):
+            headers = {"Authorization": f"Bearer {key}".encode().decode("latin-1")}
+            assert served.get("/v1/models", headers=headers).status == 401
+        environment = Path(f"/proc/{served.worker_pid}/environ").read_bytes()
+        assert b"HYPO_API_KEY" not in environment
+        assert served.get("/debug/requests", headers={"x-api-key": "one"}).status == 403
+
+
+def test_ports_models_and_packages_that_are_not_there(served: Served, tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "hypocenter", "serve"]
+
+    def refusal(*words: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [*command, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        return done.returncode, done.stderr.splitlines()[-1]
+
+    code, line = refusal("--port", str(served.port))
+    assert (code, "in use" in line, "--port" in line) == (2, True, True)
+    assert refusal("nothing.gguf") == (2, "hypo: nothing.gguf: no such file")
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF no")
+    code, line = refusal("bad.gguf", "--port", str(free_port()))
+    assert (code, "bad.gguf" in line) == (1, True)
+    assert refusal("--port", "70000")[0] == 2
+    (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError(name='uvicorn')")
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "pip install 'hypocenter[server]'" in done.stderr
+
+
+def test_sigterm_lets_open_answers_end(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, served.stream("/v1/completions", LONG) as stream:
+        next(stream)
+        served.process.send_signal(signal.SIGTERM)
+        events = list(stream)
+        assert events[-1] == "[DONE]"
+        assert events[-2]["choices"][0]["finish_reason"] == "length"
+        assert served.process.wait(30) == 0
+
+
+def test_a_second_sigterm_does_not(tmp_path: Path) -> None:
+    many = {**LONG, "n": 24}
+    with serving(tmp_path, "-np", "4") as served, served.stream("/v1/completions", many) as stream:
+        next(stream)
+        served.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        served.process.send_signal(signal.SIGTERM)
+        events = list(stream)
+        assert served.process.wait(30) == 0
+    assert "shutting down" in events[-1]["error"]["message"]
+    assert not Path(f"/proc/{served.process.pid}").exists()

@@ -124,8 +124,12 @@ def started(folder: Path, *words: str, environ: dict[str, str] | None = None) ->
     if "--port" not in words:
         command += ["--port", str(free_port())]
     process = subprocess.Popen(
-        command, cwd=folder, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environ or {})}
-    )  # fmt: skip
+        command,
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(environ or {})},
+    )
     assert process.stderr is not None
     served = Served(process, int(command[command.index("--port") + 1]))
     reader = threading.Thread(target=_read_into, args=[process.stderr, served.stderr])

@@ -14,6 +14,7 @@ from pathlib import Path
 from hypocenter import package
 from hypocenter.errors import HypoError
 from hypocenter.record import bundle as bundles
+from hypocenter.record.ring import run_folders as runs_below
 from hypocenter.server.worker_life import is_fault
 from hypocenter.watch.child import Ended
 from hypocenter.watch.collect import collect
@@ -34,7 +35,9 @@ class FaultKeeper:
 
     def keep(self, runs: Path, ended: Ended) -> None:
         """Save what a worker left below `runs`, if it died of a fault."""
-        self._say(f"the worker {how(ended)}; another one takes over")
+        if not runs_below(runs):  # it ended before it had anything to run
+            return
+        self._say(f"the worker {how(ended)}")
         if self._folder is None or not is_fault(ended):
             return
         try:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hypocenter.errors import EXIT_ERROR, HypoError
 from hypocenter.messages import (
+    NO_REQUEST,
     Accepted,
     Ask,
     Cancel,
@@ -80,6 +81,7 @@ class Supervisor:
         self._last_ended: Ended | Exception | None = None
         self._first_ready: asyncio.Future[ModelFacts] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._load_error = ""
         self.num_restarts = 0
         self.loading = Loading("starting", 0.0)
         self.state = EngineState()
@@ -194,6 +196,8 @@ class Supervisor:
                 self._hear_of_end(message)
 
     def _hear_of_end(self, message: Failed | Told) -> None:
+        if isinstance(message, Failed) and message.id == NO_REQUEST:
+            self._load_error = message.message
         question = self._questions.get(message.id)
         if question is not None and not question.done():
             question.set_result(message)
@@ -289,10 +293,12 @@ class Supervisor:
             generation.take(Failed(generation.id, kind, reason))
 
     def _stop_trying(self, ended: Ended | Exception) -> None:
-        reason = str(ended) if isinstance(ended, Exception) else "the worker ended while it loaded"
+        is_error = isinstance(ended, Exception)
+        reason = self._load_error or (str(ended) if is_error else "it ended while it loaded")
         code = None if isinstance(ended, Exception) else ended.exit_code
         self.fail_all(f"no worker can be started: {reason}")
         if self._first_ready is not None and not self._first_ready.done():
             self._first_ready.set_exception(CannotStart(code or EXIT_ERROR, reason))
+        else:
+            log.error("no worker can be started: %s", reason)
         self._num_failed_starts = MAX_FAILED_STARTS
-        log.error("no worker can be started: %s", reason)

@@ -24,7 +24,6 @@ from hypocenter.engine.request import Request
 from hypocenter.errors import (
     EXIT_FAULT,
     EXIT_OK,
-    EXIT_USAGE,
     BadLogits,
     BadSetting,
     HypoError,
@@ -33,9 +32,10 @@ from hypocenter.errors import (
     TokenizerError,
     UsageError,
 )
-from hypocenter.frames import read_frame
+from hypocenter.frames import as_frame, read_frame
 from hypocenter.messages import (
     MAX_FRAME_BYTES,
+    NO_REQUEST,
     Accepted,
     Ask,
     Cancel,
@@ -65,7 +65,11 @@ def main(words: Sequence[str]) -> int:
         connection.connect(words[0])
         with connection.makefile("rb") as reader:
             start = msgspec.msgpack.decode(read_frame(reader, MAX_FRAME_BYTES), type=Start)
-            worker = Worker(connection, start)
+            try:
+                worker = Worker(connection, start)
+            except HypoError as error:  # the server tells of it
+                connection.sendall(as_frame(_failure(NO_REQUEST, error)))
+                return error.exit_code
             with contextlib.closing(worker):
                 while worker.handle(msgspec.msgpack.decode(_next(reader), type=ToWorker | None)):
                     pass
@@ -224,8 +228,4 @@ def _next(reader: object) -> bytes:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except HypoError as refused:
-        print(f"hypo: {refused}", file=sys.stderr)
-        sys.exit(EXIT_USAGE if isinstance(refused, UsageError) else refused.exit_code)
+    sys.exit(main(sys.argv[1:]))

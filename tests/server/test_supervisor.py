@@ -1,0 +1,353 @@
+"""What the supervisor makes of workers that die, with workers that are only pretended."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from hypocenter import EngineConfig, SamplingParams
+from hypocenter.messages import (
+    Accepted,
+    Ask,
+    Cancel,
+    Ending,
+    EngineState,
+    Failed,
+    ModelFacts,
+    News,
+    Piece,
+    Ready,
+    Submit,
+    Told,
+)
+from hypocenter.server import supervisor as supervisors
+from hypocenter.server.generation import Event, Generation
+from hypocenter.server.supervisor import (
+    MAX_BLAMED,
+    MAX_FAILED_STARTS,
+    QUARANTINED,
+    WORKER_GONE,
+    CannotStart,
+    Supervisor,
+)
+from hypocenter.server.worker_life import Orders, is_fault
+from hypocenter.watch.child import Deadlines, Ended
+
+FACTS = msgspec.convert(
+    {one.name: {str: "", int: 1}[one.type] for one in msgspec.structs.fields(ModelFacts)},
+    ModelFacts,
+)
+ORDERS = Orders("model.gguf", EngineConfig(), Deadlines(), Path("/nowhere"))
+
+
+def ended(code: int | None = None, number: int | None = None, **more: Any) -> Ended:
+    return Ended(("worker",), 1, code, number, "", 0.0, 1.0, 0.0, **more)
+
+
+KILLED, FAULT = ended(number=signal.SIGKILL), ended(number=signal.SIGSEGV)
+
+
+class PretendedLife:
+    """A worker that does what `behave` says for each message it is sent."""
+
+    behave: Callable[[PretendedLife, Any], None]
+    starts: list[PretendedLife]
+    is_broken = False
+
+    def __init__(self, number: int, orders: Orders, hear: Any, note_end: Any, left: Any) -> None:
+        self.number, self.sent = number, list[Any]()
+        self.say, self._note_end = hear, note_end
+        self.is_dead = False
+        self.starts.append(self)
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self.is_broken:
+            loop.call_soon(self.die, ended(code=2))
+        else:
+            loop.call_soon(self.say, Ready(FACTS, 0.1))
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+        asyncio.get_running_loop().call_soon(self._behave_unless_dead, message)
+
+    def _behave_unless_dead(self, message: Any) -> None:
+        if not self.is_dead:
+            type(self).behave(self, message)
+
+    def piece(self, number: int, token_id: int, ending: str | None = None) -> None:
+        end = Ending(ending) if ending else None
+        pieces = (Piece(number, f"{token_id} ", (token_id,), ending=end),)
+        self.say(News(pieces, EngineState()))
+
+    def die(self, how: Ended = FAULT) -> None:
+        self.is_dead = True
+        self._note_end(how)
+
+    async def stop(self, seconds: float) -> None:
+        self.is_dead = True
+
+    def seconds_in_step(self, now: float) -> None:
+        return None
+
+
+@pytest.fixture
+def life(monkeypatch: pytest.MonkeyPatch) -> type[PretendedLife]:
+    class Life(PretendedLife):
+        starts: list[PretendedLife] = []  # noqa: RUF012
+        behave = staticmethod(lambda life, message: None)
+
+    monkeypatch.setattr(supervisors, "WorkerLife", Life)
+    monkeypatch.setattr(supervisors, "_PAUSES", (0.0,))
+    return Life
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 20))
+
+
+def generation(supervisor: Supervisor, events: list[Event]) -> Generation:
+    one = Generation(supervisor.next_id(), "r", SamplingParams(seed=1), prompt="text")
+    one.listener = lambda generation, event: events.append(event)
+    return one
+
+
+async def settle() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+
+
+def make(counted: list[str] | None = None) -> Supervisor:
+    count = (lambda what: None) if counted is None else counted.append
+    return Supervisor(ORDERS, on_left=lambda runs, how: None, on_event=count)
+
+
+def test_the_next_worker_gets_the_prompt_and_what_was_sent(life: type[PretendedLife]) -> None:
+    async def work() -> None:
+        supervisor, events = make(counted := list[str]()), list[Event]()
+        await supervisor.start()
+        one = generation(supervisor, events)
+        supervisor.submit(one)
+        first = life.starts[0]
+        first.say(Accepted(one.id, (5, 6)))
+        first.piece(one.id, 7)
+        first.piece(one.id, 8)
+        first.die()
+        await settle()
+        [second] = life.starts[1:]
+        assert second.sent == [Submit(one.id, one.params, (5, 6), output_ids=(7, 8))]
+        second.say(Accepted(one.id, (5, 6)))
+        second.piece(one.id, 9, "stop")
+        assert [type(event) for event in events] == [Accepted, Piece, Piece, Piece]
+        assert one.output_ids == [7, 8, 9]
+        assert one.is_done
+        assert supervisor.generations == []
+        assert counted == ["fault", "resumed", "restarted"]
+
+    run(work())
+
+
+def test_a_request_that_comes_while_no_worker_is_there_waits(life: type[PretendedLife]) -> None:
+    async def work() -> None:
+        supervisor = make()
+        await supervisor.start()
+        life.starts[0].die(KILLED)
+        assert not supervisor.is_ready
+        one = generation(supervisor, [])
+        supervisor.submit(one)
+        await settle()
+        assert [message.id for message in life.starts[1].sent] == [one.id]
+
+    run(work())
+
+
+def test_a_cancelled_request_is_not_worked_on(life: type[PretendedLife]) -> None:
+    async def work() -> None:
+        supervisor = make()
+        await supervisor.start()
+        one = generation(supervisor, events := list[Event]())
+        supervisor.submit(one)
+        supervisor.cancel(one)
+        assert life.starts[0].sent[1:] == [Cancel(one.id)]
+        life.starts[0].piece(one.id, 3)
+        assert events == []
+        life.starts[0].die()
+        await settle()
+        assert life.starts[1].sent == []
+
+    run(work())
+
+
+def test_only_the_request_that_kills_workers_is_given_up(life: type[PretendedLife]) -> None:
+    async def work() -> None:
+        supervisor = make(counted := list[str]())
+        all_events: dict[int, list[Event]] = {}
+        ones = []
+        for _ in range(6):
+            one = generation(supervisor, events := list[Event]())
+            all_events[one.id] = events
+            ones.append(one)
+        poison = ones[3].id
+
+        def behave(worker: PretendedLife, message: Any) -> None:
+            if isinstance(message, Submit):
+                if message.id == poison:
+                    worker.die()
+                else:
+                    worker.piece(message.id, len(message.output_ids))
+                    if len(message.output_ids) >= 3:
+                        worker.piece(message.id, 9, "stop")
+            if len(worker.sent) == 6 and message.id != poison:  # they go on
+                for one in list(supervisor.generations):
+                    if one.id != poison:
+                        worker.piece(one.id, 9, "stop")
+
+        life.behave = staticmethod(behave)
+        await supervisor.start()
+        for one in ones:
+            supervisor.submit(one)
+        for _ in range(20):
+            await settle()
+        [failed] = [e for events in all_events.values() for e in events if isinstance(e, Failed)]
+        assert (failed.id, failed.kind) == (poison, QUARANTINED)
+        assert f"{MAX_BLAMED} workers died" in failed.message
+        assert counted.count("quarantined") == 1
+        assert supervisor.is_ready
+        for one in ones:
+            if one.id != poison and not one.is_done:
+                life.starts[-1].piece(one.id, 9, "stop")
+        assert all(one.is_done for one in ones)
+
+    run(work())
+
+
+def test_who_was_suspected_with_the_poison_is_tried_alone(life: type[PretendedLife]) -> None:
+    """Two die twice together; then each is tried alone, and the innocent one goes on."""
+
+    async def work() -> None:
+        supervisor = make()
+        await supervisor.start()
+        innocent, poison = generation(supervisor, []), generation(supervisor, bad := list[Event]())
+        late = generation(supervisor, [])
+        supervisor.submit(innocent)
+        supervisor.submit(poison)
+        for _ in range(2):
+            assert [m.id for m in life.starts[-1].sent] == [innocent.id, poison.id]
+            life.starts[-1].die()
+            await settle()
+        third = life.starts[-1]
+        supervisor.submit(late)
+        assert [message.id for message in third.sent] == [innocent.id]
+        third.piece(innocent.id, 4)  # it gets on: so it is not the one
+        assert [message.id for message in third.sent] == [innocent.id, poison.id]
+        third.die()
+        await settle()
+        assert isinstance(bad[-1], Failed)
+        fourth = life.starts[-1]
+        assert [(m.id, m.output_ids) for m in fourth.sent] == [(innocent.id, (4,)), (late.id, ())]
+
+    run(work())
+
+
+def test_whoever_is_killed_by_hand_is_not_to_blame(life: type[PretendedLife]) -> None:
+    async def work() -> None:
+        supervisor = make()
+        await supervisor.start()
+        one = generation(supervisor, events := list[Event]())
+        supervisor.submit(one)
+        for _ in range(2 * MAX_BLAMED):
+            life.starts[-1].die(KILLED)
+            await settle()
+        assert events == []
+        assert one.num_resumed == 2 * MAX_BLAMED
+        assert life.starts[-1].sent[0].id == one.id
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        (KILLED, False),
+        (ended(number=signal.SIGTERM), False),
+        (FAULT, True),
+        (ended(code=3), True),
+        (ended(code=0), True),
+        (ended(number=signal.SIGKILL, num_memory_kills=1), True),
+        (ended(number=signal.SIGKILL, hung_seconds=130.0), True),
+        (OSError("no such command"), False),
+    ],
+)
+def test_what_counts_as_a_fault(how: Ended | Exception, expected: bool) -> None:
+    assert is_fault(how) is expected
+
+
+def test_a_model_that_cannot_be_loaded_is_told_at_once(life: type[PretendedLife]) -> None:
+    async def work() -> None:
+        life.is_broken = True
+        with pytest.raises(CannotStart) as raised:
+            await make().start()
+        assert raised.value.exit_code == 2
+        assert len(life.starts) == 1
+
+    run(work())
+
+
+def test_workers_that_end_before_they_are_ready_are_not_started_for_ever(
+    life: type[PretendedLife],
+) -> None:
+    async def work() -> None:
+        supervisor = make()
+        await supervisor.start()
+        one = generation(supervisor, events := list[Event]())
+        supervisor.submit(one)
+        life.is_broken = True
+        life.starts[0].die()
+        for _ in range(20):
+            await settle()
+        assert supervisor.has_given_up
+        assert len(life.starts) == 1 + MAX_FAILED_STARTS
+        assert isinstance(events[-1], Failed)
+        assert events[-1].kind == WORKER_GONE
+
+    run(work())
+
+
+def test_a_question_to_a_worker_that_dies_is_answered(life: type[PretendedLife]) -> None:
+    async def work() -> None:
+        supervisor = make()
+        await supervisor.start()
+        asking = asyncio.ensure_future(supervisor.ask(Ask(supervisor.next_id(), text="a")))
+        await settle()
+        life.starts[0].die()
+        answer = await asking
+        assert isinstance(answer, Failed)
+        assert answer.kind == WORKER_GONE
+        await settle()
+        number = supervisor.next_id()
+        asking = asyncio.ensure_future(supervisor.ask(Ask(number, text="a")))
+        await settle()
+        life.starts[1].say(Told(number, "b"))
+        assert await asking == Told(number, "b")
+
+    run(work())
+
+
+def test_the_end_of_the_server_ends_what_is_open(life: type[PretendedLife]) -> None:
+    async def work() -> None:
+        supervisor = make()
+        await supervisor.start()
+        one = generation(supervisor, events := list[Event]())
+        supervisor.submit(one)
+        await supervisor.stop(1.0)
+        assert isinstance(events[-1], Failed)
+        assert "shutting down" in events[-1].message
+
+    run(work())
