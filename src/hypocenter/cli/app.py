@@ -27,7 +27,7 @@ from hypocenter.cli.options import (
     SamplingOptions,
     message_of,
 )
-from hypocenter.cli.serve_app import serve
+from hypocenter.cli.serve_app import bench_serve, serve
 from hypocenter.cli.tool_options import BenchOptions, DoctorOptions
 from hypocenter.cli.usage import (
     EPILOGUE,
@@ -69,6 +69,7 @@ app = App(
 
 app.command(lab)
 app.command(serve)
+app.command(bench_serve)
 app.register_install_completion_command(help="Complete commands and options in this shell.")
 
 Model = Annotated[str | None, Parameter(help="GGUF file; the bundled model when left out.")]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
-from hypocenter.cli.options import EngineOptions, Quiet, model_path
+from hypocenter.cli.options import AsJson, EngineOptions, Quiet, model_path
 from hypocenter.config import MAX_KEY_BYTES, Environment
 from hypocenter.errors import UsageError
 
@@ -135,3 +135,65 @@ def serve(
 
     engine, server = engine or EngineOptions(), server or ServeOptions()
     cli_serve.serve(model_path(model), server, engine.config(), quiet=quiet)
+
+
+def bench_serve(
+    *,
+    url: Annotated[str, Parameter(name="--url", help="The server.")] = "http://127.0.0.1:8080",
+    num_requests: Annotated[
+        int, Parameter(name=("-n", "--num-requests", "--num-prompts"), help="Requests in all.")
+    ] = 64,
+    concurrency: Annotated[
+        int | None,
+        Parameter(
+            name=("-np", "--concurrency", "--max-concurrency"),
+            help="Requests that are open at once. [default: 16, where no rate is given]",
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        Parameter(name=("--rate", "--request-rate"), help="Requests a second, as people come."),
+    ] = None,
+    prompt_length: Annotated[
+        int, Parameter(name=("--prompt-length", "--input-len"), help="Words of each prompt.")
+    ] = 128,
+    output_length: Annotated[
+        int, Parameter(name=("--output-length", "--output-len"), help="Tokens of each answer.")
+    ] = 64,
+    lengths: Annotated[
+        Literal["fixed", "sharegpt"],
+        Parameter(name="--lengths", help="All alike, or drawn as those of people's chats."),
+    ] = "fixed",
+    shared_prefix: Annotated[
+        int, Parameter(name="--shared-prefix", help="Words that all prompts begin with.")
+    ] = 0,
+    seed: Annotated[int, Parameter(name=("-s", "--seed"), help="Of prompts and arrivals.")] = 0,
+    model: Annotated[
+        str | None, Parameter(name=("-m", "--model"), help="[default: the server's first one]")
+    ] = None,
+    api_key: Annotated[str | None, Parameter(name="--api-key", help="Key to send.")] = None,
+    json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Put a server under load, and measure what its clients see.
+
+    Any server with OpenAI's /v1/completions will do. Answers are as long as
+    they are asked to be where the server knows ignore_eos.
+    """
+    from hypocenter.cli.verbs import bench_serve as cli_bench
+    from hypocenter.server.load import Load
+
+    load = Load(
+        url=url,
+        model=model,
+        api_key=api_key,
+        num_requests=num_requests,
+        concurrency=16 if concurrency is None and rate is None else concurrency,
+        rate=rate,
+        prompt_length=prompt_length,
+        output_length=output_length,
+        lengths=lengths,
+        shared_prefix=shared_prefix,
+        seed=seed,
+    )
+    cli_bench.bench_serve(load, as_json=json, quiet=quiet)

@@ -1,0 +1,303 @@
+"""A load of clients for any server that speaks OpenAI's completions, and what they measure.
+
+Each request has a thread and a connection of its own, and is timed by the client's clock. The
+figures are those of vLLM's serving benchmark: time to the first token (TTFT), mean time of each
+further token (TPOT), time between two pieces (ITL), and of the whole request (E2EL).
+https://docs.vllm.ai/en/latest/benchmarking/cli/
+"""
+
+from __future__ import annotations
+
+import http.client
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from urllib.parse import urlsplit
+
+import msgspec
+
+from hypocenter.errors import HypoError, UsageError
+
+PERCENTILES = (50, 90, 99)
+#: Lognormal of the lengths in tokens that people's conversations have: median and sigma of prompts
+#: and of answers, fitted by eye to the histogram of ShareGPT in the vLLM paper (arXiv 2309.06180,
+#: figure 11), which cuts at 1024.
+_SHARED = ((60.0, 1.4), (160.0, 1.1))
+_LONGEST = 1024
+_WORDS = (
+    "the", "of", "and", "to", "in", "a", "is", "that", "for", "it", "as", "was", "with", "be", "by",
+    "on", "not", "he", "this", "are", "or", "his", "from", "at", "which", "but", "have", "an",
+    "had", "they", "you", "were", "their", "one", "all", "we", "can", "her", "has", "there", "been",
+    "if", "more", "when", "will", "would", "who", "so", "no", "out", "up", "into", "that", "time",
+    "people", "year", "way", "day", "man", "thing", "woman", "life", "child", "world", "school",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What is asked of the server at `url`. One of `concurrency` and `rate` (a second, Poisson) is
+    given; lengths are in words of the prompt, about a token each, and in tokens of the answer."""
+
+    url: str
+    model: str | None = None
+    api_key: str | None = None
+    num_requests: int = 64
+    concurrency: int | None = 16
+    rate: float | None = None
+    prompt_length: int = 128
+    output_length: int = 64
+    lengths: str = "fixed"
+    shared_prefix: int = 0
+    seed: int = 0
+    timeout: float = 600.0
+
+    def __post_init__(self) -> None:
+        if (self.concurrency is None) == (self.rate is None):
+            raise UsageError("give either a concurrency or a rate")
+        limits = {
+            "num_requests": (self.num_requests, 1, 1_000_000),
+            "concurrency": (self.concurrency or 1, 1, 4096),
+            "prompt_length": (self.prompt_length, 1, 1 << 20),
+            "output_length": (self.output_length, 1, 1 << 20),
+            "shared_prefix": (self.shared_prefix, 0, 1 << 20),
+        }
+        for name, (value, low, high) in limits.items():
+            if not low <= value <= high:
+                raise UsageError(f"{name} is {value}, but must be from {low} to {high}")
+        if self.rate is not None and not 0 < self.rate <= 10_000:
+            raise UsageError(f"rate is {self.rate}, but must be above 0 and at most 10000")
+        if self.lengths not in ("fixed", "sharegpt"):
+            raise UsageError(f"lengths is {self.lengths!r}, but must be fixed or sharegpt")
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request: what it was, when it began (a clock's seconds), and what became of it."""
+
+    prompt: str
+    output_length: int
+    start: float = 0.0
+    end: float = 0.0
+    times: list[float] = field(default_factory=list)  # of each piece
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    text: str = ""
+    error: str = ""
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a load measured; times are in milliseconds: mean, and each of `PERCENTILES`."""
+
+    seconds: float
+    num_requests: int
+    num_errors: int
+    first_error: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    requests_per_second: float
+    output_tokens_per_second: float
+    total_tokens_per_second: float
+    ttft_ms: dict[str, float]
+    tpot_ms: dict[str, float]
+    itl_ms: dict[str, float]
+    e2el_ms: dict[str, float]
+
+
+def run_load(
+    load: Load, report: Callable[[str, float], None] = lambda what, share: None
+) -> tuple[Figures, list[Asked]]:
+    """Ask all of it, and wait for the answers. Raises HypoError when the server does not answer."""
+    model = load.model or _first_model(load)
+    asked = list(make_requests(load))
+    waiting: SimpleQueue[Asked] = SimpleQueue()
+    for one in asked:
+        waiting.put(one)
+    began = time.perf_counter()
+    if load.concurrency is not None:
+        num = min(load.concurrency, len(asked))
+        threads = [threading.Thread(target=_drain, args=(load, model, waiting)) for _ in range(num)]
+        for thread in threads:
+            thread.start()
+    else:
+        threads = []
+        for one, at in zip(asked, _arrivals(load), strict=False):
+            time.sleep(max(began + at - time.perf_counter(), 0.0))
+            thread = threading.Thread(target=_ask, args=(load, model, one))
+            thread.start()
+            threads.append(thread)
+    while any(thread.is_alive() for thread in threads):
+        report("asking", sum(one.end > 0 for one in asked) / len(asked))
+        time.sleep(0.1)
+    for thread in threads:
+        thread.join()
+    return figures_of(asked, time.perf_counter() - began), asked
+
+
+def make_requests(load: Load) -> Iterator[Asked]:
+    """The same for the same seed, whatever the server."""
+    chosen = random.Random(load.seed)
+    prefix = [chosen.choice(_WORDS) for _ in range(load.shared_prefix)]
+    for _ in range(load.num_requests):
+        lengths = (load.prompt_length, load.output_length)
+        if load.lengths == "sharegpt":
+            lengths = tuple(  # type: ignore[assignment]
+                min(max(4, round(chosen.lognormvariate(math.log(median), sigma))), _LONGEST)
+                for median, sigma in _SHARED
+            )
+        words = [chosen.choice(_WORDS) for _ in range(lengths[0])]
+        yield Asked(" ".join([*prefix, *words]), lengths[1])
+
+
+def figures_of(asked: Sequence[Asked], seconds: float) -> Figures:
+    """The figures of requests that have ended, all together within so many seconds."""
+    right = [one for one in asked if not one.error]
+    first = [one.times[0] - one.start for one in right if one.times]
+    later = [
+        (one.times[-1] - one.times[0]) / (one.num_output_tokens - 1)
+        for one in right
+        if len(one.times) > 1 and one.num_output_tokens > 1
+    ]
+    between = [
+        after - before
+        for one in right
+        for before, after in zip(one.times, one.times[1:], strict=False)
+    ]
+    num_prompt = sum(one.num_prompt_tokens for one in right)
+    num_output = sum(one.num_output_tokens for one in right)
+    return Figures(
+        seconds=seconds,
+        num_requests=len(asked),
+        num_errors=len(asked) - len(right),
+        first_error=next((one.error for one in asked if one.error), ""),
+        prompt_tokens=num_prompt,
+        cached_tokens=sum(one.num_cached_tokens for one in right),
+        output_tokens=num_output,
+        requests_per_second=len(right) / seconds,
+        output_tokens_per_second=num_output / seconds,
+        total_tokens_per_second=(num_prompt + num_output) / seconds,
+        ttft_ms=_spread(first),
+        tpot_ms=_spread(later),
+        itl_ms=_spread(between),
+        e2el_ms=_spread([one.end - one.start for one in right]),
+    )
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Mean and percentiles in milliseconds, by the nearest rank; empty without a figure."""
+    if not seconds:
+        return {}
+    ordered = sorted(seconds)
+    ranks = {f"p{p}": ordered[math.ceil(p / 100 * len(ordered)) - 1] for p in PERCENTILES}
+    return {
+        name: 1e3 * value for name, value in {"mean": sum(ordered) / len(ordered), **ranks}.items()
+    }
+
+
+def _arrivals(load: Load) -> Iterator[float]:
+    """Seconds from the beginning, as independent people come."""
+    chosen, at = random.Random(load.seed + 1), 0.0
+    assert load.rate is not None
+    while True:
+        yield at
+        at += chosen.expovariate(load.rate)
+
+
+def _drain(load: Load, model: str, waiting: SimpleQueue[Asked]) -> None:
+    while True:
+        try:
+            one = waiting.get_nowait()
+        except Empty:
+            return
+        _ask(load, model, one)
+
+
+def _ask(load: Load, model: str, one: Asked) -> None:
+    body = {
+        "model": model,
+        "prompt": one.prompt,
+        "max_tokens": one.output_length,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    connection = _connection(load)
+    one.start = time.perf_counter()
+    try:
+        path = urlsplit(load.url).path.rstrip("/") + "/v1/completions"
+        connection.request("POST", path, msgspec.json.encode(body), _headers(load))
+        answer = connection.getresponse()
+        if answer.status != 200:
+            text = answer.read(300).decode("utf-8", "replace")
+            one.error = f"status {answer.status}: {text}"
+        else:
+            _read_stream(answer, one)
+    except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
+        one.error = f"{type(error).__name__}: {error}"
+    finally:
+        one.end = time.perf_counter()
+        connection.close()
+
+
+def _read_stream(answer: http.client.HTTPResponse, one: Asked) -> None:
+    has_ended = False
+    for line in answer:
+        if not line.startswith(b"data: "):
+            continue
+        data = line[6:].strip()
+        if data == b"[DONE]":
+            has_ended = True
+            break
+        event = msgspec.json.decode(data)
+        if "error" in event:
+            one.error = str(event["error"])[:300]
+            return
+        if (choices := event.get("choices")) and (text := choices[0].get("text")):
+            one.times.append(time.perf_counter())
+            one.text += text
+        if usage := event.get("usage"):
+            one.num_prompt_tokens = usage["prompt_tokens"]
+            one.num_output_tokens = usage["completion_tokens"]
+            details = usage.get("prompt_tokens_details") or {}
+            one.num_cached_tokens = details.get("cached_tokens") or 0
+    if not has_ended:
+        one.error = "the stream ended without its end"
+
+
+def _connection(load: Load) -> http.client.HTTPConnection:
+    parts = urlsplit(load.url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"--url is {load.url!r}, but must be like http://127.0.0.1:8080")
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(parts.hostname, parts.port, timeout=load.timeout)
+
+
+def _headers(load: Load) -> dict[str, str]:
+    headers = {"Content-Type": "application/json"}
+    if load.api_key:
+        headers["Authorization"] = f"Bearer {load.api_key}"
+    return headers
+
+
+def _first_model(load: Load) -> str:
+    connection = _connection(load)
+    try:
+        path = urlsplit(load.url).path.rstrip("/") + "/v1/models"
+        connection.request("GET", path, headers=_headers(load))
+        answer = connection.getresponse()
+        data = answer.read(1 << 20)
+        if answer.status != 200:
+            raise HypoError(f"{load.url}: /v1/models answers with status {answer.status}")
+        return str(msgspec.json.decode(data)["data"][0]["id"])
+    except (OSError, http.client.HTTPException) as error:
+        raise HypoError(f"{load.url} does not answer: {error}") from error
+    except (msgspec.DecodeError, LookupError, TypeError) as error:
+        raise HypoError(f"{load.url}: /v1/models names no model") from error
+    finally:
+        connection.close()
