@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from served import Served, free_port, serving, started, texts
 
@@ -376,3 +378,70 @@ def test_a_second_sigterm_does_not(tmp_path: Path) -> None:
         assert served.process.wait(30) == 0
     assert "shutting down" in events[-1]["error"]["message"]
     assert not Path(f"/proc/{served.process.pid}").exists()
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "tags": {"type": "array", "items": {"enum": ["red", "blue"]}, "maxItems": 3},
+        "size": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "tags", "size"],
+    "additionalProperties": False,
+}
+FORMS: dict[str, dict[str, Any]] = {
+    "OpenAI's": {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+    "vLLM's": {"structured_outputs": {"json": SCHEMA}},
+    "llama-server's": {"json_schema": SCHEMA},
+}
+
+
+@pytest.mark.parametrize("way", FORMS)
+def test_answers_keep_to_a_schema(served: Served, way: str) -> None:
+    body = {"max_tokens": 200, "temperature": 1.0, "seed": 3, **FORMS[way]}
+    [choice] = complete(served, **body)["choices"]
+    jsonschema.validate(json.loads(choice["text"]), SCHEMA)
+    assert choice["finish_reason"] == "stop"
+
+
+def test_a_grammar_and_any_object(served: Served) -> None:
+    grammar = {"grammar": 'start: ("yes" | "no") "!"', "temperature": 1.0, "seed": 4}
+    assert complete(served, **grammar)["choices"][0]["text"] in ("yes!", "no!")
+    body = {"response_format": {"type": "json_object"}, "max_tokens": 300, "seed": 5}
+    reply = complete(served, temperature=1.0, **body)["choices"][0]
+    if reply["finish_reason"] == "stop":
+        assert isinstance(json.loads(reply["text"]), dict)
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"grammar": "start: ("}, "grammar"),
+        ({"json_schema": {"type": "nothing"}}, "json_schema"),
+        ({"json_schema": {"enum": []}}, "json_schema"),
+        ({"json_schema": SCHEMA, "grammar": 'start: "a"'}, "grammar"),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
+        ({"guided_json": SCHEMA}, "guided_json"),
+    ],
+)
+def test_a_form_that_cannot_be_is_refused(served: Served, more: Any, param: str) -> None:
+    reply = served.post("/v1/completions", {"prompt": "a", **more})
+    assert (reply.status, reply.json["error"]["param"]) == (400, param), reply.body
+
+
+def test_a_form_outlives_its_worker(served: Served) -> None:
+    schema = {"type": "array", "items": SCHEMA, "minItems": 8, "maxItems": 8}
+    body = {
+        "prompt": PROMPT, "temperature": 1.0, "seed": 21, "max_tokens": 480,
+        "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
+    }  # fmt: skip
+    expected = complete(served, **body)["choices"][0]["text"]
+    with served.stream("/v1/completions", body) as stream:
+        events = [next(stream) for _ in range(10)]
+        served.kill_worker()
+        events += stream
+    assert texts(events) == expected
+    jsonschema.validate(json.loads(expected), schema)

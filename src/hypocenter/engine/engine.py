@@ -240,11 +240,9 @@ class Engine:
     ) -> Request:
         """A request for `submit`, checked. Only those of one `cache_salt` read each other's blocks.
 
-        With `output_ids` it goes on behind an answer that was begun elsewhere.
-
-        Raises ContextOverflow for a prompt longer than the context, OutOfBlocks for one larger than
-        the whole cache, UsageError for an empty prompt, an id outside the vocabulary, or a form
-        that cannot be read.
+        With `output_ids` it goes on behind an answer that was begun elsewhere. Raises
+        ContextOverflow and OutOfBlocks for a prompt longer than the context or the whole cache,
+        UsageError for an empty one, an id outside the vocabulary, or a form that cannot be read.
         """
         self.require_usable()
         vocab_size, context_length = self.runner.vocab_size, self.runner.context_length

@@ -62,6 +62,7 @@ _FAILURES: dict[str, tuple[int, str | None]] = {
     "BadSetting": (400, None),
     "TemplateError": (400, "bad_messages"),
     "TokenizerError": (400, "bad_text"),
+    "GrammarError": (500, "grammar_failed"),
     "BadLogits": (500, "bad_logits"),
     QUARANTINED: (500, "quarantined"),
     WORKER_GONE: (503, "worker_gone"),

@@ -32,8 +32,29 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
+class JsonSchema(msgspec.Struct):
+    """OpenAI's wrapper of a schema; what is not strict is kept to just as well."""
+
+    schema: dict[str, Any] | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
 class ResponseFormat(msgspec.Struct):
+    """`schema` is llama-server's way to give one; OpenAI's is `json_schema`."""
+
     type: str = "text"
+    json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """vLLM's way to ask for a form."""
+
+    json: dict[str, Any] | str | None = None
+    json_object: bool | None = None
+    grammar: str | None = None
 
 
 class _Body(msgspec.Struct, kw_only=True):
@@ -50,6 +71,9 @@ class _Body(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
     # of vLLM and llama-server
     top_k: int | None = None
     min_p: float | None = None
@@ -85,12 +109,10 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "function_call": ("none",),
     "functions": ([],),
-    "grammar": ("",),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
-    "json_schema": (),
     "logit_bias": ({},),
     "min_tokens": (0,),
     "modalities": (["text"],),
@@ -99,7 +121,6 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": (),
     "reasoning_effort": ("none",),
     "stop_token_ids": ([],),
-    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -215,12 +236,6 @@ def prompts_of(body: CompletionBody) -> list[str | tuple[int, ...]]:
 def _params(body: _Body, **more: Any) -> SamplingParams:
     if body.repetition_penalty is not None and body.repeat_penalty is not None:
         raise ApiError(400, "both repetition_penalty and repeat_penalty; give one")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise ApiError(
-            400,
-            f"response_format is {body.response_format.type!r}, but this server can only give text",
-            param="response_format",
-        )
     penalty = body.repetition_penalty or body.repeat_penalty
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     given: dict[str, Any] = {
@@ -233,6 +248,7 @@ def _params(body: _Body, **more: Any) -> SamplingParams:
         "frequency_penalty": body.frequency_penalty,
         "ignore_eos": body.ignore_eos,
         "seed": _seed(body.seed),
+        **_form(body),
     }
     fields = {name: value for name, value in given.items() if value is not None}
     try:
@@ -241,6 +257,51 @@ def _params(body: _Body, **more: Any) -> SamplingParams:
         raise ApiError(400, error.text_for(error.field), param=error.field) from error
     except UsageError as error:
         raise ApiError(400, str(error)) from error
+
+
+def _form(body: _Body) -> dict[str, Any]:
+    """The form that answers are held to, as SamplingParams name it. Raises ApiError."""
+    found: list[tuple[str, str, Any]] = []
+    asked = body.response_format
+    if asked is not None:
+        wrapped = asked.schema if asked.json_schema is None else asked.json_schema.schema
+        match asked.type:
+            case "text":
+                pass
+            case "json_object":
+                is_any = wrapped is None
+                found.append(
+                    ("response_format", "json_object" if is_any else "json_schema", wrapped or True)
+                )
+            case "json_schema" if wrapped is not None:
+                found.append(("response_format", "json_schema", wrapped))
+            case "json_schema":
+                raise ApiError(
+                    400, "response_format.json_schema has no schema", param="response_format"
+                )
+            case other:
+                raise ApiError(
+                    400,
+                    f"response_format.type is {other!r}, but must be text, json_object or "
+                    "json_schema",
+                    param="response_format",
+                )
+    given = body.structured_outputs or StructuredOutputs()
+    found += [
+        (where, name, value)
+        for where, name, value in (
+            ("structured_outputs", "json_schema", given.json),
+            ("structured_outputs", "json_object", given.json_object or None),
+            ("structured_outputs", "grammar", given.grammar),
+            ("json_schema", "json_schema", body.json_schema),
+            ("grammar", "grammar", body.grammar or None),
+        )
+        if value is not None
+    ]
+    if len(found) > 1:
+        both = " and ".join(where for where, _, _ in found)
+        raise ApiError(400, f"{both} ask for a form each; give one", param=found[-1][0])
+    return {name: value for _, name, value in found}
 
 
 def _seed(given: int | None) -> int:

@@ -26,6 +26,7 @@ from hypocenter.errors import (
     EXIT_OK,
     BadLogits,
     BadSetting,
+    GrammarError,
     HypoError,
     OutOfBlocks,
     TemplateError,
@@ -55,7 +56,9 @@ from hypocenter.worker.outbox import Outbox
 
 PromptLogprobs = tuple[TokenLogprob | None, ...] | None
 #: Errors that concern one request alone; the worker goes on.
-OWN_ERRORS = (UsageError, TokenizerError, TemplateError, BadLogits, OutOfBlocks)
+OWN_ERRORS = (
+    UsageError, TokenizerError, TemplateError, BadLogits, OutOfBlocks, GrammarError,
+)  # fmt: skip
 
 
 def main(words: Sequence[str]) -> int:
