@@ -6,7 +6,9 @@
 #   docker build --target nvidia -t hypocenter:nvidia .
 #   docker run --rm -it --gpus all hypocenter:nvidia run --device cuda
 #
-# Nothing listens on a network. Kernels are compiled for the processor that builds the image; on
+#   docker run --rm -it -p 127.0.0.1:8080:8080 hypocenter serve --host 0.0.0.0
+#
+# Kernels are compiled for the processor that builds the image; on
 # another one they are compiled anew at the first run.
 
 FROM python:3.11.14-slim-bookworm AS base
@@ -26,7 +28,8 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && grep -v '^triton==' constraints.txt > /tmp/constraints.txt \
     && pip install --require-hashes --no-deps -r hashes/build.txt \
-    && pip install --require-hashes --no-deps -r hashes/base.txt -r hashes/gpu.txt \
+    && pip install --require-hashes --no-deps -r hashes/base.txt \
+        -r hashes/server.txt -r hashes/gpu.txt \
     && pip install -c /tmp/constraints.txt torch \
     && pip install --no-deps --no-build-isolation .
 USER hypo
@@ -38,7 +41,7 @@ CMD ["--help"]
 
 FROM base AS cpu
 RUN pip install --require-hashes --no-deps -r hashes/build.txt \
-    && pip install --require-hashes --no-deps -r hashes/base.txt \
+    && pip install --require-hashes --no-deps -r hashes/base.txt -r hashes/server.txt \
     && pip install --no-deps --no-build-isolation .
 USER hypo
 WORKDIR /home/hypo

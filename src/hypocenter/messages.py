@@ -64,7 +64,7 @@ class Loading(msgspec.Struct, frozen=True, tag=True):
     share: float
 
 
-class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """What clients may ask of a model that is loaded. Token ids are -1 where it has no such."""
 
     name: str
@@ -88,7 +88,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    facts: ModelFacts
+    facts: ServedModel
     seconds: float
 
 

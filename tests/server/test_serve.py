@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from repository import ROOT
 from served import Served, free_port, serving, started, texts
 
 from hypocenter import LLM
@@ -445,3 +447,28 @@ def test_a_form_outlives_its_worker(served: Served) -> None:
         events += stream
     assert texts(events) == expected
     jsonschema.validate(json.loads(expected), schema)
+
+
+def _lines_of_the_page() -> list[str]:
+    text = (ROOT / "docs" / "serving.md").read_text()
+    blocks = re.findall(r"^```sh served\n(.*?)^```", text, re.S | re.M)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("line", _lines_of_the_page())
+def test_a_line_of_the_page_runs(served: Served, line: str) -> None:
+    command = line.replace("localhost:8080", f"127.0.0.1:{served.port}")
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert '"error"' not in done.stdout
+
+
+def test_the_routes_of_the_page_are_those_of_the_server(served: Served) -> None:
+    page = (ROOT / "docs" / "serving.md").read_text()
+    named = set(re.findall(r"`(GET|POST) (/[\w/.-]+)`", page))
+    assert len(named) >= 18
+    for method, path in named:
+        reply = served.ask(method, path, {} if method == "POST" else None)
+        is_known = "there is no" not in reply.body.decode() or "request" in path
+        assert (reply.status != 405, is_known) == (True, True), (path, reply.body)

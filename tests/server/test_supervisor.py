@@ -19,15 +19,15 @@ from hypocenter.messages import (
     Ending,
     EngineState,
     Failed,
-    ModelFacts,
     News,
     Piece,
     Ready,
+    ServedModel,
     Submit,
     Told,
 )
 from hypocenter.server import supervisor as supervisors
-from hypocenter.server.generation import Event, Generation
+from hypocenter.server.generation import Generation, WorkerEvent
 from hypocenter.server.supervisor import (
     MAX_BLAMED,
     MAX_FAILED_STARTS,
@@ -40,8 +40,8 @@ from hypocenter.server.worker_life import Orders, is_fault
 from hypocenter.watch.child import Deadlines, Ended
 
 FACTS = msgspec.convert(
-    {one.name: {str: "", int: 1}[one.type] for one in msgspec.structs.fields(ModelFacts)},
-    ModelFacts,
+    {one.name: {str: "", int: 1}[one.type] for one in msgspec.structs.fields(ServedModel)},
+    ServedModel,
 )
 ORDERS = Orders("model.gguf", EngineConfig(), Deadlines(), Path("/nowhere"))
 
@@ -112,7 +112,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 20))
 
 
-def generation(supervisor: Supervisor, events: list[Event]) -> Generation:
+def generation(supervisor: Supervisor, events: list[WorkerEvent]) -> Generation:
     one = Generation(supervisor.next_id(), "r", SamplingParams(seed=1), prompt="text")
     one.listener = lambda generation, event: events.append(event)
     return one
@@ -131,7 +131,7 @@ def make(counted: list[str] | None = None) -> Supervisor:
 
 def test_the_next_worker_gets_the_prompt_and_what_was_sent(life: type[PretendedLife]) -> None:
     async def work() -> None:
-        supervisor, events = make(counted := list[str]()), list[Event]()
+        supervisor, events = make(counted := list[str]()), list[WorkerEvent]()
         await supervisor.start()
         one = generation(supervisor, events)
         supervisor.submit(one)
@@ -172,7 +172,7 @@ def test_a_cancelled_request_is_not_worked_on(life: type[PretendedLife]) -> None
     async def work() -> None:
         supervisor = make()
         await supervisor.start()
-        one = generation(supervisor, events := list[Event]())
+        one = generation(supervisor, events := list[WorkerEvent]())
         supervisor.submit(one)
         supervisor.cancel(one)
         assert life.starts[0].sent[1:] == [Cancel(one.id)]
@@ -188,10 +188,10 @@ def test_a_cancelled_request_is_not_worked_on(life: type[PretendedLife]) -> None
 def test_only_the_request_that_kills_workers_is_given_up(life: type[PretendedLife]) -> None:
     async def work() -> None:
         supervisor = make(counted := list[str]())
-        all_events: dict[int, list[Event]] = {}
+        all_events: dict[int, list[WorkerEvent]] = {}
         ones = []
         for _ in range(6):
-            one = generation(supervisor, events := list[Event]())
+            one = generation(supervisor, events := list[WorkerEvent]())
             all_events[one.id] = events
             ones.append(one)
         poison = ones[3].id
@@ -234,7 +234,10 @@ def test_who_was_suspected_with_the_poison_is_tried_alone(life: type[PretendedLi
     async def work() -> None:
         supervisor = make()
         await supervisor.start()
-        innocent, poison = generation(supervisor, []), generation(supervisor, bad := list[Event]())
+        innocent, poison = (
+            generation(supervisor, []),
+            generation(supervisor, bad := list[WorkerEvent]()),
+        )
         late = generation(supervisor, [])
         supervisor.submit(innocent)
         supervisor.submit(poison)
@@ -260,7 +263,7 @@ def test_whoever_is_killed_by_hand_is_not_to_blame(life: type[PretendedLife]) ->
     async def work() -> None:
         supervisor = make()
         await supervisor.start()
-        one = generation(supervisor, events := list[Event]())
+        one = generation(supervisor, events := list[WorkerEvent]())
         supervisor.submit(one)
         for _ in range(2 * MAX_BLAMED):
             life.starts[-1].die(KILLED)
@@ -306,7 +309,7 @@ def test_workers_that_end_before_they_are_ready_are_not_started_for_ever(
     async def work() -> None:
         supervisor = make()
         await supervisor.start()
-        one = generation(supervisor, events := list[Event]())
+        one = generation(supervisor, events := list[WorkerEvent]())
         supervisor.submit(one)
         life.is_broken = True
         life.starts[0].die()
@@ -344,7 +347,7 @@ def test_the_end_of_the_server_ends_what_is_open(life: type[PretendedLife]) -> N
     async def work() -> None:
         supervisor = make()
         await supervisor.start()
-        one = generation(supervisor, events := list[Event]())
+        one = generation(supervisor, events := list[WorkerEvent]())
         supervisor.submit(one)
         await supervisor.stop(1.0)
         assert isinstance(events[-1], Failed)

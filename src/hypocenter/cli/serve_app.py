@@ -1,117 +1,13 @@
-"""`hypo serve` and its options, spelled as llama-server and vLLM do where they agree."""
+"""The verbs `serve` and `bench-serve`; each imports its part inside, so that help loads little."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from cyclopts import Group, Parameter
+from cyclopts import Parameter
 
 from hypocenter.cli.options import AsJson, EngineOptions, Quiet, model_path
-from hypocenter.config import MAX_KEY_BYTES, Environment
-from hypocenter.errors import UsageError
-
-_SERVER_GROUP = Group("Server", sort_key=1)
-
-
-@Parameter(name="*", group=_SERVER_GROUP)
-@dataclass(frozen=True)
-class ServeOptions:
-    """Where the server listens, whom it answers, and how much it takes on."""
-
-    host: Annotated[
-        str, Parameter(name="--host", help="Address to listen at; 0.0.0.0 is every one.")
-    ] = "127.0.0.1"
-    port: Annotated[int, Parameter(name="--port", help="Port to listen at; 0 takes any.")] = 8080
-    api_key: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name="--api-key",
-            negative="",
-            show_default=False,
-            help="Key that clients must have, for every route but /health; may be given again. "
-            "Others can read a command line: HYPO_API_KEY and --api-key-file hide it.",
-        ),
-    ] = ()
-    api_key_file: Annotated[
-        str | None, Parameter(name="--api-key-file", help="File with a key on each line.")
-    ] = None
-    admin_key: Annotated[
-        str | None, Parameter(name="--admin-key", help="Key of the routes below /debug/.")
-    ] = None
-    parallel: Annotated[
-        int,
-        Parameter(
-            name=("-np", "--parallel", "--max-num-seqs"),
-            help="Requests that run at once; others wait.",
-        ),
-    ] = 32
-    kv_tokens: Annotated[
-        int | None,
-        Parameter(
-            name="--kv-tokens",
-            help="Tokens that the KV cache holds, of all requests together. [default: 4 contexts]",
-        ),
-    ] = None
-    max_queued: Annotated[
-        int, Parameter(name="--max-queued", help="Requests that may wait; then come 429s.")
-    ] = 512
-    served_model_name: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name=("--served-model-name", "-a", "--alias"),
-            negative="",
-            show_default=False,
-            help="Name that clients call the model by; may be given again. "
-            "[default: the file's name]",
-        ),
-    ] = ()
-    cors_origin: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name="--cors-origin",
-            negative="",
-            show_default=False,
-            help="Site whose pages may ask, such as https://example.com; may be given again.",
-        ),
-    ] = ()
-    grace: Annotated[
-        float,
-        Parameter(name="--grace", help="Seconds that open answers get after SIGTERM or Ctrl-C."),
-    ] = 30.0
-    deadline: Annotated[
-        float,
-        Parameter(
-            name="--deadline",
-            help="Seconds that a step may take before its worker is replaced; the first one, which "
-            "compiles, gets 600.",
-        ),
-    ] = 120.0
-    bundles: Annotated[
-        str,
-        Parameter(
-            name="--bundles",
-            help="Folder for what a worker leaves that dies of a fault; the last eight are kept. "
-            "An empty text keeps none.",
-        ),
-    ] = "hypo-faults"
-
-    def keys(self) -> tuple[str, ...]:
-        """All keys of clients. Raises UsageError for a file without any."""
-        keys = [*self.api_key, *filter(None, [Environment.read().api_key])]
-        if self.api_key_file is not None:
-            try:
-                with open(self.api_key_file, encoding="utf-8") as file:
-                    lines = file.read(MAX_KEY_BYTES).split("\n")
-            except UnicodeDecodeError:
-                raise UsageError(f"--api-key-file {self.api_key_file} is not UTF-8") from None
-            found = [line.strip() for line in lines if line.strip()]
-            if not found:
-                raise UsageError(f"--api-key-file {self.api_key_file} holds no key")
-            keys += found
-        if any(not key.strip() for key in keys):
-            raise UsageError("an --api-key is empty; leave it out to let everybody in")
-        return tuple(keys)
+from hypocenter.cli.serve_options import ServeOptions
 
 
 def serve(

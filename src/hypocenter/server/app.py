@@ -50,7 +50,7 @@ def make_app(
     app = Starlette(
         routes=[
             Route("/health", side_routes.health),
-            Route("/ready", side_routes.ready),
+            Route("/ready", side_routes.readiness),
             Route("/metrics", side_routes.metrics),
             Route("/version", side_routes.version_of),
             Route("/v1/models", side_routes.models),
@@ -146,9 +146,9 @@ def _no_key(what: str) -> ApiError:
 def _is_one_of(key: str, known: Sequence[str]) -> bool:
     """In a time that tells nothing of where they differ."""
     found = False
-    for one in known:
-        if one:
-            found |= hmac.compare_digest(key.encode(), one.encode())
+    for right in known:
+        if right:
+            found |= hmac.compare_digest(key.encode(), right.encode())
     return found
 
 

@@ -130,11 +130,9 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 #: They are for whoever keeps accounts, and change no answer.
-_HARMLESS = frozenset(
-    {
-        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-        "prompt_cache_retention", "request_id", "priority", "cache_prompt", "verbosity",
-    }
+_HARMLESS = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "request_id", "priority", "cache_prompt", "verbosity",
 )  # fmt: skip
 _BodyType = TypeVar("_BodyType", CompletionBody, ChatBody)
 
@@ -214,16 +212,16 @@ def num_choices(body: CompletionBody | ChatBody) -> int:
 def prompts_of(body: CompletionBody) -> list[str | tuple[int, ...]]:
     """Each prompt, a text or token ids. Raises ApiError."""
     given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    kinds = {type(one) for one in given}
+    kinds = {type(part) for part in given}
     if len(kinds) > 1:
         raise ApiError(
             400, "prompt mixes texts, token ids and lists; give one kind", param="prompt"
         )
     prompts: list[str | tuple[int, ...]]
     if kinds == {int}:
-        prompts = [tuple(one for one in given if isinstance(one, int))]
+        prompts = [tuple(part for part in given if isinstance(part, int))]
     else:
-        prompts = [tuple(one) if isinstance(one, list) else str(one) for one in given]
+        prompts = [tuple(part) if isinstance(part, list) else str(part) for part in given]
     if not 1 <= len(prompts) <= MAX_PROMPTS:
         raise ApiError(
             400,
@@ -315,7 +313,7 @@ def _require_fixed(name: str, value: Any) -> None:
     allowed = _FIXED[name]
     if value is None or value in allowed:
         return
-    only = f"; it may be {' or '.join(repr(one) for one in allowed)}" if allowed else ""
+    only = f"; it may be {' or '.join(repr(value) for value in allowed)}" if allowed else ""
     raise ApiError(400, f"{name} is not supported by this server{only}", param=name)
 
 

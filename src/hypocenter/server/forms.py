@@ -18,7 +18,7 @@ class CompletionForm:
     def __init__(self, inquiry: Inquiry, model: str, echoed: Sequence[str] | None) -> None:
         self._inquiry, self._model, self._echoed = inquiry, model, echoed
 
-    def whole(self, choice: Choice) -> dict[str, Any]:
+    def whole_choice(self, choice: Choice) -> dict[str, Any]:
         prompt = self._prompt(choice)
         return self._choice(
             choice,
@@ -78,7 +78,7 @@ class CompletionForm:
         if is_first and self._echoed is not None:
             of_prompt = choice.prompt_logprobs or ()
             found += zip(choice.prompt_pieces, of_prompt, strict=False)
-        found += [(one.piece, one) for one in logprobs]
+        found += [(token.piece, token) for token in logprobs]
         texts = [token_text(piece) for piece, _ in found]
         offsets = []
         for text in texts:
@@ -86,8 +86,8 @@ class CompletionForm:
             choice.num_chars += len(text)
         return {
             "tokens": texts,
-            "token_logprobs": [one and one.logprob for _, one in found],
-            "top_logprobs": [one and _as_table(one) for _, one in found],
+            "token_logprobs": [token and token.logprob for _, token in found],
+            "top_logprobs": [token and _as_table(token) for _, token in found],
             "text_offset": offsets,
         }
 
@@ -98,7 +98,7 @@ class ChatForm:
     def __init__(self, inquiry: Inquiry, model: str) -> None:
         self._inquiry, self._model = inquiry, model
 
-    def whole(self, choice: Choice) -> dict[str, Any]:
+    def whole_choice(self, choice: Choice) -> dict[str, Any]:
         message = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
         return {
             "index": choice.index,
@@ -152,13 +152,13 @@ class ChatForm:
         if choice.generation.params.logprobs is None:
             return None
         content = [
-            {**_as_entry(one), "top_logprobs": [_as_entry(other) for other in one.top]}
-            for one in logprobs
+            {**_as_entry(token), "top_logprobs": [_as_entry(other) for other in token.top]}
+            for token in logprobs
         ]
         return {"content": content, "refusal": None}
 
 
-Form = CompletionForm | ChatForm
+AnswerForm = CompletionForm | ChatForm
 
 
 def token_text(piece: bytes) -> str:
@@ -169,20 +169,20 @@ def token_text(piece: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
-def _as_table(one: TokenLogprob) -> dict[str, float]:
+def _as_table(token: TokenLogprob) -> dict[str, float]:
     """The likeliest tokens of a place; the chosen one is always among them.
 
     Of two tokens with one text the likelier is kept.
     """
     table: dict[str, float] = {}
-    for other in (*one.top, one):
+    for other in (*token.top, token):
         table.setdefault(token_text(other.piece), other.logprob)
     return table
 
 
-def _as_entry(one: TopLogprob) -> dict[str, Any]:
+def _as_entry(token: TopLogprob) -> dict[str, Any]:
     return {
-        "token": token_text(one.piece),
-        "logprob": one.logprob,
-        "bytes": list(one.piece),
+        "token": token_text(token.piece),
+        "logprob": token.logprob,
+        "bytes": list(token.piece),
     }

@@ -14,7 +14,7 @@ from typing import Any
 from hypocenter.config import SamplingParams
 from hypocenter.messages import Accepted, Failed, Piece, Submit
 
-Event = Accepted | Piece | Failed
+WorkerEvent = Accepted | Piece | Failed
 
 
 @dataclass(eq=False, slots=True)
@@ -32,7 +32,7 @@ class Generation:
     messages: tuple[dict[str, Any], ...] | None = None
     cache_salt: str = ""
     #: Is handed everything that a worker says of it, in order.
-    listener: Callable[[Generation, Event], None] | None = None
+    listener: Callable[[Generation, WorkerEvent], None] | None = None
     prompt_ids: tuple[int, ...] | None = None
     output_ids: list[int] = field(default_factory=list)
     submitted: float = field(default_factory=time.monotonic)
@@ -55,7 +55,7 @@ class Generation:
             self.cache_salt,
         )
 
-    def take(self, event: Event) -> None:
+    def take(self, event: WorkerEvent) -> None:
         """Note what a worker says of it, and hand it to whoever waits."""
         match event:
             case Accepted():

@@ -14,7 +14,7 @@ from hypocenter.config import MAX_SEED, SamplingParams
 from hypocenter.messages import Accepted, Ending, Failed, Piece
 from hypocenter.results import TokenLogprob
 from hypocenter.server.api_error import error_of
-from hypocenter.server.generation import Event, Generation
+from hypocenter.server.generation import Generation, WorkerEvent
 from hypocenter.server.supervisor import Supervisor
 
 #: After so long without a piece a stream says that it is alive, or proxies would end it.
@@ -60,7 +60,7 @@ class Inquiry:
         self.num_choices = num_choices
         self.choices: list[Choice] = []
         self._supervisor = supervisor
-        self._events: deque[tuple[Choice, Event]] = deque()
+        self._events: deque[tuple[Choice, WorkerEvent]] = deque()
         self._changed = asyncio.Event()
         self._num_accepted = 0
         for prompt in prompts:
@@ -80,7 +80,7 @@ class Inquiry:
                 self.choices.append(choice)
 
     def _listener(self, choice: Choice) -> Any:
-        def listen(generation: Generation, event: Event) -> None:
+        def listen(generation: Generation, event: WorkerEvent) -> None:
             self._events.append((choice, event))
             self._changed.set()
 
@@ -91,7 +91,7 @@ class Inquiry:
         for choice in self.choices:
             self._supervisor.submit(choice.generation)
         num_waiting = len(self.choices)
-        pieces: deque[tuple[Choice, Event]] = deque()
+        pieces: deque[tuple[Choice, WorkerEvent]] = deque()
         while num_waiting:
             choice, event = await self._next()
             if isinstance(event, Failed):
@@ -152,7 +152,7 @@ class Inquiry:
             "prompt_tokens_details": {"cached_tokens": num_cached},
         }
 
-    async def _next(self) -> tuple[Choice, Event]:
+    async def _next(self) -> tuple[Choice, WorkerEvent]:
         while not self._events:
             self._changed.clear()
             await self._changed.wait()

@@ -116,8 +116,8 @@ def run_load(
     model = load.model or _first_model(load)
     asked = list(make_requests(load))
     waiting: SimpleQueue[Asked] = SimpleQueue()
-    for one in asked:
-        waiting.put(one)
+    for request in asked:
+        waiting.put(request)
     began = time.perf_counter()
     if load.concurrency is not None:
         num = min(load.concurrency, len(asked))
@@ -126,13 +126,13 @@ def run_load(
             thread.start()
     else:
         threads = []
-        for one, at in zip(asked, _arrivals(load), strict=False):
+        for request, at in zip(asked, _arrivals(load), strict=False):
             time.sleep(max(began + at - time.perf_counter(), 0.0))
-            thread = threading.Thread(target=_ask, args=(load, model, one))
+            thread = threading.Thread(target=_ask, args=(load, model, request))
             thread.start()
             threads.append(thread)
     while any(thread.is_alive() for thread in threads):
-        report("asking", sum(one.end > 0 for one in asked) / len(asked))
+        report("asking", sum(request.end > 0 for request in asked) / len(asked))
         time.sleep(0.1)
     for thread in threads:
         thread.join()
@@ -156,27 +156,27 @@ def make_requests(load: Load) -> Iterator[Asked]:
 
 def figures_of(asked: Sequence[Asked], seconds: float) -> Figures:
     """The figures of requests that have ended, all together within so many seconds."""
-    right = [one for one in asked if not one.error]
-    first = [one.times[0] - one.start for one in right if one.times]
+    right = [request for request in asked if not request.error]
+    first = [request.times[0] - request.start for request in right if request.times]
     later = [
-        (one.times[-1] - one.times[0]) / (one.num_output_tokens - 1)
-        for one in right
-        if len(one.times) > 1 and one.num_output_tokens > 1
+        (request.times[-1] - request.times[0]) / (request.num_output_tokens - 1)
+        for request in right
+        if len(request.times) > 1 and request.num_output_tokens > 1
     ]
     between = [
         after - before
-        for one in right
-        for before, after in zip(one.times, one.times[1:], strict=False)
+        for request in right
+        for before, after in zip(request.times, request.times[1:], strict=False)
     ]
-    num_prompt = sum(one.num_prompt_tokens for one in right)
-    num_output = sum(one.num_output_tokens for one in right)
+    num_prompt = sum(request.num_prompt_tokens for request in right)
+    num_output = sum(request.num_output_tokens for request in right)
     return Figures(
         seconds=seconds,
         num_requests=len(asked),
         num_errors=len(asked) - len(right),
-        first_error=next((one.error for one in asked if one.error), ""),
+        first_error=next((request.error for request in asked if request.error), ""),
         prompt_tokens=num_prompt,
-        cached_tokens=sum(one.num_cached_tokens for one in right),
+        cached_tokens=sum(request.num_cached_tokens for request in right),
         output_tokens=num_output,
         requests_per_second=len(right) / seconds,
         output_tokens_per_second=num_output / seconds,
@@ -184,7 +184,7 @@ def figures_of(asked: Sequence[Asked], seconds: float) -> Figures:
         ttft_ms=_spread(first),
         tpot_ms=_spread(later),
         itl_ms=_spread(between),
-        e2el_ms=_spread([one.end - one.start for one in right]),
+        e2el_ms=_spread([request.end - request.start for request in right]),
     )
 
 
@@ -211,41 +211,41 @@ def _arrivals(load: Load) -> Iterator[float]:
 def _drain(load: Load, model: str, waiting: SimpleQueue[Asked]) -> None:
     while True:
         try:
-            one = waiting.get_nowait()
+            request = waiting.get_nowait()
         except Empty:
             return
-        _ask(load, model, one)
+        _ask(load, model, request)
 
 
-def _ask(load: Load, model: str, one: Asked) -> None:
+def _ask(load: Load, model: str, request: Asked) -> None:
     body = {
         "model": model,
-        "prompt": one.prompt,
-        "max_tokens": one.output_length,
+        "prompt": request.prompt,
+        "max_tokens": request.output_length,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
     connection = _connection(load)
-    one.start = time.perf_counter()
+    request.start = time.perf_counter()
     try:
         path = urlsplit(load.url).path.rstrip("/") + "/v1/completions"
         connection.request("POST", path, msgspec.json.encode(body), _headers(load))
         answer = connection.getresponse()
         if answer.status != 200:
             text = answer.read(300).decode("utf-8", "replace")
-            one.error = f"status {answer.status}: {text}"
+            request.error = f"status {answer.status}: {text}"
         else:
-            _read_stream(answer, one)
+            _read_stream(answer, request)
     except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
-        one.error = f"{type(error).__name__}: {error}"
+        request.error = f"{type(error).__name__}: {error}"
     finally:
-        one.end = time.perf_counter()
+        request.end = time.perf_counter()
         connection.close()
 
 
-def _read_stream(answer: http.client.HTTPResponse, one: Asked) -> None:
+def _read_stream(answer: http.client.HTTPResponse, request: Asked) -> None:
     has_ended = False
     for line in answer:
         if not line.startswith(b"data: "):
@@ -256,18 +256,18 @@ def _read_stream(answer: http.client.HTTPResponse, one: Asked) -> None:
             break
         event = msgspec.json.decode(data)
         if "error" in event:
-            one.error = str(event["error"])[:300]
+            request.error = str(event["error"])[:300]
             return
         if (choices := event.get("choices")) and (text := choices[0].get("text")):
-            one.times.append(time.perf_counter())
-            one.text += text
+            request.times.append(time.perf_counter())
+            request.text += text
         if usage := event.get("usage"):
-            one.num_prompt_tokens = usage["prompt_tokens"]
-            one.num_output_tokens = usage["completion_tokens"]
+            request.num_prompt_tokens = usage["prompt_tokens"]
+            request.num_output_tokens = usage["completion_tokens"]
             details = usage.get("prompt_tokens_details") or {}
-            one.num_cached_tokens = details.get("cached_tokens") or 0
+            request.num_cached_tokens = details.get("cached_tokens") or 0
     if not has_ended:
-        one.error = "the stream ended without its end"
+        request.error = "the stream ended without its end"
 
 
 def _connection(load: Load) -> http.client.HTTPConnection:

@@ -15,7 +15,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from hypocenter.messages import Ask, Failed, ModelFacts, Told
+from hypocenter.messages import Ask, Failed, ServedModel, Told
 from hypocenter.package import version
 from hypocenter.server.api_error import ApiError, error_of, json_response
 from hypocenter.server.fields import (
@@ -27,7 +27,7 @@ from hypocenter.server.fields import (
     prompts_of,
     read_body,
 )
-from hypocenter.server.forms import ChatForm, CompletionForm, Form
+from hypocenter.server.forms import AnswerForm, ChatForm, CompletionForm
 from hypocenter.server.inquiry import Inquiry, new_name
 from hypocenter.server.metrics import Metrics
 from hypocenter.server.supervisor import Supervisor
@@ -59,7 +59,7 @@ class Service:
     ended: OrderedDict[str, dict[str, Any]] = field(default_factory=OrderedDict)
 
     @property
-    def facts(self) -> ModelFacts:
+    def facts(self) -> ServedModel:
         facts = self.supervisor.facts
         assert facts is not None, "the server answers once a worker was ready"
         return facts
@@ -176,7 +176,7 @@ async def _respond(
     request: Request,
     service: Service,
     inquiry: Inquiry,
-    form: Form,
+    form: AnswerForm,
     body: CompletionBody | ChatBody,
     unknown: list[str],
 ) -> Response:
@@ -186,7 +186,7 @@ async def _respond(
     wants_usage = bool(body.stream_options and body.stream_options.include_usage)
     try:
         if not body.stream:
-            return await until_left(request, _whole(service, inquiry, form, headers))
+            return await until_left(request, _answer_whole(service, inquiry, form, headers))
         await until_left(request, inquiry.accept())
     except BaseException as error:
         _abandon(service, inquiry, error)
@@ -195,20 +195,20 @@ async def _respond(
     return StreamingResponse(lines, headers={**_SSE, **headers}, media_type="text/event-stream")
 
 
-async def _whole(
-    service: Service, inquiry: Inquiry, form: Form, headers: dict[str, str]
+async def _answer_whole(
+    service: Service, inquiry: Inquiry, form: AnswerForm, headers: dict[str, str]
 ) -> Response:
     await inquiry.accept()
     async for news in inquiry.pieces():
         if news is not None and news[1].ending:
             _count(service, inquiry, news[0].index)
     service.remember(inquiry, "completed")
-    answer = form.answer([form.whole(choice) for choice in inquiry.choices], inquiry.usage())
+    answer = form.answer([form.whole_choice(choice) for choice in inquiry.choices], inquiry.usage())
     return json_response(answer | {"timings": _timings(inquiry)}, headers=headers)
 
 
 async def _stream(
-    service: Service, inquiry: Inquiry, form: Form, *, wants_usage: bool
+    service: Service, inquiry: Inquiry, form: AnswerForm, *, wants_usage: bool
 ) -> AsyncIterator[bytes]:
     """The lines of a stream; an error within it is sent, and never just its end."""
     try:

@@ -16,7 +16,7 @@ import uvicorn
 
 from hypocenter.config import EngineConfig
 from hypocenter.errors import EXIT_ERROR, EXIT_OK, UsageError
-from hypocenter.messages import Loading, ModelFacts
+from hypocenter.messages import Loading, ServedModel
 from hypocenter.server.app import make_app
 from hypocenter.server.faults import FaultKeeper
 from hypocenter.server.metrics import Metrics
@@ -64,7 +64,7 @@ class Listener:
 
     say: Callable[[str], None]
     report: Callable[[str, float], None]
-    announce: Callable[[str, ModelFacts], None]
+    announce: Callable[[str, ServedModel], None]
 
 
 def serve(config: ServerConfig, listener: Listener) -> int:

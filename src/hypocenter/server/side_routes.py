@@ -58,7 +58,7 @@ async def health(request: Request) -> Response:
     return json_response({"status": "ok"})
 
 
-async def ready(request: Request) -> Response:
+async def readiness(request: Request) -> Response:
     """Whether a new request would be taken and run now."""
     service = service_of(request)
     if service.is_draining:
@@ -249,7 +249,7 @@ async def debug_requests(request: Request) -> Response:
         {
             "engine": state,
             "restarts": service.supervisor.num_restarts,
-            "open": [describe(one, "in_progress") for one in service.open.values()],
+            "open": [describe(inquiry, "in_progress") for inquiry in service.open.values()],
         }
     )
 

@@ -26,10 +26,10 @@ from hypocenter.messages import (
     EngineState,
     Failed,
     Loading,
-    ModelFacts,
     News,
     Piece,
     Ready,
+    ServedModel,
     Told,
     ToServer,
 )
@@ -74,12 +74,12 @@ class Supervisor:
         self._questions: dict[int, asyncio.Future[Told | Failed]] = {}
         self._life: WorkerLife | None = None
         self._life_numbers = itertools.count(1)
-        self._facts: ModelFacts | None = None
+        self._facts: ServedModel | None = None
         self._is_ready = False
         self._is_stopping = False
         self._num_failed_starts = 0
         self._last_ended: Ended | Exception | None = None
-        self._first_ready: asyncio.Future[ModelFacts] | None = None
+        self._first_ready: asyncio.Future[ServedModel] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._load_error = ""
         self.num_restarts = 0
@@ -88,14 +88,14 @@ class Supervisor:
 
     # -- what others ask ---------------------------------------------------------------------------
 
-    async def start(self) -> ModelFacts:
+    async def start(self) -> ServedModel:
         """Start the first worker and wait until it is ready. Raises CannotStart."""
         self._first_ready = asyncio.get_running_loop().create_future()
         await self._start_life()
         return await self._first_ready
 
     @property
-    def facts(self) -> ModelFacts | None:
+    def facts(self) -> ServedModel | None:
         """Of the model, once a worker has loaded it."""
         return self._facts
 
@@ -219,8 +219,8 @@ class Supervisor:
         if not self._is_ready or life is None or self._last_ended is not None:
             return
         chosen = self.generations
-        if suspects := [one for one in chosen if one.num_blamed >= _SUSPECT]:
-            chosen = [] if any(one.is_with_worker for one in suspects) else suspects[:1]
+        if suspects := [g for g in chosen if g.num_blamed >= _SUSPECT]:
+            chosen = [] if any(g.is_with_worker for g in suspects) else suspects[:1]
         for generation in chosen:
             if not generation.is_with_worker:
                 generation.is_with_worker = True

@@ -51,7 +51,7 @@ from hypocenter.messages import (
     ToWorker,
 )
 from hypocenter.results import TokenLogprob
-from hypocenter.worker.facts import ending_of, facts_of
+from hypocenter.worker.description import ending_of, facts_of
 from hypocenter.worker.outbox import Outbox
 
 PromptLogprobs = tuple[TokenLogprob | None, ...] | None
@@ -69,7 +69,7 @@ def main(words: Sequence[str]) -> int:
         with connection.makefile("rb") as reader:
             start = msgspec.msgpack.decode(read_frame(reader, MAX_FRAME_BYTES), type=Start)
             try:
-                worker = Worker(connection, start)
+                worker = ModelWorker(connection, start)
             except HypoError as error:  # the server tells of it
                 connection.sendall(as_frame(_failure(NO_REQUEST, error)))
                 return error.exit_code
@@ -79,7 +79,7 @@ def main(words: Sequence[str]) -> int:
     return EXIT_OK
 
 
-class Worker:
+class ModelWorker:
     """One model and its open requests, by the server's ids."""
 
     def __init__(self, connection: socket.socket, start: Start) -> None:

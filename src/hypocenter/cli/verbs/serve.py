@@ -8,10 +8,10 @@ from pathlib import Path
 
 from hypocenter.cli.output import say
 from hypocenter.cli.progress import ProgressDisplay
-from hypocenter.cli.serve_app import ServeOptions
+from hypocenter.cli.serve_options import ServeOptions
 from hypocenter.config import DEFAULT_CONTEXT, EngineConfig
 from hypocenter.errors import EXIT_OK, UsageError
-from hypocenter.messages import ModelFacts
+from hypocenter.messages import ServedModel
 
 #: Contexts that the KV cache holds unless it is told otherwise.
 _NUM_CONTEXTS = 4
@@ -56,7 +56,7 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
         say(f"--host {options.host} lets others in, and there is no --api-key")
     with ProgressDisplay(quiet=quiet) as progress:
 
-        def announce(url: str, facts: ModelFacts) -> None:
+        def announce(url: str, facts: ServedModel) -> None:
             progress.clear()
             if not quiet:
                 for line in greeting(url, facts, config.names or (Path(path).stem,), keys):
@@ -68,7 +68,7 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
 
 
 def greeting(
-    url: str, facts: ModelFacts, names: tuple[str, ...], keys: tuple[str, ...]
+    url: str, facts: ServedModel, names: tuple[str, ...], keys: tuple[str, ...]
 ) -> list[str]:
     """What a person needs to point a client there."""
     key = "the key of --api-key" if keys else "any"

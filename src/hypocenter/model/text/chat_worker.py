@@ -42,7 +42,7 @@ class OutputTooLong(Exception):
     """A rendering that grew beyond its limit."""
 
 
-class Generation(jinja2.ext.Extension):
+class GenerationTag(jinja2.ext.Extension):
     """`{% generation %}`: marks what the model said, for training. The text stays as it is."""
 
     tags = {"generation"}  # noqa: RUF012, name and type are jinja2's
@@ -75,7 +75,7 @@ def compile_template(source: str) -> jinja2.Template:
     break with them, `break` and `continue` exist, `tojson` escapes neither HTML nor Unicode.
     """
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson
     environment.globals.update(

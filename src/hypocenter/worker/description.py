@@ -8,12 +8,12 @@ from pathlib import Path
 from hypocenter.config import EngineConfig
 from hypocenter.engine.llm import LLM
 from hypocenter.engine.request import Request
-from hypocenter.messages import Ending, ModelFacts
+from hypocenter.messages import Ending, ServedModel
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.gguf.file_types import quantisation_of
 
 
-def facts_of(llm: LLM, path: Path, config: EngineConfig) -> ModelFacts:
+def facts_of(llm: LLM, path: Path, config: EngineConfig) -> ServedModel:
     """Facts of a model that is loaded, and of the file that it came from."""
     engine, tokenizer, template = llm.engine, llm.tokenizer, llm.chat_template
     runner = engine.runner
@@ -25,10 +25,10 @@ def facts_of(llm: LLM, path: Path, config: EngineConfig) -> ModelFacts:
     def text(token_id: int | None) -> str:
         return "" if token_id is None else tokenizer.piece(token_id).decode("utf-8", "replace")
 
-    def known(token_id: int | None) -> int:
+    def id_or_none(token_id: int | None) -> int:
         return -1 if token_id is None else token_id
 
-    return ModelFacts(
+    return ServedModel(
         name=name if isinstance(name, str) else path.stem,
         architecture=runner.facts.name,
         quantisation=quantisation,
@@ -37,8 +37,8 @@ def facts_of(llm: LLM, path: Path, config: EngineConfig) -> ModelFacts:
         context_length=runner.context_length,
         trained_length=runner.facts.context_length,
         vocab_size=runner.vocab_size,
-        bos_id=known(tokenizer.bos_id),
-        eos_id=known(tokenizer.eos_id),
+        bos_id=id_or_none(tokenizer.bos_id),
+        eos_id=id_or_none(tokenizer.eos_id),
         bos_text=text(tokenizer.bos_id),
         eos_text=text(tokenizer.eos_id),
         chat_template="" if template is None else template.source,
