@@ -47,7 +47,6 @@ _OURS = {
         "create_completion": "generate",
         "decode": "tokenizer.decode",
         "detokenize": "tokenizer.decode",
-        "encode": "tokenizer.encode",
         "get_tokenizer": "tokenizer",
         "tokenize": "tokenizer.encode",
     },

@@ -356,7 +356,8 @@ def test_options_have_every_field_and_default_of_the_configuration() -> None:
     assert SamplingOptions(max_tokens=5).params(in_chat=True).max_tokens == 5
     assert SamplingOptions(max_tokens=-1).params().max_tokens is None
     engine = {field.name for field in fields(EngineOptions)}
-    not_at_the_command_line = {"max_batch_tokens", "max_batch_requests", "block_size"}
+    of_serve = {"max_batch_requests", "kv_tokens"}
+    not_at_the_command_line = {"max_batch_tokens", "block_size", *of_serve}
     file_of_a_field = {"chat_template_file"}
     assert (engine - file_of_a_field) | not_at_the_command_line == defaults(EngineConfig).keys()
     assert EngineOptions().config() == EngineConfig()

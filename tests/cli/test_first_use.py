@@ -74,7 +74,7 @@ def test_an_unknown_command_is_answered_with_all_there_are(word: str, hint: str)
 
 @pytest.mark.parametrize(
     ("word", "hint"),
-    [("serve", "there is no server yet"), ("chat", "`hypo run MODEL` is a chat")],
+    [("server", "it is `hypo serve`"), ("chat", "`hypo run MODEL` is a chat")],
 )
 def test_a_command_of_other_programs_is_answered_by_name(word: str, hint: str) -> None:
     done = hypo_in_process(word)

@@ -472,3 +472,16 @@ def test_the_routes_of_the_page_are_those_of_the_server(served: Served) -> None:
         reply = served.ask(method, path, {} if method == "POST" else None)
         is_known = "there is no" not in reply.body.decode() or "request" in path
         assert (reply.status != 405, is_known) == (True, True), (path, reply.body)
+
+
+def test_before_a_model_is_loaded_it_says_so(tmp_path: Path) -> None:
+    with started(tmp_path) as served:
+        seen = served.get("/health")
+        if seen.status != 200:
+            assert seen.json["error"]["message"] == "Loading model"
+            assert seen.headers["retry-after"]
+            early = served.post("/v1/completions", {"prompt": "a"})
+            assert early.status in (200, 503)
+        served.wait_ready()
+        assert complete(served, max_tokens=1)["choices"]
+        assert not any("Traceback" in line for line in served.stderr), served.stderr

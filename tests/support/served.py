@@ -97,7 +97,7 @@ class Served:
 
     def wait_ready(self, seconds: float = START_SECONDS) -> None:
         stop = time.monotonic() + seconds
-        while self.get("/ready").status != 200:
+        while self.get("/health").status != 200:
             assert time.monotonic() < stop, self.stderr
             time.sleep(0.05)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from hypocenter.cli.options import AsJson
+from hypocenter.cli.options import AsJson, Quiet
 
 VictimNames = Annotated[str, Parameter(name="NAME", help="Victims; all of them when left out.")]
 Name = Annotated[str, Parameter(help="Victim, as `hypo lab list` names it.")]
@@ -68,3 +68,32 @@ def score(
     from hypocenter.cli.verbs import lab as lab_score
 
     lab_score.score(names, device=device, num_jobs=jobs, as_json=json)
+
+
+@lab.command
+def serve(
+    model: Annotated[
+        str | None, Parameter(help="GGUF file; the bundled model when left out.")
+    ] = None,
+    /,
+    *,
+    kills: Annotated[int, Parameter(help="Workers to kill.")] = 20,
+    streams: Annotated[int, Parameter(help="Answers that are open at once.")] = 32,
+    tokens: Annotated[int, Parameter(help="Tokens of each answer.")] = 200,
+    signal: Annotated[
+        Literal["KILL", "SEGV", "ABRT", "BUS"], Parameter(help="What they are killed by.")
+    ] = "KILL",
+    seed: Annotated[int, Parameter(help="Of the requests and the moments.")] = 0,
+    device: Annotated[str, Parameter(help="Device of the workers.")] = "cpu",
+    json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Kill the workers of a server under load, and compare each answer with an undisturbed one.
+
+    The exit code is 4 when a client saw an error, or an answer was changed.
+    """
+    from hypocenter.cli.options import model_path
+    from hypocenter.cli.verbs import lab_serve
+
+    plan = lab_serve.plan_of(model_path(model), kills, streams, tokens, signal, seed, device)
+    lab_serve.serve(plan, as_json=json, quiet=quiet)

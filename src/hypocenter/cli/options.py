@@ -116,7 +116,7 @@ def message_of(error: HypoError) -> str:
     text = str(error)
     hints = get_type_hints(EngineOptions, include_extras=True)
     for name in error.settings:
-        text = text.replace(name, "/".join(hints[name].__metadata__[0].name))
+        text = text.replace(name, "/".join(hints[name].__metadata__[0].name[:2]))
     return text
 
 

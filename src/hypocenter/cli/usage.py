@@ -23,7 +23,7 @@ Exit codes
   {EXIT_ERROR:<4} error: a bad model file, a failed read
   {EXIT_USAGE:<4} wrong usage: an option, a value, a missing file, a long prompt
   3    GPU fault; of the doctor any fault
-  4    a check failed: inspect --check, kernels, check, replay, diff
+  4    a check failed: inspect --check, kernels, check, replay, diff, lab
   {EXIT_INTERRUPTED:<4} interrupted by Ctrl-C
   {EXIT_PIPE:<4} nobody reads the output"""
 _EPILOGUE_OF_A_VERB = "Exit codes and --debug: hypo --help"
@@ -44,7 +44,9 @@ def usage_message(error: CycloptsError) -> str:
 VERBS = (
     "run",
     "inspect",
+    "serve",
     "bench",
+    "bench-serve",
     "warm",
     "doctor",
     "check",
@@ -59,7 +61,7 @@ VERBS = (
 #: What other programs call what is done here otherwise, or not yet.
 _OF_OTHERS = {
     "chat": "`hypo run MODEL` is a chat",
-    "serve": "there is no server yet",
+    "server": "it is `hypo serve`",
     "pull": "hypocenter does not download; `hf download OWNER/NAME FILE.gguf` does",
     "list": "hypocenter keeps no models; give the path of a GGUF file",
     "ps": "nothing runs in the background",
@@ -168,6 +170,7 @@ def _unexpected_argument(extra: str, verbs: Sequence[str]) -> str:
         "run": "a question or a prompt (-p) stands in quotes",
         "inspect": "it takes one MODEL",
         "bench": "it takes one MODEL",
+        "serve": "it takes one MODEL",
     }
     verb = " ".join(["hypo", *verbs])
     way_out = ways_out.get(verbs[-1] if verbs else "", "it takes none")

@@ -1,5 +1,5 @@
 """The process that clients talk to: OpenAI's routes over HTTP, and the supervisor of a worker.
 
-Enter by `serve.serve`. A worker process runs the model, and when that dies another one goes on with
+Door: `serve.serve`. A worker process runs the model, and when that dies another one goes on with
 every open request (`supervisor.py`). It never loads an engine: prompts are encoded over there, too.
 """

@@ -51,7 +51,7 @@ async def health(request: Request) -> Response:
     supervisor = service.supervisor
     if not supervisor.is_ready:
         what = "no worker can be started" if supervisor.has_given_up else supervisor.loading.what
-        return _unavailable("Loading model" if service.facts is None else f"no worker: {what}")
+        return _unavailable("Loading model" if supervisor.facts is None else f"no worker: {what}")
     seconds = supervisor.seconds_in_step()
     if seconds is not None and seconds > STEP_SECONDS:
         return _unavailable(f"a step has been running for {seconds:.0f} seconds")
@@ -248,6 +248,7 @@ async def debug_requests(request: Request) -> Response:
     return json_response(
         {
             "engine": state,
+            "worker_pid": service.supervisor.worker_pid,
             "restarts": service.supervisor.num_restarts,
             "open": [describe(inquiry, "in_progress") for inquiry in service.open.values()],
         }

@@ -114,6 +114,11 @@ class Supervisor:
         """All that are open, the oldest first."""
         return list(self._open.values())
 
+    @property
+    def worker_pid(self) -> int | None:
+        """The process of the worker that is ready or about to be."""
+        return self._life.pid if self._life else None
+
     def seconds_in_step(self) -> float | None:
         """How long the worker's running step has taken, if one runs."""
         return self._life.seconds_in_step(time.monotonic()) if self._life else None

@@ -22,8 +22,8 @@ from hypocenter.cli.output import show, show_json
 from hypocenter.config import FOREIGN_PREFIXES, FOREIGN_VARIABLES, KNOWN, Environment
 
 DEPENDENCIES = (
-    "numpy", "numba", "llvmlite", "tbb", "tokenizers", "jinja2", "msgspec", "safetensors",
-    "cyclopts", "rich",
+    "numpy", "numba", "llvmlite", "tbb", "tokenizers", "llguidance", "jinja2", "msgspec",
+    "safetensors", "cyclopts", "rich",
 )  # fmt: skip
 OPTIONAL = ("torch", "triton", "starlette", "uvicorn", "prometheus-client")
 

@@ -8,7 +8,10 @@ from hypocenter.lab.victim import Victim
 
 OLD = """    live = token < vocab_size
     value = tl.load(
-        logits_ptr"""
+        logits_ptr + as_offset(row, WIDE) * vocab_size + token, mask=live, other=-float("inf")
+    )
+    num_bad = tl.sum((live & ~(value < float("inf"))).to(tl.int32), axis=0)
+    _store_best"""
 
 
 def plant(lab: Lab) -> None:
