@@ -248,6 +248,7 @@ async def debug_requests(request: Request) -> Response:
     return json_response(
         {
             "engine": state,
+            "num_blocks": service.facts.num_blocks,
             "worker_pid": service.supervisor.worker_pid,
             "restarts": service.supervisor.num_restarts,
             "open": [describe(inquiry, "in_progress") for inquiry in service.open.values()],

@@ -11,6 +11,9 @@ import msgspec
 from hypocenter.frames import as_frame
 from hypocenter.messages import EngineState, News, Piece
 
+#: Between two looks at an engine that was busy when it was last told of.
+_STATE_SECONDS = 0.2
+
 
 class Outbox:
     """Takes messages and notes of requests with news; whatever has gathered goes out together.
@@ -32,6 +35,7 @@ class Outbox:
         self._messages: list[msgspec.Struct] = []
         self._with_news: dict[int, None] = {}  # in order
         self._is_closed = False
+        self._told = EngineState()
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._thread.start()
 
@@ -65,15 +69,21 @@ class Outbox:
 
     def _send_next(self) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._messages or self._with_news or self._is_closed)
+            # What the engine does behind the last piece, such as giving blocks back, is told too.
+            self._changed.wait_for(
+                lambda: self._messages or self._with_news or self._is_closed,
+                _STATE_SECONDS if self._told.num_running or self._told.num_waiting else None,
+            )
             messages, self._messages = self._messages, []
             ids, self._with_news = list(self._with_news), {}
-            if not messages and not ids:
+            if self._is_closed and not messages and not ids:
                 return False
         found = [piece for number in ids for piece in self._pieces_of(number)]
         pieces = tuple(piece for piece in found if isinstance(piece, Piece))
         messages += [other for other in found if not isinstance(other, Piece)]
-        if pieces:
-            messages.append(News(pieces, self._state()))
+        state = self._state()
+        if pieces or state != self._told:
+            self._told = state
+            messages.append(News(pieces, state))
         self._connection.sendall(b"".join(map(as_frame, messages)))
         return True

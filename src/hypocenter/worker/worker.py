@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from hypocenter.engine.driver import Driver
+from hypocenter.engine.engine import Engine
 from hypocenter.engine.llm import LLM
 from hypocenter.engine.request import Request
 from hypocenter.errors import (
@@ -88,6 +89,7 @@ class ModelWorker:
         #: Requests that want logprobs of their prompts: at their first news they are known.
         self._wants_prompt: set[int] = set()
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
+        self._engine: Engine | None = None
         self._outbox = Outbox(connection, self._pieces_of, self._state, die)
         self._llm = LLM(start.model, start.config, progress=self._report)
         self._engine = self._llm.engine
@@ -121,7 +123,7 @@ class ModelWorker:
                 if message.messages is None
                 else self._llm.encode_chat(message.messages)
             )
-            request = self._engine.request(
+            request = self._llm.engine.request(
                 prompt_ids,
                 message.params,
                 cache_salt=message.cache_salt,
@@ -170,6 +172,8 @@ class ModelWorker:
         self._outbox.put(Loading(what, share))
 
     def _state(self) -> EngineState:
+        if self._engine is None:  # it is being loaded
+            return EngineState()
         scheduler, cache = self._engine.scheduler, self._engine.cache
         return EngineState(
             len(scheduler.running),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,8 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
         context = engine.context_length or DEFAULT_CONTEXT
         kv_tokens = context * min(_NUM_CONTEXTS, options.parallel)
     keys = options.keys()
+    # It warns of each piece that is sent to a client that has left.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     config = ServerConfig(
         model=str(Path(path).resolve()),
         engine=replace(engine, max_batch_requests=options.parallel, kv_tokens=kv_tokens),
