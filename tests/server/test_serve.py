@@ -485,3 +485,24 @@ def test_before_a_model_is_loaded_it_says_so(tmp_path: Path) -> None:
         served.wait_ready()
         assert complete(served, max_tokens=1)["choices"]
         assert not any("Traceback" in line for line in served.stderr), served.stderr
+
+
+def _hits(served: Served) -> float:
+    text = served.get("/metrics").body.decode()
+    found = re.search(r"^vllm:prefix_cache_hits_total{.*} (.*)$", text, re.M)
+    assert found is not None
+    return float(found[1])
+
+
+def test_several_answers_read_their_prompt_once(served: Served) -> None:
+    prompt = "def only_here(argument):\n    return argument\n" * 6
+    before = _hits(served)
+    answer = complete(served, prompt=prompt, n=4, max_tokens=3, temperature=1.0, seed=1)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    num_blocks = answer["usage"]["prompt_tokens"] // 16
+    assert num_blocks > 3
+    assert _hits(served) - before >= 3 * 16 * (num_blocks - 1)
+    with served.stream("/v1/completions", {"prompt": [prompt, "a"], "n": 2, "max_tokens": 2,
+                                           "temperature": 0}) as stream:  # fmt: skip
+        events = [event for event in stream if event != "[DONE]"]
+    assert {event["choices"][0]["index"] for event in events} == {0, 1, 2, 3}

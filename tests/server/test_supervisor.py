@@ -28,6 +28,7 @@ from hypocenter.messages import (
 )
 from hypocenter.server import supervisor as supervisors
 from hypocenter.server.generation import Generation, WorkerEvent
+from hypocenter.server.inquiry import Inquiry
 from hypocenter.server.supervisor import (
     MAX_BLAMED,
     MAX_FAILED_STARTS,
@@ -352,5 +353,36 @@ def test_the_end_of_the_server_ends_what_is_open(life: type[PretendedLife]) -> N
         await supervisor.stop(1.0)
         assert isinstance(events[-1], Failed)
         assert "shutting down" in events[-1].message
+
+    run(work())
+
+
+def test_other_answers_to_a_prompt_follow_with_the_first_piece(life: type[PretendedLife]) -> None:
+    async def work() -> None:
+        supervisor = make()
+        await supervisor.start()
+        [worker] = life.starts
+        inquiry = Inquiry(supervisor, "r", ["a", "b"], SamplingParams(seed=5), 2, "")
+        accepting = asyncio.ensure_future(inquiry.accept())
+        await settle()
+        assert [message.prompt for message in worker.sent] == ["a", "b"]
+        for message in worker.sent:
+            worker.say(Accepted(message.id, (1,)))
+        await accepting
+        pieces = inquiry.pieces()
+        worker.piece(worker.sent[0].id, 7)
+        await anext(pieces)
+        assert [(m.prompt, m.params.seed) for m in worker.sent] == [("a", 5), ("b", 5), ("a", 6)]
+        worker.piece(worker.sent[0].id, 8, "stop")
+        worker.piece(worker.sent[2].id, 8, "stop")
+        worker.piece(worker.sent[1].id, 8, "stop")
+        for _ in range(3):
+            await anext(pieces)
+        assert len(worker.sent) == 4
+        worker.piece(worker.sent[3].id, 9, "stop")
+        await anext(pieces)
+        with pytest.raises(StopAsyncIteration):
+            await anext(pieces)
+        assert [choice.finish_reason for choice in inquiry.choices] == ["stop"] * 4
 
     run(work())

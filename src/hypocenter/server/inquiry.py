@@ -87,10 +87,15 @@ class Inquiry:
         return listen
 
     async def accept(self) -> None:
-        """Submit all, and wait until each prompt was read. Raises ApiError for a wrong one."""
-        for choice in self.choices:
+        """Submit one answer to each prompt, and wait until these were taken.
+
+        The others to a prompt follow with its first piece, and find its beginning in the prefix
+        cache. Raises ApiError for a prompt that is wrong.
+        """
+        first = self.choices[:: self.num_choices]
+        for choice in first:
             self._supervisor.submit(choice.generation)
-        num_waiting = len(self.choices)
+        num_waiting = len(first)
         pieces: deque[tuple[Choice, WorkerEvent]] = deque()
         while num_waiting:
             choice, event = await self._next()
@@ -118,14 +123,23 @@ class Inquiry:
                 continue
             if isinstance(event, Failed):
                 raise error_of(event)
+            if isinstance(event, Accepted):
+                choice.prompt_pieces = event.pieces
             if not isinstance(event, Piece):
                 continue
+            if not choice.text and choice.index % self.num_choices == 0:
+                self._submit_others(choice)
             choice.text.append(event.text)
             choice.logprobs += event.logprobs or ()
             choice.prompt_logprobs = choice.prompt_logprobs or event.prompt_logprobs
             choice.ending = event.ending
             num_open -= event.ending is not None
             yield choice, event
+
+    def _submit_others(self, first: Choice) -> None:
+        for choice in self.choices[first.index + 1 : first.index + self.num_choices]:
+            if not choice.generation.is_done:  # it may have been cancelled meanwhile
+                self._supervisor.submit(choice.generation)
 
     def cancel(self) -> None:
         """Nobody waits for the answer any more."""
