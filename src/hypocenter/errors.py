@@ -244,6 +244,14 @@ class Unguardable(HypoError):
         super().__init__(f"{file}:{line}: {_bounded_text(expression)}: {reason}")
 
 
+class NotShareable(HypoError):
+    """Memory of a device cannot be given to another process there."""
+
+    def __init__(self, device: str, reason: str) -> None:
+        self.device, self.reason = device, reason
+        super().__init__(f"{device}: its memory cannot be shared between processes: {reason}")
+
+
 class OutOfMemory(HypoError):
     """A device has no room for an allocation, or for a model: `parts` says what takes how much."""
 

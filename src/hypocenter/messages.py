@@ -1,9 +1,12 @@
 """What a server and its workers say to each other; `frames.py` has how it travels.
 
-A worker connects to its server's Unix socket, and is told by `Start` what to load. Then it says
-`Loading` any number of times and `Ready` once. From then on each `Submit` is answered by `Accepted`
-and `News` up to a piece with an `ending`, or by `Failed`; each `Ask` by `Told` or `Failed`. Ids are
-the server's, and one of a kind for as long as it lives.
+A worker connects to its server's Unix socket, and is told by `Prepare` which device it will have.
+It may then wait for long, until `Start` says what to load. Then it says `Loading` any number of
+times and `Ready` once. A keeper of weights is told the same, and ends with `KeptWeights`.
+
+From then on each `Submit` is answered by `Accepted` and `News` up to a piece with an `ending`, or
+by `Failed`; each `Ask` by `Told` or `Failed`. Ids are the server's, and one of a kind for as long
+as it lives.
 """
 
 from __future__ import annotations
@@ -21,11 +24,56 @@ MAX_FRAME_BYTES = 256 << 20
 NO_REQUEST = 0
 
 
+class Prepare(msgspec.Struct, frozen=True, tag=True):
+    """The device to open; no memory of it is taken, and nothing runs there, before `Start`."""
+
+    device: str
+
+
+class SharedPart(msgspec.Struct, frozen=True):
+    """An array of a packed weight: where it lies in the piece of memory of that number."""
+
+    piece: int
+    offset: int
+    num_bytes: int
+    dtype: str
+    num_elements: int
+
+
+class SharedWeight(msgspec.Struct, frozen=True):
+    """A packed weight; a part that is no array is a number."""
+
+    dtype: str
+    num_rows: int
+    num_columns: int
+    parts: tuple[SharedPart | float, ...]
+
+
+class SharedPiece(msgspec.Struct, frozen=True):
+    """Memory of a device, under the handle by which its driver gives it to another process."""
+
+    handle: bytes
+    num_bytes: int
+
+
+class KeptWeights(msgspec.Struct, frozen=True, tag=True):
+    """A model's packed matrices, by their names in the file and numbers of their parts.
+
+    `stamps` are those of the file that they are of, `seconds` what packing took.
+    """
+
+    stamps: str
+    pieces: tuple[SharedPiece, ...]
+    weights: dict[str, SharedWeight]
+    seconds: float
+
+
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """The model's file, and how to run it."""
+    """The model's file, and how to run it; its weights, where a keeper has them."""
 
     model: str
     config: EngineConfig
+    kept: KeptWeights | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -158,5 +206,5 @@ class Told(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     pieces: tuple[bytes, ...] = ()
 
 
-ToWorker = Start | Submit | Cancel | Ask
-ToServer = Loading | Ready | Accepted | Failed | News | Told
+ToWorker = Prepare | Start | Submit | Cancel | Ask
+ToServer = Loading | KeptWeights | Ready | Accepted | Failed | News | Told

@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "kernels": frozenset({"words", "record", "device"}),
     "model": frozenset({"words", "device", "kernels"}),
     "engine": frozenset({"words", "record", "device", "kernels", "model"}),
-    "worker": frozenset({"words", "record", "model", "engine"}),
+    "worker": frozenset({"words", "record", "device", "model", "engine"}),
     "server": frozenset({"words", "record", "watch"}),
     "replay": frozenset({"words", "record", "device", "kernels"}),
     "check": frozenset({"words", "device", "model", "replay"}),

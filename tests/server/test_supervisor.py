@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -19,6 +20,8 @@ from hypocenter.messages import (
     Ending,
     EngineState,
     Failed,
+    KeptWeights,
+    Loading,
     News,
     Piece,
     Ready,
@@ -27,6 +30,7 @@ from hypocenter.messages import (
     Told,
 )
 from hypocenter.server import supervisor as supervisors
+from hypocenter.server import worker_line as worker_lines
 from hypocenter.server.generation import Generation, WorkerEvent
 from hypocenter.server.inquiry import Inquiry
 from hypocenter.server.supervisor import (
@@ -37,14 +41,15 @@ from hypocenter.server.supervisor import (
     CannotStart,
     Supervisor,
 )
-from hypocenter.server.worker_life import Orders, is_fault
+from hypocenter.server.worker_life import WORKER, Orders, is_fault
+from hypocenter.server.worker_line import KEEPER
 from hypocenter.watch.child import Deadlines, Ended
 
 FACTS = msgspec.convert(
     {one.name: {str: "", int: 1}[one.type] for one in msgspec.structs.fields(ServedModel)},
     ServedModel,
 )
-ORDERS = Orders("model.gguf", EngineConfig(), Deadlines(), Path("/nowhere"))
+ORDERS = Orders("model.gguf", EngineConfig(), Deadlines(), Path("/nowhere"), has_spare=False)
 
 
 def ended(code: int | None = None, number: int | None = None, **more: Any) -> Ended:
@@ -61,18 +66,24 @@ class PretendedLife:
     starts: list[PretendedLife]
     is_broken = False
 
-    def __init__(self, number: int, orders: Orders, hear: Any, note_end: Any, left: Any) -> None:
-        self.number, self.sent = number, list[Any]()
+    def __init__(
+        self, number: int, orders: Orders, hear: Any, note_end: Any, left: Any, module: str
+    ) -> None:
+        self.number, self.sent, self.module = number, list[Any](), module
+        self.begun = list[KeptWeights | None]()
+        self.pid = 1000 + number
         self.say, self._note_end = hear, note_end
         self.is_dead = False
         self.starts.append(self)
 
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
         if self.is_broken:
-            loop.call_soon(self.die, ended(code=2))
-        else:
-            loop.call_soon(self.say, Ready(FACTS, 0.1))
+            asyncio.get_running_loop().call_soon(self.die, ended(code=2))
+
+    def begin(self, kept: KeptWeights | None) -> None:
+        self.begun.append(kept)
+        if not self.is_broken and self.module == WORKER:
+            asyncio.get_running_loop().call_soon(self.say, Ready(FACTS, 0.1))
 
     def send(self, message: Any) -> None:
         self.sent.append(message)
@@ -94,6 +105,9 @@ class PretendedLife:
     async def stop(self, seconds: float) -> None:
         self.is_dead = True
 
+    def kill(self) -> None:
+        self.is_dead = True
+
     def seconds_in_step(self, now: float) -> None:
         return None
 
@@ -104,7 +118,7 @@ def life(monkeypatch: pytest.MonkeyPatch) -> type[PretendedLife]:
         starts: list[PretendedLife] = []  # noqa: RUF012
         behave = staticmethod(lambda life, message: None)
 
-    monkeypatch.setattr(supervisors, "WorkerLife", Life)
+    monkeypatch.setattr(worker_lines, "WorkerLife", Life)
     monkeypatch.setattr(supervisors, "_PAUSES", (0.0,))
     return Life
 
@@ -125,9 +139,9 @@ async def settle() -> None:
     await asyncio.sleep(0.01)
 
 
-def make(counted: list[str] | None = None) -> Supervisor:
+def make(counted: list[str] | None = None, orders: Orders = ORDERS) -> Supervisor:
     count = (lambda what: None) if counted is None else counted.append
-    return Supervisor(ORDERS, on_left=lambda runs, how: None, on_event=count)
+    return Supervisor(orders, on_left=lambda runs, how: None, on_event=count)
 
 
 def test_the_next_worker_gets_the_prompt_and_what_was_sent(life: type[PretendedLife]) -> None:
@@ -384,5 +398,115 @@ def test_other_answers_to_a_prompt_follow_with_the_first_piece(life: type[Preten
         with pytest.raises(StopAsyncIteration):
             await anext(pieces)
         assert [choice.finish_reason for choice in inquiry.choices] == ["stop"] * 4
+
+    run(work())
+
+
+WITH_SPARE = dataclasses.replace(ORDERS, has_spare=True)
+ON_GPU = dataclasses.replace(ORDERS, config=EngineConfig(device="cuda"))
+KEPT = KeptWeights("stamps", (), {}, 1.0)
+
+
+def test_the_spare_worker_takes_over(life: type[PretendedLife]) -> None:
+    async def work() -> None:
+        supervisor = make(orders=WITH_SPARE)
+        await supervisor.start()
+        await settle()
+        first, spare = life.starts
+        assert (first.begun, spare.begun) == ([None], [])
+        assert supervisor.line.spare_pid == spare.pid
+        one = generation(supervisor, [])
+        supervisor.submit(one)
+        assert spare.sent == []
+        first.die(KILLED)
+        await settle()
+        assert spare.begun == [None]
+        assert [message.id for message in spare.sent] == [one.id]
+        assert supervisor.worker_pid == spare.pid
+        assert supervisor.line.spare_pid == life.starts[2].pid
+
+    run(work())
+
+
+def test_a_spare_that_ends_is_nobodys_pause(life: type[PretendedLife]) -> None:
+    async def work() -> None:
+        supervisor = make(counted := list[str](), WITH_SPARE)
+        await supervisor.start()
+        await settle()
+        for _ in range(5):  # a third one in a row is not replaced
+            life.starts[-1].die()
+            await settle()
+        assert len(life.starts) == 4
+        assert supervisor.line.spare_pid is None
+        assert supervisor.is_ready
+        assert counted == []
+        life.starts[0].die()
+        await settle()
+        assert supervisor.is_ready
+        assert len(life.starts) == 6, "a new worker, and a new spare one"
+
+    run(work())
+
+
+def test_a_worker_on_a_gpu_waits_for_the_keeper_and_maps_what_it_has(
+    life: type[PretendedLife],
+) -> None:
+    async def work() -> None:
+        supervisor = make(orders=ON_GPU)
+        starting = asyncio.create_task(supervisor.start())
+        await settle()
+        keeper, first = life.starts
+        assert (keeper.module, keeper.begun, first.begun) == (KEEPER, [None], [])
+        keeper.say(Loading("loading weights", 0.5))
+        assert supervisor.loading.share == 0.5
+        keeper.say(KEPT)
+        await starting
+        assert first.begun == [KEPT]
+        first.die()
+        await settle()
+        assert life.starts[2].begun == [KEPT], "the next one maps what is there"
+        keeper.die()
+        await settle()
+        assert supervisor.is_ready, "a worker has its memory still"
+        life.starts[2].die()
+        await settle()
+        other, last = life.starts[3:]
+        assert (other.module, last.begun) == (KEEPER, [])
+        other.say(KEPT)
+        assert last.begun == [KEPT]
+
+    run(work())
+
+
+def test_where_memory_cannot_be_shared_each_worker_loads(life: type[PretendedLife]) -> None:
+    async def work() -> None:
+        supervisor = make(orders=ON_GPU)
+        starting = asyncio.create_task(supervisor.start())
+        await settle()
+        keeper, first = life.starts
+        keeper.say(Failed(0, "NotShareable", "no"))
+        keeper.die(ended(code=1))
+        await starting
+        assert first.begun == [None]
+        first.die()
+        await settle()
+        assert life.starts[2].begun == [None]
+        assert life.starts[2].module == WORKER
+
+    run(work())
+
+
+def test_what_the_keeper_cannot_load_nobody_can(life: type[PretendedLife]) -> None:
+    async def work() -> None:
+        supervisor = make(orders=ON_GPU)
+        starting = asyncio.create_task(supervisor.start())
+        await settle()
+        keeper, first = life.starts
+        keeper.say(Failed(0, "BadModelFile", "model.gguf: no such tensor"))
+        keeper.die(ended(code=2))
+        with pytest.raises(CannotStart, match="no such tensor") as raised:
+            await starting
+        assert raised.value.exit_code == 2
+        assert first.is_dead
 
     run(work())

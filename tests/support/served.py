@@ -82,13 +82,13 @@ class Served:
 
     @property
     def worker_pid(self) -> int:
-        """The one that has the model."""
+        """The one that has the model: the spare one came after it."""
         found = subprocess.run(
             ["pgrep", "-f", f"hypocenter.worker.worker.*{os.sep}", "-P", str(self.process.pid)],
             capture_output=True, text=True, check=False,
         ).stdout.split()  # fmt: skip
         assert found, self.stderr
-        return int(found[-1])
+        return int(found[0])
 
     def kill_worker(self, number: int = signal.SIGKILL) -> int:
         pid = self.worker_pid

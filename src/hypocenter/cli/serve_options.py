@@ -86,6 +86,13 @@ class ServeOptions:
             "compiles, gets 600.",
         ),
     ] = 120.0
+    spare: Annotated[
+        bool,
+        Parameter(
+            name="--spare",
+            help="Have another worker wait, started and without the model, to take over at once.",
+        ),
+    ] = True
     bundles: Annotated[
         str,
         Parameter(

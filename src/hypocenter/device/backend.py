@@ -41,6 +41,17 @@ class Backend(Protocol):
         """
         ...
 
+    def allocate_shared(self, num_bytes: int) -> tuple[int, bytes]:
+        """The same, and the handle by which other processes map it; it is never freed.
+
+        Raises NotShareable where memory cannot be given to another process.
+        """
+        ...
+
+    def map_shared(self, handle: bytes, num_bytes: int) -> int:
+        """Where the memory of a handle of another process lies here. Raises NotShareable."""
+        ...
+
     def free(self, address: int) -> None:
         """Give memory back, after everything that was launched before has run.
 

@@ -110,26 +110,58 @@ def upload(
 ) -> tuple[Allocation, tuple[Any, ...]]:
     """Put the arrays among `parts` of the tensor `name` into one allocation of `device`.
 
-    Returns it, and the parts with each array replaced by a Part.
+    Returns it, and the parts with each array replaced by a PackedArray.
     """
-    backend = backend_of(device)
-    sizes = [part.nbytes if isinstance(part, np.ndarray) else 0 for part in parts]
-    starts = [0, *itertools.accumulate(-(-size // _PART_ALIGNMENT_BYTES) for size in sizes)]
-    num_bytes = starts[-1] * _PART_ALIGNMENT_BYTES
+    num_bytes = packed_bytes(parts)
     address = call_device(device, "allocate", num_bytes)
     names_of(device)[address] = f"{name} ({owner})"
-    allocation = Allocation(next(_allocation_ids), device, num_bytes, call_site(), address)
-    _record_allocation(allocation, name, owner)
+    allocation = _note_allocation(device, num_bytes, address, name, owner)
+    return allocation, copy_parts(parts, device, f"{name} ({owner})", address)
+
+
+def packed_bytes(parts: tuple[Any, ...]) -> int:
+    """What `copy_parts` takes."""
+    return _starts(parts)[-1]
+
+
+def copy_parts(parts: tuple[Any, ...], device: str, label: str, address: int) -> tuple[Any, ...]:
+    """Copy the arrays among `parts` to `address`, one behind the other; a PackedArray for each."""
     placed = list(parts)
-    for index, part in enumerate(parts):
+    for index, (part, start) in enumerate(zip(parts, _starts(parts), strict=False)):
         if isinstance(part, np.ndarray):
-            at = address + starts[index] * _PART_ALIGNMENT_BYTES
             dtype = _PART_TYPES[part.dtype.name]
             data = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
-            copy_in(device, f"{name} ({owner})", at, data)
-            argument = backend.argument(at, dtype, part.size)
-            placed[index] = PackedArray(argument, part.nbytes, at, dtype.name, part.size)
-    return allocation, tuple(placed)
+            copy_in(device, label, address + start, data)
+            placed[index] = packed_array(device, address + start, dtype, part.size, part.nbytes)
+    return tuple(placed)
+
+
+def packed_array(
+    device: str, address: int, dtype: DType, num_elements: int, num_bytes: int
+) -> PackedArray:
+    """An array of a packed weight that lies at `address` of a GPU."""
+    argument = backend_of(device).argument(address, dtype, num_elements)
+    return PackedArray(argument, num_bytes, address, dtype.name, num_elements)
+
+
+def note_mapped(device: str, num_bytes: int, address: int, name: str, owner: str) -> Allocation:
+    """An allocation in memory that another process has."""
+    return _note_allocation(device, num_bytes, address, name, owner, "mapped")
+
+
+def _starts(parts: tuple[Any, ...]) -> list[int]:
+    """Where each part begins behind the ones before it, and where the last one ends."""
+    sizes = (part.nbytes if isinstance(part, np.ndarray) else 0 for part in parts)
+    rounded = (-(-size // _PART_ALIGNMENT_BYTES) * _PART_ALIGNMENT_BYTES for size in sizes)
+    return [0, *itertools.accumulate(rounded)]
+
+
+def _note_allocation(
+    device: str, num_bytes: int, address: int, name: str, owner: str, kind: str = ""
+) -> Allocation:
+    allocation = Allocation(next(_allocation_ids), device, num_bytes, call_site(), address)
+    _record_allocation(allocation, name, owner, kind)
+    return allocation
 
 
 def free(tensor: Tensor) -> None:

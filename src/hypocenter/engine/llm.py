@@ -36,6 +36,7 @@ from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
 from hypocenter.engine.runner import load_runner
 from hypocenter.errors import BadSetting, UsageError
+from hypocenter.messages import KeptWeights
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.text.chat import ChatTemplate, load_chat_template
 from hypocenter.model.text.tokenizer import Tokenizer, load_tokenizer
@@ -55,7 +56,8 @@ class LLM:
 
     `path` None takes the small model that comes with hypocenter. `fields` are those of
     EngineConfig, over those of `config`. `progress` is called with what is being done and how much
-    of it is done, from 0 to 1. Raises BadModelFile, UnsupportedModel or UsageError when the file
+    of it is done, from 0 to 1. `shared` are weights that another process has on the device
+    (`worker/keeper.py`). Raises BadModelFile, UnsupportedModel or UsageError when the file
     cannot be run as that asks.
     """
 
@@ -65,6 +67,7 @@ class LLM:
         config: EngineConfig | None = None,
         *,
         progress: Callable[[str, float], None] | None = None,
+        shared: KeptWeights | None = None,
         **fields: Unpack[EngineFields],
     ) -> None:
         config = as_environment_asks(with_fields("config", config, EngineConfig, fields))
@@ -79,7 +82,7 @@ class LLM:
             self._chat_template = load_chat_template(file, self._tokenizer, config.chat_template)
             if self._chat_template is not None:
                 stack.enter_context(self._chat_template)
-            runner = load_runner(file, config, progress)
+            runner = load_runner(file, config, progress, shared)
             self._engine = Engine(
                 runner,
                 self._tokenizer,

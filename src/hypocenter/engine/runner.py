@@ -24,6 +24,7 @@ from hypocenter.device.plan import Plan, bucket
 from hypocenter.engine.batch import Batch, BatchLimits, check_batch
 from hypocenter.engine.sampler import launches_on_host
 from hypocenter.errors import BadSetting, LaunchRejected
+from hypocenter.messages import KeptWeights
 from hypocenter.model import footprint
 from hypocenter.model.architecture import Architecture, read_architecture
 from hypocenter.model.decoder import Decoder, KVPages, StepInputs
@@ -35,8 +36,13 @@ from hypocenter.results import Route
 from hypocenter.tensor import DType, Tensor
 
 
-def load_runner(file: GGUFFile, config: EngineConfig, progress: OnProgress | None = None) -> Runner:
-    """Load a model's weights and compile its kernels.
+def load_runner(
+    file: GGUFFile,
+    config: EngineConfig,
+    progress: OnProgress | None = None,
+    shared: KeptWeights | None = None,
+) -> Runner:
+    """Load a model's weights, or map those that another process has, and compile its kernels.
 
     Raises UsageError when the context asked for exceeds the trained one, or bf16 is asked for where
     nothing would be multiplied in it, BadModelFile or
@@ -60,6 +66,7 @@ def load_runner(file: GGUFFile, config: EngineConfig, progress: OnProgress | Non
         progress,
         device=device,
         in_bf16=in_bf16,
+        shared=shared,
     )
     runner = Runner(facts, weights, config, context_length)
     runner.compile(progress)

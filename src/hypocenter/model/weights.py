@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -12,12 +13,14 @@ import numpy as np
 
 from hypocenter.config import OnProgress
 from hypocenter.device import copies, memory
+from hypocenter.device.lending import Borrower, Lender
 from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel
 from hypocenter.kernels.attention import rope
 from hypocenter.kernels.linear.linear_gate import may_join
 from hypocenter.kernels.weights import packing
 from hypocenter.kernels.weights.block_types import dequantise
 from hypocenter.kernels.weights.row_groups import padded_rows
+from hypocenter.messages import KeptWeights, SharedWeight
 from hypocenter.model.architecture import Architecture, Rope
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.packed_weights import PackedWeights
@@ -95,8 +98,12 @@ def load_weights(
     *,
     device: str = "cpu",
     in_bf16: bool = False,
+    shared: KeptWeights | None = None,
 ) -> Weights:
     """Pack every tensor of `file`; `progress` hears a name and the share done.
+
+    `shared`: packed matrices of this file that another process has in the device's memory; they
+    are mapped and not packed.
 
     `in_bf16` (on the CPU): F16 and BF16 matrices are rounded for products in bf16; a token table
     that is none of them is not.
@@ -108,6 +115,8 @@ def load_weights(
     is_tied = "output.weight" not in file.tensors
     with PackedWeights(file, device, in_bf16=in_bf16, num_bytes=num_bytes) as kept:
         loader = _Loader(file, architecture, progress, device, in_bf16, kept)
+        if shared is not None and shared.stamps == repr(file.stamps):
+            loader.borrow(shared)
         table = loader.matrix(
             "token_embd", architecture.vocab_size, architecture.width, is_factor=is_tied
         )
@@ -122,22 +131,32 @@ def load_weights(
     return Weights(table, layers, output_norm, output, *tables, num_bytes, in_bf16, kept.problem)
 
 
+def lend_weights(
+    file: GGUFFile,
+    architecture: Architecture,
+    progress: OnProgress | None = None,
+    *,
+    device: str,
+) -> KeptWeights:
+    """Pack every matrix of `file` into memory of a GPU that other processes may map.
+
+    Launches nothing. Raises what `load_weights` raises, and NotShareable.
+    """
+    began = time.monotonic()
+    with PackedWeights(file, device, in_bf16=False, num_bytes=0) as kept:
+        lender = _Lender(file, architecture, progress, device, False, kept)
+        lender.take_all()
+    pieces = tuple(lender.to.pieces)
+    return KeptWeights(repr(file.stamps), pieces, lender.lent, time.monotonic() - began)
+
+
 def check_tensors(file: GGUFFile, architecture: Architecture) -> None:
     """Look for every tensor that `load_weights` would take, and read none.
 
     Raises what that would raise for one that is missing, too many, or of a wrong shape.
     """
     with PackedWeights(file, "none", in_bf16=False, num_bytes=0) as kept:
-        looker = _Looker(file, architecture, None, "cpu", False, kept)
-        looker.matrix("token_embd", architecture.vocab_size, architecture.width)
-        for index in range(architecture.num_layers):
-            looker.layer(index)
-        looker.vector("output_norm.weight", architecture.width)
-        if "output.weight" in file.tensors:
-            looker.matrix("output", architecture.vocab_size, architecture.width)
-        for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
-            looker.taken.add(name)
-        looker.refuse_unused()
+        _Looker(file, architecture, None, "cpu", False, kept).take_all()
 
 
 def is_draft(name: str, architecture: Architecture) -> bool:
@@ -162,6 +181,13 @@ class _Loader:
         self.file, self.facts, self.progress = file, architecture, progress
         self.device, self.in_bf16, self.kept = device, in_bf16, kept
         self.taken: set[str] = set()
+        self._shared: dict[str, SharedWeight] = {}
+        self._borrower: Borrower | None = None
+
+    def borrow(self, shared: KeptWeights) -> None:
+        """Take matrices from where another process has put them."""
+        self._shared = shared.weights
+        self._borrower = Borrower(self.device, shared.pieces)
 
     def layer(self, index: int) -> LayerWeights:
         facts, prefix = self.facts, f"blk.{index}."
@@ -267,6 +293,10 @@ class _Loader:
         """One matrix of the file as several packed ones, by consecutive rows."""
         parts, in_bf16 = [], self.in_bf16 and is_factor
         for index, rows in enumerate(self._rows(name, row_counts, num_columns)):
+            shared = self._shared.get(f"{name} {index}")
+            if shared is not None and self._borrower is not None:
+                parts.append(packing.borrow(name, shared, self._borrower))
+                continue
             packed = packing.pack(
                 rows,
                 self.file.tensors[name].dtype,
@@ -391,6 +421,18 @@ class _Loader:
 class _Looker(_Loader):
     """Goes the loader's way and takes nothing but names."""
 
+    def take_all(self) -> None:
+        """Every tensor that `load_weights` takes; raises UnsupportedModel for one too many."""
+        self.matrix("token_embd", self.facts.vocab_size, self.facts.width)
+        for index in range(self.facts.num_layers):
+            self.layer(index)
+        self.vector("output_norm.weight", self.facts.width)
+        if "output.weight" in self.file.tensors:
+            self.matrix("output", self.facts.vocab_size, self.facts.width)
+        for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
+            self.taken.add(name)
+        self.refuse_unused()
+
     def vector(self, name: str, length: int) -> Tensor:
         self._expect(name, (length,))
         return _NOTHING
@@ -414,6 +456,25 @@ class _Looker(_Loader):
         self, name: str, row_counts: tuple[int, ...], num_columns: int, *, is_factor: bool = True
     ) -> tuple[Tensor, ...]:
         self._expect(name, (sum(row_counts), num_columns))
+        return (_NOTHING,) * len(row_counts)
+
+
+class _Lender(_Looker):
+    """Packs matrices into memory that others map, and looks at the rest."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.to = Lender(self.device)
+        self.lent: dict[str, SharedWeight] = {}
+
+    def _split(
+        self, name: str, row_counts: tuple[int, ...], num_columns: int, *, is_factor: bool = True
+    ) -> tuple[Tensor, ...]:
+        dtype = self._expect(name, (sum(row_counts), num_columns))
+        for index, rows in enumerate(self._rows(name, row_counts, num_columns)):
+            packed = packing.pack(rows, dtype, num_columns, device=self.device)
+            self.lent[f"{name} {index}"] = packing.lend(name, packed, self.to)
+        self.file.let_go(name)
         return (_NOTHING,) * len(row_counts)
 
 

@@ -22,7 +22,7 @@ from hypocenter.server.faults import FaultKeeper
 from hypocenter.server.metrics import Metrics
 from hypocenter.server.routes import Service
 from hypocenter.server.supervisor import Supervisor
-from hypocenter.server.worker_life import Orders
+from hypocenter.server.worker_life import WORKER, Orders
 from hypocenter.watch.child import Deadlines
 
 #: Between two looks at how far a worker's loading is, and at whether there will be any more.
@@ -46,6 +46,8 @@ class ServerConfig:
     max_body_bytes: int = 32 << 20
     grace_seconds: float = 30.0
     step_seconds: float = 120.0
+    has_spare: bool = True
+    worker_module: str = WORKER
     bundles: Path | None = None
 
     def __post_init__(self) -> None:
@@ -110,7 +112,14 @@ async def _serve(
         config.bundles, listener.say, lambda: _call_soon(loop, lambda: count("bundle"))
     )
     deadlines = Deadlines(max(config.step_seconds, Deadlines().first_step), config.step_seconds)
-    orders = Orders(config.model, config.engine, deadlines, folder)
+    orders = Orders(
+        config.model,
+        config.engine,
+        deadlines,
+        folder,
+        has_spare=config.has_spare,
+        worker_module=config.worker_module,
+    )
     supervisor = Supervisor(orders, on_left=keeper.keep, on_event=count)
     names = config.names or (Path(config.model).stem,)
     metrics = Metrics(supervisor, names[0])

@@ -250,6 +250,8 @@ async def debug_requests(request: Request) -> Response:
             "engine": state,
             "num_blocks": service.facts.num_blocks,
             "worker_pid": service.supervisor.worker_pid,
+            "spare_pid": service.supervisor.line.spare_pid,
+            "keeper_pid": service.supervisor.line.keeper_pid,
             "restarts": service.supervisor.num_restarts,
             "open": [describe(inquiry, "in_progress") for inquiry in service.open.values()],
         }

@@ -35,6 +35,7 @@ from hypocenter.messages import (
 )
 from hypocenter.server.generation import Generation
 from hypocenter.server.worker_life import Orders, WorkerLife, is_fault
+from hypocenter.server.worker_line import WorkerLine
 from hypocenter.watch.child import Ended
 
 log = logging.getLogger("hypocenter.server")
@@ -68,12 +69,11 @@ class Supervisor:
         on_left: Callable[[Path, Ended], None],
         on_event: Callable[[str], None] = lambda what: None,
     ) -> None:
-        self._orders, self._on_left, self._on_event = orders, on_left, on_event
+        self._on_event = on_event
         self._ids = itertools.count(1)
         self._open: dict[int, Generation] = {}
         self._questions: dict[int, asyncio.Future[Told | Failed]] = {}
-        self._life: WorkerLife | None = None
-        self._life_numbers = itertools.count(1)
+        self.line = WorkerLine(orders, self._hear, self._note_end, on_left)
         self._facts: ServedModel | None = None
         self._is_ready = False
         self._is_stopping = False
@@ -91,7 +91,7 @@ class Supervisor:
     async def start(self) -> ServedModel:
         """Start the first worker and wait until it is ready. Raises CannotStart."""
         self._first_ready = asyncio.get_running_loop().create_future()
-        await self._start_life()
+        await self._start_next()
         return await self._first_ready
 
     @property
@@ -118,6 +118,10 @@ class Supervisor:
     def worker_pid(self) -> int | None:
         """The process of the worker that is ready or about to be."""
         return self._life.pid if self._life else None
+
+    @property
+    def _life(self) -> WorkerLife | None:
+        return self.line.current
 
     def seconds_in_step(self) -> float | None:
         """How long the worker's running step has taken, if one runs."""
@@ -168,8 +172,7 @@ class Supervisor:
         self.fail_all("the server is shutting down")
         for task in self._tasks:
             task.cancel()
-        if self._life is not None:
-            await self._life.stop(seconds)
+        await self.line.stop(seconds)
 
     # -- what the worker says ----------------------------------------------------------------------
 
@@ -185,6 +188,7 @@ class Supervisor:
                 if self._first_ready is not None and not self._first_ready.done():
                     self._first_ready.set_result(message.facts)
                 self._send_waiting()
+                self.line.start_spare()
             case News():
                 self.state = message.state
                 for piece in message.pieces:
@@ -233,16 +237,9 @@ class Supervisor:
 
     # -- how workers end ---------------------------------------------------------------------------
 
-    async def _start_life(self) -> None:
-        life = WorkerLife(
-            next(self._life_numbers),
-            self._orders,
-            self._hear,
-            self._note_end,
-            self._on_left,
-        )
-        self._life, self._last_ended = life, None
-        await life.start()
+    async def _start_next(self) -> None:
+        self._last_ended = None
+        await self.line.start_next()
 
     def _note_end(self, ended: Ended | Exception) -> None:
         """The worker's process is gone."""
@@ -271,7 +268,7 @@ class Supervisor:
     async def _start_again(self) -> None:
         await asyncio.sleep(_PAUSES[min(self._num_failed_starts, len(_PAUSES) - 1)])
         if not self._is_stopping:
-            await self._start_life()
+            await self._start_next()
 
     def _blame(self, was_fault: bool) -> None:
         """Note of all that were with the worker that it died, and give up whom that says enough."""

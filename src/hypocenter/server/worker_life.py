@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -21,13 +22,20 @@ import msgspec
 from hypocenter import package
 from hypocenter.config import SECRET, EngineConfig, Environment
 from hypocenter.frames import LENGTH_BYTES, as_frame, body_bytes
-from hypocenter.messages import MAX_FRAME_BYTES, Start, ToServer
+from hypocenter.messages import MAX_FRAME_BYTES, KeptWeights, Loading, Prepare, Start, ToServer
 from hypocenter.record import ring
 from hypocenter.watch.child import Deadlines, Ended, environment_for, watch
 from hypocenter.watch.dead_runs import watched_runs
 
+log = logging.getLogger("hypocenter.server")
+
+WORKER = "hypocenter.worker.worker"
 #: What somebody ends a process with on purpose.
 _BY_HAND = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+
+
+#: How long a process may take to write its stacks and end.
+_ABORT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,11 @@ class Orders:
     config: EngineConfig
     deadlines: Deadlines
     folder: Path
+    #: Seconds without a word from a worker that is to load its model.
+    load_seconds: float = 600.0
+    #: Whether another worker waits, its packages imported and its device open.
+    has_spare: bool = True
+    worker_module: str = WORKER
 
 
 class WorkerLife:
@@ -52,8 +65,10 @@ class WorkerLife:
         on_message: Callable[[ToServer], None],
         on_ended: Callable[[Ended | Exception], None],
         on_left: Callable[[Path, Ended], None],
+        module: str = WORKER,
     ) -> None:
         self.number = number
+        self._module = module
         self.pid: int | None = None
         self._orders = orders
         self._on_message, self._on_ended, self._on_left = on_message, on_ended, on_left
@@ -64,13 +79,21 @@ class WorkerLife:
         self._is_over = False
         self._thread: threading.Thread | None = None
         self._listener: asyncio.Server | None = None
+        self._begun: Start | None = None
+        self._alarm: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        """Start the process; it connects when it can."""
+        """Start the process; it connects when it can, opens its device and waits."""
         self._listener = await asyncio.start_unix_server(self._connect, self._path)
         name = f"worker {self.number}"
         self._thread = threading.Thread(target=self._watch, args=[str(self._path)], name=name)
         self._thread.start()
+
+    def begin(self, kept: KeptWeights | None) -> None:
+        """Have it load the model, by the weights that a keeper has, if one does."""
+        self._begun = Start(self._orders.model, self._orders.config, kept)
+        self.send(self._begun)
+        self._await_word()
 
     def send(self, message: msgspec.Struct) -> None:
         """Say something to the worker, if it listens still."""
@@ -80,9 +103,7 @@ class WorkerLife:
     def kill(self) -> None:
         """End the process at once, and all that it started."""
         self._is_over = True
-        if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+        self._send_signal(signal.SIGKILL)
 
     async def stop(self, seconds: float) -> None:
         """Let the process end by itself, and end it after so many seconds."""
@@ -117,14 +138,18 @@ class WorkerLife:
             return
         self._stop_listening()
         self._writer = writer
-        self.send(Start(self._orders.model, self._orders.config))
+        self.send(Prepare(self._orders.config.device))
+        if self._begun is not None:
+            self.send(self._begun)
         decode = msgspec.msgpack.Decoder(ToServer).decode
         try:
             while not self._is_over:
                 header = await reader.readexactly(LENGTH_BYTES)
                 body = await reader.readexactly(body_bytes(header, MAX_FRAME_BYTES))
                 if not self._is_over:
-                    self._on_message(decode(body))
+                    message = decode(body)
+                    self._note_word(message)
+                    self._on_message(message)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # it is about to end
         finally:
@@ -132,9 +157,29 @@ class WorkerLife:
             writer.close()
             self.kill()
 
+    def _await_word(self) -> None:
+        """End a process that says nothing of its loading for too long."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._loop.call_later(self._orders.load_seconds, self._lose_patience)
+
+    def _note_word(self, message: ToServer) -> None:
+        if isinstance(message, Loading):
+            self._await_word()
+        elif self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    def _lose_patience(self) -> None:
+        seconds = self._orders.load_seconds
+        log.error("worker %d has said nothing of its loading for %g s", self.number, seconds)
+        # Python writes the stack of every thread then, even of one that is stuck in C.
+        self._send_signal(signal.SIGABRT)
+        self._alarm = self._loop.call_later(_ABORT_SECONDS, self.kill)
+
     def _watch(self, path: str) -> None:
         environment = Environment.read()
-        command = [*package.module_command("hypocenter.worker.worker"), path, self._orders.model]
+        command = [*package.module_command(self._module), path, self._orders.model]
         try:
             with watched_runs(environment.run_dir) as runs:
                 self._runs = runs
@@ -157,6 +202,11 @@ class WorkerLife:
         except Exception as error:  # the server must hear of it, whatever it is
             self._tell(error)
 
+    def _send_signal(self, number: int) -> None:
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
     def _note_pid(self, pid: int) -> None:
         self.pid = pid
 
@@ -166,6 +216,8 @@ class WorkerLife:
 
     def _end(self, ended: Ended | Exception) -> None:
         self._is_over = True
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._stop_listening()
         self._on_ended(ended)
 

@@ -15,9 +15,11 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
+from hypocenter.device import devices
 from hypocenter.engine.driver import Driver
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.llm import LLM
@@ -45,6 +47,7 @@ from hypocenter.messages import (
     Failed,
     Loading,
     Piece,
+    Prepare,
     Ready,
     Start,
     Submit,
@@ -68,16 +71,28 @@ def main(words: Sequence[str]) -> int:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(words[0])
         with connection.makefile("rb") as reader:
-            start = msgspec.msgpack.decode(read_frame(reader, MAX_FRAME_BYTES), type=Start)
             try:
-                worker = ModelWorker(connection, start)
+                worker = _start(connection, reader)
             except HypoError as error:  # the server tells of it
                 connection.sendall(as_frame(_failure(NO_REQUEST, error)))
                 return error.exit_code
+            if worker is None:
+                return EXIT_OK
             with contextlib.closing(worker):
-                while worker.handle(msgspec.msgpack.decode(_next(reader), type=ToWorker | None)):
+                while worker.handle(_next(reader)):
                     pass
     return EXIT_OK
+
+
+def _start(connection: socket.socket, reader: BinaryIO) -> ModelWorker | None:
+    """A worker with its model, once it is asked for; None: it was never needed."""
+    while (message := _next(reader)) is not None:
+        match message:
+            case Prepare(device):
+                devices.open_device(device)
+            case Start():
+                return ModelWorker(connection, message)
+    return None
 
 
 class ModelWorker:
@@ -91,7 +106,7 @@ class ModelWorker:
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
         self._engine: Engine | None = None
         self._outbox = Outbox(connection, self._pieces_of, self._state, die)
-        self._llm = LLM(start.model, start.config, progress=self._report)
+        self._llm = LLM(start.model, start.config, progress=self._report, shared=start.kept)
         self._engine = self._llm.engine
         self._driver = Driver(self._engine)
         facts = facts_of(self._llm, Path(start.model), start.config)
@@ -227,11 +242,14 @@ def _failure(number: int, error: Exception) -> Failed:
     return Failed(number, type(error).__name__, str(error), field)
 
 
-def _next(reader: object) -> bytes:
+def _next(reader: BinaryIO) -> ToWorker | None:
+    """What the server says next; None at its end."""
     try:
-        return read_frame(reader, MAX_FRAME_BYTES)  # type: ignore[arg-type]
+        frame = read_frame(reader, MAX_FRAME_BYTES)
     except (EOFError, ConnectionError):
-        return msgspec.msgpack.encode(None)
+        return None
+    message: ToWorker = msgspec.msgpack.decode(frame, type=ToWorker)
+    return message
 
 
 if __name__ == "__main__":

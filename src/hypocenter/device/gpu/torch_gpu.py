@@ -12,8 +12,6 @@ import functools
 import logging
 import math
 import os
-import re
-import warnings
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -24,13 +22,13 @@ from hypocenter.config import launch_blocking
 from hypocenter.device.backend import Bytes
 from hypocenter.device.gpu.errors import failed_launch, launch_failure, runtime_fault
 from hypocenter.device.gpu.host import TorchStreams, host_tensor, map_host
+from hypocenter.device.gpu.presence import find_gpu
+from hypocenter.device.gpu.sharing import Foreign, SharingDriver
 from hypocenter.device.graph import CaptureWatch, Graph, Graphs
 from hypocenter.device.limits import GpuLimits, present_gpu
 from hypocenter.errors import (
-    BadSetting,
     DeviceFault,
     HypoError,
-    MissingPackage,
     OutOfMemory,
     UsageError,
 )
@@ -53,22 +51,11 @@ _TORCH_TYPES: Mapping[DType, str] = {
     DType.U8: "uint8",
 }
 _COPY_BYTES, _NUM_COPIES = 2 << 30, 10
-_BUILDS = {"cuda": "NVIDIA (CUDA)", "hip": "AMD (HIP)", "cpu": "CPU"}
 
 
 def open_gpu(name: str) -> TorchGpu:
-    """The GPU that users call cuda, cuda:1, hip or hip:0.
-
-    Raises UsageError when torch is missing or built for another vendor, or when there is no such
-    GPU; HypoError for a GPU of an architecture that no kernel is built for.
-    """
-    vendor, index = _parse(name)
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingPackage(f"device {name}", "torch") from error
-    _refuse_other_vendor(torch, name, vendor)
-    _refuse_absent(torch, name, vendor, index)
+    """The GPU that users call cuda, cuda:1, hip or hip:0. Raises what `find_gpu` raises."""
+    torch, vendor, index = find_gpu(name)
     torch.cuda.set_device(index)
     limits = present_gpu()
     assert limits is not None, "torch has just said that there is a GPU"
@@ -128,9 +115,31 @@ class TorchGpu:
             memory = self._torch.empty(
                 max(num_bytes, 1), dtype=self._torch.uint8, device=self._device
             )
+        return self._know(memory)
+
+    def allocate_shared(self, num_bytes: int) -> tuple[int, bytes]:
+        """See Backend. It comes from the driver, since torch gives out parts of larger pieces."""
+        shared = self._shared_memory()
+        address = shared.allocate(num_bytes)
+        handle = shared.export(address)
+        return self._know(self._foreign(address, num_bytes)), handle
+
+    def map_shared(self, handle: bytes, num_bytes: int) -> int:
+        return self._know(self._foreign(self._shared_memory().open(handle), num_bytes))
+
+    def _shared_memory(self) -> SharingDriver:
+        self._torch.cuda.synchronize(self._device)  # which makes its context this thread's own
+        return SharingDriver(self._name)
+
+    def _foreign(self, address: int, num_bytes: int) -> Any:
+        return self._torch.as_tensor(Foreign(address, num_bytes), device=self._device)
+
+    def _know(self, memory: Any) -> int:
+        """Remember where the bytes of `memory` lie, which is returned."""
         address = int(memory.data_ptr())
-        self._tensors[address] = memory
-        insort(self._addresses, address)
+        if address not in self._tensors:
+            self._tensors[address] = memory
+            insort(self._addresses, address)
         return address
 
     def free(self, address: int) -> None:
@@ -151,13 +160,7 @@ class TorchGpu:
         It stays mapped, and is never freed.
         """
         mapped = map_host(self._torch, host)
-        if mapped is None:
-            return None
-        address = int(mapped.data_ptr())
-        if address not in self._tensors:
-            self._tensors[address] = mapped
-            insort(self._addresses, address)
-        return address
+        return None if mapped is None else self._know(mapped)
 
     def copy_in(self, address: int, data: Bytes, *, pinned: bool = False) -> None:
         """See Backend; a `pinned` buffer is read when the stream gets there."""
@@ -451,37 +454,3 @@ def _launch_errors() -> tuple[type[Exception], ...]:
 
 def _name_of(jit: Any) -> str:
     return str(getattr(jit, "__name__", None) or type(jit).__name__)
-
-
-def _parse(name: str) -> tuple[str, int]:
-    found = re.fullmatch(r"(cuda|hip)(?::([0-9]{1,3}))?", name)
-    if not found:
-        raise BadSetting("device", name, "must be cuda, cuda:1, hip, hip:1 or the like")
-    return found[1], int(found[2] or 0)
-
-
-def _refuse_other_vendor(torch: Any, name: str, vendor: str) -> None:
-    built = "hip" if torch.version.hip else "cuda" if torch.version.cuda else "cpu"
-    if built == vendor:
-        return
-    way = f"use device {built}" if built == "cpu" else f"use device {built} on such a GPU"
-    raise UsageError(
-        f"device {name} needs torch's {_BUILDS[vendor]} build, but torch {torch.__version__} is "
-        f"the {_BUILDS[built]} build; install the other one, or {way}"
-    )
-
-
-def _refuse_absent(torch: Any, name: str, vendor: str, index: int) -> None:
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if index < count:
-        return
-    if count:
-        seen = f"{vendor}:0" if count == 1 else f"{vendor}:0 to {vendor}:{count - 1}"
-        raise UsageError(f"no GPU {name}: torch sees {count}, {seen}")
-    visible = "HIP_VISIBLE_DEVICES" if vendor == "hip" else "CUDA_VISIBLE_DEVICES"
-    why = str(heard[0].message).strip().split("\n")[0] if heard else "its driver reports none"
-    raise UsageError(
-        f"no GPU {name}: torch sees none ({why}); check the driver and {visible}, or use device cpu"
-    )

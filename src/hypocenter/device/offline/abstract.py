@@ -18,6 +18,7 @@ from hypocenter.device.graph import Graph
 from hypocenter.device.launch import Launch
 from hypocenter.device.offline.specimen import Specimen
 from hypocenter.dtypes import TRITON_NAMES
+from hypocenter.errors import NotShareable
 from hypocenter.tensor import DType
 
 # What plans ask for where vendors differ is how a name begins.
@@ -51,6 +52,12 @@ class AbstractGpu:
         address = self._next
         self._next += -(-max(num_bytes, 1) // 256) * 256
         return address
+
+    def allocate_shared(self, num_bytes: int) -> tuple[int, bytes]:
+        raise NotShareable(self.name, "it is memory of this process")
+
+    def map_shared(self, handle: bytes, num_bytes: int) -> int:
+        raise NotShareable(self.name, "it is memory of this process")
 
     def free(self, address: int) -> None:
         """Addresses are never given again."""

@@ -37,7 +37,14 @@ from hypocenter.device.sim.queue import (
 )
 from hypocenter.device.triton_lang import interpreter
 from hypocenter.dtypes import RECORD_NAMES, TORCH_NAMES, TRITON_NAMES
-from hypocenter.errors import DeviceFault, ErrorKind, LaunchRejected, OutOfMemory, UsageError
+from hypocenter.errors import (
+    DeviceFault,
+    ErrorKind,
+    LaunchRejected,
+    NotShareable,
+    OutOfMemory,
+    UsageError,
+)
 from hypocenter.record.recorder import Recorder, current
 from hypocenter.record.ring import CELL_COMPLETED, CELL_PLACE
 from hypocenter.refusals import AnyRefusal, HostArgument, NotCompiled, Refused
@@ -158,6 +165,12 @@ class SimGpu:
         except OutOfMemory:
             self.release_cached()
             return self._memory.base + self.allocator.allocate(num_bytes)
+
+    def allocate_shared(self, num_bytes: int) -> tuple[int, bytes]:
+        raise NotShareable(self.name, "it is memory of this process")
+
+    def map_shared(self, handle: bytes, num_bytes: int) -> int:
+        raise NotShareable(self.name, "it is memory of this process")
 
     def free(self, address: int) -> None:
         """Waits, then gives the block back; raises UsageError when it is not there, or captured."""

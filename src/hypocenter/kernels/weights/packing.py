@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device import memory
+from hypocenter.device import lending, memory
 from hypocenter.dtypes import Array
 from hypocenter.kernels.weights.cpu_layout import Kept, held_as, pack_records
 from hypocenter.kernels.weights.gpu_layout import UNITS, pack_units
 from hypocenter.kernels.weights.row_groups import padded_rows
+from hypocenter.messages import SharedWeight
 from hypocenter.tensor import DType, Tensor, contiguous_strides
 
 
@@ -78,3 +79,17 @@ def place(name: str, owner: str, packed: Packed, *, device: str = "cpu") -> Tens
     allocation, parts = memory.upload(packed.parts, device, name, owner)
     data = replace(packed, parts=parts)
     return Tensor(name, owner, packed.dtype, shape, contiguous_strides(shape), 0, allocation, data)
+
+
+def borrow(name: str, weight: SharedWeight, borrower: lending.Borrower) -> Tensor:
+    """A packed weight that a process of ours has put into memory of the device, as a Tensor."""
+    dtype, shape = DType[weight.dtype], (weight.num_rows, weight.num_columns)
+    allocation, parts = borrower.take(weight.parts, name)
+    data = Packed(dtype, parts, *shape)
+    return Tensor(name, "model", dtype, shape, contiguous_strides(shape), 0, allocation, data)
+
+
+def lend(name: str, packed: Packed, lender: lending.Lender) -> SharedWeight:
+    """Put a packed weight where other processes may `borrow` it."""
+    parts = lender.put(packed.parts, name)
+    return SharedWeight(packed.dtype.name, packed.num_rows, packed.num_columns, parts)

@@ -1,0 +1,83 @@
+"""Packed weights of one process that others use where they lie: who has them, and who maps them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device import memory
+from hypocenter.device.devices import call_device, names_of
+from hypocenter.messages import SharedPart, SharedPiece
+from hypocenter.tensor import Allocation, DType
+
+#: Memory is shared by pieces of this size or, for what is larger, of its own.
+_PIECE_BYTES = 64 << 20
+_LABEL = "shared weights (model)"
+
+
+class Lender:
+    """Puts packed weights into memory that other processes may map."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self.pieces: list[SharedPiece] = []
+        self._address, self._used = 0, 0
+
+    def put(self, parts: tuple[Any, ...], name: str) -> tuple[SharedPart | float, ...]:
+        """Copy the arrays among `parts`; where they lie. Raises NotShareable, DeviceFault."""
+        num_bytes = memory.packed_bytes(parts)
+        if not self.pieces or self._used + num_bytes > self.pieces[-1].num_bytes:
+            self._take_piece(max(num_bytes, _PIECE_BYTES))
+        placed = memory.copy_parts(
+            parts, self._device, f"{name} (model)", self._address + self._used
+        )
+        self._used += num_bytes
+        return tuple(
+            self._place_of(part) if isinstance(part, memory.PackedArray) else float(part)
+            for part in placed
+        )
+
+    def _take_piece(self, num_bytes: int) -> None:
+        self._address, handle = call_device(self._device, "allocate_shared", num_bytes)
+        names_of(self._device)[self._address] = _LABEL
+        self.pieces.append(SharedPiece(handle, num_bytes))
+        self._used = 0
+
+    def _place_of(self, part: memory.PackedArray) -> SharedPart:
+        offset = part.address - self._address
+        number = len(self.pieces) - 1
+        return SharedPart(number, offset, part.num_bytes, part.dtype, part.num_elements)
+
+
+class Borrower:
+    """Maps the memory of a lender. Raises NotShareable."""
+
+    def __init__(self, device: str, pieces: Sequence[SharedPiece]) -> None:
+        self._device = device
+        self._addresses: list[int] = []
+        for piece in pieces:
+            address = call_device(device, "map_shared", piece.handle, piece.num_bytes)
+            names_of(device)[address] = _LABEL
+            self._addresses.append(address)
+
+    def take(
+        self, parts: Sequence[SharedPart | float], name: str
+    ) -> tuple[Allocation, tuple[Any, ...]]:
+        """As `memory.upload` returns it, of a weight that lies there already."""
+        arrays = [part for part in parts if isinstance(part, SharedPart)]
+        begin = min(self._address(part) for part in arrays)
+        end = max(self._address(part) + part.num_bytes for part in arrays)
+        allocation = memory.note_mapped(self._device, end - begin, begin, name, "model")
+        return allocation, tuple(self._part(part) for part in parts)
+
+    def _address(self, part: SharedPart) -> int:
+        return self._addresses[part.piece] + part.offset
+
+    def _part(self, part: SharedPart | float) -> Any:
+        if not isinstance(part, SharedPart):
+            return np.float32(part)
+        return memory.packed_array(
+            self._device, self._address(part), DType[part.dtype], part.num_elements, part.num_bytes
+        )

@@ -1,0 +1,171 @@
+"""The worker that has the model, the spare one that takes its place, and the keeper of weights.
+
+A start takes seconds before a model is looked at: Python, its packages and the GPU's context. The
+spare has them behind it. It has opened the device, and has neither the model nor memory for a KV
+cache. The keeper has a GPU's weights in memory that others map. It launches no kernel, so it
+outlives what workers die of. On a CPU the cache folder does the same (`model/packed_weights.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+from hypocenter.errors import NotShareable
+from hypocenter.messages import NO_REQUEST, Failed, KeptWeights, Loading, ToServer
+from hypocenter.server.worker_life import Orders, WorkerLife
+from hypocenter.watch.child import Ended
+
+log = logging.getLogger("hypocenter.server")
+
+#: Spares in a row that may end while they wait; then there is none until a worker is ready again.
+_MAX_LOST_SPARES = 3
+KEEPER = "hypocenter.worker.keeper"
+
+
+class WorkerLine:
+    """Starts workers, one after the other; `current` is the one that has the model or gets it.
+
+    `on_message` hears the current one; `on_ended` is called when it is gone, or when the weights
+    that it waits for cannot be loaded. `on_left` is that of `WorkerLife`.
+    """
+
+    def __init__(
+        self,
+        orders: Orders,
+        on_message: Callable[[ToServer], None],
+        on_ended: Callable[[Ended | Exception], None],
+        on_left: Callable[[Path, Ended], None],
+    ) -> None:
+        self._orders = orders
+        self._on_message, self._on_ended, self._on_left = on_message, on_ended, on_left
+        self._numbers = itertools.count(1)
+        self.current: WorkerLife | None = None
+        self._spare: WorkerLife | None = None
+        self._num_lost_spares = 0
+        self._keeper: WorkerLife | None = None
+        self._kept: KeptWeights | None = None
+        #: Whether the weights are to be had from a keeper.
+        self._is_shared = orders.config.device.partition(":")[0] in ("cuda", "hip")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
+
+    @property
+    def spare_pid(self) -> int | None:
+        """The process that waits to take over, if there is one."""
+        return self._spare.pid if self._spare else None
+
+    @property
+    def keeper_pid(self) -> int | None:
+        """The process that has the weights, if there is one."""
+        return self._keeper.pid if self._keeper else None
+
+    async def start_next(self) -> None:
+        """Have another worker load the model; that of before is gone."""
+        if self._is_shared and self._keeper is None:
+            self._kept = None
+            self._keeper = self._make(self._hear_keeper, self._note_keeper_end, KEEPER)
+            await self._keeper.start()
+            self._keeper.begin(None)
+        life, self._spare = self._spare, None
+        if life is None:
+            life = self._make(self._hear, self._note_end, self._orders.worker_module)
+            self.current = life
+            await life.start()
+        self.current = life
+        if self._kept is not None or not self._is_shared:
+            life.begin(self._kept)
+
+    def start_spare(self) -> None:
+        """Have one ready for when the current one ends."""
+        self._num_lost_spares = 0
+        if self._spare is None and self._orders.has_spare:
+            self._begin(self._start_spare())
+
+    async def stop(self, seconds: float) -> None:
+        """End all of them."""
+        self._is_stopping = True
+        for task in self._tasks:
+            task.cancel()
+        lives = [life for life in (self._spare, self.current, self._keeper) if life is not None]
+        await asyncio.gather(*(life.stop(seconds) for life in lives))
+
+    def _make(
+        self,
+        hear: Callable[[int, ToServer], None],
+        note_end: Callable[[int, Ended | Exception], None],
+        module: str,
+    ) -> WorkerLife:
+        number = next(self._numbers)
+        return WorkerLife(
+            number,
+            self._orders,
+            functools.partial(hear, number),
+            functools.partial(note_end, number),
+            self._on_left,
+            module,
+        )
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start_spare(self) -> None:
+        self._spare = self._make(self._hear, self._note_end, self._orders.worker_module)
+        await self._spare.start()
+
+    def _is_current(self, number: int) -> bool:
+        return self.current is not None and self.current.number == number
+
+    def _hear(self, number: int, message: ToServer) -> None:
+        if self._is_current(number):
+            self._on_message(message)
+
+    def _note_end(self, number: int, ended: Ended | Exception) -> None:
+        if self._is_current(number):
+            self.current = None
+            self._on_ended(ended)
+        elif self._spare is not None and self._spare.number == number and not self._is_stopping:
+            self._spare = None
+            self._num_lost_spares += 1
+            if self._num_lost_spares < _MAX_LOST_SPARES:
+                self._begin(self._start_spare())
+            else:
+                log.warning("%d spare workers ended; there is none now", self._num_lost_spares)
+
+    def _hear_keeper(self, number: int, message: ToServer) -> None:
+        match message:
+            case Loading():
+                self._on_message(message)
+            case KeptWeights():
+                self._kept = message
+                self._hand_over()
+            case Failed() if message.kind == NotShareable.__name__:
+                log.warning("each worker reads the weights anew: %s", message.message)
+                self._is_shared = False
+                self._hand_over()
+            case Failed():
+                self._on_message(Failed(NO_REQUEST, message.kind, message.message))
+            case _:
+                pass
+
+    def _hand_over(self) -> None:
+        if self.current is not None:
+            self.current.begin(self._kept)
+
+    def _note_keeper_end(self, number: int, ended: Ended | Exception) -> None:
+        was_needed = self._is_shared and self._kept is None
+        self._keeper = None  # the next worker gets another one; this one has its memory still
+        if self._is_stopping or not self._is_shared:
+            return
+        if was_needed and self.current is not None:
+            waiting, self.current = self.current, None
+            waiting.kill()
+            self._on_ended(ended)
+        elif self._kept is not None:
+            log.warning("the keeper of the weights ended; the next worker reads them anew")

@@ -1,0 +1,136 @@
+"""Weights that one process has on a device and others map, on a simulated GPU and on a real one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+from hypocenter import LLM
+from hypocenter.config import EngineConfig
+from hypocenter.device import devices
+from hypocenter.device.limits import TABLE
+from hypocenter.device.sim.sim import SimGpu
+from hypocenter.errors import NotShareable
+from hypocenter.kernels.weights import packing
+from hypocenter.lab.model import model_path
+from hypocenter.messages import KeptWeights
+from hypocenter.model.architecture import read_architecture
+from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.weights import lend_weights
+
+torch = pytest.importorskip("torch")
+NAME = "sim:h200"
+PROMPT = [72, 105, 300]
+
+
+class SharingSim(SimGpu):
+    """A simulated GPU whose memory another user of this process maps, as another process would."""
+
+    def allocate_shared(self, num_bytes: int) -> tuple[int, bytes]:
+        address = self.allocate(num_bytes)
+        return address, address.to_bytes(64, "little")
+
+    def map_shared(self, handle: bytes, num_bytes: int) -> int:
+        return int.from_bytes(handle, "little")
+
+
+@pytest.fixture
+def sharing() -> Iterator[None]:
+    limits = TABLE["sm_90"]
+    devices.use_backend(SharingSim(NAME, limits))
+    yield
+    devices._backends.pop(NAME)
+
+
+def lent(path: Path, device: str = NAME) -> KeptWeights:
+    with open_gguf(path) as file:
+        return lend_weights(file, read_architecture(file), device=device)
+
+
+def test_a_model_on_weights_that_others_have_is_the_same(
+    sharing: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = model_path("q8_0")
+    config = EngineConfig(device=NAME, context_length=32, max_batch_tokens=4)
+    with LLM(path, config) as llm:
+        expected = llm.logits(PROMPT)
+    kept = lent(path)
+    assert sum(piece.num_bytes for piece in kept.pieces) >= path.stat().st_size // 2
+
+    def refuse(*given: object, **named: object) -> None:
+        raise AssertionError("a matrix was packed, although it is there")
+
+    monkeypatch.setattr(packing, "pack", refuse)
+    with LLM(path, config, shared=kept) as llm:
+        np.testing.assert_array_equal(llm.logits(PROMPT), expected)
+
+
+def test_weights_of_a_file_that_is_another_now_are_not_taken(sharing: None, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(model_path().read_bytes())
+    config = EngineConfig(device=NAME, context_length=32, max_batch_tokens=4)
+    kept = lent(path)
+    path.write_bytes(model_path("q8_0").read_bytes())
+    with LLM(path, config) as llm:
+        expected = llm.logits(PROMPT)
+    with LLM(path, config, shared=kept) as llm:
+        np.testing.assert_array_equal(llm.logits(PROMPT), expected)
+
+
+def test_memory_that_cannot_be_shared_is_refused_in_a_line() -> None:
+    devices.open_device(NAME)
+    with pytest.raises(NotShareable, match="cannot be shared between processes"):
+        lent(model_path())
+
+
+_USER = """
+    import os, signal, sys, msgspec
+    from hypocenter import LLM
+    from hypocenter.config import EngineConfig
+    from hypocenter.messages import KeptWeights
+    kept = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=KeptWeights)
+    llm = LLM(sys.argv[1], EngineConfig(device="cuda"), shared=kept)
+    print(llm.generate("import os", max_tokens=16, ignore_eos=True).token_ids, flush=True)
+    os.kill(os.getpid(), int(sys.argv[2]))
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU here; scripts/gpu runs this on one"
+)
+def test_weights_on_a_gpu_outlive_whoever_maps_them() -> None:
+    import importlib.resources
+
+    import msgspec
+
+    from hypocenter.package import BUNDLED_MODEL
+
+    with importlib.resources.as_file(
+        importlib.resources.files("hypocenter") / BUNDLED_MODEL
+    ) as path:
+        devices.open_device("cuda")
+        kept = msgspec.msgpack.encode(lent(path, "cuda"))
+        expected = LLM(path, EngineConfig(device="cuda")).generate(
+            "import os", max_tokens=16, ignore_eos=True
+        )
+        for number in (signal.SIGKILL, signal.SIGABRT, signal.SIGKILL):
+            user = subprocess.run(
+                [sys.executable, "-c", textwrap.dedent(_USER), str(path), str(int(number))],
+                input=kept,
+                capture_output=True,
+                env={**os.environ, "HYPO_RECORD": "0"},
+                check=False,
+            )
+            assert user.returncode == -number, user.stderr
+            assert user.stdout.decode().strip() == str(expected.token_ids)
