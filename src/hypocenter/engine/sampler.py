@@ -52,6 +52,8 @@ class Sampler:
         and on the position of the token alone: neither on the batch nor on how the request came to
         stand there.
         """
+        if not chunks:  # then the step has no logits, whatever is in their place
+            return list
         draws = [_draw(chunk) for chunk in chunks]
         if logits.device != "cpu" and self._on_device is None:
             from hypocenter.kernels.sampling.sampling_plan import DeviceSampler  # needs Triton

@@ -12,6 +12,7 @@ import pytest
 from fake_runner import FakeTokenizer
 from tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
 
+from hypocenter import LLM
 from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.sim.sim import open_sim
@@ -22,6 +23,7 @@ from hypocenter.kernels.sampling import draw, sampling
 from hypocenter.kernels.sampling.draw import TokenChoice
 from hypocenter.kernels.sampling.sampling import sample, sample_reference
 from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
+from hypocenter.lab.model import model_path
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.results import Route
 from hypocenter.tensor import DType, Tensor
@@ -408,3 +410,12 @@ def _vendor() -> str | None:
 @pytest.mark.skipif(_vendor() is None, reason="no GPU here; scripts/gpu runs this on one")
 def test_on_a_gpu_masks_leave_the_tokens_that_the_reference_chooses() -> None:
     _masks_from_step_to_step(devices.open_device(cast(str, _vendor())))
+
+
+def test_the_first_step_of_a_long_prompt_has_nothing_to_choose_from() -> None:
+    """What stands in the place of its logits must not say how large the vocabulary is."""
+    devices.use_backend(open_sim(SIM))
+    config = EngineConfig(device=SIM, context_length=32, max_batch_tokens=4)
+    with LLM(model_path(), config) as llm:
+        answer = llm.generate([72, 105, 300, 4, 5, 6], max_tokens=2, temperature=0.5, seed=1)
+        assert len(answer.token_ids) == 2
