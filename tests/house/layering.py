@@ -48,7 +48,19 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "check": frozenset({"words", "device", "model", "replay"}),
     "doctor": frozenset({"words", "record", "device", "kernels", "replay"}),
     "lab": frozenset(
-        {"words", "record", "watch", "device", "kernels", "model", "engine", "replay", "doctor"}
+        {
+            "words",
+            "record",
+            "watch",
+            "device",
+            "kernels",
+            "model",
+            "engine",
+            "worker",
+            "server",
+            "replay",
+            "doctor",
+        }
     ),
     # `__init__.py`: what it imports eagerly; inside a function it may import anything.
     "package": frozenset({"words"}),

@@ -67,9 +67,9 @@ class PretendedLife:
     is_broken = False
 
     def __init__(
-        self, number: int, orders: Orders, hear: Any, note_end: Any, left: Any, module: str
+        self, number: int, orders: Orders, hear: Any, note_end: Any, left: Any, program: Any
     ) -> None:
-        self.number, self.sent, self.module = number, list[Any](), module
+        self.number, self.sent, self.program = number, list[Any](), program
         self.begun = list[KeptWeights | None]()
         self.pid = 1000 + number
         self.say, self._note_end = hear, note_end
@@ -82,7 +82,7 @@ class PretendedLife:
 
     def begin(self, kept: KeptWeights | None) -> None:
         self.begun.append(kept)
-        if not self.is_broken and self.module == WORKER:
+        if not self.is_broken and self.program == WORKER:
             asyncio.get_running_loop().call_soon(self.say, Ready(FACTS, 0.1))
 
     def send(self, message: Any) -> None:
@@ -107,6 +107,9 @@ class PretendedLife:
 
     def kill(self) -> None:
         self.is_dead = True
+
+    def abort(self) -> None:
+        asyncio.get_running_loop().call_soon(self.die, ended(number=signal.SIGABRT))
 
     def seconds_in_step(self, now: float) -> None:
         return None
@@ -456,7 +459,7 @@ def test_a_worker_on_a_gpu_waits_for_the_keeper_and_maps_what_it_has(
         starting = asyncio.create_task(supervisor.start())
         await settle()
         keeper, first = life.starts
-        assert (keeper.module, keeper.begun, first.begun) == (KEEPER, [None], [])
+        assert (keeper.program, keeper.begun, first.begun) == (KEEPER, [None], [])
         keeper.say(Loading("loading weights", 0.5))
         assert supervisor.loading.share == 0.5
         keeper.say(KEPT)
@@ -471,7 +474,7 @@ def test_a_worker_on_a_gpu_waits_for_the_keeper_and_maps_what_it_has(
         life.starts[2].die()
         await settle()
         other, last = life.starts[3:]
-        assert (other.module, last.begun) == (KEEPER, [])
+        assert (other.program, last.begun) == (KEEPER, [])
         other.say(KEPT)
         assert last.begun == [KEPT]
 
@@ -491,7 +494,7 @@ def test_where_memory_cannot_be_shared_each_worker_loads(life: type[PretendedLif
         first.die()
         await settle()
         assert life.starts[2].begun == [None]
-        assert life.starts[2].module == WORKER
+        assert life.starts[2].program == WORKER
 
     run(work())
 
@@ -508,5 +511,38 @@ def test_what_the_keeper_cannot_load_nobody_can(life: type[PretendedLife]) -> No
             await starting
         assert raised.value.exit_code == 2
         assert first.is_dead
+
+    run(work())
+
+
+def test_logits_that_are_no_numbers_may_be_the_workers(life: type[PretendedLife]) -> None:
+    """Its memory may be damaged, so another one tries; what that finds too is the model's."""
+
+    async def work() -> None:
+        supervisor = make(counted := list[str]())
+        await supervisor.start()
+        hit, other = (
+            generation(supervisor, events := list[WorkerEvent]()),
+            generation(supervisor, []),
+        )
+        supervisor.submit(hit)
+        supervisor.submit(other)
+        life.starts[0].piece(hit.id, 7)
+        life.starts[0].say(Failed(hit.id, "BadLogits", "logits[3] is nan"))
+        await settle()
+        assert [type(event) for event in events] == [Piece]
+        second = life.starts[1]
+        assert [(m.id, m.output_ids) for m in second.sent] == [(hit.id, (7,)), (other.id, ())]
+        assert counted.count("fault") == 1
+        second.say(Failed(hit.id, "BadLogits", "logits[3] is nan"))
+        await settle()
+        assert isinstance(events[-1], Failed)
+        assert hit.is_done
+        assert not other.is_done
+        assert len(life.starts) == 2
+        second.say(Failed(other.id, "BadLogits", "logits[3] is nan"))
+        assert other.is_done, "no worker ends any more for what the model gives"
+        await settle()
+        assert len(life.starts) == 2
 
     run(work())

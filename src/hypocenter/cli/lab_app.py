@@ -83,8 +83,25 @@ def serve(
     signal: Annotated[
         Literal["KILL", "SEGV", "ABRT", "BUS"], Parameter(help="What they are killed by.")
     ] = "KILL",
+    illegal_access: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="No signal: a kernel of each worker writes far outside of its tensor.",
+        ),
+    ] = False,
+    plant: Annotated[
+        str | None,
+        Parameter(
+            help="Victims, or all: a worker has the defect, and all that shows is what clients get."
+        ),
+    ] = None,
     seed: Annotated[int, Parameter(help="Of the requests and the moments.")] = 0,
-    device: Annotated[str, Parameter(help="Device of the workers.")] = "cpu",
+    device: Annotated[
+        str | None,
+        Parameter(help="Device of the workers. [default: cpu; with --plant the victim's own]"),
+    ] = None,
     json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -95,5 +112,10 @@ def serve(
     from hypocenter.cli.options import model_path
     from hypocenter.cli.verbs import lab_serve
 
-    plan = lab_serve.plan_of(model_path(model), kills, streams, tokens, signal, seed, device)
+    if plant is not None:
+        lab_serve.serve_planted(plant, device=device or "", as_json=json, quiet=quiet)
+        return
+    plan = lab_serve.plan_of(
+        model_path(model), kills, streams, tokens, signal, seed, device or "cpu", illegal_access
+    )
     lab_serve.serve(plan, as_json=json, quiet=quiet)

@@ -7,30 +7,33 @@ gave before anything was killed. What a worker's death loses, repeats or changes
 from __future__ import annotations
 
 import contextlib
-import http.client
 import itertools
 import os
 import random
 import secrets
 import signal
-import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from hypocenter import package
+from hypocenter.config import EngineConfig
 from hypocenter.errors import HypoError
+from hypocenter.lab.planted_server import ServerOrder, command
+from hypocenter.lab.planted_worker import Plant
+from hypocenter.lab.target import Target, ending, free_port, text_of
 
-_START_SECONDS = 300.0
-_TIMEOUT = 600.0
-_LOOK_SECONDS = 0.01
 #: Distinct requests, and the texts that they begin with: a text of the bundled model's kind.
 _NUM_QUESTIONS = 48
+_LOOK_SECONDS = 0.005
+#: Room for all streams, and some to spare.
+_KV_TOKENS = 1 << 15
 _BEGINNINGS = ("import ", "def read(", "class Node:\n", "for line in ", "try:\n    ", "with open(")
 
 
@@ -46,7 +49,10 @@ class KillPlan:
     seed: int = 0
     #: The longest time between a worker that is ready and its death.
     max_seconds: float = 1.5
-    options: tuple[str, ...] = ()
+    device: str = "cpu"
+    #: Workers are not sent a signal: a kernel of theirs writes far outside of its tensor.
+    by_illegal_access: bool = False
+    bundles: str = ""
 
 
 class KillFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,9 +92,9 @@ def run_kills(
     plan: KillPlan, report: Callable[[str, float], None] = lambda what, share: None
 ) -> KillFigures:
     """Kill as planned. Raises HypoError when the server cannot be started or ends."""
-    admin_key, port = secrets.token_hex(8), _free_port()
-    with _server(plan, port, admin_key) as process:
-        target = _Target(port, admin_key, process)
+    admin_key, port = secrets.token_hex(8), free_port()
+    with _server(plan, port, admin_key) as (process, folder):
+        target = Target(port, admin_key, process)
         target.wait_ready()
         questions = list(_questions(plan))
         expected = _answers(target, questions, plan.num_streams)
@@ -104,65 +110,14 @@ def run_kills(
         for thread in threads:
             thread.start()
         try:
-            kills = list(_kill(plan, target, report))
+            (folder / "armed").touch()
+            deaths = _await_deaths if plan.by_illegal_access else _kill
+            kills = list(deaths(plan, target, report))
         finally:
             is_over.set()
             for thread in threads:
                 thread.join()
         return _figures(kills, streams, time.monotonic() - began)
-
-
-class _Target:
-    """The server under test."""
-
-    def __init__(self, port: int, admin_key: str, process: subprocess.Popen[bytes]) -> None:
-        self.port, self._process = port, process
-        self._headers = {"Authorization": f"Bearer {admin_key}"}
-
-    def get(self, path: str) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_TIMEOUT)
-        try:
-            connection.request("GET", path, headers=self._headers)
-            answer = connection.getresponse()
-            return answer.status, msgspec.json.decode(answer.read())
-        finally:
-            connection.close()
-
-    def wait_ready(self, other_than: int | None = None) -> int:
-        """The worker's process, once one is ready that is not `other_than`."""
-        stop = time.monotonic() + _START_SECONDS
-        while time.monotonic() < stop:
-            if self._process.poll() is not None:
-                raise HypoError(f"the server ended with exit code {self._process.returncode}")
-            with contextlib.suppress(OSError):
-                if self.get("/ready")[0] == 200:
-                    pid = self.get("/debug/requests")[1]["worker_pid"]
-                    if pid not in (None, other_than):
-                        return int(pid)
-            time.sleep(_LOOK_SECONDS)
-        raise HypoError(f"no worker was ready within {_START_SECONDS:.0f} seconds")
-
-    def stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The events of an answer; raises HypoError for one that does not end as it should."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_TIMEOUT)
-        try:
-            connection.request("POST", "/v1/completions", msgspec.json.encode(body))
-            answer = connection.getresponse()
-            if answer.status != 200:
-                raise HypoError(f"status {answer.status}: {answer.read(300)!r}")
-            for line in answer:
-                if line.startswith(b"data: [DONE]"):
-                    return
-                if line.startswith(b"data: "):
-                    event = msgspec.json.decode(line[6:])
-                    if "error" in event:
-                        raise HypoError(f"an error in the stream: {event['error']}")
-                    yield event
-            raise HypoError("the stream ended without its end")
-        except (OSError, http.client.HTTPException) as error:
-            raise HypoError(f"{type(error).__name__}: {error}") from error
-        finally:
-            connection.close()
 
 
 def _questions(plan: KillPlan) -> Iterator[dict[str, Any]]:
@@ -179,7 +134,7 @@ def _questions(plan: KillPlan) -> Iterator[dict[str, Any]]:
         }
 
 
-def _answers(target: _Target, questions: Sequence[dict[str, Any]], at_once: int) -> list[str]:
+def _answers(target: Target, questions: Sequence[dict[str, Any]], at_once: int) -> list[str]:
     """What each is answered while nothing is killed, several at once."""
     answers = [""] * len(questions)
     numbers = iter(range(len(questions)))
@@ -193,7 +148,7 @@ def _answers(target: _Target, questions: Sequence[dict[str, Any]], at_once: int)
             if number is None:
                 return
             try:
-                answers[number] = "".join(map(_text, target.stream(questions[number])))
+                answers[number] = "".join(map(text_of, target.stream(questions[number])))
             except HypoError as error:
                 problems.append(error)
 
@@ -208,7 +163,7 @@ def _answers(target: _Target, questions: Sequence[dict[str, Any]], at_once: int)
 
 
 def _read_on(
-    target: _Target,
+    target: Target,
     stream: _Stream,
     questions: Sequence[dict[str, Any]],
     expected: Sequence[str],
@@ -221,7 +176,7 @@ def _read_on(
         texts = []
         try:
             for event in target.stream(questions[number]):
-                texts.append(_text(event))
+                texts.append(text_of(event))
                 stream.times.append(time.monotonic())
         except HypoError as error:
             stream.errors.append(str(error))
@@ -232,12 +187,8 @@ def _read_on(
             stream.changes.append(f"{''.join(texts)!r} instead of {expected[number]!r}"[:600])
 
 
-def _text(event: dict[str, Any]) -> str:
-    return "".join(choice["text"] for choice in event["choices"])
-
-
 def _kill(
-    plan: KillPlan, target: _Target, report: Callable[[str, float], None]
+    plan: KillPlan, target: Target, report: Callable[[str, float], None]
 ) -> Iterator[tuple[float, float]]:
     """When each worker was killed, and how long it took until another one was ready."""
     chosen = random.Random(plan.seed + 1)
@@ -247,6 +198,20 @@ def _kill(
         time.sleep(chosen.uniform(0.0, plan.max_seconds))
         at = time.monotonic()
         os.kill(pid, plan.signal)
+        pid = target.wait_ready(other_than=pid)
+        yield at, time.monotonic() - at
+
+
+def _await_deaths(
+    plan: KillPlan, target: Target, report: Callable[[str, float], None]
+) -> Iterator[tuple[float, float]]:
+    """The same of workers that die of what is planted in them."""
+    pid = target.wait_ready()
+    for number in range(plan.num_kills):
+        report("workers fault", number / plan.num_kills)
+        while Path(f"/proc/{pid}").exists():
+            time.sleep(_LOOK_SECONDS)
+        at = time.monotonic()
         pid = target.wait_ready(other_than=pid)
         yield at, time.monotonic() - at
 
@@ -280,22 +245,25 @@ def _figures(
 
 
 @contextlib.contextmanager
-def _server(plan: KillPlan, port: int, admin_key: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [*package.module_command(package.NAME), "serve", plan.model, "--port", str(port)]
-    command += ["-np", str(plan.num_streams), "--admin-key", admin_key, "-q", *plan.options]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+def _server(
+    plan: KillPlan, port: int, admin_key: str
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """The server, and a folder in which its workers count themselves."""
+    with tempfile.TemporaryDirectory() as folder:
+        num_planted = plan.num_kills if plan.by_illegal_access else 0
+        plant = Plant(folder=folder, num_planted=num_planted, max_seconds=plan.max_seconds)
+        order = ServerOrder(
+            model=plan.model,
+            engine=EngineConfig(
+                device=plan.device,
+                max_batch_requests=plan.num_streams,
+                kv_tokens=_KV_TOKENS,
+            ),
+            port=port,
+            admin_key=admin_key,
+            plant=msgspec.json.encode(plant).decode(),
+            bundles=plan.bundles,
+        )
+        process = subprocess.Popen(command(order), stderr=subprocess.DEVNULL)
+        with ending(process):
+            yield process, Path(folder)

@@ -42,6 +42,8 @@ class Generation:
     is_with_worker: bool = False
     num_blamed: int = 0
     num_resumed: int = 0
+    #: Whether a worker found logits of it that are no numbers.
+    had_bad_logits: bool = False
 
     def message(self) -> Submit:
         """What a worker is told, be it the first or one that goes on."""

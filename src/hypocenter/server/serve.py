@@ -46,8 +46,10 @@ class ServerConfig:
     max_body_bytes: int = 32 << 20
     grace_seconds: float = 30.0
     step_seconds: float = 120.0
+    #: The first step of a worker, which compiles.
+    first_step_seconds: float = 600.0
     has_spare: bool = True
-    worker_module: str = WORKER
+    worker: tuple[str, ...] = WORKER
     bundles: Path | None = None
 
     def __post_init__(self) -> None:
@@ -111,14 +113,15 @@ async def _serve(
     keeper = FaultKeeper(
         config.bundles, listener.say, lambda: _call_soon(loop, lambda: count("bundle"))
     )
-    deadlines = Deadlines(max(config.step_seconds, Deadlines().first_step), config.step_seconds)
+    first = max(config.step_seconds, config.first_step_seconds)
+    deadlines = Deadlines(first, config.step_seconds)
     orders = Orders(
         config.model,
         config.engine,
         deadlines,
         folder,
         has_spare=config.has_spare,
-        worker_module=config.worker_module,
+        worker=config.worker,
     )
     supervisor = Supervisor(orders, on_left=keeper.keep, on_event=count)
     names = config.names or (Path(config.model).stem,)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hypocenter.errors import EXIT_ERROR, HypoError
+from hypocenter.errors import EXIT_ERROR, BadLogits, HypoError
 from hypocenter.messages import (
     NO_REQUEST,
     Accepted,
@@ -82,6 +82,7 @@ class Supervisor:
         self._first_ready: asyncio.Future[ServedModel] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._load_error = ""
+        self._are_bad_logits_the_models = False
         self.num_restarts = 0
         self.loading = Loading("starting", 0.0)
         self.state = EngineState()
@@ -212,9 +213,29 @@ class Supervisor:
             question.set_result(message)
         elif isinstance(message, Failed) and message.id in self._open:
             generation = self._open[message.id]
+            if self._is_workers_fault(generation, message):
+                return
             generation.take(message)
             self._drop_if_done(generation)
             self._send_waiting()
+
+    def _is_workers_fault(self, generation: Generation, failed: Failed) -> bool:
+        """Whether logits that are no numbers may be the worker's, which then ends.
+
+        Its memory may be damaged. Where the next worker finds the same, the model gives such
+        numbers for that request; no worker ends for that again.
+        """
+        if failed.kind != BadLogits.__name__ or self._life is None:
+            return False
+        if generation.had_bad_logits:
+            self._are_bad_logits_the_models = True
+            return False
+        generation.had_bad_logits = True
+        if self._are_bad_logits_the_models:
+            return False
+        log.warning("a worker gave logits that are no numbers, and is replaced")
+        self._life.abort()
+        return True
 
     def _drop_if_done(self, generation: Generation) -> None:
         if generation.is_done:

@@ -29,7 +29,8 @@ from hypocenter.watch.dead_runs import watched_runs
 
 log = logging.getLogger("hypocenter.server")
 
-WORKER = "hypocenter.worker.worker"
+#: The program of a worker: a module, and words for it.
+WORKER: tuple[str, ...] = ("hypocenter.worker.worker",)
 #: What somebody ends a process with on purpose.
 _BY_HAND = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
@@ -50,7 +51,7 @@ class Orders:
     load_seconds: float = 600.0
     #: Whether another worker waits, its packages imported and its device open.
     has_spare: bool = True
-    worker_module: str = WORKER
+    worker: tuple[str, ...] = WORKER
 
 
 class WorkerLife:
@@ -65,10 +66,10 @@ class WorkerLife:
         on_message: Callable[[ToServer], None],
         on_ended: Callable[[Ended | Exception], None],
         on_left: Callable[[Path, Ended], None],
-        module: str = WORKER,
+        program: tuple[str, ...] = WORKER,
     ) -> None:
         self.number = number
-        self._module = module
+        self._program = program
         self.pid: int | None = None
         self._orders = orders
         self._on_message, self._on_ended, self._on_left = on_message, on_ended, on_left
@@ -99,6 +100,11 @@ class WorkerLife:
         """Say something to the worker, if it listens still."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(as_frame(message))
+
+    def abort(self) -> None:
+        """End the process; Python writes the stack of every thread, even of one stuck in C."""
+        self._send_signal(signal.SIGABRT)
+        self._alarm = self._loop.call_later(_ABORT_SECONDS, self.kill)
 
     def kill(self) -> None:
         """End the process at once, and all that it started."""
@@ -173,13 +179,12 @@ class WorkerLife:
     def _lose_patience(self) -> None:
         seconds = self._orders.load_seconds
         log.error("worker %d has said nothing of its loading for %g s", self.number, seconds)
-        # Python writes the stack of every thread then, even of one that is stuck in C.
-        self._send_signal(signal.SIGABRT)
-        self._alarm = self._loop.call_later(_ABORT_SECONDS, self.kill)
+        self.abort()
 
     def _watch(self, path: str) -> None:
         environment = Environment.read()
-        command = [*package.module_command(self._module), path, self._orders.model]
+        module, *words = self._program
+        command = [*package.module_command(module), *words, path, self._orders.model]
         try:
             with watched_runs(environment.run_dir) as runs:
                 self._runs = runs

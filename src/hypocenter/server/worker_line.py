@@ -24,7 +24,7 @@ log = logging.getLogger("hypocenter.server")
 
 #: Spares in a row that may end while they wait; then there is none until a worker is ready again.
 _MAX_LOST_SPARES = 3
-KEEPER = "hypocenter.worker.keeper"
+KEEPER = ("hypocenter.worker.keeper",)
 
 
 class WorkerLine:
@@ -73,7 +73,7 @@ class WorkerLine:
             self._keeper.begin(None)
         life, self._spare = self._spare, None
         if life is None:
-            life = self._make(self._hear, self._note_end, self._orders.worker_module)
+            life = self._make(self._hear, self._note_end, self._orders.worker)
             self.current = life
             await life.start()
         self.current = life
@@ -98,7 +98,7 @@ class WorkerLine:
         self,
         hear: Callable[[int, ToServer], None],
         note_end: Callable[[int, Ended | Exception], None],
-        module: str,
+        program: tuple[str, ...],
     ) -> WorkerLife:
         number = next(self._numbers)
         return WorkerLife(
@@ -107,7 +107,7 @@ class WorkerLine:
             functools.partial(hear, number),
             functools.partial(note_end, number),
             self._on_left,
-            module,
+            program,
         )
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
@@ -116,7 +116,7 @@ class WorkerLine:
         task.add_done_callback(self._tasks.discard)
 
     async def _start_spare(self) -> None:
-        self._spare = self._make(self._hear, self._note_end, self._orders.worker_module)
+        self._spare = self._make(self._hear, self._note_end, self._orders.worker)
         await self._spare.start()
 
     def _is_current(self, number: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal as signals
 import sys
+from collections.abc import Sequence
 
 import msgspec
 
@@ -11,6 +12,8 @@ from hypocenter.cli.output import show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.errors import EXIT_GATE, UsageError
 from hypocenter.lab.serve import KillFigures, KillPlan, run_kills
+from hypocenter.lab.serve_planted import PlantedFigures, PlantedServers
+from hypocenter.lab.victim import victims
 
 _MAX_KILLS, _MAX_STREAMS, _MAX_TOKENS = 100_000, 1024, 100_000
 
@@ -23,6 +26,7 @@ def plan_of(
     signal: str,
     seed: int,
     device: str,
+    by_illegal_access: bool,
 ) -> KillPlan:
     """What was asked for; raises UsageError for a number out of its range."""
     limits = {
@@ -40,7 +44,8 @@ def plan_of(
         num_tokens=num_tokens,
         signal=signals.Signals[f"SIG{signal}"],
         seed=seed,
-        options=("--device", device, "--bundles", ""),
+        device=device,
+        by_illegal_access=by_illegal_access,
     )
 
 
@@ -48,19 +53,61 @@ def serve(plan: KillPlan, *, as_json: bool, quiet: bool) -> None:
     """Run it; leaves with EXIT_GATE when a client saw more than a pause."""
     with ProgressDisplay(quiet=quiet) as progress:
         figures = run_kills(plan, progress)
-    signal = signals.Signals(plan.signal).name
+    cause = signals.Signals(plan.signal).name
+    if plan.by_illegal_access:
+        cause = "illegal access"
     if as_json:
-        show_json({"signal": signal, **msgspec.to_builtins(figures)})
+        show_json({"cause": cause, **msgspec.to_builtins(figures)})
     else:
-        show(table(figures, signal))
+        show(table(figures, cause))
     if not figures.is_clean:
         sys.exit(EXIT_GATE)
 
 
-def table(figures: KillFigures, signal: str) -> str:
+def serve_planted(names: str, *, device: str, as_json: bool, quiet: bool) -> None:
+    """Serve with one victim after the other in a worker; leaves with EXIT_GATE as `serve` does."""
+    found = victims([] if names == "all" else names.split(","))
+    servers, figures = PlantedServers(), list[PlantedFigures]()
+    with ProgressDisplay(quiet=quiet) as progress:
+        for number, victim in enumerate(found):
+            progress(f"serving with {victim.name}", number / len(found))
+            figures.append(servers.run(victim, device))
+    if as_json:
+        show_json({"victims": msgspec.to_builtins(figures)})
+    else:
+        show(planted_table(figures))
+    if not all(one.is_clean for one in figures):
+        sys.exit(EXIT_GATE)
+
+
+def planted_table(figures: Sequence[PlantedFigures]) -> str:
+    """A line for each victim, those last whose defect no server can see; then sums of the rest."""
+    lines = [f"{'victim':<30} {'symptom':<10} {'workers':>7} {'errors':>6} {'changed':>7}"]
+    for one in sorted(figures, key=lambda one: (not one.is_seen, one.victim)):
+        lines.append(
+            f"{one.victim:<30} {one.symptom:<10} {one.num_faults:>7} {one.num_errors:>6} "
+            f"{one.num_changed:>7}"
+        )
+    seen = [one for one in figures if one.is_seen]
+    lines += [
+        "",
+        f"{len(seen)} defects that show: {sum(one.num_answers for one in seen)} answers, "
+        f"{sum(one.num_errors for one in seen)} errors, "
+        f"{sum(one.num_changed for one in seen)} changed",
+    ]
+    if silent := [one for one in figures if not one.is_seen]:
+        lines.append(
+            f"{len(silent)} defects that show in no number by itself: "
+            f"{sum(one.num_changed for one in silent)} answers changed"
+        )
+    bad = [one for one in figures if not one.is_clean]
+    return "\n".join([*lines, *(f"{one.victim}: {one.first_problem}" for one in bad)])
+
+
+def table(figures: KillFigures, cause: str) -> str:
     """The figures as lines."""
     rows = [
-        (f"workers killed by {signal}", f"{figures.num_kills}"),
+        (f"workers killed by {cause}", f"{figures.num_kills}"),
         ("streams", f"{figures.num_streams}"),
         ("answers", f"{figures.num_answers} of {figures.num_tokens} tokens"),
         ("errors that clients saw", f"{figures.num_errors}"),
