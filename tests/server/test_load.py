@@ -83,4 +83,4 @@ def test_workers_are_killed_and_no_answer_changes(tmp_path: Path) -> None:
     assert (figures["num_kills"], figures["num_errors"], figures["num_changed"]) == (3, 0, 0)
     assert figures["num_answers"] >= 6
     assert figures["num_pauses"] >= 6
-    assert figures["signal"] == "SIGKILL"
+    assert figures["cause"] == "SIGKILL"

@@ -82,19 +82,19 @@ class PlantedServers:
         questions = _questions(victim, device)
         key = (device, repr(questions))
         if key not in self._expected:
-            with _served(device, Plant(folder="", num_planted=0)) as target:
+            with _serve_planted(device, Plant(folder="", num_planted=0)) as target:
                 self._expected[key] = _texts(_ask(target, questions))
         num_planted = _NUM_PLANTED.get(victim.symptom, 1)
         plant = Plant(folder="", num_healthy=1, num_planted=num_planted, victim=victim.name)
         seconds = HANG_SECONDS if victim.symptom == "hang" else STEP_SECONDS
-        with _served(device, plant, seconds) as target:
+        with _serve_planted(device, plant, seconds) as target:
             answers = _ask(target, questions, is_killed=True)
             num_restarts = int(target.get("/debug/requests")[1]["restarts"])
-        problems = [f"an error: {one.error}" for one in answers if one.error]
+        problems = [f"an error: {answer.error}" for answer in answers if answer.error]
         changed = [
-            f"{one.text!r} instead of {expected!r}"
-            for one, expected in zip(answers, self._expected[key], strict=True)
-            if not one.error and one.text != expected
+            f"{answer.text!r} instead of {expected!r}"
+            for answer, expected in zip(answers, self._expected[key], strict=True)
+            if not answer.error and answer.text != expected
         ]
         return PlantedFigures(
             victim=victim.name,
@@ -128,7 +128,9 @@ def _questions(victim: Victim, device: str) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _served(device: str, plant: Plant, step_seconds: float = STEP_SECONDS) -> Iterator[Target]:
+def _serve_planted(
+    device: str, plant: Plant, step_seconds: float = STEP_SECONDS
+) -> Iterator[Target]:
     port, admin_key = free_port(), secrets.token_hex(8)
     with tempfile.TemporaryDirectory() as folder:
         fields: dict[str, Any] = {**CONFIG, "device": device}

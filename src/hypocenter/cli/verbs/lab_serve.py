@@ -76,32 +76,32 @@ def serve_planted(names: str, *, device: str, as_json: bool, quiet: bool) -> Non
         show_json({"victims": msgspec.to_builtins(figures)})
     else:
         show(planted_table(figures))
-    if not all(one.is_clean for one in figures):
+    if not all(result.is_clean for result in figures):
         sys.exit(EXIT_GATE)
 
 
 def planted_table(figures: Sequence[PlantedFigures]) -> str:
     """A line for each victim, those last whose defect no server can see; then sums of the rest."""
     lines = [f"{'victim':<30} {'symptom':<10} {'workers':>7} {'errors':>6} {'changed':>7}"]
-    for one in sorted(figures, key=lambda one: (not one.is_seen, one.victim)):
+    for result in sorted(figures, key=lambda result: (not result.is_seen, result.victim)):
         lines.append(
-            f"{one.victim:<30} {one.symptom:<10} {one.num_faults:>7} {one.num_errors:>6} "
-            f"{one.num_changed:>7}"
+            f"{result.victim:<30} {result.symptom:<10} {result.num_faults:>7} {result.num_errors:>6} "
+            f"{result.num_changed:>7}"
         )
-    seen = [one for one in figures if one.is_seen]
+    seen = [result for result in figures if result.is_seen]
     lines += [
         "",
-        f"{len(seen)} defects that show: {sum(one.num_answers for one in seen)} answers, "
-        f"{sum(one.num_errors for one in seen)} errors, "
-        f"{sum(one.num_changed for one in seen)} changed",
+        f"{len(seen)} defects that show: {sum(result.num_answers for result in seen)} answers, "
+        f"{sum(result.num_errors for result in seen)} errors, "
+        f"{sum(result.num_changed for result in seen)} changed",
     ]
-    if silent := [one for one in figures if not one.is_seen]:
+    if silent := [result for result in figures if not result.is_seen]:
         lines.append(
             f"{len(silent)} defects that show in no number by itself: "
-            f"{sum(one.num_changed for one in silent)} answers changed"
+            f"{sum(result.num_changed for result in silent)} answers changed"
         )
-    bad = [one for one in figures if not one.is_clean]
-    return "\n".join([*lines, *(f"{one.victim}: {one.first_problem}" for one in bad)])
+    bad = [result for result in figures if not result.is_clean]
+    return "\n".join([*lines, *(f"{result.victim}: {result.first_problem}" for result in bad)])
 
 
 def table(figures: KillFigures, cause: str) -> str:
