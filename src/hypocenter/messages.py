@@ -182,12 +182,14 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EngineState(msgspec.Struct, frozen=True):
-    """What the engine is at. Blocks that only the cache keeps are free."""
+    """What the engine is at, and how many steps it has made. Blocks that only the cache keeps are
+    free."""
 
     num_running: int = 0
     num_waiting: int = 0
     num_free_blocks: int = 0
     num_kept_blocks: int = 0
+    num_steps: int = 0
 
 
 class News(msgspec.Struct, frozen=True, tag=True):

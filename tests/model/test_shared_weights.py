@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -110,15 +112,9 @@ _USER = """
     not torch.cuda.is_available(), reason="no GPU here; scripts/gpu runs this on one"
 )
 def test_weights_on_a_gpu_outlive_whoever_maps_them() -> None:
-    import importlib.resources
 
-    import msgspec
-
-    from hypocenter.package import BUNDLED_MODEL
-
-    with importlib.resources.as_file(
-        importlib.resources.files("hypocenter") / BUNDLED_MODEL
-    ) as path:
+    bundled = importlib.resources.files("hypocenter") / "assets" / "demo-q8_0.gguf"
+    with importlib.resources.as_file(bundled) as path:
         devices.open_device("cuda")
         kept = msgspec.msgpack.encode(lent(path, "cuda"))
         expected = LLM(path, EngineConfig(device="cuda")).generate(

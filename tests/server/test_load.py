@@ -77,10 +77,14 @@ def test_a_server_that_refuses_or_is_not_there(served: Served) -> None:
         Load(url="http://x", rate=1.0)
 
 
-def test_workers_are_killed_and_no_answer_changes(tmp_path: Path) -> None:
-    words = ["--kills", "3", "--streams", "6", "--tokens", "80"]
-    figures = hypo("lab", "serve", *words)
+@pytest.mark.parametrize(
+    ("words", "cause"), [([], "SIGKILL"), (["--illegal-access"], "illegal access")]
+)
+def test_workers_are_killed_and_no_answer_changes(
+    tmp_path: Path, words: list[str], cause: str
+) -> None:
+    figures = hypo("lab", "serve", "--kills", "3", "--streams", "6", "--tokens", "80", *words)
     assert (figures["num_kills"], figures["num_errors"], figures["num_changed"]) == (3, 0, 0)
     assert figures["num_answers"] >= 6
     assert figures["num_pauses"] >= 6
-    assert figures["cause"] == "SIGKILL"
+    assert figures["cause"] == cause

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -284,6 +285,19 @@ def test_a_worker_that_dies_is_a_pause(served: Served, number: int) -> None:
     text = served.get("/metrics").body.decode()
     assert "hypocenter:requests_resumed_total" in text
     assert served.get("/health").status == 200
+
+
+def test_a_worker_that_stands_still_is_replaced(tmp_path: Path) -> None:
+    """Within a step or between two: nobody waits for it longer than its deadline."""
+    with serving(tmp_path, "--deadline", "1", "--bundles", "") as served:
+        expected = complete(served, **LONG)["choices"][0]["text"]
+        with served.stream("/v1/completions", LONG) as stream:
+            got = list(itertools.islice(stream, 20))
+            stopped = served.kill_worker(signal.SIGSTOP)
+            got += stream
+        assert texts(got) == expected
+        assert served.worker_pid != stopped
+        assert "hypocenter:faults_total" in served.get("/metrics").body.decode()
 
 
 def test_what_a_fault_left_is_a_bundle_with_its_report(served: Served, tmp_path: Path) -> None:

@@ -83,6 +83,9 @@ def serve(
     signal: Annotated[
         Literal["KILL", "SEGV", "ABRT", "BUS"], Parameter(help="What they are killed by.")
     ] = "KILL",
+    every: Annotated[
+        float, Parameter(help="The longest time in seconds from a worker's start to its death.")
+    ] = 1.5,
     illegal_access: Annotated[
         bool,
         Parameter(
@@ -116,6 +119,14 @@ def serve(
         lab_serve.serve_planted(plant, device=device or "", as_json=json, quiet=quiet)
         return
     plan = lab_serve.plan_of(
-        model_path(model), kills, streams, tokens, signal, seed, device or "cpu", illegal_access
+        model_path(model),
+        kills,
+        streams,
+        tokens,
+        signal,
+        seed,
+        device or "cpu",
+        illegal_access,
+        every,
     )
     lab_serve.serve(plan, as_json=json, quiet=quiet)

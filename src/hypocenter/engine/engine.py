@@ -99,6 +99,8 @@ class Engine:
         self._inbox: deque[Request] = deque()  # submitted, not yet with the scheduler
         self._request_ids = itertools.count()
         self._closed = False
+        #: Steps that have run.
+        self.num_steps = 0
         self._process = os.getpid()
         self._stepping: int | None = None  # the thread that has the lock
 
@@ -127,7 +129,9 @@ class Engine:
         Returns the number of tokens that ran; 0 means that there is nothing to do.
         """
         with self._turn():
-            return self._step()
+            num_tokens = self._step()
+            self.num_steps += num_tokens > 0
+            return num_tokens
 
     def _step(self) -> int:
         self._admit()

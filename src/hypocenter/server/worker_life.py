@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -22,8 +22,9 @@ import msgspec
 from hypocenter import package
 from hypocenter.config import SECRET, EngineConfig, Environment
 from hypocenter.frames import LENGTH_BYTES, as_frame, body_bytes
-from hypocenter.messages import MAX_FRAME_BYTES, KeptWeights, Loading, Prepare, Start, ToServer
+from hypocenter.messages import MAX_FRAME_BYTES, KeptWeights, Prepare, Start, ToServer
 from hypocenter.record import ring
+from hypocenter.server.patience import Patience
 from hypocenter.watch.child import Deadlines, Ended, environment_for, watch
 from hypocenter.watch.dead_runs import watched_runs
 
@@ -37,6 +38,7 @@ _BY_HAND = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGH
 
 #: How long a process may take to write its stacks and end.
 _ABORT_SECONDS = 10.0
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,13 @@ class WorkerLife:
         self._writer: asyncio.StreamWriter | None = None
         self._runs: Path | None = None
         self._path = orders.folder / f"{number}.sock"
-        self._is_over = False
+        self._is_over = self._is_stopping = False
+        self._late_seconds: float | None = None
         self._thread: threading.Thread | None = None
         self._listener: asyncio.Server | None = None
         self._begun: Start | None = None
-        self._alarm: asyncio.TimerHandle | None = None
+        self._patience = Patience(orders.deadlines, orders.load_seconds)
+        self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Start the process; it connects when it can, opens its device and waits."""
@@ -94,17 +98,19 @@ class WorkerLife:
         """Have it load the model, by the weights that a keeper has, if one does."""
         self._begun = Start(self._orders.model, self._orders.config, kept)
         self.send(self._begun)
-        self._await_word()
+        self._patience.begin(self._loop.time())
+        self._look()
 
     def send(self, message: msgspec.Struct) -> None:
         """Say something to the worker, if it listens still."""
+        self._patience.say(message, self._loop.time())
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(as_frame(message))
 
     def abort(self) -> None:
         """End the process; Python writes the stack of every thread, even of one stuck in C."""
         self._send_signal(signal.SIGABRT)
-        self._alarm = self._loop.call_later(_ABORT_SECONDS, self.kill)
+        self._timer = self._loop.call_later(_ABORT_SECONDS, self.kill)
 
     def kill(self) -> None:
         """End the process at once, and all that it started."""
@@ -113,6 +119,7 @@ class WorkerLife:
 
     async def stop(self, seconds: float) -> None:
         """Let the process end by itself, and end it after so many seconds."""
+        self._is_stopping = True
         if self._writer is not None:
             self._writer.close()
         elif self.pid is not None:  # it never came
@@ -154,31 +161,24 @@ class WorkerLife:
                 body = await reader.readexactly(body_bytes(header, MAX_FRAME_BYTES))
                 if not self._is_over:
                     message = decode(body)
-                    self._note_word(message)
+                    self._patience.hear(message, self._loop.time())
                     self._on_message(message)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # it is about to end
         finally:
             # A worker that cannot be understood is none: the watch then says how it ended.
             writer.close()
-            self.kill()
+            if not self._is_stopping:
+                self.kill()
 
-    def _await_word(self) -> None:
-        """End a process that says nothing of its loading for too long."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm = self._loop.call_later(self._orders.load_seconds, self._lose_patience)
-
-    def _note_word(self, message: ToServer) -> None:
-        if isinstance(message, Loading):
-            self._await_word()
-        elif self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-
-    def _lose_patience(self) -> None:
-        seconds = self._orders.load_seconds
-        log.error("worker %d has said nothing of its loading for %g s", self.number, seconds)
+    def _look(self) -> None:
+        """End a process that has owed a word for too long."""
+        late = self._patience.seconds_late(self._loop.time())
+        if late is None:
+            self._timer = self._loop.call_later(_LOOK_SECONDS, self._look)
+            return
+        log.error("worker %d has said nothing for %.0f s", self.number, late)
+        self._late_seconds = late
         self.abort()
 
     def _watch(self, path: str) -> None:
@@ -202,8 +202,11 @@ class WorkerLife:
                     self._note_pid,
                 )
                 self._runs = None
+                if self._late_seconds is not None:
+                    ended = replace(ended, hung_seconds=self._late_seconds)
                 self._tell(ended)
-                self._on_left(runs, ended)
+                if not self._is_stopping:
+                    self._on_left(runs, ended)
         except Exception as error:  # the server must hear of it, whatever it is
             self._tell(error)
 
@@ -221,8 +224,8 @@ class WorkerLife:
 
     def _end(self, ended: Ended | Exception) -> None:
         self._is_over = True
-        if self._alarm is not None:
-            self._alarm.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._stop_listening()
         self._on_ended(ended)
 

@@ -195,6 +195,7 @@ class ModelWorker:
             len(scheduler.waiting),
             cache.num_free_blocks,
             cache.num_kept_blocks,
+            self._engine.num_steps,
         )
 
     def _pieces_of(self, number: int) -> list[Piece | msgspec.Struct]:

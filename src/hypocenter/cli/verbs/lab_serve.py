@@ -16,6 +16,7 @@ from hypocenter.lab.serve_planted import PlantedFigures, PlantedServers
 from hypocenter.lab.victim import victims
 
 _MAX_KILLS, _MAX_STREAMS, _MAX_TOKENS = 100_000, 1024, 100_000
+_MAX_EVERY = 3600.0
 
 
 def plan_of(
@@ -27,6 +28,7 @@ def plan_of(
     seed: int,
     device: str,
     by_illegal_access: bool,
+    every: float,
 ) -> KillPlan:
     """What was asked for; raises UsageError for a number out of its range."""
     limits = {
@@ -37,6 +39,8 @@ def plan_of(
     for name, (value, high) in limits.items():
         if not 1 <= value <= high:
             raise UsageError(f"{name} is {value}, but must be from 1 to {high}")
+    if not 0 <= every <= _MAX_EVERY:
+        raise UsageError(f"--every is {every:g}, but must be from 0 to {_MAX_EVERY:g} seconds")
     return KillPlan(
         model=path,
         num_kills=num_kills,
@@ -46,6 +50,7 @@ def plan_of(
         seed=seed,
         device=device,
         by_illegal_access=by_illegal_access,
+        max_seconds=every,
     )
 
 
@@ -85,8 +90,8 @@ def planted_table(figures: Sequence[PlantedFigures]) -> str:
     lines = [f"{'victim':<30} {'symptom':<10} {'workers':>7} {'errors':>6} {'changed':>7}"]
     for result in sorted(figures, key=lambda result: (not result.is_seen, result.victim)):
         lines.append(
-            f"{result.victim:<30} {result.symptom:<10} {result.num_faults:>7} {result.num_errors:>6} "
-            f"{result.num_changed:>7}"
+            f"{result.victim:<30} {result.symptom:<10} {result.num_faults:>7} "
+            f"{result.num_errors:>6} {result.num_changed:>7}"
         )
     seen = [result for result in figures if result.is_seen]
     lines += [
