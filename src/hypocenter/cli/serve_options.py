@@ -86,6 +86,13 @@ class ServeOptions:
             "compiles, gets 600.",
         ),
     ] = 120.0
+    timeout: Annotated[
+        float,
+        Parameter(
+            name=("--timeout", "-to"),
+            help="Seconds after which a client that takes nothing of its answer is left.",
+        ),
+    ] = 600.0
     bundles: Annotated[
         str,
         Parameter(

@@ -62,6 +62,7 @@ class WorkerLife:
         self._runs: Path | None = None
         self._path = orders.folder / f"{number}.sock"
         self._is_over = False
+        self._may_end = False
         self._thread: threading.Thread | None = None
         self._listener: asyncio.Server | None = None
 
@@ -86,6 +87,7 @@ class WorkerLife:
 
     async def stop(self, seconds: float) -> None:
         """Let the process end by itself, and end it after so many seconds."""
+        self._may_end = True
         if self._writer is not None:
             self._writer.close()
         elif self.pid is not None:  # it never came
@@ -130,7 +132,8 @@ class WorkerLife:
         finally:
             # A worker that cannot be understood is none: the watch then says how it ended.
             writer.close()
-            self.kill()
+            if not self._may_end:
+                self.kill()
 
     def _watch(self, path: str) -> None:
         environment = Environment.read()

@@ -53,6 +53,7 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
         max_queued=options.max_queued,
         grace_seconds=options.grace,
         step_seconds=options.deadline,
+        unread_seconds=options.timeout,
         bundles=Path(options.bundles).resolve() if options.bundles else None,
     )
     if options.host not in _LOOPBACK and not keys:
