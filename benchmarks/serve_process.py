@@ -46,7 +46,8 @@ def free_port() -> int:
 
 def child_pids(pid: int) -> list[int]:
     """Processes that it started and that are there still."""
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    lists = Path(f"/proc/{pid}/task").glob("*/children")  # of each thread its own
+    return [int(word) for one in lists for word in one.read_text().split()]
 
 
 def cpu_seconds(pid: int) -> float:
