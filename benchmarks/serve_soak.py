@@ -1,8 +1,10 @@
 """Thousands of requests of which a third is left by its client, beside readers that hardly read.
 
-Counts blocks of the KV cache that are not given back, and how the memory of server and worker grows
-from the first tenth of the requests to the last. Then measures what slow readers cost the others.
-Writes benchmarks/results/serve_soak.json.
+Counts blocks of the KV cache that are not given back, and how memory of server and worker grows. It
+is read before the first request that counts and after each tenth of them, whenever nothing runs.
+Requests before that warm up: they fill what has a bound, such as the requests that the server
+remembers, the KV cache, and the plans of all shapes. Then measures what slow readers cost the
+others. Writes benchmarks/results/serve_soak.json.
 
     python benchmarks/serve_soak.py [model.gguf]
 """
@@ -15,16 +17,17 @@ import json
 import random
 import socket
 import statistics
-import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
+
+from serve_process import free_port, own_command, running
 
 ROOT = Path(__file__).parent.parent
 ADMIN = {"Authorization": "Bearer soak"}
@@ -34,40 +37,63 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("model", nargs="?")
     parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--warm-up", type=int, default=10_000, help="requests that do not count")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--readers", type=int, default=200)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/serve_soak.json")
     options = parser.parse_args()
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = int(found.getsockname()[1])
-    command = [sys.executable, "-m", "hypocenter", "serve", *filter(None, [options.model])]
-    command += ["-q", "--port", str(port), "--admin-key", "soak", "-np", str(options.streams)]
-    server = subprocess.Popen([*command, "--bundles", ""])
-    try:
-        while not _answers(port):
-            assert server.poll() is None, "the server ended"
-            time.sleep(0.1)
+    port = free_port()
+    words = ["--admin-key", "soak", "-np", str(options.streams)]
+    with running(own_command(options.model, port, *words), port) as server:
         report = {
-            "soak": _soak(port, server.pid, options),
+            "soak": _soak(port, server, options),
             "slow_readers": _slow_readers(port, options),
         }
-    finally:
-        server.terminate()
-        server.wait()
     print(json.dumps(report, indent=1))
-    path = ROOT / "benchmarks/results/serve_soak.json"
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
     return 0
 
 
 def _soak(port: int, server: int, options: argparse.Namespace) -> dict[str, Any]:
-    waiting: SimpleQueue[int] = SimpleQueue()
-    for number in range(options.requests):
-        waiting.put(number)
-    errors: list[str] = []
-    num_left = [0]
     pids = {"server": server, "worker": _debug(port)["worker_pid"]}
-    sizes: list[dict[str, int]] = []
+    tally = _Tally()
+    _ask_all(port, range(options.requests, options.requests + options.warm_up), options, tally)
+    tally.num_left = 0
+    sizes = [_sizes(port, pids)]
+    began = time.perf_counter()
+    for tenth in range(10):
+        numbers = range(options.requests * tenth // 10, options.requests * (tenth + 1) // 10)
+        _ask_all(port, numbers, options, tally)
+        sizes.append(_sizes(port, pids))
+    seconds = time.perf_counter() - began
+    state = _wait_idle(port)
+    first, last = sizes[0], sizes[-1]
+    return {
+        "num_requests": options.requests,
+        "num_warm_up": options.warm_up,
+        "num_left": tally.num_left,
+        "num_errors": len(tally.errors),
+        "first_error": tally.errors[0] if tally.errors else "",
+        "blocks_not_given_back": state["num_blocks"] - state["engine"]["num_free_blocks"],
+        "restarts": state["restarts"],
+        "resident_kib": sizes,
+        "growth": {name: last[name] / first[name] - 1 for name in first},
+        "seconds": seconds,
+    }
+
+
+@dataclass
+class _Tally:
+    """What became of the requests; filled by all threads."""
+
+    num_left: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+def _ask_all(port: int, numbers: range, options: argparse.Namespace, tally: _Tally) -> None:
+    waiting: SimpleQueue[int] = SimpleQueue()
+    for number in numbers:
+        waiting.put(number)
 
     def work() -> None:
         while True:
@@ -75,33 +101,22 @@ def _soak(port: int, server: int, options: argparse.Namespace) -> dict[str, Any]
                 number = waiting.get_nowait()
             except Empty:
                 return
-            if number % (options.requests // 10) == options.requests // 20:
-                sizes.append({name: _resident_kib(pid) for name, pid in pids.items()})
             chosen = random.Random(number)
             try:
                 if chosen.random() < 1 / 3:
-                    num_left[0] += 1
+                    tally.num_left += 1
                     _leave(port, chosen)
                 else:
                     _ask_whole(port, chosen)
             except (OSError, AssertionError, http.client.HTTPException) as error:
-                errors.append(f"{number}: {error!r}")
+                tally.errors.append(f"{number}: {error!r}")
 
-    began = time.perf_counter()
     _together(work, options.streams)
-    state = _wait_idle(port)
-    first, last = sizes[0], sizes[-1]
-    return {
-        "num_requests": options.requests,
-        "num_left": num_left[0],
-        "num_errors": len(errors),
-        "first_error": errors[0] if errors else "",
-        "blocks_not_given_back": state["num_blocks"] - state["engine"]["num_free_blocks"],
-        "restarts": state["restarts"],
-        "resident_kib": sizes,
-        "growth": {name: last[name] / first[name] - 1 for name in first},
-        "seconds": time.perf_counter() - began,
-    }
+
+
+def _sizes(port: int, pids: dict[str, int]) -> dict[str, int]:
+    _wait_idle(port)
+    return {name: _resident_kib(pid) for name, pid in pids.items()}
 
 
 def _slow_readers(port: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -211,14 +226,6 @@ def _resident_kib(pid: int) -> int:
         if line.startswith("RssAnon:"):
             return int(line.split()[1])
     return 0
-
-
-def _answers(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (OSError, urllib.error.URLError):
-        return False
 
 
 if __name__ == "__main__":

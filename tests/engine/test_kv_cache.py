@@ -273,15 +273,40 @@ def test_what_was_read_longest_ago_goes_first_and_a_prefix_after_what_follows_it
     cache.check_integrity()
 
 
-def test_of_two_copies_of_a_prefix_one_is_kept() -> None:
+def test_of_two_copies_of_a_prefix_one_is_kept_and_both_read_it() -> None:
     cache = KVCache(6, 4)
-    digests = kept(cache, 1, [1] * 4, 1)
-    kept(cache, 2, [1] * 4, 1)
-    assert cache.find(digests) == [0]
-    assert cache.digests(2) == [None]
-    cache.remove(2)
+    digests = kept(cache, 1, [1] * 8, 2)
+    kept(cache, 2, [1] * 8, 2)
+    assert cache.find(digests) == [0, 1]
+    assert (cache.digests(2), cache.blocks(2)) == (digests, (0, 1))
+    assert (cache.num_adopted(1), cache.num_adopted(2)) == (0, 2)
+    assert cache.num_free_blocks == 4
+    cache.check_integrity()
+    # What the other still reads is not taken for want of room.
     cache.remove(1)
-    assert (cache.num_free_blocks, cache.num_kept_blocks) == (6, 1)
+    cache.append(3, 16)
+    assert cache.find(digests) == [0, 1]
+    cache.check_integrity()
+    cache.remove(3)
+    cache.remove(2)
+    assert (cache.num_free_blocks, cache.num_kept_blocks) == (6, 2)
+    cache.check_integrity()
+
+
+def test_behind_a_block_of_its_own_a_copy_stays_its_own() -> None:
+    """Those that were adopted are always the first ones, which a step's record relies on."""
+    cache = KVCache(6, 4)
+    digests = kept(cache, 1, [1] * 8, 2)
+    cache.append(2, 8)
+    cache.remove(1)
+    cache.append(3, 12)  # takes the second block of the first request
+    cache.remove(3)
+    assert len(cache.find(digests)) == 1
+    cache.keep(2, digests)
+    assert cache.num_adopted(2) == 1
+    cache.check_integrity()
+    assert len(cache.find(digests)) == 2
+    kept(cache, 4, [1] * 8, 2)
     cache.check_integrity()
 
 

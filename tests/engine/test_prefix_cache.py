@@ -90,6 +90,35 @@ def test_a_running_request_is_read_from_and_outlived() -> None:
     assert second.output_ids == expected_output([*PROMPT, 20], TEN, 128, end=False)
 
 
+def test_what_comes_together_and_begins_alike_is_computed_once() -> None:
+    engine = fake_engine()  # steps of 16 tokens, blocks of 4
+    stem = [token % 50 + 1 for token in range(40)]
+    one = SamplingParams(max_tokens=1, ignore_eos=True)
+    requests = [engine.request([*stem, 50 + number, 3], one) for number in range(4)]
+    num_tokens = finish(engine, *requests)
+    assert num_tokens < 42 + 3 * 10
+    for request in requests:
+        assert request.output_ids == expected_output(request.prompt_ids, one, 128, end=False)
+        timings = request.timings()
+        assert timings.num_prompt_tokens + timings.num_cached_tokens == 42
+    assert [request.num_cached >= 32 for request in requests] == [False, True, True, True]
+
+
+def test_a_prefix_that_somebody_reads_outlives_the_one_that_left_it_first() -> None:
+    """Both compute it in one step; the one whose copy is found ends, and another needs room."""
+    engine = fake_engine(num_blocks=14)
+    short = engine.request(PROMPT[:5], SamplingParams(max_tokens=1, ignore_eos=True))
+    long = engine.request(PROMPT, SamplingParams(max_tokens=12, ignore_eos=True))
+    engine.submit(short)
+    engine.submit(long)
+    engine.step()
+    assert short.done
+    other = engine.request([40] * 26, SamplingParams(max_tokens=8, ignore_eos=True))
+    finish(engine, other)
+    assert (long.done, long.num_preemptions + other.num_preemptions) == (True, 0)
+    assert run(engine, [*PROMPT, *long.output_ids, 3]).num_cached == 20
+
+
 def test_salts_keep_requests_apart() -> None:
     engine = fake_engine()
     run(engine, PROMPT, cache_salt="a")
@@ -170,7 +199,7 @@ def test_who_gave_way_reads_what_is_left_of_its_own() -> None:
 def test_any_mixture_of_requests_gets_the_tokens_of_each_alone(seed: int, runs_ahead: bool) -> None:
     rng = random.Random(seed)
     engine = fake_engine(
-        runs_ahead=runs_ahead, num_blocks=18, max_batch_tokens=11, max_batch_requests=5
+        runs_ahead=runs_ahead, num_blocks=14, max_batch_tokens=11, max_batch_requests=5
     )
     stems = [[rng.randrange(1, 50) for _ in range(30)] for _ in range(3)]
     requests: list[Request] = []

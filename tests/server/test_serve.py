@@ -381,6 +381,7 @@ def test_sigterm_lets_open_answers_end(tmp_path: Path) -> None:
         assert events[-1] == "[DONE]"
         assert events[-2]["choices"][0]["finish_reason"] == "length"
         assert served.process.wait(30) == 0
+    assert not any("SIGKILL" in line for line in served.stderr)  # its worker ends by itself
 
 
 def test_a_second_sigterm_does_not(tmp_path: Path) -> None:

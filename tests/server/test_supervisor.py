@@ -29,10 +29,11 @@ from hypocenter.messages import (
     Submit,
     Told,
 )
+from hypocenter.results import TokenLogprob
 from hypocenter.server import supervisor as supervisors
 from hypocenter.server import worker_line as worker_lines
 from hypocenter.server.generation import Generation, WorkerEvent
-from hypocenter.server.inquiry import Inquiry
+from hypocenter.server.inquiry import JOINED_TOKENS, Inquiry
 from hypocenter.server.supervisor import (
     MAX_BLAMED,
     MAX_FAILED_STARTS,
@@ -544,5 +545,39 @@ def test_logits_that_are_no_numbers_may_be_the_workers(life: type[PretendedLife]
         assert other.is_done, "no worker ends any more for what the model gives"
         await settle()
         assert len(life.starts) == 2
+
+    run(work())
+
+
+def test_pieces_that_wait_for_their_client_are_joined(life: type[PretendedLife]) -> None:
+    async def work() -> None:
+        supervisor = make()
+        await supervisor.start()
+        [worker] = life.starts
+        inquiry = Inquiry(supervisor, "r", ["a", "b"], SamplingParams(logprobs=0), 1, "")
+        accepting = asyncio.ensure_future(inquiry.accept())
+        await settle()
+        first, second = worker.sent
+        for message in (first, second):
+            worker.say(Accepted(message.id, (1,)))
+        await accepting
+        pieces = inquiry.pieces()
+        num_tokens = 5 * JOINED_TOKENS - 1
+        for number in range(num_tokens):
+            for message, letter in ((first, "x"), (second, "y")):
+                logprob = TokenLogprob(number, letter.encode(), -1.0, ())
+                piece = Piece(message.id, letter, (number,), (logprob,))
+                worker.say(News((piece,), EngineState()))
+        for message in (first, second):
+            worker.piece(message.id, 7, "length")
+        got = [one async for one in pieces]
+        assert len(got) == 2 * 5
+        for choice, letter in zip(inquiry.choices, "xy", strict=True):
+            own = [piece for of, piece in filter(None, got) if of is choice]
+            assert "".join(piece.text for piece in own).startswith(letter * num_tokens)
+            ids = [token_id for piece in own for token_id in piece.token_ids]
+            assert ids == [*range(num_tokens), 7] == choice.generation.output_ids
+            assert [one.token_id for one in choice.logprobs] == list(range(num_tokens))
+            assert [piece.ending is not None for piece in own][-2:] == [False, True]
 
     run(work())

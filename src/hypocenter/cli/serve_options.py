@@ -93,6 +93,13 @@ class ServeOptions:
             help="Have another worker wait, started and without the model, to take over at once.",
         ),
     ] = True
+    timeout: Annotated[
+        float,
+        Parameter(
+            name=("--timeout", "-to"),
+            help="Seconds after which a client that takes nothing of its answer is left.",
+        ),
+    ] = 600.0
     bundles: Annotated[
         str,
         Parameter(

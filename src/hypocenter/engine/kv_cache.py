@@ -73,8 +73,8 @@ class _Table:
     """The blocks of one request, and how many tokens have room in them.
 
     `blocks` and `array` are the same as others get it, made once for the many steps in which no
-    block is added. The first `num_adopted` blocks came from the cache; of the first `num_offered`
-    the cache keeps those that it had not got already.
+    block is added. The first `num_adopted` blocks came from the cache; the first `num_offered` were
+    handed to it, as far as it had not got them already.
     """
 
     block_ids: list[int] = field(default_factory=list)
@@ -86,6 +86,9 @@ class _Table:
 
     def grow(self, block_ids: list[int]) -> None:
         self.block_ids += block_ids
+        self.show()
+
+    def show(self) -> None:
         self.blocks = tuple(self.block_ids)
         self.array = np.array(self.block_ids, np.int32)
         self.array.flags.writeable = False
@@ -199,9 +202,7 @@ class KVCache:
         if not block_ids:
             return 0
         for block_id in block_ids:
-            assert self._blocks[block_id].digest is not None, block_id
-            self._blocks[block_id].num_users += 1
-            self._unread.pop(block_id, None)
+            self._read(block_id)
         num_blocks, num_tokens = len(block_ids), len(block_ids) * self.block_size
         table = _Table(num_tokens=num_tokens, num_adopted=num_blocks, num_offered=num_blocks)
         table.grow(list(block_ids))
@@ -211,17 +212,26 @@ class KVCache:
     def keep(self, request_id: int, digests: Sequence[bytes]) -> None:
         """Keep the request's leading blocks, one for each digest, for others to read.
 
-        They must be full, and computed. Of a prefix that is kept already the request's copy stays
-        its own.
+        They must be full, and computed. Where a prefix is kept already, the request reads that from
+        now on and gives its own copy back: two that ran side by side then need the room of one, and
+        what they share is in use for as long as either runs.
         """
         table = self._tables[request_id]
         assert len(digests) * self.block_size <= table.num_tokens, (len(digests), table.num_tokens)
         for number in range(table.num_offered, len(digests)):
             digest, block_id = digests[number], table.block_ids[number]
-            if digest not in self._kept:
+            kept_id = self._kept.get(digest)
+            if kept_id is None:
                 block = self._blocks[block_id]
                 block.owner, block.digest = None, digest
                 self._kept[digest] = block_id
+            elif number == table.num_adopted:  # behind a block of its own a copy stays its own, too
+                self._blocks[block_id] = _Block()
+                self._blank.append(block_id)
+                self._read(kept_id)
+                table.block_ids[number] = kept_id
+                table.num_adopted += 1
+                table.show()
         table.num_offered = max(table.num_offered, len(digests))
 
     def remove(self, request_id: int, *, forget: bool = False) -> None:
@@ -250,6 +260,12 @@ class KVCache:
         """Under which digest each block of the request is kept; None: it is the request's own."""
         table = self._tables.get(request_id)
         return [self._blocks[block_id].digest for block_id in table.block_ids] if table else []
+
+    def _read(self, block_id: int) -> None:
+        """One more table names a block that is kept."""
+        assert self._blocks[block_id].digest is not None, block_id
+        self._blocks[block_id].num_users += 1
+        self._unread.pop(block_id, None)
 
     def _take_block(self, request_id: int) -> int:
         """A block for a request to own: blank, or what nobody has read for the longest time."""

@@ -49,7 +49,8 @@ class Request:
     the request samples nothing: it is done when the logits of every prompt token are in `logits`.
     `logprobs` are those of `output_ids`, `prompt_logprobs` those of the prompt as far as it was
     read; both stay empty unless they are asked for. Without `block_digests` the request neither
-    reads what the cache keeps nor leaves it anything; `num_cached` tokens it began with. A
+    reads what the cache keeps nor leaves it anything; of its prompt `num_cached` tokens were
+    read from there before it was ever preempted. A
     `matcher` holds the output to a form.
 
     A request that was begun elsewhere goes on behind the `output_ids` it had sent there: they are
@@ -200,10 +201,10 @@ class Request:
             self._started = time.perf_counter()
 
     def adopt(self, num_tokens: int) -> None:
-        """The keys and values of the first `num_tokens` were in the cache already."""
+        """The keys and values of the first `num_tokens` are in the cache, computed or not by us."""
         self.num_computed = num_tokens
-        if self._started is None:
-            self.num_cached = num_tokens
+        if not self.num_preemptions:
+            self.num_cached = num_tokens - self._num_prompt_tokens
 
     def advance(self, num_tokens: int) -> None:
         """`num_tokens` more tokens have their keys and values in the cache."""

@@ -5,7 +5,9 @@ their tokens. A step takes one token of every request that generates, and then c
 the same order; next to a prompt of many steps there is room for short ones. When the cache is full,
 the newest running request gives its blocks back and starts anew later.
 
-What the cache keeps of a request's first tokens, the request reads instead of computing it.
+What the cache keeps of a request's first tokens, the request reads instead of computing it: when it
+enters, and before each step in which it would read more of its prompt. So of several requests that
+come together and begin alike, the first computes that beginning, and the others follow it.
 """
 
 from __future__ import annotations
@@ -57,6 +59,9 @@ class Scheduler:
         while not chunks:
             while self.waiting and self._may_enter(self.waiting[0]):
                 self._enter(self.waiting.popleft())
+            for request in self.running:
+                if request.num_pending > 1:
+                    self._catch_up(request)
             # In order of arrival: room for one may preempt those behind it, never those before it.
             for request, num_tokens in self._shares():
                 if request.state is State.RUNNING:
@@ -199,5 +204,16 @@ class Scheduler:
     def _enter(self, request: Request) -> None:
         request.state = State.RUNNING
         self.running.append(request)
-        found = self.cache.find(request.digests_to_adopt(self.cache.block_size))
-        request.adopt(self.cache.adopt(request.id, found))
+        self._catch_up(request)
+
+    def _catch_up(self, request: Request) -> None:
+        """Have the request go on behind all that the cache keeps of its tokens by now."""
+        cache = self.cache
+        digests = request.digests_to_adopt(cache.block_size)
+        following = request.num_computed // cache.block_size
+        if not cache.find(digests[following : following + 1]):  # most often, and quickly told
+            return
+        found = cache.find(digests)
+        if len(found) * cache.block_size > request.num_computed:
+            cache.remove(request.id)  # what it computed itself is kept, or kept already
+            request.adopt(cache.adopt(request.id, found))

@@ -19,6 +19,9 @@ from hypocenter.server.supervisor import Supervisor
 
 #: After so long without a piece a stream says that it is alive, or proxies would end it.
 PING_SECONDS = 15.0
+#: Pieces that wait for their client are joined up to so many tokens; one by one they would take
+#: more than 200 bytes a token.
+JOINED_TOKENS = 64
 
 
 @dataclass(eq=False, slots=True)
@@ -34,10 +37,18 @@ class Choice:
     ending: Ending | None = None
     #: Characters sent so far, of prompt and answer.
     num_chars: int = 0
+    #: Its news that came last, as long as nobody has taken it.
+    newest: _News | None = None
 
     @property
     def finish_reason(self) -> str | None:
         return self.ending.reason if self.ending else None
+
+
+@dataclass(eq=False, slots=True)
+class _News:
+    choice: Choice
+    event: WorkerEvent
 
 
 class Inquiry:
@@ -60,7 +71,7 @@ class Inquiry:
         self.num_choices = num_choices
         self.choices: list[Choice] = []
         self._supervisor = supervisor
-        self._events: deque[tuple[Choice, WorkerEvent]] = deque()
+        self._events: deque[_News] = deque()
         self._changed = asyncio.Event()
         self._num_accepted = 0
         for prompt in prompts:
@@ -81,7 +92,13 @@ class Inquiry:
 
     def _listener(self, choice: Choice) -> Any:
         def listen(generation: Generation, event: WorkerEvent) -> None:
-            self._events.append((choice, event))
+            newest = choice.newest
+            joined = None if newest is None else _joined(newest.event, event)
+            if newest is None or joined is None:
+                choice.newest = _News(choice, event)
+                self._events.append(choice.newest)
+            else:
+                newest.event = joined
             self._changed.set()
 
         return listen
@@ -96,16 +113,16 @@ class Inquiry:
         for choice in first:
             self._supervisor.submit(choice.generation)
         num_waiting = len(first)
-        pieces: deque[tuple[Choice, WorkerEvent]] = deque()
+        pieces: deque[_News] = deque()
         while num_waiting:
-            choice, event = await self._next()
-            if isinstance(event, Failed):
-                raise error_of(event)
-            if isinstance(event, Accepted):
+            news = await self._next()
+            if isinstance(news.event, Failed):
+                raise error_of(news.event)
+            if isinstance(news.event, Accepted):
                 num_waiting -= 1
-                choice.prompt_pieces = event.pieces
+                news.choice.prompt_pieces = news.event.pieces
             else:
-                pieces.append((choice, event))
+                pieces.append(news)
         self._events.extendleft(reversed(pieces))
 
     async def pieces(self) -> AsyncIterator[tuple[Choice, Piece] | None]:
@@ -117,10 +134,11 @@ class Inquiry:
         while num_open:
             try:
                 async with asyncio.timeout(PING_SECONDS):
-                    choice, event = await self._next()
+                    news = await self._next()
             except TimeoutError:
                 yield None
                 continue
+            choice, event = news.choice, news.event
             if isinstance(event, Failed):
                 raise error_of(event)
             if isinstance(event, Accepted):
@@ -166,11 +184,33 @@ class Inquiry:
             "prompt_tokens_details": {"cached_tokens": num_cached},
         }
 
-    async def _next(self) -> tuple[Choice, WorkerEvent]:
+    async def _next(self) -> _News:
         while not self._events:
             self._changed.clear()
             await self._changed.wait()
-        return self._events.popleft()
+        news = self._events.popleft()
+        if news.choice.newest is news:  # nothing is added to it any more
+            news.choice.newest = None
+        return news
+
+
+def _joined(first: WorkerEvent, then: WorkerEvent) -> Piece | None:
+    """Two pieces of one answer as one; None where they stay two, or are none."""
+    if not (isinstance(first, Piece) and isinstance(then, Piece)) or first.ending is not None:
+        return None
+    if len(first.token_ids) + len(then.token_ids) > JOINED_TOKENS:
+        return None
+    logprobs = None
+    if first.logprobs is not None or then.logprobs is not None:
+        logprobs = (*(first.logprobs or ()), *(then.logprobs or ()))
+    return Piece(
+        first.id,
+        first.text + then.text,
+        first.token_ids + then.token_ids,
+        logprobs,
+        first.prompt_logprobs or then.prompt_logprobs,
+        then.ending,
+    )
 
 
 def new_name(prefix: str) -> str:

@@ -18,6 +18,7 @@ from hypocenter.config import EngineConfig
 from hypocenter.errors import EXIT_ERROR, EXIT_OK, UsageError
 from hypocenter.messages import Loading, ServedModel
 from hypocenter.server.app import make_app
+from hypocenter.server.connection import connection_class
 from hypocenter.server.faults import FaultKeeper
 from hypocenter.server.metrics import Metrics
 from hypocenter.server.routes import Service
@@ -28,6 +29,8 @@ from hypocenter.watch.child import Deadlines
 #: Between two looks at how far a worker's loading is, and at whether there will be any more.
 _LOOK_SECONDS = 0.2
 _STOP_SECONDS = 10.0
+#: What the system holds of an answer that its client does not take. By itself it goes to 4 MB.
+_SEND_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,7 @@ class ServerConfig:
     first_step_seconds: float = 600.0
     has_spare: bool = True
     worker: tuple[str, ...] = WORKER
+    unread_seconds: float = 600.0
     bundles: Path | None = None
 
     def __post_init__(self) -> None:
@@ -57,7 +61,11 @@ class ServerConfig:
             raise UsageError(f"--port is {self.port}, but must be from 0 to 65535")
         if not 0 <= self.max_queued <= 1 << 20:
             raise UsageError(f"--max-queued is {self.max_queued}, but must be from 0 to {1 << 20}")
-        for name, value in (("--grace", self.grace_seconds), ("--deadline", self.step_seconds)):
+        for name, value in (
+            ("--grace", self.grace_seconds),
+            ("--deadline", self.step_seconds),
+            ("--timeout", self.unread_seconds),
+        ):
             if not 0 < value <= 1e6:
                 raise UsageError(f"{name} is {value}, but must be above 0 and at most 1e6")
 
@@ -90,6 +98,7 @@ def bind(host: str, port: int) -> socket.socket:
     made = socket.socket(family, kind, protocol)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)  # its connections too
         made.bind(address)
         made.listen(2048)
     except OSError as error:
@@ -144,6 +153,7 @@ async def _serve(
     server = _Server(
         uvicorn.Config(
             app,
+            http=connection_class(config.unread_seconds),
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -65,7 +65,7 @@ async def readiness(request: Request) -> Response:
         return _unavailable("the server is shutting down")
     if not service.supervisor.is_ready:
         return _unavailable("no worker is ready")
-    if len(service.supervisor.generations) >= service.max_open:
+    if service.num_open >= service.max_open:
         return _unavailable("the queue is full")
     return json_response({"status": "ok"})
 

@@ -54,6 +54,7 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
         grace_seconds=options.grace,
         step_seconds=options.deadline,
         has_spare=options.spare,
+        unread_seconds=options.timeout,
         bundles=Path(options.bundles).resolve() if options.bundles else None,
     )
     if options.host not in _LOOPBACK and not keys:
