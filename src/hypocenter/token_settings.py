@@ -32,8 +32,10 @@ def token_ids(name: str, given: object, most: int) -> tuple[int, ...]:
         raise BadSetting(name, _short(given), "must be a list of token ids")
     _require_few(name, given, most)
     ids = tuple(given)
-    if not all(type(one) is int and 0 <= one <= _MAX_TOKEN_ID for one in ids):  # most often
-        ids = tuple(_token_id(name, one) for one in ids)
+    if not all(
+        type(token_id) is int and 0 <= token_id <= _MAX_TOKEN_ID for token_id in ids
+    ):  # most often
+        ids = tuple(_token_id(name, token_id) for token_id in ids)
     return tuple(dict.fromkeys(ids))
 
 

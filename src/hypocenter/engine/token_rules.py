@@ -63,8 +63,12 @@ class TokenRules:
     ) -> None:
         pairs = dict(params.logit_bias)
         never = {token_id for token_id, bias in pairs.items() if bias == NEVER}
-        self.bias_ids: Int32s = np.array([one for one in pairs if one not in never], np.int32)
-        self.biases: Biases = np.array([pairs[one] for one in self.bias_ids.tolist()], np.float64)
+        self.bias_ids: Int32s = np.array(
+            [token_id for token_id in pairs if token_id not in never], np.int32
+        )
+        self.biases: Biases = np.array(
+            [pairs[token_id] for token_id in self.bias_ids.tolist()], np.float64
+        )
         self._words: list[list[int]] = []
         for ids in words:
             if len(ids) > 1:
@@ -141,6 +145,6 @@ def _spellings(word: str, tokenizer: Tokenizer) -> set[tuple[int, ...]]:
     """How the tokenizer spells a word where a text begins with it, and behind a blank."""
     bare = word.lstrip() or word
     spelled = (
-        tokenizer.encode(one, add_special=False, at_start=False) for one in (bare, f" {bare}")
+        tokenizer.encode(text, add_special=False, at_start=False) for text in (bare, f" {bare}")
     )
     return {tuple(ids) for ids in spelled if ids}

@@ -234,9 +234,14 @@ def sample_masked_keys_kernel(
 
 @triton.jit
 def sample_bias_kernel(
-    keys_ptr, bias_ids_ptr, biases_ptr, bias_starts_ptr, vocab_size,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    keys_ptr,
+    bias_ids_ptr,
+    biases_ptr,
+    bias_starts_ptr,
+    vocab_size,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     block, row = tl.program_id(0), tl.program_id(1)
     entry = tl.load(bias_starts_ptr + row) + block * BLOCK + tl.arange(0, BLOCK)
     live = entry < tl.load(bias_starts_ptr + row + 1)

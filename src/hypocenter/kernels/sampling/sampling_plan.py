@@ -159,13 +159,13 @@ class DeviceSampler:
                 "masses": self._tensor("masses", DType.I64, rows, num_blocks, 16),
                 "context_starts": self._tensor("context_starts", DType.I32, rows + 1),
             }
-        self._context = self._grown(self._context, _CONTEXT, num_context)
+        self._context = self._with_room(self._context, _CONTEXT, num_context)
         if num_biases:
             if "bias_starts" not in self._buffers:
                 self._buffers["bias_starts"] = self._tensor("bias_starts", DType.I32, rows + 1)
-            self._biases = self._grown(self._biases, _BIASES, num_biases)
+            self._biases = self._with_room(self._biases, _BIASES, num_biases)
 
-    def _grown(
+    def _with_room(
         self, lists: dict[str, Tensor], dtypes: Mapping[str, DType], num_entries: int
     ) -> dict[str, Tensor]:
         """The same lists, or larger ones where they have no room for so many entries."""
