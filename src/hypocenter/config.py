@@ -18,6 +18,13 @@ from hypocenter.errors import BadSetting, UsageError
 from hypocenter.grammar_text import check_grammar, schema_text, with_text
 from hypocenter.synonyms import explain_unknown
 from hypocenter.tensor import DType
+from hypocenter.token_settings import (
+    MAX_ALLOWED_TOKENS,
+    MAX_STOP_TOKENS,
+    bad_words,
+    logit_biases,
+    token_ids,
+)
 
 MAX_STOP_STRINGS = 16
 MAX_TOP_K = 1 << 20
@@ -72,6 +79,10 @@ class SamplingParams:
     its place, by the raw logits; `prompt_logprobs` for those of the prompt's tokens.
     `json_schema` (kept as JSON text), `json_object` or `grammar` (Lark or GBNF) holds the answer to
     a form, one of them at a time.
+    `logit_bias` (kept as pairs) is added to the logits of single tokens, from -100 to 100; False
+    or -inf is never. Only `allowed_token_ids` come, where they are given. A token of
+    `stop_token_ids` ends the answer as an end token does. Nothing ends an answer before it has
+    `min_tokens`, unless nothing else may come. The tokens of `bad_words` do not come in a row.
     Raises UsageError when a value is of a wrong type or out of its range.
     """
 
@@ -91,6 +102,11 @@ class SamplingParams:
     json_schema: dict[str, Any] | str | None = None
     json_object: bool = False
     grammar: str | None = None
+    logit_bias: dict[int, float] | Sequence[tuple[int, float]] = ()
+    allowed_token_ids: Sequence[int] | None = None
+    stop_token_ids: Sequence[int] = ()
+    min_tokens: int = 0
+    bad_words: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         _unwrap_numbers(self)
@@ -117,7 +133,22 @@ class SamplingParams:
             check_grammar(self.grammar)
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", schema_text(self.json_schema))
+        self._settle_tokens()
         _require_compatible(self)
+
+    def _settle_tokens(self) -> None:
+        """The settings that name tokens, as tuples that nobody can change."""
+        object.__setattr__(self, "logit_bias", logit_biases(self.logit_bias))
+        if self.allowed_token_ids is not None:
+            allowed = token_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKENS)
+            if not allowed:
+                limit = "one token at least must be allowed"
+                raise BadSetting("allowed_token_ids", allowed, limit, ", or None: all are")
+            object.__setattr__(self, "allowed_token_ids", allowed)
+        stop_ids = token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS)
+        object.__setattr__(self, "stop_token_ids", stop_ids)
+        _require_whole("min_tokens", self.min_tokens, 0, 1 << 31)
+        object.__setattr__(self, "bad_words", bad_words(self.bad_words))
 
     @property
     def constraint(self) -> tuple[str, str] | None:
@@ -149,6 +180,11 @@ class SamplingFields(TypedDict, total=False):
     json_schema: dict[str, Any] | str | None
     json_object: bool
     grammar: str | None
+    logit_bias: dict[int, float] | Sequence[tuple[int, float]]
+    allowed_token_ids: Sequence[int] | None
+    stop_token_ids: Sequence[int]
+    min_tokens: int
+    bad_words: Sequence[str]
 
 
 @_explain_unknown_fields
@@ -449,6 +485,9 @@ def _require_compatible(params: SamplingParams) -> None:
     if given and params.ignore_eos:
         limit = f"an answer that is held to {given[0]} ends where that ends; leave it out"
         raise BadSetting("ignore_eos", params.ignore_eos, limit)
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        limit = f"max_tokens is {params.max_tokens}; take at most that, or raise it"
+        raise BadSetting("min_tokens", params.min_tokens, limit)
 
 
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:

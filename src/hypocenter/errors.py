@@ -224,6 +224,14 @@ class GrammarError(HypoError):
         super().__init__(f"{field}: {_bounded_text(reason, 300)}; simplify it")
 
 
+class NoTokenLeft(UsageError):
+    """The settings named `fields` together allow no token that an answer could go on with."""
+
+    def __init__(self, fields: tuple[str, ...]) -> None:
+        self.fields = fields
+        super().__init__(f"no token may come next by {' and '.join(fields)}; allow more")
+
+
 class LaunchRejected(HypoError):
     """A kernel's arguments break what the kernel demands; nothing was launched."""
 

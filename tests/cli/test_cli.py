@@ -512,6 +512,30 @@ def test_stop_strings_and_seed_reach_the_engine() -> None:
     assert answer["finish_reason"] == "stop"
 
 
+def test_a_bias_is_written_as_llama_cpp_has_it() -> None:
+    run = ["run", "-p", PROMPT, "-n", "6", "-t", "1", "--json"]
+    free = json.loads(hypo_in_process(*run).stdout)["token_ids"]
+    raised = json.loads(hypo_in_process(*run, "-l", "300+100").stdout)["token_ids"]
+    assert raised == [300] * 6
+    lowered = [
+        json.loads(hypo_in_process(*run, "--logit-bias", f"{free[0]}{bias}").stdout)["token_ids"]
+        for bias in ("-inf", "-100", "-99.5")
+    ]
+    assert lowered[0] == lowered[1] == lowered[2]
+    assert free[0] not in lowered[0]
+    both = hypo_in_process(*run, "-l", f"{free[0]}-inf", "-l", f"{lowered[0][0]}-inf")
+    assert json.loads(both.stdout)["token_ids"][0] not in (free[0], lowered[0][0])
+    for text, told in (
+        ("300", "-l/--logit-bias is '300', but must be TOKEN_ID+BIAS or TOKEN_ID-BIAS"),
+        ("a+1", "-l/--logit-bias is 'a+1', but must be TOKEN_ID+BIAS"),
+        ("300+101", "-l/--logit-bias is 101.0 for token 300, but must be from -100 to 100"),
+        ("99999+1", "-l/--logit-bias is 99999, but the vocabulary has 4096 tokens"),
+    ):
+        done = hypo_in_process(*run, "-l", text)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert told in done.stderr
+
+
 def test_bench_prints_a_table_that_can_be_compared_with_llama_bench() -> None:
     done = hypo_in_process("bench", "-p", "16", "-n", "4", "-d", "0,32", "-r", "2", "-t", "1")
     assert done.returncode == 0, done.stderr

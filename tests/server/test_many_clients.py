@@ -60,7 +60,7 @@ def body_of(number: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def said(events: list[Any]) -> tuple[str, list[str], list[float]]:
+def said(events: list[Any]) -> tuple[Any, ...]:
     """The text of a stream, its tokens, and their log probabilities to the last bit."""
     found = [choice["logprobs"] for event in events[:-1] for choice in event["choices"]]
     tokens = [token for one in found for token in one["tokens"]]

@@ -146,14 +146,32 @@ BAD = {
     "seed": ({"prompt": "a", "seed": 0.5}, 400, "seed"),
     "best_of": ({"prompt": "a", "best_of": 2}, 400, "best_of"),
     "suffix": ({"prompt": "a", "suffix": "b"}, 400, "suffix"),
-    "logit_bias": ({"prompt": "a", "logit_bias": {"5": 1}}, 400, "logit_bias"),
+    "logit_bias": ({"prompt": "a", "logit_bias": {"5": 101}}, 400, "logit_bias"),
+    "a bias of a text": ({"prompt": "a", "logit_bias": [["Hello", -1]]}, 400, "logit_bias"),
+    "a bias of true": ({"prompt": "a", "logit_bias": {"5": True}}, 400, "logit_bias"),
+    "a bias of no token": ({"prompt": "a", "logit_bias": {"99999": 1}}, 400, "logit_bias"),
+    "a negative token": ({"prompt": "a", "logit_bias": {"-1": 1}}, 400, "logit_bias"),
+    "a number of biases": ({"prompt": "a", "logit_bias": 5}, 400, "logit_bias"),
+    "many biases": (
+        {"prompt": "a", "logit_bias": {str(n): 1 for n in range(1025)}}, 400, "logit_bias",
+    ),
+    "stop_token_ids": ({"prompt": "a", "stop_token_ids": [99999]}, 400, "stop_token_ids"),
+    "many stop_token_ids": ({"prompt": "a", "stop_token_ids": [5] * 129}, 400, "stop_token_ids"),
+    "min_tokens": ({"prompt": "a", "min_tokens": 9, "max_tokens": 8}, 400, "min_tokens"),
+    "min_tokens of 16": ({"prompt": "a", "min_tokens": 17}, 400, "min_tokens"),
+    "allowed_token_ids": ({"prompt": "a", "allowed_token_ids": [99999]}, 400, "allowed_token_ids"),
+    "none allowed": ({"prompt": "a", "allowed_token_ids": []}, 400, "allowed_token_ids"),
+    "bad_words": ({"prompt": "a", "bad_words": [""]}, 400, "bad_words"),
+    "nothing left": (
+        {"prompt": "a", "allowed_token_ids": [5], "logit_bias": [[5, False]]}, 400, None,
+    ),
     "tools": ({"prompt": "a", "tools": [{}]}, 400, "tools"),
     "stop": ({"prompt": "a", "stop": ["a"] * 17}, 400, None),
     "model": ({"prompt": "a", "model": "gpt-4"}, 404, "model"),
     "surrogate": (b'{"prompt": "\\ud800"}', 400, None),
     "deep": (b'{"prompt": ' + b"[" * 100_000, 400, None),
     "long": (b'{"prompt": "' + b"a" * (33 << 20), 413, None),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -395,6 +413,64 @@ def test_a_second_sigterm_does_not(tmp_path: Path) -> None:
         assert served.process.wait(30) == 0
     assert "shutting down" in events[-1]["error"]["message"]
     assert not Path(f"/proc/{served.process.pid}").exists()
+
+
+#: Fields of clients, to the parameters that they stand for.
+TOKEN_FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "OpenAI's": ({"logit_bias": {"300": 4, "260": -100}}, {"logit_bias": {300: 4, 260: -100}}),
+    "llama-server's": (
+        {"logit_bias": [[300, 4.5], [260, False]]}, {"logit_bias": {300: 4.5, 260: False}},
+    ),
+    "llama-server's map": ({"logit_bias": {"361": False}}, {"logit_bias": {361: False}}),
+    "allowed": ({"allowed_token_ids": [5, 6, 7, 300]}, {"allowed_token_ids": [5, 6, 7, 300]}),
+    "stop": ({"stop_token_ids": [499, 13]}, {"stop_token_ids": [499, 13]}),
+    "ends": (
+        {"stop_token_ids": [499, 260], "min_tokens": 8},
+        {"stop_token_ids": [499, 260], "min_tokens": 8},
+    ),
+    "words": (
+        {"bad_words": ["Return the", "Dictionary"]}, {"bad_words": ["Return the", "Dictionary"]},
+    ),
+    "nothing": (
+        {"logit_bias": {}, "min_tokens": 0, "stop_token_ids": [], "bad_words": [],
+         "allowed_token_ids": None}, {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", TOKEN_FIELDS)
+def test_fields_of_single_tokens_do_what_they_do_in_python(
+    served: Served, llm: LLM, way: str
+) -> None:
+    fields, params = TOKEN_FIELDS[way]
+    for more in ({"temperature": 0}, {"temperature": 1.0, "seed": 5}):
+        reply = served.post(
+            "/v1/completions", {"prompt": PROMPT, "max_tokens": 20, **fields, **more}
+        )
+        assert (reply.status, reply.headers.get("x-ignored-fields")) == (200, None), reply.body
+        [choice] = reply.json["choices"]
+        expected = llm.generate(PROMPT, max_tokens=20, **params, **more)
+        assert (choice["text"], choice["finish_reason"]) == (expected.text, expected.finish_reason)
+        assert reply.json["usage"]["completion_tokens"] == len(expected.token_ids)
+        free = llm.generate(PROMPT, max_tokens=20, **more)
+        assert (expected.token_ids == free.token_ids) == (not params)
+
+
+def test_fields_of_single_tokens_outlive_their_worker(served: Served) -> None:
+    # What ends an answer is likely from the first token on; but only `min_tokens` later it may.
+    body = {
+        "prompt": PROMPT, "temperature": 1.0, "seed": 22, "max_tokens": 400, "min_tokens": 300,
+        "stop_token_ids": [200, 13], "logit_bias": {"300": 2, "733": False},
+        "bad_words": ["self", "the end"], "frequency_penalty": 0.3,
+    }  # fmt: skip
+    expected = complete(served, **body)
+    with served.stream("/v1/completions", body) as stream:
+        events = [next(stream) for _ in range(20)]
+        served.kill_worker()
+        events += stream
+    assert texts(events) == expected["choices"][0]["text"]
+    assert expected["choices"][0]["finish_reason"] == "stop"
+    assert 300 < expected["usage"]["completion_tokens"] < 400
 
 
 SCHEMA = {

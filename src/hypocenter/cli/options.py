@@ -17,7 +17,7 @@ from cyclopts import Group, Parameter, Token
 
 from hypocenter.config import EngineConfig, SamplingParams, defaults
 from hypocenter.errors import BadSetting, HypoError, UsageError
-from hypocenter.grammar_text import MAX_GRAMMAR_BYTES
+from hypocenter.grammar_text import MAX_GRAMMAR_BYTES, with_text
 from hypocenter.package import BUNDLED_MODEL
 
 #: `-n -1` is llama.cpp's spelling of "until the model ends its answer or the context is full".
@@ -252,6 +252,16 @@ class SamplingOptions:
             name="--ignore-eos", negative="", show_default=False, help="Go on after an end token."
         ),
     ] = _SAMPLING["ignore_eos"]
+    logit_bias: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name=("-l", "--logit-bias"),
+            help="TOKEN_ID+BIAS or TOKEN_ID-BIAS, added to that token's logit, such as 42-1.5; "
+            "42-inf: never. May be given again.",
+            negative="",
+            show_default=False,
+        ),
+    ] = ()
     json_schema: Annotated[
         str | None,
         Parameter(
@@ -286,7 +296,17 @@ class SamplingOptions:
             if values[name] is not None:
                 values[name] = _text_of(values[name], what, MAX_GRAMMAR_BYTES)
         with naming_options(type(self)):
+            values["logit_bias"] = [_bias_of(text) for text in self.logit_bias]
             return SamplingParams(**values)
+
+
+def _bias_of(text: str) -> tuple[int, float]:
+    """The token and the bias that an option names, as llama.cpp writes them."""
+    found = re.fullmatch(r"([0-9]{1,10})([+-](?:[0-9]{1,9}(?:\.[0-9]{0,9})?|inf))", text, re.ASCII)
+    if found is None:
+        limit = "must be TOKEN_ID+BIAS or TOKEN_ID-BIAS, such as 42-1.5"
+        raise with_text("logit_bias", text, limit)
+    return int(found[1]), float(found[2])
 
 
 @Parameter(name="*", group=_ENGINE_GROUP)

@@ -82,6 +82,15 @@ def token_ids_of(prompt: Any) -> list[int]:
     return [int(token_id) for token_id in prompt]
 
 
+def require_in_vocabulary(what: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Raises UsageError for the first token id that the model does not have."""
+    for place, token_id in enumerate(ids):
+        if not 0 <= token_id < vocab_size:
+            raise UsageError(
+                f"{what} token {place} is {token_id}, but the vocabulary has {vocab_size}"
+            )
+
+
 def _require_prompt(prompt: object) -> None:
     """Raises UsageError for what is neither a text nor a sequence; bytes are neither here."""
     if isinstance(prompt, bytes | bytearray | memoryview):

@@ -27,6 +27,7 @@ import numpy as np
 from hypocenter.config import SamplingParams
 from hypocenter.device import copies, memory
 from hypocenter.dtypes import Array
+from hypocenter.engine.arguments import require_in_vocabulary
 from hypocenter.engine.batch import Chunk, make_batch
 from hypocenter.engine.grammar import Grammars
 from hypocenter.engine.kv_cache import BlockDigests, KVCache
@@ -34,6 +35,7 @@ from hypocenter.engine.logprobs import token_logprob
 from hypocenter.engine.request import Request
 from hypocenter.engine.sampler import Sampler
 from hypocenter.engine.scheduler import Scheduler
+from hypocenter.engine.token_rules import token_rules
 from hypocenter.errors import BadLogits, ContextOverflow, HypoError, OutOfBlocks, UsageError
 from hypocenter.record.recorder import current
 from hypocenter.results import Completion, Delta, Route
@@ -246,7 +248,8 @@ class Engine:
 
         With `output_ids` it goes on behind an answer that was begun elsewhere. Raises
         ContextOverflow and OutOfBlocks for a prompt longer than the context or the whole cache,
-        UsageError for an empty one, an id outside the vocabulary, or a form that cannot be read.
+        UsageError for an empty one, an id outside the vocabulary, settings that leave no token, or
+        a form that cannot be read.
         """
         self.require_usable()
         vocab_size, context_length = self.runner.vocab_size, self.runner.context_length
@@ -259,12 +262,8 @@ class Engine:
         num_needed = -(-num_tokens // self.cache.block_size)
         if num_needed > self.cache.num_blocks:
             raise OutOfBlocks(num_needed, self.cache.num_blocks, self.cache.num_blocks)
-        for what, ids in (("prompt", prompt_ids), ("output", output_ids)):
-            for place, token_id in enumerate(ids):
-                if not 0 <= token_id < vocab_size:
-                    raise UsageError(
-                        f"{what} token {place} is {token_id}, but the vocabulary has {vocab_size}"
-                    )
+        require_in_vocabulary("prompt", prompt_ids, vocab_size)
+        require_in_vocabulary("output", output_ids, vocab_size)
         return Request(
             next(self._request_ids),
             prompt_ids,
@@ -277,6 +276,7 @@ class Engine:
                 BlockDigests(self.cache.block_size, cache_salt) if self._has_prefix_cache else None
             ),
             matcher=self._grammars.matcher(params, output_ids),
+            rules=token_rules(params, self.tokenizer, vocab_size),
             output_ids=output_ids,
         )
 

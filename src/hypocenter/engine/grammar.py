@@ -24,6 +24,7 @@ import numpy as np
 from hypocenter.config import SamplingParams
 from hypocenter.dtypes import Int32s
 from hypocenter.errors import BadSetting, GrammarError, TokenizerError, UsageError, Words
+from hypocenter.kernels.sampling.draw import mask_of
 from hypocenter.model.text.chat_process import KEPT_VARIABLES
 
 if TYPE_CHECKING:
@@ -229,5 +230,4 @@ def _one_line(reason: str) -> str:
 @functools.lru_cache(maxsize=4)
 def _first_bits(num_bits: int, vocab_size: int) -> Int32s:
     """Words with a bit for each token of the vocabulary, of which the first `num_bits` are set."""
-    bits = np.arange(-(-vocab_size // 32) * 32) < num_bits
-    return np.packbits(bits, bitorder="little").view(np.int32)
+    return mask_of(np.arange(vocab_size) < num_bits)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from hypocenter.config import SamplingParams
 from hypocenter.engine.kv_cache import BlockDigests
 from hypocenter.engine.stop_strings import StopStrings
+from hypocenter.engine.token_rules import TokenRules, ending_ids
 from hypocenter.errors import as_exception
 from hypocenter.kernels.sampling.draw import has_penalties
 from hypocenter.record.keyed_digest import KeyedDigest
@@ -49,9 +50,9 @@ class Request:
     the request samples nothing: it is done when the logits of every prompt token are in `logits`.
     `logprobs` are those of `output_ids`, `prompt_logprobs` those of the prompt as far as it was
     read; both stay empty unless they are asked for. Without `block_digests` the request neither
-    reads what the cache keeps nor leaves it anything; of its prompt `num_cached` tokens were
-    read from there before it was ever preempted. A
-    `matcher` holds the output to a form.
+    reads what the cache keeps nor leaves it anything; of its prompt `num_cached` tokens were read
+    from there before it was ever preempted. A `matcher` holds the output to a form, and `rules`
+    say what single tokens may come.
 
     A request that was begun elsewhere goes on behind the `output_ids` it had sent there: they are
     not sent again, and with the same seed what follows is what would have followed there.
@@ -69,6 +70,7 @@ class Request:
         keeps_logits: bool = False,
         block_digests: BlockDigests | None = None,
         matcher: Matcher | None = None,
+        rules: TokenRules | None = None,
         output_ids: Sequence[int] = (),
     ) -> None:
         self.id = request_id
@@ -77,7 +79,7 @@ class Request:
         seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
         self.params = replace(params, seed=seed)
         self.keeps_logits = keeps_logits
-        self.matcher = matcher
+        self.matcher, self.rules = matcher, rules
         self.logits: list[npt.NDArray[Any]] = []  # f32 [num_tokens of a chunk, vocab_size] each
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob] = []  # from the second token on
@@ -100,7 +102,7 @@ class Request:
         if has_penalties(params):
             self.output_counts = dict.fromkeys(self.prompt_ids, 0)
         self._block_digests = block_digests
-        self._end_ids = frozenset() if params.ignore_eos else end_ids
+        self._end_ids = ending_ids(params, end_ids)
         self._context_length = context_length
         self._detokenizer = detokenizer
         self._stop_strings = StopStrings(params.stop)
@@ -164,6 +166,7 @@ class Request:
             self.state is State.RUNNING
             and not has_penalties(self.params)
             and self.matcher is None
+            and not (self.rules is not None and self.rules.needs_tokens)
             and (limit is None or len(self.output_ids) + 1 < limit)
             and len(self.token_ids) + 1 < self._context_length
         )
@@ -224,17 +227,19 @@ class Request:
         """Take the chosen token: text, stop strings, and whether the request is done with it.
 
         `logprob` is given where the parameters ask for it. Raises what the detokenizer and
-        the matcher raise.
+        the matcher raise, and NoTokenLeft.
         """
         self._last_token = time.perf_counter()
         self._first_token = self._first_token or self._last_token
         self._take(token_id)
         if logprob is not None:
             self.logprobs.append(logprob)
+        if self.rules is not None:
+            self.rules.require_token()
+        is_whole = self.matcher is not None and self.matcher.accept(token_id)
         if token_id in self._end_ids:
             self.finish("stop")
             return
-        is_whole = self.matcher is not None and self.matcher.accept(token_id)
         text, stopped = self._push(token_id)
         if stopped:
             self._send(text, "stop")
@@ -253,11 +258,18 @@ class Request:
 
     def _push(self, token_id: int) -> tuple[str, bool]:
         """The text that may be sent with a token, and whether a stop string ended it."""
-        return self._stop_strings.push(self._detokenizer.push(token_id))
+        text = self._detokenizer.push(token_id)
+        return self._stop_strings.push(text, may_end=self._may_end)
+
+    @property
+    def _may_end(self) -> bool:
+        """Whether text of the last token may complete a stop string."""
+        return len(self.output_ids) > self.params.min_tokens
 
     def finish(self, reason: str, text: str = "") -> None:
         """End with `reason`, after `text` and whatever is still held back."""
-        more, stopped = self._stop_strings.push(self._detokenizer.flush())
+        text_left = self._detokenizer.flush()
+        more, stopped = self._stop_strings.push(text_left, may_end=self._may_end)
         if not stopped:
             more += self._stop_strings.flush()
         self._send(text + more, "stop" if stopped else reason)

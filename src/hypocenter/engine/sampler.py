@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hypocenter.device import memory
 from hypocenter.device.launch import Launch
+from hypocenter.dtypes import Int32s
 from hypocenter.engine.batch import Chunk
 from hypocenter.errors import BadLogits
 from hypocenter.kernels.sampling.draw import TokenChoice, has_penalties
@@ -71,8 +73,18 @@ def launches_on_host(vocab_size: int, max_rows: int) -> list[Launch]:
 
 
 def _draw(chunk: Chunk) -> TokenChoice:
+    request, rules = chunk.request, chunk.request.rules
+    form = None if request.matcher is None else request.matcher.mask()
+    draw = _draw_by_params(chunk, form)
+    if rules is None:
+        return draw
+    # The position tells how many tokens come before, also where the last one is not known yet.
+    mask = rules.mask(request.output_ids, chunk.stop - len(request.prompt_ids), form)
+    return replace(draw, mask=mask, bias_ids=rules.bias_ids, biases=rules.biases)
+
+
+def _draw_by_params(chunk: Chunk, mask: Int32s | None) -> TokenChoice:
     request = chunk.request
-    mask = None if request.matcher is None else request.matcher.mask()
     if not has_penalties(request.params):
         return TokenChoice(request.params, chunk.stop, mask=mask)
     counts = request.output_counts

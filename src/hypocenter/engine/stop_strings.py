@@ -14,17 +14,21 @@ class StopStrings:
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = tuple(strings)
         self._held = ""
+        self._num_exempt = 0  # of what is held: a stop string must reach beyond it
 
-    def push(self, text: str) -> tuple[str, bool]:
+    def push(self, text: str, *, may_end: bool = True) -> tuple[str, bool]:
         """The text that may be sent now, and whether a stop string was found.
 
-        What could be the beginning of a stop string is held back until more text decides it.
+        What could be the beginning of a stop string is held back until more text decides it. One
+        that is complete with a text that may not end the answer does not count.
         """
         self._held += text
+        if not may_end:
+            self._num_exempt = len(self._held)
         found = [
             (start + len(string), start)
             for string in self._strings
-            if (start := self._held.find(string)) >= 0
+            if (start := self._held.find(string, max(0, self._num_exempt + 1 - len(string)))) >= 0
         ]
         if found:
             sent, self._held = self._held[: min(found)[1]], ""
@@ -34,6 +38,7 @@ class StopStrings:
             self._held[: len(self._held) - keep],
             self._held[len(self._held) - keep :],
         )
+        self._num_exempt = max(0, self._num_exempt - len(sent))
         return sent, False
 
     def flush(self) -> str:

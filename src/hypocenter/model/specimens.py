@@ -198,7 +198,7 @@ def _of_model(
 def sampling_plans(vendor: str, num_rows: int, vocab_size: int) -> list[Plan]:
     """The plans of a greedy choice and of one with every filter, on a device that runs nothing.
 
-    Of each one for free rows, and one for rows with masks.
+    Of each one for free rows, and one for rows with masks; and one for rows with biases.
     """
     gpu = AbstractGpu(vendor)
     devices.use_backend(gpu)
@@ -208,11 +208,9 @@ def sampling_plans(vendor: str, num_rows: int, vocab_size: int) -> list[Plan]:
     filters = SamplingParams(temperature=1.0, top_k=40, top_p=0.9, repeat_penalty=1.1)
     draws = (TokenChoice(SamplingParams(), 0), TokenChoice(filters, 1, some, some))
     mask = np.full(num_mask_words(vocab_size), -1, np.int32)
-    return [
-        sampler.plan(logits, [replace(draw, mask=given)] * num_rows)
-        for draw in draws
-        for given in (None, mask)
-    ]
+    biased = replace(draws[0], bias_ids=some, biases=np.zeros(1))
+    rows = [replace(draw, mask=given) for draw in draws for given in (None, mask)] + [biased]
+    return [sampler.plan(logits, [row] * num_rows) for row in rows]
 
 
 def _of_sampling(vendor: str, num_rows: int, vocab_size: int, label: str) -> list[Specimen]:

@@ -60,6 +60,7 @@ _FAILURES: dict[str, tuple[int, str | None]] = {
     "OutOfBlocks": (400, "context_length_exceeded"),
     "UsageError": (400, None),
     "BadSetting": (400, None),
+    "NoTokenLeft": (400, "no_token_left"),
     "TemplateError": (400, "bad_messages"),
     "TokenizerError": (400, "bad_text"),
     "GrammarError": (500, "grammar_failed"),

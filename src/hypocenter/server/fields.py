@@ -8,6 +8,7 @@ says so in the header `x-ignored-fields`.
 from __future__ import annotations
 
 import re
+import reprlib
 import secrets
 from typing import Annotated, Any, TypeVar
 
@@ -74,6 +75,8 @@ class _Body(msgspec.Struct, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     json_schema: dict[str, Any] | None = None
     grammar: str | None = None
+    #: OpenAI's by text of the id, or llama-server's pairs; false is never.
+    logit_bias: dict[str, float | bool] | list[tuple[int | str, float | bool]] | None = None
     # of vLLM and llama-server
     top_k: int | None = None
     min_p: float | None = None
@@ -81,6 +84,10 @@ class _Body(msgspec.Struct, kw_only=True):
     repeat_penalty: float | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[TokenId] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
 
 
 class CompletionBody(_Body, kw_only=True):
@@ -102,25 +109,20 @@ class ChatBody(_Body, kw_only=True):
 #: Of these only one value is possible here, which changes nothing.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "audio": (),
-    "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
     "chat_template_kwargs": ({},),
-    "allowed_token_ids": ([],),
     "function_call": ("none",),
     "functions": ([],),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
-    "logit_bias": ({},),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "prompt_embeds": (),
     "reasoning_effort": ("none",),
-    "stop_token_ids": ([],),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -246,6 +248,11 @@ def _params(body: _Body, **more: Any) -> SamplingParams:
         "frequency_penalty": body.frequency_penalty,
         "ignore_eos": body.ignore_eos,
         "seed": _seed(body.seed),
+        "logit_bias": _logit_bias(body),
+        "min_tokens": body.min_tokens,
+        "stop_token_ids": body.stop_token_ids,
+        "allowed_token_ids": body.allowed_token_ids,
+        "bad_words": body.bad_words,
         **_form(body),
     }
     fields = {name: value for name, value in given.items() if value is not None}
@@ -255,6 +262,28 @@ def _params(body: _Body, **more: Any) -> SamplingParams:
         raise ApiError(400, error.text_for(error.field), param=error.field) from error
     except UsageError as error:
         raise ApiError(400, str(error)) from error
+
+
+def _logit_bias(body: _Body) -> list[tuple[int, float | bool]] | None:
+    """Pairs of token id and bias. Raises ApiError for a token that is not named by its id."""
+    given = body.logit_bias
+    if given is None:
+        return None
+    pairs = given.items() if isinstance(given, dict) else given
+    return [(_id_of(token), bias) for token, bias in pairs]
+
+
+def _id_of(token: int | str) -> int:
+    if isinstance(token, int):
+        return token
+    if not re.fullmatch("[0-9]{1,10}", token, re.ASCII):
+        shown = reprlib.repr(token)
+        raise ApiError(
+            400,
+            f"logit_bias names {shown}, but tokens are named by their ids; /tokenize tells them",
+            param="logit_bias",
+        )
+    return int(token)
 
 
 def _form(body: _Body) -> dict[str, Any]:

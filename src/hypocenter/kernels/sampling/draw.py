@@ -11,10 +11,15 @@ import numpy.typing as npt
 from hypocenter.config import SamplingParams
 
 Ids = npt.NDArray[np.int32]
+Biases = npt.NDArray[np.float64]
 
 
 def _no_ids() -> Ids:
     return np.zeros(0, np.int32)
+
+
+def _no_biases() -> Biases:
+    return np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +30,7 @@ class TokenChoice:
     distinct tokens of prompt and output, `output_counts` [n] how often each stands in the output;
     both may stay empty where `has_penalties(params)` is false. `mask` i32 [num_words] has a bit for
     each token that may be chosen (token t is bit t % 32 of word t // 32); without it all may.
+    `biases` f64 [m], finite, are added to the logits of the distinct tokens `bias_ids` [m].
     """
 
     params: SamplingParams
@@ -32,6 +38,8 @@ class TokenChoice:
     context_ids: Ids = field(default_factory=_no_ids)
     output_counts: Ids = field(default_factory=_no_ids)
     mask: Ids | None = None
+    bias_ids: Ids = field(default_factory=_no_ids)
+    biases: Biases = field(default_factory=_no_biases)
 
     @property
     def random_number(self) -> float:
@@ -55,6 +63,13 @@ def masks_of(draws: Sequence[TokenChoice], vocab_size: int) -> Ids | None:
         if draw.mask is not None:
             masks[row] = draw.mask
     return masks
+
+
+def mask_of(is_allowed: npt.NDArray[np.bool_]) -> Ids:
+    """The mask of the tokens that are true in bool [vocab_size]; bits beyond these are not set."""
+    bits = np.zeros(num_mask_words(is_allowed.size) * 32, np.bool_)
+    bits[: is_allowed.size] = is_allowed
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def num_mask_words(vocab_size: int) -> int:

@@ -4,31 +4,32 @@ Holds no engine: who asks for a token, and what becomes of it, is decided in `en
 
 The order of the filters is that of llama.cpp (`common_params_sampling::samplers`):
 
-    mask -> penalties -> top_k -> top_p -> min_p -> temperature -> draw
+    mask -> bias -> penalties -> top_k -> top_p -> min_p -> temperature -> draw
 
 0. mask: where a draw has one, every token that it leaves out counts as -inf.
-1. penalties, on the logit l of each token that stands in the context:
+1. bias: l + b for each token that has a bias b (llama.cpp `llama_sampler_logit_bias_apply`).
+2. penalties, on the logit l of each token that stands in the context:
    repeat_penalty r over the whole context, prompt and output: l <= 0 ? l * r : l / r, once per
    token however often it occurs (llama.cpp `llama_sampler_penalties_apply`, but without a window);
    presence p and frequency f over the n occurrences in the output only, as OpenAI's API and vLLM
    have it (llama.cpp counts the prompt too): l - (n * f + p), for n > 0.
-2. top_k: the k most likely tokens stay.
-3. top_p: of these, the shortest prefix in falling probability that holds at least p of their mass.
-4. min_p: of these, the tokens at least min_p times as likely as the most likely token.
-5. temperature t: the weights are exp((l - max) / t). t = 0 takes the most likely token.
-6. draw: the first token, in rising id, whose cumulated weight exceeds uniform * total.
+3. top_k: the k most likely tokens stay.
+4. top_p: of these, the shortest prefix in falling probability that holds at least p of their mass.
+5. min_p: of these, the tokens at least min_p times as likely as the most likely token.
+6. temperature t: the weights are exp((l - max) / t). t = 0 takes the most likely token.
+7. draw: the first token, in rising id, whose cumulated weight exceeds uniform * total.
 
 Each filter keeps a prefix of the tokens in falling logit, ties in rising id; so its outcome is a
 single cutoff (value, id), and only what lies before the cutoff is ever sorted.
 
-Everything runs in float64, added up in rising id (in step 3: along the prefix), with an exp of our
+Everything runs in float64, added up in rising id (in step 4: along the prefix), with an exp of our
 own, so that the reference and the compiled kernel choose the same token bit for bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,7 @@ from hypocenter.errors import BadLogits, LaunchRejected
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.demands import Arg, Rule, Scalar
 from hypocenter.kernels.sampling.draw import (
+    Ids,
     TokenChoice,
     has_penalties,
     masks_of,
@@ -112,7 +114,9 @@ class HostSampler:
         self, logits: Tensor, draws: Sequence[TokenChoice]
     ) -> Callable[[], list[tuple[int, int]]]:
         """As `DeviceSampler.sample`; nothing is left to wait for."""
-        if any(draw.context_ids.size or draw.mask is not None for draw in draws):
+        if any(
+            draw.context_ids.size or draw.bias_ids.size or draw.mask is not None for draw in draws
+        ):
             prepared = _prepare(logits, draws)
         else:
             prepared = self._of_params_alone(logits, draws)
@@ -165,24 +169,32 @@ def sample_reference(logits: Logits, draws: Sequence[TokenChoice]) -> list[int |
 def _check(logits: Tensor, draws: Sequence[TokenChoice]) -> None:
     vocab_size = logits.shape[-1]
     for row, draw in enumerate(draws):
-        ids, counts = draw.context_ids, draw.output_counts
-        if ids.shape != counts.shape:
-            differ = Refused(what=f"row {row}: {ids.size} context ids, but {counts.size} counts")
-            raise LaunchRejected("sampling", differ)
-        if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
-            wrong = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
-            outside = EntryOutOfRange(
-                argument="context_ids",
-                entry=(row, wrong),
-                value=int(ids[wrong]),
-                of="the vocabulary",
-                bound=vocab_size,
-            )
-            raise LaunchRejected("sampling", outside)
+        _check_ids(row, "context_ids", draw.context_ids, draw.output_counts, "counts", vocab_size)
+        _check_ids(row, "bias_ids", draw.bias_ids, draw.biases, "biases", vocab_size)
         num_words = num_mask_words(vocab_size)
         if draw.mask is not None and draw.mask.shape != (num_words,):
             wrong_mask = f"row {row}: the mask has {draw.mask.size} words, not {num_words}"
             raise LaunchRejected("sampling", Refused(what=wrong_mask))
+
+
+def _check_ids(
+    row: int, name: str, ids: Ids, values: npt.NDArray[Any], of_values: str, vocab_size: int
+) -> None:
+    """Raises LaunchRejected for ids outside the vocabulary, and where each has not one value."""
+    if ids.shape != values.shape:
+        what = name.replace("_", " ")
+        differ = Refused(what=f"row {row}: {ids.size} {what}, but {values.size} {of_values}")
+        raise LaunchRejected("sampling", differ)
+    if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+        wrong = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
+        outside = EntryOutOfRange(
+            argument=name,
+            entry=(row, wrong),
+            value=int(ids[wrong]),
+            of="the vocabulary",
+            bound=vocab_size,
+        )
+        raise LaunchRejected("sampling", outside)
 
 
 def _prepare(logits: Tensor, draws: Sequence[TokenChoice]) -> launch.Launch:
@@ -193,6 +205,9 @@ def _prepare(logits: Tensor, draws: Sequence[TokenChoice]) -> launch.Launch:
         np.concatenate([draw.context_ids for draw in draws]),
         np.concatenate([draw.output_counts for draw in draws]),
         np.cumsum([0] + [draw.context_ids.size for draw in draws], dtype=np.int64),
+        np.concatenate([draw.bias_ids for draw in draws]),
+        np.concatenate([draw.biases for draw in draws]),
+        np.cumsum([0] + [draw.bias_ids.size for draw in draws], dtype=np.int64),
         np.empty((0, 0), np.int32) if masks is None else masks,
         np.empty((len(draws), 2, logits.shape[1])),
         np.empty(len(draws), np.int32),
@@ -216,7 +231,9 @@ def _choose_reference(logits: Logits, draw: TokenChoice) -> tuple[int, int]:
     if num_bad or logits.max() == -np.inf:
         return -1, num_bad
     params = draw.params
-    values = _penalise_reference(logits.astype(np.float64), draw)
+    values = logits.astype(np.float64)
+    values[draw.bias_ids] += draw.biases
+    values = _penalise_reference(values, draw)
     if params.temperature == 0:
         return int(values.argmax()), 0
     likely_first = np.argsort(-values, kind="stable")

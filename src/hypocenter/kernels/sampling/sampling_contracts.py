@@ -38,6 +38,19 @@ _FILTERS = (
         index=Index("num_context + 1", "the context", monotone=True),
     ),
 )
+#: Of the one launch that adds biases to keys; steps without them have neither.
+BIAS = Contract(
+    "sample_bias",
+    Arg("keys", (DType.I64,), "num_rows, vocab_size", "both"),
+    Arg("bias_ids", (DType.I32,), "num_biases", index=Index("vocab_size", "the vocabulary")),
+    Arg("biases", (DType.I64,), "num_biases"),
+    Arg(
+        "bias_starts",
+        (DType.I32,),
+        "num_rows + 1",
+        index=Index("num_biases + 1", "the biases", monotone=True),
+    ),
+)
 GREEDY = Contract("greedy", *_LOGITS)
 GREEDY_MASKED = Contract("greedy", *_LOGITS, *_MASKS)
 CONTRACT = Contract("sample", *_LOGITS, *_FILTERS)

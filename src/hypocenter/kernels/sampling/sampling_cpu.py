@@ -40,6 +40,9 @@ def _sample_cpu(
     context_ids: Any,  # i32 [num_context], rows one after the other, distinct within a row
     output_counts: Any,  # i32 [num_context]
     context_starts: Any,  # i64 [num_rows + 1]
+    bias_ids: Any,  # i32 [num_biases], as context_ids
+    biases: Any,  # f64 [num_biases]
+    bias_starts: Any,  # i64 [num_rows + 1]
     masks: Any,  # i32 [num_rows, num_words]: a bit for each token that may be chosen; or no rows
     room: Any,  # f64 [num_rows, 2, vocab_size], written: values and weights, if it comes to them
     chosen: Any,  # i32 [num_rows], written: token id, or -1 where there is none
@@ -47,17 +50,21 @@ def _sample_cpu(
 ) -> None:
     for row in prange(logits.shape[0]):
         start, stop = context_starts[row], context_starts[row + 1]
+        first, last = bias_starts[row], bias_starts[row + 1]
+        is_free = start == stop and first == last and masks.shape[0] == 0
         best, bad = _survey(logits[row])
         num_bad[row] = bad
         if bad > 0 or logits[row, best] == -np.inf:
             chosen[row] = -1
-        elif settings[row, TEMPERATURE] == 0 and start == stop and masks.shape[0] == 0:
+        elif settings[row, TEMPERATURE] == 0 and is_free:
             chosen[row] = best
         else:
             values, weights = room[row, 0], room[row, 1]
             for i in range(values.shape[0]):
                 values[i] = logits[row, i]
             is_any_left = masks.shape[0] == 0 or _mask(values, masks[row])
+            for n in range(first, last):
+                values[bias_ids[n]] += biases[n]
             ids, counts = context_ids[start:stop], output_counts[start:stop]
             _penalise(values, ids, counts, settings[row])
             chosen[row] = _choose(values, weights, settings[row]) if is_any_left else -1
@@ -101,7 +108,7 @@ def _penalise(values: Any, ids: Any, counts: Any, settings: Any) -> None:
 
 @inline_allocating
 def _choose(values: Any, weights: Any, settings: Any) -> Any:
-    """Steps 2 to 6 of `sampling.py`; the kept tokens are those up to (cut_value, cut_id)."""
+    """Steps 3 to 7 of `sampling.py`; the kept tokens are those up to (cut_value, cut_id)."""
     best, _ = _survey(values)
     if settings[TEMPERATURE] == 0:
         return best

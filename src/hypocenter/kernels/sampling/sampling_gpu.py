@@ -233,6 +233,26 @@ def sample_masked_keys_kernel(
 
 
 @triton.jit
+def sample_bias_kernel(
+    keys_ptr,
+    bias_ids_ptr,
+    biases_ptr,
+    bias_starts_ptr,
+    vocab_size,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    block, row = tl.program_id(0), tl.program_id(1)
+    entry = tl.load(bias_starts_ptr + row) + block * BLOCK + tl.arange(0, BLOCK)
+    live = entry < tl.load(bias_starts_ptr + row + 1)
+    token = tl.load(bias_ids_ptr + entry, mask=live, other=0)
+    bias = tl.load(biases_ptr + entry, mask=live, other=0).to(tl.float64, bitcast=True)
+    at = keys_ptr + as_offset(row, WIDE) * vocab_size + token
+    value = _as_value(tl.load(at, mask=live, other=0)) + bias
+    tl.store(at, _as_key(value), mask=live)
+
+
+@triton.jit
 def sample_penalise_kernel(
     keys_ptr, settings_ptr, context_ids_ptr, output_counts_ptr, context_starts_ptr, vocab_size,
     WIDE: tl.constexpr, BLOCK: tl.constexpr,
@@ -380,7 +400,7 @@ def sample_level_kernel(
 
 @triton.jit
 def _weights(keys_ptr, state, setting, token, vocab_size):
-    """Steps 4 and 5 for some tokens of a row: 0 for those that the filters leave out."""
+    """Steps 5 and 6 for some tokens of a row: 0 for those that the filters leave out."""
     live = token < vocab_size
     key = tl.load(keys_ptr + token, mask=live, other=0)
     kept = live & _is_kept(key, (vocab_size - 1 - token).to(tl.int64), state)

@@ -23,6 +23,7 @@ from hypocenter.kernels.sampling.draw import (
     settings_of,
 )
 from hypocenter.kernels.sampling.sampling_contracts import (
+    BIAS,
     BLOCK,
     CONTRACT,
     CONTRACT_MASKED,
@@ -32,9 +33,18 @@ from hypocenter.kernels.sampling.sampling_contracts import (
 from hypocenter.record.recorder import current
 from hypocenter.tensor import DType, Tensor
 
+#: What a step lists of tokens that penalties, or biases, are for.
+_CONTEXT = {"context_ids": DType.I32, "output_counts": DType.I32}
+_BIASES = {"bias_ids": DType.I32, "biases": DType.I64}
+#: What has an entry more than there are rows.
+_STARTS = ("context_starts", "bias_starts")
 #: Blocks of tokens that one turn of a level's loop adds up.
 _TILE = 64
 _FEW = 256
+
+
+#: Whether tokens are searched for by count, and by mass; blocks of context, and of biases.
+_Filters = tuple[bool, bool, int, int]
 
 
 class DeviceSampler:
@@ -65,6 +75,7 @@ class DeviceSampler:
             next_ids = self._buffers["next_ids"] = self._tensor("next_ids", DType.I32, max_rows)
         self._next_ids = next_ids
         self._context: dict[str, Tensor] = {}
+        self._biases: dict[str, Tensor] = {}
         # What the host has put into the buffers for the next run.
         self._filled: list[tuple[Tensor, np.ndarray[Any, Any]]] = []
 
@@ -101,17 +112,18 @@ class DeviceSampler:
             for draw in draws
             if has_penalties(draw.params) and draw.context_ids.size
         ]
-        if not contexts and all(draw.params.temperature == 0 for draw in draws):
-            filters: tuple[bool, bool, int] | None = None
+        num_biases = [draw.bias_ids.size for draw in draws]
+        is_greedy = all(draw.params.temperature == 0 for draw in draws)
+        if is_greedy and not contexts and not any(num_biases):
+            filters: _Filters | None = None
         else:
-            self._make_room(sum(ids.size for ids, _ in contexts))
+            self._make_room(sum(ids.size for ids, _ in contexts), sum(num_biases))
             self._fill(draws)
             longest = max((ids.size for ids, _ in contexts), default=0)
             params = [draw.params for draw in draws]
             by_mass = any(param.temperature and param.top_p < 1 for param in params)
             by_count = by_mass or any(not param.temperature or param.top_k for param in params)
-            num_context_blocks = 1 << (-(-longest // BLOCK) - 1).bit_length() if longest else 0
-            filters = (by_count, by_mass, num_context_blocks)
+            filters = (by_count, by_mass, _num_blocks(longest), _num_blocks(max(num_biases)))
         is_masked = self._put_masks(draws)
         key = (logits.address, len(draws), filters, is_masked)
         if key not in self._plans:
@@ -121,7 +133,7 @@ class DeviceSampler:
     def free(self) -> None:
         """Give the buffers back; the sampler is of no use afterwards."""
         self._forget_plans()
-        for tensor in (*self._buffers.values(), *self._context.values()):
+        for tensor in (*self._buffers.values(), *self._context.values(), *self._biases.values()):
             memory.free(tensor)
 
     def _forget_plans(self) -> None:
@@ -132,8 +144,11 @@ class DeviceSampler:
     def _tensor(self, name: str, dtype: DType, *shape: int) -> Tensor:
         return memory.allocate(name, "sampler", dtype, shape, device=self._device)
 
-    def _make_room(self, num_context: int) -> None:
-        """Buffers for everything but greedy choice, and for so many tokens of context."""
+    def _make_room(self, num_context: int, num_biases: int) -> None:
+        """Buffers for everything but greedy choice, and for so many tokens of context and biases.
+
+        Those for biases come with the first one.
+        """
         rows, num_blocks = self.max_rows, self._buffers["parts"].shape[1]
         if "keys" not in self._buffers:
             self._buffers |= {
@@ -144,15 +159,24 @@ class DeviceSampler:
                 "masses": self._tensor("masses", DType.I64, rows, num_blocks, 16),
                 "context_starts": self._tensor("context_starts", DType.I32, rows + 1),
             }
-        if not self._context or self._context["context_ids"].shape[0] < num_context:
+        self._context = self._with_room(self._context, _CONTEXT, num_context)
+        if num_biases:
+            if "bias_starts" not in self._buffers:
+                self._buffers["bias_starts"] = self._tensor("bias_starts", DType.I32, rows + 1)
+            self._biases = self._with_room(self._biases, _BIASES, num_biases)
+
+    def _with_room(
+        self, lists: dict[str, Tensor], dtypes: Mapping[str, DType], num_entries: int
+    ) -> dict[str, Tensor]:
+        """The same lists, or larger ones where they have no room for so many entries."""
+        if lists and next(iter(lists.values())).shape[0] >= num_entries:
+            return lists
+        if lists:
             self._forget_plans()  # they hold the smaller ones
-            for tensor in self._context.values():
-                memory.free(tensor)
-            room = max(_FEW, 1 << (num_context - 1).bit_length())
-            self._context = {
-                name: self._tensor(name, DType.I32, room)
-                for name in ("context_ids", "output_counts")
-            }
+        for tensor in lists.values():
+            memory.free(tensor)
+        room = max(_FEW, 1 << (num_entries - 1).bit_length())
+        return {name: self._tensor(name, dtype, room) for name, dtype in dtypes.items()}
 
     def _fill(self, draws: Sequence[TokenChoice]) -> None:
         settings = np.array([settings_of(draw) for draw in draws], np.float64)
@@ -165,6 +189,12 @@ class DeviceSampler:
         if some:
             for name, tensor in self._context.items():
                 self._put(tensor, np.concatenate([getattr(draw, name) for draw in some]))
+        if any(draw.bias_ids.size for draw in draws):
+            starts = np.cumsum([0, *(draw.bias_ids.size for draw in draws)], dtype=np.int32)
+            self._put(self._buffers["bias_starts"], starts)
+            self._put(self._biases["bias_ids"], np.concatenate([draw.bias_ids for draw in draws]))
+            biases = np.concatenate([draw.biases for draw in draws])
+            self._put(self._biases["biases"], biases.view(np.int64))
 
     def _put_masks(self, draws: Sequence[TokenChoice]) -> bool:
         """Copy the masks to their buffer; False where no draw has one.
@@ -188,7 +218,7 @@ class DeviceSampler:
         self,
         logits: Tensor,
         num_rows: int,
-        filters: tuple[bool, bool, int] | None,
+        filters: _Filters | None,
         is_masked: bool,
     ) -> Plan:
         builder = PlanBuilder(num_rows, self._device)
@@ -197,12 +227,12 @@ class DeviceSampler:
         if not is_masked:
             buffers.pop("masks", None)
         for name, tensor in buffers.items():
-            facts[name] = memory.rows(tensor, 0, num_rows + (name == "context_starts"))
+            facts[name] = memory.rows(tensor, 0, num_rows + (name in _STARTS))
         if filters is None:
             names = ("logits", "parts", "outcomes", "next_ids", "masks")
             _greedy(builder, {name: facts[name] for name in names if name in facts})
         else:
-            _add_filters(builder, facts | self._context, *filters)
+            _add_filters(builder, facts | self._context | self._biases, *filters)
         mark(builder)
         plan = Plan(builder, facts["outcomes"])
         plan.name = f"sampler, {num_rows} rows, {'greedy' if filters is None else 'filtered'}"
@@ -239,8 +269,9 @@ def _add_filters(
     by_count: bool,
     by_mass: bool,
     num_context_blocks: int,
+    num_bias_blocks: int,
 ) -> None:
-    """Keys, penalties, the highest, one or two searches for a cutoff, weights, draw."""
+    """Keys, biases, penalties, the highest, one or two searches for a cutoff, weights, draw."""
     names = ("logits", "keys", "parts", "settings", "states", "outcomes", "next_ids")
     logits, keys, parts, settings, states, *chosen = (facts[name] for name in names)
     num_rows, num_blocks, _ = parts.shape
@@ -248,6 +279,8 @@ def _add_filters(
     over_blocks, over_rows = (num_blocks, num_rows), (num_rows,)
     masks = [facts["masks"]] if "masks" in facts else []
     contract = CONTRACT_MASKED if masks else CONTRACT
+    of_biases = {name: facts[name] for name in BIAS.names if name in facts}
+    facts = {name: facts[name] for name in contract.names if name in facts}
 
     def add(jit: Any, *args: Any, grid: tuple[int, ...], **constants: Any) -> None:
         # Fused operations would round otherwise than the reference.
@@ -256,6 +289,16 @@ def _add_filters(
 
     make_keys = gpu.sample_masked_keys_kernel if masks else gpu.sample_keys_kernel
     add(make_keys, logits, *masks, keys, parts, *sizes, grid=over_blocks, BLOCK=BLOCK)
+    if num_bias_blocks:
+        plan.add_gpu(
+            gpu.sample_bias_kernel,
+            *(*of_biases.values(), sizes[0]),
+            grid=(num_bias_blocks, num_rows),
+            contract=BIAS,
+            facts=of_biases,
+            enable_fp_fusion=False,
+            BLOCK=BLOCK,
+        )
     if num_context_blocks:
         context = (facts[name] for name in ("context_ids", "output_counts", "context_starts"))
         grid = (num_context_blocks, num_rows)
@@ -291,6 +334,11 @@ def _add_filters(
     args = (keys, states, settings, parts, *chosen, *sizes)
     power = _power_of_two(num_blocks)
     add(gpu.sample_draw_kernel, *args, grid=over_rows, BLOCK=BLOCK, NUM_BLOCKS=power)
+
+
+def _num_blocks(num_entries: int) -> int:
+    """Blocks of a list of so many entries: a power of two, so that few plans serve all; 0 for 0."""
+    return _power_of_two(-(-num_entries // BLOCK)) if num_entries else 0
 
 
 def _power_of_two(number: int) -> int:
