@@ -320,6 +320,31 @@ def test_answers_and_record_are_those_of_steps_one_by_one(
     assert rundiff(bundle_of(run), bundle_of(plain)).differences == ()
 
 
+@pytest.mark.parametrize("biases", [{}, {3: 2.0, 6: 100.0}])
+@pytest.mark.tier("sim", fast=lambda case: not case.biases)
+def test_masks_and_biases_of_a_step_are_its_own_when_it_is_launched_ahead(
+    runs: None, tmp_path: Path, biases: dict[int, float]
+) -> None:
+    # From the fourth token on 2 may come, which ends the answer: each step has another mask.
+    params = SamplingParams(
+        max_tokens=7, ignore_eos=True, logit_bias={5: False, **biases}, min_tokens=3,
+        stop_token_ids=[2, 6],
+    )  # fmt: skip
+    path = tiny(tmp_path)
+    outputs, run = recorded(path, params, runs_ahead=True)
+    alone, _ = recorded(path, params, runs_ahead=False)
+    assert outputs == alone
+    assert all(len(output) >= 4 and 5 not in output for output in outputs)
+    assert any(output[-1] in (2, 6) for output in outputs)
+    assert not any(token in (2, 6) for output in outputs for token in output[:3])
+    filled = [bool(e.filled_by_device) for e in run.events if isinstance(e, Stepped) and e.requests]
+    assert any(filled)
+    config = EngineConfig(context_length=64, max_batch_tokens=8)
+    with LLM(path, config) as llm:
+        requests = [llm.engine.request(ids, params) for ids in ([1, 2, 3], [4, 5])]
+        assert [one.token_ids for one in llm.engine.complete(requests)] == outputs
+
+
 def test_a_step_that_was_launched_ahead_is_watched_while_somebody_waits(
     runs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
