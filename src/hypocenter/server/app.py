@@ -36,9 +36,7 @@ async def _openapi(request: Request) -> Response:
 
 #: Every route there is.
 TABLE = (
-    Entry(
-        "GET", "/health", side_routes.health, "whether it lives", answers.Status, is_open=True
-    ),
+    Entry("GET", "/health", side_routes.health, "whether it lives", answers.Status, is_open=True),
     Entry("GET", "/ready", side_routes.readiness, "whether it takes a request", answers.Status),
     Entry("GET", "/metrics", side_routes.metrics, "figures for Prometheus", "text/plain"),
     Entry("GET", "/version", side_routes.version_of, "its version", answers.Version),
@@ -47,37 +45,75 @@ TABLE = (
     Entry("GET", "/models", side_routes.models, "the model, under each name", answers.Models),
     Entry("GET", "/v1/models/{name:path}", side_routes.model, "the model", answers.Model),
     Entry(
-        "POST", "/v1/completions", routes.complete, "continues texts", answers.Completion,
-        CompletionBody, answers.Completion,
+        "POST",
+        "/v1/completions",
+        routes.complete,
+        "continues texts",
+        answers.Completion,
+        CompletionBody,
+        answers.Completion,
     ),
     Entry(
-        "POST", "/v1/chat/completions", routes.chat, "answers a conversation",
-        answers.ChatCompletion, ChatBody, answers.ChatChunk,
+        "POST",
+        "/v1/chat/completions",
+        routes.chat,
+        "answers a conversation",
+        answers.ChatCompletion,
+        ChatBody,
+        answers.ChatChunk,
     ),
     Entry(
-        "POST", "/tokenize", side_routes.tokenize, "the tokens of a text", answers.Tokens,
+        "POST",
+        "/tokenize",
+        side_routes.tokenize,
+        "the tokens of a text",
+        answers.Tokens,
         side_routes.TokenizeBody,
     ),
     Entry(
-        "POST", "/detokenize", side_routes.detokenize, "the text of tokens", answers.Text,
+        "POST",
+        "/detokenize",
+        side_routes.detokenize,
+        "the text of tokens",
+        answers.Text,
         side_routes.DetokenizeBody,
     ),
-    Entry("GET", "/tokenizer_info", side_routes.tokenizer_info, "special tokens",
-          answers.TokenizerInfo),
     Entry(
-        "POST", "/apply-template", side_routes.apply_template, "the prompt of a conversation",
-        answers.FilledTemplate, side_routes.TemplateBody,
+        "GET",
+        "/tokenizer_info",
+        side_routes.tokenizer_info,
+        "special tokens",
+        answers.TokenizerInfo,
+    ),
+    Entry(
+        "POST",
+        "/apply-template",
+        side_routes.apply_template,
+        "the prompt of a conversation",
+        answers.FilledTemplate,
+        side_routes.TemplateBody,
     ),
     Entry("GET", "/props", side_routes.props, "what the server is", answers.Props),
     Entry("GET", "/slots", side_routes.slots, "what runs", list[answers.Slot]),
-    Entry("GET", "/v1/requests/{name}", side_routes.one_request, "the state of a request",
-          answers.RequestState),
-    Entry("POST", "/v1/requests/{name}/cancel", side_routes.cancel_request,
-          "ends a request with what it has", answers.RequestState),
-    Entry("GET", "/debug/requests", side_routes.debug_requests, "what is open",
-          answers.OpenRequests),
+    Entry(
+        "GET",
+        "/v1/requests/{name}",
+        side_routes.one_request,
+        "the state of a request",
+        answers.RequestState,
+    ),
+    Entry(
+        "POST",
+        "/v1/requests/{name}/cancel",
+        side_routes.cancel_request,
+        "ends a request with what it has",
+        answers.RequestState,
+    ),
+    Entry(
+        "GET", "/debug/requests", side_routes.debug_requests, "what is open", answers.OpenRequests
+    ),
     Entry("GET", "/debug/faults", side_routes.debug_faults, "reports of faults", answers.Faults),
-)  # fmt: skip
+)
 #: Answered without a key.
 OPEN_PATHS = frozenset(entry.path for entry in TABLE if entry.is_open)
 
