@@ -40,10 +40,13 @@ def numbers(model: str, questions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _loglikelihood(llm: LLM, context: str, rest: str) -> tuple[float, bool]:
-    whole, num_context = llm.encode(context + rest), len(llm.encode(context))
+    # Without BOS, as lm-eval's remote tokenizer has it.
+    whole, begin = (
+        llm.tokenizer.encode(text, add_special=False) for text in (context + rest, context)
+    )
     read = llm.generate(whole, max_tokens=0, prompt_logprobs=1).prompt_logprobs
     assert read is not None
-    follow = [token for token in read[num_context:] if token is not None]
+    follow = [token for token in read[len(begin) :] if token is not None]
     is_greedy = all(token.logprob == token.top[0].logprob for token in follow)
     return sum(token.logprob for token in follow), is_greedy
 

@@ -72,13 +72,16 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def local_completions(url: str, **more: Any) -> Any:
+    return LocalCompletionsAPI(
+        base_url=f"{url}/completions", model="chat", tokenizer_backend="remote",
+        max_length=512, num_concurrent=4, max_retries=1, auth_token=KEY, **more,
+    )  # fmt: skip
+
+
 def evaluate(url: str, tasks: Path, task: str, **more: Any) -> list[Any]:
     """The answers to each row, in the order of the rows."""
-    model = LocalCompletionsAPI(
-        base_url=f"{url}/completions", model="chat", tokenizer_backend="remote",
-        max_length=512, num_concurrent=4, max_retries=1, auth_token=KEY, add_bos_token=True,
-        **more,
-    )  # fmt: skip
+    model = local_completions(url, **more)
     found = simple_evaluate(
         model, tasks=[task], task_manager=TaskManager(include_path=str(tasks)), bootstrap_iters=0
     )
@@ -88,12 +91,20 @@ def evaluate(url: str, tasks: Path, task: str, **more: Any) -> list[Any]:
     return [sample["resps"] for sample in samples]
 
 
-@pytest.mark.parametrize("is_tokenized", [True, False])
-def test_loglikelihoods(
-    url: str, tasks: Path, expected: Any, monkeypatch: pytest.MonkeyPatch, is_tokenized: bool
-) -> None:
+def test_the_tokenizer_is_taken_over(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    answers = evaluate(url, tasks, "ours_choice", tokenized_requests=is_tokenized)
+    tokenizer: Any = local_completions(url).tokenizer
+    assert (tokenizer.bos_token, tokenizer.bos_token_id) == ("<|begin_of_text|>", 0)
+    assert tokenizer.decode(tokenizer.encode("def f(x):\n")) == "def f(x):\n"
+    assert tokenizer.encode(tokenizer.eos_token) == [tokenizer.eos_token_id]
+
+
+def test_loglikelihoods(
+    url: str, tasks: Path, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of token ids; of texts lm-eval counts tokens without the BOS that a server adds."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    answers = evaluate(url, tasks, "ours_choice", tokenized_requests=True)
     found = [(float(one[0]), bool(one[1])) for row in answers for [one] in row]
     wanted = [(float(logprob), is_greedy) for logprob, is_greedy in expected["pairs"]]
     assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]

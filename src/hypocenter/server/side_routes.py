@@ -34,7 +34,7 @@ class TokenizeBody(msgspec.Struct):
     messages: list[dict[str, Any]] | None = None
     add_special: bool | None = None
     add_special_tokens: bool | None = None
-    parse_special: bool = False
+    parse_special: bool | None = None
     with_pieces: bool = False
     model: str = ""
 
@@ -113,13 +113,14 @@ async def tokenize(request: Request) -> Response:
     given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
         raise ApiError(400, "give one of content, prompt and messages", param="content")
+    is_vllms = body.prompt is not None
     wanted = body.add_special if body.add_special_tokens is None else body.add_special_tokens
     told = await ask_worker(
         service,
         text=body.content if body.prompt is None else body.prompt,
         messages=None if body.messages is None else messages_of(body.messages),
-        add_special=body.prompt is not None if wanted is None else wanted,
-        parse_special=body.parse_special,
+        add_special=is_vllms if wanted is None else wanted,
+        parse_special=is_vllms if body.parse_special is None else body.parse_special,
     )
     tokens: list[int | answers.TokenPiece] = list(told.token_ids)
     if body.with_pieces:
