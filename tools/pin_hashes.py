@@ -1,11 +1,12 @@
-"""Writes hashes/: the pins of constraints.txt with the sha256 of each file that setup may install.
+"""Writes hashes/: the pins with the sha256 of each file that setup may install.
 
     python -m tools.pin_hashes
 
 One file for each part that is installed by itself (base, an extra, what a script adds), in pip's
 form: `pip install --require-hashes --no-deps -r hashes/base.txt`. Which packages belong to a part
-follows from pyproject.toml and from what each package asks for. The index is the one that pip is
-configured with; where they lie is not written. Nothing is installed.
+follows from pyproject.toml and from what each package asks for. The pins stand in constraints.txt,
+those of the part `clients` in constraints-clients.txt. The index is the one that pip is configured
+with; where they lie is not written. Nothing is installed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-CONSTRAINTS = ROOT / "constraints.txt"
 HASHES = ROOT / "hashes"
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -36,13 +36,18 @@ GLIBC = range(41, 4, -1)
 TORCH = "torch"
 #: Pinned for the CPU build; any other torch build brings the one that belongs to it.
 TRITON = "triton"
-#: Has no wheels: its source distribution is built.
-BUILT = frozenset({"llama-cpp-python"})
+#: Have no wheels: their source distributions are built.
+BUILT = frozenset({"llama-cpp-python", "rouge-score", "sqlitedict", "word2number"})
 #: What scripts install beside the package and its extras.
 BY_SCRIPTS = {
     "fuzz": ("atheris",),  # scripts/test-fuzz
     "peers": ("scikit_build_core", "cmake", "ninja"),  # scripts/test-peers
-}
+    "clients": (  # scripts/test-clients
+        "openai", "lm-eval[api]", "litellm", "langchain-openai", "schemathesis", "pytest",
+    ),
+}  # fmt: skip
+#: Parts that do not resolve beside the others have pins of their own.
+PIN_FILES = {"clients": "constraints-clients.txt"}
 
 
 @dataclass
@@ -57,6 +62,11 @@ def read_pins(text: str) -> dict[str, str]:
     """The lines `name==version`, by the name in its one normal spelling."""
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return {canonicalize_name(line.split("==")[0]): line for line in lines}
+
+
+def pin_file(part: str) -> str:
+    """The file that has the pins of a part."""
+    return PIN_FILES.get(part, "constraints.txt")
 
 
 def roots(pyproject: Mapping[str, object]) -> dict[str, list[str]]:
@@ -88,7 +98,7 @@ def members(asked: Iterable[str], requires: Mapping[str, Sequence[str]], machine
         if asks == TORCH and (name == TRITON or name not in requires):
             continue
         if name not in requires:
-            raise SystemExit(f"pin_hashes: {line!r} is wanted; add its pin to constraints.txt")
+            raise SystemExit(f"pin_hashes: {line!r} is wanted; add its pin to the constraints")
         found.add(name)
         new = {(name, each) for each in ("", *wanted.extras)} - seen
         seen |= new
@@ -114,7 +124,7 @@ def _applies(wanted: Requirement, machine: str, extra: str) -> bool:
 def part_text(part: str, names: Mapping[str, str], packages: Mapping[str, Package]) -> str:
     """The file of a part: `names` maps each package to the requirement, marker included."""
     lines = [
-        f"# The part `{part}`: pins of constraints.txt, written by `python -m tools.pin_hashes`.",
+        f"# The part `{part}`: pins of {pin_file(part)}, written by `python -m tools.pin_hashes`.",
         "# Wheels for CPython 3.11 to 3.14 on Linux, x86_64 and aarch64, or the sources.",
     ]
     if TORCH in names:
@@ -190,11 +200,18 @@ def _note(report: list[dict[str, object]] | str, packages: Mapping[str, Package]
 
 
 def main() -> None:
-    pins = read_pins(CONSTRAINTS.read_text())
+    HASHES.mkdir(exist_ok=True)
+    parts = roots(tomllib.loads((ROOT / "pyproject.toml").read_text()))
+    for name in sorted(set(map(pin_file, parts))):
+        _write({part: parts[part] for part in parts if pin_file(part) == name}, ROOT / name)
+
+
+def _write(parts: Mapping[str, Sequence[str]], file: Path) -> None:
+    """The files of those parts that have their pins in `file`."""
+    pins = read_pins(file.read_text())
     packages = look_up(pins)
     requires = {name: package.requires for name, package in packages.items()}
-    HASHES.mkdir(exist_ok=True)
-    for part, asked in roots(tomllib.loads((ROOT / "pyproject.toml").read_text())).items():
+    for part, asked in parts.items():
         of = {machine: members(asked, requires, machine) for machine in MACHINES}
         names = {
             name: pins[name] + _marker([m for m in MACHINES if name in of[m]])

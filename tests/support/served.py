@@ -69,11 +69,14 @@ class Served:
         return self.ask("POST", path, body, **more)
 
     @contextlib.contextmanager
-    def stream(self, path: str, body: Any) -> Iterator[Iterator[Any]]:
+    def stream(
+        self, path: str, body: Any, headers: dict[str, str] | None = None
+    ) -> Iterator[Iterator[Any]]:
         """The events of a stream as they come; leaving early closes the connection."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
-            connection.request("POST", path, json.dumps({**body, "stream": True}))
+            data = json.dumps({**body, "stream": True})
+            connection.request("POST", path, data, headers or {})
             answer = connection.getresponse()
             assert answer.status == 200, answer.read()
             yield _events(line.decode().rstrip("\n") for line in answer)
@@ -110,17 +113,27 @@ def _events(lines: Any) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *words: str, environ: dict[str, str] | None = None) -> Iterator[Served]:
+def serving(
+    folder: Path,
+    *words: str,
+    environ: dict[str, str] | None = None,
+    python: str = sys.executable,
+) -> Iterator[Served]:
     """`hypo serve WORDS`, ready, in `folder`; ended at the end."""
-    with started(folder, *words, environ=environ) as served:
+    with started(folder, *words, environ=environ, python=python) as served:
         served.wait_ready()
         yield served
 
 
 @contextlib.contextmanager
-def started(folder: Path, *words: str, environ: dict[str, str] | None = None) -> Iterator[Served]:
+def started(
+    folder: Path,
+    *words: str,
+    environ: dict[str, str] | None = None,
+    python: str = sys.executable,
+) -> Iterator[Served]:
     """`hypo serve WORDS` as soon as it listens at a port."""
-    command = [sys.executable, "-P", "-m", "hypocenter", "serve", *words]
+    command = [python, "-P", "-m", "hypocenter", "serve", *words]
     if "--port" not in words:
         command += ["--port", str(free_port())]
     process = subprocess.Popen(

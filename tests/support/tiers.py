@@ -35,6 +35,7 @@ TIERS = {
     "tools": Tier("test-tools", ("tools",), "scripts, benchmarks and tools: not the product"),
     "lab": Tier("test-lab", (), "the doctor's score on every victim"),
     "peers": Tier("test-peers", ("peer",), "comparison with llama.cpp"),
+    "clients": Tier("test-clients", ("clients",), "hypo serve under clients that people use"),
     "recorder": Tier("test-recorder", (), "processes killed at random moments"),
     "fuzz": Tier("test-fuzz", (), "hostile input for what reads foreign data"),
 }  # fmt: skip

@@ -14,10 +14,12 @@ from packaging.utils import canonicalize_name
 from repository import ROOT
 
 from tools import pin_hashes
-from tools.pin_hashes import Package, members, part_text, read_pins, roots
+from tools.pin_hashes import PIN_FILES, Package, members, part_text, pin_file, read_pins, roots
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PINS = read_pins((ROOT / "constraints.txt").read_text())
+PINS = {
+    name: read_pins((ROOT / name).read_text()) for name in ("constraints.txt", *PIN_FILES.values())
+}
 TEXTS = {path.stem: path.read_text() for path in (ROOT / "hashes").glob("*.txt")}
 _ENTRY = re.compile(
     r"^(\S+==[^\s;]+)((?: ;[^\\\n]*)?)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", re.M
@@ -45,18 +47,20 @@ def test_there_is_a_file_for_each_part() -> None:
 
 @pytest.mark.parametrize("part", sorted(TEXTS))
 def test_a_part_holds_pins_and_hashes_and_nothing_else(part: str) -> None:
-    entries = list(_entries(TEXTS[part]))
+    entries, pins = list(_entries(TEXTS[part])), PINS[pin_file(part)]
     assert entries
-    assert all(pin == PINS[canonicalize_name(pin.split("==")[0])] for pin, _ in entries)
+    assert all(pin == pins[canonicalize_name(pin.split("==")[0])] for pin, _ in entries)
     rest = _ENTRY.sub("", TEXTS[part])
     assert [line for line in rest.splitlines() if line and not line.startswith("#")] == []
     without = re.findall(r"^# without a hash: (.*)", rest, re.M)
-    assert without == ([PINS["torch"]] if part in ("gpu", "test") else [])
+    assert without == ([pins["torch"]] if part in ("gpu", "test") else [])
 
 
 def test_each_pin_but_torch_has_hashes() -> None:
-    hashed = {pin for text in TEXTS.values() for pin, _ in _entries(text)}
-    assert set(PINS.values()) - hashed == {PINS["torch"]}
+    for file, pins in PINS.items():
+        texts = [text for part, text in TEXTS.items() if pin_file(part) == file]
+        hashed = {pin for text in texts for pin, _ in _entries(text)}
+        assert set(pins.values()) - hashed == ({pins["torch"]} if "torch" in pins else set())
 
 
 def test_the_parts_hold_what_the_installed_packages_ask_for() -> None:
@@ -82,7 +86,7 @@ def test_what_only_a_build_of_torch_needs_is_left_to_its_vendor() -> None:
     assert members(["torch", "triton"], requires, "x86_64") == {"torch", "sympy", "triton"}
     assert members(["x", "y[more]"], requires, "x86_64") == {"x", "y", "z"}
     assert members(["x ; platform_machine == 'aarch64'"], requires, "x86_64") == set()
-    with pytest.raises(SystemExit, match=r"'w>=1' is wanted; add its pin to constraints\.txt"):
+    with pytest.raises(SystemExit, match=r"'w>=1' is wanted; add its pin to the constraints"):
         members(["w>=1"], requires, "x86_64")
 
 

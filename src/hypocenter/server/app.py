@@ -6,6 +6,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,16 +17,105 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hypocenter.server import routes, side_routes
-from hypocenter.server.api_error import ApiError
+from hypocenter.package import version
+from hypocenter.server import answers, routes, side_routes
+from hypocenter.server.api_error import ApiError, json_response
+from hypocenter.server.fields import ChatBody, CompletionBody
+from hypocenter.server.openapi import Entry, document
 from hypocenter.server.routes import ClientLeft, Service
 
-#: Answers without a key: it tells whether the server lives, and nothing else.
-OPEN_PATHS = frozenset({"/health"})
 #: Answered before a model is loaded.
-EARLY_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
+EARLY_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/openapi.json"})
 ADMIN_PATHS = "/debug/"
 _ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
+
+
+async def _openapi(request: Request) -> Response:
+    return json_response(document(TABLE, version()))
+
+
+#: Every route there is.
+TABLE = (
+    Entry("GET", "/health", side_routes.health, "whether it lives", answers.Status, is_open=True),
+    Entry("GET", "/ready", side_routes.readiness, "whether it takes a request", answers.Status),
+    Entry("GET", "/metrics", side_routes.metrics, "figures for Prometheus", "text/plain"),
+    Entry("GET", "/version", side_routes.version_of, "its version", answers.Version),
+    Entry("GET", "/openapi.json", _openapi, "this document", dict[str, Any]),
+    Entry("GET", "/v1/models", side_routes.models, "the model, under each name", answers.Models),
+    Entry("GET", "/models", side_routes.models, "the model, under each name", answers.Models),
+    Entry("GET", "/v1/models/{name:path}", side_routes.model, "the model", answers.Model),
+    Entry(
+        "POST",
+        "/v1/completions",
+        routes.complete,
+        "continues texts",
+        answers.Completion,
+        CompletionBody,
+        answers.Completion,
+    ),
+    Entry(
+        "POST",
+        "/v1/chat/completions",
+        routes.chat,
+        "answers a conversation",
+        answers.ChatCompletion,
+        ChatBody,
+        answers.ChatChunk,
+    ),
+    Entry(
+        "POST",
+        "/tokenize",
+        side_routes.tokenize,
+        "the tokens of a text",
+        answers.Tokens,
+        side_routes.TokenizeBody,
+    ),
+    Entry(
+        "POST",
+        "/detokenize",
+        side_routes.detokenize,
+        "the text of tokens",
+        answers.Text,
+        side_routes.DetokenizeBody,
+    ),
+    Entry(
+        "GET",
+        "/tokenizer_info",
+        side_routes.tokenizer_info,
+        "special tokens",
+        answers.TokenizerInfo,
+    ),
+    Entry(
+        "POST",
+        "/apply-template",
+        side_routes.apply_template,
+        "the prompt of a conversation",
+        answers.FilledTemplate,
+        side_routes.TemplateBody,
+    ),
+    Entry("GET", "/props", side_routes.props, "what the server is", answers.Props),
+    Entry("GET", "/slots", side_routes.slots, "what runs", list[answers.Slot]),
+    Entry(
+        "GET",
+        "/v1/requests/{name}",
+        side_routes.one_request,
+        "the state of a request",
+        answers.RequestState,
+    ),
+    Entry(
+        "POST",
+        "/v1/requests/{name}/cancel",
+        side_routes.cancel_request,
+        "ends a request with what it has",
+        answers.RequestState,
+    ),
+    Entry(
+        "GET", "/debug/requests", side_routes.debug_requests, "what is open", answers.OpenRequests
+    ),
+    Entry("GET", "/debug/faults", side_routes.debug_faults, "reports of faults", answers.Faults),
+)
+#: Answered without a key.
+OPEN_PATHS = frozenset(entry.path for entry in TABLE if entry.is_open)
 
 
 def make_app(
@@ -48,27 +138,7 @@ def make_app(
         )
     middleware.append(Middleware(_Guard, service, tuple(api_keys), admin_key))
     app = Starlette(
-        routes=[
-            Route("/health", side_routes.health),
-            Route("/ready", side_routes.readiness),
-            Route("/metrics", side_routes.metrics),
-            Route("/version", side_routes.version_of),
-            Route("/v1/models", side_routes.models),
-            Route("/models", side_routes.models),
-            Route("/v1/models/{name:path}", side_routes.model),
-            Route("/v1/completions", routes.complete, methods=["POST"]),
-            Route("/v1/chat/completions", routes.chat, methods=["POST"]),
-            Route("/tokenize", side_routes.tokenize, methods=["POST"]),
-            Route("/detokenize", side_routes.detokenize, methods=["POST"]),
-            Route("/tokenizer_info", side_routes.tokenizer_info),
-            Route("/apply-template", side_routes.apply_template, methods=["POST"]),
-            Route("/props", side_routes.props),
-            Route("/slots", side_routes.slots),
-            Route("/v1/requests/{name}", side_routes.one_request),
-            Route("/v1/requests/{name}/cancel", side_routes.cancel_request, methods=["POST"]),
-            Route("/debug/requests", side_routes.debug_requests),
-            Route("/debug/faults", side_routes.debug_faults),
-        ],
+        routes=[Route(entry.path, entry.endpoint, methods=[entry.method]) for entry in TABLE],
         middleware=middleware,
         exception_handlers={
             ApiError: _answer_api_error,
@@ -77,6 +147,7 @@ def make_app(
             Exception: _answer_defect,
         },
     )
+    app.router.redirect_slashes = False
     app.state.service = service
     return app
 
@@ -170,8 +241,11 @@ async def _answer_nobody(request: Request, error: Exception) -> Response:
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    what = {404: f"there is no {request.url.path}", 405: f"{request.method} is not for this route"}
-    return ApiError(error.status_code, what.get(error.status_code, error.detail)).response()
+    path = request.scope["path"]
+    what = {404: f"there is no {path}", 405: f"{request.method} is not for this route"}
+    response = ApiError(error.status_code, what.get(error.status_code, error.detail)).response()
+    response.headers.update(error.headers or {})  # what a route allows
+    return response
 
 
 async def _answer_defect(request: Request, error: Exception) -> Response:

@@ -10,16 +10,22 @@ from __future__ import annotations
 import re
 import reprlib
 import secrets
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from hypocenter.config import MAX_LOGPROBS, SamplingParams
-from hypocenter.errors import BadSetting, UsageError
-from hypocenter.server.api_error import ApiError
+from hypocenter.errors import BadSetting, ContextOverflow, UsageError
+from hypocenter.messages import NO_REQUEST, Failed, ServedModel
+from hypocenter.server.api_error import ApiError, error_of
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 512
+MAX_FIELDS = 1000
+#: Of a field as it is written; what a model reads may be as long as the body.
+MAX_FIELD_BYTES = 1 << 20
+_LONG = frozenset({"prompt", "messages"})
 _SEED_BITS = 32
 #: What completions generate when nobody says how much, as OpenAI and vLLM have it.
 _COMPLETION_TOKENS = 16
@@ -142,6 +148,7 @@ _BodyType = TypeVar("_BodyType", CompletionBody, ChatBody)
 def read_body(data: bytes, kind: type[_BodyType]) -> tuple[_BodyType, list[str]]:
     """The body, and the names of fields that nobody knows. Raises ApiError, status 400."""
     raw = decode(data, dict[str, msgspec.Raw])
+    _require_small(raw)
     unknown = []
     for name in raw.keys() - set(kind.__struct_fields__):
         if name in _FIXED:
@@ -149,6 +156,20 @@ def read_body(data: bytes, kind: type[_BodyType]) -> tuple[_BodyType, list[str]]
         elif name not in _HARMLESS:
             unknown.append(name)
     return decode(data, kind), sorted(unknown)
+
+
+def _require_small(raw: Mapping[str, msgspec.Raw]) -> None:
+    """Raises ApiError for what would take seconds to read, in which nobody else is answered."""
+    if len(raw) > MAX_FIELDS:
+        raise ApiError(400, f"the body has {len(raw)} fields, but at most {MAX_FIELDS} are allowed")
+    for name, value in raw.items():
+        num_bytes = memoryview(value).nbytes
+        if name not in _LONG and num_bytes > MAX_FIELD_BYTES:
+            raise ApiError(
+                400,
+                f"{name[:100]} has {num_bytes} bytes, but at most {MAX_FIELD_BYTES} are allowed",
+                param=name[:100],
+            )
 
 
 def decode(data: bytes | msgspec.Raw, kind: Any) -> Any:
@@ -211,9 +232,10 @@ def num_choices(body: CompletionBody | ChatBody) -> int:
     return num
 
 
-def prompts_of(body: CompletionBody) -> list[str | tuple[int, ...]]:
-    """Each prompt, a text or token ids. Raises ApiError."""
+def prompts_of(body: CompletionBody, model: ServedModel) -> list[str | tuple[int, ...]]:
+    """Each prompt, a text or token ids that `model` has room for. Raises ApiError."""
     given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    _require_room(given, model)
     kinds = {type(part) for part in given}
     if len(kinds) > 1:
         raise ApiError(
@@ -231,6 +253,25 @@ def prompts_of(body: CompletionBody) -> list[str | tuple[int, ...]]:
             param="prompt",
         )
     return prompts
+
+
+def messages_of(messages: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """The conversation, as a worker can be told of it. Raises ApiError."""
+    try:
+        msgspec.msgpack.encode(messages)
+    except OverflowError as error:
+        raise ApiError(400, "messages holds a number beyond 64 bits", param="messages") from error
+    return tuple(messages)
+
+
+def _require_room(given: Sequence[str | int | list[int]], model: ServedModel) -> None:
+    """Said here too, for millions of ids are not worth being sent to a worker."""
+    sizes = [len(part) for part in given if isinstance(part, list)]
+    if given and isinstance(given[0], int):
+        sizes.append(len(given))
+    if sizes and max(sizes) > model.context_length:
+        overflow = ContextOverflow(max(sizes), model.context_length, model.trained_length)
+        raise error_of(Failed(NO_REQUEST, "ContextOverflow", str(overflow)))
 
 
 def _params(body: _Body, **more: Any) -> SamplingParams:

@@ -6,9 +6,23 @@ The fields are those of OpenAI's reference: https://platform.openai.com/docs/api
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from hypocenter.results import TokenLogprob, TopLogprob
+from hypocenter.server.answers import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatMessage,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    Delta,
+    LogprobEntry,
+    Timings,
+    TopLogprobEntry,
+)
 from hypocenter.server.inquiry import Choice, Inquiry
 
 
@@ -18,60 +32,58 @@ class CompletionForm:
     def __init__(self, inquiry: Inquiry, model: str, echoed: Sequence[str] | None) -> None:
         self._inquiry, self._model, self._echoed = inquiry, model, echoed
 
-    def whole_choice(self, choice: Choice) -> dict[str, Any]:
-        prompt = self._prompt(choice)
-        return self._choice(
-            choice,
-            prompt + "".join(choice.text),
-            self._logprobs(choice, choice.logprobs, is_first=True),
-        )
+    def answer(self, timings: Timings) -> Completion:
+        """All choices as they ended."""
+        whole = self._chunk(list(map(self._whole_choice, self._inquiry.choices)))
+        whole.usage, whole.timings = self._inquiry.usage(), timings
+        return whole
 
-    def answer(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
-        return {**self._head(), "choices": choices, "usage": usage}
-
-    def opening(self, choice: Choice) -> dict[str, Any] | None:
+    def opening(self, choice: Choice) -> Completion | None:
         """What is sent before anything was generated."""
         return None
 
     def chunk(
         self, choice: Choice, text: str, logprobs: Sequence[TokenLogprob], *, is_first: bool
-    ) -> dict[str, Any]:
+    ) -> Completion:
         prompt = self._prompt(choice) if is_first else ""
         found = self._logprobs(choice, logprobs, is_first=is_first)
-        return {**self._head(), "choices": [self._choice(choice, prompt + text, found)]}
+        return self._chunk([self._choice(choice, prompt + text, found)])
 
-    def closing(self, choice: Choice) -> dict[str, Any] | None:
+    def closing(self, choice: Choice) -> Completion | None:
         """What is sent behind the last piece; here that says itself how it ended."""
         return None
 
-    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
-        return {**self._head(), "choices": [], "usage": usage}
+    def usage_chunk(self, timings: Timings) -> Completion:
+        chunk = self._chunk([])
+        chunk.usage, chunk.timings = self._inquiry.usage(), timings
+        return chunk
 
-    def _head(self) -> dict[str, Any]:
+    def _chunk(self, choices: list[CompletionChoice]) -> Completion:
         inquiry = self._inquiry
-        return {
-            "id": inquiry.name,
-            "object": "text_completion",
-            "created": inquiry.created,
-            "model": self._model,
-        }
+        return Completion(
+            id=inquiry.name, created=inquiry.created, model=self._model, choices=choices
+        )
+
+    def _whole_choice(self, choice: Choice) -> CompletionChoice:
+        return self._choice(
+            choice,
+            self._prompt(choice) + "".join(choice.text),
+            self._logprobs(choice, choice.logprobs, is_first=True),
+        )
 
     def _prompt(self, choice: Choice) -> str:
         if self._echoed is None:
             return ""
         return self._echoed[choice.index // self._inquiry.num_choices]
 
-    def _choice(self, choice: Choice, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
-        return {
-            "index": choice.index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": choice.finish_reason,
-        }
+    def _choice(
+        self, choice: Choice, text: str, logprobs: CompletionLogprobs | None
+    ) -> CompletionChoice:
+        return CompletionChoice(choice.index, text, logprobs, choice.finish_reason)
 
     def _logprobs(
         self, choice: Choice, logprobs: Sequence[TokenLogprob], *, is_first: bool
-    ) -> dict[str, Any] | None:
+    ) -> CompletionLogprobs | None:
         if choice.generation.params.logprobs is None:
             return None
         found: list[tuple[bytes, TokenLogprob | None]] = []
@@ -84,12 +96,12 @@ class CompletionForm:
         for text in texts:
             offsets.append(choice.num_chars)
             choice.num_chars += len(text)
-        return {
-            "tokens": texts,
-            "token_logprobs": [token and token.logprob for _, token in found],
-            "top_logprobs": [token and _as_table(token) for _, token in found],
-            "text_offset": offsets,
-        }
+        return CompletionLogprobs(
+            tokens=texts,
+            token_logprobs=[None if token is None else token.logprob for _, token in found],
+            top_logprobs=[None if token is None else _as_table(token) for _, token in found],
+            text_offset=offsets,
+        )
 
 
 class ChatForm:
@@ -98,64 +110,64 @@ class ChatForm:
     def __init__(self, inquiry: Inquiry, model: str) -> None:
         self._inquiry, self._model = inquiry, model
 
-    def whole_choice(self, choice: Choice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
-        return {
-            "index": choice.index,
-            "message": message,
-            "logprobs": self._logprobs(choice, choice.logprobs),
-            "finish_reason": choice.finish_reason,
-        }
+    def answer(self, timings: Timings) -> ChatCompletion:
+        """All choices as they ended."""
+        inquiry = self._inquiry
+        return ChatCompletion(
+            id=inquiry.name,
+            created=inquiry.created,
+            model=self._model,
+            choices=[
+                ChatChoice(
+                    choice.index,
+                    ChatMessage("assistant", "".join(choice.text)),
+                    self._logprobs(choice, choice.logprobs),
+                    choice.finish_reason,
+                )
+                for choice in inquiry.choices
+            ],
+            usage=inquiry.usage(),
+            timings=timings,
+        )
 
-    def answer(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
-        return {**self._head("chat.completion"), "choices": choices, "usage": usage}
-
-    def opening(self, choice: Choice) -> dict[str, Any] | None:
-        return self._chunk(choice, {"role": "assistant", "content": ""}, None, None)
+    def opening(self, choice: Choice) -> ChatChunk | None:
+        return self._chunk([self._choice(choice, Delta(role="assistant", content=""))])
 
     def chunk(
         self, choice: Choice, text: str, logprobs: Sequence[TokenLogprob], *, is_first: bool
-    ) -> dict[str, Any]:
-        return self._chunk(choice, {"content": text}, self._logprobs(choice, logprobs), None)
+    ) -> ChatChunk:
+        piece = self._choice(choice, Delta(content=text))
+        piece.logprobs = self._logprobs(choice, logprobs)
+        return self._chunk([piece])
 
-    def closing(self, choice: Choice) -> dict[str, Any] | None:
-        return self._chunk(choice, {}, None, choice.finish_reason)
+    def closing(self, choice: Choice) -> ChatChunk | None:
+        last = self._choice(choice, Delta())
+        last.finish_reason = choice.finish_reason
+        return self._chunk([last])
 
-    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
-        return {**self._head("chat.completion.chunk"), "choices": [], "usage": usage}
+    def usage_chunk(self, timings: Timings) -> ChatChunk:
+        chunk = self._chunk([])
+        chunk.usage, chunk.timings = self._inquiry.usage(), timings
+        return chunk
 
-    def _head(self, kind: str) -> dict[str, Any]:
+    def _choice(self, choice: Choice, delta: Delta) -> ChatChunkChoice:
+        return ChatChunkChoice(choice.index, delta, None, None)
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
         inquiry = self._inquiry
-        return {
-            "id": inquiry.name,
-            "object": kind,
-            "created": inquiry.created,
-            "model": self._model,
-        }
+        return ChatChunk(
+            id=inquiry.name, created=inquiry.created, model=self._model, choices=choices
+        )
 
-    def _chunk(
-        self,
-        choice: Choice,
-        delta: dict[str, Any],
-        logprobs: dict[str, Any] | None,
-        finish_reason: str | None,
-    ) -> dict[str, Any]:
-        entry = {
-            "index": choice.index,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-        }
-        return {**self._head("chat.completion.chunk"), "choices": [entry]}
-
-    def _logprobs(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    def _logprobs(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         if choice.generation.params.logprobs is None:
             return None
-        content = [
-            {**_as_entry(token), "top_logprobs": [_as_entry(other) for other in token.top]}
-            for token in logprobs
-        ]
-        return {"content": content, "refusal": None}
+        return ChatLogprobs(
+            [
+                LogprobEntry(*_entry(token), [TopLogprobEntry(*_entry(top)) for top in token.top])
+                for token in logprobs
+            ]
+        )
 
 
 AnswerForm = CompletionForm | ChatForm
@@ -180,9 +192,5 @@ def _as_table(token: TokenLogprob) -> dict[str, float]:
     return table
 
 
-def _as_entry(token: TopLogprob) -> dict[str, Any]:
-    return {
-        "token": token_text(token.piece),
-        "logprob": token.logprob,
-        "bytes": list(token.piece),
-    }
+def _entry(token: TopLogprob) -> tuple[str, float, list[int]]:
+    return token_text(token.piece), token.logprob, list(token.piece)

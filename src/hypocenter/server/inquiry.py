@@ -13,6 +13,7 @@ from typing import Any
 from hypocenter.config import MAX_SEED, SamplingParams
 from hypocenter.messages import Accepted, Ending, Failed, Piece
 from hypocenter.results import TokenLogprob
+from hypocenter.server.answers import PromptTokensDetails, Usage
 from hypocenter.server.api_error import error_of
 from hypocenter.server.generation import Generation, WorkerEvent
 from hypocenter.server.supervisor import Supervisor
@@ -171,18 +172,15 @@ class Inquiry:
             if not choice.generation.is_done:
                 self._supervisor.end_early(choice.generation)
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> Usage:
         """OpenAI's count of tokens: each prompt counts once, whatever the number of choices."""
         prompts = self.choices[:: self.num_choices]
         num_prompt = sum(len(choice.generation.prompt_ids or ()) for choice in prompts)
         num_cached = sum(choice.ending.num_cached_tokens for choice in prompts if choice.ending)
         num_generated = sum(len(choice.generation.output_ids) for choice in self.choices)
-        return {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_generated,
-            "total_tokens": num_prompt + num_generated,
-            "prompt_tokens_details": {"cached_tokens": num_cached},
-        }
+        return Usage(
+            num_prompt, num_generated, num_prompt + num_generated, PromptTokensDetails(num_cached)
+        )
 
     async def _next(self) -> _News:
         while not self._events:

@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from hypocenter.messages import Ask, Failed, ServedModel, Told
 from hypocenter.package import version
+from hypocenter.server.answers import ChoiceState, RequestState, Timings
 from hypocenter.server.api_error import ApiError, error_of, json_response
 from hypocenter.server.fields import (
     ChatBody,
     CompletionBody,
     chat_params,
     completion_params,
+    messages_of,
     num_choices,
     prompts_of,
     read_body,
@@ -108,23 +110,18 @@ class Service:
             self.ended.popitem(last=False)
 
 
-def describe(inquiry: Inquiry, status: str) -> dict[str, Any]:
-    """What is told of a request; neither its prompt nor its answer."""
-    return {
-        "id": inquiry.name,
-        "object": "request",
-        "created": inquiry.created,
-        "status": status,
-        "usage": inquiry.usage(),
-        "choices": [
-            {
-                "index": choice.index,
-                "finish_reason": choice.finish_reason,
-                "num_resumed": choice.generation.num_resumed,
-            }
+def describe(inquiry: Inquiry, status: str) -> RequestState:
+    """What is told of a request."""
+    return RequestState(
+        id=inquiry.name,
+        created=inquiry.created,
+        status=status,
+        usage=inquiry.usage(),
+        choices=[
+            ChoiceState(choice.index, choice.finish_reason, choice.generation.num_resumed)
             for choice in inquiry.choices
         ],
-    }
+    )
 
 
 def service_of(request: Request) -> Service:
@@ -141,7 +138,7 @@ async def complete(request: Request) -> Response:
     service = service_of(request)
     body, unknown = read_body(await body_of(request), CompletionBody)
     model = service.require_model(body.model)
-    prompts = prompts_of(body)
+    prompts = prompts_of(body, service.facts)
     params = completion_params(body)
     inquiry = _inquire(service, "cmpl", list(prompts), params, body)
     echoed = await _texts(service, prompts) if body.echo else None
@@ -157,7 +154,7 @@ async def chat(request: Request) -> Response:
     if not body.messages:
         raise ApiError(400, "messages is empty; give at least one", param="messages")
     params = chat_params(body)
-    inquiry = _inquire(service, "chatcmpl", [tuple(body.messages)], params, body)
+    inquiry = _inquire(service, "chatcmpl", [messages_of(body.messages)], params, body)
     return await _respond(request, service, inquiry, ChatForm(inquiry, model), body, unknown)
 
 
@@ -174,6 +171,13 @@ def _inquire(
             400, f"cache_salt has more than {_MAX_SALT_CHARS} characters", param="cache_salt"
         )
     num = num_choices(body)
+    if len(prompts) * num > service.max_open:
+        raise ApiError(
+            400,
+            f"{len(prompts)} prompts with n {num} ask for {len(prompts) * num} answers, but at "
+            f"most {service.max_open} may be open; ask for fewer at once",
+            param="n",
+        )
     service.require_room(len(prompts) * num)
     return Inquiry(service.supervisor, new_name(prefix), prompts, params, num, salt)
 
@@ -187,7 +191,9 @@ async def _respond(
     unknown: list[str],
 ) -> Response:
     """Run it: whole, or in pieces once its prompt was accepted."""
-    headers = {"x-ignored-fields": ", ".join(unknown)[:500]} if unknown else {}
+    # Clients choose these names: nothing in them ends a header, or is what none may hold.
+    named = ", ".join(unknown).encode("unicode_escape")[:500].decode().strip()
+    headers = {"x-ignored-fields": named} if unknown else {}
     service.open[inquiry.name] = inquiry
     wants_usage = bool(body.stream_options and body.stream_options.include_usage)
     try:
@@ -209,8 +215,7 @@ async def _answer_whole(
         if news is not None and news[1].ending:
             _count(service, inquiry, news[0].index)
     service.remember(inquiry, "completed")
-    answer = form.answer([form.whole_choice(choice) for choice in inquiry.choices], inquiry.usage())
-    return json_response(answer | {"timings": _timings(inquiry)}, headers=headers)
+    return json_response(form.answer(_timings(inquiry)), headers=headers)
 
 
 async def _stream(
@@ -237,8 +242,7 @@ async def _stream(
             if piece.ending:
                 _count(service, inquiry, choice.index)
         if wants_usage:
-            chunk = form.usage_chunk(inquiry.usage())
-            yield _line(chunk | {"timings": _timings(inquiry)})
+            yield _line(form.usage_chunk(_timings(inquiry)))
         service.remember(inquiry, "completed")
         yield b"data: [DONE]\n\n"
     except ApiError as error:
@@ -262,31 +266,30 @@ def _count(service: Service, inquiry: Inquiry, index: int) -> None:
     service.metrics.count_end(inquiry.choices[index], is_first_of_prompt=is_first)
 
 
-def _timings(inquiry: Inquiry) -> dict[str, Any]:
-    """Under llama-server's names: of the first choice, as the engine measured it."""
+def _timings(inquiry: Inquiry) -> Timings:
+    """Of the first choice, as the engine measured it."""
     choice = inquiry.choices[0]
     ending = choice.ending
-    if ending is None:
-        return {}
+    assert ending is not None, "all choices have ended"
     num_prompt = len(choice.generation.prompt_ids or ()) - ending.num_cached_tokens
     num_out = len(choice.generation.output_ids)
-    return {
-        "cache_n": ending.num_cached_tokens,
-        "prompt_n": num_prompt,
-        "prompt_ms": ending.prompt_seconds * 1e3,
-        "prompt_per_second": _rate(num_prompt, ending.prompt_seconds),
-        "predicted_n": num_out,
-        "predicted_ms": ending.generation_seconds * 1e3,
-        "predicted_per_second": _rate(num_out - 1, ending.generation_seconds),
-        "resumed": choice.generation.num_resumed,
-    }
+    return Timings(
+        cache_n=ending.num_cached_tokens,
+        prompt_n=num_prompt,
+        prompt_ms=ending.prompt_seconds * 1e3,
+        prompt_per_second=_rate(num_prompt, ending.prompt_seconds),
+        predicted_n=num_out,
+        predicted_ms=ending.generation_seconds * 1e3,
+        predicted_per_second=_rate(num_out - 1, ending.generation_seconds),
+        resumed=choice.generation.num_resumed,
+    )
 
 
 def _rate(num: int, seconds: float) -> float:
     return num / seconds if seconds > 0 and num > 0 else 0.0
 
 
-def _line(value: dict[str, Any]) -> bytes:
+def _line(value: dict[str, Any] | msgspec.Struct) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
@@ -298,13 +301,20 @@ class ClientLeft(Exception):
 
 
 async def body_of(request: Request) -> bytes:
-    """The body, within its limit. Raises ApiError, status 413."""
+    """The body, within its limit. Raises ApiError, status 413, and ClientLeft."""
     limit = service_of(request).max_body_bytes
+    told = request.headers.get("content-length", "0")
+    too_long = ApiError(413, f"the body is longer than {limit} bytes", code="body_too_large")
+    if int(told) > limit:  # h11 has seen to it that it is a number
+        raise too_long
     data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > limit:
-            raise ApiError(413, f"the body is longer than {limit} bytes", code="body_too_large")
+    try:
+        async for part in request.stream():
+            data += part
+            if len(data) > limit:
+                raise too_long
+    except ClientDisconnect as error:
+        raise ClientLeft from error
     return bytes(data)
 
 

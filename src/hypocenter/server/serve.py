@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import signal
 import socket
 import tempfile
@@ -18,7 +19,12 @@ from hypocenter.config import EngineConfig
 from hypocenter.errors import EXIT_ERROR, EXIT_OK, UsageError
 from hypocenter.messages import Loading, ServedModel
 from hypocenter.server.app import make_app
-from hypocenter.server.connection import connection_class
+from hypocenter.server.connection import (
+    KEEP_ALIVE_SECONDS,
+    MAX_HEADER_BYTES,
+    connection_class,
+    max_connections,
+)
 from hypocenter.server.faults import FaultKeeper
 from hypocenter.server.metrics import Metrics
 from hypocenter.server.routes import Service
@@ -154,11 +160,16 @@ async def _serve(
         uvicorn.Config(
             app,
             http=connection_class(config.unread_seconds),
+            ws="none",
             log_config=None,
             access_log=False,
             lifespan="off",
+            proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=75,
+            limit_concurrency=max_connections(),
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=math.ceil(config.grace_seconds + _STOP_SECONDS),
         ),
         service,
         config.grace_seconds,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from hypocenter.package import version
+from hypocenter.server import answers
 from hypocenter.server.api_error import ApiError, json_response
-from hypocenter.server.fields import decode
+from hypocenter.server.fields import TokenId, decode, messages_of
 from hypocenter.server.routes import (
     STEP_SECONDS,
     Service,
@@ -21,8 +22,11 @@ from hypocenter.server.routes import (
     service_of,
 )
 
+#: That are turned into a text at once.
+MAX_TOKENS = 1 << 20
 
-class _TokenizeBody(msgspec.Struct):
+
+class TokenizeBody(msgspec.Struct):
     """`content` is llama-server's name, `prompt` vLLM's; each comes with that server's default."""
 
     content: str | None = None
@@ -30,17 +34,17 @@ class _TokenizeBody(msgspec.Struct):
     messages: list[dict[str, Any]] | None = None
     add_special: bool | None = None
     add_special_tokens: bool | None = None
-    parse_special: bool = False
+    parse_special: bool | None = None
     with_pieces: bool = False
     model: str = ""
 
 
-class _DetokenizeBody(msgspec.Struct):
-    tokens: list[int]
+class DetokenizeBody(msgspec.Struct):
+    tokens: Annotated[list[TokenId], msgspec.Meta(max_length=MAX_TOKENS)]
     model: str = ""
 
 
-class _TemplateBody(msgspec.Struct):
+class TemplateBody(msgspec.Struct):
     messages: list[dict[str, Any]]
     model: str = ""
 
@@ -55,7 +59,7 @@ async def health(request: Request) -> Response:
     seconds = supervisor.seconds_in_step()
     if seconds is not None and seconds > STEP_SECONDS:
         return _unavailable(f"a step has been running for {seconds:.0f} seconds")
-    return json_response({"status": "ok"})
+    return json_response(answers.Status("ok"))
 
 
 async def readiness(request: Request) -> Response:
@@ -67,7 +71,7 @@ async def readiness(request: Request) -> Response:
         return _unavailable("no worker is ready")
     if service.num_open >= service.max_open:
         return _unavailable("the queue is full")
-    return json_response({"status": "ok"})
+    return json_response(answers.Status("ok"))
 
 
 def _unavailable(message: str) -> Response:
@@ -77,7 +81,7 @@ def _unavailable(message: str) -> Response:
 
 async def models(request: Request) -> Response:
     service = service_of(request)
-    return json_response({"object": "list", "data": [_model(service, n) for n in service.names]})
+    return json_response(answers.Models(data=[_model(service, n) for n in service.names]))
 
 
 async def model(request: Request) -> Response:
@@ -85,56 +89,49 @@ async def model(request: Request) -> Response:
     return json_response(_model(service, service.require_model(request.path_params["name"])))
 
 
-def _model(service: Service, name: str) -> dict[str, Any]:
+def _model(service: Service, name: str) -> answers.Model:
     facts = service.facts
-    return {
-        "id": name,
-        "object": "model",
-        "created": service.started,
-        "owned_by": "hypocenter",
-        "max_model_len": facts.context_length,
-        "meta": {
-            "architecture": facts.architecture,
-            "quantisation": facts.quantisation,
-            "n_ctx_train": facts.trained_length,
-            "n_params": facts.num_parameters,
-            "n_vocab": facts.vocab_size,
-            "size": facts.file_bytes,
-        },
-    }
+    return answers.Model(
+        id=name,
+        created=service.started,
+        owned_by="hypocenter",
+        max_model_len=facts.context_length,
+        meta=answers.ModelMeta(
+            architecture=facts.architecture,
+            quantisation=facts.quantisation,
+            n_ctx_train=facts.trained_length,
+            n_params=facts.num_parameters,
+            n_vocab=facts.vocab_size,
+            size=facts.file_bytes,
+        ),
+    )
 
 
 async def tokenize(request: Request) -> Response:
     service = service_of(request)
-    body = await _decode(request, _TokenizeBody)
+    body = await _read(request, TokenizeBody)
     given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
         raise ApiError(400, "give one of content, prompt and messages", param="content")
+    is_vllms = body.prompt is not None
     wanted = body.add_special if body.add_special_tokens is None else body.add_special_tokens
     told = await ask_worker(
         service,
         text=body.content if body.prompt is None else body.prompt,
-        messages=None if body.messages is None else tuple(body.messages),
-        add_special=body.prompt is not None if wanted is None else wanted,
-        parse_special=body.parse_special,
+        messages=None if body.messages is None else messages_of(body.messages),
+        add_special=is_vllms if wanted is None else wanted,
+        parse_special=is_vllms if body.parse_special is None else body.parse_special,
     )
-    tokens: list[Any] = list(told.token_ids)
+    tokens: list[int | answers.TokenPiece] = list(told.token_ids)
     if body.with_pieces:
         tokens = [
-            {"id": token_id, "piece": _piece(piece)}
+            answers.TokenPiece(token_id, _piece(piece))
             for token_id, piece in zip(told.token_ids, told.pieces, strict=True)
         ]
-    return json_response(
-        {
-            "tokens": tokens,
-            "count": len(tokens),
-            "max_model_len": service.facts.context_length,
-        }
-    )
+    return json_response(answers.Tokens(tokens, len(tokens), service.facts.context_length))
 
 
 def _piece(piece: bytes) -> str | list[int]:
-    """A text, or its bytes where they are no text, as llama-server has it."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -142,27 +139,27 @@ def _piece(piece: bytes) -> str | list[int]:
 
 
 async def detokenize(request: Request) -> Response:
-    body = await _decode(request, _DetokenizeBody)
+    body = await _read(request, DetokenizeBody)
     told = await ask_worker(service_of(request), token_ids=tuple(body.tokens))
-    return json_response({"content": told.text, "prompt": told.text})
+    return json_response(answers.Text(told.text, told.text))
 
 
 async def tokenizer_info(request: Request) -> Response:
     facts = service_of(request).facts
     return json_response(
-        {
-            "bos_token": facts.bos_text,
-            "eos_token": facts.eos_text,
-            "pad_token": None,
-            "chat_template": facts.chat_template,
-        }
+        answers.TokenizerInfo(
+            bos_token=facts.bos_text,
+            eos_token=facts.eos_text,
+            pad_token=None,
+            chat_template=facts.chat_template,
+        )
     )
 
 
 async def apply_template(request: Request) -> Response:
-    body = await _decode(request, _TemplateBody)
-    told = await ask_worker(service_of(request), messages=tuple(body.messages))
-    return json_response({"prompt": told.text, "tokens": told.token_ids})
+    body = await _read(request, TemplateBody)
+    told = await ask_worker(service_of(request), messages=messages_of(body.messages))
+    return json_response(answers.FilledTemplate(told.text, told.token_ids))
 
 
 async def props(request: Request) -> Response:
@@ -170,46 +167,46 @@ async def props(request: Request) -> Response:
     service = service_of(request)
     facts = service.facts
     return json_response(
-        {
-            "default_generation_settings": {"n_ctx": facts.context_length},
-            "total_slots": facts.max_requests,
-            "model_alias": service.names[0],
-            "model_path": service.model_path,
-            "chat_template": facts.chat_template,
-            "bos_token": facts.bos_text,
-            "eos_token": facts.eos_text,
-            "build_info": build_info(),
-            "modalities": {"vision": False, "audio": False},
-            "device": facts.device,
-            "instruction_set": facts.instruction_set,
-        }
+        answers.Props(
+            default_generation_settings=answers.Defaults(facts.context_length),
+            total_slots=facts.max_requests,
+            model_alias=service.names[0],
+            model_path=service.model_path,
+            chat_template=facts.chat_template,
+            bos_token=facts.bos_text,
+            eos_token=facts.eos_text,
+            build_info=build_info(),
+            modalities=answers.Modalities(),
+            device=facts.device,
+            instruction_set=facts.instruction_set,
+        )
     )
 
 
 async def version_of(request: Request) -> Response:
-    return json_response({"version": version()})
+    return json_response(answers.Version(version()))
 
 
 async def slots(request: Request) -> Response:
     """A slot for each request that may run at once, with what runs in it."""
     service = service_of(request)
     facts, open_ones = service.facts, service.supervisor.generations
-    answer = []
+    slots_now = []
     for number in range(facts.max_requests):
         one = open_ones[number] if number < len(open_ones) else None
-        answer.append(
-            {
-                "id": number,
-                "id_task": one.id if one else -1,
-                "n_ctx": facts.context_length,
-                "is_processing": one is not None,
-                "n_prompt_tokens": len(one.prompt_ids or ()) if one else 0,
-                "n_decoded": len(one.output_ids) if one else 0,
-            }
+        slots_now.append(
+            answers.Slot(
+                id=number,
+                id_task=one.id if one else -1,
+                n_ctx=facts.context_length,
+                is_processing=one is not None,
+                n_prompt_tokens=len(one.prompt_ids or ()) if one else 0,
+                n_decoded=len(one.output_ids) if one else 0,
+            )
         )
     if request.query_params.get("fail_on_no_slot") and len(open_ones) >= facts.max_requests:
         return _unavailable("no slot is free")
-    return json_response(answer)
+    return json_response(slots_now)
 
 
 async def metrics(request: Request) -> Response:
@@ -246,15 +243,15 @@ async def debug_requests(request: Request) -> Response:
     service = service_of(request)
     state = msgspec.to_builtins(service.supervisor.state)
     return json_response(
-        {
-            "engine": state,
-            "num_blocks": service.facts.num_blocks,
-            "worker_pid": service.supervisor.worker_pid,
-            "spare_pid": service.supervisor.line.spare_pid,
-            "keeper_pid": service.supervisor.line.keeper_pid,
-            "restarts": service.supervisor.num_restarts,
-            "open": [describe(inquiry, "in_progress") for inquiry in service.open.values()],
-        }
+        answers.OpenRequests(
+            engine=state,
+            num_blocks=service.facts.num_blocks,
+            worker_pid=service.supervisor.worker_pid,
+            spare_pid=service.supervisor.line.spare_pid,
+            keeper_pid=service.supervisor.line.keeper_pid,
+            restarts=service.supervisor.num_restarts,
+            open=[describe(inquiry, "in_progress") for inquiry in service.open.values()],
+        )
     )
 
 
@@ -266,9 +263,14 @@ async def debug_faults(request: Request) -> Response:
         for bundle in sorted(folder.iterdir(), reverse=True):
             report = bundle / "report.md"
             text = report.read_text(errors="replace") if report.is_file() else None
-            found.append({"bundle": str(bundle), "report": text})
-    return json_response({"faults": found})
+            found.append(answers.Fault(str(bundle), text))
+    return json_response(answers.Faults(found))
 
 
-async def _decode(request: Request, kind: type[Any]) -> Any:
-    return decode(await body_of(request), kind)
+_Body = TypeVar("_Body", TokenizeBody, DetokenizeBody, TemplateBody)
+
+
+async def _read(request: Request, kind: type[_Body]) -> _Body:
+    body: _Body = decode(await body_of(request), kind)
+    service_of(request).require_model(body.model)
+    return body

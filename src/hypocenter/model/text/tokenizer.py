@@ -36,6 +36,10 @@ MAX_TEXT_CHARS = 1 << 22
 MAX_MERGES = 1 << 22
 
 
+#: Up to so many characters a text takes no longer than a step.
+_SHORT_CHARS = 1 << 14
+
+
 class TextEncoder(Protocol):
     """Plain text to ids; `after_special`: it begins the text or follows a special token."""
 
@@ -208,7 +212,12 @@ class BytePairEncoder:
                 f"byte 0x{min(missing):02X} of the text has no token: the vocabulary of "
                 f"{self._path} lacks {len(self._missing)} bytes; leave that character out"
             )
-        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        # Of a batch other threads run meanwhile, a step of other requests for one.
+        if len(text) > _SHORT_CHARS:
+            [found] = self._library.encode_batch_fast([text], add_special_tokens=False)
+        else:
+            found = self._library.encode(text, add_special_tokens=False)
+        ids: list[int] = found.ids
         return ids
 
 

@@ -1,0 +1,272 @@
+"""What the routes answer, field by field: the answers are made of these, and `/openapi.json` too.
+
+Names are those of OpenAI, vLLM and llama-server. A field that is UNSET is left out; one that may be
+null is there all the same, for clients read it without asking.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+
+class ErrorFields(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | int | None = None
+
+
+class ErrorAnswer(msgspec.Struct):
+    error: ErrorFields
+
+
+class Status(msgspec.Struct):
+    status: str
+
+
+class Version(msgspec.Struct):
+    version: str
+
+
+# -- answers to prompts ---------------------------------------------------------------------------
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Timings(msgspec.Struct):
+    """Under llama-server's names; `resumed` counts the workers that the answer outlived."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_second: float
+    resumed: int
+
+
+class CompletionLogprobs(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """A whole answer, and each chunk of one."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+
+
+class TopLogprobEntry(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class LogprobEntry(TopLogprobEntry):
+    top_logprobs: list[TopLogprobEntry]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[LogprobEntry]
+    refusal: None = None
+
+
+class ChatMessage(msgspec.Struct):
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: Timings | UnsetType = UNSET
+
+
+class Delta(msgspec.Struct):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+
+
+# -- models, tokens, state ------------------------------------------------------------------------
+
+
+class ModelMeta(msgspec.Struct):
+    architecture: str
+    quantisation: str
+    n_ctx_train: int
+    n_params: int
+    n_vocab: int
+    size: int
+
+
+class Model(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+    max_model_len: int
+    meta: ModelMeta
+
+
+class Models(msgspec.Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class TokenPiece(msgspec.Struct):
+    """`piece` is a text, or its bytes where they are no text, as llama-server has it."""
+
+    id: int
+    piece: str | list[int]
+
+
+class Tokens(msgspec.Struct):
+    tokens: list[int | TokenPiece]
+    count: int
+    max_model_len: int
+
+
+class Text(msgspec.Struct):
+    """`content` is llama-server's name, `prompt` vLLM's."""
+
+    content: str
+    prompt: str
+
+
+class TokenizerInfo(msgspec.Struct):
+    bos_token: str
+    eos_token: str
+    pad_token: str | None
+    chat_template: str
+
+
+class FilledTemplate(msgspec.Struct):
+    prompt: str
+    tokens: tuple[int, ...]
+
+
+class Defaults(msgspec.Struct):
+    n_ctx: int
+
+
+class Modalities(msgspec.Struct):
+    vision: bool = False
+    audio: bool = False
+
+
+class Props(msgspec.Struct):
+    default_generation_settings: Defaults
+    total_slots: int
+    model_alias: str
+    model_path: str
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    build_info: str
+    modalities: Modalities
+    device: str
+    instruction_set: str
+
+
+class Slot(msgspec.Struct):
+    id: int
+    id_task: int
+    n_ctx: int
+    is_processing: bool
+    n_prompt_tokens: int
+    n_decoded: int
+
+
+class ChoiceState(msgspec.Struct):
+    index: int
+    finish_reason: str | None
+    num_resumed: int
+
+
+class RequestState(msgspec.Struct, kw_only=True):
+    """Of a request: neither its prompt nor its answer."""
+
+    id: str
+    object: Literal["request"] = "request"
+    created: int
+    status: str
+    usage: Usage
+    choices: list[ChoiceState]
+
+
+class OpenRequests(msgspec.Struct):
+    """`engine` is what the worker says of itself; `open` are the requests."""
+
+    engine: dict[str, Any]
+    num_blocks: int
+    worker_pid: int | None
+    spare_pid: int | None
+    keeper_pid: int | None
+    restarts: int
+    open: list[RequestState]
+
+
+class Fault(msgspec.Struct):
+    bundle: str
+    report: str | None
+
+
+class Faults(msgspec.Struct):
+    faults: list[Fault]

@@ -1,0 +1,100 @@
+"""The OpenAPI document of the routes, made from their table and from the types that they use.
+
+https://spec.openapis.org/oas/v3.1.1. The bodies are those that are decoded and the answers those
+that are encoded, so that what is written here is what is done. Answers no request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from hypocenter.server.answers import ErrorAnswer
+
+_REF = "#/components/schemas/{name}"
+#: `{name}` or `{name:path}`, as Starlette writes what an address leaves open.
+_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+_KEY = "key"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A route: its address as Starlette writes it, and what goes in and out.
+
+    `answer` is the type of its JSON, or the media type of what is none. `stream` is the type of
+    what each event holds when the body asks for a stream.
+    """
+
+    method: str
+    path: str
+    endpoint: Any
+    what: str
+    answer: Any
+    body: Any = None
+    stream: Any = None
+    is_open: bool = False
+
+
+def document(entries: Sequence[Entry], version: str) -> dict[str, Any]:
+    """The document of these routes."""
+    types = [ErrorAnswer]
+    for entry in entries:
+        types += [t for t in (entry.body, entry.answer, entry.stream) if _is_type(t)]
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    schema_of = dict(zip(map(repr, types), schemas, strict=True))
+    paths: dict[str, Any] = {}
+    for entry in entries:
+        operation = _operation(entry, schema_of)
+        paths.setdefault(_PARAMETER.sub(r"{\1}", entry.path), {})[entry.method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "hypocenter", "version": version},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {_KEY: {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{_KEY: []}],
+    }
+
+
+def _operation(entry: Entry, schema_of: dict[str, Any]) -> dict[str, Any]:
+    if _is_type(entry.answer):
+        content = {"application/json": {"schema": schema_of[repr(entry.answer)]}}
+    else:
+        content = {entry.answer: {"schema": {"type": "string"}}}
+    if entry.stream is not None:
+        # What OpenAPI 3.1 has no word for: each event is `data: ` and this.
+        events = {"type": "string", "contentSchema": schema_of[repr(entry.stream)]}
+        content["text/event-stream"] = {"schema": events}
+    error = {
+        "description": "what is wrong, in the form that OpenAI's clients read",
+        "content": {"application/json": {"schema": schema_of[repr(ErrorAnswer)]}},
+    }
+    made: dict[str, Any] = {
+        "summary": entry.what,
+        "responses": {
+            "200": {"description": entry.what, "content": content},
+            "4XX": error,
+            "5XX": error,
+        },
+    }
+    if names := _PARAMETER.findall(entry.path):
+        made["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
+    if entry.body is not None:
+        body = {"schema": schema_of[repr(entry.body)]}
+        made["requestBody"] = {"required": True, "content": {"application/json": body}}
+    if entry.is_open:
+        made["security"] = []
+    return made
+
+
+def _is_type(value: object) -> bool:
+    return value is not None and not isinstance(value, str)
