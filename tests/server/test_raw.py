@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import resource
 import signal
 import socket
 import threading
@@ -65,11 +66,16 @@ def require_error(reply: tuple[int, Any], *statuses: int) -> None:
 def test_each_route_wants_a_key(served: Served, entry: Any) -> None:
     path = entry.path.replace("{name:path}", "demo-q8_0").replace("{name}", "x")
     key = "boss" if path.startswith("/debug/") else "sesame"
-    body = {} if entry.method == "POST" else None
+    body: Any = {} if entry.method == "POST" else None
     if path == "/health":
         assert served.ask(entry.method, path).status == 200
         return
-    wrong = ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer "}, {"x-api-key": ""})
+    wrong: tuple[dict[str, str], ...] = (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Bearer "},
+        {"x-api-key": ""},
+    )
     for headers in wrong:
         reply = served.ask(entry.method, path, body, headers)
         require_error((reply.status, reply.json), 401)
@@ -308,5 +314,5 @@ def test_no_more_clients_than_allowed(impatient: int) -> None:
 
 def test_the_number_of_clients_leaves_files_for_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     for files, clients in ((1024, 960), (1 << 20, connection.MAX_CONNECTIONS), (10, 1)):
-        monkeypatch.setattr(connection.resource, "getrlimit", lambda _, n=files: (n, n))
+        monkeypatch.setattr(resource, "getrlimit", lambda _, n=files: (n, n))
         assert connection.max_connections() == clients
