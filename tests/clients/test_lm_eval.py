@@ -31,7 +31,7 @@ dataset_kwargs: {{data_files: {{test: {rows}}}}}
 test_split: test
 output_type: multiple_choice
 doc_to_text: "{{{{context}}}}"
-doc_to_choice: ["{{{{right}}}}", "{{{{wrong}}}}"]
+doc_to_choice: choices
 doc_to_target: 0
 target_delimiter: ""
 metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
@@ -66,7 +66,8 @@ def expected(python: str, model: Path) -> Any:
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
     rows = folder / "rows.jsonl"
-    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    whole: list[Any] = [{**row, "choices": [row["right"], row["wrong"]]} for row in ROWS]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in whole))
     for name, text in (("choice", CHOICE), ("free", FREE)):
         (folder / f"{name}.yaml").write_text(text.format(rows=rows))
     return folder
