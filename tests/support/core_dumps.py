@@ -1,7 +1,7 @@
 """ELF files of sections: core dumps taken apart, changed and put together again.
 
 `python tests/support/core_dumps.py DUMP OUT.xz` makes a fixture of a real dump: without the code
-of modules of which no kernel ran, and with another folder in place of its author's.
+of modules of which no kernel ran.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Part:
 def take_apart(dump: bytes) -> tuple[bytes, list[Part]]:
     """The header of an ELF file, and its sections."""
     table, number = struct.unpack_from("<Q", dump, 40)[0], struct.unpack_from("<H", dump, 60)[0]
+    number = number or struct.unpack_from("<Q", dump, table + 32)[0]
     parts = []
     for at in range(number):
         name, kind, flags, address, start, size, link, info, align, entry = struct.unpack_from(
@@ -46,17 +47,19 @@ def take_apart(dump: bytes) -> tuple[bytes, list[Part]]:
 
 
 def put_together(header: bytes, parts: list[Part]) -> bytes:
-    body, rows = bytearray(header), b""
-    for part in parts:
+    body, rows = bytearray(header), bytearray()
+    is_long = len(parts) >= 0xFF00
+    for at, part in enumerate(parts):
+        size = len(parts) if is_long and not at else len(part.data)
         rows += struct.pack(
             "<IIQQQQIIQQ", part.name, part.type, part.flags, part.address, len(body),
-            len(part.data), part.link, part.info, part.align, part.entry_bytes,
+            size, part.link, part.info, part.align, part.entry_bytes,
         )  # fmt: skip
         body += part.data
         body += bytes(-len(body) % 8)
     struct.pack_into("<Q", body, 40, len(body))
-    struct.pack_into("<H", body, 60, len(parts))
-    return bytes(body) + rows
+    struct.pack_into("<H", body, 60, 0 if is_long else len(parts))
+    return bytes(body + rows)
 
 
 def cut(dump: bytes) -> bytes:
@@ -75,12 +78,13 @@ def cut(dump: bytes) -> bytes:
         for at in range(0, len(part.data), 8)
         if part.data[at : at + 8] in ran
     }
-    parts = [
-        replace(part, data=b"")
-        if part.type == IMAGES and (part.link, part.info) not in kept
-        else part
-        for part in parts
-    ]
+    if kept:
+        parts = [
+            replace(part, data=b"")
+            if part.type == IMAGES and (part.link, part.info) not in kept
+            else part
+            for part in parts
+        ]
     return put_together(header, parts)
 
 

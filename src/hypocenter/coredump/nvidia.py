@@ -46,7 +46,7 @@ from hypocenter.record.gpu_stop import (
 SOURCE = "NVIDIA core dump"
 MAX_DUMP_BYTES = 8 << 30
 #: Warps that are counted; a GPU has some 10,000.
-_MAX_COUNTED, _MAX_BLOCKS, _MAX_SMS = 1 << 15, 1 << 15, 1 << 12
+_MAX_COUNTED, _MAX_BLOCKS, _MAX_SMS, _MAX_MODULES = 1 << 15, 1 << 15, 1 << 12, 1 << 14
 _NOWHERE = Section(-1, 0, 0, 0, 0, 0, 0)
 
 _ET_CORE, _EM_CUDA = 4, 190
@@ -122,7 +122,7 @@ class _Dump:
         ][:MAX_GRIDS]
         self._grid_ids = {_u64(row, 0): at for at, (_, _, row) in enumerate(self._grid_rows)}
         self._places: dict[tuple[int, int], _Place | None] = {}
-        self._images: dict[int, list[Elf]] = {}
+        self._images: dict[int | None, list[Elf]] = {}
         self._lanes = elf.by_parent(_LANES)
 
     def stop(self, pid: int) -> GpuStop:
@@ -144,7 +144,7 @@ class _Dump:
                 self._warp(warp, is_deep=at < MAX_DEEP_WARPS) for at, warp in enumerate(kept)
             ),
             standing=self._standing(warps),
-            num_warps=len(warps),
+            num_warps=sum(warp.block is not None for warp in warps),
         )
 
     # -- what ran -------------------------------------------------------------------------------
@@ -190,8 +190,7 @@ class _Dump:
         return self._places[grid, pc]
 
     def _find(self, grid: int, pc: int) -> _Place | None:
-        grids = [grid] if 0 <= grid < len(self._grid_rows) else range(len(self._grid_rows))
-        for image in (image for number in grids for image in self._modules(number)):
+        for image in (*self._modules(grid), *self._modules(None)):
             function = image.function_at(pc)
             if function is not None:
                 try:
@@ -201,18 +200,26 @@ class _Dump:
                 return _Place(function, image, frames)
         return None
 
-    def _modules(self, grid: int) -> list[Elf]:
-        """The code of the module that a grid's kernel is of."""
+    def _modules(self, grid: int | None) -> list[Elf]:
+        """The code of the module that a grid's kernel is of; of all modules for None.
+
+        A module may have a handle that no table of modules has, and a grid may be over.
+        """
         if grid not in self._images:
-            handle = _u64(self._grid_rows[grid][2], 32)
-            found = self._images[grid] = []
-            for table in self._elf.of_type(_MODULES):
-                rows = self._elf.rows(table, 1 << 16)
-                wanted = {at for at, row in enumerate(rows) if _u64(row, 0) == handle}
-                for section in self._elf.of_type(_RELOCATED_IMAGE, link=table.number):
-                    if section.info in wanted:
-                        found.append(self._elf.image(section, f"a module of {self._elf.name}"))
+            handle = None
+            if grid is not None:
+                is_known = 0 <= grid < len(self._grid_rows)
+                handle = _u64(self._grid_rows[grid][2], 32) if is_known else -1
+            self._images[grid] = list(self._code_of(handle))
         return self._images[grid]
+
+    def _code_of(self, handle: int | None) -> Iterator[Elf]:
+        for table in self._elf.of_type(_MODULES):
+            rows = self._elf.rows(table, _MAX_MODULES)
+            wanted = {at for at, row in enumerate(rows) if handle in (None, _u64(row, 0))}
+            for section in self._elf.of_type(_RELOCATED_IMAGE, link=table.number):
+                if section.info in wanted and section.num_bytes:
+                    yield self._elf.image(section, f"a module of {self._elf.name}")
 
     # -- where it stood -------------------------------------------------------------------------
 
@@ -362,7 +369,7 @@ class _Dump:
             place = self._place(warp.grid, warp.pc)
             frame = place.frames[0] if place and place.frames else GpuFrame("", 0)
             kernel = source_name(place.function.symbol) if place else ""
-            counted[kernel, frame.file, frame.line] += warp.number >= 0
+            counted[kernel, frame.file, frame.line] += warp.block is not None
         return tuple(
             GpuStanding(kernel=kernel, file=file, line=line, num_warps=number)
             for (kernel, file, line), number in counted.most_common(MAX_STANDINGS)

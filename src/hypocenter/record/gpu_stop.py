@@ -18,11 +18,15 @@ Block = tuple[int, int, int]
 
 
 class GpuFrame(msgspec.Struct, frozen=True):
-    """A line of source; `function` is empty where the dump does not name it."""
+    """A line of source; `function` is empty where the dump does not name it.
+
+    `text` is what stood there when the dump was read, where that could be had.
+    """
 
     file: str
     line: int
     function: str = ""
+    text: str = ""
 
 
 class GpuAccess(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,11 +11,14 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from hypocenter.coredump.debug_agent import read_debug_agent
 from hypocenter.coredump.nvidia import read_core_dump
@@ -37,6 +40,9 @@ _LIGHT = (
 )
 _DRIVER = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
 _WHAT = "where the GPU stood"
+#: Lines that are read of source files, and what counts as one.
+_SOURCES = frozenset({".py", ".cu", ".cuh", ".hip", ".h", ".hpp", ".c", ".cc", ".cpp", ".cxx"})
+_MAX_TEXTS, _MAX_SOURCE_BYTES, _MAX_LINE_CHARS = 64, 4 << 20, 200
 
 
 @dataclass(slots=True)
@@ -84,7 +90,7 @@ class GpuDumps:
         if self.why and not stops:
             gaps.append(Gap.not_recorded(_WHAT, self.why))
         stops.sort(key=lambda stop: not stop.exception)
-        return tuple(stops[:MAX_STOPS]), tuple(gaps)
+        return tuple(map(_with_texts, stops[:MAX_STOPS])), tuple(gaps)
 
     def _read(self) -> Iterator[GpuStop | BadCoreDump]:
         for path in self._files()[:MAX_STOPS]:
@@ -105,6 +111,32 @@ class GpuDumps:
                 if path.stat().st_mtime >= self.since:
                     found.append(path)
         return found
+
+
+def _with_texts(stop: GpuStop) -> GpuStop:
+    """The stop with what stands in the lines of its frames, while the files are there."""
+    known: dict[tuple[str, int], str] = {}
+    warps = []
+    for warp in stop.warps:
+        for frame in warp.frames:
+            if (frame.file, frame.line) not in known and len(known) < _MAX_TEXTS:
+                known[frame.file, frame.line] = _line(frame.file, frame.line)
+        texts = [(frame, known.get((frame.file, frame.line), "")) for frame in warp.frames]
+        frames = tuple(msgspec.structs.replace(frame, text=text) for frame, text in texts)
+        warps.append(msgspec.structs.replace(warp, frames=frames))
+    return msgspec.structs.replace(stop, warps=tuple(warps))
+
+
+def _line(file: str, line: int) -> str:
+    """A line of a source file; nothing of what is no such, whatever a dump names."""
+    path = Path(file)
+    with contextlib.suppress(OSError, ValueError):
+        status = path.stat()
+        is_source = path.suffix in _SOURCES and stat.S_ISREG(status.st_mode)
+        if is_source and status.st_size <= _MAX_SOURCE_BYTES:
+            lines = path.read_text(errors="replace").splitlines()
+            return lines[line - 1].strip()[:_MAX_LINE_CHARS] if 0 < line <= len(lines) else ""
+    return ""
 
 
 @contextlib.contextmanager
