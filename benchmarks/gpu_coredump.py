@@ -1,4 +1,4 @@
-"""Twelve programs that break a real GPU, each under `hypo doctor`: what it names of them.
+"""Programs that break a real GPU, each under `hypo doctor`: what it names of them.
 
 `python benchmarks/gpu_coredump.py [OUT]` with the vendor's torch and Triton; some two minutes. It
 prints a table and leaves JSON reports, and one archive of bundles and dumps, in OUT. The programs
@@ -33,27 +33,29 @@ MAX_DUMP_BYTES, MAX_ARCHIVE_BYTES = 24 << 20, 14 << 20
 
 
 class Truth(NamedTuple):
-    """`text` stands in the line at fault; `argument` is to blame, "" where none can be."""
+    """`text` stands in the line at fault; one of `arguments` is to blame, none where it is empty."""
 
     kernel: str
     text: str
-    argument: str
+    arguments: tuple[str, ...] = ()
     is_hang: bool = False
 
 
 TRUTH = {
-    "pair_positions": Truth("rotate", "tl.pointer_type(tl.int32)", "pos_ptr"),
-    "tail_mask": Truth("double", "tl.store(out_ptr", "out_ptr"),
-    "freed_graph_input": Truth("scale", "tl.load(x_ptr", "x_ptr"),
-    "offset_overflow": Truth("copy_rows", "row * columns", "x_ptr"),
-    "far_index": Truth("embed", "tl.load(table_ptr", "ids_ptr"),
-    "row_stride": Truth("row_sums", "row * stride", "x_ptr"),
-    "kept_pointers": Truth("via", "tl.load(p + d)", "ptrs_ptr"),
-    "embedding_range": Truth("index", "", ""),
-    "compiled": Truth("triton_", "tl.load", ""),
-    "cuda_source": Truth("scatter", "out[ids[i]]", ""),
-    "spin_lock": Truth("spin", "v == 0", "lock_ptr", is_hang=True),
-    "out_of_resources": Truth("product", "", ""),
+    "pair_positions": Truth("rotate", "tl.pointer_type(tl.int32)", ("pos_ptr",)),
+    "tail_mask": Truth("double", "tl.store(out_ptr", ("out_ptr",)),
+    "freed_graph_input": Truth("scale", "tl.load(x_ptr", ("x_ptr",)),
+    "offset_overflow": Truth("copy_rows", "row * columns", ("x_ptr",)),
+    "far_index": Truth("embed", "tl.load(table_ptr", ("ids_ptr",)),
+    "vector_gather": Truth("pick", "tl.load(values_ptr", ("ids_ptr",)),
+    "wild_bin": Truth("count", "tl.atomic_add", ("bins_ptr",)),
+    "row_stride": Truth("row_sums", "row * stride", ("stride", "x_ptr")),
+    "kept_pointers": Truth("via", "tl.load(p + d)", ("ptrs_ptr",)),
+    "embedding_range": Truth("index", ""),
+    "compiled": Truth("triton_", ""),
+    "cuda_source": Truth("scatter", "out[ids[i]]"),
+    "spin_lock": Truth("spin", "v == 0", is_hang=True),
+    "out_of_resources": Truth("product", ""),
 }
 
 
@@ -116,6 +118,7 @@ def _stopped(bundle: dict[str, Any]) -> dict[str, Any]:
     kernel = warp["kernel"] if warp else "no warp"
     return {
         "stopped": f"{kernel} {place} {what}",
+        "text": frames[0].get("text", "") if frames else "",
         "stopped_kernel": kernel,
         "stopped_line": frames[0]["line"] if frames else None,
         "block": warp["block"] if warp else None,
@@ -144,7 +147,7 @@ def _judged(row: dict[str, Any], truth: Truth, program: Path) -> dict[str, Any]:
     return {
         "kernel_right": any(truth.kernel in kernel for kernel in named),
         "line_right": bool(right & at) if right else None,
-        "argument_right": row.get("argument") == truth.argument if truth.argument else None,
+        "argument_right": row.get("argument") in truth.arguments if truth.arguments else None,
         "proven": bool(row.get("cause")),
     }
 
@@ -161,6 +164,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield (
             f"{row['program']:<18}{marks[0]:<8}{marks[1]:<6}{marks[2]:<6}{marks[3]:<8}"
             f"{row['seconds']:<7}{named} | {row.get('stopped', '?')} {row.get('known_bits', '')}"
+            f" {row.get('text', '')[:40]}"
         )
 
 

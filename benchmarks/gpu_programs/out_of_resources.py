@@ -1,4 +1,4 @@
-"""A tile that wants more shared memory than a block may have."""
+"""Tiles in so many stages that they want more shared memory than a block may have."""
 
 # mypy: ignore-errors
 # ruff: noqa: ANN001, ANN201
@@ -8,16 +8,20 @@ import triton.language as tl
 
 
 @triton.jit
-def product(a_ptr, b_ptr, c_ptr, B: tl.constexpr):
+def product(a_ptr, b_ptr, c_ptr, K, B: tl.constexpr):
     i = tl.arange(0, B)
-    square = i[:, None] * B + i[None, :]
-    c = tl.dot(tl.load(a_ptr + square), tl.load(b_ptr + square))
-    tl.store(c_ptr + square, c)
+    c = tl.zeros((B, B), tl.float32)
+    for k in range(0, K, B):
+        a = tl.load(a_ptr + i[:, None] * K + k + i[None, :])
+        b = tl.load(b_ptr + (k + i[:, None]) * B + i[None, :])
+        c += tl.dot(a, b)
+    tl.store(c_ptr + i[:, None] * B + i[None, :], c)
 
 
 def main():
-    a, b, c = (torch.randn(512, 512, device="cuda") for _ in range(3))
-    product[(1,)](a, b, c, B=512, num_warps=16)
+    a, b = torch.randn(128, 4096, device="cuda"), torch.randn(4096, 128, device="cuda")
+    c = torch.empty(128, 128, device="cuda")
+    product[(1,)](a, b, c, 4096, B=128, num_stages=8, num_warps=8)
     print(c.sum().item())
 
 
