@@ -23,9 +23,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
 
 from core_dumps import cut  # noqa: E402
+
+from hypocenter.watch.gpu_dumps import gpu_dumps  # noqa: E402
 
 PROGRAMS = ROOT / "benchmarks" / "gpu_programs"
 MAX_SECONDS, NUM_JOBS, DEADLINE_SECONDS = 100, 6, 8
@@ -33,7 +35,7 @@ MAX_DUMP_BYTES, MAX_ARCHIVE_BYTES = 24 << 20, 14 << 20
 
 
 class Truth(NamedTuple):
-    """`text` stands in the line at fault; one of `arguments` is to blame, none where it is empty."""
+    """`text` stands in the line at fault; one of `arguments` is to blame, if any is."""
 
     kernel: str
     text: str
@@ -68,6 +70,7 @@ def main(out: Path) -> None:
     (out / "gpu_coredump.json").write_text(json.dumps(rows, indent=1))
     _archive(work, out / "gpu_coredump.tar.xz")
     print("\n".join(table(rows)))
+    print("\n".join(arming_cost()))
     print(f"{time.monotonic() - begun:.0f} seconds in all")
 
 
@@ -166,6 +169,19 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
             f"{row['seconds']:<7}{named} | {row.get('stopped', '?')} {row.get('known_bits', '')}"
             f" {row.get('text', '')[:40]}"
         )
+
+
+def arming_cost() -> Iterator[str]:
+    """What healthy launches take with dumps armed and without, by turns, with no doctor at all."""
+    with gpu_dumps(os.environ) as dumps:
+        for turn in range(2):
+            for name, variables in (("plain", {}), ("armed", dumps.variables)):
+                ran = subprocess.run(
+                    [sys.executable, str(PROGRAMS / "healthy_launches.py")],
+                    env={**os.environ, **variables}, capture_output=True, text=True, check=False,
+                )  # fmt: skip
+                said = ran.stdout.split() or ["?", "?"]
+                yield f"{name} ({turn}): {said[0]} us a launch, {said[-1]} ms a product"
 
 
 @contextmanager
