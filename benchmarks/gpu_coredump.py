@@ -149,7 +149,7 @@ def _judged(row: dict[str, Any], truth: Truth, program: Path) -> dict[str, Any]:
     at = {row.get("line"), row.get("stopped_line")}
     return {
         "kernel_right": any(truth.kernel in kernel for kernel in named),
-        "line_right": bool(right & at) if right else None,
+        "line_right": bool(right & at) or truth.text in row.get("text", "") if truth.text else None,
         "argument_right": row.get("argument") in truth.arguments if truth.arguments else None,
         "proven": bool(row.get("cause")),
     }

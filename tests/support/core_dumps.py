@@ -9,12 +9,42 @@ from __future__ import annotations
 import lzma
 import struct
 import sys
+import tarfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "coredump"
 HEADER_BYTES = ROW_BYTES = 64
 GRIDS, MODULES, IMAGES = 0x8000000C, 0x80000010, 0x80000007
+
+#: What the ROCm debug agent prints, in the form of ROCm 6 and of ROCm 7; the values are made up.
+AGENT_TEXT = """\
+Memory access fault by GPU node-1 (Agent handle: 0x55d0c3a61f80) on address 0x7f3e5a400000. \
+Reason: Page not present or supervisor privilege.
+--------------------------------------------------------
+wave_3: pc=0x7f3e61004128 (stopped, reason: MEMORY_VIOLATION)
+
+system registers:
+            m0: 00000000        status: 00012461
+          exec: ffffffffffffffff           vcc: 0000000000000000
+
+vector registers:
+            v0: [0] 5a400000 [1] 5a400004 [2] 5a400008
+            v1: [0] 00007f3e [1] 00007f3e [2] 00007f3e
+
+Disassembly for function scatter(long const*, float*, int):
+    code object: file:///home/user/scatter#offset=4096&size=9000
+    loaded at: [0x7f3e61004000-0x7f3e61006070]
+
+/home/user/scatter.hip:
+17        out[ids[i]] = 1.0f;
+    0x7f3e61004120 <+32>:    global_store_dword v[0:1], v2, off
+ => 0x7f3e61004128 <+40>:    s_waitcnt vmcnt(0)
+
+End of disassembly.
+wave_4: pc=0x7f3e61004140 (kernel_code_entry=0x7f3e61004000 <scatter>, kernargs=0x7f3e60000000) \
+(stopped, reason: MEMORY_VIOLATION)
+"""
 
 
 @dataclass(frozen=True)
@@ -86,6 +116,13 @@ def cut(dump: bytes) -> bytes:
             for part in parts
         ]
     return put_together(header, parts)
+
+
+def bundle_folder(name: str, folder: Path) -> Path:
+    """A bundle that `benchmarks/gpu_coredump.py` made on an H100 of the program of that name."""
+    with tarfile.open(FIXTURES / "bundles.tar.xz") as tar:
+        tar.extractall(folder, [m for m in tar if Path(m.name).parts[:1] == (name,)], filter="data")
+    return folder / name
 
 
 def fixture(name: str) -> bytes:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from hypocenter.coredump.elf import Elf, Function, string_at
 from hypocenter.errors import BadCoreDump
-from hypocenter.record.gpu_stop import GpuFrame
+from hypocenter.record.gpu_stop import MAX_FRAMES, GpuFrame
 
 MAX_TABLE_BYTES = 16 << 20
-MAX_ROWS, MAX_FILES, MAX_FRAMES = 1 << 20, 1 << 14, 32
+MAX_ROWS, MAX_FILES = 1 << 20, 1 << 14
 _MAX_PATH_CHARS = 1000
 _VERSIONS = range(2, 5)
 #: Extended opcodes: the end of a sequence, an address, NVIDIA's inlined call (context, name).

@@ -41,7 +41,8 @@ _WRITE_MANY = {0x1F0, 0x1F1, *range(0x160, 0x180)}
 class MemoryInstruction:
     """`register` is the lower half of the address, `offset` is added to it.
 
-    `predicate` is the number of the one that guards it, 7 for none.
+    `width_bytes` is 0 where it is not told; `predicate` is the number of the one that guards it,
+    7 for none.
     """
 
     operation: str
@@ -74,8 +75,8 @@ def memory_instruction(code: bytes) -> MemoryInstruction | None:
     offset = (low >> 40 ^ 0x800000) - 0x800000
     if opcode in _LOADS | {_COPY_ASYNC}:
         operation = "load"
-        if opcode == _COPY_ASYNC:
-            offset = low >> 32 & 0xFFF
+        if opcode == _COPY_ASYNC:  # its width lies elsewhere on each architecture
+            offset, width = low >> 32 & 0xFFF, 0
     elif opcode in _STORES:
         operation = "store"
     elif opcode in _ATOMICS | _REDUCTIONS:
@@ -83,7 +84,8 @@ def memory_instruction(code: bytes) -> MemoryInstruction | None:
     else:
         return None
     register = low >> 24 & 0xFF
-    if register == _NONE or not high >> 8 & 1:  # an address of 32 bits
+    is_wide = bool(high >> 8 & 1) or opcode == _COPY_ASYNC
+    if register == _NONE or not is_wide:  # an address of 32 bits
         return None
     return MemoryInstruction(operation, width, register, offset, low >> 12 & 7, bool(low >> 15 & 1))
 

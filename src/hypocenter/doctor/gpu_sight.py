@@ -110,7 +110,8 @@ def sight_lines(sight: GpuSight) -> Iterator[str]:
             name, distance = sight.near
             side = "behind the start of" if distance >= 0 else "before"
             near = f", {abs(distance)} bytes {side} {name}"
-        yield f"its first lane {verb} {sight.width_bytes} bytes at {shown}{near}"
+        width = f" {count_text(sight.width_bytes, 'byte')}" if sight.width_bytes else ""
+        yield f"its first lane {verb}{width} at {shown}{near}"
     if sight.parameters:
         pairs = ", ".join(f"{name} = {value}" for name, value in sight.parameters)
         yield f"parameters: {pairs}"

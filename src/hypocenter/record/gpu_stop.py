@@ -10,7 +10,7 @@ import msgspec
 
 #: What is kept of a dump, and read of a bundle, at most.
 MAX_STOPS, MAX_GRIDS, MAX_WARPS, MAX_STANDINGS = 8, 64, 64, 64
-MAX_WORDS, MAX_LANES, MAX_REGISTERS = 4096, 64, 512
+MAX_WORDS, MAX_LANES, MAX_REGISTERS, MAX_FRAMES = 4096, 64, 512, 32
 #: Warps whose registers are kept, those with an exception first.
 MAX_DEEP_WARPS = 4
 
@@ -125,3 +125,16 @@ class GpuStop(msgspec.Struct, frozen=True, kw_only=True):
         """The warp at fault; where nothing is said to be wrong, the first one that is known."""
         wrong = [warp for warp in self.warps if warp.is_error or warp.exception]
         return next(iter((*wrong, *self.warps)), None)
+
+    def problem(self) -> str:
+        """What of its sizes no dump can have had; "" where all can."""
+        sizes = {
+            "grids": (len(self.grids), MAX_GRIDS),
+            "warps": (len(self.warps), MAX_WARPS),
+            "lines": (len(self.standing), MAX_STANDINGS),
+            "parameters": (max((len(grid.words) for grid in self.grids), default=0), MAX_WORDS),
+            "lanes": (max((len(warp.lanes) for warp in self.warps), default=0), MAX_LANES),
+            "frames": (max((len(warp.frames) for warp in self.warps), default=0), MAX_FRAMES),
+        }
+        over = (f"{n} {name}, limit {limit}" for name, (n, limit) in sizes.items() if n > limit)
+        return next(over, "")

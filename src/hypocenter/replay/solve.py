@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,8 +21,8 @@ from hypocenter.replay.corrections import TensorCorrection
 from hypocenter.replay.findings import Finding, Site
 from hypocenter.replay.trace import LaneAccess, Trace, trace_program
 
-#: Loads whose entries are tried, those of one load, and values of one entry.
-MAX_LOADS, MAX_ENTRIES, _MAX_VALUES = 16, 4096, 4
+#: Loads whose entries are tried, and those of one load.
+MAX_LOADS, MAX_ENTRIES = 16, 4096
 #: Neighbouring elements that one thread of a GPU may have, of an access in a row.
 _RUNS = (1, 2, 4, 8, 16, 32)
 
@@ -74,10 +74,11 @@ class Entry:
 class Solution:
     """`entry` held `value`, or that and a multiple of `modulus` where this is not 0.
 
-    `access` goes `step` bytes farther for each; it aims at `target`, None where the entry is itself
+    Where a thread of the GPU may have loaded others instead, `others` are these, in order. The
+    access goes `step` bytes farther for each; it aims at `target`, None where the entry is itself
     an address. `finding` is what the replay with that entry says of the access, in which `address`
-    is where the GPU stopped; `largest` is the last entry with which nothing is wrong there, or with
-    `is_alone` what the first of the elements is by itself.
+    is where the GPU stopped. `largest` is the last entry with which nothing is wrong there; with
+    `is_alone` it is what the first of the elements is by itself.
     """
 
     entry: Entry
@@ -90,6 +91,7 @@ class Solution:
     address: int
     largest: int | None
     is_alone: bool = False
+    others: tuple[Entry, ...] = ()
 
 
 def matching(trace: Trace, asked: Asked) -> list[LaneAccess]:
@@ -184,12 +186,29 @@ class _Solver:
             if counted is None or counted.size != zero.size:
                 return None
             owners = _divided((counted - zero).view(np.int64), steps)
-        for at, value, modulus, lane, address in self._candidates(number, steps, owners):
-            if 0 <= at < len(load):
-                found = self._checked(number, load[at], value, modulus, int(steps[lane]), address)
-                if found is not None:
-                    return found
+        for lane, value, modulus, address in self._candidates(number, steps, owners):
+            at, step = int(owners[lane]), int(steps[lane])
+            if not 0 <= at < len(load):
+                continue
+            found = self._checked(number, load[at], value, modulus, step, address)
+            if found is not None:
+                fit = (value, modulus)
+                alike = self._alike(number, steps, owners, address, fit) - {at}
+                others = tuple(load[other] for other in sorted(alike) if 0 <= other < len(load))
+                return replace(found, others=others)
         return None
+
+    def _alike(
+        self, number: int, steps: Array, owners: Array, address: int, fit: tuple[int, int]
+    ) -> set[int]:
+        """The entries of which the same value leads some lane to the address."""
+        access, modulus = self.zeros.accesses[number], self._asked.modulus
+        real = self.zeros.real(access, self.zeros.argument_of(access))
+        return {
+            int(owners[lane])
+            for lane in range(len(real))
+            if _congruent(address - real[lane], int(steps[lane]), modulus) == fit
+        }
 
     def _lanes(self, number: int, load: Sequence[Entry], value: object) -> Array | None:
         """Where access `number` goes when the load's entries hold what `value` gives for each."""
@@ -206,8 +225,8 @@ class _Solver:
 
     def _candidates(
         self, number: int, steps: Array, owners: Array
-    ) -> Iterator[tuple[int, int, int, int, int]]:
-        """(entry, value, modulus of it, lane, address) that fit the GPU's addresses, best first."""
+    ) -> Iterator[tuple[int, int, int, int]]:
+        """(lane, value, modulus of it, address) that fit the GPU's addresses, best first."""
         access, asked = self.zeros.accesses[number], self._asked
         base = self.zeros.argument_of(access)
         real = self.zeros.real(access, base)
@@ -227,7 +246,7 @@ class _Solver:
             thread = (outside or threads)[0]
             fit = fits[thread]
             assert fit is not None
-            yield int(owners[lanes[thread]]), *fit, lanes[thread], asked.addresses[thread]
+            yield lanes[thread], *fit, asked.addresses[thread]
 
     def _is_outside(self, base: Argument | None, address: int) -> bool:
         tensor = self.zeros.tensors.get(base.name) if base is not None else None
@@ -254,7 +273,7 @@ class _Solver:
                     entry=entry,
                     loaded_at=self._loaded_at(entry),
                     value=chosen,
-                    modulus=modulus if modulus < 1 << 8 * entry.width_bytes else 0,
+                    modulus=modulus if modulus < 1 << min(8 * entry.width_bytes, 56) else 0,
                     step=step,
                     target=base.name if base is not None else None,
                     finding=findings[0],
@@ -348,11 +367,12 @@ def _congruent(distance: int, step: int, modulus: int) -> tuple[int, int] | None
 
 
 def _values(value: int, modulus: int, num_bits: int) -> Iterator[int]:
-    """Numbers of so many bits that are `value` modulo `modulus`, the smallest first."""
+    """Numbers of so many bits, with a sign, that are `value` modulo `modulus`, the smallest first.
+
+    An address as an entry has no sign, but is less than half of what fits.
+    """
     whole = min(modulus, 1 << num_bits)
-    nearest = value - whole if value >= whole // 2 else value
-    wanted = (nearest + turn * whole for turn in (0, 1, -1, 2))
+    nearest = (value + whole // 2) % whole - whole // 2
     limit = 1 << num_bits - 1
-    # An address is no signed number.
-    fitting = [n for n in wanted if -limit <= n < limit or (modulus > limit and n >= 0)]
-    yield from fitting[:_MAX_VALUES]
+    wanted = (nearest + turn * whole for turn in (0, 1, -1, 2))
+    yield from (number for number in wanted if -limit <= number < limit)

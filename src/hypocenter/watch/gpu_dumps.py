@@ -26,8 +26,8 @@ from hypocenter.errors import BadCoreDump
 from hypocenter.record.gap import Gap
 from hypocenter.record.gpu_stop import MAX_STOPS, GpuStop
 
-#: How long a dump that was asked for may take; one of a full H100 took a second.
-DUMP_SECONDS = 10.0
+#: How long a dump that was asked for may take; one of an H100 full of warps took some 20 seconds.
+DUMP_SECONDS = 40.0
 #: Below this much room on the disk none is made.
 MIN_FREE_BYTES = 2 << 30
 #: A variable with this in its name is the user's own wish; then nothing of it is touched.
@@ -38,6 +38,8 @@ _LIGHT = (
     "skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,skip_local_memory,"
     "skip_constbank_memory,skip_abort"
 )
+#: What clocks of files are behind by.
+_CLOCK_SECONDS = 1.0
 _DRIVER = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
 _WHAT = "where the GPU stood"
 #: Lines that are read of source files, and what counts as one.
@@ -108,7 +110,7 @@ class GpuDumps:
         found = []
         with contextlib.suppress(OSError, ValueError):
             for path in sorted(place.parent.glob(place.name)):
-                if path.stat().st_mtime >= self.since:
+                if path.stat().st_mtime >= self.since - _CLOCK_SECONDS:
                     found.append(path)
         return found
 

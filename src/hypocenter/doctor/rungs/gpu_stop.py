@@ -318,8 +318,9 @@ def _by_entry(case: Case, stopped: _Stop, solution: Any) -> Claim:
     """The claim that an entry of a tensor led to where the GPU stopped."""
     entry, finding, use = solution.entry, solution.finding, stopped.use
     tensor = case.tensor_of(use.launch, entry.argument)
-    shown = _shown(entry)
-    holds = f"{shown} {'hold' if entry.is_cast else 'holds'} {_value(solution)}"
+    shown = _shown(solution)
+    hold = "hold" if entry.is_cast and not solution.others else "holds"
+    holds = f"{shown} {hold} {_value(solution)}"
     cause, sentence, fix, at = _meaning(case, stopped, solution, shown)
     red = (
         f"{stopped.told}; {address_text(solution.address, stopped.warp.access.known_bits)}"  # type: ignore[union-attr]
@@ -413,13 +414,22 @@ def _corrected(solution: Any, shown: str) -> tuple[str, str]:
         told = f"{shown} = the address of a tensor of the launch"
     elif solution.is_alone:
         first = solution.entry.indices[0]
-        told = f"{solution.entry.argument}[{', '.join(map(str, first))}] read by itself: {largest}"
+        told = f"{_element(solution.entry, first)} read by itself: {largest}"
     return told, f"the same replay with {told}: nothing wrong at that line"
 
 
-def _shown(entry: Any) -> str:
-    places = [f"{entry.argument}[{', '.join(map(str, index))}]" for index in entry.indices]
-    return " and ".join(places)
+def _shown(solution: Any) -> str:
+    """`ids_ptr[77]`, or the entries of which it is one."""
+    entry = solution.entry
+    if not solution.others:
+        return " and ".join(_element(entry, index) for index in entry.indices)
+    every = sorted((entry, *solution.others), key=lambda other: other.offset)
+    first, last = _element(entry, every[0].indices[0]), _element(entry, every[-1].indices[-1])
+    return f"one of {first} to {last}"
+
+
+def _element(entry: Any, index: tuple[int, ...]) -> str:
+    return f"{entry.argument}[{', '.join(map(str, index))}]"
 
 
 def _value(solution: Any) -> str:
