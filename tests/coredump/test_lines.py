@@ -88,13 +88,13 @@ _OPERATIONS = {"LD": "load", "ST": "store", "AT": "atomic", "RE": "atomic"}
 def assemble(folder: Path, text: str, arch: str, *options: str) -> Path:
     (folder / "k.ptx").write_text(text)
     out = folder / "k.cubin"
-    command = [TOOLS / "ptxas", "--gpu-name", arch, *options, "-o", out, folder / "k.ptx"]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    command = ["--gpu-name", arch, *options, "-o", str(out), str(folder / "k.ptx")]
+    subprocess.run([str(TOOLS / "ptxas"), *command], check=True, capture_output=True, timeout=60)
     return out
 
 
 def disassembled(cubin: Path, *options: str) -> str:
-    command = [TOOLS / "nvdisasm", *options, "-c", cubin]
+    command = [str(TOOLS / "nvdisasm"), *options, "-c", str(cubin)]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
@@ -110,7 +110,8 @@ def opened(path: Path) -> Iterator[Elf]:
 def shown_lines(cubin: Path) -> dict[tuple[str, int], list[tuple[str, int]]]:
     """By kernel and offset the lines that the disassembler shows, the innermost first."""
     shown: dict[tuple[str, int], list[tuple[str, int]]] = {}
-    kernel, frames, is_over = "", [], True
+    frames: list[tuple[str, int]] = []
+    kernel, is_over = "", True
     for row in disassembled(cubin, "-gi").splitlines():
         if match := re.match(r"\.text\.(\w+):", row):
             kernel = match[1]
@@ -235,7 +236,7 @@ def test_a_line_table_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     cubin = assemble(tmp_path, LINED.format(name="first") + TABLES, "sm_90a", "-lineinfo")
     data = cubin.read_bytes()
     with opened(cubin) as image:
-        section = image.named(".debug_line")
+        section = image.section_of_name(".debug_line")
         assert section is not None
         start, num_bytes = section.start, section.num_bytes
     spoilt = tmp_path / "spoilt.cubin"

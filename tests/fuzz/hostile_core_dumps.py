@@ -62,8 +62,10 @@ def spoilt(parts: list[Part], source: random.Random) -> list[Part]:
         part = replace(part, data=part.data[: source.randrange(len(part.data) + 1)])
     elif how == "entry":
         part = replace(part, entry_bytes=number)
-    elif how in ("link", "info"):
-        part = replace(part, **{how: number & 0xFFFFFFFF})
+    elif how == "link":
+        part = replace(part, link=number & 0xFFFFFFFF)
+    elif how == "info":
+        part = replace(part, info=number & 0xFFFFFFFF)
     elif how == "type":
         part = replace(part, type=source.choice(parts).type)
     elif how == "twice":
@@ -87,10 +89,10 @@ def prepare(seeds: Path) -> Callable[[random.Random, Path], str]:
                 parts = spoilt(parts, source)
             data = put_together(header, parts)
         else:
-            data = bytearray(dumps[name])
+            spoiled = bytearray(dumps[name])
             for _ in range(source.choice((1, 4, 64))):
-                data[source.randrange(len(data))] = source.randrange(256)
-            data = bytes(data[: source.randrange(len(data))] if how == "cut" else data)
+                spoiled[source.randrange(len(spoiled))] = source.randrange(256)
+            data = bytes(spoiled[: source.randrange(len(spoiled))] if how == "cut" else spoiled)
         wrong = wrong_of(data, folder / "1.nvcudmp")
         return wrong and f"{name}, {how}: {wrong}"
 

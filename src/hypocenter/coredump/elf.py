@@ -22,18 +22,17 @@ MAX_SECTION_BYTES = 64 << 20
 MAX_NAME_BYTES = 4096
 
 _HEADER_BYTES = 64
-_SECTION = np.dtype(
-    [
-        ("name", "<u4"), ("type", "<u4"), ("flags", "<u8"), ("address", "<u8"), ("offset", "<u8"),
-        ("size", "<u8"), ("link", "<u4"), ("info", "<u4"), ("align", "<u8"), ("entry", "<u8"),
-    ]
+_FIELDS = (
+    ("name", "<u4"), ("type", "<u4"), ("flags", "<u8"), ("address", "<u8"), ("offset", "<u8"),
+    ("size", "<u8"), ("link", "<u4"), ("info", "<u4"), ("align", "<u8"), ("entry", "<u8"),
 )  # fmt: skip
+_SECTION = np.dtype([*_FIELDS])
 _SYMBOL = np.dtype(
     [
-        ("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"),
-        ("value", "<u8"), ("size", "<u8"),
+        *(("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2")),
+        *(("value", "<u8"), ("size", "<u8")),
     ]
-)  # fmt: skip
+)
 _RELOCATION = np.dtype([("offset", "<u8"), ("info", "<u8"), ("addend", "<i8")])
 
 _PROGBITS, SYMTAB, STRTAB, RELA = 1, 2, 3, 4
@@ -130,7 +129,7 @@ class Elf:
         parents = zip(rows["link"].tolist(), rows["info"].tolist(), strict=True)
         return dict(zip(parents, numbers.tolist(), strict=True))
 
-    def named(self, name: str) -> Section | None:
+    def section_of_name(self, name: str) -> Section | None:
         """The first section of that name."""
         wanted = name.encode() + b"\0"
         held = self.data(self._names)
@@ -194,7 +193,7 @@ class Elf:
             return self.read(section.start + skipped, min(num_bytes, section.num_bytes - skipped))
         return b""
 
-    def relocated(self, section: Section) -> dict[int, int]:
+    def filled_words(self, section: Section) -> dict[int, int]:
         """Of the words of a section that a relocation fills: offset to value."""
         symbols, _ = self._symbols()
         found: dict[int, int] = {}

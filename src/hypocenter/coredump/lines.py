@@ -59,6 +59,11 @@ class _Bytes:
                 return value - (1 << shift + 7) if is_negative else value
         raise BadCoreDump(self.name, "has a line table with a number of more than 64 bits")
 
+    def skip_to(self, at: int) -> None:
+        if at < self.at:
+            raise BadCoreDump(self.name, "has a line table that makes no sense")
+        self.at = at
+
     def text(self) -> str:
         stop = self._data.find(b"\0", self.at, self.end)
         if stop < 0:
@@ -73,11 +78,11 @@ def frames_at(image: Elf, function: Function, pc: int) -> tuple[GpuFrame, ...]:
 
     Empty where the image has no line table. Raises BadCoreDump for one that makes no sense.
     """
-    section = image.named(".debug_line")
+    section = image.section_of_name(".debug_line")
     if section is None or not section.num_bytes:
         return ()
-    data, filled = image.data(section, MAX_TABLE_BYTES), image.relocated(section)
-    strings = image.named(".debug_str")
+    data, filled = image.data(section, MAX_TABLE_BYTES), image.filled_words(section)
+    strings = image.section_of_name(".debug_str")
     names = image.data(strings) if strings is not None else b""
     at = 0
     while at + 4 <= len(data):
@@ -105,7 +110,9 @@ class _Unit:
         if not self._is_known:
             return ()
         rows: list[_Row] = []
-        for row, is_end in self._rows():
+        for number, (row, is_end) in enumerate(self._rows()):
+            if number >= MAX_ROWS:
+                raise BadCoreDump(self._source.name, f"has more than {MAX_ROWS} rows of lines")
             if rows and rows[-1].address <= pc < row.address:
                 return tuple(self._chain(rows, names))
             rows.append(row)
@@ -148,7 +155,6 @@ class _Unit:
         """Each row, and whether it ends a sequence."""
         source = self._source
         address, file, line, call, name = 0, 1, 1, 0, 0
-        num_rows = 0
         while source.at < source.end:
             code, is_row, is_end = source.number(1), False, False
             if code >= self._opcode_base:
@@ -164,9 +170,7 @@ class _Unit:
                 elif kind == _INLINED:
                     call, name = source.leb(), source.leb()
                 is_row = is_end = kind == _END
-                if stop < source.at:
-                    raise BadCoreDump(source.name, "has a line table that makes no sense")
-                source.at = stop
+                source.skip_to(stop)
             elif code == _COPY:
                 is_row = True
             elif code == _ADVANCE_PC:
@@ -183,9 +187,6 @@ class _Unit:
                 for _ in range(self._lengths[code - 1]):
                     source.leb()
             if is_row:
-                num_rows += 1
-                if num_rows > MAX_ROWS:
-                    raise BadCoreDump(source.name, f"has more than {MAX_ROWS} rows of lines")
                 yield _Row(address, file, line, call, name), is_end
             if is_end:
                 address, file, line, call, name = 0, 1, 1, 0, 0

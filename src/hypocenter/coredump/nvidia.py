@@ -50,10 +50,11 @@ _MAX_COUNTED, _MAX_BLOCKS, _MAX_SMS, _MAX_MODULES = 1 << 15, 1 << 15, 1 << 12, 1
 _NOWHERE = Section(-1, 0, 0, 0, 0, 0, 0)
 
 _ET_CORE, _EM_CUDA = 4, 190
-(
-    _REGISTERS, _RELOCATED_IMAGE, _DEVICES, _SMS, _GRIDS, _BLOCKS, _WARPS, _LANES, _MODULES,
-    _PREDICATES, _PARAMETERS, _UNIFORM, _META,
-) = (0x80000000 + kind for kind in (5, 7, 9, 11, 12, 13, 14, 15, 16, 17, 18, 19, 22))  # fmt: skip
+#: Types of sections, CUDBG_SHT_* of `cudacoredump.h`.
+_REGISTERS, _RELOCATED_IMAGE, _DEVICES = 0x80000005, 0x80000007, 0x80000009
+_SMS, _GRIDS, _BLOCKS, _WARPS, _LANES = (0x80000000 + kind for kind in range(11, 16))
+_MODULES, _PREDICATES, _PARAMETERS = 0x80000010, 0x80000011, 0x80000012
+_UNIFORM, _META = 0x80000013, 0x80000016
 
 _EXCEPTIONS = {
     1: "illegal address in a lane", 2: "stack overflow of a lane",

@@ -19,7 +19,7 @@ from hypocenter.record.events import Place
 from hypocenter.replay.arguments import Argument
 from hypocenter.replay.corrections import TensorCorrection
 from hypocenter.replay.findings import Finding, Site
-from hypocenter.replay.trace import LaneAccess, Trace, trace_program
+from hypocenter.replay.trace import LaneAccess, ProgramTrace, trace_program
 
 #: Loads whose entries are tried, and those of one load.
 MAX_LOADS, MAX_ENTRIES = 16, 4096
@@ -30,7 +30,7 @@ Elements = dict[tuple[int, ...], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GpuRequest:
     """What the GPU asked for: an address by the number of the thread in its block.
 
     Of each address the bits in `known` count. `places` are (file, line) of the instruction, the
@@ -48,7 +48,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LoadedEntry:
     """An entry that a program loaded: `width_bytes` at byte `offset` of a tensor argument."""
 
     argument: str
@@ -81,7 +81,7 @@ class Solution:
     `is_alone` it is what the first of the elements is by itself.
     """
 
-    entry: Entry
+    entry: LoadedEntry
     loaded_at: Site
     value: int
     modulus: int
@@ -91,10 +91,10 @@ class Solution:
     address: int
     largest: int | None
     is_alone: bool = False
-    others: tuple[Entry, ...] = ()
+    others: tuple[LoadedEntry, ...] = ()
 
 
-def matching(trace: Trace, asked: Asked) -> list[LaneAccess]:
+def matching(trace: ProgramTrace, asked: GpuRequest) -> list[LaneAccess]:
     """The accesses of a program that stand at the GPU's line and do what it did there."""
     wanted = {(_base(file), line) for file, line in asked.places}
     return [
@@ -106,7 +106,7 @@ def matching(trace: Trace, asked: Asked) -> list[LaneAccess]:
     ]
 
 
-def reaches(trace: Trace, access: LaneAccess, asked: Asked) -> bool:
+def reaches(trace: ProgramTrace, access: LaneAccess, asked: GpuRequest) -> bool:
     """Whether every address that the GPU asked for is one of this access's."""
     base = trace.argument_of(access)
     found = {address & asked.known for address in trace.real(access, base)}
@@ -114,7 +114,7 @@ def reaches(trace: Trace, access: LaneAccess, asked: Asked) -> bool:
 
 
 def solve(
-    index: BundleIndex, place: Place, program: int, asked: Asked, *, allow_source: bool = False
+    index: BundleIndex, place: Place, program: int, asked: GpuRequest, *, allow_source: bool = False
 ) -> Solution | None:
     """The entry that explains where the GPU stopped; None where none of the program's does.
 
@@ -133,19 +133,19 @@ def solve(
 
 class _Solver:
     def __init__(
-        self, index: BundleIndex, place: Place, program: int, asked: Asked, allow_source: bool
+        self, index: BundleIndex, place: Place, program: int, asked: GpuRequest, allow_source: bool
     ) -> None:
         self._index, self._place, self._program = index, place, program
         self._asked, self._allow_source = asked, allow_source
         self._seq = index.seq(place)
         self.zeros = self._trace({})
 
-    def _trace(self, corrections: Mapping[str, TensorCorrection]) -> Trace:
+    def _trace(self, corrections: Mapping[str, TensorCorrection]) -> ProgramTrace:
         return trace_program(
             self._index, self._place, self._program, corrections, allow_source=self._allow_source
         )
 
-    def loads_before(self, number: int) -> list[list[Entry]]:
+    def loads_before(self, number: int) -> list[list[LoadedEntry]]:
         """Of each load before access `number` the entries, where nobody recorded what they held.
 
         The nearest load first: it is the likeliest to have given the address.
@@ -158,7 +158,7 @@ class _Solver:
                     found.append(entries)
         return found[:MAX_LOADS]
 
-    def _entries(self, access: LaneAccess) -> list[Entry]:
+    def _entries(self, access: LaneAccess) -> list[LoadedEntry]:
         argument = self.zeros.argument_of(access)
         tensor = self.zeros.tensors.get(argument.name) if argument is not None else None
         if argument is None or tensor is None or argument.region.data is None:
@@ -171,7 +171,7 @@ class _Solver:
         entries = (_entry(argument, int(offset), access.width_bytes) for offset in offsets)
         return [entry for entry in entries if entry is not None]
 
-    def by(self, number: int, load: Sequence[Entry]) -> Solution | None:
+    def by(self, number: int, load: Sequence[LoadedEntry]) -> Solution | None:
         """The solution by an entry of one load, whose access `number` is the GPU's."""
         ones, twos = (self._lanes(number, load, lambda at, n=n: n) for n in (1, 2))
         zero = self.zeros.accesses[number].pointers
@@ -185,20 +185,20 @@ class _Solver:
             counted = self._lanes(number, load, lambda at: at)
             if counted is None or counted.size != zero.size:
                 return None
-            owners = _divided((counted - zero).view(np.int64), steps)
+            owners = _owners((counted - zero).view(np.int64), steps)
         for lane, value, modulus, address in self._candidates(number, steps, owners):
             at, step = int(owners[lane]), int(steps[lane])
             if not 0 <= at < len(load):
                 continue
-            found = self._checked(number, load[at], value, modulus, step, address)
+            found = self._try(number, load[at], value, modulus, step, address)
             if found is not None:
                 fit = (value, modulus)
-                alike = self._alike(number, steps, owners, address, fit) - {at}
+                alike = self._same_entries(number, steps, owners, address, fit) - {at}
                 others = tuple(load[other] for other in sorted(alike) if 0 <= other < len(load))
                 return replace(found, others=others)
         return None
 
-    def _alike(
+    def _same_entries(
         self, number: int, steps: Array, owners: Array, address: int, fit: tuple[int, int]
     ) -> set[int]:
         """The entries of which the same value leads some lane to the address."""
@@ -210,7 +210,7 @@ class _Solver:
             if _congruent(address - real[lane], int(steps[lane]), modulus) == fit
         }
 
-    def _lanes(self, number: int, load: Sequence[Entry], value: object) -> Array | None:
+    def _lanes(self, number: int, load: Sequence[LoadedEntry], value: object) -> Array | None:
         """Where access `number` goes when the load's entries hold what `value` gives for each."""
         assert callable(value)
         elements: Elements = {}
@@ -254,8 +254,8 @@ class _Solver:
             return True
         return not tensor.address <= address < tensor.address + tensor.extent_bytes
 
-    def _checked(
-        self, number: int, entry: Entry, value: int, modulus: int, step: int, address: int
+    def _try(
+        self, number: int, entry: LoadedEntry, value: int, modulus: int, step: int, address: int
     ) -> Solution | None:
         """The solution, if the replay with it goes wrong at the access that it is about."""
         base = self.zeros.argument_of(self.zeros.accesses[number])
@@ -283,7 +283,7 @@ class _Solver:
                 )
         return None
 
-    def _loaded_at(self, entry: Entry) -> Site:
+    def _loaded_at(self, entry: LoadedEntry) -> Site:
         return next(
             access.sites[0]
             for access in self.zeros.accesses
@@ -293,13 +293,15 @@ class _Solver:
             and argument.address + entry.offset in access.pointers
         )
 
-    def _alone(self, number: int, entry: Entry, value: int, modulus: int) -> int | None:
+    def _alone(self, number: int, entry: LoadedEntry, value: int, modulus: int) -> int | None:
         """Of several elements that are read as one: the first by itself, if that goes well."""
         first = value % (1 << 8 * entry.item_bytes)
         is_known = entry.is_cast and modulus >= 1 << 8 * entry.item_bytes
         return first if is_known and self._is_clean(number, entry, first) else None
 
-    def _largest(self, number: int, entry: Entry, base: Argument | None, step: int) -> int | None:
+    def _largest(
+        self, number: int, entry: LoadedEntry, base: Argument | None, step: int
+    ) -> int | None:
         """The last entry with which the replay finds nothing wrong at the access."""
         if base is None:
             return self._live_address(number, entry)
@@ -310,14 +312,14 @@ class _Solver:
         largest = (base.num_bytes - past) // step
         return largest if largest >= 0 and self._is_clean(number, entry, largest) else None
 
-    def _live_address(self, number: int, entry: Entry) -> int | None:
+    def _live_address(self, number: int, entry: LoadedEntry) -> int | None:
         """Of an entry that is an address: that of a tensor of the launch in which all goes well."""
         for argument in sorted(self.zeros.arguments, key=lambda a: -a.num_bytes):
             if argument.name != entry.argument and self._is_clean(number, entry, argument.address):
                 return argument.address
         return None
 
-    def _is_clean(self, number: int, entry: Entry, value: int) -> bool:
+    def _is_clean(self, number: int, entry: LoadedEntry, value: int) -> bool:
         trace = self._trace({entry.argument: TensorCorrection(elements=entry.elements(value))})
         return len(trace.accesses) > number and not trace.findings_at(trace.accesses[number])
 
@@ -326,7 +328,7 @@ def _base(file: str) -> str:
     return file.rsplit("/", 1)[-1]
 
 
-def _entry(argument: Argument, offset: int, width: int) -> Entry | None:
+def _entry(argument: Argument, offset: int, width: int) -> LoadedEntry | None:
     """The entry at a byte offset, as the elements of the tensor that it covers whole."""
     item = argument.item_bytes
     if width % item or offset % item or not 0 <= offset <= argument.num_bytes - width:
@@ -335,10 +337,10 @@ def _entry(argument: Argument, offset: int, width: int) -> Entry | None:
     indices = tuple(index for index in covered if index is not None)
     if len(indices) != len(covered):
         return None
-    return Entry(argument.name, offset, width, item, indices)
+    return LoadedEntry(argument.name, offset, width, item, indices)
 
 
-def _divided(counted: Array, steps: Array) -> Array:
+def _owners(counted: Array, steps: Array) -> Array:
     """Which entry each lane's address grows with; -1 for none."""
     moving = steps != 0
     found: Array = np.where(moving, counted // np.where(moving, steps, 1), -1)

@@ -32,7 +32,7 @@ class LaneAccess:
     """One access: `sites` are its call chain, the innermost first.
 
     `pointers` and `values` are of the lanes that its mask lets through. The former are addresses of
-    the replay, of which `Trace.real` makes those of the GPU; `width_bytes` is what a lane moves.
+    the replay, of which `ProgramTrace.real` makes those of the GPU. A lane moves `width_bytes`.
     """
 
     operation: str
@@ -43,7 +43,7 @@ class LaneAccess:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class ProgramTrace:
     """What one program did, in order; `tensors` are those of the launch by parameter."""
 
     accesses: tuple[LaneAccess, ...]
@@ -77,7 +77,7 @@ def trace_program(
     *,
     allow_source: bool = False,
     seconds: float = 4.0,
-) -> Trace:
+) -> ProgramTrace:
     """Replay program `program` (its linear number, x fastest) of the launch at `place`, alone.
 
     Raises as `replay_place` does.
@@ -120,4 +120,4 @@ def trace_program(
         raise NotReplayed(launch.kernel, f"has a record that makes no sense ({told})") from error
     findings = tuple(map(rebuilt.restate, report.findings))
     whole = ReplayReport(findings, report.headroom, report.coverage)
-    return Trace(tuple(kept), tuple(arguments), rebuilt.tensors, whole)
+    return ProgramTrace(tuple(kept), tuple(arguments), rebuilt.tensors, whole)

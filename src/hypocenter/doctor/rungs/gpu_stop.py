@@ -58,13 +58,13 @@ def gpu_stops(case: Case) -> list[Claim]:
     case.sights += filter(None, (sight_of(case, stop) for stop in case.bundle.gpu_stops))
     if any(claim.root is not None for claim in case.claims):
         return []
-    stopped = next(_stopped(case), None)
+    stopped = next(_stops_at_fault(case), None)
     if stopped is None or stopped.use.place is None:
         return []
-    if (freed := _freed(case, stopped)) is not None:
+    if (freed := _claim_of_freed(case, stopped)) is not None:
         return [freed]
     try:
-        return _replayed(case, stopped)
+        return _claims_of_replay(case, stopped)
     except (MissingPackage, ImportError) as error:
         reason = f"needs the replay of launches: {error}"
     except HypoError as error:
@@ -73,7 +73,7 @@ def gpu_stops(case: Case) -> list[Claim]:
     return []
 
 
-def _stopped(case: Case) -> Iterator[_Stop]:
+def _stops_at_fault(case: Case) -> Iterator[_Stop]:
     for stop in case.bundle.gpu_stops:
         warp = stop.faulting
         grid = grid_of(stop, warp) if warp is not None else None
@@ -93,7 +93,7 @@ def _is_of_memory(stop: GpuStop, warp: GpuWarp) -> bool:
 # -- memory that had gone -------------------------------------------------------------------------
 
 
-def _freed(case: Case, stopped: _Stop) -> Claim | None:
+def _claim_of_freed(case: Case, stopped: _Stop) -> Claim | None:
     """The tensor of the launch that had been freed by the time, if the address lies in it."""
     warp, launch = stopped.warp, stopped.use.launch
     address = lowest_address(warp)
@@ -166,7 +166,7 @@ def _clean_while_alive(case: Case, stopped: _Stop) -> tuple[str, str] | None:
         )
     except HypoError:
         return untested
-    asked = _asked(stopped)
+    asked = _request_of(stopped)
     found = [access for access in matching(trace, asked) if reaches(trace, access, asked)]
     if not found or any(trace.findings_at(access) for access in found):
         return None
@@ -179,14 +179,14 @@ def _clean_while_alive(case: Case, stopped: _Stop) -> tuple[str, str] | None:
 # -- what led there -------------------------------------------------------------------------------
 
 
-def _replayed(case: Case, stopped: _Stop) -> list[Claim]:
+def _claims_of_replay(case: Case, stopped: _Stop) -> list[Claim]:
     """What the replay of that program finds at that line; else the entry that explains it."""
     from hypocenter.replay.solve import matching, reaches, solve
     from hypocenter.replay.trace import trace_program
 
     use, place = stopped.use, stopped.use.place
     assert place is not None
-    asked = _asked(stopped)
+    asked = _request_of(stopped)
     trace = trace_program(case.index, place, stopped.program, allow_source=case.allow_source)
     at_fault = matching(trace, asked)
     same = [access for access in at_fault if reaches(trace, access, asked)]
@@ -196,11 +196,13 @@ def _replayed(case: Case, stopped: _Stop) -> list[Claim]:
         claims = claims_of_programs(case, use, (stopped.program,), RUNG_SECONDS)
         return [_with_dump(claim, stopped) for claim in claims]
     solution = solve(case.index, place, stopped.program, asked, allow_source=case.allow_source)
-    return [_by_entry(case, stopped, solution) if solution is not None else _unexplained(stopped)]
+    return [
+        _by_entry(case, stopped, solution) if solution is not None else _claim_of_nothing(stopped)
+    ]
 
 
-def _asked(stopped: _Stop) -> Any:
-    from hypocenter.replay.solve import Asked
+def _request_of(stopped: _Stop) -> Any:
+    from hypocenter.replay.solve import GpuRequest
 
     warp, access = stopped.warp, stopped.warp.access
     assert access is not None
@@ -209,7 +211,7 @@ def _asked(stopped: _Stop) -> Any:
         for lane in warp.lanes
         if lane.thread is not None
     }
-    return Asked(
+    return GpuRequest(
         operation=access.operation,
         places=tuple((frame.file, frame.line) for frame in warp.frames),
         addresses={
@@ -234,7 +236,7 @@ def _with_dump(claim: Claim, stopped: _Stop) -> Claim:
     return Claim(hypothesis, root, claim.seq, claim.tensors)
 
 
-def _unexplained(stopped: _Stop) -> Claim:
+def _claim_of_nothing(stopped: _Stop) -> Claim:
     return row(
         Cause.INDEX_RANGE,
         Verdict.INCONCLUSIVE,
@@ -318,7 +320,7 @@ def _by_entry(case: Case, stopped: _Stop, solution: Any) -> Claim:
     """The claim that an entry of a tensor led to where the GPU stopped."""
     entry, finding, use = solution.entry, solution.finding, stopped.use
     tensor = case.tensor_of(use.launch, entry.argument)
-    shown = _shown(solution)
+    shown = _name_of(solution)
     hold = "hold" if entry.is_cast and not solution.others else "holds"
     holds = f"{shown} {hold} {_value(solution)}"
     cause, sentence, fix, at = _meaning(case, stopped, solution, shown)
@@ -328,7 +330,7 @@ def _by_entry(case: Case, stopped: _Stop, solution: Any) -> Claim:
         f"{' '.join(filter(None, (finding.argument, finding.detail)))}"
     )
     is_open = solution.largest is None
-    corrected, green = _corrected(solution, shown)
+    corrected, green = _green(solution, shown)
     kernel, argument = use.launch.kernel, case.fact_of(use.launch, entry.argument)
     evidence = (*_values(finding), *_others(solution))
     if is_open:
@@ -374,7 +376,7 @@ def _meaning(case: Case, stopped: _Stop, solution: Any, shown: str) -> tuple[Cau
             solution.loaded_at,
         )
     if solution.target is None:
-        gone = _gone(case, solution.value)
+        gone = _freed_memory(case, solution.value)
         return (
             Cause.USE_AFTER_FREE if gone else Cause.WILD_POINTER,
             f"{shown} is the address {solution.value:#x}, "
@@ -396,7 +398,7 @@ def _meaning(case: Case, stopped: _Stop, solution: Any, shown: str) -> tuple[Cau
     )
 
 
-def _gone(case: Case, address: int) -> str:
+def _freed_memory(case: Case, address: int) -> str:
     """The freed memory that an address lies in, in words."""
     for number in case.freed:
         record = case.allocations.get(number)
@@ -405,7 +407,7 @@ def _gone(case: Case, address: int) -> str:
     return ""
 
 
-def _corrected(solution: Any, shown: str) -> tuple[str, str]:
+def _green(solution: Any, shown: str) -> tuple[str, str]:
     largest = solution.largest
     if largest is None:
         return "", ""
@@ -418,7 +420,7 @@ def _corrected(solution: Any, shown: str) -> tuple[str, str]:
     return told, f"the same replay with {told}: nothing wrong at that line"
 
 
-def _shown(solution: Any) -> str:
+def _name_of(solution: Any) -> str:
     """`ids_ptr[77]`, or the entries of which it is one."""
     entry = solution.entry
     if not solution.others:
