@@ -28,20 +28,20 @@ LINED = """
 .visible .entry {name}(.param .u64 p)
 {{
  .reg .b64 %a<4>; .reg .b32 %r<4>;
- .loc 1 12 0
+ .loc 1 {at}2 0
  ld.param.u64 %a0, [p];
- .loc 1 13 5
+ .loc 1 {at}3 5
  mov.u32 %r0, %tid.x;
  mul.wide.u32 %a1, %r0, 4;
- .loc 1 14 5
+ .loc 1 {at}4 5
  add.s64 %a2, %a0, %a1;
- .loc 1 4 9, function_name $L__name, inlined_at 1 14 5
+ .loc 1 4 9, function_name $L__name, inlined_at 1 {at}4 5
  ld.global.u32 %r1, [%a2+64];
- .loc 1 15 5
+ .loc 1 {at}5 5
  add.u32 %r2, %r1, 1;
- .loc 1 16 5
+ .loc 1 {at}6 5
  st.global.u32 [%a2], %r2;
- .loc 1 17 1
+ .loc 1 {at}7 1
  ret;
 }}
 """
@@ -138,8 +138,8 @@ def loaded(cubin: Path, symbol: str, address: int) -> None:
 
 
 def test_lines_of_inlined_code_are_those_of_the_disassembler(tmp_path: Path) -> None:
-    second = LINED.format(name="second").partition(".address_size 64")[2]
-    text = LINED.format(name="first") + second + TABLES
+    second = LINED.format(name="second", at=2).partition(".address_size 64")[2]
+    text = LINED.format(name="first", at=1) + second + TABLES
     cubin = assemble(tmp_path, text, "sm_90a", "-lineinfo")
     shown = shown_lines(cubin)
     assert {kernel for kernel, _ in shown} == {"first", "second"}
@@ -156,7 +156,7 @@ def test_lines_of_inlined_code_are_those_of_the_disassembler(tmp_path: Path) -> 
             if len(told) == 2:
                 assert found == (
                     GpuFrame("/home/user/kernels.cu", 4, "helper"),
-                    GpuFrame("/home/user/kernels.cu", 14, ""),
+                    GpuFrame("/home/user/kernels.cu", {"first": 14, "second": 24}[name], ""),
                 )
         assert image.function_at(0x30000) is None
         assert image.function_at(0xFFFF) is None
@@ -199,6 +199,7 @@ def word(low: int, high: int) -> bytes:
 
 LOAD_OVER_ITS_ADDRESS = word(0x0000000804057981, 0x000EA2000C1E1900)  # LDG.E R5, [R4.64]
 LOAD_ELSEWHERE = word(0x0000000804087981, 0x000EA8000C1E1900)  # LDG.E R8, [R4.64]
+LOAD_OF_FOUR = word(0x0000000808027981, 0x000EA2000C1E1D00)  # LDG.E.128 R2, [R8.64]
 WIDE_ADD = word(0x0000000402047825, 0x000FCC00078E0004)  # IMAD.WIDE R4, R2, ...
 STORE = word(0x0000000502007986, 0x004FE2000C101908)  # STG.E [R2.64], R5
 UNIFORM = word(0x0000000705047899, 0x000FE4000800063F)  # USHF.L.U32 UR4
@@ -212,7 +213,9 @@ UNIFORM = word(0x0000000705047899, 0x000FE4000800063F)  # USHF.L.U32 UR4
         (LOAD_OVER_ITS_ADDRESS, WORD),
         (LOAD_ELSEWHERE + LOAD_OVER_ITS_ADDRESS, WORD),
         (LOAD_ELSEWHERE + WIDE_ADD, 0),
+        (LOAD_ELSEWHERE + LOAD_OF_FOUR, 0),
     ],
+    ids=["kept", "store", "upper half", "upper half later", "both", "four registers"],
 )
 def test_what_lanes_overwrite_behind_the_fault_is_not_taken_for_the_address(
     code: bytes, known: int
@@ -233,7 +236,7 @@ def test_a_lane_that_the_predicate_leaves_out_asks_for_nothing() -> None:
 
 
 def test_a_line_table_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
-    cubin = assemble(tmp_path, LINED.format(name="first") + TABLES, "sm_90a", "-lineinfo")
+    cubin = assemble(tmp_path, LINED.format(name="first", at=1) + TABLES, "sm_90a", "-lineinfo")
     data = cubin.read_bytes()
     with opened(cubin) as image:
         section = image.section_of_name(".debug_line")
