@@ -14,7 +14,6 @@ from hypocenter.doctor.doctor import LADDER
 from hypocenter.lab.score import examine, merit, score
 from hypocenter.lab.victim import victims
 
-
 #: What the lab's simulated GPUs do not leave: `tests/doctor/test_gpu_stop.py` has real ones.
 NEEDS_HARDWARE = frozenset({"core dump"})
 

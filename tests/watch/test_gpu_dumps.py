@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from core_dumps import AGENT_TEXT, fixture
 
+from hypocenter.errors import ErrorKind
 from hypocenter.record.gap import Gap, GapKind
 from hypocenter.watch import collect, gpu_dumps
 from hypocenter.watch.child import Deadlines, Ended, environment_for, watch
@@ -93,6 +94,31 @@ def test_a_fault_leaves_a_dump_that_goes_into_the_bundle(
     assert made is not None
     assert made.gpu_stops == (stop,)
     assert ended.gpu_gaps == ()
+
+
+@pytest.mark.usefixtures("with_driver")
+def test_a_fault_that_the_program_hides_is_a_fault_all_the_same(
+    tmp_path: Path, dump: str, temporary: Path
+) -> None:
+    quiet = FAULTS.partition("sys.exit(")[0]
+    ended = run(tmp_path, quiet, dump)
+    assert ended.exit_code == 0
+    made = collect.collect(tmp_path / "runs", ended)
+    assert made is not None
+    assert made.fault.message == (
+        "the GPU stopped at a fault (illegal address) in embed, of which the command said nothing: "
+        "it ended with exit code 0"
+    )
+    assert made.fault.error_kind is ErrorKind.FOUND_LATER
+
+
+@pytest.mark.usefixtures("with_driver")
+def test_a_dump_that_somebody_asked_for_is_no_fault(tmp_path: Path, temporary: Path) -> None:
+    path = tmp_path / "spin"
+    path.write_bytes(fixture("spin"))
+    ended = run(tmp_path, FAULTS.partition("sys.exit(")[0], str(path))
+    assert len(ended.gpu_stops) == 1
+    assert collect.collect(tmp_path / "runs", ended) is None
 
 
 @pytest.mark.usefixtures("with_driver")

@@ -202,6 +202,8 @@ def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
     spoke = is_fault(ended.stderr, code, ended.signal or below)
     if not spoke and run is not None and _has_died(ended, run):
         return _fault_below(ended, run)
+    if not spoke and (hidden := _hidden_by_program(ended)) is not None:
+        return hidden
     if not spoke and (of_events is None or not ended.exit_code):
         return FaultRecord(kind="none", message="", exit_code=ended.exit_code, signal=ended.signal)
     fault = fault_in(ended.stderr, ended.exit_code, ended.signal or below)
@@ -218,6 +220,26 @@ def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
             is_asynchronous=of_events.is_asynchronous,
         )
     return fault
+
+
+def _hidden_by_program(ended: Ended) -> FaultRecord | None:
+    """A fault of a GPU that left a dump, of which the command itself said nothing."""
+    if is_by_hand(ended.exit_code, ended.signal):
+        return None
+    for stop in ended.gpu_stops:
+        if stop.exception:
+            kernel = stop.faulting.kernel if stop.faulting else ""
+            return FaultRecord(
+                kind="error",
+                message=f"the GPU stopped at a fault ({stop.exception}) in {kernel or 'a kernel'}, "
+                f"of which the command said nothing: it ended with exit code {ended.exit_code}",
+                kernel=kernel,
+                error=stop.exception,
+                error_kind=ErrorKind.FOUND_LATER,
+                exit_code=ended.exit_code,
+                signal=ended.signal,
+            )
+    return None
 
 
 def _shrunk_text(files: Sequence[Shrunk]) -> str:
