@@ -196,6 +196,19 @@ def test_a_hang_is_told_with_the_line_at_which_the_program_stands() -> None:
     assert "parameters: lock_ptr = lock (0x" in text
 
 
+def test_a_loop_that_ends_in_its_replay_is_believed_of_the_gpu() -> None:
+    """It waits for what nobody recorded: the replay has zeros there, for which it ends."""
+    made = bundle("spin_lock")
+    [source] = made.sources
+    ends = msgspec.structs.replace(source, text=source.text.replace("v == 0", "v != 0"))
+    waiting = msgspec.structs.replace(made, sources=(ends,))
+    found = [h for h in examined(waiting).hypotheses if h.cause is Cause.ENDLESS_LOOP]
+    assert [(h.verdict, h.kernel) for h in found] == [(Verdict.CONFIRMED, "spin")]
+    assert "spin stands at /home/user/programs/spin_lock.py:14" in found[0].evidence[1]
+    blind = examined(without_dump(waiting)).hypotheses
+    assert [h.verdict for h in blind if h.cause is Cause.ENDLESS_LOOP] == [Verdict.REFUTED]
+
+
 def test_reports_tell_what_the_gpu_did() -> None:
     found = diagnosis("kept_pointers")
     text = report_text(found)
