@@ -378,6 +378,15 @@ class BadBundle(HypoError):
         super().__init__(f"{self.folder}: {part} {_bounded_text(reason, 300)}")
 
 
+class BadCoreDump(HypoError):
+    """A GPU's core dump, or a part of one, that makes no sense: `name` of it, and why."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = _bounded_text(name, 200)
+        self.reason = _bounded_text(reason, 300)
+        super().__init__(f"{self.name} {self.reason}")
+
+
 class IntegrityError(HypoError):
     """A table of ours contradicts itself; the message names the first contradiction."""
 

@@ -18,6 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+from core_dumps import bundle_folder
 from hostile import answer_problem, run_trials
 from terminal import hypo_in_process
 
@@ -26,6 +27,8 @@ VICTIMS = (
     "slot_beyond_cache", "foreign_block", "sentinel_block", "rope_base_zero", "missing_wait",
     "grid_product", "late_out_of_memory", "unowned_block",
 )  # fmt: skip
+#: Programs that stopped a GPU: where it stood is in their bundles.
+DUMPED = ("far_index", "row_stride", "embedding_range")
 #: A replay runs kernels, so it takes a hundred times as long as reading does.
 REPLAY_EVERY = 100
 NUMBERS = (
@@ -90,6 +93,7 @@ def prepare(seeds_folder: Path) -> Callable[[random.Random, Path], str]:
         seed = seeds_folder / victim
         hypo_in_process("lab", "run", victim, "--out", str(seed))
         seeds.append(seed / "bundle")
+    seeds += [bundle_folder(name, seeds_folder) for name in DUMPED]
     parsed = {seed: json.loads((seed / "bundle.json").read_text()) for seed in seeds}
 
     def trial(source: random.Random, folder: Path) -> str:

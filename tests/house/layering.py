@@ -37,7 +37,8 @@ WORDS = frozenset(
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "words": frozenset(),
     "record": frozenset({"words"}),
-    "watch": frozenset({"words", "record"}),
+    "coredump": frozenset({"words", "record"}),
+    "watch": frozenset({"words", "record", "coredump"}),
     "device": frozenset({"words", "record"}),
     "foreign": frozenset({"words", "record", "device"}),
     "kernels": frozenset({"words", "record", "device"}),

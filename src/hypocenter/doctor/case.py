@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hypocenter.doctor.diagnosis import Claim
+from hypocenter.doctor.diagnosis import Claim, GpuSight
 from hypocenter.doctor.difference import RunDiff
 from hypocenter.doctor.kernel_text import Access, accesses, parameters_stored
 from hypocenter.dtypes import NUMPY_DTYPES, Array
@@ -46,6 +46,8 @@ class Case:
         self.good_diff: RunDiff | None = None
         #: What the rungs have said so far.
         self.claims: list[Claim] = []
+        #: Where GPUs stood by their own dumps, once a rung has looked.
+        self.sights: list[GpuSight] = []
         #: What could not be looked at; rungs add to it.
         self.unseen: dict[Gap, None] = dict.fromkeys(bundle.missing)
 

@@ -19,6 +19,7 @@ class Cause(enum.StrEnum):
     WRONG_STRIDE = "wrong stride"
     MISALIGNMENT = "misalignment"
     NULL_POINTER = "null pointer"
+    WILD_POINTER = "wild pointer"
     BLOCK_TABLE_RANGE = "block table entry out of range"
     STALE_SLOT = "stale slot"
     SENTINEL_CONSUMED = "sentinel consumed"
@@ -197,6 +198,7 @@ CAUSES: dict[Cause, CauseRow] = {
         symptoms=_OF_MEMORY | _ERROR, untested=_ENTRIES, tested_by=TestedBy.ENTRIES,
         is_of_engine=True, clean="all live entries of the block tables lie inside the cache",
     ),
+    Cause.WILD_POINTER: CauseRow(symptoms=frozenset()),
     Cause.INDEX_RANGE: CauseRow(
         symptoms=frozenset(), untested=_ENTRIES, tested_by=TestedBy.ENTRIES,
         clean="all slots and row indices lie inside what they index",

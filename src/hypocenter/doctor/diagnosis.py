@@ -90,12 +90,43 @@ class RungRecord(msgspec.Struct, frozen=True, kw_only=True):
     left_out: str = ""
 
 
+class GpuSight(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a GPU itself stood when it stopped, as its dump (`source`) says.
+
+    `exception` is empty where nothing was wrong and somebody asked. `file`, `line` and `text` are
+    the innermost line that belongs to the program, `called_from` the lines around it. `block` is
+    the program of a Triton kernel, and `num_warps` of `num_in_all` stand at that line. The access
+    goes to `address`, of which the bits in `known_bits` count. `parameters` are name and value;
+    `near` says which of them the address is near to, and how many bytes behind its start.
+    """
+
+    source: str
+    exception: str
+    kernel: str
+    file: str = ""
+    line: int = 0
+    text: str = ""
+    called_from: tuple[tuple[str, int], ...] = ()
+    is_triton: bool = False
+    block: tuple[int, int, int] | None = None
+    threads: tuple[int, int] | None = None
+    num_warps: int = 0
+    num_in_all: int = 0
+    operation: str = ""
+    width_bytes: int = 0
+    address: int | None = None
+    known_bits: int = 0
+    parameters: tuple[tuple[str, str], ...] = ()
+    near: tuple[str, int] | None = None
+    place: Place | None = None
+
+
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """A doctor's report on one bundle, which says `kind` and `fault_kind`.
 
     `surfaced` says where the fault showed and why there. `unseen` lists what could not be looked
     at, and what would make it possible; `consequences` what follows from the roots and is no cause
-    of its own.
+    of its own. `sights` is where GPUs stood that left a dump.
     """
 
     kind: str
@@ -107,6 +138,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     roots: tuple[RootCause, ...] = ()
     unseen: tuple[Gap, ...] = ()
     consequences: tuple[str, ...] = ()
+    sights: tuple[GpuSight, ...] = ()
     rungs: tuple[RungRecord, ...] = ()
     seconds: float = 0.0
 

@@ -26,6 +26,7 @@ from hypocenter.doctor.rungs.address import addresses
 from hypocenter.doctor.rungs.captured import captured_pointers
 from hypocenter.doctor.rungs.contracts import contracts
 from hypocenter.doctor.rungs.good_run import good_arguments, good_results
+from hypocenter.doctor.rungs.gpu_stop import gpu_stops
 from hypocenter.doctor.rungs.hang import hang
 from hypocenter.doctor.rungs.hints import hints
 from hypocenter.doctor.rungs.limits import limits
@@ -49,6 +50,7 @@ LADDER: dict[str, Rung] = {
     "numbers": numbers,
     "refusals": refusals,
     "address": addresses,
+    "core dump": gpu_stops,
     "ownership": ownership,
     "order": order,
     "hints": hints,
@@ -110,6 +112,7 @@ def diagnose(
         roots=ordered.roots,
         unseen=tuple(case.unseen),
         consequences=ordered.consequences,
+        sights=tuple(case.sights),
         rungs=tuple(rungs),
         seconds=time.perf_counter() - started,
     )

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from hypocenter.doctor.diagnosis import Diagnosis, RootCause, Verdict
+from hypocenter.doctor.gpu_sight import sight_lines
 from hypocenter.doctor.report import (
     COUNTED,
     HypothesisRow,
@@ -56,6 +57,9 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     for text in diagnosis.consequences:
         yield ""
         yield f"**Follows from it.** {plain(text)}"
+    for sight in diagnosis.sights:
+        yield ""
+        yield f"**The GPU.** {plain('; '.join(sight_lines(sight)))}"
     said = text_said(diagnosis)
     told = [verdict for verdict in Verdict if verdict not in COUNTED]
     if rows := hypothesis_rows(diagnosis, told, said):

@@ -14,10 +14,12 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import (
     UNRECORDED,
     Diagnosis,
+    GpuSight,
     Hypothesis,
     RootCause,
     Verdict,
 )
+from hypocenter.doctor.gpu_sight import sight_lines, sight_text
 from hypocenter.doctor.run_environment import RunEnvironment
 from hypocenter.record.events import Place
 from hypocenter.record.gap import Gap, GapKind
@@ -70,6 +72,8 @@ def headline(diagnosis: Diagnosis) -> str:
     if confirmed:
         causes = ", ".join(hypothesis.cause for hypothesis in confirmed)
         return f"no root cause is proven; confirmed: {causes}"
+    if diagnosis.sights:
+        return f"no root cause is proven; {sight_text(diagnosis.sights[0])}"
     if not diagnosis.has_symptom:
         if diagnosis.has_source_not_run:
             return "none found, but the kernels were not replayed"
@@ -239,6 +243,8 @@ def _text_lines(diagnosis: Diagnosis, origin: Origin, show_all: bool) -> Iterato
     yield from _field("SURFACED", diagnosis.surfaced)
     for text in diagnosis.consequences:
         yield from _field("FOLLOWS", text)
+    for sight in diagnosis.sights:
+        yield from _sight_text(sight)
     yield ""
     yield "HYPOTHESES"
     shown = [verdict for verdict in Verdict if show_all or verdict not in COUNTED]
@@ -261,6 +267,16 @@ def _text_lines(diagnosis: Diagnosis, origin: Origin, show_all: bool) -> Iterato
     if diagnosis.has_symptom or not diagnosis.is_clean:
         yield ""
         yield from _field("ATTACH", _what_to_attach(origin))
+
+
+def _sight_text(sight: GpuSight) -> Iterator[str]:
+    """Where a GPU stood, by its dump."""
+    first, *rest = sight_lines(sight)
+    yield from _field("GPU", first)
+    if sight.text:
+        yield f"{'':<{_LABEL}}    {sight.text}"
+    for text in rest:
+        yield from _field("", text)
 
 
 def _what_to_attach(origin: Origin) -> str:

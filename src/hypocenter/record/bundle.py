@@ -58,6 +58,7 @@ from hypocenter.record.events import (
     Values,
 )
 from hypocenter.record.gap import Gap
+from hypocenter.record.gpu_stop import MAX_STOPS, GpuStop
 from hypocenter.tensor import DType
 
 VERSION = 3
@@ -97,9 +98,9 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
     `packages` to `model` are as the run's own process told them; "" or None where it did not, as
     in bundles from before these fields. `limits` are the fields of `device/limits.py:GpuLimits` of
-    the device, None for a CPU; `contracts` the declarations of the kernels' contracts; `missing`
-    what could not be recovered; `redacted` whether token ids inside the vocabulary were replaced
-    by 0.
+    the device, None for a CPU; `contracts` the declarations of the kernels' contracts; `gpu_stops`
+    where GPUs stood that left a dump; `missing` what could not be recovered; `redacted` whether
+    token ids inside the vocabulary were replaced by 0.
     """
 
     version: int = VERSION
@@ -125,6 +126,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[CheckRecord, ...] = ()
     statistics: tuple[Statistics, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
+    gpu_stops: tuple[GpuStop, ...] = ()
     stderr: str = ""
     kernel_log: tuple[str, ...] = ()
     missing: tuple[Gap, ...] = ()
@@ -426,7 +428,12 @@ def _decode(folder: Path, data: bytes, missing: list[Gap]) -> Bundle:
         raise BadBundle(
             folder, JSON, f"has version {version}, but this hypocenter reads version {VERSION}"
         )
-    limits = {"": MAX_RECORDS, "sources": MAX_SOURCES, "snapshots": MAX_SNAPSHOTS}
+    limits = {
+        "": MAX_RECORDS,
+        "sources": MAX_SOURCES,
+        "snapshots": MAX_SNAPSHOTS,
+        "gpu_stops": MAX_STOPS,
+    }
     fields = fields_of(Bundle, raw, limits, missing)
     try:
         bundle = Bundle(**fields)

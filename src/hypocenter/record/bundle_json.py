@@ -22,6 +22,7 @@ from hypocenter.record.events import (
     Values,
 )
 from hypocenter.record.gap import Gap
+from hypocenter.record.gpu_stop import GpuStop
 
 #: Key that says where a float stands that JSON has no word for, and which one it is.
 NONFINITE = "nonfinite"
@@ -168,6 +169,9 @@ def _sensible(record: Any) -> Any:
             numbers = (request.id, request.row, request.first_position, *request.blocks)
             if not all(abs(number) < 1 << 48 for number in numbers):
                 raise ValueError(f"a number of request {request.id} is 2^48 or more")
+    elif isinstance(record, GpuStop):
+        if problem := record.problem():
+            raise ValueError(problem)
     elif isinstance(record, AllocationRecord):
         _within(record, "address", "num_bytes")
     elif isinstance(record, TensorRecord):

@@ -63,6 +63,8 @@ class CheckedMemory:
         self.num_lanes = 0
         #: Called with operation, addresses and values of each access, while somebody wants that.
         self.on_access: Callable[[str, Array, Array], None] | None = None
+        #: Called with operation, addresses, mask and values of each, and the width of an element.
+        self.on_lanes: Callable[[str, Array, Array, Array, int], None] | None = None
         self._native = native
         self._arguments: dict[int, Argument] = {}
         self._tables: list[Argument] = []
@@ -446,7 +448,7 @@ class CheckedMemory:
                 flat[:] = values
             else:
                 flat[hit.lanes] = values
-        self._note("load", pointers, loaded)
+        self._note("load", pointers, mask, loaded)
         return loaded
 
     def store(self, pointers: Array, values: Array, mask: Array) -> None:
@@ -456,14 +458,14 @@ class CheckedMemory:
             stored = flat if hit.lanes is None else flat[hit.lanes]
             self._track_write(hit, "store", pointers.shape, width, stored)
             hit.argument.write(hit.offsets, stored)
-        self._note("store", pointers, flat)
+        self._note("store", pointers, mask, flat)
 
     def atomic_rmw(
         self, operation: Any, pointers: Array, values: Array, mask: Array, order: Any
     ) -> Array:
         real, allowed = self._atomic("atomic", pointers, mask, values.dtype.itemsize)
         result: Array = self._native.atomic_rmw(operation, real, values, allowed, order)
-        self._note("atomic", pointers, result)
+        self._note("atomic", pointers, mask, result)
         return result
 
     def atomic_cas(self, pointers: Array, compare: Array, values: Array, order: Any) -> Array:
@@ -475,12 +477,14 @@ class CheckedMemory:
         spare = scratch.ctypes.data + np.arange(pointers.size, dtype=np.uint64) * np.uint64(8)
         flat[~allowed] = spare[~allowed]
         result: Array = self._native.atomic_cas(real, compare, values, order)
-        self._note("atomic_cas", pointers, result)
+        self._note("atomic_cas", pointers, every, result)
         return result
 
-    def _note(self, operation: str, pointers: Array, values: Array) -> None:
+    def _note(self, operation: str, pointers: Array, mask: Array, values: Array) -> None:
         if self.on_access is not None:
             self.on_access(operation, pointers, values)
+        if self.on_lanes is not None:
+            self.on_lanes(operation, pointers, mask, values, values.dtype.itemsize)
 
     def _atomic(
         self, operation: str, pointers: Array, mask: Array, width: int

@@ -77,6 +77,7 @@ def replay(
     initialised: Mapping[int, Array] | None = None,
     find_storage: Callable[[int], tuple[int, int] | None] = lambda address: None,
     on_arguments: Callable[[tuple[Argument, ...]], None] = lambda arguments: None,
+    on_lanes: Callable[[str, Array, Array, Array, int], None] | None = None,
 ) -> ReplayReport:
     """Run `kernel` over `grid` (1 to 3 numbers, or a function of the arguments) and check it.
 
@@ -87,7 +88,8 @@ def replay(
     everywhere. `initialised` maps the data pointer of a storage to one bool per byte, read and
     updated; `find_storage` gives start and bytes of the storage at a real address, for kernels
     that load pointers from memory. With `headroom` the report says from which program on int32
-    offsets would overflow. `on_arguments` sees what became of each tensor.
+    offsets would overflow. `on_arguments` sees what became of each tensor, `on_lanes` each access,
+    as `CheckedMemory.on_lanes` says.
 
     Seconds are those of the processor that this thread has had.
 
@@ -104,6 +106,7 @@ def replay(
         interpreter()._interpreter,
         lambda address: at_real_address(address, find_storage, known),
     )
+    memory.on_lanes = on_lanes
     run = _Run(jit, size, memory, budget_seconds, first, program_seconds or PROGRAM_SECONDS)
     values = {
         name: admit(memory, name, value, undefined, outputs, known) for name, value in bound.items()

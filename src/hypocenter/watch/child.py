@@ -19,7 +19,10 @@ from types import FrameType
 from typing import NamedTuple
 
 from hypocenter.record import ring
+from hypocenter.record.gap import Gap
+from hypocenter.record.gpu_stop import GpuStop
 from hypocenter.watch import job
+from hypocenter.watch.gpu_dumps import DUMP_SECONDS, GpuDumps, gpu_dumps
 from hypocenter.watch.memory_killer import num_memory_kills
 
 #: Kept of a child's stderr: its beginning, and twice this much of its end at least.
@@ -62,7 +65,8 @@ class Ended:
     `num_memory_kills`: how many processes of the control group the kernel has killed for lack of
     memory meanwhile, None where it does not say. `is_interrupted`: Ctrl-C was typed, and handed
     on. Times are of the wall clock; `since` is the monotonic time of the start.
-    `shrunk`: files that the command names and that lost their end meanwhile.
+    `shrunk`: files that the command names and that lost their end meanwhile. `gpu_stops` is where
+    GPUs stood that left a dump, and `gpu_gaps` what of that is not known.
     """
 
     command: tuple[str, ...]
@@ -77,6 +81,8 @@ class Ended:
     is_interrupted: bool = False
     num_memory_kills: int | None = None
     shrunk: tuple[Shrunk, ...] = ()
+    gpu_stops: tuple[GpuStop, ...] = ()
+    gpu_gaps: tuple[Gap, ...] = ()
 
 
 def watch(
@@ -94,17 +100,21 @@ def watch(
     worker: it is told the process group's number, and the command gets neither our terminal nor our
     stdin.
     `runs` is where its recorders write, which tells when a step is past its deadline; the whole
-    process group is ended then, and when this process ends. Raises UsageError when there is no such
-    command.
+    process group is ended then, and when this process ends. Where there is a GPU that can leave a
+    core dump, it does so at a fault, and before a command that hangs is ended. Raises UsageError
+    when there is no such command.
     """
     files = _named_files(command)
     begun, since, kills = time.time(), time.monotonic(), num_memory_kills()
-    with job.start_job(command, environment, stdout, apart=on_start is not None) as running:
-        child = _Child(running, pass_on)
-        if on_start is not None:
-            on_start(running.process.pid)
-        with _handing_on(child):
-            hung = child.wait(runs, deadlines or Deadlines())
+    with gpu_dumps(environment) as dumps:
+        armed = {**environment, **dumps.variables}
+        with job.start_job(command, armed, stdout, apart=on_start is not None) as running:
+            child = _Child(running, pass_on, dumps)
+            if on_start is not None:
+                on_start(running.process.pid)
+            with _handing_on(child):
+                hung = child.wait(runs, deadlines or Deadlines())
+        stops, gaps = dumps.stops(child.stderr())
     code, kills_now = running.process.returncode, num_memory_kills()
     return Ended(
         command=tuple(command),
@@ -119,6 +129,8 @@ def watch(
         is_interrupted=child.num_interrupts > 0,
         num_memory_kills=None if kills is None or kills_now is None else kills_now - kills,
         shrunk=_shrunk_since(files),
+        gpu_stops=stops,
+        gpu_gaps=gaps,
     )
 
 
@@ -155,6 +167,7 @@ def _shrunk_since(files: Mapping[Path, os.stat_result]) -> tuple[Shrunk, ...]:
 class _Child:
     job: job.TerminalJob
     pass_on: Callable[[bytes], object]
+    dumps: GpuDumps
     num_interrupts: int = 0
     #: When it went on last, after it had been stopped from the terminal.
     _resumed: float = 0.0
@@ -198,6 +211,7 @@ class _Child:
 
     def _abort(self, pid: int) -> None:
         """SIGABRT: Python writes the stack of every thread, even of one that is stuck in C."""
+        self._dump()
         with contextlib.suppress(OSError):
             # Only a process of the child's own group, whatever its ring claims.
             group = self.job.process.pid
@@ -208,6 +222,14 @@ class _Child:
         self.job.send(signal.SIGKILL)
         self.job.process.wait()
         self._drain()
+
+    def _dump(self) -> None:
+        """Have the GPUs say where they stand, as long as that may take."""
+        before = self.dumps.num_whole()
+        wanted = before + self.dumps.ask()
+        stop = time.monotonic() + DUMP_SECONDS
+        while self.dumps.num_whole() < wanted and time.monotonic() < stop:
+            self._read(_TICK_SECONDS)
 
     def _drain(self) -> None:
         """Take what is there still; what others go on to write is passed on after us."""

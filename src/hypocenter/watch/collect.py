@@ -21,6 +21,7 @@ from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import AnyEvent, Called, DeviceRecord, FaultRecord, Rejected
 from hypocenter.record.gap import UNWATCHED, Gap
+from hypocenter.record.gpu_stop import GpuStop
 from hypocenter.record.trace_log import read_trace
 from hypocenter.watch import foreign_runs
 from hypocenter.watch.child import Ended, Shrunk
@@ -63,10 +64,11 @@ def collect(
                 "the command opened no recorder, or HYPO_RECORD=0 switched it off",
             )
         )
-    missing += foreign_runs.notes(runs)
+    missing += [*foreign_runs.notes(runs), *(() if fault.kind == "none" else ended.gpu_gaps)]
     return _bundle(
         run,
         fault,
+        gpu_stops=ended.gpu_stops,
         command=ended.command,
         started=_show(ended.started),
         ended=_show(ended.ended),
@@ -92,6 +94,7 @@ def collect_dead(dead: DeadRun, *, with_prompts: bool = False) -> Bundle:
     return _bundle(
         run,
         fault,
+        gpu_stops=(),
         command=run.process.command if run.process else (),
         started=run.process.started if run.process else "",
         ended=_show(dead.seconds),
@@ -117,6 +120,7 @@ def _bundle(
     run: ring.Run | None,
     fault: FaultRecord,
     *,
+    gpu_stops: tuple[GpuStop, ...],
     command: Sequence[str],
     started: str,
     ended: str,
@@ -133,6 +137,7 @@ def _bundle(
         ended=ended,
         stderr=stderr,
         kernel_log=kernel_log,
+        gpu_stops=gpu_stops,
     )
     if run is not None:
         device, trace = _device(run), read_trace(run.folder)
@@ -197,6 +202,8 @@ def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
     spoke = is_fault(ended.stderr, code, ended.signal or below)
     if not spoke and run is not None and _has_died(ended, run):
         return _fault_below(ended, run)
+    if not spoke and (hidden := _hidden_by_program(ended)) is not None:
+        return hidden
     if not spoke and (of_events is None or not ended.exit_code):
         return FaultRecord(kind="none", message="", exit_code=ended.exit_code, signal=ended.signal)
     fault = fault_in(ended.stderr, ended.exit_code, ended.signal or below)
@@ -213,6 +220,26 @@ def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
             is_asynchronous=of_events.is_asynchronous,
         )
     return fault
+
+
+def _hidden_by_program(ended: Ended) -> FaultRecord | None:
+    """A fault of a GPU that left a dump, of which the command itself said nothing."""
+    if is_by_hand(ended.exit_code, ended.signal):
+        return None
+    for stop in ended.gpu_stops:
+        if stop.exception:
+            kernel = stop.faulting.kernel if stop.faulting else ""
+            return FaultRecord(
+                kind="error",
+                message=f"the GPU stopped at a fault ({stop.exception}) in {kernel or 'a kernel'}, "
+                f"of which the command said nothing: it ended with exit code {ended.exit_code}",
+                kernel=kernel,
+                error=stop.exception,
+                error_kind=ErrorKind.FOUND_LATER,
+                exit_code=ended.exit_code,
+                signal=ended.signal,
+            )
+    return None
 
 
 def _shrunk_text(files: Sequence[Shrunk]) -> str:

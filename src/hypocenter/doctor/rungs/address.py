@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.diagnosis import Claim, GpuSight, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.gpu_sight import sight_of
 from hypocenter.record.bundle import STDERR
 from hypocenter.record.events import AllocationRecord, Copied
 from hypocenter.record.gap import UNWATCHED, Gap
@@ -72,7 +73,8 @@ def addresses(case: Case) -> list[Claim]:
     if case.kind != "crash":
         return claims
     if fault.address is None:
-        if any(use.launch.device not in _NO_GPU for use in case.launches):
+        is_on_gpu = any(use.launch.device not in _NO_GPU for use in case.launches)
+        if is_on_gpu and not any(sight.address for sight in _sights(case)):
             missing = case.bundle.missing
             is_kept = UNWATCHED not in missing and all(gap.what != STDERR for gap in missing)
             why = "this driver does not give it" if is_kept else "what was written was not kept"
@@ -84,6 +86,11 @@ def addresses(case: Case) -> list[Claim]:
     if culprit is not None:
         claims.append(culprit)
     return [*claims, *_judge(case, found, fault.address, fault.address_bytes)]
+
+
+def _sights(case: Case) -> Iterator[GpuSight]:
+    """What GPUs say themselves of where they stopped: it has the address mostly."""
+    return (sight for stop in case.bundle.gpu_stops if (sight := sight_of(case, stop)) is not None)
 
 
 def _judge(case: Case, found: Neighbour, address: int, num_bytes: int) -> Iterator[Claim]:

@@ -8,6 +8,7 @@ import re
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.gpu_sight import sight_text
 from hypocenter.doctor.installed_text import changes, installed_texts
 from hypocenter.doctor.kernel_text import has_loop, line_text
 from hypocenter.errors import ErrorKind, HypoError, MissingPackage
@@ -98,6 +99,17 @@ def _replay(case: Case, use: LaunchMade, source: SourceRecord) -> Claim:
             would_refute="a replay that ends",
             kernel=use.launch.kernel,
         )
+    if told := _seen_there(case, use):
+        return row(
+            Cause.ENDLESS_LOOP,
+            Verdict.CONFIRMED,
+            NAME,
+            where,
+            told,
+            "its replay with the recorded arguments ends, so it waits for what was not recorded",
+            would_refute="a dump in which it stands elsewhere",
+            kernel=use.launch.kernel,
+        )
     return row(
         Cause.ENDLESS_LOOP,
         Verdict.REFUTED,
@@ -106,6 +118,12 @@ def _replay(case: Case, use: LaunchMade, source: SourceRecord) -> Claim:
         would_refute="a replay that does not end",
         kernel=use.launch.kernel,
     )
+
+
+def _seen_there(case: Case, use: LaunchMade) -> str:
+    """What a GPU's dump says of where the launch stood at the end; "" where there is none."""
+    sights = (sight for sight in case.sights if sight.place == use.place and not sight.exception)
+    return next(map(sight_text, sights), "")
 
 
 def _endless(
@@ -131,7 +149,8 @@ def _endless(
         expression=text,
         place=use.place,
     )
-    return proven(root, NAME, (), "a replay that ends", use.seq)
+    told = _seen_there(case, use)
+    return proven(root, NAME, (told,) if told else (), "a replay that ends", use.seq)
 
 
 def _green(case: Case, use: LaunchMade) -> tuple[str, str]:

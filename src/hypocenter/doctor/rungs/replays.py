@@ -46,6 +46,8 @@ class _Rung:
     replay: Replay
     make_correction: Any
     deadline: float
+    #: Those that are replayed, by their linear numbers; None for as many as there is time for.
+    programs: tuple[int, ...] | None = None
     clean: int = 0
     partly: int = 0
     #: Launches replayed in full, of which that says less than it might, and why.
@@ -66,6 +68,8 @@ class _Rung:
         left = self.deadline - time.monotonic()
         if use.place is None or left <= 0.2:
             return None
+        # Another grid has other programs.
+        programs = None if "grid" in (corrections or {}) else self.programs
         try:
             return self.replay(
                 self.case.index,
@@ -74,6 +78,7 @@ class _Rung:
                 budget_seconds=min(REPLAY_SECONDS, left),
                 allow_source=self.case.allow_source,
                 use_installed=use_installed,
+                programs=programs,
             )
         except HypoError as error:
             if not use_installed and not corrections:
@@ -103,6 +108,21 @@ def replays(case: Case) -> list[Claim]:
             break
     case.unseen |= rung.failed
     return [*claims, *_refute(rung, claims)]
+
+
+def claims_of_programs(
+    case: Case, use: LaunchMade, programs: tuple[int, ...], seconds: float
+) -> list[Claim]:
+    """What the replay of these programs alone says, for whoever knows that they went wrong.
+
+    Nothing where they cannot be replayed; raises ImportError without Triton.
+    """
+    from hypocenter.replay.corrections import TensorCorrection
+    from hypocenter.replay.recorded import replay_place
+
+    rung = _Rung(case, replay_place, TensorCorrection, time.monotonic() + seconds, programs)
+    report = rung.run(use)
+    return _first_proven(rung, use, report) if report is not None else []
 
 
 def _not_replayed(use: LaunchMade, error: HypoError) -> Gap:

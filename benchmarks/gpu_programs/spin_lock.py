@@ -1,0 +1,26 @@
+"""A spin lock that nobody releases."""
+
+# mypy: ignore-errors
+# ruff: noqa: ANN001, ANN201
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def spin(lock_ptr, out_ptr):
+    v = tl.load(lock_ptr, volatile=True)
+    while v == 0:
+        v = tl.load(lock_ptr, volatile=True)
+    tl.store(out_ptr, v)
+
+
+def main():
+    lock = torch.zeros(1, dtype=torch.int32, device="cuda")
+    out = torch.zeros(1, dtype=torch.int32, device="cuda")
+    spin[(1,)](lock, out)
+    torch.cuda.synchronize()
+    print(out.item())
+
+
+main()

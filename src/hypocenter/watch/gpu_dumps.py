@@ -1,0 +1,179 @@
+"""Has the GPU leave a core dump when a program below a command faults, and reads what it left.
+
+NVIDIA's driver writes one by itself where variables of the environment say so (the guide of
+cuda-gdb, "GPU core dump support"); until a fault that costs nothing. Ours are light: no memory, but
+code, registers and parameters. AMD's debug agent writes to stderr, if the user has it loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from hypocenter.coredump.debug_agent import read_debug_agent
+from hypocenter.coredump.nvidia import read_core_dump
+from hypocenter.errors import BadCoreDump
+from hypocenter.record.gap import Gap
+from hypocenter.record.gpu_stop import MAX_STOPS, GpuStop
+
+#: How long a dump that was asked for may take; one of an H100 full of warps took some 20 seconds.
+DUMP_SECONDS = 40.0
+#: Below this much room on the disk none is made.
+MIN_FREE_BYTES = 2 << 30
+#: A variable with this in its name is the user's own wish; then nothing of it is touched.
+_THEIRS = re.compile(r"CUDA_\w*COREDUMP\w*")
+_SWITCH, _FILE = "CUDA_ENABLE_COREDUMP_ON_EXCEPTION", "CUDA_COREDUMP_FILE"
+#: Without `skip_abort` the process would end right after its dump, and not as it would have ended.
+_LIGHT = (
+    "skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,skip_local_memory,"
+    "skip_constbank_memory,skip_abort"
+)
+#: What clocks of files are behind by.
+_CLOCK_SECONDS = 1.0
+_DRIVER = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
+_WHAT = "where the GPU stood"
+#: Lines that are read of source files, and what counts as one.
+_SOURCES = frozenset({".py", ".cu", ".cuh", ".hip", ".h", ".hpp", ".c", ".cc", ".cpp", ".cxx"})
+_MAX_TEXTS, _MAX_SOURCE_BYTES, _MAX_LINE_CHARS = 64, 4 << 20, 200
+
+
+@dataclass(slots=True)
+class GpuDumps:
+    """The dumps of one command: `variables` are for its environment, `folder` is where they go.
+
+    `folder` is None where none is armed, and `why` says why not, "" where there is no driver.
+    """
+
+    variables: dict[str, str] = field(default_factory=dict)
+    folder: Path | None = None
+    why: str = ""
+    #: What a pattern of the user's own matches, and since when.
+    theirs: str = ""
+    since: float = 0.0
+
+    def ask(self) -> int:
+        """Have every process that runs on a GPU write a dump now; how many there are."""
+        asked = 0
+        for pipe in self.folder.glob("pipe.*") if self.folder is not None else ():
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                try:
+                    os.write(fd, b"1")
+                    asked += 1
+                finally:
+                    os.close(fd)
+        return asked
+
+    def num_whole(self) -> int:
+        """How many dumps are written to their end."""
+        return sum(isinstance(found, GpuStop) for found in self._read())
+
+    def stops(self, stderr: str) -> tuple[tuple[GpuStop, ...], tuple[Gap, ...]]:
+        """What the dumps say, those with an exception first, and what is not known and why."""
+        found = list(self._read())
+        stops = [stop for stop in found if isinstance(stop, GpuStop)]
+        gaps = [
+            Gap.damage("a core dump of the GPU", str(bad))
+            for bad in found
+            if isinstance(bad, BadCoreDump)
+        ]
+        if (told := read_debug_agent(stderr)) is not None:
+            stops.append(told)
+        if self.why and not stops:
+            gaps.append(Gap.not_recorded(_WHAT, self.why))
+        stops.sort(key=lambda stop: not stop.exception)
+        return tuple(map(_with_texts, stops[:MAX_STOPS])), tuple(gaps)
+
+    def _read(self) -> Iterator[GpuStop | BadCoreDump]:
+        for path in self._files()[:MAX_STOPS]:
+            try:
+                yield read_core_dump(path)
+            except BadCoreDump as error:
+                yield error
+
+    def _files(self) -> list[Path]:
+        if self.folder is not None:
+            return sorted(self.folder.glob("*.nvcudmp"))
+        if not self.theirs:
+            return []
+        place = Path(self.theirs)
+        found = []
+        with contextlib.suppress(OSError, ValueError):
+            for path in sorted(place.parent.glob(place.name)):
+                if path.stat().st_mtime >= self.since - _CLOCK_SECONDS:
+                    found.append(path)
+        return found
+
+
+def _with_texts(stop: GpuStop) -> GpuStop:
+    """The stop with what stands in the lines of its frames, while the files are there."""
+    known: dict[tuple[str, int], str] = {}
+    warps = []
+    for warp in stop.warps:
+        for frame in warp.frames:
+            if (frame.file, frame.line) not in known and len(known) < _MAX_TEXTS:
+                known[frame.file, frame.line] = _line(frame.file, frame.line)
+        texts = [(frame, known.get((frame.file, frame.line), "")) for frame in warp.frames]
+        frames = tuple(msgspec.structs.replace(frame, text=text) for frame, text in texts)
+        warps.append(msgspec.structs.replace(warp, frames=frames))
+    return msgspec.structs.replace(stop, warps=tuple(warps))
+
+
+def _line(file: str, line: int) -> str:
+    """A line of a source file; nothing of what is no such, whatever a dump names."""
+    path = Path(file)
+    with contextlib.suppress(OSError, ValueError):
+        status = path.stat()
+        is_source = path.suffix in _SOURCES and stat.S_ISREG(status.st_mode)
+        if is_source and status.st_size <= _MAX_SOURCE_BYTES:
+            lines = path.read_text(errors="replace").splitlines()
+            return lines[line - 1].strip()[:_MAX_LINE_CHARS] if 0 < line <= len(lines) else ""
+    return ""
+
+
+@contextlib.contextmanager
+def gpu_dumps(environment: Mapping[str, str], root: Path = Path("/")) -> Iterator[GpuDumps]:
+    """Arm dumps for a command that gets `environment`; their folder is removed at the end.
+
+    Nothing is armed where there is no driver of NVIDIA's below `root`, and where the environment
+    says anything of dumps itself: one that the user has made so is read, and stays.
+    """
+    if not any((root / name).exists() for name in _DRIVER):
+        yield GpuDumps()
+        return
+    theirs = [name for name in environment if _THEIRS.fullmatch(name)]
+    if theirs:
+        pattern = environment.get(_FILE) or "core_*.nvcudmp"
+        is_on = environment.get(_SWITCH, "") not in ("", "0")
+        yield GpuDumps(
+            why=f"{theirs[0]} is set, so the doctor armed no core dump of its own",
+            theirs=re.sub(r"%[a-zA-Z]", "*", pattern) if is_on else "",
+            since=time.time(),
+        )
+        return
+    folder = Path(tempfile.mkdtemp(prefix="hypo-gpu-"))
+    try:
+        free = shutil.disk_usage(folder).free
+        if free < MIN_FREE_BYTES:
+            yield GpuDumps(why=f"{folder.parent} has {free} bytes left, too few for a core dump")
+            return
+        variables = {
+            _SWITCH: "1",
+            _FILE: f"{folder}/%p.nvcudmp",
+            "CUDA_COREDUMP_GENERATION_FLAGS": _LIGHT,
+            "CUDA_ENABLE_USER_TRIGGERED_COREDUMP": "1",
+            "CUDA_COREDUMP_PIPE": f"{folder}/pipe.%p",
+        }
+        yield GpuDumps(variables, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
