@@ -152,7 +152,7 @@ def test_a_command_that_hangs_says_where_its_gpu_stands_before_it_is_ended(
 
 
 def test_without_a_driver_nothing_is_armed_and_nothing_said(tmp_path: Path) -> None:
-    with gpu_dumps.gpu_dumps({"PATH": "/bin"}, tmp_path) as dumps:
+    with gpu_dumps.gpu_dumps({"PATH": "/bin"}, root=tmp_path) as dumps:
         assert dumps == GpuDumps()
         assert dumps.ask() == 0
         assert dumps.stops("") == ((), ())
@@ -199,6 +199,14 @@ def test_a_dump_of_the_users_own_is_read_and_stays(tmp_path: Path, dump: str) ->
         [stop], gaps = dumps.stops("")
     assert (stop.pid, gaps) == (77, ())
     assert (tmp_path / "mine.77").exists()
+
+
+@pytest.mark.usefixtures("with_driver")
+def test_a_debugger_of_gpus_has_the_gpu_for_itself(temporary: Path) -> None:
+    with gpu_dumps.gpu_dumps({}, ["/usr/bin/compute-sanitizer", "python", "x.py"]) as dumps:
+        _, [gap] = dumps.stops("")
+    assert dumps.variables == {}
+    assert gap.reason == "compute-sanitizer looks at the GPU itself, so no core dump was armed"
 
 
 @pytest.mark.usefixtures("with_driver")

@@ -106,7 +106,7 @@ def watch(
     """
     files = _named_files(command)
     begun, since, kills = time.time(), time.monotonic(), num_memory_kills()
-    with gpu_dumps(environment) as dumps:
+    with gpu_dumps(environment, command) as dumps:
         armed = {**environment, **dumps.variables}
         with job.start_job(command, armed, stdout, apart=on_start is not None) as running:
             child = _Child(running, pass_on, dumps)

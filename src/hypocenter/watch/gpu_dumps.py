@@ -14,7 +14,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +38,8 @@ _LIGHT = (
     "skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,skip_local_memory,"
     "skip_constbank_memory,skip_abort"
 )
+#: Programs that attach to a GPU themselves; only one can.
+_DEBUGGERS = frozenset({"cuda-gdb", "compute-sanitizer", "cuda-memcheck", "ncu", "nsys"})
 #: What clocks of files are behind by.
 _CLOCK_SECONDS = 1.0
 _DRIVER = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
@@ -142,14 +144,20 @@ def _line(file: str, line: int) -> str:
 
 
 @contextlib.contextmanager
-def gpu_dumps(environment: Mapping[str, str], root: Path = Path("/")) -> Iterator[GpuDumps]:
+def gpu_dumps(
+    environment: Mapping[str, str], command: Sequence[str] = (), root: Path = Path("/")
+) -> Iterator[GpuDumps]:
     """Arm dumps for a command that gets `environment`; their folder is removed at the end.
 
-    Nothing is armed where there is no driver of NVIDIA's below `root`, and where the environment
-    says anything of dumps itself: one that the user has made so is read, and stays.
+    Nothing is armed where there is no driver of NVIDIA's below `root`, for a command that debugs
+    GPUs itself, and where the environment says anything of dumps: one that the user has made so is
+    read, and stays.
     """
     if not any((root / name).exists() for name in _DRIVER):
         yield GpuDumps()
+        return
+    if (debugger := Path(command[0]).name if command else "") in _DEBUGGERS:
+        yield GpuDumps(why=f"{debugger} looks at the GPU itself, so no core dump was armed")
         return
     theirs = [name for name in environment if _THEIRS.fullmatch(name)]
     if theirs:
