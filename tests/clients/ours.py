@@ -44,7 +44,9 @@ def _loglikelihood(llm: LLM, context: str, rest: str) -> tuple[float, bool]:
     whole, begin = (
         llm.tokenizer.encode(text, add_special=False) for text in (context + rest, context)
     )
-    read = llm.generate(whole, max_tokens=0, prompt_logprobs=1).prompt_logprobs
+    # What it asks for where the border of the two is within a token.
+    ids = begin + whole[len(begin) :]
+    read = llm.generate(ids, max_tokens=0, prompt_logprobs=1).prompt_logprobs
     assert read is not None
     follow = [token for token in read[len(begin) :] if token is not None]
     is_greedy = all(token.logprob == token.top[0].logprob for token in follow)

@@ -45,7 +45,7 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
-class Timings(msgspec.Struct):
+class AnswerTimings(msgspec.Struct):
     """Under llama-server's names; `resumed` counts the workers that the answer outlived."""
 
     cache_n: int
@@ -72,7 +72,7 @@ class CompletionChoice(msgspec.Struct):
     finish_reason: str | None
 
 
-class Completion(msgspec.Struct, kw_only=True):
+class TextCompletion(msgspec.Struct, kw_only=True):
     """A whole answer, and each chunk of one."""
 
     id: str
@@ -81,7 +81,7 @@ class Completion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType = UNSET
-    timings: Timings | UnsetType = UNSET
+    timings: AnswerTimings | UnsetType = UNSET
 
 
 class TopLogprobEntry(msgspec.Struct):
@@ -119,17 +119,17 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    timings: Timings | UnsetType = UNSET
+    timings: AnswerTimings | UnsetType = UNSET
 
 
-class Delta(msgspec.Struct):
+class ChatDelta(msgspec.Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):
     index: int
-    delta: Delta
+    delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: str | None
 
@@ -141,7 +141,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType = UNSET
-    timings: Timings | UnsetType = UNSET
+    timings: AnswerTimings | UnsetType = UNSET
 
 
 # -- models, tokens, state ------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class ModelMeta(msgspec.Struct):
     size: int
 
 
-class Model(msgspec.Struct, kw_only=True):
+class ModelCard(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["model"] = "model"
     created: int
@@ -167,7 +167,7 @@ class Model(msgspec.Struct, kw_only=True):
 
 class Models(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
-    data: list[Model]
+    data: list[ModelCard]
 
 
 class TokenPiece(msgspec.Struct):

@@ -21,7 +21,7 @@ from hypocenter.package import version
 from hypocenter.server import answers, routes, side_routes
 from hypocenter.server.api_error import ApiError, json_response
 from hypocenter.server.fields import ChatBody, CompletionBody
-from hypocenter.server.openapi import Entry, document
+from hypocenter.server.openapi import Endpoint, document
 from hypocenter.server.routes import ClientLeft, Service
 
 #: Answered before a model is loaded.
@@ -36,24 +36,26 @@ async def _openapi(request: Request) -> Response:
 
 #: Every route there is.
 TABLE = (
-    Entry("GET", "/health", side_routes.health, "whether it lives", answers.Status, is_open=True),
-    Entry("GET", "/ready", side_routes.readiness, "whether it takes a request", answers.Status),
-    Entry("GET", "/metrics", side_routes.metrics, "figures for Prometheus", "text/plain"),
-    Entry("GET", "/version", side_routes.version_of, "its version", answers.Version),
-    Entry("GET", "/openapi.json", _openapi, "this document", dict[str, Any]),
-    Entry("GET", "/v1/models", side_routes.models, "the model, under each name", answers.Models),
-    Entry("GET", "/models", side_routes.models, "the model, under each name", answers.Models),
-    Entry("GET", "/v1/models/{name:path}", side_routes.model, "the model", answers.Model),
-    Entry(
+    Endpoint(
+        "GET", "/health", side_routes.health, "whether it lives", answers.Status, None, None, True
+    ),
+    Endpoint("GET", "/ready", side_routes.readiness, "whether it takes a request", answers.Status),
+    Endpoint("GET", "/metrics", side_routes.metrics, "figures for Prometheus", "text/plain"),
+    Endpoint("GET", "/version", side_routes.version_of, "its version", answers.Version),
+    Endpoint("GET", "/openapi.json", _openapi, "this document", dict[str, Any]),
+    Endpoint("GET", "/v1/models", side_routes.models, "the model, under each name", answers.Models),
+    Endpoint("GET", "/models", side_routes.models, "the model, under each name", answers.Models),
+    Endpoint("GET", "/v1/models/{name:path}", side_routes.model, "the model", answers.ModelCard),
+    Endpoint(
         "POST",
         "/v1/completions",
         routes.complete,
         "continues texts",
-        answers.Completion,
+        answers.TextCompletion,
         CompletionBody,
-        answers.Completion,
+        answers.TextCompletion,
     ),
-    Entry(
+    Endpoint(
         "POST",
         "/v1/chat/completions",
         routes.chat,
@@ -62,7 +64,7 @@ TABLE = (
         ChatBody,
         answers.ChatChunk,
     ),
-    Entry(
+    Endpoint(
         "POST",
         "/tokenize",
         side_routes.tokenize,
@@ -70,7 +72,7 @@ TABLE = (
         answers.Tokens,
         side_routes.TokenizeBody,
     ),
-    Entry(
+    Endpoint(
         "POST",
         "/detokenize",
         side_routes.detokenize,
@@ -78,14 +80,14 @@ TABLE = (
         answers.Text,
         side_routes.DetokenizeBody,
     ),
-    Entry(
+    Endpoint(
         "GET",
         "/tokenizer_info",
         side_routes.tokenizer_info,
         "special tokens",
         answers.TokenizerInfo,
     ),
-    Entry(
+    Endpoint(
         "POST",
         "/apply-template",
         side_routes.apply_template,
@@ -93,26 +95,26 @@ TABLE = (
         answers.FilledTemplate,
         side_routes.TemplateBody,
     ),
-    Entry("GET", "/props", side_routes.props, "what the server is", answers.Props),
-    Entry("GET", "/slots", side_routes.slots, "what runs", list[answers.Slot]),
-    Entry(
+    Endpoint("GET", "/props", side_routes.props, "what the server is", answers.Props),
+    Endpoint("GET", "/slots", side_routes.slots, "what runs", list[answers.Slot]),
+    Endpoint(
         "GET",
         "/v1/requests/{name}",
         side_routes.one_request,
         "the state of a request",
         answers.RequestState,
     ),
-    Entry(
+    Endpoint(
         "POST",
         "/v1/requests/{name}/cancel",
         side_routes.cancel_request,
         "ends a request with what it has",
         answers.RequestState,
     ),
-    Entry(
+    Endpoint(
         "GET", "/debug/requests", side_routes.debug_requests, "what is open", answers.OpenRequests
     ),
-    Entry("GET", "/debug/faults", side_routes.debug_faults, "reports of faults", answers.Faults),
+    Endpoint("GET", "/debug/faults", side_routes.debug_faults, "reports of faults", answers.Faults),
 )
 #: Answered without a key.
 OPEN_PATHS = frozenset(entry.path for entry in TABLE if entry.is_open)

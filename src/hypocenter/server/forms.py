@@ -9,18 +9,18 @@ from collections.abc import Sequence
 
 from hypocenter.results import TokenLogprob, TopLogprob
 from hypocenter.server.answers import (
+    AnswerTimings,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
+    ChatDelta,
     ChatLogprobs,
     ChatMessage,
-    Completion,
     CompletionChoice,
     CompletionLogprobs,
-    Delta,
     LogprobEntry,
-    Timings,
+    TextCompletion,
     TopLogprobEntry,
 )
 from hypocenter.server.inquiry import Choice, Inquiry
@@ -32,35 +32,35 @@ class CompletionForm:
     def __init__(self, inquiry: Inquiry, model: str, echoed: Sequence[str] | None) -> None:
         self._inquiry, self._model, self._echoed = inquiry, model, echoed
 
-    def answer(self, timings: Timings) -> Completion:
+    def answer(self, timings: AnswerTimings) -> TextCompletion:
         """All choices as they ended."""
         whole = self._chunk(list(map(self._whole_choice, self._inquiry.choices)))
         whole.usage, whole.timings = self._inquiry.usage(), timings
         return whole
 
-    def opening(self, choice: Choice) -> Completion | None:
+    def opening(self, choice: Choice) -> TextCompletion | None:
         """What is sent before anything was generated."""
         return None
 
     def chunk(
         self, choice: Choice, text: str, logprobs: Sequence[TokenLogprob], *, is_first: bool
-    ) -> Completion:
+    ) -> TextCompletion:
         prompt = self._prompt(choice) if is_first else ""
         found = self._logprobs(choice, logprobs, is_first=is_first)
         return self._chunk([self._choice(choice, prompt + text, found)])
 
-    def closing(self, choice: Choice) -> Completion | None:
+    def closing(self, choice: Choice) -> TextCompletion | None:
         """What is sent behind the last piece; here that says itself how it ended."""
         return None
 
-    def usage_chunk(self, timings: Timings) -> Completion:
+    def usage_chunk(self, timings: AnswerTimings) -> TextCompletion:
         chunk = self._chunk([])
         chunk.usage, chunk.timings = self._inquiry.usage(), timings
         return chunk
 
-    def _chunk(self, choices: list[CompletionChoice]) -> Completion:
+    def _chunk(self, choices: list[CompletionChoice]) -> TextCompletion:
         inquiry = self._inquiry
-        return Completion(
+        return TextCompletion(
             id=inquiry.name, created=inquiry.created, model=self._model, choices=choices
         )
 
@@ -110,7 +110,7 @@ class ChatForm:
     def __init__(self, inquiry: Inquiry, model: str) -> None:
         self._inquiry, self._model = inquiry, model
 
-    def answer(self, timings: Timings) -> ChatCompletion:
+    def answer(self, timings: AnswerTimings) -> ChatCompletion:
         """All choices as they ended."""
         inquiry = self._inquiry
         return ChatCompletion(
@@ -131,26 +131,26 @@ class ChatForm:
         )
 
     def opening(self, choice: Choice) -> ChatChunk | None:
-        return self._chunk([self._choice(choice, Delta(role="assistant", content=""))])
+        return self._chunk([self._choice(choice, ChatDelta(role="assistant", content=""))])
 
     def chunk(
         self, choice: Choice, text: str, logprobs: Sequence[TokenLogprob], *, is_first: bool
     ) -> ChatChunk:
-        piece = self._choice(choice, Delta(content=text))
+        piece = self._choice(choice, ChatDelta(content=text))
         piece.logprobs = self._logprobs(choice, logprobs)
         return self._chunk([piece])
 
     def closing(self, choice: Choice) -> ChatChunk | None:
-        last = self._choice(choice, Delta())
+        last = self._choice(choice, ChatDelta())
         last.finish_reason = choice.finish_reason
         return self._chunk([last])
 
-    def usage_chunk(self, timings: Timings) -> ChatChunk:
+    def usage_chunk(self, timings: AnswerTimings) -> ChatChunk:
         chunk = self._chunk([])
         chunk.usage, chunk.timings = self._inquiry.usage(), timings
         return chunk
 
-    def _choice(self, choice: Choice, delta: Delta) -> ChatChunkChoice:
+    def _choice(self, choice: Choice, delta: ChatDelta) -> ChatChunkChoice:
         return ChatChunkChoice(choice.index, delta, None, None)
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:

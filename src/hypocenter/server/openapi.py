@@ -22,7 +22,7 @@ _KEY = "key"
 
 
 @dataclass(frozen=True)
-class Entry:
+class Endpoint:
     """A route: its address as Starlette writes it, and what goes in and out.
 
     `answer` is the type of its JSON, or the media type of what is none. `stream` is the type of
@@ -39,7 +39,7 @@ class Entry:
     is_open: bool = False
 
 
-def document(entries: Sequence[Entry], version: str) -> dict[str, Any]:
+def document(entries: Sequence[Endpoint], version: str) -> dict[str, Any]:
     """The document of these routes."""
     types = [ErrorAnswer]
     for entry in entries:
@@ -62,7 +62,7 @@ def document(entries: Sequence[Entry], version: str) -> dict[str, Any]:
     }
 
 
-def _operation(entry: Entry, schema_of: dict[str, Any]) -> dict[str, Any]:
+def _operation(entry: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
     if _is_type(entry.answer):
         content = {"application/json": {"schema": schema_of[repr(entry.answer)]}}
     else:

@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 
 from hypocenter.messages import Ask, Failed, ServedModel, Told
 from hypocenter.package import version
-from hypocenter.server.answers import ChoiceState, RequestState, Timings
+from hypocenter.server.answers import AnswerTimings, ChoiceState, RequestState
 from hypocenter.server.api_error import ApiError, error_of, json_response
 from hypocenter.server.fields import (
     ChatBody,
@@ -266,14 +266,14 @@ def _count(service: Service, inquiry: Inquiry, index: int) -> None:
     service.metrics.count_end(inquiry.choices[index], is_first_of_prompt=is_first)
 
 
-def _timings(inquiry: Inquiry) -> Timings:
+def _timings(inquiry: Inquiry) -> AnswerTimings:
     """Of the first choice, as the engine measured it."""
     choice = inquiry.choices[0]
     ending = choice.ending
     assert ending is not None, "all choices have ended"
     num_prompt = len(choice.generation.prompt_ids or ()) - ending.num_cached_tokens
     num_out = len(choice.generation.output_ids)
-    return Timings(
+    return AnswerTimings(
         cache_n=ending.num_cached_tokens,
         prompt_n=num_prompt,
         prompt_ms=ending.prompt_seconds * 1e3,

@@ -89,9 +89,9 @@ async def model(request: Request) -> Response:
     return json_response(_model(service, service.require_model(request.path_params["name"])))
 
 
-def _model(service: Service, name: str) -> answers.Model:
+def _model(service: Service, name: str) -> answers.ModelCard:
     facts = service.facts
-    return answers.Model(
+    return answers.ModelCard(
         id=name,
         created=service.started,
         owned_by="hypocenter",
