@@ -31,9 +31,11 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import LADDER, diagnose
+from hypocenter.doctor.report import headline, report_text
 from hypocenter.errors import ErrorKind
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import (
+    Answered,
     ArgumentDeclaration,
     Called,
     Captured,
@@ -708,11 +710,53 @@ def compared(scale: float, digest: str = "a", text: str = PROMISE) -> Bundle:
 
 
 def test_an_argument_that_is_not_the_good_runs() -> None:
-    found = diagnose(compared(1.0), compared(1e-5), without=NO_REPLAY)
+    found = diagnose(compared(1.0, "b"), compared(1e-5, "a"), without=NO_REPLAY)
     assert first(found) == (Cause.WRONG_ANSWER, "rms_norm", "eps")
+    assert "the good run is a run with it" in found.roots[0].proof.green
     assert diagnose(compared(1.0), compared(1.0), without=NO_REPLAY).is_clean
-    left = diagnose(compared(1.0), compared(1e-5), without=(*NO_REPLAY, "good arguments"))
+    left = diagnose(compared(1.0, "b"), compared(1e-5, "a"), without=(*NO_REPLAY, "good arguments"))
     assert not left.roots
+
+
+def test_a_fact_that_differs_and_changes_no_result_is_no_cause() -> None:
+    found = diagnose(compared(1.0), compared(1e-5), without=NO_REPLAY)
+    assert not found.roots
+    assert verdicts(found)[Cause.WRONG_ANSWER] is Verdict.INCONCLUSIVE
+
+
+def test_two_facts_that_differ_at_one_launch_are_told_and_none_is_blamed() -> None:
+    changed = PROMISE.replace("tl.load(x_ptr + row)", "tl.load(x_ptr + row) / 2")
+    found = diagnose(compared(1.0, "b", changed), compared(1e-5, "a"), without=NO_REPLAY)
+    assert not found.roots
+    [told] = [one for one in found.hypotheses if one.cause is Cause.WRONG_ANSWER]
+    assert told.verdict is Verdict.INCONCLUSIVE
+    assert any("2 facts differ there" in text for text in told.evidence)
+
+
+def test_runs_of_one_answer_say_so_first_and_no_difference_is_blamed() -> None:
+    def answered(run: Bundle, digest: str) -> Bundle:
+        event = Answered(seq=99, step=1, request=1, num_tokens=4, digest=digest)
+        events = (*run.events, event)
+        fault = FaultRecord(kind="none", message="")
+        return msgspec.structs.replace(run, events=events, fault=fault)
+
+    bad, good = compared(1.0, "b"), compared(1e-5, "a")
+    same = diagnose(answered(bad, "k:1"), answered(good, "k:1"), without=NO_REPLAY)
+    assert same.is_clean
+    assert verdicts(same)[Cause.WRONG_ANSWER] is Verdict.REFUTED
+    assert headline(same).startswith("both runs give the same answer")
+    assert "both runs give the same answer" in report_text(same).splitlines()[0]
+    other = diagnose(answered(bad, "k:2"), answered(good, "k:1"), without=NO_REPLAY)
+    assert first(other) == (Cause.WRONG_ANSWER, "rms_norm", "eps")
+
+
+def test_a_wrong_answer_explains_no_crash() -> None:
+    bad = msgspec.structs.replace(
+        compared(1.0, "b"), fault=FaultRecord(kind="crash", message="", signal=11)
+    )
+    found = diagnose(bad, compared(1e-5, "a"), without=NO_REPLAY)
+    assert not found.roots
+    assert Cause.WRONG_ANSWER in verdicts(found)
 
 
 def test_a_line_that_is_not_the_good_runs() -> None:

@@ -15,7 +15,7 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.kernel_text import follows_what_it_loads, is_masked
-from hypocenter.doctor.report import report_text
+from hypocenter.doctor.report import headline, report_text
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import FOREIGN, FaultRecord, Launched, SourceRecord
 
@@ -102,6 +102,18 @@ def test_of_equal_launches_that_race_the_first_is_named() -> None:
     assert root.place is not None
     assert root.place.step == 1
     assert "atomic" in root.fix
+
+
+def test_a_defect_that_cannot_have_ended_the_process_is_said_not_to_explain_it() -> None:
+    found = diagnose(program(ADD, fault=DIED), allow_source=True)
+    assert [root.cause for root in found.roots] == [Cause.PROGRAM_RACE]
+    assert found.is_unexplained
+    assert report_text(found).startswith("OPEN       what is proven here does not explain this:")
+    assert headline(found).startswith("what is proven here does not explain this: crash")
+    # What leaves its tensor does explain it, and so may a race the error of a program's own.
+    assert not diagnose(program(UNMASKED, fault=DIED), allow_source=True).is_unexplained
+    own = FaultRecord(kind="error", message="AssertionError", call="`assert`", is_statement=True)
+    assert not diagnose(program(ADD, fault=own), allow_source=True).is_unexplained
 
 
 def test_the_replay_says_that_it_stopped_at_what_it_proved() -> None:

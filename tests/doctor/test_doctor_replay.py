@@ -124,10 +124,9 @@ def test_the_line_is_named_and_proven(name: str) -> None:
 
 
 def test_a_race_explains_the_difference_from_the_good_run() -> None:
-    """The grid is another one than the good run's, and that is not what is wrong."""
+    """Grid and text are others than the good run's, and neither by itself is what is wrong."""
     raced = scale("tl.program_id(0)", "tl.program_id(0) // 2", programs=2 * ROWS)
-    alone = diagnose(raced, scale(), allow_source=True, without=("replay",))
-    assert [root.cause for root in alone.roots] == [Cause.WRONG_ANSWER]
+    assert not diagnose(raced, scale(), allow_source=True, without=("replay",)).roots
     found = diagnose(raced, scale(), allow_source=True)
     assert [(root.cause, root.argument) for root in found.roots] == [
         (Cause.PROGRAM_RACE, "out_ptr")

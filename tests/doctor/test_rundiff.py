@@ -14,14 +14,15 @@ import pytest
 from hypocenter.cli.verbs import replay
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Verdict
-from hypocenter.doctor.diff import rundiff
-from hypocenter.doctor.difference import Difference
+from hypocenter.doctor.diff import differing_pairs, rundiff
+from hypocenter.doctor.difference import Answers, Difference
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
+    Answered,
     ArgumentRecord,
     FaultRecord,
     Launched,
@@ -266,14 +267,64 @@ def test_a_run_that_died_ends_where_the_other_goes_on() -> None:
     assert (shorter.step, shorter.what, shorter.good) == (3, "end", "1 plans or launches")
 
 
-def test_a_launch_too_many_is_named_and_one_at_the_end_counted() -> None:
+def test_a_launch_too_many_is_named_and_the_others_are_compared() -> None:
     plan = _run().plans[0]
     twice = replace(plan, launches=(*plan.launches, plan.launches[1]))
     found = first(_run(), replace(_run(), plans=(twice,)))
-    assert (found.what, found.good, found.bad) == ("end", "2 launches", "3 launches")
+    assert (found.what, found.launch, found.good, found.bad) == ("launch", 2, "absent", "rope")
     before = replace(plan, launches=(plan.launches[1], *plan.launches))
     found = first(_run(), replace(_run(), plans=(before,)))
-    assert (found.launch, found.subject, found.good, found.bad) == (0, "name", "rms_norm", "rope")
+    assert (found.what, found.launch, found.good, found.bad) == ("launch", 0, "absent", "rope")
+    shorter = replace(plan, launches=plan.launches[1:])
+    found = first(_run(), replace(_run(), plans=(shorter,)))
+    assert (found.what, found.good, found.bad) == ("launch", "rms_norm", "absent")
+    pairs, compared = differing_pairs(_run(), replace(_run(), plans=(before,), statistics=()))
+    assert [pair.facts[0].launch for pair in pairs] == [0, 0, 0]
+    assert compared.num_launches == 6
+
+
+def _answered(run: Bundle, digest: str, request: int = 1) -> Bundle:
+    event = Answered(seq=99, step=3, request=request, num_tokens=4, digest=digest)
+    return replace(run, events=(*run.events, event))
+
+
+def test_whether_the_answers_differ_is_known_where_all_requests_ended_in_both() -> None:
+    good = _answered(_run(), "k:a")
+    for other, answers in (
+        (_answered(_run(), "k:a"), Answers.SAME),
+        (_answered(_run(), "k:b"), Answers.DIFFERENT),
+        (_answered(_run(), "other:a"), Answers.UNKNOWN),
+        (_answered(_run(), "k:a", request=2), Answers.UNKNOWN),
+        (_run(), Answers.UNKNOWN),
+    ):
+        assert rundiff(good, other).answers is answers
+
+
+def test_results_that_rounding_tells_apart_are_no_wrong_ones() -> None:
+    def with_sketch(run: Bundle, digest: str, *sketch: float) -> Bundle:
+        figures = [replace(one, digest=digest, sketch=sketch) for one in run.statistics]
+        return replace(run, statistics=tuple(figures))
+
+    good = with_sketch(_run(), "a" * 64, 0.5, -0.2)
+    for sketch, is_wrong in (((0.5005, -0.2), False), ((0.51, -0.2), True), ((), True)):
+        pairs, _ = differing_pairs(good, with_sketch(_run(), "b" * 64, *sketch))
+        assert (pairs[-1].wrong is not None) is is_wrong
+        assert len(pairs) == (1 if is_wrong else 6)
+
+
+def test_a_buffer_of_another_name_is_told_as_that_and_compared_by_its_argument() -> None:
+    bad = _run()
+    tensors = tuple(replace(t, name="stream") if t.name == "x" else t for t in bad.tensors)
+    pairs, compared = differing_pairs(_run(), replace(bad, tensors=tensors))
+    assert all(fact.is_renamed for pair in pairs for fact in pair.facts)
+    assert compared.num_statistics == 6
+    # One that goes by both names is another tensor.
+    swapped = _with_launch(replace(bad, tensors=tensors), 1, arguments=(
+        ArgumentRecord("a0", tensor=2), ArgumentRecord("a1", tensor=2),
+        ArgumentRecord("head_dim", value=16),
+    ))  # fmt: skip
+    pairs, _ = differing_pairs(_run(), swapped)
+    assert not all(fact.is_renamed for pair in pairs for fact in pair.facts)
 
 
 def test_launches_outside_of_plans_are_compared_too() -> None:

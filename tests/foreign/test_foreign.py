@@ -94,6 +94,19 @@ def test_a_missing_tail_mask_is_found_though_nothing_may_have_crashed(
         assert part in unseen
 
 
+def test_what_was_never_written_is_found_where_it_is_read(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("--suspect", "--json", "--", sys.executable, str(SCRIPTS / "sums.py"))
+    code, out, _ = doctor(capfd, monkeypatch, tmp_path, *command)
+    [root] = json.loads(out)["roots"]
+    assert (code, root["cause"], root["tensor"]) == (3, "uninitialised read", "out")
+    assert root["line"] == line_of("sums.py", "tl.load(out_ptr + row)")
+    assert "out cleared before" in root["proof"]["corrected"]
+    _, out, _ = doctor(capfd, monkeypatch, tmp_path, "--out", "twin", *command, "cleared")
+    assert json.loads(out)["roots"] == []
+
+
 def test_an_offset_beyond_32_bits_crashes_and_is_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

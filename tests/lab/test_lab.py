@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hypocenter.cli.verbs.lab import shortfalls
+from hypocenter.cli.verbs.lab import false_alarms, shortfalls
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Proof, RootCause
 from hypocenter.doctor.run_environment import run_environment_of
@@ -21,6 +21,7 @@ from hypocenter.errors import UsageError
 from hypocenter.kernels.attention import rope_gpu
 from hypocenter.lab import model, victims
 from hypocenter.lab import score as scoring
+from hypocenter.lab.harmless import find, harmless
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.run import run_child
 from hypocenter.lab.victim import SYMPTOMS, Victim
@@ -58,6 +59,38 @@ def test_a_victim_is_short_and_declared(one: Victim) -> None:
     assert not one.lines or one.kernel
 
 
+def test_harmless_changes_are_many_and_are_found_by_name() -> None:
+    changes = harmless()
+    assert len(changes) >= 20
+    assert all(one.title and one.symptom == "none" for one in changes)
+    names = [one.name for one in changes]
+    assert not set(names) & {one.name for one in ALL}
+    assert [one.name for one in find([names[0], "eps_is_one"])] == [names[0], "eps_is_one"]
+    with pytest.raises(UsageError, match="no victim 'nobody'"):
+        find(["nobody"])
+
+
+@pytest.mark.tier("sim")
+def test_a_harmless_change_raises_no_alarm_and_harm_among_such_is_found() -> None:
+    chosen = [one for one in harmless() if one.name in ("norm_made_twice", "renamed_buffers")]
+    for one in scoring.score_harmless(chosen):
+        assert (one.observed, one.answers, one.found) == ("none", "same", ())
+    [score] = scoring.score_all(registered(["eps_among_other_changes"]))
+    assert (score.observed, score.class_right, score.kernel_named) == ("differs", True, True)
+    assert score.argument_named
+
+
+def test_an_alarm_of_a_harmless_change_is_told() -> None:
+    quiet = scoring.HarmlessScore(
+        name="one", observed="none", answers="same", found=(), seconds=1.0
+    )
+    assert false_alarms([quiet]) == []
+    loud = msgspec.structs.replace(quiet, found=("wrong answer: rope.eps",), observed="differs")
+    assert false_alarms([quiet, loud]) == [
+        "1 of 2 harmless changes have findings", "1 of 2 harmless changes do harm",
+    ]  # fmt: skip
+
+
 def test_victims_cover_all_classes_symptoms_and_devices() -> None:
     assert {one.cause for one in ALL} == set(Cause) - set(WITHOUT_VICTIM)
     assert {one.symptom for one in ALL} == set(SYMPTOMS)
@@ -68,6 +101,7 @@ def test_victims_cover_all_classes_symptoms_and_devices() -> None:
 PLANT = """
 import json, linecache, sys
 from hypocenter.lab.lab import Lab
+from hypocenter.lab.harmless import harmless
 from hypocenter.lab.victim import victims
 
 def lines():
@@ -80,7 +114,7 @@ def lines():
     return [line.strip() for text in texts.values() for line in text]
 
 found = {}
-for one in victims():
+for one in [*victims(), *harmless()]:
     for way in (one.twin, one.plant):
         try:
             with Lab(one.device) as lab:
@@ -88,7 +122,7 @@ for one in victims():
                 planted = lines()
         except Exception as error:
             found[one.name] = repr(error)
-    for line in one.lines:
+    for line in getattr(one, "lines", ()):
         count = planted.count(line)
         if not count or (isinstance(one.line, str) and count > 1):
             found[one.name] = f"its line stands there {count} times"

@@ -38,7 +38,7 @@ from hypocenter.record.events import (
 
 BASE = 1 << 60
 DEVICE = "sim:mi300x"
-_WIDTH = {"F32": 4, "I32": 4, "F16": 2, "I16": 2, "I64": 8, "U8": 1}
+_WIDTH = {"F32": 4, "I32": 4, "F16": 2, "I16": 2, "I64": 8, "I8": 1, "U8": 1}
 _NAMES = {"int32": "I32", "int16": "I16", "int64": "I64", "float32": "F32", "uint8": "U8"}
 BLOCK, HEADS, DIM, VOCAB, POSITIONS, BLOCKS, ROWS = 16, 2, 32, 512, 64, 8, 4
 

@@ -8,7 +8,9 @@ from cyclopts import App, Parameter
 
 from hypocenter.cli.options import AsJson, Quiet
 
-VictimNames = Annotated[str, Parameter(name="NAME", help="Victims; all of them when left out.")]
+VictimNames = Annotated[
+    str, Parameter(name="NAME", help="Victims and harmless changes; all of them when left out.")
+]
 Name = Annotated[str, Parameter(help="Victim, as `hypo lab list` names it.")]
 Device = Annotated[
     str,
@@ -27,7 +29,7 @@ lab = App(
 
 @lab.command(name="list")
 def list_victims(*, json: AsJson = False) -> None:
-    """Show every victim: its name, how its defect shows, and what it is."""
+    """Show every victim and harmless change: its name, how it shows, and what it is."""
     from hypocenter.cli.verbs import lab as lab_score
 
     lab_score.list_victims(as_json=json)
@@ -63,7 +65,7 @@ def score(
 
     The doctor gets the bundle alone. The exit code is 4 when a victim does not
     show its symptom, goes undetected, too few are named right, a healthy twin
-    has a finding, or the doctor is too slow.
+    or a harmless change has a finding, or the doctor is too slow.
     """
     from hypocenter.cli.verbs import lab as lab_score
 

@@ -67,6 +67,13 @@ class Case:
         is_late = fault.kind == "error" and fault.error_kind is ErrorKind.FOUND_LATER
         return "crash" if is_late else fault.kind
 
+    @property
+    def symptoms(self) -> tuple[str, ...]:
+        """Kinds that a cause may explain: what a program itself found wrong may be any value."""
+        fault = self.bundle.fault
+        is_own = self.kind == "error" and fault.is_statement
+        return (self.kind, "none") if is_own else (self.kind,)
+
     # -- launches -------------------------------------------------------------------------------
 
     @property
@@ -140,6 +147,17 @@ class Case:
             return written
         stored = parameters_stored(source)
         return frozenset(self.fact_of(launch, name) for name in stored)
+
+    @functools.cached_property
+    def computed(self) -> frozenset[int]:
+        """The ids of all tensors that some launch of the run may write."""
+        found = {
+            tensor.id
+            for use in self.launches
+            for name, tensor in self.tensors_of(use.launch).items()
+            if name in self.written_by(use.launch)
+        }
+        return frozenset(found)
 
     # -- source ---------------------------------------------------------------------------------
 

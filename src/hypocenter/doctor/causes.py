@@ -105,6 +105,12 @@ def plausible(kind: str) -> Iterable[Cause]:
     return (cause for cause, row in CAUSES.items() if known in row.symptoms)
 
 
+def explains(cause: Cause, kind: str) -> bool:
+    """Whether a defect of that class can be why a run showed a symptom of that kind."""
+    symptoms = CAUSES[cause].symptoms or _OF_MEMORY | _ERROR
+    return (kind if kind in _KINDS else "none") in symptoms
+
+
 _KINDS = frozenset({"crash", "error", "hang", "nonfinite", "differs", "none"})
 _OF_VALUES = frozenset({"nonfinite", "differs", "none"})
 _OF_MEMORY = _OF_VALUES | {"crash"}

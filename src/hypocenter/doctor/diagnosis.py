@@ -11,12 +11,16 @@ from dataclasses import dataclass
 import msgspec
 
 from hypocenter.doctor.causes import Blame, Cause
+from hypocenter.doctor.difference import Answers
 from hypocenter.doctor.run_environment import RunEnvironment
 from hypocenter.record.events import Place
 from hypocenter.record.gap import Gap, GapKind
 
 #: Why a cause that a program of anybody's may well have is left open.
-UNRECORDED = "what tensors held, and who wrote it, is not recorded of this program"
+UNRECORDED = (
+    "what tensors held, and who wrote it, is not recorded of this program; `hypo check` watches a "
+    "run of it"
+)
 
 
 class Verdict(enum.StrEnum):
@@ -126,7 +130,9 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     `surfaced` says where the fault showed and why there. `unseen` lists what could not be looked
     at, and what would make it possible; `consequences` what follows from the roots and is no cause
-    of its own. `sights` is where GPUs stood that left a dump.
+    of its own. `sights` is where GPUs stood that left a dump. `answers` is None without a good run.
+    `is_unexplained`: what is proven is a defect, and not one that the run can have ended by as it
+    did.
     """
 
     kind: str
@@ -141,6 +147,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     sights: tuple[GpuSight, ...] = ()
     rungs: tuple[RungRecord, ...] = ()
     seconds: float = 0.0
+    answers: Answers | None = None
+    is_unexplained: bool = False
 
     @property
     def has_symptom(self) -> bool:

@@ -5,19 +5,28 @@ Compares records; runs nothing and needs neither Triton nor torch.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
+import msgspec
 
 from hypocenter.device.offline.specimen import is_of_device
-from hypocenter.doctor.difference import Compared, Difference, RunDiff
-from hypocenter.dtypes import NUMPY_DTYPES
+from hypocenter.doctor.alignment import align, statistics_by_place, steps_of
+from hypocenter.doctor.difference import Answers, Compared, Difference, Pair, RunDiff
+from hypocenter.doctor.fact_text import (
+    dims_text,
+    figures_text,
+    first_element,
+    is_close,
+    only_differing,
+    short_text,
+    tensor_facts,
+)
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import (
-    AnyEvent,
+    Answered,
     ArgumentRecord,
     Launched,
     LaunchRecord,
@@ -25,29 +34,43 @@ from hypocenter.record.events import (
     RequestRecord,
     Statistics,
     Stepped,
-    TensorRecord,
-    Values,
 )
 from hypocenter.record.gap import Gap
 from hypocenter.record.keyed_digest import are_comparable
 
 #: Differences of one launch or step that are told; the first is the one that matters.
 MAX_TOLD = 16
-#: Between devices figures are compared and not bytes, for the order of a sum may differ.
-FIGURE_TOLERANCE = 1e-2
+#: Launches and steps that differ without a wrong result, at most.
+MAX_PAIRS = 1 << 14
+#: Types whose elements are equal or not: no rounding lies between them.
+_COUNTED = ("I32", "I64", "BOOL")
 
 
 def rundiff(good: Bundle, bad: Bundle) -> RunDiff:
     """Compare two runs step by step, as far as both are recorded and `bad` got."""
     runs = _Runs(good, bad)
-    differences = runs.first()
-    counts = runs.counts
-    compared = Compared(
-        *(counts[name] for name in ("steps", "launches", "arguments", "inputs", "statistics"))
-    )
+    first = next(runs.walk(), None)
     return RunDiff(
-        tuple(differences[:MAX_TOLD]), compared, tuple(_around(good, bad)), tuple(runs.unseen)
+        first.differences[:MAX_TOLD] if first else (),
+        runs.compare_counts(),
+        tuple(_around(good, bad)),
+        tuple(runs.unseen),
+        runs.answers(),
     )
+
+
+def differing_pairs(good: Bundle, bad: Bundle) -> tuple[tuple[Pair, ...], Compared]:
+    """All that differs, in order, up to the first result that is wrong, and that too.
+
+    What comes after it follows from it, or may.
+    """
+    runs = _Runs(good, bad)
+    pairs: list[Pair] = []
+    for pair in runs.walk():
+        pairs.append(pair)
+        if pair.wrong is not None or len(pairs) >= MAX_PAIRS:
+            break
+    return tuple(map(runs.with_renames, pairs)), runs.compare_counts()
 
 
 class _Runs:
@@ -57,11 +80,16 @@ class _Runs:
         self.good, self.bad = BundleIndex(good), BundleIndex(bad)
         self.counts: Counter[str] = Counter()
         self._is_same_device = good.device == bad.device
-        self._statistics = tuple(_by_place(bundle) for bundle in (good, bad))
+        self._statistics = tuple(statistics_by_place(bundle) for bundle in (good, bad))
         self.unseen: list[Gap] = []
         #: Requests of GOOD that were compared before, and whether that began with the first step.
         self._met: set[int] = set()
         self._is_whole = False
+        #: The names in BAD of GOOD's tensors, as launches were given them, and the other way round.
+        self._names = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
+        self._swaps = defaultdict[object, set[tuple[str, str]]](set)
+        #: Whether tokens lie in other places of the cache than in GOOD.
+        self._is_moved = False
         for name, bundle in (("GOOD", good), ("BAD", bad)):
             if not bundle.statistics:
                 self.unseen.append(
@@ -70,12 +98,45 @@ class _Runs:
                     )
                 )
 
-    def first(self) -> list[Difference]:
-        """The differences of the first launch or step that has any."""
-        good, bad = _steps(self.good), _steps(self.bad)
+    def with_renames(self, pair: Pair) -> Pair:
+        """With `is_renamed`, as far as the launches so far tell."""
+        facts = [
+            msgspec.structs.replace(fact, is_renamed=fact.is_name and self._is_renamed(fact))
+            for fact in pair.facts
+        ]
+        return msgspec.structs.replace(pair, facts=tuple(facts))
+
+    def _is_renamed(self, fact: Difference) -> bool:
+        return any(
+            self._names[0][good] == {bad} and self._names[1][bad] == {good}
+            for good, bad in self._swaps[fact.key]
+        )
+
+    def compare_counts(self) -> Compared:
+        """How much has been compared so far."""
+        names = ("steps", "launches", "arguments", "inputs", "statistics")
+        return Compared(*(self.counts[name] for name in names))
+
+    def answers(self) -> Answers:
+        """Whether the requests that ended have the same tokens in both runs, all of them."""
+        sides = [
+            {event.request: event for event in index.events_of(Answered)}
+            for index in (self.good, self.bad)
+        ]
+        if not sides[0] or sides[0].keys() != sides[1].keys():
+            return Answers.UNKNOWN
+        pairs = [(one, sides[1][number]) for number, one in sides[0].items()]
+        if not all(are_comparable(one.digest, other.digest) for one, other in pairs):
+            return Answers.UNKNOWN
+        is_same = all(one.digest == other.digest for one, other in pairs)
+        return Answers.SAME if is_same else Answers.DIFFERENT
+
+    def walk(self) -> Iterator[Pair]:
+        """What differs, launch by launch, as long as both runs compute the same text."""
+        good, bad = steps_of(self.good), steps_of(self.bad)
         if not good or not bad:
             self.unseen.append(Gap.not_recorded("steps", "one of the runs has none"))
-            return []
+            return
         start = max(min(good), min(bad))
         self._is_whole = start == 1
         if start > min((*good, *bad)):
@@ -83,37 +144,27 @@ class _Runs:
                 Gap.not_recorded(f"steps before {start}", "one run has kept no record of them")
             )
         for step in sorted(step for step in good.keys() | bad.keys() if step >= start):
-            found = self._step(step, good.get(step, []), bad.get(step, []))
-            if found:
-                return found
+            for pair in self._step(step, good.get(step, []), bad.get(step, [])):
+                yield pair
+                if any(_parts(fact) for fact in pair.facts):
+                    return
             self.counts["steps"] += 1
-        return []
 
     def _step(
         self, step: int, good: Sequence[Stepped | Launched], bad: Sequence[Stepped | Launched]
-    ) -> list[Difference]:
+    ) -> Iterator[Pair]:
+        def of_step(what: str, subject: str, one: str, other: str) -> Pair:
+            fact = Difference(step=step, what=what, subject=subject, good=one, bad=other)
+            return Pair(step=step, facts=(fact,))
+
         for one, other in zip(good, bad, strict=False):
             names = (self._name(self.good, one), self._name(self.bad, other))
             if names[0] != names[1]:
-                return [
-                    Difference(
-                        step=step, what="launch", subject="plan", good=names[0], bad=names[1]
-                    )
-                ]
-            found = self._event(step, names[0], one, other)
-            if found:
-                return found
+                yield of_step("launch", "plan", *names)
+            yield from self._event(step, names[1], one, other)
         if len(good) != len(bad):
-            return [
-                Difference(
-                    step=step,
-                    what="end",
-                    subject="of the step",
-                    good=f"{len(good)} plans or launches",
-                    bad=f"{len(bad)} plans or launches",
-                )
-            ]
-        return []
+            sizes = [f"{len(side)} plans or launches" for side in (good, bad)]
+            yield of_step("end", "of the step", *sizes)
 
     def _name(self, index: BundleIndex, event: Stepped | Launched) -> str:
         if isinstance(event, Launched):
@@ -123,53 +174,74 @@ class _Runs:
 
     def _event(
         self, step: int, name: str, good: Stepped | Launched, bad: Stepped | Launched
-    ) -> list[Difference]:
-        if isinstance(good, Launched) or isinstance(bad, Launched):
-            assert isinstance(good, Launched)
-            assert isinstance(bad, Launched)
+    ) -> Iterator[Pair]:
+        if isinstance(good, Launched) and isinstance(bad, Launched):
             places = Place(good.step, -1, good.seq), Place(bad.step, -1, bad.seq)
-            return list(self._launch(step, name, places, (good.launch, bad.launch)))
+            yield from self._launch(step, name, places, (good.launch, bad.launch))
+        if isinstance(good, Launched) or isinstance(bad, Launched):
+            return
         found = list(self._requests(step, good.requests, bad.requests))
         if not any(difference.what == "prompt" for difference in found):
             found += self._inputs(good, bad)
         if found:
-            return found
+            self._is_moved |= any(fact.what in ("input", "request") for fact in found)
+            yield Pair(step=step, facts=tuple(found))
         plans = self.good.plans.get(good.plan), self.bad.plans.get(bad.plan)
         if plans[0] is None or plans[1] is None:
-            return []
+            return
         last = self.bad.bundle.progress.submitted
-        for number, pair in enumerate(zip(plans[0].launches, plans[1].launches, strict=False)):
-            places = Place(good.step, good.plan, number), Place(bad.step, bad.plan, number)
+        sides = plans[0].launches, plans[1].launches
+        for first, second in align([[launch.kernel for launch in side] for side in sides]):
+            number = second if second is not None else first
+            assert number is not None
             if last and (last.step, last.plan) == (bad.step, bad.plan) and number > last.launch:
-                return [
-                    Difference(
-                        step=step,
-                        plan=name,
-                        what="end",
-                        subject="of the run",
-                        good=f"goes on with {pair[0].kernel}",
-                        bad="ends there",
-                        launch=number,
-                        kernel=pair[0].kernel,
-                        place=places[1],
-                    )
-                ]
-            found = list(self._launch(step, name, places, pair))
-            if found:
-                return found
-        sizes = [len(plan.launches) for plan in plans if plan is not None]
-        if sizes[0] != sizes[1]:
-            return [
-                Difference(
+                kernel = sides[0][first].kernel if first is not None else sides[1][number].kernel
+                fact = Difference(
                     step=step,
                     plan=name,
                     what="end",
-                    subject=f"of {name}",
-                    good=f"{sizes[0]} launches",
-                    bad=f"{sizes[1]} launches",
+                    subject="of the run",
+                    good=f"goes on with {kernel}",
+                    bad="ends there",
+                    launch=number,
+                    kernel=kernel,
+                    place=Place(bad.step, bad.plan, number),
                 )
-            ]
-        return []
+                yield Pair(step=step, place=fact.place, facts=(fact,))
+                return
+            if first is None or second is None:
+                yield self._alone(step, name, (good, bad), sides, (first, second))
+                continue
+            places = Place(good.step, good.plan, first), Place(bad.step, bad.plan, second)
+            yield from self._launch(step, name, places, (sides[0][first], sides[1][second]))
+
+    def _alone(
+        self,
+        step: int,
+        plan: str,
+        events: tuple[Stepped, Stepped],
+        sides: Sequence[Sequence[LaunchRecord]],
+        numbers: tuple[int | None, int | None],
+    ) -> Pair:
+        """A launch that one run alone has; of GOOD's the place is GOOD's."""
+        side = 0 if numbers[0] is not None else 1
+        number = numbers[side]
+        assert number is not None
+        kernel = sides[side][number].kernel
+        place = Place(events[side].step, events[side].plan, number)
+        told = (kernel, "absent") if side == 0 else ("absent", kernel)
+        fact = Difference(
+            step=step,
+            plan=plan,
+            what="launch",
+            subject="",
+            good=told[0],
+            bad=told[1],
+            launch=number,
+            kernel=kernel,
+            place=place if side else None,
+        )
+        return Pair(step=step, place=place if side else None, facts=(fact,))
 
     # -- requests and inputs --------------------------------------------------------------------
 
@@ -200,8 +272,8 @@ class _Runs:
                         step=step,
                         what="request",
                         subject=f"{row}, {name}",
-                        good=_short(pair[0]),
-                        bad=_short(pair[1]),
+                        good=short_text(pair[0]),
+                        bad=short_text(pair[1]),
                     )
 
     def _tell_of_keys(self, good: str, bad: str) -> None:
@@ -230,16 +302,23 @@ class _Runs:
                 )
                 continue
             self.counts["inputs"] += 1
+            at = ""
             if one is None or other is None:
                 told = ["nothing" if v is None else f"{v.dtype} {v.shape}" for v in (one, other)]
             elif (one.dtype, one.shape) != (other.dtype, other.shape):
-                told = [f"{v.dtype} {_dims(v.shape)}" for v in (one, other)]
+                told = [f"{v.dtype} {dims_text(v.shape)}" for v in (one, other)]
             elif one.data != other.data:
-                at, told = _first_element(one, other)
-                name = f"{name}{at}"
+                at, told = first_element(one, other)
             else:
                 continue
-            yield Difference(step=good.step, what="input", subject=name, good=told[0], bad=told[1])
+            yield Difference(
+                step=good.step,
+                what="input",
+                subject=f"{name}{at}",
+                good=told[0],
+                bad=told[1],
+                tensor=name,
+            )
 
     def _name_of(self, index: BundleIndex, tensor: int) -> str:
         record = index.tensors.get(tensor)
@@ -253,7 +332,7 @@ class _Runs:
         plan: str,
         places: tuple[Place, Place],
         pair: tuple[LaunchRecord, LaunchRecord],
-    ) -> Iterator[Difference]:
+    ) -> Iterator[Pair]:
         good, bad = pair
         self.counts["launches"] += 1
 
@@ -266,13 +345,31 @@ class _Runs:
                 place=places[1],
                 what=what,
                 subject=subject,
-                good=_short(one),
-                bad=_short(other),
+                good=short_text(one),
+                bad=short_text(other),
             )
 
         if good.kernel != bad.kernel:
-            yield differs("launch", "name", good.kernel, bad.kernel)
+            facts = [differs("launch", "name", good.kernel, bad.kernel)]
+            yield Pair(step=step, place=places[1], facts=tuple(facts))
             return
+        facts = list(self._facts(pair, differs))
+        before = self.counts["statistics"]
+        results = tuple(self._results(places, pair, differs))
+        if facts or results:
+            num_results = self.counts["statistics"] - before
+            yield Pair(
+                step=step,
+                place=places[1],
+                facts=tuple(facts),
+                results=results,
+                num_results=num_results,
+            )
+
+    def _facts(
+        self, pair: tuple[LaunchRecord, LaunchRecord], differs: Callable[..., Difference]
+    ) -> Iterator[Difference]:
+        good, bad = pair
         if good.grid != bad.grid:
             yield differs("grid", "", good.grid, bad.grid)
         if good.num_warps != bad.num_warps:
@@ -290,10 +387,18 @@ class _Runs:
         ]
         for name in dict.fromkeys((*sides[0], *sides[1])):
             self.counts["arguments"] += 1
-            if sides[0].get(name) != sides[1].get(name):
-                first, second = _only_differing(sides[0].get(name), sides[1].get(name))
-                yield differs("argument", name, first, second)
-        yield from self._results(places, differs)
+            one, other = sides[0].get(name) or {}, sides[1].get(name) or {}
+            names = one.get("name"), other.get("name")
+            if isinstance(names[0], str) and isinstance(names[1], str):
+                self._names[0][names[0]].add(names[1])
+                self._names[1][names[1]].add(names[0])
+            if one == other:
+                continue
+            found = differs("argument", name, *only_differing(one or None, other or None))
+            if names[0] and names[1] and one | {"name": names[1]} == other:
+                found = msgspec.structs.replace(found, is_name=True)
+                self._swaps[found.key].add((str(names[0]), str(names[1])))
+            yield found
 
     def _argument(self, index: BundleIndex, argument: ArgumentRecord) -> dict[str, Any]:
         """What is comparable of an argument: never an address or an identity."""
@@ -304,113 +409,67 @@ class _Runs:
             return {"tensor": "unknown"}
         allocation = index.allocations.get(tensor.allocation)
         room = allocation.num_bytes if allocation is not None else None
-        return {**_facts(tensor), "pointer": argument.value, "allocation bytes": room}
+        return {**tensor_facts(tensor), "pointer": argument.value, "allocation bytes": room}
 
-    def _results(self, places: tuple[Place, Place], differs: Any) -> Iterator[Difference]:
+    def _results(
+        self,
+        places: tuple[Place, Place],
+        pair: tuple[LaunchRecord, LaunchRecord],
+        differs: Callable[..., Difference],
+    ) -> Iterator[Difference]:
         sides = [
-            {
-                self._name_of(index, statistics.tensor): statistics
-                for statistics in of.get(place, ())
-            }
-            for index, of, place in zip(
-                (self.good, self.bad), self._statistics, places, strict=True
+            self._written_by(index, launch, of.get(place, ()))
+            for index, launch, of, place in zip(
+                (self.good, self.bad), pair, self._statistics, places, strict=True
             )
         ]
         for name in [name for name in sides[0] if name in sides[1]]:
             one, other = sides[0][name], sides[1][name]
+            tensor = self.bad.tensors.get(other.tensor)
+            if self._is_moved and tensor is not None and tensor.owner == "kv_cache":
+                gap = Gap.not_examined(
+                    "what the cache held", "tokens lie in other places of it than in GOOD"
+                )
+                if gap not in self.unseen:
+                    self.unseen.append(gap)
+                continue
             self.counts["statistics"] += 1
-            is_same = (
-                one.digest == other.digest
-                if self._is_same_device and are_comparable(one.digest, other.digest)
-                else _close(one, other)
+            is_bitwise = self._is_same_device and are_comparable(one.digest, other.digest)
+            if one.digest == other.digest if is_bitwise else is_close(one, other):
+                continue
+            # Without a sketch nobody knows how far apart the elements are.
+            is_exact = tensor is not None and tensor.dtype in _COUNTED
+            name = self._name_of(self.bad, other.tensor)
+            found = differs("statistics", name, figures_text(one), figures_text(other))
+            yield msgspec.structs.replace(
+                found,
+                is_rounding=bool(one.sketch and other.sketch)
+                and not is_exact
+                and is_close(one, other),
             )
-            if not is_same:
-                yield differs("statistics", name, _figures(one), _figures(other))
+
+    def _written_by(
+        self, index: BundleIndex, launch: LaunchRecord, seen: Iterable[Statistics]
+    ) -> dict[str, Statistics]:
+        """What a launch wrote, by its argument: a buffer may have another name in the other run."""
+        names: dict[int, str] = {}
+        for argument in (*launch.arguments, *launch.facts):  # a fact's name goes before
+            if argument.tensor is not None:
+                names[argument.tensor] = argument.name
+        return {
+            names.get(figures.tensor, self._name_of(index, figures.tensor)): figures
+            for figures in seen
+        }
 
 
-# -- facts as text --------------------------------------------------------------------------------
+# -- the runs ------------------------------------------------------------------------------------
 
 
-def _steps(index: BundleIndex) -> dict[int, list[Stepped | Launched]]:
-    """By number, those left out that were launched ahead and then thrown away."""
-    thrown = {event.step for event in index.events if _is_thrown_away(event)}
-    steps: dict[int, list[Stepped | Launched]] = {}
-    for event in index.events:
-        if isinstance(event, Stepped | Launched) and event.step not in thrown:
-            number = event.step - sum(step < event.step for step in thrown)
-            steps.setdefault(number, []).append(event)
-    return steps
-
-
-def _is_thrown_away(event: AnyEvent) -> bool:
-    """Whether all requests of a step had ended when its tokens were learned."""
-    return (
-        isinstance(event, Stepped)
-        and bool(event.requests)
-        and event.filled_by_device in [values.tensor for values in event.inputs]
-        and not any(request.digest for request in event.requests)
-    )
-
-
-def _by_place(bundle: Bundle) -> dict[Place, list[Statistics]]:
-    found: dict[Place, list[Statistics]] = {}
-    for statistics in bundle.statistics:
-        found.setdefault(statistics.place, []).append(statistics)
-    return found
-
-
-def _facts(tensor: TensorRecord) -> dict[str, Any]:
-    names = ("name", "owner", "part", "dtype", "shape", "strides", "extent_bytes")
-    return {name: getattr(tensor, name) for name in names}
-
-
-def _only_differing(good: Any, bad: Any) -> tuple[str, str]:
-    if good is None or bad is None:
-        return ("absent" if good is None else "there"), ("absent" if bad is None else "there")
-    keys = [key for key in dict.fromkeys((*good, *bad)) if good.get(key) != bad.get(key)]
-    return tuple(
-        ", ".join(
-            f"{key} {_short(side.get(key))}" if key != "value" else _short(side.get(key))
-            for key in keys
-        )
-        for side in (good, bad)
-    )  # type: ignore[return-value]
-
-
-def _first_element(good: Values, bad: Values) -> tuple[str, list[str]]:
-    """Where two inputs differ first, and what is there."""
-    kind = NUMPY_DTYPES.get(good.dtype.upper())
-    count = int(np.prod(good.shape, dtype=np.int64))
-    if kind is None or any(len(v.data) != count * np.dtype(kind).itemsize for v in (good, bad)):
-        return "", [f"{len(v.data)} bytes" for v in (good, bad)]
-    one, other = (np.frombuffer(v.data, kind).reshape(good.shape) for v in (good, bad))
-    bits = one.view(f"V{one.itemsize}") != other.view(f"V{one.itemsize}")
-    at = tuple(int(i) for i in np.argwhere(bits)[0])
-    return f"[{', '.join(map(str, at))}]", [str(one[at]), str(other[at])]
-
-
-def _close(good: Statistics, bad: Statistics) -> bool:
-    if (good.num_nan, good.num_inf) != (bad.num_nan, bad.num_inf):
-        return False
-    room = FIGURE_TOLERANCE * max(good.rms, bad.rms)
-    return all(
-        abs(getattr(good, name) - getattr(bad, name)) <= room
-        for name in ("low", "high", "mean", "rms")
-    )
-
-
-def _figures(statistics: Statistics) -> str:
-    text = (
-        f"{statistics.low:.6g}..{statistics.high:.6g}, mean {statistics.mean:.6g}, "
-        f"rms {statistics.rms:.6g}"
-    )
-    for name in ("nan", "inf", "poisoned"):
-        if count := getattr(statistics, f"num_{name}"):
-            text += f", {count} {name}"
-    if statistics.first_nonfinite is not None:
-        text += f", first at {list(statistics.first_nonfinite)}"
-    digest = statistics.digest.rpartition(":")[2]
-    return f"{text}, digest {digest[:12]}"
+def _parts(fact: Difference) -> bool:
+    """Whether the runs compute another text from there on, or one of them nothing more."""
+    if fact.what == "request":
+        return fact.subject == "count" or fact.subject.endswith(("first_position", "num_tokens"))
+    return fact.what in ("prompt", "tokens", "end")
 
 
 def _around(good: Bundle, bad: Bundle) -> Iterator[str]:
@@ -432,14 +491,3 @@ def _around(good: Bundle, bad: Bundle) -> Iterator[str]:
             # Where a run is recorded changes nothing.
             if one.get(name) != other.get(name) and name != "HYPO_RUN_DIR":
                 yield f"{name}: {one.get(name)} in GOOD, {other.get(name)} in BAD"
-
-
-def _dims(shape: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, shape))}]"
-
-
-def _short(value: object) -> str:
-    if isinstance(value, tuple):
-        value = _dims(value)
-    text = str(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from hypocenter.record.events import Place
@@ -18,7 +20,11 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     With prompt the runs were not given the same text, with tokens a request has got other ones;
     `good` and `bad` are digests of them then.
     `launch` counts within the step's plan; it and `kernel` are None for what belongs to a step.
-    `subject` is the argument, the tensor or the option.
+    `subject` is the argument, the tensor or the option. A launch that one run alone has is "absent"
+    in the other. `tensor` is the bare name of an input, of which `subject` is an element. With
+    `is_name` an argument differs by the name of its tensor alone, which with `is_renamed` goes by
+    its other name in all launches. Statistics with `is_rounding` are as far apart as another order
+    of a sum makes them.
     """
 
     step: int
@@ -30,6 +36,15 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     launch: int | None = None
     kernel: str | None = None
     place: Place | None = None
+    tensor: str = ""
+    is_name: bool = False
+    is_renamed: bool = False
+    is_rounding: bool = False
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for the same fact of several launches."""
+        return self.kernel, self.what, self.subject, self.good, self.bad
 
     @property
     def text(self) -> str:
@@ -45,6 +60,38 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
             return f"{where}: request {self.subject} has got other tokens in BAD than in GOOD"
         what = " ".join(word for word in (self.what, self.subject) if word)
         return f"{where}: {what}: {self.good} in GOOD, {self.bad} in BAD"
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """A launch of BAD beside that of GOOD, or what comes before all launches of a step.
+
+    `place` is None then. `facts` are what it was asked for and differs, `results` what it wrote
+    and differs, of `num_results` that were compared.
+    """
+
+    step: int
+    place: Place | None = None
+    facts: tuple[Difference, ...] = ()
+    results: tuple[Difference, ...] = ()
+    num_results: int = 0
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        return self.facts + self.results
+
+    @property
+    def wrong(self) -> Difference | None:
+        """The first result that is another one, and not by rounding alone."""
+        return next((result for result in self.results if not result.is_rounding), None)
+
+
+class Answers(enum.StrEnum):
+    """Whether two runs gave all their requests the same tokens."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    #: One of them ended before, or their digests have different keys.
+    UNKNOWN = "unknown"
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -68,6 +115,7 @@ class RunDiff(msgspec.Struct, frozen=True):
     compared: Compared
     around: tuple[str, ...] = ()
     unseen: tuple[Gap, ...] = ()
+    answers: Answers = Answers.UNKNOWN
 
     @property
     def first(self) -> Difference | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.causes import CAUSES, Cause, TestedBy, plausible
+from hypocenter.doctor.causes import CAUSES, Cause, TestedBy, explains, plausible
 from hypocenter.doctor.culprit import with_culprit
 from hypocenter.doctor.diagnosis import (
     Claim,
@@ -115,12 +115,24 @@ def diagnose(
         sights=tuple(case.sights),
         rungs=tuple(rungs),
         seconds=time.perf_counter() - started,
+        answers=case.good_diff.answers if case.good_diff else None,
+        is_unexplained=bool(ordered.roots) and not _explain(case, ordered.roots[0]),
     )
 
 
+def _explain(case: Case, root: RootCause) -> bool:
+    return any(explains(root.cause, kind) for kind in case.symptoms)
+
+
 def _sorted_roots(case: Case) -> _Sorted:
-    """Proven causes, earliest first, and what is only another sight of one before it."""
-    with_root = sorted((claim for claim in case.claims if claim.root), key=lambda claim: claim.seq)
+    """Proven causes, and what is only another sight of one before it.
+
+    Those that explain the symptom come first, and of them the earliest.
+    """
+    with_root = sorted(
+        (claim for claim in case.claims if claim.root),
+        key=lambda claim: (claim.root is not None and not _explain(case, claim.root), claim.seq),
+    )
     roots: list[RootCause] = []
     seen: set[int] = set()
     consequences = []

@@ -19,6 +19,7 @@ from hypocenter.doctor.diagnosis import (
     RootCause,
     Verdict,
 )
+from hypocenter.doctor.difference import Answers
 from hypocenter.doctor.gpu_sight import sight_lines, sight_text
 from hypocenter.doctor.run_environment import RunEnvironment
 from hypocenter.record.events import Place
@@ -62,7 +63,19 @@ def report_text(
 
 
 def headline(diagnosis: Diagnosis) -> str:
-    """One line: the first root cause, or that there is none."""
+    """One line: whether the answers differ, what is not explained, and the first root cause."""
+    return "; ".join((*(text for _, text in _preambles(diagnosis)), _found_text(diagnosis)))
+
+
+def _preambles(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    """What is to be known before any cause is read, each with its label."""
+    if diagnosis.answers is Answers.SAME:
+        yield "ANSWER", "both runs give the same answer"
+    if diagnosis.is_unexplained:
+        yield "OPEN", f"what is proven here does not explain this: {diagnosis.symptom}"
+
+
+def _found_text(diagnosis: Diagnosis) -> str:
     if diagnosis.roots:
         root = diagnosis.roots[0]
         return f"{root.cause}{subject_of(root)}"
@@ -233,6 +246,9 @@ def _text_lines(diagnosis: Diagnosis, origin: Origin, show_all: bool) -> Iterato
         yield from _field("CAUSE", headline(diagnosis))
         for text in _what_would_help(diagnosis):
             yield from _field("", text)
+    else:
+        for label, text in _preambles(diagnosis):
+            yield from _field(label, text)
     for number, root in enumerate(diagnosis.roots):
         if number:
             yield ""

@@ -23,6 +23,7 @@ from hypocenter.engine.token_rules import TokenRules, ending_ids
 from hypocenter.errors import as_exception
 from hypocenter.kernels.sampling.draw import has_penalties
 from hypocenter.record.keyed_digest import KeyedDigest
+from hypocenter.record.recorder import current
 from hypocenter.results import Completion, Delta, Route, Timings, TokenLogprob
 
 if TYPE_CHECKING:
@@ -319,8 +320,14 @@ class Request:
         self.finish_reason = finish_reason
         self.deltas.append(Delta(text, token_ids, finish_reason, logprobs))
         if finish_reason is not None:
+            self._record_answer()
             self.state = State.DONE  # last: whoever sees it finds everything else in place
         self._tell()
+
+    def _record_answer(self) -> None:
+        record = current()
+        if record.is_on:
+            record.record_answer(self.id, len(self.token_ids), self.digest())
 
     def _tell(self) -> None:
         try:

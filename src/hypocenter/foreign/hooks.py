@@ -20,7 +20,7 @@ from typing import Any
 
 from hypocenter.config import Environment
 from hypocenter.device.limits import GpuLimits, present_gpu
-from hypocenter.foreign.recorder import INTERPRETER, ForeignRecorder
+from hypocenter.foreign.recorder import INTERPRETER, UNDEFINED, ForeignRecorder
 from hypocenter.package import is_own_file
 
 log = logging.getLogger("hypocenter.foreign")
@@ -50,11 +50,38 @@ def module_loaded(module: Any) -> None:
     if module.__name__ == "torch":
         _watch_the_end()
         _watch_waits(module)
+        if os.environ.get("TRITON_INTERPRET") == "1" and Environment.read().trace:
+            _mark_undefined(module)
     elif module.__name__ == "triton.runtime.jit":
         _watch_the_end()
         _watch_launches(module.JITFunction, is_interpreted=False)
     elif module.__name__ == "triton.runtime.interpreter":
         _watch_launches(module.InterpretedFunction, is_interpreted=True)
+
+
+def _mark_undefined(torch: Any) -> None:
+    """Fill what nobody has written in new tensors of floats with UNDEFINED, which is NaN.
+
+    Only memory of the host, for launches that Triton's interpreter runs on it.
+    """
+
+    def mark(original: Any) -> Any:
+        @functools.wraps(original)
+        def make(*args: Any, **options: Any) -> Any:
+            tensor = original(*args, **options)
+            if tensor.device.type == "cpu" and tensor.dtype.is_floating_point:
+                _attempt(tensor.untyped_storage().fill_, UNDEFINED)
+            return tensor
+
+        return make
+
+    for owner, name in (
+        (torch, "empty"),
+        (torch, "empty_like"),
+        (torch, "empty_strided"),
+        (torch.Tensor, "new_empty"),
+    ):
+        setattr(owner, name, mark(getattr(owner, name)))
 
 
 def recorder() -> ForeignRecorder | None:

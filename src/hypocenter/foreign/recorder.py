@@ -7,6 +7,7 @@ Metadata of tensors only, and the values of small integer tensors of the host. W
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import inspect
 import itertools
 import shutil
@@ -55,9 +56,12 @@ INTERPRETER = "interpreter"
 STATIC_BYTES = 16 << 20
 MAX_VALUE_BYTES, RECENT_BYTES = 4096, 4 << 20
 MAX_KERNELS, MAX_BLOCKS = 1024, 4096
+#: The byte that stands where nobody has written, and the most that is kept of a tensor with such.
+UNDEFINED, MAX_UNDEFINED_BYTES = 0xFF, 1 << 16
 _MAX_CHARS = 200
 
 _INTEGERS = frozenset({"I8", "I16", "I32", "I64", "U8"})
+_FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +259,8 @@ class ForeignRecorder:
             number = self._new_tensor(key, tensor, _name(kernel, name, caller))
         if where == INTERPRETER and (kind := _dtype(tensor.dtype)) in _INTEGERS:
             self._hold(tensor, number, kind, held)
+        elif where == INTERPRETER and kind in _FLOATS:
+            self._hold_undefined(tensor, number, kind, held)
         return ArgumentRecord(name, number, cast)
 
     def _new_storage(
@@ -324,6 +330,20 @@ class ForeignRecorder:
         num_bytes = tensor.numel() * tensor.element_size()
         if 0 < num_bytes <= MAX_VALUE_BYTES and all(value.tensor != number for value in held):
             data = tensor.detach().contiguous().numpy().tobytes()
+            held.append(Values(number, dtype, tuple(tensor.shape), data))
+
+    def _hold_undefined(self, tensor: Any, number: int, dtype: str, held: list[Values]) -> None:
+        """A tensor of floats in part of which still stands what nobody has written."""
+        width = tensor.element_size()
+        num_bytes = tensor.numel() * width
+        is_held = any(value.tensor == number for value in held)
+        if is_held or not 0 < num_bytes <= MAX_UNDEFINED_BYTES or not tensor.is_contiguous():
+            return
+        data = ctypes.string_at(tensor.data_ptr(), num_bytes)
+        undefined = bytes([UNDEFINED]) * width
+        if undefined in data and any(
+            data[at : at + width] == undefined for at in range(0, num_bytes, width)
+        ):
             held.append(Values(number, dtype, tuple(tensor.shape), data))
 
     def _keep(self, seq: int, held: tuple[Values, ...]) -> None:

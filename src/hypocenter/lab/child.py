@@ -14,12 +14,13 @@ from typing import Any
 
 from hypocenter.config import SamplingParams
 from hypocenter.errors import EXIT_OK, DeviceFault, HypoError
+from hypocenter.lab.harmless import find
 from hypocenter.lab.lab import Lab
-from hypocenter.lab.victim import Victim, victims
+from hypocenter.lab.victim import Planted
 from hypocenter.record.recorder import open_recorder
 
 
-def run(victim: Victim, *, twin: bool, device: str = "", mode: str = "off") -> list[list[int]]:
+def run(victim: Planted, *, twin: bool, device: str = "", mode: str = "off") -> list[list[int]]:
     """Plant the defect, or nothing, and generate; returns the token ids of each prompt."""
     from hypocenter.engine.llm import LLM
 
@@ -30,7 +31,7 @@ def run(victim: Victim, *, twin: bool, device: str = "", mode: str = "off") -> l
             lab.run_hooks(llm)
             if lab.warm_up:
                 llm.generate(lab.warm_up, SamplingParams(max_tokens=1, ignore_eos=True))
-            params = SamplingParams(max_tokens=lab.num_tokens, ignore_eos=True)
+            params = SamplingParams(max_tokens=lab.num_tokens, ignore_eos=True, **lab.sampling)
             return [list(completion.token_ids) for completion in llm.generate(lab.prompts, params)]
 
 
@@ -45,7 +46,7 @@ def main() -> int:
     outcome: dict[str, Any] = {}
     status = EXIT_OK
     try:
-        victim = victims([given.victim])[0]
+        victim = find([given.victim])[0]
         outcome["token_ids"] = run(victim, twin=given.twin, device=given.device, mode=given.mode)
     except HypoError as error:
         open_recorder().record_failure(error)

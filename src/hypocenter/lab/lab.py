@@ -49,8 +49,8 @@ class Lab:
     """What `plant` and `twin` get: a run of the engine that they may change before it begins.
 
     `config` are fields of EngineConfig, `prompts` token ids of requests that run together,
-    `num_tokens` how many each generates, `warm_up` prompts that run before them for one token,
-    `model` the file.
+    `num_tokens` how many each generates, `sampling` more fields of their SamplingParams,
+    `warm_up` prompts that run before them for one token, `model` the file.
     """
 
     def __init__(self, device: str) -> None:
@@ -58,6 +58,7 @@ class Lab:
         self.config: dict[str, Any] = {"device": device, **CONFIG}
         self.prompts = [list(prompt) for prompt in PROMPTS]
         self.num_tokens = NUM_TOKENS
+        self.sampling: dict[str, Any] = {}
         self.warm_up: list[list[int]] = []
         self.model: Path = model_path()
         self.is_armed = True

@@ -18,7 +18,7 @@ import msgspec
 
 from hypocenter import package
 from hypocenter.errors import ErrorKind
-from hypocenter.lab.victim import Victim
+from hypocenter.lab.victim import Planted
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.watch.child import Deadlines, Ended, watch
@@ -63,8 +63,8 @@ class Outcome:
         return lines[-1] if lines else ""
 
 
-def run_child(victim: Victim, folder: Path, *, twin: bool, device: str = "") -> Outcome:
-    """Run a victim or its twin; its recorder, its outcome and its bundle are below `folder`."""
+def run_child(victim: Planted, folder: Path, *, twin: bool, device: str = "") -> Outcome:
+    """Run what is planted, or its twin; record, outcome and bundle are below `folder`."""
     runs, outcome = folder / "runs", folder / "outcome.json"
     runs.mkdir(mode=0o700, parents=True)
     is_suspect = twin or victim.symptom not in FAULTS
@@ -92,7 +92,7 @@ def run_child(victim: Victim, folder: Path, *, twin: bool, device: str = "") -> 
 
 
 def command(
-    victim: Victim, *, twin: bool = False, device: str = "", outcome: Path | None = None
+    victim: Planted, *, twin: bool = False, device: str = "", outcome: Path | None = None
 ) -> list[str]:
     """The command line of a run."""
     return [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from hypocenter.doctor.diagnosis import Diagnosis, RootCause, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.lab.run import Outcome, run_child
-from hypocenter.lab.victim import SYMPTOMS, Victim
+from hypocenter.lab.victim import SYMPTOMS, Harmless, Victim
 from hypocenter.record.bundle import Bundle
 
 
@@ -29,6 +29,16 @@ class TwinScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _UNSEEN = TwinScore(observed="none", found=(), seconds=0.0)
+
+
+class HarmlessScore(msgspec.Struct, frozen=True, kw_only=True):
+    """A harmless change: how its run ended, and what the doctor found beside its twin: nothing."""
+
+    name: str
+    observed: str
+    answers: str
+    found: tuple[str, ...]
+    seconds: float
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,15 +132,57 @@ def score(examined: Examined, without: Collection[str] = (), *, with_twin: bool 
     )
 
 
+def score_harmless(
+    changes: Sequence[Harmless],
+    *,
+    device: str = "",
+    num_jobs: int = 2,
+    tell: Callable[[HarmlessScore], object] = lambda score: None,
+) -> list[HarmlessScore]:
+    """Run and score harmless changes; those of one twin share its run."""
+    scores = []
+    with (
+        tempfile.TemporaryDirectory(prefix="hypo-lab-") as folder,
+        ThreadPoolExecutor(num_jobs) as pool,
+    ):
+        twins: dict[object, Future[Outcome]] = {}
+        runs = []
+        for change in changes:
+            own = Path(folder) / change.name
+            key = change.twin, change.device
+            if key not in twins:
+                twins[key] = pool.submit(run_child, change, own / "twin", twin=True, device=device)
+            runs.append(pool.submit(run_child, change, own / "it", twin=False, device=device))
+        for change, run in zip(changes, runs, strict=True):
+            healthy = twins[change.twin, change.device].result()
+            scores.append(_score_harmless(change, run.result(), healthy))
+            tell(scores[-1])
+    return scores
+
+
+def _score_harmless(change: Harmless, outcome: Outcome, healthy: Outcome) -> HarmlessScore:
+    assert outcome.bundle is not None  # suspected, both
+    assert healthy.bundle is not None
+    found = diagnose(outcome.bundle, healthy.bundle, allow_source=True)
+    return HarmlessScore(
+        name=change.name,
+        observed=outcome.symptom(healthy),
+        answers=found.answers.value if found.answers else "",
+        found=_findings(found),
+        seconds=found.seconds,
+    )
+
+
+def _findings(found: Diagnosis) -> tuple[str, ...]:
+    """What was claimed or confirmed."""
+    confirmed = [h.cause.value for h in found.hypotheses if h.verdict is Verdict.CONFIRMED]
+    return tuple(dict.fromkeys([*(_root_text(root) for root in found.roots), *confirmed]))
+
+
 def _twin(healthy: Outcome, without: Collection[str]) -> TwinScore:
     assert healthy.bundle is not None  # a twin is always suspected
     found = diagnose(healthy.bundle, allow_source=True, without=without)
-    confirmed = [h.cause.value for h in found.hypotheses if h.verdict is Verdict.CONFIRMED]
-    return TwinScore(
-        observed=healthy.symptom(),
-        found=tuple(dict.fromkeys([*(_root_text(root) for root in found.roots), *confirmed])),
-        seconds=found.seconds,
-    )
+    return TwinScore(observed=healthy.symptom(), found=_findings(found), seconds=found.seconds)
 
 
 def _main_root(found: Diagnosis | None) -> RootCause | None:

@@ -27,30 +27,45 @@ def nothing(lab: Lab) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Victim:
-    """One defect. The kernel as its launch is called; its argument by contract or source.
+class Planted:
+    """A change of the engine, and how the run that has it ends.
 
-    `plant` puts the defect in before the model is loaded, `twin` goes the same way without it.
-    `also` lists other right names of the argument: its array in a packed weight, the number that
-    holds its stride. `line` is the guilty line of source, unique in its file, or the lines that
-    are equally guilty; None where the kernel is innocent. `source` is a public report of such a
-    defect. `hides` marks one that is not to be seen while everything is traced, which waits after
-    each launch. `address` is what the report must say of the fault's address, where there is one.
+    `plant` puts it in before the model is loaded, `twin` goes the same way without it. `hides`
+    marks one that is not to be seen while everything is traced, which waits after each launch.
     """
 
     name: str
     title: str
-    cause: Cause
     symptom: str
     plant: Callable[[Lab], None]
     twin: Callable[[Lab], None] = nothing
+    device: str = "sim:mi300x"
+    hides: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Harmless(Planted):
+    """A change that does no harm: beside its twin as the good run the doctor must find nothing."""
+
+    symptom: str = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Victim(Planted):
+    """One defect. The kernel as its launch is called; its argument by contract or source.
+
+    `also` lists other right names of the argument: its array in a packed weight, the number that
+    holds its stride. `line` is the guilty line of source, unique in its file, or the lines that
+    are equally guilty; None where the kernel is innocent. `source` is a public report of such a
+    defect. `address` is what the report must say of the fault's address, where there is one.
+    """
+
+    cause: Cause
     kernel: str | None = None
     argument: str | None = None
     also: tuple[str, ...] = ()
     line: str | tuple[str, ...] | None = None
-    device: str = "sim:mi300x"
     source: str = ""
-    hides: bool = False
     address: str = ""
 
     @property

@@ -274,6 +274,14 @@ class IdsLearned(Event, frozen=True, kw_only=True, tag=True):
     digests: tuple[str, ...]
 
 
+class Answered(Event, frozen=True, kw_only=True, tag=True):
+    """A request has ended with an answer: `digest` is a keyed one over its prompt and that."""
+
+    request: int
+    num_tokens: int
+    digest: str
+
+
 class Copied(Event, frozen=True, kw_only=True, tag=True):
     """A copy between host and device, written before it; `direction`: in, out.
 
@@ -364,6 +372,7 @@ AnyEvent = (
     | Freed
     | Stepped
     | IdsLearned
+    | Answered
     | Copied
     | Waited
     | HostWrote
@@ -438,7 +447,9 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
 
     `digest` is a keyed one of its bytes; `first_nonfinite` the index of the first NaN or infinity;
     `num_poisoned` counts elements that still hold the pattern of undefined memory, `num_below`
-    those of `num_inf` that are -infinity.
+    those of `num_inf` that are -infinity. `sketch` are a few sums of the finite elements with
+    signs that depend on their index alone: of two tensors of one shape the sketches are about as
+    far apart as the elements (Johnson and Lindenstrauss, 1984), in the unit of `rms`.
     """
 
     place: Place
@@ -453,3 +464,4 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     num_poisoned: int = 0
     num_below: int = 0
     first_nonfinite: tuple[int, ...] | None = None
+    sketch: tuple[float, ...] = ()

@@ -36,6 +36,7 @@ from hypocenter.record.catalogue import Catalogue
 from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
+    Answered,
     AnyEvent,
     Called,
     Captured,
@@ -320,6 +321,11 @@ class Recorder:
         values, of = _values(*self._input(tensor), ids), self._thread.step_awaiting_ids
         if of:
             self._event(IdsLearned(**self._now(), of=of, inputs=(values,), digests=digests))
+
+    @never_breaks
+    def record_answer(self, request: int, num_tokens: int, digest: str) -> None:
+        """A request has ended with `num_tokens` tokens, its prompt among them."""
+        self._event(Answered(**self._now(), request=request, num_tokens=num_tokens, digest=digest))
 
     def record_begin(self, plan: Planned) -> tuple[Header, int]:
         """Where the places of `plan`, which runs now, are written to, and the first of them."""

@@ -16,7 +16,7 @@ from hypocenter.device.interpret.builder import Exact
 from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import MANY, SPACE_BITS, Argument
 from hypocenter.replay.findings import OVERFLOWS, Finding, FindingKind, races_once
-from hypocenter.replay.sites import kernel_frames, site_of, values_at, wrap_site
+from hypocenter.replay.sites import kernel_frames, pointers_at, site_of, values_at, wrap_site
 
 #: What is wrong at a lane, in words; its index in the tensor; its element number from the first.
 _Place = tuple[str, tuple[int, ...] | None, int | None]
@@ -286,8 +286,24 @@ class CheckedMemory:
         while flat.size:
             address = int(flat[0])
             argument = self._lookup(address)
+            is_null = not address >> SPACE_BITS
+            if (
+                argument is None
+                and not is_null
+                and (aimed := self._argument_aimed_at()) is not None
+            ):
+                # So far off that the address says nothing of the tensor that it was meant for.
+                far = (flat - np.uint64(aimed.address)).view(np.int64)
+                self.report(
+                    FindingKind.OUT_OF_BOUNDS,
+                    operation,
+                    aimed,
+                    shape,
+                    numbers,
+                    lambda i, aimed=aimed, far=far: _outside(aimed, int(far[i])),  # type: ignore[misc]
+                )
+                return
             if argument is None:
-                is_null = not address >> SPACE_BITS
                 same = flat >> np.uint64(SPACE_BITS) == address >> SPACE_BITS
                 detail = f"address {address:#x} belongs to no tensor", None, None
                 self.report(
@@ -305,6 +321,16 @@ class CheckedMemory:
                 if int(offsets[0]) <= argument.num_bytes - width:
                     yield _Hit(argument, offsets[same], numbers[same])
             flat, numbers = flat[~same], numbers[~same]
+
+    def _argument_aimed_at(self) -> Argument | None:
+        """The tensor whose pointer stands in the access that is being made; None for several."""
+        frames = kernel_frames()
+        if not frames:
+            return None
+        held = pointers_at(frames[0], site_of(frames[0]).expression)
+        found = [self._arguments.get(address >> SPACE_BITS) for address in held]
+        aimed = {argument.number: argument for argument in found if argument is not None}
+        return next(iter(aimed.values())) if len(aimed) == 1 else None
 
     def _lookup(self, address: int) -> Argument | None:
         for argument in self._tables:

@@ -12,7 +12,7 @@ import linecache
 import math
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -100,7 +100,44 @@ def values_at(
     return found
 
 
-def _made_of(frame: FrameType, name: str) -> list[tuple[str, Any]]:
+def pointers_at(frame: FrameType, expression: str) -> list[int]:
+    """Addresses that the pointers in the address of an access hold, at one lane each.
+
+    `expression` is the access. What its pointers were made of counts too, but for loaded values.
+    """
+    try:
+        tree = ast.parse(textwrap.dedent(expression).strip(), mode="eval")
+    except SyntaxError:
+        return []
+    if not isinstance(tree.body, ast.Call) or not tree.body.args:
+        return []
+    names = [name for name, _ in _unloaded_names(tree.body.args[0])]
+    for name in names:  # grows: what those behind were made of comes too
+        made = _made_of(frame, name, _unloaded_names)
+        names += [other for other, _ in made if other not in names]
+    found = (frame.f_locals.get(name) for name in names)
+    return [
+        int(np.asarray(value.handle.data).reshape(-1)[0])
+        for value in found
+        if isinstance(value, tl.tensor) and value.dtype.scalar.is_ptr()
+    ]
+
+
+def _unloaded_names(tree: ast.AST) -> Iterator[tuple[str, Any]]:
+    """As `_names`, without what stands in a load."""
+    if isinstance(tree, ast.Call) and ast.unparse(tree.func).endswith("load"):
+        return
+    if isinstance(tree, ast.Name):
+        yield tree.id, None
+    for child in ast.iter_child_nodes(tree):
+        yield from _unloaded_names(child)
+
+
+def _made_of(
+    frame: FrameType,
+    name: str,
+    names_in: Callable[[ast.AST], Iterator[tuple[str, Any]]] | None = None,
+) -> list[tuple[str, Any]]:
     """The names in the assignment that gave `name` its value, if they are still what they were."""
     line = frame.f_lineno
     before = [assignment for assignment in _assignments(frame.f_code) if assignment.lineno < line]
@@ -115,7 +152,7 @@ def _made_of(frame: FrameType, name: str) -> list[tuple[str, Any]]:
         if assignment.lineno >= made.lineno
         for target in _targets(assignment)
     }
-    return [pair for pair in _names(made.value) if pair[0] not in later]
+    return [pair for pair in (names_in or _names)(made.value) if pair[0] not in later]
 
 
 @functools.cache

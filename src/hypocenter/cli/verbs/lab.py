@@ -11,9 +11,17 @@ import msgspec
 
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.errors import EXIT_GATE, EXIT_OK, UsageError
+from hypocenter.lab.harmless import find, harmless
 from hypocenter.lab.run import command, run_child
-from hypocenter.lab.score import Score, Total, score_all, totals
-from hypocenter.lab.victim import Victim, victims, victims_without
+from hypocenter.lab.score import (
+    HarmlessScore,
+    Score,
+    Total,
+    score_all,
+    score_harmless,
+    totals,
+)
+from hypocenter.lab.victim import Harmless, Victim, victims, victims_without
 
 MAX_JOBS = 64
 #: Shares that a score must reach: all found, and what is told of nearly all of them is right.
@@ -35,7 +43,7 @@ class VictimRecord(msgspec.Struct, frozen=True):
 
 
 def list_victims(*, as_json: bool) -> None:
-    """Print name, symptom, cause and title of every victim."""
+    """Print name, symptom, cause and title of every victim, and of what does no harm."""
     without: list[str] = []
     found = [_facts(victim) for victim in victims_without(without.append)]
     if as_json:
@@ -45,15 +53,20 @@ def list_victims(*, as_json: bool) -> None:
         show(f"{score.name:28} {score.symptom:9}  {score.title}")
     for name in without:
         show(f"{name:28} {'-':9}  needs Triton, which is not installed")
-    say(f"{len(found) + len(without)} victims")
+    changes = harmless()
+    for change in changes:
+        show(f"{change.name:28} {'harmless':9}  {change.title}")
+    say(f"{len(found) + len(without)} victims, {len(changes)} harmless changes")
 
 
 def run(name: str, *, twin: bool, device: str, out: str | None) -> None:
-    """Run one victim; leaves with its exit code. With `out` its bundle is saved there instead.
+    """Run one victim or harmless change; leaves with its exit code.
+
+    With `out` its bundle is saved there.
 
     Raises UsageError for an unknown name, and for an `out` that is there already.
     """
-    victim = victims([name])[0]
+    victim = find([name])[0]
     if out is None:
         sys.exit(_exit_code(subprocess.run(command(victim, twin=twin, device=device)).returncode))
     folder = Path(out)
@@ -71,18 +84,28 @@ def score(names: Sequence[str], *, device: str, num_jobs: int, as_json: bool) ->
     """Score the doctor; leaves with EXIT_GATE when it falls short of what it must reach."""
     if not 1 <= num_jobs <= MAX_JOBS:
         raise UsageError(f"--jobs is {num_jobs}, but must be from 1 to {MAX_JOBS}")
-    chosen = victims(names)
-    if not as_json:
+    chosen = find(names) if names else [*victims(), *harmless()]
+    planted = [victim for victim in chosen if isinstance(victim, Victim)]
+    changes = [change for change in chosen if isinstance(change, Harmless)]
+    if not as_json and planted:
         show(_HEAD)
     scores = score_all(
-        chosen, device=device, num_jobs=num_jobs, tell=lambda _: None if as_json else _show(_)
+        planted, device=device, num_jobs=num_jobs, tell=lambda _: None if as_json else _show(_)
+    )
+    if not as_json and changes:
+        show(f"{'harmless change':28} {'seen':9} {'answers':9} {'s':>6}  findings")
+    alarms = score_harmless(
+        changes,
+        device=device,
+        num_jobs=num_jobs,
+        tell=lambda _: None if as_json else _show_harmless(_),
     )
     sums = totals(scores)
-    problems = shortfalls(sums[-1])
+    problems = [*(shortfalls(sums[-1]) if planted else ()), *false_alarms(alarms)]
     if as_json:
-        told = {"victims": scores, "totals": sums, "problems": problems}
+        told = {"victims": scores, "totals": sums, "harmless": alarms, "problems": problems}
         show_json(told)
-    else:
+    elif planted:
         show("")
         show(_TOTAL_HEAD)
         for line in sums:
@@ -116,6 +139,16 @@ def shortfalls(whole: Total) -> list[str]:
     return found
 
 
+def false_alarms(scores: Sequence[HarmlessScore]) -> list[str]:
+    """What is wrong with the scores of harmless changes, in sentences; empty for nothing."""
+    alarms = sum(bool(score.found) for score in scores)
+    harmful = sum(score.observed != "none" for score in scores)
+    return [
+        *([f"{alarms} of {len(scores)} harmless changes have findings"] if alarms else []),
+        *([f"{harmful} of {len(scores)} harmless changes do harm"] if harmful else []),
+    ]
+
+
 _HEAD = (
     f"{'victim':28} {'symptom':9} {'seen':9} det krn arg line cls prf {'s':>6}  root cause; twin"
 )
@@ -140,6 +173,11 @@ def _show(score: Score) -> None:
         f"{score.victim:28} {score.symptom:9} {score.observed:9} {columns} {score.seconds:6.2f}  "
         f"{score.found or '(none)'}{twin}"
     )
+
+
+def _show_harmless(score: HarmlessScore) -> None:
+    found = ", ".join(score.found) or "(none)"
+    show(f"{score.name:28} {score.observed:9} {score.answers:9} {score.seconds:6.2f}  {found}")
 
 
 def _is_odd(score: Score) -> bool:

@@ -1,58 +1,48 @@
-"""Rung: the good run beside this one: the first fact that differs, and the line of source."""
+"""Rung: the good run beside this one: which of the facts that differ makes the answer another one.
+
+A fact that differs is no cause. It is one where its launch gave another result, everything before
+was equal, and it alone differs there: the good run is then the test, a run with the good fact.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
-from hypocenter.doctor.diff import rundiff
-from hypocenter.doctor.difference import Difference, RunDiff
-from hypocenter.doctor.installed_text import changes
+from hypocenter.doctor.diff import differing_pairs, rundiff
+from hypocenter.doctor.difference import Answers, Compared, Difference, Pair, RunDiff
+from hypocenter.doctor.installed_text import Change, changes
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.record.events import LaunchRecord
+from hypocenter.record.events import LaunchRecord, TensorRecord
 from hypocenter.record.gap import Gap
+from hypocenter.wording import count_text
 
 ARGUMENTS, RESULTS = "good arguments", "good results"
+#: Of differences that are evidence so many are told.
+_MAX_TOLD = 6
 
 
 def good_arguments(case: Case) -> list[Claim]:
-    """The first launch that is asked for something else than in the good run."""
+    """What a launch was asked for, and not in the good run, if that makes the answer wrong."""
     if case.good is None:
         if case.bundle.fault.kind == "differs":
             case.leave_unseen(
                 Gap.not_recorded("a run that is right", "give its bundle with --good BUNDLE")
             )
         return []
-    found = _compare(case, case.good)
-    if found.first is None or found.first.what not in ("argument", "option", "grid", "launch"):
-        return []
-    return _claims(case, case.good, found, found.first)
+    return _of_rung(case, ARGUMENTS)
 
 
 def good_results(case: Case) -> list[Claim]:
-    """The first launch that is asked for the same as in the good run, and gives something else."""
+    """The first wrong result of a launch that was asked for the same, and the line that differs."""
     if case.good is None:
         return []
-    found = _compare(case, case.good)
-    case.unseen |= dict.fromkeys(found.unseen)
-    if found.first is None:
-        text = (
-            f"{found.compared.num_launches} launches, {found.compared.num_arguments} arguments and "
-            f"{found.compared.num_statistics} results are those of the good run"
-        )
-        return [
-            row(
-                Cause.WRONG_ANSWER,
-                Verdict.REFUTED,
-                RESULTS,
-                text,
-                would_refute="a launch or result that differs",
-            )
-        ]
-    if found.first.what in ("argument", "option", "grid", "launch"):
-        return []
-    return _claims(case, case.good, found, found.first)
+    case.unseen |= dict.fromkeys(_compare(case, case.good).unseen)
+    return _of_rung(case, RESULTS)
 
 
 def _compare(case: Case, good: Bundle) -> RunDiff:
@@ -61,109 +51,343 @@ def _compare(case: Case, good: Bundle) -> RunDiff:
     return case.good_diff
 
 
-def _claims(case: Case, good: Bundle, found: RunDiff, first: Difference) -> list[Claim]:
-    if any(claim.root is not None for claim in case.claims):
-        return [
-            row(
-                Cause.WRONG_ANSWER,
-                Verdict.INCONCLUSIVE,
-                ARGUMENTS,
-                f"the first difference, which a cause above explains: {first.text}",
-                would_refute="no difference from the good run",
-            )
-        ]
-    return [_judge(case, good, found, first)]
+def _of_rung(case: Case, rung: str) -> list[Claim]:
+    assert case.good is not None
+    claim = _judge(case, case.good, _compare(case, case.good))
+    if claim.hypothesis.diagnostic != rung:
+        return []
+    if claim.root is not None and any(other.root is not None for other in case.claims):
+        return [_open(rung, f"a cause is proven without it: {claim.root.sentence}")]
+    return [claim]
 
 
-def _judge(case: Case, good: Bundle, found: RunDiff, first: Difference) -> Claim:
+def _open(rung: str, *evidence: str, kernel: str | None = None) -> Claim:
+    return row(
+        Cause.WRONG_ANSWER,
+        Verdict.INCONCLUSIVE,
+        rung,
+        *evidence,
+        would_refute="equal results for the same prompt",
+        kernel=kernel,
+    )
+
+
+# -- which difference it is -----------------------------------------------------------------------
+
+
+def _judge(case: Case, good: Bundle, found: RunDiff) -> Claim:
+    first = found.first
+    if first is None:
+        text = (
+            f"{found.compared.num_launches} launches, {found.compared.num_arguments} arguments and "
+            f"{found.compared.num_statistics} results are those of the good run"
+        )
+        return _refute(text)
     if first.what == "prompt":
         why = "the two runs were given different prompts; run the same command for both"
         case.leave_unseen(Gap.not_examined("what the runs computed", why))
-        return row(
-            Cause.WRONG_ANSWER,
-            Verdict.INCONCLUSIVE,
-            ARGUMENTS,
-            first.text,
-            would_refute="equal results for the same prompt",
-        )
-    name = RESULTS if first.what == "statistics" else ARGUMENTS
-    use = _use(case, first)
-    if use is None or first.what not in ("argument", "option", "grid", "statistics", "launch"):
-        return row(
-            Cause.WRONG_ANSWER,
-            Verdict.INCONCLUSIVE,
-            name,
-            f"the first difference: {first.text}",
-            *found.around,
-            would_refute="no difference before the results",
-            kernel=use.launch.kernel if use else None,
-        )
-    launch = use.launch
-    others = {source.function: source.text for source in good.sources}
-    changed = changes(launch, case.sources, others) if first.what == "statistics" else []
-    line = changed[0] if changed else None
-    same = f"{found.compared.num_launches - 1} launches before it are equal in every argument" + (
-        f" and in {found.compared.num_statistics} results that were looked at"
-        if found.compared.num_statistics
-        else ""
+        return _open(ARGUMENTS, first.text)
+    pairs, compared = differing_pairs(good, case.bundle)
+    if found.answers is Answers.SAME:
+        told = dict.fromkeys(fact.text for pair in pairs for fact in pair.differences)
+        return _refute("both runs gave every request the same tokens", *_few(told, "differs"))
+    if case.kind not in ("none", "differs"):
+        why = "a wrong answer explains no end of the run"
+        return _open(ARGUMENTS, f"the first difference: {first.text}; {why}", *found.around)
+    is_wrong = found.answers is Answers.DIFFERENT or case.kind == "differs"
+    guilty = pairs[-1] if pairs and pairs[-1].wrong is not None else None
+    if guilty is None:
+        return _without_results(case, good, found, pairs, compared, is_wrong=is_wrong)
+    return _of_launch(case, good, found, guilty, pairs, compared)
+
+
+def _refute(*evidence: str) -> Claim:
+    return row(
+        Cause.WRONG_ANSWER,
+        Verdict.REFUTED,
+        RESULTS,
+        *evidence,
+        would_refute="an answer that differs",
     )
-    if first.what == "statistics" and line is None:
-        return row(
-            Cause.WRONG_ANSWER,
-            Verdict.INCONCLUSIVE,
-            name,
-            f"the first difference: {first.text}; the same kernel text and the same arguments gave "
-            "another result",
+
+
+def _few(texts: Sequence[str] | dict[str, None], what: str) -> Iterator[str]:
+    told = list(texts)
+    for text in told[:_MAX_TOLD]:
+        yield f"{what} without effect: {text}"
+    if len(told) > _MAX_TOLD:
+        yield f"and {len(told) - _MAX_TOLD} more that are without effect"
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspects:
+    """What may be why a launch gave another result: facts, or lines of its source."""
+
+    facts: tuple[Difference, ...]
+    lines: tuple[Change, ...]
+    harmless: tuple[Difference, ...]
+
+    @property
+    def num(self) -> int:
+        return len(self.facts) + bool(self.lines)
+
+
+def _suspects(case: Case, good: Bundle, guilty: Pair, pairs: Sequence[Pair]) -> _Suspects:
+    use = _use(case, guilty)
+    read = {tensor.name for tensor in case.tensors_of(use.launch).values()} if use else set()
+    harmless: dict[tuple[object, ...], Difference] = {}
+    waiting: list[Difference] = []
+    for pair in pairs[:-1]:
+        if pair.step != guilty.step or (pair.place is not None and pair.num_results):
+            harmless |= {fact.key: fact for fact in pair.facts}
+        else:
+            waiting += pair.facts
+    waiting = [fact for fact in waiting if fact.key not in harmless]
+    own = [
+        fact
+        for fact in guilty.facts
+        if fact.key not in harmless and not (fact.is_renamed and _is_computed(case, use, fact))
+    ]
+    own = _without_repetition(own)
+    others = {source.function: source.text for source in good.sources}
+    lines = changes(use.launch, case.sources, others) if use else []
+    launches = [fact for fact in waiting if fact.what == "launch" and fact.kernel]
+    inputs = [fact for fact in waiting if fact.what == "input"]
+    facts = [
+        *own,
+        *(fact for fact in launches if not _is_without_effect(case, fact, use)),
+        *(fact for fact in inputs if fact.tensor in read),
+    ]
+    if not facts and not lines:
+        facts = inputs
+    return _Suspects(tuple(facts), tuple(lines), tuple(harmless.values()))
+
+
+def _without_repetition(facts: list[Difference]) -> list[Difference]:
+    """One of what contract and kernel call by two names, and of tensors that are exchanged."""
+    kept = list({(f.what, f.good, f.bad): f for f in reversed(facts)}.values())[::-1]
+    tensors = [fact for fact in kept if fact.is_name]
+    if sorted(fact.good for fact in tensors) == sorted(fact.bad for fact in tensors):
+        return [fact for fact in kept if fact not in tensors[1:]]
+    return kept
+
+
+def _is_computed(case: Case, use: LaunchMade | None, fact: Difference) -> bool:
+    """Whether launches of this run wrote the tensor: they were compared, whatever its name."""
+    tensor = case.tensor_of(use.launch, fact.subject) if use else None
+    return tensor is not None and tensor.id in case.computed
+
+
+def _is_without_effect(case: Case, fact: Difference, until: LaunchMade | None) -> bool:
+    """Whether a launch too many cannot be why `until` gave another result.
+
+    That does not read what it wrote, or another one did before, with an equal result.
+    """
+    begun = next((use for use in case.launches if use.place == fact.place), None)
+    if begun is None or until is None or begun.place is None or until.place is None:
+        return False
+    written = {case.tensor_of(begun.launch, name) for name in case.written_by(begun.launch)}
+    if not written & _tensors_read(case, until.launch):
+        return True
+    for use in case.launches:
+        place = use.place
+        if place is None or (place.step, place.plan) != (until.place.step, until.place.plan):
+            continue
+        is_between = begun.place.launch < place.launch < until.place.launch
+        if is_between and written & _tensors_read(case, use.launch):
+            return True
+    return False
+
+
+def _tensors_read(case: Case, launch: LaunchRecord) -> set[TensorRecord | None]:
+    """The tensors that a launch may read: all but those that it only writes."""
+    adds = launch.constants.get("ACCUMULATE") is not False
+    declaration = case.bundle.declaration(launch)
+    found: set[TensorRecord | None] = set()
+    for name, tensor in case.tensors_of(launch).items():
+        argument = declaration.argument(name) if declaration else None
+        if argument is None or argument.access == "read" or (argument.access == "both" and adds):
+            found.add(tensor)
+    return found
+
+
+def _of_launch(
+    case: Case,
+    good: Bundle,
+    found: RunDiff,
+    guilty: Pair,
+    pairs: Sequence[Pair],
+    compared: Compared,
+) -> Claim:
+    """The launch that gave the first wrong result."""
+    wrong, use = guilty.wrong, _use(case, guilty)
+    assert wrong is not None
+    suspects = _suspects(case, good, guilty, pairs)
+    kernel = use.launch.kernel if use else None
+    harmless = tuple(_few(dict.fromkeys(f.text for f in suspects.harmless), "differs"))
+    if use is None or not suspects.num:
+        return _open(
+            RESULTS,
+            f"the first wrong result: {wrong.text}; the same kernel text and the same arguments "
+            "gave another result",
             *found.around,
-            would_refute="an equal result of that launch",
-            kernel=launch.kernel,
-            argument=first.subject,
+            *harmless,
+            kernel=kernel,
         )
-    argument = _argument(case, launch, first)
-    if line is not None:
-        sentence = (
-            f"{launch.kernel}: its source differs from that of the good run, and so does what it "
-            f"writes to {argument}: {line.text!r} here, {line.was!r} there"
+    rung = ARGUMENTS if suspects.facts else RESULTS
+    if suspects.num > 1:
+        told = [fact.text for fact in suspects.facts]
+        told += [f"{line.file}:{line.line}: {line.text}" for line in suspects.lines[:1]]
+        return _open(
+            rung,
+            f"the first wrong result: {wrong.text}",
+            f"{suspects.num} facts differ there, and no test tells which of them it is: "
+            f"{'; '.join(told[:_MAX_TOLD])}",
+            *harmless,
+            kernel=kernel,
         )
-        corrected = f"the good run's line: {line.was}"
-        fix = f"Put the line back: {line.was}"
-    else:
-        sentence = f"{launch.kernel}: {argument} is {first.bad}, in the good run it is {first.good}"
-        corrected = f"{argument} = {first.good}"
-        fix = f"Pass {argument} = {first.good} to {launch.kernel}, as the good run does"
+    before = compared.num_statistics - guilty.num_results
+    test = (
+        f"the good run is a run with it: {count_text(before, 'result')} before "
+        f"{'is' if before == 1 else 'are'} equal, nothing else differs there, and "
+        f"{wrong.subject} is {wrong.good}"
+    )
+    red = f"{guilty_text(use)}: {wrong.subject} is {wrong.bad}, in the good run {wrong.good}"
+    if suspects.lines:
+        return _of_line(case, use, wrong, suspects.lines, red, test, harmless)
+    return _of_fact(case, use, suspects.facts[0], red, test, (*harmless, *found.around), rung)
+
+
+def guilty_text(use: LaunchMade) -> str:
+    return f"{use.where} ({use.launch.kernel})"
+
+
+def _without_results(
+    case: Case,
+    good: Bundle,
+    found: RunDiff,
+    pairs: Sequence[Pair],
+    compared: Compared,
+    *,
+    is_wrong: bool,
+) -> Claim:
+    """No result that was compared is wrong: the runs were not traced, or rounding is all."""
+    rounded = next((r for pair in pairs for r in pair.results), None)
+    facts = {fact.key: fact for pair in pairs for fact in pair.facts if fact.what in _OF_LAUNCHES}
+    if rounded is not None or compared.num_statistics or not is_wrong or len(facts) != 1:
+        first = found.first
+        assert first is not None
+        return _open(
+            ARGUMENTS,
+            f"the first difference: {first.text}",
+            *(
+                [f"no result differs by more than rounding, the first by that: {rounded.text}"]
+                if rounded
+                else []
+            ),
+            *([f"{len(facts)} facts of launches differ"] if len(facts) > 1 else []),
+            *found.around,
+        )
+    fact = next(iter(facts.values()))
+    use = next((use for use in case.launches if use.place == fact.place), None)
+    others = {source.function: source.text for source in good.sources}
+    if use is None or changes(use.launch, case.sources, others):
+        return _open(ARGUMENTS, f"the first difference: {fact.text}", *found.around)
+    test = (
+        "the good run is a run with it: nothing else differs of "
+        f"{count_text(compared.num_launches, 'launch', 'launches')} with "
+        f"{count_text(compared.num_arguments, 'argument')}, and its answer is right"
+    )
+    return _of_fact(case, use, fact, f"{fact.text}; the answers differ", test, found.around)
+
+
+#: What a launch is asked for.
+_OF_LAUNCHES = ("argument", "option", "grid", "launch")
+
+
+# -- claims ---------------------------------------------------------------------------------------
+
+
+def _of_line(
+    case: Case,
+    use: LaunchMade,
+    wrong: Difference,
+    lines: Sequence[Change],
+    red: str,
+    test: str,
+    harmless: tuple[str, ...],
+) -> Claim:
+    launch, line = use.launch, lines[0]
+    argument = _argument(case, launch, wrong)
+    more = [f"also changed: {line.file}:{line.line}: {line.text}" for line in lines[1:_MAX_TOLD]]
     root = RootCause(
         cause=Cause.WRONG_ANSWER,
-        blames=Blame.KERNEL if line else Blame.LAUNCH,
-        sentence=sentence,
-        fix=fix,
-        proof=Proof(
-            f"{first.text}: the first difference; {same}",
-            corrected,
-            f"with it the launch is that of the good run, whose answer is right; {same}",
-        ),
+        blames=Blame.KERNEL,
+        sentence=f"{launch.kernel}: its source differs from that of the good run, and so does what "
+        f"it writes to {argument}: {line.text!r} here, {line.was!r} there",
+        fix=f"Put the line back: {line.was}"
+        if not more
+        else f"Put {len(lines)} lines back; the first: {line.was}",
+        proof=Proof(red, f"the good run's line: {line.was}", test),
         kernel=launch.kernel,
         argument=argument,
         tensor=_tensor(case, launch, argument),
-        file=line.file if line else None,
-        line=line.line if line else None,
-        expression=line.text if line else None,
+        file=line.file,
+        line=line.line,
+        expression=line.text,
         place=use.place,
     )
-    return proven(root, name, found.around, "a difference before that launch", use.seq)
+    return proven(root, RESULTS, (*more, *harmless), "a wrong result before it", use.seq)
 
 
-def _use(case: Case, first: Difference) -> LaunchMade | None:
-    return next((use for use in case.launches if use.place == first.place), None)
+def _of_fact(
+    case: Case,
+    use: LaunchMade,
+    fact: Difference,
+    red: str,
+    test: str,
+    evidence: tuple[str, ...],
+    rung: str = ARGUMENTS,
+) -> Claim:
+    is_launch = fact.what == "launch" and bool(fact.kernel)
+    own = next((made for made in case.launches if made.place == fact.place), None)
+    made = own if is_launch and own is not None else use
+    kernel = (fact.kernel if is_launch else None) or made.launch.kernel
+    argument = fact.tensor or fact.subject or ("" if is_launch else "grid")
+    if is_launch and fact.bad == "absent":
+        sentence, corrected = f"{kernel}: a launch of it is missing", f"a launch of {kernel}"
+        fix = f"Launch {kernel} there, as the good run does"
+    elif is_launch and fact.good == "absent":
+        sentence = f"{kernel}: {made.where} is one that the good run has not"
+        corrected, fix = f"{kernel} not launched there", f"Do not launch {kernel} there"
+    else:
+        sentence = f"{kernel}: {fact.subject or 'grid'} is {fact.bad}, in the good run {fact.good}"
+        corrected = f"{fact.subject or 'grid'} = {fact.good}"
+        fix = f"Pass {corrected} to {kernel}, as the good run does"
+    root = RootCause(
+        cause=Cause.WRONG_ANSWER,
+        blames=Blame.UNKNOWN if fact.what == "input" else Blame.LAUNCH,
+        sentence=sentence,
+        fix=fix,
+        proof=Proof(f"{fact.text}; {red}", corrected, test),
+        kernel=kernel,
+        argument=argument or None,
+        tensor=_tensor(case, made.launch, argument),
+        place=made.place,
+    )
+    return proven(root, rung, evidence, "an equal result with that fact", made.seq)
 
 
-def _argument(case: Case, launch: LaunchRecord, first: Difference) -> str:
-    """The contract's or kernel's name; of a result, that of the argument which it was."""
-    if first.what != "statistics":
-        return first.subject or "grid"
+def _use(case: Case, pair: Pair) -> LaunchMade | None:
+    return next((use for use in case.launches if use.place == pair.place), None)
+
+
+def _argument(case: Case, launch: LaunchRecord, wrong: Difference) -> str:
+    """The contract's or kernel's name of the argument that a result was."""
     for name, tensor in case.tensors_of(launch).items():
-        if tensor.name == first.subject and name in case.written_by(launch):
+        if tensor.name == wrong.subject and name in case.written_by(launch):
             return name
-    return first.subject
+    return wrong.subject
 
 
 def _tensor(case: Case, launch: LaunchRecord, argument: str) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hypocenter.doctor.case import Case, array_of
@@ -16,39 +15,21 @@ from hypocenter.doctor.kernel_text import (
     line_text,
     program_line,
 )
+from hypocenter.doctor.rungs.replay_cause import (
+    MakeCorrection,
+    ReplayCause,
+    causes_sooner_than_room,
+    place_of,
+    scalars_in,
+)
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord, TensorRecord
 from hypocenter.replay.findings import Finding, FindingKind, Site
 from hypocenter.tensor import span_of
 
-#: Makes what is put right about a tensor: `replay/corrections.py:TensorCorrection`.
-MakeCorrection = Callable[..., Any]
 _CAST = re.compile(r"pointer_type|\.to\(tl\.pointer|bitcast")
 _LOOSE = re.compile(r"<=|>=|[^-=<>]>[^=>]|\+ 1\b")
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayCause:
-    """The class of a finding, the guilty line, and corrections to try, the likeliest first.
-
-    `argument` where another one is to blame than the one whose access was found.
-    """
-
-    cause: Cause
-    fix: str
-    evidence: tuple[str, ...]
-    tries: tuple[tuple[str, Callable[[MakeCorrection], Mapping[str, Any]]], ...]
-    file: str | None = None
-    line: int | None = None
-    expression: str | None = None
-    argument: str | None = None
-    in_kernel: bool = True
-    #: A correction that needs no replay, and what it gives.
-    settled: tuple[str, str] | None = None
-
-    def corrections(self, make: MakeCorrection) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        for text, put_right in self.tries:
-            yield text, put_right(make)
+_INCLUSIVE = re.compile(r"<=|>=")
 
 
 #: Of several findings of a launch the earlier kinds explain the later ones.
@@ -87,13 +68,16 @@ def classify(
         return _use_after_free(finding, tensor, site)
     if finding.kind is FindingKind.NULL_POINTER:
         return _null(finding, tensor, site)
+    if finding.kind in _ELSEWHERE and tensor is not None:
+        return _elsewhere(finding, tensor, site)
     return None
 
 
-def _at(site: Site | None) -> dict[str, Any]:
-    if site is None:
-        return {}
-    return {"file": site.file, "line": site.line, "expression": site.expression}
+#: Memory that the launch cannot reach, and what that is called.
+_ELSEWHERE = {
+    FindingKind.HOST_POINTER: Cause.HOST_POINTER,
+    FindingKind.WRONG_DEVICE: Cause.WRONG_DEVICE,
+}
 
 
 # -- addresses ------------------------------------------------------------------------------------
@@ -124,12 +108,14 @@ def _overflow(case: Case, use: LaunchMade, finding: Finding) -> ReplayCause:
             )
         )
     kept = finding.origin.expression if finding.origin else "the offset"
+    scalars = [] if use.launch.facts else scalars_in(use, finding)
     return ReplayCause(
         Cause.OFFSET_OVERFLOW,
         f"Compute {kept} in 64 bits: cast the index to int64 before it is multiplied",
         evidence,
         tuple(tries),
-        **_at(finding.origin),
+        **place_of(finding.origin),
+        scalar=scalars[0] if scalars else None,
     )
 
 
@@ -174,7 +160,7 @@ def _other_width(
                 f"{width}, and is read {width} bytes at a time",
             ),
             (),
-            **_at(site),
+            **place_of(site),
             in_kernel=False,
             settled=(
                 f"{tensor.name} at {there:#x}",
@@ -188,7 +174,7 @@ def _other_width(
         f"Read {name} with the width of its elements: take the cast of the pointer away",
         (f"what is read from {name} in the wrong width leads out of bounds",),
         (),
-        **_at(site),
+        **place_of(site),
     )
 
 
@@ -213,7 +199,7 @@ def _outside(
             "the pointer away",
             (f"the kernel casts the pointer {name}: {line}",),
             (grown,),
-            **_at(site),
+            **place_of(site),
         )
     lanes = finding.num_lanes / max(finding.num_programs, 1)
     guard = guard_line(source, site.line) if source and site else None
@@ -224,15 +210,21 @@ def _outside(
     distance = number - extent + 1 if number >= 0 else -number
     side = "past the last" if number >= 0 else "before the first"
     beyond = f"element {number} of {extent}: {distance} {side}"
+    sooner = causes_sooner_than_room(
+        use, finding, extent, guard[1] if has_mask and guard else "", site
+    )
     if has_mask and guard and (number in (extent, -1) or lanes <= 1 or _LOOSE.search(guard[1])):
         return ReplayCause(
             Cause.OFF_BY_ONE,
-            f"Compare with < instead of <= in `{guard[1]}`",
+            f"Compare with < instead of <= in `{guard[1]}`"
+            if _INCLUSIVE.search(guard[1])
+            else f"Let the mask end {distance} earlier: `{guard[1]}` lets {beyond} through",
             (beyond, f"the access is masked, by line {guard[0]}: {guard[1]}"),
             (grown,),
             site.file if site else None,
             guard[0],
             guard[1],
+            sooner=sooner,
         )
     if not has_mask and number in (extent, -1) and lanes <= 1:
         return ReplayCause(
@@ -240,7 +232,7 @@ def _outside(
             f"End one element earlier at {name}",
             (beyond, "one element of one lane, and no mask"),
             (grown,),
-            **_at(site),
+            **place_of(site),
         )
     if not has_mask:
         return ReplayCause(
@@ -248,14 +240,15 @@ def _outside(
             f"Mask the access: `mask=` with the columns or rows that {name} has",
             (beyond, f"{lanes:.0f} lanes of a program are outside, and the access has no mask"),
             (grown,),
-            **_at(site),
+            **place_of(site),
         )
     return ReplayCause(
         Cause.BUFFER_TOO_SMALL,
         f"Make {tensor.name} large enough, or mask what lies beyond it",
         (beyond,),
         (grown,),
-        **_at(site),
+        **place_of(site),
+        sooner=sooner,
     )
 
 
@@ -276,17 +269,23 @@ def _index_of(
             continue
         entries = dict(zip(_indices(recorded.shape), array_of(recorded).flat, strict=False))
         bad = {at: int(value) for at, value in entries.items() if not 0 <= value < bound}
-        if wanted not in bad.values():
+        # An entry that is added to a row's start is known by its value at the faulty lane.
+        seen = {value for value in finding.values.values() if type(value) is int}
+        own = [value for value in bad.values() if value == wanted or value in seen]
+        if not own:
             continue
-        at = next(at for at, value in bad.items() if value == wanted)
+        at = next(at for at, value in bad.items() if value == own[0])
         shown = f"{parameter}[{', '.join(map(str, at))}]"
         others = f", and {len(bad) - 1} others" if len(bad) > 1 else ""
         return ReplayCause(
-            index_cause(wanted, parameter, name),
-            f"Keep {parameter} inside 0 to {bound - 1}: {name} has {bound} entries",
-            (f"{shown} = {wanted}, but {name} has {bound} entries",),
+            index_cause(own[0], parameter, name),
+            f"Keep {parameter} inside 0 to {bound - 1}: {name} has {bound} entries"
+            if own[0] == wanted
+            else f"Keep {parameter} inside {name}: of {shown} = {own[0]} the address is "
+            f"element {number}",
+            (f"{shown} = {own[0]}, but {name} has {bound} entries",),
             ((f"{shown} = 0{others}", _elements(parameter, dict.fromkeys(bad, 0))),),
-            **_at(finding.sites[0]),
+            **place_of(finding.sites[0]),
             argument=parameter,
         )
     return None
@@ -305,8 +304,16 @@ def _use_after_free(finding: Finding, tensor: TensorRecord, site: Site | None) -
         f"Keep {tensor.name} until its last launch has ended",
         (),
         ((f"{tensor.name} not freed", lambda make: {name: make(is_alive=True)}),),
-        **_at(site),
+        **place_of(site),
     )
+
+
+def _elsewhere(finding: Finding, tensor: TensorRecord, site: Site | None) -> ReplayCause:
+    name = finding.argument or ""
+    there = (f"{tensor.name} on the launch's device", lambda make: {name: make(is_alive=True)})
+    fix = f"Copy {tensor.name} to the device of the launch"
+    cause = _ELSEWHERE[finding.kind]
+    return ReplayCause(cause, fix, (finding.detail,), (there,), **place_of(site), in_kernel=False)
 
 
 def _null(finding: Finding, tensor: TensorRecord | None, site: Site | None) -> ReplayCause:
@@ -317,7 +324,7 @@ def _null(finding: Finding, tensor: TensorRecord | None, site: Site | None) -> R
         f"Pass a tensor for {name}",
         (),
         ((f"{num_bytes} bytes behind {name}", lambda make: {name: make(num_bytes=num_bytes)}),),
-        **_at(site),
+        **place_of(site),
     )
 
 
@@ -327,7 +334,7 @@ def _null(finding: Finding, tensor: TensorRecord | None, site: Site | None) -> R
 def _race(case: Case, use: LaunchMade, finding: Finding, site: Site | None) -> ReplayCause:
     source = _source(case, use, site)
     folded = program_line(source) if source else None
-    place = _at(site)
+    place = place_of(site)
     if folded is not None and site is not None:
         place = {"file": site.file, "line": folded[0], "expression": folded[1]}
     single = (1,) * len(use.launch.grid)
@@ -390,14 +397,14 @@ def _uninitialised_read(
             f"Mask the load of {name} to the keys that are live, with other=0.0",
             (f"entries of {tensor.name} that no token has written are read: 0 times NaN is NaN",),
             ((f"{tensor.name} cleared before", lambda make: {name: make(num_bytes=whole)}),),
-            **_at(site),
+            **place_of(site),
         )
     return ReplayCause(
         Cause.UNINITIALISED_READ,
         f"Write or clear {tensor.name} before it is read",
         (),
         ((f"{tensor.name} cleared before", lambda make: {name: make(num_bytes=whole)}),),
-        **_at(site),
+        **place_of(site),
     )
 
 

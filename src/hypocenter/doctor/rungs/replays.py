@@ -16,7 +16,8 @@ from hypocenter.doctor.diagnosis import UNRECORDED, Claim, Proof, RootCause, Ver
 from hypocenter.doctor.installed_text import changes, installed_texts
 from hypocenter.doctor.kernel_text import follows_what_it_loads
 from hypocenter.doctor.rungs.dead_rows import uses_of_dead_rows
-from hypocenter.doctor.rungs.replay_causes import ReplayCause, classify, weight
+from hypocenter.doctor.rungs.replay_cause import ReplayCause
+from hypocenter.doctor.rungs.replay_causes import classify, weight
 from hypocenter.doctor.rungs.values import first_spoilt
 from hypocenter.errors import HypoError, MissingPackage, NotReplayed, SourceNotAllowed
 from hypocenter.record.bundle_index import LaunchMade
@@ -279,10 +280,14 @@ def _first_proven(rung: _Rung, use: LaunchMade, report: ReplayReport) -> list[Cl
 
 def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport) -> Claim | None:
     case, launch = rung.case, use.launch
-    judged = classify(case, use, finding, report.findings)
-    if judged is None:
+    classified = classify(case, use, finding, report.findings)
+    if classified is None:
         return None
-    green = _green(rung, use, finding, judged)
+    judged, green = classified, None
+    for possible in (*classified.sooner, classified):
+        if (green := _green(rung, use, finding, possible)) is not None:
+            judged = possible
+            break
     argument = case.fact_of(launch, finding.argument) if finding.argument else None
     tensor = case.tensor_of(launch, finding.argument or "")
     blamed = case.tensor_of(launch, judged.argument) if judged.argument else tensor
@@ -357,21 +362,61 @@ def _green(
     tries += [(text, facts, False) for text, facts in judged.corrections(rung.make_correction)]
     for corrected, corrections, use_installed in tries:
         report = rung.run(use, corrections, use_installed=use_installed)
-        if report is None:
-            continue
-        left = [
-            again
-            for again in report.findings
-            if again.kind == finding.kind
-            and again.argument == finding.argument
-            and (use_installed or again.line == finding.line)
-        ]
-        if not left:
-            return corrected, (
-                f"the same replay with {corrected}: no such finding "
-                f"({report.coverage.num_run} of {report.coverage.num_launched} programs)"
-            )
-    return None
+        if report is not None and not _has(report, finding, any_line=use_installed):
+            return corrected, _green_text(corrected, report)
+    return _with_scalar(rung, use, finding, judged) if judged.scalar else None
+
+
+def _has(report: ReplayReport, finding: Finding, *, any_line: bool = False) -> bool:
+    """Whether a replay has the finding again."""
+    return any(
+        again.kind == finding.kind
+        and again.argument == finding.argument
+        and (any_line or again.line == finding.line)
+        for again in report.findings
+    )
+
+
+def _green_text(corrected: str, report: ReplayReport) -> str:
+    return (
+        f"the same replay with {corrected}: no such finding "
+        f"({report.coverage.num_run} of {report.coverage.num_launched} programs)"
+    )
+
+
+def _with_scalar(
+    rung: _Rung, use: LaunchMade, finding: Finding, judged: ReplayCause
+) -> tuple[str, str] | None:
+    """The largest value of a scalar with which the finding is gone, if it is the one expected."""
+    name = judged.scalar or ""
+    given = next((a.value for a in use.launch.arguments if a.name == name), None)
+    if not isinstance(given, int) or given < 2:
+        return None
+    passed: dict[int, ReplayReport] = {}
+
+    def is_right(value: int) -> bool:
+        report = rung.run(use, {name: value})
+        if report is None or _has(report, finding):
+            return False
+        passed[value] = report
+        return True
+
+    if judged.largest is not None:
+        value = judged.largest
+        if not 0 < value < given or not is_right(value) or is_right(value + 1):
+            return None
+    elif not is_right(1):
+        return None
+    else:
+        value, wrong = 1, given
+        while wrong - value > 1:
+            middle = (value + wrong) // 2
+            if is_right(middle):
+                value = middle
+            else:
+                wrong = middle
+    corrected = f"{name} = {value}, the largest that is right"
+    return corrected, _green_text(corrected, passed[value])
 
 
 # -- what is not found ----------------------------------------------------------------------------

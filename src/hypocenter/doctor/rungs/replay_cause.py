@@ -1,0 +1,108 @@
+"""What a replay's finding is taken for, and the scalars and grids that may be to blame for it.
+
+`replay_causes.py` tells the classes apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hypocenter.doctor.causes import Cause
+from hypocenter.record.bundle_index import LaunchMade
+from hypocenter.replay.findings import Finding, Site
+
+#: Makes what is put right about a tensor: `replay/corrections.py:TensorCorrection`.
+MakeCorrection = Callable[..., Any]
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayCause:
+    """The class of a finding, the guilty line, and corrections to try, the likeliest first.
+
+    `argument` where another one is to blame than the one whose access was found.
+    """
+
+    cause: Cause
+    fix: str
+    evidence: tuple[str, ...]
+    tries: tuple[tuple[str, Callable[[MakeCorrection], Mapping[str, Any]]], ...]
+    file: str | None = None
+    line: int | None = None
+    expression: str | None = None
+    argument: str | None = None
+    in_kernel: bool = True
+    #: A correction that needs no replay, and what it gives.
+    settled: tuple[str, str] | None = None
+    #: The scalar whose largest right value is the correction, and that value where it is known.
+    scalar: str | None = None
+    largest: int | None = None
+    #: What may be to blame instead, and is where its own correction makes the replay clean.
+    sooner: tuple[ReplayCause, ...] = ()
+
+    def corrections(self, make: MakeCorrection) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for text, put_right in self.tries:
+            yield text, put_right(make)
+
+
+def place_of(site: Site | None) -> dict[str, Any]:
+    """File, line and expression, as the fields of a ReplayCause."""
+    if site is None:
+        return {}
+    return {"file": site.file, "line": site.line, "expression": site.expression}
+
+
+def scalars_in(use: LaunchMade, finding: Finding, text: str = "") -> list[str]:
+    """Whole numbers above 1 that the launch was given and the faulty access names, or `text`."""
+    named = {*finding.values, *_WORD.findall(text)}
+    return [
+        argument.name
+        for argument in use.launch.arguments
+        if argument.tensor is None
+        and isinstance(argument.value, int)
+        and argument.value > 1
+        and argument.name in named
+    ]
+
+
+def causes_sooner_than_room(
+    use: LaunchMade, finding: Finding, extent: int, guard: str, site: Site | None
+) -> tuple[ReplayCause, ...]:
+    """What may be to blame for a masked access outside, rather than the buffer: a number of
+    elements that was passed, or programs that have no row of their own."""
+    if use.launch.facts or not guard:
+        return ()
+    counts = [
+        ReplayCause(
+            Cause.BAD_SCALAR,
+            f"Pass at most {extent} for {name}, which is what {finding.argument} holds",
+            (f"the mask is `{guard}`",),
+            (),
+            **place_of(site),
+            argument=name,
+            in_kernel=False,
+            scalar=name,
+            largest=extent,
+        )
+        for name in scalars_in(use, finding, guard)
+    ]
+    program, grid = finding.program or (0, 0, 0), use.launch.grid
+    axes = [axis for axis, size in enumerate(grid) if 0 < program[axis] < size]
+    is_whole = not any(finding.lane or ()) and len(axes) == 1
+    if not is_whole or finding.num_lanes < 2:
+        return tuple(counts)
+    axis = axes[0]
+    cut = (*grid[:axis], program[axis], *grid[axis + 1 :])
+    rows = ReplayCause(
+        Cause.MISSING_MASK,
+        f"Launch {program[axis]} programs along axis {axis}, or have the others return at once: "
+        f"{finding.argument} has no more rows",
+        (f"program {program} lies outside from its first lane on",),
+        ((f"grid {cut}, whose programs all have a row", lambda make: {"grid": cut}),),
+        **place_of(site),
+        in_kernel=False,
+    )
+    return (*counts, rows)
