@@ -28,7 +28,7 @@ from hypocenter.lab.model import model_path
 from hypocenter.messages import KeptWeights
 from hypocenter.model.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.weights import lend_weights
+from hypocenter.model.shared_weights import lend_weights
 
 torch = pytest.importorskip("torch")
 NAME = "sim:h200"

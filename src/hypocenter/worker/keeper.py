@@ -28,7 +28,7 @@ from hypocenter.messages import (
 )
 from hypocenter.model.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.weights import lend_weights
+from hypocenter.model.shared_weights import lend_weights
 
 
 def main(words: Sequence[str]) -> int:

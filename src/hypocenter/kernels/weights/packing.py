@@ -71,9 +71,33 @@ def pack_by_turns(
     return Packed(dtype, parts, num_rows, num_columns)
 
 
-def place(name: str, owner: str, packed: Packed, *, device: str = "cpu") -> Tensor:
-    """A weight that was packed for `device` as a Tensor [num_rows, num_columns] there."""
-    shape = (packed.num_rows, packed.num_columns)
+def stack(raw: Array, num_experts: int) -> Array:
+    """Rows of as many matrices as there are experts, each padded to 64 rows with zeros.
+
+    `raw` is uint8 [num_experts * num_rows, row_bytes]; zero bytes are zeros in every type. What is
+    packed of the result holds the items of an expert behind those of the experts before.
+    """
+    num_rows = len(raw) // num_experts
+    if num_rows == padded_rows(num_rows):
+        return raw
+    wide = np.zeros((num_experts, padded_rows(num_rows), raw.shape[1]), np.uint8)
+    wide[:, :num_rows] = raw.reshape(num_experts, num_rows, -1)
+    return wide.reshape(-1, raw.shape[1])
+
+
+def place(
+    name: str,
+    owner: str,
+    packed: Packed,
+    *,
+    device: str = "cpu",
+    shape: tuple[int, ...] | None = None,
+) -> Tensor:
+    """A weight that was packed for `device` as a Tensor [num_rows, num_columns] there.
+
+    `shape`: that of a stack of experts, [num_experts, num_rows, num_columns].
+    """
+    shape = shape or (packed.num_rows, packed.num_columns)
     if device == "cpu":
         return memory.adopt(name, owner, packed.dtype, shape, packed, packed.num_bytes)
     allocation, parts = memory.upload(packed.parts, device, name, owner)
@@ -81,11 +105,17 @@ def place(name: str, owner: str, packed: Packed, *, device: str = "cpu") -> Tens
     return Tensor(name, owner, packed.dtype, shape, contiguous_strides(shape), 0, allocation, data)
 
 
-def borrow(name: str, weight: SharedWeight, borrower: lending.Borrower) -> Tensor:
-    """A packed weight that a process of ours has put into memory of the device, as a Tensor."""
-    dtype, shape = DType[weight.dtype], (weight.num_rows, weight.num_columns)
+def borrow(
+    name: str,
+    weight: SharedWeight,
+    borrower: lending.Borrower,
+    *,
+    shape: tuple[int, ...] | None = None,
+) -> Tensor:
+    """A packed weight that a process of ours has put into memory of the device, as `place` does."""
+    dtype, size = DType[weight.dtype], (weight.num_rows, weight.num_columns)
     allocation, parts = borrower.take(weight.parts, name)
-    data = Packed(dtype, parts, *shape)
+    data, shape = Packed(dtype, parts, *size), shape or size
     return Tensor(name, "model", dtype, shape, contiguous_strides(shape), 0, allocation, data)
 
 

@@ -1,0 +1,62 @@
+"""Packs a model's matrices into memory of a GPU that other processes map."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hypocenter.config import OnProgress
+from hypocenter.device.lending import Lender
+from hypocenter.kernels.weights import packing
+from hypocenter.messages import KeptWeights, SharedWeight
+from hypocenter.model.architecture import Architecture
+from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.model.packed_weights import PackedWeights
+from hypocenter.model.tensor_check import NO_TENSOR, Looker
+from hypocenter.tensor import Tensor
+
+
+def lend_weights(
+    file: GGUFFile,
+    architecture: Architecture,
+    progress: OnProgress | None = None,
+    *,
+    device: str,
+) -> KeptWeights:
+    """Pack every matrix of `file` into memory of a GPU that other processes may map.
+
+    Routers of experts, norms and the like are small, and each process has its own. Launches
+    nothing. Raises what `load_weights` raises, and NotShareable.
+    """
+    began = time.monotonic()
+    with PackedWeights(file, device, in_bf16=False, num_bytes=0) as kept:
+        lender = _LendingLoader(file, architecture, progress, device, False, kept)
+        lender.take_all()
+    pieces = tuple(lender.to.pieces)
+    return KeptWeights(repr(file.stamps), pieces, lender.lent, time.monotonic() - began)
+
+
+class _LendingLoader(Looker):
+    """Packs matrices, and looks at the rest."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.to = Lender(self.device)
+        self.lent: dict[str, SharedWeight] = {}
+
+    def _split(
+        self,
+        name: str,
+        row_counts: tuple[int, ...],
+        num_columns: int,
+        *,
+        is_factor: bool = True,
+        num_experts: int = 0,
+    ) -> tuple[Tensor, ...]:
+        dtype = self.file.tensors[name].dtype if name in self.file.tensors else None
+        for index, rows in enumerate(self._rows(name, row_counts, num_columns, num_experts)):
+            assert dtype is not None, "what is missing was refused"
+            packed = packing.pack(rows, dtype, num_columns, device=self.device)
+            self.lent[f"{name} {index}"] = packing.lend(name, packed, self.to)
+        self.file.let_go(name)
+        return (NO_TENSOR,) * len(row_counts)
