@@ -13,7 +13,7 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Harmless, Planted, victims
-from hypocenter.model import decoder
+from hypocenter.model import activations, decoder
 from hypocenter.model.decoder import KVPages
 
 _HARMLESS: dict[str, Harmless] = {}
@@ -129,7 +129,7 @@ def renamed_buffers(lab: Lab) -> None:
     def rename(original: Any, name: str, *given: Any, **named: Any) -> Any:
         return original({"x": "stream", "hidden": "normed"}.get(name, name), *given, **named)
 
-    lab.wrap(decoder, "allocate", rename)
+    lab.wrap(activations, "allocate", rename)
 
 
 @_harmless("buffers of activations have rows that nobody uses")
@@ -137,12 +137,12 @@ def spare_rows(lab: Lab) -> None:
     def make_longer(original: Any, cls: Any, facts: Any, max_tokens: int, **named: Any) -> Any:
         return original(cls, facts, max_tokens + 3, **named)
 
-    lab.wrap(decoder._Buffers, "allocate", make_longer)
+    lab.wrap(activations.Activations, "allocate", make_longer)
 
 
 @_harmless("buffers of activations begin undefined")
 def undefined_buffers(lab: Lab) -> None:
-    lab.leave_undefined(decoder._Buffers)
+    lab.leave_undefined(activations.Activations)
 
 
 @_harmless("the positions lie in memory of their own")
