@@ -294,7 +294,7 @@ class Decoder:
     ) -> None:
         facts = self.facts
         if w.dense is not None:
-            x = self._normed(plan, b.x, w.ffn_norm, b.hidden, *w.dense.read)
+            x = self._norm(plan, b.x, w.ffn_norm, b.hidden, *w.dense.read)
             codes = self._gate_up(plan, b, w.dense, x, facts.ffn_width)
             self._into_residual(plan, b, b.gate, w.dense.down, None, w.post_ffn_norm, ready=codes)
             return
@@ -375,7 +375,7 @@ class Decoder:
             return None
         return self._operands.next(x.shape[0])
 
-    def _normed(
+    def _norm(
         self,
         plan: PlanBuilder,
         x: Tensor,
@@ -407,7 +407,7 @@ class Decoder:
     ) -> None:
         """Products of x, normed, with several (weight, out, bias); `hidden` is room for that."""
         weights = [weight for weight, _, _ in products]
-        codes = self._normed(plan, x, norm, hidden, *weights, count=count)
+        codes = self._norm(plan, x, norm, hidden, *weights, count=count)
         self._linear(plan, hidden, *products, count=count, ready=codes)
 
     def _linear(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hypocenter.errors import UnsupportedModel
-from hypocenter.kernels.experts.choice import Choice
+from hypocenter.kernels.experts.choice import ExpertChoice
 from hypocenter.model.gguf.file import GGUFFile
 
 MAX_EXPERTS = 1024
@@ -42,7 +42,7 @@ class Experts:
     takes, `shared_width`; 0: there is none.
     """
 
-    choice: Choice
+    choice: ExpertChoice
     width: int
     shared_width: int = 0
     num_dense: int = 0
@@ -76,7 +76,7 @@ def read_experts(
     shared_width = file.integer(
         f"{name}.expert_shared_feed_forward_length", num_shared * width, low=0, high=max_width
     )
-    choice = Choice(
+    choice = ExpertChoice(
         num_experts=num_experts,
         num_used=file.integer(f"{name}.expert_used_count", low=1, high=num_experts),
         scores=_scores(file, name, family),

@@ -83,7 +83,7 @@ class MixtureBuffers:
             gate=floats("expert_gate", shape.num_rows, experts.width) if is_split else None,
             up=floats("expert_up", shape.num_rows, experts.width) if is_split else None,
             shared=floats("shared", max_tokens, facts.width) if experts.shared_width else None,
-            operands=operands((one for stack in stacks for one in stack.read), facts.width),
+            operands=operands((weight for stack in stacks for weight in stack.read), facts.width),
             gated=operands(downs, experts.width),
         )
 

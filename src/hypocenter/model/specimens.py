@@ -17,7 +17,7 @@ from hypocenter.device.launch import Launch
 from hypocenter.device.offline.abstract import AbstractGpu, specimens
 from hypocenter.device.offline.specimen import Specimen
 from hypocenter.device.plan import Plan
-from hypocenter.kernels.experts.choice import Choice
+from hypocenter.kernels.experts.choice import ExpertChoice
 from hypocenter.kernels.sampling.draw import TokenChoice, num_mask_words
 from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
 from hypocenter.kernels.weights.gpu_layout import UNITS
@@ -38,13 +38,15 @@ _MODELS: tuple[tuple[str, str, dict[str, float]], ...] = (
 
 # Mixtures: softmax and sigmoid scores, with what else each of their facts brings.
 _MIXTURES: dict[str, Experts] = {
-    "qwen3moe": Experts(Choice(128, 8), width=768),
-    "qwen2moe": Experts(Choice(60, 4, normalises=False, has_gate=True), 1408, shared_width=5632),
-    "granitemoe": Experts(Choice(8, 2), width=14336),
-    "glm4moe": Experts(Choice(128, 8, "sigmoid"), 1408, shared_width=1408),
+    "qwen3moe": Experts(ExpertChoice(128, 8), width=768),
+    "qwen2moe": Experts(
+        ExpertChoice(60, 4, normalises=False, has_gate=True), 1408, shared_width=5632
+    ),
+    "granitemoe": Experts(ExpertChoice(8, 2), width=14336),
+    "glm4moe": Experts(ExpertChoice(128, 8, "sigmoid"), 1408, shared_width=1408),
 }
 # Experts that one row meets, of more than 2**31 elements together.
-_HUGE_MIXTURE = Experts(Choice(128, 8), width=8192)
+_HUGE_MIXTURE = Experts(ExpertChoice(128, 8), width=8192)
 
 # One weight type for each way of packing: products have their own forms for one row and for many.
 _FORMS = (
@@ -109,7 +111,7 @@ def _of_mixtures(vendor: str) -> Iterator[Specimen]:
     def of(family: str, dtype: DType, num_tokens: int, **changes: Any) -> list[Specimen]:
         plan = abstract_plan(vendor, family, dtype, DType.F16, changes, num_tokens=num_tokens)
         of_mixtures = ("route", "group", "experts", "mix")
-        launches = [one for one in plan.launches if one.kernel.startswith(of_mixtures)]
+        launches = [launch for launch in plan.launches if launch.kernel.startswith(of_mixtures)]
         return specimens(launches, f"{dtype.name.lower()}, experts")
 
     for family in _MIXTURES:

@@ -28,7 +28,7 @@ from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.experts import choice as choices
 from hypocenter.kernels.experts import experts as experts_op
 from hypocenter.kernels.experts import grouping, mixing
-from hypocenter.kernels.experts.choice import Choice
+from hypocenter.kernels.experts.choice import ExpertChoice
 from hypocenter.kernels.experts.experts import experts_gate_codes, experts_linear
 from hypocenter.kernels.experts.experts_table import ExpertsShape, ExpertsTable
 from hypocenter.kernels.experts.grouping import group
@@ -104,7 +104,7 @@ def test_route(
     scores: str, normalises: bool, has_bias: bool, has_gate: bool, num_experts: int, num_used: int
 ) -> None:
     rng, num_tokens = np.random.default_rng(num_experts), 9
-    chosen = Choice(num_experts, num_used, scores, normalises, 1.7, has_gate)
+    chosen = ExpertChoice(num_experts, num_used, scores, normalises, 1.7, has_gate)
     logits = rng.standard_normal((num_tokens, num_experts + 1)).astype(np.float32) * 2
     bias = rng.standard_normal(num_experts).astype(np.float32) if has_bias else None
     table = new_table(num_tokens, num_experts, num_used)
@@ -119,7 +119,7 @@ def test_route(
 
 
 def test_equal_scores_are_taken_in_order() -> None:
-    table, chosen = new_table(2), Choice(NUM_EXPERTS, NUM_USED)
+    table, chosen = new_table(2), ExpertChoice(NUM_EXPERTS, NUM_USED)
     logits = np.zeros((2, NUM_EXPERTS), np.float32)
     logits[1, [2, 5]] = 1
     given = rows_tensor("logits", logits)
@@ -131,7 +131,7 @@ def test_equal_scores_are_taken_in_order() -> None:
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_logits_that_are_no_numbers_take_experts_that_exist(scores: str, wrong: float) -> None:
     """And weights that are NaN, so that the token's request hears of it, and no other."""
-    table, chosen = new_table(3), Choice(NUM_EXPERTS, NUM_USED, scores)
+    table, chosen = new_table(3), ExpertChoice(NUM_EXPERTS, NUM_USED, scores)
     logits = np.random.default_rng(0).standard_normal((3, NUM_EXPERTS)).astype(np.float32)
     logits[0, 4], logits[1] = wrong, wrong
     given = rows_tensor("logits", logits)
@@ -356,7 +356,9 @@ def test_a_token_of_a_mixture_does_not_depend_on_its_company() -> None:
         own = x[rows]
         table, live = new_table(len(own)), counts(len(own))
         scores, out = rows_tensor("logits", logits[rows]), rows_tensor("x", own)
-        launch(lambda p: route(p, scores, Choice(NUM_EXPERTS, NUM_USED), table, live), len(own))
+        launch(
+            lambda p: route(p, scores, ExpertChoice(NUM_EXPERTS, NUM_USED), table, live), len(own)
+        )
         launch(lambda p: group(p, table, live), len(own))
         of_rows = rows_tensor("rows", own[to_host(table.sources)])
         middle = rows_tensor("middle", np.zeros((table.shape.num_rows, inner), np.float32))
@@ -391,7 +393,7 @@ def test_what_does_not_fit_is_refused() -> None:
         launch(lambda p: group(p, few, live), 5)
     scores = rows_tensor("scores", np.zeros((5, NUM_EXPERTS), np.float32))
     with pytest.raises(LaunchRejected, match="a token cannot take more experts than there are"):
-        launch(lambda p: route(p, scores, Choice(2, NUM_USED), table, live), 5)
+        launch(lambda p: route(p, scores, ExpertChoice(2, NUM_USED), table, live), 5)
 
 
 def test_a_checked_launch_refuses_an_expert_that_is_not_there() -> None:
@@ -421,7 +423,7 @@ def test_a_checked_launch_refuses_an_expert_that_is_not_there() -> None:
 def test_no_weight_is_larger_than_its_score_says() -> None:
     """The reference itself: weights of a token add up to the scale where they are normalised."""
     logits = np.random.default_rng(1).standard_normal((20, NUM_EXPERTS))
-    _, weights = choices.reference(logits, Choice(NUM_EXPERTS, NUM_USED, scale=2.5))
+    _, weights = choices.reference(logits, ExpertChoice(NUM_EXPERTS, NUM_USED, scale=2.5))
     np.testing.assert_allclose(weights[:, :-1].sum(axis=1), 2.5)
     assert math.isclose(weights[0, -1], 1.0)
     assert quantise.TINY > 0

@@ -18,7 +18,7 @@ LEAST_SUM = 1e-20
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ExpertChoice:
     """How experts are chosen by their scores: `scores` is a key of SCORES.
 
     `normalises`: the weights of those that were chosen are divided by their sum; then all are
@@ -35,7 +35,7 @@ class Choice:
 
 
 def reference(
-    logits: np.ndarray[Any, Any], choice: Choice, bias: np.ndarray[Any, Any] | None = None
+    logits: np.ndarray[Any, Any], choice: ExpertChoice, bias: np.ndarray[Any, Any] | None = None
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """ids [num_tokens, num_used] and weights [num_tokens, num_used + 1] in float64.
 

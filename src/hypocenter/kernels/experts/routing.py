@@ -10,7 +10,7 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.demands import Arg, Rule, Scalar, live_counts
 from hypocenter.kernels.experts import routing_cpu
-from hypocenter.kernels.experts.choice import SCORES, Choice
+from hypocenter.kernels.experts.choice import SCORES, ExpertChoice
 from hypocenter.kernels.experts.experts_table import ExpertsTable
 from hypocenter.tensor import DType, Tensor
 
@@ -39,7 +39,7 @@ _NO_BIAS = np.zeros(0, np.float32)
 def route(
     plan: PlanBuilder,
     scores: Tensor,
-    choice: Choice,
+    choice: ExpertChoice,
     table: ExpertsTable,
     counts: Tensor,
     *,

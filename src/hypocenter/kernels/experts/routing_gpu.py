@@ -11,7 +11,7 @@ from typing import Any
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.experts.choice import LEAST_SUM, Choice
+from hypocenter.kernels.experts.choice import LEAST_SUM, ExpertChoice
 from hypocenter.kernels.experts.experts_table import ExpertsShape
 from hypocenter.kernels.shared_gpu import follow
 
@@ -157,7 +157,7 @@ def group_kernel(
 
 
 def add_route(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], choice: Choice
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], choice: ExpertChoice
 ) -> None:
     """Append route: one program for each token of the bucket."""
     scores, ids, bias = facts["scores"], facts["ids"], facts["bias"]
