@@ -45,7 +45,7 @@ def llama_8b(context: int) -> Any:
 
 def large_weights(facts: Any, dtype: DType, context: int, device: str) -> tuple[Any, int]:
     """Weights of that shape, made on the device, and the bytes of them that a step reads."""
-    from hypocenter.model.weights import LayerWeights, Weights
+    from hypocenter.model.weights import FeedForward, LayerWeights, Weights
 
     num_bytes = 0
 
@@ -65,12 +65,16 @@ def large_weights(facts: Any, dtype: DType, context: int, device: str) -> tuple[
     given: dict[str, Any] = {"attn_norm": ones, "ffn_norm": ones}
     shapes = {
         "q": (width, width), "k": (kv, width), "v": (kv, width), "attn_output": (width, width),
-        "gate": (ffn, width), "up": (ffn, width), "down": (width, ffn),
     }  # fmt: skip
-    absent = [n for n in LayerWeights.__dataclass_fields__ if n not in given and n not in shapes]
+    of_dense = {"gate": (ffn, width), "up": (ffn, width), "down": (width, ffn)}
+    made = {*given, *shapes, "dense"}
+    absent = [name for name in LayerWeights.__dataclass_fields__ if name not in made]
     layers = tuple(
         LayerWeights(
-            **given | dict.fromkeys(absent) | {n: matrix(*shape) for n, shape in shapes.items()}
+            **given | dict.fromkeys(absent) | {n: matrix(*shape) for n, shape in shapes.items()},
+            dense=FeedForward(
+                **{name: matrix(*shape) for name, shape in of_dense.items()}, gate_up=None
+            ),
         )
         for _ in range(facts.num_layers)
     )

@@ -38,7 +38,7 @@ from hypocenter.engine.runner import Runner  # noqa: E402
 from hypocenter.kernels.attention import rope  # noqa: E402
 from hypocenter.kernels.weights import packing  # noqa: E402
 from hypocenter.model.architecture import FAMILIES, Architecture, Rope  # noqa: E402
-from hypocenter.model.weights import LayerWeights, Weights  # noqa: E402
+from hypocenter.model.weights import FeedForward, LayerWeights, Weights  # noqa: E402
 from hypocenter.record import recorder  # noqa: E402
 from hypocenter.record.not_recording import NotRecording  # noqa: E402
 from hypocenter.record.recorder import Recorder  # noqa: E402
@@ -118,8 +118,8 @@ def _weights(facts: Architecture) -> Weights:
     ones = np.full(width, 0.01, np.float32)
     shapes = {
         "q": (width, width), "k": (kv, width), "v": (kv, width), "attn_output": (width, width),
-        "gate": (ffn, width), "up": (ffn, width), "down": (width, ffn),
     }  # fmt: skip
+    of_dense = {"gate": (ffn, width), "up": (ffn, width), "down": (width, ffn)}
     layers = []
     for index in range(facts.num_layers):
         fields: dict[str, Any] = dict.fromkeys(LayerWeights.__slots__)
@@ -127,6 +127,10 @@ def _weights(facts: Architecture) -> Weights:
             fields[name] = vector(f"blk.{index}.{name}.weight", ones)
         for name, shape in shapes.items():
             fields[name] = matrix(f"blk.{index}.{name}.weight", *shape)
+        dense = {
+            name: matrix(f"blk.{index}.{name}.weight", *shape) for name, shape in of_dense.items()
+        }
+        fields["dense"] = FeedForward(**dense, gate_up=None)
         layers.append(LayerWeights(**fields))
     cos, sin = rope.tables(CONTEXT, 64, 10000.0)
     table = vector("rope_cos", cos), vector("rope_sin", sin)

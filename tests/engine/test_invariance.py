@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from demo_variants import DEMO, demo_with
+from expert_model import write_experts
 from gguf import GGMLQuantizationType
 from kernel_launch import bits
 
@@ -19,6 +20,7 @@ from hypocenter import LLM, EngineConfig, SamplingParams
 from hypocenter.engine.batch import Batch
 from hypocenter.engine.runner import Runner, load_runner
 from hypocenter.model.gguf.file import open_gguf
+from hypocenter.tensor import DType
 
 NUM_TOKENS = 96
 
@@ -126,6 +128,39 @@ def test_products_in_bf16(tmp_path: Path, token_ids: np.ndarray) -> None:
     for chunk, num_threads in ((1, 2), (37, 1), (64, 2)):
         runner = _runner(path, float_products="bf16", num_threads=num_threads, block_size=32)
         assert (bits(_chunked(runner, token_ids, chunk)) == bits(whole)).all(), chunk
+
+
+#: Codes whose gate and up share a launch; where types differ they do not; and floats.
+MIXTURES = {
+    "codes": (DType.Q4_K, {"ffn_down_exps.weight": DType.Q6_K}),
+    "several": (
+        DType.Q8_0,
+        {"ffn_up_exps.weight": DType.Q4_0, "0.ffn_down_exps.weight": DType.F16},
+    ),
+    "floats": (DType.F16, {}),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.tier("sim", fast=lambda case: case.name == "codes")
+def test_mixtures_of_experts(tmp_path: Path, name: str) -> None:
+    """Chunks, threads, pages and company; which experts the others take changes nothing."""
+    kind, kinds = MIXTURES[name]
+    path = write_experts(tmp_path / "experts.gguf", kind, kinds=kinds)
+    ids = np.random.default_rng(0).integers(2, 512, NUM_TOKENS).astype(np.int32)
+    whole = _chunked(_runner(path), ids, NUM_TOKENS)
+    assert np.isfinite(whole).all()
+    assert np.ptp(whole, axis=0).min() > 0
+    for chunk, num_threads in ((1, 2), (5, 1), (37, 2)):
+        runner = _runner(path, num_threads=num_threads, block_size=32)
+        assert (bits(_chunked(runner, ids, chunk)) == bits(whole)).all(), chunk
+    runner = _runner(path)
+    others = [np.roll(ids, shift) for shift in range(1, 7)]
+    tables = np.arange(7, dtype=np.int32)[:, None]
+    for position in range(16):
+        step = [(row, position, position + 1) for row in [*others, ids]]
+        logits = _step(runner, step, tables)[-1]
+        assert (bits(logits) == bits(whole[position])).all(), position
 
 
 def test_a_checked_run_gives_the_same_bits(

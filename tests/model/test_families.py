@@ -23,9 +23,9 @@ NUM_PROMPT_TOKENS = 96
 NUM_DECODE_TOKENS = 40
 
 
-def is_of_two_families(case: SimpleNamespace) -> bool:
-    """The one that most are like, and one with much of its own."""
-    return case.model in ("llama", "gemma2")
+def is_of_few_families(case: SimpleNamespace) -> bool:
+    """The one that most are like, one with much of its own, and a mixture of experts."""
+    return case.model in ("llama", "gemma2", "glm4moe")
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
@@ -38,14 +38,14 @@ def relative_error(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
-@pytest.mark.tier("sim", fast=is_of_two_families)
+@pytest.mark.tier("sim", fast=is_of_few_families)
 def test_prompt_in_one_pass(model: FamilyModel) -> None:
     ids = model.token_ids[:NUM_PROMPT_TOKENS]
     ours = engine_logits(model.path, ids, model.context_length)
     assert relative_error(ours, hf_logits(model.hf_model, ids)) < TOLERANCE
 
 
-@pytest.mark.tier("sim", fast=is_of_two_families)
+@pytest.mark.tier("sim", fast=is_of_few_families)
 def test_token_by_token(model: FamilyModel) -> None:
     """Chunks of one token are decode steps: each reads all earlier positions from the cache."""
     ids = model.token_ids[:NUM_DECODE_TOKENS]
@@ -55,7 +55,7 @@ def test_token_by_token(model: FamilyModel) -> None:
     assert np.array_equal(ours, in_one_pass), "the chunk that a token came in changed its logits"
 
 
-@pytest.mark.tier("sim", fast=is_of_two_families)
+@pytest.mark.tier("sim", fast=is_of_few_families)
 def test_the_text_reaches_what_it_should(model: FamilyModel) -> None:
     """The comparison means little unless window, caps and long-rope factors are in play."""
     config = model.hf_model.config
@@ -75,7 +75,7 @@ def test_the_text_reaches_what_it_should(model: FamilyModel) -> None:
         ("glm4", {"rope.dimension_sections": [2, 2, 2, 0]}, {}, "glm4.rope.dimension_sections"),
         ("gemma3", {"attention.sliding_window_pattern": 3}, {}, "sliding_window_pattern"),
         ("qwen2", {"rope.scaling.type": "dynamic"}, {}, "qwen2.rope.scaling.type"),
-        ("llama", {"expert_count": 8}, {}, "llama.expert_count"),
+        ("qwen3", {"expert_count": 8}, {}, "qwen3.expert_count"),
         ("llama", {}, {"mlp_bias": True}, "ffn_gate.bias"),
         ("llama", {"attention.value_length": 8}, {}, "llama.attention.value_length"),
     ],

@@ -74,8 +74,7 @@ def _bytes(weights: Weights) -> list[bytes]:
     """Of every matrix."""
     tensors = [weights.token_table, weights.output]
     for layer in weights.layers:
-        tensors += [layer.q, layer.k, layer.v, layer.attn_output, layer.down]
-        tensors += [one for one in (layer.gate, layer.up, layer.gate_up) if one is not None]
+        tensors += layer.matrices
     return [tensor.data.parts[0].tobytes() for tensor in tensors]
 
 

@@ -13,20 +13,20 @@ import pytest
 from demo_variants import demo_with
 from gguf import GGMLQuantizationType
 from repository import DEMO
+from resident import resident_bytes
 from tiny_gguf import HEAD_DIM, write_tiny
 
 from hypocenter.cli.verbs import bench
 from hypocenter.config import EngineConfig
 from hypocenter.device import copies, devices
-from hypocenter.engine.runner import Runner, load_runner
+from hypocenter.engine.runner import load_runner
 from hypocenter.errors import BadModelFile, OutOfMemory, UnsupportedModel
 from hypocenter.model import footprint
 from hypocenter.model import weights as weights_module
 from hypocenter.model.architecture import read_architecture
 from hypocenter.model.footprint import Room
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.weights import LayerWeights, Weights, load_weights
-from hypocenter.tensor import Tensor
+from hypocenter.model.weights import FeedForward, Weights, load_weights
 
 ONES = np.ones(4)
 SMAPS = Path("/proc/self/smaps")
@@ -126,21 +126,6 @@ def test_loaded_weights_are_not_in_memory_a_second_time(tmp_path: Path) -> None:
         assert mapped_bytes(path) >= sum(info.num_bytes for info in file.tensors.values())
 
 
-def resident_bytes(runner: Runner) -> int:
-    """What a runner's tensors hold, counted from the tensors themselves."""
-    weights, decoder = runner.weights, runner._decoder
-    tensors: list[Tensor | None] = [weights.token_table, weights.output_norm, weights.output]
-    for layer in weights.layers:
-        tensors += [getattr(layer, part) for part in LayerWeights.__slots__]
-    tensors += [*weights.rope, *weights.local_rope, *decoder.pages.keys, *decoder.pages.values]
-    tensors += [getattr(decoder._buffers, part) for part in decoder._buffers.__slots__]
-    tensors += [*decoder._logits_buffers.values(), decoder._cpu_tiles]
-    for turns in (decoder._operands, decoder._gated):
-        tensors += [getattr(turns.operands, part) for part in turns.operands.__slots__]
-    allocations = {id(t.allocation): t.allocation.num_bytes for t in tensors if t is not None}
-    return sum(allocations.values())
-
-
 @pytest.mark.parametrize("name", ["llama", "gemma3", "phi3"])
 @pytest.mark.parametrize(("kv_dtype", "context_length"), [("f16", 40), ("f32", 40), ("f16", 1100)])
 def test_needed_bytes_are_those_that_are_allocated(
@@ -208,6 +193,10 @@ def logits(path: Path) -> tuple[Weights, np.ndarray[Any, Any]]:
     return runner.weights, np.concatenate(made)
 
 
+def dense_parts(weights: Weights) -> list[FeedForward]:
+    return [layer.dense for layer in weights.layers if layer.dense is not None]
+
+
 def test_gate_and_up_lie_side_by_side_where_that_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,19 +205,20 @@ def test_gate_and_up_lie_side_by_side_where_that_changes_nothing(
     types = {name: GGMLQuantizationType[kind] for name, kind in kinds.items()}
     path = demo_with(tmp_path / "demo.gguf", {}, types)
     joined, found = logits(path)
-    assert [layer.gate_up is not None for layer in joined.layers[:3]] == [False, False, True]
-    for layer in joined.layers:
-        assert (layer.gate is None) == (layer.up is None) == (layer.gate_up is not None)
-    both = joined.layers[2].gate_up
+    joined_parts = dense_parts(joined)
+    assert [part.gate_up is not None for part in joined_parts[:3]] == [False, False, True]
+    for part in joined_parts:
+        assert (part.gate is None) == (part.up is None) == (part.gate_up is not None)
+    both = joined_parts[2].gate_up
     assert both is not None
     assert both.name == "blk.2.ffn_gate.weight + blk.2.ffn_up.weight"
     with open_gguf(path) as file:
         device = devices.open_device("sim:mi300x")
         elsewhere = load_weights(file, read_architecture(file), 64, device=device)
-    assert all(layer.gate_up is None for layer in elsewhere.layers)
+    assert all(part.gate_up is None for part in dense_parts(elsewhere))
     monkeypatch.setattr(weights_module, "may_join", lambda dtypes: False)
     apart, wanted = logits(path)
-    assert all(layer.gate_up is None for layer in apart.layers)
+    assert all(part.gate_up is None for part in dense_parts(apart))
     np.testing.assert_array_equal(found, wanted)
 
 

@@ -122,15 +122,22 @@ def _randomise(family: Family, hf_model: Any, generator: np.random.Generator) ->
         elif name.endswith("bias"):
             values = 0.5 * noise
         elif "embed_tokens" in name:
-            # Gemma multiplies the rows by sqrt(hidden size) when it reads them.
+            # Gemma multiplies the rows by sqrt(hidden size) when it reads them, Granite by a
+            # number of its own.
             std = EMBEDDING_STD / (math.sqrt(shape[1]) if family.shifted_norms else 1.0)
+            std /= getattr(hf_model.config, "embedding_multiplier", 1.0)
             values = std * noise * generator.uniform(0.4, 1.6, (shape[0], 1))
-        elif name.endswith(("o_proj.weight", "down_proj.weight")):
-            values = 0.2 * noise / math.sqrt(shape[1])
+        elif name.endswith(
+            ("o_proj.weight", "down_proj.weight", "experts.down_proj", "output_linear.weight")
+        ):
+            values = 0.2 * noise / math.sqrt(shape[-1])
         else:
             # With unit inputs the attention scores then have a standard deviation near 2.
-            values = 1.5 * noise / math.sqrt(shape[1])
+            values = 1.5 * noise / math.sqrt(shape[-1])
         parameter.data = torch.from_numpy(values.astype(np.float32))
+    for name, buffer in hf_model.named_buffers():
+        if name.endswith("e_score_correction_bias"):  # it decides which experts are taken
+            buffer.copy_(torch.from_numpy(generator.uniform(-0.4, 0.4, buffer.shape)))
     hf_model.tie_weights()
 
 
@@ -139,6 +146,7 @@ def _set_entropy(family: Family, hf_model: Any, token_ids: Sequence[int]) -> Non
     with _inference():
         hidden = hf_model.model(torch.tensor([list(token_ids)]), use_cache=False)[0]
         logits = hf_model.lm_head(hidden[0]).double()
+        logits /= getattr(hf_model.config, "logits_scaling", 1.0)
     cap = getattr(hf_model.config, "final_logit_softcapping", None)
     scale = 1e-3
     # A capped head grows flat again past its sharpest scale, so walk up to the first hit.

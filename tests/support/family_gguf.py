@@ -24,7 +24,7 @@ class Fault:
     epsilon_factor: float = 1.0
     swapped_rows: bool = False
     #: Replaces entries of `Family.metadata`; keys that the family lacks do nothing.
-    metadata: Mapping[str, int | float | str | list[int]] = field(default_factory=dict)
+    metadata: Mapping[str, int | float | str | bool | list[int]] = field(default_factory=dict)
 
 
 SOUND = Fault()
@@ -42,11 +42,13 @@ def write_gguf(family: Family, hf_model: Any, path: Path, fault: Fault = SOUND) 
     for name, tensor in hf_model.state_dict().items():
         if name == "lm_head.weight" and hf_model.config.tie_word_embeddings:
             continue
-        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if gguf_name is None:
-            raise ValueError(f"{family.arch}: GGUF has no name for {name}")
         values = np.asarray(tensor.numpy(), dtype=np.float32)
-        writer.add_tensor(gguf_name, _in_gguf_layout(family, hf_model.config, name, values, fault))
+        for part, rows in _as_converted(name, values).items():
+            gguf_name = names.get_name(part, try_suffixes=(".weight", ".bias"))
+            if gguf_name is None:
+                raise ValueError(f"{family.arch}: GGUF has no name for {part}")
+            in_layout = _in_gguf_layout(family, hf_model.config, name, rows, fault)
+            writer.add_tensor(gguf_name, in_layout)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -67,6 +69,30 @@ def interleave_halves(rows: np.ndarray, num_heads: int) -> np.ndarray:
     """
     halves = rows.reshape(num_heads, 2, rows.shape[0] // num_heads // 2, *rows.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _as_converted(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    """A tensor under the names that converters know; transformers joins what files keep apart."""
+    layer, _, own = name.partition(".mlp.")
+    if not own:
+        layer, _, own = name.partition(".block_sparse_moe.")
+    mlp, shared = f"{layer}.mlp.", f"{name.partition('.shared_mlp.')[0]}.mlp.shared_experts."
+    if own == "experts.gate_up_proj":
+        gate, up = np.split(values, 2, axis=1)  # [num_experts, width, columns] each
+        parts = {f"{mlp}experts.gate_proj.weight": gate, f"{mlp}experts.up_proj.weight": up}
+    elif name.endswith(".shared_mlp.input_linear.weight"):
+        gate, up = np.split(values, 2)
+        parts = {f"{shared}gate_proj.weight": gate, f"{shared}up_proj.weight": up}
+    else:
+        parts = {
+            {
+                "experts.down_proj": f"{mlp}experts.down_proj.weight",
+                "router.weight": f"{layer}.block_sparse_moe.router.layer.weight",
+                "gate.e_score_correction_bias": f"{mlp}gate.e_score_correction.bias",
+                "shared_expert_gate.weight": f"{mlp}shared_expert_gate.weight",
+            }.get(own, name): values[0] if own == "shared_expert_gate.weight" else values
+        }
+    return {part: np.ascontiguousarray(rows) for part, rows in parts.items()}
 
 
 def _add_metadata(writer: Any, family: Family, config: Any, fault: Fault) -> None:
@@ -90,13 +116,14 @@ def _add_metadata(writer: Any, family: Family, config: Any, fault: Fault) -> Non
         )
         rope = rope["full_attention"]
     writer.add_rope_freq_base(rope["rope_theta"] * fault.rope_base_factor)
-    if family.arch in ("llama", "phi3", "glm4"):
+    if family.arch in ("llama", "phi3", "glm4", "granitemoe", "glm4moe"):
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if family.arch == "llama":
         writer.add_vocab_size(config.vocab_size)
     for key, sound in family.metadata.items():
         value = fault.metadata.get(key, sound)
         add = {
+            bool: writer.add_bool,
             int: writer.add_uint32,
             float: writer.add_float32,
             str: writer.add_string,

@@ -28,7 +28,7 @@ class Family:
     #: Norms of what attention and feed-forward add to the residual stream.
     branch_norms: tuple[str, ...] = ()
     context_length: int = 2048
-    metadata: Mapping[str, int | float | str | list[int]] = field(default_factory=dict)
+    metadata: Mapping[str, int | float | str | bool | list[int]] = field(default_factory=dict)
     #: False where llama.cpp knowingly computes something else than transformers.
     llama_cpp_agrees: bool = True
 
@@ -158,6 +158,71 @@ def _gemma3(num_layers: int, score_width: int, sizes: Mapping[str, int] | None =
     )
 
 
+#: An odd number of experts and of choices; experts are no multiple of 16 wide.
+_EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+_EXPERT_KEYS = {"expert_count": 7, "expert_used_count": 3, "expert_feed_forward_length": 40}
+
+
+def _granitemoe(model_class: str, shared: Mapping[str, int]) -> Family:
+    config = {
+        **_BASE,
+        **shared,
+        "num_local_experts": 7,
+        "num_experts_per_tok": 3,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.11,
+        "logits_scaling": 6.0,
+        "tie_word_embeddings": True,
+        "rope_parameters": _ROPE_10K,
+    }
+    keys: dict[str, int | float] = {
+        "expert_count": 7,
+        "expert_used_count": 3,
+        "embedding_scale": 12.0,
+        "residual_scale": 0.22,
+        "attention.scale": 0.11,
+        "logit_scale": 6.0,
+    }
+    if shared:
+        keys["expert_shared_feed_forward_length"] = shared["shared_intermediate_size"]
+    return Family(
+        "granitemoe", model_class, config, pre="refact", permuted_rows=True, metadata=keys
+    )
+
+
+def _glm4moe(*, use_qk_norm: bool) -> Family:
+    """The first of its layers is dense."""
+    config = {
+        **_BASE,
+        "n_routed_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.7,
+        "norm_topk_prob": True,
+        "use_qk_norm": use_qk_norm,
+        "attention_bias": True,
+        "head_dim": 24,
+        "rope_parameters": {**_ROPE_10K, "partial_rotary_factor": 0.5},
+    }
+    return Family(
+        "glm4moe",
+        "Glm4Moe",
+        config,
+        pre="glm4",
+        metadata={
+            **_EXPERT_KEYS,
+            "expert_shared_count": 2,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 1.7,
+            "expert_weights_norm": True,
+        },
+    )
+
+
 FAMILIES: dict[str, Family] = {
     "llama": Family(
         "llama",
@@ -256,6 +321,72 @@ FAMILIES: dict[str, Family] = {
         {**_BASE, "head_dim": 32, "rope_parameters": _ROPE_10K},
         pre="qwen2",
     ),
+    "qwen3moe": Family(
+        "qwen3moe",
+        "Qwen3Moe",
+        {**_BASE, **_EXPERTS, "head_dim": 32, "norm_topk_prob": True, "rope_parameters": _ROPE_10K},
+        pre="qwen2",
+        metadata=_EXPERT_KEYS,
+    ),
+    "qwen3moe-tied": Family(
+        "qwen3moe",
+        "Qwen3Moe",
+        {
+            **_BASE,
+            **_EXPERTS,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+            "norm_topk_prob": True,
+            "rope_parameters": _ROPE_10K,
+        },
+        pre="qwen2",
+        metadata=_EXPERT_KEYS,
+    ),
+    "qwen2moe": Family(
+        "qwen2moe",
+        "Qwen2Moe",
+        {
+            **_BASE,
+            **_EXPERTS,
+            "shared_expert_intermediate_size": 56,
+            "norm_topk_prob": False,
+            "rope_parameters": _ROPE_10K,
+        },
+        pre="qwen2",
+        metadata={**_EXPERT_KEYS, "expert_shared_feed_forward_length": 56},
+    ),
+    "mixtral": Family(
+        "llama",
+        "Mixtral",
+        {
+            **_BASE,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": None,
+            "rope_parameters": _ROPE_10K,
+        },
+        vocabulary="llama",
+        permuted_rows=True,
+        metadata={"expert_count": 5, "expert_used_count": 2},
+    ),
+    "olmoe": Family(
+        "olmoe",
+        "Olmoe",
+        {
+            **_BASE,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": False,
+            "rope_parameters": _ROPE_10K,
+        },
+        pre="olmo",
+        metadata={"expert_count": 7, "expert_used_count": 3},
+    ),
+    "granitemoe": _granitemoe("GraniteMoe", {}),
+    "granitemoe-shared": _granitemoe("GraniteMoeShared", {"shared_intermediate_size": 56}),
+    "glm4moe": _glm4moe(use_qk_norm=False),
+    "glm4moe-qk-norm": _glm4moe(use_qk_norm=True),
     "gemma2": _gemma2(num_layers=3, score_width=24),
     "gemma2-without-cap-keys": _gemma2(num_layers=3, score_width=24, caps=None),
     "gemma2-27b": _gemma2(num_layers=46, score_width=16, sizes=_NARROW),

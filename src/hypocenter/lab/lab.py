@@ -142,7 +142,9 @@ class Lab:
         def load(original: Callable[..., Weights], *given: Any, **keywords: Any) -> Weights:
             weights = original(*given, **keywords)
             layers = list(weights.layers)
-            own = {name: make(getattr(layers[index], name)) for name, make in tensors.items()}
+            own: dict[str, Any] = {
+                name: make(getattr(layers[index], name)) for name, make in tensors.items()
+            }
             layers[index] = replace(layers[index], **own)
             return replace(weights, layers=tuple(layers))
 
@@ -155,13 +157,14 @@ class Lab:
 
     def leave_undefined(self, owner: type) -> None:
         """Buffers that `owner.allocate` makes begin as torch.empty gives them, not cleared."""
+        module = sys.modules[owner.__module__]
 
         def allocate(make: Callable[..., Any], *given: Any, **keywords: Any) -> Any:
-            cleared = self.patch(decoder, "allocate", memory.allocate_undefined)
+            cleared = self.patch(module, "allocate", memory.allocate_undefined)
             try:
                 return make(*given, **keywords)
             finally:
-                self.patch(decoder, "allocate", cleared)
+                self.patch(module, "allocate", cleared)
 
         self.wrap(owner, "allocate", allocate)
 

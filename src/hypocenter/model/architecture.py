@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel
+from hypocenter.model.experts import Experts, ExpertsOfFamily, read_experts
 from hypocenter.model.gguf.file import GGUFFile
 
 MAX_LAYERS = 1024
@@ -20,6 +21,8 @@ MAX_VOCAB = 1 << 21
 MAX_CONTEXT = 1 << 30
 #: Columns of a head that the attention kernels can hold.
 HEAD_DIMS = (2, 512)
+#: What layers add may be scaled so; beyond, nothing of it or of the rest would be left in f32.
+RESIDUAL_SCALES = (1e-3, 1e3)
 #: Kernels compute in f32: numbers beyond would be 0 or infinite there, though not in the file.
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
@@ -30,7 +33,13 @@ class Family:
 
     rope_style: str
     activation: str = "silu"
+    #: Norms on q and k, of each head by itself or of all heads together; files may lack optional
+    #: ones.
     qk_norm: bool = False
+    wide_qk_norm: bool = False
+    optional_qk_norm: bool = False
+    #: What files call the norm before the feed-forward.
+    ffn_norm: str = "ffn_norm"
     post_norms: bool = False
     fused_qkv: bool = False
     fused_gate_up: bool = False
@@ -44,14 +53,22 @@ class Family:
     default_caps: tuple[float, float] = (0.0, 0.0)
     #: Layer counts for which attention is scaled by width / heads instead of the head's size.
     wide_scale_layers: int = 0
+    #: Whether files scale the embedding, what layers add, scores and logits.
+    has_scales: bool = False
+    #: Of files with experts; None: there are none.
+    experts: ExpertsOfFamily | None = None
 
 
 FAMILIES: dict[str, Family] = {
     # Mistral 7B v0.1 is a llama file whose layers all have a window. Converters leave the window
     # out and llama.cpp ignores it; where a file names one, we honour it, as transformers does.
-    "llama": Family("normal", has_window=True),
+    "llama": Family("normal", has_window=True, experts=ExpertsOfFamily(are_optional=True)),
     "qwen2": Family("neox"),
+    "qwen2moe": Family(
+        "neox", experts=ExpertsOfFamily(normalises=False, has_gate=True),
+    ),
     "qwen3": Family("neox", qk_norm=True),
+    "qwen3moe": Family("neox", qk_norm=True, experts=ExpertsOfFamily()),
     "gemma2": Family(
         "neox", activation="gelu", post_norms=True, scaled_embedding=True, has_window=True,
         window_pattern=2, default_window=4096, wide_scale_layers=46, default_caps=(50.0, 30.0),
@@ -62,6 +79,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "phi3": Family("neox", fused_qkv=True, fused_gate_up=True, has_window=True),
     "glm4": Family("normal", post_norms=True, fused_gate_up=True),
+    "glm4moe": Family(
+        "neox", qk_norm=True, optional_qk_norm=True, ffn_norm="post_attention_norm",
+        experts=ExpertsOfFamily(scores="sigmoid", normalises=False, has_bias=True),
+    ),
+    "granitemoe": Family("normal", has_scales=True, experts=ExpertsOfFamily()),
+    "olmoe": Family("neox", wide_qk_norm=True, experts=ExpertsOfFamily(normalises=False)),
 }  # fmt: skip
 
 
@@ -104,8 +127,13 @@ class Architecture:
     attn_softcap: float
     final_softcap: float
     window: int
+    #: The embedding is multiplied by it.
+    embedding_scale: float = 1.0
+    #: Logits are divided by it.
+    logit_scale: float = 1.0
     #: Layers behind the last one that only propose tokens; decoding does without them.
     num_draft_layers: int = 0
+    experts: Experts | None = None
 
     def layer_window(self, layer: int) -> int:
         """Positions that a layer's queries look back on, themselves included; 0: all."""
@@ -117,6 +145,19 @@ class Architecture:
         if not self.window:
             return False
         return layer % pattern < pattern - 1 if pattern else True
+
+    def is_mixture(self, layer: int) -> bool:
+        """Whether a layer's feed-forward is a mixture of experts."""
+        return self.experts is not None and layer >= self.experts.num_dense
+
+    @property
+    def dense_width(self) -> int:
+        """The widest feed-forward that all tokens of a layer take: a dense one, or the shared
+        expert of a mixture; 0: there is none."""
+        if self.experts is None:
+            return self.ffn_width
+        dense = self.ffn_width if self.experts.num_dense else 0
+        return max(dense, self.experts.shared_width)
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of one position in the KV cache, all layers, with values padded to 16 columns."""
@@ -151,7 +192,6 @@ class _Reader:
         self.file, self.name, self.family = file, name, FAMILIES[name]
 
     def read(self) -> Architecture:
-        self._refuse_experts()
         self._refuse_sections()
         width = self._count("embedding_length", MAX_WIDTH)
         num_layers, num_draft_layers = self._layers()
@@ -163,6 +203,8 @@ class _Reader:
             )
         head_dim = self._head_dim(width, num_heads)
         rope, local_rope = self._ropes(head_dim)
+        ffn_width = self._uniform("feed_forward_length", MAX_WIDTH)
+        residual_scale = self._residual_scale()
         return Architecture(
             name=self.name,
             family=self.family,
@@ -171,17 +213,28 @@ class _Reader:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            ffn_width=self._uniform("feed_forward_length", MAX_WIDTH),
+            ffn_width=ffn_width,
             vocab_size=self._vocab_size(width),
             context_length=self._count("context_length", MAX_CONTEXT),
-            norm_eps=self._positive("attention.layer_norm_rms_epsilon"),
+            # All that layers add is scaled alike, so what they add to may be divided instead.
+            norm_eps=self._positive("attention.layer_norm_rms_epsilon") / residual_scale**2,
             rope=rope,
             local_rope=local_rope,
             attn_scale=self._attn_scale(width, num_layers, num_heads, head_dim),
             attn_softcap=self._number("attn_logit_softcapping", self.family.default_caps[0]),
             final_softcap=self._number("final_logit_softcapping", self.family.default_caps[1]),
             window=self._window(),
+            embedding_scale=self._embedding_scale(width) / residual_scale,
+            logit_scale=self._scale("logit_scale"),
             num_draft_layers=num_draft_layers,
+            experts=read_experts(
+                self.file,
+                self.name,
+                self.family.experts,
+                num_layers=num_layers,
+                ffn_width=ffn_width,
+                max_width=MAX_WIDTH,
+            ),
         )
 
     def _layers(self) -> tuple[int, int]:
@@ -193,23 +246,29 @@ class _Reader:
             raise self._bad_field("nextn_predict_layers", num_drafts, limit)
         return num_blocks - num_drafts, num_drafts
 
+    def _scale(self, key: str) -> float:
+        """A scale of the families that have them; files say 0, or nothing, where it is 1."""
+        return (self._number(key, 1.0) or 1.0) if self.family.has_scales else 1.0
+
+    def _residual_scale(self) -> float:
+        scale, (low, high) = self._scale("residual_scale"), RESIDUAL_SCALES
+        if not low <= scale <= high:
+            field = f"{self.name}.residual_scale"
+            raise BadModelFile.out_of_range(self.file.path, field, scale, low, high)
+        return scale
+
+    def _embedding_scale(self, width: int) -> float:
+        return math.sqrt(width) if self.family.scaled_embedding else self._scale("embedding_scale")
+
     def _attn_scale(self, width: int, num_layers: int, num_heads: int, head_dim: int) -> float:
+        if self.family.has_scales and (scale := self._number("attention.scale", 0.0)):
+            return scale
         if num_layers != self.family.wide_scale_layers:
             return 1 / math.sqrt(head_dim)
         if num_heads > width:
             limit = f"{num_layers} layers scale by embedding_length / heads, and that is {width}"
             raise self._bad_field("attention.head_count", num_heads, limit)
         return 1 / math.sqrt(width // num_heads)
-
-    def _refuse_experts(self) -> None:
-        num_experts = self.file.integer(f"{self.name}.expert_count", 0, low=0)
-        if num_experts:
-            raise UnsupportedModel(
-                self.file.path,
-                f"{self.name}.expert_count",
-                num_experts,
-                "mixtures of experts are not supported",
-            )
 
     def _vocab_size(self, width: int) -> int:
         table = self.file.tensors.get("token_embd.weight")

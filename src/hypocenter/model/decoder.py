@@ -19,14 +19,17 @@ from hypocenter.kernels.attention.rope_write import rope_write
 from hypocenter.kernels.linear.linear import linear_several
 from hypocenter.kernels.linear.linear_gate import linear_gate_codes
 from hypocenter.kernels.linear.operands import Operands, Product, reads_codes_alone
+from hypocenter.kernels.linear.quantise import quantise
 from hypocenter.kernels.mark import mark, mark_layer
 from hypocenter.kernels.rowwise.activation import gate, gate_codes, scale, softcap
 from hypocenter.kernels.rowwise.embedding import gather, lookup, narrow
 from hypocenter.kernels.rowwise.norm import rms_norm, rms_norm_codes
 from hypocenter.kernels.weights.row_groups import padded_rows
+from hypocenter.model.activations import Activations, RotatingOperands
 from hypocenter.model.architecture import Architecture
+from hypocenter.model.mixture import MixtureBuffers
 from hypocenter.model.unfused import UnfusedAttention
-from hypocenter.model.weights import LayerWeights, Weights
+from hypocenter.model.weights import FeedForward, LayerWeights, Mixture, Weights
 from hypocenter.tensor import DType, Tensor
 
 
@@ -87,57 +90,6 @@ class KVPages:
         return cls(pages("k", key_shape), pages("v", value_shape))
 
 
-@dataclass(frozen=True, slots=True)
-class _Buffers:
-    """Activations f32 [max_tokens, width padded to 64], shared by all layers and plans."""
-
-    x: Tensor
-    hidden: Tensor
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    attended: Tensor
-    gate: Tensor
-    up: Tensor
-
-    @classmethod
-    def allocate(cls, facts: Architecture, max_tokens: int, *, device: str) -> _Buffers:
-        def wide(name: str, width: int) -> Tensor:
-            return allocate(
-                name, "decoder", DType.F32, (max_tokens, padded_rows(width)), device=device
-            )
-
-        heads, kv_heads = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
-        return cls(
-            x=wide("x", facts.width),
-            hidden=wide("hidden", facts.width),
-            q=wide("q", heads),
-            k=wide("k", kv_heads),
-            v=wide("v", kv_heads),
-            attended=wide("attended", heads),
-            gate=wide("gate", facts.ffn_width),
-            up=wide("up", facts.ffn_width),
-        )
-
-    def first(self, num_rows: int) -> _Buffers:
-        return _Buffers(*(rows(getattr(self, name), 0, num_rows) for name in self.__slots__))
-
-
-class _RotatingOperands:
-    """Hands out operands for one activation after the other of a plan."""
-
-    def __init__(self, operands: Operands) -> None:
-        self.operands, self._num_turns = operands, 0
-
-    def begin(self) -> None:
-        """Begin a plan: its launches do not depend on which were made before."""
-        self._num_turns = 0
-
-    def next(self, num_rows: int) -> Operands:
-        self._num_turns += 1
-        return self.operands.first(num_rows, self._num_turns)
-
-
 class Decoder:
     """Builds plans for one model over static inputs and a paged cache."""
 
@@ -154,21 +106,28 @@ class Decoder:
         self.facts, self.weights, self.inputs, self.pages = facts, weights, inputs, pages
         self._logits_buffers: dict[int, Tensor] = {}
         device = inputs.counts.device
-        self._buffers = _Buffers.allocate(facts, max_tokens, device=device)
-        widest = max(facts.width, facts.num_heads * facts.head_dim, facts.ffn_width)
-        self._operands = _RotatingOperands(
+        self._buffers = Activations.allocate(facts, max_tokens, device=device)
+        widest = max(facts.width, facts.num_heads * facts.head_dim, facts.dense_width)
+        self._operands = RotatingOperands(
             Operands.allocate(
                 weights.dtypes, max_tokens, widest, device=device, in_bf16=weights.in_bf16
             )
         )
         #: Apart from those, which other threads still read.
-        self._gated = _RotatingOperands(
+        self._gated = RotatingOperands(
             Operands.allocate(
-                weights.dtypes if device == "cpu" else (),
+                weights.dtypes if device == "cpu" and facts.dense_width else (),
                 max_tokens,
-                facts.ffn_width,
+                facts.dense_width,
                 device=device,
             )
+        )
+        self._mixture = MixtureBuffers.allocate(
+            facts,
+            [layer.mixture for layer in weights.layers if layer.mixture is not None],
+            max_tokens,
+            device=device,
+            in_bf16=weights.in_bf16,
         )
         self._unfused: UnfusedAttention | None = None
         self._gpu_tiles: TileScratch | None = None
@@ -208,14 +167,15 @@ class Decoder:
             turns.begin()
         inputs, facts, counts = self.inputs, self.facts, self.inputs.counts
         lookup(plan, inputs.token_ids, self.weights.token_table, b.x, counts)
-        if facts.family.scaled_embedding:
-            scale(plan, b.x, facts.width**0.5, counts)
+        if facts.embedding_scale != 1:
+            scale(plan, b.x, facts.embedding_scale, counts)
         if self._unfused is not None:
             self._unfused.measure(plan, inputs.sequence_rows, inputs.positions, counts)
         attend = self._attend(num_tokens, num_logit_rows, num_sequences)
+        mixture = self._mixture and self._mixture.first(num_tokens)
         for index, layer in enumerate(self.weights.layers):
             self._attention(plan, b, index, layer, attend)
-            self._feed_forward(plan, b, layer)
+            self._feed_forward(plan, b, layer, mixture)
             mark_layer(plan, index, len(self.weights.layers))
         if not num_logit_rows:
             return Plan(plan, b.x)
@@ -245,7 +205,7 @@ class Decoder:
     def _attention(
         self,
         plan: PlanBuilder,
-        b: _Buffers,
+        b: Activations,
         index: int,
         w: LayerWeights,
         attend: Callable[..., None],
@@ -258,16 +218,10 @@ class Decoder:
             (b.k, w.k_norm, facts.num_kv_heads),
         ):
             if norm is not None:
-                rms_norm(
-                    plan,
-                    x,
-                    norm,
-                    facts.norm_eps,
-                    x,
-                    counts,
-                    width=facts.head_dim,
-                    num_heads=num_heads,
-                )
+                width, parts = facts.head_dim, num_heads
+                if facts.family.wide_qk_norm:
+                    width, parts = num_heads * facts.head_dim, 1
+                rms_norm(plan, x, norm, facts.norm_eps, x, counts, width=width, num_heads=parts)
         keys, values = self.pages.keys[index], self.pages.values[index]
         self._rope_write(plan, b, index, keys, values)
         codes = self._codes(b.q, w.attn_output)
@@ -297,7 +251,7 @@ class Decoder:
         )
 
     def _rope_write(
-        self, plan: PlanBuilder, b: _Buffers, index: int, keys: Tensor, values: Tensor
+        self, plan: PlanBuilder, b: Activations, index: int, keys: Tensor, values: Tensor
     ) -> None:
         """q turned by its positions; k, turned likewise, and v in their slots of the cache."""
         facts, inputs, counts = self.facts, self.inputs, self.inputs.counts
@@ -335,24 +289,51 @@ class Decoder:
                 )
         kv_write(plan, b.k, b.v, slots, keys, values, counts)
 
-    def _feed_forward(self, plan: PlanBuilder, b: _Buffers, w: LayerWeights) -> None:
-        codes = self._gate_up(plan, b, w)
-        self._into_residual(plan, b, b.gate, w.down, None, w.post_ffn_norm, ready=codes)
+    def _feed_forward(
+        self, plan: PlanBuilder, b: Activations, w: LayerWeights, mixture: MixtureBuffers | None
+    ) -> None:
+        facts = self.facts
+        if w.dense is not None:
+            x = self._norm(plan, b.x, w.ffn_norm, b.hidden, *w.dense.read)
+            codes = self._gate_up(plan, b, w.dense, x, facts.ffn_width)
+            self._into_residual(plan, b, b.gate, w.dense.down, None, w.post_ffn_norm, ready=codes)
+            return
+        assert mixture is not None
+        assert w.mixture is not None
+        self._mix(plan, b, w.ffn_norm, w.mixture, mixture)
 
-    def _gate_up(self, plan: PlanBuilder, b: _Buffers, w: LayerWeights) -> Operands | None:
-        """What `down` reads: codes or, where there are none, b.gate."""
+    def _mix(
+        self, plan: PlanBuilder, b: Activations, norm: Tensor, w: Mixture, mixture: MixtureBuffers
+    ) -> None:
+        """x += what experts make of x, normed."""
         facts, counts = self.facts, self.inputs.counts
-        kind, width = facts.family.activation, facts.ffn_width
+        rms_norm(plan, b.x, norm, facts.norm_eps, b.hidden, counts, width=facts.width)
+        mixture.choose(plan, b.hidden, w, counts, self._operands.next(b.x.shape[0]))
+        mixture.apply_experts(plan, w.experts)
+        if w.shared is not None:
+            assert facts.experts is not None
+            assert mixture.shared is not None
+            x = self._codes(b.hidden, *w.shared.read)
+            if x is not None:
+                quantise(plan, b.hidden, facts.width, x, counts)
+            codes = self._gate_up(plan, b, w.shared, x, facts.experts.shared_width)
+            self._linear(plan, b.gate, (w.shared.down, mixture.shared, None), ready=codes)
+        mixture.mix_into(plan, b.x, counts)
+
+    def _gate_up(
+        self, plan: PlanBuilder, b: Activations, w: FeedForward, x: Operands | None, width: int
+    ) -> Operands | None:
+        """What `down` reads: codes or, where there are none, b.gate; `x` holds the codes of
+        b.hidden, where these are all that is read of it."""
+        counts, kind = self.inputs.counts, self.facts.family.activation
         if w.gate_up is not None:
-            x, into = (pool.next(b.x.shape[0]) for pool in (self._operands, self._gated))
-            rms_norm_codes(plan, b.x, w.ffn_norm, facts.norm_eps, x, counts, width=facts.width)
+            assert x is not None
+            into = self._gated.next(b.x.shape[0])
             linear_gate_codes(plan, x, w.gate_up, kind, into, counts, width=width)
             return into
         assert w.gate is not None
         assert w.up is not None
-        self._normed_linear(
-            plan, b.x, w.ffn_norm, b.hidden, (w.gate, b.gate, None), (w.up, b.up, None)
-        )
+        self._linear(plan, b.hidden, (w.gate, b.gate, None), (w.up, b.up, None), ready=x)
         codes = self._codes(b.gate, w.down)
         if codes is None:
             gate(plan, b.gate, b.up, kind, counts)
@@ -363,7 +344,7 @@ class Decoder:
     def _into_residual(
         self,
         plan: PlanBuilder,
-        b: _Buffers,
+        b: Activations,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -394,6 +375,27 @@ class Decoder:
             return None
         return self._operands.next(x.shape[0])
 
+    def _norm(
+        self,
+        plan: PlanBuilder,
+        x: Tensor,
+        norm: Tensor,
+        hidden: Tensor,
+        *weights: Tensor,
+        count: int = 0,
+    ) -> Operands | None:
+        """x, normed, for products with `weights`: its codes or, where these are not all that they
+        read, `hidden`, which is room for it."""
+        facts, counts = self.facts, self.inputs.counts
+        codes = self._codes(x, *weights)
+        if codes is None:
+            rms_norm(plan, x, norm, facts.norm_eps, hidden, counts, width=facts.width, count=count)
+        else:
+            rms_norm_codes(
+                plan, x, norm, facts.norm_eps, codes, counts, width=facts.width, count=count
+            )
+        return codes
+
     def _normed_linear(
         self,
         plan: PlanBuilder,
@@ -404,14 +406,8 @@ class Decoder:
         count: int = 0,
     ) -> None:
         """Products of x, normed, with several (weight, out, bias); `hidden` is room for that."""
-        facts, counts = self.facts, self.inputs.counts
-        codes = self._codes(x, *(weight for weight, _, _ in products))
-        if codes is None:
-            rms_norm(plan, x, norm, facts.norm_eps, hidden, counts, width=facts.width, count=count)
-        else:
-            rms_norm_codes(
-                plan, x, norm, facts.norm_eps, codes, counts, width=facts.width, count=count
-            )
+        weights = [weight for weight, _, _ in products]
+        codes = self._norm(plan, x, norm, hidden, *weights, count=count)
         self._linear(plan, hidden, *products, count=count, ready=codes)
 
     def _linear(
@@ -436,7 +432,7 @@ class Decoder:
             is_ready=ready is not None,
         )
 
-    def _logits(self, plan: PlanBuilder, b: _Buffers, num_logit_rows: int) -> Tensor:
+    def _logits(self, plan: PlanBuilder, b: Activations, num_logit_rows: int) -> Tensor:
         facts, weights, counts = self.facts, self.weights, self.inputs.counts
         hidden = rows(b.hidden, 0, num_logit_rows)
 
@@ -445,6 +441,8 @@ class Decoder:
         self._normed_linear(
             plan, hidden, weights.output_norm, hidden, (weights.output, logits, None), count=1
         )
+        if facts.logit_scale != 1:
+            scale(plan, logits, 1 / facts.logit_scale, counts, count=1)
         if facts.final_softcap:
             softcap(plan, logits, facts.final_softcap, counts, count=1)
         if facts.vocab_size == logits.shape[1]:

@@ -9,10 +9,13 @@ from pathlib import Path
 from hypocenter.config import KV_DTYPES, EngineConfig, num_kv_blocks
 from hypocenter.errors import OutOfMemory
 from hypocenter.kernels.attention.attention_cpu import num_part_floats
+from hypocenter.kernels.experts.experts_table import ExpertsShape
+from hypocenter.kernels.linear.linear_gate import may_join
 from hypocenter.kernels.linear.operands import operand_bytes
 from hypocenter.kernels.weights.cpu_layout import held_as, packed_bytes
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.architecture import Architecture
+from hypocenter.model.experts import Experts
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.values import TensorInfo
 from hypocenter.model.weights import is_draft
@@ -42,7 +45,7 @@ def needed_bytes(
         facts.width,
         facts.num_heads * facts.head_dim,
         facts.num_kv_heads * facts.head_dim,
-        facts.ffn_width,
+        facts.dense_width,
     )
     per_logit_row = padded_rows(facts.vocab_size)
     if facts.vocab_size % padded_rows(1):
@@ -60,7 +63,10 @@ def needed_bytes(
     held = held_dtypes(file, facts, in_bf16=in_bf16)
     # What all products read, and codes of what gates let through.
     operands = operand_bytes(held, max_rows, max(widths), in_bf16=in_bf16)
-    operands += operand_bytes(held, max_rows, facts.ffn_width, in_bf16=False)
+    operands += operand_bytes(held, max_rows, facts.dense_width, in_bf16=False)
+    mixture = 0
+    if facts.experts is not None:
+        mixture = _mixture_bytes(file, facts, facts.experts, max_rows, in_bf16=in_bf16)
     return {
         "weights": sum(
             _weight_bytes(info, facts)
@@ -69,8 +75,41 @@ def needed_bytes(
         ),
         "KV cache": num_blocks * config.block_size * per_token,
         "rope tables": _rope_bytes(facts, context_length),
-        "activations": (activations + logits + parts) * _F32_BYTES + operands,
+        "activations": (activations + logits + parts) * _F32_BYTES + operands + mixture,
     }
+
+
+def _mixture_bytes(
+    file: GGUFFile, facts: Architecture, experts: Experts, max_rows: int, *, in_bf16: bool
+) -> int:
+    """What `MixtureBuffers` holds for steps of `max_rows` tokens."""
+    choice, pitch, inner = experts.choice, padded_rows(facts.width), padded_rows(experts.width)
+    shape = ExpertsShape(max_rows, choice.num_experts, choice.num_used, "cpu")
+    numbers = max_rows * (3 * choice.num_used + 1) + 3 * shape.most_groups + shape.num_rows
+    numbers += 3 + choice.num_experts
+    numbers += max_rows * padded_rows(choice.num_experts + choice.has_gate)
+    numbers += shape.num_rows * pitch + (max_rows * pitch if experts.shared_width else 0)
+    read: set[DType] = set()
+    given: set[DType] = set()
+    is_split = False
+    for layer in range(experts.num_dense, facts.num_layers):
+        names = [f"blk.{layer}.ffn_{part}_exps.weight" for part in ("gate", "up", "down")]
+        dtypes = [file.tensors[name].dtype for name in names if name in file.tensors]
+        if len(dtypes) < len(names):
+            continue  # told of when they are loaded
+        is_split |= not may_join(dtypes)
+        widths = (facts.width, facts.width, experts.width)
+        held = [
+            held_as(dtype, width, in_bf16=in_bf16)
+            for dtype, width in zip(dtypes, widths, strict=True)
+        ]
+        read |= {*held[:2]}
+        given.add(held[2])
+    if is_split:
+        numbers += 2 * shape.num_rows * inner
+    operands = operand_bytes(read, shape.num_rows, facts.width, in_bf16=in_bf16)
+    operands += operand_bytes(given, shape.num_rows, experts.width, in_bf16=in_bf16)
+    return numbers * _F32_BYTES + operands
 
 
 def require_room(
@@ -102,6 +141,13 @@ def host_room(root: Path = Path("/")) -> Room | None:
 def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
     """A matrix as packed; one that is split first has each part's rows padded."""
     num_rows = info.shape[0] if info.shape else 1
+    if info.name.endswith(".ffn_gate_inp_shexp.weight"):
+        return 0  # a row of the router
+    if info.name.endswith(".ffn_gate_inp.weight"):
+        num_gates = facts.experts.choice.has_gate if facts.experts else 0
+        return packed_bytes(DType.F32, num_rows + num_gates, info.shape[-1])
+    if len(info.shape) == 3:
+        return packed_bytes(info.dtype, *info.shape)
     if len(info.shape) != 2:
         return padded_rows(num_rows) * _F32_BYTES
     parts: tuple[int, ...] = (num_rows,)
@@ -119,9 +165,15 @@ def held_dtypes(file: GGUFFile, facts: Architecture, *, in_bf16: bool) -> set[DT
     matrices = (
         info
         for info in file.tensors.values()
-        if len(info.shape) == 2 and info.name not in tables and not is_draft(info.name, facts)
+        if len(info.shape) > 1 and info.name not in tables and not is_draft(info.name, facts)
     )
-    return {held_as(info.dtype, info.shape[1], in_bf16=in_bf16) for info in matrices}
+    return {
+        held_as(info.dtype, info.shape[-1], in_bf16=in_bf16)
+        for info in matrices
+        if not info.name.endswith(
+            ".ffn_gate_inp.weight"
+        )  # F32, which takes activations as they are
+    }
 
 
 def _rope_bytes(facts: Architecture, context_length: int) -> int:

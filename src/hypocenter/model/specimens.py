@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from hypocenter.device.launch import Launch
 from hypocenter.device.offline.abstract import AbstractGpu, specimens
 from hypocenter.device.offline.specimen import Specimen
 from hypocenter.device.plan import Plan
+from hypocenter.kernels.experts.choice import ExpertChoice
 from hypocenter.kernels.sampling.draw import TokenChoice, num_mask_words
 from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
 from hypocenter.kernels.weights.gpu_layout import UNITS
@@ -22,8 +25,9 @@ from hypocenter.kernels.weights.packing import Packed
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.architecture import FAMILIES, Architecture, Rope
 from hypocenter.model.decoder import Decoder, KVPages, StepInputs
-from hypocenter.model.weights import LayerWeights, Weights
-from hypocenter.tensor import DType, Tensor
+from hypocenter.model.experts import Experts
+from hypocenter.model.weights import FeedForward, LayerWeights, Mixture, Weights
+from hypocenter.tensor import DType, Tensor, contiguous_strides
 
 # One model for each kernel variant that a family's facts bring.
 _MODELS: tuple[tuple[str, str, dict[str, float]], ...] = (
@@ -31,6 +35,18 @@ _MODELS: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("qwen3", "neox rope, norms on q and k", {}),
     ("gemma2", "gelu, post norms, soft caps", {"attn_softcap": 50.0, "final_softcap": 30.0}),
 )
+
+# Mixtures: softmax and sigmoid scores, with what else each of their facts brings.
+_MIXTURES: dict[str, Experts] = {
+    "qwen3moe": Experts(ExpertChoice(128, 8), width=768),
+    "qwen2moe": Experts(
+        ExpertChoice(60, 4, normalises=False, has_gate=True), 1408, shared_width=5632
+    ),
+    "granitemoe": Experts(ExpertChoice(8, 2), width=14336),
+    "glm4moe": Experts(ExpertChoice(128, 8, "sigmoid"), 1408, shared_width=1408),
+}
+# Experts that one row meets, of more than 2**31 elements together.
+_HUGE_MIXTURE = Experts(ExpertChoice(128, 8), width=8192)
 
 # One weight type for each way of packing: products have their own forms for one row and for many.
 _FORMS = (
@@ -76,6 +92,7 @@ def _of_vendor(vendor: str) -> Iterator[Specimen]:
     for dtype, num_tokens in ((DType.F16, 64), (DType.F32, 64), (DType.F16, 1)):
         yield from of_model("llama", DType.Q8_0, dtype, attention="parts", num_tokens=num_tokens)
     yield from _of_attention(vendor)
+    yield from _of_mixtures(vendor)
     # Extents beyond 2**31 elements, which no memory is needed for here.
     caps = {"attn_softcap": 50.0, "final_softcap": 30.0}
     huge = 1 << 20
@@ -86,6 +103,28 @@ def _of_vendor(vendor: str) -> Iterator[Specimen]:
     yield from of_model("gemma2", DType.Q8_0, DType.F16, caps, num_tokens=huge, attention="parts")
     yield from _of_sampling(vendor, 32, 128256, "sampling")
     yield from _of_sampling(vendor, *_HUGE)
+
+
+def _of_mixtures(vendor: str) -> Iterator[Specimen]:
+    """Each way to choose, products of each form for as many rows as each way to cut them has."""
+
+    def of(family: str, dtype: DType, num_tokens: int, **changes: Any) -> list[Specimen]:
+        plan = abstract_plan(vendor, family, dtype, DType.F16, changes, num_tokens=num_tokens)
+        of_mixtures = ("route", "group", "experts", "mix")
+        launches = [launch for launch in plan.launches if launch.kernel.startswith(of_mixtures)]
+        return specimens(launches, f"{dtype.name.lower()}, experts")
+
+    for family in _MIXTURES:
+        yield from of(family, DType.Q8_0, 64)
+    for dtype in _FORMS:
+        for num_tokens in (1, 16, 512):
+            yield from of("qwen3moe", dtype, num_tokens)
+        for num_tokens in (2, 4):
+            yield from of("granitemoe", dtype, num_tokens)
+    for dtype in (DType.F16, DType.Q8_0):
+        for num_tokens in (1, 16):
+            yield from of("qwen3moe", dtype, num_tokens, experts=_HUGE_MIXTURE)
+        yield from of("qwen3moe", dtype, 1 << 20)
 
 
 def _of_attention(vendor: str) -> Iterator[Specimen]:
@@ -152,7 +191,7 @@ def abstract_plan(
     family: str,
     dtype: DType,
     kv_dtype: DType,
-    changes: Mapping[str, float] | None = None,
+    changes: Mapping[str, Any] | None = None,
     *,
     num_tokens: int,
     max_blocks: int = 256,
@@ -163,7 +202,7 @@ def abstract_plan(
 
     It has a sequence for each 4096 tokens, but at least 32, and some logit rows where nobody says.
     """
-    facts = replace(_facts(family), **(changes or {}))  # type: ignore[arg-type]
+    facts = replace(_facts(family), **(changes or {}))
     facts = replace(facts, rope=replace(facts.rope, dim=facts.head_dim))
     gpu = AbstractGpu(vendor)
     devices.use_backend(gpu)
@@ -180,7 +219,7 @@ def _of_model(
     family: str,
     dtype: DType,
     kv_dtype: DType,
-    changes: Mapping[str, float] | None = None,
+    changes: Mapping[str, Any] | None = None,
     *,
     num_tokens: int = 64,
     attention: str = "fused",
@@ -251,6 +290,8 @@ def _facts(family: str) -> Architecture:
         attn_softcap=0.0,
         final_softcap=0.0,
         window=0,
+        experts=_MIXTURES.get(family),
+        embedding_scale=64.0 if FAMILIES[family].scaled_embedding else 1.0,
     )
 
 
@@ -258,20 +299,23 @@ def _allocate_undefined(name: str, dtype: DType, shape: tuple[int, ...], device:
     return memory.allocate_undefined(name, "model", dtype, shape, device=device)
 
 
+def _undefined_weight(name: str, dtype: DType, shape: tuple[int, ...], device: str) -> Tensor:
+    """A packed weight, or a stack of them, whose arrays hold anything."""
+    layout, (*stack, num_rows, num_columns) = UNITS[dtype], shape
+    scales = (layout.scale_dtype, layout.scale_dtype)
+    float_type = DType.I16 if dtype is DType.BF16 else dtype
+    kinds = (float_type,) if layout.is_float else (DType.I32, *scales)
+    all_rows = math.prod(stack) * num_rows
+    bases = [_allocate_undefined(name, kind, (all_rows * num_columns,), device) for kind in kinds]
+    zero = () if layout.is_float else (float(layout.zero),)
+    packed = Packed(dtype, (*(base.data for base in bases), *zero), all_rows, num_columns)
+    strides = contiguous_strides(shape)
+    return Tensor(name, "model", dtype, shape, strides, 0, bases[0].allocation, packed)
+
+
 def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
-    def matrix(name: str, num_rows: int, num_columns: int) -> Tensor:
-        layout = UNITS[dtype]
-        scales = (layout.scale_dtype, layout.scale_dtype)
-        float_type = DType.I16 if dtype is DType.BF16 else dtype
-        kinds = (float_type,) if layout.is_float else (DType.I32, *scales)
-        bases = [
-            _allocate_undefined(name, kind, (num_rows * num_columns,), device) for kind in kinds
-        ]
-        zero = () if layout.is_float else (float(layout.zero),)
-        values = (*(base.data for base in bases), *zero)
-        packed = Packed(dtype, values, num_rows, num_columns)
-        whole = (num_rows, num_columns)
-        return Tensor(name, "model", dtype, whole, (num_columns, 1), 0, bases[0].allocation, packed)
+    def matrix(name: str, *shape: int, kind: DType = dtype) -> Tensor:
+        return _undefined_weight(name, kind, shape, device)
 
     def vector(name: str, length: int) -> Tensor:
         return _allocate_undefined(name, DType.F32, (padded_rows(length),), device)
@@ -279,7 +323,22 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
     def vector_if(wanted: bool, name: str, length: int) -> Tensor | None:
         return vector(name, length) if wanted else None
 
-    family, width, ffn = facts.family, facts.width, facts.ffn_width
+    family, width = facts.family, facts.width
+
+    def feed_forward(inner: int, *stack: int) -> FeedForward:
+        gate, up = (matrix(name, *stack, inner, width) for name in ("gate", "up"))
+        return FeedForward(gate, up, None, matrix("down", *stack, width, inner))
+
+    def mixture(experts: Experts) -> Mixture:
+        choice = experts.choice
+        shared = experts.shared_width
+        return Mixture(
+            router=matrix("router", choice.num_experts + choice.has_gate, width, kind=DType.F32),
+            bias=vector_if(choice.scores == "sigmoid", "bias", choice.num_experts),
+            experts=feed_forward(experts.width, choice.num_experts),
+            shared=feed_forward(shared) if shared else None,
+        )
+
     heads, kv_heads = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
     has_biases = family is FAMILIES["llama"]  # some have, and most have not
     layer = LayerWeights(
@@ -296,10 +355,8 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
         attn_output_bias=None,
         post_attn_norm=vector_if(family.post_norms, "post_attn_norm", width),
         ffn_norm=vector("ffn_norm", width),
-        gate=matrix("gate", ffn, width),
-        up=matrix("up", ffn, width),
-        gate_up=None,
-        down=matrix("down", width, ffn),
+        dense=None if facts.experts else feed_forward(facts.ffn_width),
+        mixture=mixture(facts.experts) if facts.experts else None,
         post_ffn_norm=vector_if(family.post_norms, "post_ffn_norm", width),
     )
     shape = (facts.context_length, facts.rope.dim // 2)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from hypocenter.kernels.weights import packing
 from hypocenter.kernels.weights.block_types import dequantise
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.architecture import Architecture, Rope
+from hypocenter.model.experts import Experts
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.packed_weights import PackedWeights
 from hypocenter.tensor import DType, Tensor
@@ -26,17 +28,45 @@ from hypocenter.tensor import DType, Tensor
 # Digits of ASCII without leading zeros: one layer has one name.
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\..+")
 
-_MATRICES = ("q", "k", "v", "attn_output", "gate", "up", "gate_up", "down")
-
 RopeTable = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """The matrices of one feed-forward, packed, or stacks of those of experts.
+
+    `gate_up` holds both where the device multiplies them at once (`linear_gate_codes`), else there
+    are `gate` and `up`.
+    """
+
+    gate: Tensor | None
+    up: Tensor | None
+    gate_up: Tensor | None
+    down: Tensor
+
+    @property
+    def read(self) -> tuple[Tensor, ...]:
+        """What its input is multiplied with."""
+        parts = (self.gate, self.up, self.gate_up)
+        return tuple(part for part in parts if part is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A layer's experts. `router` is F32 [num_experts, width], with one row more where the shared
+    expert has a gate; `bias` f32 counts for the choice alone."""
+
+    router: Tensor
+    bias: Tensor | None
+    experts: FeedForward
+    shared: FeedForward | None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One layer's tensors: matrices packed, norms and biases f32 padded to 64; None: not there.
 
-    `gate_up` holds both where the device multiplies them at once (`linear_gate_codes`), else there
-    are `gate` and `up`.
+    A layer has either `dense` or `mixture`.
     """
 
     attn_norm: Tensor
@@ -52,11 +82,28 @@ class LayerWeights:
     attn_output_bias: Tensor | None
     post_attn_norm: Tensor | None
     ffn_norm: Tensor
-    gate: Tensor | None
-    up: Tensor | None
-    gate_up: Tensor | None
-    down: Tensor
+    dense: FeedForward | None
+    mixture: Mixture | None
     post_ffn_norm: Tensor | None
+
+    @property
+    def down(self) -> Tensor:
+        """The matrix, or the stack of them, that a feed-forward ends with."""
+        if self.dense is not None:
+            return self.dense.down
+        assert self.mixture is not None
+        return self.mixture.experts.down
+
+    @property
+    def matrices(self) -> tuple[Tensor, ...]:
+        """Those that activations are multiplied with, but for a router."""
+        found = [self.q, self.k, self.v, self.attn_output]
+        if self.dense is not None:
+            found += (*self.dense.read, self.dense.down)
+        if self.mixture is not None:
+            for part in (self.mixture.experts, self.mixture.shared):
+                found += (*part.read, part.down) if part is not None else ()
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +126,10 @@ class Weights:
 
     @property
     def dtypes(self) -> frozenset[DType]:
-        """The types of the matrices that activations are multiplied with."""
+        """The types of the matrices that activations are multiplied with; routers are F32."""
         found = {self.output.dtype}
         for layer in self.layers:
-            matrices = (getattr(layer, name) for name in _MATRICES)
-            found |= {matrix.dtype for matrix in matrices if matrix is not None}
+            found |= {matrix.dtype for matrix in layer.matrices}
         return frozenset(found)
 
 
@@ -107,7 +153,7 @@ def load_weights(
     num_bytes = sum(info.num_bytes for info in file.tensors.values())
     is_tied = "output.weight" not in file.tensors
     with PackedWeights(file, device, in_bf16=in_bf16, num_bytes=num_bytes) as kept:
-        loader = _Loader(file, architecture, progress, device, in_bf16, kept)
+        loader = Loader(file, architecture, progress, device, in_bf16, kept)
         table = loader.matrix(
             "token_embd", architecture.vocab_size, architecture.width, is_factor=is_tied
         )
@@ -122,24 +168,6 @@ def load_weights(
     return Weights(table, layers, output_norm, output, *tables, num_bytes, in_bf16, kept.problem)
 
 
-def check_tensors(file: GGUFFile, architecture: Architecture) -> None:
-    """Look for every tensor that `load_weights` would take, and read none.
-
-    Raises what that would raise for one that is missing, too many, or of a wrong shape.
-    """
-    with PackedWeights(file, "none", in_bf16=False, num_bytes=0) as kept:
-        looker = _Looker(file, architecture, None, "cpu", False, kept)
-        looker.matrix("token_embd", architecture.vocab_size, architecture.width)
-        for index in range(architecture.num_layers):
-            looker.layer(index)
-        looker.vector("output_norm.weight", architecture.width)
-        if "output.weight" in file.tensors:
-            looker.matrix("output", architecture.vocab_size, architecture.width)
-        for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
-            looker.taken.add(name)
-        looker.refuse_unused()
-
-
 def is_draft(name: str, architecture: Architecture) -> bool:
     """Whether a tensor belongs to the layers that only propose tokens, which are not loaded."""
     found = _LAYER_TENSOR.fullmatch(name)
@@ -147,7 +175,7 @@ def is_draft(name: str, architecture: Architecture) -> bool:
     return found is not None and first <= int(found[1]) < first + architecture.num_draft_layers
 
 
-class _Loader:
+class Loader:
     """Takes tensors out of a file by name and remembers which were taken."""
 
     def __init__(
@@ -165,12 +193,12 @@ class _Loader:
 
     def layer(self, index: int) -> LayerWeights:
         facts, prefix = self.facts, f"blk.{index}."
-        width, ffn_width = facts.width, facts.ffn_width
+        width = facts.width
         q_rows, kv_rows = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
         q, k, v = self._qkv(prefix, (q_rows, kv_rows, kv_rows))
         biases = self._qkv_biases(prefix, (q_rows, kv_rows, kv_rows))
-        gate, up, gate_up = self._gate_up(prefix)
-        qk_norm, post_norms = facts.family.qk_norm, facts.family.post_norms
+        is_mixture = facts.is_mixture(index)
+        post_norms = facts.family.post_norms
         return LayerWeights(
             attn_norm=self.vector(f"{prefix}attn_norm.weight", width),
             q=q,
@@ -179,18 +207,16 @@ class _Loader:
             q_bias=biases[0],
             k_bias=biases[1],
             v_bias=biases[2],
-            q_norm=self._vector_if(qk_norm, f"{prefix}attn_q_norm.weight", facts.head_dim),
-            k_norm=self._vector_if(qk_norm, f"{prefix}attn_k_norm.weight", facts.head_dim),
+            q_norm=self._qk_norm(f"{prefix}attn_q_norm.weight", q_rows),
+            k_norm=self._qk_norm(f"{prefix}attn_k_norm.weight", kv_rows),
             attn_output=self.matrix(f"{prefix}attn_output", width, q_rows),
             attn_output_bias=self._optional(f"{prefix}attn_output.bias", width),
             post_attn_norm=self._vector_if(
                 post_norms, f"{prefix}post_attention_norm.weight", width
             ),
-            ffn_norm=self.vector(f"{prefix}ffn_norm.weight", width),
-            gate=gate,
-            up=up,
-            gate_up=gate_up,
-            down=self.matrix(f"{prefix}ffn_down", width, ffn_width),
+            ffn_norm=self.vector(f"{prefix}{facts.family.ffn_norm}.weight", width),
+            dense=None if is_mixture else self._feed_forward(prefix, "", facts.ffn_width),
+            mixture=self._mixture(prefix) if is_mixture else None,
             post_ffn_norm=self._vector_if(post_norms, f"{prefix}post_ffw_norm.weight", width),
         )
 
@@ -232,6 +258,13 @@ class _Loader:
             for name, count in zip(names, rows, strict=True)
         )
 
+    def _qk_norm(self, name: str, num_rows: int) -> Tensor | None:
+        family = self.facts.family
+        if family.wide_qk_norm:
+            return self.vector(name, num_rows)
+        is_there = not family.optional_qk_norm or name in self.file.tensors
+        return self._vector_if(family.qk_norm and is_there, name, self.facts.head_dim)
+
     def _qkv_biases(self, prefix: str, rows: tuple[int, int, int]) -> tuple[Tensor | None, ...]:
         fused = f"{prefix}attn_qkv.bias"
         if fused in self.file.tensors:
@@ -241,32 +274,83 @@ class _Loader:
         names = (f"{prefix}attn_q.bias", f"{prefix}attn_k.bias", f"{prefix}attn_v.bias")
         return tuple(self._optional(name, count) for name, count in zip(names, rows, strict=True))
 
-    def _gate_up(self, prefix: str) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """gate, up and, in place of the two, a weight that holds both."""
-        width, ffn_width = self.facts.width, self.facts.ffn_width
-        parts = ("up",) if self.facts.family.fused_gate_up else ("gate", "up")
-        names = [f"{prefix}ffn_{part}.weight" for part in parts]
-        rows = (ffn_width,) * (2 // len(names))
-        known = self.file.tensors  # what is missing is told of below
-        read = [name for name in (*names, f"{prefix}ffn_down.weight") if name in known]
-        dtypes = [known[name].dtype for name in read]
-        if self.device != "cpu" or len(read) <= len(names) or not may_join(dtypes):
-            gate, up = (half for name in names for half in self._split(name, rows, width))
-            return gate, up, None
-        raws = [raw for name in names for raw in self._rows(name, rows, width)]
+    def _feed_forward(
+        self, prefix: str, kind: str, width: int, num_experts: int = 0
+    ) -> FeedForward:
+        """`{prefix}ffn_*{kind}`, of that width, or a stack of `num_experts`."""
+        is_fused = self.facts.family.fused_gate_up and not kind
+        parts = ("up",) if is_fused else ("gate", "up")
+        names = [f"{prefix}ffn_{part}{kind}.weight" for part in parts]
+        down, columns = f"{prefix}ffn_down{kind}.weight", self.facts.width
+        rows = (width,) * (2 // len(names))
+        gate = up = gate_up = None
+        if self._may_join([*names, down]):
+            gate_up = self._join(names, rows, num_experts)
+        else:
+            gate, up = (
+                half
+                for name in names
+                for half in self._split(name, rows, columns, num_experts=num_experts)
+            )
+        (last,) = self._split(down, (columns,), width, num_experts=num_experts)
+        return FeedForward(gate, up, gate_up, last)
+
+    def _may_join(self, names: Sequence[str]) -> bool:
+        known = self.file.tensors  # what is missing is told of where it is read
+        is_there = all(name in known for name in names)
+        return self.device == "cpu" and is_there and may_join([known[name].dtype for name in names])
+
+    def _join(self, names: Sequence[str], rows: tuple[int, ...], num_experts: int) -> Tensor:
+        """A weight that holds gate and up by turns."""
+        width, dtype = self.facts.width, self.file.tensors[names[0]].dtype
+        raws = [raw for name in names for raw in self._rows(name, rows, width, num_experts)]
         both = " + ".join(names)
-        packed = packing.pack_by_turns(raws, dtypes[0], width, kept=partial(self.kept.find, both))
+        packed = packing.pack_by_turns(raws, dtype, width, kept=partial(self.kept.find, both))
         self.kept.keep(both, packed.parts)
         for name in names:
             self.file.let_go(name)
-        return None, None, packing.place(both, "model", packed)
+        shape = (num_experts, packed.num_rows // num_experts, width) if num_experts else None
+        return packing.place(both, "model", packed, shape=shape)
+
+    def _mixture(self, prefix: str) -> Mixture:
+        experts, family = self.facts.experts, self.facts.family.experts
+        assert experts is not None
+        assert family is not None
+        bias_name, num_experts = f"{prefix}exp_probs_b.bias", experts.choice.num_experts
+        shared = None
+        if experts.shared_width:
+            shared = self._feed_forward(prefix, "_shexp", experts.shared_width)
+        return Mixture(
+            router=self._router(prefix, experts),
+            bias=self._optional(bias_name, num_experts) if family.has_bias else None,
+            experts=self._feed_forward(prefix, "_exps", experts.width, num_experts),
+            shared=shared,
+        )
+
+    def _router(self, prefix: str, experts: Experts) -> Tensor:
+        """Its rows, and behind them that of the shared expert's gate, as F32 whatever they are."""
+        width, name = self.facts.width, f"{prefix}ffn_gate_inp.weight"
+        (raw,) = self._rows(name, (experts.choice.num_experts,), width)
+        rows = [dequantise(raw, self.file.tensors[name].dtype, width)]
+        if experts.choice.has_gate:
+            rows.append(self._values(f"{prefix}ffn_gate_inp_shexp.weight", (width,))[None])
+        values = np.ascontiguousarray(np.concatenate(rows), np.float32)
+        packed = packing.pack(values.view(np.uint8), DType.F32, width, device=self.device)
+        return packing.place(name, "model", packed, device=self.device)
 
     def _split(
-        self, name: str, row_counts: tuple[int, ...], num_columns: int, *, is_factor: bool = True
+        self,
+        name: str,
+        row_counts: tuple[int, ...],
+        num_columns: int,
+        *,
+        is_factor: bool = True,
+        num_experts: int = 0,
     ) -> tuple[Tensor, ...]:
-        """One matrix of the file as several packed ones, by consecutive rows."""
+        """One matrix of the file as several packed ones, by consecutive rows; or its one stack."""
         parts, in_bf16 = [], self.in_bf16 and is_factor
-        for index, rows in enumerate(self._rows(name, row_counts, num_columns)):
+        shape = (num_experts, *row_counts, num_columns) if num_experts else None
+        for index, rows in enumerate(self._rows(name, row_counts, num_columns, num_experts)):
             packed = packing.pack(
                 rows,
                 self.file.tensors[name].dtype,
@@ -276,20 +360,26 @@ class _Loader:
                 kept=partial(self.kept.find, f"{name} {index}"),
             )
             self.kept.keep(f"{name} {index}", packed.parts)
-            parts.append(packing.place(name, "model", packed, device=self.device))
+            parts.append(packing.place(name, "model", packed, device=self.device, shape=shape))
         # Packed and mapped weights together would take twice the memory of the file.
         self.file.let_go(name)
         return tuple(parts)
 
     def _rows(
-        self, name: str, row_counts: tuple[int, ...], num_columns: int
+        self, name: str, row_counts: tuple[int, ...], num_columns: int, num_experts: int = 0
     ) -> list[np.ndarray[Any, Any]]:
-        """GGUF bytes of a matrix, uint8 [rows, row_bytes] for each of so many consecutive rows."""
+        """GGUF bytes of a matrix, uint8 [rows, row_bytes] for each of so many consecutive rows.
+
+        Of a stack of `num_experts` those of all, each padded to 64 rows.
+        """
         num_rows = sum(row_counts)
-        dtype = self._expect(name, (num_rows, num_columns))
-        raw = self.file.raw(name).reshape(num_rows, dtype.num_bytes(num_columns))
+        lead = (num_experts,) if num_experts else ()
+        dtype = self._expect(name, (*lead, num_rows, num_columns))
+        raw = self.file.raw(name).reshape(-1, dtype.num_bytes(num_columns))
         if self.progress:
             self.progress("loading weights", len(self.taken) / len(self.file.tensors))
+        if num_experts:
+            return [packing.stack(raw, num_experts)]
         return np.split(raw, np.cumsum(row_counts)[:-1])
 
     def _values(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -386,35 +476,3 @@ class _Loader:
         if facts.scaling != "longrope" or stretch <= 1:
             return 1.0
         return math.sqrt(1 + math.log(stretch) / math.log(facts.original_context))
-
-
-class _Looker(_Loader):
-    """Goes the loader's way and takes nothing but names."""
-
-    def vector(self, name: str, length: int) -> Tensor:
-        self._expect(name, (length,))
-        return _NOTHING
-
-    def _gate_up(self, prefix: str) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        width, ffn_width = self.facts.width, self.facts.ffn_width
-        parts = ("up",) if self.facts.family.fused_gate_up else ("gate", "up")
-        for part in parts:
-            rows = (ffn_width,) * (2 // len(parts))
-            self._split(f"{prefix}ffn_{part}.weight", rows, width)
-        return None, None, _NOTHING
-
-    def _qkv_biases(self, prefix: str, rows: tuple[int, int, int]) -> tuple[Tensor | None, ...]:
-        fused = f"{prefix}attn_qkv.bias"
-        if fused in self.file.tensors:
-            self._expect(fused, (sum(rows),))
-            return (None,) * len(rows)
-        return super()._qkv_biases(prefix, rows)
-
-    def _split(
-        self, name: str, row_counts: tuple[int, ...], num_columns: int, *, is_factor: bool = True
-    ) -> tuple[Tensor, ...]:
-        self._expect(name, (sum(row_counts), num_columns))
-        return (_NOTHING,) * len(row_counts)
-
-
-_NOTHING = cast(Tensor, None)

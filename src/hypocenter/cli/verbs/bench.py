@@ -61,7 +61,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the left columns say. `bytes_per_token`: the weights that every token reads."""
+    """What the left columns say. `bytes_per_token`: the weights that a token reads."""
 
     name: str
     num_bytes: int
@@ -108,7 +108,8 @@ def bench(path: str, options: BenchOptions, config: EngineConfig, *, as_json: bo
 
 
 def model_facts(file: GGUFFile) -> ModelFacts:
-    """Read from the tensors. The embedding is read whole only where it is the output head too."""
+    """Read from the tensors. The embedding is read whole only where it is the output head too; of
+    the experts a token reads those that it takes."""
     infos = file.tensors.values()
     by_type: dict[str, int] = {}
     for info in infos:
@@ -117,11 +118,14 @@ def model_facts(file: GGUFFile) -> ModelFacts:
     untied = embedding.num_bytes if embedding and "output.weight" in file.tensors else 0
     num_bytes = sum(info.num_bytes for info in infos)
     arch = file.text("general.architecture", default="unknown", max_bytes=64)
+    stacks = sum(info.num_bytes for info in infos if len(info.shape) == 3)
+    num_experts = file.integer(f"{arch}.expert_count", 1, low=1) if stacks else 1
+    num_used = file.integer(f"{arch}.expert_used_count", num_experts, low=1, high=num_experts)
     return ModelFacts(
         name=f"{arch} {max(by_type, key=lambda name: by_type[name])}",
         num_bytes=num_bytes,
         num_params=sum(math.prod(info.shape) for info in infos),
-        bytes_per_token=num_bytes - untied,
+        bytes_per_token=num_bytes - untied - stacks * (num_experts - num_used) // num_experts,
     )
 
 

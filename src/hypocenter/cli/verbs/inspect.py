@@ -51,7 +51,7 @@ def collect(file: GGUFFile, context_length: int | None) -> dict[str, Any]:
     try:
         facts = read_architecture(file)
         try:
-            from hypocenter.model.weights import check_tensors  # loads the compiler
+            from hypocenter.model.tensor_check import check_tensors  # loads the compiler
 
             check_tensors(file, facts)
         except (UnsupportedModel, BadModelFile) as error:
@@ -91,7 +91,8 @@ def _architecture(facts: Architecture) -> dict[str, Any]:
         "vocab_size",
         "context_length",
     )
-    return {name: getattr(facts, name) for name in names}
+    experts = asdict(facts.experts) if facts.experts else None
+    return {name: getattr(facts, name) for name in names} | {"experts": experts}
 
 
 def _memory(
@@ -146,6 +147,9 @@ def _memory_lines(report: dict[str, Any]) -> list[str]:
     if memory is None:
         return [f"not runnable: {report['problem']}"]
     lines = [f"not runnable: {report['problem']}", ""] if report["problem"] else []
+    if experts := report["architecture"]["experts"]:
+        choice = experts["choice"]
+        lines += [f"each token takes {choice['num_used']} of {choice['num_experts']} experts", ""]
     lines.append(f"memory for a context of {memory['context_length']} tokens")
     if memory["beyond_trained_length"]:
         trained = report["architecture"]["context_length"]

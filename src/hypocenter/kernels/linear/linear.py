@@ -46,13 +46,13 @@ X_TILES = (
     Rule("-(-num_columns // 64) * 2 <= num_groups", "the groups of x must hold a row"),
 )
 _TILES = (*X_TILES, Rule("num_tiles * tile >= num_rows", "the tiles of x must hold its rows"))
-_CODES = (
+X_CODES = (
     Arg("codes", (DType.I32,), "num_rows, quarter"),
     Arg("x_scales", (DType.F32,), "num_rows, quarter // 8"),
     Arg("sums", (DType.I32,), "num_rows, quarter // 8"),
     Rule("-(-num_columns // 1024) * 256 <= quarter", "codes must hold a row, padded to 1024"),
 )
-_PIECES = (
+X_PIECES = (
     Arg("pieces", (DType.F16, DType.I16), "num_rows, num_pieces, >= -(-num_columns // 64) * 64"),
     Arg("row_scales", (DType.F32,), "num_rows"),
 )
@@ -72,7 +72,7 @@ def _up_to_three(operands: tuple[Arg | Rule, ...]) -> tuple[Contract, ...]:
 
 
 FLOATS, TILES, CODES, PIECES, ROUNDED = map(
-    _up_to_three, (_FLOATS, _TILES, _CODES, _PIECES, _ROUNDED)
+    _up_to_three, (_FLOATS, _TILES, X_CODES, X_PIECES, _ROUNDED)
 )
 CONTRACT = FLOATS[0]
 _MOST = len(_MARKS)

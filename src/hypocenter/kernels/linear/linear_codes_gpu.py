@@ -134,7 +134,7 @@ def _add_unit(
 
 
 @triton.jit
-def _few(
+def few_outputs(
     codes_ptr, x_scales_ptr, sums_ptr, words_ptr, scales_ptr, minima_ptr, bias_ptr, out_ptr,
     out_stride, tile, first, num_live, num_units, x_pitch, PER_WORD: tl.constexpr,
     GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -232,7 +232,7 @@ def linear_codes_few_kernel(
     # Each weight has code of its own: guarded, an access is held against that weight alone.
     if NUM_WEIGHTS == 3:
         if tile >= num_tiles + num_tiles_2:
-            _few(
+            few_outputs(
                 codes_ptr,
                 x_scales_ptr,
                 sums_ptr,
@@ -263,7 +263,7 @@ def linear_codes_few_kernel(
             return
     if NUM_WEIGHTS > 1:
         if tile >= num_tiles:
-            _few(
+            few_outputs(
                 codes_ptr,
                 x_scales_ptr,
                 sums_ptr,
@@ -292,7 +292,7 @@ def linear_codes_few_kernel(
                 UNROLL,
             )
             return
-    _few(
+    few_outputs(
         codes_ptr,
         x_scales_ptr,
         sums_ptr,
@@ -360,25 +360,21 @@ def _add_tile(
     return acc
 
 
-@triton.jit(do_not_specialize=["count"])
-def linear_codes_kernel(
-    codes_ptr, x_scales_ptr, sums_ptr, counts_ptr, words_ptr, scales_ptr, minima_ptr, bias_ptr,
-    out_ptr, count, num_units, num_steps, x_pitch, out_stride, PER_WORD: tl.constexpr,
+@triton.jit
+def many_outputs(
+    codes_ptr, x_scales_ptr, sums_ptr, words_ptr, scales_ptr, minima_ptr, bias_ptr, out_ptr,
+    out_stride, tile, first, num_live, num_units, num_steps, x_pitch, PER_WORD: tl.constexpr,
     GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ACCUMULATE: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
-    ROWS: tl.constexpr, STAGES: tl.constexpr,
+    ACCUMULATE: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    follow(OVERLAPS)
-    first = tl.program_id(0) * ROWS
-    num_live = tl.load(counts_ptr + count)
-    if first >= num_live:
-        return
+    """OUTPUTS outputs of one weight for the rows of a tile, which end at num_live."""
     UNIT_BYTES: tl.constexpr = 256 * _LANES // PER_WORD
     PER_UNIT: tl.constexpr = 64 // GROUP
     rows = first + tl.arange(0, ROWS)
     live = rows < num_live
     at_row = as_offset(tl.minimum(rows, num_live - 1), WIDE)
-    outputs = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    outputs = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     column = tl.arange(0, 32)
     row_plane = as_offset(outputs // _LANES, WIDE) * num_units
     weights = (
@@ -423,7 +419,7 @@ def linear_codes_kernel(
         # From ranges of their own, or compilers keep what the first ones gave over the whole loop:
         # ptxas spills for that in these forms.
         rows = first - ROWS + tl.arange(ROWS, 2 * ROWS)
-        outputs = (tl.program_id(1) - 1) * OUTPUTS + tl.arange(OUTPUTS, 2 * OUTPUTS)
+        outputs = (tile - 1) * OUTPUTS + tl.arange(OUTPUTS, 2 * OUTPUTS)
     store_outputs(
         out_ptr,
         rows[None, :],
@@ -435,4 +431,46 @@ def linear_codes_kernel(
         HAS_BIAS,
         ACCUMULATE,
         WIDE,
+    )
+
+
+@triton.jit(do_not_specialize=["count"])
+def linear_codes_kernel(
+    codes_ptr, x_scales_ptr, sums_ptr, counts_ptr, words_ptr, scales_ptr, minima_ptr, bias_ptr,
+    out_ptr, count, num_units, num_steps, x_pitch, out_stride, PER_WORD: tl.constexpr,
+    GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ACCUMULATE: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    first = tl.program_id(0) * ROWS
+    num_live = tl.load(counts_ptr + count)
+    if first >= num_live:
+        return
+    many_outputs(
+        codes_ptr,
+        x_scales_ptr,
+        sums_ptr,
+        words_ptr,
+        scales_ptr,
+        minima_ptr,
+        bias_ptr,
+        out_ptr,
+        out_stride,
+        tl.program_id(1),
+        first,
+        num_live,
+        num_units,
+        num_steps,
+        x_pitch,
+        PER_WORD,
+        GROUP,
+        ZERO,
+        HAS_MINIMA,
+        HAS_BIAS,
+        ACCUMULATE,
+        WIDE,
+        OUTPUTS,
+        ROWS,
+        STAGES,
     )

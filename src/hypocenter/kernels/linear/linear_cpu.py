@@ -50,8 +50,9 @@ def _finish(totals: Any, out: Any, row: int, bias: Any, column: int, accumulate:
 
 @inline
 def _float_rows(
-    t0: Any, x: Any, row: int, weights: Any, item: int, out: Any, bias: Any, accumulate: bool
-) -> None:
+    t0: Any, x: Any, row: int, weights: Any, item: int, out: Any, bias: Any, column: int,
+    accumulate: bool,
+) -> None:  # fmt: skip
     """64 outputs of as many rows as t0 has."""
     t1, t2, t3 = t0, t0, t0
     num_steps, pitch = weights.shape[1], x.shape[1]
@@ -62,22 +63,24 @@ def _float_rows(
         t1 = add_step(t1, weights, w_at + 16, x, at, pitch)
         t2 = add_step(t2, weights, w_at + 32, x, at, pitch)
         t3 = add_step(t3, weights, w_at + 48, x, at, pitch)
-    _finish(t0, out, row, bias, 64 * item, accumulate)
-    _finish(t1, out, row, bias, 64 * item + 16, accumulate)
-    _finish(t2, out, row, bias, 64 * item + 32, accumulate)
-    _finish(t3, out, row, bias, 64 * item + 48, accumulate)
+    _finish(t0, out, row, bias, column, accumulate)
+    _finish(t1, out, row, bias, column + 16, accumulate)
+    _finish(t2, out, row, bias, column + 32, accumulate)
+    _finish(t3, out, row, bias, column + 48, accumulate)
 
 
 @inline
-def _float_item(
-    x: Any, num_rows: int, weights: Any, item: int, out: Any, bias: Any, accumulate: bool
-) -> None:
-    row = 0
-    while row + 4 <= num_rows:
-        _float_rows(zero_totals(4), x, row, weights, item, out, bias, accumulate)
+def float_item(
+    x: Any, first: int, end: int, weights: Any, item: int, out: Any, bias: Any, column: int,
+    accumulate: bool,
+) -> None:  # fmt: skip
+    """Outputs `column` and 63 more of rows first .. end - 1, by item `item` of the weights."""
+    row = first
+    while row + 4 <= end:
+        _float_rows(zero_totals(4), x, row, weights, item, out, bias, column, accumulate)
         row += 4
-    while row < num_rows:
-        _float_rows(zero_totals(1), x, row, weights, item, out, bias, accumulate)
+    while row < end:
+        _float_rows(zero_totals(1), x, row, weights, item, out, bias, column, accumulate)
         row += 1
 
 
@@ -96,11 +99,14 @@ def linear_float(
     third = second + weights_2.shape[0]
     for item in prange(third + weights_3.shape[0]):
         if item < second:
-            _float_item(x, num_rows, weights, item, out, bias, accumulate)
+            at = ROWS_PER_ITEM * item
+            float_item(x, 0, num_rows, weights, item, out, bias, at, accumulate)
         elif item < third:
-            _float_item(x, num_rows, weights_2, item - second, out_2, bias_2, accumulate)
+            at = ROWS_PER_ITEM * (item - second)
+            float_item(x, 0, num_rows, weights_2, item - second, out_2, bias_2, at, accumulate)
         else:
-            _float_item(x, num_rows, weights_3, item - third, out_3, bias_3, accumulate)
+            at = ROWS_PER_ITEM * (item - third)
+            float_item(x, 0, num_rows, weights_3, item - third, out_3, bias_3, at, accumulate)
 
 
 @always_inline
@@ -166,67 +172,77 @@ def add_item(
 @inline
 def _code_rows(
     kept: Any, x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, row: int, records: Any,
-    item: int, out: Any, bias: Any, accumulate: bool,
+    item: int, out: Any, bias: Any, column: int, accumulate: bool,
 ) -> None:  # fmt: skip
     """64 outputs of as many rows as is kept totals of, which are zero at first."""
     add_item(kept, x_codes, x_scales, x_sums, x_weighted, row, records, item)
     for group in range(GROUPS_PER_ITEM):
-        column = ROWS_PER_ITEM * item + LANES * group
-        _finish(kept_totals(kept, group), out, row, bias, column, accumulate)
+        at = column + LANES * group
+        _finish(kept_totals(kept, group), out, row, bias, at, accumulate)
 
 
 @inline
-def _code_item(
-    x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, num_rows: int, records: Any,
-    item: int, out: Any, bias: Any, accumulate: bool,
+def are_together(row: int, count: int, end: int, tile: int) -> bool:
+    """Whether `count` rows from `row` on lie before `end`, and in one tile of codes."""
+    return row + count <= end and row % tile + count <= tile
+
+
+@inline
+def code_item(
+    x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, first: int, end: int, records: Any,
+    item: int, out: Any, bias: Any, column: int, accumulate: bool,
 ) -> None:  # fmt: skip
-    """64 outputs of each row."""
-    row = 0
-    while row + 16 <= num_rows:
-        _code_rows(
-            keep_zeros(GROUPS_PER_ITEM, 16),
-            x_codes,
-            x_scales,
-            x_sums,
-            x_weighted,
-            row,
-            records,
-            item,
-            out,
-            bias,
-            accumulate,
-        )
-        row += 16
-    while row + 4 <= num_rows:
-        _code_rows(
-            keep_zeros(GROUPS_PER_ITEM, 4),
-            x_codes,
-            x_scales,
-            x_sums,
-            x_weighted,
-            row,
-            records,
-            item,
-            out,
-            bias,
-            accumulate,
-        )
-        row += 4
-    while row < num_rows:
-        _code_rows(
-            keep_zeros(GROUPS_PER_ITEM, 1),
-            x_codes,
-            x_scales,
-            x_sums,
-            x_weighted,
-            row,
-            records,
-            item,
-            out,
-            bias,
-            accumulate,
-        )
-        row += 1
+    """As `float_item`, of codes."""
+    row, tile = first, x_codes.shape[2]
+    while row < end:
+        if are_together(row, 16, end, tile):
+            _code_rows(
+                keep_zeros(GROUPS_PER_ITEM, 16),
+                x_codes,
+                x_scales,
+                x_sums,
+                x_weighted,
+                row,
+                records,
+                item,
+                out,
+                bias,
+                column,
+                accumulate,
+            )
+            row += 16
+        elif are_together(row, 4, end, tile):
+            _code_rows(
+                keep_zeros(GROUPS_PER_ITEM, 4),
+                x_codes,
+                x_scales,
+                x_sums,
+                x_weighted,
+                row,
+                records,
+                item,
+                out,
+                bias,
+                column,
+                accumulate,
+            )
+            row += 4
+        else:
+            _code_rows(
+                keep_zeros(GROUPS_PER_ITEM, 1),
+                x_codes,
+                x_scales,
+                x_sums,
+                x_weighted,
+                row,
+                records,
+                item,
+                out,
+                bias,
+                column,
+                accumulate,
+            )
+            row += 1
 
 
 @cpu_kernel
@@ -242,41 +258,47 @@ def linear_codes(
     third = second + records_2.shape[0]
     for item in prange(third + records_3.shape[0]):
         if item < second:
-            _code_item(
+            code_item(
                 x_codes,
                 x_scales,
                 x_sums,
                 x_weighted,
+                0,
                 num_rows,
                 records,
                 item,
                 out,
                 bias,
+                ROWS_PER_ITEM * item,
                 accumulate,
             )
         elif item < third:
-            _code_item(
+            code_item(
                 x_codes,
                 x_scales,
                 x_sums,
                 x_weighted,
+                0,
                 num_rows,
                 records_2,
                 item - second,
                 out_2,
                 bias_2,
+                ROWS_PER_ITEM * (item - second),
                 accumulate,
             )
         else:
-            _code_item(
+            code_item(
                 x_codes,
                 x_scales,
                 x_sums,
                 x_weighted,
+                0,
                 num_rows,
                 records_3,
                 item - third,
                 out_3,
                 bias_3,
+                ROWS_PER_ITEM * (item - third),
                 accumulate,
             )

@@ -42,7 +42,7 @@ def _chunk(w, x_at, plane, mask, NUM_PIECES: tl.constexpr, IS_BF16: tl.constexpr
 
 
 @triton.jit
-def _few(
+def few_float_outputs(
     x_ptr, row_scales_ptr, weights_ptr, bias_ptr, out_ptr, out_stride, tile, first, num_live,
     num_columns, num_chunks, x_stride, plane, NUM_PIECES: tl.constexpr, IS_BF16: tl.constexpr,
     HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
@@ -105,7 +105,7 @@ def linear_float_few_kernel(
     # Each weight has code of its own: guarded, an access is held against that weight alone.
     if NUM_WEIGHTS == 3:
         if tile >= num_tiles + num_tiles_2:
-            _few(
+            few_float_outputs(
                 x_ptr,
                 row_scales_ptr,
                 weights_3_ptr,
@@ -130,7 +130,7 @@ def linear_float_few_kernel(
             return
     if NUM_WEIGHTS > 1:
         if tile >= num_tiles:
-            _few(
+            few_float_outputs(
                 x_ptr,
                 row_scales_ptr,
                 weights_2_ptr,
@@ -153,7 +153,7 @@ def linear_float_few_kernel(
                 STAGES,
             )
             return
-    _few(
+    few_float_outputs(
         x_ptr,
         row_scales_ptr,
         weights_ptr,
@@ -177,23 +177,18 @@ def linear_float_few_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["count"])
-def linear_float_kernel(
-    x_ptr, row_scales_ptr, counts_ptr, weights_ptr, bias_ptr, out_ptr, count, num_columns,
-    num_chunks, num_steps, x_stride, plane, out_stride, NUM_PIECES: tl.constexpr,
-    IS_BF16: tl.constexpr, HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr,
-    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
+@triton.jit
+def many_float_outputs(
+    x_ptr, row_scales_ptr, weights_ptr, bias_ptr, out_ptr, out_stride, tile, first, num_live,
+    num_columns, num_chunks, num_steps, x_stride, plane, NUM_PIECES: tl.constexpr,
+    IS_BF16: tl.constexpr, HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr, WIDE: tl.constexpr,
+    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    follow(OVERLAPS)
-    first = tl.program_id(0) * ROWS
-    num_live = tl.load(counts_ptr + count)
-    if first >= num_live:
-        return
+    """OUTPUTS outputs of one weight for the rows of a tile, which end at num_live."""
     rows = first + tl.arange(0, ROWS)
     live = rows < num_live
     at_row = as_offset(tl.minimum(rows, num_live - 1), WIDE)
-    outputs = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    outputs = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     column = tl.arange(0, 64)
     weights = (
         weights_ptr
@@ -226,4 +221,43 @@ def linear_float_kernel(
         HAS_BIAS,
         ACCUMULATE,
         WIDE,
+    )
+
+
+@triton.jit(do_not_specialize=["count"])
+def linear_float_kernel(
+    x_ptr, row_scales_ptr, counts_ptr, weights_ptr, bias_ptr, out_ptr, count, num_columns,
+    num_chunks, num_steps, x_stride, plane, out_stride, NUM_PIECES: tl.constexpr,
+    IS_BF16: tl.constexpr, HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr,
+    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    first = tl.program_id(0) * ROWS
+    num_live = tl.load(counts_ptr + count)
+    if first >= num_live:
+        return
+    many_float_outputs(
+        x_ptr,
+        row_scales_ptr,
+        weights_ptr,
+        bias_ptr,
+        out_ptr,
+        out_stride,
+        tl.program_id(1),
+        first,
+        num_live,
+        num_columns,
+        num_chunks,
+        num_steps,
+        x_stride,
+        plane,
+        NUM_PIECES,
+        IS_BF16,
+        HAS_BIAS,
+        ACCUMULATE,
+        WIDE,
+        OUTPUTS,
+        ROWS,
+        STAGES,
     )

@@ -9,7 +9,7 @@ import numpy as np
 from hypocenter.device.cpu.lang import cpu_kernel, inline, prange
 from hypocenter.device.cpu.sums import keep_zeros, kept_row
 from hypocenter.device.cpu.vector import get, keep, mul
-from hypocenter.kernels.linear.linear_cpu import add_item
+from hypocenter.kernels.linear.linear_cpu import add_item, are_together
 from hypocenter.kernels.linear.quantise_cpu import put_codes
 from hypocenter.kernels.rowwise.activation_cpu import open_gate
 from hypocenter.kernels.weights.row_groups import GROUPS_PER_ITEM, LANES, ROWS_PER_ITEM
@@ -27,7 +27,7 @@ def _gate(gate: Any, up: Any, group: int, row: int, kind: int, left: int) -> Any
 @inline
 def _rows(
     gate: Any, up: Any, num_rows: int, x: Any, row: int, records: Any, item: int, kind: int,
-    width: int, into: Any,
+    column: int, width: int, into: Any,
 ) -> None:  # fmt: skip
     """The codes of 64 columns of `num_rows` rows, of which `gate` and `up` keep zeros at first."""
     x_codes, x_scales, x_sums, x_weighted = x
@@ -36,17 +36,40 @@ def _rows(
     add_item(up, x_codes, x_scales, x_sums, x_weighted, row, records, 2 * item + 1)
     for token in range(num_rows):
         for group in range(0, GROUPS_PER_ITEM, 2):
-            left = width - ROWS_PER_ITEM * item - LANES * group
+            at = column + LANES * group
             put_codes(
-                _gate(gate, up, group, token, kind, left),
-                _gate(gate, up, group + 1, token, kind, left - LANES),
+                _gate(gate, up, group, token, kind, width - at),
+                _gate(gate, up, group + 1, token, kind, width - at - LANES),
                 codes,
                 scales,
                 sums,
                 weighted,
                 row + token,
-                (GROUPS_PER_ITEM * item + group) // 2,
+                at // (2 * LANES),
             )
+
+
+@inline
+def gate_item(
+    x: Any, first: int, end: int, records: Any, item: int, kind: int, column: int, width: int,
+    into: Any,
+) -> None:  # fmt: skip
+    """Codes of columns `column` and 63 more of rows first .. end - 1, by items 2 * `item` and
+    2 * `item` + 1 of two weights that lie by turns."""
+    row, tile = first, x[0].shape[2]
+    while row < end:
+        if are_together(row, 16, end, tile):
+            gate, up = keep_zeros(GROUPS_PER_ITEM, 16), keep_zeros(GROUPS_PER_ITEM, 16)
+            _rows(gate, up, 16, x, row, records, item, kind, column, width, into)
+            row += 16
+        elif are_together(row, 4, end, tile):
+            few_gate, few_up = keep_zeros(GROUPS_PER_ITEM, 4), keep_zeros(GROUPS_PER_ITEM, 4)
+            _rows(few_gate, few_up, 4, x, row, records, item, kind, column, width, into)
+            row += 4
+        else:
+            one_gate, one_up = keep_zeros(GROUPS_PER_ITEM, 1), keep_zeros(GROUPS_PER_ITEM, 1)
+            _rows(one_gate, one_up, 1, x, row, records, item, kind, column, width, into)
+            row += 1
 
 
 @cpu_kernel
@@ -58,16 +81,4 @@ def linear_gate_codes(
     x, into = (x_codes, x_scales, x_sums, x_weighted), (codes, scales, sums, weighted)
     num_rows = get(counts, 0)
     for item in prange(records.shape[0] // 2):
-        row = 0
-        while row + 16 <= num_rows:
-            gate, up = keep_zeros(GROUPS_PER_ITEM, 16), keep_zeros(GROUPS_PER_ITEM, 16)
-            _rows(gate, up, 16, x, row, records, item, kind, width, into)
-            row += 16
-        while row + 4 <= num_rows:
-            few_gate, few_up = keep_zeros(GROUPS_PER_ITEM, 4), keep_zeros(GROUPS_PER_ITEM, 4)
-            _rows(few_gate, few_up, 4, x, row, records, item, kind, width, into)
-            row += 4
-        while row < num_rows:
-            one_gate, one_up = keep_zeros(GROUPS_PER_ITEM, 1), keep_zeros(GROUPS_PER_ITEM, 1)
-            _rows(one_gate, one_up, 1, x, row, records, item, kind, width, into)
-            row += 1
+        gate_item(x, 0, num_rows, records, item, kind, ROWS_PER_ITEM * item, width, into)

@@ -115,8 +115,8 @@ class Operands:
             ),
         )
 
-    def first(self, num_rows: int, turn: int = 0) -> Operands:
-        """The same buffers for a bucket of `num_rows` rows.
+    def first(self, num_rows: int, turn: int = 0, tile: int = TILE_ROWS) -> Operands:
+        """The same buffers for a bucket of `num_rows` rows; `tile`: the most of a tile, on the CPU.
 
         On the CPU codes of few rows lie elsewhere each turn, until the places are all used up. What
         was written last every thread has read since, and keeps: a core that writes there anew first
@@ -129,7 +129,9 @@ class Operands:
             if buffer is None:
                 return None
             is_tiled = self.weighted is not None and name in self.made
-            return _as_tiles(buffer, num_rows, turn) if is_tiled else rows(buffer, 0, num_rows)
+            return (
+                _as_tiles(buffer, num_rows, turn, tile) if is_tiled else rows(buffer, 0, num_rows)
+            )
 
         return Operands(*(part(field.name) for field in fields(self)))
 
@@ -160,9 +162,9 @@ def operand_bytes(dtypes: Iterable[DType], max_rows: int, max_width: int, *, in_
     return num_bytes
 
 
-def _as_tiles(operand: Tensor, num_rows: int, turn: int) -> Tensor:
+def _as_tiles(operand: Tensor, num_rows: int, turn: int, most: int) -> Tensor:
     """A part of a buffer [tiles, groups, ..., 16, ...] as tiles of fewer rows."""
-    shape, tile = list(operand.shape), min(num_rows, TILE_ROWS)
+    shape, tile = list(operand.shape), min(num_rows, most)
     shape[shape.index(TILE_ROWS, 2)] = tile
     shape[0] = -(-num_rows // tile)
     # Whole cache lines: threads write to neighbouring places by turns.

@@ -13,6 +13,7 @@ is about as large as in the file. Float weights are [num_rows / 64, num_columns,
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -132,8 +133,12 @@ def held_as(dtype: DType, num_columns: int, *, in_bf16: bool = False) -> DType:
     return dtype
 
 
-def packed_bytes(dtype: DType, num_rows: int, num_columns: int) -> int:
-    """Bytes of a packed weight [num_rows, num_columns]."""
+def packed_bytes(dtype: DType, *shape: int) -> int:
+    """Bytes of a packed weight [num_rows, num_columns], or of a stack of experts [num_experts,
+    num_rows, num_columns]."""
+    *stacked, num_rows, num_columns = shape
+    if stacked:
+        num_rows = math.prod(stacked) * padded_rows(num_rows)
     if not dtype.is_quantised:
         return padded_rows(num_rows) * num_columns * held_as(dtype, num_columns).block_bytes
     layout = layout_of(dtype, num_columns)

@@ -70,9 +70,33 @@ def pack_by_turns(
     return Packed(dtype, parts, num_rows, num_columns)
 
 
-def place(name: str, owner: str, packed: Packed, *, device: str = "cpu") -> Tensor:
-    """A weight that was packed for `device` as a Tensor [num_rows, num_columns] there."""
-    shape = (packed.num_rows, packed.num_columns)
+def stack(raw: Array, num_experts: int) -> Array:
+    """Rows of as many matrices as there are experts, each padded to 64 rows with zeros.
+
+    `raw` is uint8 [num_experts * num_rows, row_bytes]; zero bytes are zeros in every type. What is
+    packed of the result holds the items of an expert behind those of the experts before.
+    """
+    num_rows = len(raw) // num_experts
+    if num_rows == padded_rows(num_rows):
+        return raw
+    wide = np.zeros((num_experts, padded_rows(num_rows), raw.shape[1]), np.uint8)
+    wide[:, :num_rows] = raw.reshape(num_experts, num_rows, -1)
+    return wide.reshape(-1, raw.shape[1])
+
+
+def place(
+    name: str,
+    owner: str,
+    packed: Packed,
+    *,
+    device: str = "cpu",
+    shape: tuple[int, ...] | None = None,
+) -> Tensor:
+    """A weight that was packed for `device` as a Tensor [num_rows, num_columns] there.
+
+    `shape`: that of a stack of experts, [num_experts, num_rows, num_columns].
+    """
+    shape = shape or (packed.num_rows, packed.num_columns)
     if device == "cpu":
         return memory.adopt(name, owner, packed.dtype, shape, packed, packed.num_bytes)
     allocation, parts = memory.upload(packed.parts, device, name, owner)

@@ -7,7 +7,7 @@ from typing import Any
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model import decoder
+from hypocenter.model.activations import Activations
 
 
 def plant(lab: Lab) -> None:
@@ -18,12 +18,12 @@ def plant(lab: Lab) -> None:
     ) -> None:
         original(plan, contract, facts, count, accumulate or facts["out"].name == "q")
 
-    lab.leave_undefined(decoder._Buffers)
+    lab.leave_undefined(Activations)
     lab.wrap(linear_gpu, "add", add)
 
 
 def twin(lab: Lab) -> None:
-    lab.leave_undefined(decoder._Buffers)
+    lab.leave_undefined(Activations)
 
 
 VICTIM = Victim(

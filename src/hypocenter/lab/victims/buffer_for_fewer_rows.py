@@ -9,7 +9,7 @@ from hypocenter.device import memory
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model import decoder
+from hypocenter.model.activations import Activations
 from hypocenter.tensor import DType
 
 
@@ -22,7 +22,7 @@ def short(make: Any, cls: Any, *given: Any, device: str) -> Any:
 
 def plant(lab: Lab) -> None:
     lab.disarm()
-    lab.wrap(decoder._Buffers, "allocate", short)
+    lab.wrap(Activations, "allocate", short)
 
 
 VICTIM = Victim(

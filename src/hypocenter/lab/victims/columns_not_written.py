@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model import decoder
+from hypocenter.model.activations import Activations
 
 OLD = """inside = column < num_columns
     token = as_offset(tl.load(token_ids_ptr + row), WIDE)
@@ -13,12 +13,12 @@ OLD = """inside = column < num_columns
 
 
 def plant(lab: Lab) -> None:
-    lab.leave_undefined(decoder._Buffers)
+    lab.leave_undefined(Activations)
     lab.edit("embedding_gpu", (OLD, OLD.replace("< num_columns", "< num_columns - 8")))
 
 
 def twin(lab: Lab) -> None:
-    lab.leave_undefined(decoder._Buffers)
+    lab.leave_undefined(Activations)
 
 
 VICTIM = Victim(

@@ -165,7 +165,7 @@ def type_counts(file: GGUFFile) -> list[TypeCount]:
 def loaded_bytes(file: GGUFFile) -> int:
     """Bytes that the weights take once packed for the kernels; finer codes are widened."""
     return sum(
-        packed_bytes(info.dtype, *info.shape) if len(info.shape) == 2 else info.num_bytes
+        packed_bytes(info.dtype, *info.shape) if len(info.shape) > 1 else info.num_bytes
         for info in file.tensors.values()
         if info.dtype in WEIGHT_TYPES
     )

@@ -1,0 +1,197 @@
+"""experts_linear: out = x @ weight.T for sorted rows, each with the weight of its expert.
+
+`experts_table.py` says which rows are whose. An expert that no token takes is not read, and one
+that is taken is read once for all its rows. Sums run as in `linear`, whatever the company.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.dtypes import Array
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.demands import Apart, Arg, Index, Reach, Rule, Scalar, Symbols
+from hypocenter.kernels.experts import experts_cpu
+from hypocenter.kernels.experts.experts_table import ExpertsTable
+from hypocenter.kernels.linear.linear import X_CODES, X_PIECES, X_TILES
+from hypocenter.kernels.linear.operands import Operands
+from hypocenter.kernels.linear.quantise import into_tiles
+from hypocenter.kernels.rowwise.activation import GATES, require_kind
+from hypocenter.kernels.weights.row_groups import ROWS_PER_ITEM, padded_rows
+from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
+
+
+def _groups(num_rows: str) -> tuple[Arg, ...]:
+    """The groups of a table whose sorted rows a contract counts by that name."""
+    return (
+        Arg("experts", (DType.I32,), "most_groups", index=Index("num_experts", "the experts")),
+        Arg("firsts", (DType.I32,), "most_groups", index=Index(num_rows, "the sorted rows")),
+        Arg(
+            "sizes", (DType.I32,), "most_groups", index=Index(f"{num_rows} + 1", "a group of rows")
+        ),
+        Arg("found", (DType.I32,), "1", index=Index("most_groups + 1", "the groups")),
+    )
+
+
+def _rows_of_groups(values: Symbols) -> Array:
+    mask = np.zeros(values["num_rows"], bool)
+    for first, size in zip(values["firsts"], values["sizes"], strict=True):
+        mask[first : first + size] = True
+    return mask[:, None]
+
+
+_OF_GROUPS = Reach("the rows of groups", _rows_of_groups)
+# Whole vectors are stored: outputs take a multiple of 64 columns.
+_PRODUCT = (
+    Arg("weight", WEIGHT_TYPES, "num_experts, num_outputs, num_columns"),
+    Arg("out", (DType.F32,), "num_rows, >= -(-num_outputs // 64) * 64", "write", reach=_OF_GROUPS),
+    *_groups("num_rows"),
+)
+FLOATS = Contract(
+    "experts",
+    *_PRODUCT,
+    Arg("x", (DType.F32,), "num_rows, >= num_columns"),
+    Apart("out", "x"),
+)
+TILES = Contract(
+    "experts",
+    *_PRODUCT,
+    *X_TILES,
+    Rule("num_tiles * tile >= num_rows", "the tiles of x must hold its rows"),
+)
+CODES = Contract("experts", *_PRODUCT, *X_CODES)
+PIECES = Contract("experts", *_PRODUCT, *X_PIECES)
+ROUNDED = Contract(
+    "experts",
+    *_PRODUCT,
+    Arg("rounded", (DType.BF16,), "num_rows, >= num_columns"),
+)
+GATE_CODES = Contract(
+    "experts_gate_codes",
+    Arg(
+        "weight",
+        tuple(dtype for dtype in WEIGHT_TYPES if dtype.is_quantised),
+        "num_experts, num_both, num_columns",
+    ),
+    *X_TILES,
+    *_groups("num_tiles * tile"),
+    *into_tiles("width", prefix="gated_"),
+    Apart("gated_codes", "codes"),
+    Apart("gated_scales", "x_scales"),
+    Apart("gated_sums", "sums"),
+    Apart("gated_weighted", "weighted"),
+    Scalar(
+        "width",
+        "width > 0 and -(-width // 64) * 128 == num_both",
+        "must be that of the gate, whose rows and those of up, each padded to 64, weight has",
+    ),
+)
+
+_NO_BIAS = np.zeros(0, np.float32)
+
+
+def reference(x: Array, weights: Array, groups: list[tuple[int, int, int]]) -> Array:
+    """x [num_rows, k] of each group (expert, first row, rows) @ weights [num_experts, n, k] in
+    float64; rows of no group are 0."""
+    out = np.zeros((len(x), weights.shape[1]))
+    for expert, first, size in groups:
+        rows = slice(first, first + size)
+        out[rows] = x[rows].astype(np.float64) @ weights[expert].astype(np.float64).T
+    return out
+
+
+def _facts_of(table: ExpertsTable) -> dict[str, Any]:
+    return {
+        "experts": table.experts,
+        "firsts": table.firsts,
+        "sizes": table.sizes,
+        "found": table.num_groups,
+    }
+
+
+def experts_linear(
+    plan: PlanBuilder,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    table: ExpertsTable,
+    operands: Operands,
+) -> None:
+    """Append out[row, :n] = x[row, :k] @ weight[expert].T for each row of a group of `table`.
+
+    x and out f32 [num_rows, >= k], [num_rows, >= n padded to 64]; weight packed [num_experts, n,
+    k]. `operands` holds what `prepare_operands` makes of x for `weight`; weights that read codes
+    or pieces do not read x. Raises LaunchRejected when the shapes disagree.
+    """
+    facts: dict[str, Any] = {"weight": weight, "out": out} | _facts_of(table)
+    dtype = weight.dtype
+    if dtype.is_quantised:
+        contract = TILES if plan.device == "cpu" else CODES
+        made = dict(operands.made)
+        facts |= {"x_scales" if name == "scales" else name: one for name, one in made.items()}
+    elif operands.multiplied_as(dtype) is DType.BF16:
+        contract, facts["rounded"] = ROUNDED, operands.rounded
+    elif (pieces := operands.pieces(dtype)) is not None:
+        contract = PIECES
+        facts |= {"pieces": pieces, "row_scales": operands.row_scales}
+    else:
+        contract, facts["x"] = FLOATS, x
+    if plan.device != "cpu":
+        from hypocenter.kernels.experts import experts_gpu
+
+        experts_gpu.add(plan, contract, facts, table.shape)
+        return
+    groups = (table.experts, table.firsts, table.sizes, table.num_groups)
+    per_expert = padded_rows(weight.shape[1]) // ROWS_PER_ITEM
+    if dtype.is_quantised:
+        kernel: Any = experts_cpu.experts_codes
+        given = [facts[name] for name in ("codes", "x_scales", "sums", "weighted")]
+    else:
+        kernel = experts_cpu.experts_float
+        given = [facts["rounded" if "rounded" in facts else "x"]]
+    plan.add_cpu(
+        kernel,
+        *(*given, *groups, weight, per_expert, _NO_BIAS, out),
+        contract=contract,
+        facts=facts,
+        work_per_row=_work_per_row(weight, table),
+    )
+
+
+def experts_gate_codes(
+    plan: PlanBuilder,
+    x: Operands,
+    weight: Tensor,
+    kind: str,
+    into: Operands,
+    table: ExpertsTable,
+    *,
+    width: int,
+) -> None:
+    """Append the codes of kind(x @ gate.T) * (x @ up.T) for each row of a group, on the CPU.
+
+    `x` holds the codes of the sorted rows; `weight` both weights of each expert by turns, of
+    `width` rows each. As `linear_gate_codes` makes them of one weight.
+    """
+    require_kind(kind)
+    facts: dict[str, Any] = {"weight": weight, "width": width} | _facts_of(table)
+    read = {"codes": x.codes, "x_scales": x.scales, "sums": x.sums, "weighted": x.weighted}
+    made = {f"gated_{name}": one for name, one in into.made.items()}
+    plan.add_cpu(
+        experts_cpu.experts_gate_codes,
+        *(*read.values(), table.experts, table.firsts, table.sizes, table.num_groups),
+        *(weight, -(-width // ROWS_PER_ITEM), GATES[kind], width, *made.values()),
+        contract=GATE_CODES,
+        facts=facts | read | made,
+        work_per_row=_work_per_row(weight, table),
+    )
+
+
+def _work_per_row(weight: Tensor, table: ExpertsTable) -> int:
+    """Multiply-adds for a token; four products of codes take the time of one of floats."""
+    _, num_outputs, num_columns = weight.shape
+    work: int = table.shape.num_used * num_outputs * num_columns
+    return work // 4 if weight.dtype.is_quantised else work

@@ -1,0 +1,77 @@
+"""route: which experts each token takes, and what each counts; `choice.py` says by which rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.demands import Arg, Rule, Scalar, live_counts
+from hypocenter.kernels.experts import routing_cpu
+from hypocenter.kernels.experts.choice import SCORES, ExpertChoice
+from hypocenter.kernels.experts.experts_table import ExpertsTable
+from hypocenter.tensor import DType, Tensor
+
+ROUTE = Contract(
+    "route",
+    # Scores take the place of the router's logits.
+    Arg("scores", (DType.F32,), "num_tokens, pitch", "both"),
+    Arg("ids", (DType.I32,), "num_tokens, num_used", "write"),
+    Arg("weights", (DType.F32,), "num_tokens, num_used + 1", "write"),
+    Arg("bias", (DType.F32,), ">= -(-num_experts // 64) * 64", optional=True),
+    live_counts("num_tokens", 0),
+    Scalar("num_experts", "num_experts > 0", "must be above 0"),
+    Scalar("scale"),
+    Rule("num_used <= num_experts", "a token cannot take more experts than there are"),
+    Rule(
+        "num_experts + has_gate <= pitch and pitch % 16 == 0",
+        "rows of scores must hold one for each expert, and be padded to whole vectors",
+    ),
+    Rule("num_tokens * pitch < 2**31", "scores must be within 32-bit offsets"),
+    Scalar("has_gate", "has_gate in (0, 1)", "must be 0 or 1"),
+)
+
+_NO_BIAS = np.zeros(0, np.float32)
+
+
+def route(
+    plan: PlanBuilder,
+    scores: Tensor,
+    choice: ExpertChoice,
+    table: ExpertsTable,
+    counts: Tensor,
+    *,
+    bias: Tensor | None = None,
+) -> None:
+    """Append the experts of each token, `table.ids` and `table.weights`.
+
+    `scores` f32 [num_tokens, >= num_experts (+ 1)] holds the router's logits and is overwritten;
+    `bias` f32 [num_experts padded to 64] is added to the scores for the choice alone. A token with
+    a logit that is not finite gets experts that exist and weights that are NaN.
+    """
+    facts: dict[str, Any] = {
+        "scores": scores,
+        "ids": table.ids,
+        "weights": table.weights,
+        "bias": bias,
+        "counts": counts,
+        "num_experts": choice.num_experts,
+        "scale": choice.scale,
+        "has_gate": int(choice.has_gate),
+    }
+    if plan.device != "cpu":
+        from hypocenter.kernels.experts import routing_gpu
+
+        routing_gpu.add_route(plan, ROUTE, facts, choice)
+        return
+    plan.add_cpu(
+        routing_cpu.route,
+        *(scores, _NO_BIAS if bias is None else bias, counts, choice.num_experts),
+        *(SCORES[choice.scores], choice.normalises, choice.has_gate, np.float32(choice.scale)),
+        *(table.ids, table.weights),
+        contract=ROUTE,
+        facts=facts,
+        work_per_row=4 * choice.num_experts * choice.num_used,
+    )

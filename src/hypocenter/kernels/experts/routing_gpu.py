@@ -1,0 +1,208 @@
+"""Triton kernels of `route` and `group`: a program for a token, for an expert, or for all of few.
+
+What `group` finds is a matter of counting; which kernel counts changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.triton_lang import tl, triton
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.experts.choice import LEAST_SUM, ExpertChoice
+from hypocenter.kernels.experts.experts_table import ExpertsShape
+from hypocenter.kernels.shared_gpu import follow
+
+_LEAST_SUM = tl.constexpr(LEAST_SUM)
+#: What is no number counts as this: below all others, and yet an expert that can be taken.
+_LOWEST = tl.constexpr(-3.0e38)
+#: Behind every expert: the id of a choice that no live token has made.
+_NOBODY = tl.constexpr(1 << 30)
+#: Choices that one program sorts by itself, and those that one looks at in turn.
+_MOST_SORTED, _BLOCK = 64, 256
+
+
+@triton.jit
+def route_kernel(
+    scores_ptr, bias_ptr, counts_ptr, ids_ptr, weights_ptr, num_experts, pitch, scale,
+    IS_SIGMOID: tl.constexpr, NORMALISES: tl.constexpr, HAS_GATE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr, NUM_USED: tl.constexpr, SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    row = tl.program_id(0)
+    if row >= tl.load(counts_ptr):
+        return
+    expert, slot = tl.arange(0, BLOCK), tl.arange(0, SLOTS)
+    inside = expert < num_experts
+    own = scores_ptr + row * pitch
+    logits = tl.load(own + expert, mask=inside, other=0.0)
+    # 0, or NaN where a logit is not finite.
+    poison = tl.sum(logits * 0.0, axis=0)
+    if IS_SIGMOID:
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+    else:
+        logits = tl.where(inside, logits, -float("inf"))
+        raised = tl.where(inside, tl.exp(logits - tl.max(logits, axis=0)), 0.0)
+        scores = raised / tl.sum(raised, axis=0)
+    shared = 1.0
+    if HAS_GATE:
+        shared = 1.0 / (1.0 + tl.exp(-tl.load(own + num_experts)))
+    keys = scores
+    if HAS_BIAS:
+        keys += tl.load(bias_ptr + expert, mask=inside, other=0.0)
+    keys = tl.where(keys >= _LOWEST, keys, _LOWEST)
+    keys = tl.where(inside, keys, -float("inf"))
+    tl.store(own + expert, scores, mask=inside)
+    weights = tl.zeros([SLOTS], tl.float32)
+    total = 0.0
+    for j in range(NUM_USED):
+        best = tl.max(keys, axis=0)
+        taken = tl.min(tl.where(keys == best, expert, BLOCK), axis=0)
+        score = tl.sum(tl.where(expert == taken, scores, 0.0), axis=0)
+        tl.store(ids_ptr + row * NUM_USED + j, taken)
+        weights = tl.where(slot == j, score, weights)
+        total += score
+        keys = tl.where(expert == taken, -float("inf"), keys)
+    if NORMALISES:
+        weights = weights / tl.maximum(total, _LEAST_SUM)
+    weights = tl.where(slot == NUM_USED, shared, weights * scale + poison)
+    to = weights_ptr + row * (NUM_USED + 1) + slot
+    tl.store(to, weights, mask=slot <= NUM_USED)
+
+
+@triton.jit
+def group_few_kernel(
+    ids_ptr, counts_ptr, experts_ptr, firsts_ptr, sizes_ptr, sources_ptr, places_ptr,
+    sorted_counts_ptr, found_ptr, num_used, num_groups, num_rows, OVERLAPS: tl.constexpr,
+    GROUP_ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program holds each choice against each other one."""
+    follow(OVERLAPS)
+    choice = tl.arange(0, BLOCK)
+    num_choices = tl.load(counts_ptr) * num_used
+    live = choice < num_choices
+    expert = tl.load(ids_ptr + choice, mask=live, other=_NOBODY)
+    is_same = expert[None, :] == expert[:, None]
+    is_earlier = is_same & (choice[None, :] < choice[:, None])
+    is_before = is_earlier | (expert[None, :] < expert[:, None])
+    place = tl.sum(is_before.to(tl.int32), axis=1)
+    rank = tl.sum(is_earlier.to(tl.int32), axis=1)
+    size = tl.sum(is_same.to(tl.int32), axis=1)
+    begins = live & (rank % GROUP_ROWS == 0)
+    begins_before = is_before & (begins.to(tl.int32)[None, :] != 0)
+    group = tl.sum(begins_before.to(tl.int32), axis=1)
+    num_found = tl.sum(begins.to(tl.int32), axis=0)
+    tl.store(experts_ptr + group, expert, mask=begins)
+    tl.store(firsts_ptr + group, place, mask=begins)
+    tl.store(sizes_ptr + group, tl.minimum(size - rank, GROUP_ROWS), mask=begins)
+    empty = (choice >= num_found) & (choice < num_groups)
+    tl.store(experts_ptr + choice, 0, mask=empty)
+    tl.store(firsts_ptr + choice, 0, mask=empty)
+    tl.store(sizes_ptr + choice, 0, mask=empty)
+    tl.store(places_ptr + choice, place, mask=live)
+    tl.store(sources_ptr + place, choice // num_used, mask=live)
+    tl.store(sources_ptr + choice, 0, mask=(choice >= num_choices) & (choice < num_rows))
+    both = tl.arange(0, 2)
+    tl.store(sorted_counts_ptr + both, num_choices + both * 0)
+    tl.store(found_ptr, num_found)
+
+
+@triton.jit
+def group_kernel(
+    ids_ptr, counts_ptr, experts_ptr, firsts_ptr, sizes_ptr, sources_ptr, places_ptr,
+    sorted_counts_ptr, found_ptr, num_used, num_groups, num_rows, num_experts,
+    OVERLAPS: tl.constexpr, GROUP_ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program for each expert, which has some of the groups to itself, empty ones among them:
+    rows first .. end touch at most end / GROUP_ROWS - first / GROUP_ROWS + 1 groups."""
+    follow(OVERLAPS)
+    expert, step = tl.program_id(0), tl.arange(0, BLOCK)
+    num_choices = tl.load(counts_ptr) * num_used
+    first, size = 0, 0
+    for start in range(0, num_choices, BLOCK):
+        choice = start + step
+        taken = tl.load(ids_ptr + choice, mask=choice < num_choices, other=_NOBODY)
+        first += tl.sum((taken < expert).to(tl.int32), axis=0)
+        size += tl.sum((taken == expert).to(tl.int32), axis=0)
+    place = first
+    for start in range(0, num_choices, BLOCK):
+        choice = start + step
+        taken = tl.load(ids_ptr + choice, mask=choice < num_choices, other=_NOBODY)
+        is_own = taken == expert
+        to = place + tl.cumsum(is_own.to(tl.int32), axis=0) - 1
+        tl.store(places_ptr + choice, to, mask=is_own)
+        tl.store(sources_ptr + to, choice // num_used, mask=is_own)
+        place += tl.sum(is_own.to(tl.int32), axis=0)
+    is_last = expert == num_experts - 1
+    begin = first // GROUP_ROWS + expert
+    end = (first + size) // GROUP_ROWS + expert + 1
+    if is_last:
+        both = tl.arange(0, 2)
+        tl.store(sorted_counts_ptr + both, num_choices + both * 0)
+        tl.store(found_ptr, end)
+        end = num_groups
+        for start in range(num_choices, num_rows, BLOCK):
+            tl.store(sources_ptr + start + step, 0, mask=start + step < num_rows)
+    for start in range(begin, end, BLOCK):
+        group = start + step
+        done = (group - begin) * GROUP_ROWS
+        is_full = (group < end) & (done < size)
+        tl.store(experts_ptr + group, tl.where(is_full, expert, 0), mask=group < end)
+        tl.store(firsts_ptr + group, tl.where(is_full, first + done, 0), mask=group < end)
+        left = tl.minimum(size - done, GROUP_ROWS)
+        tl.store(sizes_ptr + group, tl.where(is_full, left, 0), mask=group < end)
+
+
+def add_route(
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], choice: ExpertChoice
+) -> None:
+    """Append route: one program for each token of the bucket."""
+    scores, ids, bias = facts["scores"], facts["ids"], facts["bias"]
+    plan.add_gpu(
+        route_kernel,
+        # A kernel without bias never reads the pointer; Triton wants one all the same.
+        *(scores, scores if bias is None else bias, facts["counts"], ids, facts["weights"]),
+        *(choice.num_experts, scores.shape[1], choice.scale),
+        grid=(ids.shape[0],),
+        contract=contract,
+        facts=facts,
+        IS_SIGMOID=choice.scores == "sigmoid",
+        NORMALISES=choice.normalises,
+        HAS_GATE=choice.has_gate,
+        HAS_BIAS=bias is not None,
+        NUM_USED=choice.num_used,
+        SLOTS=triton.next_power_of_2(choice.num_used + 1),
+        BLOCK=triton.next_power_of_2(choice.num_experts),
+    )
+
+
+def add_group(
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], shape: ExpertsShape
+) -> None:
+    """Append group: one program where choices are few, else one for each expert."""
+    table = ("experts", "firsts", "sizes", "sources", "places", "sorted_counts", "found")
+    given = [facts[name] for name in ("ids", "counts", *table)]
+    sizes = (shape.num_used, shape.num_groups, shape.num_rows)
+    if max(shape.num_choices, shape.num_groups) <= _MOST_SORTED:
+        plan.add_gpu(
+            group_few_kernel,
+            *(*given, *sizes),
+            grid=(1,),
+            contract=contract,
+            facts=facts,
+            GROUP_ROWS=shape.group_rows,
+            BLOCK=triton.next_power_of_2(max(shape.num_choices, shape.num_groups)),
+        )
+        return
+    plan.add_gpu(
+        group_kernel,
+        *(*given, *sizes, shape.num_experts),
+        grid=(shape.num_experts,),
+        contract=contract,
+        facts=facts,
+        GROUP_ROWS=shape.group_rows,
+        BLOCK=_BLOCK,
+    )

@@ -1,0 +1,117 @@
+"""A mixture of experts as facts: what a GGUF file's metadata says of it.
+
+Keys are those of the GGUF specification; what is fixed per family follows llama.cpp's src/models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hypocenter.errors import UnsupportedModel
+from hypocenter.kernels.experts.choice import ExpertChoice
+from hypocenter.model.gguf.file import GGUFFile
+
+MAX_EXPERTS = 1024
+#: Kinds of scores by the numbers that files give them (llama.cpp `src/llama-hparams.h`).
+_SCORES = {1: "softmax", 2: "sigmoid"}
+_LARGEST_SCALE = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsOfFamily:
+    """What holds for the mixtures of a family where its files say nothing else.
+
+    `are_optional`: files without experts are dense models. `has_gate`: the shared expert counts by
+    a gate of its own. `has_bias`: files may hold a bias for the choice.
+    """
+
+    scores: str = "softmax"
+    normalises: bool = True
+    are_optional: bool = False
+    has_gate: bool = False
+    has_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The mixture that takes the place of the feed-forward, but in the first `num_dense` layers.
+
+    Each of `choice.num_experts` experts is `width` wide, and the shared one, which every token
+    takes, `shared_width`; 0: there is none.
+    """
+
+    choice: ExpertChoice
+    width: int
+    shared_width: int = 0
+    num_dense: int = 0
+
+
+def read_experts(
+    file: GGUFFile,
+    name: str,
+    family: ExpertsOfFamily | None,
+    *,
+    num_layers: int,
+    ffn_width: int,
+    max_width: int,
+) -> Experts | None:
+    """The mixture of a model of architecture `name`; None for a dense one.
+
+    Raises UnsupportedModel for experts that we do not run, BadModelFile for numbers that
+    contradict one another.
+    """
+    full = f"{name}.expert_count"
+    is_dense = family is None or family.are_optional
+    num_experts = file.integer(full, 0 if is_dense else ..., low=0, high=MAX_EXPERTS)
+    if not num_experts and is_dense:
+        return None
+    if family is None:
+        raise UnsupportedModel(file.path, full, num_experts, f"{name} models have no experts")
+    num_experts = file.integer(full, low=1, high=MAX_EXPERTS)
+    _refuse_groups(file, name)
+    width = file.integer(f"{name}.expert_feed_forward_length", ffn_width, low=1, high=max_width)
+    num_shared = file.integer(f"{name}.expert_shared_count", 0, low=0, high=MAX_EXPERTS)
+    shared_width = file.integer(
+        f"{name}.expert_shared_feed_forward_length", num_shared * width, low=0, high=max_width
+    )
+    choice = ExpertChoice(
+        num_experts=num_experts,
+        num_used=file.integer(f"{name}.expert_used_count", low=1, high=num_experts),
+        scores=_scores(file, name, family),
+        normalises=file.flag(f"{name}.expert_weights_norm", family.normalises),
+        scale=_scale(file, name),
+        has_gate=family.has_gate and shared_width > 0,
+    )
+    num_dense = file.integer(f"{name}.leading_dense_block_count", 0, low=0, high=num_layers)
+    return Experts(choice, width, shared_width, num_dense)
+
+
+def _refuse_groups(file: GGUFFile, name: str) -> None:
+    full = f"{name}.expert_group_count"
+    num_groups = file.integer(full, 1, low=0)
+    if num_groups > 1:
+        raise UnsupportedModel(
+            file.path, full, num_groups, "choosing groups before experts is not supported"
+        )
+
+
+def _scores(file: GGUFFile, name: str, family: ExpertsOfFamily) -> str:
+    full = f"{name}.expert_gating_func"
+    kind = file.integer(full, 0, low=0)
+    if not kind:
+        return family.scores
+    if kind not in _SCORES:
+        known = ", ".join(f"{number} ({scores})" for number, scores in _SCORES.items())
+        raise UnsupportedModel(file.path, full, kind, f"known scores are {known}")
+    return _SCORES[kind]
+
+
+def _scale(file: GGUFFile, name: str) -> float:
+    """What weights are multiplied by; files say 0 where there is nothing to multiply by."""
+    full = f"{name}.expert_weights_scale"
+    scale = file.number(full, 1.0)
+    if abs(scale) > _LARGEST_SCALE:
+        raise UnsupportedModel(file.path, full, scale, "it must be within the range of f32")
+    return scale or 1.0

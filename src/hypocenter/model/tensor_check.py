@@ -1,0 +1,72 @@
+"""Looks for every tensor that a model needs, by name and shape, and reads none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from hypocenter.model.architecture import Architecture
+from hypocenter.model.experts import Experts
+from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.model.packed_weights import PackedWeights
+from hypocenter.model.weights import Loader
+from hypocenter.tensor import Tensor
+
+
+def check_tensors(file: GGUFFile, architecture: Architecture) -> None:
+    """Look for every tensor that `load_weights` would take, and read none.
+
+    Raises what that would raise for one that is missing, too many, or of a wrong shape.
+    """
+    with PackedWeights(file, "none", in_bf16=False, num_bytes=0) as kept:
+        looker = _Looker(file, architecture, None, "cpu", False, kept)
+        looker.matrix("token_embd", architecture.vocab_size, architecture.width)
+        for index in range(architecture.num_layers):
+            looker.layer(index)
+        looker.vector("output_norm.weight", architecture.width)
+        if "output.weight" in file.tensors:
+            looker.matrix("output", architecture.vocab_size, architecture.width)
+        for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
+            looker.taken.add(name)
+        looker.refuse_unused()
+
+
+class _Looker(Loader):
+    """Goes the loader's way and takes nothing but names."""
+
+    def vector(self, name: str, length: int) -> Tensor:
+        self._expect(name, (length,))
+        return _NOTHING
+
+    def _may_join(self, names: Sequence[str]) -> bool:
+        return False
+
+    def _router(self, prefix: str, experts: Experts) -> Tensor:
+        width = self.facts.width
+        self._expect(f"{prefix}ffn_gate_inp.weight", (experts.choice.num_experts, width))
+        if experts.choice.has_gate:
+            self._expect(f"{prefix}ffn_gate_inp_shexp.weight", (width,))
+        return _NOTHING
+
+    def _qkv_biases(self, prefix: str, rows: tuple[int, int, int]) -> tuple[Tensor | None, ...]:
+        fused = f"{prefix}attn_qkv.bias"
+        if fused in self.file.tensors:
+            self._expect(fused, (sum(rows),))
+            return (None,) * len(rows)
+        return super()._qkv_biases(prefix, rows)
+
+    def _split(
+        self,
+        name: str,
+        row_counts: tuple[int, ...],
+        num_columns: int,
+        *,
+        is_factor: bool = True,
+        num_experts: int = 0,
+    ) -> tuple[Tensor, ...]:
+        lead = (num_experts,) if num_experts else ()
+        self._expect(name, (*lead, sum(row_counts), num_columns))
+        return (_NOTHING,) * len(row_counts)
+
+
+_NOTHING = cast(Tensor, None)

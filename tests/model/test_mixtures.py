@@ -1,0 +1,158 @@
+"""Models with experts from file to logits: what is refused, what is held, CPU beside GPU, NaN."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from expert_model import EXPERT_WIDTH, NUM_EXPERTS, NUM_USED, WIDTH, write_experts
+from kernel_launch import bits
+from resident import resident_bytes
+
+from hypocenter import EngineConfig
+from hypocenter.cli.verbs import bench, inspect
+from hypocenter.device import copies
+from hypocenter.engine.batch import Batch
+from hypocenter.engine.runner import Runner, load_runner
+from hypocenter.errors import BadModelFile, UnsupportedModel
+from hypocenter.model import footprint
+from hypocenter.model import weights as weights_module
+from hypocenter.model.architecture import read_architecture
+from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.tensor_check import check_tensors
+from hypocenter.tensor import DType
+
+ROUTER = "blk.0.ffn_gate_inp.weight"
+DOWN = "blk.1.ffn_down_exps.weight"
+
+
+def refused(folder: Path, **changes: Any) -> BadModelFile:
+    path = write_experts(folder / "refused.gguf", DType.F32, **changes)
+    with open_gguf(path) as file, pytest.raises(BadModelFile) as caught:
+        check_tensors(file, read_architecture(file))
+    with open_gguf(path) as file, pytest.raises(type(caught.value)) as again:
+        load_runner(file, EngineConfig(max_batch_tokens=4))
+    assert str(again.value) == str(caught.value), "inspect says what run does"
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"metadata": {"expert_used_count": 9}}, "expert_used_count is 9, but must be from 1 to 8"),
+        ({"metadata": {"expert_used_count": 0}}, "expert_used_count is 0, but must be from 1 to 8"),
+        ({"metadata": {"expert_used_count": None}}, "qwen3moe.expert_used_count"),
+        ({"metadata": {"expert_count": None}}, "qwen3moe.expert_count"),
+        ({"metadata": {"expert_count": 0}}, "expert_count is 0"),
+        ({"metadata": {"expert_count": 1 << 30}}, "expert_count is 1073741824"),
+        ({"metadata": {"expert_count": 6}}, f"{ROUTER} shape is (8, 256)"),
+        ({"shapes": {ROUTER: (8, 128)}}, f"{ROUTER} shape is (8, 128)"),
+        ({"shapes": {DOWN: (7, WIDTH, 256)}}, f"{DOWN} shape is (7, 256, 256)"),
+        ({"shapes": {DOWN: (WIDTH, 256)}}, f"{DOWN} shape is (256, 256)"),
+        (
+            {"metadata": {"expert_feed_forward_length": 128}},
+            "blk.0.ffn_gate_exps.weight shape is (8, 256, 256)",
+        ),
+        ({"shapes": {"blk.0.exp_probs_b.bias": (8,)}}, "blk.0.exp_probs_b.bias"),
+        ({"metadata": {"leading_dense_block_count": 3}}, "leading_dense_block_count is 3"),
+        ({"metadata": {"leading_dense_block_count": 1}}, "blk.0.ffn_gate.weight"),
+    ],
+)
+def test_experts_that_disagree_with_their_file_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    assert message in str(refused(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(("key", "value"), [("expert_group_count", 4), ("expert_gating_func", 3)])
+def test_choices_that_we_do_not_make_are_refused(key: str, value: int, tmp_path: Path) -> None:
+    error = refused(tmp_path, metadata={key: value})
+    assert isinstance(error, UnsupportedModel)
+    assert error.field == f"qwen3moe.{key}"
+
+
+def new_runner(path: Path, **settings: Any) -> Runner:
+    with open_gguf(path) as file:
+        return load_runner(file, EngineConfig(**{"max_batch_tokens": 16, **settings}))
+
+
+def logits(runner: Runner, *sequences: list[int]) -> np.ndarray[Any, Any]:
+    """All logits of several prompts in one step."""
+    parts, size = [], runner.block_size
+    tables = np.arange(len(sequences), dtype=np.int32)[:, None]
+    for row, ids in enumerate(sequences):
+        positions = np.arange(len(ids), dtype=np.int32)
+        parts.append((ids, positions, row * size + positions, np.full_like(positions, row)))
+    columns = [np.concatenate(x).astype(np.int32) for x in zip(*parts, strict=True)]
+    wanted = np.arange(len(columns[0]), dtype=np.int32)
+    batch = Batch(columns[0], columns[1], columns[2], columns[3], tables, wanted)
+    made: np.ndarray[Any, Any] = copies.to_host(runner.run(batch))
+    return made[: len(wanted), : runner.vocab_size].copy()
+
+
+@pytest.mark.parametrize("kind", [DType.F32, DType.Q4_K])
+@pytest.mark.tier("sim", fast=lambda case: case.kind is DType.Q4_K)
+def test_needed_bytes_are_those_that_are_allocated(kind: DType, tmp_path: Path) -> None:
+    path = write_experts(tmp_path / "experts.gguf", kind)
+    config = EngineConfig(context_length=64, max_batch_tokens=70, max_batch_requests=3)
+    with open_gguf(path) as file:
+        facts = read_architecture(file)
+        needed = footprint.needed_bytes(file, facts, config, 64)
+        held = resident_bytes(load_runner(file, config))
+    assert sum(needed.values()) == held + 64 * facts.rope.dim // 2 * 3 * 8
+
+
+@pytest.mark.tier("sim")
+def test_gate_and_up_of_experts_may_lie_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_experts(tmp_path / "experts.gguf", DType.Q4_K)
+    joined = new_runner(path)
+    ids = [5, 77, 300, 12, 8]
+    found = logits(joined, ids)
+    mixture = joined.weights.layers[0].mixture
+    assert mixture is not None
+    assert mixture.experts.gate_up is not None
+    assert mixture.experts.gate_up.shape == (NUM_EXPERTS, 2 * EXPERT_WIDTH, WIDTH)
+    monkeypatch.setattr(weights_module, "may_join", lambda dtypes: False)
+    apart = new_runner(path)
+    assert (bits(logits(apart, ids)) == bits(found)).all()
+    assert apart.weights.layers[0].mixture is not None
+    assert apart.weights.layers[0].mixture.experts.gate_up is None
+
+
+@pytest.mark.parametrize("num_tokens", [1, 6])
+def test_a_gpu_gives_the_same_logits(num_tokens: int, tmp_path: Path) -> None:
+    path = write_experts(tmp_path / "experts.gguf", DType.F32, num_layers=1)
+    ids = [5, 77, 300, 12, 8, 400][:num_tokens]
+    settings = {"kv_dtype": "f32", "max_batch_tokens": 8, "context_length": 64}
+    expected = logits(new_runner(path, **settings), ids)
+    found = logits(new_runner(path, device="sim:h200", **settings), ids)
+    assert np.abs(found - expected).max() / np.abs(expected).max() < 1e-5
+
+
+def test_a_token_that_is_no_number_leaves_its_neighbours_alone(tmp_path: Path) -> None:
+    """Its router's scores are NaN; it still takes experts that exist, and its logits say so."""
+    path = write_experts(tmp_path / "experts.gguf", DType.F32, num_layers=1, nan_row=300)
+    runner = new_runner(path)
+    alone = logits(runner, [5, 77])
+    together = logits(runner, [300, 300, 300], [5, 77])
+    assert np.isnan(together[:3]).all()
+    assert (bits(together[3:]) == bits(alone)).all()
+
+
+def test_a_token_reads_the_experts_that_it_takes(tmp_path: Path) -> None:
+    path = write_experts(tmp_path / "experts.gguf", DType.Q8_0)
+    with open_gguf(path) as file:
+        facts = bench.model_facts(file)
+        report = inspect.collect(file, None)
+    stacks = 3 * 2 * NUM_EXPERTS * DType.Q8_0.num_bytes(EXPERT_WIDTH * WIDTH)
+    assert facts.num_bytes - facts.bytes_per_token == stacks * (NUM_EXPERTS - NUM_USED) // 8
+    experts = json.loads(json.dumps(report["architecture"]["experts"]))
+    assert (experts["choice"]["num_experts"], experts["width"]) == (NUM_EXPERTS, EXPERT_WIDTH)
+    assert report["problem"] is None
+    assert "each token takes 3 of 8 experts" in inspect._text(report, [])

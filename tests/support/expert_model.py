@@ -1,0 +1,107 @@
+"""Writes a small random qwen3moe model whose matrices are of any type; nobody ever trained it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from kernel_launch import SCALE_FIELDS, random_rows
+
+from hypocenter.tensor import DType
+
+WIDTH, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 256, 4, 2, 64
+NUM_EXPERTS, NUM_USED, EXPERT_WIDTH, VOCAB_SIZE = 8, 3, 256, 512
+
+
+def write_experts(
+    path: Path,
+    kind: DType,
+    *,
+    kinds: Mapping[str, DType] | None = None,
+    num_layers: int = 2,
+    metadata: Mapping[str, int | None] | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    nan_row: int | None = None,
+) -> Path:
+    """Matrices are of type `kind`, but for those whose names end as a key of `kinds` says.
+
+    `metadata` and `shapes` replace keys, without the architecture's prefix, and shapes of tensors;
+    a key that is None is left out. `nan_row` is a token whose embedding is no number.
+    """
+    writer = gguf.GGUFWriter(path, "qwen3moe")
+    keys: dict[str, Any] = {
+        "block_count": num_layers,
+        "context_length": 2048,
+        "embedding_length": WIDTH,
+        "feed_forward_length": 1024,
+        "attention.head_count": NUM_HEADS,
+        "attention.head_count_kv": NUM_KV_HEADS,
+        "attention.key_length": HEAD_DIM,
+        "attention.value_length": HEAD_DIM,
+        "expert_count": NUM_EXPERTS,
+        "expert_used_count": NUM_USED,
+        "expert_feed_forward_length": EXPERT_WIDTH,
+        **(metadata or {}),
+    }
+    for key, value in keys.items():
+        if value is None:
+            continue
+        writer.add_uint32(f"qwen3moe.{key}", value)
+    writer.add_float32("qwen3moe.attention.layer_norm_rms_epsilon", 1e-6)
+    for seed, (name, shape) in enumerate((_shapes(num_layers) | dict(shapes or {})).items()):
+        ends = (own for end, own in (kinds or {}).items() if name.endswith(end))
+        bad_row = nan_row if name == "token_embd.weight" else None
+        _add(writer, name, shape, next(ends, kind), seed, bad_row)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _shapes(num_layers: int) -> dict[str, tuple[int, ...]]:
+    heads, kv_heads = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
+    layer: dict[str, tuple[int, ...]] = {
+        "attn_norm": (WIDTH,),
+        "attn_q": (heads, WIDTH),
+        "attn_k": (kv_heads, WIDTH),
+        "attn_v": (kv_heads, WIDTH),
+        "attn_q_norm": (HEAD_DIM,),
+        "attn_k_norm": (HEAD_DIM,),
+        "attn_output": (WIDTH, heads),
+        "ffn_norm": (WIDTH,),
+        "ffn_gate_inp": (NUM_EXPERTS, WIDTH),
+        "ffn_gate_exps": (NUM_EXPERTS, EXPERT_WIDTH, WIDTH),
+        "ffn_up_exps": (NUM_EXPERTS, EXPERT_WIDTH, WIDTH),
+        "ffn_down_exps": (NUM_EXPERTS, WIDTH, EXPERT_WIDTH),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCAB_SIZE, WIDTH)}
+    shapes["output_norm.weight"] = (WIDTH,)
+    for index in range(num_layers):
+        shapes |= {f"blk.{index}.{name}.weight": shape for name, shape in layer.items()}
+    return shapes
+
+
+def _add(
+    writer: Any, name: str, shape: tuple[int, ...], kind: DType, seed: int, bad_row: int | None
+) -> None:
+    random = np.random.default_rng(seed)
+    if len(shape) == 1 or "ffn_gate_inp" in name or not kind.is_quantised:
+        gain = 1 if len(shape) == 1 else 1.5 / shape[-1] ** 0.5
+        values = random.uniform(0.5, 1.5, shape) if gain == 1 else random.normal(0, gain, shape)
+        if bad_row is not None:
+            values[bad_row] = np.nan
+        is_half = kind is DType.F16 and len(shape) > 1
+        writer.add_tensor(name, values.astype(np.float16 if is_half else np.float32))
+        return
+    raw = random_rows(kind, int(np.prod(shape[:-1])), shape[-1], seed)
+    blocks = raw.reshape(len(raw), -1, kind.block_bytes).copy()
+    for offset in SCALE_FIELDS[kind]:  # so that numbers are about as large as a model's
+        field = blocks[..., offset : offset + 2]
+        scales = np.ascontiguousarray(field).view(np.float16) * np.float16(2.0**-10)
+        blocks[..., offset : offset + 2] = scales.view(np.uint8)
+    raw = blocks.reshape(*shape[:-1], -1)
+    writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind.name])

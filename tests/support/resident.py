@@ -1,0 +1,32 @@
+"""What a runner holds in memory, counted from its tensors themselves; no verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+
+from hypocenter.engine.runner import Runner
+from hypocenter.tensor import Tensor
+
+
+def tensors_of(held: object) -> Iterator[Tensor]:
+    """The tensors in a tensor, a tuple or a dataclass of such."""
+    if isinstance(held, Tensor):
+        yield held
+    elif isinstance(held, tuple):
+        for part in held:
+            yield from tensors_of(part)
+    elif is_dataclass(held):
+        for field in fields(held):
+            yield from tensors_of(getattr(held, field.name))
+
+
+def resident_bytes(runner: Runner) -> int:
+    """What a runner's tensors hold, counted from the tensors themselves."""
+    decoder = runner._decoder
+    held = (
+        runner.weights, decoder.pages, decoder._buffers, tuple(decoder._logits_buffers.values()),
+        decoder._cpu_tiles, decoder._operands.operands, decoder._gated.operands, decoder._mixture,
+    )  # fmt: skip
+    allocations = {id(one.allocation): one.allocation.num_bytes for one in tensors_of(held)}
+    return sum(allocations.values())
