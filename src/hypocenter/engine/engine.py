@@ -1,11 +1,9 @@
 """The engine: `step()` is schedule, run, sample, settle; any thread may drive it.
 
-Whoever holds the lock steps for all requests. What a request yields is put on the request itself,
-where its owner takes it without the lock.
+Whoever holds the lock steps for all requests. Their owners take what they yield without the lock.
 
-Where the runner runs ahead, a step is launched before the one before it is settled: the tokens go
-from one to the other on the device, and the host does its part while that works. What a request
-turns out not to want, because it ended, is thrown away.
+Where the runner runs ahead, a step is launched before the one before it is settled, so the host does
+its part while the device works. What a request that has ended does not want is thrown away.
 """
 
 from __future__ import annotations
@@ -101,8 +99,7 @@ class Engine:
         self._inbox: deque[Request] = deque()  # submitted, not yet with the scheduler
         self._request_ids = itertools.count()
         self._closed = False
-        #: Steps that have run.
-        self.num_steps = 0
+        self.num_steps = 0  # that have run
         self._process = os.getpid()
         self._stepping: int | None = None  # the thread that has the lock
 
@@ -131,9 +128,7 @@ class Engine:
         Returns the number of tokens that ran; 0 means that there is nothing to do.
         """
         with self._turn():
-            num_tokens = self._step()
-            self.num_steps += num_tokens > 0
-            return num_tokens
+            return self._step()
 
     def _step(self) -> int:
         self._admit()
@@ -141,6 +136,7 @@ class Engine:
         step = self._take_ahead()
         chunks = step.chunks if step else self.scheduler.schedule()
         if chunks:
+            self.num_steps += 1
             with self._ending_on_errors(chunks):
                 step = step or self._launch(chunks)
                 failure = self._launch_ahead(step)  # the device goes on while the host settles

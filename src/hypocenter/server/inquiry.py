@@ -94,7 +94,7 @@ class Inquiry:
     def _listener(self, choice: Choice) -> Any:
         def listen(generation: Generation, event: WorkerEvent) -> None:
             newest = choice.newest
-            joined = None if newest is None else _joined(newest.event, event)
+            joined = None if newest is None else _join(newest.event, event)
             if newest is None or joined is None:
                 choice.newest = _News(choice, event)
                 self._events.append(choice.newest)
@@ -192,7 +192,7 @@ class Inquiry:
         return news
 
 
-def _joined(first: WorkerEvent, then: WorkerEvent) -> Piece | None:
+def _join(first: WorkerEvent, then: WorkerEvent) -> Piece | None:
     """Two pieces of one answer as one; None where they stay two, or are none."""
     if not (isinstance(first, Piece) and isinstance(then, Piece)) or first.ending is not None:
         return None
