@@ -2,7 +2,7 @@
 
 Whoever holds the lock steps for all requests. Their owners take what they yield without the lock.
 
-Where the runner runs ahead, a step is launched before the one before it is settled, so the host does
+Where the runner runs ahead, a step is launched before the one before it is settled: the host does
 its part while the device works. What a request that has ended does not want is thrown away.
 """
 
