@@ -267,11 +267,13 @@ def _taken_from_owners(steps: Sequence[Stepped]) -> dict[int, _Wrong]:
                     continue
                 owner, given = owners.get(block, (request.id, event.step))
                 if owner != request.id:
-                    return {event.seq: _taken(event, request, at, owner, given)}
+                    return {event.seq: _foreign_entry(event, request, at, owner, given)}
     return {}
 
 
-def _taken(event: Stepped, request: RequestRecord, at: int, owner: int, given: int) -> _Wrong:
+def _foreign_entry(
+    event: Stepped, request: RequestRecord, at: int, owner: int, given: int
+) -> _Wrong:
     block = request.blocks[at]
     use = "written for" if at == len(request.blocks) - 1 else "read by"
     return _Wrong(
