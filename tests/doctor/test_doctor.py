@@ -797,6 +797,30 @@ def test_minus_infinity_is_right_where_it_hides_a_score_only(kernel: str) -> Non
         assert is_right or first(found) == (Cause.NONFINITE_VALUE, kernel, "scores")
 
 
+def test_the_first_number_that_is_none_is_told_by_request_token_and_layer() -> None:
+    run = Run()
+    tensors_of_decoder(run)
+    run.tensor("blk.3.attn_norm.weight", "F32", WIDTH)
+    facts: dict[str, Any] = {"x": "x", "out": "out", "counts": "counts"}
+    facts |= {"weight": "blk.3.attn_norm.weight"}
+    facts |= {"count": 0, "eps": 1e-5, "width": WIDTH, "num_heads": 1}
+    plan = run.plan(run.launch("rms_norm", facts))
+    requests = tuple(
+        RequestRecord(id=number, row=0, first_position=at, num_tokens=num, blocks=(number,))
+        for number, at, num in ((4, 10, 1), (7, 0, 2))
+    )
+    run.run(plan, inputs(), requests)
+    figures = Statistics(
+        place=Place(1, plan, 0), tensor=run.tensors["out"].id, digest="", low=0.0, high=1.0,
+        mean=0.5, rms=0.5, num_nan=1, num_inf=0, first_nonfinite=(2, 5),
+    )  # fmt: skip
+    found = diagnose(run.bundle(statistics=(figures,)), without=(*NO_REPLAY, "ownership"))
+    told = [text for one in found.hypotheses for text in one.evidence]
+    assert (
+        "the first number that is none belongs to request 7, its token at position 1 in layer 3"
+    ) in told
+
+
 # -- all of it ------------------------------------------------------------------------------------
 
 

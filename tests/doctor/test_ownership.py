@@ -6,9 +6,13 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from bundles import Run, inputs, tensors_of_decoder
 
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.rungs import ownership
 from hypocenter.record.events import RequestRecord, Stepped
 
@@ -77,3 +81,50 @@ def test_whose_a_block_is_takes_no_search_for_each_token() -> None:
     wrong = list(ownership._wrong_slots(paged, requests))
     assert time.process_time() - began < MAX_SECONDS / 4
     assert len(wrong) == 4000
+
+
+def _steps(*steps: tuple[RequestRecord, ...]) -> list[Stepped]:
+    return [
+        Stepped(seq=10 * number, step=number, plan=1, requests=requests)
+        for number, requests in enumerate(steps, 1)
+    ]
+
+
+def test_a_block_that_was_given_away_and_is_written_by_its_old_owner_is_told() -> None:
+    old, new = _having(0, (812,), id=7), _having(0, (812,), id=9)
+    found = ownership._taken_from_owners(_steps((old,), (new,), (_having(1, (812,), id=7),)))
+    assert list(found) == [30]
+    assert found[30].text == (
+        "block 812 was written for request 7 in step 3, after it had been given to request 9 in "
+        "step 2"
+    )
+    assert found[30].cause is Cause.FOREIGN_BLOCK
+
+
+def test_a_block_that_changes_hands_by_right_is_none_of_another() -> None:
+    for steps in (
+        # The first ended; the first was put back, and got the same block when the other ended.
+        ((_having(0, (3,), id=1),), (_having(0, (3,), id=2),), (_having(1, (3,), id=2),)),
+        ((_having(0, (3,), id=1),), (_having(0, (3,), id=2),), (_having(0, (3,), id=1),)),
+        # The second reads what the first keeps, which goes on.
+        ((_having(0, (3,), id=1),), (_having(16, (3, 4), 1, id=2),), (_having(1, (3,), id=1),)),
+    ):
+        assert ownership._taken_from_owners(_steps(*steps)) == {}
+
+
+def test_the_step_of_a_block_that_was_given_away_is_proven_with_a_block_of_its_own() -> None:
+    run = Run()
+    tensors_of_decoder(run)
+    names = ("k_cache", "v_cache", "block_tables", "sequence_rows", "positions", "counts")
+    plan = run.plan(run.launch("attention", {"q": "q", **{name: name for name in names}}))
+    for request in (_having(0, (2,), id=7), _having(0, (2,), id=9), _having(1, (2,), id=7)):
+        held = inputs(
+            block_tables=[[2, 0], [0, 0]], sequence_rows=[0, 0, 0],
+            positions=[request.first_position, 0, 0], counts=[1, 1],
+        )  # fmt: skip
+        one = msgspec.structs.replace(request, row=0)
+        run.run(plan, {name: held[name] for name in names if name in held}, (one,))
+    [root, *_] = diagnose(run.bundle(), without=("replay",)).roots
+    assert (root.cause, root.argument) == (Cause.FOREIGN_BLOCK, "block_tables")
+    assert "after it had been given to request 9 in step 2" in root.sentence
+    assert "no block has two owners" in root.proof.green

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import TypeVar
 
 import numpy as np
@@ -27,6 +28,8 @@ from hypocenter.record.events import (
 from hypocenter.record.gap import Gap
 
 _E = TypeVar("_E", bound=Event)
+#: Of weights, as GGUF names them, and of the cache.
+_LAYER = re.compile(r"^(?:blk|[kv]_cache)\.([0-9]{1,6})\b")
 
 
 class Case:
@@ -82,6 +85,22 @@ class Case:
 
     def plan_of(self, place: Place) -> PlanRecord | None:
         return self.plans.get(place.plan)
+
+    def event_of(self, use: LaunchMade) -> Stepped | None:
+        """The step that made a launch."""
+        return next((event for event in self.steps if event.seq == use.seq), None)
+
+    def layer_of(self, use: LaunchMade) -> int | None:
+        """The layer that a launch is of: that of its weights or cache, or of the last one before
+        in its plan that has any."""
+        plan = self.plans.get(use.place.plan) if use.place is not None else None
+        if plan is None or use.place is None:
+            return None
+        for launch in reversed(plan.launches[: use.place.launch + 1]):
+            for tensor in self.tensors_of(launch).values():
+                if (found := _LAYER.search(tensor.name)) is not None:
+                    return int(found[1])
+        return None
 
     # -- arguments ------------------------------------------------------------------------------
 

@@ -231,9 +231,9 @@ CAUSES: dict[Cause, CauseRow] = {
     Cause.CAPTURED_POINTER: CauseRow(symptoms=_OF_MEMORY, blames=Blame.FREE),
     Cause.MISSING_WAIT: CauseRow(symptoms=_OF_MEMORY | _HANG, is_of_engine=True),
     Cause.REWRITTEN_IN_FLIGHT: CauseRow(symptoms=_OF_MEMORY, is_of_engine=True),
-    Cause.PENDING_ERROR: CauseRow(symptoms=_ERROR),
+    Cause.PENDING_ERROR: CauseRow(symptoms=_ERROR | {"crash"}),
     Cause.LATE_OUT_OF_MEMORY: CauseRow(
-        symptoms=_ERROR, untested="refusals: no call reported that memory was out"
+        symptoms=_ERROR | {"crash"}, untested="refusals: no call reported that memory was out"
     ),
     Cause.ENDLESS_LOOP: CauseRow(
         symptoms=_HANG, blames=Blame.KERNEL, untested="hang: no step was past its deadline"

@@ -142,11 +142,12 @@ def doctor(request: DoctorRequest) -> None:
     good = bundle_at(asked.good) if asked.good is not None else None
     if request.folder is not None:
         folder = Path(request.folder)
+        examined = bundle_at(str(folder))
     elif asked.last:
         folder = _bundle_of_last(asked)
+        examined = bundle_at(str(folder))
     else:
-        folder = _bundle_of_command(request)
-    examined = bundle_at(str(folder))
+        folder, examined = _bundle_of_command(request)
     if good is not None and asked.good is not None:
         tell_of_good(good, asked.good, examined)
     # With it Triton has its interpreter where a replay has its own; the command has had it.
@@ -236,8 +237,11 @@ def _bundle_of_last(asked: DoctorOptions) -> Path:
 # -- from a command -------------------------------------------------------------------------------
 
 
-def _bundle_of_command(request: DoctorRequest) -> Path:
-    """Run it, and save a bundle; leaves with its exit code when there is nothing to examine."""
+def _bundle_of_command(request: DoctorRequest) -> tuple[Path, Bundle]:
+    """Run it, and save a bundle; leaves with its exit code when there is nothing to examine.
+
+    What cannot be saved is examined all the same.
+    """
     asked = request.options
     with _ending_on_signals(), dead_runs.watched_runs(Environment.read().run_dir) as runs:
         deadlines = deadlines_of(request)
@@ -260,12 +264,15 @@ def _bundle_of_command(request: DoctorRequest) -> Path:
             # No examination is no good result, whatever the command says of itself.
             sys.exit(_exit_code(ended) or EXIT_ERROR)
         folder = _save_or_keep(made, asked.out, runs)
+    if folder is None:
+        say(f"{how(ended)}; it is examined all the same")
+        return Path(asked.out or DEFAULT_FOLDER), made
     say(f"{how(ended)}; the bundle is in {folder}")
-    return folder
+    return folder, bundle_at(str(folder))
 
 
-def _save_or_keep(made: Bundle, out: str | None, runs: Path) -> Path:
-    """Save the bundle; where that cannot be, keep what it was made of and say where that is."""
+def _save_or_keep(made: Bundle, out: str | None, runs: Path) -> Path | None:
+    """Save the bundle; where that cannot be, say why, keep what it was made of, and give None."""
     try:
         return _save(made, out)
     except (OSError, BadBundle) as error:
@@ -276,7 +283,8 @@ def _save_or_keep(made: Bundle, out: str | None, runs: Path) -> Path:
         where = f"; what was recorded is kept in {kept}" if kept is not None else ""
         if kept is not None and dead_runs.dead_runs(runs.parent):
             where += ", and `hypo doctor --last --out FOLDER` makes a bundle of it"
-        raise HypoError(f"{why}: the bundle was not saved{where}") from error
+        say(f"{why}: the bundle was not saved{where}")
+        return None
 
 
 def deadlines_of(request: DoctorRequest) -> Deadlines:

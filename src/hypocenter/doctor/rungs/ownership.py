@@ -7,10 +7,11 @@ by the scheduler; what the device was told stands in the step's inputs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from hypocenter.doctor.case import Case
@@ -50,6 +51,7 @@ def ownership(case: Case) -> list[Claim]:
     claims: list[Claim] = []
     done: set[tuple[Cause, str]] = set()
     num_tokens = 0
+    taken = _taken_from_owners(case.steps)
     for event in case.steps:
         if not event.requests:
             continue
@@ -60,6 +62,7 @@ def ownership(case: Case) -> list[Claim]:
             if "block_tables" in paged.values:
                 # One is told; a damaged record may hold a million, which would cost minutes.
                 wrong += itertools.islice(_shared_blocks(event.requests, paged.block_size), 1)
+                wrong += [taken[event.seq]] if event.seq in taken else []
             for entry in wrong:
                 if (entry.cause, entry.argument) in done:
                     continue
@@ -241,9 +244,68 @@ def _shared_blocks(requests: tuple[RequestRecord, ...], block_size: int) -> Iter
             )
 
 
+def _taken_from_owners(steps: Sequence[Stepped]) -> dict[int, _Wrong]:
+    """By event, the first step in which a request goes on with a block that another was given.
+
+    A request that begins anew, having been put back, has nothing of what it had.
+    """
+    owners: dict[int, tuple[int, int]] = {}  # of each block the request that got it last, and when
+    before: dict[int, RequestRecord] = {}
+    for event in steps:
+        for request in event.requests:
+            was = before.get(request.id)
+            before[request.id] = request
+            goes_on = was is not None and (
+                request.first_position >= was.first_position + was.num_tokens
+                and request.blocks[: len(was.blocks)] == was.blocks
+            )
+            num_had = len(was.blocks) if was is not None and goes_on else 0
+            for at in range(request.num_adopted, len(request.blocks)):
+                block = request.blocks[at]
+                if at >= num_had:
+                    owners[block] = request.id, event.step
+                    continue
+                owner, given = owners.get(block, (request.id, event.step))
+                if owner != request.id:
+                    return {event.seq: _foreign_entry(event, request, at, owner, given)}
+    return {}
+
+
+def _foreign_entry(
+    event: Stepped, request: RequestRecord, at: int, owner: int, given: int
+) -> _Wrong:
+    block = request.blocks[at]
+    use = "written for" if at == len(request.blocks) - 1 else "read by"
+    return _Wrong(
+        Cause.FOREIGN_BLOCK,
+        "block_tables",
+        (request.row, at),
+        block,
+        -1,
+        f"block {block} was {use} request {request.id} in step {event.step}, after it had been "
+        f"given to request {owner} in step {given}",
+    )
+
+
 def _owners(requests: tuple[RequestRecord, ...]) -> dict[int, RequestRecord]:
     """Of each block the first request that owns it."""
     return {block: request for request in reversed(requests) for block in request.blocks}
+
+
+def _with_own_block(
+    requests: tuple[RequestRecord, ...], found: _Wrong
+) -> tuple[RequestRecord, ...]:
+    """The requests, of which that at the row of `found` has another block there."""
+    number = 1 + max((block for request in requests for block in request.blocks), default=0)
+    at = found.entry[1]
+    return tuple(
+        msgspec.structs.replace(
+            request, blocks=(*request.blocks[:at], number, *request.blocks[at + 1 :])
+        )
+        if request.row == found.entry[0]
+        else request
+        for request in requests
+    )
 
 
 # -- claims ---------------------------------------------------------------------------------------
@@ -252,8 +314,10 @@ def _owners(requests: tuple[RequestRecord, ...]) -> dict[int, RequestRecord]:
 def _claim(case: Case, paged: _Paged, found: _Wrong, requests: tuple[RequestRecord, ...]) -> Claim:
     use, place = paged.use, ", ".join(map(str, found.entry))
     if found.right < 0:
-        corrected = f"request {requests[-1].id} without the block of the other"
-        green = "with a block of its own for each request, no block has two owners"
+        corrected = f"{found.argument}[{place}] = a block that nobody has"
+        mended_requests = _with_own_block(requests, found)
+        left = list(itertools.islice(_shared_blocks(mended_requests, paged.block_size), 1))
+        green = f"with {corrected}, {left[0].text if left else 'no block has two owners'}"
     else:
         values = np.array(paged.values[found.argument])
         for wrong in _find_wrong(paged, requests):
