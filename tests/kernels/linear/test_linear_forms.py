@@ -37,7 +37,7 @@ def test_a_tile_of_codes_ends_where_its_weight_ends(device: str) -> None:
     for dtype, rows, outputs in itertools.product(UNITS, BUCKETS, OUTPUTS):
         if UNITS[dtype].is_float:
             continue
-        assert outputs % some_codes_form(rows, device).outputs == 0
+        assert outputs % some_codes_form(dtype, rows, device).outputs == 0
         assert outputs % many_codes_form(dtype, rows, outputs, device).outputs == 0
 
 

@@ -18,32 +18,74 @@ _LANES = tl.constexpr(CODE_LANES)
 
 
 @triton.jit
+def _low_nibbles(words):
+    return tl.inline_asm_elementwise(
+        "and.b32 $0, $1, 0x0F0F0F0F;", "=r,r", [words], dtype=tl.int8, is_pure=True, pack=4
+    )
+
+
+@triton.jit
+def _high_nibbles(words):
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 t; shr.u32 t, $1, 4; and.b32 $0, t, 0x0F0F0F0F; }",
+        "=r,r",
+        [words],
+        dtype=tl.int8,
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
+def _less(codes, ZERO: tl.constexpr):
+    """Four at a time: the upper bit keeps each from borrowing of its neighbour."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 t; or.b32 t, $1, 0x80808080; sub.u32 t, t, $2; xor.b32 $0, t, 0x80808080; }",
+        "=r,r,r",
+        [codes, tl.full(codes.shape, ZERO, tl.int8)],
+        dtype=tl.int8,
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
 def _bytes(words, SHIFT: tl.constexpr, ZERO: tl.constexpr, ON_NVIDIA: tl.constexpr):
     """Codes of nibbles in bytes, less ZERO."""
     if not ON_NVIDIA:
         return (((words >> SHIFT) & 15) - ZERO).to(tl.int8)
-    elif ZERO == 0:
-        return tl.inline_asm_elementwise(
-            "{ .reg .b32 t; shr.u32 t, $1, " + ("4" if SHIFT == 4 else "0") + ";"
-            "and.b32 $0, t, 0x0F0F0F0F; }",
-            "=r,r",
-            [words],
-            dtype=tl.int8,
-            is_pure=True,
-            pack=4,
-        )
-    else:  # four at a time: the upper bit keeps each from borrowing of its neighbour
-        return tl.inline_asm_elementwise(
-            "{ .reg .b32 t; shr.u32 t, $1, " + ("4" if SHIFT == 4 else "0") + ";"
-            "and.b32 t, t, 0x0F0F0F0F; or.b32 t, t, 0x80808080;"
-            "sub.u32 t, t, " + ("0x08080808" if ZERO == 8 else "0x04040404") + ";"
-            "xor.b32 $0, t, 0x80808080; }",
-            "=r,r",
-            [words],
-            dtype=tl.int8,
-            is_pure=True,
-            pack=4,
-        )
+    else:
+        codes = _low_nibbles(words) if SHIFT == 0 else _high_nibbles(words)
+        return _less(codes, ZERO) if ZERO > 0 else codes
+
+
+@triton.jit
+def _add_half(
+    acc, w, x, x_scales, sums_at, scales, minima, inside, column, GROUP: tl.constexpr,
+    HAS_MINIMA: tl.constexpr,
+):  # fmt: skip
+    """32 columns of a unit of each chain, their groups in order."""
+    x_scale = tl.load(x_scales, mask=inside, other=0.0)
+    if HAS_MINIMA:
+        sums = tl.load(sums_at)
+        sum0, sum1 = (sums << 16) >> 16, sums >> 16
+    for part in tl.static_range(32 // GROUP):
+        if GROUP == 32:
+            products = tl.dot(w, x, out_dtype=tl.int32)
+        else:
+            # The other half group counts nothing.
+            some = tl.where((column // 16 == part)[None, :, None], x, 0)
+            products = tl.dot(w, some.to(tl.int8), out_dtype=tl.int32)
+        scale = tl.load(scales + part, mask=inside, other=0.0).to(tl.float32)
+        acc = tl.fma(products.to(tl.float32), scale[:, :, None] * x_scale[:, None, :], acc)
+        if HAS_MINIMA:
+            low = tl.load(minima + part, mask=inside, other=0.0).to(tl.float32)
+            if GROUP == 32:
+                xsum = sum0 + sum1
+            else:
+                xsum = sum0 if part == 0 else sum1
+            acc = tl.fma(low[:, :, None], (xsum.to(tl.float32) * x_scale)[:, None, :], acc)
+    return acc
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -94,29 +136,19 @@ def linear_codes_some_kernel(
                 w = _bytes(low_codes, 4 * half, ZERO, ON_NVIDIA)
             else:
                 w = low_codes if half == 0 else high_codes
-            x = tl.load(codes + (unit * 64)[:, None, None] + 32 * half)
-            x_scale = tl.load(x_scales_ptr + (g + half), mask=inside, other=0.0)
-            if HAS_MINIMA:
-                sums = tl.load(sums_ptr + g + half)
-                sum0, sum1 = (sums << 16) >> 16, sums >> 16
-            for part in tl.static_range(32 // GROUP):
-                if GROUP == 32:
-                    products = tl.dot(w, x, out_dtype=tl.int32)
-                else:
-                    # The other half group counts nothing.
-                    some = tl.where((column // 16 == part)[None, :, None], x, 0)
-                    products = tl.dot(w, some.to(tl.int8), out_dtype=tl.int32)
-                at = s + (half * (32 // GROUP) + part)
-                scale = tl.load(scales_ptr + at, mask=inside, other=0.0).to(tl.float32)
-                factor = scale[:, :, None] * x_scale[:, None, :]
-                acc = tl.fma(products.to(tl.float32), factor, acc)
-                if HAS_MINIMA:
-                    low = tl.load(minima_ptr + at, mask=inside, other=0.0).to(tl.float32)
-                    if GROUP == 32:
-                        xsum = sum0 + sum1
-                    else:
-                        xsum = sum0 if part == 0 else sum1
-                    acc = tl.fma(low[:, :, None], (xsum.to(tl.float32) * x_scale)[:, None, :], acc)
+            acc = _add_half(
+                acc,
+                w,
+                tl.load(codes + (unit * 64)[:, None, None] + 32 * half),
+                x_scales_ptr + (g + half),
+                sums_ptr + (g + half),
+                scales_ptr + (s + half * (32 // GROUP)),
+                minima_ptr + (s + half * (32 // GROUP)),
+                inside,
+                column,
+                GROUP,
+                HAS_MINIMA,
+            )
     # From ranges of their own, or compilers keep what the first ones gave over the whole loop.
     rows = first - ROWS + tl.arange(ROWS, 2 * ROWS)
     outputs = (tl.program_id(0) - 1) * OUTPUTS + tl.arange(OUTPUTS, 2 * OUTPUTS)
@@ -182,6 +214,44 @@ def _apart(ON_NVIDIA: tl.constexpr):
         tl.inline_asm_elementwise("mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
+@triton.jit
+def _add_pair(
+    acc, weights, x, sums_at, scales, minima, inside, pair: tl.constexpr, PER_WORD: tl.constexpr,
+    GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr, SCALE_BITS: tl.constexpr,
+    OUTPUTS: tl.constexpr, ON_NVIDIA: tl.constexpr,
+):  # fmt: skip
+    """Two groups of a unit, whose scales are read at once."""
+    CHUNK: tl.constexpr = 4 * _LANES  # words of 16 columns
+    scale0, scale1 = both_scales(scales, inside, SCALE_BITS)
+    low0, low1 = scale0, scale1
+    if HAS_MINIMA:
+        low0, low1 = both_scales(minima, inside, SCALE_BITS)
+    if PER_WORD == 8:
+        # Both halves of a unit share words: of whole ones in one pair, of shorter groups in two.
+        words0 = tl.load(weights)
+        words1 = words0 if GROUP == 32 else tl.load(weights + CHUNK)
+    else:
+        words0 = tl.load(weights + 2 * pair * (GROUP // 16) * CHUNK)
+        words1 = tl.load(weights + (2 * pair + 1) * (GROUP // 16) * CHUNK)
+    for part in tl.static_range(2):
+        words = words0 if part == 0 else words1
+        if PER_WORD == 4:
+            w = _halves(words, 0, PER_WORD, ZERO, OUTPUTS, ON_NVIDIA)
+        elif GROUP == 32:
+            w = _halves(words, 4 * part, PER_WORD, ZERO, OUTPUTS, ON_NVIDIA)
+        else:
+            w = _halves(words, 4 * pair, PER_WORD, ZERO, OUTPUTS, ON_NVIDIA)
+        products = tl.dot(w, tl.load(x + (2 * pair + part) * GROUP))
+        acc = tl.fma(products, (scale0 if part == 0 else scale1)[:, None], acc)
+        if HAS_MINIMA:
+            if GROUP == 32:
+                xsum = tl.load(sums_at + (part * 3 + 2) * 64)
+            else:
+                xsum = tl.load(sums_at + (pair * 3 + part) * 64)
+            acc = tl.fma((low0 if part == 0 else low1)[:, None], xsum[None, :], acc)
+    return acc
+
+
 @triton.jit(do_not_specialize=["count"])
 def linear_codes_kernel(
     spread_ptr, row_scales_ptr, row_sums_ptr, counts_ptr, words_ptr, scales_ptr, minima_ptr,
@@ -220,34 +290,25 @@ def linear_codes_kernel(
         wanted = (step % num_steps) * 16 + step // num_steps
         unit = tl.minimum(wanted, num_units - 1)
         inside = (outputs >= 0) & (wanted < num_units)
-        if PER_WORD == 8:
-            packed0 = tl.load(weights + unit * UNIT_WORDS)
-        if PER_WORD == 8 and GROUP == 16:
-            packed1 = tl.load(weights + (unit * UNIT_WORDS + 4 * _LANES))
         s = scale_at + unit * (_LANES * PER_UNIT)
         for pair in tl.static_range(PER_UNIT // 2):
-            scale0, scale1 = both_scales(scales_ptr + (s + 2 * pair), inside, SCALE_BITS)
-            if HAS_MINIMA:
-                low0, low1 = both_scales(minima_ptr + (s + 2 * pair), inside, SCALE_BITS)
-            for part in tl.static_range(2):
-                # Group 2 * pair + part: of nibbles those of both halves of a unit share words.
-                if PER_WORD == 4:
-                    at = unit * UNIT_WORDS + (2 * pair + part) * (4 * _LANES * CHUNKS)
-                    w = _halves(tl.load(weights + at), 0, PER_WORD, ZERO, OUTPUTS, ON_NVIDIA)
-                elif GROUP == 32:
-                    w = _halves(packed0, 4 * part, PER_WORD, ZERO, OUTPUTS, ON_NVIDIA)
-                elif part == 0:
-                    w = _halves(packed0, 4 * pair, PER_WORD, ZERO, OUTPUTS, ON_NVIDIA)
-                else:
-                    w = _halves(packed1, 4 * pair, PER_WORD, ZERO, OUTPUTS, ON_NVIDIA)
-                products = tl.dot(w, tl.load(x + (unit * 64 + (2 * pair + part) * GROUP)))
-                acc = tl.fma(products, (scale0 if part == 0 else scale1)[:, None], acc)
-                if HAS_MINIMA:
-                    if GROUP == 32:
-                        xsum = tl.load(sums_at + ((unit * 2 + part) * 3 + 2) * 64)
-                    else:
-                        xsum = tl.load(sums_at + ((unit * 2 + pair) * 3 + part) * 64)
-                    acc = tl.fma((low0 if part == 0 else low1)[:, None], xsum[None, :], acc)
+            acc = _add_pair(
+                acc,
+                weights + unit * UNIT_WORDS,
+                x + unit * 64,
+                sums_at + unit * 384,
+                scales_ptr + (s + 2 * pair),
+                minima_ptr + (s + 2 * pair),
+                inside,
+                pair,
+                PER_WORD,
+                GROUP,
+                ZERO,
+                HAS_MINIMA,
+                SCALE_BITS,
+                OUTPUTS,
+                ON_NVIDIA,
+            )
         if step % num_steps == num_steps - 1:
             _apart(ON_NVIDIA)
             total += acc

@@ -65,13 +65,15 @@ def float_form(
     return Form(64, 64, 4, 1, 3 if is_cuda else 2)
 
 
-def some_codes_form(num_rows: int, device: str) -> Form:
+def some_codes_form(dtype: DType, num_rows: int, device: str) -> Form:
     """The tile for codes of some rows."""
     if not device.startswith("cuda"):
         return Form(16, 16, 8, 1, 2)
     if not has_wide_tiles(device):
         return Form(16, 16, 4, 1, 2)
-    return Form(32, 16 if num_rows <= 16 else 32, 8, 1, 2)
+    # Two sums a group of 32 columns leave no registers for more rows.
+    is_small = num_rows <= 16 or UNITS[dtype].group == 16
+    return Form(32, 16 if is_small else 32, 8, 1, 2)
 
 
 def many_codes_form(dtype: DType, num_rows: int, num_outputs: int, device: str) -> Form:

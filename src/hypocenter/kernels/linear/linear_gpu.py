@@ -106,7 +106,7 @@ def _codes(
     num_rows = codes.shape[0]
     operands = (codes, facts["x_scales"], facts["sums"], facts["counts"])
     if num_rows > FEW_ROWS:
-        form = some_codes_form(num_rows, plan.device)
+        form = some_codes_form(packed.dtype, num_rows, plan.device)
         plan.add_gpu(
             linear_codes_some_kernel,
             *(*operands, *_one(only, 3), count, num_units, codes.strides[0], only.out.strides[0]),

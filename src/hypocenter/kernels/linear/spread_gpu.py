@@ -26,6 +26,25 @@ def _pair(even, odd):
 
 
 @triton.jit
+def _pairs(four, scale):
+    """The codes of words times scale: the first two, and the last two."""
+    a = (((four << 24) >> 24).to(tl.float32) * scale).to(tl.float16)
+    b = (((four << 16) >> 24).to(tl.float32) * scale).to(tl.float16)
+    c = (((four << 8) >> 24).to(tl.float32) * scale).to(tl.float16)
+    d = ((four >> 24).to(tl.float32) * scale).to(tl.float16)
+    return _pair(a, b), _pair(c, d)
+
+
+@triton.jit
+def _store_sums(to, pair, scale, mask):
+    """Of the first 16, the last 16 and all columns of each group."""
+    first, last = ((pair << 16) >> 16).to(tl.float32), (pair >> 16).to(tl.float32)
+    tl.store(to, first * scale, mask=mask)
+    tl.store(to + 64, last * scale, mask=mask)
+    tl.store(to + 128, (first + last) * scale, mask=mask)
+
+
+@triton.jit
 def spread_kernel(
     codes_ptr, scales_ptr, sums_ptr, counts_ptr, spread_ptr, row_scales_ptr, row_sums_ptr, count,
     num_groups, pitch, spread_stride, sums_stride, HAS_SUMS: tl.constexpr,
@@ -65,21 +84,13 @@ def spread_kernel(
         at = ((start + group) * 8)[None, :, None, None]
         mask4, scale4 = mask[:, :, None, None], scale[:, :, None, None]
         four = tl.load(codes + at, mask=mask4, other=0)
-        a = ((four << 24) >> 24).to(tl.float32) * scale4
-        b = ((four << 16) >> 24).to(tl.float32) * scale4
-        c = ((four << 8) >> 24).to(tl.float32) * scale4
-        d = (four >> 24).to(tl.float32) * scale4
-        tl.store(into + 2 * at, _pair(a.to(tl.float16), b.to(tl.float16)), mask=mask4)
-        tl.store(into + (2 * at + 4), _pair(c.to(tl.float16), d.to(tl.float16)), mask=mask4)
+        first_pair, last_pair = _pairs(four, scale4)
+        tl.store(into + 2 * at, first_pair, mask=mask4)
+        tl.store(into + (2 * at + 4), last_pair, mask=mask4)
         if HAS_SUMS:
-            pair = tl.load(
-                sums_ptr + (at_row * pitch)[:, None] + (start + group)[None, :], mask=mask, other=0
-            )
-            first_half, last_half = ((pair << 16) >> 16).to(tl.float32), (pair >> 16).to(tl.float32)
+            pair = sums_ptr + (at_row * pitch)[:, None] + (start + group)[None, :]
             to = sums_at + ((start + group) * 192)[None, :]
-            tl.store(to, first_half * scale, mask=mask)
-            tl.store(to + 64, last_half * scale, mask=mask)
-            tl.store(to + 128, (first_half + last_half) * scale, mask=mask)
+            _store_sums(to, tl.load(pair, mask=mask, other=0), scale, mask)
 
 
 def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
