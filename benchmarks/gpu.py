@@ -62,6 +62,11 @@ SECTIONS = (
         "copy bandwidth, and batch-1 decode of an 8B-shaped model as a share of it",
     ),
     Section(
+        "rows", "gpu_rows:run", 240,
+        (*_DOOR, "hypocenter.model.decoder:Decoder", "hypocenter.model.weights:Weights"),
+        "prompts and batches of an 8B-shaped model, as steps of many rows",
+    ),
+    Section(
         "overhead", "gpu_speed:overhead", 60, _DOOR,
         "host time of a launch: Triton alone, off, checked, logged",
     ),

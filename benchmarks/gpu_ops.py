@@ -146,6 +146,8 @@ class _Make:
             codes, scales, _ = quantise.reference(x)
             groups = codes.reshape(num_rows, -1, operands.GROUP) * scales[..., None].astype(float)
             x = groups.reshape(num_rows, -1)
+        elif dtype is not DType.F32 and self.device != "cpu":
+            x = quantise.reference_rounded(x, dtype)
         exact = linear.reference(x, weights, bias) + before
         size = np.abs(x) @ np.abs(weights).T + np.abs(bias) + np.abs(before)
         return Case(

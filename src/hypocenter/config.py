@@ -200,8 +200,8 @@ class EngineConfig:
     not computed anew up to where they part. `kv_tokens` is how many tokens the KV cache holds of
     all requests together; None: as many as one context. `attention`: `fused`, or its `parts` one by
     one (GPU).
-    `float_products`: F16 and BF16 matrices multiply activations exactly, or (CPU) as `bf16`, both
-    rounded to it.
+    `float_products`: on the CPU F16 and BF16 matrices multiply activations `exact`ly, or as `bf16`,
+    both rounded to it; a GPU rounds activations to the type of the matrix.
     """
 
     device: str = "cpu"

@@ -48,9 +48,11 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 def as_multiplied(x: np.ndarray, dtype: DType) -> np.ndarray:
-    """x as a product with such weights takes it: as codes, in float64, or as it is."""
-    if not dtype.is_quantised:
+    """x as a product with such weights takes it: as codes or rounded, in float64, or as it is."""
+    if dtype is DType.F32 or (not dtype.is_quantised and kernel_launch.device == "cpu"):
         return x
+    if not dtype.is_quantised:
+        return quantise.reference_rounded(x, dtype)
     codes, scales, _ = quantise.reference(x)
     values: np.ndarray = codes.reshape(len(x), -1, 32).astype(np.float64) * scales[..., None]
     return values.reshape(len(x), -1)[:, : x.shape[1]]
@@ -116,7 +118,7 @@ def test_linear(dtype: DType, num_columns: int, num_rows: int, num_outputs: int)
     size = np.abs(x) @ np.abs(weights).T + np.abs(bias) + np.abs(before)
     got = to_host(out)[:, :num_outputs]
     assert np.max(np.abs(got - exact) / size) <= (math.log2(num_columns) + 4) * EPS
-    if x.dtype == np.float64:
+    if dtype.is_quantised:
         # Codes are off by half a step at most, a step being 1 / 127 of the largest in its group.
         off = np.repeat(group_steps(x), 32, axis=1) / 2
         assert (np.abs(got - float_exact) <= off @ np.abs(weights).T + 1e-5 * size).all()
@@ -131,7 +133,7 @@ def test_linear(dtype: DType, num_columns: int, num_rows: int, num_outputs: int)
     fast=lambda case: case.dtype in (OF_EACH_LAYOUT if case.device == "one thread" else FEW_TYPES),
 )
 def test_a_row_of_linear_does_not_depend_on_its_company(device: str, dtype: DType) -> None:
-    """Alone, among few and among many: on a GPU those are three forms of two kernels."""
+    """Alone, among few, some and many: on a GPU those are forms of up to three kernels."""
     is_paired = dtype is DType.BF16 and device == "cpu"
     num_columns = 256 if dtype.is_quantised else 386 if is_paired else 387
     weight = weight_tensor(dtype, random_rows(dtype, 70, num_columns), num_columns)

@@ -85,7 +85,8 @@ def test_a_specimen_is_what_triton_would_make_of_the_launch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vendor", "device"), [("amd", "hip:abstract"), ("nvidia", "cuda:abstract")]
+    ("vendor", "device"),
+    [("amd", "hip:abstract"), ("nvidia", "cuda:abstract"), ("hopper", "cuda:hopper")],
 )
 def test_a_plan_names_its_device_and_kernels(vendor: str, device: str) -> None:
     plan = abstract_plan(vendor, "llama", DType.Q4_K, DType.F16, num_tokens=4)
@@ -113,7 +114,7 @@ def test_forms_are_those_of_the_vendor_whose_gpus_are_launched_so() -> None:
     assert {"rms_norm_kernel", "rope_write_kernel", "rope_kernel", "kv_write_kernel"} <= alike
 
 
-@pytest.mark.parametrize("vendor", ["amd", "nvidia"])
+@pytest.mark.parametrize("vendor", ["amd", "nvidia", "hopper"])
 @pytest.mark.parametrize("dtype", [DType.F16, DType.Q4_K])
 @pytest.mark.parametrize("num_rows", [1, 2, 4, 8, 16, 32, 64, 512])
 def test_every_bucket_of_a_model_launches_forms_that_are_compiled(

@@ -28,7 +28,7 @@ class Listed(msgspec.Struct, frozen=True):
 
     def runs_on(self, arch: str) -> bool:
         """Whether GPUs of an architecture of the table are launched so."""
-        return self.vendor in ("", TABLE[arch].vendor)
+        return self.vendor in TABLE[arch].launched_as
 
 
 class Hello(msgspec.Struct, frozen=True):

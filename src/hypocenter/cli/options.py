@@ -370,8 +370,8 @@ class EngineOptions:
         str,
         Parameter(
             name="--float-products",
-            help="Of F16 and BF16 matrices: exact, or bf16, which rounds them and what they "
-            "multiply (CPU; made for Zen 4 and 5).",
+            help="Of F16 and BF16 matrices on the CPU: exact, or bf16, which rounds them and what "
+            "they multiply (made for Zen 4 and 5).",
         ),
     ] = _ENGINE["float_products"]
 

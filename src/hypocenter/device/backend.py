@@ -115,6 +115,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def has_wide_tiles(self) -> bool:
+        """Whether products are launched in the tiles of GPUs with much shared memory."""
+        ...
+
+    @property
     def runs_ahead(self) -> bool:
         """Whether it pays to launch a step while the one before it runs."""
         ...

@@ -103,6 +103,11 @@ def is_open(device: str) -> bool:
     return device in _backends
 
 
+def has_wide_tiles(device: str) -> bool:
+    """Whether an open device takes tiles for GPUs with much shared memory."""
+    return device in _backends and _backends[device].has_wide_tiles
+
+
 def open_names() -> tuple[str, ...]:
     """Names of the open devices, without the CPU."""
     return tuple(_backends)

@@ -87,6 +87,18 @@ class GpuLimits:
         """
         return self.vendor == "nvidia" and int(self.arch.removeprefix("sm_")) >= 90
 
+    @property
+    def has_wide_tiles(self) -> bool:
+        """Whether products take the tiles that were measured on an H100, which need the shared
+        memory of compute capability 9.0 and its matrix units, which read operands there (PTX ISA,
+        "wgmma")."""
+        return self.arch == "sm_90"
+
+    @property
+    def launched_as(self) -> tuple[str, ...]:
+        """Whose GPUs' forms are launched on it, as specimens name them."""
+        return ("", self.vendor, "hopper") if self.has_wide_tiles else ("", self.vendor)
+
 
 # Triton multiplies the three grid dimensions in a C int and skips the launch without a word when
 # the product is not positive (backends/nvidia/driver.c) or is 0 (backends/amd/driver.c).

@@ -69,7 +69,9 @@ class MixtureBuffers:
 
         def operands(weights: Iterable[Tensor], width: int) -> Operands:
             dtypes = {weight.dtype for weight in weights}
-            return Operands.allocate(dtypes, shape.num_rows, width, device=device, in_bf16=in_bf16)
+            return Operands.allocate(
+                dtypes, shape.num_rows, width, device=device, in_bf16=in_bf16, in_groups=True
+            )
 
         is_split = any(stack.gate_up is None for stack in stacks)
         downs = [stack.down for stack in stacks]

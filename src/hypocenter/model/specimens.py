@@ -55,10 +55,12 @@ _FORMS = (
 )  # fmt: skip
 
 # Rows of a bucket, one for each way in which products and attention are cut.
-_BUCKETS = (1, 2, 4, 16, 512)
+_BUCKETS = (1, 2, 4, 16, 32, 64, 512)
+#: More of them where products have many forms, and those for two architectures alone.
+_MORE_BUCKETS = {"hopper": (128, 256, 2048)}
 
 #: Forms differ where the vendors' machines do.
-VENDORS = ("amd", "nvidia")
+VENDORS = ("amd", "nvidia", "hopper")
 
 # Logits of more than 2**31 elements.
 _HUGE = (1 << 15, 128256, "sampling, 64-bit offsets")
@@ -67,14 +69,15 @@ _HUGE = (1 << 15, 128256, "sampling, 64-bit offsets")
 def project_specimens() -> tuple[Specimen, ...]:
     """Each kernel of the project in each form that decoder or sampler launches it in.
 
-    A form that is the same for both vendors is there once.
+    A form that is the same for several vendors is there once.
     """
     found: dict[tuple[object, ...], Specimen] = {}
     for vendor in VENDORS:
         for specimen in _of_vendor(vendor):
             same = found.setdefault(form_of(specimen), specimen)
             if same.vendor != specimen.vendor:
-                found[form_of(specimen)] = replace(same, vendor="")
+                whose = "" if same.vendor in ("", "amd") else "nvidia"
+                found[form_of(specimen)] = replace(same, vendor=whose)
     return tuple(found.values())
 
 
@@ -86,8 +89,10 @@ def _of_vendor(vendor: str) -> Iterator[Specimen]:
         yield from of_model("llama", dtype, DType.F32)
     for dtype in (DType.F16, DType.Q8_0):
         yield from of_model("llama", dtype, DType.F16, num_tokens=1)
+    for dtype in (DType.Q8_0, DType.Q4_0, DType.Q4_K, DType.Q6_K):
+        yield from of_model("llama", dtype, DType.F16, num_tokens=16)
     for dtype in _FORMS:
-        for num_tokens in _BUCKETS:
+        for num_tokens in (*_BUCKETS, *_MORE_BUCKETS.get(vendor, ())):
             yield from of_model("qwen3", dtype, DType.F16, num_tokens=num_tokens)
     for dtype, num_tokens in ((DType.F16, 64), (DType.F32, 64), (DType.F16, 1)):
         yield from of_model("llama", DType.Q8_0, dtype, attention="parts", num_tokens=num_tokens)
@@ -100,6 +105,8 @@ def _of_vendor(vendor: str) -> Iterator[Specimen]:
         yield from of_model("gemma2", dtype, DType.F16, caps, num_tokens=huge)
         # A matrix of that extent is met by a single row too.
         yield from of_model("llama", dtype, DType.F16, {"vocab_size": huge}, num_tokens=1)
+    # And by the logit rows of a larger step.
+    yield from of_model("llama", DType.Q8_0, DType.F16, {"vocab_size": huge}, num_tokens=512)
     yield from of_model("gemma2", DType.Q8_0, DType.F16, caps, num_tokens=huge, attention="parts")
     yield from _of_sampling(vendor, 32, 128256, "sampling")
     yield from _of_sampling(vendor, *_HUGE)

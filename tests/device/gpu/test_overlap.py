@@ -33,7 +33,7 @@ DEEDS = ("ld.global", "st.global", "cp.async", "atom.", "red.", "ret;", "bra")
 def test_what_runs_in_every_decode_step_overlaps() -> None:
     names = {jit.__name__.removesuffix("_kernel") for jit in OVERLAPPING}
     assert names >= {
-        "rms_norm", "quantise", "split", "linear_codes_few", "linear_float_few", "rope_write",
+        "rms_norm", "quantise", "round", "linear_codes_few", "linear_float", "rope_write",
         "rope", "kv_write", "rms_norm_codes", "gate_codes", "attention_fold_codes",
         "attention_split", "attention_fold", "gate", "gather", "lookup_codes", "greedy_rows",
         "mark",
@@ -65,7 +65,7 @@ def ptx(one: Specimen, arch: str) -> str:
 )
 @pytest.mark.tier(
     "targets",
-    fast=lambda case: case.guarded or case.name in ("split_kernel", "linear_codes_few_kernel"),
+    fast=lambda case: case.guarded or case.name in ("round_kernel", "linear_codes_few_kernel"),
 )
 def test_the_compiler_moves_nothing_before_the_wait(name: str, guarded: bool) -> None:
     one = specimen(name)

@@ -194,7 +194,9 @@ def stack_of(
 def operands_of(table: ExpertsTable, x: Tensor, weight: Tensor) -> Operands:
     """What products of the sorted rows x with a weight read."""
     shape, width = table.shape, weight.data.num_columns
-    made = Operands.allocate([weight.dtype], shape.num_rows, width, device=shape.device)
+    made = Operands.allocate(
+        [weight.dtype], shape.num_rows, width, device=shape.device, in_groups=True
+    )
     made = made.first(shape.num_rows, tile=shape.tile)
     live = table.counts
     launch(lambda p: prepare_operands(p, x, [weight], made, live), shape.num_rows)

@@ -81,6 +81,7 @@ class TorchGpu:
         self.blocking = launch_blocking(environ)
         self.runs_ahead = not self.blocking
         self.overlaps = limits.overlaps and not self.blocking
+        self.has_wide_tiles = limits.has_wide_tiles
         self._name, self._vendor = name, name.partition(":")[0]
         self._torch, self._index = torch, index
         self._device = torch.device("cuda", index)

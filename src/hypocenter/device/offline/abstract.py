@@ -21,8 +21,9 @@ from hypocenter.dtypes import TRITON_NAMES
 from hypocenter.errors import NotShareable
 from hypocenter.tensor import DType
 
-# What plans ask for where vendors differ is how a name begins.
-_NAMES = {"amd": "hip:abstract", "nvidia": "cuda:abstract"}
+# What plans ask for where vendors differ is how a name begins. Hopper stands for NVIDIA's GPUs that
+# take wide tiles.
+_NAMES = {"amd": "hip:abstract", "nvidia": "cuda:abstract", "hopper": "cuda:hopper"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,14 @@ def _launch_nothing(*args: Any, **options: Any) -> None:
 
 
 class AbstractGpu:
-    """Implements `Backend` without memory, for GPUs of a vendor: amd or nvidia."""
+    """Implements `Backend` without memory, for GPUs of a vendor: amd, nvidia or hopper."""
 
     limits = None
     captures = overlaps = runs_ahead = False
 
     def __init__(self, vendor: str) -> None:
         self.name = _NAMES[vendor]
+        self.has_wide_tiles = vendor == "hopper"
         self.name_of: Callable[[int], str] = hex
         self._next = 1 << 40
 

@@ -19,7 +19,8 @@ class Specimen:
     `constants` each other parameter to its value, `divisible` names the pointers and integers that
     are multiples of 16, as those of whole tensors are, `huge` the pointers to more than 2 GiB.
     `options` are the launch's `num_warps`, `num_stages` and so on. `label` tells several specimens
-    of a kernel apart. `vendor` is whose GPUs are launched so, empty for everybody's.
+    of a kernel apart. `vendor` is whose GPUs are launched so, empty for everybody's, and hopper for
+    those of NVIDIA that take wide tiles.
     """
 
     kernel: Any

@@ -339,6 +339,8 @@ class SimGpu:
 
     #: The interpreter runs one launch after the other.
     overlaps = False
+    #: Small tiles are quicker there, whatever the GPU.
+    has_wide_tiles = False
 
     @property
     def captures(self) -> bool:

@@ -16,7 +16,7 @@ from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.demands import Apart, Arg, Index, Reach, Rule, Scalar, Symbols
 from hypocenter.kernels.experts import experts_cpu
 from hypocenter.kernels.experts.experts_table import ExpertsTable
-from hypocenter.kernels.linear.linear import X_CODES, X_PIECES, X_TILES
+from hypocenter.kernels.linear.linear import X_CODES, X_SCALED, X_TILES
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import into_tiles
 from hypocenter.kernels.rowwise.activation import GATES, require_kind
@@ -63,7 +63,7 @@ TILES = Contract(
     Rule("num_tiles * tile >= num_rows", "the tiles of x must hold its rows"),
 )
 CODES = Contract("experts", *_PRODUCT, *X_CODES)
-PIECES = Contract("experts", *_PRODUCT, *X_PIECES)
+SCALED = Contract("experts", *_PRODUCT, *X_SCALED)
 ROUNDED = Contract(
     "experts",
     *_PRODUCT,
@@ -124,7 +124,7 @@ def experts_linear(
 
     x and out f32 [num_rows, >= k], [num_rows, >= n padded to 64]; weight packed [num_experts, n,
     k]. `operands` holds what `prepare_operands` makes of x for `weight`; weights that read codes
-    or pieces do not read x. Raises LaunchRejected when the shapes disagree.
+    or rounded numbers do not read x. Raises LaunchRejected when the shapes disagree.
     """
     facts: dict[str, Any] = {"weight": weight, "out": out} | _facts_of(table)
     dtype = weight.dtype
@@ -132,11 +132,11 @@ def experts_linear(
         contract = TILES if plan.device == "cpu" else CODES
         made = dict(operands.made)
         facts |= {"x_scales" if name == "scales" else name: one for name, one in made.items()}
+    elif (rounded := operands.rounded_for(dtype)) is not None:
+        contract = SCALED
+        facts |= {"rounded": rounded, "row_scales": operands.row_scales}
     elif operands.multiplied_as(dtype) is DType.BF16:
         contract, facts["rounded"] = ROUNDED, operands.rounded
-    elif (pieces := operands.pieces(dtype)) is not None:
-        contract = PIECES
-        facts |= {"pieces": pieces, "row_scales": operands.row_scales}
     else:
         contract, facts["x"] = FLOATS, x
     if plan.device != "cpu":

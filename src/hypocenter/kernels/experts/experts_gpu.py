@@ -1,7 +1,8 @@
 """Triton kernels of products with experts: a program has some outputs of the rows of one group.
 
-Rows take the steps that they take in `linear_codes_gpu.py` and `linear_float_gpu.py`, by the same
-code, so their bits are those of a product with their expert alone.
+Rows take the steps that they take in products of few and of some rows (`linear_codes_gpu.py`,
+`linear_codes_many_gpu.py`, `linear_float_gpu.py`), by the same code and in the same tiles, so their
+bits are those of a product with their expert alone.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.experts.experts_table import ExpertsShape
-from hypocenter.kernels.linear.linear_codes_gpu import few_outputs, many_outputs
-from hypocenter.kernels.linear.linear_float_gpu import few_float_outputs, many_float_outputs
+from hypocenter.kernels.linear.linear_codes_gpu import few_outputs
+from hypocenter.kernels.linear.linear_codes_many_gpu import some_outputs
+from hypocenter.kernels.linear.linear_float_gpu import float_outputs
+from hypocenter.kernels.linear.linear_forms import float_form, some_codes_form
 from hypocenter.kernels.shared_gpu import as_offset, follow
 from hypocenter.kernels.weights.gpu_layout import CODE_LANES, UNITS
 from hypocenter.kernels.weights.row_groups import LANES, padded_rows
@@ -76,17 +79,18 @@ def experts_codes_few_kernel(
 @triton.jit
 def experts_codes_kernel(
     codes_ptr, x_scales_ptr, sums_ptr, experts_ptr, firsts_ptr, sizes_ptr, words_ptr, scales_ptr,
-    minima_ptr, out_ptr, out_stride, num_units, num_steps, x_pitch, lane_groups,
-    PER_WORD: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr,
+    minima_ptr, out_ptr, out_stride, num_units, x_pitch, lane_groups, PER_WORD: tl.constexpr,
+    GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr, ON_NVIDIA: tl.constexpr,
     OVERLAPS: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
-    expert, first, size = _group(experts_ptr, firsts_ptr, sizes_ptr)
-    if size == 0:
+    expert, start, size = _group(experts_ptr, firsts_ptr, sizes_ptr)
+    first = start + tl.program_id(2) * ROWS
+    if first >= start + size:
         return
     units = as_offset(expert, WIDE) * lane_groups * num_units
-    many_outputs(
+    some_outputs(
         codes_ptr,
         x_scales_ptr,
         sums_ptr,
@@ -98,9 +102,8 @@ def experts_codes_kernel(
         out_stride,
         tl.program_id(1),
         first,
-        first + size,
+        start + size,
         num_units,
-        num_steps,
         x_pitch,
         PER_WORD,
         GROUP,
@@ -108,43 +111,9 @@ def experts_codes_kernel(
         HAS_MINIMA,
         False,
         False,
+        ON_NVIDIA,
         WIDE,
         OUTPUTS,
-        ROWS,
-        STAGES,
-    )
-
-
-@triton.jit
-def experts_float_few_kernel(
-    x_ptr, row_scales_ptr, experts_ptr, firsts_ptr, sizes_ptr, weights_ptr, out_ptr, out_stride,
-    num_columns, num_chunks, x_stride, plane, per_expert, NUM_PIECES: tl.constexpr,
-    IS_BF16: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
-):  # fmt: skip
-    follow(OVERLAPS)
-    expert, first, size = _group(experts_ptr, firsts_ptr, sizes_ptr)
-    if size == 0:
-        return
-    few_float_outputs(
-        x_ptr,
-        row_scales_ptr,
-        weights_ptr + as_offset(expert, WIDE) * per_expert * num_chunks * 1024,
-        out_ptr,
-        out_ptr,
-        out_stride,
-        tl.program_id(1),
-        first,
-        first + size,
-        num_columns,
-        num_chunks,
-        x_stride,
-        plane,
-        NUM_PIECES,
-        IS_BF16,
-        False,
-        False,
-        WIDE,
         ROWS,
         STAGES,
     )
@@ -153,15 +122,15 @@ def experts_float_few_kernel(
 @triton.jit
 def experts_float_kernel(
     x_ptr, row_scales_ptr, experts_ptr, firsts_ptr, sizes_ptr, weights_ptr, out_ptr, out_stride,
-    num_columns, num_chunks, num_steps, x_stride, plane, per_expert, NUM_PIECES: tl.constexpr,
+    num_columns, num_chunks, x_stride, per_expert, IS_ROUNDED: tl.constexpr,
     IS_BF16: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
-    ROWS: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, CHUNKS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     expert, first, size = _group(experts_ptr, firsts_ptr, sizes_ptr)
     if size == 0:
         return
-    many_float_outputs(
+    float_outputs(
         x_ptr,
         row_scales_ptr,
         weights_ptr + as_offset(expert, WIDE) * per_expert * num_chunks * 1024,
@@ -173,16 +142,15 @@ def experts_float_kernel(
         first + size,
         num_columns,
         num_chunks,
-        num_steps,
         x_stride,
-        plane,
-        NUM_PIECES,
+        IS_ROUNDED,
         IS_BF16,
         False,
         False,
         WIDE,
         OUTPUTS,
         ROWS,
+        CHUNKS,
         STAGES,
     )
 
@@ -224,15 +192,15 @@ def _codes(
             **shared,
         )
         return
+    form = some_codes_form(weight.dtype, shape.group_rows, plan.device)
     plan.add_gpu(
         experts_codes_kernel,
-        *(*given, out, out.strides[0], num_units, triton.cdiv(num_units, 16), codes.strides[0]),
-        padded // CODE_LANES,
-        grid=(shape.num_groups, padded // 32),
-        num_warps=2 if shape.group_rows == 16 else 4,
-        OUTPUTS=32,
-        ROWS=shape.group_rows,
-        STAGES=3 if layout.group == 32 else 2,
+        *(*given, out, out.strides[0], num_units, codes.strides[0], padded // CODE_LANES),
+        grid=(shape.num_groups, padded // form.outputs, triton.cdiv(shape.group_rows, form.rows)),
+        num_warps=form.num_warps,
+        OUTPUTS=form.outputs,
+        ROWS=form.rows,
+        STAGES=form.stages,
         **shared,
     )
 
@@ -241,35 +209,25 @@ def _floats(
     plan: PlanBuilder, facts: Mapping[str, Any], shape: ExpertsShape, shared: dict[str, Any]
 ) -> None:
     weight, out = facts["weight"], facts["out"]
-    # F32 weights take x as it is: one piece, which nobody scaled.
-    from_x: Tensor = facts["pieces"] if "pieces" in facts else facts["x"]
-    row_scales, num_pieces, strides = from_x, 1, (from_x.strides[0], 0)
-    if "pieces" in facts:
-        row_scales, num_pieces = facts["row_scales"], from_x.shape[1]
-        strides = (from_x.strides[0], from_x.strides[1])
+    # F32 weights take x as it is.
+    is_rounded = "rounded" in facts
+    from_x: Tensor = facts["rounded"] if is_rounded else facts["x"]
     padded, num_columns = padded_rows(weight.shape[1]), weight.shape[2]
-    num_chunks = -(-num_columns // 64)
-    given = (from_x, row_scales, *_groups(facts), *weight.data.parts[:1], out, out.strides[0])
-    shared |= {"NUM_PIECES": num_pieces, "IS_BF16": weight.dtype is DType.BF16}
-    if shape.group_rows <= 16:
-        is_single = shape.group_rows == 1 and plan.device.startswith("cuda")
-        plan.add_gpu(
-            experts_float_few_kernel,
-            *(*given, num_columns, num_chunks, *strides, padded // LANES),
-            grid=(shape.num_groups, padded // LANES),
-            ROWS=1 if is_single else 16,
-            STAGES=2 if num_pieces != 2 else 4 if is_single else 3,
-            **shared,
-        )
-        return
+    form = float_form(weight.dtype, shape.group_rows, [padded], plan.device, accumulate=False)
     plan.add_gpu(
         experts_float_kernel,
-        *(*given, num_columns, num_chunks, triton.cdiv(num_chunks, 4), *strides, padded // LANES),
-        grid=(shape.num_groups, padded // 64),
-        num_warps=8 if num_pieces == 1 else 4,  # four have no registers for f32 on an A100
-        OUTPUTS=64,
-        ROWS=shape.group_rows,
-        STAGES=3 if num_pieces == 2 else 2,
+        *(from_x, facts["row_scales"] if is_rounded else from_x, *_groups(facts)),
+        *(weight.data.parts[0], out, out.strides[0], num_columns, triton.cdiv(num_columns, 64)),
+        *(from_x.strides[0], padded // LANES),
+        grid=(shape.num_groups, padded // form.outputs),
+        num_warps=form.num_warps,
+        IS_ROUNDED=is_rounded,
+        IS_BF16=weight.dtype is DType.BF16,
+        OUTPUTS=form.outputs,
+        # A group has no more, and the smallest tile of many has 16.
+        ROWS=min(form.rows, max(shape.group_rows, 16)),
+        CHUNKS=form.steps,
+        STAGES=form.stages,
         **shared,
     )
 

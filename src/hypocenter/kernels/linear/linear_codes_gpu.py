@@ -1,8 +1,9 @@
-"""Triton kernels of `linear` for weights of block types, over activations made codes.
+"""Triton kernel of `linear` for weights of block types and few rows: codes, in integers.
 
 Sums within a group are integers and so exact. Products of groups are added in f32: unit u (64
 columns) belongs to chain u % 16, a chain adds its groups in order, and the chains are added in
-order. Both kernels keep to that, so that their results are equal in every bit.
+order. The kernels for more rows (`linear_codes_many_gpu.py`) keep to that too, so that results are
+equal in every bit.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _low_half(word):
 
 
 @triton.jit
-def _both(pointer, mask, SCALE_BITS: tl.constexpr):
+def both_scales(pointer, mask, SCALE_BITS: tl.constexpr):
     """Two neighbours as f32 by one load: loads are what these kernels wait for."""
     if SCALE_BITS == 16:
         pair = tl.load(pointer.to(tl.pointer_type(tl.int32), bitcast=True), mask=mask, other=0)
@@ -60,7 +61,7 @@ def _both(pointer, mask, SCALE_BITS: tl.constexpr):
 
 
 @triton.jit
-def _fold(part, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
+def fold_chains(part, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
     """[ROWS, 16 chains, OUTPUTS] to [ROWS, OUTPUTS]: the chains in order."""
     part = tl.permute(part, (0, 2, 1))
     even, odd = tl.split(tl.reshape(part, (ROWS, OUTPUTS, 8, 2)))
@@ -103,12 +104,12 @@ def _add_unit(
     ON_NVIDIA: tl.constexpr,
 ):  # fmt: skip
     """A unit's groups, in the order of their columns."""
-    x_scale0, x_scale1 = _both(x_scales, inside, 32)
+    x_scale0, x_scale1 = both_scales(x_scales, inside, 32)
     if GROUP == 32:
-        scale0, scale1 = _both(scales, inside, SCALE_BITS)
+        scale0, scale1 = both_scales(scales, inside, SCALE_BITS)
         low0, low1 = scale0, scale1
         if HAS_MINIMA:
-            low0, low1 = _both(minima, inside, SCALE_BITS)
+            low0, low1 = both_scales(minima, inside, SCALE_BITS)
     for half in tl.static_range(2):
         x_scale = x_scale0 if half == 0 else x_scale1
         sums = tl.load(sums_at + half)
@@ -124,10 +125,10 @@ def _add_unit(
             others = tl.sum(_dot4(a1, b1, 0, ON_NVIDIA), axis=3)
             products = tl.sum(products, axis=3)
             at = 2 * half
-            scale0, scale1 = _both(scales + at, inside, SCALE_BITS)
+            scale0, scale1 = both_scales(scales + at, inside, SCALE_BITS)
             low0, low1 = scale0, scale1
             if HAS_MINIMA:
-                low0, low1 = _both(minima + at, inside, SCALE_BITS)
+                low0, low1 = both_scales(minima + at, inside, SCALE_BITS)
             acc = _add_group(acc, products, sum0, scale0, low0, x_scale, ZERO, HAS_MINIMA)
             acc = _add_group(acc, others, sum1, scale1, low1, x_scale, ZERO, HAS_MINIMA)
     return acc
@@ -195,7 +196,8 @@ def few_outputs(
             SCALE_BITS,
             ON_NVIDIA,
         )
-    if ROWS == 4 or (GROUP == 16 and PER_WORD == 4):  # as in linear_codes_kernel
+    if ROWS == 4 or (GROUP == 16 and PER_WORD == 4):
+        # From ranges of their own: ptxas spills for the first ones in these forms.
         rows = first - ROWS + tl.arange(ROWS, 2 * ROWS)
         outputs = (tile - 1) * OUTPUTS + tl.arange(OUTPUTS, 2 * OUTPUTS)
     store_outputs(
@@ -203,7 +205,7 @@ def few_outputs(
         rows[:, None],
         outputs[None, :],
         out_stride,
-        _fold(acc, ROWS, OUTPUTS),
+        fold_chains(acc, ROWS, OUTPUTS),
         bias_ptr,
         (rows < num_live)[:, None],
         HAS_BIAS,
@@ -319,158 +321,4 @@ def linear_codes_few_kernel(
         ROWS,
         OUTPUTS,
         UNROLL,
-    )
-
-
-@triton.jit
-def _add_tile(
-    acc, spread, column, weights, codes, x_scales, sums_at, scales, minima, inside,
-    PER_WORD: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr,
-):  # fmt: skip
-    """A unit's groups for a tile of outputs and rows, in the order of their columns."""
-    low_codes = tl.load(weights)
-    if PER_WORD == 4:
-        high_codes = tl.load(weights + 32 * _LANES)
-    for half in tl.static_range(2):
-        x = tl.load(codes + 32 * half)
-        if PER_WORD == 8:
-            w = low_codes & 15 if half == 0 else (low_codes >> 4) & 15
-        else:
-            w = low_codes if half == 0 else high_codes
-        x_scale = tl.load(x_scales + half)
-        x_scale = tl.where(inside, x_scale, 0.0)[None, :]
-        sums = tl.load(sums_at + half)
-        sum0, sum1 = (sums << 16) >> 16, sums >> 16
-        for part in tl.static_range(32 // GROUP):
-            if GROUP == 32:
-                products = tl.dot(w, x, out_dtype=tl.int32)
-                xsum = spread + (sum0 + sum1)[None, :]
-            else:
-                # The other half group counts nothing.
-                some = tl.where((column // 16 == part)[:, None], x, 0)
-                products = tl.dot(w, some.to(tl.int8), out_dtype=tl.int32)
-                xsum = spread + (sum0 if part == 0 else sum1)[None, :]
-            scale = tl.load(scales + (half * (32 // GROUP) + part)).to(tl.float32)
-            scale = tl.where(inside, scale, 0.0)[:, None]
-            low = scale
-            if HAS_MINIMA:
-                low = tl.load(minima + (half * (32 // GROUP) + part)).to(tl.float32)
-                low = tl.where(inside, low, 0.0)[:, None]
-            acc = _add_group(acc, products, xsum, scale, low, x_scale, ZERO, HAS_MINIMA)
-    return acc
-
-
-@triton.jit
-def many_outputs(
-    codes_ptr, x_scales_ptr, sums_ptr, words_ptr, scales_ptr, minima_ptr, bias_ptr, out_ptr,
-    out_stride, tile, first, num_live, num_units, num_steps, x_pitch, PER_WORD: tl.constexpr,
-    GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ACCUMULATE: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
-):  # fmt: skip
-    """OUTPUTS outputs of one weight for the rows of a tile, which end at num_live."""
-    UNIT_BYTES: tl.constexpr = 256 * _LANES // PER_WORD
-    PER_UNIT: tl.constexpr = 64 // GROUP
-    rows = first + tl.arange(0, ROWS)
-    live = rows < num_live
-    at_row = as_offset(tl.minimum(rows, num_live - 1), WIDE)
-    outputs = tile * OUTPUTS + tl.arange(0, OUTPUTS)
-    column = tl.arange(0, 32)
-    row_plane = as_offset(outputs // _LANES, WIDE) * num_units
-    weights = (
-        words_ptr.to(tl.pointer_type(tl.int8), bitcast=True)
-        + (row_plane * UNIT_BYTES + (outputs % _LANES) * 16)[:, None]
-        + ((column // 16) * (16 * _LANES) + column % 16)[None, :]
-    )
-    codes = (
-        codes_ptr.to(tl.pointer_type(tl.int8), bitcast=True)
-        + (at_row * x_pitch * 4)[None, :]
-        + column[:, None]
-    )
-    scale_at = (row_plane * _LANES + outputs % _LANES) * PER_UNIT
-    group_at = at_row * (x_pitch // 8)
-    total = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    spread = tl.zeros([OUTPUTS, ROWS], tl.int32)
-    for step in tl.range(0, tl.minimum(num_units, 16) * num_steps, num_stages=STAGES):
-        wanted = (step % num_steps) * 16 + step // num_steps
-        unit = tl.minimum(wanted, num_units - 1)
-        inside = wanted < num_units
-        acc = _add_tile(
-            acc,
-            spread,
-            column,
-            weights + unit * UNIT_BYTES,
-            codes + unit * 64,
-            x_scales_ptr + (group_at + unit * 2),
-            sums_ptr + (group_at + unit * 2),
-            scales_ptr + (scale_at + unit * (_LANES * PER_UNIT)),
-            minima_ptr + (scale_at + unit * (_LANES * PER_UNIT)),
-            inside,
-            PER_WORD,
-            GROUP,
-            ZERO,
-            HAS_MINIMA,
-        )
-        if step % num_steps == num_steps - 1:
-            total += acc
-            acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    if ROWS == 16 and (HAS_BIAS or not (PER_WORD == 4 and HAS_MINIMA)):
-        # From ranges of their own, or compilers keep what the first ones gave over the whole loop:
-        # ptxas spills for that in these forms.
-        rows = first - ROWS + tl.arange(ROWS, 2 * ROWS)
-        outputs = (tile - 1) * OUTPUTS + tl.arange(OUTPUTS, 2 * OUTPUTS)
-    store_outputs(
-        out_ptr,
-        rows[None, :],
-        outputs[:, None],
-        out_stride,
-        total,
-        bias_ptr,
-        live[None, :],
-        HAS_BIAS,
-        ACCUMULATE,
-        WIDE,
-    )
-
-
-@triton.jit(do_not_specialize=["count"])
-def linear_codes_kernel(
-    codes_ptr, x_scales_ptr, sums_ptr, counts_ptr, words_ptr, scales_ptr, minima_ptr, bias_ptr,
-    out_ptr, count, num_units, num_steps, x_pitch, out_stride, PER_WORD: tl.constexpr,
-    GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ACCUMULATE: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
-    ROWS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    follow(OVERLAPS)
-    first = tl.program_id(0) * ROWS
-    num_live = tl.load(counts_ptr + count)
-    if first >= num_live:
-        return
-    many_outputs(
-        codes_ptr,
-        x_scales_ptr,
-        sums_ptr,
-        words_ptr,
-        scales_ptr,
-        minima_ptr,
-        bias_ptr,
-        out_ptr,
-        out_stride,
-        tl.program_id(1),
-        first,
-        num_live,
-        num_units,
-        num_steps,
-        x_pitch,
-        PER_WORD,
-        GROUP,
-        ZERO,
-        HAS_MINIMA,
-        HAS_BIAS,
-        ACCUMULATE,
-        WIDE,
-        OUTPUTS,
-        ROWS,
-        STAGES,
     )

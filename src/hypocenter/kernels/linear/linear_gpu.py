@@ -1,7 +1,7 @@
 """Launches of `linear` on a GPU: which kernel, for which number of rows, in what tiles.
 
-The kernels are in `linear_codes_gpu.py` and `linear_float_gpu.py`. Which one runs is decided by the
-bucket; the bits of a result are the same whichever it is.
+The kernels are in `linear_codes_gpu.py`, `linear_codes_many_gpu.py` and `linear_float_gpu.py`.
+Which one runs is decided by the bucket; the bits of a result are the same whichever it is.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from typing import Any
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import triton
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.linear.linear_codes_gpu import linear_codes_few_kernel, linear_codes_kernel
-from hypocenter.kernels.linear.linear_float_gpu import linear_float_few_kernel, linear_float_kernel
+from hypocenter.kernels.linear.linear_codes_gpu import linear_codes_few_kernel
+from hypocenter.kernels.linear.linear_codes_many_gpu import (
+    linear_codes_kernel,
+    linear_codes_some_kernel,
+)
+from hypocenter.kernels.linear.linear_float_gpu import linear_float_kernel
+from hypocenter.kernels.linear.linear_forms import float_form, many_codes_form, some_codes_form
 from hypocenter.kernels.linear.operands import FEW_ROWS, Product
 from hypocenter.kernels.weights.gpu_layout import UNITS
-from hypocenter.kernels.weights.packing import Packed
-from hypocenter.kernels.weights.row_groups import LANES, padded_rows
+from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.tensor import DType, Tensor
 
 #: Weights that the kernels for few rows take.
 _MOST = 3
-#: Rows of a bucket up to which the kernel for few rows of floats wins (measured on an H200).
-_FEW_FLOATS = 32
 #: Outputs of a launch up to which programs of two keep an H200 busier than programs of four, and
 #: from which, of nibbles, there are enough programs of sixteen.
 _FEW_OUTPUTS, _MANY_OUTPUTS = 4096, 24576
@@ -86,49 +88,72 @@ def _codes(
     products: Sequence[Product],
     shared: dict[str, Any],
 ) -> None:
-    only, codes, count = products[0], facts["codes"], facts["count"]
-    num_rows, packed = codes.shape[0], only.weight.data
+    only, count = products[0], facts["count"]
+    packed = only.weight.data
     num_units = -(-packed.num_columns // 64)
     layout = UNITS[packed.dtype]
-    operands = (codes, facts["x_scales"], facts["sums"], facts["counts"])
     shared |= {
         "PER_WORD": layout.codes_per_word,
         "GROUP": layout.group,
         "ZERO": int(packed.parts[3]),
         "HAS_MINIMA": layout.has_minima,
+        "SCALE_BITS": 8 * layout.scale_dtype.block_bytes,
     }
-    if num_rows <= FEW_ROWS:
-        rows = min(triton.next_power_of_2(max(num_rows, 1)), 4)
-        outputs, num_warps, unroll = _few_form(products, rows, plan.device)
-        tiles = _tiles(products, outputs)
+    if "spread" in facts:
+        _many_codes(plan, facts, only, shared)
+        return
+    codes = facts["codes"]
+    num_rows = codes.shape[0]
+    operands = (codes, facts["x_scales"], facts["sums"], facts["counts"])
+    if num_rows > FEW_ROWS:
+        form = some_codes_form(packed.dtype, num_rows, plan.device)
         plan.add_gpu(
-            linear_codes_few_kernel,
-            *(*operands, *_several(products, 3)),
-            *(*[*tiles, 0][:2], count, num_units, codes.strides[0]),
-            grid=(sum(tiles), triton.cdiv(num_rows, rows)),
-            num_warps=num_warps,
-            NUM_WEIGHTS=len(products),
-            SCALE_BITS=8 * layout.scale_dtype.block_bytes,
-            ROWS=rows,
-            OUTPUTS=outputs,
-            UNROLL=unroll,
+            linear_codes_some_kernel,
+            *(*operands, *_one(only, 3), count, num_units, codes.strides[0], only.out.strides[0]),
+            grid=(*_tiles([only], form.outputs), triton.cdiv(num_rows, form.rows)),
+            num_warps=form.num_warps,
+            OUTPUTS=form.outputs,
+            ROWS=form.rows,
+            STAGES=form.stages,
             **shared,
         )
         return
-    outputs, tile, num_warps = (32, 16, 2) if num_rows <= 64 else (64, 32, 4)
-    if num_rows > 64 and (layout.group == 16 or layout.has_minima):
-        outputs = 32  # two dots or two sums a group: less room
-    # RDNA has no registers for what a third stage of the largest tiles would hold.
-    is_deep = layout.group == 32 and (outputs == 32 or plan.device.startswith("cuda"))
+    rows = min(triton.next_power_of_2(max(num_rows, 1)), 4)
+    outputs, num_warps, unroll = _few_form(products, rows, plan.device)
+    tiles = _tiles(products, outputs)
+    plan.add_gpu(
+        linear_codes_few_kernel,
+        *(*operands, *_several(products, 3)),
+        *(*[*tiles, 0][:2], count, num_units, codes.strides[0]),
+        grid=(sum(tiles), triton.cdiv(num_rows, rows)),
+        num_warps=num_warps,
+        NUM_WEIGHTS=len(products),
+        ROWS=rows,
+        OUTPUTS=outputs,
+        UNROLL=unroll,
+        **shared,
+    )
+
+
+def _many_codes(
+    plan: PlanBuilder, facts: Mapping[str, Any], only: Product, shared: dict[str, Any]
+) -> None:
+    spread, row_scales, row_sums = facts["spread"], facts["row_scales"], facts.get("row_sums")
+    num_rows, packed = spread.shape[0], only.weight.data
+    form = many_codes_form(packed.dtype, num_rows, packed.num_rows, plan.device)
+    num_units = -(-packed.num_columns // 64)
     plan.add_gpu(
         linear_codes_kernel,
-        *(*operands, *_one(only, 3)),
-        *(count, num_units, triton.cdiv(num_units, 16), codes.strides[0], only.out.strides[0]),
-        grid=(triton.cdiv(num_rows, tile), padded_rows(packed.num_rows) // outputs),
-        num_warps=num_warps,
-        OUTPUTS=outputs,
-        ROWS=tile,
-        STAGES=3 if is_deep else 2,
+        # Without sums the pointer is never read.
+        *(spread, row_scales, row_scales if row_sums is None else row_sums, facts["counts"]),
+        *(*_one(only, 3), facts["count"], num_units, triton.cdiv(num_units, 16)),
+        *(spread.strides[0], 0 if row_sums is None else row_sums.strides[0]),
+        only.out.strides[0],
+        grid=(triton.cdiv(num_rows, form.rows), *_tiles([only], form.outputs)),
+        num_warps=form.num_warps,
+        OUTPUTS=form.outputs,
+        ROWS=form.rows,
+        STAGES=form.stages,
         **shared,
     )
 
@@ -161,42 +186,32 @@ def _floats(
     products: Sequence[Product],
     shared: dict[str, Any],
 ) -> None:
-    only, count = products[0], facts["count"]
-    packed: Packed = only.weight.data
-    # F32 weights take x as it is: one piece, which nobody scaled.
-    from_x: Tensor = facts["pieces"] if "pieces" in facts else facts["x"]
-    row_scales, num_pieces, strides = from_x, 1, (from_x.strides[0], 0)
-    if "pieces" in facts:
-        row_scales, num_pieces = facts["row_scales"], from_x.shape[1]
-        strides = (from_x.strides[0], from_x.strides[1])
-    num_rows, num_chunks = from_x.shape[0], -(-packed.num_columns // 64)
-    operands = (from_x, row_scales, facts["counts"])
-    shared |= {"NUM_PIECES": num_pieces, "IS_BF16": packed.dtype is DType.BF16}
-    if num_rows <= _FEW_FLOATS:
-        # NVIDIA's matrix unit takes a single column, others want sixteen.
-        is_single = num_rows == 1 and plan.device.startswith("cuda")
-        tile, tiles = 1 if is_single else 16, _tiles(products, LANES)
-        plan.add_gpu(
-            linear_float_few_kernel,
-            *(*operands, *_several(products, 1)),
-            *(*[*tiles, 0][:2], count, packed.num_columns, num_chunks, *strides),
-            grid=(sum(tiles), triton.cdiv(num_rows, tile)),
-            NUM_WEIGHTS=len(products),
-            ROWS=tile,
-            # Several weights, or rows, have no shared memory for a fourth stage.
-            STAGES=2 if num_pieces != 2 else 4 if is_single and len(products) == 1 else 3,
-            **shared,
-        )
-        return
+    count, weight = facts["count"], products[0].weight
+    # F32 weights take x as it is.
+    is_rounded = "rounded" in facts
+    from_x: Tensor = facts["rounded"] if is_rounded else facts["x"]
+    row_scales = facts["row_scales"] if is_rounded else from_x
+    num_rows, num_columns = from_x.shape[0], weight.data.num_columns
+    form = float_form(
+        weight.dtype,
+        num_rows,
+        _tiles(products, 1),
+        plan.device,
+        accumulate=shared["ACCUMULATE"],
+    )
+    tiles, row_tiles = _tiles(products, form.outputs), triton.cdiv(num_rows, form.rows)
     plan.add_gpu(
         linear_float_kernel,
-        *(*operands, *_one(only, 1)),
-        *(count, packed.num_columns, num_chunks, triton.cdiv(num_chunks, 4), *strides),
-        only.out.strides[0],
-        grid=(triton.cdiv(num_rows, 64), padded_rows(packed.num_rows) // 64),
-        num_warps=8,
-        OUTPUTS=64,
-        ROWS=64,
-        STAGES=3 if num_pieces == 2 else 2,
+        *(from_x, row_scales, facts["counts"], *_several(products, 1)),
+        *(*[*tiles, 0][:2], count, num_columns, triton.cdiv(num_columns, 64), from_x.strides[0]),
+        grid=(sum(tiles), row_tiles) if form.rows <= 16 else (row_tiles, sum(tiles)),
+        num_warps=form.num_warps,
+        NUM_WEIGHTS=len(products),
+        IS_ROUNDED=is_rounded,
+        IS_BF16=weight.dtype is DType.BF16,
+        OUTPUTS=form.outputs,
+        ROWS=form.rows,
+        CHUNKS=form.steps,
+        STAGES=form.stages,
         **shared,
     )

@@ -1,4 +1,4 @@
-"""What matrix products read: the buffers for activations made codes or pieces, and one product.
+"""What matrix products read: the buffers for activations made codes or rounded, and one product.
 
 How they are filled is in `quantise.py`.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 
 from hypocenter.device.cpu.large_pages import LINE_BYTES
 from hypocenter.device.memory import allocate, rows, stretch
+from hypocenter.kernels.weights.gpu_layout import UNITS
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.tensor import DType, Tensor
 
@@ -24,6 +25,14 @@ SPAN = 1024
 
 #: Rows of a bucket up to which codes lie as the kernels for few rows read them.
 FEW_ROWS = 8
+
+
+#: Rows of a bucket up to which codes themselves are multiplied; then what is made of them.
+SOME_ROWS = 32
+
+
+#: Rows whose sums lie together, as GPU kernels for many rows read them.
+SUM_ROWS = 64
 
 
 #: Rows whose codes lie together, as CPU kernels read them, in buckets that have so many.
@@ -41,9 +50,10 @@ class Operands:
     On a GPU codes i32 [max_rows, spans * 256], four columns to a word, in the order of columns
     where rows are many; where they are few, the words of a span, [16 units, 4, 4] of its columns,
     lie as [4, 16 units, 4], so that lanes of a warp, each with a unit of its own, read neighbours.
-    Scales f32 and sums i32 [max_rows, spans * 32], two sums of 16 codes to a word; halves f16
-    [max_rows, 2, pitch] and thirds (bits of bf16) i16 [max_rows, 3, pitch] with row_scales f32
-    [max_rows].
+    Scales f32 and sums i32 [max_rows, spans * 32], two sums of 16 codes to a word; halves f16 and
+    bits (of bf16) i16 [max_rows, pitch], which are x but for a factor, row_scales f32 [max_rows].
+    Where rows are more than `SOME_ROWS`, what `spread` makes of the codes: spread f16 [max_rows,
+    pitch], spread_scales f32 [max_rows], spread_sums f32 [tiles, spans * 96, 64 rows].
     On the CPU rows lie in tiles of 16, or of a smaller bucket's rows, so that what a product reads
     lies close together: codes i32 [tiles, groups, tile, 8], scales f32 [tiles, groups, tile]; sums
     i32 [tiles, groups, 3, tile] of the first, the last and all codes of a group, and weighted f32,
@@ -56,9 +66,12 @@ class Operands:
     sums: Tensor | None
     weighted: Tensor | None
     halves: Tensor | None
-    thirds: Tensor | None
+    bits: Tensor | None
     row_scales: Tensor | None
     rounded: Tensor | None
+    spread: Tensor | None = None
+    spread_scales: Tensor | None = None
+    spread_sums: Tensor | None = None
 
     @classmethod
     def allocate(
@@ -69,28 +82,43 @@ class Operands:
         *,
         device: str,
         in_bf16: bool = False,
+        in_groups: bool = False,
     ) -> Operands:
-        """What products with weights of `dtypes` want; `in_bf16`: those of BF16 round x."""
+        """What products with weights of `dtypes` want; `in_bf16`: those of BF16 round x;
+        `in_groups`: they take a few rows at a time, however many there are."""
         pitch, wanted = padded_rows(max_width), set(dtypes)
         if device == "cpu":
             return cls._of_cpu(wanted, max_rows, pitch, in_bf16=in_bf16)
         quantised = any(dtype.is_quantised for dtype in wanted)
         num_spans = -(-max_width // SPAN)
+        is_spread = quantised and max_rows > SOME_ROWS and not in_groups
+        has_sums = is_spread and any(UNITS[dtype].has_minima for dtype in wanted)
 
-        def make(name: str, dtype: DType, condition: bool, *shape: int) -> Tensor | None:
+        def make(
+            name: str, dtype: DType, condition: bool, *shape: int, num_rows: int = max_rows
+        ) -> Tensor | None:
             if not condition:
                 return None
-            return allocate(name, "decoder", dtype, (max_rows, *shape), device=device)
+            return allocate(name, "decoder", dtype, (num_rows, *shape), device=device)
 
         return cls(
             codes=make("x_codes", DType.I32, quantised, num_spans * (SPAN // 4)),
             scales=make("x_scales", DType.F32, quantised, num_spans * (SPAN // GROUP)),
             sums=make("x_sums", DType.I32, quantised, num_spans * (SPAN // GROUP)),
             weighted=None,
-            halves=make("x_halves", DType.F16, DType.F16 in wanted, 2, pitch),
-            thirds=make("x_thirds", DType.I16, DType.BF16 in wanted, 3, pitch),
+            halves=make("x_halves", DType.F16, DType.F16 in wanted, pitch),
+            bits=make("x_bits", DType.I16, DType.BF16 in wanted, pitch),
             row_scales=make("x_row_scales", DType.F32, bool(wanted & {DType.F16, DType.BF16})),
             rounded=None,
+            spread=make("x_spread", DType.F16, is_spread, pitch),
+            spread_scales=make("x_spread_scales", DType.F32, is_spread),
+            spread_sums=make(
+                "x_spread_sums",
+                DType.F32,
+                has_sums,
+                *(num_spans * (SPAN // GROUP) * 3, SUM_ROWS),
+                num_rows=-(-max_rows // SUM_ROWS),
+            ),
         )
 
     @classmethod
@@ -108,7 +136,7 @@ class Operands:
             sums=make("x_sums", DType.I32, quantised, *tiles, 3, TILE_ROWS),
             weighted=make("x_weighted", DType.F32, quantised, *tiles, 3, TILE_ROWS),
             halves=None,
-            thirds=None,
+            bits=None,
             row_scales=None,
             rounded=make(
                 "x_rounded", DType.BF16, in_bf16 and DType.BF16 in wanted, max_rows, pitch
@@ -129,9 +157,11 @@ class Operands:
             if buffer is None:
                 return None
             is_tiled = self.weighted is not None and name in self.made
-            return (
-                _as_tiles(buffer, num_rows, turn, tile) if is_tiled else rows(buffer, 0, num_rows)
-            )
+            if buffer is self.spread_sums:
+                return rows(buffer, 0, -(-num_rows // SUM_ROWS))
+            if is_tiled:
+                return _as_tiles(buffer, num_rows, turn, tile)
+            return rows(buffer, 0, num_rows)
 
         return Operands(*(part(field.name) for field in fields(self)))
 
@@ -141,14 +171,16 @@ class Operands:
         made = {"codes": self.codes, "scales": self.scales, "sums": self.sums}
         return made if self.weighted is None else made | {"weighted": self.weighted}
 
-    def pieces(self, dtype: DType) -> Tensor | None:
-        """The pieces for float weights of `dtype`; None for F32, which takes x itself."""
-        return {DType.F16: self.halves, DType.BF16: self.thirds}.get(dtype)
+    def rounded_for(self, dtype: DType) -> Tensor | None:
+        """What GPU products with weights of `dtype` read; None for F32, which take x itself."""
+        return {DType.F16: self.halves, DType.BF16: self.bits}.get(dtype)
 
     def multiplied_as(self, dtype: DType) -> DType:
-        """What x is multiplied as by weights of `dtype`; pieces, whose sum is x, count as x."""
+        """What x is multiplied as by weights of `dtype`."""
         if dtype.is_quantised:
             return DType.I8
+        if self.rounded_for(dtype) is not None:
+            return dtype
         return DType.BF16 if dtype is DType.BF16 and self.rounded is not None else DType.F32
 
 

@@ -1,9 +1,12 @@
 """quantise: activations in the forms that matrix products read, made once per tensor.
 
-Codes (for weights of block types): per group of 32 columns q = round(x * (127 / max|x|)), so x is
-about q * scale with scale = max|x| / 127, and the sums of the codes of each half group. Pieces (on
-a GPU, for F16 and BF16 weights): numbers of the weight's type whose sum is x, so that products are
-exact. Rounded (on the CPU, for BF16 weights, where that is asked for): x as bf16.
+Codes (for weights of block types): per group of 32 columns q = round(x * (1 / scale)), so x is
+about q * scale, and the sums of the codes of each half group. The scale is max|x| / 127, rounded up
+to four bits that count: code times scale then fits f16, so that matrix units of floats can add
+codes without an error (`spread_gpu.py`). Codes are at most an eighth coarser for it. Rounded: x as
+numbers of the weight's type, on a GPU for F16 and BF16 weights, on the CPU for BF16 weights where
+that is asked for. For f16 a power of two first makes each row large, so that small numbers keep
+their bits.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import numpy as np
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import COUNT, Arg, Rule, Scalar, live_counts
+from hypocenter.kernels.demands import COUNT, Arg, Reach, Rule, Scalar, Symbols, live_counts
 from hypocenter.kernels.linear import quantise_cpu
 from hypocenter.kernels.linear.operands import GROUP, Operands
 from hypocenter.kernels.weights.packing import Packed
@@ -68,16 +71,6 @@ TILES = Contract(
     COUNT,
     _WIDTH,
 )
-PIECES = Contract(
-    "split",
-    Arg("x", (DType.F32,), "num_rows, >= width"),
-    Arg("pieces", (DType.F16, DType.I16), "num_rows, num_pieces, pitch", "write"),
-    Arg("row_scales", (DType.F32,), "num_rows", "write"),
-    live_counts("num_rows"),
-    COUNT,
-    _WIDTH,
-    _FITS,
-)
 ROUNDED = Contract(
     "round",
     Arg("x", (DType.F32,), "num_rows, >= width"),
@@ -86,6 +79,59 @@ ROUNDED = Contract(
     COUNT,
     _WIDTH,
     Rule("-(-width // 16) * 16 <= pitch", "a row of the result must hold it, padded to 16"),
+)
+SCALED = Contract(
+    "round",
+    Arg("x", (DType.F32,), "num_rows, >= width"),
+    Arg(
+        "rounded",
+        (DType.F16, DType.I16),
+        "num_rows, pitch",
+        "write",
+        fills="-(-width // 64) * 64",
+    ),
+    Arg("row_scales", (DType.F32,), "num_rows", "write"),
+    live_counts("num_rows"),
+    COUNT,
+    _WIDTH,
+    _FITS,
+)
+
+
+def _live_sums(values: Symbols) -> np.ndarray[Any, Any]:
+    """Of tiles of 64 rows, each [sums, 64], those of live rows up to their width."""
+    num_tiles, num_sums = values["num_tiles"], values["num_sums"]
+    row = np.arange(num_tiles * 64).reshape(num_tiles, 1, 64)
+    is_there: np.ndarray[Any, Any] = np.arange(num_sums)[:, None] < -(-values["width"] // 64) * 6
+    mask: np.ndarray[Any, Any] = (row < values["counts"][values["count"]]) & is_there
+    return mask
+
+
+_SPREAD = (
+    Arg("codes", (DType.I32,), "num_rows, quarter"),
+    Arg("scales", (DType.F32,), "num_rows, quarter // 8"),
+    Arg("sums", (DType.I32,), "num_rows, quarter // 8"),
+    Rule("-(-width // 1024) * 256 <= quarter", "codes must hold a row, padded to 1024"),
+    Arg("spread", (DType.F16,), "num_rows, pitch", "write", fills="-(-width // 64) * 64"),
+    Arg("row_scales", (DType.F32,), "num_rows", "write"),
+    live_counts("num_rows"),
+    COUNT,
+    _WIDTH,
+    _FITS,
+)
+SPREAD = Contract("spread", *_SPREAD)
+SPREAD_SUMS = Contract(
+    "spread",
+    *_SPREAD,
+    Arg(
+        "row_sums",
+        (DType.F32,),
+        "num_tiles, num_sums, 64",
+        "write",
+        reach=Reach("three for each group of live rows", _live_sums),
+    ),
+    Rule("num_tiles * 64 >= num_rows", "the tiles of sums must hold the rows"),
+    Rule("-(-width // 64) * 6 <= num_sums", "the sums must be three for each group of a row"),
 )
 
 
@@ -106,6 +152,36 @@ def quantise(
         facts=facts,
         work_per_row=4 * width,
     )
+
+
+def spread(
+    plan: PlanBuilder,
+    of: Operands,
+    width: int,
+    counts: Tensor,
+    *,
+    count: int = 0,
+    with_sums: bool = False,
+) -> None:
+    """Append code times scale as f16 of rows of `width` columns, whose codes a GPU has made.
+
+    `with_sums`: and the sums of codes times scale, which weights with minima ask for.
+    """
+    from hypocenter.kernels.linear import spread_gpu
+
+    facts: dict[str, Any] = {
+        "codes": of.codes,
+        "scales": of.scales,
+        "sums": of.sums,
+        "spread": of.spread,
+        "row_scales": of.spread_scales,
+        "counts": counts,
+        "count": count,
+        "width": width,
+    }
+    if with_sums:
+        facts["row_sums"] = of.spread_sums
+    spread_gpu.add(plan, SPREAD_SUMS if with_sums else SPREAD, facts)
 
 
 def _round(
@@ -154,8 +230,8 @@ def prepare_operands(
             quantise(plan, x, width, into, counts, count=count)
         elif dtype is not DType.F32:
             facts = {"x": x, "counts": counts, "count": count, "width": width}
-            facts |= {"pieces": into.pieces(dtype), "row_scales": into.row_scales}
-            quantise_gpu.add_pieces(plan, PIECES, facts)
+            facts |= {"rounded": into.rounded_for(dtype), "row_scales": into.row_scales}
+            quantise_gpu.add_rounded(plan, SCALED, facts)
 
 
 def reference(
@@ -174,10 +250,27 @@ def reference(
     largest = np.where(finite, np.abs(groups), np.float32(np.inf)).max(axis=-1)
     usable = (largest >= np.float32(TINY)) & (largest < np.inf)
     safe = np.where(usable, largest, np.float32(1))
-    inverse = np.where(usable, np.float32(127) / safe, np.float32(0))
-    scales = np.where(usable, safe * np.float32(1 / 127), np.float32(0))
+    bits = (safe * np.float32(1 / 127)).view(np.int32)
+    safe = ((bits + np.int32(0xFFFFF)) & np.int32(-0x100000)).view(np.float32)
+    inverse = np.where(usable, np.float32(1) / safe, np.float32(0))
+    scales = np.where(usable, safe, np.float32(0))
     scales = np.where(largest == np.inf, np.float32(np.nan), scales)
     values = np.where(finite, groups, np.float32(0)) * inverse[..., None]
     codes = np.rint(values).astype(np.int8)
     sums = codes.reshape(num_rows, -1, 16).sum(axis=-1, dtype=np.int32)
     return codes.reshape(wide.shape), scales, sums
+
+
+def reference_rounded(x: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+    """x f32 [num_rows, k] as GPU products with F16 or BF16 weights take it, in float64.
+
+    As f16 a row's largest number lies in 2**14 .. 2**15, times a power of two.
+    """
+    if dtype is DType.BF16:
+        words = x.view(np.uint32)
+        nearest = (words + 0x7FFF + (words >> 16 & 1)) & np.uint32(0xFFFF0000)
+        return nearest.astype(np.uint32).view(np.float32).astype(np.float64)
+    largest = np.abs(x).max(axis=1, keepdims=True)
+    up = np.exp2(14 - np.floor(np.log2(np.where(largest > 0, largest, 1))).astype(np.float64))
+    rounded: np.ndarray[Any, Any] = (x * up).astype(np.float16) / up
+    return rounded

@@ -25,7 +25,7 @@ from hypocenter.device.cpu.vector import (
 )
 
 _TINY, _INFINITY, _NAN = np.float32(1e-30), np.float32(np.inf), np.float32(np.nan)
-_ZERO, _LARGEST_CODE, _INVERSE = np.float32(0), np.float32(127), np.float32(1 / 127)
+_ZERO, _ONE, _INVERSE = np.float32(0), np.float32(1), np.float32(1 / 127)
 #: Adding it rounds to the nearest integer, ties to even, which then is the low bits of the sum.
 _ROUND = np.float32(1.5 * 2**23)
 #: Groups of an item: in a tile of one row as many as have their scales in one cache line.
@@ -41,6 +41,13 @@ def _code_half(values: Any, inverse: float, codes: Any, at: int) -> float:
 
 
 @inline
+def round_up(scale: Any) -> Any:
+    """The next f32 from `scale` on that has four bits that count (see `quantise.py`)."""
+    bits = np.float32(scale).view(np.int32)
+    return np.int32((bits + np.int32(0xFFFFF)) & np.int32(-0x100000)).view(np.float32)
+
+
+@inline
 def put_codes(
     first: Any, last: Any, codes: Any, scales: Any, sums: Any, weighted: Any, row: int, group: int
 ) -> None:
@@ -48,8 +55,10 @@ def put_codes(
     sizes = larger(absolute(finite_or(first, _INFINITY)), absolute(finite_or(last, _INFINITY)))
     largest = max_lanes(sizes)
     usable = largest >= _TINY and largest < _INFINITY
-    inverse = _LARGEST_CODE / largest if usable else _ZERO
-    scale = largest * _INVERSE if usable else (_NAN if largest == _INFINITY else _ZERO)
+    scale = round_up(largest * _INVERSE)
+    inverse = _ONE / scale if usable else _ZERO
+    if not usable:
+        scale = _NAN if largest == _INFINITY else _ZERO
     tile = codes.shape[2]
     group, lane = row // tile * codes.shape[1] + group, row % tile
     at = group * tile + lane

@@ -1,4 +1,4 @@
-"""Triton kernels of `quantise`: one program makes codes of some groups, or pieces of one row."""
+"""Triton kernels of `quantise`: one program makes codes of some groups, or rounds one row."""
 
 from __future__ import annotations
 
@@ -48,8 +48,11 @@ def store_codes(
     largest = tl.max(tl.max(tl.max(size, axis=3), axis=2), axis=1)
     usable = (largest >= 1e-30) & (largest < infinity)
     safe = tl.where(usable, largest, 1.0)
-    inverse = tl.where(usable, tl.div_rn(tl.full([GROUPS], 127.0, tl.float32), safe), 0.0)
-    scale = tl.where(usable, safe * 0.007874015718698502, 0.0)
+    bits = (safe * 0.007874015718698502).to(tl.int32, bitcast=True)
+    # Four bits that count, up: so code times scale fits the eleven of f16 (`spread_gpu.py`).
+    safe = ((bits + 0xFFFFF) & -0x100000).to(tl.float32, bitcast=True)
+    inverse = tl.where(usable, tl.div_rn(tl.full([GROUPS], 1.0, tl.float32), safe), 0.0)
+    scale = tl.where(usable, safe, 0.0)
     scale = tl.where(largest == infinity, float("nan"), scale)
     value = tl.where(finite, x, 0.0) * inverse[:, None, None, None]
     # Adding 1.5 * 2**23 rounds to the nearest integer, ties to even.
@@ -100,9 +103,9 @@ def quantise_kernel(
 
 
 @triton.jit
-def split_kernel(
-    x_ptr, counts_ptr, pieces_ptr, row_scales_ptr, count, width, x_stride, pitch,
-    NUM_PIECES: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+def round_kernel(
+    x_ptr, counts_ptr, rounded_ptr, row_scales_ptr, count, width, x_stride, pitch,
+    IS_BF16: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     row = tl.program_id(0)
@@ -110,7 +113,9 @@ def split_kernel(
         return
     row = as_offset(row, WIDE)
     step = tl.arange(0, BLOCK)
-    if NUM_PIECES == 2:
+    if IS_BF16:
+        tl.store(row_scales_ptr + row, 1.0)
+    else:
         largest = tl.zeros([BLOCK], tl.float32)
         for start in range(0, width, BLOCK):
             column = start + step
@@ -121,24 +126,15 @@ def split_kernel(
         field = tl.minimum(tl.maximum(268 - exponent, 1), 253)
         up = (field << 23).to(tl.float32, bitcast=True)
         tl.store(row_scales_ptr + row, ((254 - field) << 23).to(tl.float32, bitcast=True))
-    else:
-        tl.store(row_scales_ptr + row, 1.0)
     stop = (width + 63) // 64 * 64
     for start in range(0, stop, BLOCK):
         column = start + step
         x = tl.load(x_ptr + row * x_stride + column, mask=column < width, other=0.0)
-        to = pieces_ptr + row * pitch * NUM_PIECES + column
-        if NUM_PIECES == 2:
-            x = x * up
-            high = x.to(tl.float16)
-            tl.store(to, high, mask=column < stop)
-            tl.store(to + pitch, (x - high.to(tl.float32)).to(tl.float16), mask=column < stop)
+        if IS_BF16:
+            rounded = x.to(tl.bfloat16).to(tl.int16, bitcast=True)
         else:
-            # Three times the eight leading bits of what is left: together they are all of x.
-            for piece in tl.static_range(3):
-                bits = x.to(tl.int32, bitcast=True) & -65536
-                tl.store(to + piece * pitch, (bits >> 16).to(tl.int16), mask=column < stop)
-                x = x - bits.to(tl.float32, bitcast=True)
+            rounded = (x * up).to(tl.float16)
+        tl.store(rounded_ptr + row * pitch + column, rounded, mask=column < stop)
 
 
 def codes_form(num_rows: int, width: int) -> tuple[int, dict[str, Any]]:
@@ -170,17 +166,17 @@ def add_codes(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -
     )
 
 
-def add_pieces(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
-    """Append split: one program for each row of the bucket."""
-    x, pieces = facts["x"], facts["pieces"]
+def add_rounded(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+    """Append round: one program for each row of the bucket."""
+    x, rounded = facts["x"], facts["rounded"]
     plan.add_gpu(
-        split_kernel,
-        *(x, facts["counts"], pieces, facts["row_scales"], facts["count"], facts["width"]),
-        *(x.strides[0], pieces.shape[2]),
+        round_kernel,
+        *(x, facts["counts"], rounded, facts["row_scales"], facts["count"], facts["width"]),
+        *(x.strides[0], rounded.shape[1]),
         grid=(x.shape[0],),
         contract=contract,
         facts=facts,
-        NUM_PIECES=2 if pieces.dtype is DType.F16 else 3,
+        IS_BF16=rounded.dtype is not DType.F16,
         BLOCK=min(triton.next_power_of_2(facts["width"]), _MAX_BLOCK),
         num_warps=8,
     )

@@ -6,7 +6,7 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 
-LOOP = "for start in tl.range(0, num_chunks, 4, num_stages=STAGES):"
+LOOP = "for start in tl.range(0, num_chunks, CHUNKS, num_stages=STAGES):"
 
 
 def plant(lab: Lab) -> None:
@@ -18,7 +18,7 @@ VICTIM = Victim(
     title="linear never reaches the end of a row",
     cause=Cause.ENDLESS_LOOP,
     symptom="hang",
-    kernel="linear_float_few",
+    kernel="linear_float",
     argument=None,
     line="while start < num_columns:",
     source="vllm#54269",

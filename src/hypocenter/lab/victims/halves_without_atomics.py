@@ -6,9 +6,9 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 
-MASK = "mask = (column < num_columns - start * 64) & live[None, None, :]"
-GRID = """grid=(sum(tiles), triton.cdiv(num_rows, tile)),
-            NUM_WEIGHTS"""
+DOTS = ("total = tl.dot(w, values, total)\n", "total = tl.dot(w, values, total, input")
+OWN = "if chunk % tl.num_programs(2) == tl.program_id(2):\n                    "
+GRID = "grid=(sum(tiles), row_tiles)"
 ATOMIC = (
     (
         "        total += tl.load(at, mask=live, other=0.0)\n",
@@ -20,9 +20,8 @@ ATOMIC = (
 
 def halve(lab: Lab) -> None:
     """Where a product is added, every second stretch of columns is a second program's."""
-    own = f"{MASK} & (chain % tl.num_programs(2) == tl.program_id(2))[:, None, None]"
-    lab.edit("linear_float_gpu", (MASK, own))
-    both = GRID.replace("tile)),", 'tile), 1 + shared["ACCUMULATE"]),')
+    lab.edit("linear_float_gpu", *((dot, OWN + dot) for dot in DOTS))
+    both = GRID.replace("row_tiles)", 'row_tiles, 1 + shared["ACCUMULATE"])')
     lab.edit("linear_gpu", (GRID, both))
 
 
@@ -40,7 +39,7 @@ VICTIM = Victim(
     title="two programs of linear load, add and store one output",
     cause=Cause.PROGRAM_RACE,
     symptom="none",
-    kernel="linear_float_few",
+    kernel="linear_float",
     argument="out",
     line="total += tl.load(at, mask=live, other=0.0)",
     source="vllm#11493",

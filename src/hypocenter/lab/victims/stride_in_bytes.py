@@ -10,7 +10,7 @@ from hypocenter.lab.victim import Victim
 def plant(lab: Lab) -> None:
     lab.edit(
         "linear_gpu",
-        ("= from_x, 1, (from_x.strides[0], 0)", "= from_x, 1, (4 * from_x.strides[0], 0)"),
+        ("64), from_x.strides[0])", "64), 4 * from_x.strides[0])"),
     )
 
 
@@ -19,7 +19,7 @@ VICTIM = Victim(
     title="linear steps over x by bytes",
     cause=Cause.WRONG_STRIDE,
     symptom="differs",
-    kernel="linear_float_few",
+    kernel="linear_float",
     argument="x",
     also=("x_stride",),
     source="FlagGems#5896",
