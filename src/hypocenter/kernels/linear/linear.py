@@ -146,7 +146,7 @@ def linear_several(
         prepare_operands(
             plan, x, [product.weight for product in products], operands, counts, count=count
         )
-    of_blocks = [one.weight for one in products if one.weight.dtype.is_quantised]
+    of_blocks = [product.weight for product in products if product.weight.dtype.is_quantised]
     if of_blocks and plan.device != "cpu" and x.shape[0] > SOME_ROWS:
         with_sums = any(UNITS[weight.dtype].has_minima for weight in of_blocks)
         width = of_blocks[0].data.num_columns

@@ -16,7 +16,7 @@ from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.tensor import DType
 
 
-class Form(NamedTuple):
+class TileForm(NamedTuple):
     """A program's outputs and rows, its warps, what it takes in a step, and steps under way."""
 
     outputs: int
@@ -31,25 +31,29 @@ _ENOUGH = 112
 #: Rows up to which each form is taken, with room for large tiles; then the largest of which there
 #: are enough programs.
 _WIDE_FLOATS = (
-    (1, Form(16, 1, 1, 2, 6)),
-    (16, Form(64, 16, 4, 2, 5)),
-    (32, Form(64, 32, 4, 2, 4)),
-    (64, Form(64, 64, 4, 1, 6)),
+    (1, TileForm(16, 1, 1, 2, 6)),
+    (16, TileForm(64, 16, 4, 2, 5)),
+    (32, TileForm(64, 32, 4, 2, 4)),
+    (64, TileForm(64, 64, 4, 1, 6)),
 )
-_WIDEST_FLOATS = (Form(256, 128, 8, 1, 4), Form(128, 128, 4, 1, 4), Form(128, 64, 4, 1, 4))
+_WIDEST_FLOATS = (
+    TileForm(256, 128, 8, 1, 4),
+    TileForm(128, 128, 4, 1, 4),
+    TileForm(128, 64, 4, 1, 4),
+)
 #: Where what was there is added, the largest have no registers for it.
-_WIDEST_ADDED = (Form(256, 64, 8, 1, 4), Form(128, 64, 4, 1, 4))
-_SMALLEST_FLOATS = Form(64, 64, 4, 1, 5)
+_WIDEST_ADDED = (TileForm(256, 64, 8, 1, 4), TileForm(128, 64, 4, 1, 4))
+_SMALLEST_FLOATS = TileForm(64, 64, 4, 1, 5)
 
 
 def float_form(
     dtype: DType, num_rows: int, num_outputs: Sequence[int], device: str, *, accumulate: bool
-) -> Form:
+) -> TileForm:
     """The tile for weights of `num_outputs`, each a multiple of 64, that share a launch."""
     is_cuda = device.startswith("cuda")
     few_rows = 1 if is_cuda and num_rows == 1 else 16
     if dtype is DType.F32:  # no matrix units
-        return Form(16, few_rows, 4, 1, 2) if num_rows <= 16 else Form(64, 32, 8, 1, 2)
+        return TileForm(16, few_rows, 4, 1, 2) if num_rows <= 16 else TileForm(64, 32, 8, 1, 2)
     if is_cuda and has_wide_tiles(device):
         for most, form in _WIDE_FLOATS:
             if num_rows <= most:
@@ -61,30 +65,30 @@ def float_form(
                 return form
         return _SMALLEST_FLOATS
     if num_rows <= 16:
-        return Form(16, few_rows, 1, 2, 3 if is_cuda else 2)
-    return Form(64, 64, 4, 1, 3 if is_cuda else 2)
+        return TileForm(16, few_rows, 1, 2, 3 if is_cuda else 2)
+    return TileForm(64, 64, 4, 1, 3 if is_cuda else 2)
 
 
-def some_codes_form(dtype: DType, num_rows: int, device: str) -> Form:
+def some_codes_form(dtype: DType, num_rows: int, device: str) -> TileForm:
     """The tile for codes of some rows."""
     if not device.startswith("cuda"):
-        return Form(16, 16, 8, 1, 2)
+        return TileForm(16, 16, 8, 1, 2)
     if not has_wide_tiles(device):
-        return Form(16, 16, 4, 1, 2)
+        return TileForm(16, 16, 4, 1, 2)
     # Two sums a group of 32 columns leave no registers for more rows.
     is_small = num_rows <= 16 or UNITS[dtype].group == 16
-    return Form(32, 16 if is_small else 32, 8, 1, 2)
+    return TileForm(32, 16 if is_small else 32, 8, 1, 2)
 
 
-def many_codes_form(dtype: DType, num_rows: int, num_outputs: int, device: str) -> Form:
+def many_codes_form(dtype: DType, num_rows: int, num_outputs: int, device: str) -> TileForm:
     """The tile for codes of many rows, which a launch has for one weight of `num_outputs`."""
     layout = UNITS[dtype]
     is_plain = layout.group == 32 and not layout.has_minima
     if not has_wide_tiles(device):
-        return Form(64, 32, 4, 1, 2)
+        return TileForm(64, 32, 4, 1, 2)
     if num_rows <= 64 or layout.group == 16:
-        return Form(64, 64, 4, 1, 3)
+        return TileForm(64, 64, 4, 1, 3)
     is_whole = padded_rows(num_outputs) % 128 == 0
     if is_plain and layout.codes_per_word == 4 and num_rows >= 512 and is_whole:
-        return Form(128, 128, 8, 1, 3)
-    return Form(64, 128, 4, 1, 3) if is_plain else Form(64, 64, 4, 1, 3)
+        return TileForm(128, 128, 8, 1, 3)
+    return TileForm(64, 128, 4, 1, 3) if is_plain else TileForm(64, 64, 4, 1, 3)
