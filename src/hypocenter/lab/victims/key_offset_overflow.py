@@ -15,8 +15,8 @@ FAR = 4_400_000
 
 def last_blocks(make: Any, cache: Any, num_blocks: int, block_size: int) -> None:
     make(cache, num_blocks, block_size)
-    cache._free = [FAR + block for block in cache._free]
-    cache._block_to_owner = dict.fromkeys(cache._free)
+    blocks: Any = {FAR + number: block for number, block in enumerate(cache._blocks)}
+    cache._blocks, cache._blank = blocks, [FAR + number for number in cache._blank]
 
 
 def far_blocks(lab: Lab) -> None:
