@@ -179,7 +179,9 @@ def _codes(
     is_nvidia = plan.device.startswith("cuda")
     if shape.is_few:
         rows = shape.group_rows
-        outputs, num_warps = (16, 8) if not is_nvidia else (8, 2) if rows > 1 else (4, 1)
+        outputs, num_warps = (8, 2) if rows > 1 else (4, 1)
+        if not is_nvidia:  # of short groups, RDNA has registers for half as many
+            outputs, num_warps = 8 if layout.group == 16 else 16, 8
         plan.add_gpu(
             experts_codes_few_kernel,
             *(*given, out, out.strides[0], num_units, codes.strides[0], padded // CODE_LANES),
