@@ -259,6 +259,14 @@ def test_experts_linear_gives_the_bits_of_each_expert_alone(
     assert (np.abs(found - exact)[seen] <= scale[seen, None] * 0.02).all()
 
 
+def test_sorted_rows_hold_nothing_that_products_of_many_rows_alone_read() -> None:
+    sizes = ([DType.Q4_K], 70, 512)
+    of_groups = Operands.allocate(*sizes, device=kernel_launch.device, in_groups=True)
+    assert [of_groups.spread, of_groups.spread_scales, of_groups.spread_sums] == [None] * 3
+    of_rows = Operands.allocate(*sizes, device=kernel_launch.device)
+    assert (of_rows.spread is None) == (kernel_launch.device == "cpu")
+
+
 def test_an_expert_that_nobody_takes_is_not_read(device: str) -> None:
     ids = np.array([[1, 2], [2, 5]], np.int32)
     table = grouped(ids)

@@ -176,10 +176,12 @@ def _codes(
         "ZERO": int(weight.data.parts[3]),
         "HAS_MINIMA": layout.has_minima,
     }
+    is_nvidia = plan.device.startswith("cuda")
     if shape.is_few:
-        is_nvidia = plan.device.startswith("cuda")
         rows = shape.group_rows
-        outputs, num_warps = (16, 8) if not is_nvidia else (8, 2) if rows > 1 else (4, 1)
+        outputs, num_warps = (8, 2) if rows > 1 else (4, 1)
+        if not is_nvidia:  # of short groups, RDNA has registers for half as many
+            outputs, num_warps = 8 if layout.group == 16 else 16, 8
         plan.add_gpu(
             experts_codes_few_kernel,
             *(*given, out, out.strides[0], num_units, codes.strides[0], padded // CODE_LANES),
@@ -193,6 +195,8 @@ def _codes(
         )
         return
     form = some_codes_form(weight.dtype, shape.group_rows, plan.device)
+    # With the expert's place to keep, RDNA has no registers to read short groups ahead.
+    stages = 1 if layout.group == 16 and not is_nvidia else form.stages
     plan.add_gpu(
         experts_codes_kernel,
         *(*given, out, out.strides[0], num_units, codes.strides[0], padded // CODE_LANES),
@@ -200,7 +204,7 @@ def _codes(
         num_warps=form.num_warps,
         OUTPUTS=form.outputs,
         ROWS=form.rows,
-        STAGES=form.stages,
+        STAGES=stages,
         **shared,
     )
 
