@@ -21,9 +21,9 @@ EACH_WAY = {
         max_tokens=24, temperature=0.7, seed=6, repeat_penalty=1.3, frequency_penalty=0.4
     ),
     "held back": SamplingParams(
-        max_tokens=24, temperature=1.3, seed=8, stop=("te~", "ar~", "\n    ~")
+        max_tokens=24, temperature=1.3, seed=1, stop=("te~", "ar~", "\n    ~")
     ),
-    "characters": SamplingParams(max_tokens=100, temperature=50.0, seed=9, ignore_eos=True),
+    "characters": SamplingParams(max_tokens=100, temperature=50.0, seed=3, ignore_eos=True),
 }
 
 

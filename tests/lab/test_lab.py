@@ -34,7 +34,9 @@ from hypocenter.record.events import FaultRecord
 ALL = registered()
 MAX_VICTIM_LINES = 75
 #: Classes that no victim of the lab has, with the reason.
-WITHOUT_VICTIM: dict[Cause, str] = {}
+WITHOUT_VICTIM: dict[Cause, str] = {
+    Cause.WILD_POINTER: "a simulated GPU leaves no core dump; benchmarks/gpu_programs/ has some",
+}
 
 
 def victim(name: str) -> Victim:
