@@ -36,7 +36,7 @@ def loss_kernel(logits, labels, out, vocab):
     tl.store(out + row, tl.load(logits + row * vocab + label))
 """
 SCALE = """@triton.jit
-def scale_kernel(x, out, n, B: tl.constexpr):
+def thrice_kernel(x, out, n, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     mask = i < n
     tl.store(out + i, 3 * tl.load(x + i, mask=mask), mask=mask)
