@@ -16,7 +16,9 @@ from bundles import Run
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.record.bundle import Bundle, Snapshot
+from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, FaultRecord, Launched, Values
+from hypocenter.replay.source import installed_kernel
 
 GATHER = """@triton.jit
 def gather_kernel(table, ids, out, width, B: tl.constexpr):
@@ -158,3 +160,12 @@ TWINS: dict[str, dict[str, Any]] = {
 def test_the_healthy_launch_has_no_finding(name: str) -> None:
     twin = replace(CASES[name], **TWINS[name])
     assert diagnose(twin.bundle(), allow_source=True).is_clean
+
+
+def test_a_kernel_of_somebody_elses_is_not_taken_for_ours_of_its_name() -> None:
+    text = SCALE.replace("thrice_kernel", "scale_kernel")
+    seen = replace(CASES["a number of bytes for a number of elements"], text=text)
+    index = BundleIndex(seen.bundle())
+    [made] = index.launches
+    assert made.launch.function == "scale_kernel"
+    assert installed_kernel(index, made.launch) is None

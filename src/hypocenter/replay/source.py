@@ -54,10 +54,12 @@ def kernel_of(index: BundleIndex, launch: LaunchRecord, *, allow_source: bool) -
 def installed_kernel(index: BundleIndex, launch: LaunchRecord) -> Any | None:
     """This installation's own kernel of that name, where its text differs from the recorded one.
 
-    None when there is none, or when the launch was one of it.
+    None when there is none, when the launch was one of it, or of a program that is not ours.
     """
     record = index.sources.get(launch.source)
-    if record is None or _differing(index, record, set()) is None:
+    if record is None or not is_project_kernel(record):
+        return None
+    if _differing(index, record, set()) is None:
         return None
     for file in package.gpu_kernel_files():
         module = importlib.import_module(package.module_name(file))
