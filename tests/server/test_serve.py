@@ -315,7 +315,8 @@ def test_a_worker_that_stands_still_is_replaced(tmp_path: Path) -> None:
             got += stream
         assert texts(got) == expected
         assert served.worker_pid != stopped
-        assert "hypocenter:faults_total" in served.get("/metrics").body.decode()
+        figures = served.get("/metrics").body.decode()
+        assert re.search(r"^hypocenter:faults_total\{.*\} 1\.0$", figures, re.MULTILINE), figures
 
 
 def test_what_a_fault_left_is_a_bundle_with_its_report(served: Served, tmp_path: Path) -> None:
