@@ -32,6 +32,8 @@ from hypocenter.lab.target import Target, ending, free_port, text_of
 #: Distinct requests, and the texts that they begin with: a text of the bundled model's kind.
 _NUM_QUESTIONS = 48
 _LOOK_SECONDS = 0.005
+#: What a worker may take to die of a defect, beyond the moment that was drawn.
+_FAULT_SECONDS = 120.0
 #: Room for all streams, and some to spare.
 _KV_TOKENS = 1 << 15
 _BEGINNINGS = ("import ", "def read(", "class Node:\n", "for line in ", "try:\n    ", "with open(")
@@ -209,7 +211,10 @@ def _await_deaths(
     pid = target.wait_ready()
     for number in range(plan.num_kills):
         report("workers fault", number / plan.num_kills)
+        stop = time.monotonic() + plan.max_seconds + _FAULT_SECONDS
         while Path(f"/proc/{pid}").exists():
+            if time.monotonic() > stop:
+                raise HypoError(f"worker {pid} did not die of what was planted in it")
             time.sleep(_LOOK_SECONDS)
         at = time.monotonic()
         pid = target.wait_ready(other_than=pid)
