@@ -150,13 +150,32 @@ async def _serve(
         config.engine.max_batch_requests + config.max_queued,
         config.bundles,
     )
+    server = _make_server(config, service)
+    answering = asyncio.create_task(server.serve([port]))
+    try:
+        await _start(supervisor, listener, answering)
+        host, number = port.getsockname()[:2]
+        if supervisor.facts is not None:
+            shown = f"[{host}]" if ":" in host else host
+            listener.announce(f"http://{shown}:{number}", supervisor.facts)
+        while not answering.done() and not supervisor.has_given_up:
+            await asyncio.wait({answering}, timeout=_LOOK_SECONDS)
+    finally:
+        server.should_exit = True
+        await answering
+        await supervisor.stop(_STOP_SECONDS)
+    return EXIT_ERROR if supervisor.has_given_up else EXIT_OK
+
+
+def _make_server(config: ServerConfig, service: Service) -> _Server:
+    """The HTTP server of a service, with its limits."""
     app = make_app(
         service,
         api_keys=config.api_keys,
         admin_key=config.admin_key,
         cors_origins=config.cors_origins,
     )
-    server = _Server(
+    return _Server(
         uvicorn.Config(
             app,
             http=connection_class(config.unread_seconds),
@@ -174,20 +193,6 @@ async def _serve(
         service,
         config.grace_seconds,
     )
-    answering = asyncio.create_task(server.serve([port]))
-    try:
-        await _start(supervisor, listener, answering)
-        host, number = port.getsockname()[:2]
-        if supervisor.facts is not None:
-            shown = f"[{host}]" if ":" in host else host
-            listener.announce(f"http://{shown}:{number}", supervisor.facts)
-        while not answering.done() and not supervisor.has_given_up:
-            await asyncio.wait({answering}, timeout=_LOOK_SECONDS)
-    finally:
-        server.should_exit = True
-        await answering
-        await supervisor.stop(_STOP_SECONDS)
-    return EXIT_ERROR if supervisor.has_given_up else EXIT_OK
 
 
 async def _start(supervisor: Supervisor, listener: Listener, answering: asyncio.Task[None]) -> None:

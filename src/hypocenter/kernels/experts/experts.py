@@ -13,12 +13,12 @@ import numpy as np
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.dtypes import Array
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Apart, Arg, Index, Reach, Rule, Scalar, Symbols
+from hypocenter.kernels.demands import Apart, Arg, Index, Reach, Rule, Symbols
 from hypocenter.kernels.experts import experts_cpu
 from hypocenter.kernels.experts.experts_table import ExpertsTable
 from hypocenter.kernels.linear.linear import X_CODES, X_SCALED, X_TILES
+from hypocenter.kernels.linear.linear_gate import GATED
 from hypocenter.kernels.linear.operands import Operands
-from hypocenter.kernels.linear.quantise import into_tiles
 from hypocenter.kernels.rowwise.activation import GATES, require_kind
 from hypocenter.kernels.weights.row_groups import ROWS_PER_ITEM, padded_rows
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
@@ -76,18 +76,8 @@ GATE_CODES = Contract(
         tuple(dtype for dtype in WEIGHT_TYPES if dtype.is_quantised),
         "num_experts, num_both, num_columns",
     ),
-    *X_TILES,
     *_groups("num_tiles * tile"),
-    *into_tiles("width", prefix="gated_"),
-    Apart("gated_codes", "codes"),
-    Apart("gated_scales", "x_scales"),
-    Apart("gated_sums", "sums"),
-    Apart("gated_weighted", "weighted"),
-    Scalar(
-        "width",
-        "width > 0 and -(-width // 64) * 128 == num_both",
-        "must be that of the gate, whose rows and those of up, each padded to 64, weight has",
-    ),
+    *GATED,
 )
 
 _NO_BIAS = np.zeros(0, np.float32)

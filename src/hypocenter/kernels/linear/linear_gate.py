@@ -19,14 +19,8 @@ from hypocenter.kernels.linear.quantise import into_tiles
 from hypocenter.kernels.rowwise.activation import GATES, require_kind
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
-CONTRACT = Contract(
-    "linear_gate_codes",
-    Arg(
-        "weight",
-        tuple(dtype for dtype in WEIGHT_TYPES if dtype.is_quantised),
-        "num_both, num_columns",
-    ),
-    live_counts("num_tiles * tile", 0),
+#: Codes of x, and those of what the gate makes of it, for a weight of `num_both` rows.
+GATED = (
     *X_TILES,
     *into_tiles("width", prefix="gated_"),
     Apart("gated_codes", "codes"),
@@ -38,6 +32,16 @@ CONTRACT = Contract(
         "width > 0 and -(-width // 64) * 128 == num_both",
         "must be that of the gate, whose rows and those of up, each padded to 64, weight has",
     ),
+)
+CONTRACT = Contract(
+    "linear_gate_codes",
+    Arg(
+        "weight",
+        tuple(dtype for dtype in WEIGHT_TYPES if dtype.is_quantised),
+        "num_both, num_columns",
+    ),
+    live_counts("num_tiles * tile", 0),
+    *GATED,
 )
 
 
