@@ -207,16 +207,27 @@ def test_a_stream_is_the_completion_in_pieces() -> None:
     assert whole.token_ids == tuple(expected_output([1, 2, 3], RANDOM, 128, end=False))
 
 
-def test_a_second_reader_is_refused_and_the_first_reads_on() -> None:
+def test_a_second_reader_is_refused_and_the_first_reads_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine, driver = fake()
+    refused = threading.Event()  # until then the first waits for its first piece
+    run = engine.runner.run
+
+    def run_once_refused(batch: Any) -> Any:
+        assert refused.wait(DEADLINE_SECONDS)
+        return run(batch)
+
+    monkeypatch.setattr(engine.runner, "run", run_once_refused)
 
     async def read() -> list[int]:
         stream = AsyncStream(driver, lambda: engine.request([1, 2, 3], RANDOM))
         first = asyncio.create_task(collect(stream))
         for _ in range(3):
-            await asyncio.sleep(0)  # it waits for its first piece
+            await asyncio.sleep(0)
             with pytest.raises(UsageError, match="another coroutine reads this stream"):
                 await asyncio.wait_for(anext(stream), DEADLINE_SECONDS)
+        refused.set()
         pieces = await asyncio.wait_for(first, DEADLINE_SECONDS)
         assert stream.completion.finish_reason == "length"
         return [token for piece in pieces for token in piece.token_ids]
