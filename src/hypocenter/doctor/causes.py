@@ -27,6 +27,8 @@ class Cause(enum.StrEnum):
     POSITION_RANGE = "position out of range"
     INDEX_RANGE = "index out of range"
     FOREIGN_BLOCK = "block of another request"
+    WRONG_INPUT = "step input of another request"
+    CHANGED_INPUT = "step input changed on its way"
     MISSING_MASK = "missing tail mask"
     OFF_BY_ONE = "off by one"
     PROGRAM_RACE = "race between programs"
@@ -141,6 +143,12 @@ CAUSES: dict[Cause, CauseRow] = {
     ),
     Cause.NONFINITE_VALUE: CauseRow(symptoms=_OF_VALUES, untested=_TRACE),
     Cause.FOREIGN_BLOCK: CauseRow(symptoms=_OF_VALUES, untested=_OWNERS, is_of_engine=True),
+    Cause.WRONG_INPUT: CauseRow(
+        symptoms=_OF_MEMORY | _ERROR, untested=_OWNERS, is_of_engine=True
+    ),
+    Cause.CHANGED_INPUT: CauseRow(
+        symptoms=_OF_MEMORY | _ERROR, untested=_TRACE, is_of_engine=True
+    ),
     Cause.PROGRAM_RACE: CauseRow(
         symptoms=_OF_VALUES | _HANG, blames=Blame.KERNEL, untested=_REPLAY,
         tested_by=TestedBy.REPLAY,

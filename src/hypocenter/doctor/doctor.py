@@ -34,6 +34,7 @@ from hypocenter.doctor.rungs.numbers import numbers
 from hypocenter.doctor.rungs.ownership import ownership
 from hypocenter.doctor.rungs.refusals import refusals
 from hypocenter.doctor.rungs.replays import replays
+from hypocenter.doctor.rungs.step_inputs import step_inputs
 from hypocenter.doctor.rungs.streams import order
 from hypocenter.doctor.rungs.values import values
 from hypocenter.doctor.surfaced import describe_surface, symptom
@@ -53,6 +54,7 @@ LADDER: dict[str, Rung] = {
     "core dump": gpu_stops,
     "ownership": ownership,
     "order": order,
+    "step inputs": step_inputs,
     "hints": hints,
     "good arguments": good_arguments,
     "hang": hang,

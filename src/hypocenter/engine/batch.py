@@ -89,6 +89,8 @@ class Chunk:
             num_tokens=self.num_tokens,
             blocks=cache.blocks(self.request.id),
             num_adopted=cache.num_adopted(self.request.id),
+            samples=self.samples,
+            num_kept=self.num_kept,
             digest="" if self.ids_on_device else self.request.digest(),
         )
 

@@ -21,7 +21,7 @@ from hypocenter.engine.kv_cache import BlockDigests
 from hypocenter.engine.stop_strings import StopStrings
 from hypocenter.engine.token_rules import TokenRules, ending_ids
 from hypocenter.errors import as_exception
-from hypocenter.kernels.sampling.draw import has_penalties
+from hypocenter.kernels.sampling.draw import columns_of, has_penalties
 from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.record.recorder import current
 from hypocenter.results import Completion, Delta, Route, Timings, TokenLogprob
@@ -323,6 +323,13 @@ class Request:
             self._record_answer()
             self.state = State.DONE  # last: whoever sees it finds everything else in place
         self._tell()
+
+    def record_entry(self) -> None:
+        """Write down what its tokens will be drawn by."""
+        record = current()
+        if record.is_on:
+            settings = tuple(float(column) for column in columns_of(self.params))
+            record.record_entry(self.id, len(self.prompt_ids), settings, self.params.seed or 0)
 
     def _record_answer(self) -> None:
         record = current()

@@ -35,6 +35,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request behind all others."""
         self.waiting.append(request)
+        request.record_entry()
 
     def keep(self, request: Request) -> None:
         """Leave the request's full blocks to those that begin with the same tokens."""

@@ -126,6 +126,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     The first `num_adopted` blocks it reads: the cache kept them of another request, which may be in
     the same step. All others are its own, until it has filled them.
 
+    `samples`: a token is drawn from the logits of its last one. The first `num_kept` of those that
+    run have logits that are kept. Both are None in bundles from before these fields.
+
     `digest` is a keyed one over all its token ids so far (`keyed_digest.py`): equal runs of one
     machine have equal digests, and without its key nobody can try what the text was.
     """
@@ -137,6 +140,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[int, ...]
     digest: str = ""
     num_adopted: int = 0
+    samples: bool | None = None
+    num_kept: int | None = None
 
 
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,6 +279,18 @@ class IdsLearned(Event, frozen=True, kw_only=True, tag=True):
     digests: tuple[str, ...]
 
 
+class Entered(Event, frozen=True, kw_only=True, tag=True):
+    """A request has come in: `settings` are what its tokens are drawn by, as the sampler has them.
+
+    Their order is that of `kernels/sampling/draw.py:columns_of`.
+    """
+
+    request: int
+    num_prompt_tokens: int
+    settings: tuple[float, ...]
+    seed: int
+
+
 class Answered(Event, frozen=True, kw_only=True, tag=True):
     """A request has ended with an answer: `digest` is a keyed one over its prompt and that."""
 
@@ -372,6 +389,7 @@ AnyEvent = (
     | Freed
     | Stepped
     | IdsLearned
+    | Entered
     | Answered
     | Copied
     | Waited

@@ -42,6 +42,7 @@ from hypocenter.record.events import (
     Captured,
     Copied,
     DeviceRecord,
+    Entered,
     Freed,
     HostWrote,
     IdsLearned,
@@ -321,6 +322,21 @@ class Recorder:
         values, of = _values(*self._input(tensor), ids), self._thread.step_awaiting_ids
         if of:
             self._event(IdsLearned(**self._now(), of=of, inputs=(values,), digests=digests))
+
+    @never_breaks
+    def record_entry(
+        self, request: int, num_prompt_tokens: int, settings: tuple[float, ...], seed: int
+    ) -> None:
+        """A request has come in; see `Entered`."""
+        self._event(
+            Entered(
+                **self._now(),
+                request=request,
+                num_prompt_tokens=num_prompt_tokens,
+                settings=settings,
+                seed=seed,
+            )
+        )
 
     @never_breaks
     def record_answer(self, request: int, num_tokens: int, digest: str) -> None:

@@ -104,8 +104,12 @@ _WORD = 0xFFFFFFFF
 
 
 def settings_of(draw: TokenChoice) -> tuple[float, ...]:
-    """A draw as the columns that the kernel's `settings` has."""
-    params = draw.params
+    """A draw as the columns that the kernel's `settings` has: those of its params, and a number."""
+    return (*columns_of(draw.params), draw.random_number if draw.params.temperature else 0.0)
+
+
+def columns_of(params: SamplingParams) -> tuple[float, ...]:
+    """The columns of the kernel's `settings` that stay the same from token to token."""
     return (
         params.repeat_penalty,
         params.presence_penalty,
@@ -114,5 +118,4 @@ def settings_of(draw: TokenChoice) -> tuple[float, ...]:
         params.top_k,
         params.top_p,
         params.min_p,
-        draw.random_number if params.temperature else 0.0,
     )
