@@ -477,10 +477,40 @@ def test_a_command_that_opens_no_recorder_is_examined_as_far_as_it_goes(
     assert any("opened no recorder" in str(line) for line in made.missing)
 
 
-def test_a_deadline_that_counts_nothing_is_told(doctor: Doctor) -> None:
-    done = doctor("--deadline", "0.2", "--", "sleep", "1")
-    assert done.returncode == 0
-    assert done.stderr.count("--deadline has no effect so far") == 1
+DEADLOCK = """
+import sys, threading, time
+a, b = threading.Lock(), threading.Lock()
+def take(first, second):
+    with first:
+        time.sleep(0.2)
+        with second:
+            pass
+other = threading.Thread(target=take, args=(a, b))
+other.start()
+take(b, a)
+"""
+
+
+def test_threads_that_wait_for_each_other_are_ended_with_their_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hypocenter.cli.verbs.doctor.START_SECONDS", 1.0)
+    script = tmp_path / "deadlock.py"
+    script.write_text(DEADLOCK)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        app.main(["doctor", "--deadline", "0.5", "--", sys.executable, "deadlock.py"])
+    assert ended.value.code == 3
+    made = bundles.load(tmp_path / "hypo-bundle")
+    assert (made.kind, made.fault.kind) == ("hang", "hang")
+    assert "no step or launch had begun for 1 seconds" in made.fault.message
+    assert made.fault.stack.count("in take") == 2
+    assert made.fault.waiting == ("take (deadlock.py:7)",)
+
+
+def test_a_command_that_begins_steps_is_not_idle(doctor: Doctor) -> None:
+    steps = "for number in range(3, 11):\n    opened.header[ring.CELL_STEP] = number\n    time.sleep(0.25)\n"
+    assert doctor("--deadline", "1", "--", *child(steps)).returncode == 0
 
 
 def test_stdin_reaches_the_command() -> None:

@@ -243,3 +243,8 @@ def test_a_bundle_keeps_what_the_dump_said(tmp_path: Path) -> None:
     loaded = bundles.load(tmp_path / "large")
     assert loaded.gpu_stops == ()
     assert any("100 lanes, limit 64" in gap.reason for gap in loaded.missing)
+
+
+def test_an_operation_that_nobody_knows_is_told_all_the_same() -> None:
+    found = examined(with_stop(bundle("far_index"), operation="<b>load</b>"))
+    assert "its first lane accesses" in report_text(found)

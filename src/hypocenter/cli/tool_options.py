@@ -122,9 +122,10 @@ class DoctorOptions:
         float | None,
         Parameter(
             name="--deadline",
-            help="Seconds a step may take before it counts as hung; of other programs a Triton "
-            "launch, or torch.cuda.synchronize. [default: 120, and 600 for the first, which "
-            "compiles; of other programs none]",
+            help="Seconds without progress after which the command is ended: a step takes longer, "
+            "or none begins; of other programs a Triton launch, or torch.cuda.synchronize. "
+            "[default: of a step 120, and 600 for the first, which compiles; of other programs "
+            "none]",
         ),
     ] = None
     with_prompts: Annotated[

@@ -99,12 +99,15 @@ def words64(grid: GpuGrid) -> list[int]:
     return [low | high << 32 for low, high in pairs]
 
 
+_VERBS = {"load": "reads", "store": "writes", "atomic": "changes"}
+
+
 def sight_lines(sight: GpuSight) -> Iterator[str]:
     """The sight in sentences: where, what was asked for, with what parameters."""
     yield sight_text(sight)
     if sight.address is not None and sight.operation:
         shown = address_text(sight.address, sight.known_bits)
-        verb = {"load": "reads", "store": "writes", "atomic": "changes"}[sight.operation]
+        verb = _VERBS.get(sight.operation, "accesses")  # a bundle may hold any word
         near = ""
         if sight.near is not None:
             name, distance = sight.near

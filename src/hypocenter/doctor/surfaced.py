@@ -60,7 +60,13 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
     if case.kind == "error":
         by = f"by {fault.call} itself, " if fault.call else ""
         return f"reported {by}before anything was launched"
-    if fault.kind == "hang":
+    if fault.waiting:
+        threads = ", ".join(fault.waiting)
+        told = (
+            f"between steps and launches: threads stood at {threads}. What a GPU runs was not "
+            "waited for there; look at what each of them waits for, and which of them has it"
+        )
+    elif fault.kind == "hang":
         told = f"the step did not end; the host was waiting in {call}"
     elif not fault.call and not fault.signal:
         told = (

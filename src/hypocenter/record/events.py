@@ -440,7 +440,8 @@ class FaultRecord(msgspec.Struct, frozen=True, kw_only=True):
     `call` is what reported it, of `kernel` where it is a launch, and with `is_statement` the text
     of the program's own line; `error` what it said, `error_kind` what that is about. `address` is
     the fault's, where the driver gave one (AMD: that of the page, `address_bytes` its size);
-    `signal` what ended the process.
+    `signal` what ended the process. `waiting` is where each thread stood when nothing was under
+    way and nothing was begun; else it is empty.
     """
 
     kind: str
@@ -457,6 +458,7 @@ class FaultRecord(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
     exit_code: int | None = None
     stack: str = ""
+    waiting: tuple[str, ...] = ()
     memory_kill: MemoryKill = MemoryKill.UNKNOWN
 
 

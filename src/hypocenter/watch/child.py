@@ -32,22 +32,21 @@ _TICK_SECONDS = 0.2
 _ABORT_SECONDS = 10.0
 #: How long output is awaited of whoever else holds the child's stderr.
 _DRAIN_SECONDS = 0.5
-_NOTHING_TO_COUNT = (
-    b"hypo: --deadline has no effect so far: the command has recorded no step and no launch\n"
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
     """Seconds that a step may take; the first one of a process also compiles.
 
-    Of a program without steps a launch counts as one, and so does a wait for the GPU. `is_asked`:
-    whoever set them is told when there is nothing for them to count.
+    Of a program without steps a launch counts as one, and so does a wait for the GPU. Between
+    them, no step or launch may begin for `idle`, and before the first one for `start`: threads that
+    wait for each other record nothing.
     """
 
     first_step: float = 600.0
     step: float = 120.0
-    is_asked: bool = False
+    start: float = math.inf
+    idle: float = math.inf
 
 
 class Shrunk(NamedTuple):
@@ -60,7 +59,8 @@ class Shrunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended. `hung_seconds`: how long its last step had been running, if it was ended.
+    """How a child ended. `hung_seconds`: how long its last step had been running, if it was ended;
+    `is_idle`: no step was under way, and for so long none had begun.
 
     `num_memory_kills`: how many processes of the control group the kernel has killed for lack of
     memory meanwhile, None where it does not say. `is_interrupted`: Ctrl-C was typed, and handed
@@ -78,6 +78,7 @@ class Ended:
     ended: float
     since: float
     hung_seconds: float | None = None
+    is_idle: bool = False
     is_interrupted: bool = False
     num_memory_kills: int | None = None
     shrunk: tuple[Shrunk, ...] = ()
@@ -126,6 +127,7 @@ def watch(
         ended=time.time(),
         since=since,
         hung_seconds=hung,
+        is_idle=child.is_idle,
         is_interrupted=child.num_interrupts > 0,
         num_memory_kills=None if kills is None or kills_now is None else kills_now - kills,
         shrunk=_shrunk_since(files),
@@ -169,6 +171,8 @@ class _Child:
     pass_on: Callable[[bytes], object]
     dumps: GpuDumps
     num_interrupts: int = 0
+    #: Whether it was ended although no step of it was under way.
+    is_idle: bool = False
     #: When it went on last, after it had been stopped from the terminal.
     _resumed: float = 0.0
     _head: bytearray = field(default_factory=bytearray)
@@ -177,22 +181,30 @@ class _Child:
     _is_closed: bool = False
 
     def wait(self, runs: Path, deadlines: Deadlines) -> float | None:
-        """Until the end; returns the seconds of the step that was past its deadline, if one was."""
+        """Until the end; returns the seconds of the step that was past its deadline, if one was.
+
+        Or those in which nothing was begun.
+        """
         next_look = time.monotonic() + _TICK_SECONDS
-        nothing_seen = time.monotonic() + deadlines.step if deadlines.is_asked else math.inf
+        last_seen, seen_at = _beats(runs), time.monotonic()
         while self.job.process.poll() is None:
             self._read(_TICK_SECONDS)
             if self.job.follow():
                 self._resumed = time.monotonic()
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + _TICK_SECONDS
-                if next_look > nothing_seen and not ring.run_folders(runs):
-                    nothing_seen = math.inf
-                    self.pass_on(_NOTHING_TO_COUNT)
-                if late := _late_step(runs, deadlines, self._resumed):
+                beats = _beats(runs)
+                if late := _late_step(beats, deadlines, self._resumed):
                     pid, seconds = late
                     self._abort(pid)
                     return seconds
+                if beats != last_seen or _is_within_step(beats):
+                    last_seen, seen_at = beats, time.monotonic()
+                idle = time.monotonic() - max(seen_at, self._resumed)
+                if idle > (deadlines.idle if _has_begun(beats) else deadlines.start):
+                    self.is_idle = True
+                    self._abort(None)
+                    return idle
         self._drain()
         return None
 
@@ -209,13 +221,19 @@ class _Child:
         gap = f"\n[... {self._num_lost} bytes left out ...]\n".encode() if self._num_lost else b""
         return (bytes(self._head) + gap + bytes(self._tail)).decode(errors="replace")
 
-    def _abort(self, pid: int) -> None:
-        """SIGABRT: Python writes the stack of every thread, even of one that is stuck in C."""
+    def _abort(self, pid: int | None) -> None:
+        """SIGABRT: Python writes the stack of every thread, even of one that is stuck in C.
+
+        Without a `pid` all processes of the group get it, for any of them may be who waits.
+        """
         self._dump()
         with contextlib.suppress(OSError):
             # Only a process of the child's own group, whatever its ring claims.
             group = self.job.process.pid
-            os.kill(pid if os.getpgid(pid) == group else group, signal.SIGABRT)
+            if pid is None:
+                os.killpg(group, signal.SIGABRT)
+            else:
+                os.kill(pid if os.getpgid(pid) == group else group, signal.SIGABRT)
         stop = time.monotonic() + _ABORT_SECONDS
         while self.job.process.poll() is None and time.monotonic() < stop:
             self._read(_TICK_SECONDS)
@@ -286,11 +304,30 @@ def _handing_on(child: _Child) -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-def _late_step(runs: Path, deadlines: Deadlines, resumed: float) -> tuple[int, float] | None:
+#: What is known of each process that records.
+_Beats = dict[Path, ring.Heartbeat]
+
+
+def _beats(runs: Path) -> _Beats:
+    found = ((folder, ring.read_heartbeat(folder)) for folder in ring.run_folders(runs))
+    return {folder: beat for folder, beat in found if beat is not None}
+
+
+def _has_begun(beats: _Beats) -> bool:
+    return any(beat.step for beat in beats.values())
+
+
+def _is_within_step(beats: _Beats) -> bool:
+    return any(
+        not beat.is_clean and beat.step_started_ns is not None and ring.is_alive(folder)
+        for folder, beat in beats.items()
+    )
+
+
+def _late_step(beats: _Beats, deadlines: Deadlines, resumed: float) -> tuple[int, float] | None:
     """Process and seconds of a step past its deadline; before `resumed` nothing counts."""
-    for folder in ring.run_folders(runs):
-        beat = ring.read_heartbeat(folder)
-        if beat is None or beat.is_clean or beat.step_started_ns is None:
+    for folder, beat in beats.items():
+        if beat.is_clean or beat.step_started_ns is None:
             continue
         seconds = time.monotonic() - max(beat.step_started_ns / 1e9, resumed)
         limit = deadlines.first_step if beat.step <= 1 else deadlines.step

@@ -33,6 +33,7 @@ from hypocenter.watch.fault_text import (
     is_by_hand,
     is_fault,
     signal_below,
+    waiting_calls,
     with_kernel_log,
 )
 from hypocenter.watch.kernel_log import kernel_log
@@ -191,8 +192,14 @@ def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
             address_bytes=1,
             error="",
             call=innermost_call(ended.stderr),
-            message=f"a step or launch had been running for {ended.hung_seconds:.0f} seconds, "
-            "and was ended",
+            waiting=waiting_calls(ended.stderr) if ended.is_idle else (),
+            message=(
+                f"no step or launch had begun for {ended.hung_seconds:.0f} seconds, and the "
+                "command was ended"
+                if ended.is_idle
+                else f"a step or launch had been running for {ended.hung_seconds:.0f} seconds, "
+                "and was ended"
+            ),
         )
     below = signal_below(ended.exit_code)
     of_events = _fault_of_events(run.events if run else ())

@@ -20,6 +20,8 @@ from hypocenter.wording import signal_name
 
 MAX_MESSAGE_CHARS = 2000
 MAX_STACK_CHARS = 20_000
+#: Threads whose places are kept.
+MAX_WAITING = 16
 #: What both vendors' memory management tells an address by.
 PAGE_BYTES = 4096
 
@@ -140,10 +142,24 @@ def stack_in(stderr: str) -> str:
     return stderr[starts[-1] :][:MAX_STACK_CHARS].rstrip() if starts else ""
 
 
+_FRAME = re.compile(r'^  File "[^"\n]*?([^"/\n]+)", line (\d+) in ([^\n]+)$', re.M)
+
+
 def innermost_call(stderr: str) -> str:
     """Function and place where the thread stood that faulthandler names first; "" without one."""
-    stack = stack_in(stderr).partition("Current thread ")[2]
-    found = re.search(r'^  File "[^"\n]*?([^"/\n]+)", line (\d+) in ([^\n]+)$', stack, re.M)
+    return _innermost(stack_in(stderr).partition("Current thread ")[2])
+
+
+def waiting_calls(stderr: str) -> tuple[str, ...]:
+    """Function and place of each thread of each process whose stacks faulthandler wrote."""
+    threads = re.split(r"^(?:Current thread|Thread) 0x", stderr, flags=re.M)[1:]
+    # The main thread comes last in what faulthandler writes.
+    calls = dict.fromkeys(filter(None, map(_innermost, reversed(threads))))
+    return tuple(calls)[:MAX_WAITING]
+
+
+def _innermost(stack: str) -> str:
+    found = _FRAME.search(stack)
     return f"{found[3]} ({found[1]}:{found[2]})" if found else ""
 
 

@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 DEFAULT_FOLDER = "hypo-bundle"
 _MAX_BUNDLES = 1000
 MAX_DEADLINE_SECONDS = 1e6
+#: With --deadline a command has this long at least until its first step or launch: it loads what
+#: it needs.
+START_SECONDS = 60.0
 #: What breaks on a simulated GPU, and what breaks where there is no Triton to simulate one.
 _DEMO_ON_GPU, _DEMO_ON_CPU = "positions_of_two_bytes", "block_table_refused"
 
@@ -291,7 +294,7 @@ def deadlines_of(request: DoctorRequest) -> Deadlines:
     """What was asked for; else a step of ours has some minutes, and a foreign launch any time."""
     seconds = request.options.deadline
     if seconds is not None:
-        return Deadlines(seconds, seconds, is_asked=True)
+        return Deadlines(seconds, seconds, start=max(seconds, START_SECONDS), idle=seconds)
     return Deadlines() if request.is_own else Deadlines(math.inf, math.inf)
 
 
@@ -325,6 +328,8 @@ def how(ended: Ended) -> str:
     """How a command ended, in a few words."""
     if ended.hung_seconds is not None:
         seconds = f"{ended.hung_seconds:.0f} seconds"
+        if ended.is_idle:
+            return f"no step or launch was begun for {seconds}, so the command was ended"
         return f"a step or launch ran for {seconds}, so the command was ended"
     if ended.signal is not None:
         return f"the command was ended by {signal_name(ended.signal)}"
