@@ -116,6 +116,27 @@ def test_a_defect_that_cannot_have_ended_the_process_is_said_not_to_explain_it()
     assert not diagnose(program(ADD, fault=own), allow_source=True).is_unexplained
 
 
+def test_two_kernels_with_a_defect_each_are_both_told_in_their_order() -> None:
+    run = Run()
+    for number, text in enumerate((UNMASKED, UNMASKED.replace("unmasked", "late")), 1):
+        names = f"x{number}", f"o{number}"
+        for name in names:
+            run.tensor(name, "F32", 1000, owner=FOREIGN)
+        run.step += 1
+        launch = run.launch(
+            text.split("def ")[1].split("_kernel")[0],
+            {},
+            {"x": names[0], "o": names[1], "n": 1000},
+            source=text,
+            grid=(8,),
+            constants={"B": 128},
+        )
+        run.emit(Launched, launch=launch)
+    found = diagnose(run.bundle(ENDED), allow_source=True)
+    assert [root.kernel for root in found.roots] == ["unmasked", "late"]
+    assert {root.cause for root in found.roots} == {Cause.MISSING_MASK}
+
+
 def test_the_replay_says_that_it_stopped_at_what_it_proved() -> None:
     found = diagnose(program(UNMASKED), allow_source=True)
     [row] = [one for one in found.hypotheses if one.cause is Cause.PROGRAM_RACE]

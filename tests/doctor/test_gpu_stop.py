@@ -246,5 +246,9 @@ def test_a_bundle_keeps_what_the_dump_said(tmp_path: Path) -> None:
 
 
 def test_an_operation_that_nobody_knows_is_told_all_the_same() -> None:
-    found = examined(with_stop(bundle("far_index"), operation="<b>load</b>"))
+    made = bundle("far_index")
+    access = made.gpu_stops[0].warps[0].access
+    assert access is not None
+    strange = msgspec.structs.replace(access, operation="<b>load</b>")
+    found = examined(with_stop(made, access=strange))
     assert "its first lane accesses" in report_text(found)
