@@ -509,7 +509,7 @@ def test_threads_that_wait_for_each_other_are_ended_with_their_stacks(
 
 
 def test_a_command_that_begins_steps_is_not_idle(doctor: Doctor) -> None:
-    steps = "for number in range(3, 11):\n    opened.header[ring.CELL_STEP] = number\n    time.sleep(0.25)\n"
+    steps = "for n in range(3, 11):\n    opened.header[ring.CELL_STEP] = n\n    time.sleep(0.25)\n"
     assert doctor("--deadline", "1", "--", *child(steps)).returncode == 0
 
 

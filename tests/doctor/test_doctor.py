@@ -573,9 +573,10 @@ def test_without_its_rung_the_cause_is_not_found(name: str) -> None:
 
 
 def test_every_host_side_rung_is_needed() -> None:
-    # Those of the good run, of core dumps and of a step's inputs have tests of their own.
+    # Those that are missing here have tests of their own.
     assert {one.rung for one in CASES.values()} | {
         "core dump",
+        "kept blocks",
         "step inputs",
         "hints",
         "good arguments",

@@ -13,7 +13,7 @@ from bundles import Run, inputs, tensors_of_decoder
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.doctor import diagnose
-from hypocenter.doctor.rungs import ownership
+from hypocenter.doctor.rungs.engine import ownership
 from hypocenter.record.events import RequestRecord, Stepped
 
 #: The seconds of a processor, where one step of a million blocks took seven.

@@ -27,6 +27,7 @@ class Cause(enum.StrEnum):
     POSITION_RANGE = "position out of range"
     INDEX_RANGE = "index out of range"
     FOREIGN_BLOCK = "block of another request"
+    KEPT_BLOCK_CHANGED = "kept block changed"
     WRONG_INPUT = "step input of another request"
     CHANGED_INPUT = "step input changed on its way"
     MISSING_MASK = "missing tail mask"
@@ -143,6 +144,9 @@ CAUSES: dict[Cause, CauseRow] = {
     ),
     Cause.NONFINITE_VALUE: CauseRow(symptoms=_OF_VALUES, untested=_TRACE),
     Cause.FOREIGN_BLOCK: CauseRow(symptoms=_OF_VALUES, untested=_OWNERS, is_of_engine=True),
+    Cause.KEPT_BLOCK_CHANGED: CauseRow(
+        symptoms=_OF_VALUES, untested=_TRACE, is_of_engine=True
+    ),
     Cause.WRONG_INPUT: CauseRow(
         symptoms=_OF_MEMORY | _ERROR, untested=_OWNERS, is_of_engine=True
     ),

@@ -20,7 +20,7 @@ def with_culprit(case: Case, claim: Claim) -> RootCause:
     use = next((use for use in case.launches if use.place == root.place), None)
     return msgspec.structs.replace(
         root,
-        culprit=_culprit(case, claim, root, use),
+        culprit=root.culprit or _culprit(case, claim, root, use),
         launched_at=use.launch.site if use is not None else "",
     )
 

@@ -25,16 +25,17 @@ from hypocenter.doctor.run_environment import run_environment_of
 from hypocenter.doctor.rungs.address import addresses
 from hypocenter.doctor.rungs.captured import captured_pointers
 from hypocenter.doctor.rungs.contracts import contracts
+from hypocenter.doctor.rungs.engine.kept_blocks import kept_blocks
+from hypocenter.doctor.rungs.engine.ownership import ownership
+from hypocenter.doctor.rungs.engine.step_inputs import step_inputs
 from hypocenter.doctor.rungs.good_run import good_arguments, good_results
 from hypocenter.doctor.rungs.gpu_stop import gpu_stops
 from hypocenter.doctor.rungs.hang import hang
 from hypocenter.doctor.rungs.hints import hints
 from hypocenter.doctor.rungs.limits import limits
 from hypocenter.doctor.rungs.numbers import numbers
-from hypocenter.doctor.rungs.ownership import ownership
 from hypocenter.doctor.rungs.refusals import refusals
 from hypocenter.doctor.rungs.replays import replays
-from hypocenter.doctor.rungs.step_inputs import step_inputs
 from hypocenter.doctor.rungs.streams import order
 from hypocenter.doctor.rungs.values import values
 from hypocenter.doctor.surfaced import describe_surface, symptom
@@ -53,6 +54,7 @@ LADDER: dict[str, Rung] = {
     "address": addresses,
     "core dump": gpu_stops,
     "ownership": ownership,
+    "kept blocks": kept_blocks,
     "order": order,
     "step inputs": step_inputs,
     "hints": hints,

@@ -84,7 +84,7 @@ class Engine:
         self._has_prefix_cache = prefix_cache
         self.runner = runner
         self.tokenizer = tokenizer
-        self.cache = KVCache(runner.num_blocks, runner.block_size)
+        self.cache = KVCache(runner.num_blocks, runner.block_size, runner.page_watch)
         self.scheduler = Scheduler(
             self.cache,
             max_batch_tokens=runner.max_batch_tokens,

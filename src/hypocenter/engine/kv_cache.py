@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hypocenter.device.page_watch import PageWatch
 from hypocenter.dtypes import Int32s
 from hypocenter.errors import IntegrityError, OutOfBlocks
 
@@ -97,11 +98,12 @@ class _Table:
 class KVCache:
     """A pool of `num_blocks` blocks of `block_size` tokens each. Not thread-safe."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, watch: PageWatch | None = None) -> None:
         assert num_blocks > 0, num_blocks
         assert block_size > 0, block_size
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self._watch = watch
         self._blocks = [_Block() for _ in range(num_blocks)]
         # Taken from the end: low blocks first, and those given back last are used again first.
         self._blank = list(range(num_blocks - 1, -1, -1))
@@ -225,6 +227,8 @@ class KVCache:
                 block = self._blocks[block_id]
                 block.owner, block.digest = None, digest
                 self._kept[digest] = block_id
+                if self._watch is not None:
+                    self._watch.note_kept(block_id, request_id)
             elif number == table.num_adopted:  # behind a block of its own a copy stays its own, too
                 self._blocks[block_id] = _Block()
                 self._blank.append(block_id)
@@ -278,6 +282,8 @@ class KVCache:
             assert digest is not None, block_id
             del self._kept[digest]
         self._blocks[block_id] = _Block(owner=request_id, num_users=1)
+        if self._watch is not None:
+            self._watch.forget(block_id)
         return block_id
 
     def check_integrity(self) -> None:

@@ -20,6 +20,7 @@ from hypocenter.config import (
 from hypocenter.device import devices, memory
 from hypocenter.device.cpu.lang import instruction_set, max_num_threads, set_num_threads
 from hypocenter.device.launch import compile_all, start_threads
+from hypocenter.device.page_watch import PageWatch
 from hypocenter.device.plan import Plan, bucket
 from hypocenter.engine.batch import Batch, BatchLimits, check_batch
 from hypocenter.engine.sampler import launches_on_host
@@ -111,6 +112,10 @@ class Runner:
         self._decoder = Decoder(
             facts, weights, self._inputs, pages, config.max_batch_tokens, config.attention
         )
+        #: What looks at blocks of the cache after each step, where launches are traced.
+        self.page_watch = (
+            PageWatch((*pages.keys, *pages.values)) if config.launch_mode == "traced" else None
+        )
         is_gpu = config.device != "cpu"
         #: Whether a step may be launched while the one before runs.
         self.runs_ahead = (
@@ -148,6 +153,8 @@ class Runner:
         current().record_step(plan, filled, batch.requests, filled_by_device=filled_by_device)
         inputs.shared.put(filled, is_recorded=True)
         plan.run()
+        if self.page_watch is not None:
+            self.page_watch.look()
         if plan not in self._ran:
             self._ran[plan] = None
         return memory.rows(plan.result, 0, num_logit_rows)

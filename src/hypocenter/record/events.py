@@ -291,6 +291,18 @@ class Entered(Event, frozen=True, kw_only=True, tag=True):
     seed: int
 
 
+class BlockChanged(Event, frozen=True, kw_only=True, tag=True):
+    """After a step `block` of the pages `tensor` was not as it was kept for others to read.
+
+    `request` filled it, and in step `kept_in` it was kept. Only a traced run looks.
+    """
+
+    tensor: int
+    block: int
+    request: int
+    kept_in: int
+
+
 class Answered(Event, frozen=True, kw_only=True, tag=True):
     """A request has ended with an answer: `digest` is a keyed one over its prompt and that."""
 
@@ -390,6 +402,7 @@ AnyEvent = (
     | Stepped
     | IdsLearned
     | Entered
+    | BlockChanged
     | Answered
     | Copied
     | Waited

@@ -38,6 +38,7 @@ from hypocenter.record.events import (
     AllocationRecord,
     Answered,
     AnyEvent,
+    BlockChanged,
     Called,
     Captured,
     Copied,
@@ -335,6 +336,16 @@ class Recorder:
                 num_prompt_tokens=num_prompt_tokens,
                 settings=settings,
                 seed=seed,
+            )
+        )
+
+    @never_breaks
+    def record_block_change(self, page: Tensor, block: int, request: int, kept_in: int) -> None:
+        """See `BlockChanged`."""
+        tensor = self.catalogue.tensor(page)
+        self._event(
+            BlockChanged(
+                **self._now(), tensor=tensor, block=block, request=request, kept_in=kept_in
             )
         )
 
