@@ -24,9 +24,10 @@ from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.tool_options import DoctorOptions
 from hypocenter.config import Environment
-from hypocenter.doctor import report
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.markdown import report_markdown
+from hypocenter.doctor.report import report_text
+from hypocenter.doctor.report_parts import Origin, headline
 from hypocenter.errors import (
     EXIT_ERROR,
     EXIT_FAULT,
@@ -163,19 +164,19 @@ def doctor(request: DoctorRequest) -> None:
         show(report_markdown(diagnosis))
     else:
         foreign = examined.is_foreign
-        origin = report.Origin(
+        origin = Origin(
             str(folder),
             has_steps=not foreign,
             needs_sources=foreign,
             has_prompts=not examined.redacted,
         )
-        show(report.report_text(diagnosis, origin, show_all=asked.all))
+        show(report_text(diagnosis, origin, show_all=asked.all))
     if examined.fault.kind != "none" or not diagnosis.is_clean:
         sys.exit(EXIT_FAULT)
     if request.command and examined.fault.exit_code:
         sys.exit(examined.fault.exit_code)  # it failed for a reason of its own
     if seen := foreign_runs.summary(examined.events, examined.sources):
-        say(f"{report.headline(diagnosis)}; {seen}")
+        say(f"{headline(diagnosis)}; {seen}")
 
 
 # -- from a planted defect -----------------------------------------------------------------------
