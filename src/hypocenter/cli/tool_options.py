@@ -149,3 +149,20 @@ class DoctorOptions:
         bool,
         Parameter(name="--markdown", help="The report as Markdown.", group=OUTPUT_GROUP, **SWITCH),
     ] = False
+    html: Annotated[
+        str | None,
+        Parameter(
+            name="--html",
+            help="Also write the report to this new file, as a page with source, memory and "
+            "timeline. It holds no script and loads nothing.",
+            group=OUTPUT_GROUP,
+        ),
+    ] = None
+    perfetto: Annotated[
+        str | None,
+        Parameter(
+            name="--perfetto",
+            help="Also write the timeline to this new file, as JSON for ui.perfetto.dev.",
+            group=OUTPUT_GROUP,
+        ),
+    ] = None

@@ -1,0 +1,54 @@
+"""The part of a page about memory: the picture around the wrong address, and that memory's life."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hypocenter.doctor.page.address_life import Change, Life
+from hypocenter.doctor.page.address_picture import address_picture, where_text
+from hypocenter.doctor.page.address_space import AddressSpace
+from hypocenter.doctor.page.markup import Html, bytes_text, joined, place_of_file, tag
+from hypocenter.wording import count_text
+
+
+def memory_html(space: AddressSpace | None, lives: Sequence[Life]) -> Html:
+    """Nothing where no address is known."""
+    if space is None:
+        return Html()
+    lead = [tag("h2", "The memory around it")]
+    wrong = space.wrong
+    if wrong is not None:
+        lead.append(
+            tag(
+                "p",
+                "The access goes to ",
+                tag("code", f"{wrong.start:#x}"),
+                f": {where_text(wrong, space.blocks)}. It is known {wrong.how}.",
+            )
+        )
+    legend = "Addresses grow downwards; heights are not to scale. Dashed: freed by then."
+    if space.num_left_out:
+        legend += f" {count_text(space.num_left_out, 'other block')} not drawn."
+    picture = tag("div", address_picture(space), tag("p", legend, class_="note"))
+    told = tag("div", *map(_life, lives)) if lives else ""
+    return joined((*lead, tag("div", picture, told, class_="two")))
+
+
+def _life(life: Life) -> Html:
+    rows = map(_change, life.changes)
+    title = f"The life of {life.name}"
+    size = tag("p", f"{bytes_text(life.num_bytes)} at {life.address:#x}", class_="note")
+    return joined((tag("h3", title), size, tag("ol", *rows, class_="life")))
+
+
+def _change(change: Change) -> Html:
+    attributes = {"class_": "wrong"} if change.is_wrong else {}
+    return tag("li", *_parts(change), **attributes)
+
+
+def _parts(change: Change) -> Iterator[str]:
+    yield tag("b", change.verb)
+    if change.text:
+        yield f" {change.text}"
+    if change.site:
+        yield tag("small", place_of_file(change.site))
