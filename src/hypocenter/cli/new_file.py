@@ -12,7 +12,10 @@ from hypocenter.errors import UsageError
 
 
 def check_new_file(option: str, file: str) -> None:
-    """Before a long command runs: raises UsageError where `file` of `option` cannot be made."""
+    """Before a long command runs: raises UsageError where `file` of `option` cannot be made.
+
+    The folder must be there: one that was mistyped is not made.
+    """
     path = Path(file)
     if os.path.lexists(path):
         raise UsageError(f"{option} {file} is there already; name another file")

@@ -2,5 +2,5 @@
 
 Doors: `page.report_html` and `trace_events.trace_json`. What is drawn is worked out first, as plain
 records (`timeline.py`, `address_space.py`, `address_life.py`); the other modules draw. A page holds
-no script, loads nothing, and no text of a bundle is markup in it.
+no script and loads nothing. Never takes a text of a bundle for markup.
 """

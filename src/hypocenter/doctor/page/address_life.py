@@ -23,7 +23,7 @@ _MAX_LIVES, _MAX_REUSED = 2, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class LifeEvent:
     """Something that happened to a piece of memory: `verb` in one word, where and when."""
 
     seq: int
@@ -43,7 +43,7 @@ class Life:
     name: str
     num_bytes: int
     address: int
-    changes: tuple[Change, ...]
+    changes: tuple[LifeEvent, ...]
 
 
 def lives(case: Case, root: RootCause | None, space: AddressSpace | None) -> tuple[Life, ...]:
@@ -76,33 +76,33 @@ def _holding(
 
 def _life(case: Case, memory: AllocationRecord, wrong: LaunchMade | None) -> Life:
     found = [
-        *_made_and_freed(case, memory, wrong),
-        *_reused(case, memory),
-        *_filled(case, memory, wrong),
-        *_used(case, memory, wrong),
+        *_ends(case, memory, wrong),
+        *_reuses(case, memory),
+        *_host_writes(case, memory, wrong),
+        *_uses(case, memory, wrong),
     ]
     found.sort(key=lambda change: (change.seq, change.launch))
     name = memory.name or f"allocation {memory.id}"
     return Life(name, memory.num_bytes, memory.address, tuple(found))
 
 
-def _made_and_freed(
-    case: Case, memory: AllocationRecord, wrong: LaunchMade | None
-) -> Iterator[Change]:
+def _ends(case: Case, memory: AllocationRecord, wrong: LaunchMade | None) -> Iterator[LifeEvent]:
     made, freed = case.index.allocated[memory.id], case.freed.get(memory.id)
     owner = f" for {memory.owner}" if memory.owner else ""
     text = f"{memory.num_bytes} bytes at {memory.address:#x}{owner}"
-    yield Change(made.seq, made.step, "made", text, memory.site)
+    yield LifeEvent(made.seq, made.step, "made", text, memory.site)
     if freed is not None:
         is_wrong = wrong is not None and freed.seq < wrong.seq
-        yield Change(freed.seq, freed.step, "freed", "", freed.site, is_wrong)
+        yield LifeEvent(freed.seq, freed.step, "freed", "", freed.site, is_wrong)
     for graph in case.index.events_of(Captured):
         if memory.id in graph.allocations:
             text = f"graph {graph.graph} keeps a pointer to it"
-            yield Change(graph.seq, graph.step, "captured", text)
+            yield LifeEvent(graph.seq, graph.step, "captured", text)
 
 
-def _filled(case: Case, memory: AllocationRecord, wrong: LaunchMade | None) -> Iterator[Change]:
+def _host_writes(
+    case: Case, memory: AllocationRecord, wrong: LaunchMade | None
+) -> Iterator[LifeEvent]:
     """What the host put there last before it went wrong, and the last copy."""
     end = wrong.seq if wrong is not None else math.inf
     ours = {tensor.id for tensor in case.tensors.values() if tensor.allocation == memory.id}
@@ -116,14 +116,14 @@ def _filled(case: Case, memory: AllocationRecord, wrong: LaunchMade | None) -> I
     for event, values in filled[-1:]:
         tensor = case.tensors[values.tensor]
         text = f"{tensor.name} = {first_values(values)}, as {values.dtype}"
-        yield Change(event.seq, event.step, "filled by the host", text)
+        yield LifeEvent(event.seq, event.step, "filled by the host", text)
     copies = [event for event in case.index.events_of(Copied) if event.tensor in ours]
     for copy in copies[-1:]:
         way = "copied to the host" if copy.direction == "out" else "copied to the device"
-        yield Change(copy.seq, copy.step, way, f"{copy.num_bytes} bytes", copy.site)
+        yield LifeEvent(copy.seq, copy.step, way, f"{copy.num_bytes} bytes", copy.site)
 
 
-def _reused(case: Case, memory: AllocationRecord) -> Iterator[Change]:
+def _reuses(case: Case, memory: AllocationRecord) -> Iterator[LifeEvent]:
     """Whoever got the same place after it was freed."""
     freed = case.freed.get(memory.id)
     if freed is None:
@@ -134,10 +134,12 @@ def _reused(case: Case, memory: AllocationRecord) -> Iterator[Change]:
         is_there = other.address < end and memory.address < other.address + other.num_bytes
         if other.id != memory.id and is_there and made.seq > freed.seq and num < _MAX_REUSED:
             num += 1
-            yield Change(made.seq, made.step, "reused", f"{other.name} lies there now", other.site)
+            yield LifeEvent(
+                made.seq, made.step, "reused", f"{other.name} lies there now", other.site
+            )
 
 
-def _used(case: Case, memory: AllocationRecord, wrong: LaunchMade | None) -> Iterator[Change]:
+def _uses(case: Case, memory: AllocationRecord, wrong: LaunchMade | None) -> Iterator[LifeEvent]:
     """The first launch that got it, the last one before the end, and the one that went wrong."""
     seen: dict[int, bool] = {}
     users: list[LaunchMade] = []
@@ -161,7 +163,7 @@ def _used(case: Case, memory: AllocationRecord, wrong: LaunchMade | None) -> Ite
         users_text = count_text(len(users), "launch", "launches")
         text = f"{moment.name}, step {use.step}{which}; number {number + 1} of {users_text} with it"
         launch = use.place.launch if use.place is not None else 0
-        yield Change(use.seq, use.step, verb, text, moment.site, at_fault, launch)
+        yield LifeEvent(use.seq, use.step, verb, text, moment.site, at_fault, launch)
 
 
 def first_values(values: Values, count: int = 8) -> str:

@@ -10,14 +10,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hypocenter.doctor.page.address_space import AddressSpace, Block, State, WrongAddress
-from hypocenter.doctor.page.markup import Attribute, Html, bytes_text, shortened, tag
+from hypocenter.doctor.page.address_space import AddressSpace, BlockState, MemoryBlock, WrongAddress
+from hypocenter.doctor.page.markup import Attribute, Html, bytes_text, shorten, tag
 
 # In pixels of a picture that is as wide as a phone.
 _WIDTH, _LEFT, _COLUMN, _STEP, _LABELS = 360, 6, 34, 40, 142
 _LABEL_HEIGHT, _NEAR_GAP, _CUT_GAP, _WRONG_HEIGHT = 31, 14, 34, 20
 _LEAST, _MOST = 26, 58
 _MAX_COLUMNS, _NAME_CHARS, _DETAIL_CHARS = 3, 28, 32
+_CLASSES = {BlockState.LIVE: "live", BlockState.FREED: "freed", BlockState.HOST: "host"}
 #: A gap of at most so many bytes is drawn whole.
 _NEAR_BYTES = 4096
 
@@ -75,12 +76,12 @@ def address_picture(space: AddressSpace) -> Html:
     )
 
 
-def where_text(wrong: WrongAddress, blocks: Sequence[Block]) -> str:
+def where_text(wrong: WrongAddress, blocks: Sequence[MemoryBlock]) -> str:
     """What the wrong address is to the blocks around it."""
     whole = [block for block in blocks if not block.is_view]
     inside = [block for block in whole if block.start <= wrong.start < block.end]
     for block in sorted(inside, key=lambda block: not block.is_blamed)[:1]:
-        state = "" if block.state is State.LIVE else f", {block.state}"
+        state = "" if block.state is BlockState.LIVE else f", {block.state}"
         return f"byte {wrong.start - block.start} of {block.name}{state}"
     below = max((b for b in whole if b.end <= wrong.start), key=lambda b: b.end, default=None)
     above = min((b for b in whole if b.start > wrong.start), key=lambda b: b.start, default=None)
@@ -115,7 +116,7 @@ def _heights(space: AddressSpace) -> dict[int, float]:
     return heights
 
 
-def _columns(blocks: Sequence[Block]) -> dict[Block, int]:
+def _columns(blocks: Sequence[MemoryBlock]) -> dict[MemoryBlock, int]:
     """Blocks that lie at one place stand side by side; `blocks` are in order."""
     ends = [0] * _MAX_COLUMNS
     columns = {}
@@ -144,9 +145,11 @@ def _gaps(space: AddressSpace, heights: Mapping[int, float]) -> Iterator[Html]:
         yield tag("text", text, x=_LEFT + _COLUMN + 8, y=f"{middle + 4:.1f}", class_="small")
 
 
-def _box(block: Block, column: int, heights: Mapping[int, float]) -> Html:
+def _box(block: MemoryBlock, column: int, heights: Mapping[int, float]) -> Html:
     top, bottom = heights[block.start], heights[block.end]
-    kind = {State.LIVE: "live", State.FREED: "freed", State.HOST: "host"}[block.state]
+    kind = {BlockState.LIVE: "live", BlockState.FREED: "freed", BlockState.HOST: "host"}[
+        block.state
+    ]
     blamed = " blamed" if block.is_blamed else ""
     parts = tag("title", f"{block.name}: {block.state}, {block.start:#x} to {block.end:#x}")
     at: dict[str, Attribute] = {
@@ -160,9 +163,9 @@ def _box(block: Block, column: int, heights: Mapping[int, float]) -> Html:
     return tag("g", parts, rect, over)
 
 
-def _block_label(block: Block, column: int, heights: Mapping[int, float]) -> _Label:
+def _block_label(block: MemoryBlock, column: int, heights: Mapping[int, float]) -> _Label:
     top, bottom = heights[block.start], heights[block.end]
-    state = "" if block.state is State.LIVE else f"{block.state}, "
+    state = "" if block.state is BlockState.LIVE else f"{block.state}, "
     given = f", is {', '.join(block.arguments)}" if block.arguments else ""
     part = "tensor in it, " if block.is_view else ""
     return _Label(
@@ -181,8 +184,8 @@ def _labels(labels: list[_Label]) -> tuple[list[Html], float]:
         y = max(label.y - 6, free)
         free = y + _LABEL_HEIGHT
         line = f"M{label.at:.1f} {label.y:.1f}L{_LABELS - 8} {y + 8:.1f}L{_LABELS - 3} {y + 8:.1f}"
-        first = shortened(label.first, _NAME_CHARS)
-        second = shortened(label.second, _DETAIL_CHARS)
+        first = shorten(label.first, _NAME_CHARS)
+        second = shorten(label.second, _DETAIL_CHARS)
         drawn.append(
             tag(
                 "g",

@@ -25,7 +25,7 @@ _NUM_NEAR, _NUM_ARGUMENTS = 2, 5
 _WHOLE = (1 << 64) - 1
 
 
-class State(enum.StrEnum):
+class BlockState(enum.StrEnum):
     """What a block is at that time."""
 
     LIVE = "live"
@@ -34,7 +34,7 @@ class State(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class MemoryBlock:
     """A range of memory: an allocation, or a tensor (`is_view`) that is a part of one.
 
     `arguments` are the parameters of the launch that point into it; `is_blamed` of the root cause.
@@ -45,7 +45,7 @@ class Block:
     num_bytes: int
     name: str
     owner: str
-    state: State
+    state: BlockState
     arguments: tuple[str, ...] = ()
     is_blamed: bool = False
     is_view: bool = False
@@ -68,7 +68,7 @@ class WrongAddress:
 class AddressSpace:
     """Blocks by their addresses, and the wrong address where one is known."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[MemoryBlock, ...]
     wrong: WrongAddress | None
     num_left_out: int = 0
 
@@ -98,7 +98,7 @@ def address_space(
     """What lies around the wrong address, or around the blamed tensor; None where nothing is."""
     use = launch_of_root(case, root) if root else None
     wrong = wrong_address(case, root, example)
-    blamed = _blamed(case, root, use, example)
+    blamed = _blamed_tensor(case, root, use, example)
     focus = wrong.start if wrong else blamed.address if blamed else None
     memories = [memory for memory in case.allocations.values() if memory.address]
     if focus is None or not memories:
@@ -115,7 +115,7 @@ def address_space(
     return AddressSpace(tuple(blocks), wrong, len(memories) - len(kept))
 
 
-def _blamed(
+def _blamed_tensor(
     case: Case, root: RootCause | None, use: LaunchMade | None, example: ExampleAccess
 ) -> TensorRecord | None:
     if root is None:
@@ -160,30 +160,30 @@ def _block(
     use: LaunchMade | None,
     arguments: dict[int, tuple[str, ...]],
     blamed: TensorRecord | None,
-) -> Block:
-    state = State.LIVE if memory.kind == "device" else State.HOST
-    return Block(
+) -> MemoryBlock:
+    state = BlockState.LIVE if memory.kind == "device" else BlockState.HOST
+    return MemoryBlock(
         memory.id,
         memory.address,
         memory.num_bytes,
         memory.name or f"allocation {memory.id}",
         memory.owner,
-        State.FREED if _is_freed(case, memory, use) else state,
+        BlockState.FREED if _is_freed(case, memory, use) else state,
         arguments.get(memory.id, ()),
         is_blamed=blamed is not None and blamed.allocation == memory.id,
     )
 
 
 def _views(
-    case: Case, blocks: list[Block], use: LaunchMade | None, blamed: TensorRecord | None
-) -> Iterator[Block]:
+    case: Case, blocks: list[MemoryBlock], use: LaunchMade | None, blamed: TensorRecord | None
+) -> Iterator[MemoryBlock]:
     """The blamed tensor itself, where it is a part of its allocation."""
     if blamed is None or not blamed.extent_bytes:
         return
     whole = next((block for block in blocks if block.is_blamed), None)
     if whole is None or (whole.start, whole.num_bytes) == (blamed.address, blamed.extent_bytes):
         return
-    yield Block(
+    yield MemoryBlock(
         blamed.allocation,
         blamed.address,
         blamed.extent_bytes,

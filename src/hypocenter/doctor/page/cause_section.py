@@ -14,8 +14,8 @@ from hypocenter.doctor.diagnosis import GpuSight, RootCause
 from hypocenter.doctor.fact_text import dims_text
 from hypocenter.doctor.page.address_life import first_values
 from hypocenter.doctor.page.example_access import ExampleAccess, launch_of_root
-from hypocenter.doctor.page.markup import Html, bytes_text, joined, place_of_file, prose, tag
-from hypocenter.doctor.page.source_view import Mark, number_text, source_html, source_views
+from hypocenter.doctor.page.markup import Html, bytes_text, join_html, place_of_file, prose, tag
+from hypocenter.doctor.page.source_view import SourceMark, number_text, source_html, source_views
 from hypocenter.doctor.report_parts import Origin, proof_rows, spots_of, when_of
 from hypocenter.dtypes import NUMPY_DTYPES, Array
 from hypocenter.record.bundle_index import LaunchMade
@@ -39,19 +39,21 @@ def where_it_shows(case: Case, root: RootCause, example: ExampleAccess) -> Html:
     """The kernel's source with the lines marked, and under each the values of one lane."""
     use = launch_of_root(case, root)
     launch = use.launch if use else None
-    marks: list[Mark] = []
+    marks: list[SourceMark] = []
     if root.file and root.line:
-        marks.append(Mark(root.file, root.line, root.expression or ""))
+        marks.append(SourceMark(root.file, root.line, root.expression or ""))
     for finding in (example.shown, example.outside):
         if finding is not None and finding.file and finding.line:
             marks = [mark for mark in marks if mark.place != (finding.file, finding.line)]
-            marks.append(Mark(finding.file, finding.line, finding.sites[0].expression, finding))
+            marks.append(
+                SourceMark(finding.file, finding.line, finding.sites[0].expression, finding)
+            )
     marks.sort(key=lambda mark: mark.place != (root.file, root.line))
     parts = [source_html(view) for view in source_views(case, launch, marks)]
     if not parts and marks:
         place = place_of_file(f"{root.file}:{root.line}")
         parts = [tag("p", place, ": the source was not recorded", class_="note")]
-    return joined(parts and [tag("h2", "Where it shows"), *parts])
+    return join_html(parts and [tag("h2", "Where it shows"), *parts])
 
 
 def proof_html(root: RootCause) -> Html:
@@ -60,13 +62,13 @@ def proof_html(root: RootCause) -> Html:
         tag("li", tag("b", label), " ", prose(text), class_=label)
         for label, text in proof_rows(root)
     )
-    return joined((tag("h2", "The proof"), tag("ol", *rows, class_="proof")))
+    return join_html((tag("h2", "The proof"), tag("ol", *rows, class_="proof")))
 
 
 def sights_html(case: Case, sights: tuple[GpuSight, ...]) -> Iterator[Html]:
     """The lines at which GPUs stood, where their source was recorded."""
     for sight in sights:
-        marks = [Mark(sight.file, sight.line, sight.text)]
+        marks = [SourceMark(sight.file, sight.line, sight.text)]
         yield from (source_html(view) for view in source_views(case, None, marks))
 
 
@@ -92,7 +94,7 @@ def launch_html(case: Case, root: RootCause) -> Html:
         told = ", ".join(f"{a.name} = {_scalar_text(a)}" for a in numbers[:_MAX_ARGUMENTS])
         rows.append(tag("li", tag("code", told)))
     at = [" by ", place_of_file(launch.site)] if launch.site else []
-    return joined(
+    return join_html(
         (
             tag("h2", f"What {launch.kernel} was given"),
             tag("p", "Launched", *at, ": ", tag("code", ", ".join(sizes)), class_="note"),

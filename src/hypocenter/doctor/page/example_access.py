@@ -43,7 +43,7 @@ def example_of(case: Case, root: RootCause) -> ExampleAccess:
     if root.finding is not None:
         is_outside = root.finding.kind in OUTSIDE or root.finding.is_overflow
         return ExampleAccess(root.finding, root.finding if is_outside else None)
-    found = _replayed(case, root.place) if root.place is not None else ()
+    found = _replay_findings(case, root.place) if root.place is not None else ()
     use = launch_of_root(case, root)
     if not found or use is None:
         return ExampleAccess()
@@ -82,7 +82,7 @@ def address_of_finding(case: Case, root: RootCause, finding: Finding) -> tuple[i
     return tensor.address + finding.number * width, width
 
 
-def _replayed(case: Case, place: Place) -> tuple[Finding, ...]:
+def _replay_findings(case: Case, place: Place) -> tuple[Finding, ...]:
     """What a replay of the launch finds; nothing where it cannot or may not be run."""
     plan = case.plan_of(place)
     if place.plan != OUTSIDE_PLANS and (plan is None or place.launch >= len(plan.launches)):

@@ -19,46 +19,46 @@ Attribute = str | int | float
 
 
 class Html(str):
-    """Text that is markup already, as `tag`, `joined` and `escaped` make it."""
+    """Text that is markup already, as `tag`, `join_html` and `escape_text` make it."""
 
     __slots__ = ()
 
 
-def spelled(text: str, *, keep_lines: bool = False) -> str:
+def spell_out(text: str, *, keep_lines: bool = False) -> str:
     """The text with characters spelled out that steer a terminal, hide or turn the text around."""
     kept = "\n" if keep_lines else ""
     return "".join(c if c.isprintable() or c in kept else repr(c)[1:-1] for c in text)
 
 
-def escaped(part: str, *, keep_lines: bool = False) -> Html:
+def escape_text(part: str, *, keep_lines: bool = False) -> Html:
     """The part as markup; what is markup already stays as it is."""
     if isinstance(part, Html):
         return part
-    return Html(escape(spelled(part, keep_lines=keep_lines), quote=True))
+    return Html(escape(spell_out(part, keep_lines=keep_lines), quote=True))
 
 
-def joined(parts: Iterable[str], between: str = "") -> Html:
+def join_html(parts: Iterable[str], between: str = "") -> Html:
     """The parts one after the other, each escaped."""
-    return Html(escaped(between).join(map(escaped, parts)))
+    return Html(escape_text(between).join(map(escape_text, parts)))
 
 
 def tag(name: str, /, *parts: str, **attributes: Attribute) -> Html:
     """An element. `class_` stands for `class`, and an underscore in a name for a hyphen."""
     written = "".join(
-        f' {_name(key.rstrip("_").replace("_", "-"))}="{escape(spelled(str(value)), quote=True)}"'
+        f' {_name(key.rstrip("_").replace("_", "-"))}="{escape(spell_out(str(value)), quote=True)}"'
         for key, value in attributes.items()
     )
     if name in _EMPTY:
         return Html(f"<{_name(name)}{written}/>")
-    return Html(f"<{_name(name)}{written}>{joined(parts)}</{name}>")
+    return Html(f"<{_name(name)}{written}>{join_html(parts)}</{name}>")
 
 
 def prose(text: str) -> Html:
     """A sentence in which what stands between two backticks is code."""
     parts = text.split("`")
     if len(parts) % 2 == 0:  # one of them stands alone, as itself
-        return escaped(text)
-    return joined(tag("code", part) if number % 2 else part for number, part in enumerate(parts))
+        return escape_text(text)
+    return join_html(tag("code", part) if number % 2 else part for number, part in enumerate(parts))
 
 
 def place_of_file(site: str) -> Html:
@@ -70,9 +70,9 @@ def place_of_file(site: str) -> Html:
     return tag("code", short, title=site) if short != site else tag("code", site)
 
 
-def shortened(text: str, max_chars: int) -> str:
+def shorten(text: str, max_chars: int) -> str:
     """The text, or its beginning and its end with dots between them."""
-    text = spelled(text)
+    text = spell_out(text)
     if len(text) <= max_chars:
         return text
     head = max_chars * 2 // 3

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hypocenter.doctor.page.address_life import Change, Life
+from hypocenter.doctor.page.address_life import Life, LifeEvent
 from hypocenter.doctor.page.address_picture import address_picture, where_text
 from hypocenter.doctor.page.address_space import AddressSpace
-from hypocenter.doctor.page.markup import Html, bytes_text, joined, place_of_file, tag
+from hypocenter.doctor.page.markup import Html, bytes_text, join_html, place_of_file, tag
 from hypocenter.wording import count_text
 
 
@@ -31,22 +31,22 @@ def memory_html(space: AddressSpace | None, lives: Sequence[Life]) -> Html:
         legend += f" {count_text(space.num_left_out, 'other block')} not drawn."
     picture = tag("div", address_picture(space), tag("p", legend, class_="note"))
     told = tag("div", *map(_life, lives)) if lives else ""
-    return joined((*lead, tag("div", picture, told, class_="two")))
+    return join_html((*lead, tag("div", picture, told, class_="two")))
 
 
 def _life(life: Life) -> Html:
     rows = map(_change, life.changes)
     title = f"The life of {life.name}"
     size = tag("p", f"{bytes_text(life.num_bytes)} at {life.address:#x}", class_="note")
-    return joined((tag("h3", title), size, tag("ol", *rows, class_="life")))
+    return join_html((tag("h3", title), size, tag("ol", *rows, class_="life")))
 
 
-def _change(change: Change) -> Html:
+def _change(change: LifeEvent) -> Html:
     attributes = {"class_": "wrong"} if change.is_wrong else {}
     return tag("li", *_parts(change), **attributes)
 
 
-def _parts(change: Change) -> Iterator[str]:
+def _parts(change: LifeEvent) -> Iterator[str]:
     yield tag("b", change.verb)
     if change.text:
         yield f" {change.text}"

@@ -21,7 +21,7 @@ from hypocenter.doctor.page.cause_section import (
     where_it_shows,
 )
 from hypocenter.doctor.page.example_access import ExampleAccess, example_of
-from hypocenter.doctor.page.markup import Html, joined, prose, tag
+from hypocenter.doctor.page.markup import Html, join_html, prose, tag
 from hypocenter.doctor.page.memory_section import memory_html
 from hypocenter.doctor.page.rest_section import how_it_showed, sentence, the_rest
 from hypocenter.doctor.page.style import STYLE
@@ -45,7 +45,7 @@ def report_html(
     """
     case = Case(bundle, allow_source=allow_source)
     case.sights = list(diagnosis.sights)
-    body = joined(
+    body = join_html(
         (
             tag("header", *_header(diagnosis)),
             tag("main", *_causes(case, diagnosis, origin), *_story(case, diagnosis, origin)),

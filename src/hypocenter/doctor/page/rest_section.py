@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.gpu_sight import sight_lines
-from hypocenter.doctor.page.markup import Html, escaped, joined, prose, tag
+from hypocenter.doctor.page.markup import Html, escape_text, join_html, prose, tag
 from hypocenter.doctor.report_parts import (
     COUNTED,
     HypothesisRow,
@@ -38,11 +38,11 @@ def how_it_showed(bundle: Bundle, diagnosis: Diagnosis) -> Iterator[Html]:
         yield tag("p", tag("b", "The GPU. "), sentence(first))
         yield from (tag("p", text, class_="note") for text in rest)
     if stderr := bundle.stderr.strip():
-        text = escaped(stderr[-_MAX_STDERR_CHARS:], keep_lines=True)
-        yield folded("What it printed to stderr at the end", [tag("pre", text)])
+        text = escape_text(stderr[-_MAX_STDERR_CHARS:], keep_lines=True)
+        yield fold("What it printed to stderr at the end", [tag("pre", text)])
     if bundle.kernel_log:
-        log = escaped("\n".join(bundle.kernel_log[-_MAX_LOG_LINES:]), keep_lines=True)
-        yield folded("What the system's kernel logged", [tag("pre", log)])
+        log = escape_text("\n".join(bundle.kernel_log[-_MAX_LOG_LINES:]), keep_lines=True)
+        yield fold("What the system's kernel logged", [tag("pre", log)])
 
 
 def the_rest(diagnosis: Diagnosis, origin: Origin) -> Iterator[Html]:
@@ -51,17 +51,17 @@ def the_rest(diagnosis: Diagnosis, origin: Origin) -> Iterator[Html]:
     said = text_said(diagnosis)
     told = [verdict for verdict in Verdict if verdict not in COUNTED]
     if rows := hypothesis_rows(diagnosis, told, said):
-        yield folded(f"{count_text(len(rows), 'cause')} with evidence", map(_cause, rows))
+        yield fold(f"{count_text(len(rows), 'cause')} with evidence", map(_cause, rows))
     if rows := hypothesis_rows(diagnosis, COUNTED, said):
-        yield folded(count_of_others(diagnosis), map(_cause, rows))
+        yield fold(count_of_others(diagnosis), map(_cause, rows))
     if diagnosis.unseen:
         unseen = list(unseen_by_reason(diagnosis.unseen))
         items = tag("ul", *(tag("li", prose(text)) for text in unseen))
-        yield folded(f"{count_text(len(unseen), 'thing')} not seen", [items])
+        yield fold(f"{count_text(len(unseen), 'thing')} not seen", [items])
     rows_of_run = list(environment_rows(diagnosis.environment))
     rows_of_run.append(("checks", rungs_text(diagnosis)))
-    pairs = (joined((tag("dt", label), tag("dd", text))) for label, text in rows_of_run)
-    yield folded("The run and its environment", [tag("dl", *pairs)])
+    pairs = (join_html((tag("dt", label), tag("dd", text))) for label, text in rows_of_run)
+    yield fold("The run and its environment", [tag("dl", *pairs)])
     if diagnosis.has_symptom or not diagnosis.is_clean:
         yield tag("p", prose(f"Attach {what_to_attach(origin)}."), class_="note")
 
@@ -74,7 +74,7 @@ def sentence(text: str) -> Html:
     return prose(f"{begin}{text[1:]}{'' if text.rstrip()[-1:] in '.!?' else '.'}")
 
 
-def folded(summary: str, parts: Iterable[str]) -> Html:
+def fold(summary: str, parts: Iterable[str]) -> Html:
     """Parts that are shown when somebody asks."""
     return tag("details", tag("summary", summary), *parts)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.page.markup import Html, escaped, joined, place_of_file, tag
+from hypocenter.doctor.page.markup import Html, escape_text, join_html, place_of_file, tag
 from hypocenter.record.events import LaunchRecord, ScalarValue, SourceRecord
 from hypocenter.replay.findings import Finding
 
@@ -28,7 +28,7 @@ _WORDS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class SourceMark:
     """A line that goes wrong at `expression`, and the finding that was made there."""
 
     file: str
@@ -51,14 +51,14 @@ class SourceView:
     lines: tuple[str, ...]
     num_above: int
     num_below: int
-    marks: tuple[Mark, ...]
+    marks: tuple[SourceMark, ...]
 
 
 def source_views(
-    case: Case, launch: LaunchRecord | None, marks: Sequence[Mark]
+    case: Case, launch: LaunchRecord | None, marks: Sequence[SourceMark]
 ) -> Iterator[SourceView]:
     """A view for each function that has a mark; none where no text of it was recorded."""
-    grouped: dict[str, tuple[SourceRecord, list[Mark]]] = {}
+    grouped: dict[str, tuple[SourceRecord, list[SourceMark]]] = {}
     for mark in marks:
         source = _source_with(case, launch, mark.file, mark.line)
         if source is not None:
@@ -85,16 +85,16 @@ def source_html(view: SourceView) -> Html:
     rows: list[str] = []
     marks = {mark.line: mark for mark in reversed(view.marks)}
     if view.num_above:
-        rows.append(_elided(view.num_above, "above"))
+        rows.append(_lines_left_out(view.num_above, "above"))
     for number, text in enumerate(view.lines, view.first_line):
         mark = marks.get(number)
-        code = _marked(text, mark.expression) if mark else coloured(text[:_MAX_CHARS])
+        code = _mark_expression(text, mark.expression) if mark else colour(text[:_MAX_CHARS])
         kind = "bad" if mark else "line"
         rows.append(tag("div", tag("i", str(number)), tag("code", code or " "), class_=kind))
         if mark is not None and mark.finding is not None:
             rows.append(lane_html(mark.finding))
     if view.num_below:
-        rows.append(_elided(view.num_below, "below"))
+        rows.append(_lines_left_out(view.num_below, "below"))
     first = view.marks[0]
     sites = first.finding.sites[1:] if first.finding is not None else ()
     calls = [
@@ -135,27 +135,27 @@ def number_text(value: ScalarValue) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def coloured(text: str) -> Html:
+def colour(text: str) -> Html:
     """A line of Python with a class for each kind of word; a string over lines has none."""
-    return joined(_coloured(text))
+    return join_html(_colour_words(text))
 
 
-def _coloured(text: str) -> Iterator[Html]:
+def _colour_words(text: str) -> Iterator[Html]:
     end = 0
     for match in _WORDS.finditer(text):
-        yield escaped(text[end : match.start()])
+        yield escape_text(text[end : match.start()])
         yield tag("span", match[0], class_=f"w-{match.lastgroup}")
         end = match.end()
-    yield escaped(text[end:])
+    yield escape_text(text[end:])
 
 
-def _marked(text: str, expression: str) -> Html:
+def _mark_expression(text: str, expression: str) -> Html:
     """The line with the faulty expression marked, where it stands in it as it is."""
     text = text[:_MAX_CHARS]
     before, found, after = text.partition(expression) if expression else (text, "", "")
     if not found:
-        return coloured(text)
-    return joined((coloured(before), tag("mark", coloured(found)), coloured(after)))
+        return colour(text)
+    return join_html((colour(before), tag("mark", colour(found)), colour(after)))
 
 
 def _source_with(
@@ -171,7 +171,7 @@ def _source_with(
     return None
 
 
-def _elided(number: int, where: str) -> Html:
+def _lines_left_out(number: int, where: str) -> Html:
     lines = "line" if number == 1 else "lines"
     return tag("div", tag("i", "⋮"), tag("code", f"{number} {lines} {where}"), class_="elided")
 

@@ -212,9 +212,9 @@ def _fault(case: Case) -> Moment | None:
 def touched_by(case: Case, launch: LaunchRecord) -> frozenset[int]:
     """The ids of all allocations that a launch was given."""
     found = (
-        case.tensors[one.tensor].allocation
-        for one in (*launch.arguments, *launch.facts)
-        if one.tensor in case.tensors
+        case.tensors[given.tensor].allocation
+        for given in (*launch.arguments, *launch.facts)
+        if given.tensor in case.tensors
     )
     return frozenset(found)
 

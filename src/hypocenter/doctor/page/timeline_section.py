@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.diagnosis import RootCause
-from hypocenter.doctor.page.markup import Html, joined, place_of_file, shortened, tag
+from hypocenter.doctor.page.markup import Html, join_html, place_of_file, shorten, tag
 from hypocenter.doctor.page.timeline import Kind, Moment, moments
 
 #: Moments that are kept, and of them those at the end and around the blamed launch that are shown.
@@ -31,7 +31,7 @@ def timeline_html(case: Case, root: RootCause | None) -> Html:
     rows = list(kept)
     if blamed is not None and blamed not in rows:
         rows[0] = blamed
-    shown = _shown(rows, blamed)
+    shown = _rows_shown(rows, blamed)
     note = "In the order in which the host did it; a run has no clock."
     if any(moment.is_under_way for moment in rows):
         note += " A bar on the left: it may not have ended when the fault came."
@@ -41,10 +41,10 @@ def timeline_html(case: Case, root: RootCause | None) -> Html:
         every = tag("ol", *_rows(rows, set(range(len(rows))), blamed), class_="time")
         summary = tag("summary", f"The last {len(rows)} of {num} things that were done")
         parts.append(tag("details", summary, every))
-    return joined(parts)
+    return join_html(parts)
 
 
-def _shown(rows: Sequence[Moment], blamed: Moment | None) -> set[int]:
+def _rows_shown(rows: Sequence[Moment], blamed: Moment | None) -> set[int]:
     """The numbers of the rows that are shown at once."""
     shown = set(range(max(0, len(rows) - _NUM_LAST), len(rows)))
     if blamed is not None:
@@ -64,11 +64,11 @@ def _rows(rows: Sequence[Moment], shown: set[int], blamed: Moment | None) -> Ite
 
 def _row(moment: Moment, is_blamed: bool) -> Html:
     way = " way" if moment.is_under_way else ""
-    name = tag("b", shortened(moment.name, _TEXT_CHARS))
+    name = tag("b", shorten(moment.name, _TEXT_CHARS))
     if moment.kind is Kind.LAUNCH and moment.place is not None and moment.place.plan >= 0:
-        name = joined((name, f" (launch {moment.place.launch})"))
+        name = join_html((name, f" (launch {moment.place.launch})"))
     stream = f", stream {moment.stream}" if moment.stream else ""
-    text = f" {shortened(moment.text, _TEXT_CHARS)}{stream}" if moment.text or stream else ""
+    text = f" {shorten(moment.text, _TEXT_CHARS)}{stream}" if moment.text or stream else ""
     site = tag("small", place_of_file(moment.site)) if moment.site else ""
     between = " " if site else ""
     return tag(
