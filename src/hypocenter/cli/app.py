@@ -298,6 +298,14 @@ def replay(
         float,
         Parameter(name="--budget", help="Processor seconds for running programs; then a sample."),
     ] = 60.0,
+    export: Annotated[
+        str | None,
+        Parameter(
+            name="--export",
+            help="Instead write the launch at fault to this new Python file, which makes it again "
+            "with Triton and torch alone.",
+        ),
+    ] = None,
     json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -310,6 +318,13 @@ def replay(
     """
     from hypocenter.cli.verbs import replay as cli_replay
 
+    if export is not None:
+        from hypocenter.cli.verbs import export as cli_export
+
+        if json:
+            raise UsageError("both --json and --export; ask for one")
+        cli_export.export(bundle, export, step, launch, allow_source=run_sources, quiet=quiet)
+        return
     cli_replay.replay(
         bundle, step, launch, budget, allow_source=run_sources, as_json=json, quiet=quiet
     )
