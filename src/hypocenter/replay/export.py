@@ -170,7 +170,7 @@ def _call(function: str, data: Sequence[str]) -> str:
 def _refuse_names_of_ours(functions: dict[str, str], harness: str) -> None:
     """A kernel that is named as a part of the file would take its place."""
     taken = {*_bound_names(harness), "triton", "tl", "math"}
-    for name in _bound_names("".join(functions.values())):
+    for name in _bound_names("\n".join(functions.values())):
         if name in taken:
             raise NotReplayed(name, "has a name that the exported file needs for itself")
 

@@ -154,7 +154,7 @@ def _uses(case: Case, memory: AllocationRecord, wrong: LaunchMade | None) -> Ite
     if wrong is not None and is_wrong:
         told = [*(use for use in told if use.place != wrong.place), wrong]
     names = {0: "first given to", len(users) - 1: "last given to"}
-    for use in {id(use.launch): use for use in told}.values():
+    for use in {use.place: use for use in told}.values():
         moment = launch_moment(use)
         at_fault = wrong is not None and use.place == wrong.place
         number = next(n for n, user in enumerate(users) if user.place == use.place)

@@ -91,7 +91,9 @@ def where_text(wrong: WrongAddress, blocks: Sequence[MemoryBlock]) -> str:
     elif blamed is not None:
         below, above = (blamed, None) if blamed is below else (None, blamed)
     if below is not None:
-        return f"{bytes_text(wrong.start - below.end)} past the end of {below.name}"
+        distance = wrong.start - below.end
+        behind = f"{bytes_text(distance)} past" if distance else "right behind"
+        return f"{behind} the end of {below.name}"
     if above is not None:
         return f"{bytes_text(above.start - wrong.start)} before {above.name}"
     return "in nothing that is known"

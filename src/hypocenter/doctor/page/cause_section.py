@@ -32,6 +32,8 @@ def what_to_do(root: RootCause, origin: Origin) -> Html:
         rows.append(tag("p", f"{spot.label} ", tag("code", spot.place), ": " * bool(text), text))
     if (when := when_of(root, origin)) is not None:
         rows.append(tag("p", f"In {when.launch}. See it again: ", tag("code", when.command)))
+        alone = tag("code", f"{when.command} --export repro.py")
+        rows.append(tag("p", "As a program without hypocenter: ", alone, class_="note"))
     return tag("div", *rows, class_="do")
 
 

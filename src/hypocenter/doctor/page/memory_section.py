@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from hypocenter.doctor.page.address_life import Life, LifeEvent
 from hypocenter.doctor.page.address_picture import address_picture, where_text
-from hypocenter.doctor.page.address_space import AddressSpace
+from hypocenter.doctor.page.address_space import AddressSpace, BlockState
 from hypocenter.doctor.page.markup import Html, bytes_text, join_html, place_of_file, tag
 from hypocenter.wording import count_text
 
@@ -26,7 +26,9 @@ def memory_html(space: AddressSpace | None, lives: Sequence[Life]) -> Html:
                 f": {where_text(wrong, space.blocks)}. It is known {wrong.how}.",
             )
         )
-    legend = "Addresses grow downwards; heights are not to scale. Dashed: freed by then."
+    legend = "Addresses grow downwards; heights are not to scale."
+    if any(block.state is BlockState.FREED for block in space.blocks):
+        legend += " Dashed: freed by then."
     if space.num_left_out:
         legend += f" {count_text(space.num_left_out, 'other block')} not drawn."
     picture = tag("div", address_picture(space), tag("p", legend, class_="note"))

@@ -128,8 +128,9 @@ dl{{display:grid;grid-template-columns:8rem minmax(0,1fr);gap:.25rem .8rem;margi
 dt{{color:var(--dim)}} dd{{margin:0}}
 @media (min-width:56rem){{.two{{grid-template-columns:minmax(0,27rem) minmax(0,1fr)}}}}
 @media (max-width:34rem){{body{{padding:1rem .8rem 2rem}} h1{{font-size:1.5rem}}
-.time li{{grid-template-columns:2.4rem minmax(0,1fr);column-gap:.5rem;row-gap:0}}
-.time .t{{grid-column:2}} .time .more{{padding-left:2.9rem}}
+.time li{{display:block;position:relative;padding-left:2.7rem}}
+.time .n{{position:absolute;left:0;width:2.1rem}} .time .k{{margin-right:.3rem}}
+.time .more{{padding-left:2.7rem}}
 .source i{{width:2.6em;padding-right:.7em}} .source .lane{{padding-left:1rem}}
 dl{{grid-template-columns:minmax(0,1fr);gap:0}} dd{{margin-bottom:.4rem}}}}
 @media print{{:root{{{_VARIABLES[0]}}} body{{max-width:none;padding:0;font-size:10pt}}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.diagnosis import RootCause
-from hypocenter.doctor.page.markup import Html, join_html, place_of_file, shorten, tag
+from hypocenter.doctor.page.markup import Html, join_html, place_of_file, prose, shorten, tag
 from hypocenter.doctor.page.timeline import Kind, Moment, moments
 
 #: Moments that are kept, and of them those at the end and around the blamed launch that are shown.
@@ -64,17 +64,17 @@ def _rows(rows: Sequence[Moment], shown: set[int], blamed: Moment | None) -> Ite
 
 def _row(moment: Moment, is_blamed: bool) -> Html:
     way = " way" if moment.is_under_way else ""
-    name = tag("b", shorten(moment.name, _TEXT_CHARS))
+    name = tag("b", prose(shorten(moment.name, _TEXT_CHARS)))
     if moment.kind is Kind.LAUNCH and moment.place is not None and moment.place.plan >= 0:
         name = join_html((name, f" (launch {moment.place.launch})"))
     stream = f", stream {moment.stream}" if moment.stream else ""
-    text = f" {shorten(moment.text, _TEXT_CHARS)}{stream}" if moment.text or stream else ""
+    text = prose(f" {shorten(moment.text, _TEXT_CHARS)}{stream}" if moment.text or stream else "")
     site = tag("small", place_of_file(moment.site)) if moment.site else ""
-    between = " " if site else ""
     return tag(
         "li",
         tag("span", str(moment.step), class_="n"),
         tag("span", "here" if is_blamed else str(moment.kind), class_="k"),
-        tag("span", name, text, between, site, class_="t"),
+        " ",
+        tag("span", name, text, " ", site, class_="t"),
         class_=f"{moment.kind}{' blamed' if is_blamed else ''}{way}",
     )
