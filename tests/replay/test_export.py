@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from bundles import Run
+from foreign_launch import TAKE, launch_of
 
 from hypocenter.errors import NotReplayed, UsageError
 from hypocenter.record.bundle import Bundle
@@ -24,58 +24,20 @@ from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import (
     FOREIGN,
     OUTSIDE_PLANS,
-    FaultRecord,
     Launched,
     Place,
     SourceRecord,
-    Values,
 )
 from hypocenter.replay.export import expected_lines, repro_text
 from hypocenter.replay.findings import Finding
 from hypocenter.replay.recorded import replay_place
 from hypocenter.replay.reproduction import BROKEN
 
-TAKE = """@triton.jit
-def take_kernel(x, ids, o, n, B: tl.constexpr):
-    i = tl.program_id(0) * B + tl.arange(0, B)
-    at = tl.load(ids + i, mask=i < n, other=0)
-    tl.store(o + i, tl.load(x + at, mask=i < n), mask=i < n)
-"""
 HALF = """@triton.jit
 def half_kernel(x, o, n, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     tl.store(o + i, tl.load(x + i, mask=i < n), mask=i < n // 2)
 """
-
-
-def launch_of(
-    text: str, ids: list[int] | None = None, *, name: str = "take", freed: str = "", **other: Any
-) -> Bundle:
-    """One launch of a program of anybody's, over 100 elements in two programs."""
-    run = Run()
-    run.tensor("x", "F32", 100, owner=FOREIGN)
-    run.tensor("ids", "I32", 100, owner=FOREIGN)
-    run.tensor("o", "F32", 100, owner=FOREIGN)
-    run.step += 1
-    if freed:
-        run.free(freed)
-    given = {"x": "x", "ids": "ids", "o": "o", "n": 100}
-    if name != "take":
-        given.pop("ids")
-    launch = run.launch(name, {}, given, source=text, grid=(2,), constants={"B": 64}, **other)
-    run.emit(Launched, launch=launch)
-    bundle = run.bundle(FaultRecord(kind="crash", message="it broke", signal=11))
-    if ids is None:
-        return bundle
-    held = Values(run.tensors["ids"].id, "I32", (100,), np.array(ids, np.int32).tobytes())
-    snapshot = {"step": 1, "plan": OUTSIDE_PLANS, "launch": run.seq, "values": [held]}
-    return msgspec.structs.replace(bundle, snapshots=(msgspec.convert(snapshot, _snapshot()),))
-
-
-def _snapshot() -> Any:
-    from hypocenter.record.bundle import Snapshot
-
-    return Snapshot
 
 
 def place_of(bundle: Bundle) -> Place:

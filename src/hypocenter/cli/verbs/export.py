@@ -51,7 +51,7 @@ def export(
 
     text = repro_text(index, place, expected, finding)
     write_new_file(file, text.encode())
-    say(f"{file} makes the launch of {index.launch(place).kernel} again; expected: {expected[0]}")
+    say(f"{file} makes the launch of {index.launch(place).kernel} again; expected is {expected[0]}")
 
 
 def _choose(
