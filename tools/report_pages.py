@@ -26,8 +26,9 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "reports"
 PROGRAM = "tests/foreign/programs/gather.py"
 WIDTH, CAPTURED = "positions_of_two_bytes", "captured_pointer_freed"
-#: Parts of a page that are another run's: what it drew of addresses, and what it printed.
-_OF_ONE_RUN = re.compile(r"<svg.*?</svg>|<pre>.*?</pre>", re.S)
+#: Parts of a page that are another run's: what it drew of addresses, what fresh memory held, and
+#: what it printed.
+_OF_ONE_RUN = re.compile(r"<svg.*?</svg>|<small>held .*?</small>|<pre>.*?</pre>", re.S)
 
 
 def pages() -> Iterator[tuple[str, str]]:
