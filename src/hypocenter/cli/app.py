@@ -28,7 +28,7 @@ from hypocenter.cli.options import (
     message_of,
 )
 from hypocenter.cli.serve_app import bench_serve, serve
-from hypocenter.cli.tool_options import BenchOptions, DoctorOptions
+from hypocenter.cli.tool_options import BenchOptions, DoctorOptions, ExportFile
 from hypocenter.cli.usage import (
     EPILOGUE,
     finish_help,
@@ -298,14 +298,7 @@ def replay(
         float,
         Parameter(name="--budget", help="Processor seconds for running programs; then a sample."),
     ] = 60.0,
-    export: Annotated[
-        str | None,
-        Parameter(
-            name="--export",
-            help="Instead write the launch at fault to this new Python file, which makes it again "
-            "with Triton and torch alone.",
-        ),
-    ] = None,
+    export: ExportFile = None,
     json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -319,11 +312,11 @@ def replay(
     from hypocenter.cli.verbs import replay as cli_replay
 
     if export is not None:
-        from hypocenter.cli.verbs import export as cli_export
+        from hypocenter.cli.verbs.export import export_launch
 
-        if json:
-            raise UsageError("both --json and --export; ask for one")
-        cli_export.export(bundle, export, step, launch, allow_source=run_sources, quiet=quiet)
+        export_launch(
+            bundle, export, step, launch, allow_source=run_sources, as_json=json, quiet=quiet
+        )
         return
     cli_replay.replay(
         bundle, step, launch, budget, allow_source=run_sources, as_json=json, quiet=quiet

@@ -23,6 +23,15 @@ from hypocenter.errors import BadSetting, UsageError
 
 _BENCH_GROUP = Group("Tests", sort_key=1)
 _DOCTOR_GROUP = Group("Examination", sort_key=1)
+#: Of `hypo replay`.
+ExportFile = Annotated[
+    str | None,
+    Parameter(
+        name="--export",
+        help="Instead write the launch at fault to this new Python file, which makes it again with "
+        "Triton and torch alone.",
+    ),
+]
 
 
 def _read_wholes(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:

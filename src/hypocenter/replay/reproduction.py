@@ -29,7 +29,7 @@ UNDEFINED = 0xFF
 BROKEN = 3
 
 
-class Pointer:
+class GpuArgument:
     """An argument of a GPU kernel: where it points, and to what."""
 
     def __init__(self, address: int, dtype: torch.dtype) -> None:
@@ -105,15 +105,15 @@ def _run(
         first = held
     if options.get("is_race") and is_on_cpu:
         print("the interpreter runs one program after the other: a race shows on a GPU alone")
-    return _undefined(tensors, memories, first or {})
+    return _check_written(tensors, memories, first or {})
 
 
-def _undefined(
+def _check_written(
     tensors: Mapping[str, Mapping[str, Any]],
     memories: Mapping[int, Mapping[str, Any]],
     held: Mapping[int, bytes],
 ) -> int:
-    """Whether what the launch had to write still holds what undefined memory was filled with."""
+    """BROKEN where an output still holds what undefined memory was filled with."""
     found = 0
     for name, tensor in tensors.items():
         if not memories[tensor["memory"]].get("undefined"):
@@ -135,7 +135,7 @@ def _pointer(tensor: Mapping[str, Any], places: Mapping[int, Any], is_on_cpu: bo
     address = places[tensor["memory"]][0] + tensor["start"]
     dtype = getattr(torch, tensor["dtype"])
     if not is_on_cpu:
-        return Pointer(address if address > 0 else 0, dtype)
+        return GpuArgument(address if address > 0 else 0, dtype)
     width = torch.empty(0, dtype=dtype).element_size()
     return torch.frombuffer((ctypes.c_ubyte * width).from_address(address), dtype=dtype, count=1)
 

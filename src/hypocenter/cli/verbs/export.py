@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hypocenter.cli.bundles import bundle_at
+from hypocenter.cli.launch_choice import choose_places
 from hypocenter.cli.new_file import check_new_file, write_new_file
 from hypocenter.cli.output import say
 from hypocenter.cli.progress import ProgressDisplay
-from hypocenter.cli.verbs.replay import choose_places
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.diagnosis import RootCause
 from hypocenter.doctor.doctor import diagnose
@@ -27,13 +27,14 @@ from hypocenter.replay.findings import Finding
 _MAX_LAUNCHES, _SECONDS = 32, 5.0
 
 
-def export(
+def export_launch(
     folder: str,
     file: str,
     step: int | None,
     launch: int | None,
     *,
     allow_source: bool,
+    as_json: bool,
     quiet: bool = False,
 ) -> None:
     """Write `file`, a new one: the launch that the doctor blames, or the one that was asked for.
@@ -41,6 +42,8 @@ def export(
     Without `allow_source` nothing of the bundle runs. Raises UsageError where no launch can be
     chosen, or `file` is there; NotReplayed where its record or source does not do.
     """
+    if as_json:
+        raise UsageError("both --json and --export; ask for one")
     check_new_file("--export", file)
     bundle = bundle_at(folder)
     index = BundleIndex(bundle)
@@ -62,7 +65,7 @@ def _choose(
         diagnosis = diagnose(bundle, allow_source=allow_source)
         for root in diagnosis.roots:
             if root.place is not None:
-                return root.place, *_expected(bundle, root, allow_source)
+                return root.place, *_expectation(bundle, root, allow_source)
     places = choose_places(index, step, launch)
     if not places:
         raise UsageError("the bundle has no launch that could be exported")
@@ -76,7 +79,7 @@ def _choose(
     return places[-1], [f"not known: {problem}", ended], None
 
 
-def _expected(
+def _expectation(
     bundle: Bundle, root: RootCause, allow_source: bool
 ) -> tuple[list[str], Finding | None]:
     case = Case(bundle, allow_source=allow_source)
