@@ -116,6 +116,6 @@ def test_a_foreign_source_does_not_run_at_export(tmp_path: Path) -> None:
     bundles.save(launch_of(TAKE, WRONG), tmp_path / "b")
     first, second = tmp_path / "first.py", tmp_path / "second.py"
     assert hypo("replay", tmp_path / "b", "--export", first) == EXIT_OK
-    assert "not known: take_kernel is the program's own kernel" in first.read_text()
+    assert "not known: take_entry_kernel is the program's own kernel" in first.read_text()
     assert hypo("replay", tmp_path / "b", "--export", second, "--run-sources") == EXIT_OK
-    assert "out of bounds: load of x in take_kernel" in second.read_text()
+    assert "out of bounds: load of x in take_entry_kernel" in second.read_text()

@@ -7,12 +7,11 @@ import hashlib
 import json
 import re
 from collections import Counter
-from html.parser import HTMLParser
 
 import msgspec
 import pytest
 from bundles import Run, background, crash, decoder, inputs, step, tensors_of_decoder
-from hostile_pages import HOSTILE, hostile_bundle, page_of
+from hostile_pages import ATTRIBUTES, ELEMENTS, HOSTILE, PageReader, hostile_bundle, page_of
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
@@ -32,54 +31,6 @@ from hypocenter.doctor.report_parts import Origin, count_of_others
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Captured, FaultRecord, Place
 
-#: All that a page is made of.
-ELEMENTS = frozenset((
-    "html", "head", "meta", "title", "style", "body", "header", "main", "h1", "h2", "h3", "p", "b",
-    "i", "span", "code", "small", "strong", "mark", "div", "ul", "ol", "li", "dl", "dt", "dd",
-    "pre", "figure", "figcaption", "details", "summary", "svg", "g", "defs", "pattern", "rect",
-    "path", "polyline", "text",
-))  # fmt: skip
-ATTRIBUTES = frozenset((
-    "lang", "charset", "http-equiv", "content", "name", "class", "title", "id", "role", "tabindex",
-    "viewbox", "d", "points", "x", "y", "width", "height", "rx", "fill", "patternunits",
-))  # fmt: skip
-EMPTY = frozenset(("meta", "rect", "path", "polyline"))
-
-
-class Reader(HTMLParser):
-    """Elements, attributes and text of a page; notes what is not closed in its order."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.elements: Counter[str] = Counter()
-        self.attributes: list[tuple[str, str]] = []
-        self.texts: list[str] = []
-        self._open: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self._open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements[tag] += 1
-        self.attributes += [(name, value or "") for name, value in attrs]
-        self._open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag in EMPTY
-        self.handle_starttag(tag, attrs)
-        self._open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "style" not in self._open:
-            self.texts.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join("".join(self.texts).split())
-
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
@@ -97,7 +48,7 @@ def page(bundle: Bundle, found: Diagnosis) -> str:
 
 
 def test_the_page_says_what_the_report_says(page: str, found: Diagnosis) -> None:
-    text, [root] = Reader(page).text, found.roots
+    text, [root] = PageReader(page).text, found.roots
     assert text.startswith("dtype width: argument positions of kernel rope")
     for part in (
         root.sentence, root.fix, root.proof.red, root.proof.corrected, root.proof.green,
@@ -114,7 +65,7 @@ def test_the_page_says_what_the_report_says(page: str, found: Diagnosis) -> None
 
 
 def test_a_page_runs_nothing_and_loads_nothing(page: str) -> None:
-    read = Reader(page)
+    read = PageReader(page)
     assert set(read.elements) <= ELEMENTS
     assert {name for name, _ in read.attributes} <= ATTRIBUTES
     policy = next(value for name, value in read.attributes if "default-src" in value)
@@ -125,14 +76,14 @@ def test_a_page_runs_nothing_and_loads_nothing(page: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def harmless() -> Reader:
-    return Reader(page_of(hostile_bundle("word")))
+def harmless() -> PageReader:
+    return PageReader(page_of(hostile_bundle("word")))
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_no_text_of_a_bundle_is_markup(text: str, harmless: Reader) -> None:
+def test_no_text_of_a_bundle_is_markup(text: str, harmless: PageReader) -> None:
     page = page_of(hostile_bundle(text))
-    read = Reader(page)
+    read = PageReader(page)
     assert set(read.elements) <= ELEMENTS
     assert {name for name, _ in read.attributes} <= ATTRIBUTES
     # Words of code have elements of their own, and what was between backticks is code.
@@ -157,7 +108,7 @@ def test_what_stands_in_a_source_is_text(bundle: Bundle) -> None:
     assert "<script" not in html
     assert "<mark>" in html
     assert "\\u202e" in html
-    assert Reader(html).text.startswith("k.py:3 in k")
+    assert PageReader(html).text.startswith("k.py:3 in k")
 
 
 def test_a_long_function_is_shown_around_its_line() -> None:
@@ -248,7 +199,7 @@ def test_without_an_address_there_is_no_picture() -> None:
     tensors_of_decoder(run)
     assert address_space(Case(run.bundle()), None, ExampleAccess()) is None
     empty = Run().bundle(FaultRecord(kind="crash", message="it died"))
-    text = Reader(page_of(empty)).text
+    text = PageReader(page_of(empty)).text
     assert "No root cause is proven" in text
     assert "The memory around it" not in text
 

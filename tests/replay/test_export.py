@@ -34,7 +34,7 @@ from hypocenter.replay.recorded import replay_place
 from hypocenter.replay.reproduction import BROKEN
 
 HALF = """@triton.jit
-def half_kernel(x, o, n, B: tl.constexpr):
+def half_written_kernel(x, o, n, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     tl.store(o + i, tl.load(x + i, mask=i < n), mask=i < n // 2)
 """
@@ -84,10 +84,10 @@ def test_an_index_out_of_range_breaks_at_its_line(entry: int, tmp_path: Path) ->
     assert done.returncode == BROKEN, done.stderr
     assert done.stdout.startswith("reproduced: SIGSEGV")
     number = 1 + text.splitlines().index(TAKE.splitlines()[4])
-    assert f"line {number} in take_kernel" in done.stderr
+    assert f"line {number} in take_entry_kernel" in done.stderr
     head = text[: text.index('"""')]
-    assert "# EXPECTED in the launch of take:" in head
-    assert f"take_kernel.py:5: {finding.kind}: load of x in take_kernel" in head
+    assert "# EXPECTED in the launch of take_entry:" in head
+    assert f"take_entry_kernel.py:5: {finding.kind}: load of x in take_entry_kernel" in head
     assert finding.detail in head
 
 
@@ -105,10 +105,10 @@ def test_freed_memory_cannot_be_touched(tmp_path: Path) -> None:
 
 
 def test_what_is_never_written_is_counted(tmp_path: Path) -> None:
-    bundle = launch_of(HALF, name="half")
+    bundle = launch_of(HALF, name="half_written")
     finding = msgspec.convert(
-        {"kind": "never written", "kernel": "half", "operation": "launch", "detail": "half of it",
-         "argument": "o"},
+        {"kind": "never written", "kernel": "half_written", "operation": "launch",
+         "detail": "half of it", "argument": "o"},
         Finding,
     )  # fmt: skip
     done = run_alone(exported(bundle, finding), tmp_path)
@@ -121,7 +121,7 @@ def test_tensors_that_overlap_lie_in_one_memory() -> None:
     run.tensor("x", "F32", 100, owner=FOREIGN)
     run.tensor("o", "F32", 90, owner=FOREIGN, of="x", offset=10)
     run.step += 1
-    launch = run.launch("half", {}, {"x": "x", "o": "o", "n": 9}, source=HALF, grid=(1,),
+    launch = run.launch("half_written", {}, {"x": "x", "o": "o", "n": 9}, source=HALF, grid=(1,),
                         constants={"B": 64})  # fmt: skip
     run.emit(Launched, launch=launch)
     text = exported(run.bundle())
@@ -217,5 +217,5 @@ def test_constants_and_callees_come_along(tmp_path: Path) -> None:
     written = exported(whole)
     assert "ONE = tl.constexpr(1)" in written
     assert "language = tl" in written
-    assert written.index("def pick(") < written.index("def take_kernel(")
+    assert written.index("def pick(") < written.index("def take_entry_kernel(")
     assert run_alone(written, tmp_path).returncode == 0

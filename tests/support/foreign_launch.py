@@ -12,7 +12,7 @@ from hypocenter.record.bundle import Bundle, Snapshot
 from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, FaultRecord, Launched, Values
 
 TAKE = """@triton.jit
-def take_kernel(x, ids, o, n, B: tl.constexpr):
+def take_entry_kernel(x, ids, o, n, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     at = tl.load(ids + i, mask=i < n, other=0)
     tl.store(o + i, tl.load(x + at, mask=i < n), mask=i < n)
@@ -20,7 +20,12 @@ def take_kernel(x, ids, o, n, B: tl.constexpr):
 
 
 def launch_of(
-    text: str, ids: list[int] | None = None, *, name: str = "take", freed: str = "", **other: Any
+    text: str,
+    ids: list[int] | None = None,
+    *,
+    name: str = "take_entry",
+    freed: str = "",
+    **other: Any,
 ) -> Bundle:
     """One launch of a program of anybody's, over 100 elements in two programs."""
     run = Run()
@@ -31,7 +36,7 @@ def launch_of(
     if freed:
         run.free(freed)
     given = {"x": "x", "ids": "ids", "o": "o", "n": 100}
-    if name != "take":
+    if name != "take_entry":
         given.pop("ids")
     launch = run.launch(name, {}, given, source=text, grid=(2,), constants={"B": 64}, **other)
     run.emit(Launched, launch=launch)
