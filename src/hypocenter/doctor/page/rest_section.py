@@ -35,8 +35,8 @@ def how_it_showed(bundle: Bundle, diagnosis: Diagnosis) -> Iterator[Html]:
         yield tag("p", tag("b", "Follows from it. "), sentence(text))
     for sight in diagnosis.sights:
         first, *rest = sight_lines(sight)
-        yield tag("p", tag("b", "The GPU. "), sentence(first))
-        yield from (tag("p", text, class_="note") for text in rest)
+        yield tag("p", tag("b", "The GPU. "), prose(f"{first}."))
+        yield from (tag("p", prose(text), class_="note") for text in rest)
     if stderr := bundle.stderr.strip():
         text = escape_text(stderr[-_MAX_STDERR_CHARS:], keep_lines=True)
         yield fold("What it printed to stderr at the end", [tag("pre", text)])

@@ -68,7 +68,8 @@ def _row(moment: Moment, is_blamed: bool) -> Html:
     if moment.kind is Kind.LAUNCH and moment.place is not None and moment.place.plan >= 0:
         name = join_html((name, f" (launch {moment.place.launch})"))
     stream = f", stream {moment.stream}" if moment.stream else ""
-    text = prose(f" {shorten(moment.text, _TEXT_CHARS)}{stream}" if moment.text or stream else "")
+    told = shorten(" ".join(moment.text.split()), _TEXT_CHARS)
+    text = prose(f" {told}{stream}" if told or stream else "")
     site = tag("small", place_of_file(moment.site)) if moment.site else ""
     return tag(
         "li",
