@@ -19,7 +19,8 @@ from xml.sax.saxutils import escape
 import msgspec
 
 from hypocenter.doctor.diagnosis import Diagnosis
-from hypocenter.doctor.report import Origin, report_text
+from hypocenter.doctor.report import report_text
+from hypocenter.doctor.report_parts import Origin
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = "examples/long_rows.py"

@@ -31,7 +31,8 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import LADDER, diagnose
-from hypocenter.doctor.report import headline, report_text
+from hypocenter.doctor.report import report_text
+from hypocenter.doctor.report_parts import headline
 from hypocenter.errors import ErrorKind
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import (

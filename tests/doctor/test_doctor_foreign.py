@@ -15,7 +15,8 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.kernel_text import follows_what_it_loads, is_masked
-from hypocenter.doctor.report import headline, report_text
+from hypocenter.doctor.report import report_text
+from hypocenter.doctor.report_parts import headline
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import FOREIGN, FaultRecord, Launched, SourceRecord
 

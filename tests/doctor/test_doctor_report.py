@@ -19,7 +19,8 @@ from hypocenter.doctor.culprit import with_culprit
 from hypocenter.doctor.diagnosis import Culprit, Diagnosis, Proof, RootCause, Verdict, proven
 from hypocenter.doctor.doctor import LADDER, diagnose
 from hypocenter.doctor.markdown import code, plain, report_markdown
-from hypocenter.doctor.report import Origin, headline, report_text, spots_of
+from hypocenter.doctor.report import report_text
+from hypocenter.doctor.report_parts import Origin, headline, spots_of
 from hypocenter.doctor.run_environment import run_environment_of
 from hypocenter.record import bundle as bundles
 from hypocenter.record.events import FaultRecord, MemoryKill, ModelRecord, Place

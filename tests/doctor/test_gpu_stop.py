@@ -24,7 +24,8 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, RootCause, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.markdown import report_markdown
-from hypocenter.doctor.report import headline, report_text
+from hypocenter.doctor.report import report_text
+from hypocenter.doctor.report_parts import headline
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.gpu_stop import GpuLane

@@ -7,8 +7,10 @@ print JSON that is JSON and text without control characters. The first input tha
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
+import os
 import random
 import shutil
 import sys
@@ -20,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from core_dumps import bundle_folder
 from hostile import answer_problem, run_trials
+from hostile_pages import page_problem
 from terminal import hypo_in_process
 
 #: Victims of the lab whose bundles are the seeds: rungs of every sort look at them.
@@ -103,19 +106,33 @@ def prepare(seeds_folder: Path) -> Callable[[random.Random, Path], str]:
         spoiled = folder / "bundle"
         shutil.copytree(seed, spoiled)
         (spoiled / "bundle.json").write_text(json.dumps(bundle))
+        files = [str(folder / name) for name in ("page.html", "trace.json", "repro.py")]
+        page = ("doctor", str(spoiled), "--json", "--html", files[0], "--perfetto", files[1])
         commands = [
             ("doctor", str(spoiled), "--json"), ("doctor", str(spoiled), "--all"),
             ("doctor", str(spoiled), "--markdown"), ("diff", str(seed), str(spoiled), "--json"),
-            ("diff", str(spoiled), str(seed)),
+            ("diff", str(spoiled), str(seed)), page,
         ]  # fmt: skip
         asked = [source.choice(commands)]
         if source.random() < 1 / REPLAY_EVERY:
-            asked = [*commands, ("replay", str(spoiled), "--budget", "5", "--json")]
+            asked = [*commands, ("replay", str(spoiled), "--budget", "5", "--json"),
+                     ("replay", str(spoiled), "--export", files[2])]  # fmt: skip
         problems = filter(None, (answer_problem(*command) for command in asked))
-        wrong = next(problems, "")
+        wrong = next(problems, "") or _problem_of_files(*files)
         return wrong and f"{seed.parent.name}; {'; '.join(told)}: {wrong}"
 
     return trial
+
+
+def _problem_of_files(page: str, trace: str, repro: str) -> str:
+    """What is wrong with the files that were written; "" where nothing is."""
+    if os.path.exists(page) and (wrong := page_problem(Path(page).read_text())):
+        return f"the page: {wrong}"
+    if os.path.exists(trace):
+        json.loads(Path(trace).read_text(), parse_constant=float)
+    if os.path.exists(repro):
+        ast.parse(Path(repro).read_text())
+    return ""
 
 
 if __name__ == "__main__":

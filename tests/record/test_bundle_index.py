@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bundles import Run
 
-from hypocenter.cli.verbs.replay import choose_places
+from hypocenter.cli.launch_choice import choose_places
 from hypocenter.doctor.case import Case
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex

@@ -28,7 +28,7 @@ from hypocenter.cli.options import (
     message_of,
 )
 from hypocenter.cli.serve_app import bench_serve, serve
-from hypocenter.cli.tool_options import BenchOptions, DoctorOptions
+from hypocenter.cli.tool_options import BenchOptions, DoctorOptions, ExportFile
 from hypocenter.cli.usage import (
     EPILOGUE,
     finish_help,
@@ -298,6 +298,7 @@ def replay(
         float,
         Parameter(name="--budget", help="Processor seconds for running programs; then a sample."),
     ] = 60.0,
+    export: ExportFile = None,
     json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -310,6 +311,13 @@ def replay(
     """
     from hypocenter.cli.verbs import replay as cli_replay
 
+    if export is not None:
+        from hypocenter.cli.verbs.export import export_launch
+
+        export_launch(
+            bundle, export, step, launch, allow_source=run_sources, as_json=json, quiet=quiet
+        )
+        return
     cli_replay.replay(
         bundle, step, launch, budget, allow_source=run_sources, as_json=json, quiet=quiet
     )

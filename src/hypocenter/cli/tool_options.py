@@ -23,6 +23,15 @@ from hypocenter.errors import BadSetting, UsageError
 
 _BENCH_GROUP = Group("Tests", sort_key=1)
 _DOCTOR_GROUP = Group("Examination", sort_key=1)
+#: Of `hypo replay`.
+ExportFile = Annotated[
+    str | None,
+    Parameter(
+        name="--export",
+        help="Instead write the launch at fault to this new Python file, which makes it again with "
+        "Triton and torch alone.",
+    ),
+]
 
 
 def _read_wholes(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
@@ -150,3 +159,20 @@ class DoctorOptions:
         bool,
         Parameter(name="--markdown", help="The report as Markdown.", group=OUTPUT_GROUP, **SWITCH),
     ] = False
+    html: Annotated[
+        str | None,
+        Parameter(
+            name="--html",
+            help="Also write the report to this new file, as a page with source, memory and "
+            "timeline. It holds no script and loads nothing.",
+            group=OUTPUT_GROUP,
+        ),
+    ] = None
+    perfetto: Annotated[
+        str | None,
+        Parameter(
+            name="--perfetto",
+            help="Also write the timeline to this new file, as JSON for ui.perfetto.dev.",
+            group=OUTPUT_GROUP,
+        ),
+    ] = None

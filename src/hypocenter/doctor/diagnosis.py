@@ -15,6 +15,7 @@ from hypocenter.doctor.difference import Answers
 from hypocenter.doctor.run_environment import RunEnvironment
 from hypocenter.record.events import Place
 from hypocenter.record.gap import Gap, GapKind
+from hypocenter.replay.findings import Finding
 
 #: Why a cause that a program of anybody's may well have is left open.
 UNRECORDED = (
@@ -68,6 +69,7 @@ class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     `tensor` is the name of what was passed; file, line and expression are those of the kernel that
     meets the defect, None where none does. `blames` is set where it is not as the table of causes
     has it; `culprit` and `launched_at` (file:line) are None and "" where nobody recorded them.
+    `finding` is the access, with one lane as its example, where a replay proved the cause.
     """
 
     cause: Cause
@@ -84,6 +86,7 @@ class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     blames: Blame | None = None
     culprit: Culprit | None = None
     launched_at: str = ""
+    finding: Finding | None = None
 
 
 class RungRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hypocenter.doctor.diagnosis import Diagnosis, RootCause, Verdict
 from hypocenter.doctor.gpu_sight import sight_lines
-from hypocenter.doctor.report import (
+from hypocenter.doctor.report_parts import (
     COUNTED,
     HypothesisRow,
     count_of_others,
     environment_rows,
     headline,
     hypothesis_rows,
+    proof_rows,
     spots_of,
     subject_of,
     text_said,
@@ -90,9 +91,7 @@ def _root(root: RootCause) -> Iterator[str]:
         yield ""
     yield f"**Fix.** {plain(root.fix)}."
     yield ""
-    proof = root.proof
-    pairs = (("fails", proof.red), ("change", proof.corrected), ("passes", proof.green))
-    yield from _table(("proof", ""), pairs)
+    yield from _table(("proof", ""), proof_rows(root))
 
 
 def _hypotheses(rows: Sequence[HypothesisRow]) -> Iterator[str]:

@@ -142,7 +142,7 @@ def _fresh(index: BundleIndex, record: SourceRecord, made: dict[str, Any]) -> An
     found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == record.function]
     if len(found) != 1:
         raise NotReplayed(record.function, "is not defined by its source in the bundle")
-    names |= _aliases(found[0], names)
+    names |= aliases_of(found[0], names)
     found[0].decorator_list = []  # jit is put back below; an autotuner's choice is recorded
     lines = linecache.cache.get(file)
     before = lines[2] if lines is not None and len(lines) > 2 else []
@@ -154,7 +154,7 @@ def _fresh(index: BundleIndex, record: SourceRecord, made: dict[str, Any]) -> An
     return made[record.id]
 
 
-def _aliases(function: ast.FunctionDef, known: Collection[str]) -> dict[str, Any]:
+def aliases_of(function: ast.FunctionDef, known: Collection[str]) -> dict[str, Any]:
     """Names of somebody's module for Triton's own: `language` for tl, `load` for tl.load."""
     used: dict[str, set[str]] = {}
     for node in ast.walk(function):

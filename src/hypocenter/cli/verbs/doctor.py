@@ -20,13 +20,17 @@ from typing import TYPE_CHECKING
 
 from hypocenter import package
 from hypocenter.cli.bundles import bundle_at, tell_of_good
+from hypocenter.cli.new_file import check_new_file, write_new_file
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.tool_options import DoctorOptions
 from hypocenter.config import Environment
-from hypocenter.doctor import report
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.markdown import report_markdown
+from hypocenter.doctor.page.page import report_html
+from hypocenter.doctor.page.trace_events import trace_json
+from hypocenter.doctor.report import report_text
+from hypocenter.doctor.report_parts import Origin, headline
 from hypocenter.errors import (
     EXIT_ERROR,
     EXIT_FAULT,
@@ -99,6 +103,9 @@ class DoctorRequest:
                 f"--deadline is {asked.deadline}, but must be above 0 and at most "
                 f"{MAX_DEADLINE_SECONDS:g}"
             )
+        for name, file in (("--html", asked.html), ("--perfetto", asked.perfetto)):
+            if file is not None:
+                check_new_file(name, file)
         if self.as_json and asked.markdown:
             raise UsageError("both --json and --markdown; ask for one")
 
@@ -160,25 +167,32 @@ def doctor(request: DoctorRequest) -> None:
     with ProgressDisplay() as progress:
         progress("examining the bundle", 0.0)
         diagnosis = diagnose(examined, good, allow_source=may_run)
+    foreign = examined.is_foreign
+    origin = Origin(
+        str(folder),
+        has_steps=not foreign,
+        needs_sources=foreign,
+        has_prompts=not examined.redacted,
+    )
     if request.as_json:
         show_json(diagnosis)
     elif asked.markdown:
         show(report_markdown(diagnosis))
     else:
-        foreign = examined.is_foreign
-        origin = report.Origin(
-            str(folder),
-            has_steps=not foreign,
-            needs_sources=foreign,
-            has_prompts=not examined.redacted,
-        )
-        show(report.report_text(diagnosis, origin, show_all=asked.all))
+        show(report_text(diagnosis, origin, show_all=asked.all))
+    if asked.html is not None:
+        page = report_html(examined, diagnosis, origin, allow_source=may_run)
+        write_new_file(asked.html, page.encode(errors="backslashreplace"))
+        say(f"the page is in {asked.html}")
+    if asked.perfetto is not None:
+        write_new_file(asked.perfetto, trace_json(examined, diagnosis))
+        say(f"the timeline is in {asked.perfetto}; ui.perfetto.dev opens it")
     if examined.fault.kind != "none" or not diagnosis.is_clean:
         sys.exit(EXIT_FAULT)
     if request.command and examined.fault.exit_code:
         sys.exit(examined.fault.exit_code)  # it failed for a reason of its own
     if seen := foreign_runs.summary(examined.events, examined.sources):
-        say(f"{report.headline(diagnosis)}; {seen}")
+        say(f"{headline(diagnosis)}; {seen}")
 
 
 # -- from a planted defect -----------------------------------------------------------------------

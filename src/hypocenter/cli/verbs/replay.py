@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from hypocenter.cli.bundles import bundle_at
+from hypocenter.cli.launch_choice import choose_places, is_outside_steps, number_of
 from hypocenter.cli.output import one_line, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.errors import EXIT_ERROR, EXIT_GATE, HypoError, UsageError
@@ -86,55 +87,6 @@ def diff(good: str, bad: str, *, as_json: bool) -> None:
         show(diff_text(found))
     if found.differences:
         sys.exit(EXIT_GATE)
-
-
-def choose_places(index: BundleIndex, step: int | None, launch: int | None) -> tuple[Place, ...]:
-    """The launches that were asked for, else those that may have been under way at the end.
-
-    Of a run that did not die each launch of a plan is taken once.
-    """
-    if step is not None:
-        places = index.places(step)
-        if not places:
-            steps = [place.step for place in index.places()]
-            kept = f"steps {min(steps)} to {max(steps)}" if steps else "no step"
-            raise UsageError(f"--step is {step}, but the bundle has the launches of {kept}")
-    elif index.bundle.kind == "suspect":
-        places = _unlike(index)
-    else:
-        places = tuple(launch.place for launch in index.under_way if launch.place) or index.places()
-    if launch is None:
-        return places
-    same = tuple(place for place in places if number_of(index, place) == launch)
-    if not same:
-        numbers = [number_of(index, place) for place in places]
-        kept = f"{min(numbers)} to {max(numbers)}" if numbers else "none"
-        raise UsageError(f"--launch is {launch}, but the launches are {kept}")
-    return same
-
-
-def number_of(index: BundleIndex, place: Place) -> int:
-    """A launch's number as reports have it: of a program without steps they count from 1."""
-    return place.step if _is_foreign(index, place) else place.launch
-
-
-def _is_foreign(index: BundleIndex, place: Place) -> bool:
-    return place.plan == OUTSIDE_PLANS and not index.launch(place).facts
-
-
-def _unlike(index: BundleIndex) -> tuple[Place, ...]:
-    """Each launch of each plan once: where a number first went wrong after it, else the last."""
-    wrong = {
-        statistics.place
-        for statistics in index.bundle.statistics
-        if statistics.num_nan or statistics.num_poisoned
-    }
-    unlike: dict[Any, Place] = {}
-    for place in index.places():
-        key = place if place.plan == OUTSIDE_PLANS else (place.plan, place.launch)
-        if unlike.get(key) not in wrong:
-            unlike[key] = place
-    return tuple(unlike.values())
 
 
 def _replay_all(
@@ -229,7 +181,7 @@ def diff_text(found: Any) -> str:
 def _name(index: BundleIndex, replayed: Replayed) -> str:
     place, launch = replayed.place, replayed.launch
     name = f"{launch.kernel} ({', '.join(map(str, launch.grid))})"
-    if _is_foreign(index, place):
+    if is_outside_steps(index, place):
         return f"launch {place.step}: {name}"
     what = "event" if place.plan == OUTSIDE_PLANS else "launch"
     return f"step {place.step}, {what} {place.launch}: {name}"

@@ -311,6 +311,7 @@ def _by_number(
         line=finding.line,
         expression=finding.sites[0].expression,
         place=use.place,
+        finding=finding,
     )
     evidence = _values(finding)
     return proven(root, NAME, evidence, "another number with which it fails", use.seq, (tensor.id,))
@@ -357,6 +358,7 @@ def _by_entry(case: Case, stopped: _Stop, solution: Any) -> Claim:
         line=at.line,
         expression=at.expression,
         place=use.place,
+        finding=finding,
     )
     refutes = "another entry that gives the address"
     return proven(root, NAME, evidence, refutes, use.seq, (tensor.id,) if tensor else ())

@@ -340,6 +340,7 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport)
         line=judged.line,
         expression=judged.expression,
         place=use.place,
+        finding=finding,
     )
     number = use.place.launch if use.place is not None else 0
     return proven(

@@ -1,0 +1,277 @@
+"""What every form of the report says, as plain records and single sentences; forms are not here.
+
+`report.py` prints it as text, `markdown.py` as Markdown, `page/` as a page. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import UNRECORDED, Diagnosis, Hypothesis, RootCause, Verdict
+from hypocenter.doctor.difference import Answers
+from hypocenter.doctor.gpu_sight import sight_text
+from hypocenter.doctor.run_environment import RunEnvironment
+from hypocenter.record.gap import Gap, GapKind
+from hypocenter.wording import count_text
+
+#: Verdicts that are told in full on request.
+COUNTED = (Verdict.REFUTED, Verdict.NOT_TESTED)
+#: Gaps whose `what` is a kernel.
+_NOT_REPLAYED = (GapKind.NOT_REPLAYED, GapKind.SOURCE_NOT_RUN)
+_UNKNOWN = "not recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What was diagnosed, as far as the command that replays it needs to know.
+
+    `has_steps`: False for a program whose launches belong to no step; they count from 1 then.
+    `needs_sources`: its kernels are not installed, so they run from the bundle's own text.
+    `has_prompts`: the folder holds what was typed.
+    """
+
+    folder: str = "BUNDLE"
+    has_steps: bool = True
+    needs_sources: bool = False
+    has_prompts: bool = False
+
+
+def headline(diagnosis: Diagnosis) -> str:
+    """One line: whether the answers differ, what is not explained, and the first root cause."""
+    return "; ".join((*(text for _, text in preambles(diagnosis)), _found_text(diagnosis)))
+
+
+def preambles(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    """What is to be known before any cause is read, each with its label."""
+    if diagnosis.answers is Answers.SAME:
+        yield "ANSWER", "both runs give the same answer"
+    if diagnosis.is_unexplained:
+        yield "OPEN", f"what is proven here does not explain this: {diagnosis.symptom}"
+
+
+def _found_text(diagnosis: Diagnosis) -> str:
+    if diagnosis.roots:
+        root = diagnosis.roots[0]
+        return f"{root.cause}{subject_of(root)}"
+    confirmed = [
+        hypothesis for hypothesis in diagnosis.hypotheses if hypothesis.verdict is Verdict.CONFIRMED
+    ]
+    if confirmed:
+        causes = ", ".join(hypothesis.cause for hypothesis in confirmed)
+        return f"no root cause is proven; confirmed: {causes}"
+    if diagnosis.sights:
+        return f"no root cause is proven; {sight_text(diagnosis.sights[0])}"
+    if not diagnosis.has_symptom:
+        if diagnosis.has_source_not_run:
+            return "none found, but the kernels were not replayed"
+        return "nothing found"
+    return "no root cause is proven"
+
+
+def subject_of(root: RootCause) -> str:
+    """`: argument positions of kernel rope`: what stands behind the name of the cause."""
+    named = f": argument {root.argument}" if root.argument else ""
+    if root.argument and root.tensor and root.tensor != root.argument:
+        named += f" (tensor {root.tensor})"
+    return f"{named}{' of' if named else ':'} kernel {root.kernel}" if root.kernel else named
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A line of somebody's source, and what stands there (`is_code`) or is done there."""
+
+    label: str
+    place: str
+    text: str
+    is_code: bool
+
+
+def spots_of(root: RootCause) -> Iterator[Spot]:
+    """The line to change, and then the one at which it shows, where that is another one."""
+    meets = f"{root.file}:{root.line}" if root.file else ""
+    expression = root.expression or ""
+    culprit = root.culprit
+    if culprit is not None and culprit.place != meets:
+        yield Spot("Caused by", culprit.place, culprit.does, is_code=False)
+    if meets:
+        is_culprit = culprit is not None and culprit.place == meets
+        yield Spot("Caused by" if is_culprit else "Faults at", meets, expression, is_code=True)
+
+
+@dataclass(frozen=True, slots=True)
+class HypothesisRow:
+    """Hypotheses of one verdict with the same evidence, which is told once for all of them."""
+
+    verdict: Verdict
+    causes: tuple[str, ...]
+    where: str
+    diagnostic: str
+    evidence: tuple[str, ...]
+    would_refute: str
+
+
+def hypothesis_rows(
+    diagnosis: Diagnosis, verdicts: Collection[Verdict], said: str = ""
+) -> list[HypothesisRow]:
+    """The hypotheses with these verdicts; evidence that `said` holds already is left out."""
+    rows: dict[object, list[Hypothesis]] = {}
+    for hypothesis in diagnosis.hypotheses:
+        if hypothesis.verdict in verdicts:
+            where = (hypothesis.kernel, hypothesis.argument)
+            # What is confirmed has a place of its own, each.
+            own = hypothesis.cause if hypothesis.verdict is Verdict.CONFIRMED else ""
+            key = (hypothesis.verdict, where, hypothesis.evidence, own)
+            rows.setdefault(key, []).append(hypothesis)
+    told: dict[str, str] = {}
+    return [
+        HypothesisRow(
+            same[0].verdict,
+            tuple(str(hypothesis.cause) for hypothesis in same),
+            ", ".join(filter(None, (same[0].kernel, same[0].argument))),
+            same[0].diagnostic,
+            _told_once([text for text in same[0].evidence if text not in said], same[0], told),
+            same[0].would_refute,
+        )
+        for same in rows.values()
+    ]
+
+
+def _told_once(evidence: list[str], of: Hypothesis, told: dict[str, str]) -> tuple[str, ...]:
+    """The evidence without what `told` has of a row before; that row where nothing is left."""
+    new = tuple(text for text in evidence if text not in told)
+    as_before = tuple(f"as for {told[text]}" for text in evidence if text in told)
+    told |= {text: str(of.cause) for text in new}
+    return new or as_before[:1]
+
+
+def text_said(diagnosis: Diagnosis) -> str:
+    """What the lines above the hypotheses have told of the causes."""
+    return "\n".join(
+        text
+        for root in diagnosis.roots
+        for text in (root.sentence, root.proof.red, root.proof.green, root.fix)
+    )
+
+
+def count_of_others(diagnosis: Diagnosis) -> str:
+    """`21 causes refuted, 9 not tested`."""
+    refuted, untested = (
+        len({row.cause for row in diagnosis.hypotheses if row.verdict is verdict})
+        for verdict in COUNTED
+    )
+    return f"{count_text(refuted, 'cause')} refuted, {untested} not tested"
+
+
+def unseen_by_reason(unseen: Sequence[Gap]) -> Iterator[str]:
+    """Kernels that were not replayed for one reason stand in one line."""
+    kernels: dict[str, dict[str, None]] = {}
+    for gap in unseen:
+        if gap.kind in _NOT_REPLAYED:
+            kernels.setdefault(gap.reason, {})[gap.what] = None
+        else:
+            yield str(gap)
+    for reason, names in kernels.items():
+        yield f"not replayed: {', '.join(names)}: {reason}"
+
+
+def environment_rows(environment: RunEnvironment) -> Iterator[tuple[str, str]]:
+    """Label and text of what the run had around it."""
+    versions = (
+        ("hypocenter", environment.hypocenter),
+        ("Python", environment.python),
+        ("torch", environment.torch),
+        ("Triton", environment.triton),
+    )
+    yield "versions", ", ".join(f"{name} {_version(version)}" for name, version in versions)
+    yield "system", environment.platform or _UNKNOWN
+    device = environment.device or _UNKNOWN
+    yield "device", f"{device} ({environment.gpu})" if environment.gpu else device
+    driver = environment.driver
+    yield "GPU driver", _UNKNOWN if driver is None else driver or "none is loaded"
+    model = environment.model
+    yield (
+        "model",
+        f"{model.name} (architecture {model.architecture}, {model.quantisation})"
+        if model is not None
+        else _UNKNOWN,
+    )
+    yield "command", environment.command or _UNKNOWN
+    yield "began", environment.started or _UNKNOWN
+    if environment.variables:
+        pairs = (f"{name}={value}" for name, value in environment.variables.items())
+        yield "variables", " ".join(pairs)
+
+
+def _version(version: str | None) -> str:
+    return _UNKNOWN if version is None else version or "not installed"
+
+
+def what_would_help(diagnosis: Diagnosis) -> Iterator[str]:
+    """What was not looked at and easily could be, where nothing was found."""
+    if diagnosis.has_source_not_run:
+        yield (
+            "the program's own kernels were not replayed: their recorded source was not run; "
+            "--run-sources runs it"
+        )
+    blind = [hypothesis for hypothesis in diagnosis.hypotheses if hypothesis.is_unrecorded]
+    if diagnosis.is_clean and blind:
+        yield f"not tested: {', '.join(hypothesis.cause for hypothesis in blind)}: {UNRECORDED}"
+    wrong = [
+        hypothesis for hypothesis in diagnosis.hypotheses if hypothesis.cause is Cause.WRONG_ANSWER
+    ]
+    if diagnosis.is_clean and any(hypothesis.verdict is Verdict.NOT_TESTED for hypothesis in wrong):
+        yield (
+            "a wrong answer shows only beside a run that is right, and none is given: add --good "
+            "BUNDLE"
+        )
+
+
+def what_to_attach(origin: Origin) -> str:
+    """What whoever is asked for help needs to have."""
+    kept = "prompts are" if origin.has_prompts else "no prompt is"
+    return (
+        f"to an issue: the output of `hypo doctor --markdown {shlex.quote(origin.folder)}` and of "
+        f"`hypo env`; {kept} in the bundle"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """The launch that a root cause is about, in words, and the command that replays it."""
+
+    launch: str
+    command: str
+
+
+def when_of(root: RootCause, origin: Origin) -> When | None:
+    """None for a cause that is about no launch."""
+    place = root.place
+    if place is None:
+        return None
+    if origin.has_steps:
+        when = f"step {place.step}, launch {place.launch}"
+        which = f"--step {place.step} --launch {place.launch}"
+    else:
+        at = f", launched at {root.launched_at}" if root.launched_at else ""
+        when, which = f"launch {place.step}{at}", f"--launch {place.step}"
+    sources = " --run-sources" if origin.needs_sources else ""
+    return When(when, f"hypo replay {shlex.quote(origin.folder)} {which}{sources}")
+
+
+def proof_rows(root: RootCause) -> tuple[tuple[str, str], ...]:
+    """The test that fails, the one change, and the same test that passes, each with its label."""
+    proof = root.proof
+    return ("fails", proof.red), ("change", proof.corrected), ("passes", proof.green)
+
+
+def rungs_text(diagnosis: Diagnosis) -> str:
+    shown = [
+        f"{rung.name} ({rung.left_out})"
+        if rung.left_out
+        else f"{rung.name} {rung.seconds * 1000:.0f} ms"
+        for rung in diagnosis.rungs
+    ]
+    return f"{', '.join(shown)}; {diagnosis.seconds:.2f} s in all"

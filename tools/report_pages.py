@@ -1,0 +1,88 @@
+"""Writes docs/reports/: pages that `hypo doctor --html` makes of three real runs. No GPU is needed.
+
+    python tools/report_pages.py
+
+Only what is of this machine alone (folders, system, time) is replaced; a run makes the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from hypocenter.doctor.doctor import diagnose
+from hypocenter.doctor.page.page import report_html
+from hypocenter.doctor.report_parts import Origin
+from hypocenter.record import bundle as bundles
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "docs" / "reports"
+PROGRAM = "tests/foreign/programs/gather.py"
+WIDTH, CAPTURED = "positions_of_two_bytes", "captured_pointer_freed"
+#: Parts of a page that are another run's: what it drew of addresses, what fresh memory held, and
+#: what it printed.
+_OF_ONE_RUN = re.compile(r"<svg.*?</svg>|<small>held .*?</small>|<pre>.*?</pre>", re.S)
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """Name and text of each page, made anew."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        doctor = ("doctor", "--json", "--out")
+        _hypo(
+            3, *doctor, str(folder / "width"), "--", "lab", "run", WIDTH, "--device", "sim:mi300x"
+        )
+        yield "dtype-width", _page(folder / "width")
+        program = (sys.executable, PROGRAM)
+        _hypo(3, *doctor, str(folder / "index"), "--", *program, TRITON_INTERPRET="1")
+        yield "index-out-of-range", _page(folder / "index")
+        _hypo(0, "lab", "run", CAPTURED, "--out", str(folder / "bad"))
+        _hypo(0, "lab", "run", CAPTURED, "--twin", "--out", str(folder / "good"))
+        yield "captured-pointer", _page(folder / "bad" / "bundle", folder / "good" / "bundle")
+
+
+def skeleton(page: str) -> str:
+    """What two pages of the same defect have in common: all but numbers, drawings and stderr."""
+    text = _OF_ONE_RUN.sub("", page)
+    text = re.sub(r"\b0x[0-9a-f]+|\d+(\.\d+)*", "0", text)
+    return re.sub(r"sha256-[^']*", "sha256", text)
+
+
+def _hypo(status: int, *words: str, **variables: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hypocenter", *words],
+        cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    if done.returncode != status:
+        raise RuntimeError(f"hypo {' '.join(words)} ended with {done.returncode}: {done.stderr}")
+
+
+def _page(folder: Path, good: Path | None = None) -> str:
+    bundle = bundles.load(folder)
+    beside = bundles.load(good) if good is not None else None
+    diagnosis = diagnose(bundle, beside, allow_source=True)
+    environment = msgspec.structs.replace(
+        diagnosis.environment, platform="Linux", started=None, variables={}
+    )
+    diagnosis = msgspec.structs.replace(diagnosis, environment=environment)
+    is_foreign = bundle.is_foreign
+    origin = Origin("hypo-bundle", has_steps=not is_foreign, needs_sources=is_foreign)
+    page = report_html(bundle, diagnosis, origin, allow_source=True)
+    return (
+        page.replace(f"{ROOT}/", "").replace(f"{sys.prefix}/", "").replace(f"{Path.home()}/", "~/")
+    )
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for page_name, page_text in pages():
+        (FOLDER / f"{page_name}.html").write_text(page_text)
+        print(FOLDER / f"{page_name}.html")
