@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from hypocenter import package
 from hypocenter.check.report import CheckedLaunch
 from hypocenter.check.tensors import TensorWatch
+from hypocenter.device.interpret.block_pointers import compile_problem
 from hypocenter.device.triton_lang import triton
 from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import Argument
@@ -109,7 +110,14 @@ class Launches:
         for spare in report.headroom:
             self._once((spare.kernel, spare.axis, spare.origin), spare)
         self._write(
-            CheckedLaunch(jit.__name__, size.value, report.coverage, site, self._configuration)
+            CheckedLaunch(
+                jit.__name__,
+                size.value,
+                report.coverage,
+                site,
+                self._configuration,
+                problem=compile_problem() if report.has_block_pointers else "",
+            )
         )
         for tensors in after:
             self.watch.note_launch(

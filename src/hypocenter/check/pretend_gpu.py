@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from hypocenter.device.limits import GpuLimits
-from hypocenter.device.triton_lang import triton
+from hypocenter.device.triton_lang import tl, triton
 
 _GPU = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
@@ -330,5 +330,7 @@ def bench(fn: Callable[[], Any], *args: Any, **options: Any) -> Any:
 
 def _triton_driver(gpu: GpuLimits) -> None:
     triton.runtime.driver.set_active(_Driver(gpu))
+    if not hasattr(tl, "advance"):  # as of Triton 3.9; a file may import it by name
+        tl.advance = tl.core.advance
     triton.testing.do_bench = bench
     triton.testing.do_bench_cudagraph = bench

@@ -23,6 +23,8 @@ class CheckedLaunch(msgspec.Struct, frozen=True):
     configuration: str | None = None
     #: Why this configuration does not compile (a static_assert); nothing was run then.
     skipped: str | None = None
+    #: Why the Triton that is installed does not compile this kernel, though it was run here.
+    problem: str = ""
 
 
 class CheckReport(msgspec.Struct, frozen=True):
@@ -41,6 +43,9 @@ def report_text(report: CheckReport) -> str:
     parts = [finding_text(first, names) for first, names in _group_by_place(report.findings)]
     lines = ["\n\n".join(parts), ""] if parts else []
     lines += list(_coverage(report.launches)) if report.launches else []
+    problems = {launch.kernel: launch.problem for launch in report.launches if launch.problem}
+    lines += ["does not compile here (no finding)"] if problems else []
+    lines += [f"    {kernel}: {problem}" for kernel, problem in problems.items()]
     if report.headroom:
         lines += ["int32 headroom (no finding)"]
         lines += [f"    {headroom_text(spare)}" for spare in report.headroom]

@@ -128,11 +128,12 @@ class Coverage(msgspec.Struct, frozen=True):
 
 
 class ReplayReport(msgspec.Struct, frozen=True):
-    """What the replay of one launch found."""
+    """What the replay of one launch found, and whether its kernel makes block pointers."""
 
     findings: tuple[Finding, ...]
     headroom: tuple[Headroom, ...]
     coverage: Coverage
+    has_block_pointers: bool = False
 
 
 def races_once(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.device.interpret.block_pointers import BlockPointer
 from hypocenter.device.interpret.builder import Wrap, is_machinery
 from hypocenter.device.interpret.interpret import Interpretation, indent_of
 from hypocenter.device.triton_lang import tl
@@ -204,6 +205,8 @@ def _value(
 ) -> SiteValue | None:
     if isinstance(value, bool | int | float):
         return _plain(np.asarray(value))
+    if isinstance(value, BlockPointer):
+        return str(value)
     if not isinstance(value, tl.tensor) or value.dtype.is_ptr():
         return None
     data = np.asarray(value.handle.data)
