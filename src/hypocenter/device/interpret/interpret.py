@@ -22,6 +22,8 @@ import numpy as np
 from hypocenter.device.interpret import block_pointers
 from hypocenter.device.interpret.builder import Builder, Exact, scalar
 from hypocenter.device.interpret.libdevice import LIBDEVICE
+from hypocenter.device.interpret.libdevice_types import result_type
+from hypocenter.device.interpret.loops import counting
 from hypocenter.device.triton_lang import interpreter, tl, triton
 from hypocenter.dtypes import Array
 from hypocenter.errors import HypoError, UsageError
@@ -140,6 +142,7 @@ class Interpretation:
         names = {**rewritten.__globals__, **_visible(kernel.fn)}
         for name, value in names.items():
             names[name] = self._replace(value)
+        names.setdefault("range", counting)
         names["interpreter_semantic"] = _interp.interpreter_semantic
         made = types.FunctionType(
             rewritten.__code__, names, rewritten.__name__, rewritten.__defaults__
@@ -230,6 +233,7 @@ def _patch(changed: _Changes, memory: Memory, builder: Any, opened: Interpretati
     _interp._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     # The interpreter of Triton 3.6 and older says int(array([n])), which NumPy 2.4 refuses.
     tl.tensor.__index__ = lambda self: self.handle.data.item()
+    tl.range = tl.core.range = counting
     tl.static_assert = tl.core.static_assert = _static_assert
     tl.make_block_ptr = tl.core.make_block_ptr = opened.make_block_ptr
     tl.advance = tl.core.advance = block_pointers.advance
@@ -268,16 +272,17 @@ def _static_assert(condition: Any, message: Any = "") -> None:
 
 
 def _numpy_function(name: str) -> Callable[..., Any]:
-    """The libdevice function `name` on Triton tensors and numbers; bools come out as int1."""
+    """The libdevice function `name` on Triton tensors and numbers, typed as Triton types it."""
     function = LIBDEVICE[name]
 
     def call(*args: Any, **_: Any) -> Any:
-        first = next(arg for arg in args if isinstance(arg, tl.tensor))
-        operands = [arg.handle.data if isinstance(arg, tl.tensor) else arg for arg in args]
-        result = np.asarray(function(*operands))
-        scalar = tl.int1 if result.dtype == bool else first.dtype
-        kind = tl.block_type(scalar, list(result.shape)) if first.type.is_block() else scalar
-        return tl.tensor(_interp.TensorHandle(result, scalar), kind)
+        operands = [_interp.interpreter_semantic.to_tensor(arg) for arg in args]
+        given = result_type(name, [operand.dtype for operand in operands])
+        result = np.asarray(function(*(operand.handle.data for operand in operands)))
+        result = result.astype(_interp._get_np_dtype(given), copy=False)
+        is_block = any(operand.type.is_block() for operand in operands)
+        kind = tl.block_type(given, list(result.shape)) if is_block else given
+        return tl.tensor(_interp.TensorHandle(result, given), kind)
 
     return call
 
