@@ -43,3 +43,20 @@ def test_a_program_finds_what_it_takes_of_a_gpu_by_name(tmp_path: Path) -> None:
         "devices": [1, 0],
     }
     assert len(report.launches) == 3
+
+
+def test_configurations_that_run_the_same_programs_are_run_once() -> None:
+    report, done = check(str(PROGRAMS / "same_programs.py"))
+    assert done.returncode == 4, done.stderr
+    run = [(launch.kernel, launch.configuration) for launch in report.launches]
+    once = "num_warps=2|4, num_stages=2|3"
+    apart = ("num_warps=2, num_stages=2", "num_warps=4, num_stages=2|3")
+    blocks = ("BLOCK=32", "BLOCK=64")
+    expected = [("plain", f"{block}, {once}") for block in blocks]
+    # A heuristic of one and a parameter of the other hang on num_warps.
+    for kernel in ("by_warps", "sees_warps"):
+        expected += [(kernel, f"{block}, {options}") for block in blocks for options in apart]
+    assert sorted(set(run)) == sorted(expected)
+    assert len(run) == len(expected) + 3  # the second launch of each takes the last
+    (finding,) = report.findings
+    assert finding.configuration == f"BLOCK=64, {once}"
