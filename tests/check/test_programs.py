@@ -14,6 +14,8 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from hypocenter.check.report import CheckReport
+from hypocenter.replay.findings import Finding, Layout
+from hypocenter.replay.text import finding_text
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -45,10 +47,28 @@ def test_a_program_finds_what_it_takes_of_a_gpu_by_name(tmp_path: Path) -> None:
     assert len(report.launches) == 3
 
 
-def test_configurations_that_run_the_same_programs_are_run_once() -> None:
-    report, done = check(str(PROGRAMS / "same_programs.py"))
-    assert done.returncode == 4, done.stderr
-    run = [(launch.kernel, launch.configuration) for launch in report.launches]
+@pytest.fixture(scope="module")
+def every() -> CheckReport:
+    report, done = check(str(PROGRAMS / "every_program.py"))
+    assert (done.returncode, report.error) == (4, None), done.stderr
+    return report
+
+
+def of(report: CheckReport, name: str) -> list[tuple[Finding, str]]:
+    """The findings of a program, each with the text of the line that launched it."""
+    found = []
+    for finding in report.findings:
+        site = finding.launched_at
+        assert site is not None
+        if Path(site.file).stem == name:
+            text = Path(site.file).read_text().splitlines()[site.line - 1]
+            found.append((finding, text.strip()))
+    return found
+
+
+def test_configurations_that_run_the_same_programs_are_run_once(every: CheckReport) -> None:
+    tuned = ("plain", "by_warps", "sees_warps")
+    run = [(one.kernel, one.configuration) for one in every.launches if one.kernel in tuned]
     once = "num_warps=2|4, num_stages=2|3"
     apart = ("num_warps=2, num_stages=2", "num_warps=4, num_stages=2|3")
     blocks = ("BLOCK=32", "BLOCK=64")
@@ -56,7 +76,34 @@ def test_configurations_that_run_the_same_programs_are_run_once() -> None:
     # A heuristic of one and a parameter of the other hang on num_warps.
     for kernel in ("by_warps", "sees_warps"):
         expected += [(kernel, f"{block}, {options}") for block in blocks for options in apart]
-    assert sorted(set(run)) == sorted(expected)
-    assert len(run) == len(expected) + 3  # the second launch of each takes the last
-    (finding,) = report.findings
+    assert sorted(run) == sorted(expected)
+    ((finding, _),) = of(every, "same_programs")
     assert finding.configuration == f"BLOCK=64, {once}"
+
+
+def test_a_scatter_is_no_alarm_until_somebody_reads_what_it_left(every: CheckReport) -> None:
+    found = of(every, "pool")
+    assert [(finding.kind, finding.kernel) for finding, _ in found] == [
+        ("never written", "write_rows"),
+        ("never written", "write_rows"),
+        ("never written", "write_first"),
+    ]
+    comments = [text.partition("  # ")[2] for _, text in found]
+    assert comments == ["slot 6 is read", "all is read", "no scatter"]
+
+
+def test_a_finding_names_the_strides_of_what_is_not_packed(every: CheckReport) -> None:
+    found = [finding for finding, _ in of(every, "strides")]
+    layouts = [(finding.kind, finding.operation, finding.layout) for finding in found]
+    expanded, transposed = Layout((4, 100), (0, 1)), Layout((16, 8), (1, 16))
+    assert layouts == [
+        ("out of bounds", "load", expanded),
+        ("out of bounds", "store", expanded),
+        ("race", "store", expanded),
+        ("never written", "launch", transposed),
+    ]
+    assert "    x_ptr is expanded: shape (4, 100), strides (0, 1)\n" in finding_text(found[0])
+    assert finding_text(found[-1]).endswith(
+        "    x_ptr is not contiguous: shape (16, 8), strides (1, 16)"
+    )
+    assert all(finding.layout is None for finding, _ in of(every, "pool"))

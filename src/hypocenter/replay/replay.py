@@ -407,6 +407,7 @@ def _unwritten(jit: Any, argument: Argument) -> Finding:
         argument=argument.name,
         element=first,
         num_lanes=len(missing),
+        layout=argument.layout,
         detail=f"{len(missing)} of {math.prod(argument.shape)} elements of shape "
         f"{argument.shape}, from {list(first)} to {last}",
     )

@@ -2,8 +2,6 @@
 
 # mypy: ignore-errors
 # ruff: noqa: ANN001, ANN201
-import sys
-
 import torch
 import triton
 import triton.language as tl
@@ -41,6 +39,4 @@ def sees_warps(x_ptr, n, BLOCK: tl.constexpr, num_warps: tl.constexpr):
 if __name__ == "__main__":
     x = torch.zeros(100, device="cuda")
     for kernel in (plain, by_warps, sees_warps):
-        for _ in range(2):
-            kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, 100)
-        print(kernel.best_config, file=sys.stderr)
+        kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, 100)
