@@ -13,8 +13,10 @@ from terminal import hypo_in_process
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from hypocenter.check.report import CheckReport
-from hypocenter.replay.findings import Finding, Layout
+from hypocenter.check import check as checker
+from hypocenter.check.report import CheckedLaunch, CheckReport, report_text
+from hypocenter.check.runtime import CheckRequest, End, Line
+from hypocenter.replay.findings import Coverage, Finding, Layout
 from hypocenter.replay.text import finding_text
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -107,3 +109,47 @@ def test_a_finding_names_the_strides_of_what_is_not_packed(every: CheckReport) -
         "    x_ptr is not contiguous: shape (16, 8), strides (1, 16)"
     )
     assert all(finding.layout is None for finding, _ in of(every, "pool"))
+
+
+def test_several_gpus_are_told_apart_and_share_the_budget() -> None:
+    path = str(PROGRAMS / "by_device.py")
+    report, done = check(path, "--arch", "rtx4090,sm_90,gfx942", "--budget", "30")
+    assert done.returncode == 4, done.stderr
+    assert report.archs == ("sm_89", "sm_90", "gfx942")
+    found = {(finding.kernel, finding.kind): finding.archs for finding in report.findings}
+    assert found == {
+        ("sums", "race"): ("sm_89", "gfx942"),
+        ("last", "out of bounds"): ("sm_89", "sm_90", "gfx942"),
+    }
+    assert report.error is not None
+    assert report.error.startswith("as on gfx942: ")
+    assert "no AMD GPU yet" in report.error
+    text = report_text(report)
+    assert "\n    shows as on sm_89, gfx942; not as on sm_90\n" in text
+    assert "\n    shows as on all 3\n" in text
+    assert "\n    sums: 1 launch, 5 of 5 programs, as on sm_90\n" in text
+    assert "\n    last: 1 launch, 1 of 1 programs\n" in text
+    assert "2 findings in 6 launches of 2 kernels, as on sm_89, sm_90, gfx942;" in text
+
+
+def test_each_gpu_gets_an_equal_part_of_the_budget(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[str, float]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        request = msgspec.json.decode(command[-1], type=CheckRequest)
+        asked.append((request.arch, request.budget_seconds))
+        line = Line(launch=CheckedLaunch("k", (1, 1, 1), Coverage(1, 1, 1, 0.0), None))
+        ends = msgspec.json.encode(Line(end=End()))
+        Path(request.report).write_bytes(msgspec.json.encode(line) + b"\n" + ends + b"\n")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    path = tmp_path / "program.py"
+    path.touch()
+    report = checker.check(
+        path, kernel=None, arguments=(), archs=["sm_89", "sm_90"], budget_seconds=60
+    )
+    assert asked == [("sm_89", 30), ("sm_90", 30)]
+    assert [launch.arch for launch in report.launches] == ["sm_89", "sm_90"]

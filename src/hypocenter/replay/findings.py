@@ -71,6 +71,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     from the tensor's first, and is negative before it. `values` are the names in the faulty
     expression at that lane. `threshold` is the first program, along `axis`, at which
     an int32 overflows. `width_bytes` is what is read or written at a time, where that is wrong.
+    `archs` are the GPUs as on which a checked program showed it.
     `layout` is that of the argument, where it is expanded or not contiguous.
     Of a race `has_read` says that one of the two reads, and `written_back_line` is the line in
     which the same programs write what they have read.
@@ -98,6 +99,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     has_read: bool = False
     written_back_line: int | None = None
     layout: Layout | None = None
+    archs: tuple[str, ...] = ()
 
     @property
     def is_overflow(self) -> bool:
