@@ -423,10 +423,6 @@ class ResourceExceeded(Refusal, frozen=True, kw_only=True):
             f"{self.shape}"
         )
 
-    @property
-    def is_shared_memory(self) -> bool:
-        return self.resource == "shared memory"
-
 
 class RuntimeRefused(Refusal, frozen=True, kw_only=True):
     """An error of the CUDA or HIP runtime: its number and name, and what it says."""
@@ -439,6 +435,68 @@ class RuntimeRefused(Refusal, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"launch failed: {self.name} ({self.code}): {self.sentence} {self.shape}"
+
+
+class NoCode(Refusal, frozen=True, kw_only=True):
+    """There is no code for `wanted` (sm_120), that of `gpu`; `built_for` has those that have some.
+
+    All three may be empty: the runtime itself names none.
+    """
+
+    sentence: str
+    gpu: str = ""
+    wanted: str = ""
+    built_for: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        what = f"{self.sentence}: {self.gpu} is {self.wanted}" if self.wanted else self.sentence
+        there = f", and there is code for {', '.join(self.built_for)}" if self.built_for else ""
+        return self._sentence(what + there)
+
+
+class CompileError(Refusal, frozen=True, kw_only=True):
+    """What Triton's compiler says of a kernel; `file`, `line` and `text` are where, if known."""
+
+    sentence: str
+    file: str = ""
+    line: int = 0
+    text: str = ""
+
+    def __str__(self) -> str:
+        return self._sentence(f"does not compile: {self.sentence}")
+
+
+class CaptureError(Refusal, frozen=True, kw_only=True):
+    """A call that a stream which is being captured does not take, by the number of its error.
+
+    `in_triton`: Triton made the call, which loads a kernel when it is launched for the first time.
+    """
+
+    code: int
+    sentence: str
+    in_triton: bool = False
+
+    def __str__(self) -> str:
+        return self._sentence(f"a graph is being captured: {self.sentence} ({self.code})")
+
+
+class DeviceAssert(Refusal, frozen=True, kw_only=True):
+    """An assertion of a kernel that did not hold, in the first of `num_threads` that said so."""
+
+    condition: str
+    function: str
+    file: str
+    line: int
+    block: tuple[int, int, int] | None = None
+    thread: tuple[int, int, int] | None = None
+    num_threads: int = 1
+
+    def __str__(self) -> str:
+        where = f" in block {self.block}, thread {self.thread}" if self.block else ""
+        return self._sentence(
+            f"{self.function} ({self.file}:{self.line}) asserts {self.condition}, which did not "
+            f"hold{where}"
+        )
 
 
 class NotCompiled(Refusal, frozen=True, kw_only=True):
@@ -494,4 +552,8 @@ AnyRefusal = (
     | ResourceExceeded
     | RuntimeRefused
     | NotCompiled
+    | NoCode
+    | CompileError
+    | CaptureError
+    | DeviceAssert
 )

@@ -25,6 +25,7 @@ ALL = VICTIMS / "every_victim.py"
 
 #: File to the findings it must give: (kind, operation, argument, text on the line).
 EXPECTED: dict[str, list[tuple[str, str, str | None, str]]] = {
+    "block_pointers": [("out of bounds", "load", "a_ptr", "a_tile = tl.load(a,")],
     "far_rows": [
         ("int32 overflow", "store", "x_ptr", "tl.store(x_ptr + row * stride"),
         ("never written", "launch", "x_ptr", "mark[(5,)]"),

@@ -18,7 +18,7 @@ from hypocenter.check import compile_pool
 from hypocenter.check.compile_worker import Listed
 from hypocenter.cli import app
 from hypocenter.cli.verbs import kernels
-from hypocenter.device.limits import TABLE
+from hypocenter.device.limits import TABLE, named_archs
 from hypocenter.device.offline.compiled import CompiledKernel
 from hypocenter.errors import HypoError, UsageError
 
@@ -121,10 +121,10 @@ def test_an_unknown_kernel_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -
 
 
 def test_archs_are_names_products_or_all() -> None:
-    assert kernels.parse_archs("all") == list(TABLE)
-    assert kernels.parse_archs("mi300x, gfx942,H200") == ["gfx942", "sm_90"]
+    assert named_archs("all") == list(TABLE)
+    assert named_archs("mi300x, gfx942,H200") == ["gfx942", "sm_90"]
     with pytest.raises(UsageError, match="--arch is ','; give names between commas, or all"):
-        kernels.parse_archs(",")
+        named_archs(",")
 
 
 def test_without_triton_one_line_says_what_to_install(tmp_path: Path) -> None:

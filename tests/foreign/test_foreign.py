@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from repository import SUPPORT
 
 from hypocenter.cli import app
 from hypocenter.cli.verbs import doctor as cli_doctor
@@ -150,6 +151,45 @@ def test_a_wrong_index_in_a_tuned_kernel_is_named_with_its_entry(
         assert left.value.code == code, shown
         for part in parts:
             assert part.removeprefix(", ") in shown
+
+
+REFUSED: list[tuple[str, str, str, str]] = [
+    ("resources", "shared memory over the limit", "tile_product", "has 232448"),
+    ("threads", "threads over the limit", "tile_product", "has 256 threads"),
+    ("compile", "kernel does not compile", "halves", "must be a power of 2"),
+    ("capture", "call not allowed during capture", "tile_product", "is being captured"),
+]
+
+
+@pytest.mark.parametrize(("case", "cause", "kernel", "words"), REFUSED)
+@pytest.mark.tier("sim", fast=lambda case: case.case in ("resources", "compile"))
+def test_what_triton_refuses_is_named_with_kernel_and_line(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+    cause: str,
+    kernel: str,
+    words: str,
+) -> None:
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    shutil.copy(Path(SUPPORT) / "no_gpu_driver.py", installed)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    command = [sys.executable, str(SCRIPTS / "refused.py"), case, str(installed)]
+    with pytest.raises(SystemExit) as left:
+        app.main(["doctor", "--json", "--", *command])
+    [root] = json.loads(capfd.readouterr().out)["roots"]
+    assert (left.value.code, root["cause"], root["kernel"]) == (3, cause, kernel)
+    assert words in root["sentence"]
+    launch = (
+        "halves[(1,)]" if case == "compile" else "B=256" if case == "resources" else "B=16, num"
+    )
+    assert root["launched_at"] == f"{SCRIPTS / 'refused.py'}:{line_of('refused.py', launch)}"
+    if case == "compile":
+        line = line_of("refused.py", "tl.zeros((3,)")
+        assert (root["file"], root["line"]) == (str(SCRIPTS / "refused.py"), line)
 
 
 ENDLESS = """

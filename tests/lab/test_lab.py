@@ -35,6 +35,15 @@ ALL = registered()
 MAX_VICTIM_LINES = 75
 #: Classes that no victim of the lab has, with the reason.
 WITHOUT_VICTIM: dict[Cause, str] = {
+    **dict.fromkeys(
+        (
+            Cause.TENSOR_MEMORY,
+            Cause.NOT_COMPILED,
+            Cause.DEVICE_ASSERT,
+            Cause.CAPTURE_REFUSED,
+        ),
+        "programs of others have it; tests/doctor/test_runtime_refusals.py has their words",
+    ),
     Cause.WILD_POINTER: "a simulated GPU leaves no core dump; benchmarks/gpu_programs/ has some",
 }
 

@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch")
 
 import replay_kernels as kernels  # noqa: E402
 
-from hypocenter.device.triton_lang import interpreter  # noqa: E402
 from hypocenter.errors import UsageError  # noqa: E402
 from hypocenter.replay import replay as replay_module  # noqa: E402
 from hypocenter.replay.findings import Finding, ReplayReport  # noqa: E402
@@ -251,10 +250,6 @@ def test_a_host_descriptor_is_followed() -> None:
     assert (finding.kind, finding.argument) == ("out of bounds", "desc")
 
 
-@pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
-@pytest.mark.skipif(
-    not hasattr(interpreter(), "BlockPointerHandle"), reason="Triton 3.8 removed block pointers"
-)
 def test_block_pointers_are_followed() -> None:
     x, y = torch.randn(13, 16), torch.empty(13, 16)
     launch = {"x_ptr": x, "y_ptr": y, "M": 8, "N": 16, "undefined": ["y_ptr"], "outputs": ["y_ptr"]}

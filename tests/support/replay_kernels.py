@@ -192,7 +192,7 @@ def asserts(x_ptr, BLOCK: tl.constexpr):
 
 @triton.jit
 def block_tile(x_ptr, y_ptr, rows, M: tl.constexpr, N: tl.constexpr):
-    """Block pointers, for those Tritons that have them."""
+    """Block pointers."""
     source = tl.make_block_ptr(x_ptr, (rows, N), (N, 1), (tl.program_id(0) * M, 0), (M, N), (1, 0))
     block = tl.load(source, boundary_check=(0,), padding_option="zero")
     target = tl.make_block_ptr(y_ptr, (rows, N), (N, 1), (0, 0), (M, N), (1, 0))

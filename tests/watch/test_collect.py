@@ -111,7 +111,7 @@ def test_amds_line_gives_the_page() -> None:
         ),
         (
             "RuntimeError: Triton Error [HIP]:  Code: 209, Messsage: no kernel image\n",
-            "error", "", "Code: 209, Messsage: no kernel image", True,
+            "error", "", "Code: 209, Messsage: no kernel image", False,
         ),
         (
             "hypo: m.gguf: logits row 0: 12 of 512 values are NaN or +inf; hypo inspect ...\n",

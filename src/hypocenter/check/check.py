@@ -9,14 +9,20 @@ import difflib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from hypocenter import package
-from hypocenter.check.report import CheckedLaunch, CheckReport
+from hypocenter.check.report import (
+    CheckedLaunch,
+    CheckReport,
+    merge_findings,
+    merge_headroom,
+)
 from hypocenter.check.runtime import CheckRequest, End, Line
 from hypocenter.errors import HypoError, UsageError
 from hypocenter.replay.findings import Finding, Headroom
@@ -31,16 +37,43 @@ def check(
     *,
     kernel: str | None,
     arguments: Sequence[str],
-    arch: str,
+    archs: Sequence[str],
     budget_seconds: float,
 ) -> CheckReport:
-    """Execute `path` with `arguments`, as on a GPU of `arch`, and report on `kernel`, or on all.
+    """Execute `path` with `arguments`, as on a GPU of each of `archs`, one after another.
 
-    The program's own output goes to stderr. Raises UsageError (no such file, a kernel that was not
-    launched) and HypoError (the process died, or launched nothing).
+    Reports on `kernel`, or on all. Each GPU gets an equal part of the budget. The program's own
+    output goes to stderr. Raises UsageError (no such file, a kernel that was not launched) and
+    HypoError (the process died, or launched nothing).
     """
     if not path.is_file():
         raise UsageError(f"{path}: no such file")
+    runs = [_run(path, arguments, arch, budget_seconds / len(archs)) for arch in archs]
+    launches = tuple(launch for run in runs for launch in run.launches)
+    errors = {run.arch: run.error for run in runs if run.error is not None}
+    _refuse_empty_check(path, kernel, launches, errors)
+    return CheckReport(
+        str(path),
+        tuple(archs),
+        _of(kernel, merge_findings({run.arch: run.findings for run in runs})),
+        _of(kernel, merge_headroom(run.headroom for run in runs)),
+        _of(kernel, launches),
+        _error_text(errors, len(archs)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What the program did as on one GPU."""
+
+    arch: str
+    launches: tuple[CheckedLaunch, ...]
+    findings: tuple[Finding, ...]
+    headroom: tuple[Headroom, ...]
+    error: str | None
+
+
+def _run(path: Path, arguments: Sequence[str], arch: str, budget_seconds: float) -> _Run:
     with tempfile.TemporaryDirectory(prefix="hypo-check-") as folder:
         report = Path(folder) / "report.jsonl"
         report.touch(mode=0o600)
@@ -55,18 +88,18 @@ def check(
     end = next((line.end for line in lines if line.end is not None), None)
     if end is None:
         end = End(_death(done.returncode), 1)
-    launches = tuple(line.launch for line in lines if line.launch is not None)
+    launches = (line.launch for line in lines if line.launch is not None)
     findings = tuple(line.finding for line in lines if line.finding is not None)
     headroom = tuple(line.headroom for line in lines if line.headroom is not None)
-    _refuse_empty_check(path, kernel, launches, end)
-    return CheckReport(
-        str(path),
-        arch,
-        _of(kernel, findings),
-        _of(kernel, headroom),
-        _of(kernel, launches),
-        end.error,
-    )
+    named = tuple(msgspec.structs.replace(launch, arch=arch) for launch in launches)
+    return _Run(arch, named, findings, headroom, end.error)
+
+
+def _error_text(errors: Mapping[str, str], num_archs: int) -> str | None:
+    """Why the program ended early, and as on which GPUs, where not on all for the same reason."""
+    if len(errors) == num_archs and len(set(errors.values())) == 1:
+        return next(iter(errors.values()))
+    return "; ".join(f"as on {arch}: {error}" for arch, error in errors.items()) or None
 
 
 _Record = TypeVar("_Record", CheckedLaunch, Finding, Headroom)
@@ -77,15 +110,18 @@ def _of(kernel: str | None, records: tuple[_Record, ...]) -> tuple[_Record, ...]
 
 
 def _refuse_empty_check(
-    path: Path, kernel: str | None, launches: tuple[CheckedLaunch, ...], end: End
+    path: Path,
+    kernel: str | None,
+    launches: tuple[CheckedLaunch, ...],
+    errors: Mapping[str, str],
 ) -> None:
     """Refuse to call a check clean that has looked at nothing."""
     names = sorted({launch.kernel for launch in launches})
-    if kernel is not None and kernel not in names and end.error is None:
+    if kernel is not None and kernel not in names and not errors:
         near = difflib.get_close_matches(kernel, names, n=1)
         hint = f"did you mean {near[0]}?" if near else f"it launched {', '.join(names) or 'none'}"
         raise UsageError(f"{path} launched no kernel {kernel!r}; {hint}")
-    if not names and end.error is None:
+    if not names and not errors:
         raise HypoError(
             f"{path} launched no Triton kernel, so there is nothing to check; add the launch, for "
             'instance under `if __name__ == "__main__":`'

@@ -19,8 +19,10 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hypocenter import package
+from hypocenter.check.configurations import configuration_text, configurations_once
 from hypocenter.check.report import CheckedLaunch
 from hypocenter.check.tensors import TensorWatch
+from hypocenter.device.interpret.block_pointers import compile_problem
 from hypocenter.device.triton_lang import triton
 from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import Argument
@@ -109,7 +111,14 @@ class Launches:
         for spare in report.headroom:
             self._once((spare.kernel, spare.axis, spare.origin), spare)
         self._write(
-            CheckedLaunch(jit.__name__, size.value, report.coverage, site, self._configuration)
+            CheckedLaunch(
+                jit.__name__,
+                size.value,
+                report.coverage,
+                site,
+                self._configuration,
+                problem=compile_problem() if report.has_block_pointers else "",
+            )
         )
         for tensors in after:
             self.watch.note_launch(
@@ -119,8 +128,9 @@ class Launches:
     def tune(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run an autotuned kernel in every configuration that its author does not rule out.
 
-        The tensors are put back between them. A launch like an earlier one takes the last
-        configuration alone, as tuning would take the best.
+        Those that differ for the compiler alone (num_warps, num_stages) run the same programs, and
+        are run once. The tensors are put back between them. A launch like an earlier one takes the
+        last configuration alone, as tuning would take the best.
         """
         tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
         every = {**tuner.nargs, **kwargs}
@@ -128,24 +138,27 @@ class Launches:
         configs = tuner.configs
         if len(configs) > 1 and tuner.early_config_prune:
             configs = tuner.early_config_prune(configs, tuner.nargs, **kwargs) or configs
-        chosen = [self._tuned[key]] if key in self._tuned else list(configs)
+        known = self._tuned.get(key)
+        chosen = [known] if known else configurations_once(tuner, configs, every)
         restore = self._snapshot(every) if len(chosen) > 1 else lambda: None
 
-        def run(config: Any) -> bool:
+        def run(same: list[Any]) -> bool:
+            config = same[-1]
             restore()
             full = {**tuner.nargs, **kwargs, **config.all_kwargs()}
             tuner.pre_hook(full, reset_only=True)
             if config.pre_hook is not None:
                 config.pre_hook(full)
-            with self._in_configuration(_configuration(config)):
+            with self._in_configuration(configuration_text(same)):
                 tuner.fn.run(*args, **kwargs, **config.all_kwargs())
             return not self._was_skipped
 
-        compiled = [config for config in chosen if run(config)]
+        compiled = [same for same in chosen if run(same)]
         if compiled and self._was_skipped:  # the results must be those of a launch that happened
             run(compiled[-1])
         if compiled:
-            self._tuned[key] = tuner.best_config = compiled[-1]
+            self._tuned[key] = compiled[-1]
+            tuner.best_config = compiled[-1][-1]
         tuner.nargs = None
 
     def write_finding(self, finding: Finding) -> None:
@@ -247,12 +260,6 @@ def _plain_torch() -> Iterator[None]:
     """Torch as it is: tensors say where they really are, and nothing is watched."""
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
-
-
-def _configuration(config: Any) -> str:
-    """The constants of a triton.Config, and those of its options that say something."""
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    return ", ".join(f"{name}={value}" for name, value in {**config.kwargs, **options}.items())
 
 
 def _signature(value: Any) -> Any:

@@ -6,6 +6,7 @@ driver answer for a named GPU. For a process that does nothing else: nothing is 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import types
 from collections.abc import Callable
@@ -14,8 +15,17 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from hypocenter.check.pretend_bindings import (
+    CLOCK_KHZ,
+    MEMORY_BUS_BITS,
+    MEMORY_CLOCK_KHZ,
+    answering,
+    capability,
+    pretend_bindings,
+    properties,
+)
 from hypocenter.device.limits import GpuLimits
-from hypocenter.device.triton_lang import triton
+from hypocenter.device.triton_lang import tl, triton
 
 _GPU = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
@@ -100,6 +110,7 @@ def _on_cpu(value: Any, *, is_device: bool = False) -> Any:
 def pretend(gpu: GpuLimits) -> None:
     """From now on torch and Triton answer as on a machine with one `gpu`."""
     _torch_version(gpu)
+    pretend_bindings(gpu)
     _torch_cuda(gpu)
     _torch_devices()
     _triton_driver(gpu)
@@ -122,35 +133,6 @@ def _torch_version(gpu: GpuLimits) -> None:
     version: Any = torch.version
     version.cuda = None if is_amd else _CUDA_VERSION
     version.hip = _HIP_VERSION if is_amd else None
-
-
-def _capability(gpu: GpuLimits) -> tuple[int, int]:
-    """(9, 0) for sm_90; torch on ROCm says (9, 4) for gfx942."""
-    digits = gpu.arch.removeprefix("sm_").removeprefix("gfx")
-    if gpu.vendor == "amd":
-        return int(digits[:-2]), int(digits[-2], 16)
-    return int(digits[:-1]), int(digits[-1])
-
-
-def _properties(gpu: GpuLimits) -> types.SimpleNamespace:
-    major, minor = _capability(gpu)
-    return types.SimpleNamespace(
-        name=gpu.product,
-        major=major,
-        minor=minor,
-        total_memory=gpu.memory_bytes,
-        multi_processor_count=gpu.num_processors,
-        warp_size=gpu.wavefront,
-        max_threads_per_multi_processor=gpu.wavefront * gpu.max_waves_per_simd * gpu.num_simds,
-        shared_memory_per_block=gpu.shared_default_bytes,
-        shared_memory_per_block_optin=gpu.shared_limit_bytes,
-        shared_memory_per_multiprocessor=gpu.shared_per_processor_bytes,
-        regs_per_multiprocessor=gpu.registers_per_simd * gpu.num_simds * gpu.wavefront,
-        gcnArchName=gpu.arch,
-        L2_cache_size=32 << 20,
-        is_integrated=False,
-        is_multi_gpu_board=False,
-    )
 
 
 class _Nothing:
@@ -183,15 +165,14 @@ class _Nothing:
 
 def _torch_cuda(gpu: GpuLimits) -> None:
     cuda: Any = torch.cuda
-    properties = _properties(gpu)
     answers: dict[str, Any] = {
         "is_available": True,
         "is_initialized": True,
         "device_count": 1,
         "current_device": 0,
         "get_device_name": gpu.product,
-        "get_device_capability": _capability(gpu),
-        "get_device_properties": properties,
+        "get_device_capability": capability(gpu),
+        "get_device_properties": properties(gpu),
         "is_bf16_supported": True,
         "is_tf32_supported": gpu.vendor == "nvidia",
         "get_arch_list": [gpu.arch],
@@ -200,15 +181,22 @@ def _torch_cuda(gpu: GpuLimits) -> None:
         "memory_reserved": 0,
         "max_memory_reserved": 0,
         "mem_get_info": (gpu.memory_bytes, gpu.memory_bytes),
-        "memory_stats": {},
+        "memory_stats": collections.defaultdict(int),
+        "memory_summary": "",
+        "memory_snapshot": [],
         "utilization": 0,
+        "clock_rate": CLOCK_KHZ // 1000,
+        "graph_pool_handle": (0, 0),
+        "_is_compiled": True,
+        "_exchange_device": 0,
+        "_maybe_exchange_device": 0,
         "is_current_stream_capturing": False,
         "can_device_access_peer": False,
         "_is_in_bad_fork": False,
         "initial_seed": 0,
     }
     for name, value in answers.items():
-        setattr(cuda, name, lambda *args, _value=value, **kwargs: _value)
+        setattr(cuda, name, answering(value))
     for name in (
         "init",
         "_lazy_init",
@@ -225,7 +213,7 @@ def _torch_cuda(gpu: GpuLimits) -> None:
         "set_stream",
         "cudart",
     ):
-        setattr(cuda, name, lambda *args, **kwargs: None)
+        setattr(cuda, name, answering(None))
     # A captured launch runs, and is checked, once; replaying its graph does nothing more.
     for name in (
         "Event",
@@ -240,6 +228,11 @@ def _torch_cuda(gpu: GpuLimits) -> None:
         setattr(cuda, name, type(name, (_Nothing,), {}))
     cuda.current_stream = cuda.default_stream = lambda *args, **kwargs: _Nothing()
     cuda._device_t = Any
+    cuda.default_generators = (torch.default_generator,)
+    cuda.get_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+    cuda.get_rng_state_all = lambda: [torch.get_rng_state()]
+    cuda.set_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
+    cuda.set_rng_state_all = lambda states: torch.set_rng_state(states[0])
     cuda.nvtx.range_push = cuda.nvtx.range_pop = lambda *args, **kwargs: None
 
 
@@ -264,7 +257,11 @@ def _torch_devices() -> None:
     # Compiling for the CPU what is meant for a GPU would check other code than the file's.
     anything.compile = lambda model=None, **options: (lambda f: f) if model is None else model
     with contextlib.suppress(AttributeError):
-        anything.accelerator.is_available = lambda: True
+        anything.accelerator.is_available = answering(True)
+        anything.accelerator.current_device_index = answering(0)
+        anything.accelerator.device_count = answering(1)
+        for name in ("set_device_index", "synchronize"):
+            setattr(anything.accelerator, name, answering(None))
         anything.accelerator.current_accelerator = lambda *args, **kwargs: torch.device("cuda")
 
 
@@ -276,20 +273,24 @@ class _Driver:
         arch: Any = gpu.arch if is_amd else int(gpu.arch.removeprefix("sm_"))
         target = triton.backends.compiler.GPUTarget
         self._target = target("hip" if is_amd else "cuda", arch, gpu.wavefront)
-        registers = _properties(gpu).regs_per_multiprocessor
+        registers = properties(gpu).regs_per_multiprocessor
         facts = {
             "max_shared_mem": gpu.shared_limit_bytes,
             "max_num_regs": registers,
             "multiprocessor_count": gpu.num_processors,
             "warpSize": gpu.wavefront,
-            "sm_clock_rate": 1_500_000,
-            "mem_clock_rate": 2_000_000,
-            "mem_bus_width": 4096,
+            "sm_clock_rate": CLOCK_KHZ,
+            "mem_clock_rate": MEMORY_CLOCK_KHZ,
+            "mem_bus_width": MEMORY_BUS_BITS,
             "arch": gpu.arch,
             "wavefront": gpu.wavefront,
         }
         self.utils = types.SimpleNamespace(get_device_properties=lambda device=0: dict(facts))
-        self.get_device_capability = lambda *args: _capability(gpu)
+        self.get_device_capability = lambda *args: capability(gpu)
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
 
     def get_current_target(self) -> Any:
         return self._target
@@ -330,5 +331,7 @@ def bench(fn: Callable[[], Any], *args: Any, **options: Any) -> Any:
 
 def _triton_driver(gpu: GpuLimits) -> None:
     triton.runtime.driver.set_active(_Driver(gpu))
+    if not hasattr(tl, "advance"):  # as of Triton 3.9; a file may import it by name
+        tl.advance = tl.core.advance
     triton.testing.do_bench = bench
     triton.testing.do_bench_cudagraph = bench

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -23,13 +23,17 @@ class CheckedLaunch(msgspec.Struct, frozen=True):
     configuration: str | None = None
     #: Why this configuration does not compile (a static_assert); nothing was run then.
     skipped: str | None = None
+    #: Why the Triton that is installed does not compile this kernel, though it was run here.
+    problem: str = ""
+    #: As on which GPU.
+    arch: str = ""
 
 
 class CheckReport(msgspec.Struct, frozen=True):
     """What a checked program did; `error` says why it ended early, if it did."""
 
     path: str
-    arch: str
+    archs: tuple[str, ...]
     findings: tuple[Finding, ...]
     headroom: tuple[Headroom, ...]
     launches: tuple[CheckedLaunch, ...]
@@ -38,9 +42,15 @@ class CheckReport(msgspec.Struct, frozen=True):
 
 def report_text(report: CheckReport) -> str:
     """The whole report: findings, then coverage, then the int32 headroom."""
-    parts = [finding_text(first, names) for first, names in _group_by_place(report.findings)]
+    parts = [
+        "\n".join([finding_text(first, names), *_shown_on(report.archs, archs)])
+        for first, names, archs in _group_by_place(report.findings)
+    ]
     lines = ["\n\n".join(parts), ""] if parts else []
-    lines += list(_coverage(report.launches)) if report.launches else []
+    lines += _coverage(report) if report.launches else []
+    problems = {launch.kernel: launch.problem for launch in report.launches if launch.problem}
+    lines += ["does not compile here (no finding)"] if problems else []
+    lines += [f"    {kernel}: {problem}" for kernel, problem in problems.items()]
     if report.headroom:
         lines += ["int32 headroom (no finding)"]
         lines += [f"    {headroom_text(spare)}" for spare in report.headroom]
@@ -50,45 +60,100 @@ def report_text(report: CheckReport) -> str:
     if report.error and not launches:
         lines.append("nothing was checked: the file ended before its first launch")
     else:
+        archs = ", ".join(report.archs)
         cut = "; the file did not run to its end, so later launches are missing"
         lines.append(
             f"{count_text(num, 'finding')} in {count_text(len(launches), 'launch', 'launches')} of "
-            f"{count_text(kernels, 'kernel')}, as on {report.arch}{cut if report.error else ''}"
+            f"{count_text(kernels, 'kernel')}, as on {archs}{cut if report.error else ''}"
         )
     return "\n".join(lines)
 
 
-def _group_by_place(findings: Iterable[Finding]) -> list[tuple[Finding, list[str]]]:
-    """Findings of one place with the configurations that have it, in order of appearance."""
-    groups: dict[Any, tuple[Finding, list[str]]] = {}
+def merge_findings(found: Mapping[str, Sequence[Finding]]) -> tuple[Finding, ...]:
+    """The findings of each GPU; one that shows as on several stands once, with their names."""
+    merged: dict[Any, Finding] = {}
+    for arch, findings in found.items():
+        for finding in findings:
+            key = (_place(finding), finding.configuration)
+            first = merged.get(key, finding)
+            merged[key] = msgspec.structs.replace(first, archs=(*first.archs, arch))
+    return tuple(merged.values())
+
+
+def merge_headroom(found: Iterable[Sequence[Headroom]]) -> tuple[Headroom, ...]:
+    """The headroom of each GPU; of one place and axis the least."""
+    merged: dict[Any, Headroom] = {}
+    for spare in (spare for spares in found for spare in spares):
+        key = (spare.kernel, spare.axis, spare.origin)
+        other = merged.setdefault(key, spare)
+        if (spare.threshold or 0) < (other.threshold or 0):
+            merged[key] = spare
+    return tuple(merged.values())
+
+
+def _place(finding: Finding) -> tuple[Any, ...]:
+    """What two findings have in common that are one to a reader."""
+    place = finding.sites[0] if finding.sites else finding.launched_at
+    return finding.kind, finding.kernel, finding.operation, finding.argument, place
+
+
+def _group_by_place(
+    findings: Iterable[Finding],
+) -> list[tuple[Finding, list[str], dict[str, None]]]:
+    """Findings of one place in order, with the configurations and the GPUs that have it."""
+    groups: dict[Any, tuple[Finding, list[str], dict[str, None]]] = {}
     for finding in findings:
-        place = finding.sites[0] if finding.sites else finding.launched_at
-        key = (finding.kind, finding.kernel, finding.operation, finding.argument, place)
-        names = groups.setdefault(key, (finding, []))[1]
+        _, names, archs = groups.setdefault(_place(finding), (finding, [], {}))
         if finding.configuration:
             names.append(finding.configuration)
+        archs.update(dict.fromkeys(finding.archs))
     return list(groups.values())
 
 
-def _coverage(launches: Sequence[CheckedLaunch]) -> Iterable[str]:
-    """One line per kernel and configuration: launches, and programs run of those launched."""
+def _shown_on(asked: Sequence[str], archs: Collection[str]) -> list[str]:
+    """Of several GPUs, those as on which a finding shows, and the others."""
+    if len(asked) < 2:
+        return []
+    others = [arch for arch in asked if arch not in archs]
+    if not others:
+        return [f"    shows as on {_all_text(asked)}"]
+    return [f"    shows as on {', '.join(archs)}; not as on {', '.join(others)}"]
+
+
+def _all_text(asked: Sequence[str]) -> str:
+    return "both" if len(asked) == 2 else f"all {len(asked)}"
+
+
+def _coverage(report: CheckReport) -> list[str]:
+    """One line per kernel and configuration: launches, and programs run of those launched.
+
+    Of several GPUs those that ran alike share a line.
+    """
 
     def key(launch: CheckedLaunch) -> tuple[str, str]:
         return launch.kernel, launch.configuration or ""
 
-    yield "coverage"
-    for (kernel, configuration), same in groupby(sorted(launches, key=key), key):
-        group = list(same)
+    lines = ["coverage"]
+    for (kernel, configuration), same in groupby(sorted(report.launches, key=key), key):
         name = f"{kernel} ({configuration})" if configuration else kernel
-        if skipped := [launch.skipped for launch in group if launch.skipped]:
-            yield f"    {name}: does not compile: {skipped[0]}"
-            continue
-        num_run = sum(launch.coverage.num_run for launch in group)
-        num_launched = sum(launch.coverage.num_launched for launch in group)
-        sampled = " (sampled; --budget SECONDS runs more)" if num_run < num_launched else ""
-        if any(0 in launch.grid for launch in group):
-            sampled += " (an empty grid: nothing ran)"
-        yield (
-            f"    {name}: {count_text(len(group), 'launch', 'launches')}, "
-            f"{num_run} of {num_launched} programs{sampled}"
-        )
+        group = list(same)
+        told: dict[str, list[str]] = {}
+        for arch in report.archs:
+            if of_arch := [launch for launch in group if launch.arch == arch]:
+                told.setdefault(_covered(of_arch), []).append(arch)
+        for text, archs in told.items():
+            on = "" if len(archs) == len(report.archs) else f", as on {', '.join(archs)}"
+            lines.append(f"    {name}: {text}{on}")
+    return lines
+
+
+def _covered(group: Sequence[CheckedLaunch]) -> str:
+    if skipped := [launch.skipped for launch in group if launch.skipped]:
+        return f"does not compile: {skipped[0]}"
+    num_run = sum(launch.coverage.num_run for launch in group)
+    num_launched = sum(launch.coverage.num_launched for launch in group)
+    sampled = " (sampled; --budget SECONDS runs more)" if num_run < num_launched else ""
+    if any(0 in launch.grid for launch in group):
+        sampled += " (an empty grid: nothing ran)"
+    launches = count_text(len(group), "launch", "launches")
+    return f"{launches}, {num_run} of {num_launched} programs{sampled}"

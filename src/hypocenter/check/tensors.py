@@ -32,6 +32,17 @@ _UNDEFINED = frozenset(
         "aten::empty_permuted",
     }
 )
+#: Operations that read of their first tensor what their other arguments name.
+_SELECTING = frozenset(
+    {
+        "aten::embedding",
+        "aten::gather",
+        "aten::index",
+        "aten::index_select",
+        "aten::masked_select",
+        "aten::take",
+    }
+)
 #: Operations that take a tensor for its shape alone.
 _SHAPE_ONLY = ("_like", "aten::new_", "aten::sym_", "aten::size", "aten::stride")
 
@@ -70,6 +81,7 @@ class Pending:
             argument=argument.name,
             element=ends[0] if argument.shape else (),
             num_lanes=sum(counts),
+            layout=argument.layout,
             detail=f"{sum(counts)} of {elements.size} elements of shape {argument.shape}, from "
             f"{list(ends[0])} to {list(ends[1])}{detail}",
             configuration=self.configuration,
@@ -144,6 +156,9 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if is_write or is_view or flags is None or not tensor.numel():
                 continue
             is_whole = bool(_region(flags, tensor).all())
+            is_selected = not is_whole and name in _SELECTING and tensor is args[0]
+            if is_selected and _selected(func, args, kwargs, flags):
+                continue  # the rest may stay unwritten as long as nobody looks
             for pending in [p for p in self._pending if p.flags is flags]:
                 self._pending.remove(pending)
                 if not is_whole:
@@ -183,15 +198,25 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._pending = [pending for pending in self._pending if pending.flags is not flags]
 
     def finish(self) -> None:
-        """The program is over: what nobody has filled or read since is reported."""
+        """The program is over: what nobody has filled or read since is reported.
+
+        A scatter is not: what it does not reach of a pool is somebody else's to write, or nobody's.
+        """
         for pending in self._pending:
-            self._settle(pending, "")
+            if not pending.argument.is_scattered:
+                self._settle(pending, "")
         self._pending = []
 
     def _settle(self, pending: Pending, reader: str) -> None:
         finding = pending.finding(f"; {reader} reads it at {_user_line()}" if reader else "")
         if finding is not None:
             self._report(finding)
+
+
+def _selected(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], flags: Array) -> bool:
+    """Whether all was written that a selecting operation reads of its first tensor."""
+    written = np.ascontiguousarray(_region(flags, args[0]).all(axis=-1))
+    return bool(func(torch.from_numpy(written), *args[1:], **kwargs).all())
 
 
 def _weak(storage: torch.UntypedStorage) -> Any:

@@ -229,7 +229,7 @@ def check(
     /,
     *arguments: Annotated[str, Parameter(help="The file's own arguments; after -- for options.")],
     arch: Annotated[
-        str, Parameter(name="--arch", help="Architecture or product that the file sees.")
+        str, Parameter(name="--arch", help="GPUs that the file sees, between commas, or all.")
     ] = "sm_90",
     budget: Annotated[
         float,
@@ -241,8 +241,9 @@ def check(
 
     This executes the file. It needs no GPU: device="cuda" is mapped to the CPU.
     Reported are accesses out of bounds, null pointers, uninitialised reads,
-    races, outputs never written and int32 offsets that overflow. The exit code
-    is 4 when something was found.
+    races, outputs never written and int32 offsets that overflow. Of several GPUs
+    the file is run once for each, and shares the budget. The exit code is 4 when
+    something was found.
     """
     from hypocenter.cli.verbs import check as cli_check
 

@@ -290,6 +290,19 @@ def named_gpu(name: str) -> GpuLimits:
     raise UsageError(f"no GPU architecture or product {name!r}; {hint}")
 
 
+def named_archs(text: str) -> list[str]:
+    """Architectures of a comma-separated list of names or products; `all` is every one.
+
+    Raises UsageError.
+    """
+    if text.strip().lower() == "all":
+        return list(TABLE)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UsageError(f"--arch is {text!r}; give names between commas, or all")
+    return list(dict.fromkeys(named_gpu(name).arch for name in names))
+
+
 @functools.cache
 def present_gpu() -> GpuLimits | None:
     """The limits of the GPU that torch would use, asked once; None without a GPU or torch.

@@ -46,7 +46,11 @@ class Cause(enum.StrEnum):
     GRID_PRODUCT = "grid product over 32 bits"
     SHARED_MEMORY = "shared memory over the limit"
     THREAD_LIMIT = "threads over the limit"
+    TENSOR_MEMORY = "tensor memory over the limit"
     NO_CODE_OBJECT = "no code for this architecture"
+    NOT_COMPILED = "kernel does not compile"
+    DEVICE_ASSERT = "assertion of a kernel"
+    CAPTURE_REFUSED = "call not allowed during capture"
     WRONG_DEVICE = "tensor on another device"
     HOST_POINTER = "host pointer"
     BAD_SCALAR = "scalar out of range"
@@ -169,6 +173,11 @@ CAUSES: dict[Cause, CauseRow] = {
         symptoms=_OF_MEMORY | _ERROR, blames=Blame.LAUNCH, tested_by=TestedBy.LIMITS
     ),
     Cause.NO_CODE_OBJECT: CauseRow(symptoms=_ERROR, blames=Blame.LAUNCH, untested=_REFUSED),
+    # Of which only a refusal tells: where there is none, they are not in question.
+    Cause.TENSOR_MEMORY: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
+    Cause.NOT_COMPILED: CauseRow(symptoms=frozenset(), blames=Blame.KERNEL),
+    Cause.DEVICE_ASSERT: CauseRow(symptoms=frozenset()),
+    Cause.CAPTURE_REFUSED: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
     # -- of arguments
     Cause.NULL_POINTER: CauseRow(
         symptoms=_OF_MEMORY | _ERROR, blames=Blame.MAKER, tested_by=TestedBy.ARGUMENTS,

@@ -21,7 +21,7 @@ def with_culprit(case: Case, claim: Claim) -> RootCause:
     return msgspec.structs.replace(
         root,
         culprit=root.culprit or _culprit(case, claim, root, use),
-        launched_at=use.launch.site if use is not None else "",
+        launched_at=use.launch.site if use is not None else root.launched_at,
     )
 
 
@@ -32,6 +32,8 @@ def _culprit(case: Case, claim: Claim, root: RootCause, use: LaunchMade | None) 
         return Culprit(f"{root.file}:{root.line}", root.expression or "")
     if blame is Blame.LAUNCH and use is not None and use.launch.site:
         return Culprit(use.launch.site, f"launches {use.launch.kernel}")
+    if blame is Blame.LAUNCH and root.launched_at:
+        return Culprit(root.launched_at, f"calls {root.kernel}")
     for tensor in tensors:
         freed, made = case.freed.get(tensor.allocation), case.allocations.get(tensor.allocation)
         if blame is Blame.FREE and freed is not None and freed.site:

@@ -15,19 +15,25 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from hypocenter.config import Environment
 from hypocenter.device.limits import GpuLimits, present_gpu
 from hypocenter.foreign.recorder import INTERPRETER, UNDEFINED, ForeignRecorder
 from hypocenter.package import is_own_file
+from hypocenter.record.catalogue import sources_of
+from hypocenter.refusals import AnyRefusal, CompileError, ResourceExceeded
 
 log = logging.getLogger("hypocenter.foreign")
 
 _MAX_CHARS = 2000
+#: Functions in a chain of calls, of which the compiler tells each.
+_MAX_CALLS = 100
 #: After so many launches that could not be recorded no other is tried.
 MAX_FAILURES = 10
+#: The code of what stands in the place of Triton's `run`.
+_RUNS: set[CodeType] = set()
 #: Parts of file names in which no program of anybody's own lies.
 _INSTALLED = ("site-packages", "dist-packages")
 _LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("triton", "torch", "hypocenter"))
@@ -153,6 +159,8 @@ def _watch_launches(kind: Any, *, is_interpreted: bool) -> None:
         finally:
             _over()
 
+    watched: Any = run
+    _RUNS.add(watched.__code__)
     kind.run = run
 
 
@@ -265,13 +273,78 @@ def _watch_the_end() -> None:
 def _note_end(error: BaseException, trace: TracebackType | None) -> None:
     text = f"{type(error).__name__}: {error}"[:_MAX_CHARS]
     is_of_gpu = any(words in text for words in _OF_A_GPU)
-    opened = recorder() if is_of_gpu else _State.recorder
+    refused = _refused(error, trace)
+    opened = recorder() if is_of_gpu or refused else _State.recorder
     if opened is None:
         return
     call, site, is_statement = _call(trace)
+    if refused is not None:
+        opened.record_refusal(*refused, site)
     opened.record_failure(call, text, site, is_statement=is_statement)
     if is_of_gpu:
         _blocks(opened)
+
+
+def _refused(error: BaseException, trace: TracebackType | None) -> tuple[AnyRefusal, str] | None:
+    """What Triton refused, by the exception that it raised, and of which kernel."""
+    jit, options = _launched(trace)
+    name = jit.fn.__name__ if jit is not None else ""
+    if all(hasattr(error, field) for field in ("required", "limit", "name")):  # OutOfResources
+        known: Any = error
+        limits = _limits()
+        exceeded = ResourceExceeded(
+            resource=str(known.name),
+            needed=int(known.required),
+            limit=int(known.limit),
+            gpu=limits["product"] if limits else "the GPU",
+            shape=", ".join(f"{n}={v}" for n, v in options.items() if isinstance(v, int)),
+        )
+        return exceeded, name
+    return (_compile_error(jit, error), name) if _is_of_compiler(error) else None
+
+
+def _compile_error(jit: Any, error: BaseException) -> CompileError:
+    """What Triton's compiler says, and the innermost line of the program's own that led to it."""
+    chain: list[Any] = []
+    below: Any = error
+    while _is_of_compiler(below) and len(chain) < _MAX_CALLS:
+        chain.append(below)  # of the kernel, then of the functions that it calls
+        below = below.__cause__
+    said = str(chain[-1].error_message or below or "").strip().split("\n")
+    placed = [(one, *_place_of(jit, one.src)) for one in chain]
+    own = [place for place in placed if place[1] and not _is_library(place[1])]
+    inner, file, first = (own or placed[:1])[-1]
+    line = int(getattr(inner.node, "lineno", 0))
+    source = str(inner.src or "").split("\n")
+    return CompileError(
+        sentence=said[-1][:_MAX_CHARS] or type(chain[-1]).__name__,
+        file=file,
+        line=first + line - 1 if file else 0,
+        text=source[line - 1].strip()[:200] if 0 < line <= len(source) else "",
+    )
+
+
+def _is_of_compiler(error: Any) -> bool:
+    return all(hasattr(error, field) for field in ("src", "node", "error_message"))
+
+
+def _launched(trace: TracebackType | None) -> tuple[Any, dict[str, Any]]:
+    """The kernel whose launch an exception came out of, and its keywords."""
+    for frame, _ in traceback.walk_tb(trace):
+        if frame.f_code in _RUNS:
+            return frame.f_locals.get("self"), dict(frame.f_locals.get("options", {}))
+    return None, {}
+
+
+def _place_of(jit: Any, text: str | None) -> tuple[str, int]:
+    """File and line where the source of a kernel, or of a function that it calls, begins."""
+    if jit is None or not text:
+        return "", 0
+    for source in sources_of.__wrapped__(jit):
+        before, found, _ = source.text.partition(text.rstrip())
+        if found:
+            return source.file, source.first_line + before.count("\n")
+    return "", 0
 
 
 def _call(trace: TracebackType | None) -> tuple[str, str, bool]:

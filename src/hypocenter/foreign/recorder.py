@@ -38,6 +38,7 @@ from hypocenter.record.events import (
     Freed,
     Launched,
     LaunchRecord,
+    Rejected,
     ScalarValue,
     SourceRecord,
     StreamEvent,
@@ -48,6 +49,7 @@ from hypocenter.record.ring_writer import RingWriter
 from hypocenter.record.run_folder import claim_folder, process_record
 from hypocenter.record.runtime_text import kind_of_text
 from hypocenter.record.trace_log import TraceWriter
+from hypocenter.refusals import AnyRefusal
 from hypocenter.tensor import span_of
 
 #: The device of launches that Triton's interpreter runs on the CPU.
@@ -200,6 +202,19 @@ class ForeignRecorder:
                     site=site,
                     kind=kind_of_text(outcome),
                     is_statement=is_statement,
+                )
+            )
+
+    def record_refusal(self, refusal: AnyRefusal, kernel: str, site: str) -> None:
+        """A launch was refused, and that ends the program; `site` is the program's own line."""
+        with self._lock:
+            self._keep_event(
+                Rejected(
+                    seq=next(self._seq),
+                    step=self.num_launches,
+                    refusal=refusal,
+                    kernel=kernel,
+                    site=site,
                 )
             )
 

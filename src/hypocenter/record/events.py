@@ -384,9 +384,13 @@ class Called(Event, frozen=True, kw_only=True, tag=True):
 
 
 class Rejected(Event, frozen=True, kw_only=True, tag=True):
-    """A launch of `kernel`, or a copy of `tensor`, that was refused before it was made."""
+    """A launch of `kernel`, or a copy of `tensor`, that was refused before it was made.
+
+    `site` is the line of the program that asked for it, where that is known.
+    """
 
     refusal: AnyRefusal
+    site: str = ""
     kernel: str = ""
     tensor: str = ""
     launch: LaunchRecord | None = None
@@ -451,10 +455,11 @@ class FaultRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How a run ended. `kind`: crash, error, hang, nonfinite, differs, none.
 
     `call` is what reported it, of `kernel` where it is a launch, and with `is_statement` the text
-    of the program's own line; `error` what it said, `error_kind` what that is about. `address` is
-    the fault's, where the driver gave one (AMD: that of the page, `address_bytes` its size);
-    `signal` what ended the process. `waiting` is where each thread stood when nothing was under
-    way and nothing was begun; else it is empty.
+    of the program's own line, at `site`; `error` what it said, `error_kind` what that is about.
+    `address` is the fault's, where the driver gave one (AMD: that of the page, `address_bytes` its
+    size); `signal` what ended the process. `refusal` has the facts of what a runtime or a compiler
+    refused, or of an assertion, where its words tell them. `waiting` is where each thread stood
+    when nothing was under way and nothing was begun; else it is empty.
     """
 
     kind: str
@@ -473,6 +478,8 @@ class FaultRecord(msgspec.Struct, frozen=True, kw_only=True):
     stack: str = ""
     waiting: tuple[str, ...] = ()
     memory_kill: MemoryKill = MemoryKill.UNKNOWN
+    site: str = ""
+    refusal: AnyRefusal | None = None
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,6 +43,13 @@ _SENTENCES: Mapping[str, int] = {
     "unspecified launch failure": 719,
     "operation not permitted when stream is capturing": 900,
     "operation failed due to a previous error during capture": 901,
+    "operation would result in a merge of separate capture sequences": 902,
+    "capture was not ended in the same stream as it began": 903,
+    "capturing stream has unjoined work": 904,
+    "dependency created on uncaptured work in another stream": 905,
+    "operation would make the legacy stream depend on a capturing blocking stream": 906,
+    "operation not permitted on an event last recorded in a capturing stream": 907,
+    "attempt to terminate a thread-local capture sequence from another thread": 908,
     "uncorrectable ecc error": 214,
 }
 _KINDS: tuple[tuple[re.Pattern[str], ErrorKind], ...] = (
@@ -80,6 +87,11 @@ def kind_of_code(code: int) -> ErrorKind:
 def kind_of_text(text: str) -> ErrorKind:
     """What an error is about that a runtime, a driver or torch told of in these words."""
     return next((kind for words, kind in _KINDS if words.search(text)), ErrorKind.OTHER)
+
+
+def is_of_capture(code: int | None) -> bool:
+    """Whether an error of this number is about a graph that is being captured."""
+    return code is not None and 900 <= code <= 908
 
 
 def code_in(text: str) -> int | None:

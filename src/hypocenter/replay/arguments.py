@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from hypocenter.dtypes import Array
-from hypocenter.tensor import span_of
+from hypocenter.replay.findings import Layout
+from hypocenter.tensor import contiguous_strides, span_of
 
 #: An address names its argument: number `i` lies at (i << 40) + 2**39, so an offset may be wrong
 #: by 512 GiB either way and still be attributed to the argument that it was added to.
@@ -68,12 +69,22 @@ class Argument:
     was_written: bool = False
     was_read: bool = False
     store_seen: bool = False
+    #: Whether a store went where loaded values said, as that of rows into the slots of a pool.
+    is_scattered: bool = False
 
     @property
     def address(self) -> int:
         if self.real_address is not None:
             return self.real_address
         return (self.number << SPACE_BITS) + _MIDDLE + self.alignment
+
+    @property
+    def layout(self) -> Layout | None:
+        """Shape and strides where a reader must know them; None of a contiguous tensor."""
+        packed = contiguous_strides(self.shape)
+        pairs = zip(self.shape, self.strides, packed, strict=True)
+        is_plain = all(size < 2 or stride == wanted for size, stride, wanted in pairs)
+        return None if is_plain else Layout(self.shape, self.strides)
 
     def element(self, offset: int) -> tuple[int, ...] | None:
         """Byte offset to index; None outside, or where a broadcast axis makes it ambiguous."""

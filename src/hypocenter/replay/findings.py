@@ -20,6 +20,18 @@ class Site(msgspec.Struct, frozen=True):
     expression: str
 
 
+class Layout(msgspec.Struct, frozen=True):
+    """Shape and strides of a tensor, in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def is_expanded(self) -> bool:
+        """Whether the elements along an axis share their memory."""
+        return any(size > 1 and not by for size, by in zip(self.shape, self.strides, strict=True))
+
+
 class FindingKind(enum.StrEnum):
     """What was wrong with an access, a program or a launch."""
 
@@ -59,6 +71,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     from the tensor's first, and is negative before it. `values` are the names in the faulty
     expression at that lane. `threshold` is the first program, along `axis`, at which
     an int32 overflows. `width_bytes` is what is read or written at a time, where that is wrong.
+    `archs` are the GPUs as on which a checked program showed it.
+    `layout` is that of the argument, where it is expanded or not contiguous.
     Of a race `has_read` says that one of the two reads, and `written_back_line` is the line in
     which the same programs write what they have read.
     """
@@ -84,6 +98,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     width_bytes: int | None = None
     has_read: bool = False
     written_back_line: int | None = None
+    layout: Layout | None = None
+    archs: tuple[str, ...] = ()
 
     @property
     def is_overflow(self) -> bool:
@@ -128,11 +144,12 @@ class Coverage(msgspec.Struct, frozen=True):
 
 
 class ReplayReport(msgspec.Struct, frozen=True):
-    """What the replay of one launch found."""
+    """What the replay of one launch found, and whether its kernel makes block pointers."""
 
     findings: tuple[Finding, ...]
     headroom: tuple[Headroom, ...]
     coverage: Coverage
+    has_block_pointers: bool = False
 
 
 def races_once(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -16,7 +16,14 @@ from hypocenter.device.interpret.builder import Exact
 from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import MANY, SPACE_BITS, Argument
 from hypocenter.replay.findings import OVERFLOWS, Finding, FindingKind, races_once
-from hypocenter.replay.sites import kernel_frames, pointers_at, site_of, values_at, wrap_site
+from hypocenter.replay.sites import (
+    address_is_loaded,
+    kernel_frames,
+    pointers_at,
+    site_of,
+    values_at,
+    wrap_site,
+)
 
 #: What is wrong at a lane, in words; its index in the tensor; its element number from the first.
 _Place = tuple[str, tuple[int, ...] | None, int | None]
@@ -160,6 +167,7 @@ class CheckedMemory:
                 lane=lane,
                 sites=sites,
                 values=values,
+                layout=argument.layout if argument else None,
                 **more,
             )
             if found is None:
@@ -481,6 +489,8 @@ class CheckedMemory:
         width = values.dtype.itemsize
         flat = np.broadcast_to(values, pointers.shape).reshape(-1)
         for hit in self._hits("store", pointers, mask, width):
+            if hit.argument.region.init is not None and not hit.argument.is_scattered:
+                hit.argument.is_scattered = address_is_loaded(kernel_frames())
             stored = flat if hit.lanes is None else flat[hit.lanes]
             self._track_write(hit, "store", pointers.shape, width, stored)
             hit.argument.write(hit.offsets, stored)

@@ -137,7 +137,7 @@ def replay(
             if isinstance(g, GivenUp)
         )
     on_arguments(memory.arguments)
-    return ReplayReport(findings, spare, coverage)
+    return ReplayReport(findings, spare, coverage, run.has_block_pointers)
 
 
 # -- the arguments -------------------------------------------------------------------------------
@@ -204,6 +204,7 @@ class _Run:
         self._repetition: _Repetition | None = None
         self._num_steps = 0
         self._values: dict[str, Any] = {}
+        self.has_block_pointers = False
 
     def all(self, values: Mapping[str, Any], programs: Collection[int] | None) -> Coverage:
         total = math.prod(self.grid)
@@ -217,6 +218,7 @@ class _Run:
                 self._one(opened, number)
                 num_run += 1
                 self._num_steps = max(self._num_steps, opened.steps - before)
+            self.has_block_pointers = opened.has_block_pointers
         seconds = time.thread_time() - started
         return Coverage(num_run, total, self.memory.num_lanes, seconds)
 
@@ -405,6 +407,7 @@ def _unwritten(jit: Any, argument: Argument) -> Finding:
         argument=argument.name,
         element=first,
         num_lanes=len(missing),
+        layout=argument.layout,
         detail=f"{len(missing)} of {math.prod(argument.shape)} elements of shape "
         f"{argument.shape}, from {list(first)} to {last}",
     )

@@ -12,12 +12,13 @@ import linecache
 import math
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
 
+from hypocenter.device.interpret.block_pointers import BlockPointer
 from hypocenter.device.interpret.builder import Wrap, is_machinery
 from hypocenter.device.interpret.interpret import Interpretation, indent_of
 from hypocenter.device.triton_lang import tl
@@ -54,11 +55,58 @@ def site_at(code: CodeType, instruction: int) -> Site:
     """File, line and text of the expression that instruction `instruction` of `code` evaluates."""
     positions = list(code.co_positions())[instruction // 2]
     line = positions[0] or code.co_firstlineno
-    text = _text(code, positions) or linecache.getline(code.co_filename, line)
-    text = " ".join(text.split())
+    text = " ".join(_expression(code, instruction).split())
     if len(text) > MAX_EXPRESSION_CHARS:
         text = f"{text[: MAX_EXPRESSION_CHARS - 3]}..."
     return Site(code.co_filename, line, code.co_name, text)
+
+
+def _expression(code: CodeType, instruction: int) -> str:
+    positions = list(code.co_positions())[instruction // 2]
+    line = positions[0] or code.co_firstlineno
+    return _text(code, positions) or linecache.getline(code.co_filename, line)
+
+
+def address_is_loaded(frames: Sequence[FrameType]) -> bool:
+    """Whether the address of the access that is being made hangs on a loaded value.
+
+    `frames` as `kernel_frames` gives them. Told by the text: by all that is ever assigned to the
+    names that the address is made of, in each function on the way; False where there is no text.
+    """
+    return _address_is_loaded(tuple((frame.f_code, frame.f_lasti) for frame in frames))
+
+
+@functools.lru_cache(maxsize=1024)
+def _address_is_loaded(places: tuple[tuple[CodeType, int], ...]) -> bool:
+    is_first = True
+    for code, instruction in places:
+        call = _parsed(_expression(code, instruction))
+        if not isinstance(call, ast.Call):
+            return False
+        given = [*call.args, *(word.value for word in call.keywords)]
+        nodes: list[ast.AST] = []
+        nodes += given[:1] if is_first else given
+        names = set()
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("load"):
+                return True
+            if isinstance(node, ast.Name) and node.id not in names:
+                names.add(node.id)
+                made = (a for a in _assignments(code) if node.id in _targets(a))
+                nodes += [assignment.value for assignment in made if assignment.value is not None]
+            nodes += ast.iter_child_nodes(node)
+        if not names.intersection(code.co_varnames[: code.co_argcount]):
+            return False  # nothing that the caller made
+        is_first = False
+    return False
+
+
+def _parsed(expression: str) -> ast.expr | None:
+    try:
+        return ast.parse(textwrap.dedent(expression).strip(), mode="eval").body
+    except SyntaxError:
+        return None
 
 
 def _text(code: CodeType, positions: tuple[int | None, ...]) -> str:
@@ -204,6 +252,8 @@ def _value(
 ) -> SiteValue | None:
     if isinstance(value, bool | int | float):
         return _plain(np.asarray(value))
+    if isinstance(value, BlockPointer):
+        return str(value)
     if not isinstance(value, tl.tensor) or value.dtype.is_ptr():
         return None
     data = np.asarray(value.handle.data)

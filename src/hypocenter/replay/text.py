@@ -23,6 +23,12 @@ def finding_text(finding: Finding, configurations: Sequence[str] = ()) -> str:
     lines.append(f"    {_where(finding)}{finding.detail}")
     if finding.values:
         lines.append(f"    {values_text(finding.values)}")
+    if finding.layout is not None:
+        how = "expanded" if finding.layout.is_expanded else "not contiguous"
+        lines.append(
+            f"    {finding.argument} is {how}: shape {finding.layout.shape}, strides "
+            f"{finding.layout.strides}"
+        )
     if finding.threshold is not None and finding.axis is not None and finding.origin is not None:
         lines.append(
             f"    {finding.origin.expression} ({finding.origin.file}:{finding.origin.line}) "

@@ -216,6 +216,11 @@ def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
     fault = fault_in(ended.stderr, ended.exit_code, ended.signal or below)
     if fault.signal == signal.SIGBUS and ended.shrunk:
         return msgspec.structs.replace(fault, message=_shrunk_text(ended.shrunk))
+    if of_events is not None and of_events.call and fault.refusal is not None:
+        # One line of a program has two names where a package of others made the call.
+        return msgspec.structs.replace(
+            fault, call=of_events.call, is_statement=of_events.is_statement
+        )
     if of_events is not None and fault.kind == "error" and not fault.call:
         fault = msgspec.structs.replace(
             fault,

@@ -16,6 +16,8 @@ import msgspec
 from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, EXIT_OK, EXIT_USAGE, ErrorKind
 from hypocenter.record.events import FaultRecord
 from hypocenter.record.runtime_text import kind_of_text
+from hypocenter.refusals import CaptureError, NoCode
+from hypocenter.watch.refusal_text import Refused, refused_in
 from hypocenter.wording import signal_name
 
 MAX_MESSAGE_CHARS = 2000
@@ -222,6 +224,19 @@ def _spoken(stderr: str) -> FaultRecord | None:
         )
     if match := _BAD_LOGITS.search(stderr):
         return FaultRecord(kind="nonfinite", message=_show(match), is_asynchronous=False)
+    if refused := refused_in(stderr):
+        return FaultRecord(
+            kind="error",
+            message=refused.message[:MAX_MESSAGE_CHARS],
+            error=_error_of(refused),
+            error_kind=refused.error_kind,
+            kernel=refused.kernel,
+            call=refused.call,
+            is_statement=bool(refused.call),
+            site=refused.site,
+            refusal=refused.refusal,
+            is_asynchronous=refused.error_kind is ErrorKind.FOUND_LATER,
+        )
     if match := _DEVICE_ASSERT.search(stderr):
         return FaultRecord(
             kind="error",
@@ -237,6 +252,14 @@ def _spoken(stderr: str) -> FaultRecord | None:
             error_kind=kind_of_text(match[2]),
         )
     return None
+
+
+def _error_of(refused: Refused) -> str:
+    """What the runtime said, without the facts that have fields of their own."""
+    if refused.error_kind is ErrorKind.FOUND_LATER:
+        return "device-side assert"
+    refusal = refused.refusal
+    return refusal.sentence if isinstance(refusal, NoCode | CaptureError) else str(refusal)
 
 
 def _last_words(stderr: str) -> FaultRecord | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from hypocenter.check import check as checker
 from hypocenter.check.report import report_text
 from hypocenter.cli.output import say, show, show_json
-from hypocenter.device.limits import named_gpu
+from hypocenter.device.limits import named_archs
 from hypocenter.errors import EXIT_GATE, HypoError, UsageError
 
 MAX_BUDGET_SECONDS = 1e6
@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 2.0
 
 
 def check(
-    target: str, arguments: Sequence[str], arch: str, budget_seconds: float, *, as_json: bool
+    target: str, arguments: Sequence[str], archs: str, budget_seconds: float, *, as_json: bool
 ) -> None:
     """Print the report; leaves with EXIT_GATE when there are findings.
 
@@ -31,10 +31,10 @@ def check(
             f"--budget is {budget_seconds}, but must be above 0 and at most {MAX_BUDGET_SECONDS:g}"
         )
     path, kernel = split_target(target)
-    seen_gpu = named_gpu(arch).arch
+    asked = named_archs(archs)
     with _saying_if_slow(f"running {path} on the CPU, every access checked ..."):
         report = checker.check(
-            path, kernel=kernel, arguments=arguments, arch=seen_gpu, budget_seconds=budget_seconds
+            path, kernel=kernel, arguments=arguments, archs=asked, budget_seconds=budget_seconds
         )
     if as_json:
         show_json(report)

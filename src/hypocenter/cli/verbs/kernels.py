@@ -15,11 +15,10 @@ from hypocenter.check.compile_pool import Worker, compile_all
 from hypocenter.check.compile_worker import Job, Listed
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
-from hypocenter.device.limits import TABLE, named_gpu
+from hypocenter.device.limits import named_archs
 from hypocenter.device.offline.compiled import CompiledKernel
 from hypocenter.errors import EXIT_GATE, MissingPackage, UsageError
 
-ALL = "all"
 #: Below this many builds a second process takes longer to start than it saves.
 WORTH_A_SECOND = 6
 
@@ -31,7 +30,7 @@ def kernels(
 
     Raises UsageError for an unknown architecture, kernel or file, HypoError without Triton.
     """
-    targets = parse_archs(archs)
+    targets = named_archs(archs)
     if file is not None and not Path(file).is_file():
         raise UsageError(f"{file}: no such file")
     for package in ("triton",) if file is None else ("triton", "torch"):
@@ -100,19 +99,6 @@ def _kernels_of(records: Iterable[CompiledKernel]) -> str:
     for record in records:
         archs.setdefault(record.kernel, {})[record.arch] = None
     return "; ".join(f"{kernel} ({', '.join(found)})" for kernel, found in archs.items())
-
-
-def parse_archs(text: str) -> list[str]:
-    """Architectures of a comma-separated list of names or products; `all` is every one.
-
-    Raises UsageError.
-    """
-    if text.strip().lower() == ALL:
-        return list(TABLE)
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise UsageError(f"--arch is {text!r}; give names between commas, or {ALL}")
-    return list(dict.fromkeys(named_gpu(name).arch for name in names))
 
 
 def choose(listed: Sequence[Listed], kernel: str | None) -> list[int]:

@@ -188,6 +188,11 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
         return super().create_atomic_rmw(operation, pointers, *rest)
 
 
+def scalar(value: Any, numpy_type: Any, kind: Any) -> Any:
+    """One number, or address, as a scalar of Triton of the type `kind`."""
+    return tl.tensor(_Handle(np.array([value], dtype=numpy_type), kind), kind)
+
+
 def _carrying(name: str) -> Callable[..., Any]:
     """The builder's operation `name`, applied to the exact values of its operands too."""
     plain = getattr(_interp.InterpreterBuilder, name)

@@ -19,8 +19,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hypocenter.device.interpret.builder import Builder, Exact
+from hypocenter.device.interpret import block_pointers
+from hypocenter.device.interpret.builder import Builder, Exact, scalar
 from hypocenter.device.interpret.libdevice import LIBDEVICE
+from hypocenter.device.interpret.libdevice_types import result_type
+from hypocenter.device.interpret.loops import counting
 from hypocenter.device.triton_lang import interpreter, tl, triton
 from hypocenter.dtypes import Array
 from hypocenter.errors import HypoError, UsageError
@@ -91,11 +94,18 @@ class Interpretation:
         self._memory = memory
         self._builder = builder
         self._functions: dict[Any, Callable[..., Any]] = {}
+        #: Whether a kernel made block pointers, which not every Triton compiles.
+        self.has_block_pointers = False
 
     @property
     def steps(self) -> int:
         """Integer operations and accesses so far: a measure of work that no clock disturbs."""
         return int(self._builder.steps)
+
+    def make_block_ptr(self, *args: Any, **options: Any) -> block_pointers.BlockPointer:
+        """tl.make_block_ptr."""
+        self.has_block_pointers = True
+        return block_pointers.make_block_ptr(*args, **options)
 
     def set_grid(self, grid: tuple[int, int, int]) -> None:
         """What tl.num_programs answers, and the bound of `run`'s programs."""
@@ -132,6 +142,7 @@ class Interpretation:
         names = {**rewritten.__globals__, **_visible(kernel.fn)}
         for name, value in names.items():
             names[name] = self._replace(value)
+        names.setdefault("range", counting)
         names["interpreter_semantic"] = _interp.interpreter_semantic
         made = types.FunctionType(
             rewritten.__code__, names, rewritten.__name__, rewritten.__defaults__
@@ -222,7 +233,12 @@ def _patch(changed: _Changes, memory: Memory, builder: Any, opened: Interpretati
     _interp._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     # The interpreter of Triton 3.6 and older says int(array([n])), which NumPy 2.4 refuses.
     tl.tensor.__index__ = lambda self: self.handle.data.item()
+    tl.range = tl.core.range = counting
     tl.static_assert = tl.core.static_assert = _static_assert
+    tl.make_block_ptr = tl.core.make_block_ptr = opened.make_block_ptr
+    tl.advance = tl.core.advance = block_pointers.advance
+    tl.load = tl.core.load = block_pointers.loading(tl.load)
+    tl.store = tl.core.store = block_pointers.storing(tl.store)
 
     def call(self: Any, *args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
         return opened.function(self)(*args, **kwargs)
@@ -256,16 +272,17 @@ def _static_assert(condition: Any, message: Any = "") -> None:
 
 
 def _numpy_function(name: str) -> Callable[..., Any]:
-    """The libdevice function `name` on Triton tensors and numbers; bools come out as int1."""
+    """The libdevice function `name` on Triton tensors and numbers, typed as Triton types it."""
     function = LIBDEVICE[name]
 
     def call(*args: Any, **_: Any) -> Any:
-        first = next(arg for arg in args if isinstance(arg, tl.tensor))
-        operands = [arg.handle.data if isinstance(arg, tl.tensor) else arg for arg in args]
-        result = np.asarray(function(*operands))
-        scalar = tl.int1 if result.dtype == bool else first.dtype
-        kind = tl.block_type(scalar, list(result.shape)) if first.type.is_block() else scalar
-        return tl.tensor(_interp.TensorHandle(result, scalar), kind)
+        operands = [_interp.interpreter_semantic.to_tensor(arg) for arg in args]
+        given = result_type(name, [operand.dtype for operand in operands])
+        result = np.asarray(function(*(operand.handle.data for operand in operands)))
+        result = result.astype(_interp._get_np_dtype(given), copy=False)
+        is_block = any(operand.type.is_block() for operand in operands)
+        kind = tl.block_type(given, list(result.shape)) if is_block else given
+        return tl.tensor(_interp.TensorHandle(result, given), kind)
 
     return call
 
@@ -310,22 +327,20 @@ def _value(value: Any, annotation: str) -> Any:
     """One argument as a Triton value; strings, dtypes and functions stay what they are."""
     if isinstance(value, Pointer):
         kind = tl.pointer_type(_TYPES[value.dtype])
-        return _scalar(value.address, np.uint64, kind)
+        return scalar(value.address, np.uint64, kind)
     if isinstance(value, Descriptor):
         return _descriptor(value)
     if isinstance(value, tuple):
         parts = [_value(part, "") for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tl.tuple(parts)
     if isinstance(value, bool):
-        return _scalar(value, np.bool_, tl.int1)
+        return scalar(value, np.bool_, tl.int1)
     if isinstance(value, int):
         name = _ANNOTATED.get(annotation) or _integer_type(value)
-        return _scalar(value, getattr(np, name), _TYPES[name])
+        return scalar(value, getattr(np, name), _TYPES[name])
     if isinstance(value, float):
         wide = annotation == "fp64"
-        return _scalar(
-            value, np.float64 if wide else np.float32, tl.float64 if wide else tl.float32
-        )
+        return scalar(value, np.float64 if wide else np.float32, tl.float64 if wide else tl.float32)
     return value
 
 
@@ -336,19 +351,15 @@ def _integer_type(value: int) -> str:
     return "uint64" if value >= 2**63 else "int64"
 
 
-def _scalar(value: Any, numpy_type: Any, kind: Any) -> Any:
-    return tl.tensor(_interp.TensorHandle(np.array([value], dtype=numpy_type), kind), kind)
-
-
 def _descriptor(value: Descriptor) -> Any:
     make = _interp.interpreter_semantic.make_tensor_descriptor
-    strides: list[Any] = [_scalar(stride, np.int64, tl.int64) for stride in value.strides]
+    strides: list[Any] = [scalar(stride, np.int64, tl.int64) for stride in value.strides]
     strides[-1] = tl.constexpr(1)
     # Triton 3.4 knows no padding but zeros.
     padding = (value.padding,) if "padding_option" in inspect.signature(make).parameters else ()
     return make(
         _value(value.base, ""),
-        [_scalar(size, np.int32, tl.int32) for size in value.shape],
+        [scalar(size, np.int32, tl.int32) for size in value.shape],
         strides,
         [tl.constexpr(size) for size in value.block_shape],
         *padding,

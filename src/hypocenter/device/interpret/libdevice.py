@@ -29,6 +29,19 @@ def _rsqrt(x: Array) -> Array:
     return result
 
 
+def _unsigned(x: Array) -> Array:
+    """The same bits without a sign."""
+    return x.view(f"u{x.dtype.itemsize}")
+
+
+def _bit_length(x: Array) -> Array:
+    """The number of bits down from the highest that is set; 0 for 0."""
+    lengths: Array = np.vectorize(lambda value: int(value).bit_length(), otypes=[np.int32])(
+        _unsigned(np.ascontiguousarray(x))
+    )
+    return lengths
+
+
 #: libdevice name to what computes it. The fast variants of CUDA are computed exactly: a check
 #: looks at addresses, and no address hangs on the last bits of a sine.
 LIBDEVICE: dict[str, Callable[..., Array]] = {
@@ -49,8 +62,16 @@ LIBDEVICE: dict[str, Callable[..., Array]] = {
             "sqrt": "sqrt", "sqrt_rn": "sqrt", "tan": "tan", "tanh": "tanh", "trunc": "trunc",
         }.items()
     },
+    "clz": lambda x: 8 * x.dtype.itemsize - _bit_length(x),
     "erf": _elementwise(math.erf),
     "erfc": _elementwise(math.erfc),
+    "fdim": lambda x, y: np.maximum(x - y, 0),
+    "ffs": lambda x: _bit_length(x & -x),
+    "float_as_int": lambda x: x.view(np.int32),
+    "fma": lambda x, y, z: x * y + z,
+    "int_as_float": lambda x: x.view(np.float32),
+    "popc": lambda x: np.bitwise_count(_unsigned(x)),
+    "saturatef": lambda x: np.clip(x, 0, 1),
     "exp10": lambda x: np.power(10.0, x).astype(x.dtype),
     "lgamma": _elementwise(math.lgamma),
     "round": lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x).astype(x.dtype),

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from hypocenter.device.interpret.block_pointers import compile_problem
 from hypocenter.device.limits import GpuLimits, named_gpu
 from hypocenter.device.offline.code_object import CodeFacts, read_cubin, read_hsaco
 from hypocenter.device.offline.compiled import CompiledKernel
@@ -187,6 +188,8 @@ def _problem(error: Exception) -> Refused:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # A CompilationError shows the source first and says what is wrong last.
     text = lines[-1] if lines else "no reason given"
+    if "Block pointers have been removed" in text:
+        text = compile_problem()
     why = "cannot be guarded" if isinstance(error, Unguardable) else "does not compile"
     named = text if isinstance(error, HypoError) else f"{type(error).__name__}: {text}"
     return Refused(what=f"{why}: {named}"[:_MAX_PROBLEM_CHARS])

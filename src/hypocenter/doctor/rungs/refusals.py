@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause, index_cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.rungs.runtime_refusals import (
+    has_told_no_code,
+    is_of_runtime,
+    runtime_refusals,
+)
 from hypocenter.errors import ErrorKind
 from hypocenter.record.events import Called, Rejected
 from hypocenter.refusals import (
@@ -30,7 +35,6 @@ from hypocenter.refusals import (
     Null,
     OnOtherDevice,
     OutsideTensor,
-    ResourceExceeded,
     RuntimeRefused,
     SharedMemory,
     StillWritten,
@@ -61,8 +65,11 @@ def refusals(case: Case) -> list[Claim]:
     claims = [
         claim
         for event in case.index.events_of(Rejected)
-        if event.seq not in told and (claim := _claim_of(event))
+        if event.seq not in told
+        and not is_of_runtime(event.refusal)
+        and (claim := _claim_of(event))
     ]
+    claims += runtime_refusals(case)
     claims += _of_calls(case)
     return claims
 
@@ -189,10 +196,7 @@ def _of_grid(refusal: AnyRefusal) -> _Reading | None:
         case BlockThreads(num_threads=number, limit=limit) if number > limit:
             fix = f"Launch with fewer warps: {limit} threads fit a block, {number} were asked for"
             return of_limit(Cause.THREAD_LIMIT, "num_warps", number, limit, fix)
-        case (
-            SharedMemory(num_bytes=number, limit=limit)
-            | ResourceExceeded(is_shared_memory=True, needed=number, limit=limit)
-        ):
+        case SharedMemory(num_bytes=number, limit=limit):
             fix = f"Use smaller tiles or fewer stages, so that {limit} bytes are enough"
             return of_limit(Cause.SHARED_MEMORY, None, number, limit, fix)
     return None
@@ -310,7 +314,7 @@ def _of_calls(case: Case) -> Iterator[Claim]:
     """Errors whose maker is not who reported them."""
     fault = case.bundle.fault
     for event in case.index.events_of(Called):
-        if claim := _of_outcome(event):
+        if not has_told_no_code(case) and (claim := _of_outcome(event)):
             yield claim
     first = next(iter(case.index.events_of(Called)), None)
     if first is None:
@@ -417,7 +421,9 @@ class _Reporter:
 
     def is_same_call(self, maker: Called) -> bool:
         """Whether both are one call; of launches the kernel counts, and not the grid."""
-        return (self.kernel or self.call) == (maker.kernel or maker.call)
+        if self.kernel and maker.kernel:
+            return self.kernel == maker.kernel
+        return self.call == maker.call
 
 
 def _reporter(case: Case, first: Called) -> _Reporter | None:

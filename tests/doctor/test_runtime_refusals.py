@@ -1,0 +1,99 @@
+"""The doctor on what a runtime, a compiler or a kernel refused: proven by the refusal alone."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import test_refusal_text as texts
+
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Diagnosis
+from hypocenter.doctor.doctor import diagnose
+from hypocenter.record.bundle import Bundle
+from hypocenter.watch.fault_text import fault_in
+
+
+def bundle_of(stderr: str) -> Bundle:
+    """That of a command of which nothing is known but what it wrote."""
+    fault = fault_in(stderr, 1, None)
+    return Bundle(kind=fault.kind, fault=fault, command=("python", "train.py"), stderr=stderr)
+
+
+def diagnosis(stderr: str) -> Diagnosis:
+    return diagnose(bundle_of(stderr))
+
+
+@pytest.mark.parametrize(
+    ("stderr", "cause", "kernel", "parts"),
+    [
+        (
+            texts.RESOURCES, Cause.SHARED_MEMORY, "attention_fwd",
+            ["needs 278528 bytes of shared memory", "has 232448", "num_stages"],
+        ),
+        (
+            texts.RESOURCES.replace("shared memory", "threads"), Cause.THREAD_LIMIT,
+            "attention_fwd", ["has 278528 threads", "takes 232448", "smaller num_warps"],
+        ),
+        (
+            texts.RESOURCES.replace("shared memory", "tensor memory"), Cause.TENSOR_MEMORY,
+            "attention_fwd", ["needs 278528 columns of tensor memory", "smaller tiles"],
+        ),
+        (
+            texts.COMPILE, Cause.NOT_COMPILED, "cast_kernel",
+            ["type fp8e4nv not supported", "'fp8e5'", "another line than `x = x.to("],
+        ),
+        (
+            texts.ASSERTED, Cause.INDEX_RANGE, "indexSelectLargeIndex",
+            [
+                "which an embedding or index_select runs", "srcIndex < srcSelectDimSize",
+                "block (63, 0, 0), thread (64, 0, 0) and 2 more", "CUDA_LAUNCH_BLOCKING=1",
+            ],
+        ),
+        (
+            texts.ASSERTIONS.replace("indexSelectLargeIndex", "my_kernel").replace(
+                "srcIndex < srcSelectDimSize", "n > 0"
+            ),
+            Cause.DEVICE_ASSERT, "my_kernel", ["asserts n > 0", "values for which n > 0 holds"],
+        ),
+        (
+            texts.NO_CODE, Cause.NO_CODE_OBJECT, None,
+            ["RTX 5090 is sm_120", "code for sm_80, sm_86, sm_90", "code for sm_120"],
+        ),
+        (
+            texts.CAPTURE, Cause.CAPTURE_REFUSED, "norm_kernel",
+            ["while a graph was captured", "(900)", "Launch norm_kernel once", "first launch"],
+        ),
+        (
+            texts.CAPTURE.replace(texts.TRITON, "")
+            .replace("norm_kernel[(n,)](x, y, n)", "n = x.item()")
+            .replace("Triton Error [CUDA]", "CUDA error"),
+            Cause.CAPTURE_REFUSED, "`n = x.item()`", ["Take `n = x.item()` out of the capture"],
+        ),
+    ],
+    ids=["shared", "threads", "tensor", "type", "assert", "other", "code", "triton", "item"],
+)  # fmt: skip
+def test_the_refusal_is_the_proof(
+    stderr: str, cause: Cause, kernel: str | None, parts: list[str]
+) -> None:
+    found = diagnosis(stderr)
+    (root,) = found.roots
+    assert root.cause is cause
+    if kernel is not None:
+        assert root.kernel == kernel
+    told = " ".join((root.sentence, root.fix, root.proof.red, root.proof.corrected))
+    for part in parts:
+        assert part in told
+    assert not found.is_unexplained
+    if stderr.startswith("Traceback") or "train.py" in stderr:
+        assert root.launched_at == "/home/ann/train.py:61"
+
+
+def test_the_line_of_an_assertion_is_blamed_only_when_launches_were_waited_for() -> None:
+    late = bundle_of(texts.ASSERTED)
+    (root,) = diagnose(late).roots
+    assert root.culprit is None
+    waited = msgspec.structs.replace(late, environment={"CUDA_LAUNCH_BLOCKING": "1"})
+    (root,) = diagnose(waited).roots
+    assert root.culprit is not None
+    assert root.culprit.place == "/home/ann/train.py:61"
+    assert "CUDA_LAUNCH_BLOCKING" not in root.fix
