@@ -47,6 +47,7 @@ from hypocenter.record.events import (
     Declaration,
     FaultRecord,
     Freed,
+    Guarded,
     LaunchRecord,
     ModelRecord,
     PlanRecord,
@@ -55,6 +56,7 @@ from hypocenter.record.events import (
     Statistics,
     Stepped,
     TensorRecord,
+    Unguarded,
     Values,
 )
 from hypocenter.record.gap import Gap
@@ -80,8 +82,9 @@ MAX_SNAPSHOTS = 4096
 #: of them is parsed as a whole, at ten times its size in memory.
 MAX_ARRAYS, MAX_ENTRY_BYTES = 1 << 17, 128
 
-#: Events that say what memory there is; they stay when the steps around them are left out.
-LASTING = (Allocated, Freed, Captured)
+#: Events that say what memory there is, and what a guarded run found; they stay when the steps
+#: around them are left out.
+LASTING = (Allocated, Freed, Captured, Guarded, Unguarded)
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from hypocenter.record.events import (
     Copied,
     Event,
     Freed,
+    Guarded,
     Launched,
     LaunchRecord,
     Place,
@@ -81,6 +82,10 @@ class BundleIndex:
                 self.stepped[event.step, event.plan] = event
             elif isinstance(event, Launched):
                 self.launched[event.seq] = event
+            elif isinstance(event, Guarded) and event.launched not in self.launched:
+                # Of a long run the launch itself may be told of no more.
+                made = Launched(seq=event.launched, step=event.step, launch=event.launch)
+                self.launched[event.launched] = made
 
     def events_of(self, kind: type[_E]) -> tuple[_E, ...]:
         """The events of one kind, in order."""

@@ -11,6 +11,7 @@ import enum
 import msgspec
 
 from hypocenter.errors import ErrorKind
+from hypocenter.record.guard_faults import AccessFault
 from hypocenter.refusals import AnyRefusal
 
 ScalarValue = bool | int | float | str | None
@@ -367,6 +368,27 @@ class Rejected(Event, frozen=True, kw_only=True, tag=True):
         return self.kernel or f"copy of {self.tensor}"
 
 
+class Guarded(Event, frozen=True, kw_only=True, tag=True):
+    """An access of a guarded launch left its tensor, and was masked off: the first of its site.
+
+    `launched` is the number of the event that tells of the launch, `launch` its record.
+    """
+
+    fault: AccessFault
+    launched: int
+    launch: LaunchRecord
+
+
+class Unguarded(Event, frozen=True, kw_only=True, tag=True):
+    """Launches of `kernel` ran as they are in a guarded run: why, and at which of its lines."""
+
+    kernel: str
+    reason: str
+    file: str = ""
+    line: int = 0
+    expression: str = ""
+
+
 AnyEvent = (
     Allocated
     | Freed
@@ -381,6 +403,8 @@ AnyEvent = (
     | Captured
     | Called
     | Rejected
+    | Guarded
+    | Unguarded
 )
 
 
