@@ -21,8 +21,8 @@ import pytest
 import torch
 
 from hypocenter.cli import app
+from hypocenter.cli.child_run import environment_of
 from hypocenter.cli.verbs import doctor as cli_doctor
-from hypocenter.cli.verbs.doctor import environment_of
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.rungs.streams import order
 from hypocenter.foreign import hooks

@@ -273,6 +273,28 @@ def doctor(
     cli_doctor.doctor(asked)
 
 
+@app.command(usage="Usage: hypo guard [OPTIONS] -- COMMAND...")
+def guard(
+    *words: Annotated[str, Parameter(name="COMMAND", help="Behind --: what is run.")],
+    json: AsJson = False,
+) -> None:
+    """Run a program with every Triton launch guarded: wrong accesses are masked off and told.
+
+    The program stays as it is. On a GPU, or under TRITON_INTERPRET=1, each
+    launch runs as a variant of its kernel that keeps every access inside the
+    tensors of that launch, wherever their memory lies. So the program
+    survives, and what is silently wrong in a pool of memory is found. Of each
+    line and argument the first wrong access is told. What has no guarded form
+    runs as it is, and is listed.
+
+    The exit code is 4 when a wrong access was found, else the command's own;
+    1 when nothing was launched.
+    """
+    from hypocenter.cli.verbs import guard as cli_guard
+
+    cli_guard.guard(words, own_verbs(), as_json=json)
+
+
 @app.command
 def demo() -> None:
     """Show what the doctor does: a planted defect breaks a run, and the report is printed.
@@ -393,14 +415,14 @@ def _help_console(tokens: Sequence[str]) -> Console | None:
 def _take_debug(argv: Sequence[str]) -> tuple[list[str], bool]:
     """Remove `--debug` wherever it stands before `--`; `help VERB` is `VERB --help`.
 
-    The doctor gets to see where its command begins: a second `--` is a word as any other.
+    Whoever runs a command gets to see where it begins: a second `--` is a word as any other.
     """
     end = list(argv).index("--") if "--" in argv else len(argv)
     tokens = [token for token in argv[:end] if token != "--debug"]
     debug = len(tokens) < end
     if tokens[:1] == ["help"]:
         tokens = [*tokens[1:], "--help"]
-    mark = ["--"] if tokens[:1] == ["doctor"] and end < len(argv) else []
+    mark = ["--"] if tokens[:1] in (["doctor"], ["guard"]) and end < len(argv) else []
     return [*tokens, *mark, *argv[end:]], debug
 
 

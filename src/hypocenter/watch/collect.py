@@ -105,10 +105,30 @@ def collect_dead(dead: DeadRun, *, with_prompts: bool = False) -> Bundle:
     )
 
 
+def runs_below(runs: Path) -> list[ring.Run]:
+    """What each process that a command started recorded, the one that began last first."""
+    return [ring.read_run(folder) for folder in ring.run_folders(runs)[:MAX_FOLDERS]]
+
+
 def main_run(runs: Path) -> ring.Run | None:
     """Of the processes that a command started, the one that tells most of a fault."""
-    found = [ring.read_run(folder) for folder in ring.run_folders(runs)[:MAX_FOLDERS]]
-    return max(found, key=_tells, default=None)
+    return max(runs_below(runs), key=_tells, default=None)
+
+
+def bundle_of_run(run: ring.Run) -> Bundle:
+    """What one process recorded, whole and with nothing of how it ended: not to be saved."""
+    return _bundle(
+        run,
+        FaultRecord(kind="none", message=""),
+        gpu_stops=(),
+        command=run.process.command if run.process else (),
+        started=run.process.started if run.process else "",
+        ended="",
+        stderr="",
+        kernel_log=(),
+        missing=[],
+        with_prompts=True,
+    )
 
 
 def _tells(run: ring.Run) -> tuple[bool, bool, bool, int]:

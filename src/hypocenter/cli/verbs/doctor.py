@@ -11,15 +11,14 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from hypocenter import package
 from hypocenter.cli.bundles import bundle_at, tell_of_good
+from hypocenter.cli.child_run import ending_on_signals, environment_of, exit_code, how, pass_on
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.tool_options import DoctorOptions
@@ -40,9 +39,7 @@ from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Launched, Rejected, Stepped
 from hypocenter.record.ring import Run
 from hypocenter.watch import collect, dead_runs, foreign_runs
-from hypocenter.watch.child import Deadlines, Ended, environment_for, watch
-from hypocenter.watch.fault_text import signal_below
-from hypocenter.wording import signal_name
+from hypocenter.watch.child import Deadlines, Ended, watch
 
 if TYPE_CHECKING:
     from hypocenter.lab.victim import Victim
@@ -243,7 +240,7 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path, Bundle]:
     What cannot be saved is examined all the same.
     """
     asked = request.options
-    with _ending_on_signals(), dead_runs.watched_runs(Environment.read().run_dir) as runs:
+    with ending_on_signals(), dead_runs.watched_runs(Environment.read().run_dir) as runs:
         deadlines = deadlines_of(request)
         # The report is all that stdout has, where a program reads it.
         stdout = sys.stderr.fileno() if request.as_json or asked.markdown else None
@@ -251,7 +248,7 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path, Bundle]:
             command_of(request),
             environment_of(runs, suspect=asked.suspect, is_own=request.is_own),
             runs,
-            _pass_on,
+            pass_on,
             deadlines,
             stdout,
         )
@@ -262,7 +259,7 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path, Bundle]:
         if made.fault.kind == "none" and not _has_launches(made):
             say(f"{how(ended)} and recorded no step and no launch, so nothing was examined")
             # No examination is no good result, whatever the command says of itself.
-            sys.exit(_exit_code(ended) or EXIT_ERROR)
+            sys.exit(exit_code(ended) or EXIT_ERROR)
         folder = _save_or_keep(made, asked.out, runs)
     if folder is None:
         say(f"{how(ended)}; it is examined all the same")
@@ -304,36 +301,6 @@ def command_of(request: DoctorRequest) -> list[str]:
     return [*package.module_command(package.NAME), *request.command]
 
 
-def environment_of(runs: Path, *, suspect: bool = False, is_own: bool = True) -> dict[str, str]:
-    """The child's: it records into `runs`, and writes its stacks when it is aborted.
-
-    `suspect`: its engines trace what they compute. A program that is not `is_own` is recorded by
-    what each Python below it runs first, unless HYPO_RECORD is 0.
-    """
-    environment = environment_for(runs)
-    is_recorded = Environment.read().record
-    if not is_own and is_recorded:
-        first = str(resources.files("hypocenter") / "foreign" / "startup")
-        others = os.environ.get("PYTHONPATH")
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (first, others)))
-    if not is_own and not is_recorded:
-        environment["HYPO_RECORD"] = "0"
-    return environment | ({"HYPO_TRACE": "1"} if suspect else {})
-
-
-def how(ended: Ended) -> str:
-    """How a command ended, in a few words."""
-    if ended.hung_seconds is not None:
-        seconds = f"{ended.hung_seconds:.0f} seconds"
-        return f"a step or launch ran for {seconds}, so the command was ended"
-    if ended.signal is not None:
-        return f"the command was ended by {signal_name(ended.signal)}"
-    if (below := signal_below(ended.exit_code)) is not None:
-        name = signal_name(below)
-        return f"the command ended with exit code {ended.exit_code}: {name} ended what it ran"
-    return f"the command ended with exit code {ended.exit_code}"
-
-
 def _leave(request: DoctorRequest, ended: Ended, run: Run | None) -> int:
     """Nothing to examine: the exit code is that of the command."""
     seen = foreign_runs.summary(run.events, run.sources) if run is not None else ""
@@ -349,7 +316,7 @@ def _leave(request: DoctorRequest, ended: Ended, run: Run | None) -> int:
         say("the command ended without a fault, so there is no bundle; --suspect makes one")
     else:
         say(f"{how(ended)}, which is no fault to examine; --suspect makes a bundle all the same")
-    return _exit_code(ended)
+    return exit_code(ended)
 
 
 def _quiet_victim(request: DoctorRequest) -> str | None:
@@ -369,11 +336,6 @@ def _has_launches(made: Bundle) -> bool:
     return any(isinstance(event, Stepped | Launched | Rejected) for event in made.events)
 
 
-def _exit_code(ended: Ended) -> int:
-    """As a shell gives it."""
-    return 128 + (ended.signal or 0) if ended.exit_code is None else ended.exit_code
-
-
 def _save(made: Bundle, out: str | None) -> Path:
     if out is not None:
         folder = Path(out)
@@ -384,27 +346,3 @@ def _save(made: Bundle, out: str | None) -> Path:
         folder = next(Path(name) for name in names if not os.path.lexists(name))
     bundles.save(made, folder)
     return folder
-
-
-def _pass_on(data: bytes) -> None:
-    with contextlib.suppress(OSError):
-        os.write(2, data)
-
-
-@contextlib.contextmanager
-def _ending_on_signals() -> Iterator[None]:
-    """Within, SIGTERM and SIGHUP raise, so that the child does not outlive us."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    before = []
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        with contextlib.suppress(ValueError):  # not the main thread
-            if signal.getsignal(number) == signal.SIG_DFL:
-                before.append((number, signal.signal(number, leave)))
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
