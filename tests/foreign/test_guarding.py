@@ -45,6 +45,8 @@ def line_of(script: Path, text: str) -> int:
     return number
 
 
+#: Those whose processes the fast tier starts.
+QUICK = ("indexed", "tail")
 #: Program to its sites: operation, argument, text in the line, bytes it may name, a value there.
 SITES: dict[str, list[tuple[str, str, str, range, dict[str, int]]]] = {
     "silent_store": [
@@ -70,6 +72,7 @@ SITES: dict[str, list[tuple[str, str, str, range, dict[str, int]]]] = {
 
 
 @pytest.mark.parametrize("program", SITES)
+@pytest.mark.tier("sim", fast=lambda case: case.program in QUICK)
 def test_what_leaves_its_tensor_is_masked_off_and_told_once_a_site(
     program: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +95,7 @@ def test_what_leaves_its_tensor_is_masked_off_and_told_once_a_site(
 
 
 @pytest.mark.parametrize("program", SITES)
+@pytest.mark.tier("sim", fast=lambda case: case.program in QUICK)
 def test_a_twin_that_is_right_raises_no_alarm(
     program: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +219,7 @@ else:
 """
 
 
+@pytest.mark.tier("sim")
 def test_all_processes_below_the_command_are_guarded(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

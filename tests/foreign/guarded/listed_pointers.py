@@ -39,4 +39,5 @@ def main(right: bool, device: str) -> None:
     print("sum", out.sum().item())
 
 
-main("right" in sys.argv, "cuda" if "gpu" in sys.argv else "cpu")
+if __name__ == "__main__":
+    main("right" in sys.argv, "cuda" if "gpu" in sys.argv else "cpu")

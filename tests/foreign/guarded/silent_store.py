@@ -32,4 +32,5 @@ def main(right: bool, device: str) -> None:
     print("sum", out.sum().item(), "neighbour", neighbour.sum().item())
 
 
-main("right" in sys.argv, "cuda" if "gpu" in sys.argv else "cpu")
+if __name__ == "__main__":
+    main("right" in sys.argv, "cuda" if "gpu" in sys.argv else "cpu")
