@@ -68,7 +68,7 @@ def guard_findings(index: BundleIndex, *, allow_source: bool) -> Iterator[GuardF
     With `allow_source` the program's own text of a kernel is run for the replay.
     """
     for number, event in enumerate(index.events_of(Guarded)):
-        finding = _of_event(index, event)
+        finding = finding_of(index, event)
         if number >= MAX_REPLAYED:
             reason = f"only {MAX_REPLAYED} accesses of a process are replayed"
             yield msgspec.structs.replace(finding, unreplayed=reason)
@@ -100,7 +100,8 @@ def access_text(finding: GuardFinding) -> str:
     )
 
 
-def _of_event(index: BundleIndex, event: Guarded) -> GuardFinding:
+def finding_of(index: BundleIndex, event: Guarded) -> GuardFinding:
+    """What the guard itself tells of an access, and the record of its tensor."""
     fault, site = event.fault, event.fault.site
     here = site.calls[0]
     tensor = _tensor_of(index, event.launch, fault.parameter)

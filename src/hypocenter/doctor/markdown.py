@@ -17,6 +17,7 @@ from hypocenter.doctor.report import (
     environment_rows,
     headline,
     hypothesis_rows,
+    run_rows,
     spots_of,
     subject_of,
     text_said,
@@ -54,6 +55,9 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield f"**Symptom.** {plain(diagnosis.symptom)}"
     yield ""
     yield f"**Where it surfaced.** {plain(diagnosis.surfaced)}"
+    if diagnosis.runs:
+        yield ""
+        yield from _table(("run", ""), run_rows(diagnosis))
     for text in diagnosis.consequences:
         yield ""
         yield f"**Follows from it.** {plain(text)}"

@@ -17,6 +17,7 @@ from hypocenter.doctor.diagnosis import (
     GpuSight,
     Hypothesis,
     RootCause,
+    RunMade,
     Verdict,
 )
 from hypocenter.doctor.difference import Answers
@@ -203,6 +204,20 @@ def unseen_by_reason(unseen: Sequence[Gap]) -> Iterator[str]:
         yield f"not replayed: {', '.join(names)}: {reason}"
 
 
+def run_rows(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    """Label and text of each run that the command took, where it was run again."""
+    for number, run in enumerate(diagnosis.runs, 1):
+        yield f"RUN {number}", run_text(run)
+
+
+def run_text(run: RunMade) -> str:
+    """One line: how it was run, how it ended, what it showed."""
+    if run.left_out:
+        return f"{run.name}: left out: {run.left_out}"
+    told = " (this report)" if run.is_told else ""
+    return f"{run.name}{told}: {run.ended}; {run.found}"
+
+
 def environment_rows(environment: RunEnvironment) -> Iterator[tuple[str, str]]:
     """Label and text of what the run had around it."""
     versions = (
@@ -257,6 +272,8 @@ def _text_lines(diagnosis: Diagnosis, origin: Origin, show_all: bool) -> Iterato
     yield ""
     yield from _field("SYMPTOM", diagnosis.symptom)
     yield from _field("SURFACED", diagnosis.surfaced)
+    for label, text in run_rows(diagnosis):
+        yield from _field(label, text)
     for text in diagnosis.consequences:
         yield from _field("FOLLOWS", text)
     for sight in diagnosis.sights:

@@ -11,6 +11,7 @@ import functools
 from dataclasses import dataclass
 from typing import TypeVar
 
+from hypocenter.config import launch_blocking
 from hypocenter.errors import UsageError
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import (
@@ -140,10 +141,13 @@ class BundleIndex:
     def under_way(self) -> tuple[LaunchMade, ...]:
         """The launches that may have been under way at the end: after `completed`, to `submitted`.
 
-        Where no mark says what was completed, what came before the last copy to the host was.
+        Where no mark says what was completed, what came before the last copy to the host was. Of
+        launches that were waited for one by one it is the last alone.
         """
         progress = self.bundle.progress
         last = progress.submitted
+        if launch_blocking(self.bundle.environment) and self.bundle.is_foreign:
+            return self.launches[-1:]
         if last is not None and last.plan in self.plans and last not in self.places():
             # The event of its step is lost, and with it what came before.
             submitted = self.plans[last.plan].launches[: max(0, last.launch + 1)]

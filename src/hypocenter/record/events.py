@@ -408,6 +408,10 @@ AnyEvent = (
 )
 
 
+#: Events that say what memory there is, and what a guarded run found; they stay when the steps
+#: around them are left out.
+LASTING = (Allocated, Freed, Captured, Guarded, Unguarded)
+
 #: The plan of a Place whose launch belongs to no plan; its `launch` is the event's `seq` then.
 OUTSIDE_PLANS = -1
 

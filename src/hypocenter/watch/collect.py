@@ -21,7 +21,7 @@ from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import AnyEvent, Called, DeviceRecord, FaultRecord, Rejected
 from hypocenter.record.gap import UNWATCHED, Gap
-from hypocenter.record.gpu_stop import GpuStop
+from hypocenter.record.gpu_stop import GpuStop, SanitizerReport
 from hypocenter.record.trace_log import read_trace
 from hypocenter.watch import foreign_runs
 from hypocenter.watch.child import Ended, Shrunk
@@ -41,12 +41,18 @@ from hypocenter.watch.redact import redact
 
 
 def collect(
-    runs: Path, ended: Ended, *, suspect: bool = False, with_prompts: bool = False
+    runs: Path,
+    ended: Ended,
+    *,
+    suspect: bool = False,
+    with_prompts: bool = False,
+    fault_before: FaultRecord | None = None,
+    reports: tuple[SanitizerReport, ...] = (),
 ) -> Bundle | None:
     """The bundle of a child that `watch` ran, whose recorders wrote below `runs`.
 
     None when it ended without a fault and nothing is suspected. Without `with_prompts` token ids
-    and prompts are taken out.
+    and prompts are taken out. `fault_before` and `reports` are as in a Bundle.
     """
     run = main_run(runs)
     fault = _fault(ended, run)
@@ -69,6 +75,8 @@ def collect(
         run,
         fault,
         gpu_stops=ended.gpu_stops,
+        fault_before=fault_before,
+        reports=reports,
         command=ended.command,
         started=_show(ended.started),
         ended=_show(ended.ended),
@@ -148,6 +156,8 @@ def _bundle(
     kernel_log: tuple[str, ...],
     missing: list[Gap],
     with_prompts: bool,
+    fault_before: FaultRecord | None = None,
+    reports: tuple[SanitizerReport, ...] = (),
 ) -> Bundle:
     bundle = Bundle(
         kind={"none": "suspect", "crash": "crash", "hang": "hang"}.get(fault.kind, "error"),
@@ -158,6 +168,8 @@ def _bundle(
         stderr=stderr,
         kernel_log=kernel_log,
         gpu_stops=gpu_stops,
+        fault_before=fault_before,
+        reports=reports,
     )
     if run is not None:
         device, trace = _device(run), read_trace(run.folder)

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING
 from hypocenter import package
 from hypocenter.cli.bundles import bundle_at, tell_of_good
 from hypocenter.cli.child_run import ending_on_signals, environment_of, exit_code, how, pass_on
+from hypocenter.cli.escalation import Escalation
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.tool_options import DoctorOptions
 from hypocenter.config import Environment
 from hypocenter.doctor import report
+from hypocenter.doctor.diagnosis import Diagnosis
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.markdown import report_markdown
 from hypocenter.errors import (
@@ -81,13 +83,24 @@ class DoctorRequest:
                 + ("more than one was given" if ways else "none was given")
             )
         if not self.command:
-            given = {"--suspect": asked.suspect, "--deadline": asked.deadline is not None}
+            given = {
+                "--suspect": asked.suspect,
+                "--again": asked.again,
+                "--deadline": asked.deadline is not None,
+            }
             for name in (name for name, is_given in given.items() if is_given):
                 raise UsageError(f"{name} is for a command; write it behind --")
         if asked.out is not None and self.folder is not None:
             raise UsageError("--out is for a new bundle, but BUNDLE names one that is there")
         if asked.out is not None and os.path.lexists(asked.out):
             raise UsageError(f"--out {asked.out} is there already; name another folder")
+        if asked.again and self.is_own:
+            raise UsageError(
+                "--again is for programs that are not hypocenter's; its own engine has "
+                "--launch-mode guarded, and `hypo doctor --suspect`"
+            )
+        if asked.again and asked.good is not None:
+            raise UsageError("--again looks for a cause without a good run; leave --good out")
         if asked.deadline is not None and not 0 < asked.deadline <= MAX_DEADLINE_SECONDS:
             raise UsageError(
                 f"--deadline is {asked.deadline}, but must be above 0 and at most "
@@ -136,6 +149,9 @@ def doctor(request: DoctorRequest) -> None:
     Raises UsageError for what cannot be asked, BadBundle for a folder that is no bundle.
     """
     asked = request.options
+    if asked.again:
+        _doctor_again(request)
+        return
     good = bundle_at(asked.good) if asked.good is not None else None
     if request.folder is not None:
         folder = Path(request.folder)
@@ -154,6 +170,13 @@ def doctor(request: DoctorRequest) -> None:
     with ProgressDisplay() as progress:
         progress("examining the bundle", 0.0)
         diagnosis = diagnose(examined, good, allow_source=may_run)
+    _show_and_leave(request, folder, examined, diagnosis)
+
+
+def _show_and_leave(
+    request: DoctorRequest, folder: Path, examined: Bundle, diagnosis: Diagnosis
+) -> None:
+    asked = request.options
     if request.as_json:
         show_json(diagnosis)
     elif asked.markdown:
@@ -173,6 +196,29 @@ def doctor(request: DoctorRequest) -> None:
         sys.exit(examined.fault.exit_code)  # it failed for a reason of its own
     if seen := foreign_runs.summary(examined.events, examined.sources):
         say(f"{report.headline(diagnosis)}; {seen}")
+
+
+def _doctor_again(request: DoctorRequest) -> None:
+    """Run the command in one way after another until a cause is proven, and report on that run."""
+    asked = request.options
+    with ending_on_signals():
+        escalation = Escalation(
+            command_of(request),
+            Environment.read().run_dir,
+            deadlines_of(request),
+            # The report is all that stdout has, where a program reads it.
+            sys.stderr.fileno() if request.as_json or asked.markdown else None,
+            suspect=asked.suspect,
+            with_prompts=asked.with_prompts,
+        )
+        told = escalation.run()
+        if told is None:
+            say("no run recorded a launch or showed a fault, so nothing was examined")
+            sys.exit(escalation.exit_code or EXIT_ERROR)
+    folder = _save_or_keep(told.bundle, asked.out, None)
+    if folder is not None:
+        say(f"the bundle is in {folder}")
+    _show_and_leave(request, folder or Path(DEFAULT_FOLDER), told.bundle, told.diagnosis)
 
 
 # -- from a planted defect -----------------------------------------------------------------------
@@ -268,7 +314,7 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path, Bundle]:
     return folder, bundle_at(str(folder))
 
 
-def _save_or_keep(made: Bundle, out: str | None, runs: Path) -> Path | None:
+def _save_or_keep(made: Bundle, out: str | None, runs: Path | None) -> Path | None:
     """Save the bundle; where that cannot be, say why, keep what it was made of, and give None."""
     try:
         return _save(made, out)
@@ -276,9 +322,9 @@ def _save_or_keep(made: Bundle, out: str | None, runs: Path) -> Path | None:
         why = str(error)
         if isinstance(error, OSError) and error.filename is not None:
             why = f"{error.filename}: {error.strerror}"
-        kept = dead_runs.keep_runs(runs)
+        kept = dead_runs.keep_runs(runs) if runs is not None else None
         where = f"; what was recorded is kept in {kept}" if kept is not None else ""
-        if kept is not None and dead_runs.dead_runs(runs.parent):
+        if kept is not None and runs is not None and dead_runs.dead_runs(runs.parent):
             where += ", and `hypo doctor --last --out FOLDER` makes a bundle of it"
         say(f"{why}: the bundle was not saved{where}")
         return None
