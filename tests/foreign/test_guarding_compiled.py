@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,9 @@ from hypocenter.cli.child_run import environment_of
 from hypocenter.device.guard.guard import guard
 from hypocenter.device.offline.compile import compile_specimen
 from hypocenter.device.offline.specimen import Specimen
+from hypocenter.foreign import hooks
 from hypocenter.record import ring
-from hypocenter.record.events import Guarded
+from hypocenter.record.events import Guarded, Unguarded
 
 PROGRAMS = Path(__file__).parent / "guarded"
 
@@ -110,7 +112,9 @@ double[(2,)](torch.ones(128), y, 100, BLOCK=64)
 double[(2,)](torch.ones(128), y, 1 << 40, BLOCK=64)
 double[(2,)](torch.ones(128, dtype=torch.float16), y, 100, BLOCK=64, num_warps=8)
 tuned[(2,)](torch.ones(128), y, 100)
-double.warmup(torch.ones(128), y, 100, BLOCK=64, grid=(1,))
+warm = double.warmup(torch.ones(128), y, 100, BLOCK=64, grid=(1,))
+warm[(2, 1, 1)](torch.ones(128), y, 100)
+warm[(2, 1, 1)](torch.ones(128), y, 100)
 print(json.dumps([launched, compiled]))
 """
 
@@ -137,7 +141,7 @@ def test_a_compiled_launch_gets_extents_and_slots_and_compiles_once_a_specialisa
     pytest.importorskip("triton")
     launched, compiled = _launches(tmp_path, is_guarded=True)
     _, of_plain = _launches(tmp_path / "plain", is_guarded=False)
-    assert {name for name, _ in launched} == {"double__guarded"}
+    assert [name for name, _ in launched] == ["double__guarded"] * 7 + ["double"] * 2
     # n, and then the extents of x and y in bytes
     assert [extents for _, extents in launched[:3]] == [
         [100, 512, 512], [100, 400, 512], [100, 508, 512],
@@ -152,3 +156,42 @@ def test_a_compiled_launch_gets_extents_and_slots_and_compiles_once_a_specialisa
     assert event.fault.program == (1, 0, 0)
     assert event.launch.kernel == "double"
     assert event.step == 4
+    [past] = [event for event in run.events if isinstance(event, Unguarded)]
+    assert (past.kernel, past.reason) == (
+        "double", "it is launched as a compiled kernel, past triton.jit",
+    )  # fmt: skip
+
+
+def test_kernels_of_torch_compile_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(hooks, "_is_guarded_run", lambda: True)
+    monkeypatch.setattr(hooks, "_tell_unguarded", lambda *facts: told.append(facts))
+    ran = []
+
+    class CachingAutotuner:
+        def __init__(self, name: str) -> None:
+            self.fn = SimpleNamespace(__name__=name)
+
+        def run(self, *args: int, stream: int) -> int:
+            ran.append((args, stream))
+            return 7
+
+    name = "torch._inductor.runtime.triton_heuristics"
+    assert name in hypocenter_waiting_modules()
+    hooks.module_loaded(SimpleNamespace(__name__=name, CachingAutotuner=CachingAutotuner))
+    first, second = CachingAutotuner("triton_poi_0"), CachingAutotuner("triton_red_1")
+    assert [first.run(1, stream=2), first.run(1, stream=3), second.run(4, stream=5)] == [7] * 3
+    assert ran == [((1,), 2), ((1,), 3), ((4,), 5)]
+    assert [kernel for kernel, _ in told] == ["triton_poi_0", "triton_red_1"]
+    assert "torch.compile" in told[0][1]
+
+
+def hypocenter_waiting_modules() -> tuple[str, ...]:
+    path = Path(hooks.__file__).parent / "startup" / "hypocenter_waiting.py"
+    spec = importlib.util.spec_from_file_location("waiting_under_test", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    modules: tuple[str, ...] = module.MODULES
+    return modules

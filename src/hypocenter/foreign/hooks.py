@@ -67,6 +67,12 @@ def module_loaded(module: Any) -> None:
         _watch_launches(module.JITFunction, is_interpreted=False)
     elif module.__name__ == "triton.runtime.interpreter":
         _watch_launches(module.InterpretedFunction, is_interpreted=True)
+    elif module.__name__ == "triton.compiler.compiler" and _is_guarded_run():
+        reason = "it is launched as a compiled kernel, past triton.jit"
+        _list_past(module.CompiledKernel, "__getitem__", reason)
+    elif module.__name__ == "torch._inductor.runtime.triton_heuristics" and _is_guarded_run():
+        reason = "torch.compile launches the kernels that it makes itself, past triton.jit"
+        _list_past(module.CachingAutotuner, "run", reason)
 
 
 def _mark_undefined(torch: Any) -> None:
@@ -205,6 +211,23 @@ def _prepare(launch: _Launch) -> None:
 def _is_guarded_run() -> bool:
     environment = Environment.read()
     return environment.guard and environment.record
+
+
+def _list_past(kind: Any, method: str, reason: str) -> None:
+    """Tell of kernels that are launched by another way, by the first launch of each."""
+    original = getattr(kind, method)
+    seen: set[str] = set()
+
+    @functools.wraps(original)
+    def run(self: Any, *args: Any, **options: Any) -> Any:
+        named = getattr(self, "fn", self)
+        name = str(getattr(named, "__name__", None) or getattr(named, "name", "a kernel"))
+        if name not in seen:
+            seen.add(name)
+            _tell_unguarded(name, reason)
+        return original(self, *args, **options)
+
+    setattr(kind, method, run)
 
 
 def _tell_unguarded(*facts: Any) -> None:
