@@ -27,7 +27,7 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.rungs.streams import order
 from hypocenter.foreign import hooks
 from hypocenter.foreign import recorder as foreign
-from hypocenter.foreign.facts import INTERPRETER
+from hypocenter.foreign.argument_facts import INTERPRETER
 from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.record import bundle as bundles
 from hypocenter.record import ring

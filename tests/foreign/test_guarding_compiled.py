@@ -23,7 +23,7 @@ from hypocenter.device.offline.compile import compile_specimen
 from hypocenter.device.offline.specimen import Specimen
 from hypocenter.foreign import hooks
 from hypocenter.record import ring
-from hypocenter.record.events import Guarded, Unguarded
+from hypocenter.record.events import MaskedOff, RanUnguarded
 
 PROGRAMS = Path(__file__).parent / "guarded"
 
@@ -150,13 +150,13 @@ def test_a_compiled_launch_gets_extents_and_slots_and_compiles_once_a_specialisa
     assert of_plain == ["double"] * 5
     assert compiled == ["double__guarded"] * 5 + ["double"]
     [run] = map(ring.read_run, ring.run_folders(tmp_path))
-    [event] = [event for event in run.events if isinstance(event, Guarded)]
+    [event] = [event for event in run.events if isinstance(event, MaskedOff)]
     assert event.fault.site.operation == "store"
     assert (event.fault.parameter, event.fault.byte_offset) == ("y_ptr", 512)
     assert event.fault.program == (1, 0, 0)
     assert event.launch.kernel == "double"
     assert event.step == 4
-    [past] = [event for event in run.events if isinstance(event, Unguarded)]
+    [past] = [event for event in run.events if isinstance(event, RanUnguarded)]
     assert (past.kernel, past.reason) == (
         "double", "it is launched as a compiled kernel, past triton.jit",
     )  # fmt: skip

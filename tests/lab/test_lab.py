@@ -35,6 +35,7 @@ ALL = registered()
 MAX_VICTIM_LINES = 75
 #: Classes that no victim of the lab has, with the reason.
 WITHOUT_VICTIM: dict[Cause, str] = {
+    Cause.ACCESS_OUTSIDE: "a guard or a sanitizer sees it; tests/foreign/test_again.py has some",
     Cause.WILD_POINTER: "a simulated GPU leaves no core dump; benchmarks/gpu_programs/ has some",
 }
 

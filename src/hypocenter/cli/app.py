@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 from hypocenter.cli import interrupt
+from hypocenter.cli.doctor_app import doctor, guard
 from hypocenter.cli.lab_app import lab
 from hypocenter.cli.options import (
     AsJson,
@@ -28,7 +29,7 @@ from hypocenter.cli.options import (
     message_of,
 )
 from hypocenter.cli.serve_app import bench_serve, serve
-from hypocenter.cli.tool_options import BenchOptions, DoctorOptions
+from hypocenter.cli.tool_options import BenchOptions
 from hypocenter.cli.usage import (
     EPILOGUE,
     finish_help,
@@ -69,6 +70,8 @@ app = App(
 
 app.command(lab)
 app.command(serve)
+app.command(doctor, usage="Usage: hypo doctor [OPTIONS] [BUNDLE] [-- COMMAND...]")
+app.command(guard, usage="Usage: hypo guard [OPTIONS] -- COMMAND...")
 app.command(bench_serve)
 app.register_install_completion_command(help="Complete commands and options in this shell.")
 
@@ -247,52 +250,6 @@ def check(
     from hypocenter.cli.verbs import check as cli_check
 
     cli_check.check(file, arguments, arch, budget, as_json=json)
-
-
-@app.command(usage="Usage: hypo doctor [OPTIONS] [BUNDLE] [-- COMMAND...]")
-def doctor(
-    *words: Annotated[str, Parameter(name="BUNDLE", help="Folder of a bundle.")],
-    options: DoctorOptions | None = None,
-    json: AsJson = False,
-) -> None:
-    """Find out why a run broke: from its bundle, or from a command behind -- that is run here.
-
-    The command is one of hypo's, such as run MODEL, or any other program;
-    of a Python program (-- python script.py) the launches of all Triton
-    kernels are recorded, without a change to it.
-    Its output is shown as it comes (on stderr with --json or --markdown),
-    its stderr is kept, and Ctrl-C goes to it. When it faults, what it left
-    is saved as a bundle and examined.
-
-    The exit code is 3 when a fault was found, else the command's own; 1
-    when --suspect finds nothing recorded to examine.
-    """
-    from hypocenter.cli.verbs import doctor as cli_doctor
-
-    asked = cli_doctor.request(words, options or DoctorOptions(), own_verbs(), as_json=json)
-    cli_doctor.doctor(asked)
-
-
-@app.command(usage="Usage: hypo guard [OPTIONS] -- COMMAND...")
-def guard(
-    *words: Annotated[str, Parameter(name="COMMAND", help="Behind --: what is run.")],
-    json: AsJson = False,
-) -> None:
-    """Run a program with every Triton launch guarded: wrong accesses are masked off and told.
-
-    The program stays as it is. On a GPU, or under TRITON_INTERPRET=1, each
-    launch runs as a variant of its kernel that keeps every access inside the
-    tensors of that launch, wherever their memory lies. So the program
-    survives, and what is silently wrong in a pool of memory is found. Of each
-    line and argument the first wrong access is told. What has no guarded form
-    runs as it is, and is listed.
-
-    The exit code is 4 when a wrong access was found, else the command's own;
-    1 when nothing was launched.
-    """
-    from hypocenter.cli.verbs import guard as cli_guard
-
-    cli_guard.guard(words, own_verbs(), as_json=json)
 
 
 @app.command

@@ -22,7 +22,7 @@ from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.report import headline, run_text
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.events import FaultRecord, Guarded, Launched
+from hypocenter.record.events import FaultRecord, Launched, MaskedOff
 from hypocenter.watch import collect, dead_runs, sanitizers
 from hypocenter.watch.child import Deadlines, Ended, watch
 
@@ -49,7 +49,7 @@ WAYS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class ExaminedRun:
     """A run and what the doctor made of it."""
 
     bundle: Bundle
@@ -69,9 +69,9 @@ class Escalation:
     #: That of the first run.
     exit_code: int = 0
     _made: list[RunMade] = field(default_factory=list)
-    _examined: dict[int, Examined] = field(default_factory=dict)
+    _examined: dict[int, ExaminedRun] = field(default_factory=dict)
 
-    def run(self) -> Examined | None:
+    def run(self) -> ExaminedRun | None:
         """Until a cause is proven or no way is left; the run to report on, None without any."""
         for number, way in enumerate(WAYS):
             if reason := self._left_out(way):
@@ -113,11 +113,11 @@ class Escalation:
             return "compute-sanitizer is not on PATH"
         return ""
 
-    def _run(self, way: Way) -> tuple[Ended, Examined | None]:
+    def _run(self, way: Way) -> tuple[Ended, ExaminedRun | None]:
         with dead_runs.watched_runs(self.base) as runs:
             return self._run_below(runs, way)
 
-    def _run_below(self, runs: Path, way: Way) -> tuple[Ended, Examined | None]:
+    def _run_below(self, runs: Path, way: Way) -> tuple[Ended, ExaminedRun | None]:
         environment = environment_of(
             runs, suspect=self.suspect, is_own=False, is_guarded=way.is_guarded
         )
@@ -144,7 +144,7 @@ class Escalation:
         first = self._examined.get(0)
         return first.bundle.fault if first is not None else None
 
-    def _best(self) -> Examined | None:
+    def _best(self) -> ExaminedRun | None:
         """The run that proved a cause; else one that confirmed something, else the first."""
         if not self._examined:
             return None
@@ -159,14 +159,16 @@ class Escalation:
             for number, run in enumerate(self._made)
         ]
         told = self._examined[best]
-        return Examined(told.bundle, msgspec.structs.replace(told.diagnosis, runs=tuple(runs)))
+        return ExaminedRun(told.bundle, msgspec.structs.replace(told.diagnosis, runs=tuple(runs)))
 
 
 def _tells(made: Bundle) -> bool:
-    return any(isinstance(event, Launched | Guarded) for event in made.events) or bool(made.reports)
+    return any(isinstance(event, Launched | MaskedOff) for event in made.events) or bool(
+        made.reports
+    )
 
 
-def _examine(made: Bundle) -> Examined:
+def _examine(made: Bundle) -> ExaminedRun:
     """What the doctor makes of a bundle, of which it sees only what can be saved and loaded."""
     # With it Triton has its interpreter where a replay has its own; the command has it still.
     interpreted = os.environ.pop("TRITON_INTERPRET", None)
@@ -176,13 +178,13 @@ def _examine(made: Bundle) -> Examined:
             bundles.save(made, place)
             loaded = bundles.load(place)
         # The command has run its own kernels' text a moment ago; so may their replay.
-        return Examined(loaded, diagnose(loaded, allow_source=True))
+        return ExaminedRun(loaded, diagnose(loaded, allow_source=True))
     finally:
         if interpreted is not None:
             os.environ["TRITON_INTERPRET"] = interpreted
 
 
-def _found_text(examined: Examined) -> str:
+def _found_text(examined: ExaminedRun) -> str:
     """What a run showed: the cause, or the launch that failed where each was waited for."""
     text = headline(examined.diagnosis)
     bundle = examined.bundle

@@ -12,7 +12,7 @@ import msgspec
 
 from hypocenter.errors import HypoError, MissingPackage
 from hypocenter.record.bundle_index import BundleIndex, LaunchMade
-from hypocenter.record.events import OUTSIDE_PLANS, Guarded, LaunchRecord, Place, TensorRecord
+from hypocenter.record.events import OUTSIDE_PLANS, LaunchRecord, MaskedOff, Place, TensorRecord
 from hypocenter.record.guard_faults import SourceLine
 from hypocenter.replay.findings import Finding
 
@@ -67,7 +67,7 @@ def guard_findings(index: BundleIndex, *, allow_source: bool) -> Iterator[GuardF
 
     With `allow_source` the program's own text of a kernel is run for the replay.
     """
-    for number, event in enumerate(index.events_of(Guarded)):
+    for number, event in enumerate(index.events_of(MaskedOff)):
         finding = finding_of(index, event)
         if number >= MAX_REPLAYED:
             reason = f"only {MAX_REPLAYED} accesses of a process are replayed"
@@ -76,13 +76,13 @@ def guard_findings(index: BundleIndex, *, allow_source: bool) -> Iterator[GuardF
         yield _with_replay(index, event, finding, allow_source)
 
 
-def launch_of(event: Guarded) -> LaunchMade:
+def launch_of(event: MaskedOff) -> LaunchMade:
     """The launch whose access was refused."""
     place = Place(event.step, OUTSIDE_PLANS, event.launched)
     return LaunchMade(event.launch, event.step, event.launched, place)
 
 
-def program_number(event: Guarded) -> int | None:
+def program_number(event: MaskedOff) -> int | None:
     """The linear number of the program, x fastest; None where the grid was too large to tell."""
     if event.fault.program is None:
         return None
@@ -100,7 +100,7 @@ def access_text(finding: GuardFinding) -> str:
     )
 
 
-def finding_of(index: BundleIndex, event: Guarded) -> GuardFinding:
+def finding_of(index: BundleIndex, event: MaskedOff) -> GuardFinding:
     """What the guard itself tells of an access, and the record of its tensor."""
     fault, site = event.fault, event.fault.site
     here = site.calls[0]
@@ -155,7 +155,7 @@ def _tensor_of(index: BundleIndex, launch: LaunchRecord, name: str) -> TensorRec
 
 
 def _with_replay(
-    index: BundleIndex, event: Guarded, finding: GuardFinding, allow_source: bool
+    index: BundleIndex, event: MaskedOff, finding: GuardFinding, allow_source: bool
 ) -> GuardFinding:
     """The finding with lane and values, if the replay of its program makes the same access."""
     program, place = program_number(event), launch_of(event).place

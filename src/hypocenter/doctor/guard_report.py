@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from hypocenter.doctor.guard_findings import GuardFinding
-from hypocenter.record.events import Unguarded
+from hypocenter.record.events import RanUnguarded
 from hypocenter.record.gap import Gap
 from hypocenter.replay.text import values_text
 from hypocenter.wording import count_text
@@ -40,7 +40,7 @@ class GuardReport(msgspec.Struct, frozen=True, kw_only=True):
     unseen: tuple[Gap, ...] = ()
 
 
-def kernels_of(events: Iterable[Unguarded]) -> tuple[UnguardedKernel, ...]:
+def kernels_of(events: Iterable[RanUnguarded]) -> tuple[UnguardedKernel, ...]:
     """Each kernel and reason once."""
     found = (
         UnguardedKernel(

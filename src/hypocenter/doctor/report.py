@@ -272,10 +272,11 @@ def _text_lines(diagnosis: Diagnosis, origin: Origin, show_all: bool) -> Iterato
     yield ""
     yield from _field("SYMPTOM", diagnosis.symptom)
     yield from _field("SURFACED", diagnosis.surfaced)
-    for label, text in run_rows(diagnosis):
+    for label, text in (
+        *run_rows(diagnosis),
+        *(("FOLLOWS", text) for text in diagnosis.consequences),
+    ):
         yield from _field(label, text)
-    for text in diagnosis.consequences:
-        yield from _field("FOLLOWS", text)
     for sight in diagnosis.sights:
         yield from _sight_text(sight)
     yield ""

@@ -24,7 +24,7 @@ ARENA_WORDS = 1 << 16
 _NOT_MADE = ("OutOfResources",)
 
 #: Tells of a kernel that runs as it is: name, reason, file, line, expression.
-Unguarded = Callable[[str, str, str, int, str], object]
+TellUnguarded = Callable[[str, str, str, int, str], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class GuardedLaunch:
 class Guarding:
     """The guarded forms of a process's kernels, and where their slots lie."""
 
-    tell_unguarded: Unguarded
+    tell_unguarded: TellUnguarded
     _kernels: dict[int, _Kernel] = field(default_factory=dict)
     _forms: dict[tuple[int, tuple[str, ...]], Guarded | None] = field(default_factory=dict)
     _arenas: dict[Any, tuple[Any, int]] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Guarding:
         """The guarded form of a launch; None where there is none, which is told."""
         kernel = self._kernels.get(id(jit)) or self._new_kernel(jit)
         try:
-            given = _given(kernel, args, options)
+            given = _pointers_of(kernel, args, options)
             form = self._form(kernel, tuple(given))
             if form is None:
                 return None
@@ -87,7 +87,7 @@ class Guarding:
             self._leave(kernel, f"{type(error).__name__}: {error}")
         return None
 
-    def refused(self, jit: Any, error: BaseException, *, has_begun: bool) -> bool:
+    def is_unlaunchable(self, jit: Any, error: BaseException, *, has_begun: bool) -> bool:
         """Whether the guarded form alone could not be launched; then its kernel runs as it is."""
         kind = type(error).__name__
         if not isinstance(error, Exception) or (has_begun and kind not in _NOT_MADE):
@@ -210,7 +210,9 @@ class Guarding:
         return True
 
 
-def _given(kernel: _Kernel, args: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
+def _pointers_of(
+    kernel: _Kernel, args: tuple[Any, ...], options: Mapping[str, Any]
+) -> dict[str, Any]:
     """The tensors of a launch by parameter, and the parameters that get None instead of one."""
     whole = {**kernel.defaults, **dict(zip(kernel.names, args, strict=False))}
     whole |= {name: value for name, value in options.items() if name in kernel.names}

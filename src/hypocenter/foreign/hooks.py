@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypocenter.config import Environment
 from hypocenter.device.limits import GpuLimits, present_gpu
-from hypocenter.foreign.facts import INTERPRETER
+from hypocenter.foreign.argument_facts import INTERPRETER
 from hypocenter.foreign.recorder import UNDEFINED, ForeignRecorder
 from hypocenter.package import is_own_file
 from hypocenter.record.events import Launched
@@ -247,7 +247,7 @@ def _run_guarded(original: Any, launch: _Launch, guarded: GuardedLaunch) -> Any:
             guarded.form.fn, *launch.args, grid=launch.looked_at, warmup=False, **options
         )
     except Exception as error:
-        if guarding.refused(launch.jit, error, has_begun=launch.size is not None):
+        if guarding.is_unlaunchable(launch.jit, error, has_begun=launch.size is not None):
             raise _NotGuarded from error
         raise
     size = (launch.size,) if isinstance(launch.size, int) else tuple(launch.size)

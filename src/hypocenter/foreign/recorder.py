@@ -21,8 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hypocenter.foreign.call_text import launch_in
-from hypocenter.foreign.facts import (
+from hypocenter.foreign.argument_facts import (
     INTERPRETER,
     device_of,
     dtype_of,
@@ -30,6 +29,7 @@ from hypocenter.foreign.facts import (
     scalar_of,
     values_of,
 )
+from hypocenter.foreign.call_text import launch_in
 from hypocenter.record import ring
 from hypocenter.record.bundle import Snapshot
 from hypocenter.record.catalogue import sources_of
@@ -43,13 +43,13 @@ from hypocenter.record.events import (
     Called,
     DeviceRecord,
     Freed,
-    Guarded,
     Launched,
     LaunchRecord,
+    MaskedOff,
+    RanUnguarded,
     SourceRecord,
     StreamEvent,
     TensorRecord,
-    Unguarded,
     Values,
 )
 from hypocenter.record.guard_faults import AccessFault
@@ -110,7 +110,7 @@ class ForeignRecorder:
         self.num_launches = 0
         self._has_failed = False
         #: What a guarded run found and could not guard, which outlives a log that begins anew.
-        self._of_guard: list[Guarded | Unguarded] = []
+        self._of_guard: list[MaskedOff | RanUnguarded] = []
         #: Of the launch that is being made, what its tensors held before: number, and values.
         self._held: tuple[int, list[Values]] = (0, [])
         self._begin()
@@ -212,7 +212,7 @@ class ForeignRecorder:
                 )
             for fault in faults:
                 self._keep_of_guard(
-                    Guarded(**self._now(), fault=fault, launched=made.seq, launch=made.launch)
+                    MaskedOff(**self._now(), fault=fault, launched=made.seq, launch=made.launch)
                 )
 
     def record_unguarded(
@@ -221,7 +221,7 @@ class ForeignRecorder:
         """Launches of a kernel run as they are."""
         with self._lock:
             self._keep_of_guard(
-                Unguarded(
+                RanUnguarded(
                     **self._now(),
                     kernel=kernel,
                     reason=reason,
@@ -237,7 +237,7 @@ class ForeignRecorder:
         self._writer.header[ring.CELL_ARMED] |= 1 << number
         self._writer.header[ring.CELL_CHECK_RUNS + number] += 1
 
-    def _keep_of_guard(self, event: Guarded | Unguarded) -> None:
+    def _keep_of_guard(self, event: MaskedOff | RanUnguarded) -> None:
         if len(self._of_guard) < MAX_OF_GUARD:
             self._of_guard.append(event)
             self._keep_event(event)

@@ -21,9 +21,9 @@ from hypocenter.record.events import (
     Copied,
     Event,
     Freed,
-    Guarded,
     Launched,
     LaunchRecord,
+    MaskedOff,
     Place,
     Rejected,
     Stepped,
@@ -83,7 +83,7 @@ class BundleIndex:
                 self.stepped[event.step, event.plan] = event
             elif isinstance(event, Launched):
                 self.launched[event.seq] = event
-            elif isinstance(event, Guarded) and event.launched not in self.launched:
+            elif isinstance(event, MaskedOff) and event.launched not in self.launched:
                 # Of a long run the launch itself may be told of no more.
                 made = Launched(seq=event.launched, step=event.step, launch=event.launch)
                 self.launched[event.launched] = made

@@ -368,7 +368,7 @@ class Rejected(Event, frozen=True, kw_only=True, tag=True):
         return self.kernel or f"copy of {self.tensor}"
 
 
-class Guarded(Event, frozen=True, kw_only=True, tag=True):
+class MaskedOff(Event, frozen=True, kw_only=True, tag=True):
     """An access of a guarded launch left its tensor, and was masked off: the first of its site.
 
     `launched` is the number of the event that tells of the launch, `launch` its record.
@@ -379,7 +379,7 @@ class Guarded(Event, frozen=True, kw_only=True, tag=True):
     launch: LaunchRecord
 
 
-class Unguarded(Event, frozen=True, kw_only=True, tag=True):
+class RanUnguarded(Event, frozen=True, kw_only=True, tag=True):
     """Launches of `kernel` ran as they are in a guarded run: why, and at which of its lines."""
 
     kernel: str
@@ -403,14 +403,14 @@ AnyEvent = (
     | Captured
     | Called
     | Rejected
-    | Guarded
-    | Unguarded
+    | MaskedOff
+    | RanUnguarded
 )
 
 
 #: Events that say what memory there is, and what a guarded run found; they stay when the steps
 #: around them are left out.
-LASTING = (Allocated, Freed, Captured, Guarded, Unguarded)
+LASTING = (Allocated, Freed, Captured, MaskedOff, RanUnguarded)
 
 #: The plan of a Place whose launch belongs to no plan; its `launch` is the event's `seq` then.
 OUTSIDE_PLANS = -1

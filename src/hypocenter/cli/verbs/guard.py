@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+
+import msgspec
 
 from hypocenter import package
 from hypocenter.cli.child_run import (
@@ -30,13 +32,13 @@ from hypocenter.errors import EXIT_ERROR, EXIT_GATE, EXIT_OK, UsageError
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
-from hypocenter.record.events import Unguarded
+from hypocenter.record.events import RanUnguarded
 from hypocenter.record.gap import Gap
 from hypocenter.watch import collect, dead_runs, foreign_runs
 from hypocenter.watch.child import Ended, watch
 
 
-def guard(words: Sequence[str], verbs: set[str], *, as_json: bool) -> None:
+def guard(words: Sequence[str], verbs: Collection[str], *, as_json: bool) -> None:
     """Run the command behind `--`; leaves with EXIT_GATE when an access was wrong.
 
     Else it leaves with the command's own exit code. Raises UsageError for what cannot be run.
@@ -58,7 +60,7 @@ def guard(words: Sequence[str], verbs: set[str], *, as_json: bool) -> None:
     _leave(report, ended)
 
 
-def _command_of(words: Sequence[str], verbs: set[str]) -> list[str]:
+def _command_of(words: Sequence[str], verbs: Collection[str]) -> list[str]:
     if not words or words[0] != "--":
         raise UsageError("put the command behind --: hypo guard -- python train.py")
     command = list(words[1:])
@@ -79,15 +81,15 @@ def _report(ended: Ended, runs: Path) -> GuardReport:
     """What all processes of the command left."""
     bundles = [(run, collect.bundle_of_run(run)) for run in collect.runs_below(runs)]
     findings: list[GuardFinding] = []
-    unguarded: list[Unguarded] = []
+    unguarded: list[RanUnguarded] = []
     unseen: list[Gap] = [*foreign_runs.notes(runs)]
     num_launches = num_guarded = num_seen = 0
     for run, bundle in bundles:
         made = foreign_runs.num_launches(run)
         num_seen += bool(made)
         num_launches += made
-        num_guarded += next((one.num_runs for one in run.checks if one.name == "guard"), 0)
-        unguarded += [event for event in run.events if isinstance(event, Unguarded)]
+        num_guarded += sum(check.num_runs for check in run.checks if check.name == "guard")
+        unguarded += [event for event in run.events if isinstance(event, RanUnguarded)]
         findings += _findings_of(run, bundle)
         unseen += run.missing
     return GuardReport(
@@ -104,8 +106,6 @@ def _report(ended: Ended, runs: Path) -> GuardReport:
 
 
 def _findings_of(run: ring.Run, bundle: Bundle) -> list[GuardFinding]:
-    import msgspec
-
     # The command has run its own kernels' text a moment ago; so may their replay.
     found = guard_findings(BundleIndex(bundle), allow_source=True)
     return [msgspec.structs.replace(finding, pid=run.pid) for finding in found]

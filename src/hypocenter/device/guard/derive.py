@@ -88,7 +88,7 @@ class _Body:
         if taken := sorted(name for name in self.names.all if name.startswith(OURS)):
             raise self.refusal(self.source.tree, f"names with {OURS} are the guard's", taken[0])
         self.roots = Roots(self.source, self.names, given, derivation.returned_by)
-        self.scope: dict[str, Any] = self.names.needed()
+        self.scope: dict[str, Any] = self.names.visible_scope()
         self.changed = False
 
     def refusal(self, node: ast.AST, reason: str, expression: str = "") -> Unguardable:

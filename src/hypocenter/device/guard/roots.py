@@ -78,7 +78,7 @@ class Names:
         #: Every name in the source: a name that is made up must not be one of them.
         self.all = self.local | {n.id for n in ast.walk(source.tree) if isinstance(n, ast.Name)}
 
-    def needed(self) -> dict[str, Any]:
+    def visible_scope(self) -> dict[str, Any]:
         """What the source can see of what its module holds: no tensor of a script's stays alive."""
         return {
             name: value

@@ -6,6 +6,8 @@ alone for what leads there, and for a green half.
 
 from __future__ import annotations
 
+import msgspec
+
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
@@ -20,7 +22,7 @@ from hypocenter.doctor.rungs.replays import claims_of_programs
 from hypocenter.doctor.surfaced import symptom_of
 from hypocenter.errors import ErrorKind, HypoError, MissingPackage
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.record.events import Guarded
+from hypocenter.record.events import MaskedOff
 from hypocenter.record.gap import Gap
 from hypocenter.record.gpu_stop import SanitizerReport
 from hypocenter.wording import count_text
@@ -34,7 +36,7 @@ _OPEN = "what leads there, and which line is to be changed, is not proven"
 
 def guarded_run(case: Case) -> list[Claim]:
     """What the guard masked off: a root cause by replay, or by the fault that went with it."""
-    events = case.index.events_of(Guarded)
+    events = case.index.events_of(MaskedOff)
     if not events or any(claim.root is not None for claim in case.claims):
         return []
     found = [(event, finding_of(case.index, event)) for event in events]
@@ -100,8 +102,6 @@ def _by_replay(
 
 
 def _with_sight(claim: Claim, told: str, name: str) -> Claim:
-    import msgspec
-
     root = claim.root
     assert root is not None
     proof = msgspec.structs.replace(root.proof, red=f"{told}; {root.proof.red}")
@@ -125,7 +125,7 @@ def _is_of(claim: Claim, finding: GuardFinding) -> bool:
 
 
 def _by_fault_before(
-    case: Case, event: Guarded, finding: GuardFinding, num_sites: int
+    case: Case, event: MaskedOff, finding: GuardFinding, num_sites: int
 ) -> Claim | None:
     """The access as the cause of the fault, where the command ends well once it is masked off."""
     before, now = case.bundle.fault_before, case.bundle.fault
