@@ -71,8 +71,9 @@ SECTIONS = (
         "host time of a launch: Triton alone, off, checked, logged",
     ),
     Section(
-        "guard", "gpu_speed:guard_cost", 120, (*_DOOR, "hypocenter.device.guard.guard:guard"),
-        "guarded against plain kernels",
+        "guard", "gpu_guard:run", 300,
+        (*_DOOR, "hypocenter.device.guard.guard:guard", "hypocenter.foreign.guarding:Guarding"),
+        "foreign programs guarded: findings, twins; guarded against plain kernels",
     ),
     Section("tests", "gpu:tests", 150, ("torch", "pytest"), "the tests marked gpu"),
     Section(

@@ -288,6 +288,7 @@ class Environment:
     record: bool
     run_dir: Path
     trace: bool
+    guard: bool
     instructions: str
     packed_bytes: int
     api_key: str
@@ -308,6 +309,7 @@ class Environment:
             _flag("HYPO_RECORD", environ, "1"),
             _run_dir(environ),
             _flag("HYPO_TRACE", environ, "0"),
+            _flag("HYPO_GUARD", environ, "0"),
             _instructions(environ),
             _gib("HYPO_PACKED_GIB", environ, "32"),
             environ.get("HYPO_API_KEY", ""),
@@ -337,6 +339,7 @@ KNOWN: dict[str, str] = {
     "HYPO_RECORD": "0 switches the recorder off (default: 1)",
     "HYPO_TRACE": "1 runs engines in launch mode traced, as hypo doctor --suspect does",
     "HYPO_TRACE_BYTES": "bytes of arguments that a traced run keeps (default: 67108864)",
+    "HYPO_GUARD": "1 guards the Triton launches of a program that is recorded, as hypo guard does",
     "HYPO_INSTRUCTIONS": "path that CPU kernels take: " + ", ".join(INSTRUCTIONS),
     "HYPO_API_KEY": "key that clients of hypo serve must have",
     "HYPO_RUN_DIR": "folder for what runs record (default: /dev/shm/hypo-UID)",

@@ -28,10 +28,11 @@ from terminal import (
 )
 
 from hypocenter.cli import app
+from hypocenter.cli.child_run import environment_of
 from hypocenter.cli.output import printable
 from hypocenter.cli.tool_options import DoctorOptions
 from hypocenter.cli.verbs import doctor as cli_doctor
-from hypocenter.cli.verbs.doctor import DoctorRequest, command_of, environment_of, split_words
+from hypocenter.cli.verbs.doctor import DoctorRequest, command_of, split_words
 from hypocenter.errors import UsageError
 from hypocenter.lab.model import model_path
 from hypocenter.record import bundle as bundles

@@ -35,8 +35,7 @@ def run_of(slot: int, *, copies: bool = False, changes: bool = True) -> Bundle:
     given["block_tables"][0, 1] = 4
     run.run(plan, given, (READER,))
     if changes:
-        page = run.tensors["k_cache"].id
-        run.emit(BlockChanged, tensor=page, block=2, request=7, kept_in=1)
+        run.emit(BlockChanged, tensor=run.tensors["k_cache"].id, block=2, request=7, kept_in=1)
     figures = Statistics(
         place=Place(2, plan, 2), tensor=1, digest="", low=0.0, high=1.0, mean=0.5, rms=0.5,
         num_nan=0, num_inf=0,

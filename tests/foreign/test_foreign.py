@@ -22,13 +22,14 @@ import torch
 from repository import SUPPORT
 
 from hypocenter.cli import app
+from hypocenter.cli.child_run import environment_of
 from hypocenter.cli.verbs import doctor as cli_doctor
-from hypocenter.cli.verbs.doctor import environment_of
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.rungs.streams import order
 from hypocenter.foreign import hooks
 from hypocenter.foreign import recorder as foreign
-from hypocenter.foreign.recorder import INTERPRETER, ForeignRecorder
+from hypocenter.foreign.argument_facts import INTERPRETER
+from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.record import bundle as bundles
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle

@@ -14,11 +14,11 @@ from kernel_launch import counts, rows_tensor, tensor
 from tiny_gguf import write_tiny
 
 from hypocenter.device import copies, devices
-from hypocenter.device.guard.faults import AccessFault
 from hypocenter.device.launch import Launch
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.errors import EXIT_FAULT, AccessRefused, UsageError
 from hypocenter.kernels.attention import rope
+from hypocenter.record.guard_faults import AccessFault
 from hypocenter.replay.live import explain, replay_launch, replay_mode
 from hypocenter.tensor import Tensor
 

@@ -21,6 +21,12 @@ def scale_kernel(x_ptr, y_ptr, count, factor, BLOCK: tl.constexpr):
     tl.store(y_ptr + at, x * factor, mask=inside)
 
 
+@triton.heuristics({"TWICE": lambda given: 2 * given["BLOCK"]})
+@triton.jit
+def decorated(x_ptr, BLOCK: tl.constexpr, TWICE: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), TWICE)
+
+
 @triton.jit
 def unmasked_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
     row = tl.program_id(1)

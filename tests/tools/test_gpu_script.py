@@ -145,6 +145,47 @@ def test_what_a_real_gpu_shows_is_compared_with_what_sim_does(benchmarks: Any) -
     assert line.split()[:5] == ["slot_beyond_cache", "crash", "differs", "differs", "differs"]
 
 
+#: Foreign programs under `hypo guard`, and kernels plain and guarded, with Triton's interpreter.
+GUARD = """
+import json, sys
+sys.path[:0] = ["benchmarks", "tests/support", "src"]
+import gpu_guard
+tail = gpu_guard.TWINS / "tail.py"
+truth = gpu_guard.WITH_TWIN["tail"]
+rows = [gpu_guard.examine(tail, ("cpu",), truth),
+        gpu_guard.examine(tail, ("cpu", "right"), gpu_guard.Truth()),
+        gpu_guard.examine(tail, ("cpu",), gpu_guard.Truth()),
+        gpu_guard.examine(tail, ("cpu", "right"), truth)]
+kernels = list(gpu_guard.costs("cpu", 1024, lambda launch: 1.0))
+print(json.dumps([rows, kernels, [*gpu_guard.table(rows), *gpu_guard.cost_table(kernels)]]))
+"""
+
+
+def test_programs_under_guard_are_judged_and_kernels_compared() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", GUARD], cwd=ROOT, capture_output=True, text=True, timeout=100,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows, kernels, table = json.loads(done.stdout)
+    assert [row["is_right"] for row in rows] == [True, True, False, False], rows
+    assert rows[2]["wrong"] == ["a line is told that is right", "hypo guard ended with exit code 4"]
+    assert rows[3]["wrong"] == ["a line at fault is not told", "hypo guard ended with exit code 0"]
+    names = ["add", "softmax", "layer_norm", "gather", "matmul"]
+    assert [(row["kernel"], row["is_right"]) for row in kernels] == [(n, True) for n in names]
+    assert len(table) == 1 + len(rows) + 1 + len(kernels)
+
+
+def test_programs_of_the_guard_are_there(benchmarks: Any) -> None:
+    guard, coredump = benchmarks("gpu_guard"), benchmarks("gpu_coredump")
+    for folder, truths in ((guard.TWINS, guard.WITH_TWIN), (guard.PROGRAMS, guard.BREAKING)):
+        for name, truth in truths.items():
+            text = (folder / f"{name}.py").read_text()
+            assert all(part in text for part in truth.texts), name
+    assert guard.BREAKING.keys() <= coredump.TRUTH.keys()
+    assert {path.stem for path in guard.TWINS.glob("*.py")} == guard.WITH_TWIN.keys()
+
+
 def test_the_victims_of_a_real_gpu_are_victims(benchmarks: Any) -> None:
     from hypocenter.lab.victim import victims
 

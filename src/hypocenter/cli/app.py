@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 from hypocenter.cli import interrupt
+from hypocenter.cli.doctor_app import doctor, guard
 from hypocenter.cli.lab_app import lab
 from hypocenter.cli.options import (
     AsJson,
@@ -28,7 +29,7 @@ from hypocenter.cli.options import (
     message_of,
 )
 from hypocenter.cli.serve_app import bench_serve, serve
-from hypocenter.cli.tool_options import BenchOptions, DoctorOptions, ExportFile
+from hypocenter.cli.tool_options import BenchOptions, ExportFile
 from hypocenter.cli.usage import (
     EPILOGUE,
     finish_help,
@@ -69,6 +70,8 @@ app = App(
 
 app.command(lab)
 app.command(serve)
+app.command(doctor, usage="Usage: hypo doctor [OPTIONS] [BUNDLE] [-- COMMAND...]")
+app.command(guard, usage="Usage: hypo guard [OPTIONS] -- COMMAND...")
 app.command(bench_serve)
 app.register_install_completion_command(help="Complete commands and options in this shell.")
 
@@ -250,30 +253,6 @@ def check(
     cli_check.check(file, arguments, arch, budget, as_json=json)
 
 
-@app.command(usage="Usage: hypo doctor [OPTIONS] [BUNDLE] [-- COMMAND...]")
-def doctor(
-    *words: Annotated[str, Parameter(name="BUNDLE", help="Folder of a bundle.")],
-    options: DoctorOptions | None = None,
-    json: AsJson = False,
-) -> None:
-    """Find out why a run broke: from its bundle, or from a command behind -- that is run here.
-
-    The command is one of hypo's, such as run MODEL, or any other program;
-    of a Python program (-- python script.py) the launches of all Triton
-    kernels are recorded, without a change to it.
-    Its output is shown as it comes (on stderr with --json or --markdown),
-    its stderr is kept, and Ctrl-C goes to it. When it faults, what it left
-    is saved as a bundle and examined.
-
-    The exit code is 3 when a fault was found, else the command's own; 1
-    when --suspect finds nothing recorded to examine.
-    """
-    from hypocenter.cli.verbs import doctor as cli_doctor
-
-    asked = cli_doctor.request(words, options or DoctorOptions(), own_verbs(), as_json=json)
-    cli_doctor.doctor(asked)
-
-
 @app.command
 def demo() -> None:
     """Show what the doctor does: a planted defect breaks a run, and the report is printed.
@@ -402,14 +381,14 @@ def _help_console(tokens: Sequence[str]) -> Console | None:
 def _take_debug(argv: Sequence[str]) -> tuple[list[str], bool]:
     """Remove `--debug` wherever it stands before `--`; `help VERB` is `VERB --help`.
 
-    The doctor gets to see where its command begins: a second `--` is a word as any other.
+    Whoever runs a command gets to see where it begins: a second `--` is a word as any other.
     """
     end = list(argv).index("--") if "--" in argv else len(argv)
     tokens = [token for token in argv[:end] if token != "--debug"]
     debug = len(tokens) < end
     if tokens[:1] == ["help"]:
         tokens = [*tokens[1:], "--help"]
-    mark = ["--"] if tokens[:1] == ["doctor"] and end < len(argv) else []
+    mark = ["--"] if tokens[:1] in (["doctor"], ["guard"]) and end < len(argv) else []
     return [*tokens, *mark, *argv[end:]], debug
 
 

@@ -119,6 +119,15 @@ class DoctorOptions:
             **SWITCH,
         ),
     ] = False
+    again: Annotated[
+        bool,
+        Parameter(
+            name="--again",
+            help="Run the command again until a cause is proven: guarded, with blocking launches, "
+            "below compute-sanitizer. It must do no harm when it runs up to four times.",
+            **SWITCH,
+        ),
+    ] = False
     good: Annotated[
         str | None,
         Parameter(name="--good", help="Bundle of a run without the fault, to compare with."),

@@ -20,6 +20,7 @@ class Cause(enum.StrEnum):
     MISALIGNMENT = "misalignment"
     NULL_POINTER = "null pointer"
     WILD_POINTER = "wild pointer"
+    ACCESS_OUTSIDE = "access outside its tensor"
     BLOCK_TABLE_RANGE = "block table entry out of range"
     STALE_SLOT = "stale slot"
     SENTINEL_CONSUMED = "sentinel consumed"
@@ -226,6 +227,7 @@ CAUSES: dict[Cause, CauseRow] = {
         is_of_engine=True, clean="all live entries of the block tables lie inside the cache",
     ),
     Cause.WILD_POINTER: CauseRow(symptoms=frozenset()),
+    Cause.ACCESS_OUTSIDE: CauseRow(symptoms=frozenset(), blames=Blame.KERNEL),
     Cause.INDEX_RANGE: CauseRow(
         symptoms=frozenset(), untested=_ENTRIES, tested_by=TestedBy.ENTRIES,
         clean="all slots and row indices lie inside what they index",

@@ -128,6 +128,20 @@ class GpuSight(msgspec.Struct, frozen=True, kw_only=True):
     place: Place | None = None
 
 
+class RunMade(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of a command that was run until a cause was proven: `name` says how.
+
+    `ended` is how it ended and `found` what the doctor made of it, in words; `left_out` is why it
+    was not made. `is_told`: the report is of this one.
+    """
+
+    name: str
+    ended: str = ""
+    found: str = ""
+    left_out: str = ""
+    is_told: bool = False
+
+
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """A doctor's report on one bundle, which says `kind` and `fault_kind`.
 
@@ -135,7 +149,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     at, and what would make it possible; `consequences` what follows from the roots and is no cause
     of its own. `sights` is where GPUs stood that left a dump. `answers` is None without a good run.
     `is_unexplained`: what is proven is a defect, and not one that the run can have ended by as it
-    did.
+    did. `runs` are those that the command took, where it was run again.
     """
 
     kind: str
@@ -152,6 +166,12 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     answers: Answers | None = None
     is_unexplained: bool = False
+    runs: tuple[RunMade, ...] = ()
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether a root cause is proven that explains how the run ended."""
+        return bool(self.roots) and not self.is_unexplained
 
     @property
     def has_symptom(self) -> bool:

@@ -38,6 +38,7 @@ from hypocenter.doctor.rungs.refusals import refusals
 from hypocenter.doctor.rungs.replays import replays
 from hypocenter.doctor.rungs.streams import order
 from hypocenter.doctor.rungs.values import values
+from hypocenter.doctor.rungs.watched_access import guarded_run, sanitizer
 from hypocenter.doctor.surfaced import describe_surface, symptom
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.gap import Gap
@@ -53,6 +54,8 @@ LADDER: dict[str, Rung] = {
     "refusals": refusals,
     "address": addresses,
     "core dump": gpu_stops,
+    "guarded run": guarded_run,
+    "sanitizer": sanitizer,
     "ownership": ownership,
     "kept blocks": kept_blocks,
     "order": order,

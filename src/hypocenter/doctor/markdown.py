@@ -18,6 +18,7 @@ from hypocenter.doctor.report_parts import (
     headline,
     hypothesis_rows,
     proof_rows,
+    run_rows,
     spots_of,
     subject_of,
     text_said,
@@ -55,6 +56,9 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield f"**Symptom.** {plain(diagnosis.symptom)}"
     yield ""
     yield f"**Where it surfaced.** {plain(diagnosis.surfaced)}"
+    if diagnosis.runs:
+        yield ""
+        yield from _table(("run", ""), run_rows(diagnosis))
     for text in diagnosis.consequences:
         yield ""
         yield f"**Follows from it.** {plain(text)}"

@@ -20,6 +20,7 @@ from hypocenter.doctor.report_parts import (
     hypothesis_rows,
     preambles,
     proof_rows,
+    run_rows,
     rungs_text,
     spots_of,
     subject_of,
@@ -63,8 +64,11 @@ def _text_lines(diagnosis: Diagnosis, origin: Origin, show_all: bool) -> Iterato
     yield ""
     yield from _field("SYMPTOM", diagnosis.symptom)
     yield from _field("SURFACED", diagnosis.surfaced)
-    for text in diagnosis.consequences:
-        yield from _field("FOLLOWS", text)
+    for label, text in (
+        *run_rows(diagnosis),
+        *(("FOLLOWS", text) for text in diagnosis.consequences),
+    ):
+        yield from _field(label, text)
     for sight in diagnosis.sights:
         yield from _sight_text(sight)
     yield ""

@@ -10,7 +10,14 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.diagnosis import UNRECORDED, Diagnosis, Hypothesis, RootCause, Verdict
+from hypocenter.doctor.diagnosis import (
+    UNRECORDED,
+    Diagnosis,
+    Hypothesis,
+    RootCause,
+    RunMade,
+    Verdict,
+)
 from hypocenter.doctor.difference import Answers
 from hypocenter.doctor.gpu_sight import sight_text
 from hypocenter.doctor.run_environment import RunEnvironment
@@ -175,6 +182,20 @@ def unseen_by_reason(unseen: Sequence[Gap]) -> Iterator[str]:
             yield str(gap)
     for reason, names in kernels.items():
         yield f"not replayed: {', '.join(names)}: {reason}"
+
+
+def run_rows(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    """Label and text of each run that the command took, where it was run again."""
+    for number, run in enumerate(diagnosis.runs, 1):
+        yield f"RUN {number}", run_text(run)
+
+
+def run_text(run: RunMade) -> str:
+    """One line: how it was run, how it ended, what it showed."""
+    if run.left_out:
+        return f"{run.name}: left out: {run.left_out}"
+    told = " (this report)" if run.is_told else ""
+    return f"{run.name}{told}: {run.ended}; {run.found}"
 
 
 def environment_rows(environment: RunEnvironment) -> Iterator[tuple[str, str]]:

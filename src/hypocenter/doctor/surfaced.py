@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+from hypocenter.config import launch_blocking
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import RootCause
@@ -14,8 +15,15 @@ _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, s
 
 
 def symptom(case: Case) -> str:
-    """One sentence: how the run ended."""
-    fault = case.bundle.fault
+    """One sentence: how the run ended, and how it did before, when it was run as it is."""
+    now, before = case.bundle.fault, case.bundle.fault_before
+    if before is None or before.kind == "none":
+        return symptom_of(now)
+    return f"run as it is: {symptom_of(before)}; run again to examine it: {symptom_of(now)}"
+
+
+def symptom_of(fault: FaultRecord) -> str:
+    """One sentence: how a run ended that ended so."""
     message = " ".join(fault.message.split()) or fault.error or "no message"
     if fault.signal in _FROM_OUTSIDE and fault.kind == "crash" and not fault.call:
         return f"ended from outside, by {signal.Signals(fault.signal).name}: {message}"
@@ -41,6 +49,11 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
     fault = case.bundle.fault
     if fault.kind in ("none", "differs", "nonfinite"):
         return "nothing was reported by the device; the run was examined for what it left behind"
+    if (variable := launch_blocking(case.bundle.environment)) and case.kind == "crash":
+        return (
+            f"reported at {fault.call or 'the launch'}: with {variable} each launch is waited for, "
+            f"so nothing but {_last(case)} was under way"
+        )
     call = fault.call or "a call that is not known"
     if any(root.cause in (Cause.PENDING_ERROR, Cause.LATE_OUT_OF_MEMORY) for root in roots):
         return f"reported at {call}, which asked the runtime and got the error of an earlier call"

@@ -7,6 +7,7 @@ goes wrong in here is told once and changes nothing for the program.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import linecache
 import logging
@@ -15,15 +16,22 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypocenter.config import Environment
 from hypocenter.device.limits import GpuLimits, present_gpu
-from hypocenter.foreign.recorder import INTERPRETER, UNDEFINED, ForeignRecorder
+from hypocenter.foreign.argument_facts import INTERPRETER
+from hypocenter.foreign.recorder import UNDEFINED, ForeignRecorder
 from hypocenter.package import is_own_file
 from hypocenter.record.catalogue import sources_of
+from hypocenter.record.events import Launched
 from hypocenter.refusals import AnyRefusal, CompileError, ResourceExceeded
+
+if TYPE_CHECKING:
+    from hypocenter.foreign.guarding import GuardedLaunch, Guarding
+    from hypocenter.record.guard_faults import AccessFault
 
 log = logging.getLogger("hypocenter.foreign")
 
@@ -49,6 +57,8 @@ class _State:
     num_failed = 0
     limits: dict[str, Any] | None = None
     knows_limits = False
+    #: In a guarded run, once the first launch is made.
+    guarding: Guarding | None = None
 
 
 def module_loaded(module: Any) -> None:
@@ -63,6 +73,12 @@ def module_loaded(module: Any) -> None:
         _watch_launches(module.JITFunction, is_interpreted=False)
     elif module.__name__ == "triton.runtime.interpreter":
         _watch_launches(module.InterpretedFunction, is_interpreted=True)
+    elif module.__name__ == "triton.compiler.compiler" and _is_guarded_run():
+        reason = "it is launched as a compiled kernel, past triton.jit"
+        _list_past(module.CompiledKernel, "__getitem__", reason)
+    elif module.__name__ == "torch._inductor.runtime.triton_heuristics" and _is_guarded_run():
+        reason = "torch.compile launches the kernels that it makes itself, past triton.jit"
+        _list_past(module.CachingAutotuner, "run", reason)
 
 
 def _mark_undefined(torch: Any) -> None:
@@ -103,6 +119,7 @@ def recorder() -> ForeignRecorder | None:
 
 
 def _close() -> None:
+    _attempt(_note_captured)
     if _State.recorder is not None:
         _attempt(_State.recorder.close)
         _State.recorder = None
@@ -146,16 +163,17 @@ def _watch_launches(kind: Any, *, is_interpreted: bool) -> None:
 
     @functools.wraps(original)
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
-        if warmup or _State.is_off:
+        is_own = str(getattr(self.fn, "__module__", "")).split(".")[0] == "hypocenter"
+        if warmup or _State.is_off or is_own:  # of its own kernels another recorder tells
             return original(self, *args, grid=grid, warmup=warmup, **options)
-
-        def looked_at(bound: Any) -> Any:
-            size = grid(bound) if callable(grid) else grid
-            _attempt(_note_launch, self, args, options, size, is_interpreted)
-            return size
-
+        launch = _Launch(self, args, options, grid, is_interpreted)
+        if _is_guarded_run():
+            _attempt(_prepare, launch)
         try:
-            return original(self, *args, grid=looked_at, warmup=warmup, **options)
+            if launch.guarded is not None:
+                with contextlib.suppress(_NotGuarded):
+                    return _run_guarded(original, launch, launch.guarded)
+            return original(self, *args, grid=launch.looked_at, warmup=False, **options)
         finally:
             _over()
 
@@ -164,18 +182,120 @@ def _watch_launches(kind: Any, *, is_interpreted: bool) -> None:
     kind.run = run
 
 
-def _note_launch(
-    jit: Any, args: tuple[Any, ...], options: dict[str, Any], grid: Any, is_interpreted: bool
-) -> None:
-    if str(getattr(jit.fn, "__module__", "")).split(".")[0] == "hypocenter":
-        return  # this package's own, which its own recorder tells of
+@dataclass(slots=True)
+class _Launch:
+    """A launch that the program makes; `size` and `made` are known right before it is made."""
+
+    jit: Any
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+    grid: Any
+    is_interpreted: bool
+    size: Any = None
+    made: Launched | None = None
+    guarded: GuardedLaunch | None = None
+
+    def looked_at(self, bound: Any) -> Any:
+        """The grid; whoever asks for it is about to launch."""
+        self.size = self.grid(bound) if callable(self.grid) else self.grid
+        _attempt(_note_launch, self)
+        return self.size
+
+
+class _NotGuarded(Exception):
+    """The guarded form of a launch could not be launched, and nothing has happened."""
+
+
+def _prepare(launch: _Launch) -> None:
+    """Find the guarded form of a launch, where it has one."""
+    if _State.guarding is None:
+        from hypocenter.foreign.guarding import Guarding
+
+        _State.guarding = Guarding(_tell_unguarded)
+    launch.guarded = _State.guarding.prepare(launch.jit, launch.args, launch.options)
+
+
+@functools.cache
+def _is_guarded_run() -> bool:
+    environment = Environment.read()
+    return environment.guard and environment.record
+
+
+def _list_past(kind: Any, method: str, reason: str) -> None:
+    """Tell of kernels that are launched by another way, by the first launch of each."""
+    original = getattr(kind, method)
+    seen: set[str] = set()
+
+    @functools.wraps(original)
+    def run(self: Any, *args: Any, **options: Any) -> Any:
+        named = getattr(self, "fn", self)
+        name = str(getattr(named, "__name__", None) or getattr(named, "name", "a kernel"))
+        if name not in seen:
+            seen.add(name)
+            _tell_unguarded(name, reason)
+        return original(self, *args, **options)
+
+    setattr(kind, method, run)
+
+
+def _tell_unguarded(*facts: Any) -> None:
+    if (opened := recorder()) is not None:
+        _attempt(opened.record_unguarded, *facts)
+
+
+def _run_guarded(original: Any, launch: _Launch, guarded: GuardedLaunch) -> Any:
+    """Launch the guarded form, wait for it, and write down what it refused."""
+    guarding = _State.guarding
+    assert guarding is not None
+    for hook in launch.jit.pre_run_hooks:  # a form has none: they know nothing of its arguments
+        hook(*launch.args, **launch.options)
+    options = {**launch.options, **guarded.extra}
+    try:
+        result = original(
+            guarded.form.fn, *launch.args, grid=launch.looked_at, warmup=False, **options
+        )
+    except Exception as error:
+        if guarding.is_unlaunchable(launch.jit, error, has_begun=launch.size is not None):
+            raise _NotGuarded from error
+        raise
+    size = (launch.size,) if isinstance(launch.size, int) else tuple(launch.size)
+    guarded.made, guarded.grid = launch.made, tuple(int(number) for number in size)
+    if _State.recorder is not None:
+        _State.recorder.count_guarded()
+    _attempt(_note_faults, guarded, guarding.settle(guarded))
+    return result
+
+
+def _note_faults(guarded: GuardedLaunch, faults: list[AccessFault]) -> None:
+    if faults and guarded.made is not None and _State.recorder is not None:
+        _State.recorder.record_guarded(guarded.made, faults, guarded.tensors)
+
+
+def _note_captured() -> None:
+    """What launches in graphs have found."""
+    if _State.guarding is not None:
+        for guarded, faults in _State.guarding.settle_captured():
+            _note_faults(guarded, faults)
+
+
+def _note_launch(launch: _Launch) -> None:
     opened = recorder()
     if opened is None:
         return
     caller, site = _caller()
-    device, stream = (INTERPRETER, "") if is_interpreted else _device_and_stream()
-    limits = None if is_interpreted else _limits()
-    opened.record_launch(jit, args, options, grid, device, limits, stream, caller, site)
+    device, stream = (INTERPRETER, "") if launch.is_interpreted else _device_and_stream()
+    limits = None if launch.is_interpreted else _limits()
+    launch.made = opened.record_launch(
+        launch.jit,
+        launch.args,
+        launch.options,
+        launch.size,
+        device,
+        limits,
+        stream,
+        caller,
+        site,
+    )
     opened.begin()
 
 
@@ -249,6 +369,7 @@ def _watch_waits(torch: Any) -> None:
 
 
 def _note_synchronisation() -> None:
+    _note_captured()
     if _State.recorder is not None:
         _State.recorder.record_synchronisation(_caller()[1])
 

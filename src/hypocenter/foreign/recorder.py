@@ -15,13 +15,20 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hypocenter.dtypes import RECORD_NAMES
+from hypocenter.foreign.argument_facts import (
+    INTERPRETER,
+    device_of,
+    dtype_of,
+    is_pinned,
+    scalar_of,
+    values_of,
+)
 from hypocenter.foreign.call_text import launch_in
 from hypocenter.record import ring
 from hypocenter.record.bundle import Snapshot
@@ -38,13 +45,15 @@ from hypocenter.record.events import (
     Freed,
     Launched,
     LaunchRecord,
+    MaskedOff,
+    RanUnguarded,
     Rejected,
-    ScalarValue,
     SourceRecord,
     StreamEvent,
     TensorRecord,
     Values,
 )
+from hypocenter.record.guard_faults import AccessFault
 from hypocenter.record.ring_writer import RingWriter
 from hypocenter.record.run_folder import claim_folder, process_record
 from hypocenter.record.runtime_text import kind_of_text
@@ -52,15 +61,15 @@ from hypocenter.record.trace_log import TraceWriter
 from hypocenter.refusals import AnyRefusal
 from hypocenter.tensor import span_of
 
-#: The device of launches that Triton's interpreter runs on the CPU.
-INTERPRETER = "interpreter"
 #: What is written of one program; past it the recording begins anew, and the oldest is gone.
 STATIC_BYTES = 16 << 20
 MAX_VALUE_BYTES, RECENT_BYTES = 4096, 4 << 20
 MAX_KERNELS, MAX_BLOCKS = 1024, 4096
 #: The byte that stands where nobody has written, and the most that is kept of a tensor with such.
 UNDEFINED, MAX_UNDEFINED_BYTES = 0xFF, 1 << 16
-_MAX_CHARS = 200
+#: What is kept of a tensor of integers of a launch that left one of its tensors, and how many
+#: findings of a guarded run are.
+GUARD_BYTES, MAX_OF_GUARD = 1 << 20, 512
 
 _INTEGERS = frozenset({"I8", "I16", "I32", "I64", "U8"})
 _FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
@@ -102,6 +111,10 @@ class ForeignRecorder:
         self._gone: deque[int] = deque()  # ids of storages that died since the last launch
         self.num_launches = 0
         self._has_failed = False
+        #: What a guarded run found and could not guard, which outlives a log that begins anew.
+        self._of_guard: list[MaskedOff | RanUnguarded] = []
+        #: Of the launch that is being made, what its tensors held before: number, and values.
+        self._held: tuple[int, list[Values]] = (0, [])
         self._begin()
 
     def _begin(self) -> None:
@@ -115,6 +128,8 @@ class ForeignRecorder:
         self._devices: set[str] = set()
         self._is_full = False
         self._static(process_record())
+        for event in self._of_guard:
+            self._keep_event(event)
 
     # -- what the program does --------------------------------------------------------------------
 
@@ -129,7 +144,7 @@ class ForeignRecorder:
         stream: str = "",
         caller: FrameType | None = None,
         site: str = "",
-    ) -> None:
+    ) -> Launched:
         """A launch is about to be made: `options` are its keywords, `caller` the frame it is in."""
         with self._lock:
             if self._is_full:
@@ -148,7 +163,7 @@ class ForeignRecorder:
             for name in kernel.names:
                 value = given.get(name)
                 if name in kernel.constants:
-                    constants[name] = _scalar(value)
+                    constants[name] = scalar_of(value)
                 else:
                     arguments.append(self._argument(kernel, name, value, device, caller, held))
             record = LaunchRecord(
@@ -160,7 +175,7 @@ class ForeignRecorder:
                 arguments=tuple(arguments),
                 constants=constants,
                 options={
-                    name: _scalar(value)
+                    name: scalar_of(value)
                     for name, value in options.items()
                     if name not in kernel.names and name != "num_warps"
                 },
@@ -171,7 +186,63 @@ class ForeignRecorder:
             event = Launched(**self._now(), launch=record)
             if held:
                 self._keep(event.seq, tuple(held))
+            self._held = event.seq, held
             self._event(event)
+            return event
+
+    def record_guarded(
+        self, made: Launched, faults: Sequence[AccessFault], given: Mapping[str, Any]
+    ) -> None:
+        """Accesses of a launch were masked off; `given` are its tensors, whose integers are kept.
+
+        Of a tensor that the launch itself has changed the later values are all there is, but where
+        Triton's interpreter ran it.
+        """
+        with self._lock:
+            before = self._held[1] if self._held[0] == made.seq else []
+            held = {values.tensor: values for values in before}
+            for argument in made.launch.arguments:
+                tensor = given.get(argument.name)
+                if argument.tensor is None or tensor is None or argument.tensor in held:
+                    continue
+                kind = dtype_of(tensor.dtype)
+                if kind in _INTEGERS and 0 < tensor.numel() * tensor.element_size() <= GUARD_BYTES:
+                    held[argument.tensor] = values_of(tensor, argument.tensor, kind)
+            if held:
+                self._trace_writer().first(
+                    Snapshot(made.step, OUTSIDE_PLANS, made.seq, tuple(held.values()))
+                )
+            for fault in faults:
+                self._keep_of_guard(
+                    MaskedOff(**self._now(), fault=fault, launched=made.seq, launch=made.launch)
+                )
+
+    def record_unguarded(
+        self, kernel: str, reason: str, file: str = "", line: int = 0, expression: str = ""
+    ) -> None:
+        """Launches of a kernel run as they are."""
+        with self._lock:
+            self._keep_of_guard(
+                RanUnguarded(
+                    **self._now(),
+                    kernel=kernel,
+                    reason=reason,
+                    file=file,
+                    line=line,
+                    expression=expression,
+                )
+            )
+
+    def count_guarded(self) -> None:
+        """Another launch was made in its guarded form."""
+        number = ring.CHECKS.index("guard")
+        self._writer.header[ring.CELL_ARMED] |= 1 << number
+        self._writer.header[ring.CELL_CHECK_RUNS + number] += 1
+
+    def _keep_of_guard(self, event: MaskedOff | RanUnguarded) -> None:
+        if len(self._of_guard) < MAX_OF_GUARD:
+            self._of_guard.append(event)
+            self._keep_event(event)
 
     def begin(self) -> None:
         """What may take longer than anyone waits for begins: a launch, a wait for the GPU."""
@@ -260,9 +331,9 @@ class ForeignRecorder:
         if hasattr(value, "base") and hasattr(value, "dtype") and hasattr(value, "data_ptr"):
             tensor, cast = value.base, str(value.dtype)  # triton.reinterpret
         if not hasattr(tensor, "untyped_storage") or not hasattr(tensor, "data_ptr"):
-            return ArgumentRecord(name, None, _scalar(value))
+            return ArgumentRecord(name, None, scalar_of(value))
         storage = tensor.untyped_storage()
-        where = _device_of(tensor, device)
+        where = device_of(tensor, device)
         address = int(storage.data_ptr())
         known = self._storages.get((where, address))
         if known is None or not self._is_same(known, storage):
@@ -272,7 +343,7 @@ class ForeignRecorder:
         number = self._tensors.get(key)
         if number is None:
             number = self._new_tensor(key, tensor, _name(kernel, name, caller))
-        if where == INTERPRETER and (kind := _dtype(tensor.dtype)) in _INTEGERS:
+        if where == INTERPRETER and (kind := dtype_of(tensor.dtype)) in _INTEGERS:
             self._hold(tensor, number, kind, held)
         elif where == INTERPRETER and kind in _FLOATS:
             self._hold_undefined(tensor, number, kind, held)
@@ -289,7 +360,7 @@ class ForeignRecorder:
         self._storages[where, address] = known
         kind = "device"
         if where == "cpu":
-            kind = "pinned" if _is_pinned(tensor) else "host"
+            kind = "pinned" if is_pinned(tensor) else "host"
         self._record_allocation(number, where, address, known.num_bytes, name, kind)
         return known
 
@@ -308,7 +379,7 @@ class ForeignRecorder:
                 id=number,
                 name=name,
                 owner=FOREIGN,
-                dtype=_dtype(dtype),
+                dtype=dtype_of(dtype),
                 shape=tuple(shape),
                 strides=tuple(strides),
                 offset=int(tensor.storage_offset()),
@@ -344,8 +415,7 @@ class ForeignRecorder:
         """What a small integer tensor of the host holds: kernels find their way by such."""
         num_bytes = tensor.numel() * tensor.element_size()
         if 0 < num_bytes <= MAX_VALUE_BYTES and all(value.tensor != number for value in held):
-            data = tensor.detach().contiguous().numpy().tobytes()
-            held.append(Values(number, dtype, tuple(tensor.shape), data))
+            held.append(values_of(tensor, number, dtype))
 
     def _hold_undefined(self, tensor: Any, number: int, dtype: str, held: list[Values]) -> None:
         """A tensor of floats in part of which still stands what nobody has written."""
@@ -362,9 +432,12 @@ class ForeignRecorder:
             held.append(Values(number, dtype, tuple(tensor.shape), data))
 
     def _keep(self, seq: int, held: tuple[Values, ...]) -> None:
+        self._trace_writer().recent(Snapshot(self.num_launches, OUTSIDE_PLANS, seq, held))
+
+    def _trace_writer(self) -> TraceWriter:
         if self._trace is None:
             self._trace = TraceWriter(self.folder, RECENT_BYTES)
-        self._trace.recent(Snapshot(self.num_launches, OUTSIDE_PLANS, seq, held))
+        return self._trace
 
     # -- kernels ----------------------------------------------------------------------------------
 
@@ -426,38 +499,7 @@ class ForeignRecorder:
             self._writer.header[ring.CELL_NUM_LOST] += 1
 
 
-def _device_of(tensor: Any, device: str) -> str:
-    """Where a tensor lies, in the words of `device`, that of the launch."""
-    kind, index = tensor.device.type, tensor.device.index
-    if kind == "cpu":
-        return INTERPRETER if device == INTERPRETER else "cpu"
-    return f"{device.split(':')[0]}:{index or 0}" if kind == "cuda" else f"{kind}:{index or 0}"
-
-
-def _dtype(dtype: Any) -> str:
-    name = str(dtype).removeprefix("torch.")
-    return RECORD_NAMES.get(name, name.upper())
-
-
-def _is_pinned(tensor: Any) -> bool:
-    try:
-        return bool(tensor.is_pinned())
-    except Exception:  # a driver that has failed before
-        return False
-
-
 def _name(kernel: _Kernel, parameter: str, caller: FrameType | None) -> str:
     """How the program spells the argument; else whose parameter it is."""
     spelled = launch_in(caller).of(parameter, kernel.names) if caller is not None else None
     return spelled or f"tensor of {parameter}"
-
-
-def _scalar(value: Any) -> ScalarValue:
-    """A number or text as it is; of anything else what it is, in a few words."""
-    if type(value).__name__ == "constexpr":
-        value = value.value
-    if isinstance(value, int) and not isinstance(value, bool):
-        return int(value) if -(2**63) <= value < 2**64 else str(value)
-    if value is None or isinstance(value, bool | float | str):
-        return value
-    return str(value)[:_MAX_CHARS]

@@ -40,13 +40,11 @@ from hypocenter.record.bundle_json import (
 )
 from hypocenter.record.events import (
     FOREIGN,
-    Allocated,
+    LASTING,
     AnyEvent,
-    Captured,
     CheckRecord,
     Declaration,
     FaultRecord,
-    Freed,
     LaunchRecord,
     ModelRecord,
     PlanRecord,
@@ -58,7 +56,7 @@ from hypocenter.record.events import (
     Values,
 )
 from hypocenter.record.gap import Gap
-from hypocenter.record.gpu_stop import MAX_STOPS, GpuStop
+from hypocenter.record.gpu_stop import MAX_REPORTS, MAX_STOPS, GpuStop, SanitizerReport
 from hypocenter.tensor import DType
 
 VERSION = 3
@@ -80,9 +78,6 @@ MAX_SNAPSHOTS = 4096
 #: of them is parsed as a whole, at ten times its size in memory.
 MAX_ARRAYS, MAX_ENTRY_BYTES = 1 << 17, 128
 
-#: Events that say what memory there is; they stay when the steps around them are left out.
-LASTING = (Allocated, Freed, Captured)
-
 
 class Snapshot(msgspec.Struct, frozen=True):
     """Contents of tensors right before launch `launch` of plan `plan` in step `step`."""
@@ -99,8 +94,9 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     `packages` to `model` are as the run's own process told them; "" or None where it did not, as
     in bundles from before these fields. `limits` are the fields of `device/limits.py:GpuLimits` of
     the device, None for a CPU; `contracts` the declarations of the kernels' contracts; `gpu_stops`
-    where GPUs stood that left a dump; `missing` what could not be recovered; `redacted` whether
-    token ids inside the vocabulary were replaced by 0.
+    where GPUs stood that left a dump. `fault_before` is how the same command ended when it was run
+    as it is, before a run that was not; `reports` what a sanitizer saw in this one. `missing` what
+    could not be recovered; `redacted` whether token ids inside the vocabulary were replaced by 0.
     """
 
     version: int = VERSION
@@ -127,6 +123,8 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     statistics: tuple[Statistics, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
     gpu_stops: tuple[GpuStop, ...] = ()
+    fault_before: FaultRecord | None = None
+    reports: tuple[SanitizerReport, ...] = ()
     stderr: str = ""
     kernel_log: tuple[str, ...] = ()
     missing: tuple[Gap, ...] = ()
@@ -433,6 +431,7 @@ def _decode(folder: Path, data: bytes, missing: list[Gap]) -> Bundle:
         "sources": MAX_SOURCES,
         "snapshots": MAX_SNAPSHOTS,
         "gpu_stops": MAX_STOPS,
+        "reports": MAX_REPORTS,
     }
     fields = fields_of(Bundle, raw, limits, missing)
     try:

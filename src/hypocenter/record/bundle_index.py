@@ -11,6 +11,7 @@ import functools
 from dataclasses import dataclass
 from typing import TypeVar
 
+from hypocenter.config import launch_blocking
 from hypocenter.errors import UsageError
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import (
@@ -22,6 +23,7 @@ from hypocenter.record.events import (
     Freed,
     Launched,
     LaunchRecord,
+    MaskedOff,
     Place,
     Rejected,
     Stepped,
@@ -81,6 +83,10 @@ class BundleIndex:
                 self.stepped[event.step, event.plan] = event
             elif isinstance(event, Launched):
                 self.launched[event.seq] = event
+            elif isinstance(event, MaskedOff) and event.launched not in self.launched:
+                # Of a long run the launch itself may be told of no more.
+                made = Launched(seq=event.launched, step=event.step, launch=event.launch)
+                self.launched[event.launched] = made
 
     def events_of(self, kind: type[_E]) -> tuple[_E, ...]:
         """The events of one kind, in order."""
@@ -135,10 +141,13 @@ class BundleIndex:
     def under_way(self) -> tuple[LaunchMade, ...]:
         """The launches that may have been under way at the end: after `completed`, to `submitted`.
 
-        Where no mark says what was completed, what came before the last copy to the host was.
+        Where no mark says what was completed, what came before the last copy to the host was. Of
+        launches that were waited for one by one it is the last alone.
         """
         progress = self.bundle.progress
         last = progress.submitted
+        if launch_blocking(self.bundle.environment) and self.bundle.is_foreign:
+            return self.launches[-1:]
         if last is not None and last.plan in self.plans and last not in self.places():
             # The event of its step is lost, and with it what came before.
             submitted = self.plans[last.plan].launches[: max(0, last.launch + 1)]

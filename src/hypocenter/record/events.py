@@ -11,6 +11,7 @@ import enum
 import msgspec
 
 from hypocenter.errors import ErrorKind
+from hypocenter.record.guard_faults import AccessFault
 from hypocenter.refusals import AnyRefusal
 
 ScalarValue = bool | int | float | str | None
@@ -400,6 +401,27 @@ class Rejected(Event, frozen=True, kw_only=True, tag=True):
         return self.kernel or f"copy of {self.tensor}"
 
 
+class MaskedOff(Event, frozen=True, kw_only=True, tag=True):
+    """An access of a guarded launch left its tensor, and was masked off: the first of its site.
+
+    `launched` is the number of the event that tells of the launch, `launch` its record.
+    """
+
+    fault: AccessFault
+    launched: int
+    launch: LaunchRecord
+
+
+class RanUnguarded(Event, frozen=True, kw_only=True, tag=True):
+    """Launches of `kernel` ran as they are in a guarded run: why, and at which of its lines."""
+
+    kernel: str
+    reason: str
+    file: str = ""
+    line: int = 0
+    expression: str = ""
+
+
 AnyEvent = (
     Allocated
     | Freed
@@ -416,8 +438,14 @@ AnyEvent = (
     | Captured
     | Called
     | Rejected
+    | MaskedOff
+    | RanUnguarded
 )
 
+
+#: Events that say what memory there is, and what a guarded run found; they stay when the steps
+#: around them are left out.
+LASTING = (Allocated, Freed, Captured, MaskedOff, RanUnguarded)
 
 #: The plan of a Place whose launch belongs to no plan; its `launch` is the event's `seq` then.
 OUTSIDE_PLANS = -1

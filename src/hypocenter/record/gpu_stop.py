@@ -9,12 +9,34 @@ from __future__ import annotations
 import msgspec
 
 #: What is kept of a dump, and read of a bundle, at most.
-MAX_STOPS, MAX_GRIDS, MAX_WARPS, MAX_STANDINGS = 8, 64, 64, 64
+MAX_STOPS, MAX_GRIDS, MAX_WARPS, MAX_STANDINGS, MAX_REPORTS = 8, 64, 64, 64, 16
 MAX_WORDS, MAX_LANES, MAX_REGISTERS, MAX_FRAMES = 4096, 64, 512, 32
 #: Warps whose registers are kept, those with an exception first.
 MAX_DEEP_WARPS = 4
 
 Block = tuple[int, int, int]
+
+
+class SanitizerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A wrong access that a tool of others saw, by its own words: `problem` is what was wrong.
+
+    `operation` load, store or atomic; `block` is the program of a Triton kernel. `near_bytes` is
+    how far behind the allocation at `near_address` the access was, negative before it; None where
+    the tool does not tell.
+    """
+
+    tool: str
+    problem: str
+    operation: str
+    width_bytes: int
+    kernel: str
+    file: str = ""
+    line: int = 0
+    thread: Block | None = None
+    block: Block | None = None
+    address: int | None = None
+    near_address: int | None = None
+    near_bytes: int | None = None
 
 
 class GpuFrame(msgspec.Struct, frozen=True):

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from hypocenter.device import devices
-from hypocenter.device.guard.faults import AccessFault
 from hypocenter.device.interpret.interpret import Pointer
 from hypocenter.device.launch import Launch
 from hypocenter.device.offline.specimen import of_device
 from hypocenter.errors import AccessRefused, HypoError, UsageError
+from hypocenter.record.guard_faults import AccessFault
 from hypocenter.replay.findings import ReplayReport
 from hypocenter.replay.replay import replay
 from hypocenter.replay.text import finding_text

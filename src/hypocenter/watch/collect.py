@@ -21,7 +21,7 @@ from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import AnyEvent, Called, DeviceRecord, FaultRecord, Rejected
 from hypocenter.record.gap import UNWATCHED, Gap
-from hypocenter.record.gpu_stop import GpuStop
+from hypocenter.record.gpu_stop import GpuStop, SanitizerReport
 from hypocenter.record.trace_log import read_trace
 from hypocenter.watch import foreign_runs
 from hypocenter.watch.child import Ended, Shrunk
@@ -42,12 +42,18 @@ from hypocenter.watch.redact import redact
 
 
 def collect(
-    runs: Path, ended: Ended, *, suspect: bool = False, with_prompts: bool = False
+    runs: Path,
+    ended: Ended,
+    *,
+    suspect: bool = False,
+    with_prompts: bool = False,
+    fault_before: FaultRecord | None = None,
+    reports: tuple[SanitizerReport, ...] = (),
 ) -> Bundle | None:
     """The bundle of a child that `watch` ran, whose recorders wrote below `runs`.
 
     None when it ended without a fault and nothing is suspected. Without `with_prompts` token ids
-    and prompts are taken out.
+    and prompts are taken out. `fault_before` and `reports` are as in a Bundle.
     """
     run = main_run(runs)
     fault = _fault(ended, run)
@@ -70,6 +76,8 @@ def collect(
         run,
         fault,
         gpu_stops=ended.gpu_stops,
+        fault_before=fault_before,
+        reports=reports,
         command=ended.command,
         started=_show(ended.started),
         ended=_show(ended.ended),
@@ -106,10 +114,30 @@ def collect_dead(dead: DeadRun, *, with_prompts: bool = False) -> Bundle:
     )
 
 
+def runs_below(runs: Path) -> list[ring.Run]:
+    """What each process that a command started recorded, the one that began last first."""
+    return [ring.read_run(folder) for folder in ring.run_folders(runs)[:MAX_FOLDERS]]
+
+
 def main_run(runs: Path) -> ring.Run | None:
     """Of the processes that a command started, the one that tells most of a fault."""
-    found = [ring.read_run(folder) for folder in ring.run_folders(runs)[:MAX_FOLDERS]]
-    return max(found, key=_tells, default=None)
+    return max(runs_below(runs), key=_tells, default=None)
+
+
+def bundle_of_run(run: ring.Run) -> Bundle:
+    """What one process recorded, whole and with nothing of how it ended: not to be saved."""
+    return _bundle(
+        run,
+        FaultRecord(kind="none", message=""),
+        gpu_stops=(),
+        command=run.process.command if run.process else (),
+        started=run.process.started if run.process else "",
+        ended="",
+        stderr="",
+        kernel_log=(),
+        missing=[],
+        with_prompts=True,
+    )
 
 
 def _tells(run: ring.Run) -> tuple[bool, bool, bool, int]:
@@ -129,6 +157,8 @@ def _bundle(
     kernel_log: tuple[str, ...],
     missing: list[Gap],
     with_prompts: bool,
+    fault_before: FaultRecord | None = None,
+    reports: tuple[SanitizerReport, ...] = (),
 ) -> Bundle:
     bundle = Bundle(
         kind={"none": "suspect", "crash": "crash", "hang": "hang"}.get(fault.kind, "error"),
@@ -139,6 +169,8 @@ def _bundle(
         stderr=stderr,
         kernel_log=kernel_log,
         gpu_stops=gpu_stops,
+        fault_before=fault_before,
+        reports=reports,
     )
     if run is not None:
         device, trace = _device(run), read_trace(run.folder)

@@ -2,19 +2,21 @@
 
 Formats: AMD's page fault line is of ROCR-Runtime (runtime.cpp, VMFaultHandler), the sentences of
 CUDA and HIP by cudaGetErrorString and hipGetErrorString, stacks by Python's faulthandler, Xid lines
-by NVIDIA's kernel module, `page fault` blocks by amdgpu (gmc_v9_0.c and its like).
+by NVIDIA's kernel module, `page fault` blocks by amdgpu (gmc_v9_0.c and its like). Reports of
+compute-sanitizer have the two forms that versions of it write.
 """
 
 from __future__ import annotations
 
 import re
 import signal as signals
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, EXIT_OK, EXIT_USAGE, ErrorKind
 from hypocenter.record.events import FaultRecord
+from hypocenter.record.gpu_stop import SanitizerReport
 from hypocenter.record.runtime_text import kind_of_text
 from hypocenter.refusals import CaptureError, NoCode
 from hypocenter.watch.refusal_text import Refused, refused_in
@@ -59,6 +61,25 @@ _AMDGPU_PID = re.compile(r"\bpid[: ]+(\d+)")
 _LAUNCH = re.compile(r"(?:launch of |Kernel ')(\w+)")
 #: Sentences about a launch that was ended: of ours, of CUDA (702).
 _ENDLESS = ("the launch did not finish", "the launch timed out")
+
+#: What compute-sanitizer says of an access: a head, and below it a few lines in any order.
+MEMCHECK_NAME = "compute-sanitizer"
+_MEMCHECK_OPERATIONS = {"read": "load", "write": "store", "atomic": "atomic"}
+_HEAD = re.compile(
+    r"^=+ +Invalid __(?P<space>\w+)__ (?P<access>read|write|atomic) of size (?P<bytes>[\d,]{1,9})",
+    re.M,
+)
+_AT_KERNEL = re.compile(
+    r"^=+ +at (?P<kernel>[^\n]{1,400}?)\+0x[0-9a-f]+(?: in (?P<place>[^\n]+))?$"
+)
+_AT_OFFSET = re.compile(r"^=+ +at 0x[0-9a-f]+ in (?P<place>[^\n]+):(?P<kernel>[^:\n]{1,400})$")
+_PLACE = re.compile(r"^(?P<file>.+):(?P<line>\d{1,9})$")
+_BY = re.compile(r"^=+ +by thread \(([\d,]+)\) in block \(([\d,]+)\)")
+_ADDRESS = re.compile(r"^=+ +(?:Address|Access to) (0x[0-9a-f]{1,16}) is ([^\n]{1,100})$")
+_NEAR = re.compile(
+    r"^=+ +and is (?P<far>[\d,]{1,24}) bytes (?P<side>after|before) the nearest allocation at "
+    r"(?P<base>0x[0-9a-f]{1,16})"
+)
 
 #: Signals by which someone ends a program on purpose.
 ENDED_BY_HAND = frozenset({signals.SIGINT, signals.SIGTERM, signals.SIGHUP, signals.SIGPIPE})
@@ -280,3 +301,48 @@ def _last_words(stderr: str) -> FaultRecord | None:
 def _show(match: re.Match[str]) -> str:
     text = match[0].removeprefix("hypo: ").removeprefix("error: ")
     return text.removeprefix("hypocenter.errors.")[:MAX_MESSAGE_CHARS]
+
+
+def reports_in(text: str) -> Iterator[SanitizerReport]:
+    """The accesses to global memory that compute-sanitizer tells of, in its order."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        head = _HEAD.match(line)
+        if head is not None and head["space"] == "global":
+            yield _report(head, lines[number + 1 : number + 6])
+
+
+def _report(head: re.Match[str], lines: Sequence[str]) -> SanitizerReport:
+    found = {
+        name: next(filter(None, (form.match(line) for line in lines for form in forms)), None)
+        for name, forms in (
+            ("at", (_AT_OFFSET, _AT_KERNEL)),
+            ("by", (_BY,)),
+            ("address", (_ADDRESS,)),
+            ("near", (_NEAR,)),
+        )
+    }
+    at, by, address, near = found["at"], found["by"], found["address"], found["near"]
+    place = _PLACE.match(at["place"] or "") if at is not None else None
+    far = int(near["far"].replace(",", "")) if near is not None else None
+    return SanitizerReport(
+        tool=MEMCHECK_NAME,
+        problem=address[2] if address is not None else "wrong",
+        operation=_MEMCHECK_OPERATIONS[head["access"]],
+        width_bytes=int(head["bytes"].replace(",", "")),
+        kernel=at["kernel"] if at is not None else "",
+        file=place["file"] if place is not None else "",
+        line=int(place["line"]) if place is not None else 0,
+        thread=_three(by[1]) if by is not None else None,
+        block=_three(by[2]) if by is not None else None,
+        address=int(address[1], 16) if address is not None else None,
+        near_address=int(near["base"], 16) if near is not None else None,
+        near_bytes=(-far if near["side"] == "before" else far)
+        if near is not None and far is not None
+        else None,
+    )
+
+
+def _three(text: str) -> tuple[int, int, int] | None:
+    numbers = [int(part[:10]) for part in text.split(",") if part.isdigit()]
+    return (numbers[0], numbers[1], numbers[2]) if len(numbers) == 3 else None

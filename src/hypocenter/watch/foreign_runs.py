@@ -45,6 +45,12 @@ def launches(events: Iterable[AnyEvent]) -> list[Launched]:
     return [event for event in found if event.step and not event.launch.facts]
 
 
+def num_launches(run: ring.Run) -> int:
+    """How many Triton launches a foreign process made, those that are told of no more as well."""
+    made = launches(run.events)
+    return made[-1].step if made else 0
+
+
 def unseen(run: ring.Run) -> Iterator[Gap]:
     """What could not be looked at; nothing of a run of this package's engine."""
     made = launches(run.events)

@@ -20,12 +20,12 @@ import pytest
 import torch
 
 from hypocenter import package
-from hypocenter.device.guard.faults import AccessFault, GuardSite, SourceLine
 from hypocenter.device.guard.guard import SLOTS, decode_slots, describe, extent_bytes, guard
 from hypocenter.device.guard.source import KernelSource
 from hypocenter.device.interpret.interpret import Pointer, interpreting
 from hypocenter.device.triton_lang import interpreter, triton
 from hypocenter.errors import HypoError, LaunchRejected, Unguardable, UsageError
+from hypocenter.record.guard_faults import FAR, AccessFault, GuardSite, SourceLine
 
 ZONE = 4096
 ZONE_BYTE = 0xA5
@@ -247,11 +247,11 @@ CASES: dict[str, tuple[Any, tuple[int, ...], Any, Any, list[tuple[str, str, str,
         lambda: dict(at=-3),
         [("x_ptr", "load", "wide_cast_kernel", [-3])],
     ),
-    "an offset beyond what the record counts spoils no program": (
+    "an offset beyond what the record counts is the furthest, and spoils no program": (
         K.wide_cast_kernel, (3,),
         lambda: dict(x_ptr=steps(16, dtype=np.uint8), y_ptr=zeros(1, dtype=np.int64), at=0),
         lambda: dict(at=2**40 + 8),
-        [("x_ptr", "load", "wide_cast_kernel", [8])],
+        [("x_ptr", "load", "wide_cast_kernel", [FAR])],
     ),
     "imported names, comments, strings": (
         K.names_kernel, (1,),
@@ -472,6 +472,16 @@ def word(offset: int, program: int = 0, null: bool = False) -> int:
     return value - (1 << 64)
 
 
+def test_a_kernel_is_guarded_whatever_decorates_it() -> None:
+    assert run_guarded(K.decorated.fn, (1,), dict(x_ptr=steps(15), BLOCK=16, TWICE=2))
+
+
+def test_a_variant_keeps_nothing_alive_that_its_source_does_not_name() -> None:
+    made = guard(K.scale_kernel, ["x_ptr", "y_ptr"]).fn.fn.__globals__
+    assert {"tl", "guard__load", "__name__"} <= made.keys()
+    assert "decorated" not in made
+
+
 def test_words_are_decoded() -> None:
     grid = (3, 5, 2)
     found = decode_slots("k", SITES, [7, word(-4, 17), 0, word(1 << 34, 0, True)], grid)
@@ -485,5 +495,9 @@ def test_words_are_decoded() -> None:
     (fault,) = decode_slots("k", SITES, torch.tensor([0, word(8, 5), 0, 0]), (1 << 20, 1 << 7))
     assert fault.program is None
     assert "too large" in describe(fault)
+    for offset, is_far in ((FAR, True), (-FAR - 1, True), (FAR - 1, False), (-FAR, False)):
+        (fault,) = decode_slots("k", SITES, [0, word(offset), 0, 0], grid)
+        assert (fault.byte_offset, fault.is_far) == (offset, is_far)
+        assert ("or further" in describe(fault)) == is_far
     with pytest.raises(HypoError, match="holds 0x5, which no guard writes"):
         decode_slots("k", SITES, [0, 5, 0, 0], grid)

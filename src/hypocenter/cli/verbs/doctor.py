@@ -11,20 +11,21 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from hypocenter import package
 from hypocenter.cli.bundles import bundle_at, tell_of_good
+from hypocenter.cli.child_run import ending_on_signals, environment_of, exit_code, how, pass_on
+from hypocenter.cli.escalation import Escalation
 from hypocenter.cli.new_file import check_new_file, write_new_file
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.tool_options import DoctorOptions
 from hypocenter.config import Environment
+from hypocenter.doctor.diagnosis import Diagnosis
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.markdown import report_markdown
 from hypocenter.doctor.page.page import report_html
@@ -44,9 +45,7 @@ from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Launched, Rejected, Stepped
 from hypocenter.record.ring import Run
 from hypocenter.watch import collect, dead_runs, foreign_runs
-from hypocenter.watch.child import Deadlines, Ended, environment_for, watch
-from hypocenter.watch.fault_text import signal_below
-from hypocenter.wording import signal_name
+from hypocenter.watch.child import Deadlines, Ended, watch
 
 if TYPE_CHECKING:
     from hypocenter.lab.victim import Victim
@@ -91,13 +90,24 @@ class DoctorRequest:
                 + ("more than one was given" if ways else "none was given")
             )
         if not self.command:
-            given = {"--suspect": asked.suspect, "--deadline": asked.deadline is not None}
+            given = {
+                "--suspect": asked.suspect,
+                "--again": asked.again,
+                "--deadline": asked.deadline is not None,
+            }
             for name in (name for name, is_given in given.items() if is_given):
                 raise UsageError(f"{name} is for a command; write it behind --")
         if asked.out is not None and self.folder is not None:
             raise UsageError("--out is for a new bundle, but BUNDLE names one that is there")
         if asked.out is not None and os.path.lexists(asked.out):
             raise UsageError(f"--out {asked.out} is there already; name another folder")
+        if asked.again and self.is_own:
+            raise UsageError(
+                "--again is for programs that are not hypocenter's; its own engine has "
+                "--launch-mode guarded, and `hypo doctor --suspect`"
+            )
+        if asked.again and asked.good is not None:
+            raise UsageError("--again looks for a cause without a good run; leave --good out")
         if asked.deadline is not None and not 0 < asked.deadline <= MAX_DEADLINE_SECONDS:
             raise UsageError(
                 f"--deadline is {asked.deadline}, but must be above 0 and at most "
@@ -108,6 +118,11 @@ class DoctorRequest:
                 check_new_file(name, file)
         if self.as_json and asked.markdown:
             raise UsageError("both --json and --markdown; ask for one")
+
+    @property
+    def may_run_sources(self) -> bool:
+        """The command has run its own kernels' text a moment ago; so may their replay."""
+        return self.options.run_sources or (bool(self.command) and not self.is_own)
 
     @property
     def is_own(self) -> bool:
@@ -149,6 +164,9 @@ def doctor(request: DoctorRequest) -> None:
     Raises UsageError for what cannot be asked, BadBundle for a folder that is no bundle.
     """
     asked = request.options
+    if asked.again:
+        _doctor_again(request)
+        return
     good = bundle_at(asked.good) if asked.good is not None else None
     if request.folder is not None:
         folder = Path(request.folder)
@@ -162,11 +180,16 @@ def doctor(request: DoctorRequest) -> None:
         tell_of_good(good, asked.good, examined)
     # With it Triton has its interpreter where a replay has its own; the command has had it.
     os.environ.pop("TRITON_INTERPRET", None)
-    # The command has run its own kernels' text a moment ago; so may their replay.
-    may_run = asked.run_sources or (bool(request.command) and not request.is_own)
     with ProgressDisplay() as progress:
         progress("examining the bundle", 0.0)
-        diagnosis = diagnose(examined, good, allow_source=may_run)
+        diagnosis = diagnose(examined, good, allow_source=request.may_run_sources)
+    _show_and_leave(request, folder, examined, diagnosis)
+
+
+def _show_and_leave(
+    request: DoctorRequest, folder: Path, examined: Bundle, diagnosis: Diagnosis
+) -> None:
+    asked = request.options
     foreign = examined.is_foreign
     origin = Origin(
         str(folder),
@@ -181,7 +204,7 @@ def doctor(request: DoctorRequest) -> None:
     else:
         show(report_text(diagnosis, origin, show_all=asked.all))
     if asked.html is not None:
-        page = report_html(examined, diagnosis, origin, allow_source=may_run)
+        page = report_html(examined, diagnosis, origin, allow_source=request.may_run_sources)
         write_new_file(asked.html, page.encode(errors="backslashreplace"))
         say(f"the page is in {asked.html}")
     if asked.perfetto is not None:
@@ -193,6 +216,29 @@ def doctor(request: DoctorRequest) -> None:
         sys.exit(examined.fault.exit_code)  # it failed for a reason of its own
     if seen := foreign_runs.summary(examined.events, examined.sources):
         say(f"{headline(diagnosis)}; {seen}")
+
+
+def _doctor_again(request: DoctorRequest) -> None:
+    """Run the command in one way after another until a cause is proven, and report on that run."""
+    asked = request.options
+    with ending_on_signals():
+        escalation = Escalation(
+            command_of(request),
+            Environment.read().run_dir,
+            deadlines_of(request),
+            # The report is all that stdout has, where a program reads it.
+            sys.stderr.fileno() if request.as_json or asked.markdown else None,
+            suspect=asked.suspect,
+            with_prompts=asked.with_prompts,
+        )
+        told = escalation.run()
+        if told is None:
+            say("no run recorded a launch or showed a fault, so nothing was examined")
+            sys.exit(escalation.exit_code or EXIT_ERROR)
+    folder = _save_or_keep(told.bundle, asked.out, None)
+    if folder is not None:
+        say(f"the bundle is in {folder}")
+    _show_and_leave(request, folder or Path(DEFAULT_FOLDER), told.bundle, told.diagnosis)
 
 
 # -- from a planted defect -----------------------------------------------------------------------
@@ -260,7 +306,7 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path, Bundle]:
     What cannot be saved is examined all the same.
     """
     asked = request.options
-    with _ending_on_signals(), dead_runs.watched_runs(Environment.read().run_dir) as runs:
+    with ending_on_signals(), dead_runs.watched_runs(Environment.read().run_dir) as runs:
         deadlines = deadlines_of(request)
         # The report is all that stdout has, where a program reads it.
         stdout = sys.stderr.fileno() if request.as_json or asked.markdown else None
@@ -268,7 +314,7 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path, Bundle]:
             command_of(request),
             environment_of(runs, suspect=asked.suspect, is_own=request.is_own),
             runs,
-            _pass_on,
+            pass_on,
             deadlines,
             stdout,
         )
@@ -279,7 +325,7 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path, Bundle]:
         if made.fault.kind == "none" and not _has_launches(made):
             say(f"{how(ended)} and recorded no step and no launch, so nothing was examined")
             # No examination is no good result, whatever the command says of itself.
-            sys.exit(_exit_code(ended) or EXIT_ERROR)
+            sys.exit(exit_code(ended) or EXIT_ERROR)
         folder = _save_or_keep(made, asked.out, runs)
     if folder is None:
         say(f"{how(ended)}; it is examined all the same")
@@ -288,7 +334,7 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path, Bundle]:
     return folder, bundle_at(str(folder))
 
 
-def _save_or_keep(made: Bundle, out: str | None, runs: Path) -> Path | None:
+def _save_or_keep(made: Bundle, out: str | None, runs: Path | None) -> Path | None:
     """Save the bundle; where that cannot be, say why, keep what it was made of, and give None."""
     try:
         return _save(made, out)
@@ -296,9 +342,9 @@ def _save_or_keep(made: Bundle, out: str | None, runs: Path) -> Path | None:
         why = str(error)
         if isinstance(error, OSError) and error.filename is not None:
             why = f"{error.filename}: {error.strerror}"
-        kept = dead_runs.keep_runs(runs)
+        kept = dead_runs.keep_runs(runs) if runs is not None else None
         where = f"; what was recorded is kept in {kept}" if kept is not None else ""
-        if kept is not None and dead_runs.dead_runs(runs.parent):
+        if kept is not None and runs is not None and dead_runs.dead_runs(runs.parent):
             where += ", and `hypo doctor --last --out FOLDER` makes a bundle of it"
         say(f"{why}: the bundle was not saved{where}")
         return None
@@ -321,38 +367,6 @@ def command_of(request: DoctorRequest) -> list[str]:
     return [*package.module_command(package.NAME), *request.command]
 
 
-def environment_of(runs: Path, *, suspect: bool = False, is_own: bool = True) -> dict[str, str]:
-    """The child's: it records into `runs`, and writes its stacks when it is aborted.
-
-    `suspect`: its engines trace what they compute. A program that is not `is_own` is recorded by
-    what each Python below it runs first, unless HYPO_RECORD is 0.
-    """
-    environment = environment_for(runs)
-    is_recorded = Environment.read().record
-    if not is_own and is_recorded:
-        first = str(resources.files("hypocenter") / "foreign" / "startup")
-        others = os.environ.get("PYTHONPATH")
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (first, others)))
-    if not is_own and not is_recorded:
-        environment["HYPO_RECORD"] = "0"
-    return environment | ({"HYPO_TRACE": "1"} if suspect else {})
-
-
-def how(ended: Ended) -> str:
-    """How a command ended, in a few words."""
-    if ended.hung_seconds is not None:
-        seconds = f"{ended.hung_seconds:.0f} seconds"
-        if ended.is_idle:
-            return f"no step or launch was begun for {seconds}, so the command was ended"
-        return f"a step or launch ran for {seconds}, so the command was ended"
-    if ended.signal is not None:
-        return f"the command was ended by {signal_name(ended.signal)}"
-    if (below := signal_below(ended.exit_code)) is not None:
-        name = signal_name(below)
-        return f"the command ended with exit code {ended.exit_code}: {name} ended what it ran"
-    return f"the command ended with exit code {ended.exit_code}"
-
-
 def _leave(request: DoctorRequest, ended: Ended, run: Run | None) -> int:
     """Nothing to examine: the exit code is that of the command."""
     seen = foreign_runs.summary(run.events, run.sources) if run is not None else ""
@@ -368,7 +382,7 @@ def _leave(request: DoctorRequest, ended: Ended, run: Run | None) -> int:
         say("the command ended without a fault, so there is no bundle; --suspect makes one")
     else:
         say(f"{how(ended)}, which is no fault to examine; --suspect makes a bundle all the same")
-    return _exit_code(ended)
+    return exit_code(ended)
 
 
 def _quiet_victim(request: DoctorRequest) -> str | None:
@@ -388,11 +402,6 @@ def _has_launches(made: Bundle) -> bool:
     return any(isinstance(event, Stepped | Launched | Rejected) for event in made.events)
 
 
-def _exit_code(ended: Ended) -> int:
-    """As a shell gives it."""
-    return 128 + (ended.signal or 0) if ended.exit_code is None else ended.exit_code
-
-
 def _save(made: Bundle, out: str | None) -> Path:
     if out is not None:
         folder = Path(out)
@@ -403,27 +412,3 @@ def _save(made: Bundle, out: str | None) -> Path:
         folder = next(Path(name) for name in names if not os.path.lexists(name))
     bundles.save(made, folder)
     return folder
-
-
-def _pass_on(data: bytes) -> None:
-    with contextlib.suppress(OSError):
-        os.write(2, data)
-
-
-@contextlib.contextmanager
-def _ending_on_signals() -> Iterator[None]:
-    """Within, SIGTERM and SIGHUP raise, so that the child does not outlive us."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    before = []
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        with contextlib.suppress(ValueError):  # not the main thread
-            if signal.getsignal(number) == signal.SIG_DFL:
-                before.append((number, signal.signal(number, leave)))
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)

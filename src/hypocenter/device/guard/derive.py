@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from hypocenter.device.guard.faults import GuardSite, SourceLine
 from hypocenter.device.guard.ops_gpu import GUARDED
 from hypocenter.device.guard.roots import (
     DESCRIPTOR,
@@ -30,6 +30,7 @@ from hypocenter.device.guard.roots import (
 from hypocenter.device.guard.source import KernelSource, is_jit
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.errors import Unguardable
+from hypocenter.record.guard_faults import GuardSite, SourceLine
 
 MAX_SITES = 4096
 MAX_CALL_DEPTH = 32
@@ -87,7 +88,7 @@ class _Body:
         if taken := sorted(name for name in self.names.all if name.startswith(OURS)):
             raise self.refusal(self.source.tree, f"names with {OURS} are the guard's", taken[0])
         self.roots = Roots(self.source, self.names, given, derivation.returned_by)
-        self.scope: dict[str, Any] = dict(self.names.scope)
+        self.scope: dict[str, Any] = self.names.visible_scope()
         self.changed = False
 
     def refusal(self, node: ast.AST, reason: str, expression: str = "") -> Unguardable:
@@ -106,11 +107,9 @@ class _Body:
 
     def guard_accesses(self) -> None:
         """Collect the edits of every access and inner call; refuse what cannot be followed."""
-        for node in ast.walk(self.source.tree):
-            inner = node is not self.source.tree and isinstance(
-                node, ast.FunctionDef | ast.ClassDef
-            )
-            if inner or isinstance(node, ast.Lambda):
+        # Decorators are not the kernel's own text: heuristics are full of lambdas.
+        for node in itertools.chain.from_iterable(map(ast.walk, self.source.tree.body)):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda):
                 raise self.refusal(node, "a definition inside a kernel cannot be followed")
         for function, call, in_string in references(self.source):
             target = self.names.find(function)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hypocenter.device.guard.derive import OURS, SLOTS, Derivation
-from hypocenter.device.guard.faults import AccessFault, GuardSite
 from hypocenter.device.guard.source import is_jit
 from hypocenter.errors import HypoError, LaunchRejected, UsageError
+from hypocenter.record.guard_faults import AccessFault, GuardSite
 from hypocenter.refusals import Refused
 from hypocenter.tensor import span_of
 
@@ -166,7 +166,8 @@ def describe(fault: AccessFault) -> str:
     if fault.null:
         what = f"{fault.parameter}, which is null or empty, at byte {fault.byte_offset}"
     else:
-        what = f"byte {fault.byte_offset} of {fault.parameter}, outside its tensor"
+        further = " or further" if fault.is_far else ""
+        what = f"byte {fault.byte_offset}{further} of {fault.parameter}, outside its tensor"
     where = f"program {fault.program}" if fault.program else "a program (the grid is too large)"
     lines = [f"{fault.kernel}: {site.operation} of {what}, in {where}: {site.expression}"]
     lines += [f"  {call.file}:{call.line} in {call.function}" for call in site.calls]

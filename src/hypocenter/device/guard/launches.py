@@ -16,9 +16,9 @@ import numpy as np
 
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.guard.derive import OURS
-from hypocenter.device.guard.faults import AccessFault
 from hypocenter.device.guard.guard import SLOTS, Guarded, describe, guard
 from hypocenter.errors import AccessRefused, UsageError
+from hypocenter.record.guard_faults import AccessFault
 from hypocenter.tensor import DType
 
 if TYPE_CHECKING:

@@ -16,6 +16,8 @@ NO_OPTION = tl.constexpr("")
 #: bit 63 set, bit 62 the parameter is null, bits 36-61 program, bits 0-35 byte offset (signed).
 OFFSET_BITS = tl.constexpr(36)
 OFFSET_MASK = tl.constexpr((1 << 36) - 1)
+#: The furthest that a word can tell; what is further away is told as this.
+FARTHEST = tl.constexpr((1 << 35) - 1)
 PROGRAM_MASK = tl.constexpr((1 << 26) - 1)
 FAULT_BIT = tl.constexpr(1 << 27)
 NULL_BIT = tl.constexpr(1 << 26)
@@ -40,20 +42,26 @@ def _head(root):
 
 
 @triton.jit
+def _tail(offset):
+    """The lower 36 bits of a fault word."""
+    return tl.minimum(tl.maximum(offset, -FARTHEST - 1), FARTHEST) & OFFSET_MASK
+
+
+@triton.jit
 def _verdict(SLOT: tl.constexpr, slots, root, root_bytes, root2, root2_bytes, pointer, mask):
     """True where a lane is outside every root and not masked; such a lane writes its word.
 
     A plain predicated 8-byte store: it never tears, and any offending lane will do. Atomics would
     cost several times as much on AMD. Two roots have two slots: the nearer one is blamed.
     """
-    # The offset is masked, not added: a wild one cannot spoil the program.
+    # The offset is bounded: a wild one spoils no program, and looks like none inside.
     if root2 is None:
         offset, bad = _distance(pointer, root, root_bytes)
-        word = _head(root) | (offset & OFFSET_MASK)
+        word = _head(root) | _tail(offset)
         slot = SLOT + bad.to(tl.int32) * 0  # one slot, in the shape of `bad`
     elif root is None:
         offset, bad = _distance(pointer, root2, root2_bytes)
-        word = _head(root2) | (offset & OFFSET_MASK)
+        word = _head(root2) | _tail(offset)
         slot = SLOT + 1 + bad.to(tl.int32) * 0
     else:
         first, first_bad = _distance(pointer, root, root_bytes)
@@ -63,7 +71,7 @@ def _verdict(SLOT: tl.constexpr, slots, root, root_bytes, root2, root2_bytes, po
         beyond2 = tl.where(second < 0, -second, second - root2_bytes)
         nearer2 = beyond2 < beyond
         word = tl.where(nearer2, _head(root2), _head(root))
-        word = word | (tl.where(nearer2, second, first) & OFFSET_MASK)
+        word = word | _tail(tl.where(nearer2, second, first))
         slot = SLOT + nearer2.to(tl.int32)
     if mask is not None:
         bad = bad & mask

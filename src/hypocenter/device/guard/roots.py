@@ -78,6 +78,14 @@ class Names:
         #: Every name in the source: a name that is made up must not be one of them.
         self.all = self.local | {n.id for n in ast.walk(source.tree) if isinstance(n, ast.Name)}
 
+    def visible_scope(self) -> dict[str, Any]:
+        """What the source can see of what its module holds: no tensor of a script's stays alive."""
+        return {
+            name: value
+            for name, value in self.scope.items()
+            if name in self.all or name.startswith("__") or inspect.ismodule(value)
+        }
+
     def find(self, node: ast.expr) -> object:
         """The object that an expression of names and dots denotes, or LOCAL."""
         if isinstance(node, ast.Name) and node.id not in self.local:

@@ -15,7 +15,13 @@ if TYPE_CHECKING:  # `typing` takes as long as all else here
     from typing import Any
 
 #: What a program may load later that is worth a look.
-MODULES = ("torch", "triton.runtime.jit", "triton.runtime.interpreter")
+MODULES = (
+    "torch",
+    "triton.runtime.jit",
+    "triton.runtime.interpreter",
+    "triton.compiler.compiler",
+    "torch._inductor.runtime.triton_heuristics",
+)
 _HERE = os.path.dirname(os.path.abspath(__file__))
 #: Begins the name of a file that says why a process was not recorded.
 NOTE = "unrecorded-"

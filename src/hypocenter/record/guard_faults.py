@@ -1,4 +1,7 @@
-"""What a guarded access is, and what one that left its tensor leaves behind."""
+"""What a guarded access is, and what one that left its tensor leaves behind.
+
+`device/guard/` makes them, of the engine's plans and of other programs' launches.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,10 @@ class GuardSite(msgspec.Struct, frozen=True):
     calls: tuple[SourceLine, ...]
 
 
+#: A byte offset that is this large, or its negative less one, may be any beyond it.
+FAR = (1 << 35) - 1
+
+
 class AccessFault(msgspec.Struct, frozen=True):
     """An access that a guarded launch masked off because it lay outside its parameter's tensor.
 
@@ -42,3 +49,8 @@ class AccessFault(msgspec.Struct, frozen=True):
     byte_offset: int
     program: tuple[int, int, int] | None
     launch: int = 0
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the access was at `byte_offset` or further away."""
+        return not -FAR <= self.byte_offset < FAR

@@ -1,0 +1,196 @@
+"""Runs a foreign command in one way after another until the doctor has proven a cause.
+
+First as it is; then guarded, with blocking launches, and below compute-sanitizer. Each run is told
+in a line on stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from hypocenter.cli.child_run import environment_of, exit_code, how, pass_on
+from hypocenter.cli.output import say
+from hypocenter.config import launch_blocking
+from hypocenter.doctor.diagnosis import Diagnosis, RunMade
+from hypocenter.doctor.doctor import diagnose
+from hypocenter.doctor.report_parts import headline, run_text
+from hypocenter.record import bundle as bundles
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.events import FaultRecord, Launched, MaskedOff
+from hypocenter.watch import collect, dead_runs, sanitizers
+from hypocenter.watch.child import Deadlines, Ended, watch
+
+#: Has each vendor's runtime finish a launch before it returns.
+BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1", "AMD_SERIALIZE_KERNEL": "3", "HIP_LAUNCH_BLOCKING": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run a command: what it adds to the environment, and how it is told of."""
+
+    name: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    is_guarded: bool = False
+    is_checked: bool = False
+
+
+WAYS = (
+    Way("as it is"),
+    Way("guarded", is_guarded=True),
+    Way("with blocking launches", BLOCKING),
+    Way("below compute-sanitizer", sanitizers.VARIABLES, is_checked=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExaminedRun:
+    """A run and what the doctor made of it."""
+
+    bundle: Bundle
+    diagnosis: Diagnosis
+
+
+@dataclass(slots=True)
+class Escalation:
+    """The runs of one command; below `base` they record."""
+
+    command: Sequence[str]
+    base: Path
+    deadlines: Deadlines
+    stdout: int | None = None
+    suspect: bool = False
+    with_prompts: bool = False
+    #: That of the first run.
+    exit_code: int = 0
+    _made: list[RunMade] = field(default_factory=list)
+    _examined: dict[int, ExaminedRun] = field(default_factory=dict)
+
+    def run(self) -> ExaminedRun | None:
+        """Until a cause is proven or no way is left; the run to report on, None without any."""
+        for number, way in enumerate(WAYS):
+            if reason := self._left_out(way):
+                self._tell(RunMade(name=way.name, left_out=reason))
+                continue
+            ended, examined = self._run(way)
+            if number == 0:
+                self.exit_code = exit_code(ended)
+            if examined is None:
+                self._tell(RunMade(name=way.name, ended=how(ended), found="nothing was recorded"))
+            else:
+                self._examined[len(self._made)] = examined
+                found = _found_text(examined)
+                self._tell(RunMade(name=way.name, ended=how(ended), found=found))
+                if examined.diagnosis.is_proven:
+                    break
+            if ended.is_interrupted:
+                break
+        return self._best()
+
+    def _tell(self, run: RunMade) -> None:
+        self._made.append(run)
+        say(f"run {len(self._made)}, {run_text(run)}")
+
+    def _left_out(self, way: Way) -> str:
+        """Why this way can tell nothing more; empty where it may."""
+        first = self._examined.get(0)
+        if way.name == WAYS[0].name or way.is_guarded:
+            return ""
+        if first is None or first.bundle.fault.kind == "none":
+            return "the command ended without a fault, and this only says where one is made"
+        if first.bundle.device == "interpreter":
+            return "the launches ran on the CPU, one after the other"
+        if way.variables == BLOCKING and launch_blocking():
+            return f"{launch_blocking()} was set before"
+        if way.is_checked and first.bundle.device.startswith("hip"):
+            return "compute-sanitizer is for GPUs of NVIDIA"
+        if way.is_checked and sanitizers.memcheck() is None:
+            return "compute-sanitizer is not on PATH"
+        return ""
+
+    def _run(self, way: Way) -> tuple[Ended, ExaminedRun | None]:
+        with dead_runs.watched_runs(self.base) as runs:
+            return self._run_below(runs, way)
+
+    def _run_below(self, runs: Path, way: Way) -> tuple[Ended, ExaminedRun | None]:
+        environment = environment_of(
+            runs, suspect=self.suspect, is_own=False, is_guarded=way.is_guarded
+        )
+        command = list(self.command)
+        if way.is_checked and (program := sanitizers.memcheck()) is not None:
+            command = sanitizers.memcheck_command(program, command, runs)
+        ended = watch(
+            command, {**environment, **way.variables}, runs, pass_on, self.deadlines, self.stdout
+        )
+        made = collect.collect(
+            runs,
+            ended,
+            suspect=True,
+            with_prompts=self.with_prompts,
+            fault_before=self._fault_before(),
+            reports=sanitizers.reports_below(runs) if way.is_checked else (),
+        )
+        if made is None or (made.fault.kind == "none" and not _tells(made)):
+            return ended, None
+        return ended, _examine(made)
+
+    def _fault_before(self) -> FaultRecord | None:
+        """How the command ended as it is; None for that run itself."""
+        first = self._examined.get(0)
+        return first.bundle.fault if first is not None else None
+
+    def _best(self) -> ExaminedRun | None:
+        """The run that proved a cause; else one that confirmed something, else the first."""
+        if not self._examined:
+            return None
+
+        def rank(number: int) -> tuple[bool, bool, int]:
+            diagnosis = self._examined[number].diagnosis
+            return diagnosis.is_proven, not diagnosis.is_clean, -number
+
+        best = max(self._examined, key=rank)
+        runs = [
+            msgspec.structs.replace(run, is_told=number == best)
+            for number, run in enumerate(self._made)
+        ]
+        told = self._examined[best]
+        return ExaminedRun(told.bundle, msgspec.structs.replace(told.diagnosis, runs=tuple(runs)))
+
+
+def _tells(made: Bundle) -> bool:
+    return any(isinstance(event, Launched | MaskedOff) for event in made.events) or bool(
+        made.reports
+    )
+
+
+def _examine(made: Bundle) -> ExaminedRun:
+    """What the doctor makes of a bundle, of which it sees only what can be saved and loaded."""
+    # With it Triton has its interpreter where a replay has its own; the command has it still.
+    interpreted = os.environ.pop("TRITON_INTERPRET", None)
+    try:
+        with tempfile.TemporaryDirectory(prefix="hypo-again-") as folder:
+            place = Path(folder) / "bundle"
+            bundles.save(made, place)
+            loaded = bundles.load(place)
+        # The command has run its own kernels' text a moment ago; so may their replay.
+        return ExaminedRun(loaded, diagnose(loaded, allow_source=True))
+    finally:
+        if interpreted is not None:
+            os.environ["TRITON_INTERPRET"] = interpreted
+
+
+def _found_text(examined: ExaminedRun) -> str:
+    """What a run showed: the cause, or the launch that failed where each was waited for."""
+    text = headline(examined.diagnosis)
+    bundle = examined.bundle
+    made = [event for event in bundle.events if isinstance(event, Launched)]
+    is_blocking = launch_blocking(bundle.environment) is not None
+    if is_blocking and made and bundle.fault.kind != "none" and not examined.diagnosis.is_proven:
+        last = made[-1]
+        text += f"; launch {last.step} failed: {last.launch.kernel} at {last.launch.site}"
+    return text

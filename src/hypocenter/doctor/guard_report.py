@@ -1,0 +1,141 @@
+"""What a guarded run of a command came to, and that as text. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from hypocenter.doctor.guard_findings import GuardFinding
+from hypocenter.record.events import RanUnguarded
+from hypocenter.record.gap import Gap
+from hypocenter.replay.text import values_text
+from hypocenter.wording import count_text
+
+
+class UnguardedKernel(msgspec.Struct, frozen=True, kw_only=True):
+    """A kernel whose launches ran as they are, and why: `expression` is what stands in its way."""
+
+    kernel: str
+    reason: str
+    file: str
+    line: int
+    expression: str
+
+
+class GuardReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A guarded run: its findings, what was not guarded, and how much was.
+
+    `exit_code` is the command's own, None where `signal` ended it.
+    """
+
+    command: tuple[str, ...]
+    exit_code: int | None
+    signal: int | None
+    findings: tuple[GuardFinding, ...]
+    unguarded: tuple[UnguardedKernel, ...]
+    num_launches: int
+    num_guarded: int
+    num_processes: int
+    unseen: tuple[Gap, ...] = ()
+
+
+def kernels_of(events: Iterable[RanUnguarded]) -> tuple[UnguardedKernel, ...]:
+    """Each kernel and reason once."""
+    found = (
+        UnguardedKernel(
+            kernel=event.kernel,
+            reason=event.reason,
+            file=event.file,
+            line=event.line,
+            expression=event.expression,
+        )
+        for event in events
+    )
+    return tuple(dict.fromkeys(found))
+
+
+def once_per_site(findings: Sequence[GuardFinding]) -> tuple[GuardFinding, ...]:
+    """Of several processes that have the same finding the first."""
+    first: dict[tuple[object, ...], GuardFinding] = {}
+    for finding in findings:
+        key = finding.kernel, finding.file, finding.line, finding.operation, finding.argument
+        first.setdefault((*key, finding.expression), finding)
+    return tuple(first.values())
+
+
+def report_text(report: GuardReport) -> str:
+    """Findings, then what ran as it is, then how much was guarded."""
+    parts = ["\n".join(_lines(finding)) for finding in report.findings]
+    lines = ["\n\n".join(parts), ""] if parts else []
+    if report.unguarded:
+        lines.append("not guarded, run as they are")
+        lines += [f"    {_unguarded_text(kernel)}" for kernel in report.unguarded]
+    if report.unseen:
+        lines.append("not seen")
+        lines += [f"    {gap}" for gap in report.unseen]
+    lines.append(summary(report))
+    # A name of a program's may hold a line end, and no line of it may pass for one of ours.
+    return "\n".join(lines)
+
+
+def summary(report: GuardReport) -> str:
+    """`2 wrong accesses; 3 of 4 launches guarded, in 1 process`."""
+    found = count_text(len(report.findings), "wrong access", "wrong accesses")
+    launches = count_text(report.num_launches, "launch", "launches")
+    processes = count_text(report.num_processes, "process", "processes")
+    return f"{found}; {report.num_guarded} of {launches} guarded, in {processes}"
+
+
+def _lines(finding: GuardFinding) -> Iterator[str]:
+    what = f"{finding.operation} of {finding.argument} in {finding.kernel}"
+    null = ", which is null or empty" if finding.is_null else ", outside its tensor"
+    yield _one_line(f"{finding.file}:{finding.line}: {what}{null}")
+    yield _one_line(f"    {finding.expression}")
+    program = f"program {finding.program}" if finding.program else "a program of a large grid"
+    yield _one_line(f"    {program}: {_place_text(finding)}")
+    if finding.lane is not None or finding.values:
+        lane = ", ".join(map(str, finding.lane or ()))
+        values = f": {values_text(finding.values)}" if finding.values else ""
+        element = f" at element {finding.lane_element}" if finding.lane_element is not None else ""
+        yield _one_line(f"    in its replay the first lane at fault is ({lane}){element}{values}")
+    elif finding.unreplayed:
+        yield _one_line(f"    lane and index values are not known: {finding.unreplayed}")
+    for call in finding.called_from:
+        yield _one_line(f"    called at {call.file}:{call.line} in {call.function}")
+    if finding.tensor:
+        yield _one_line(f"    {finding.argument} is {_tensor_text(finding)}")
+    process = f" of process {finding.pid}" if finding.pid is not None else ""
+    at = f", made at {finding.launched_at}" if finding.launched_at else ""
+    yield _one_line(f"    launch {finding.launch}{process}{at}; later ones are not told")
+
+
+def _place_text(finding: GuardFinding) -> str:
+    further = " or further" if finding.is_far else ""
+    place = f"byte {finding.byte_offset}{further}"
+    if finding.is_null:
+        return place
+    if finding.byte_offset < 0:
+        return f"{place} (element {finding.element}{further}), before the first"
+    end = f", past the end at byte {finding.extent_bytes}" if finding.extent_bytes else ""
+    return f"{place} (element {finding.element}{further}){end}"
+
+
+def _tensor_text(finding: GuardFinding) -> str:
+    text = f"{finding.tensor}: {finding.dtype} of shape {finding.shape}, strides {finding.strides}"
+    if finding.is_inside_storage:
+        text += (
+            f"; a view of memory of {finding.storage_bytes} bytes, in which that byte lies: pass "
+            "what it is a view of, if the kernel is meant to go there"
+        )
+    return text
+
+
+def _unguarded_text(kernel: UnguardedKernel) -> str:
+    place = f" ({kernel.file}:{kernel.line})" if kernel.file else ""
+    where = f": {kernel.expression}" if kernel.expression else ""
+    return _one_line(f"{kernel.kernel}{place}: {kernel.reason}{where}")
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\n", "\\n")

@@ -1,0 +1,52 @@
+"""What torch's tensors and Triton's arguments are, in the words of the record.
+
+Knows them by what they answer, and imports neither.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypocenter.dtypes import RECORD_NAMES
+from hypocenter.record.events import ScalarValue, Values
+
+#: The device of launches that Triton's interpreter runs on the CPU.
+INTERPRETER = "interpreter"
+_MAX_CHARS = 200
+
+
+def values_of(tensor: Any, number: int, dtype: str) -> Values:
+    """What a tensor holds; it is waited for where a GPU has it."""
+    data = tensor.detach().cpu().contiguous().numpy().tobytes()
+    return Values(number, dtype, tuple(tensor.shape), data)
+
+
+def device_of(tensor: Any, device: str) -> str:
+    """Where a tensor lies, in the words of `device`, that of the launch."""
+    kind, index = tensor.device.type, tensor.device.index
+    if kind == "cpu":
+        return INTERPRETER if device == INTERPRETER else "cpu"
+    return f"{device.split(':')[0]}:{index or 0}" if kind == "cuda" else f"{kind}:{index or 0}"
+
+
+def dtype_of(dtype: Any) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return RECORD_NAMES.get(name, name.upper())
+
+
+def is_pinned(tensor: Any) -> bool:
+    try:
+        return bool(tensor.is_pinned())
+    except Exception:  # a driver that has failed before
+        return False
+
+
+def scalar_of(value: Any) -> ScalarValue:
+    """A number or text as it is; of anything else what it is, in a few words."""
+    if type(value).__name__ == "constexpr":
+        value = value.value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value) if -(2**63) <= value < 2**64 else str(value)
+    if value is None or isinstance(value, bool | float | str):
+        return value
+    return str(value)[:_MAX_CHARS]

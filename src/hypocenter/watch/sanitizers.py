@@ -1,0 +1,40 @@
+"""Tools of others that check a program's accesses: how they are started, and where they write.
+
+compute-sanitizer is NVIDIA's; `fault_text.py` reads what it says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from hypocenter.record.gpu_stop import MAX_REPORTS, SanitizerReport
+from hypocenter.watch.fault_text import MEMCHECK_NAME, reports_in
+
+#: With it each tensor of torch's is an allocation of its own, whose ends the tool knows.
+VARIABLES = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+_MAX_LOG_BYTES, _MAX_LOGS = 8 << 20, 64
+_LOG = "memcheck-"
+
+
+def memcheck() -> str | None:
+    """Where compute-sanitizer is; None where it is not on PATH."""
+    return shutil.which(MEMCHECK_NAME)
+
+
+def memcheck_command(program: str, command: Sequence[str], logs: Path) -> list[str]:
+    """The command below the tool, whose text goes to files in `logs` and not between its own."""
+    options = ["--tool", "memcheck", "--target-processes", "all"]
+    options += ["--print-limit", str(MAX_REPORTS), "--log-file", str(logs / f"{_LOG}%p")]
+    return [program, *options, *command]
+
+
+def reports_below(logs: Path) -> tuple[SanitizerReport, ...]:
+    """What the tool wrote of all processes."""
+    found: dict[SanitizerReport, None] = {}
+    for path in sorted(logs.glob(f"{_LOG}*"))[:_MAX_LOGS]:
+        with contextlib.suppress(OSError), path.open(errors="replace") as file:
+            found |= dict.fromkeys(reports_in(file.read(_MAX_LOG_BYTES)))
+    return tuple(found)[:MAX_REPORTS]

@@ -1,0 +1,250 @@
+"""`hypo doctor --again`: a command is run in one way after another until a cause is proven."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from hypocenter.cli import app
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Verdict
+from hypocenter.doctor.doctor import diagnose
+from hypocenter.record import bundle as bundles
+from hypocenter.record.gpu_stop import SanitizerReport
+from hypocenter.watch.fault_text import reports_in
+
+#: What leads astray stands in the last of `ids`, which are too many for a plain run to keep.
+PROGRAM = """
+import sys, numpy as np, torch, triton, triton.language as tl
+@triton.jit
+def pick(ids_ptr, table_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ids = tl.load(ids_ptr + at, mask=at < n, other=0).to(tl.int64)
+    tl.store(out_ptr + at, tl.load(table_ptr + ids, mask=at < n), mask=at < n)
+kind, far = sys.argv[1], float(sys.argv[2])
+pool = torch.from_numpy(np.arange(4096, dtype=np.float32))
+table = torch.from_numpy(pool.numpy()[:100])
+ids, out = torch.zeros(2000, dtype=getattr(torch, kind)), torch.zeros(2000)
+ids[1999] = far
+pick[(2000 // 50,)](ids, table, out, 2000, BLOCK=64)
+print("sum", out.sum().item())
+"""
+
+
+def again(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path, *args: str
+) -> tuple[int, dict[str, Any], list[str]]:
+    """Exit code, the report, and the lines in which runs were told."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    (folder / "program.py").write_text(PROGRAM)
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as left:
+        app.main(["doctor", "--again", "--json", "--", sys.executable, "program.py", *args])
+    out, err = capfd.readouterr()
+    code = left.value.code
+    told = [line for line in err.splitlines() if line.startswith("hypo: run ")]
+    return code if isinstance(code, int) else 0, json.loads(out), told
+
+
+def test_a_wild_index_is_proven_by_the_integers_that_a_guarded_run_keeps(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, found, told = again(capfd, monkeypatch, tmp_path, "int64", "1e12")
+    assert code == 3
+    assert [line.partition(":")[2].partition(":")[0] for line in told] == [
+        " run 1, as it is", " run 2, guarded",
+    ]  # fmt: skip
+    assert "SIGSEGV" in told[0]
+    assert "no root cause is proven" in told[0]
+    [root] = found["roots"]
+    assert (root["cause"], root["argument"]) == ("index out of range", "ids_ptr")
+    assert root["proof"]["red"].startswith("the guarded run masked off this access: load of table")
+    assert root["proof"]["corrected"] == "ids_ptr[1999] = 0"
+    assert "no such finding" in root["proof"]["green"]
+    assert [run["is_told"] for run in found["runs"]] == [False, True]
+    assert "run as it is: crash" in found["symptom"]
+    made = bundles.load(tmp_path / "hypo-bundle")
+    assert made.fault.kind == "none"
+    assert made.fault_before is not None
+    assert made.fault_before.kind == "crash"
+    assert "HYPO_RUN_DIR" not in made.environment
+    with pytest.raises(SystemExit):
+        app.main(["doctor", "hypo-bundle", "--run-sources", "--json"])
+    assert json.loads(capfd.readouterr().out)["roots"] == [root]
+
+
+def test_what_no_replay_makes_again_is_proven_by_the_fault_that_goes_with_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of floats nobody keeps the values."""
+    code, found, told = again(capfd, monkeypatch, tmp_path, "float64", "1e12")
+    assert (code, len(told)) == (3, 2)
+    [root] = found["roots"]
+    assert (root["cause"], root["kernel"]) == ("access outside its tensor", "pick")
+    assert (root["argument"], root["line"]) == ("table_ptr", 7)
+    assert "SIGSEGV" in root["proof"]["red"]
+    assert root["proof"]["corrected"] == "that access masked off"
+    assert root["proof"]["green"] == "the same command ended without a fault"
+    assert "is not proven" in root["sentence"]
+
+
+def test_a_silent_access_is_confirmed_and_no_cause_is_claimed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, found, told = again(capfd, monkeypatch, tmp_path, "float64", "150")
+    assert code == 3
+    assert found["roots"] == []
+    [confirmed] = [row for row in found["hypotheses"] if row["verdict"] == "CONFIRMED"]
+    assert (confirmed["cause"], confirmed["argument"]) == ("access outside its tensor", "table_ptr")
+    evidence = " ".join(confirmed["evidence"])
+    assert "at byte 600 in program (31, 0, 0)" in evidence
+    assert "is certain" in evidence
+    assert "is not proven" in evidence
+    assert [bool(run["left_out"]) for run in found["runs"]] == [False, False, True, True]
+    assert len(told) == 4
+
+
+def test_a_program_that_is_right_is_found_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, found, told = again(capfd, monkeypatch, tmp_path, "float64", "99")
+    assert (code, found["roots"], len(told)) == (0, [], 4)
+    assert not [row for row in found["hypotheses"] if row["verdict"] == "CONFIRMED"]
+
+
+FAKE = """#!/bin/sh
+# A stand-in for compute-sanitizer: writes what one wrote, and runs the command.
+while [ "$1" != sh ]; do
+  [ "$1" = --log-file ] && log=$(echo "$2" | sed "s/%p/$$/")
+  shift
+done
+cat "$SAID" > "$log"
+exec "$@"
+"""
+SAID = """========= COMPUTE-SANITIZER
+========= Invalid __global__ read of size 16 bytes
+=========     at pick+0xec0 in /src/program.py:7
+=========     by thread (18,0,0) in block (31,0,0)
+=========     Access to 0x74505bcccca0 is out of bounds
+=========     and is 161 bytes after the nearest allocation at 0x74505bccc800 of size 1,024 bytes
+=========     Saved host backtrace up to driver entry point at kernel launch time
+========= Invalid __global__ atomic of size 4 bytes
+=========     at 0xda0 in /src/moe.py:175:fused_moe_kernel
+=========     by thread (96,0,0) in block (44,0,0)
+=========     Address 0x763995f9f001 is misaligned
+========= Invalid __global__ write of size 256 bytes
+=========     at bulk_copy(unsigned char *, int)+0x120
+=========     by thread (0,0,0) in block (0,0,0)
+=========     Address 0x763995f9f000 is out of bounds
+=========     and is 1,241,911,296 bytes before the nearest allocation at 0x7639e0000000 of size 5 bytes
+========= Invalid __shared__ read of size 4 bytes
+=========     at other+0x10
+========= ERROR SUMMARY: 3 errors
+"""  # noqa: E501
+
+
+def test_reports_of_memcheck_are_read() -> None:
+    first, second, third = reports_in(SAID)
+    assert (first.operation, first.width_bytes, first.kernel) == ("load", 16, "pick")
+    assert (first.file, first.line, first.problem) == ("/src/program.py", 7, "out of bounds")
+    assert (first.block, first.thread) == ((31, 0, 0), (18, 0, 0))
+    assert (first.address, first.near_address) == (0x74505BCCCCA0, 0x74505BCCC800)
+    assert first.near_bytes == 161
+    assert (second.operation, second.kernel) == ("atomic", "fused_moe_kernel")
+    assert (second.file, second.line, second.problem) == ("/src/moe.py", 175, "misaligned")
+    assert second.near_bytes is None
+    assert (third.kernel, third.file) == ("bulk_copy(unsigned char *, int)", "")
+    assert third.near_bytes == -1_241_911_296
+    assert list(reports_in("========= Invalid __global__ read of size 4\n")) == [
+        SanitizerReport(
+            tool="compute-sanitizer", problem="wrong", operation="load", width_bytes=4, kernel=""
+        )
+    ]
+
+
+def test_all_ways_are_tried_of_a_crash_that_nobody_explains(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "bin" / "compute-sanitizer"
+    tool.parent.mkdir()
+    tool.write_text(FAKE)
+    tool.chmod(0o755)
+    (tmp_path / "said").write_text(SAID)
+    monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SAID", str(tmp_path / "said"))
+    monkeypatch.chdir(tmp_path)
+    script = 'echo "$CUDA_LAUNCH_BLOCKING $PYTORCH_NO_CUDA_MEMORY_CACHING" >> ran; kill -SEGV $$'
+    with pytest.raises(SystemExit) as left:
+        app.main(["doctor", "--again", "--json", "--", "sh", "-c", script])
+    found = json.loads(capfd.readouterr().out)
+    assert left.value.code == 3
+    assert (tmp_path / "ran").read_text() == " \n \n1 \n 1\n"
+    assert [run["name"] for run in found["runs"] if not run["left_out"]] == [
+        "as it is", "guarded", "with blocking launches", "below compute-sanitizer",
+    ]  # fmt: skip
+    assert found["runs"][3]["is_told"]
+    confirmed = [row for row in found["hypotheses"] if row["verdict"] == "CONFIRMED"]
+    assert "pick" in {row["kernel"] for row in confirmed}
+    assert "161 bytes behind the allocation at 0x74505bccc800" in str(confirmed)
+
+
+def test_without_the_tool_its_way_is_left_out(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hypocenter.watch.sanitizers.memcheck", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        app.main(["doctor", "--again", "--", "sh", "-c", "kill -SEGV $$"])
+    out, err = capfd.readouterr()
+    assert "RUN 4      below compute-sanitizer: left out: compute-sanitizer is not on PATH" in out
+    assert "hypo: run 4, below compute-sanitizer: left out" in err
+
+
+def test_a_report_of_a_sanitizer_is_joined_with_the_replay_of_its_program(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again(capfd, monkeypatch, tmp_path, "int64", "150")
+    monkeypatch.delenv("TRITON_INTERPRET")
+    made = bundles.load(tmp_path / "hypo-bundle")
+    first, *_ = reports_in(SAID)
+    reported = msgspec.structs.replace(made, reports=(first,))
+    without = ("guarded run", "replay")
+    found = diagnose(reported, allow_source=True, without=without)
+    [root] = found.roots
+    assert root.cause is Cause.INDEX_RANGE
+    assert root.proof.red.startswith(
+        "compute-sanitizer: load of 16 bytes by pick at /src/program.py:7 in program (31, 0, 0) is "
+        "out of bounds, 161 bytes behind"
+    )
+    # Another program of the kernel does nothing wrong: the report stands by itself.
+    other = msgspec.structs.replace(first, block=(3, 0, 0))
+    found = diagnose(
+        msgspec.structs.replace(made, reports=(other,)), allow_source=True, without=without
+    )
+    assert found.roots == ()
+    [row] = [row for row in found.hypotheses if row.verdict is Verdict.CONFIRMED]
+    assert (row.cause, row.kernel, row.diagnostic) == (Cause.ACCESS_OUTSIDE, "pick", "sanitizer")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--again", "--", "run", "-p", "x"), "--launch-mode guarded"),
+        (("--again", "bundle"), "--again is for a command"),
+        (("--again", "--good", "good", "--", "true"), "leave --good out"),
+    ],
+)
+def test_what_cannot_be_run_again_is_refused(
+    words: tuple[str, ...], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        app.main(["doctor", *words])
+    assert left.value.code == 2
+    assert said in capfd.readouterr().err
