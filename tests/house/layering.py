@@ -74,9 +74,10 @@ ROOMS = tuple(MAY_IMPORT)
 FENCES: dict[str, tuple[str, ...]] = {
     "numba": ("device/cpu/",),
     "llvmlite": ("device/cpu/",),
-    "triton": ("device/triton_lang.py",),
+    "triton": ("device/triton_lang.py", "foreign/planted_gpu.py"),
     "torch": (
         "device/gpu/", "device/interpret/", "device/sim/", "device/limits.py", "replay/", "check/",
+        "foreign/planted_gpu.py",
     ),
     "starlette": ("server/",),
     "uvicorn": ("server/",),

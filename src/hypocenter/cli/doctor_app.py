@@ -28,6 +28,11 @@ def doctor(
     The exit code is 3 when a fault was found, else the command's own; 1
     when --suspect finds nothing recorded to examine.
     """
+    if options and options.self_test:
+        from hypocenter.cli.verbs import self_test
+
+        self_test.self_test(words, options, as_json=json)
+        return
     from hypocenter.cli.verbs import doctor as cli_doctor
 
     asked = cli_doctor.request(words, options or DoctorOptions(), VERBS, as_json=json)

@@ -110,6 +110,14 @@ class DoctorOptions:
     last: Annotated[
         bool, Parameter(name="--last", help="Examine the last run that died.", **SWITCH)
     ] = False
+    self_test: Annotated[
+        bool,
+        Parameter(
+            name="--self-test",
+            help="Plant a fault on this machine, and say which sources of evidence work here.",
+            **SWITCH,
+        ),
+    ] = False
     suspect: Annotated[
         bool,
         Parameter(

@@ -40,6 +40,9 @@ from hypocenter.watch.kernel_log import kernel_log
 from hypocenter.watch.memory_killer import with_memory_kill
 from hypocenter.watch.redact import redact
 
+#: Of what is not known where that cannot be read.
+KERNEL_LOG = "the kernel's log"
+
 
 def collect(
     runs: Path,
@@ -63,7 +66,7 @@ def collect(
     pid = run.pid if run and run.pid else ended.pid
     fault = with_kernel_log(fault, lines, pid)
     fault = with_memory_kill(fault, lines, pid, ended.num_memory_kills)
-    missing = [Gap.not_recorded("the kernel's log", problem)] if problem else []
+    missing = [Gap.not_recorded(KERNEL_LOG, problem)] if problem else []
     if run is None:
         missing.append(
             Gap.not_recorded(
@@ -98,7 +101,7 @@ def collect_dead(dead: DeadRun, *, with_prompts: bool = False) -> Bundle:
     lines, problem = kernel_log(time.monotonic() - (time.time() - started))
     fault = with_kernel_log(fault, lines, dead.pid)
     fault = with_memory_kill(fault, lines, dead.pid, None)
-    missing = [Gap.not_recorded("the kernel's log", problem)] if problem else []
+    missing = [Gap.not_recorded(KERNEL_LOG, problem)] if problem else []
     missing.append(UNWATCHED)
     return _bundle(
         run,

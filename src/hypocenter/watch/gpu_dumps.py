@@ -43,7 +43,8 @@ _DEBUGGERS = frozenset({"cuda-gdb", "compute-sanitizer", "cuda-memcheck", "ncu",
 #: What clocks of files are behind by.
 _CLOCK_SECONDS = 1.0
 _DRIVER = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
-_WHAT = "where the GPU stood"
+#: Of what is not known where there is no dump.
+WHAT = "where the GPU stood"
 #: Lines that are read of source files, and what counts as one.
 _SOURCES = frozenset({".py", ".cu", ".cuh", ".hip", ".h", ".hpp", ".c", ".cc", ".cpp", ".cxx"})
 _MAX_TEXTS, _MAX_SOURCE_BYTES, _MAX_LINE_CHARS = 64, 4 << 20, 200
@@ -92,7 +93,7 @@ class GpuDumps:
         if (told := read_debug_agent(stderr)) is not None:
             stops.append(told)
         if self.why and not stops:
-            gaps.append(Gap.not_recorded(_WHAT, self.why))
+            gaps.append(Gap.not_recorded(WHAT, self.why))
         stops.sort(key=lambda stop: not stop.exception)
         return tuple(map(_with_texts, stops[:MAX_STOPS])), tuple(gaps)
 
@@ -143,6 +144,11 @@ def _line(file: str, line: int) -> str:
     return ""
 
 
+def has_driver(root: Path = Path("/")) -> bool:
+    """Whether NVIDIA's driver is there; no GPU is asked."""
+    return any((root / name).exists() for name in _DRIVER)
+
+
 @contextlib.contextmanager
 def gpu_dumps(
     environment: Mapping[str, str], command: Sequence[str] = (), root: Path = Path("/")
@@ -153,7 +159,7 @@ def gpu_dumps(
     GPUs itself, and where the environment says anything of dumps: one that the user has made so is
     read, and stays.
     """
-    if not any((root / name).exists() for name in _DRIVER):
+    if not has_driver(root):
         yield GpuDumps()
         return
     if (debugger := Path(command[0]).name if command else "") in _DEBUGGERS:
