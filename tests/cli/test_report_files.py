@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,29 @@ def test_the_page_and_the_timeline_stand_beside_the_report(
     assert f"hypo replay {folder} --step 1 --launch 1" in page.read_text()
     assert json.loads(trace.read_text())["traceEvents"]
     assert (mode(page), mode(trace)) == (0o600, 0o600)
+
+
+def test_a_command_has_a_page_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYPO_RUN_DIR", str(tmp_path / "runs"))
+    page, bundle = tmp_path / "page.html", tmp_path / "b"
+    run = ("lab", "run", "block_table_refused", "--device", "cpu")
+    assert hypo("doctor", "--out", bundle, "--html", page, "--", *run) == EXIT_FAULT
+    text = page.read_text()
+    assert "Block table entry out of range" in text
+    # A kernel of the CPU is no Triton kernel.
+    assert "--export" not in text
+
+
+def test_the_last_run_has_a_page_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("HYPO_RUN_DIR", str(tmp_path / "runs"))
+    run = ("lab", "run", "positions_of_two_bytes", "--device", "sim:mi300x")
+    command = [sys.executable, "-m", "hypocenter", *run]
+    died = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert died.returncode == 128 + signal.SIGABRT
+    page = tmp_path / "page.html"
+    assert hypo("doctor", "--last", "--out", tmp_path / "b", "--html", page) == EXIT_FAULT
+    assert "Dtype width" in page.read_text()
 
 
 @pytest.mark.parametrize("form", ["--json", "--markdown"])

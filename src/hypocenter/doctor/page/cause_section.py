@@ -24,7 +24,7 @@ from hypocenter.record.events import ArgumentRecord, TensorRecord, Values
 _MAX_ARGUMENTS = 40
 
 
-def what_to_do(root: RootCause, origin: Origin) -> Html:
+def what_to_do(case: Case, root: RootCause, origin: Origin) -> Html:
     """The fix, the line that is to be changed, and the command that shows it again."""
     rows = [tag("p", prose(root.fix), class_="fix")]
     for spot in spots_of(root):
@@ -32,8 +32,10 @@ def what_to_do(root: RootCause, origin: Origin) -> Html:
         rows.append(tag("p", f"{spot.label} ", tag("code", spot.place), ": " * bool(text), text))
     if (when := when_of(root, origin)) is not None:
         rows.append(tag("p", f"In {when.launch}. See it again: ", tag("code", when.command)))
-        alone = tag("code", f"{when.command} --export repro.py")
-        rows.append(tag("p", "As a program without hypocenter: ", alone, class_="note"))
+        use = launch_of_root(case, root)
+        if use is not None and use.launch.device != "cpu" and use.launch.source in case.sources:
+            alone = tag("code", f"{when.command} --export repro.py")
+            rows.append(tag("p", "As a program without hypocenter: ", alone, class_="note"))
     return tag("div", *rows, class_="do")
 
 

@@ -94,7 +94,7 @@ def _causes(case: Case, diagnosis: Diagnosis, origin: Origin) -> Iterator[Html]:
         if number:
             yield tag("h2", f"Also: {root.cause}{subject_of(root)}")
             yield tag("p", sentence(root.sentence))
-        yield what_to_do(root, origin)
+        yield what_to_do(case, root, origin)
         example = example_of(case, root) if not number else ExampleAccess(root.finding)
         yield where_it_shows(case, root, example)
         yield proof_html(root)
