@@ -573,9 +573,11 @@ def test_without_its_rung_the_cause_is_not_found(name: str) -> None:
 
 
 def test_every_host_side_rung_is_needed() -> None:
-    # Those of the address, of the good run and of core dumps have tests of their own.
+    # Those of the address, of the good run, of core dumps and of other runs have their own tests.
     assert {one.rung for one in CASES.values()} | {
         "core dump",
+        "guarded run",
+        "sanitizer",
         "hints",
         "good arguments",
         "good results",

@@ -94,6 +94,9 @@ def test_what_no_replay_makes_again_is_proven_by_the_fault_that_goes_with_it(
     assert root["proof"]["corrected"] == "that access masked off"
     assert root["proof"]["green"] == "the same command ended without a fault"
     assert "is not proven" in root["sentence"]
+    monkeypatch.delenv("TRITON_INTERPRET")
+    made = bundles.load(tmp_path / "hypo-bundle")
+    assert diagnose(made, allow_source=True, without=("guarded run",)).roots == ()
 
 
 def test_a_silent_access_is_confirmed_and_no_cause_is_claimed(
