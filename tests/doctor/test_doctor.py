@@ -577,7 +577,9 @@ def test_every_host_side_rung_is_needed() -> None:
     # Those that are missing here have tests of their own.
     assert {one.rung for one in CASES.values()} | {
         "core dump",
+        "guarded run",
         "kept blocks",
+        "sanitizer",
         "step inputs",
         "hints",
         "good arguments",

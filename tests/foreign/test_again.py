@@ -80,6 +80,7 @@ def test_a_wild_index_is_proven_by_the_integers_that_a_guarded_run_keeps(
     assert json.loads(capfd.readouterr().out)["roots"] == [root]
 
 
+@pytest.mark.tier("sim")
 def test_what_no_replay_makes_again_is_proven_by_the_fault_that_goes_with_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +94,9 @@ def test_what_no_replay_makes_again_is_proven_by_the_fault_that_goes_with_it(
     assert root["proof"]["corrected"] == "that access masked off"
     assert root["proof"]["green"] == "the same command ended without a fault"
     assert "is not proven" in root["sentence"]
+    monkeypatch.delenv("TRITON_INTERPRET")
+    made = bundles.load(tmp_path / "hypo-bundle")
+    assert diagnose(made, allow_source=True, without=("guarded run",)).roots == ()
 
 
 def test_a_silent_access_is_confirmed_and_no_cause_is_claimed(
@@ -111,6 +115,7 @@ def test_a_silent_access_is_confirmed_and_no_cause_is_claimed(
     assert len(told) == 4
 
 
+@pytest.mark.tier("sim")
 def test_a_program_that_is_right_is_found_so(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +212,7 @@ def test_without_the_tool_its_way_is_left_out(
     assert "hypo: run 4, below compute-sanitizer: left out" in err
 
 
+@pytest.mark.tier("sim")
 def test_a_report_of_a_sanitizer_is_joined_with_the_replay_of_its_program(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

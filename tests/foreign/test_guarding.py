@@ -46,7 +46,7 @@ def line_of(script: Path, text: str) -> int:
 
 
 #: Those whose processes the fast tier starts.
-QUICK = ("indexed", "tail")
+QUICK = ("indexed",)
 #: Program to its sites: operation, argument, text in the line, bytes it may name, a value there.
 SITES: dict[str, list[tuple[str, str, str, range, dict[str, int]]]] = {
     "silent_store": [
@@ -134,6 +134,7 @@ def test_a_silent_store_no_longer_reaches_its_neighbour(
     )
 
 
+@pytest.mark.tier("sim")
 def test_a_call_chain_is_told_from_the_inside_out(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +187,8 @@ pair[(25,)](view, torch.zeros(800), None, 799, HAS_BIAS=False)
 hooked[(1,)](torch.zeros(4), 3)
 assert len(calls) == 1 and not any("guard" in name for name in calls[0]), calls
 pair[(0,)](x, y, None, 100, HAS_BIAS=False)
+with torch.inference_mode():
+    pair[(4,)](x, y, None, 100, HAS_BIAS=False)
 print("all well")
 """
 
@@ -205,6 +208,8 @@ SEVERAL = """
 import os, subprocess, sys
 if len(sys.argv) > 1:
     import torch, triton, triton.language as tl
+    if sys.argv[1] == "wrong":
+        torch.inference_mode().__enter__()
     @triton.jit
     def zero(x_ptr, B: tl.constexpr):
         tl.store(x_ptr + tl.arange(0, B), 0.0)

@@ -140,9 +140,7 @@ class Guarding:
         if arena is None or used + form.num_slots > arena.numel():
             if is_captured:
                 return None
-            torch = sys.modules["torch"]
-            room = max(ARENA_WORDS, form.num_slots)
-            arena, used = torch.zeros(room, dtype=torch.int64, device=device or "cpu"), 0
+            arena, used = _zeros(max(ARENA_WORDS, form.num_slots), device), 0
         slots = arena[used : used + form.num_slots]
         self._arenas[device] = arena, used + form.num_slots
         if not is_captured:
@@ -195,12 +193,12 @@ class Guarding:
             return []
         if not any(words):
             return []
+        faults = launch.form.decode(words, launch.grid)
         slots.zero_()
-        return [
-            fault for fault in launch.form.decode(words, launch.grid) if self._is_new(launch, fault)
-        ]
+        slots.tolist()  # the next launch may be in another stream
+        return [fault for fault in faults if self._is_new(fault)]
 
-    def _is_new(self, launch: GuardedLaunch, fault: AccessFault) -> bool:
+    def _is_new(self, fault: AccessFault) -> bool:
         site = fault.site
         here = site.calls[0]
         key = fault.kernel, here.file, here.line, site.operation, site.expression, fault.parameter
@@ -226,6 +224,15 @@ def _pointers_of(
         if value is None or hasattr(value, "data_ptr"):
             given[name] = value
     return given
+
+
+def _zeros(num_words: int, device: Any) -> Any:
+    """Words that are zero for every stream, and that any code may write to."""
+    torch = sys.modules["torch"]
+    with torch.inference_mode(False):
+        words = torch.zeros(num_words, dtype=torch.int64, device=device or "cpu")
+    words[:1].tolist()
+    return words
 
 
 def _is_capturing() -> bool:

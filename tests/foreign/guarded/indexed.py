@@ -21,8 +21,7 @@ def row_of(table_ptr, index, width, columns):
 @triton.heuristics({"EVEN": lambda given: given["width"] % given["BLOCK"] == 0})
 @triton.jit
 def embed(
-    ids_ptr, table_ptr, out_ptr, width, scale: float = 2.0, *,
-    BLOCK: tl.constexpr, EVEN: tl.constexpr,
+    ids_ptr, table_ptr, out_ptr, width, BLOCK: tl.constexpr, EVEN: tl.constexpr, scale=2.0
 ):  # fmt: skip
     token = tl.program_id(0)
     index = tl.load(ids_ptr + token)

@@ -36,7 +36,7 @@ _OPEN = "what leads there, and which line is to be changed, is not proven"
 
 def guarded_run(case: Case) -> list[Claim]:
     """What the guard masked off: a root cause by replay, or by the fault that went with it."""
-    events = case.index.events_of(MaskedOff)
+    events = [event for event in case.index.events_of(MaskedOff) if event.fault.site.calls]
     if not events or any(claim.root is not None for claim in case.claims):
         return []
     found = [(event, finding_of(case.index, event)) for event in events]
