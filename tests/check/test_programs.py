@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from hypocenter.check import check as checker
 from hypocenter.check.report import CheckedLaunch, CheckReport, report_text
 from hypocenter.check.runtime import CheckRequest, End, Line
-from hypocenter.replay.findings import Coverage, Finding, Layout
+from hypocenter.replay.findings import Coverage, Finding, StridedShape
 from hypocenter.replay.text import finding_text
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -97,7 +97,7 @@ def test_a_scatter_is_no_alarm_until_somebody_reads_what_it_left(every: CheckRep
 def test_a_finding_names_the_strides_of_what_is_not_packed(every: CheckReport) -> None:
     found = [finding for finding, _ in of(every, "strides")]
     layouts = [(finding.kind, finding.operation, finding.layout) for finding in found]
-    expanded, transposed = Layout((4, 100), (0, 1)), Layout((16, 8), (1, 16))
+    expanded, transposed = StridedShape((4, 100), (0, 1)), StridedShape((16, 8), (1, 16))
     assert layouts == [
         ("out of bounds", "load", expanded),
         ("out of bounds", "store", expanded),

@@ -28,6 +28,7 @@ EXCEPTIONS = {
     "model/text/chat_frames.py": "what two processes say to each other, of which neither owns it",
     "record/not_recording.py": "the recorder's other half: what stands there when nothing records",
     "record/recorder.py": "one class, with a method for each thing that an engine tells it",
+    "refusals.py": "a struct for each demand that can be broken; all of them are one union",
     "replay/memory.py": "one memory that checks each access; the checks share its state",
     "wording.py": "the one place that makes a plural",
 }

@@ -168,3 +168,20 @@ def test_what_refuses_nothing_has_no_refusal() -> None:
     assert refused_in("torch.AcceleratorError: CUDA error: an illegal memory access\n") is None
     assert refused_in("test.py:3: AssertionError: Assertion `x` failed") is None
     assert fault_in(FRAMES.format(line="f()") + "ValueError: no\n", 1, None).refusal is None
+
+
+def test_of_several_refusals_the_first_counts() -> None:
+    for first, second, kind in (
+        (COMPILE, RESOURCES, CompileError),
+        (RESOURCES, COMPILE, ResourceExceeded),
+    ):
+        found = refused_in(first + second)
+        assert found is not None
+        assert isinstance(found.refusal, kind)
+
+
+def test_what_follows_another_error_of_the_runtime_is_no_refusal() -> None:
+    first = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"
+    assert refused_in(first + CAPTURE) is None
+    fault = fault_in(first + CAPTURE, 1, None)
+    assert fault.error == "an illegal memory access was encountered"

@@ -21,7 +21,7 @@ def configurations_once(
     """
     groups: list[tuple[Any, list[Any]]] = []
     for config in configs:
-        seen = _seen(tuner, config, arguments)
+        seen = _visible_facts(tuner, config, arguments)
         same = next((members for key, members in groups if key == seen), None)
         if same is None:
             groups.append((seen, [config]))
@@ -30,7 +30,7 @@ def configurations_once(
     return [members for _, members in groups]
 
 
-def _seen(tuner: Any, config: Any, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+def _visible_facts(tuner: Any, config: Any, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
     """What of a configuration the launch's programs can tell."""
     every = config.all_kwargs()
     given = {**arguments, **every}

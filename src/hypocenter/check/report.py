@@ -140,14 +140,14 @@ def _coverage(report: CheckReport) -> list[str]:
         told: dict[str, list[str]] = {}
         for arch in report.archs:
             if of_arch := [launch for launch in group if launch.arch == arch]:
-                told.setdefault(_covered(of_arch), []).append(arch)
+                told.setdefault(_covered_text(of_arch), []).append(arch)
         for text, archs in told.items():
             on = "" if len(archs) == len(report.archs) else f", as on {', '.join(archs)}"
             lines.append(f"    {name}: {text}{on}")
     return lines
 
 
-def _covered(group: Sequence[CheckedLaunch]) -> str:
+def _covered_text(group: Sequence[CheckedLaunch]) -> str:
     if skipped := [launch.skipped for launch in group if launch.skipped]:
         return f"does not compile: {skipped[0]}"
     num_run = sum(launch.coverage.num_run for launch in group)

@@ -157,7 +157,7 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             is_whole = bool(_region(flags, tensor).all())
             is_selected = not is_whole and name in _SELECTING and tensor is args[0]
-            if is_selected and _selected(func, args, kwargs, flags):
+            if is_selected and _is_written_where_read(func, args, kwargs, flags):
                 continue  # the rest may stay unwritten as long as nobody looks
             for pending in [p for p in self._pending if p.flags is flags]:
                 self._pending.remove(pending)
@@ -213,7 +213,9 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._report(finding)
 
 
-def _selected(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], flags: Array) -> bool:
+def _is_written_where_read(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], flags: Array
+) -> bool:
     """Whether all was written that a selecting operation reads of its first tensor."""
     written = np.ascontiguousarray(_region(flags, args[0]).all(axis=-1))
     return bool(func(torch.from_numpy(written), *args[1:], **kwargs).all())

@@ -394,7 +394,7 @@ def _watch_the_end() -> None:
 def _note_end(error: BaseException, trace: TracebackType | None) -> None:
     text = f"{type(error).__name__}: {error}"[:_MAX_CHARS]
     is_of_gpu = any(words in text for words in _OF_A_GPU)
-    refused = _refused(error, trace)
+    refused = _refusal_of(error, trace)
     opened = recorder() if is_of_gpu or refused else _State.recorder
     if opened is None:
         return
@@ -406,9 +406,9 @@ def _note_end(error: BaseException, trace: TracebackType | None) -> None:
         _blocks(opened)
 
 
-def _refused(error: BaseException, trace: TracebackType | None) -> tuple[AnyRefusal, str] | None:
+def _refusal_of(error: BaseException, trace: TracebackType | None) -> tuple[AnyRefusal, str] | None:
     """What Triton refused, by the exception that it raised, and of which kernel."""
-    jit, options = _launched(trace)
+    jit, options = _kernel_of(trace)
     name = jit.fn.__name__ if jit is not None else ""
     if all(hasattr(error, field) for field in ("required", "limit", "name")):  # OutOfResources
         known: Any = error
@@ -432,7 +432,7 @@ def _compile_error(jit: Any, error: BaseException) -> CompileError:
         chain.append(below)  # of the kernel, then of the functions that it calls
         below = below.__cause__
     said = str(chain[-1].error_message or below or "").strip().split("\n")
-    placed = [(one, *_place_of(jit, one.src)) for one in chain]
+    placed = [(told, *_place_of(jit, told.src)) for told in chain]
     own = [place for place in placed if place[1] and not _is_library(place[1])]
     inner, file, first = (own or placed[:1])[-1]
     line = int(getattr(inner.node, "lineno", 0))
@@ -449,7 +449,7 @@ def _is_of_compiler(error: Any) -> bool:
     return all(hasattr(error, field) for field in ("src", "node", "error_message"))
 
 
-def _launched(trace: TracebackType | None) -> tuple[Any, dict[str, Any]]:
+def _kernel_of(trace: TracebackType | None) -> tuple[Any, dict[str, Any]]:
     """The kernel whose launch an exception came out of, and its keywords."""
     for frame, _ in traceback.walk_tb(trace):
         if frame.f_code in _RUNS:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.dtypes import Array
-from hypocenter.replay.findings import Layout
+from hypocenter.replay.findings import StridedShape
 from hypocenter.tensor import contiguous_strides, span_of
 
 #: An address names its argument: number `i` lies at (i << 40) + 2**39, so an offset may be wrong
@@ -79,12 +79,12 @@ class Argument:
         return (self.number << SPACE_BITS) + _MIDDLE + self.alignment
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> StridedShape | None:
         """Shape and strides where a reader must know them; None of a contiguous tensor."""
         packed = contiguous_strides(self.shape)
         pairs = zip(self.shape, self.strides, packed, strict=True)
         is_plain = all(size < 2 or stride == wanted for size, stride, wanted in pairs)
-        return None if is_plain else Layout(self.shape, self.strides)
+        return None if is_plain else StridedShape(self.shape, self.strides)
 
     def element(self, offset: int) -> tuple[int, ...] | None:
         """Byte offset to index; None outside, or where a broadcast axis makes it ambiguous."""

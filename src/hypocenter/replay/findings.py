@@ -20,7 +20,7 @@ class Site(msgspec.Struct, frozen=True):
     expression: str
 
 
-class Layout(msgspec.Struct, frozen=True):
+class StridedShape(msgspec.Struct, frozen=True):
     """Shape and strides of a tensor, in elements."""
 
     shape: tuple[int, ...]
@@ -98,7 +98,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     width_bytes: int | None = None
     has_read: bool = False
     written_back_line: int | None = None
-    layout: Layout | None = None
+    layout: StridedShape | None = None
     archs: tuple[str, ...] = ()
 
     @property

@@ -80,7 +80,7 @@ def address_is_loaded(frames: Sequence[FrameType]) -> bool:
 def _address_is_loaded(places: tuple[tuple[CodeType, int], ...]) -> bool:
     is_first = True
     for code, instruction in places:
-        call = _parsed(_expression(code, instruction))
+        call = _parse(_expression(code, instruction))
         if not isinstance(call, ast.Call):
             return False
         given = [*call.args, *(word.value for word in call.keywords)]
@@ -102,7 +102,7 @@ def _address_is_loaded(places: tuple[tuple[CodeType, int], ...]) -> bool:
     return False
 
 
-def _parsed(expression: str) -> ast.expr | None:
+def _parse(expression: str) -> ast.expr | None:
     try:
         return ast.parse(textwrap.dedent(expression).strip(), mode="eval").body
     except SyntaxError:

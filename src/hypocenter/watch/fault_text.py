@@ -19,7 +19,7 @@ from hypocenter.record.events import FaultRecord
 from hypocenter.record.gpu_stop import SanitizerReport
 from hypocenter.record.runtime_text import kind_of_text
 from hypocenter.refusals import CaptureError, NoCode
-from hypocenter.watch.refusal_text import Refused, refused_in
+from hypocenter.watch.refusal_text import ToldRefusal, refused_in
 from hypocenter.wording import signal_name
 
 MAX_MESSAGE_CHARS = 2000
@@ -275,7 +275,7 @@ def _spoken(stderr: str) -> FaultRecord | None:
     return None
 
 
-def _error_of(refused: Refused) -> str:
+def _error_of(refused: ToldRefusal) -> str:
     """What the runtime said, without the facts that have fields of their own."""
     if refused.error_kind is ErrorKind.FOUND_LATER:
         return "device-side assert"

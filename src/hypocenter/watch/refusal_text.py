@@ -68,7 +68,7 @@ _LAUNCHED = re.compile(r"(?:^|[=\s.(])([A-Za-z_]\w*)\[[^\n]*")
 _INSTALLED = ("site-packages", "dist-packages", "/lib/python3", "<frozen", "<string>")
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True):
+class ToldRefusal(msgspec.Struct, frozen=True, kw_only=True):
     """A refusal that a program told of, and the nearest line of the program's own behind it.
 
     `kernel` is its name where the refusal or that line says one; `site` is file:line.
@@ -82,7 +82,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     site: str = ""
 
 
-def refused_in(stderr: str) -> Refused | None:
+def refused_in(stderr: str) -> ToldRefusal | None:
     """The first refusal of which a program tells; what follows the first is its echo."""
     found = [*_exceptions(stderr)]
     if not found:
@@ -96,7 +96,7 @@ def refused_in(stderr: str) -> Refused | None:
     if isinstance(refusal, CaptureError):
         in_triton = any("/triton/" in frame[1] for frame in frames) or "Triton" in message
         refusal = msgspec.structs.replace(refusal, in_triton=in_triton)
-    return Refused(
+    return ToldRefusal(
         refusal=refusal,
         message=message,
         error_kind=kind,

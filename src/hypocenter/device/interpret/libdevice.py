@@ -29,7 +29,7 @@ def _rsqrt(x: Array) -> Array:
     return result
 
 
-def _unsigned(x: Array) -> Array:
+def _as_unsigned(x: Array) -> Array:
     """The same bits without a sign."""
     return x.view(f"u{x.dtype.itemsize}")
 
@@ -37,7 +37,7 @@ def _unsigned(x: Array) -> Array:
 def _bit_length(x: Array) -> Array:
     """The number of bits down from the highest that is set; 0 for 0."""
     lengths: Array = np.vectorize(lambda value: int(value).bit_length(), otypes=[np.int32])(
-        _unsigned(np.ascontiguousarray(x))
+        _as_unsigned(np.ascontiguousarray(x))
     )
     return lengths
 
@@ -70,7 +70,7 @@ LIBDEVICE: dict[str, Callable[..., Array]] = {
     "float_as_int": lambda x: x.view(np.int32),
     "fma": lambda x, y, z: x * y + z,
     "int_as_float": lambda x: x.view(np.float32),
-    "popc": lambda x: np.bitwise_count(_unsigned(x)),
+    "popc": lambda x: np.bitwise_count(_as_unsigned(x)),
     "saturatef": lambda x: np.clip(x, 0, 1),
     "exp10": lambda x: np.power(10.0, x).astype(x.dtype),
     "lgamma": _elementwise(math.lgamma),

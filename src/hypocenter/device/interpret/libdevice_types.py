@@ -6,7 +6,6 @@ Triton converts no operand of these functions: what its table lacks does not com
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
@@ -15,8 +14,6 @@ from hypocenter.device.triton_lang import tl
 
 #: Types of the operands to that of the result.
 _Table = Mapping[tuple[Any, ...], Any]
-
-_BACKENDS = ("cuda", "hip")
 
 
 def result_type(name: str, types: Sequence[Any]) -> Any:
@@ -50,19 +47,11 @@ class _Extern:
         return self
 
 
-#: By name, of every vendor: as they are before an interpretation puts others in their place.
-_FUNCTIONS = {
-    name: [
-        vars(module)[name]
-        for module in (
-            importlib.import_module(f"triton.language.extra.{backend}.libdevice")
-            for backend in _BACKENDS
-        )
-        if name in vars(module)
-    ]
-    for name in vars(importlib.import_module("triton.language.extra.libdevice"))
-    if not name.startswith("_")
-}
+#: Functions by name, those of every vendor: as they are before an interpretation replaces them.
+_FUNCTIONS: dict[str, list[Any]] = {}
+for _library in (tl.extra.cuda.libdevice, tl.extra.hip.libdevice):
+    for _name, _function in vars(_library).items():
+        _FUNCTIONS.setdefault(_name, []).append(_function)
 
 
 @functools.cache
