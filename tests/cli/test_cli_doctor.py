@@ -37,7 +37,7 @@ from hypocenter.errors import UsageError
 from hypocenter.lab.model import model_path
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.events import FaultRecord
+from hypocenter.record.fault_record import FaultRecord
 from hypocenter.watch import dead_runs
 
 #: A process that records, and then does what `{end}` says.

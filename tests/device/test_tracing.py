@@ -225,7 +225,7 @@ def test_the_configuration_knows_the_mode_and_its_room(monkeypatch: pytest.Monke
 
 def test_index_of_an_empty_bundle_has_no_launches() -> None:
     from hypocenter.record.bundle import Bundle
-    from hypocenter.record.events import FaultRecord
+    from hypocenter.record.fault_record import FaultRecord
 
     index = BundleIndex(Bundle(kind="crash", fault=FaultRecord(kind="crash", message="")))
     assert index.under_way == ()

@@ -42,7 +42,6 @@ from hypocenter.record.events import (
     Captured,
     Copied,
     Declaration,
-    FaultRecord,
     HostWrote,
     Place,
     Rejected,
@@ -51,6 +50,7 @@ from hypocenter.record.events import (
     StreamEvent,
     Waited,
 )
+from hypocenter.record.fault_record import FaultRecord
 from hypocenter.refusals import (
     AnyRefusal,
     EntryOutOfRange,

@@ -18,7 +18,8 @@ from hypocenter.doctor.kernel_text import follows_what_it_loads, is_masked
 from hypocenter.doctor.report import report_text
 from hypocenter.doctor.report_parts import headline
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.events import FOREIGN, FaultRecord, Launched, SourceRecord
+from hypocenter.record.events import FOREIGN, Launched, SourceRecord
+from hypocenter.record.fault_record import FaultRecord
 
 ENDED = FaultRecord(kind="none", message="")
 DIED = FaultRecord(kind="crash", message="ended by SIGSEGV", signal=11)

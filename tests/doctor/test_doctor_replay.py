@@ -17,7 +17,7 @@ from hypocenter.doctor.diagnosis import Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.report import report_text
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.events import FaultRecord
+from hypocenter.record.fault_record import FaultRecord
 
 WIDTH = HEADS * DIM
 

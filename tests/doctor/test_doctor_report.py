@@ -23,7 +23,8 @@ from hypocenter.doctor.report import report_text
 from hypocenter.doctor.report_parts import Origin, headline, spots_of
 from hypocenter.doctor.run_environment import run_environment_of
 from hypocenter.record import bundle as bundles
-from hypocenter.record.events import FaultRecord, MemoryKill, ModelRecord, Place
+from hypocenter.record.events import ModelRecord, Place
+from hypocenter.record.fault_record import FaultRecord, MemoryKill
 from hypocenter.record.gap import Gap, GapKind
 
 DOCUMENT = ROOT / "docs" / "doctor.md"

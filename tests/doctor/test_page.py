@@ -29,7 +29,8 @@ from hypocenter.doctor.page.style import STYLE
 from hypocenter.doctor.page.timeline import Kind, moments
 from hypocenter.doctor.report_parts import Origin, count_of_others
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.events import Captured, FaultRecord, Place
+from hypocenter.record.events import Captured, Place
+from hypocenter.record.fault_record import FaultRecord
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,6 @@ from hypocenter.record.events import (
     AllocationRecord,
     Answered,
     ArgumentRecord,
-    FaultRecord,
     Launched,
     LaunchRecord,
     Place,
@@ -37,6 +36,7 @@ from hypocenter.record.events import (
     TensorRecord,
     Values,
 )
+from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gap import Gap
 
 replace = msgspec.structs.replace

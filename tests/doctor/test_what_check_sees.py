@@ -17,7 +17,8 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.record.bundle import Bundle, Snapshot
 from hypocenter.record.bundle_index import BundleIndex
-from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, FaultRecord, Launched, Values
+from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, Launched, Values
+from hypocenter.record.fault_record import FaultRecord
 from hypocenter.replay.source import installed_kernel
 
 GATHER = """@triton.jit

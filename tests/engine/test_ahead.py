@@ -25,7 +25,8 @@ from hypocenter.errors import BadLogits
 from hypocenter.record import recorder, ring
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
-from hypocenter.record.events import FaultRecord, Place, Reached, RequestRecord, Stepped, Waited
+from hypocenter.record.events import Place, Reached, RequestRecord, Stepped, Waited
+from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.recorder import never_breaks
 
 SIM = "sim:h200"

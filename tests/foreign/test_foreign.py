@@ -33,7 +33,8 @@ from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.record import bundle as bundles
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.events import Allocated, Called, FaultRecord, Freed, Launched, StreamEvent
+from hypocenter.record.events import Allocated, Called, Freed, Launched, StreamEvent
+from hypocenter.record.fault_record import FaultRecord
 from hypocenter.watch import foreign_runs
 
 SCRIPTS = Path(__file__).parent / "programs"

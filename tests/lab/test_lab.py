@@ -29,7 +29,7 @@ from hypocenter.lab.victim import victims as registered
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.text.tokenizer import load_tokenizer
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.events import FaultRecord
+from hypocenter.record.fault_record import FaultRecord
 
 ALL = registered()
 MAX_VICTIM_LINES = 75

@@ -27,7 +27,6 @@ from hypocenter.record.events import (
     AllocationRecord,
     ArgumentRecord,
     Called,
-    FaultRecord,
     Freed,
     LaunchRecord,
     Place,
@@ -40,6 +39,7 @@ from hypocenter.record.events import (
     TensorRecord,
     Values,
 )
+from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gap import Gap, GapKind
 from hypocenter.tensor import DType
 

@@ -8,14 +8,8 @@ from hypocenter.cli.launch_choice import choose_places
 from hypocenter.doctor.case import Case
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
-from hypocenter.record.events import (
-    Copied,
-    FaultRecord,
-    Launched,
-    Place,
-    Reached,
-    Stepped,
-)
+from hypocenter.record.events import Copied, Launched, Place, Reached, Stepped
+from hypocenter.record.fault_record import FaultRecord
 
 CRASH = FaultRecord(kind="crash", message="")
 

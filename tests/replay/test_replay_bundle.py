@@ -38,7 +38,6 @@ from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
     ArgumentRecord,
-    FaultRecord,
     Freed,
     Launched,
     LaunchRecord,
@@ -48,6 +47,7 @@ from hypocenter.record.events import (
     TensorRecord,
     Values,
 )
+from hypocenter.record.fault_record import FaultRecord
 from hypocenter.replay.corrections import TensorCorrection
 from hypocenter.replay.recorded import index_threshold, index_thresholds, replay_place
 from hypocenter.tensor import DType

@@ -18,7 +18,6 @@ from hypocenter.record.events import (
     AllocationRecord,
     AnyEvent,
     ArgumentRecord,
-    FaultRecord,
     LaunchRecord,
     Place,
     PlanRecord,
@@ -28,6 +27,7 @@ from hypocenter.record.events import (
     TensorRecord,
     Values,
 )
+from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.ring import read_run
 from hypocenter.record.trace_log import read_trace
 from hypocenter.tensor import Tensor

@@ -22,7 +22,6 @@ from hypocenter.record.events import (
     ArgumentRecord,
     Copied,
     Declaration,
-    FaultRecord,
     Freed,
     LaunchRecord,
     ModelRecord,
@@ -35,6 +34,7 @@ from hypocenter.record.events import (
     TensorRecord,
     Values,
 )
+from hypocenter.record.fault_record import FaultRecord
 
 BASE = 1 << 60
 DEVICE = "sim:mi300x"

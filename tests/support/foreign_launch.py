@@ -9,7 +9,8 @@ import numpy as np
 from bundles import Run
 
 from hypocenter.record.bundle import Bundle, Snapshot
-from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, FaultRecord, Launched, Values
+from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, Launched, Values
+from hypocenter.record.fault_record import FaultRecord
 
 TAKE = """@triton.jit
 def take_entry_kernel(x, ids, o, n, B: tl.constexpr):

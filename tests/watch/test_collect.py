@@ -23,10 +23,8 @@ from hypocenter.record.events import (
     ArgumentRecord,
     Called,
     DeviceRecord,
-    FaultRecord,
     Freed,
     LaunchRecord,
-    MemoryKill,
     ModelRecord,
     PlanRecord,
     ProcessRecord,
@@ -36,6 +34,7 @@ from hypocenter.record.events import (
     TensorRecord,
     Values,
 )
+from hypocenter.record.fault_record import FaultRecord, MemoryKill
 from hypocenter.record.ring_writer import RingWriter
 from hypocenter.refusals import WrongType
 from hypocenter.watch import child, collect, dead_runs, kernel_log

@@ -22,7 +22,8 @@ from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.report_parts import headline, run_text
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.events import FaultRecord, Launched, MaskedOff
+from hypocenter.record.events import Launched, MaskedOff
+from hypocenter.record.fault_record import FaultRecord
 from hypocenter.watch import collect, dead_runs, sanitizers
 from hypocenter.watch.child import Deadlines, Ended, watch
 

@@ -8,7 +8,8 @@ from hypocenter.config import launch_blocking
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import RootCause
-from hypocenter.record.events import OUTSIDE_PLANS, FaultRecord, MemoryKill, Place
+from hypocenter.record.events import OUTSIDE_PLANS, Place
+from hypocenter.record.fault_record import FaultRecord, MemoryKill
 
 #: What a driver does not send.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)

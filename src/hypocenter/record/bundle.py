@@ -44,7 +44,6 @@ from hypocenter.record.events import (
     AnyEvent,
     CheckRecord,
     Declaration,
-    FaultRecord,
     LaunchRecord,
     ModelRecord,
     PlanRecord,
@@ -55,6 +54,7 @@ from hypocenter.record.events import (
     TensorRecord,
     Values,
 )
+from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gap import Gap
 from hypocenter.record.gpu_stop import MAX_REPORTS, MAX_STOPS, GpuStop, SanitizerReport
 from hypocenter.tensor import DType

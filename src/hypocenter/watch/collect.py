@@ -19,7 +19,8 @@ from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, ErrorKind
 from hypocenter.package import place_of_own_name
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.events import AnyEvent, Called, DeviceRecord, FaultRecord, Rejected
+from hypocenter.record.events import AnyEvent, Called, DeviceRecord, Rejected
+from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gap import UNWATCHED, Gap
 from hypocenter.record.gpu_stop import GpuStop, SanitizerReport
 from hypocenter.record.trace_log import read_trace

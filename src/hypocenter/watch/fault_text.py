@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, EXIT_OK, EXIT_USAGE, ErrorKind
-from hypocenter.record.events import FaultRecord
+from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gpu_stop import SanitizerReport
 from hypocenter.record.runtime_text import kind_of_text
 from hypocenter.refusals import CaptureError, NoCode

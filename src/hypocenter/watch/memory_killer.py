@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypocenter.record.events import FaultRecord, MemoryKill
+from hypocenter.record.fault_record import FaultRecord, MemoryKill
 
 _LOGGED = re.compile(
     r"Killed process (\d+)|oom-kill:.*\bpid=(\d+)|oom_reaper: reaped process (\d+)"
