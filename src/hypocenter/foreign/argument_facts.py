@@ -5,6 +5,7 @@ Knows them by what they answer, and imports neither.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from hypocenter.dtypes import RECORD_NAMES
@@ -12,6 +13,8 @@ from hypocenter.record.events import ScalarValue, Values
 
 #: The device of launches that Triton's interpreter runs on the CPU.
 INTERPRETER = "interpreter"
+#: The byte that stands where nobody has written.
+UNDEFINED = 0xFF
 _MAX_CHARS = 200
 
 
@@ -19,6 +22,18 @@ def values_of(tensor: Any, number: int, dtype: str) -> Values:
     """What a tensor holds; it is waited for where a GPU has it."""
     data = tensor.detach().cpu().contiguous().numpy().tobytes()
     return Values(number, dtype, tuple(tensor.shape), data)
+
+
+def undefined_in(tensor: Any, number: int, dtype: str) -> list[Values]:
+    """What a contiguous tensor of the host holds, if nobody has written one of its elements."""
+    width = tensor.element_size()
+    data = ctypes.string_at(tensor.data_ptr(), tensor.numel() * width)
+    undefined = bytes([UNDEFINED]) * width
+    if undefined in data and any(
+        data[at : at + width] == undefined for at in range(0, len(data), width)
+    ):
+        return [Values(number, dtype, tuple(tensor.shape), data)]
+    return []
 
 
 def device_of(tensor: Any, device: str) -> str:

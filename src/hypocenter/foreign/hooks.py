@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from hypocenter.config import Environment
 from hypocenter.device.limits import GpuLimits, present_gpu
-from hypocenter.foreign.argument_facts import INTERPRETER
-from hypocenter.foreign.recorder import UNDEFINED, ForeignRecorder
+from hypocenter.foreign.argument_facts import INTERPRETER, UNDEFINED
+from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.package import is_own_file
 from hypocenter.record.catalogue import sources_of
 from hypocenter.record.events import Launched

@@ -7,7 +7,6 @@ Metadata of tensors only, and the values of small integer tensors of the host. W
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import inspect
 import itertools
 import shutil
@@ -27,6 +26,7 @@ from hypocenter.foreign.argument_facts import (
     dtype_of,
     is_pinned,
     scalar_of,
+    undefined_in,
     values_of,
 )
 from hypocenter.foreign.call_text import launch_in
@@ -65,8 +65,8 @@ from hypocenter.tensor import span_of
 STATIC_BYTES = 16 << 20
 MAX_VALUE_BYTES, RECENT_BYTES = 4096, 4 << 20
 MAX_KERNELS, MAX_BLOCKS = 1024, 4096
-#: The byte that stands where nobody has written, and the most that is kept of a tensor with such.
-UNDEFINED, MAX_UNDEFINED_BYTES = 0xFF, 1 << 16
+#: The most that is kept of a tensor in part of which nobody has written.
+MAX_UNDEFINED_BYTES = 1 << 16
 #: What is kept of a tensor of integers of a launch that left one of its tensors, and how many
 #: findings of a guarded run are.
 GUARD_BYTES, MAX_OF_GUARD = 1 << 20, 512
@@ -419,17 +419,11 @@ class ForeignRecorder:
 
     def _hold_undefined(self, tensor: Any, number: int, dtype: str, held: list[Values]) -> None:
         """A tensor of floats in part of which still stands what nobody has written."""
-        width = tensor.element_size()
-        num_bytes = tensor.numel() * width
+        num_bytes = tensor.numel() * tensor.element_size()
         is_held = any(value.tensor == number for value in held)
         if is_held or not 0 < num_bytes <= MAX_UNDEFINED_BYTES or not tensor.is_contiguous():
             return
-        data = ctypes.string_at(tensor.data_ptr(), num_bytes)
-        undefined = bytes([UNDEFINED]) * width
-        if undefined in data and any(
-            data[at : at + width] == undefined for at in range(0, num_bytes, width)
-        ):
-            held.append(Values(number, dtype, tuple(tensor.shape), data))
+        held += undefined_in(tensor, number, dtype)
 
     def _keep(self, seq: int, held: tuple[Values, ...]) -> None:
         self._trace_writer().recent(Snapshot(self.num_launches, OUTSIDE_PLANS, seq, held))
