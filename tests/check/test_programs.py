@@ -111,6 +111,7 @@ def test_a_finding_names_the_strides_of_what_is_not_packed(every: CheckReport) -
     assert all(finding.layout is None for finding, _ in of(every, "pool"))
 
 
+@pytest.mark.tier("sim")  # three runs of a program
 def test_several_gpus_are_told_apart_and_share_the_budget() -> None:
     path = str(PROGRAMS / "by_device.py")
     report, done = check(path, "--arch", "rtx4090,sm_90,gfx942", "--budget", "30")

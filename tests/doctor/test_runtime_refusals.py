@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-import test_refusal_text as texts
+import runtime_words as texts
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis
