@@ -293,7 +293,7 @@ def test_a_worker_that_dies_is_a_pause(served: Served, number: int) -> None:
         thread.start()
 
     def share() -> float:
-        """Of the answer that is furthest behind. Pieces are no measure: a busy server joins them."""
+        """Of the answer that is furthest behind. A busy server joins pieces."""
         return min(len(texts(got[way])) / len(expected[way]) for way in EACH_WAY)
 
     for wanted in (0.01, 0.4):
