@@ -99,6 +99,7 @@ def test_what_no_replay_makes_again_is_proven_by_the_fault_that_goes_with_it(
     assert diagnose(made, allow_source=True, without=("guarded run",)).roots == ()
 
 
+@pytest.mark.tier("sim")
 def test_a_silent_access_is_confirmed_and_no_cause_is_claimed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_right_launch_does_not_break(tmp_path: Path) -> None:
     assert done.stdout.startswith("not reproduced")
 
 
+@pytest.mark.tier("sim")
 def test_freed_memory_cannot_be_touched(tmp_path: Path) -> None:
     bundle = launch_of(TAKE, right(), freed="x")
     text = exported(bundle, finding_of(bundle))

@@ -224,6 +224,7 @@ def test_a_405_says_what_is_allowed(served: Served) -> None:
     assert served.get("/version/", headers={"Authorization": "Bearer sesame"}).status == 404
 
 
+@pytest.mark.tier("sim")  # waits for seconds
 def test_sigterm_does_not_wait_for_a_request_that_never_comes(tmp_path: Path) -> None:
     with serving(tmp_path, "--grace", "1") as served, connected(served.port) as one:
         one.sendall(post("/v1/completions", length=1000))
