@@ -495,7 +495,7 @@ take(b, a)
 def test_threads_that_wait_for_each_other_are_ended_with_their_stacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hypocenter.cli.verbs.doctor.START_SECONDS", 1.0)
+    monkeypatch.setattr("hypocenter.cli.verbs.doctor.START_SECONDS", 5.0)
     script = tmp_path / "deadlock.py"
     script.write_text(DEADLOCK)
     monkeypatch.chdir(tmp_path)
@@ -504,14 +504,14 @@ def test_threads_that_wait_for_each_other_are_ended_with_their_stacks(
     assert ended.value.code == 3
     made = bundles.load(tmp_path / "hypo-bundle")
     assert (made.kind, made.fault.kind) == ("hang", "hang")
-    assert "no step or launch had begun for 1 seconds" in made.fault.message
+    assert "no step or launch had begun for 5 seconds" in made.fault.message
     assert made.fault.stack.count("in take") == 2
     assert made.fault.waiting == ("take (deadlock.py:7)",)
 
 
 def test_a_command_that_begins_steps_is_not_idle(doctor: Doctor) -> None:
-    steps = "for n in range(3, 11):\n    opened.header[ring.CELL_STEP] = n\n    time.sleep(0.25)\n"
-    assert doctor("--deadline", "1", "--", *child(steps)).returncode == 0
+    steps = "for n in range(3, 14):\n    opened.header[ring.CELL_STEP] = n\n    time.sleep(0.4)\n"
+    assert doctor("--deadline", "3", "--", *child(steps)).returncode == 0
 
 
 def test_stdin_reaches_the_command() -> None:
