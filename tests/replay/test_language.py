@@ -68,3 +68,11 @@ def test_what_triton_does_not_convert_is_refused_with_the_cast(kernel: str, word
         replay(getattr(kernels, kernel), 1, {"x_ptr": torch.zeros(16), "N": 16})
     assert words in str(refused.value)
     assert "cast with .to(tl.float32)" in str(refused.value)
+
+
+def test_a_block_that_is_loaded_under_a_mask_is_what_was_there() -> None:
+    """Triton makes what is loaded elsewhere in the order of the addresses, by columns here."""
+    x, y = torch.randn(100, 64), torch.zeros(100, 64)
+    arguments = {"x_ptr": x, "y_ptr": y, "rows": 100, "COLUMNS": 64, "BLOCK": 32}
+    assert replay(kernels.copy_rows, 4, arguments).findings == ()
+    assert torch.equal(x, y)

@@ -78,3 +78,12 @@ def root_of_integers(x_ptr, N: tl.constexpr):
 def root_of_halves(x_ptr, N: tl.constexpr):
     i = tl.arange(0, N)
     tl.store(x_ptr + i, libdevice.fmod(tl.load(x_ptr + i).to(tl.float16), 2.0))
+
+
+@triton.jit
+def copy_rows(x_ptr, y_ptr, rows, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """Its load has a mask and no `other`, in two dimensions."""
+    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c = tl.arange(0, COLUMNS)
+    x = tl.load(x_ptr + r[:, None] * COLUMNS + c[None, :], mask=(r < rows)[:, None])
+    tl.store(y_ptr + r[:, None] * COLUMNS + c[None, :], x, mask=(r < rows)[:, None])

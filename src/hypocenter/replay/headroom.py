@@ -152,7 +152,7 @@ class _Probe:
 
     def load(self, pointers: Array, mask: Array, other: Array, dtype: Any) -> Array:
         self._look(pointers)
-        loaded = np.array(np.broadcast_to(other, pointers.shape), dtype=np.dtype(dtype))
+        loaded = np.array(np.broadcast_to(other, pointers.shape), dtype=np.dtype(dtype), order="C")
         flat, out = pointers.reshape(-1), loaded.reshape(-1)
         active = np.broadcast_to(mask, pointers.shape).reshape(-1)
         for space in np.unique(flat >> np.uint64(SPACE_BITS)):

@@ -473,7 +473,8 @@ class CheckedMemory:
 
     def load(self, pointers: Array, mask: Array, other: Array, dtype: Any) -> Array:
         dtype = np.dtype(dtype)
-        loaded = np.array(np.broadcast_to(other, pointers.shape), dtype=dtype)
+        # In C order, whatever the order of `other`: else `flat` would be a copy.
+        loaded = np.array(np.broadcast_to(other, pointers.shape), dtype=dtype, order="C")
         flat = loaded.reshape(-1)
         for hit in self._hits("load", pointers, mask, dtype.itemsize):
             self._track_read(hit, "load", pointers.shape, dtype.itemsize)

@@ -5,6 +5,7 @@ Chooses the launch and what is expected of it; `replay/export.py` writes the tex
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from hypocenter.cli.bundles import bundle_at
@@ -47,6 +48,8 @@ def export_launch(
     check_new_file("--export", file)
     bundle = bundle_at(folder)
     index = BundleIndex(bundle)
+    # With it Triton has its interpreter where a replay has its own.
+    os.environ.pop("TRITON_INTERPRET", None)
     with ProgressDisplay(quiet=quiet) as progress:
         progress("examining the bundle", 0.0)
         place, expected, finding = _choose(bundle, index, step, launch, allow_source)

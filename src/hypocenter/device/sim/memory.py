@@ -142,7 +142,7 @@ class SimMemory:
         offsets, lanes = self._reach("read", pointers, mask, dtype.itemsize)
         if lanes is None:
             return self._gather(offsets, dtype).reshape(pointers.shape)
-        loaded = np.array(np.broadcast_to(other, pointers.shape), dtype=dtype)
+        loaded = np.array(np.broadcast_to(other, pointers.shape), dtype=dtype, order="C")
         loaded.reshape(-1)[lanes] = self._gather(offsets, dtype)
         return loaded
 
