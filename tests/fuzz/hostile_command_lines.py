@@ -37,6 +37,8 @@ DOORS = (
     "hypocenter.cli.verbs.lab.run_child",
     "hypocenter.cli.verbs.lab.score_all",
     "hypocenter.cli.verbs.lab.subprocess.run",
+    "hypocenter.cli.verbs.lab_serve.PlantedServers",
+    "hypocenter.cli.verbs.lab_serve.run_kills",
     "hypocenter.check.check.check",
     "hypocenter.replay.recorded.replay_place",
 )
