@@ -15,7 +15,11 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.interpret.builder import Exact
-from hypocenter.device.interpret.interpret import Interpretation, interpreting
+from hypocenter.device.interpret.interpret import (
+    Interpretation,
+    block_of_others,
+    interpreting,
+)
 from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import SPACE_BITS, Argument
 from hypocenter.replay.findings import Site
@@ -152,7 +156,7 @@ class _Probe:
 
     def load(self, pointers: Array, mask: Array, other: Array, dtype: Any) -> Array:
         self._look(pointers)
-        loaded = np.array(np.broadcast_to(other, pointers.shape), dtype=np.dtype(dtype), order="C")
+        loaded = block_of_others(other, pointers.shape, np.dtype(dtype))
         flat, out = pointers.reshape(-1), loaded.reshape(-1)
         active = np.broadcast_to(mask, pointers.shape).reshape(-1)
         for space in np.unique(flat >> np.uint64(SPACE_BITS)):

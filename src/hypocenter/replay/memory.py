@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from hypocenter.device.interpret.builder import Exact
+from hypocenter.device.interpret.interpret import block_of_others
 from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import MANY, SPACE_BITS, Argument
 from hypocenter.replay.findings import OVERFLOWS, Finding, FindingKind, races_once
@@ -473,8 +474,7 @@ class CheckedMemory:
 
     def load(self, pointers: Array, mask: Array, other: Array, dtype: Any) -> Array:
         dtype = np.dtype(dtype)
-        # In C order, whatever the order of `other`: else `flat` would be a copy.
-        loaded = np.array(np.broadcast_to(other, pointers.shape), dtype=dtype, order="C")
+        loaded = block_of_others(other, pointers.shape, dtype)
         flat = loaded.reshape(-1)
         for hit in self._hits("load", pointers, mask, dtype.itemsize):
             self._track_read(hit, "load", pointers.shape, dtype.itemsize)

@@ -793,3 +793,17 @@ def test_clearing_waits_for_what_was_launched_before_and_touches_nothing_else() 
     assert (values[:256] == 7).all()
     assert (values[256:768] == 0).all()
     assert (values[768:] == 7).all()
+
+
+def test_what_is_loaded_under_a_mask_is_there_in_any_order_of_addresses() -> None:
+    """Triton makes `other` in the order of the addresses, which may lie by columns."""
+    memory = SimMemory(1 << 60, PAGE_BYTES, None, requires_alignment=False)
+    memory.map(0, PAGE_BYTES)
+    addresses = (1 << 60) + 4 * np.arange(6, dtype=np.uint64).reshape(3, 2).T
+    everywhere = np.ones((2, 3), bool)
+    values = np.arange(6, dtype=np.float32).reshape(3, 2).T
+    memory.store(addresses, values, everywhere)
+    mask = np.array([[True, True, True], [True, True, False]])
+    other = np.asfortranarray(np.full((2, 3), -1, np.float32))
+    loaded = memory.load(addresses, mask, other, np.float32)
+    assert loaded.tolist() == np.where(mask, values, -1).tolist()

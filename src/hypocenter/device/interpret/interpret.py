@@ -64,6 +64,15 @@ class Memory(Protocol):
     def atomic_cas(self, pointers: Array, compare: Array, values: Array, order: Any) -> Array: ...
 
 
+def block_of_others(other: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """A block that a load fills where its mask is true, with `other` everywhere.
+
+    In C order, so that `reshape(-1)` is a view of it: Triton makes `other` in the order of the
+    addresses, which may lie by columns.
+    """
+    return np.array(np.broadcast_to(other, shape), dtype=dtype, order="C")
+
+
 @dataclass(frozen=True, slots=True)
 class Pointer:
     """A tensor argument as a kernel sees it: where it begins, and torch's name of its type."""

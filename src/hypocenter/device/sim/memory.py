@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.interpret.builder import Exact
+from hypocenter.device.interpret.interpret import block_of_others
 from hypocenter.dtypes import Array
 from hypocenter.errors import HypoError, IntegrityError, OutOfMemory, UsageError
 
@@ -142,7 +143,7 @@ class SimMemory:
         offsets, lanes = self._reach("read", pointers, mask, dtype.itemsize)
         if lanes is None:
             return self._gather(offsets, dtype).reshape(pointers.shape)
-        loaded = np.array(np.broadcast_to(other, pointers.shape), dtype=dtype, order="C")
+        loaded = block_of_others(other, pointers.shape, dtype)
         loaded.reshape(-1)[lanes] = self._gather(offsets, dtype)
         return loaded
 
