@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 
+import msgspec
 import pytest
 from terminal import hypo
 
 from hypocenter.cli import app
 from hypocenter.cli.verbs import self_test
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Proof, RootCause
 from hypocenter.errors import EXIT_GATE
 
 pytest.importorskip("torch")
@@ -39,6 +42,25 @@ def test_a_machine_that_shows_nothing_is_told_so(
     out = capsys.readouterr().out
     assert "NOT PROVEN" in out
     assert "launches              -      none was recorded" in out
+
+
+def test_only_the_planted_fault_counts_as_proven() -> None:
+    planted = RootCause(
+        cause=Cause.INDEX_RANGE,
+        sentence="",
+        fix="",
+        proof=Proof("", "", ""),
+        kernel="take_rows",
+        argument="ids_ptr",
+        expression="tl.load(table_ptr + index * WIDTH + column)",
+    )
+    assert self_test._is_planted(planted)
+    for name, other in (
+        ("kernel", "gather"),
+        ("argument", "table_ptr"),
+        ("expression", "tl.load(ids_ptr + row)"),
+    ):
+        assert not self_test._is_planted(msgspec.structs.replace(planted, **{name: other}))
 
 
 def test_nothing_else_is_asked_for_beside_it() -> None:

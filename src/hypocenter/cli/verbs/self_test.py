@@ -124,7 +124,8 @@ def _is_planted(root: RootCause) -> bool:
     return (
         root.kernel == _KERNEL
         and root.argument == _ARGUMENT
-        and (root.expression is None or _LINE.startswith(root.expression[:20]))
+        # A core dump tells the whole statement, and no line where it has none.
+        and _LINE in (root.expression or _LINE)
     )
 
 
