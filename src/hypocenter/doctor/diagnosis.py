@@ -12,6 +12,7 @@ import msgspec
 
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.difference import Answers
+from hypocenter.doctor.kernel_text import Access
 from hypocenter.doctor.run_environment import RunEnvironment
 from hypocenter.record.events import Place
 from hypocenter.record.gap import Gap, GapKind
@@ -87,6 +88,14 @@ class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     culprit: Culprit | None = None
     launched_at: str = ""
     finding: Finding | None = None
+
+    def at(self, access: Access | None) -> RootCause:
+        """The same, met at that line of the kernel, where one is known."""
+        if access is None:
+            return self
+        return msgspec.structs.replace(
+            self, file=access.file, line=access.line, expression=access.expression
+        )
 
 
 class RungRecord(msgspec.Struct, frozen=True, kw_only=True):

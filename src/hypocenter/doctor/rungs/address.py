@@ -185,11 +185,8 @@ def _culprit(case: Case, found: Neighbour) -> Claim | None:
         kernel=use.launch.kernel,
         argument=name,
         tensor=tensor.name,
-        file=access.file if access else None,
-        line=access.line if access else None,
-        expression=access.expression if access else None,
         place=use.place,
-    )
+    ).at(access)
     return proven(
         root, NAME, (), "no launch under way with an argument there", use.seq, (tensor.id,)
     )

@@ -91,11 +91,8 @@ def _claim(case: Case, dangling: _Dangling) -> Claim:
         kernel=launch.kernel if launch else None,
         argument=argument,
         tensor=name,
-        file=access.file if access else None,
-        line=access.line if access else None,
-        expression=access.expression if access else None,
         place=place,
-    )
+    ).at(access)
     reused = [
         other.name
         for other in case.allocations.values()

@@ -89,11 +89,8 @@ def _claim(
         kernel=launch.kernel,
         argument=breach.argument,
         tensor=name,
-        file=access.file if access else None,
-        line=access.line if access else None,
-        expression=access.expression if access else None,
         place=use.place,
-    )
+    ).at(access)
     return proven(
         root,
         NAME,

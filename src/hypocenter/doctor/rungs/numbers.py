@@ -95,11 +95,8 @@ def _wrong_stride(
         kernel=launch.kernel,
         argument=fact,
         tensor=tensor.name,
-        file=access.file if access else None,
-        line=access.line if access else None,
-        expression=access.expression if access else None,
         place=use.place,
-    )
+    ).at(access)
     return proven(
         root,
         NAME,
@@ -149,11 +146,8 @@ def _narrow(case: Case, use: LaunchMade) -> Claim | None:
         kernel=launch.kernel,
         argument=name,
         tensor=tensor.name if tensor else None,
-        file=access.file if access else None,
-        line=access.line if access else None,
-        expression=access.expression if access else None,
         place=use.place,
-    )
+    ).at(access)
     return proven(
         root,
         NAME,

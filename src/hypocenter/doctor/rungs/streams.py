@@ -408,11 +408,8 @@ def _claim(case: Case, events: Sequence[AnyEvent], disorder: _Disorder) -> Claim
         kernel=launch.kernel if launch else None,
         argument=_argument(case, launch, second.tensor) or argument,
         tensor=argument,
-        file=access.file if access else None,
-        line=access.line if access else None,
-        expression=access.expression if access else None,
         place=second.place or first.place,
-    )
+    ).at(access)
     return proven(root, NAME, (), _WOULD_REFUTE[disorder.cause], second.seq, tensors)
 
 

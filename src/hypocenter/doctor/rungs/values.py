@@ -397,11 +397,8 @@ def _made_inside(case: Case, first: _First) -> Claim:
         kernel=launch.kernel,
         argument=first.output,
         tensor=tensor.name if tensor else None,
-        file=access.file if access else None,
-        line=access.line if access else None,
-        expression=access.expression if access else None,
         place=first.use.place,
-    )
+    ).at(access)
     return proven(
         root, NAME, (), "an input that is not finite", first.use.seq, (tensor.id,) if tensor else ()
     )

@@ -78,16 +78,13 @@ def _claim(case: Case, event: BlockChanged, page: TensorRecord) -> Claim:
         kernel=launch.kernel if launch else None,
         argument=writer.argument,
         tensor=page.name,
-        file=access.file if access else None,
-        line=access.line if access else None,
-        expression=access.expression if access else None,
         place=writer.use.place if writer.use else None,
         culprit=(
             Culprit(writer.copy.site, f"copies into {page.name}")
             if writer.copy and writer.copy.site
             else None
         ),
-    )
+    ).at(access)
     seq = writer.use.seq if writer.use else event.seq
     return proven(root, NAME, (text,), "the block being as it was kept", seq, (page.id,))
 

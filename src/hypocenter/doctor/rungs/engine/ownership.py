@@ -341,11 +341,8 @@ def _claim(case: Case, paged: _Paged, found: _Wrong, requests: tuple[RequestReco
         kernel=use.launch.kernel,
         argument=found.argument,
         tensor=tensor.name if tensor else None,
-        file=access.file if access else None,
-        line=access.line if access else None,
-        expression=access.expression if access else None,
         place=use.place,
-    )
+    ).at(access)
     return proven(
         root,
         NAME,

@@ -390,10 +390,7 @@ def _claim(
         kernel=use.launch.kernel,
         argument=argument,
         tensor=tensor.name if tensor else None,
-        file=access.file if access else None,
-        line=access.line if access else None,
-        expression=access.expression if access else None,
         place=use.place,
-    )
+    ).at(access)
     tensors = (tensor.id,) if tensor else ()
     return proven(root, NAME, (f"{use.where}: {text}",), would_refute, use.seq, tensors)
