@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -479,35 +480,38 @@ def test_a_command_that_opens_no_recorder_is_examined_as_far_as_it_goes(
 
 
 DEADLOCK = """
-import sys, threading, time
-a, b = threading.Lock(), threading.Lock()
-def take(first, second):
+import pathlib, sys, threading
+a, b, both = threading.Lock(), threading.Lock(), threading.Barrier(2)
+def take(first, second, mark):
     with first:
-        time.sleep(0.2)
+        both.wait()
+        pathlib.Path(mark).touch()
         with second:
             pass
-other = threading.Thread(target=take, args=(a, b))
+other = threading.Thread(target=take, args=(a, b, "stuck-1"))
 other.start()
-take(b, a)
+take(b, a, "stuck-2")
 """
 
 
 def test_threads_that_wait_for_each_other_are_ended_with_their_stacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hypocenter.cli.verbs.doctor.START_SECONDS", 5.0)
-    script = tmp_path / "deadlock.py"
-    script.write_text(DEADLOCK)
+    (tmp_path / "deadlock.py").write_text(DEADLOCK)
     monkeypatch.chdir(tmp_path)
+    clock, marks = time.monotonic, [tmp_path / "stuck-1", tmp_path / "stuck-2"]
+    #: A minute goes by as soon as both wait, however long the machine took to get there.
+    later = lambda: clock() + (60.0 if all(mark.exists() for mark in marks) else 0.0)  # noqa: E731
+    monkeypatch.setattr(time, "monotonic", later)
     line = f"{sys.executable} deadlock.py; true"  # who waits need not be what was started
     with pytest.raises(SystemExit) as ended:
         app.main(["doctor", "--deadline", "0.5", "--", "sh", "-c", line])
     assert ended.value.code == 3
     made = bundles.load(tmp_path / "hypo-bundle")
     assert (made.kind, made.fault.kind) == ("hang", "hang")
-    assert "no step or launch had begun for 5 seconds" in made.fault.message
+    assert re.search("no step or launch had begun for 6. seconds", made.fault.message)
     assert made.fault.stack.count("in take") == 2
-    assert made.fault.waiting == ("take (deadlock.py:7)",)
+    assert made.fault.waiting == ("take (deadlock.py:8)",)
 
 
 def test_a_command_that_begins_steps_is_not_idle(doctor: Doctor) -> None:
