@@ -69,11 +69,15 @@ class KeptWeights(msgspec.Struct, frozen=True, tag=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """The model's file, and how to run it; its weights, where a keeper has them."""
+    """The model's file, and how to run it; its weights, where a keeper has them.
+
+    `block_memory`: the path of memory in which workers leave each other blocks of the KV cache.
+    """
 
     model: str
     config: EngineConfig
     kept: KeptWeights | None = None
+    block_memory: str = ""
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

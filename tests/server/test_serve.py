@@ -309,6 +309,19 @@ def test_a_worker_that_dies_is_a_pause(served: Served, number: int) -> None:
     assert served.get("/health").status == 200
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_the_next_worker_reads_what_the_one_before_computed(served: Served, number: int) -> None:
+    """In the blocks of its cache; `cached_tokens` then counts them like its own."""
+    prompt = f"import os\nimport sys  # {number}\n" * 8
+    first = complete(served, prompt=prompt, max_tokens=8)
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] < 16
+    served.kill_worker(number)
+    served.wait_ready()
+    second = complete(served, prompt=prompt, max_tokens=8)
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 64
+    assert second["choices"][0]["text"] == first["choices"][0]["text"]
+
+
 def test_a_worker_that_stands_still_is_replaced(tmp_path: Path) -> None:
     """Within a step or between two: nobody waits for it longer than its deadline."""
     with serving(tmp_path, "--deadline", "1", "--bundles", "") as served:

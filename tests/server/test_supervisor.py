@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -75,14 +76,16 @@ class PretendedLife:
         self.pid = 1000 + number
         self.say, self._note_end = hear, note_end
         self.is_dead = False
+        self.memory: int | None = None
         self.starts.append(self)
 
     async def start(self) -> None:
         if self.is_broken:
             asyncio.get_running_loop().call_soon(self.die, ended(code=2))
 
-    def begin(self, kept: KeptWeights | None) -> None:
+    def begin(self, kept: KeptWeights | None, block_memory: str = "") -> None:
         self.begun.append(kept)
+        self.memory = os.stat(block_memory).st_ino if block_memory else None
         if not self.is_broken and self.program == WORKER:
             asyncio.get_running_loop().call_soon(self.say, Ready(FACTS, 0.1))
 
@@ -290,6 +293,66 @@ def test_whoever_is_killed_by_hand_is_not_to_blame(life: type[PretendedLife]) ->
         assert events == []
         assert one.num_resumed == 2 * MAX_BLAMED
         assert life.starts[-1].sent[0].id == one.id
+
+    run(work())
+
+
+def test_workers_leave_each_other_their_blocks_unless_these_are_in_doubt(
+    life: type[PretendedLife],
+) -> None:
+    async def work() -> None:
+        supervisor = make()
+        await supervisor.start()
+        one = generation(supervisor, [])
+        supervisor.submit(one)
+
+        async def after(how: Ended) -> bool:
+            """Whether the next worker gets what this one left."""
+            before = life.starts[-1].memory
+            assert before is not None
+            life.starts[-1].die(how)
+            await settle()
+            return life.starts[-1].memory == before
+
+        assert await after(KILLED)
+        assert await after(FAULT)
+        life.starts[-1].piece(one.id, 7)  # it gets on
+        assert await after(FAULT)
+        assert not await after(FAULT), "two died with a request that got nowhere"
+        life.starts[-1].piece(one.id, 8)
+        assert await after(KILLED)
+        assert not await after(dataclasses.replace(KILLED, num_memory_kills=1)), "it needs room"
+        life.starts[-1].piece(one.id, 9)
+        before = life.starts[-1].memory
+        life.starts[-1].say(Failed(one.id, "BadLogits", "logits[3] is nan"))
+        await settle()
+        assert life.starts[-1].memory != before
+        await supervisor.stop(1)
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        EngineConfig(device="cuda"),
+        EngineConfig(prefix_cache=False),
+        EngineConfig(launch_mode="traced"),
+    ],
+)
+def test_blocks_that_nobody_could_read_are_not_left(
+    life: type[PretendedLife], config: EngineConfig
+) -> None:
+    async def work() -> None:
+        supervisor = make(orders=dataclasses.replace(ORDERS, config=config))
+        starting = asyncio.ensure_future(supervisor.start())
+        await settle()
+        for one in life.starts:
+            one.say(KeptWeights("", (), {}, 1.0))
+        await settle()
+        assert all(one.memory is None for one in life.starts)
+        starting.cancel()
+        await supervisor.stop(1)
 
     run(work())
 

@@ -65,6 +65,7 @@ class FakeRunner:
     vocab_size = VOCAB_SIZE
     token_ids = None  # on a device
     page_watch = None
+    archive = None
 
     def __init__(
         self,

@@ -42,9 +42,7 @@ if TYPE_CHECKING:
     from hypocenter.engine.runner import Runner
     from hypocenter.model.text.tokenizer import Tokenizer
 
-
 log = logging.getLogger("hypocenter.engine")
-
 
 WaitForLogits = Callable[[], Array]  # f32 [num_rows, vocab_size]
 
@@ -84,7 +82,9 @@ class Engine:
         self._has_prefix_cache = prefix_cache
         self.runner = runner
         self.tokenizer = tokenizer
-        self.cache = KVCache(runner.num_blocks, runner.block_size, runner.page_watch)
+        self.cache = KVCache(
+            runner.num_blocks, runner.block_size, runner.page_watch, runner.archive
+        )
         self.scheduler = Scheduler(
             self.cache,
             max_batch_tokens=runner.max_batch_tokens,
@@ -93,8 +93,7 @@ class Engine:
         self._grammars = Grammars(tokenizer, runner.vocab_size)
         self._sampler = Sampler(runner.max_batch_requests, launch_mode, runner.token_ids)
         self._ahead: StepInFlight | None = None  # launched, and not waited for
-        self._lock = threading.Lock()
-        self._turn_ended = threading.Condition()
+        self._lock, self._turn_ended = threading.Lock(), threading.Condition()
         self._num_turns = 0
         self._inbox: deque[Request] = deque()  # submitted, not yet with the scheduler
         self._request_ids = itertools.count()
@@ -145,6 +144,7 @@ class Engine:
                 if failure is not None:
                     raise failure
                 self._record_ids(step, outcomes)
+            self.cache.end_step()
         return sum(chunk.num_tokens for chunk in chunks)
 
     def _launch(self, chunks: list[Chunk]) -> StepInFlight:

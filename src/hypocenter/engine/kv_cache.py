@@ -5,6 +5,7 @@
     remove    gives the blocks of a request back
     keep      hands full blocks of a request over to the cache, which others may read
     adopt     begins a request with the blocks that the cache keeps of its first tokens
+    end_step  what the step computed is settled
 
 Position p of a request lies in slot block_table[p // block_size] * block_size + p % block_size.
 
@@ -26,6 +27,7 @@ import numpy as np
 
 from hypocenter.device.page_watch import PageWatch
 from hypocenter.dtypes import Int32s
+from hypocenter.engine.block_archive import BlockArchive
 from hypocenter.errors import IntegrityError, OutOfBlocks
 
 
@@ -96,14 +98,24 @@ class _Table:
 
 
 class KVCache:
-    """A pool of `num_blocks` blocks of `block_size` tokens each. Not thread-safe."""
+    """A pool of `num_blocks` blocks of `block_size` tokens each. Not thread-safe.
 
-    def __init__(self, num_blocks: int, block_size: int, watch: PageWatch | None = None) -> None:
+    What is kept goes to the `archive`, too, and is found there when the cache itself has it no more
+    or, in a new process, not yet.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        watch: PageWatch | None = None,
+        archive: BlockArchive | None = None,
+    ) -> None:
         assert num_blocks > 0, num_blocks
         assert block_size > 0, block_size
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._watch = watch
+        self._watch, self._archive = watch, archive
         self._blocks = [_Block() for _ in range(num_blocks)]
         # Taken from the end: low blocks first, and those given back last are used again first.
         self._blank = list(range(num_blocks - 1, -1, -1))
@@ -189,10 +201,23 @@ class KVCache:
         found: list[int] = []
         for digest in digests:
             block_id = self._kept.get(digest)
-            if block_id is None:
+            if block_id is None and (block_id := self._fetch(digest)) is None:
                 break
             found.append(block_id)
         return found
+
+    def _fetch(self, digest: bytes) -> int | None:
+        """Read a block back from the archive, if there is one blank: none is given up for that."""
+        if self._archive is None or digest not in self._archive or not self._blank:
+            return None
+        block_id = self._blank[-1]
+        if not self._archive.fetch(digest, block_id):
+            return None
+        self._blank.pop()
+        self._blocks[block_id] = _Block(digest=digest)
+        self._kept[digest] = block_id
+        self._unread[block_id] = None
+        return block_id
 
     def num_unread(self, block_ids: Sequence[int]) -> int:
         """How many of these kept blocks are free until they are adopted."""
@@ -229,6 +254,8 @@ class KVCache:
                 self._kept[digest] = block_id
                 if self._watch is not None:
                     self._watch.note_kept(block_id, request_id)
+                if self._archive is not None:
+                    self._archive.put(digest, block_id)
             elif number == table.num_adopted:  # behind a block of its own a copy stays its own, too
                 self._blocks[block_id] = _Block()
                 self._blank.append(block_id)
@@ -251,6 +278,8 @@ class KVCache:
             block = self._blocks[block_id]
             if forget and block.digest is not None and self._kept.get(block.digest) == block_id:
                 del self._kept[block.digest]
+                if self._archive is not None:
+                    self._archive.forget(block.digest)
             block.num_users -= 1
             if block.num_users > 0:
                 continue
@@ -259,6 +288,11 @@ class KVCache:
             else:
                 block.owner = block.digest = None
                 self._blank.append(block_id)
+
+    def end_step(self) -> None:
+        """What the running step computed has been kept, as far as it is to be."""
+        if self._archive is not None:
+            self._archive.note_step()
 
     def digests(self, request_id: int) -> list[bytes | None]:
         """Under which digest each block of the request is kept; None: it is the request's own."""

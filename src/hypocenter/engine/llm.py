@@ -57,7 +57,8 @@ class LLM:
     `path` None takes the small model that comes with hypocenter. `fields` are those of
     EngineConfig, over those of `config`. `progress` is called with what is being done and how much
     of it is done, from 0 to 1. `shared` are weights that another process has on the device
-    (`worker/keeper.py`). Raises BadModelFile, UnsupportedModel or UsageError when the file
+    (`worker/keeper.py`), `block_memory` is where blocks of the KV cache outlive this process
+    (`engine/block_archive.py`). Raises BadModelFile, UnsupportedModel or UsageError when the file
     cannot be run as that asks.
     """
 
@@ -68,6 +69,7 @@ class LLM:
         *,
         progress: Callable[[str, float], None] | None = None,
         shared: KeptWeights | None = None,
+        block_memory: str = "",
         **fields: Unpack[EngineFields],
     ) -> None:
         config = as_environment_asks(with_fields("config", config, EngineConfig, fields))
@@ -82,7 +84,7 @@ class LLM:
             self._chat_template = load_chat_template(file, self._tokenizer, config.chat_template)
             if self._chat_template is not None:
                 stack.enter_context(self._chat_template)
-            runner = load_runner(file, config, progress, shared)
+            runner = load_runner(file, config, progress, shared, block_memory)
             self._engine = Engine(
                 runner,
                 self._tokenizer,

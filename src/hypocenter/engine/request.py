@@ -208,7 +208,8 @@ class Request:
         """The keys and values of the first `num_tokens` are in the cache, computed or not by us."""
         self.num_computed = num_tokens
         if not self.num_preemptions:
-            self.num_cached = num_tokens - self._num_prompt_tokens
+            # Of an answer that was begun elsewhere its own tokens may be there, too.
+            self.num_cached = min(num_tokens, len(self.prompt_ids)) - self._num_prompt_tokens
 
     def advance(self, num_tokens: int) -> None:
         """`num_tokens` more tokens have their keys and values in the cache."""

@@ -5,8 +5,11 @@ Checks every index before it reaches a kernel; scheduling and sampling are elsew
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import logging
 import os
+from pathlib import Path
 
 import numpy as np
 
@@ -18,15 +21,17 @@ from hypocenter.config import (
     num_kv_blocks,
 )
 from hypocenter.device import devices, memory
+from hypocenter.device.cpu.code_cache import source_hash
 from hypocenter.device.cpu.lang import instruction_set, max_num_threads, set_num_threads
 from hypocenter.device.launch import compile_all, start_threads
 from hypocenter.device.page_watch import PageWatch
 from hypocenter.device.plan import Plan, bucket
 from hypocenter.engine.batch import Batch, BatchLimits, check_batch
+from hypocenter.engine.block_archive import DIGEST_BYTES, BlockArchive
 from hypocenter.engine.sampler import launches_on_host
 from hypocenter.errors import BadSetting, LaunchRejected
 from hypocenter.messages import KeptWeights
-from hypocenter.model import footprint
+from hypocenter.model import decoder, footprint
 from hypocenter.model.architecture import Architecture, read_architecture
 from hypocenter.model.decoder import Decoder, KVPages, StepInputs
 from hypocenter.model.gguf.file import GGUFFile
@@ -36,15 +41,22 @@ from hypocenter.record.recorder import current, open_recorder
 from hypocenter.results import Route
 from hypocenter.tensor import DType, Tensor
 
+_log = logging.getLogger("hypocenter.engine")
+
+#: Of the memory that is left, what copies of the KV cache's blocks may take.
+_ARCHIVE_SHARE = 0.25
+
 
 def load_runner(
     file: GGUFFile,
     config: EngineConfig,
     progress: OnProgress | None = None,
     shared: KeptWeights | None = None,
+    block_memory: str = "",
 ) -> Runner:
     """Load a model's weights, or map those that another process has, and compile its kernels.
 
+    `block_memory`: the path of memory in which blocks of the KV cache outlive this process (CPU).
     Raises UsageError when the context asked for exceeds the trained one, or bf16 is asked for where
     nothing would be multiplied in it, BadModelFile or
     UnsupportedModel for a file that cannot be run, OutOfMemory for one that does not fit.
@@ -70,6 +82,8 @@ def load_runner(
         shared=shared,
     )
     runner = Runner(facts, weights, config, context_length)
+    if block_memory:
+        runner.open_archive(block_memory, repr(file.stamps))
     runner.compile(progress)
     return runner
 
@@ -109,9 +123,12 @@ class Runner:
             KV_DTYPES[config.kv_dtype],
             device=config.device,
         )
+        self._pages = pages
         self._decoder = Decoder(
             facts, weights, self._inputs, pages, config.max_batch_tokens, config.attention
         )
+        #: Where the cache's blocks outlive this process, if they do.
+        self.archive: BlockArchive | None = None
         #: What looks at blocks of the cache after each step, where launches are traced.
         self.page_watch = (
             PageWatch((*pages.keys, *pages.values)) if config.launch_mode == "traced" else None
@@ -123,6 +140,24 @@ class Runner:
         )
         self._plans: dict[tuple[int, int, int | None], Plan] = {}
         self._ran: dict[Plan, None] = {}
+
+    def open_archive(self, path: str, model: str) -> None:
+        """Have what the cache keeps outlive this process; without that it runs all the same.
+
+        `model` stands for the bytes of the model's file.
+        """
+        pages = [tensor.data for tensor in (*self._pages.keys, *self._pages.values)]
+        code = source_hash(Path(decoder.__file__))  # of all that is computed, kernels included
+        depends_on = (code, model, self.config, instruction_set(), pages[0].shape, pages[0].dtype)
+        fingerprint = hashlib.blake2b(repr(depends_on).encode(), digest_size=DIGEST_BYTES).digest()
+        room = footprint.host_room()
+        max_bytes = sum(page.nbytes for page in pages)
+        if room is not None:
+            max_bytes = min(max_bytes, int(room.available_bytes * _ARCHIVE_SHARE))
+        try:
+            self.archive = BlockArchive(path, pages, fingerprint, max_bytes)
+        except OSError as error:
+            _log.warning("blocks of the KV cache do not outlive this process: %s", error)
 
     def run(self, batch: Batch) -> Tensor:
         """Logits f32 [num_logit_rows, vocab_size] of the batch's logit rows.

@@ -234,6 +234,7 @@ class Supervisor:
         if self._are_bad_logits_the_models:
             return False
         log.warning("a worker gave logits that are no numbers, and is replaced")
+        self.line.forget_blocks()
         self._life.abort()
         return True
 
@@ -277,6 +278,8 @@ class Supervisor:
         if not was_ready:
             self._num_failed_starts += 1
         self._blame(is_fault(ended))
+        if self._is_memory_in_doubt(ended):
+            self.line.forget_blocks()
         if self.has_given_up or (self._first_ready is not None and not self._first_ready.done()):
             self._stop_trying(ended)
             return
@@ -309,6 +312,11 @@ class Supervisor:
                 )
             else:
                 self._on_event("resumed")
+
+    def _is_memory_in_doubt(self, ended: Ended | Exception) -> bool:
+        """Whether what the worker left of the KV cache may be why it died, or was too much."""
+        was_too_much = isinstance(ended, Ended) and bool(ended.num_memory_kills)
+        return was_too_much or any(g.num_blamed >= _SUSPECT for g in self.generations)
 
     def _give_up(self, generation: Generation, kind: str, reason: str) -> None:
         self._open.pop(generation.id, None)

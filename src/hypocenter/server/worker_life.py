@@ -94,9 +94,9 @@ class WorkerLife:
         self._thread = threading.Thread(target=self._watch, args=[str(self._path)], name=name)
         self._thread.start()
 
-    def begin(self, kept: KeptWeights | None) -> None:
+    def begin(self, kept: KeptWeights | None, block_memory: str = "") -> None:
         """Have it load the model, by the weights that a keeper has, if one does."""
-        self._begun = Start(self._orders.model, self._orders.config, kept)
+        self._begun = Start(self._orders.model, self._orders.config, kept, block_memory)
         self.send(self._begun)
         self._patience.begin(self._loop.time())
         self._look()

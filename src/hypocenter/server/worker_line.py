@@ -4,6 +4,7 @@ A start takes seconds before a model is looked at: Python, its packages and the 
 spare has them behind it. It has opened the device, and has neither the model nor memory for a KV
 cache. The keeper has a GPU's weights in memory that others map. It launches no kernel, so it
 outlives what workers die of. On a CPU the cache folder does the same (`model/packed_weights.py`).
+There workers also leave each other blocks of the KV cache, in memory that the server has.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import functools
 import itertools
 import logging
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
@@ -25,6 +27,29 @@ log = logging.getLogger("hypocenter.server")
 #: Spares in a row that may end while they wait; then there is none until a worker is ready again.
 _MAX_LOST_SPARES = 3
 KEEPER = ("hypocenter.worker.keeper",)
+
+
+class BlockMemory:
+    """Memory that workers map one after the other; nothing of it is read here."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+
+    @property
+    def path(self) -> str:
+        """For a process of the same user, while this one lives; empty where there is no such thing.
+
+        A file descriptor has no name that could stay behind.
+        """
+        if self._file is None and hasattr(os, "memfd_create"):
+            self._file = os.memfd_create("hypocenter-blocks")
+        return "" if self._file is None else f"/proc/{os.getpid()}/fd/{self._file}"
+
+    def forget(self) -> None:
+        """Nobody is to read what is there, and its room is given back."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 class WorkerLine:
@@ -51,6 +76,11 @@ class WorkerLine:
         self._kept: KeptWeights | None = None
         #: Whether the weights are to be had from a keeper.
         self._is_shared = orders.config.device.partition(":")[0] in ("cuda", "hip")
+        config = orders.config
+        self._keeps_blocks = (
+            config.device == "cpu" and config.prefix_cache and config.launch_mode == "off"
+        )
+        self._blocks = BlockMemory()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
 
@@ -78,7 +108,11 @@ class WorkerLine:
             await life.start()
         self.current = life
         if self._kept is not None or not self._is_shared:
-            life.begin(self._kept)
+            self._hand_over()
+
+    def forget_blocks(self) -> None:
+        """What workers have left of the KV cache is in doubt; the next one begins with nothing."""
+        self._blocks.forget()
 
     def start_spare(self) -> None:
         """Have one ready for when the current one ends."""
@@ -93,6 +127,7 @@ class WorkerLine:
             task.cancel()
         lives = [life for life in (self._spare, self.current, self._keeper) if life is not None]
         await asyncio.gather(*(life.stop(seconds) for life in lives))
+        self._blocks.forget()
 
     def _make(
         self,
@@ -156,7 +191,7 @@ class WorkerLine:
 
     def _hand_over(self) -> None:
         if self.current is not None:
-            self.current.begin(self._kept)
+            self.current.begin(self._kept, self._blocks.path if self._keeps_blocks else "")
 
     def _note_keeper_end(self, number: int, ended: Ended | Exception) -> None:
         was_needed = self._is_shared and self._kept is None

@@ -106,7 +106,13 @@ class ModelWorker:
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
         self._engine: Engine | None = None
         self._outbox = Outbox(connection, self._pieces_of, self._state, die)
-        self._llm = LLM(start.model, start.config, progress=self._report, shared=start.kept)
+        self._llm = LLM(
+            start.model,
+            start.config,
+            progress=self._report,
+            shared=start.kept,
+            block_memory=start.block_memory,
+        )
         self._engine = self._llm.engine
         self._driver = Driver(self._engine)
         facts = facts_of(self._llm, Path(start.model), start.config)
