@@ -144,6 +144,18 @@ class UnsupportedModel(BadModelFile):
     """The file is well formed, but holds a type, architecture or tokenizer we do not run."""
 
 
+class ModelNotFound(HypoError):
+    """No model is there under the name that was given; `way` is what the user may do."""
+
+    def __init__(self, what: str, way: str = "") -> None:
+        self.way = way
+        super().__init__(f"{what}; {way}" if way else what)
+
+
+class HubError(ModelNotFound):
+    """A hub does not answer, refuses, or gives something else than it promised."""
+
+
 class TokenizerError(HypoError):
     """Text or token ids that the tokenizer cannot handle."""
 

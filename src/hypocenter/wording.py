@@ -1,4 +1,4 @@
-"""How counts and foreign text are spelled in messages."""
+"""How counts, sizes and foreign text are spelled in messages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ import signal
 
 def count_text(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def bytes_text(num_bytes: int) -> str:
+    """Bytes in the largest binary unit that leaves a figure above 1."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
+        value /= 1024
+    return f"{value:.2f} TiB"
 
 
 def signal_name(number: int) -> str:

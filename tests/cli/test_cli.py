@@ -16,20 +16,21 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from demo_variants import DEMO, LONG_CONTEXT, demo_that_chats, demo_with
+from demo_variants import LONG_CONTEXT, demo_that_chats, demo_with
 from gguf import GGUFValueType
 from gguf_files import STRING, GGUFWriter, Item
+from repository import DEMO
 from terminal import (
     AS_A_PERSON,
     HYPO,
     TIMEOUT_SECONDS,
+    assert_one_line,
     hypo,
     hypo_in_process,
-    lines_without_progress,
     on_terminal,
 )
 
-from hypocenter.cli import options
+from hypocenter.cli.model_app import ModelOptions
 from hypocenter.cli.options import EngineOptions, SamplingOptions, message_of
 from hypocenter.config import EngineConfig, SamplingParams, defaults
 from hypocenter.errors import OutOfBlocks, OutOfMemory, UnsupportedModel
@@ -47,15 +48,6 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def endless(chat_model: Path) -> list[str]:
     """Arguments that make the model talk until it is stopped."""
     return [str(chat_model), "-c", str(LONG_CONTEXT), "-n", "-1", "-t", "1", "--ignore-eos"]
-
-
-def assert_one_line(stderr: str, *parts: str) -> None:
-    """One line that begins with the program's name, holds `parts`, and is no traceback."""
-    lines = lines_without_progress(stderr)
-    assert len(lines) == 1, stderr
-    assert lines[0].startswith("hypo: "), stderr
-    for part in parts:
-        assert part in lines[0], stderr
 
 
 # -- what is refused -----------------------------------------------------------------------------
@@ -366,7 +358,7 @@ def test_options_have_every_field_and_default_of_the_configuration() -> None:
 
 
 def test_the_bundled_model_is_the_one_the_library_takes() -> None:
-    assert options.model_path(None) == str(DEMO)
+    assert ModelOptions().path(None) == str(DEMO)
     assert DEMO.is_file()
 
 
@@ -735,7 +727,7 @@ def test_commands_of_a_chat_are_not_asked(chat_model: Path) -> None:
     ("args", "words"),
     [
         (["-ngl", "99"], "-ngl is an option of llama.cpp; all layers are on one device"),
-        (["-hf", "x/y"], "-hf is an option of llama.cpp; hypocenter does not download"),
+        (["-hff", "x.gguf"], "-hff is an option of llama.cpp; write the file behind the name"),
         (["-fa", "on"], "attention is always fused"),
         (["--no-mmap"], "files are always mapped"),
     ],

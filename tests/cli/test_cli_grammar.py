@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from demo_variants import DEMO, demo_that_chats
+from demo_variants import demo_that_chats
 from jsonschema import Draft202012Validator
+from repository import DEMO
 from terminal import hypo_in_process
 
 SCHEMA = {

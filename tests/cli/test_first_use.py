@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from demo_variants import DEMO, demo_that_chats
-from terminal import TIMEOUT_SECONDS, hypo, hypo_in_process, on_terminal
+from demo_variants import demo_that_chats
+from repository import DEMO
+from terminal import TIMEOUT_SECONDS, assert_one_line, hypo, hypo_in_process, on_terminal
 from tiny_gguf import write_tiny
 
 from hypocenter import LLM
@@ -41,16 +42,20 @@ def _without(packages: list[str], *args: str) -> subprocess.CompletedProcess[str
     [
         "https://huggingface.co/x/y/resolve/main/model.gguf",
         "hf.co/x/y",
-        "llama3:8b",
         "meta-llama/Llama-3-8B",
         "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M",
     ],
 )
 def test_a_name_of_a_hub_is_told_from_a_path(name: str) -> None:
     done = hypo_in_process("run", name, "-p", "x")
+    assert done.returncode == 1
+    assert_one_line(done.stderr, "is not here, and HF_HUB_OFFLINE forbids to ask for it")
+
+
+def test_a_name_of_another_hub_is_answered_with_the_form_of_ours() -> None:
+    done = hypo_in_process("run", "llama3:8b", "-p", "x")
     assert done.returncode == 2
-    assert done.stderr.startswith(f"hypo: {name} is no file here, and hypocenter does not download")
-    assert "hf download OWNER/NAME FILE.gguf" in done.stderr
+    assert_one_line(done.stderr, "'llama3:8b' names no model of a hub; write OWNER/NAME")
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "models/x.gguf", "./a/b", "../a:b/c.gguf"])

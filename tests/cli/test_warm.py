@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from demo_variants import DEMO
+from repository import DEMO
 from terminal import hypo
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from demo_variants import DEMO, demo_with
+from demo_variants import demo_with
 from expert_model import write_experts
 from gguf import GGMLQuantizationType
 from kernel_launch import bits
+from repository import DEMO
 
 from hypocenter import LLM, EngineConfig, SamplingParams
 from hypocenter.engine.batch import Batch

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from demo_variants import DEMO
+from repository import DEMO
 from terminal import TIMEOUT_SECONDS
 from tiny_gguf import write_tiny
 

@@ -9,10 +9,8 @@ from typing import Any
 import gguf
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import dequantize, quantize
+from repository import DEMO
 
-from hypocenter.cli.options import model_path
-
-DEMO = Path(model_path(None))
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"

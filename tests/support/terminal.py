@@ -168,3 +168,12 @@ def on_terminal(
             process.kill()
         process.wait()
         os.close(master)
+
+
+def assert_one_line(stderr: str, *parts: str) -> None:
+    """One line that begins with the program's name, holds `parts`, and is no traceback."""
+    lines = lines_without_progress(stderr)
+    assert len(lines) == 1, stderr
+    assert lines[0].startswith("hypo: "), stderr
+    for part in parts:
+        assert part in lines[0], stderr

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from demo_variants import DEMO, demo_with
+from demo_variants import demo_with
 from gguf import GGMLQuantizationType
-from repository import ROOT
+from repository import DEMO, ROOT
 
 from hypocenter.model.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf

@@ -18,6 +18,7 @@ from cyclopts import App, CycloptsError, Parameter
 from hypocenter.cli import interrupt
 from hypocenter.cli.doctor_app import doctor, guard
 from hypocenter.cli.lab_app import lab
+from hypocenter.cli.model_app import Model, ModelOptions, models, pull
 from hypocenter.cli.options import (
     AsJson,
     ContextSize,
@@ -73,9 +74,9 @@ app.command(serve)
 app.command(doctor, usage="Usage: hypo doctor [OPTIONS] [BUNDLE] [-- COMMAND...]")
 app.command(guard, usage="Usage: hypo guard [OPTIONS] -- COMMAND...")
 app.command(bench_serve)
+app.command(pull)
+app.command(models)
 app.register_install_completion_command(help="Complete commands and options in this shell.")
-
-Model = Annotated[str | None, Parameter(help="GGUF file; the bundled model when left out.")]
 
 
 @app.command
@@ -86,6 +87,7 @@ def run(
     ] = None,
     /,
     *,
+    models: ModelOptions | None = None,
     prompt: PromptOptions | None = None,
     sampling: SamplingOptions | None = None,
     engine: EngineOptions | None = None,
@@ -102,7 +104,7 @@ def run(
 
     prompt, sampling = prompt or PromptOptions(), sampling or SamplingOptions()
     engine = engine or EngineOptions()
-    path = prompt.model_path(model)
+    path = (models or ModelOptions()).path(model, device=engine.device, quiet=quiet)
     cli_run.run(path, question, prompt, sampling, engine.config(), as_json=json, quiet=quiet)
 
 
@@ -111,6 +113,7 @@ def inspect(
     model: Model = None,
     /,
     *,
+    models: ModelOptions | None = None,
     ctx_size: ContextSize = None,
     check: Annotated[
         bool,
@@ -126,10 +129,9 @@ def inspect(
 
     With --check the exit code is 4 when a NaN or an infinity was found.
     """
-    from hypocenter.cli.options import model_path
     from hypocenter.cli.verbs import inspect as cli_inspect
 
-    cli_inspect.inspect(model_path(model), ctx_size, check=check, as_json=json)
+    cli_inspect.inspect((models or ModelOptions()).path(model), ctx_size, check=check, as_json=json)
 
 
 @app.command
@@ -137,6 +139,7 @@ def bench(
     model: Model = None,
     /,
     *,
+    models: ModelOptions | None = None,
     tests: BenchOptions | None = None,
     engine: EngineOptions | None = None,
     json: AsJson = False,
@@ -147,11 +150,11 @@ def bench(
     memory bandwidth, measured in the same run, that reading each weight once
     per token amounts to.
     """
-    from hypocenter.cli.options import model_path
     from hypocenter.cli.verbs import bench as cli_bench
 
     engine, tests = engine or EngineOptions(), tests or BenchOptions()
-    cli_bench.bench(model_path(model), tests, engine.config(), as_json=json)
+    path = (models or ModelOptions()).path(model, device=engine.device)
+    cli_bench.bench(path, tests, engine.config(), as_json=json)
 
 
 @app.command
@@ -159,6 +162,7 @@ def warm(
     model: Model = None,
     /,
     *,
+    models: ModelOptions | None = None,
     engine: EngineOptions | None = None,
     json: AsJson = False,
     quiet: Quiet = False,
@@ -168,11 +172,11 @@ def warm(
     Compiles the kernels that it needs and packs its weights. Both stay in the
     cache folder (HYPO_CACHE_DIR). Give the options of the runs to come.
     """
-    from hypocenter.cli.options import model_path
     from hypocenter.cli.verbs import warm as cli_warm
 
     engine = engine or EngineOptions()
-    cli_warm.warm(model_path(model), engine.config(), as_json=json, quiet=quiet)
+    path = (models or ModelOptions()).path(model, device=engine.device, quiet=quiet)
+    cli_warm.warm(path, engine.config(), as_json=json, quiet=quiet)
 
 
 @app.command

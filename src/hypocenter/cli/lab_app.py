@@ -114,14 +114,14 @@ def serve(
 
     The exit code is 4 when a client saw an error, or an answer was changed.
     """
-    from hypocenter.cli.options import model_path
+    from hypocenter.cli.model_app import ModelOptions
     from hypocenter.cli.verbs import lab_serve
 
     if plant is not None:
         lab_serve.serve_planted(plant, device=device or "", as_json=json, quiet=quiet)
         return
     plan = lab_serve.plan_of(
-        model_path(model),
+        ModelOptions().path(model),
         kills,
         streams,
         tokens,

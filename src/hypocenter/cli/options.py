@@ -6,11 +6,9 @@ Holds spellings and help texts; a value's range is checked where the value lives
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from typing import Annotated, Any, get_type_hints
 
 from cyclopts import Group, Parameter, Token
@@ -18,15 +16,9 @@ from cyclopts import Group, Parameter, Token
 from hypocenter.config import EngineConfig, SamplingParams, defaults
 from hypocenter.errors import BadSetting, HypoError, UsageError
 from hypocenter.grammar_text import MAX_GRAMMAR_BYTES, with_text
-from hypocenter.package import BUNDLED_MODEL
 
 #: `-n -1` is llama.cpp's spelling of "until the model ends its answer or the context is full".
 UNTIL_END = -1
-#: How a model is named that lies elsewhere: an address, hf.co/OWNER/NAME, OWNER/NAME:TAG, NAME:TAG.
-_ON_A_HUB = re.compile(
-    r"https?://.*|(hf\.co|huggingface\.co)/.*|[\w.-]+(/[\w.-]+)?:[\w.-]+|[\w-][\w.-]*/[\w.-]+(?<!\.gguf)",
-    re.DOTALL,
-)
 #: What a chat samples with unless it is told otherwise, as llama.cpp does: small models that always
 #: take the most likely token repeat themselves without end.
 _IN_CHAT = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
@@ -156,15 +148,6 @@ class PromptOptions:
             help="System message that a chat or a QUESTION begins with.",
         ),
     ] = None
-    model: Annotated[
-        str | None, Parameter(name=("-m", "--model"), help="Another way to name MODEL.")
-    ] = None
-
-    def model_path(self, positional: str | None) -> str:
-        """The model file; raises UsageError when it is named in both ways."""
-        if positional is not None and self.model is not None:
-            raise UsageError(f"two models, {positional!r} and -m {self.model!r}; name it once")
-        return model_path(positional if self.model is None else self.model)
 
 
 def _defaults(name: str) -> str:
@@ -407,17 +390,3 @@ def _text_of(path: str, what: str, max_chars: int) -> str:
     if not 0 < len(text) <= max_chars:
         raise UsageError(f"{path} is no {what.removeprefix('a ')}: up to {max_chars} characters")
     return text
-
-
-def model_path(given: str | None) -> str:
-    """`given`, or the model that comes with the package."""
-    if given is None:
-        return str(resources.files("hypocenter") / "assets" / BUNDLED_MODEL)
-    if not given:
-        raise UsageError("the model's name is empty; give the path of a GGUF file")
-    if _ON_A_HUB.fullmatch(given) and not os.path.lexists(given):
-        raise UsageError(
-            f"{given} is no file here, and hypocenter does not download; fetch one by "
-            "`hf download OWNER/NAME FILE.gguf --local-dir .` and give its path"
-        )
-    return given

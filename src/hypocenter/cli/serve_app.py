@@ -6,16 +6,16 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from hypocenter.cli.options import AsJson, EngineOptions, Quiet, model_path
+from hypocenter.cli.model_app import Model, ModelOptions
+from hypocenter.cli.options import AsJson, EngineOptions, Quiet
 from hypocenter.cli.serve_options import ServeOptions
 
 
 def serve(
-    model: Annotated[
-        str | None, Parameter(help="GGUF file; the bundled model when left out.")
-    ] = None,
+    model: Model = None,
     /,
     *,
+    models: ModelOptions | None = None,
     server: ServeOptions | None = None,
     engine: EngineOptions | None = None,
     quiet: Quiet = False,
@@ -30,7 +30,8 @@ def serve(
     from hypocenter.cli.verbs import serve as cli_serve
 
     engine, server = engine or EngineOptions(), server or ServeOptions()
-    cli_serve.serve(model_path(model), server, engine.config(), quiet=quiet)
+    path = (models or ModelOptions()).path(model, device=engine.device, quiet=quiet)
+    cli_serve.serve(path, server, engine.config(), quiet=quiet)
 
 
 def bench_serve(

@@ -57,14 +57,16 @@ VERBS = (
     "kernels",
     "env",
     "cache",
+    "models",
+    "pull",
     "lab",
 )
 #: What other programs call what is done here otherwise, or not yet.
 _OF_OTHERS = {
     "chat": "`hypo run MODEL` is a chat",
     "server": "it is `hypo serve`",
-    "pull": "hypocenter does not download; `hf download OWNER/NAME FILE.gguf` does",
-    "list": "hypocenter keeps no models; give the path of a GGUF file",
+    "list": "it is `hypo models`",
+    "rm": "it is `hypo models remove`",
     "ps": "nothing runs in the background",
 }
 
@@ -131,8 +133,12 @@ _OF_LLAMA_CPP = {
     "--gpu-layers": "all layers are on one device; --device cuda takes the GPU",
     "-cnv": "`hypo run MODEL` is a chat where neither -p nor -f is given",
     "--conversation": "`hypo run MODEL` is a chat where neither -p nor -f is given",
-    "-hf": "hypocenter does not download; give a GGUF file",
-    "--hf-repo": "hypocenter does not download; give a GGUF file",
+    "-hff": "write the file behind the name: -hf OWNER/NAME/FILE.gguf",
+    "--hf-file": "write the file behind the name: -hf OWNER/NAME/FILE.gguf",
+    "-hft": "HF_TOKEN has the token",
+    "--hf-token": "HF_TOKEN has the token",
+    "-mu": "give the address as MODEL",
+    "--model-url": "give the address as MODEL",
     "-fa": "attention is always fused; leave it out",
     "--flash-attn": "attention is always fused; leave it out",
     "--no-mmap": "files are always mapped; leave it out",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -37,10 +36,10 @@ from hypocenter.engine.request import Request
 from hypocenter.engine.runner import load_runner
 from hypocenter.errors import BadSetting, UsageError
 from hypocenter.messages import KeptWeights
+from hypocenter.model.from_name import file_of
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.text.chat import ChatTemplate, load_chat_template
 from hypocenter.model.text.tokenizer import Tokenizer, load_tokenizer
-from hypocenter.package import BUNDLED_MODEL
 from hypocenter.results import Completion, Delta, Route
 from hypocenter.synonyms import explain_unknown
 
@@ -54,7 +53,8 @@ class LLM:
         with LLM("model.gguf", context_length=4096) as llm:
             print(llm.generate("def read_lines(path):", max_tokens=64).text)
 
-    `path` None takes the small model that comes with hypocenter. `fields` are those of
+    `path` may also be a model of a hub, `"OWNER/NAME:Q4_K_M"`, which is fetched once. None takes
+    the small model that comes with hypocenter. `fields` are those of
     EngineConfig, over those of `config`. `progress` is called with what is being done and how much
     of it is done, from 0 to 1. `shared` are weights that another process has on the device
     (`worker/keeper.py`), `block_memory` is where blocks of the KV cache outlive this process
@@ -78,7 +78,12 @@ class LLM:
         if progress is not None and not callable(progress):
             raise UsageError(f"progress is {progress!r}, but must be a function of two arguments")
         with ExitStack() as stack:
-            file = stack.enter_context(open_gguf(_find(path, stack)))
+            found = (
+                path
+                if isinstance(path, Path) or path == ""
+                else file_of(path, device=config.device, progress=progress)
+            )
+            file = stack.enter_context(open_gguf(Path(found)))
             self._path = file.path
             self._tokenizer = load_tokenizer(file, config.tokenizer_pre)
             self._chat_template = load_chat_template(file, self._tokenizer, config.chat_template)
@@ -369,10 +374,3 @@ class LLM:
                 "the prompt is empty, and this model begins without a BOS token; give it some text"
             )
         return ids
-
-
-def _find(path: str | Path | None, stack: ExitStack) -> Path:
-    if path is not None:
-        return Path(path)
-    asset = importlib.resources.files("hypocenter") / "assets" / BUNDLED_MODEL
-    return stack.enter_context(importlib.resources.as_file(asset))

@@ -9,7 +9,7 @@ import guard_pages
 import numpy as np
 import pytest
 from bf16_oracle import pairs_in_order, rounded_bits, values_of
-from demo_variants import DEMO, demo_with
+from demo_variants import demo_with
 from gguf import GGMLQuantizationType
 from kernel_launch import (
     bits,
@@ -19,6 +19,7 @@ from kernel_launch import (
     rows_tensor,
     vector_tensor,
 )
+from repository import DEMO
 from tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
 
 from hypocenter.cli.verbs.bench import batch_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from demo_variants import DEMO
+from repository import DEMO
 
 from hypocenter.config import EngineConfig
 from hypocenter.engine.runner import load_runner

@@ -14,6 +14,7 @@ from hypocenter.errors import EXIT_GATE, BadModelFile, UnsupportedModel
 from hypocenter.model.architecture import Architecture, read_architecture
 from hypocenter.model.gguf import inspection
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
+from hypocenter.wording import bytes_text
 
 #: Columns for keys: a single key of a file may have 65,535 characters.
 _MAX_KEY_WIDTH = 48
@@ -130,11 +131,11 @@ def _text(report: dict[str, Any], metadata: list[inspection.MetadataLine]) -> st
     for count in tensors["by_type"]:
         lines.append(
             f"  {count['dtype']:<8} {count['num_tensors']:>7} {count['num_elements']:>16,} "
-            f"{size(count['num_bytes']):>12}"
+            f"{bytes_text(count['num_bytes']):>12}"
         )
     lines.append(
         f"  {'all':<8} {tensors['num_tensors']:>7} {tensors['num_params']:>16,} "
-        f"{size(tensors['num_bytes']):>12}"
+        f"{bytes_text(tensors['num_bytes']):>12}"
     )
     lines += ["", *_memory_lines(report)]
     if "check" in report:
@@ -155,10 +156,12 @@ def _memory_lines(report: dict[str, Any]) -> list[str]:
         trained = report["architecture"]["context_length"]
         lines[-1] += f" (the model was trained for {trained}: hypo run refuses more)"
     weights = memory["weight_bytes"]
-    lines.append(f"  weights         {size(weights):>12}")
+    lines.append(f"  weights         {bytes_text(weights):>12}")
     for name in KV_DTYPES:
         cache = memory[f"kv_{name}_bytes"]
-        lines.append(f"  KV cache {name:<6} {size(cache):>12}   together {size(weights + cache)}")
+        lines.append(
+            f"  KV cache {name:<6} {bytes_text(cache):>12}   together {bytes_text(weights + cache)}"
+        )
     return lines
 
 
@@ -168,13 +171,3 @@ def _check_lines(checked: dict[str, Any]) -> list[str]:
     if num_more := checked["num_bad_floats"] - len(checked["findings"]):
         lines.append(f"  ... and {num_more} more")
     return [*lines, *(f"  sha256 {digest}  {path}" for path, digest in checked["sha256"].items())]
-
-
-def size(num_bytes: int) -> str:
-    """Bytes in the largest binary unit that leaves a figure above 1."""
-    value = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
-        value /= 1024
-    return f"{value:.2f} TiB"
