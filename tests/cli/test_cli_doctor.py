@@ -514,6 +514,30 @@ def test_threads_that_wait_for_each_other_are_ended_with_their_stacks(
     assert made.fault.waiting == ("take (deadlock.py:8)",)
 
 
+SLOW_TO_END = """
+import pathlib, signal, time
+def end(number, frame):
+    time.sleep(1)
+    print("written at last", file=__import__("sys").stderr, flush=True)
+signal.signal(signal.SIGABRT, end)
+pathlib.Path("ready").touch()
+time.sleep(60)
+"""
+
+
+def test_what_a_shell_started_has_time_to_write_its_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The shell itself ends at once."""
+    (tmp_path / "slow.py").write_text(SLOW_TO_END)
+    monkeypatch.chdir(tmp_path)
+    clock, mark = time.monotonic, tmp_path / "ready"
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + (60.0 if mark.exists() else 0.0))
+    with pytest.raises(SystemExit):
+        app.main(["doctor", "--deadline", "1", "--", "sh", "-c", f"{sys.executable} slow.py; true"])
+    assert "written at last" in capfd.readouterr().err
+
+
 def test_a_command_that_begins_steps_is_not_idle(doctor: Doctor) -> None:
     steps = "for n in range(3, 14):\n    opened.header[ring.CELL_STEP] = n\n    time.sleep(0.4)\n"
     assert doctor("--deadline", "3", "--", *child(steps)).returncode == 0

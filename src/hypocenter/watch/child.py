@@ -235,7 +235,8 @@ class _Child:
             else:
                 os.kill(pid if os.getpgid(pid) == group else group, signal.SIGABRT)
         stop = time.monotonic() + _ABORT_SECONDS
-        while self.job.process.poll() is None and time.monotonic() < stop:
+        # A shell ends at once, and what it started still writes.
+        while time.monotonic() < stop and (self.job.process.poll() is None or not self._is_closed):
             self._read(_TICK_SECONDS)
         self.job.send(signal.SIGKILL)
         self.job.process.wait()

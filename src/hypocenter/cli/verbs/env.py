@@ -23,7 +23,7 @@ from hypocenter.config import FOREIGN_PREFIXES, FOREIGN_VARIABLES, KNOWN, Enviro
 
 DEPENDENCIES = (
     "numpy", "numba", "llvmlite", "tbb", "tokenizers", "llguidance", "jinja2", "msgspec",
-    "safetensors", "cyclopts", "rich",
+    "huggingface_hub", "safetensors", "cyclopts", "rich",
 )  # fmt: skip
 OPTIONAL = ("torch", "triton", "starlette", "uvicorn", "prometheus-client")
 
