@@ -375,6 +375,8 @@ FAMILIES: dict[str, Family] = {
         "Olmoe",
         {
             **_BASE,
+            # llama.cpp takes a norm on k for one as wide as the model.
+            "num_key_value_heads": 6,
             "num_experts": 7,
             "num_experts_per_tok": 3,
             "norm_topk_prob": False,
