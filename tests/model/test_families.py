@@ -15,6 +15,8 @@ from family_table import FAMILIES
 
 from hypocenter.engine.llm import LLM
 from hypocenter.errors import UnsupportedModel
+from hypocenter.model.architecture import _Reader
+from hypocenter.model.families import FAMILIES as OUR_FAMILIES
 
 #: Largest logit difference over largest logit. Both sides sum in float32 in their own order over
 #: some ten matrices per layer; sound families stay below 1e-5, faults far above (see tests/peer).
@@ -74,6 +76,8 @@ def test_the_text_reaches_what_it_should(model: FamilyModel) -> None:
     [
         ("glm4", {"rope.dimension_sections": [2, 2, 2, 0]}, {}, "glm4.rope.dimension_sections"),
         ("gemma3", {"attention.sliding_window_pattern": 3}, {}, "sliding_window_pattern"),
+        ("olmo3", {"attention.sliding_window_pattern": [True] * 5}, {}, "sliding_window_pattern"),
+        ("granite", {}, {"mlp_bias": True}, "ffn_gate.bias"),
         ("qwen2", {"rope.scaling.type": "dynamic"}, {}, "qwen2.rope.scaling.type"),
         ("qwen3", {"expert_count": 8}, {}, "qwen3.expert_count"),
         ("llama", {}, {"mlp_bias": True}, "ffn_gate.bias"),
@@ -91,6 +95,31 @@ def test_what_would_be_computed_wrongly_is_refused(
     write_gguf(family, new_model(family), path)
     with pytest.raises(UnsupportedModel, match=field):
         LLM(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("smollm3", {"unturned_step": 0}),
+        ("exaone4-32b", {"turns_global": True}),
+        ("olmo3", {"window_pattern": 2}),
+        ("olmo3-yarn", {"plain_window": False}),
+        ("gemma", {"scaled_embedding": False}),
+        ("granite", {"has_scales": False}),
+    ],
+)
+@pytest.mark.tier("sim", fast=lambda case: case.name == "smollm3")
+def test_a_wrong_fact_of_a_family_shows(
+    name: str, wrong: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards this file too: what only some families have moves their logits far."""
+    model = make_family(name, tmp_path)
+    arch, ids = model.family.arch, model.token_ids[:NUM_PROMPT_TOKENS]
+    if "window_pattern" in wrong:  # the file would name the right one
+        monkeypatch.setattr(_Reader, "_expect_pattern", lambda *_: None)
+    monkeypatch.setitem(OUR_FAMILIES, arch, replace(OUR_FAMILIES[arch], **wrong))
+    ours = engine_logits(model.path, ids, model.context_length)
+    assert relative_error(ours, hf_logits(model.hf_model, ids)) > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize(
