@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from families import FamilyModel, engine_logits, hf_logits, make_family, new_model
@@ -95,6 +96,32 @@ def test_what_would_be_computed_wrongly_is_refused(
     write_gguf(family, new_model(family), path)
     with pytest.raises(UnsupportedModel, match=field):
         LLM(path)
+
+
+def test_quantised_weights_read_codes_of_what_has_no_norm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of Q8_0 read codes alone, which a norm makes in other families."""
+    add = gguf.GGUFWriter.add_tensor
+
+    def add_quantised(writer: Any, name: str, values: np.ndarray, **more: Any) -> None:
+        kind = gguf.GGMLQuantizationType.Q8_0
+        if values.ndim == 2:
+            add(writer, name, gguf.quants.quantize(values, kind), raw_dtype=kind, **more)
+        else:
+            add(writer, name, values, **more)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", add_quantised)
+    sizes = {**FAMILIES["olmo2"].config, "intermediate_size": 160}
+    monkeypatch.setitem(FAMILIES, "olmo2", replace(FAMILIES["olmo2"], config=sizes))
+    model = make_family("olmo2", tmp_path)
+    ids = model.token_ids[:NUM_DECODE_TOKENS]
+    ours, theirs = (
+        engine_logits(model.path, ids, model.context_length),
+        hf_logits(model.hf_model, ids),
+    )
+    # Rounding to 8 bits, of weights and of what they are multiplied with, in three layers.
+    assert relative_error(ours, theirs) < 0.1
 
 
 @pytest.mark.parametrize(
