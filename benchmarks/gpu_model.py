@@ -32,7 +32,8 @@ _KINDS = {
 
 def llama_8b(context: int) -> Any:
     """The shape of Llama 3.1 8B: its config.json, without its long-context scaling."""
-    from hypocenter.model.architecture import FAMILIES, Architecture, Rope
+    from hypocenter.model.architecture import Architecture, Rope
+    from hypocenter.model.families import FAMILIES
 
     turns = Rope(base=500000.0, dim=128)
     return Architecture(

@@ -37,7 +37,8 @@ from hypocenter.engine.engine import Engine  # noqa: E402
 from hypocenter.engine.runner import Runner  # noqa: E402
 from hypocenter.kernels.attention import rope  # noqa: E402
 from hypocenter.kernels.weights import packing  # noqa: E402
-from hypocenter.model.architecture import FAMILIES, Architecture, Rope  # noqa: E402
+from hypocenter.model.architecture import Architecture, Rope  # noqa: E402
+from hypocenter.model.families import FAMILIES  # noqa: E402
 from hypocenter.model.weights import FeedForward, LayerWeights, Weights  # noqa: E402
 from hypocenter.record import recorder  # noqa: E402
 from hypocenter.record.not_recording import NotRecording  # noqa: E402

@@ -17,7 +17,7 @@ from repository import ROOT
 
 from hypocenter import errors
 from hypocenter.config import KNOWN
-from hypocenter.model.architecture import FAMILIES
+from hypocenter.model.families import FAMILIES
 from hypocenter.tensor import DType
 
 DOCUMENTS = [

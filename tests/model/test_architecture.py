@@ -137,6 +137,38 @@ def test_a_llama_file_with_a_window_in_some_layers_is_refused(tmp_path: Path) ->
         read(tmp_path, metadata=keys)
 
 
+def test_which_layers_turn_queries_and_keys(tmp_path: Path) -> None:
+    def turned(name: str, **keys: Any) -> str:
+        facts = read(tmp_path, name, metadata=keys)
+        return "".join("x" if facts.is_turned(layer) else "." for layer in range(8))
+
+    assert turned("llama") == "xxxxxxxx"
+    assert turned("llama", **{"rope.dimension_count": 0}) == "........"
+    assert turned("smollm3") == "xxx.xxx."
+    assert turned("exaone4") == "xxxxxxxx"
+    assert turned("exaone4", **{"attention.sliding_window": 8}) == "xxx.xxx."
+
+
+@pytest.mark.parametrize("name", ["granite", "granitemoe"])
+def test_a_granite_file_may_switch_positions_off(name: str, tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"rope.scaling.finetuned": False}
+    if name == "granitemoe":
+        keys |= {"expert_count": 2, "expert_used_count": 1}
+    assert read(tmp_path, name, metadata=keys).rope.dim == 0
+    keys["rope.scaling.finetuned"] = True
+    assert read(tmp_path, name, metadata=keys).rope.dim == 10
+
+
+def test_a_window_may_be_named_layer_by_layer(tmp_path: Path) -> None:
+    keys = {"attention.sliding_window": 8, "block_count": 5}
+    named = {**keys, "attention.sliding_window_pattern": [True, True, True, False, True]}
+    facts = read(tmp_path, "olmo2", metadata=named)
+    assert [facts.layer_window(layer) for layer in range(5)] == [8, 8, 8, 0, 8]
+    named["attention.sliding_window_pattern"] = [True, True, False, False, True]
+    with pytest.raises(UnsupportedModel, match=r"sliding_window_pattern is .*must be 4"):
+        read(tmp_path, "olmo2", metadata=named)
+
+
 @pytest.fixture
 def windowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FamilyModel:
     """Mistral as its first version was: all layers look back on a window."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from families import FamilyModel, engine_logits, hf_logits, make_family, new_model
@@ -15,6 +16,8 @@ from family_table import FAMILIES
 
 from hypocenter.engine.llm import LLM
 from hypocenter.errors import UnsupportedModel
+from hypocenter.model.architecture import _Reader
+from hypocenter.model.families import FAMILIES as OUR_FAMILIES
 
 #: Largest logit difference over largest logit. Both sides sum in float32 in their own order over
 #: some ten matrices per layer; sound families stay below 1e-5, faults far above (see tests/peer).
@@ -74,6 +77,8 @@ def test_the_text_reaches_what_it_should(model: FamilyModel) -> None:
     [
         ("glm4", {"rope.dimension_sections": [2, 2, 2, 0]}, {}, "glm4.rope.dimension_sections"),
         ("gemma3", {"attention.sliding_window_pattern": 3}, {}, "sliding_window_pattern"),
+        ("olmo3", {"attention.sliding_window_pattern": [True] * 5}, {}, "sliding_window_pattern"),
+        ("granite", {}, {"mlp_bias": True}, "ffn_gate.bias"),
         ("qwen2", {"rope.scaling.type": "dynamic"}, {}, "qwen2.rope.scaling.type"),
         ("qwen3", {"expert_count": 8}, {}, "qwen3.expert_count"),
         ("llama", {}, {"mlp_bias": True}, "ffn_gate.bias"),
@@ -91,6 +96,57 @@ def test_what_would_be_computed_wrongly_is_refused(
     write_gguf(family, new_model(family), path)
     with pytest.raises(UnsupportedModel, match=field):
         LLM(path)
+
+
+def test_quantised_weights_read_codes_of_what_has_no_norm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of Q8_0 read codes alone, which a norm makes in other families."""
+    add = gguf.GGUFWriter.add_tensor
+
+    def add_quantised(writer: Any, name: str, values: np.ndarray, **more: Any) -> None:
+        kind = gguf.GGMLQuantizationType.Q8_0
+        if values.ndim == 2:
+            add(writer, name, gguf.quants.quantize(values, kind), raw_dtype=kind, **more)
+        else:
+            add(writer, name, values, **more)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", add_quantised)
+    sizes = {**FAMILIES["olmo2"].config, "intermediate_size": 160}
+    monkeypatch.setitem(FAMILIES, "olmo2", replace(FAMILIES["olmo2"], config=sizes))
+    model = make_family("olmo2", tmp_path)
+    ids = model.token_ids[:NUM_DECODE_TOKENS]
+    ours, theirs = (
+        engine_logits(model.path, ids, model.context_length),
+        hf_logits(model.hf_model, ids),
+    )
+    # Rounding to 8 bits, of weights and of what they are multiplied with, in three layers.
+    assert relative_error(ours, theirs) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("smollm3", {"unturned_step": 0}),
+        ("exaone4-32b", {"turns_global": True}),
+        ("olmo3", {"window_pattern": 2}),
+        ("olmo3-yarn", {"plain_window": False}),
+        ("gemma", {"scaled_embedding": False}),
+        ("granite", {"has_scales": False}),
+    ],
+)
+@pytest.mark.tier("sim", fast=lambda case: case.name == "smollm3")
+def test_a_wrong_fact_of_a_family_shows(
+    name: str, wrong: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards this file too: what only some families have moves their logits far."""
+    model = make_family(name, tmp_path)
+    arch, ids = model.family.arch, model.token_ids[:NUM_PROMPT_TOKENS]
+    if "window_pattern" in wrong:  # the file would name the right one
+        monkeypatch.setattr(_Reader, "_expect_pattern", lambda *_: None)
+    monkeypatch.setitem(OUR_FAMILIES, arch, replace(OUR_FAMILIES[arch], **wrong))
+    ours = engine_logits(model.path, ids, model.context_length)
+    assert relative_error(ours, hf_logits(model.hf_model, ids)) > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -12,7 +12,7 @@ from hypocenter.device.cpu.vector import get, put
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention.kv_write import kv_write
 from hypocenter.kernels.rowwise import activation, activation_cpu
-from hypocenter.model import decoder
+from hypocenter.model import decoder, mixture
 from hypocenter.tensor import Tensor
 
 
@@ -33,13 +33,15 @@ def without_activation() -> AbstractContextManager[Any]:
     return mock.patch.object(activation_cpu, "gate", _ungated)
 
 
-def with_the_other_activation() -> AbstractContextManager[Any]:
-    """gelu where the family has silu, and the other way round."""
+@contextmanager
+def with_the_other_activation() -> Iterator[None]:
+    """gelu where the family has silu, and the other way round; in experts too."""
 
     def swapped(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor) -> None:
         activation.gate(plan, gate, up, {"silu": "gelu", "gelu": "silu"}[kind], counts)
 
-    return mock.patch.object(decoder, "gate", swapped)
+    with mock.patch.object(decoder, "gate", swapped), mock.patch.object(mixture, "gate", swapped):
+        yield
 
 
 DECODER_FAULTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {

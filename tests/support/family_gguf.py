@@ -116,7 +116,7 @@ def _add_metadata(writer: Any, family: Family, config: Any, fault: Fault) -> Non
         )
         rope = rope["full_attention"]
     writer.add_rope_freq_base(rope["rope_theta"] * fault.rope_base_factor)
-    if family.arch in ("llama", "phi3", "glm4", "granitemoe", "glm4moe"):
+    if family.arch in ("llama", "phi3", "glm4", "granite", "granitemoe", "glm4moe", "smollm3"):
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if family.arch == "llama":
         writer.add_vocab_size(config.vocab_size)

@@ -163,31 +163,108 @@ _EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size":
 _EXPERT_KEYS = {"expert_count": 7, "expert_used_count": 3, "expert_feed_forward_length": 40}
 
 
+_GRANITE: dict[str, Any] = {
+    **_BASE,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.11,
+    "logits_scaling": 6.0,
+    "rope_parameters": _ROPE_10K,
+}
+_GRANITE_KEYS = {
+    "embedding_scale": 12.0,
+    "residual_scale": 0.22,
+    "attention.scale": 0.11,
+    "logit_scale": 6.0,
+}
+
+
+def _granite(*, is_tied: bool, has_biases: bool) -> Family:
+    config = {**_GRANITE, "tie_word_embeddings": is_tied, "attention_bias": has_biases}
+    return Family(
+        "granite", "Granite", config, pre="refact", permuted_rows=True, metadata=_GRANITE_KEYS
+    )
+
+
 def _granitemoe(model_class: str, shared: Mapping[str, int]) -> Family:
     config = {
-        **_BASE,
+        **_GRANITE,
         **shared,
         "num_local_experts": 7,
         "num_experts_per_tok": 3,
-        "embedding_multiplier": 12.0,
-        "residual_multiplier": 0.22,
-        "attention_multiplier": 0.11,
-        "logits_scaling": 6.0,
         "tie_word_embeddings": True,
-        "rope_parameters": _ROPE_10K,
     }
-    keys: dict[str, int | float] = {
-        "expert_count": 7,
-        "expert_used_count": 3,
-        "embedding_scale": 12.0,
-        "residual_scale": 0.22,
-        "attention.scale": 0.11,
-        "logit_scale": 6.0,
-    }
+    keys: dict[str, int | float] = {"expert_count": 7, "expert_used_count": 3, **_GRANITE_KEYS}
     if shared:
         keys["expert_shared_feed_forward_length"] = shared["shared_intermediate_size"]
     return Family(
         "granitemoe", model_class, config, pre="refact", permuted_rows=True, metadata=keys
+    )
+
+
+#: Norms of what is added, and none of what is read.
+_NORMED_BRANCHES = ("post_attention_layernorm", "post_feedforward_layernorm")
+
+
+def _olmo3(*, is_stretched: bool) -> Family:
+    """Every fourth layer sees all, and alone has its positions stretched."""
+    stretched: dict[str, Any] = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 512,
+    }
+    layer_types = ["sliding_attention"] * 3 + ["full_attention", "sliding_attention"]
+    config = {
+        **_BASE,
+        "num_hidden_layers": 5,
+        "sliding_window": WINDOW,
+        "layer_types": layer_types,
+        "rope_parameters": {
+            "full_attention": stretched if is_stretched else _ROPE_10K,
+            "sliding_attention": _ROPE_10K,
+        },
+    }
+    keys: dict[str, Any] = {
+        "attention.sliding_window": WINDOW,
+        "attention.sliding_window_pattern": [kind == layer_types[0] for kind in layer_types],
+    }
+    if is_stretched:
+        keys |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 512,
+        }
+    return Family(
+        "olmo2", "Olmo3", config, pre="dbrx", branch_norms=_NORMED_BRANCHES, metadata=keys
+    )
+
+
+def _exaone4(num_layers: int, window: int | None, sizes: Mapping[str, int] | None = None) -> Family:
+    """llama.cpp looks for a window where there are 64 layers, as the 32B has them."""
+    kinds = ["sliding_attention"] * 3 + ["full_attention"] if window else ["full_attention"]
+    config = {
+        **_BASE,
+        **(sizes or {}),
+        "num_hidden_layers": num_layers,
+        "sliding_window": window,
+        "layer_types": [kinds[layer % len(kinds)] for layer in range(num_layers)],
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 256,
+        },
+    }
+    return Family(
+        "exaone4",
+        "Exaone4",
+        config,
+        pre="exaone4",
+        branch_norms=_NORMED_BRANCHES,
+        metadata={"attention.sliding_window": window} if window else {},
     )
 
 
@@ -375,6 +452,8 @@ FAMILIES: dict[str, Family] = {
         "Olmoe",
         {
             **_BASE,
+            # llama.cpp takes a norm on k for one as wide as the model.
+            "num_key_value_heads": 6,
             "num_experts": 7,
             "num_experts_per_tok": 3,
             "norm_topk_prob": False,
@@ -382,6 +461,58 @@ FAMILIES: dict[str, Family] = {
         },
         pre="olmo",
         metadata={"expert_count": 7, "expert_used_count": 3},
+    ),
+    "granite": _granite(is_tied=True, has_biases=False),
+    "granite-biased": _granite(is_tied=False, has_biases=True),
+    # The fourth layer is not turned, so five show both kinds.
+    "smollm3": Family(
+        "smollm3",
+        "SmolLM3",
+        {
+            **_BASE,
+            "num_hidden_layers": 5,
+            "tie_word_embeddings": True,
+            "rope_parameters": _ROPE_10K,
+        },
+        pre="smaug-bpe",
+        permuted_rows=True,
+    ),
+    "olmo2": Family(
+        "olmo2",
+        "Olmo2",
+        {**_BASE, "rope_parameters": _ROPE_10K},
+        pre="dbrx",
+        branch_norms=_NORMED_BRANCHES,
+    ),
+    "olmo3": _olmo3(is_stretched=False),
+    "olmo3-yarn": _olmo3(is_stretched=True),
+    "exaone4": _exaone4(3, None),
+    "exaone4-32b": _exaone4(64, WINDOW, _NARROW),
+    # It turns neighbouring rows in transformers too.
+    "ernie4_5": Family(
+        "ernie4_5",
+        "Ernie4_5",
+        {**_BASE, "head_dim": 24, "tie_word_embeddings": True, "rope_parameters": _ROPE_10K},
+        vocabulary="llama",
+    ),
+    "seed_oss": Family(
+        "seed_oss",
+        "SeedOss",
+        {
+            **_BASE,
+            "head_dim": 24,
+            "attention_bias": True,
+            "attention_out_bias": False,
+            "rope_parameters": _ROPE_10K,
+        },
+        pre="qwen2",
+    ),
+    "gemma": Family(
+        "gemma",
+        "Gemma",
+        {**_BASE, "head_dim": 24, "tie_word_embeddings": True, "rope_parameters": _ROPE_10K},
+        vocabulary="llama",
+        shifted_norms=True,
     ),
     "granitemoe": _granitemoe("GraniteMoe", {}),
     "granitemoe-shared": _granitemoe("GraniteMoeShared", {"shared_intermediate_size": 56}),

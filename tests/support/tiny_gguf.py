@@ -9,6 +9,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from hypocenter.model.families import FAMILIES
+
 WIDTH, NUM_HEADS, NUM_KV_HEADS, FFN_WIDTH, VOCAB_SIZE = 20, 2, 1, 22, 7
 HEAD_DIM = WIDTH // NUM_HEADS
 
@@ -40,7 +42,12 @@ def write_tiny(
         "attention.layer_norm_rms_epsilon": 1e-5,
         **(metadata or {}),
     }
-    add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float64}
+    add = {
+        str: writer.add_string,
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float64,
+    }
     for key, value in keys.items():
         add.get(type(value), writer.add_array)(f"{name}.{key}", value)
     if tokens:
@@ -71,8 +78,14 @@ def _tensors(name: str, num_layers: int) -> dict[str, np.ndarray]:
     else:
         layer |= {"attn_q": (q_rows, WIDTH), "attn_k": (kv_rows, WIDTH), "attn_v": (kv_rows, WIDTH)}
         layer |= {"ffn_gate": (FFN_WIDTH, WIDTH), "ffn_up": (FFN_WIDTH, WIDTH)}
-    if name.startswith("gemma"):
+    if FAMILIES[name].post_norms:
         layer |= {"post_attention_norm": (WIDTH,), "post_ffw_norm": (WIDTH,)}
+    if not FAMILIES[name].pre_norms:
+        del layer["attn_norm"], layer["ffn_norm"]
+    if FAMILIES[name].qk_norm or FAMILIES[name].wide_qk_norm:
+        is_wide = FAMILIES[name].wide_qk_norm
+        layer["attn_q_norm"] = (q_rows if is_wide else HEAD_DIM,)
+        layer["attn_k_norm"] = (kv_rows if is_wide else HEAD_DIM,)
     shapes = {"token_embd.weight": (VOCAB_SIZE, WIDTH), "output_norm.weight": (WIDTH,)}
     for index in range(num_layers):
         shapes |= {f"blk.{index}.{part}.weight": shape for part, shape in layer.items()}

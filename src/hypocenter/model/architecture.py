@@ -1,6 +1,6 @@
 """An architecture as facts: what a GGUF file's metadata says that the one decoder must know.
 
-Keys are those of the GGUF specification; what is fixed per family follows llama.cpp's src/models.
+Keys are those of the GGUF specification; what is fixed per family is in `families.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel
-from hypocenter.model.experts import Experts, ExpertsOfFamily, read_experts
+from hypocenter.model.experts import Experts, read_experts
+from hypocenter.model.families import FAMILIES, Family
 from hypocenter.model.gguf.file import GGUFFile
 
 MAX_LAYERS = 1024
@@ -25,67 +26,6 @@ HEAD_DIMS = (2, 512)
 RESIDUAL_SCALES = (1e-3, 1e3)
 #: Kernels compute in f32: numbers beyond would be 0 or infinite there, though not in the file.
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """What holds for every model of one GGUF architecture name."""
-
-    rope_style: str
-    activation: str = "silu"
-    #: Norms on q and k, of each head by itself or of all heads together; files may lack optional
-    #: ones.
-    qk_norm: bool = False
-    wide_qk_norm: bool = False
-    optional_qk_norm: bool = False
-    #: What files call the norm before the feed-forward.
-    ffn_norm: str = "ffn_norm"
-    post_norms: bool = False
-    fused_qkv: bool = False
-    fused_gate_up: bool = False
-    scaled_embedding: bool = False
-    #: Every n-th layer sees the whole context, the others a window; 0: all layers are alike.
-    window_pattern: int = 0
-    #: Whether a window in the file is known to mean what `window_pattern` says.
-    has_window: bool = False
-    default_window: int = 0
-    #: Caps of scores and logits for files that do not name them; 0: none.
-    default_caps: tuple[float, float] = (0.0, 0.0)
-    #: Layer counts for which attention is scaled by width / heads instead of the head's size.
-    wide_scale_layers: int = 0
-    #: Whether files scale the embedding, what layers add, scores and logits.
-    has_scales: bool = False
-    #: Of files with experts; None: there are none.
-    experts: ExpertsOfFamily | None = None
-
-
-FAMILIES: dict[str, Family] = {
-    # Mistral 7B v0.1 is a llama file whose layers all have a window. Converters leave the window
-    # out and llama.cpp ignores it; where a file names one, we honour it, as transformers does.
-    "llama": Family("normal", has_window=True, experts=ExpertsOfFamily(are_optional=True)),
-    "qwen2": Family("neox"),
-    "qwen2moe": Family(
-        "neox", experts=ExpertsOfFamily(normalises=False, has_gate=True),
-    ),
-    "qwen3": Family("neox", qk_norm=True),
-    "qwen3moe": Family("neox", qk_norm=True, experts=ExpertsOfFamily()),
-    "gemma2": Family(
-        "neox", activation="gelu", post_norms=True, scaled_embedding=True, has_window=True,
-        window_pattern=2, default_window=4096, wide_scale_layers=46, default_caps=(50.0, 30.0),
-    ),
-    "gemma3": Family(
-        "neox", activation="gelu", qk_norm=True, post_norms=True, scaled_embedding=True,
-        has_window=True, window_pattern=6, wide_scale_layers=62,
-    ),
-    "phi3": Family("neox", fused_qkv=True, fused_gate_up=True, has_window=True),
-    "glm4": Family("normal", post_norms=True, fused_gate_up=True),
-    "glm4moe": Family(
-        "neox", qk_norm=True, optional_qk_norm=True, ffn_norm="post_attention_norm",
-        experts=ExpertsOfFamily(scores="sigmoid", normalises=False, has_bias=True),
-    ),
-    "granitemoe": Family("normal", has_scales=True, experts=ExpertsOfFamily()),
-    "olmoe": Family("neox", wide_qk_norm=True, experts=ExpertsOfFamily(normalises=False)),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +85,13 @@ class Architecture:
         if not self.window:
             return False
         return layer % pattern < pattern - 1 if pattern else True
+
+    def is_turned(self, layer: int) -> bool:
+        """Whether a layer turns q and k by their positions."""
+        family, step = self.family, self.family.unturned_step
+        if not self.rope.dim or (step and layer % step == step - 1):
+            return False
+        return family.turns_global or not self.window or self.is_local(layer)
 
     def is_mixture(self, layer: int) -> bool:
         """Whether a layer's feed-forward is a mixture of experts."""
@@ -223,7 +170,7 @@ class _Reader:
             attn_scale=self._attn_scale(width, num_layers, num_heads, head_dim),
             attn_softcap=self._number("attn_logit_softcapping", self.family.default_caps[0]),
             final_softcap=self._number("final_logit_softcapping", self.family.default_caps[1]),
-            window=self._window(),
+            window=self._window(num_layers),
             embedding_scale=self._embedding_scale(width) / residual_scale,
             logit_scale=self._scale("logit_scale"),
             num_draft_layers=num_draft_layers,
@@ -330,6 +277,11 @@ class _Reader:
 
     def _ropes(self, head_dim: int) -> tuple[Rope, Rope]:
         dim = self.file.integer(f"{self.name}.rope.dimension_count", head_dim, low=0, high=head_dim)
+        # The one thing that this key means, and to these families alone: whether positions turn.
+        if self.family.has_scales and not self.file.flag(
+            f"{self.name}.rope.scaling.finetuned", True
+        ):
+            dim = 0
         if dim % 2:
             raise self._bad_field("rope.dimension_count", dim, "must be even")
         base = self._positive("rope.freq_base", 10000.0)
@@ -368,12 +320,12 @@ class _Reader:
             raise self._bad_field(
                 "rope.scaling.original_context_length", rope.original_context, limit
             )
-        if self.name != "gemma3":
+        if not self.family.plain_window:
             return rope, rope
-        # Gemma 3 turns its windowed layers with a base of their own and never stretches them.
-        return rope, Rope(base=self._positive("rope.freq_base_swa", 10000.0), dim=dim)
+        own_base = self._positive("rope.freq_base_swa", self.family.window_base or base)
+        return rope, Rope(base=own_base, dim=dim)
 
-    def _window(self) -> int:
+    def _window(self, num_layers: int) -> int:
         full = f"{self.name}.attention.sliding_window"
         window = self.file.integer(full, self.family.default_window, low=0, high=MAX_CONTEXT)
         if not window:
@@ -382,16 +334,25 @@ class _Reader:
             # Qwen 2 has it in some layers only, which ones its files do not say.
             limit = f"for {self.name} models we do not know which layers have it"
             raise UnsupportedModel(self.file.path, full, window, limit)
-        self._expect_pattern()
+        self._expect_pattern(num_layers)
         return window
 
-    def _expect_pattern(self) -> None:
-        """Converters may name which layers have a window; it must be what the family implies."""
-        full = f"{self.name}.attention.sliding_window_pattern"
+    def _expect_pattern(self, num_layers: int) -> None:
+        """Converters may name which layers have a window; it must be what the family implies.
+
+        They write every how many layers there is none, or a flag for each layer.
+        """
+        full, pattern = f"{self.name}.attention.sliding_window_pattern", self.family.window_pattern
         named = self.file.metadata.get(full)
-        if named is None or (isinstance(named, int) and named == self.family.window_pattern):
+        if named is None:
             return
-        raise UnsupportedModel(self.file.path, full, named, f"must be {self.family.window_pattern}")
+        if isinstance(named, np.ndarray) and named.dtype == np.bool_:
+            named = named.tolist()
+            if pattern and named == [layer % pattern < pattern - 1 for layer in range(num_layers)]:
+                return
+        elif isinstance(named, int) and named == pattern:
+            return
+        raise UnsupportedModel(self.file.path, full, named, f"must be {pattern}")
 
     def _refuse_sections(self) -> None:
         """Multimodal files (GLM-4.1V) order the rows of q and k for a rotation of their own."""

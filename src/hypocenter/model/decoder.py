@@ -258,7 +258,8 @@ class Decoder:
         positions, slots = inputs.positions, inputs.slots
         table = self.weights.local_rope if facts.is_local(index) else self.weights.rope
         head_dim, style = facts.head_dim, facts.family.rope_style
-        if facts.rope.dim and self._unfused is None:
+        is_turned = facts.is_turned(index)
+        if is_turned and self._unfused is None:
             rope_write(
                 plan,
                 b.q,
@@ -276,7 +277,7 @@ class Decoder:
             )
             return
         for x, num_heads in ((b.q, facts.num_heads), (b.k, facts.num_kv_heads)):
-            if facts.rope.dim:
+            if is_turned:
                 rotate(
                     plan,
                     x,
@@ -294,12 +295,13 @@ class Decoder:
     ) -> None:
         facts = self.facts
         if w.dense is not None:
-            x = self._norm(plan, b.x, w.ffn_norm, b.hidden, *w.dense.read)
-            codes = self._gate_up(plan, b, w.dense, x, facts.ffn_width)
+            x, made = self._norm(plan, b.x, w.ffn_norm, b.hidden, *w.dense.read)
+            codes = self._gate_up(plan, b, w.dense, x, made, facts.ffn_width)
             self._into_residual(plan, b, b.gate, w.dense.down, None, w.post_ffn_norm, ready=codes)
             return
         assert mixture is not None
         assert w.mixture is not None
+        assert w.ffn_norm is not None
         self._mix(plan, b, w.ffn_norm, w.mixture, mixture)
 
     def _mix(
@@ -313,27 +315,31 @@ class Decoder:
         if w.shared is not None:
             assert facts.experts is not None
             assert mixture.shared is not None
-            x = self._codes(b.hidden, *w.shared.read)
-            if x is not None:
-                quantise(plan, b.hidden, facts.width, x, counts)
-            codes = self._gate_up(plan, b, w.shared, x, facts.experts.shared_width)
+            x, made = self._norm(plan, b.hidden, None, b.hidden, *w.shared.read)
+            codes = self._gate_up(plan, b, w.shared, x, made, facts.experts.shared_width)
             self._linear(plan, b.gate, (w.shared.down, mixture.shared, None), ready=codes)
         mixture.mix_into(plan, b.x, counts)
 
     def _gate_up(
-        self, plan: PlanBuilder, b: Activations, w: FeedForward, x: Operands | None, width: int
+        self,
+        plan: PlanBuilder,
+        b: Activations,
+        w: FeedForward,
+        x: Tensor,
+        made: Operands | None,
+        width: int,
     ) -> Operands | None:
-        """What `down` reads: codes or, where there are none, b.gate; `x` holds the codes of
-        b.hidden, where these are all that is read of it."""
+        """What `down` reads: codes or, where there are none, b.gate; `made` holds the codes of
+        x, where these are all that is read of it."""
         counts, kind = self.inputs.counts, self.facts.family.activation
         if w.gate_up is not None:
-            assert x is not None
+            assert made is not None
             into = self._gated.next(b.x.shape[0])
-            linear_gate_codes(plan, x, w.gate_up, kind, into, counts, width=width)
+            linear_gate_codes(plan, made, w.gate_up, kind, into, counts, width=width)
             return into
         assert w.gate is not None
         assert w.up is not None
-        self._linear(plan, b.hidden, (w.gate, b.gate, None), (w.up, b.up, None), ready=x)
+        self._linear(plan, x, (w.gate, b.gate, None), (w.up, b.up, None), ready=made)
         codes = self._codes(b.gate, w.down)
         if codes is None:
             gate(plan, b.gate, b.up, kind, counts)
@@ -379,36 +385,38 @@ class Decoder:
         self,
         plan: PlanBuilder,
         x: Tensor,
-        norm: Tensor,
+        norm: Tensor | None,
         hidden: Tensor,
         *weights: Tensor,
         count: int = 0,
-    ) -> Operands | None:
-        """x, normed, for products with `weights`: its codes or, where these are not all that they
-        read, `hidden`, which is room for it."""
-        facts, counts = self.facts, self.inputs.counts
+    ) -> tuple[Tensor, Operands | None]:
+        """What products with `weights` read of x, normed where there is a norm: a tensor, for
+        which `hidden` is room, and its codes where these are all of it that they read."""
+        counts, eps, width = self.inputs.counts, self.facts.norm_eps, self.facts.width
         codes = self._codes(x, *weights)
+        if norm is None:
+            if codes is not None:
+                quantise(plan, x, width, codes, counts, count=count)
+            return x, codes
         if codes is None:
-            rms_norm(plan, x, norm, facts.norm_eps, hidden, counts, width=facts.width, count=count)
+            rms_norm(plan, x, norm, eps, hidden, counts, width=width, count=count)
         else:
-            rms_norm_codes(
-                plan, x, norm, facts.norm_eps, codes, counts, width=facts.width, count=count
-            )
-        return codes
+            rms_norm_codes(plan, x, norm, eps, codes, counts, width=width, count=count)
+        return hidden, codes
 
     def _normed_linear(
         self,
         plan: PlanBuilder,
         x: Tensor,
-        norm: Tensor,
+        norm: Tensor | None,
         hidden: Tensor,
         *products: tuple[Tensor, Tensor, Tensor | None],
         count: int = 0,
     ) -> None:
         """Products of x, normed, with several (weight, out, bias); `hidden` is room for that."""
         weights = [weight for weight, _, _ in products]
-        codes = self._norm(plan, x, norm, hidden, *weights, count=count)
-        self._linear(plan, hidden, *products, count=count, ready=codes)
+        read, codes = self._norm(plan, x, norm, hidden, *weights, count=count)
+        self._linear(plan, read, *products, count=count, ready=codes)
 
     def _linear(
         self,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hypocenter.config import OnProgress
 from hypocenter.hub.find import find_model
-from hypocenter.model.architecture import FAMILIES
+from hypocenter.model.families import FAMILIES
 from hypocenter.model.footprint import host_room
 from hypocenter.package import bundled_model
 

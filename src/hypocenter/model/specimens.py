@@ -23,9 +23,10 @@ from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
 from hypocenter.kernels.weights.gpu_layout import UNITS
 from hypocenter.kernels.weights.packing import Packed
 from hypocenter.kernels.weights.row_groups import padded_rows
-from hypocenter.model.architecture import FAMILIES, Architecture, Rope
+from hypocenter.model.architecture import Architecture, Rope
 from hypocenter.model.decoder import Decoder, KVPages, StepInputs
 from hypocenter.model.experts import Experts
+from hypocenter.model.families import FAMILIES
 from hypocenter.model.weights import FeedForward, LayerWeights, Mixture, Weights
 from hypocenter.tensor import DType, Tensor, contiguous_strides
 
@@ -347,7 +348,7 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
     heads, kv_heads = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
     has_biases = family is FAMILIES["llama"]  # some have, and most have not
     layer = LayerWeights(
-        attn_norm=vector("attn_norm", width),
+        attn_norm=vector_if(family.pre_norms, "attn_norm", width),
         q=matrix("q", heads, width),
         k=matrix("k", kv_heads, width),
         v=matrix("v", kv_heads, width),
@@ -359,7 +360,7 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
         attn_output=matrix("attn_output", width, heads),
         attn_output_bias=None,
         post_attn_norm=vector_if(family.post_norms, "post_attn_norm", width),
-        ffn_norm=vector("ffn_norm", width),
+        ffn_norm=vector_if(family.pre_norms, "ffn_norm", width),
         dense=None if facts.experts else feed_forward(facts.ffn_width),
         mixture=mixture(facts.experts) if facts.experts else None,
         post_ffn_norm=vector_if(family.post_norms, "post_ffn_norm", width),

@@ -71,7 +71,7 @@ class LayerWeights:
     A layer has either `dense` or `mixture`.
     """
 
-    attn_norm: Tensor
+    attn_norm: Tensor | None
     q: Tensor
     k: Tensor
     v: Tensor
@@ -83,7 +83,7 @@ class LayerWeights:
     attn_output: Tensor
     attn_output_bias: Tensor | None
     post_attn_norm: Tensor | None
-    ffn_norm: Tensor
+    ffn_norm: Tensor | None
     dense: FeedForward | None
     mixture: Mixture | None
     post_ffn_norm: Tensor | None
@@ -213,9 +213,9 @@ class Loader:
         q, k, v = self._qkv(prefix, (q_rows, kv_rows, kv_rows))
         biases = self._qkv_biases(prefix, (q_rows, kv_rows, kv_rows))
         is_mixture = facts.is_mixture(index)
-        post_norms = facts.family.post_norms
+        pre_norms, post_norms = facts.family.pre_norms, facts.family.post_norms
         return LayerWeights(
-            attn_norm=self.vector(f"{prefix}attn_norm.weight", width),
+            attn_norm=self._vector_if(pre_norms, f"{prefix}attn_norm.weight", width),
             q=q,
             k=k,
             v=v,
@@ -229,7 +229,7 @@ class Loader:
             post_attn_norm=self._vector_if(
                 post_norms, f"{prefix}post_attention_norm.weight", width
             ),
-            ffn_norm=self.vector(f"{prefix}{facts.family.ffn_norm}.weight", width),
+            ffn_norm=self._vector_if(pre_norms, f"{prefix}{facts.family.ffn_norm}.weight", width),
             dense=None if is_mixture else self._feed_forward(prefix, "", facts.ffn_width),
             mixture=self._mixture(prefix) if is_mixture else None,
             post_ffn_norm=self._vector_if(post_norms, f"{prefix}post_ffw_norm.weight", width),

@@ -22,7 +22,8 @@ from hypocenter.engine.runner import load_runner
 from hypocenter.errors import LaunchRejected, UsageError
 from hypocenter.kernels.attention import attention
 from hypocenter.kernels.attention import unfused as parts
-from hypocenter.model.architecture import FAMILIES, Architecture, Rope
+from hypocenter.model.architecture import Architecture, Rope
+from hypocenter.model.families import FAMILIES
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.unfused import UnfusedAttention
 from hypocenter.tensor import Tensor
@@ -390,6 +391,7 @@ def _logits(model: Path, num_steps: int = 3, **settings: Any) -> tuple[Array, se
     [
         ("llama", {}),
         ("gemma2", {"attn_logit_softcapping": 5.0, "attention.sliding_window": 4}),
+        ("olmo2", {"attention.sliding_window": 4}),
     ],
 )
 @pytest.mark.tier("sim")

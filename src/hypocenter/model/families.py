@@ -1,0 +1,97 @@
+"""The families as data: what holds for every model of one GGUF architecture name; it reads no file.
+
+What is fixed per family follows llama.cpp's src/models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypocenter.model.experts import ExpertsOfFamily
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What holds for every model of one GGUF architecture name."""
+
+    rope_style: str
+    activation: str = "silu"
+    #: Norms on q and k, of each head by itself or of all heads together; files may lack optional
+    #: ones.
+    qk_norm: bool = False
+    wide_qk_norm: bool = False
+    optional_qk_norm: bool = False
+    #: What files call the norm before the feed-forward.
+    ffn_norm: str = "ffn_norm"
+    #: Whether attention and feed-forward read a norm of what they add to, or that itself.
+    pre_norms: bool = True
+    post_norms: bool = False
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
+    scaled_embedding: bool = False
+    #: Every n-th layer sees the whole context, the others a window; 0: all layers are alike.
+    window_pattern: int = 0
+    #: Whether a window in the file is known to mean what `window_pattern` says.
+    has_window: bool = False
+    default_window: int = 0
+    #: Whether layers with a window leave the stretching of positions to the others, and the base
+    #: that they turn by in files that name none; 0: that of the others.
+    plain_window: bool = False
+    window_base: float = 0.0
+    #: Every n-th layer does not turn q and k by their positions; 0: all layers do.
+    unturned_step: int = 0
+    #: Whether the layers that see all do so beside those with a window.
+    turns_global: bool = True
+    #: Caps of scores and logits for files that do not name them; 0: none.
+    default_caps: tuple[float, float] = (0.0, 0.0)
+    #: Layer counts for which attention is scaled by width / heads instead of the head's size.
+    wide_scale_layers: int = 0
+    #: Whether files scale the embedding, what layers add, scores and logits.
+    has_scales: bool = False
+    #: Of files with experts; None: there are none.
+    experts: ExpertsOfFamily | None = None
+
+
+FAMILIES: dict[str, Family] = {
+    # Mistral 7B v0.1 is a llama file whose layers all have a window. Converters leave the window
+    # out and llama.cpp ignores it; where a file names one, we honour it, as transformers does.
+    "llama": Family("normal", has_window=True, experts=ExpertsOfFamily(are_optional=True)),
+    "qwen2": Family("neox"),
+    "qwen2moe": Family(
+        "neox", experts=ExpertsOfFamily(normalises=False, has_gate=True),
+    ),
+    "qwen3": Family("neox", qk_norm=True),
+    "qwen3moe": Family("neox", qk_norm=True, experts=ExpertsOfFamily()),
+    "gemma": Family("neox", activation="gelu", scaled_embedding=True),
+    "gemma2": Family(
+        "neox", activation="gelu", post_norms=True, scaled_embedding=True, has_window=True,
+        window_pattern=2, default_window=4096, wide_scale_layers=46, default_caps=(50.0, 30.0),
+    ),
+    "gemma3": Family(
+        "neox", activation="gelu", qk_norm=True, post_norms=True, scaled_embedding=True,
+        has_window=True, window_pattern=6, wide_scale_layers=62, plain_window=True,
+        window_base=10000.0,
+    ),
+    "phi3": Family("neox", fused_qkv=True, fused_gate_up=True, has_window=True),
+    "glm4": Family("normal", post_norms=True, fused_gate_up=True),
+    "glm4moe": Family(
+        "neox", qk_norm=True, optional_qk_norm=True, ffn_norm="post_attention_norm",
+        experts=ExpertsOfFamily(scores="sigmoid", normalises=False, has_bias=True),
+    ),
+    "granite": Family("normal", has_scales=True),
+    "granitemoe": Family("normal", has_scales=True, experts=ExpertsOfFamily()),
+    # Files do not say which layers are not turned; it is every fourth in the one that there is.
+    "smollm3": Family("normal", unturned_step=4),
+    # OLMo 3 is an olmo2 file with a window.
+    "olmo2": Family(
+        "neox", wide_qk_norm=True, pre_norms=False, post_norms=True, has_window=True,
+        window_pattern=4, plain_window=True,
+    ),
+    "exaone4": Family(
+        "neox", qk_norm=True, pre_norms=False, post_norms=True, has_window=True, window_pattern=4,
+        turns_global=False,
+    ),
+    "ernie4_5": Family("normal"),
+    "seed_oss": Family("neox", ffn_norm="post_attention_norm"),
+    "olmoe": Family("neox", wide_qk_norm=True, experts=ExpertsOfFamily(normalises=False)),
+}  # fmt: skip
