@@ -21,7 +21,7 @@ from hypocenter.doctor.rungs.replay_causes import classify, weight
 from hypocenter.doctor.rungs.values import first_spoilt
 from hypocenter.errors import HypoError, MissingPackage, NotReplayed, SourceNotAllowed
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.record.events import Place
+from hypocenter.record.events import Place, SourceRecord
 from hypocenter.record.gap import Gap, GapKind
 from hypocenter.replay.findings import Finding, ReplayReport
 from hypocenter.wording import count_text
@@ -63,10 +63,12 @@ class _Rung:
         corrections: Mapping[str, Any] | None = None,
         *,
         use_installed: bool = False,
+        edited: SourceRecord | None = None,
     ) -> ReplayReport | None:
         """The report, None when the launch cannot be replayed or the time is over.
 
-        `use_installed`: with this installation's kernel in place of the recorded one.
+        `use_installed`: with this installation's kernel in place of the recorded one. `edited` as
+        for `replay_place`.
         """
         left = self.deadline - time.monotonic()
         if use.place is None or left <= 0.2:
@@ -81,10 +83,11 @@ class _Rung:
                 budget_seconds=min(REPLAY_SECONDS, left),
                 allow_source=self.case.allow_source,
                 use_installed=use_installed,
+                edited=edited,
                 programs=programs,
             )
         except HypoError as error:
-            if not use_installed and not corrections:
+            if not use_installed and not corrections and edited is None:
                 self.failed[_not_replayed(use, error)] = None
             return None
 
@@ -365,6 +368,11 @@ def _green(
     """The correction with which the finding is gone, and what the replay says then."""
     if judged.settled is not None:
         return judged.settled
+    if judged.edit is not None:
+        report = rung.run(use, edited=judged.edit.source)
+        if report is None or _has(report, finding):
+            return None
+        return judged.edit.said, _green_text(judged.edit.said, report)
     changed = changes(use.launch, rung.case.sources, installed_texts())
     tries: list[tuple[str, Mapping[str, Any], bool]] = []
     if changed and judged.in_kernel:
