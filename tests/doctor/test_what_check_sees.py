@@ -122,7 +122,7 @@ CASES = {
     "one program too many": Seen(
         ROWS, {"x": ("F32", 7, 60), "out": ("F32", 8, 60)}, {"stride": 60, "n": 60}, (8,),
         Cause.MISSING_MASK, "x", "grid (7,), whose programs all have a row",
-        fix="Launch 7 programs along axis 0",
+        fix="Launch 7 programs along x",
     ),
     "row times stride beyond 32 bits": Seen(
         ROWS, {"x": ("I8", (5 << 29) + 64), "out": ("I8", 6, 64)},

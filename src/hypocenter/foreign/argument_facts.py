@@ -25,15 +25,19 @@ def values_of(tensor: Any, number: int, dtype: str) -> Values:
 
 
 def undefined_in(tensor: Any, number: int, dtype: str) -> list[Values]:
-    """What a contiguous tensor of the host holds, if nobody has written one of its elements."""
+    """Which elements of a contiguous tensor of the host nobody has written, if there are any.
+
+    The others are zeros in it: what a program computes with is its own business.
+    """
     width = tensor.element_size()
-    data = ctypes.string_at(tensor.data_ptr(), tensor.numel() * width)
+    data = bytearray(ctypes.string_at(tensor.data_ptr(), tensor.numel() * width))
     undefined = bytes([UNDEFINED]) * width
-    if undefined in data and any(
-        data[at : at + width] == undefined for at in range(0, len(data), width)
-    ):
-        return [Values(number, dtype, tuple(tensor.shape), data)]
-    return []
+    if undefined not in data:
+        return []
+    for at in range(0, len(data), width):
+        if data[at : at + width] != undefined:
+            data[at : at + width] = bytes(width)
+    return [Values(number, dtype, tuple(tensor.shape), bytes(data))] if any(data) else []
 
 
 def device_of(tensor: Any, device: str) -> str:

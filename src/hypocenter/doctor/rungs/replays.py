@@ -12,12 +12,20 @@ from typing import Any
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause, TestedBy, refutable
-from hypocenter.doctor.diagnosis import UNRECORDED, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.diagnosis import (
+    UNRECORDED,
+    Claim,
+    Proof,
+    RootCause,
+    Verdict,
+    proven,
+    row,
+)
 from hypocenter.doctor.installed_text import changes, installed_texts
-from hypocenter.doctor.kernel_text import follows_what_it_loads
 from hypocenter.doctor.rungs.dead_rows import uses_of_dead_rows
-from hypocenter.doctor.rungs.replay_cause import ReplayCause
-from hypocenter.doctor.rungs.replay_causes import classify, weight
+from hypocenter.doctor.rungs.replaying.replay_cause import ReplayCause
+from hypocenter.doctor.rungs.replaying.replay_causes import classify, weight
+from hypocenter.doctor.rungs.replaying.zeros import replayed_as_zeros, zeros_behind, zeros_gap
 from hypocenter.doctor.rungs.values import first_spoilt
 from hypocenter.errors import HypoError, MissingPackage, NotReplayed, SourceNotAllowed
 from hypocenter.record.bundle_index import LaunchMade
@@ -151,6 +159,8 @@ def _climb(rung: _Rung, use: LaunchMade) -> list[Claim]:
     report = rung.run(use)
     if report is None:
         return []
+    for name in replayed_as_zeros(rung.case, use):
+        rung.case.leave_unseen(zeros_gap(rung.case, use, name))
     found = _first_proven(rung, use, report)
     if not any(claim.root and claim.root.cause not in _LATE for claim in found):
         # Two programs that meet in a dead row are a sight of the use of dead rows.
@@ -170,14 +180,7 @@ def _doubts(case: Case, use: LaunchMade) -> Iterator[str]:
     launch = use.launch
     if case.kind in ("crash", "error") and use.seq == case.launches[-1].seq:
         yield f"{launch.kernel} was the last launch before the end"
-    source = case.sources.get(launch.source)
-    unknown = [
-        name
-        for name, tensor in case.tensors_of(launch).items()
-        if case.index.values_of(tensor.id, use.seq) is None
-        and (source is None or follows_what_it_loads(source, case.parameter_of(launch, name)))
-    ]
-    if unknown:
+    if unknown := replayed_as_zeros(case, use):
         yield (
             f"{launch.kernel} works out addresses, masks or branches from {', '.join(unknown)}, "
             "whose contents were not recorded: zeros stood in for them"
@@ -344,6 +347,7 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport)
         expression=judged.expression,
         place=use.place,
         finding=finding,
+        zeros=zeros_behind(case, use, finding),
     )
     number = use.place.launch if use.place is not None else 0
     return proven(

@@ -16,8 +16,8 @@ from hypocenter.doctor.kernel_text import (
     line_text,
     program_line,
 )
-from hypocenter.doctor.rungs.mask_causes import bounded_masks, lacks_bound, strict_masks
-from hypocenter.doctor.rungs.replay_cause import (
+from hypocenter.doctor.rungs.replaying.mask_causes import bounded_masks, lacks_bound, strict_masks
+from hypocenter.doctor.rungs.replaying.replay_cause import (
     MakeCorrection,
     ReplayCause,
     causes_sooner_than_room,
@@ -26,7 +26,7 @@ from hypocenter.doctor.rungs.replay_cause import (
 )
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord, TensorRecord
-from hypocenter.replay.findings import Finding, FindingKind, Site
+from hypocenter.replay.findings import AXES, Finding, FindingKind, Site
 from hypocenter.tensor import span_of
 
 _CAST = re.compile(r"pointer_type|\.to\(tl\.pointer|bitcast")
@@ -89,7 +89,7 @@ def _overflow(case: Case, use: LaunchMade, finding: Finding) -> ReplayCause:
     evidence: tuple[str, ...] = ()
     if finding.threshold is not None:
         evidence = (
-            f"the first program that overflows along axis {finding.axis} is {finding.threshold}",
+            f"it overflows from program {AXES[finding.axis or 0]} = {finding.threshold} on",
         )
     small = tuple(
         small

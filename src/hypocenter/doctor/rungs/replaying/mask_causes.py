@@ -8,7 +8,7 @@ import msgspec
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.mask_text import MaskEdit, accesses_at, bound_edits, is_bounded, strict_edits
-from hypocenter.doctor.rungs.replay_cause import ReplayCause, TextEdit
+from hypocenter.doctor.rungs.replaying.replay_cause import ReplayCause, TextEdit
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord
 from hypocenter.replay.findings import Finding, Site

@@ -13,7 +13,7 @@ from typing import Any
 from hypocenter.doctor.causes import Cause
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord
-from hypocenter.replay.findings import Finding, Site
+from hypocenter.replay.findings import AXES, Finding, Site
 
 #: Makes what is put right about a tensor: `replay/corrections.py:TensorCorrection`.
 MakeCorrection = Callable[..., Any]
@@ -109,7 +109,7 @@ def causes_sooner_than_room(
     cut = (*grid[:axis], program[axis], *grid[axis + 1 :])
     rows = ReplayCause(
         Cause.MISSING_MASK,
-        f"Launch {program[axis]} programs along axis {axis}, or have the others return at once: "
+        f"Launch {program[axis]} programs along {AXES[axis]}, or have the others return at once: "
         f"{finding.argument} has no more rows",
         (f"program {program} lies outside from its first lane on",),
         ((f"grid {cut}, whose programs all have a row", lambda make: {"grid": cut}),),
