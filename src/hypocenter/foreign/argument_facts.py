@@ -1,4 +1,4 @@
-"""What torch's tensors and Triton's arguments are, in the words of the record.
+"""What torch's tensors and Triton's arguments are, in the words of the record; marks new ones.
 
 Knows them by what they answer, and imports neither.
 """
@@ -6,6 +6,8 @@ Knows them by what they answer, and imports neither.
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from hypocenter.dtypes import RECORD_NAMES
@@ -22,6 +24,31 @@ def values_of(tensor: Any, number: int, dtype: str) -> Values:
     """What a tensor holds; it is waited for where a GPU has it."""
     data = tensor.detach().cpu().contiguous().numpy().tobytes()
     return Values(number, dtype, tuple(tensor.shape), data)
+
+
+def mark_undefined(torch: Any, attempt: Callable[..., None]) -> None:
+    """Fill what nobody has written in new tensors of floats with UNDEFINED, which is NaN.
+
+    Only memory of the host, for launches that Triton's interpreter runs on it.
+    """
+
+    def mark(original: Any) -> Any:
+        @functools.wraps(original)
+        def make(*args: Any, **options: Any) -> Any:
+            tensor = original(*args, **options)
+            if tensor.device.type == "cpu" and tensor.dtype.is_floating_point:
+                attempt(tensor.untyped_storage().fill_, UNDEFINED)
+            return tensor
+
+        return make
+
+    for owner, name in (
+        (torch, "empty"),
+        (torch, "empty_like"),
+        (torch, "empty_strided"),
+        (torch.Tensor, "new_empty"),
+    ):
+        setattr(owner, name, mark(getattr(owner, name)))
 
 
 def undefined_in(tensor: Any, number: int, dtype: str) -> list[Values]:
