@@ -65,6 +65,9 @@ class Launch:
     constants: dict[str, int]
 
     def root(self) -> RootCause | None:
+        return next(iter(self.roots()), None)
+
+    def roots(self) -> tuple[RootCause, ...]:
         run = Run()
         for name, shape in self.tensors.items():
             run.tensor(name, "F32", *shape, owner=FOREIGN)
@@ -78,8 +81,8 @@ class Launch:
             constants=self.constants,
         )
         run.emit(Launched, launch=launch)
-        found = diagnose(run.bundle(FaultRecord(kind="none", message="")), allow_source=True)
-        return found.roots[0] if found.roots else None
+        ended = FaultRecord(kind="none", message="")
+        return diagnose(run.bundle(ended), allow_source=True).roots
 
 
 ROWS = Launch(SOFTMAX, {"x": (4, 60), "out": (4, 60)}, {"N": 60}, (4,), {"B": 64})
@@ -143,6 +146,19 @@ def test_the_mask_comes_first_and_was_tried(name: str) -> None:
     assert root.proof.corrected.startswith(expected.change)
     assert "the same replay with" in root.proof.green
     assert "large" not in root.fix
+
+
+def test_a_race_beside_a_wrong_mask_is_told_after_it() -> None:
+    total = SOFTMAX.replace("tl.store(out + row * N + cols, v * 2.0, mask=cols < N)",
+                            "tl.store(out, tl.sum(v, axis=0))")  # fmt: skip
+    found = replace(ROWS, text=total).roots()
+    assert [(root.cause, root.argument) for root in found] == [
+        (Cause.OFF_BY_ONE, "x"), (Cause.PROGRAM_RACE, "out"),
+    ]  # fmt: skip
+    assert "a grid of one program" in found[1].proof.corrected
+    # Rows that run into each other for want of a mask race by that alone.
+    rows = SMALL.replace(", mask=cols < N)", ")")
+    assert [root.cause for root in replace(ROWS, text=rows).roots()] == [Cause.MISSING_MASK]
 
 
 def test_a_mask_that_is_right_leaves_the_tensor_to_blame() -> None:

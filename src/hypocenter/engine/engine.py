@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("hypocenter.engine")
-
-
 WaitForLogits = Callable[[], Array]  # f32 [num_rows, vocab_size]
 
 
@@ -218,7 +216,9 @@ class Engine:
             yield
         except Exception as error:
             current().record_failure(error)
-            for request in [chunk.request for chunk in chunks if not chunk.request.done]:
+            if not (left := [chunk.request for chunk in chunks if not chunk.request.done]):
+                log.warning("a step failed when its requests had all ended: %s", error)
+            for request in left:
                 self._fail(request, error)
         except BaseException:
             self._ahead = None

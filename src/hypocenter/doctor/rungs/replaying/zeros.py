@@ -5,6 +5,8 @@ Of a program that is not this package's most contents are not recorded.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.diagnosis import WITH_VALUES
 from hypocenter.doctor.kernel_text import follows_what_it_loads, is_index_in
@@ -43,3 +45,17 @@ def zeros_behind(case: Case, use: LaunchMade, finding: Finding) -> str:
         if source and is_index_in(source, access, case.parameter_of(use.launch, name))
     )
     return next(found, "")
+
+
+def doubts(case: Case, use: LaunchMade) -> Iterator[str]:
+    """Why a clean replay of a program's own launch refutes nothing."""
+    if not case.is_foreign:
+        return
+    launch = use.launch
+    if case.kind in ("crash", "error") and use.seq == case.launches[-1].seq:
+        yield f"{launch.kernel} was the last launch before the end"
+    if unknown := replayed_as_zeros(case, use):
+        yield (
+            f"{launch.kernel} works out addresses, masks or branches from {', '.join(unknown)}, "
+            "whose contents were not recorded: zeros stood in for them"
+        )
