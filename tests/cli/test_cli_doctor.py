@@ -510,6 +510,7 @@ def test_threads_that_wait_for_each_other_are_ended_with_their_stacks(
     made = bundles.load(tmp_path / "hypo-bundle")
     assert (made.kind, made.fault.kind) == ("hang", "hang")
     assert re.search("no step or launch had begun for 6. seconds", made.fault.message)
+    assert "until its first one a command has 60 seconds at least" in made.fault.message
     assert made.fault.stack.count("in take") == 2
     assert made.fault.waiting == ("take (deadlock.py:8)",)
 

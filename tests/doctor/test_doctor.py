@@ -714,6 +714,26 @@ def compared(scale: float, digest: str = "a", text: str = PROMISE) -> Bundle:
     return run.bundle(FaultRecord(kind="differs", message=""), statistics=(figures,))
 
 
+def test_a_traced_run_says_that_it_takes_no_graphs() -> None:
+    found = diagnose(compared(1.0), without=NO_REPLAY)
+    assert verdicts(found)[Cause.CAPTURED_POINTER] is Verdict.NOT_TESTED
+    assert any("graphs: a traced run takes no graphs" in str(gap) for gap in found.unseen)
+
+
+def test_an_error_by_which_no_request_ended_is_told() -> None:
+    run = Run()
+    tensors_of_decoder(run)
+    step(run, decoder(run))
+    run.emit(Called, call="settle", outcome="HypoError: the disk is full")
+    found = diagnose(run.bundle(FaultRecord(kind="none", message="")), without=NO_REPLAY)
+    [row] = [one for one in found.hypotheses if one.cause is Cause.PENDING_ERROR]
+    assert row.verdict is Verdict.INCONCLUSIVE
+    assert (
+        "step 1: settle reported HypoError: the disk is full, and the run went on"
+        in (row.evidence[0])
+    )
+
+
 def test_an_argument_that_is_not_the_good_runs() -> None:
     found = diagnose(compared(1.0, "b"), compared(1e-5, "a"), without=NO_REPLAY)
     assert first(found) == (Cause.WRONG_ANSWER, "rms_norm", "eps")

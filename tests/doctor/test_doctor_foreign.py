@@ -10,6 +10,8 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from bundles import Run
+from foreign_launch import TAKE as TAKE_ENTRY
+from foreign_launch import launch_of
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
@@ -83,6 +85,28 @@ def test_addresses_from_what_was_not_recorded_are_not_refuted() -> None:
     assert {verdicts(diagnosis)[cause] for cause in OUTSIDE} == {Verdict.INCONCLUSIVE}
     [row] = [one for one in diagnosis.hypotheses if one.cause is Cause.MISSING_MASK]
     assert any("from x, whose contents were not recorded" in text for text in row.evidence)
+
+
+def test_an_index_that_was_replayed_as_zeros_is_said_first_and_where_it_is_to_be_seen() -> None:
+    diagnosis = diagnose(launch_of(TAKE_ENTRY), allow_source=True)
+    assert not diagnosis.roots
+    assert headline(diagnosis).endswith(
+        "; ids of take_entry leads to addresses, and was replayed as zeros"
+    )
+    text = " ".join(report_text(diagnosis).split())
+    assert "400 bytes were not recorded; `hypo guard -- COMMAND` and `hypo check FILE` see" in text
+    # A finding elsewhere is as sure as ever; one at such an address says so.
+    unmasked = TAKE_ENTRY.replace("tl.load(x + at, mask=i < n)", "1.0").replace(
+        "o + i, 1.0, mask=i < n", "o + i, 1.0"
+    )
+    elsewhere = diagnose(launch_of(unmasked), allow_source=True)
+    assert [root.zeros for root in elsewhere.roots] == [""]
+    behind = TAKE_ENTRY.replace("tl.load(x + at, mask=i < n)", "tl.load(x + at + i)")
+    doubtful = diagnose(launch_of(behind), allow_source=True)
+    assert [root.zeros for root in doubtful.roots] == ["ids of take_entry"]
+    assert headline(doubtful).startswith("ids of take_entry leads to addresses, and was replayed")
+    known = diagnose(launch_of(TAKE_ENTRY, [3] * 100), allow_source=True)
+    assert "zeros" not in report_text(known)
 
 
 def test_the_launch_in_which_the_process_died_is_not_refuted() -> None:

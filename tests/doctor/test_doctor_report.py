@@ -235,6 +235,13 @@ def test_a_bundle_from_before_these_fields_says_that_they_are_not_recorded(tmp_p
         assert f"\n  {label:<12}not recorded\n" in text
 
 
+def test_a_run_of_which_nothing_was_recorded_says_nothing_of_its_packages() -> None:
+    """The collector knows of this package alone, and that by itself."""
+    bundle = msgspec.structs.replace(background(), packages={"hypocenter": "0.1.0"})
+    found = run_environment_of(bundle)
+    assert (found.hypocenter, found.torch, found.triton) == ("0.1.0", None, None)
+
+
 def test_what_a_bundle_says_of_its_environment_is_short_and_names_no_folder() -> None:
     long = "x" * 10**6
     bundle = msgspec.structs.replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from hypocenter.record.bundle import Bundle, Snapshot
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, Launched, Values
 from hypocenter.record.fault_record import FaultRecord
-from hypocenter.replay.source import installed_kernel
+from hypocenter.replay.source import installed_kernel, kernel_of, recorded_file
 
 GATHER = """@triton.jit
 def gather_kernel(table, ids, out, width, B: tl.constexpr):
@@ -121,7 +122,7 @@ CASES = {
     "one program too many": Seen(
         ROWS, {"x": ("F32", 7, 60), "out": ("F32", 8, 60)}, {"stride": 60, "n": 60}, (8,),
         Cause.MISSING_MASK, "x", "grid (7,), whose programs all have a row",
-        fix="Launch 7 programs along axis 0",
+        fix="Launch 7 programs along x",
     ),
     "row times stride beyond 32 bits": Seen(
         ROWS, {"x": ("I8", (5 << 29) + 64), "out": ("I8", 6, 64)},
@@ -161,6 +162,17 @@ TWINS: dict[str, dict[str, Any]] = {
 def test_the_healthy_launch_has_no_finding(name: str) -> None:
     twin = replace(CASES[name], **TWINS[name])
     assert diagnose(twin.bundle(), allow_source=True).is_clean
+
+
+def test_two_versions_of_a_kernel_keep_their_texts() -> None:
+    """As in a good run and a bad one: both are of one file, and both are known at a time."""
+    texts = [ROWS, ROWS.replace("    mask =", "    # one line more\n    mask =")]
+    case = CASES["one program too many"]
+    indices = [BundleIndex(replace(case, text=text).bundle()) for text in texts]
+    kernels = [kernel_of(index, index.launches[0].launch, allow_source=True) for index in indices]
+    shown = [inspect.getsource(kernel.fn) for kernel in kernels]
+    assert shown == [text.removeprefix("@triton.jit\n") for text in texts]
+    assert recorded_file(kernels[0].fn.__code__.co_filename) == "rows_kernel.py"
 
 
 def test_a_kernel_of_somebody_elses_is_not_taken_for_ours_of_its_name() -> None:

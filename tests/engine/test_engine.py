@@ -520,3 +520,25 @@ def test_a_stop_string_that_does_not_come_true_is_sent_after_all() -> None:
     text, _, completion = stopped_at(lambda text: (text[18:] + "!", text[8:10] + "!"))
     assert completion.finish_reason == "length"
     assert completion.text == text
+
+
+def test_an_error_behind_the_end_of_every_request_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = fake_engine()
+    recorded: list[BaseException] = []
+
+    def fail(*_: Any) -> None:
+        raise HypoError("the disk is full")
+
+    monkeypatch.setattr(engine, "_record_ids", fail)  # comes when the step is settled
+    monkeypatch.setattr(
+        "hypocenter.record.not_recording.NotRecording.record_failure",
+        lambda self, error, *_: recorded.append(error),
+    )
+    request = submit(engine, [3, 5], SamplingParams(max_tokens=1, temperature=0.0))
+    engine.step()
+    assert request.done
+    assert request.error is None
+    assert [str(error) for error in recorded] == ["the disk is full"]
+    assert "when its requests had all ended: the disk is full" in caplog.text

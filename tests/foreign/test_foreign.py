@@ -106,6 +106,10 @@ def test_what_was_never_written_is_found_where_it_is_read(
     assert (code, root["cause"], root["tensor"]) == (3, "uninitialised read", "out")
     assert root["line"] == line_of("sums.py", "tl.load(out_ptr + row)")
     assert "out cleared before" in root["proof"]["corrected"]
+    made = bundles.load(tmp_path / "hypo-bundle")
+    kept = [v for snapshot in made.snapshots for v in snapshot.values if v.dtype == "F32"]
+    assert kept
+    assert all(set(values.data) <= {0, 0xFF} for values in kept), "floats are nobody's business"
     _, out, _ = doctor(capfd, monkeypatch, tmp_path, "--out", "twin", *command, "cleared")
     assert json.loads(out)["roots"] == []
 

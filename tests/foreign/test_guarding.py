@@ -128,10 +128,15 @@ def test_a_silent_store_no_longer_reaches_its_neighbour(
         f"{script}:{line_of(script, 'tl.store')}: store of out_ptr in fill_rows, outside its tensor"
     )
     assert "out_ptr is out: F32 of shape (8, 64), strides (64, 1)" in report[4]
-    assert err == (
-        "hypo: the command ended with exit code 0; 1 wrong access; 3 of 3 launches guarded, in 1 "
-        "process\n"
+    # All programs from the eighth on are wrong, and each in all of its lanes.
+    assert report[2].startswith(
+        "    in a replay program (8, 0, 0) lane (0) is the first at fault, at "
     )
+    assert "row=8" in report[2]
+    assert report[3].startswith("    the guard stopped program (")
+    # The report ends with the summary, which is told once.
+    assert report[-1] == "1 wrong access; 3 of 3 launches guarded, in 1 process"
+    assert err == "hypo: the command ended with exit code 0\n"
 
 
 @pytest.mark.tier("sim")

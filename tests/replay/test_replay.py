@@ -24,7 +24,7 @@ from hypocenter.replay.replay import (  # noqa: E402
     VirtualTensor,
     replay,
 )
-from hypocenter.replay.text import headroom_text  # noqa: E402
+from hypocenter.replay.text import finding_text, headroom_text  # noqa: E402
 
 
 def check(kernel: Any, grid: Any, /, **arguments: Any) -> ReplayReport:
@@ -321,6 +321,16 @@ def test_a_search_for_headroom_that_had_no_end_says_so(monkeypatch: pytest.Monke
     ]
     text = headroom_text(report.headroom[0])
     assert text == "scaled_rows: not searched to the end along x: after 0 s"
+
+
+def test_an_overflow_is_told_along_the_axes_that_the_grid_has() -> None:
+    """No probe along x ends here, and along y the one program there is none to begin with."""
+    tensor = VirtualTensor("int8", (3 << 30,), (1,))
+    report = check(kernels.counted_rows, 3, x_ptr=tensor, stride=1 << 30)
+    finding = only(report)
+    assert (finding.kind, finding.program) == ("int32 overflow", (2, 0, 0))
+    assert (finding.axis, finding.threshold) == (None, None)
+    assert "from program" not in finding_text(finding)
 
 
 def test_a_wrapped_number_is_followed_through_a_division() -> None:

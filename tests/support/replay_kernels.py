@@ -208,3 +208,12 @@ def count_up(x_ptr):
 def store_and_look(x_ptr, y_ptr):
     tl.store(x_ptr, tl.program_id(0))
     tl.store(y_ptr + tl.program_id(0), tl.load(x_ptr))
+
+
+@triton.jit
+def counted_rows(x_ptr, stride):
+    """Far beyond a grid its programs take so long that no probe of them ends."""
+    row = tl.program_id(0)
+    for _ in range(row):
+        tl.load(x_ptr)
+    tl.load(x_ptr + row * stride)

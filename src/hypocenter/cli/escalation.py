@@ -27,6 +27,11 @@ from hypocenter.record.fault_record import FaultRecord
 from hypocenter.watch import collect, dead_runs, sanitizers
 from hypocenter.watch.child import Deadlines, Ended, watch
 
+#: What none of the runs looks for.
+UNGUARDED = (
+    "elements that nobody wrote, reads of them, and races show in `hypo check FILE`, where FILE "
+    "makes the launches"
+)
 #: Has each vendor's runtime finish a launch before it returns.
 BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1", "AMD_SERIALIZE_KERNEL": "3", "HIP_LAUNCH_BLOCKING": "1"}
 
@@ -91,6 +96,8 @@ class Escalation:
                     break
             if ended.is_interrupted:
                 break
+        else:
+            say(f"no run proved a cause; {UNGUARDED}")
         return self._best()
 
     def _tell(self, run: RunMade) -> None:

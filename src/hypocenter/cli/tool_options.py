@@ -150,6 +150,7 @@ class DoctorOptions:
             name="--deadline",
             help="Seconds without progress after which the command is ended: a step takes longer, "
             "or none begins; of other programs a Triton launch, or torch.cuda.synchronize. "
+            "Until the first of these begins the command has 60 seconds at least. "
             "[default: of a step 120, and 600 for the first, which compiles; of other programs "
             "none]",
         ),

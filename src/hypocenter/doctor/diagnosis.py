@@ -25,6 +25,10 @@ UNRECORDED = (
 )
 
 
+#: What sees the values of index tensors that a record has not.
+WITH_VALUES = "`hypo guard -- COMMAND` and `hypo check FILE` see it"
+
+
 class Verdict(enum.StrEnum):
     CONFIRMED = "CONFIRMED"
     REFUTED = "REFUTED"
@@ -71,6 +75,7 @@ class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     meets the defect, None where none does. `blames` is set where it is not as the table of causes
     has it; `culprit` and `launched_at` (file:line) are None and "" where nobody recorded them.
     `finding` is the access, with one lane as its example, where a replay proved the cause.
+    `zeros` names what its address hangs on and was replayed as zeros; empty where nothing is.
     """
 
     cause: Cause
@@ -88,6 +93,7 @@ class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     culprit: Culprit | None = None
     launched_at: str = ""
     finding: Finding | None = None
+    zeros: str = ""
 
     def at(self, access: Access | None) -> RootCause:
         """The same, met at that line of the kernel, where one is known."""

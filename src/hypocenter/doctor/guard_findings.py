@@ -6,7 +6,8 @@ were kept of its tensors: where it makes that access again, lane and index value
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Collection, Iterator
 
 import msgspec
 
@@ -14,7 +15,7 @@ from hypocenter.errors import HypoError, MissingPackage
 from hypocenter.record.bundle_index import BundleIndex, LaunchMade
 from hypocenter.record.events import OUTSIDE_PLANS, LaunchRecord, MaskedOff, Place, TensorRecord
 from hypocenter.record.guard_faults import SourceLine
-from hypocenter.replay.findings import Finding
+from hypocenter.replay.findings import Finding, ReplayReport
 
 #: Of the replay of one program.
 REPLAY_SECONDS = 4.0
@@ -29,8 +30,9 @@ class GuardFinding(msgspec.Struct, frozen=True, kw_only=True):
     beyond; `element` is the number of the element there. The tensor has `extent_bytes` from its
     first to the end of its last element, in an allocation of `storage_bytes`; 0 where neither is
     known any more. `is_inside_storage`: a view was passed, and what it is a view of has that byte.
-    `lane` and `values` are of the first lane at fault in the replay of the program, `lane_element`
-    is its element; where no replay makes the access again `unreplayed` says why.
+    `first_program` is the first at fault in a replay: of the launch, where that ends in time, else
+    of that program alone. `lane` and `values` are of its first lane at fault, `lane_element` is its
+    element; where no replay makes the access again `unreplayed` says why.
     """
 
     kernel: str
@@ -53,6 +55,7 @@ class GuardFinding(msgspec.Struct, frozen=True, kw_only=True):
     extent_bytes: int = 0
     storage_bytes: int = 0
     is_inside_storage: bool = False
+    first_program: tuple[int, int, int] | None = None
     lane: tuple[int, ...] | None = None
     lane_element: int | None = None
     values: dict[str, bool | int | float | str] = {}
@@ -163,15 +166,7 @@ def _with_replay(
         reason = "the grid is too large for the record to tell the program"
         return msgspec.structs.replace(finding, unreplayed=reason)
     try:
-        from hypocenter.replay.recorded import replay_place
-
-        report = replay_place(
-            index,
-            place,
-            budget_seconds=REPLAY_SECONDS,
-            allow_source=allow_source,
-            programs=[program],
-        )
+        report = _replay_programs(index, place, [program], allow_source)
     except (HypoError, MissingPackage, ImportError) as error:
         return msgspec.structs.replace(finding, unreplayed=str(error))
     same = [again for again in report.findings if is_that_access(again, finding)]
@@ -179,9 +174,29 @@ def _with_replay(
         reason = "the replay does not make it: what decides it was not kept, or has changed since"
         return msgspec.structs.replace(finding, unreplayed=reason)
     first = same[0]
+    # A site's word is the last program's that wrote it: those before it are looked for here.
+    if program and report.coverage.seconds * program < REPLAY_SECONDS:
+        with contextlib.suppress(HypoError):
+            report = _replay_programs(index, place, range(program), allow_source)
+            before = [again for again in report.findings if is_that_access(again, finding)]
+            first = next(iter(before), first)
     element = first.number if first.argument == finding.argument else None
     return msgspec.structs.replace(
-        finding, lane=first.lane, lane_element=element, values=first.values
+        finding,
+        first_program=first.program,
+        lane=first.lane,
+        lane_element=element,
+        values=first.values,
+    )
+
+
+def _replay_programs(
+    index: BundleIndex, place: Place, programs: Collection[int], allow_source: bool
+) -> ReplayReport:
+    from hypocenter.replay.recorded import replay_place
+
+    return replay_place(
+        index, place, budget_seconds=REPLAY_SECONDS, allow_source=allow_source, programs=programs
     )
 
 

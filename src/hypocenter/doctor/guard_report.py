@@ -93,13 +93,14 @@ def _lines(finding: GuardFinding) -> Iterator[str]:
     yield _one_line(f"{finding.file}:{finding.line}: {what}{null}")
     yield _one_line(f"    {finding.expression}")
     program = f"program {finding.program}" if finding.program else "a program of a large grid"
-    yield _one_line(f"    {program}: {_place_text(finding)}")
-    if finding.lane is not None or finding.values:
-        lane = ", ".join(map(str, finding.lane or ()))
+    if finding.first_program is not None:
+        lane = f" lane ({', '.join(map(str, finding.lane))})" if finding.lane else ""
         values = f": {values_text(finding.values)}" if finding.values else ""
-        element = f" at element {finding.lane_element}" if finding.lane_element is not None else ""
-        yield _one_line(f"    in its replay the first lane at fault is ({lane}){element}{values}")
-    elif finding.unreplayed:
+        at = f", at element {finding.lane_element}" if finding.lane_element is not None else ""
+        first = f"program {finding.first_program}{lane}"
+        yield _one_line(f"    in a replay {first} is the first at fault{at}{values}")
+    yield _one_line(f"    the guard stopped {program}: {_place_text(finding)}")
+    if finding.first_program is None and finding.unreplayed:
         yield _one_line(f"    lane and index values are not known: {finding.unreplayed}")
     for call in finding.called_from:
         yield _one_line(f"    called at {call.file}:{call.line} in {call.function}")

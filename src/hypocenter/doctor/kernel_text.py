@@ -35,18 +35,18 @@ def accesses(
     source: SourceRecord, parameter: str, callees: Mapping[str, SourceRecord], depth: int = 0
 ) -> tuple[Access, ...]:
     """Accesses through `parameter`, in the order of the text, those of callees included."""
-    function = _parse(source.text)
+    function = function_of(source.text)
     if function is None or depth > _MAX_DEPTH:
         return ()
     found: list[Access] = []
-    for call, operation, bases in _calls(function):
+    for call, operation, bases in calls_in(function):
         if parameter not in bases.all:
             continue
         if operation:
             if parameter in bases.address:
                 found.append(_access(source, function, call, operation))
         elif (callee := callees.get(ast.unparse(call.func).split(".")[-1])) is not None:
-            inner = _parse(callee.text)
+            inner = function_of(callee.text)
             for name in _names_passed(inner, call, parameter, bases.by_argument) if inner else ():
                 found += accesses(callee, name, callees, depth + 1)
     return tuple(found)
@@ -54,18 +54,18 @@ def accesses(
 
 def parameters_stored(source: SourceRecord) -> frozenset[str]:
     """Parameters that the kernel itself writes through (not its callees)."""
-    function = _parse(source.text)
+    function = function_of(source.text)
     if function is None:
         return frozenset()
     stores = (
-        bases.address for _, operation, bases in _calls(function) if operation not in ("", "load")
+        bases.address for _, operation, bases in calls_in(function) if operation not in ("", "load")
     )
     return frozenset().union(*stores)
 
 
 def has_loop(source: SourceRecord) -> int | None:
     """The line of the first `while` of a kernel, which may never end; None without one."""
-    function = _parse(source.text)
+    function = function_of(source.text)
     for node in ast.walk(function) if function else ():
         if isinstance(node, ast.While):
             return source.first_line + node.lineno - 1
@@ -95,7 +95,7 @@ class _Bases:
 
 
 @functools.lru_cache(maxsize=512)
-def _parse(text: str) -> ast.FunctionDef | None:
+def function_of(text: str) -> ast.FunctionDef | None:
     try:
         tree = ast.parse(textwrap.dedent(text))
     except SyntaxError:
@@ -103,13 +103,13 @@ def _parse(text: str) -> ast.FunctionDef | None:
     return next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)), None)
 
 
-def _calls(function: ast.FunctionDef) -> list[tuple[ast.Call, str, _Bases]]:
+def calls_in(function: ast.FunctionDef) -> list[tuple[ast.Call, str, _Bases]]:
     """Each call with its operation (load, store, atomic; empty for others) and its bases."""
     arguments = function.args
     names = [arg.arg for arg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     behind: dict[str, frozenset[str]] = {name: frozenset({name}) for name in names}
     found = []
-    for node in _statements(function.body):
+    for node in statements_in(function.body):
         for call in (inner for part in _own_expressions(node) for inner in ast.walk(part)):
             if isinstance(call, ast.Call):
                 bases: tuple[tuple[int | str, frozenset[str]], ...] = (
@@ -121,11 +121,11 @@ def _calls(function: ast.FunctionDef) -> list[tuple[ast.Call, str, _Bases]]:
     return sorted(found, key=lambda item: (item[0].lineno, item[0].col_offset))
 
 
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+def statements_in(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     for node in body:
         yield node
         for name in ("body", "orelse", "finalbody"):
-            yield from _statements(getattr(node, name, []))
+            yield from statements_in(getattr(node, name, []))
 
 
 def _own_expressions(node: ast.stmt) -> Iterator[ast.AST]:
@@ -212,23 +212,30 @@ def _has_mask(call: ast.Call, operation: str) -> bool:
     )
 
 
+def mask_of(call: ast.Call, operation: str) -> ast.expr | None:
+    """The mask that a load, store or atomic was given."""
+    named = [keyword.value for keyword in call.keywords if keyword.arg == "mask"]
+    return next(iter((*named, *call.args[1 if operation == "load" else 2 :])), None)
+
+
 def guard_line(source: SourceRecord, line: int) -> tuple[int, str] | None:
-    """Line and text of the assignment that made the mask of the access at `line`.
+    """Line and text of what compares in the mask of the access at `line`: it, or an assignment.
 
     Of a mask with several names, the one whose assignment holds a comparison; None without a mask.
     """
-    function = _parse(source.text)
+    function = function_of(source.text)
     if function is None:
         return None
     at = line - source.first_line + 1
     names: list[str] = []
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and _operation(node) and node.lineno <= at <= _end(node):
-            masks = [k.value for k in node.keywords if k.arg == "mask"]
-            masks += node.args[1 if _operation(node) == "load" else 2 :][:1]
-            names += [
-                node.id for mask in masks for node in ast.walk(mask) if isinstance(node, ast.Name)
-            ]
+            mask = mask_of(node, _operation(node))
+            if mask is None:
+                continue
+            if any(isinstance(part, ast.Compare) for part in ast.walk(mask)):
+                return source.first_line + mask.lineno - 1, ast.unparse(mask)
+            names += [part.id for part in ast.walk(mask) if isinstance(part, ast.Name)]
     found = _line_that_makes(function, names, at)
     if found is None:
         return None
@@ -241,7 +248,7 @@ def _line_that_makes(function: ast.FunctionDef, names: list[str], before: int) -
     that one of them was made of."""
     assigned = [
         node
-        for node in _statements(function.body)
+        for node in statements_in(function.body)
         if isinstance(node, ast.Assign) and node.lineno <= before
     ]
     for _ in range(_MAX_DEPTH):
@@ -258,7 +265,7 @@ def _line_that_makes(function: ast.FunctionDef, names: list[str], before: int) -
 
 def program_line(source: SourceRecord) -> tuple[int, str] | None:
     """The line that divides a program's number, so that several programs get one index."""
-    function = _parse(source.text)
+    function = function_of(source.text)
     for node in ast.walk(function) if function else ():
         if (
             isinstance(node, ast.BinOp)
@@ -312,17 +319,17 @@ def follows_what_it_loads(source: SourceRecord, parameter: str) -> bool:
 
     By an address, a mask, a branch, the end of a loop, or by a function that it is given to.
     """
-    function = _parse(source.text)
+    function = function_of(source.text)
     if function is None:
         return True
     loaded = {
         id(call)
-        for call, operation, bases in _calls(function)
+        for call, operation, bases in calls_in(function)
         if operation in ("load", "atomic") and parameter in bases.address
     }
     given = (
         call
-        for call, operation, bases in _calls(function)
+        for call, operation, bases in calls_in(function)
         if not operation and parameter in bases.all
     )
     if any(not _is_language(call) or "descriptor" in ast.unparse(call.func) for call in given):

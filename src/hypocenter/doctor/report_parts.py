@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import (
     UNRECORDED,
+    WITH_VALUES,
     Diagnosis,
     Hypothesis,
     RootCause,
@@ -57,9 +58,21 @@ def preambles(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "ANSWER", "both runs give the same answer"
     if diagnosis.is_unexplained:
         yield "OPEN", f"what is proven here does not explain this: {diagnosis.symptom}"
+    if diagnosis.roots and diagnosis.roots[0].zeros:
+        yield "OPEN", _zeros_text(diagnosis.roots[0].zeros)
+
+
+def _zeros_text(what: str) -> str:
+    return f"{what} leads to addresses, and was replayed as zeros"
 
 
 def _found_text(diagnosis: Diagnosis) -> str:
+    zeros = [gap.what for gap in diagnosis.unseen if gap.kind is GapKind.ZEROS]
+    found = _bare_found_text(diagnosis)
+    return f"{found}; {_zeros_text(', '.join(zeros))}" if zeros and not diagnosis.roots else found
+
+
+def _bare_found_text(diagnosis: Diagnosis) -> str:
     if diagnosis.roots:
         root = diagnosis.roots[0]
         return f"{root.cause}{subject_of(root)}"
@@ -237,6 +250,8 @@ def what_would_help(diagnosis: Diagnosis) -> Iterator[str]:
             "the program's own kernels were not replayed: their recorded source was not run; "
             "--run-sources runs it"
         )
+    if any(gap.kind is GapKind.ZEROS for gap in diagnosis.unseen):
+        yield f"what it held was not recorded: {WITH_VALUES}"
     blind = [hypothesis for hypothesis in diagnosis.hypotheses if hypothesis.is_unrecorded]
     if diagnosis.is_clean and blind:
         yield f"not tested: {', '.join(hypothesis.cause for hypothesis in blind)}: {UNRECORDED}"

@@ -72,8 +72,11 @@ def run_environment_of(bundle: Bundle) -> RunEnvironment:
 
 
 def _package(packages: dict[str, str], name: str) -> str | None:
-    """Its version; "" where the others were listed and it was not among them."""
-    return _text(packages.get(name, "")) or ("" if packages else None)
+    """Its version; "" where the run's process listed others and it was not among them.
+
+    This package alone is what the collector knows by itself.
+    """
+    return _text(packages.get(name, "")) or ("" if set(packages) - {NAME} else None)
 
 
 def _command(words: Sequence[str]) -> str:

@@ -78,13 +78,11 @@ class Engine:
         launch_mode: str = "off",
         prefix_cache: bool = True,
     ) -> None:
-        self._path = path
-        self._has_prefix_cache = prefix_cache
+        self._path, self._has_prefix_cache = path, prefix_cache
         self.runner = runner
         self.tokenizer = tokenizer
-        self.cache = KVCache(
-            runner.num_blocks, runner.block_size, runner.page_watch, runner.archive
-        )
+        size = (runner.num_blocks, runner.block_size)
+        self.cache = KVCache(*size, runner.page_watch, runner.archive)
         self.scheduler = Scheduler(
             self.cache,
             max_batch_tokens=runner.max_batch_tokens,
@@ -218,7 +216,9 @@ class Engine:
             yield
         except Exception as error:
             current().record_failure(error)
-            for request in [chunk.request for chunk in chunks if not chunk.request.done]:
+            if not (left := [chunk.request for chunk in chunks if not chunk.request.done]):
+                log.warning("a step failed when its requests had all ended: %s", error)
+            for request in left:
                 self._fail(request, error)
         except BaseException:
             self._ahead = None

@@ -1,4 +1,4 @@
-"""What torch's tensors and Triton's arguments are, in the words of the record.
+"""What torch's tensors and Triton's arguments are, in the words of the record; marks new ones.
 
 Knows them by what they answer, and imports neither.
 """
@@ -6,6 +6,8 @@ Knows them by what they answer, and imports neither.
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from hypocenter.dtypes import RECORD_NAMES
@@ -24,16 +26,45 @@ def values_of(tensor: Any, number: int, dtype: str) -> Values:
     return Values(number, dtype, tuple(tensor.shape), data)
 
 
-def undefined_in(tensor: Any, number: int, dtype: str) -> list[Values]:
-    """What a contiguous tensor of the host holds, if nobody has written one of its elements."""
-    width = tensor.element_size()
-    data = ctypes.string_at(tensor.data_ptr(), tensor.numel() * width)
-    undefined = bytes([UNDEFINED]) * width
-    if undefined in data and any(
-        data[at : at + width] == undefined for at in range(0, len(data), width)
+def mark_undefined(torch: Any, attempt: Callable[..., None]) -> None:
+    """Fill what nobody has written in new tensors of floats with UNDEFINED, which is NaN.
+
+    Only memory of the host, for launches that Triton's interpreter runs on it.
+    """
+
+    def mark(original: Any) -> Any:
+        @functools.wraps(original)
+        def make(*args: Any, **options: Any) -> Any:
+            tensor = original(*args, **options)
+            if tensor.device.type == "cpu" and tensor.dtype.is_floating_point:
+                attempt(tensor.untyped_storage().fill_, UNDEFINED)
+            return tensor
+
+        return make
+
+    for owner, name in (
+        (torch, "empty"),
+        (torch, "empty_like"),
+        (torch, "empty_strided"),
+        (torch.Tensor, "new_empty"),
     ):
-        return [Values(number, dtype, tuple(tensor.shape), data)]
-    return []
+        setattr(owner, name, mark(getattr(owner, name)))
+
+
+def undefined_in(tensor: Any, number: int, dtype: str) -> list[Values]:
+    """Which elements of a contiguous tensor of the host nobody has written, if there are any.
+
+    The others are zeros in it: what a program computes with is its own business.
+    """
+    width = tensor.element_size()
+    data = bytearray(ctypes.string_at(tensor.data_ptr(), tensor.numel() * width))
+    undefined = bytes([UNDEFINED]) * width
+    if undefined not in data:
+        return []
+    for at in range(0, len(data), width):
+        if data[at : at + width] != undefined:
+            data[at : at + width] = bytes(width)
+    return [Values(number, dtype, tuple(tensor.shape), bytes(data))] if any(data) else []
 
 
 def device_of(tensor: Any, device: str) -> str:

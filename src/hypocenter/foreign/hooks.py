@@ -15,14 +15,15 @@ import os
 import sys
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from hypocenter.config import Environment
 from hypocenter.device.limits import GpuLimits, present_gpu
-from hypocenter.foreign.argument_facts import INTERPRETER, UNDEFINED
+from hypocenter.foreign.argument_facts import INTERPRETER, mark_undefined
+from hypocenter.foreign.inductor import is_written_by_inductor, watch_inductor
 from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.package import is_own_file
 from hypocenter.record.catalogue import sources_of
@@ -67,7 +68,7 @@ def module_loaded(module: Any) -> None:
         _watch_the_end()
         _watch_waits(module)
         if os.environ.get("TRITON_INTERPRET") == "1" and Environment.read().trace:
-            _mark_undefined(module)
+            mark_undefined(module, _attempt)
     elif module.__name__ == "triton.runtime.jit":
         _watch_the_end()
         _watch_launches(module.JITFunction, is_interpreted=False)
@@ -76,34 +77,12 @@ def module_loaded(module: Any) -> None:
     elif module.__name__ == "triton.compiler.compiler" and _is_guarded_run():
         reason = "it is launched as a compiled kernel, past triton.jit"
         _list_past(module.CompiledKernel, "__getitem__", reason)
-    elif module.__name__ == "torch._inductor.runtime.triton_heuristics" and _is_guarded_run():
-        reason = "torch.compile launches the kernels that it makes itself, past triton.jit"
-        _list_past(module.CachingAutotuner, "run", reason)
-
-
-def _mark_undefined(torch: Any) -> None:
-    """Fill what nobody has written in new tensors of floats with UNDEFINED, which is NaN.
-
-    Only memory of the host, for launches that Triton's interpreter runs on it.
-    """
-
-    def mark(original: Any) -> Any:
-        @functools.wraps(original)
-        def make(*args: Any, **options: Any) -> Any:
-            tensor = original(*args, **options)
-            if tensor.device.type == "cpu" and tensor.dtype.is_floating_point:
-                _attempt(tensor.untyped_storage().fill_, UNDEFINED)
-            return tensor
-
-        return make
-
-    for owner, name in (
-        (torch, "empty"),
-        (torch, "empty_like"),
-        (torch, "empty_strided"),
-        (torch.Tensor, "new_empty"),
-    ):
-        setattr(owner, name, mark(getattr(owner, name)))
+    elif module.__name__ == "torch._inductor.runtime.triton_heuristics":
+        _watch_the_end()
+        watch_inductor(module.CachingAutotuner, _note_compiled, _attempt)
+        if _is_guarded_run():
+            reason = "torch.compile launches the kernels that it makes itself, past triton.jit"
+            _list_past(module.CachingAutotuner, "run", reason)
 
 
 def recorder() -> ForeignRecorder | None:
@@ -299,6 +278,12 @@ def _note_launch(launch: _Launch) -> None:
     opened.begin()
 
 
+def _note_compiled(jit: Any, given: Mapping[str, Any], size: tuple[int, ...]) -> None:
+    """A launch of a kernel of torch.compile's."""
+    _note_launch(_Launch(jit, (), dict(given), size, is_interpreted=False, size=size))
+    _over()  # when it comes back is not watched
+
+
 def _over() -> None:
     """A launch or a wait has come back."""
     if _State.recorder is not None:
@@ -332,7 +317,7 @@ def _caller() -> tuple[FrameType | None, str]:
     nearest = None
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith("<") and not _is_library(name):
+        if not name.startswith("<") and not _is_library(name) and not is_written_by_inductor(name):
             if not any(part in name for part in _INSTALLED):
                 return frame, f"{name}:{frame.f_lineno}"
             nearest = nearest or frame

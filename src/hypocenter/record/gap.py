@@ -13,7 +13,8 @@ class GapKind(enum.StrEnum):
     DAMAGED: it was there once, and is not whole any more. LEFT_OUT: there was no room for it.
     NOT_RECORDED: nobody wrote it down. NOT_EXAMINED: it is there, and was not looked at.
     NOT_REPLAYED: so are launches of the kernel that `Gap.what` names. SOURCE_NOT_RUN: so are they,
-    because the program's own text of the kernel was not allowed to run.
+    because the program's own text of the kernel was not allowed to run. ZEROS: a kernel takes
+    addresses from what `Gap.what` names, and zeros stood in for that in its replay.
     """
 
     DAMAGED = "damaged"
@@ -22,6 +23,7 @@ class GapKind(enum.StrEnum):
     NOT_EXAMINED = "not examined"
     NOT_REPLAYED = "not replayed"
     SOURCE_NOT_RUN = "source not run"
+    ZEROS = "replayed as zeros"
 
 
 class Gap(msgspec.Struct, frozen=True):

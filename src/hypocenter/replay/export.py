@@ -88,6 +88,8 @@ def _header(kernel: str, expected: Sequence[str]) -> Iterator[str]:
     yield "#     python FILE                        on a GPU"
     yield "#     compute-sanitizer python FILE      there, for an access near its tensor"
     yield "#"
+    yield "# What nobody wrote, and reads of it, show in `hypo check` of the program, and not here."
+    yield "#"
     yield "# The kernel's text comes from the bundle: read it before you run it. Tensors hold what"
     yield "# was recorded, else zeros. The exit status is 3 where the launch broke."
 

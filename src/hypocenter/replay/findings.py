@@ -10,6 +10,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+#: What the axes of a grid are called.
+AXES = "xyz"
+
 
 class Site(msgspec.Struct, frozen=True):
     """A place in a source file; `expression` is the text that was being evaluated there."""

@@ -30,7 +30,7 @@ from hypocenter.replay.corrections import (
     write_rows,
 )
 from hypocenter.replay.findings import Finding, FindingKind, Site
-from hypocenter.replay.source import FROM_BUNDLE, is_project_kernel
+from hypocenter.replay.source import is_project_kernel, recorded_file
 from hypocenter.tensor import contiguous_strides
 
 #: Allocations above this are extents only: nothing is known of their contents.
@@ -385,4 +385,4 @@ class Rebuilt:
 
 
 def recorded_site(site: Site) -> Site:
-    return msgspec.structs.replace(site, file=site.file.removeprefix(FROM_BUNDLE))
+    return msgspec.structs.replace(site, file=recorded_file(site.file))

@@ -13,7 +13,7 @@ import msgspec
 from hypocenter.errors import HypoError, NotReplayed, UsageError
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
-from hypocenter.record.events import Place
+from hypocenter.record.events import Place, SourceRecord
 from hypocenter.replay.arguments import Argument as ReplayArgument
 from hypocenter.replay.corrections import Corrections, TensorCorrection
 from hypocenter.replay.findings import Finding, FindingKind, ReplayReport
@@ -37,6 +37,7 @@ def replay_place(
     headroom: bool = False,
     allow_source: bool = False,
     use_installed: bool = False,
+    edited: SourceRecord | None = None,
     programs: Collection[int] | None = None,
 ) -> ReplayReport:
     """Replay the launch at `place`, with `corrections` in place of what was recorded.
@@ -46,7 +47,8 @@ def replay_place(
     With `headroom` (and whenever an integer overflowed) offsets are also computed exactly, and the
     report says from which program on 32 bits are not enough. An access that hits somebody else's
     memory is told with its owner; one of memory that had been freed is of kind `freed memory`.
-    `use_installed` puts this installation's kernel of that name in place of the recorded one.
+    `use_installed` puts this installation's kernel of that name in place of the recorded one;
+    `edited` has another text for the recorded function of its id.
     With recorded `counts` elements that its contract has the launch write, and that it did not,
     are of kind `never written`. A read of undefined memory counts where it reaches a result.
 
@@ -68,6 +70,7 @@ def replay_place(
             headroom=headroom,
             allow_source=allow_source,
             use_installed=use_installed,
+            edited=edited,
             programs=programs,
         )
     except HypoError:
@@ -86,6 +89,7 @@ def _replay_launch(
     headroom: bool,
     allow_source: bool,
     use_installed: bool,
+    edited: SourceRecord | None,
     programs: Collection[int] | None,
 ) -> ReplayReport:
     """See `replay_place`; raises anything for records that do not fit together."""
@@ -95,7 +99,7 @@ def _replay_launch(
         if kernel is None:
             raise UsageError(f"no other {launch.function} is installed than the recorded one")
     else:
-        kernel = kernel_of(index, launch, allow_source=allow_source)
+        kernel = kernel_of(index, launch, allow_source=allow_source, edited=edited)
 
     def once(given: dict[str, Any]) -> tuple[ReplayReport, Rebuilt, list[ReplayArgument]]:
         rebuilt = Rebuilt(index, place, launch, given)

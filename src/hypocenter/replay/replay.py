@@ -422,8 +422,11 @@ def _launch_finding(jit: Any, problem: str) -> Finding:
 def _with_threshold(
     finding: Finding, reached: tuple[Threshold, ...], grid: tuple[int, int, int]
 ) -> Finding:
-    """An overflow with the first program that has it, where probing found that."""
-    inside = [t for t in reached if t.program < grid[t.axis]]
+    """An overflow with the first program that has it, where probing found that.
+
+    Along an axis of one program there is no first one, so that says nothing of the launch.
+    """
+    inside = [t for t in reached if t.program < grid[t.axis] and (not t.axis or grid[t.axis] > 1)]
     same = [t for t in inside if t.origin == finding.origin] or inside
     if finding.origin is None or not same:
         return finding

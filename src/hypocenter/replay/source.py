@@ -26,15 +26,22 @@ from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.catalogue import sources_of
 from hypocenter.record.events import LaunchRecord, SourceRecord
 
-#: In the name of a source file: its text is a bundle's.
+#: Before the name of a source file: its text is a bundle's. Digits of the text's digest follow.
 FROM_BUNDLE = "bundle:"
+_DIGITS = 16
 
 _MAX_FIRST_LINE = 1 << 20
 _JIT = triton.runtime.jit.JITFunction
 
 
-def kernel_of(index: BundleIndex, launch: LaunchRecord, *, allow_source: bool) -> Any:
-    """The JITFunction of a recorded launch.
+def kernel_of(
+    index: BundleIndex,
+    launch: LaunchRecord,
+    *,
+    allow_source: bool,
+    edited: SourceRecord | None = None,
+) -> Any:
+    """The JITFunction of a recorded launch; `edited` has another text for the function of its id.
 
     Raises SourceNotAllowed when only the bundle's own text would do and `allow_source` is False,
     NotReplayed when the bundle has no text either.
@@ -43,12 +50,12 @@ def kernel_of(index: BundleIndex, launch: LaunchRecord, *, allow_source: bool) -
     if record is None:
         raise NotReplayed(launch.kernel, "has no source in the bundle")
     differing = _differing(index, record, set())
-    if differing is None:
+    if differing is None and edited is None:
         return _installed_function(record)
-    if not allow_source:
+    if differing is not None and not allow_source:
         is_ours = is_project_kernel(record)
         raise SourceNotAllowed(record.function, differing if is_ours else "")
-    return _fresh(index, record, {})
+    return _fresh(index, record, {}, edited)
 
 
 def installed_kernel(index: BundleIndex, launch: LaunchRecord) -> Any | None:
@@ -114,6 +121,12 @@ def _installed_function(record: SourceRecord) -> Any | None:
     return function if record.text in same else None
 
 
+def recorded_file(name: str) -> str:
+    """The name of a file as it was recorded, by the name that its text has here."""
+    is_fresh = name.startswith(FROM_BUNDLE)
+    return name[len(FROM_BUNDLE) + _DIGITS + 1 :] if is_fresh else name
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -126,17 +139,22 @@ def _module(file: str) -> ModuleType | None:
     return next(loaded, None)
 
 
-def _fresh(index: BundleIndex, record: SourceRecord, made: dict[str, Any]) -> Any:
+def _fresh(
+    index: BundleIndex, record: SourceRecord, made: dict[str, Any], edited: SourceRecord | None
+) -> Any:
     """The recorded text as a JITFunction of its own, with the functions that it calls."""
     if record.id in made:
         return made[record.id]
+    if edited is not None and edited.id == record.id:
+        record = edited
     names: dict[str, Any] = {"__name__": "bundle", "tl": tl, "triton": triton, "math": math}
     names["libdevice"] = getattr(tl.extra, "libdevice", None)
     names |= {name: tl.constexpr(value) for name, value in record.constants.items()}
     made[record.id] = None
     for callee in _callees(index, record):
-        names[callee.function] = _fresh(index, callee, made)
-    file = f"{FROM_BUNDLE}{record.file}"
+        names[callee.function] = _fresh(index, callee, made, edited)
+    # Each text has a file name of its own: two bundles may hold two versions of one file.
+    file = f"{FROM_BUNDLE}{_digest(record.text)[:_DIGITS]}:{record.file}"
     text = _placed_text(record)
     tree = ast.parse(text, file)
     found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == record.function]
@@ -144,9 +162,7 @@ def _fresh(index: BundleIndex, record: SourceRecord, made: dict[str, Any]) -> An
         raise NotReplayed(record.function, "is not defined by its source in the bundle")
     names |= aliases_of(found[0], names)
     found[0].decorator_list = []  # jit is put back below; an autotuner's choice is recorded
-    lines = linecache.cache.get(file)
-    before = lines[2] if lines is not None and len(lines) > 2 else []
-    shown = _merge(before, text.splitlines(keepends=True), record.first_line - 1)
+    shown = text.splitlines(keepends=True)
     # Triton and the findings read the text of a function by its file's name.
     linecache.cache[file] = (sum(map(len, shown)), None, shown, file)
     exec(compile(ast.Module([*found], []), file, "exec"), names)
@@ -183,10 +199,3 @@ def _placed_text(record: SourceRecord) -> str:
             record.function, f"begins at line {record.first_line} of its file, says the bundle"
         )
     return "\n" * (record.first_line - 1) + textwrap.dedent(record.text)
-
-
-def _merge(before: list[str], text: list[str], start: int) -> list[str]:
-    """The lines of one file, of which several functions may be known."""
-    merged = before + ["\n"] * (len(text) - len(before))
-    merged[start : len(text)] = text[start:]
-    return merged

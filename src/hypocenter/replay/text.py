@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hypocenter.replay.findings import Finding, Headroom
+from hypocenter.replay.findings import AXES, Finding, Headroom
 from hypocenter.wording import count_text
-
-_AXES = "xyz"
 
 
 def finding_text(finding: Finding, configurations: Sequence[str] = ()) -> str:
@@ -32,7 +30,7 @@ def finding_text(finding: Finding, configurations: Sequence[str] = ()) -> str:
     if finding.threshold is not None and finding.axis is not None and finding.origin is not None:
         lines.append(
             f"    {finding.origin.expression} ({finding.origin.file}:{finding.origin.line}) "
-            f"overflows from program {_AXES[finding.axis]} = {finding.threshold} on"
+            f"overflows from program {AXES[finding.axis]} = {finding.threshold} on"
         )
     for site in finding.sites[1:]:
         lines.append(f"    called at {site.file}:{site.line} in {site.function}: {site.expression}")
@@ -54,7 +52,7 @@ def values_text(values: dict[str, Any]) -> str:
 
 
 def headroom_text(spare: Headroom) -> str:
-    axis = _AXES[spare.axis]
+    axis = AXES[spare.axis]
     if spare.origin is None:
         return f"{spare.kernel}: not searched to the end along {axis}: {spare.gave_up}"
     return (

@@ -30,6 +30,9 @@ _HEAD_BYTES, _TAIL_BYTES = 64 << 10, 512 << 10
 _TICK_SECONDS = 0.2
 #: How long a child may take to write its stacks and end.
 _ABORT_SECONDS = 10.0
+#: With a deadline a command has this long at least until its first step or launch: it loads what
+#: it needs.
+START_SECONDS = 60.0
 #: How long output is awaited of whoever else holds the child's stderr.
 _DRAIN_SECONDS = 0.5
 
@@ -60,7 +63,8 @@ class Shrunk(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Ended:
     """How a child ended. `hung_seconds`: how long its last step had been running, if it was ended;
-    `is_idle`: no step was under way, and for so long none had begun.
+    `is_idle`: no step was under way, and for so long none had begun; without `has_begun` none ever
+    had, for which a command has START_SECONDS at least.
 
     `num_memory_kills`: how many processes of the control group the kernel has killed for lack of
     memory meanwhile, None where it does not say. `is_interrupted`: Ctrl-C was typed, and handed
@@ -79,6 +83,7 @@ class Ended:
     since: float
     hung_seconds: float | None = None
     is_idle: bool = False
+    has_begun: bool = True
     is_interrupted: bool = False
     num_memory_kills: int | None = None
     shrunk: tuple[Shrunk, ...] = ()
@@ -128,6 +133,7 @@ def watch(
         since=since,
         hung_seconds=hung,
         is_idle=child.is_idle,
+        has_begun=child.has_begun,
         is_interrupted=child.num_interrupts > 0,
         num_memory_kills=None if kills is None or kills_now is None else kills_now - kills,
         shrunk=_shrunk_since(files),
@@ -173,6 +179,7 @@ class _Child:
     num_interrupts: int = 0
     #: Whether it was ended although no step of it was under way.
     is_idle: bool = False
+    has_begun: bool = True
     #: When it went on last, after it had been stopped from the terminal.
     _resumed: float = 0.0
     _head: bytearray = field(default_factory=bytearray)
@@ -202,7 +209,7 @@ class _Child:
                     last_seen, seen_at = beats, time.monotonic()
                 idle = time.monotonic() - max(seen_at, self._resumed)
                 if idle > (deadlines.idle if _has_begun(beats) else deadlines.start):
-                    self.is_idle = True
+                    self.is_idle, self.has_begun = True, _has_begun(beats)
                     self._abort(None)
                     return idle
         self._drain()

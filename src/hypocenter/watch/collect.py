@@ -25,7 +25,7 @@ from hypocenter.record.gap import UNWATCHED, Gap
 from hypocenter.record.gpu_stop import GpuStop, SanitizerReport
 from hypocenter.record.trace_log import read_trace
 from hypocenter.watch import foreign_runs
-from hypocenter.watch.child import Ended, Shrunk
+from hypocenter.watch.child import START_SECONDS, Ended, Shrunk
 from hypocenter.watch.dead_runs import MAX_FOLDERS, DeadRun, is_watched
 from hypocenter.watch.fault_text import (
     fatal_error,
@@ -231,7 +231,7 @@ def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
             waiting=waiting_calls(ended.stderr) if ended.is_idle else (),
             message=(
                 f"no step or launch had begun for {ended.hung_seconds:.0f} seconds, and the "
-                "command was ended"
+                f"command was ended{_of_start(ended)}"
                 if ended.is_idle
                 else f"a step or launch had been running for {ended.hung_seconds:.0f} seconds, "
                 "and was ended"
@@ -268,6 +268,13 @@ def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
             is_asynchronous=of_events.is_asynchronous,
         )
     return fault
+
+
+def _of_start(ended: Ended) -> str:
+    """That a command has some time to begin with, whatever its deadline."""
+    if ended.has_begun:
+        return ""
+    return f" (until its first one a command has {START_SECONDS:.0f} seconds at least)"
 
 
 def _hidden_by_program(ended: Ended) -> FaultRecord | None:

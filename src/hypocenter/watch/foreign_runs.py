@@ -19,9 +19,9 @@ NOTE = "unrecorded-"
 _MAX_NOTES, _MAX_NOTE_CHARS = 8, 2000
 
 _LIBRARIES = Gap.not_recorded(
-    "kernels that are not launched through triton.jit",
-    "those of torch, of libraries, of CUDA and HIP sources, of torch.compile, and replays of "
-    "graphs",
+    "kernels that are not launched through triton.jit or by torch.compile",
+    "those of torch, of libraries, of CUDA and HIP sources, and replays of graphs; of "
+    "torch.compile those of Triton are",
 )
 _DEVICE_VALUES = Gap.not_recorded(
     "what tensors on the GPU held",

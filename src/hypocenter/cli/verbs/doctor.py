@@ -45,7 +45,7 @@ from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Launched, Rejected, Stepped
 from hypocenter.record.ring import Run
 from hypocenter.watch import collect, dead_runs, foreign_runs
-from hypocenter.watch.child import Deadlines, Ended, watch
+from hypocenter.watch.child import START_SECONDS, Deadlines, Ended, watch
 
 if TYPE_CHECKING:
     from hypocenter.lab.victim import Victim
@@ -54,9 +54,6 @@ if TYPE_CHECKING:
 DEFAULT_FOLDER = "hypo-bundle"
 _MAX_BUNDLES = 1000
 MAX_DEADLINE_SECONDS = 1e6
-#: With --deadline a command has this long at least until its first step or launch: it loads what
-#: it needs.
-START_SECONDS = 60.0
 #: What breaks on a simulated GPU, and what breaks where there is no Triton to simulate one.
 _DEMO_ON_GPU, _DEMO_ON_CPU = "positions_of_two_bytes", "block_table_refused"
 

@@ -114,12 +114,12 @@ def _findings_of(run: ring.Run, bundle: Bundle) -> list[GuardFinding]:
 def _leave(report: GuardReport, ended: Ended) -> None:
     """Leave with the code that says what was found; a guarded run that is clean says so."""
     if report.findings:
-        say(f"{how(ended)}; {summary(report)}")
+        say(how(ended))  # the report has the summary
         sys.exit(EXIT_GATE)
     if not report.num_launches:
         say(f"{how(ended)}; no Triton launch was seen, so nothing was guarded")
         # No look is no good result, whatever the command says of itself.
         sys.exit(exit_code(ended) or EXIT_ERROR)
-    say(f"{how(ended)}; {summary(report)}")
+    say(how(ended) if report.unguarded else f"{how(ended)}; {summary(report)}")
     if ended.signal == signal.SIGINT or exit_code(ended) != EXIT_OK:
         sys.exit(exit_code(ended))

@@ -5,6 +5,7 @@ The rest of the page is told by others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,6 +21,7 @@ from hypocenter.doctor.report_parts import Origin, proof_rows, spots_of, when_of
 from hypocenter.dtypes import NUMPY_DTYPES, Array
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import ArgumentRecord, TensorRecord, Values
+from hypocenter.wording import count_text
 
 _MAX_ARGUMENTS = 40
 
@@ -124,7 +126,9 @@ def _argument(case: Case, use: LaunchMade, argument: ArgumentRecord, is_blamed: 
     small = [tag("small", _tensor_text(tensor))]
     values = case.index.values(use.place).get(tensor.id) if use.place is not None else None
     if values is not None and values.data:
-        small.append(tag("small", f"held {_values_text(values)}"))
+        is_foreign_float = case.is_foreign and array_of(values).dtype.kind not in "iu"
+        text = _unwritten_text(values) if is_foreign_float else _values_text(values)
+        small.append(tag("small", f"held {text}"))
         small += [tag("small", text) for text in _as_read(case, use, argument, values)]
     given = f" = {tensor.name}" if tensor.name != argument.name else ""
     return tag("li", name, given, *small, **attributes)
@@ -136,6 +140,15 @@ def _tensor_text(tensor: TensorRecord) -> str:
         f"{tensor.dtype.lower()} {dims_text(tensor.shape)}, strides {dims_text(tensor.strides)}"
         f"{part}, {bytes_text(tensor.extent_bytes)} at {tensor.address:#x}, of {tensor.owner}"
     )
+
+
+def _unwritten_text(values: Values) -> str:
+    """Of floats of a program only this is kept: which elements nobody had written."""
+    size = max(math.prod(values.shape), 1)
+    width = len(values.data) // size
+    pattern = b"\xff" * width
+    number = sum(values.data[at * width : (at + 1) * width] == pattern for at in range(size))
+    return f"{number} of {count_text(size, 'element')} that nobody had written"
 
 
 def _values_text(values: Values) -> str:

@@ -8,6 +8,7 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.record.events import Captured, Freed, LaunchRecord, Place, Stepped
+from hypocenter.record.gap import Gap
 
 NAME = "captured pointers"
 
@@ -24,6 +25,10 @@ def captured_pointers(case: Case) -> list[Claim]:
     graphs = case.index.events_of(Captured)
     if case.is_foreign or not case.bundle.events:
         reason = "captured pointers: no graph of this run would have been recorded"
+        return [row(Cause.CAPTURED_POINTER, Verdict.NOT_TESTED, NAME, reason)]
+    if not graphs and case.bundle.statistics:
+        reason = "a traced run takes no graphs; a run without --suspect has them"
+        case.leave_unseen(Gap.not_recorded("graphs", reason))
         return [row(Cause.CAPTURED_POINTER, Verdict.NOT_TESTED, NAME, reason)]
     if not graphs:
         return [

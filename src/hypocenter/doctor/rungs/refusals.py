@@ -339,6 +339,16 @@ def _of_calls(case: Case) -> Iterator[Claim]:
                 would_refute="an earlier call with the same error",
             )
         return
+    if fault.kind == "none":
+        yield row(
+            Cause.PENDING_ERROR,
+            Verdict.INCONCLUSIVE,
+            NAME,
+            f"step {first.step}: {first.call or 'a call'} reported {first.outcome}, and the run "
+            "went on: no request was left that could end by it",
+            would_refute="a run without that error",
+        )
+        return
     is_memory = first.kind is ErrorKind.OUT_OF_MEMORY
     reporter = _reporter(case, first)
     if is_memory and reporter is None and fault.kind == "crash":

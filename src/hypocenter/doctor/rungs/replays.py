@@ -7,23 +7,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause, TestedBy, refutable
-from hypocenter.doctor.diagnosis import UNRECORDED, Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.diagnosis import (
+    UNRECORDED,
+    Claim,
+    Proof,
+    RootCause,
+    Verdict,
+    proven,
+    row,
+)
 from hypocenter.doctor.installed_text import changes, installed_texts
-from hypocenter.doctor.kernel_text import follows_what_it_loads
 from hypocenter.doctor.rungs.dead_rows import uses_of_dead_rows
-from hypocenter.doctor.rungs.replay_cause import ReplayCause
-from hypocenter.doctor.rungs.replay_causes import classify, weight
+from hypocenter.doctor.rungs.replaying.replay_cause import ReplayCause
+from hypocenter.doctor.rungs.replaying.replay_causes import classify, weight
+from hypocenter.doctor.rungs.replaying.zeros import (
+    doubts,
+    replayed_as_zeros,
+    zeros_behind,
+    zeros_gap,
+)
 from hypocenter.doctor.rungs.values import first_spoilt
 from hypocenter.errors import HypoError, MissingPackage, NotReplayed, SourceNotAllowed
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.record.events import Place
+from hypocenter.record.events import Place, SourceRecord
 from hypocenter.record.gap import Gap, GapKind
-from hypocenter.replay.findings import Finding, ReplayReport
+from hypocenter.replay.findings import Finding, FindingKind, ReplayReport
 from hypocenter.wording import count_text
 
 NAME = "replay"
@@ -51,6 +64,8 @@ class _Rung:
     deadline: float
     #: Those that are replayed, by their linear numbers; None for as many as there is time for.
     programs: tuple[int, ...] | None = None
+    #: The corrected text of the kernel with which a cause was proven.
+    proven_text: SourceRecord | None = None
     clean: int = 0
     partly: int = 0
     #: Launches replayed in full, of which that says less than it might, and why.
@@ -63,10 +78,12 @@ class _Rung:
         corrections: Mapping[str, Any] | None = None,
         *,
         use_installed: bool = False,
+        edited: SourceRecord | None = None,
     ) -> ReplayReport | None:
         """The report, None when the launch cannot be replayed or the time is over.
 
-        `use_installed`: with this installation's kernel in place of the recorded one.
+        `use_installed`: with this installation's kernel in place of the recorded one. `edited` as
+        for `replay_place`.
         """
         left = self.deadline - time.monotonic()
         if use.place is None or left <= 0.2:
@@ -81,10 +98,11 @@ class _Rung:
                 budget_seconds=min(REPLAY_SECONDS, left),
                 allow_source=self.case.allow_source,
                 use_installed=use_installed,
+                edited=edited,
                 programs=programs,
             )
         except HypoError as error:
-            if not use_installed and not corrections:
+            if not use_installed and not corrections and edited is None:
                 self.failed[_not_replayed(use, error)] = None
             return None
 
@@ -148,37 +166,18 @@ def _climb(rung: _Rung, use: LaunchMade) -> list[Claim]:
     report = rung.run(use)
     if report is None:
         return []
+    for name in replayed_as_zeros(rung.case, use):
+        rung.case.leave_unseen(zeros_gap(rung.case, use, name))
     found = _first_proven(rung, use, report)
     if not any(claim.root and claim.root.cause not in _LATE for claim in found):
         # Two programs that meet in a dead row are a sight of the use of dead rows.
         found = list(uses_of_dead_rows(rung.case, use, rung.run, rung.make_correction)) or found
     if report.coverage.is_complete and not found:
         rung.clean += 1
-        rung.vague |= dict.fromkeys(_doubts(rung.case, use))
+        rung.vague |= dict.fromkeys(doubts(rung.case, use))
     elif not found:
         rung.partly += 1
     return found
-
-
-def _doubts(case: Case, use: LaunchMade) -> Iterator[str]:
-    """Why a clean replay of a program's own launch refutes nothing."""
-    if not case.is_foreign:
-        return
-    launch = use.launch
-    if case.kind in ("crash", "error") and use.seq == case.launches[-1].seq:
-        yield f"{launch.kernel} was the last launch before the end"
-    source = case.sources.get(launch.source)
-    unknown = [
-        name
-        for name, tensor in case.tensors_of(launch).items()
-        if case.index.values_of(tensor.id, use.seq) is None
-        and (source is None or follows_what_it_loads(source, case.parameter_of(launch, name)))
-    ]
-    if unknown:
-        yield (
-            f"{launch.kernel} works out addresses, masks or branches from {', '.join(unknown)}, "
-            "whose contents were not recorded: zeros stood in for them"
-        )
 
 
 def _first_alike(rung: _Rung, use: LaunchMade, found: list[Claim]) -> list[Claim]:
@@ -275,14 +274,24 @@ def _first_proven(rung: _Rung, use: LaunchMade, report: ReplayReport) -> list[Cl
     """Of a launch's findings the first that has a proof; else what there is without one."""
     ordered = sorted(report.findings, key=weight)
     claims = []
+    rung.proven_text = None
     for finding in ordered:
         claim = _claim(rung, use, finding, report)
         if claim is None:
             continue
         if claim.root is not None:
-            return [claim]
+            return [claim, *_races_beside(rung, use)]
         claims.append(claim)
     return claims
+
+
+def _races_beside(rung: _Rung, use: LaunchMade) -> list[Claim]:
+    """A race that is there still with the mask put right is a defect of its own."""
+    report = rung.run(use, edited=rung.proven_text) if rung.proven_text is not None else None
+    races = [found for found in report.findings if found.kind is FindingKind.RACE] if report else []
+    claims = (_claim(rung, use, race, report) for race in races if report is not None)
+    proved = (replace(claim, tensors=()) for claim in claims if claim and claim.root is not None)
+    return list(proved)[:1]
 
 
 # -- claims ---------------------------------------------------------------------------------------
@@ -341,6 +350,7 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport)
         expression=judged.expression,
         place=use.place,
         finding=finding,
+        zeros=zeros_behind(case, use, finding),
     )
     number = use.place.launch if use.place is not None else 0
     return proven(
@@ -365,6 +375,12 @@ def _green(
     """The correction with which the finding is gone, and what the replay says then."""
     if judged.settled is not None:
         return judged.settled
+    if judged.edit is not None:
+        report = rung.run(use, edited=judged.edit.source)
+        if report is None or _has(report, finding):
+            return None
+        rung.proven_text = judged.edit.source
+        return judged.edit.said, _green_text(judged.edit.said, report)
     changed = changes(use.launch, rung.case.sources, installed_texts())
     tries: list[tuple[str, Mapping[str, Any], bool]] = []
     if changed and judged.in_kernel:

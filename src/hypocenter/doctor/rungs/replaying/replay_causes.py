@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypocenter.doctor.case import Case, array_of
@@ -15,7 +16,8 @@ from hypocenter.doctor.kernel_text import (
     line_text,
     program_line,
 )
-from hypocenter.doctor.rungs.replay_cause import (
+from hypocenter.doctor.rungs.replaying.mask_causes import bounded_masks, lacks_bound, strict_masks
+from hypocenter.doctor.rungs.replaying.replay_cause import (
     MakeCorrection,
     ReplayCause,
     causes_sooner_than_room,
@@ -24,7 +26,7 @@ from hypocenter.doctor.rungs.replay_cause import (
 )
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord, TensorRecord
-from hypocenter.replay.findings import Finding, FindingKind, Site
+from hypocenter.replay.findings import AXES, Finding, FindingKind, Site
 from hypocenter.tensor import span_of
 
 _CAST = re.compile(r"pointer_type|\.to\(tl\.pointer|bitcast")
@@ -87,7 +89,7 @@ def _overflow(case: Case, use: LaunchMade, finding: Finding) -> ReplayCause:
     evidence: tuple[str, ...] = ()
     if finding.threshold is not None:
         evidence = (
-            f"the first program that overflows along axis {finding.axis} is {finding.threshold}",
+            f"it overflows from program {AXES[finding.axis or 0]} = {finding.threshold} on",
         )
     small = tuple(
         small
@@ -213,11 +215,23 @@ def _outside(
     sooner = causes_sooner_than_room(
         use, finding, extent, guard[1] if has_mask and guard else "", site
     )
-    if has_mask and guard and (number in (extent, -1) or lanes <= 1 or _LOOSE.search(guard[1])):
+    is_free = False
+    if source is not None and site is not None and not use.launch.facts:
+        inclusive = strict_masks(source, finding, site)
+        unbounded = bounded_masks(use, source, finding, site)
+        sooner = tuple(
+            replace(cause, evidence=(beyond, *cause.evidence))
+            for cause in (*inclusive, *sooner, *unbounded)
+        )
+        is_free = lacks_bound(source, finding, site)
+    # Of a program's own kernel a replay says whether `<` is right; `strict_masks` has that.
+    is_loose = bool(use.launch.facts and guard and _LOOSE.search(guard[1]))
+    is_near = number in (extent, -1) or lanes <= 1 or is_loose
+    if has_mask and guard and is_near and not is_free:
         return ReplayCause(
             Cause.OFF_BY_ONE,
             f"Compare with < instead of <= in `{guard[1]}`"
-            if _INCLUSIVE.search(guard[1])
+            if is_loose and _INCLUSIVE.search(guard[1])
             else f"Let the mask end {distance} earlier: `{guard[1]}` lets {beyond} through",
             (beyond, f"the access is masked, by line {guard[0]}: {guard[1]}"),
             (grown,),
@@ -234,17 +248,22 @@ def _outside(
             (grown,),
             **place_of(site),
         )
-    if not has_mask:
+    if not has_mask or is_free:
         return ReplayCause(
             Cause.MISSING_MASK,
             f"Mask the access: `mask=` with the columns or rows that {name} has",
-            (beyond, f"{lanes:.0f} lanes of a program are outside, and the access has no mask"),
+            (
+                beyond,
+                f"{lanes:.0f} lanes of a program are outside, and "
+                + ("its mask leaves an index free" if has_mask else "the access has no mask"),
+            ),
             (grown,),
             **place_of(site),
+            sooner=sooner,
         )
     return ReplayCause(
         Cause.BUFFER_TOO_SMALL,
-        f"Make {tensor.name} large enough, or mask what lies beyond it",
+        f"Mask what lies beyond {name}, or make {tensor.name} larger",
         (beyond,),
         (grown,),
         **place_of(site),

@@ -12,11 +12,20 @@ from typing import Any
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.replay.findings import Finding, Site
+from hypocenter.record.events import SourceRecord
+from hypocenter.replay.findings import AXES, Finding, Site
 
 #: Makes what is put right about a tensor: `replay/corrections.py:TensorCorrection`.
 MakeCorrection = Callable[..., Any]
 _WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, slots=True)
+class TextEdit:
+    """A correction of the kernel itself: in words, and the function with the text to replay."""
+
+    said: str
+    source: SourceRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,8 @@ class ReplayCause:
     expression: str | None = None
     argument: str | None = None
     in_kernel: bool = True
+    #: The kernel with another text, which is the only correction that is tried then.
+    edit: TextEdit | None = None
     #: A correction that needs no replay, and what it gives.
     settled: tuple[str, str] | None = None
     #: The scalar whose largest right value is the correction, and that value where it is known.
@@ -98,7 +109,7 @@ def causes_sooner_than_room(
     cut = (*grid[:axis], program[axis], *grid[axis + 1 :])
     rows = ReplayCause(
         Cause.MISSING_MASK,
-        f"Launch {program[axis]} programs along axis {axis}, or have the others return at once: "
+        f"Launch {program[axis]} programs along {AXES[axis]}, or have the others return at once: "
         f"{finding.argument} has no more rows",
         (f"program {program} lies outside from its first lane on",),
         ((f"grid {cut}, whose programs all have a row", lambda make: {"grid": cut}),),

@@ -1,0 +1,282 @@
+"""What the mask of an access leaves in, by a kernel's text, and that text with the mask put right.
+
+Runs nothing. Whether a corrected text is right is for a replay to say.
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hypocenter.doctor.kernel_text import calls_in, function_of, mask_of, statements_in
+from hypocenter.record.events import SourceRecord
+
+_MAX_DEPTH = 8
+_STRICT: dict[type[ast.cmpop], tuple[str, str]] = {ast.LtE: ("<=", "<"), ast.GtE: (">=", ">")}
+
+
+@dataclass(frozen=True, slots=True)
+class MaskEdit:
+    """A kernel's whole `text` with one mask changed at `line` of its file: what stood there, and
+    what stands there now. `was` is empty where a condition is added."""
+
+    line: int
+    was: str
+    now: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedAccess:
+    """A load, store or atomic with its function; `roots` are index names by what they come from."""
+
+    parameter: str
+    function: ast.FunctionDef
+    call: ast.Call
+    operation: str
+    roots: dict[str, frozenset[str]]
+
+    @property
+    def mask(self) -> ast.expr | None:
+        return mask_of(self.call, self.operation)
+
+
+def accesses_at(source: SourceRecord, line: int, parameter: str) -> list[MaskedAccess]:
+    """Accesses through `parameter` whose text covers that line of the file."""
+    function = function_of(source.text)
+    if function is None:
+        return []
+    at = line - source.first_line + 1
+    roots = _lane_roots(function)
+    return [
+        MaskedAccess(parameter, function, call, operation, roots)
+        for call, operation, bases in calls_in(function)
+        if operation and parameter in bases.address and call.lineno <= at <= _end(call)
+    ]
+
+
+# -- comparisons that let one too many in ---------------------------------------------------------
+
+
+def strict_edits(source: SourceRecord, access: MaskedAccess) -> Iterator[MaskEdit]:
+    """The text with `<` where the mask has an index `<=` a bound; one such change at a time."""
+    for compare in _comparisons(access):
+        left, right = compare.left, compare.comparators[0]
+        index = left if isinstance(compare.ops[0], ast.LtE) else right
+        signs = _STRICT.get(type(compare.ops[0]))
+        if signs is None or len(compare.ops) > 1 or not _roots_in(index, access.roots):
+            continue
+        was = _segment(source, compare)
+        start, stop = (_end(left), left.end_col_offset or 0), (right.lineno, right.col_offset)
+        between = _between(source, start, stop)
+        text = _splice(source, start, stop, between.replace(*signs))
+        now = was.replace(*signs, 1)
+        yield MaskEdit(source.first_line + compare.lineno - 1, was, now, text)
+
+
+# -- indices without a bound ----------------------------------------------------------------------
+
+
+def is_bounded(access: MaskedAccess) -> bool:
+    """Whether the mask compares every index of the address that varies within a program."""
+    return not list(_free_terms(access))
+
+
+def bound_edits(
+    source: SourceRecord, access: MaskedAccess, scalars: Sequence[str]
+) -> Iterator[MaskEdit]:
+    """The text with one more condition in the mask, for an index that it does not compare.
+
+    Bounds of the loop around the access come first, then `scalars`, in the order given.
+    """
+    told: set[str] = set()
+    for term in _free_terms(access):
+        for now in _conditions(access, term, scalars):
+            if now not in told:
+                told.add(now)
+                line = source.first_line + access.call.lineno - 1
+                yield MaskEdit(line, "", now, _with_condition(source, access, now))
+
+
+def _conditions(access: MaskedAccess, term: ast.expr, scalars: Sequence[str]) -> Iterator[str]:
+    index = ast.unparse(term)
+    for counter, last, step in _loops_around(access):
+        if counter in _names(term):
+            yield f"{index} < {last}"
+        elif step is not None:
+            yield f"{index} < {last} - {counter if step == '1' else f'{counter} * {step}'}"
+    for name in scalars:
+        yield f"{index} < {name}"
+
+
+def _loops_around(access: MaskedAccess) -> Iterator[tuple[str, str, str | None]]:
+    """Counter, end and step of each loop around the access; the step is in units of the counter.
+
+    `range(0, K, BK)` counts elements: its step is 1. `range(cdiv(K, BK))` counts tiles of BK.
+    """
+    for node in ast.walk(access.function):
+        if not isinstance(node, ast.For) or not isinstance(node.target, ast.Name):
+            continue
+        is_around = node.lineno <= access.call.lineno <= max(map(_end, node.body))
+        if not is_around or not isinstance(node.iter, ast.Call) or not node.iter.args:
+            continue
+        args = node.iter.args
+        last = args[1] if len(args) > 1 else args[0]
+        if isinstance(last, ast.Call) and ast.unparse(last.func).endswith("cdiv"):
+            yield node.target.id, ast.unparse(last.args[0]), ast.unparse(last.args[1])
+        else:
+            yield node.target.id, ast.unparse(last), "1" if len(args) > 2 else None
+
+
+def _free_terms(access: MaskedAccess) -> Iterator[ast.expr]:
+    """Terms of the address that vary within a program, of which the mask compares no part."""
+    compared: set[str] = set()
+    for compare in _comparisons(access):
+        compared |= _roots_in(compare, access.roots)
+    for term in _terms(access.call.args[0], access) if access.call.args else ():
+        if not _roots_in(term, access.roots) & compared:
+            yield term
+
+
+def _terms(node: ast.expr, access: MaskedAccess, depth: int = 0) -> Iterator[ast.expr]:
+    """The summands of an address that hold an index of lanes, without what multiplies them."""
+    if depth > _MAX_DEPTH or not _roots_in(node, access.roots):
+        return
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+        yield from _terms(node.left, access, depth + 1)
+        yield from _terms(node.right, access, depth + 1)
+    elif isinstance(node, ast.Name) and _is_pointer(access, node.id):
+        made = _made_of(access, node.id)
+        yield from _terms(made, access, depth + 1) if made is not None else ()
+    elif isinstance(node, ast.Name | ast.Subscript):
+        yield node
+
+
+def _is_pointer(access: MaskedAccess, name: str) -> bool:
+    """Whether a name is the parameter, or was made by adding to it."""
+    for _ in range(_MAX_DEPTH):
+        if name == access.parameter:
+            return True
+        made = _made_of(access, name)
+        while isinstance(made, ast.BinOp) and isinstance(made.op, ast.Add):
+            made = made.left
+        if not isinstance(made, ast.Name):
+            return False
+        name = made.id
+    return False
+
+
+def _with_condition(source: SourceRecord, access: MaskedAccess, condition: str) -> str:
+    mask, call = access.mask, access.call
+    if mask is not None:
+        start, stop = (mask.lineno, mask.col_offset), (_end(mask), mask.end_col_offset or 0)
+        return _splice(source, start, stop, f"({_segment(source, mask)}) & ({condition})")
+    closing = (_end(call), (call.end_col_offset or 1) - 1)
+    before = _between(source, (call.lineno, call.col_offset), closing).rstrip()
+    comma = "" if before.endswith((",", "(")) else ", "
+    other = ", other=0" if access.operation == "load" else ""
+    return _splice(source, closing, closing, f"{comma}mask={condition}{other}")
+
+
+# -- the tree -------------------------------------------------------------------------------------
+
+
+def _comparisons(access: MaskedAccess) -> Iterator[ast.Compare]:
+    """Those that the mask is made of, its own and those of the lines that made its names."""
+    waiting: list[ast.expr] = [access.mask] if access.mask is not None else []
+    seen: set[str] = set()
+    while waiting:
+        part = waiting.pop(0)
+        for node in ast.walk(part):
+            if isinstance(node, ast.Compare):
+                yield node
+            elif isinstance(node, ast.Name) and node.id not in seen:
+                seen.add(node.id)
+                made = _made_of(access, node.id)
+                if made is not None:
+                    waiting.append(made)
+
+
+def _made_of(access: MaskedAccess, name: str) -> ast.expr | None:
+    """What the last assignment before the access gives a name."""
+    found = None
+    for node in statements_in(access.function.body):
+        is_before = node.lineno < access.call.lineno
+        if is_before and isinstance(node, ast.Assign) and name in map(_name, node.targets):
+            found = node.value
+    return found
+
+
+def _lane_roots(function: ast.FunctionDef) -> dict[str, frozenset[str]]:
+    """Names that vary within a program, each with the names that were first made by an arange."""
+    roots: dict[str, frozenset[str]] = {}
+    for _ in range(_MAX_DEPTH):  # a loop may use what a later line of it makes
+        before = dict(roots)
+        for node in statements_in(function.body):
+            if not isinstance(node, ast.Assign) or not (name := _name(node.targets[0])):
+                continue
+            found = _roots_in(node.value, roots) - {name}
+            if _has_arange(node.value):
+                found |= {name}
+            if found:
+                roots[name] = frozenset(found)
+        if roots == before:
+            break
+    return roots
+
+
+def _roots_in(node: ast.AST, roots: dict[str, frozenset[str]]) -> set[str]:
+    """What the indices in an expression come from; values that are loaded are no indices."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "load":
+        return set()
+    if isinstance(node, ast.Name):
+        return set(roots.get(node.id, ()))
+    found: set[str] = set()
+    for child in ast.iter_child_nodes(node):
+        found |= _roots_in(child, roots)
+    return found
+
+
+def _has_arange(node: ast.AST) -> bool:
+    return any(
+        isinstance(part, ast.Call) and ast.unparse(part.func).split(".")[-1] == "arange"
+        for part in ast.walk(node)
+    )
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _end(node: ast.expr | ast.stmt) -> int:
+    return node.end_lineno or node.lineno
+
+
+# -- the text -------------------------------------------------------------------------------------
+
+
+def _segment(source: SourceRecord, node: ast.expr) -> str:
+    start, stop = (node.lineno, node.col_offset), (_end(node), node.end_col_offset or 0)
+    return " ".join(_between(source, start, stop).split())
+
+
+def _between(source: SourceRecord, start: tuple[int, int], stop: tuple[int, int]) -> str:
+    data = textwrap.dedent(source.text).encode()
+    return data[_at(data, start) : _at(data, stop)].decode()
+
+
+def _splice(source: SourceRecord, start: tuple[int, int], stop: tuple[int, int], new: str) -> str:
+    data = textwrap.dedent(source.text).encode()
+    return (data[: _at(data, start)] + new.encode() + data[_at(data, stop) :]).decode()
+
+
+def _at(data: bytes, place: tuple[int, int]) -> int:
+    """The offset of a line (from 1) and a column in bytes, as the syntax tree counts them."""
+    line, column = place
+    return sum(map(len, data.splitlines(keepends=True)[: line - 1])) + column

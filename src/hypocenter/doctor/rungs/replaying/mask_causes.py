@@ -1,0 +1,77 @@
+"""Causes of an access outside that lie in its mask, each with the text to try instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.mask_text import MaskEdit, accesses_at, bound_edits, is_bounded, strict_edits
+from hypocenter.doctor.rungs.replaying.replay_cause import ReplayCause, TextEdit
+from hypocenter.record.bundle_index import LaunchMade
+from hypocenter.record.events import SourceRecord
+from hypocenter.replay.findings import Finding, Site
+
+#: Conditions that are tried for one access; each is a replay.
+_MAX_TRIES = 6
+
+
+def strict_masks(source: SourceRecord, finding: Finding, site: Site) -> Iterator[ReplayCause]:
+    """One for each `<=` in the mask where `<` may be meant."""
+    for access in accesses_at(source, site.line, finding.argument or ""):
+        for edit in strict_edits(source, access):
+            was, now = ("<=", "<") if "<=" in edit.was else (">=", ">")
+            yield ReplayCause(
+                Cause.OFF_BY_ONE,
+                f"Compare with {now} instead of {was} in `{edit.was}`",
+                (f"the access is masked, by line {edit.line}: {edit.was}",),
+                (),
+                source.file,
+                edit.line,
+                edit.was,
+                edit=_text_edit(source, edit, f"`{edit.now}` in line {edit.line}"),
+            )
+
+
+def bounded_masks(
+    use: LaunchMade, source: SourceRecord, finding: Finding, site: Site
+) -> Iterator[ReplayCause]:
+    """One for each condition that may be missing: an end of a loop, a number that was passed."""
+    scalars = _scalars(use) if source.id == use.launch.source else []
+    for access in accesses_at(source, site.line, finding.argument or ""):
+        for _, edit in zip(range(_MAX_TRIES), bound_edits(source, access, scalars), strict=False):
+            where = f"in the mask of line {edit.line}" if access.mask else "as the mask"
+            yield ReplayCause(
+                Cause.MISSING_MASK,
+                f"Mask the access with `{edit.now}`{' as well' if access.mask else ''}",
+                (f"nothing in the mask compares `{edit.now.split(' < ')[0]}`",)
+                if access.mask
+                else (),
+                (),
+                site.file,
+                site.line,
+                site.expression,
+                edit=_text_edit(source, edit, f"`{edit.now}` {where}"),
+            )
+
+
+def lacks_bound(source: SourceRecord, finding: Finding, site: Site) -> bool:
+    """Whether an access has a mask that leaves an index of its address free."""
+    found = accesses_at(source, site.line, finding.argument or "")
+    return any(access.mask is not None and not is_bounded(access) for access in found)
+
+
+def _scalars(use: LaunchMade) -> list[str]:
+    """Whole numbers that the launch was given, the largest first: that leaves out the least."""
+    given = {a.name: a.value for a in use.launch.arguments if a.tensor is None}
+    numbers = {
+        name: value
+        for name, value in (given | dict(use.launch.constants)).items()
+        if isinstance(value, int) and not isinstance(value, bool) and value > 1
+    }
+    return sorted(numbers, key=lambda name: -numbers[name])
+
+
+def _text_edit(source: SourceRecord, edit: MaskEdit, text: str) -> TextEdit:
+    return TextEdit(text, msgspec.structs.replace(source, text=edit.text))

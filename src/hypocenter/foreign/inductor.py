@@ -1,0 +1,113 @@
+"""Launches of kernels that torch.compile makes: Inductor makes them itself, past `triton.jit`.
+
+A kernel of Inductor's has launchers, one for each configuration that is left: functions that it
+writes as text, which work out the grid and call `runner(grid_0, grid_1, grid_2, ...)`. Such a
+function is run here a second time with a runner that only notes the grid. So no formula of
+Inductor's is written down here, and torch 2.6 to 2.13 are read alike
+(torch/_inductor/runtime/triton_heuristics.py, `_gen_launcher_code`).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+#: Told of a launch: kernel, arguments and constants by name, grid.
+NoteLaunch = Callable[[Any, Mapping[str, Any], tuple[int, ...]], object]
+#: In the names of folders in which Inductor keeps what it has written.
+_WRITTEN = "torchinductor_"
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A launcher that launches nothing: the names of its arguments, and itself."""
+
+    names: tuple[str, ...]
+    ask: Callable[..., object]
+    grids: list[tuple[int, ...]]
+
+
+def watch_inductor(kind: Any, note: NoteLaunch, attempt: Callable[..., None]) -> None:
+    """Have each launch of `CachingAutotuner` noted right before it is made.
+
+    The first one of a kernel is noted when it has been made: until then its configuration is not
+    known. `attempt` calls what may fail, and keeps the program out of it.
+    """
+    original = kind.run
+    probes: weakref.WeakKeyDictionary[Any, _Probe] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(original)
+    def run(self: Any, *args: Any, **options: Any) -> Any:
+        is_known = _is_settled(self)
+        if is_known:
+            attempt(_note, self, probes, args, options, note)
+        try:
+            return original(self, *args, **options)
+        finally:
+            if not is_known and _is_settled(self):
+                attempt(_note, self, probes, args, options, note)
+
+    kind.run = run
+
+
+def is_written_by_inductor(file: str) -> bool:
+    """Whether a file is what torch.compile wrote and no line of anybody's."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return _WRITTEN in file or bool(folder and file.startswith(folder))
+
+
+def _is_settled(tuner: Any) -> bool:
+    """Whether one configuration is left, so that the next launch is of that one."""
+    return len(getattr(tuner, "launchers", ())) == 1
+
+
+def _note(
+    tuner: Any,
+    probes: weakref.WeakKeyDictionary[Any, _Probe],
+    args: tuple[Any, ...],
+    options: Mapping[str, Any],
+    note: NoteLaunch,
+) -> None:
+    [launcher] = tuner.launchers
+    probe = probes.get(launcher)
+    if probe is None:
+        probe = probes[launcher] = _probe_of(launcher)
+    given = {name: value for name, value in options.items() if name != "benchmark_run"}
+    probe.grids.clear()
+    probe.ask(*args, **given)
+    [grid] = probe.grids
+    bound = dict(zip(probe.names, args, strict=False)) | given
+    note(tuner.fn, {**_constants(tuner), **bound, **_configuration(launcher.config)}, grid)
+
+
+def _probe_of(launcher: Any) -> _Probe:
+    grids: list[tuple[int, ...]] = []
+
+    def runner(*given: Any, **_: Any) -> None:
+        grids.append(tuple(int(size) for size in given[:3]))
+
+    code = launcher.__code__
+    scope = {**launcher.__globals__, "runner": runner, "launch_enter_hook": None}
+    names = code.co_varnames[: code.co_argcount]
+    ask = FunctionType(code, scope, launcher.__name__, launcher.__defaults__, launcher.__closure__)
+    return _Probe(names, ask, grids)
+
+
+def _constants(tuner: Any) -> dict[str, Any]:
+    """Numbers that Inductor compiled into the kernel; by name, or by the place of a parameter."""
+    names = tuner.fn.arg_names
+    found = {}
+    for key, value in (tuner.triton_meta.get("constants") or {}).items():
+        place = key[0] if isinstance(key, tuple) and len(key) == 1 else key
+        found[names[place] if isinstance(place, int) else str(place)] = value
+    return found
+
+
+def _configuration(config: Any) -> dict[str, Any]:
+    """The constants of a configuration, and how many warps it has."""
+    return {**config.kwargs, "num_warps": config.num_warps}
