@@ -466,6 +466,15 @@ class CompileError(Refusal, frozen=True, kw_only=True):
         return self._sentence(f"does not compile: {self.sentence}")
 
 
+class NoConfiguration(Refusal, frozen=True, kw_only=True):
+    """What Triton's autotuner says when it has nothing left to choose from."""
+
+    sentence: str
+
+    def __str__(self) -> str:
+        return self._sentence(f"has no configuration left: {self.sentence}")
+
+
 class CaptureError(Refusal, frozen=True, kw_only=True):
     """A call that a stream which is being captured does not take, by the number of its error.
 
@@ -554,6 +563,7 @@ AnyRefusal = (
     | NotCompiled
     | NoCode
     | CompileError
+    | NoConfiguration
     | CaptureError
     | DeviceAssert
 )

@@ -27,6 +27,10 @@ def diagnosis(stderr: str) -> Diagnosis:
     ("stderr", "cause", "kernel", "parts"),
     [
         (
+            texts.AUTOTUNER, Cause.NO_CONFIGURATION, "attention_fwd",
+            ["No valid autotuner configs", "early_config_prune of attention_fwd"],
+        ),
+        (
             texts.RESOURCES, Cause.SHARED_MEMORY, "attention_fwd",
             ["needs 278528 bytes of shared memory", "has 232448", "num_stages"],
         ),
@@ -70,7 +74,10 @@ def diagnosis(stderr: str) -> Diagnosis:
             Cause.CAPTURE_REFUSED, "`n = x.item()`", ["Take `n = x.item()` out of the capture"],
         ),
     ],
-    ids=["shared", "threads", "tensor", "type", "assert", "other", "code", "triton", "item"],
+    ids=[
+        "pruned", "shared", "threads", "tensor", "type", "assert", "other", "code", "triton",
+        "item",
+    ],
 )  # fmt: skip
 def test_the_refusal_is_the_proof(
     stderr: str, cause: Cause, kernel: str | None, parts: list[str]

@@ -18,6 +18,12 @@ RESOURCES = (
     + "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 278528, "
     "Hardware limit: 232448. Reducing block sizes or `num_stages` may help.\n"
 )
+AUTOTUNER = (
+    FRAMES.format(line="out = attention_fwd[grid](q, k, v, num_stages=4)")
+    + TRITON
+    + "triton.runtime.errors.AutotunerError: Autotuner error: No valid autotuner configs after "
+    "pruning. `early_config_prune` should return at least one config.\n"
+)
 COMPILE = (
     FRAMES.format(line="cast_kernel[(8,)](x, y, n)")
     + TRITON

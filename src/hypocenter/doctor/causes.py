@@ -50,6 +50,7 @@ class Cause(enum.StrEnum):
     TENSOR_MEMORY = "tensor memory over the limit"
     NO_CODE_OBJECT = "no code for this architecture"
     NOT_COMPILED = "kernel does not compile"
+    NO_CONFIGURATION = "no configuration left"
     DEVICE_ASSERT = "assertion of a kernel"
     CAPTURE_REFUSED = "call not allowed during capture"
     WRONG_DEVICE = "tensor on another device"
@@ -177,6 +178,7 @@ CAUSES: dict[Cause, CauseRow] = {
     # Of which only a refusal tells: where there is none, they are not in question.
     Cause.TENSOR_MEMORY: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
     Cause.NOT_COMPILED: CauseRow(symptoms=frozenset(), blames=Blame.KERNEL),
+    Cause.NO_CONFIGURATION: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
     Cause.DEVICE_ASSERT: CauseRow(symptoms=frozenset()),
     Cause.CAPTURE_REFUSED: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
     # -- of arguments

@@ -1,6 +1,6 @@
 """What runtimes, compilers and kernels refuse in words of their own, as facts.
 
-Formats: Triton's OutOfResources and CompilationError (triton/runtime/errors.py and
+Formats: Triton's OutOfResources, AutotunerError and CompilationError (triton/runtime/errors.py and
 triton/compiler/errors.py of 3.6 to 3.9), torch's warning of a GPU that it has no code for
 (torch/cuda/__init__.py), assertions as the runtimes of CUDA and HIP print them. `fault_text.py`
 calls this for what a program wrote to stderr.
@@ -22,6 +22,7 @@ from hypocenter.refusals import (
     CompileError,
     DeviceAssert,
     NoCode,
+    NoConfiguration,
     ResourceExceeded,
 )
 
@@ -33,6 +34,7 @@ _RESOURCE = re.compile(
     r"Hardware limit: (\d{1,18})\.",
     re.M,
 )
+_AUTOTUNER = re.compile(r"^[\w.]{0,80}AutotunerError: Autotuner error: ([^\n]{1,400})", re.M)
 _COMPILE = re.compile(
     r"^[\w.]{0,80}(?:CompilationError|UnsupportedLanguageConstruct): at (\d{1,9}):(\d{1,9}):\n"
     r"((?:[^\n]{0,500}\n){1,40}?) {0,500}\^\n([^\n]{1,1000})",
@@ -115,6 +117,9 @@ def _exceptions(stderr: str) -> Iterator[tuple[int, AnyRefusal, str, ErrorKind]]
             resource=match[1], needed=int(match[2]), limit=int(match[3]), gpu="the GPU"
         )
         yield match.start(), exceeded, match[0], ErrorKind.OTHER
+    if match := _AUTOTUNER.search(stderr):
+        none_left = NoConfiguration(sentence=match[1].strip())
+        yield match.start(), none_left, match[0], ErrorKind.OTHER
     if match := _COMPILE.search(stderr):
         text = match[3].rstrip("\n").split("\n")[-1].strip()
         refusal = CompileError(sentence=match[4][:MAX_CHARS], text=text)

@@ -19,6 +19,7 @@ from hypocenter.refusals import (
     CompileError,
     DeviceAssert,
     NoCode,
+    NoConfiguration,
     ResourceExceeded,
 )
 
@@ -56,7 +57,8 @@ def is_of_runtime(refusal: AnyRefusal) -> bool:
     """Whether this check reads a refusal."""
     if isinstance(refusal, ResourceExceeded):
         return True
-    return isinstance(refusal, NoCode | CompileError | CaptureError | DeviceAssert)
+    kinds = NoCode | CompileError | NoConfiguration | CaptureError | DeviceAssert
+    return isinstance(refusal, kinds)
 
 
 def has_told_no_code(case: Case) -> bool:
@@ -73,6 +75,8 @@ def _claim(refusal: AnyRefusal, kernel: str, site: str, case: Case, seq: int) ->
             root = _of_code(refusal, who)
         case CompileError():
             root = _of_compiler(refusal, who)
+        case NoConfiguration():
+            root = _of_autotuner(refusal, who)
         case CaptureError():
             root = _of_capture(refusal, who)
         case DeviceAssert():
@@ -147,6 +151,20 @@ def _of_compiler(refusal: CompileError, who: str) -> RootCause:
             f"Triton's compiler refused {who}: {refusal.sentence}",
             f"another line than `{refusal.text}`" if refusal.text else "another kernel",
             "the compiler went as far as that line and refused it alone",
+        ),
+    )
+
+
+def _of_autotuner(refusal: NoConfiguration, who: str) -> RootCause:
+    return RootCause(
+        cause=Cause.NO_CONFIGURATION,
+        sentence=f"{who}: {refusal}",
+        fix=f"Have early_config_prune of {who} leave a configuration for these arguments",
+        kernel=who,
+        proof=Proof(
+            f"Triton's autotuner refused {who}: {refusal.sentence}",
+            "one configuration that is not pruned",
+            "the autotuner refuses an empty list alone",
         ),
     )
 
