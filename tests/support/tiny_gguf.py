@@ -78,12 +78,13 @@ def _tensors(name: str, num_layers: int) -> dict[str, np.ndarray]:
     else:
         layer |= {"attn_q": (q_rows, WIDTH), "attn_k": (kv_rows, WIDTH), "attn_v": (kv_rows, WIDTH)}
         layer |= {"ffn_gate": (FFN_WIDTH, WIDTH), "ffn_up": (FFN_WIDTH, WIDTH)}
-    if FAMILIES[name].post_norms:
+    family = FAMILIES.get(name, FAMILIES["llama"])  # of what is not run nothing else is read
+    if family.post_norms:
         layer |= {"post_attention_norm": (WIDTH,), "post_ffw_norm": (WIDTH,)}
-    if not FAMILIES[name].pre_norms:
+    if not family.pre_norms:
         del layer["attn_norm"], layer["ffn_norm"]
-    if FAMILIES[name].qk_norm or FAMILIES[name].wide_qk_norm:
-        is_wide = FAMILIES[name].wide_qk_norm
+    if family.qk_norm or family.wide_qk_norm:
+        is_wide = family.wide_qk_norm
         layer["attn_q_norm"] = (q_rows if is_wide else HEAD_DIM,)
         layer["attn_k_norm"] = (kv_rows if is_wide else HEAD_DIM,)
     shapes = {"token_embd.weight": (VOCAB_SIZE, WIDTH), "output_norm.weight": (WIDTH,)}
