@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import threading
@@ -93,13 +94,19 @@ def test_all_parts_of_a_model_are_fetched(hub: Hub) -> None:
     assert len(list(path.parent.iterdir())) == 3
 
 
-def test_a_stream_that_breaks_off_goes_on_where_it_was(hub: Hub) -> None:
+def test_a_stream_that_breaks_off_goes_on_where_it_was(
+    hub: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    monitored = logging.getLogger("huggingface_hub")
+    monitored.addHandler(caplog.handler)
     hub.breaks_after, hub.num_breaks = 70_000, 3
     assert find(f"{NAME}:Q4_K_M").read_bytes() == Q4
     assert [span for _, span in hub.files_asked()] == [
         "",
         *(f"bytes={n * 70_000}-" for n in (1, 2, 3)),
     ]
+    monitored.removeHandler(caplog.handler)
+    assert caplog.text == "", "what a user sees is ours"
 
 
 def test_so_does_a_process_that_comes_later(hub: Hub) -> None:

@@ -145,7 +145,8 @@ class _Handler(BaseHTTPRequestHandler):
                     self.hub.repositories[name], rest.partition("/")[2], has_body=has_body
                 )
         else:  # any other server
-            found = self.hub.repositories["plain/files"].files.get(path[1:])
+            plain = self.hub.repositories.get("plain/files", Repository({}))
+            found = plain.files.get(path[1:])
             self._send(200 if found else 404, found or b"", has_body=has_body, can_break=True)
 
     def _may_enter(self, name: str, *, has_body: bool) -> bool:

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -266,14 +267,15 @@ def _fetch(url: str, path: Path, file: RemoteFile, meter: _Meter, headers: dict[
             stream.truncate(0)
             num_there = stream.seek(0)
         if num_there < file.num_bytes:
-            http_get(
-                url,
-                stream,
-                resume_size=num_there,
-                headers=headers,
-                expected_size=file.num_bytes,
-                tqdm_class=meter,  # type: ignore[arg-type]  # it is called, and what it gives is used
-            )
+            with _no_warnings():
+                http_get(
+                    url,
+                    stream,
+                    resume_size=num_there,
+                    headers=headers,
+                    expected_size=file.num_bytes,
+                    tqdm_class=meter,  # type: ignore[arg-type]  # it is called, and what it gives is used
+                )
         stream.flush()
         if len(file.sha256) == _SHA256_CHARS and (found := _sha256(stream, meter)) != file.sha256:
             partial.unlink()
@@ -283,6 +285,18 @@ def _fetch(url: str, path: Path, file: RemoteFile, meter: _Meter, headers: dict[
             )
         os.fsync(stream.fileno())
         partial.rename(path)
+
+
+@contextlib.contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Within, the package does not tell of each try: an error tells of the last."""
+    log = logging.getLogger("huggingface_hub")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 @contextlib.contextmanager
