@@ -89,7 +89,6 @@ def use(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "token"))
-    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
     go_offline(monkeypatch, is_offline=False)
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
     monkeypatch.setenv("HYPO_CACHE_DIR", str(folder / "own"))
