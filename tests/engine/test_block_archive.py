@@ -13,6 +13,7 @@ from kernel_launch import bits
 from hypocenter import LLM, SamplingParams
 from hypocenter.engine.block_archive import NUM_DOUBTED_STEPS, BlockArchive
 from hypocenter.engine.kv_cache import KVCache
+from hypocenter.model import footprint
 
 PRINT = bytes(range(32))
 SIZE = 4
@@ -221,3 +222,24 @@ def test_another_model_or_setting_reads_nothing(path: str) -> None:
     for fields in ({"kv_dtype": "f16"}, {"kv_dtype": "f32"}, {"kv_dtype": "f32", "num_threads": 1}):
         with LLM(context_length=256, block_memory=path, **fields) as llm:
             assert llm.generate(TEXT, params).timings.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("num_caches", "share"), [(0.5, None), (1.0, None), (2.0, 0.25), (9.0, 1.0)]
+)
+def test_the_copies_leave_room_for_the_cache_itself(
+    path: str, monkeypatch: pytest.MonkeyPatch, num_caches: float, share: float | None
+) -> None:
+    """Its pages are not touched yet, so that the memory that they will take counts as available."""
+    with LLM(context_length=256) as llm:
+        runner = llm.engine.runner
+        pages = [*runner._pages.keys, *runner._pages.values]
+        num_bytes = sum(page.data.nbytes for page in pages)
+        room = footprint.Room(int(num_caches * num_bytes), 99 * num_bytes)
+        monkeypatch.setattr(footprint, "host_room", lambda: room)
+        runner.open_archive(path, "model")
+        if share is None:
+            assert runner.archive is None
+        else:
+            assert runner.archive is not None
+            assert len(runner.archive._entries) == int(share * runner.num_blocks)

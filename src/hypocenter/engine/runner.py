@@ -150,10 +150,11 @@ class Runner:
         code = source_hash(Path(decoder.__file__))  # of all that is computed, kernels included
         depends_on = (code, model, self.config, instruction_set(), pages[0].shape, pages[0].dtype)
         fingerprint = hashlib.blake2b(repr(depends_on).encode(), digest_size=DIGEST_BYTES).digest()
-        room = footprint.host_room()
-        max_bytes = sum(page.nbytes for page in pages)
-        if room is not None:
-            max_bytes = min(max_bytes, int(room.available_bytes * _ARCHIVE_SHARE))
+        num_bytes = max_bytes = sum(page.nbytes for page in pages)
+        if (room := footprint.host_room()) is not None:
+            # The pages themselves will be touched first: what they take counts as available still.
+            num_left = max(room.available_bytes - num_bytes, 0)
+            max_bytes = min(num_bytes, int(num_left * _ARCHIVE_SHARE))
         try:
             self.archive = BlockArchive(path, pages, fingerprint, max_bytes)
         except OSError as error:
