@@ -294,6 +294,46 @@ def test_a_file_of_any_server_is_fetched_once(hub: Hub) -> None:
         find(f"{hub.url}/other.gguf")
 
 
+def test_files_may_come_from_another_host_which_gets_no_token(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_letmein")
+    stored = {f"{hashlib.sha256(Q4).hexdigest()}.gguf": Q4}
+    with running_hub(plain__files=Repository(stored)) as store:
+        hub.store = store.url.replace("127.0.0.1", "localhost")
+        store.breaks_after, store.num_breaks = 70_000, 1
+        path = find(f"{NAME}:Q4_K_M")
+    assert path.read_bytes() == Q4
+    assert path.name == "tiny-Q4_K_M.gguf"
+    assert [span for _, span in store.files_asked()] == ["", "bytes=70000-"]
+    assert any("authorization" in headers for headers in hub.headers_seen)
+    assert not any("authorization" in headers for headers in store.headers_seen)
+
+
+@pytest.mark.parametrize(("version", "is_used"), [('"1"', True), ('"2"', False), ("", False)])
+def test_what_came_of_another_version_is_not_gone_on_with(
+    hub: Hub, version: str, is_used: bool
+) -> None:
+    """No digest would tell the mixture."""
+    hub.version = '"1"'
+    address = f"{hub.url}/a%20b.gguf"
+    path = find(address)
+    path.rename(path.with_name(path.name + cached.INCOMPLETE))
+    partial = path.with_name(path.name + cached.INCOMPLETE)
+    partial.write_bytes(Q4[:200_000])
+    hub.version = version
+    assert find(address).read_bytes() == Q4
+    assert hub.files_asked()[-1][1] == ("bytes=200000-" if is_used else "")
+
+
+def test_names_of_a_hub_lead_nowhere_else(hub: Hub) -> None:
+    hub.repositories[NAME].files = {
+        "../../evil-Q4_K_M.gguf": Q4, "/etc/x-Q8_0.gguf": Q4, "a\x1b[31m-Q5_0.gguf": Q4
+    }  # fmt: skip
+    with pytest.raises(ModelNotFound, match=f"{NAME} has no GGUF file"):
+        find(NAME)
+
+
 # -- what is here ---------------------------------------------------------------------------------
 
 

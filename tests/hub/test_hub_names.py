@@ -61,5 +61,14 @@ def test_what_can_be_no_model_is_refused(text: str, is_hub: bool) -> None:
         remote_name(text, is_hub=is_hub)
 
 
+@pytest.mark.parametrize("name", ["a%2F..%2F..%2Fx.gguf", "..%2Fx.gguf", "%2Fetc%2Fx.gguf"])
+def test_no_name_of_a_file_is_a_path(name: str) -> None:
+    address = remote_name(f"http://h/{name}")
+    assert isinstance(address, FileAddress)
+    assert address.file == "x.gguf"
+    with pytest.raises(UsageError, match="no address of a GGUF file"):
+        remote_name("http://h/a%00.gguf")
+
+
 def test_the_name_of_an_addressed_file_is_read_from_its_path() -> None:
     assert FileAddress("http://h/a/tiny%20one.gguf?x=/y.gguf").file == "tiny one.gguf"

@@ -49,6 +49,11 @@ class Hub:
     status: int = 0
     list_body: bytes | None = None
     ignores_range: bool = False
+    #: Files come from another host, which must not see the token: its address, once that runs.
+    store: str = ""
+    headers_seen: list[set[str]] = field(default_factory=list)
+    #: What a plain server says of a file's version.
+    version: str = ""
     url: str = ""
 
     def files_asked(self) -> list[tuple[str, str]]:
@@ -119,6 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         path = unquote(parts.path)
         self.hub.asked.append((self.command, path, self.headers.get("Range", "")))
+        self.hub.headers_seen.append({name.lower() for name in self.headers})
         if self.hub.hang_seconds:
             threading.Event().wait(self.hub.hang_seconds)
         if self.hub.status:
@@ -146,7 +152,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:  # any other server
             plain = self.hub.repositories.get("plain/files", Repository({}))
             found = plain.files.get(path[1:])
-            self._send(200 if found else 404, found or b"", has_body=has_body, can_break=True)
+            version = {"ETag": self.hub.version} if self.hub.version else {}
+            status = 404 if found is None else 200
+            self._send(status, found or b"", version, has_body=has_body, can_break=True)
 
     def _may_enter(self, name: str, *, has_body: bool) -> bool:
         repository = self.hub.repositories.get(name)
@@ -188,6 +196,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         digest = hashlib.sha256(data).hexdigest()
         headers = {"ETag": f'"{digest}"', "X-Repo-Commit": repository.commit}
+        if self.hub.store:
+            linked = {"X-Linked-ETag": f'"{digest}"', "X-Linked-Size": str(len(data))}
+            where = {"Location": f"{self.hub.store}/{digest}.gguf", **linked}
+            self._send(302, b"", {**headers, **where}, has_body=has_body)
+            return
         if self.hub.damages:
             data = bytes(100) + data[100:]
         self._send(200, data, headers, has_body=has_body, can_break=True)
@@ -202,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
         can_break: bool = False,
     ) -> None:
         span = self.headers.get("Range", "") if has_body else ""
-        if span and not self.hub.ignores_range:
+        if span and status == 200 and not self.hub.ignores_range:
             start = int(span.removeprefix("bytes=").split("-")[0])
             status, whole = 206, len(data)
             data = data[start:]

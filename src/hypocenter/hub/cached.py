@@ -24,6 +24,7 @@ from hypocenter.hub.variants import RemoteFile, Variant, choose, variants_of
 _PREFIX, _SEPARATOR = "models--", "--"
 #: A download that goes on where it stopped.
 INCOMPLETE = ".incomplete"
+_ADDRESS = "address"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +167,13 @@ def _model(name: str, files: tuple[Path, ...]) -> CachedModel:
     return CachedModel(name, files[0], sum(status.st_size for status in found), used, files)
 
 
+def note_address(path: Path, address: FileAddress) -> None:
+    """Write beside a file of another server where it is from."""
+    (path.parent / _ADDRESS).write_text(address.url + "\n", "utf-8")
+
+
 def _address_of(path: Path) -> str:
     """Of a file of another server, which is written beside it."""
     with contextlib.suppress(OSError):
-        return (path.parent / "address").read_text("utf-8").strip()
+        return (path.parent / _ADDRESS).read_text("utf-8").strip()
     return path.name

@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,8 @@ FOLDER = "models"
 MAX_FILES = 20_000
 _MAX_SUGGESTED = 5
 _SHA256_CHARS = 64
+#: SHA-256, or that of git for what is small.
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _CHUNK_BYTES = 4 << 20
 _LOOK_SECONDS = 0.5
 #: How long a list may take. A file's own times out by the second without a byte.
@@ -83,10 +86,11 @@ def pull_file(address: FileAddress, progress: OnProgress, say: Callable[[str], N
     if path.exists():
         return path
     make_private(path.parent)
-    (path.parent / "address").write_text(address.url + "\n", "utf-8")
+    cached.note_address(path, address)
     with _hub_errors(address.url):
-        num_bytes = _size_of(address.url)
+        num_bytes, version = _size_and_version(address.url)
         file = RemoteFile(address.file, num_bytes)
+        _drop_other_version(path, version)
         say(f"{address.file}: {bytes_text(num_bytes)}")
         _require_space(path.parent, [file])
         meter = _Meter(f"downloading {address.file}", 0, num_bytes, progress)
@@ -144,7 +148,7 @@ def _headers() -> dict[str, str]:
 
 def _blob(folder: Path, file: RemoteFile) -> Path:
     """Where the bytes of a file lie: under the digest that the hub names it by."""
-    if not file.sha256.isalnum():
+    if not _DIGEST.fullmatch(file.sha256):
         raise HubError(f"{file.path}: its hub gives no digest of it, but {file.sha256!r}")
     return folder / "blobs" / file.sha256
 
@@ -332,8 +336,19 @@ def _sha256(stream: BinaryIO, meter: _Meter) -> str:
     return digest.hexdigest()
 
 
-def _size_of(url: str) -> int:
-    """Of a file of any server, which must say so beforehand: what breaks off is told by that."""
+def _drop_other_version(path: Path, version: str) -> None:
+    """Remove what came of another file under the same address: no digest would tell."""
+    note = path.parent / "version"
+    if not version or not note.exists() or note.read_text("utf-8") != version:
+        path.with_name(path.name + cached.INCOMPLETE).unlink(missing_ok=True)
+    note.write_text(version, "utf-8")
+
+
+def _size_and_version(url: str) -> tuple[int, str]:
+    """Of a file of any server, which must tell the size: what breaks off is known by that.
+
+    The version is whatever changes with the file; empty where the server says nothing of it.
+    """
     from huggingface_hub import get_session
 
     answer = get_session().head(url, follow_redirects=True, timeout=_LIST_SECONDS)
@@ -341,7 +356,8 @@ def _size_of(url: str) -> int:
     length = answer.headers.get("content-length", "")
     if not length.isascii() or not length.isdigit():
         raise HubError(f"{url}: its server does not say how large the file is")
-    return int(length)
+    changes = (answer.headers.get(name, "") for name in ("etag", "last-modified"))
+    return int(length), next(filter(None, changes), "")
 
 
 def _require_space(folder: Path, files: Sequence[RemoteFile]) -> None:

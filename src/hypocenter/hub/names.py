@@ -50,8 +50,8 @@ class FileAddress:
 
     @property
     def file(self) -> str:
-        """What the file is called there."""
-        return unquote(urlsplit(self.url).path.rsplit("/", 1)[-1])
+        """What the file is called there; never a path, whatever is quoted in it."""
+        return unquote(urlsplit(self.url).path).rsplit("/", 1)[-1]
 
 
 RemoteName = HubName | FileAddress
@@ -82,9 +82,10 @@ def _of_address(text: str) -> RemoteName:
     parts = urlsplit(text)
     if parts.hostname in _HUB_HOSTS:
         return _of_page(unquote(parts.path).strip("/"), text)
-    if not parts.hostname or not parts.path.endswith(".gguf"):
+    address = FileAddress(text)
+    if not parts.hostname or not address.file.endswith(".gguf") or not address.file.isprintable():
         raise UsageError(f"{text} is no address of a GGUF file; it must end in .gguf")
-    return FileAddress(text)
+    return address
 
 
 def _of_page(path: str, text: str) -> HubName:
@@ -106,6 +107,12 @@ def _split_page(path: str) -> tuple[str, str, str]:
 
 def _checked_file(file: str, text: str) -> str:
     """A path within a repository: nobody is led out of it."""
-    if file and (not file.endswith(".gguf") or {"", ".", ".."} & set(file.split("/"))):
+    if file and not is_file_within(file):
         raise UsageError(f"{text} names no GGUF file of a repository")
     return file
+
+
+def is_file_within(path: str) -> bool:
+    """Whether `path` is that of a GGUF file in a repository, and leads nowhere else."""
+    is_clean = path.isprintable() and not {"", ".", ".."} & set(path.split("/"))
+    return is_clean and path.endswith(".gguf")

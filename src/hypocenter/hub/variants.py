@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from hypocenter.errors import ModelNotFound
-from hypocenter.hub.names import HubName
+from hypocenter.hub.names import HubName, is_file_within
 from hypocenter.tensor import DType
 from hypocenter.wording import bytes_text
 
@@ -71,7 +71,7 @@ def variants_of(files: Iterable[RemoteFile]) -> list[Variant]:
     parts: dict[str, dict[int, RemoteFile]] = defaultdict(dict)
     num_parts: dict[str, int] = {}
     for file in files:
-        if not file.path.endswith(".gguf") or _NO_MODEL.search(file.path):
+        if not is_file_within(file.path) or _NO_MODEL.search(file.path):
             continue
         stem = file.path.removesuffix(".gguf")
         part = _PART.search(stem)
