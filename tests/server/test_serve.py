@@ -245,13 +245,21 @@ def wait_idle(served: Served, seconds: float = 10.0) -> None:
         time.sleep(0.02)
 
 
-LONG = {"prompt": PROMPT, "temperature": 0, "max_tokens": 480, "ignore_eos": True}
+LONG: dict[str, Any] = {"prompt": PROMPT, "temperature": 0, "max_tokens": 480, "ignore_eos": True}
 
 
 def test_a_client_that_leaves_ends_its_request(served: Served) -> None:
-    with served.stream("/v1/completions", LONG) as stream:
+    before = num_steps(served)
+    with served.stream("/v1/completions", {**LONG, "n": 8}) as stream:
         next(stream)
     wait_idle(served)
+    assert 0 < num_steps(served) - before < 0.9 * LONG["max_tokens"]
+
+
+def num_steps(served: Served) -> int:
+    """Those of the engine."""
+    seen = served.get("/debug/requests", headers={"Authorization": "Bearer boss"}).json
+    return int(seen["engine"]["num_steps"])
 
 
 def test_a_request_can_be_looked_at_and_cancelled(served: Served) -> None:
