@@ -33,6 +33,14 @@ class Family:
     llama_cpp_agrees: bool = True
 
 
+_LLAMA3_ROPE: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
 _BASE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 96,
@@ -249,14 +257,7 @@ def _exaone4(num_layers: int, window: int | None, sizes: Mapping[str, int] | Non
         "num_hidden_layers": num_layers,
         "sliding_window": window,
         "layer_types": [kinds[layer % len(kinds)] for layer in range(num_layers)],
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 10000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 256,
-        },
+        "rope_parameters": _LLAMA3_ROPE,
     }
     return Family(
         "exaone4",
@@ -328,14 +329,7 @@ FAMILIES: dict[str, Family] = {
         {
             **_BASE,
             "head_dim": 32,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 10000.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 256,
-            },
+            "rope_parameters": _LLAMA3_ROPE,
         },
         permuted_rows=True,
     ),
