@@ -107,7 +107,7 @@ def test_forms_are_those_of_the_vendor_whose_gpus_are_launched_so() -> None:
             one.vendor
             for one in SPECIMENS
             if one.name == "linear_codes_few_kernel"
-            and one.options["num_warps"] == launch.options["num_warps"]
+            and one.constants["IS_FRAGMENTS"] == launch.options["IS_FRAGMENTS"]
         ]
         assert set(same) == {vendor}
     alike = {one.name for one in SPECIMENS if not one.vendor}

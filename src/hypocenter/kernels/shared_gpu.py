@@ -27,9 +27,13 @@ def lead(OVERLAPS: tl.constexpr):
     """
     if OVERLAPS:
         tl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], dtype=tl.int32,
-            is_pure=False, pack=1,
-        )  # fmt: skip
+            "griddepcontrol.launch_dependents; mov.u32 $0, 0;",
+            "=r",
+            [],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.jit

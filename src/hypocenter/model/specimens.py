@@ -97,12 +97,16 @@ def _of_vendor(vendor: str) -> Iterator[Specimen]:
             yield from of_model("qwen3", dtype, DType.F16, num_tokens=num_tokens)
     for dtype, num_tokens in ((DType.F16, 64), (DType.F32, 64), (DType.F16, 1)):
         yield from of_model("llama", DType.Q8_0, dtype, attention="parts", num_tokens=num_tokens)
+    # Rows that are no whole chains, and wider ones than a program takes at once.
+    odd = {"width": 4160, "ffn_width": 17408}
+    for num_tokens in (1, 64):
+        yield from of_model("llama", DType.Q8_0, DType.F16, odd, num_tokens=num_tokens)
     yield from _of_attention(vendor)
     yield from _of_mixtures(vendor)
     # Extents beyond 2**31 elements, which no memory is needed for here.
     caps = {"attn_softcap": 50.0, "final_softcap": 30.0}
     huge = 1 << 20
-    for dtype in (DType.F16, DType.Q8_0):
+    for dtype in (DType.F16, DType.BF16, DType.Q8_0):
         yield from of_model("gemma2", dtype, DType.F16, caps, num_tokens=huge)
         # A matrix of that extent is met by a single row too.
         yield from of_model("llama", dtype, DType.F16, {"vocab_size": huge}, num_tokens=1)
@@ -156,7 +160,7 @@ def _of_attention(vendor: str) -> Iterator[Specimen]:
                 num_logit_rows=num_tokens,
             )
         label += ", 64-bit offsets"
-        for weights in (DType.Q8_0, DType.F16):
+        for weights in (DType.Q8_0, DType.F16, DType.BF16):
             yield from _attention_of(
                 vendor,
                 family,

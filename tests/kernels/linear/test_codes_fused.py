@@ -198,8 +198,10 @@ def test_codes_of_attention(
     pitch = -(-head_dim // 16) * 16
     values = rng.standard_normal((num_blocks, kv_heads, 16, pitch)).astype(np.float32)
     if kernel_launch.device != "cpu" and num_tokens == 1:  # a cache of f16 gives results of f16
-        keys, values = (one.astype(np.float16).view(np.uint16) for one in (keys, values))
-    k_cache, v_cache = tensor("k_cache", keys), tensor("v_cache", values)
+        halves = [one.astype(np.float16).view(np.uint16) for one in (keys, values)]
+        k_cache, v_cache = tensor("k_cache", halves[0]), tensor("v_cache", halves[1])
+    else:
+        k_cache, v_cache = tensor("k_cache", keys), tensor("v_cache", values)
     q = rows_tensor("q", rng.standard_normal((num_tokens, width)).astype(np.float32))
     tables = tensor("tables", np.arange(num_blocks, dtype=np.int32)[None])
     rows = tensor("rows", np.zeros(num_tokens, np.int32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import kernel_launch
 import numpy as np
@@ -105,13 +106,14 @@ def test_products_with_fragments_have_the_bits_of_those_with_halves(
     for adapt in (lambda into: into, _with_fragments):
         into = adapt(Operands.allocate([dtype], num_rows, num_columns, device="sim:mi300x"))
         out = rows_tensor("out", np.full((num_rows, 70), np.nan, np.float32))
-        products = [Product(weight, out)]
-        launch(
-            lambda p, into=into, products=products: linear_several(
-                p, x, products, counts(num_rows), into
-            ),
-            num_rows,
+        build = partial(
+            linear_several,
+            x=x,
+            products=[Product(weight, out)],
+            counts=counts(num_rows),
+            operands=into,
         )
+        launch(build, num_rows)
         found.append(copies.to_host(out)[:, :70])
     assert np.isfinite(found[0]).all()
     np.testing.assert_array_equal(bits(found[0]), bits(found[1]))

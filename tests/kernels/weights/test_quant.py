@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import gguf
 import numpy as np

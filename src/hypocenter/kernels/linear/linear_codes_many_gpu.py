@@ -16,7 +16,7 @@ _CHAINS = tl.constexpr(CHAINS)
 
 
 @triton.jit
-def _settled(acc, ON_NVIDIA: tl.constexpr):
+def _settle(acc, ON_NVIDIA: tl.constexpr):
     """acc, when the matrix units are done with it.
 
     They read weights from registers while a program goes on. Triton 3.6 lets it fill these anew
@@ -62,7 +62,7 @@ def many_outputs(
             ON_NVIDIA,
             NUM,
         )
-        acc = _settled(tl.dot(weights, tl.load(x + unit * COLUMNS), acc), ON_NVIDIA)
+        acc = _settle(tl.dot(weights, tl.load(x + unit * COLUMNS), acc), ON_NVIDIA)
         if (unit % per_chain == per_chain - 1) | (unit == num_units - 1):
             _apart(ON_NVIDIA)
             total += acc

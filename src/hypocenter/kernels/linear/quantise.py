@@ -34,14 +34,14 @@ def into_rounded(num_rows: str, width: str) -> tuple[Arg | Rule, ...]:
     again in the order of fragments, where rows are few."""
     whole = f"-(-({width}) // 128) * 128"
 
-    def made(name: str, *dtypes: DType, optional: bool = False) -> Arg:
+    def result(name: str, *dtypes: DType, optional: bool = False) -> Arg:
         size = f"{num_rows}, pitch"
         return Arg(name, dtypes, size, "write", fills=whole, optional=optional)
 
     return (
-        made("rounded", DType.F16, DType.I16),
+        result("rounded", DType.F16, DType.I16),
         Arg("row_scales", (DType.F32,), num_rows, "write"),
-        made("fragments", DType.F16, optional=True),
+        result("fragments", DType.F16, optional=True),
         Rule(f"{whole} <= pitch", "a row of the result must hold it, padded to 128"),
     )
 

@@ -16,7 +16,7 @@ _MAX_BLOCK = 16384
 
 
 @triton.jit
-def upscaled(largest):
+def power_of(largest):
     """The power of two that brings `largest` to 2**14 .. 2**15, and its inverse."""
     exponent = largest.to(tl.int32, bitcast=True) >> 23
     field = tl.minimum(tl.maximum(268 - exponent, 1), 253)
@@ -63,7 +63,7 @@ def round_kernel(
             column = start + step
             x = tl.load(x_ptr + row * x_stride + column, mask=column < width, other=0.0)
             largest = tl.maximum(largest, tl.abs(x))
-        up, down = upscaled(tl.max(largest, axis=0))
+        up, down = power_of(tl.max(largest, axis=0))
         tl.store(row_scales_ptr + row, down)
     stop = (width + 127) // 128 * 128
     for start in range(0, stop, BLOCK):

@@ -54,13 +54,19 @@ def nibbles(word, scale, low, FIRST: tl.constexpr, LAST: tl.constexpr, ZERO: tl.
             "mul.f16x2 $2, $2, s; mul.f16x2 $3, $3, s; }",
             "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r",
             [
-                word, scale, FIRST, LAST, 0x64006400 + 0x10001 * ZERO, 0x2C002C00,
-                -0x2BFF2C00 + 0x100010 * ZERO, 0x64006400,
+                word,
+                scale,
+                FIRST,
+                LAST,
+                0x64006400 + 0x10001 * ZERO,
+                0x2C002C00,
+                -0x2BFF2C00 + 0x100010 * ZERO,
+                0x64006400,
             ],
             dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
             is_pure=True,
             pack=1,
-        )  # fmt: skip
+        )
 
 
 @triton.jit
@@ -199,8 +205,8 @@ def unit_weights(
     NUM: tl.constexpr,
 ):  # fmt: skip
     """f16 [NUM * 8, columns]: the units [NUM] of eight rows each, where `inside`, else 0."""
-    words = words_ptr + (unit * UNIT_WORDS)[:, None] + tl.arange(0, UNIT_WORDS)[None, :]
-    words = tl.reshape(tl.load(words, mask=inside[:, None], other=0), (NUM, 8, 4, 4))
+    at = words_ptr + (unit * UNIT_WORDS)[:, None] + tl.arange(0, UNIT_WORDS)[None, :]
+    words = tl.reshape(tl.load(at, mask=inside[:, None], other=0), (NUM, 8, 4, 4))
     # In elements of f16, or in words where one holds what a word is scaled by.
     PER_UNIT: tl.constexpr = 16 * _LANES * PER_WORD // GROUP
     scale = _scales(scales_ptr + unit * PER_UNIT, inside, PER_WORD, GROUP, NUM)

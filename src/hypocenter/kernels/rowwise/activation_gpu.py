@@ -8,7 +8,7 @@ from typing import Any
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.linear.quantise_gpu import leads, store_halves, upscaled
+from hypocenter.kernels.linear.quantise_gpu import leads, power_of, store_halves
 from hypocenter.kernels.shared_gpu import as_offset, follow, lead
 
 _BLOCK = 256
@@ -66,8 +66,8 @@ def gate_round_kernel(
     gates, ups = gate_ptr + row * gate_pitch, up_ptr + row * gate_pitch
     stop = (width + 127) // 128 * 128
     if IS_WHOLE:
-        values = _gated(gates, ups, step, width, IS_GELU)
-        up, down = upscaled(tl.max(tl.maximum(tl.abs(values), 0.0), axis=0))
+        values = _gate_at(gates, ups, step, width, IS_GELU)
+        up, down = power_of(tl.max(tl.maximum(tl.abs(values), 0.0), axis=0))
         store_halves(
             (values * up).to(tl.float16),
             step,
@@ -79,11 +79,11 @@ def gate_round_kernel(
     else:
         largest = tl.zeros([BLOCK], tl.float32)
         for start in range(0, width, BLOCK):
-            values = _gated(gates, ups, start + step, width, IS_GELU)
+            values = _gate_at(gates, ups, start + step, width, IS_GELU)
             largest = tl.maximum(largest, tl.abs(values))
-        up, down = upscaled(tl.max(largest, axis=0))
+        up, down = power_of(tl.max(largest, axis=0))
         for start in range(0, stop, BLOCK):
-            values = _gated(gates, ups, start + step, width, IS_GELU)
+            values = _gate_at(gates, ups, start + step, width, IS_GELU)
             store_halves(
                 (values * up).to(tl.float16),
                 start + step,
@@ -96,7 +96,7 @@ def gate_round_kernel(
 
 
 @triton.jit
-def _gated(gates, ups, column, width, IS_GELU: tl.constexpr):
+def _gate_at(gates, ups, column, width, IS_GELU: tl.constexpr):
     inside = column < width
     x = tl.load(gates + column, mask=inside, other=0.0)
     return _gate(x, tl.load(ups + column, mask=inside, other=0.0), IS_GELU)
