@@ -499,7 +499,7 @@ FAMILIES: dict[str, Family] = {
             "attention_out_bias": False,
             "rope_parameters": _ROPE_10K,
         },
-        pre="qwen2",
+        pre="seed-coder",
     ),
     "gemma": Family(
         "gemma",
