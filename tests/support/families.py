@@ -71,13 +71,18 @@ def hf_logits(model: Any, ids: Sequence[int]) -> np.ndarray:
 
 
 def engine_logits(
-    path: Path, ids: Sequence[int], context_length: int, max_batch_tokens: int = 512
+    path: Path,
+    ids: Sequence[int],
+    context_length: int,
+    max_batch_tokens: int = 512,
+    device: str = "cpu",
 ) -> np.ndarray:
     """Logits of every position from hypocenter with an f32 cache, [num_tokens, vocab_size]."""
     config = EngineConfig(
         context_length=context_length,
         kv_dtype="f32",
         num_threads=1,
+        device=device,
         max_batch_tokens=max_batch_tokens,
     )
     llm = LLM(path, config)

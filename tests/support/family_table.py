@@ -188,7 +188,8 @@ _GRANITE_KEYS = {
 
 
 def _granite(*, is_tied: bool, has_biases: bool) -> Family:
-    config = {**_GRANITE, "tie_word_embeddings": is_tied, "attention_bias": has_biases}
+    biases = {"attention_bias": has_biases, "mlp_bias": has_biases}
+    config = {**_GRANITE, "tie_word_embeddings": is_tied, **biases}
     return Family(
         "granite", "Granite", config, pre="refact", permuted_rows=True, metadata=_GRANITE_KEYS
     )
@@ -208,6 +209,34 @@ def _granitemoe(model_class: str, shared: Mapping[str, int]) -> Family:
     return Family(
         "granitemoe", model_class, config, pre="refact", permuted_rows=True, metadata=keys
     )
+
+
+def _ministral3(*, is_tied: bool, multiplier: float) -> Family:
+    """q grows from the 33rd position on; a multiplier of 1 takes back what yarn multiplies by."""
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 32,
+        "mscale": 1.0,
+        "mscale_all_dim": multiplier,
+        "llama_4_scaling_beta": 0.1,
+    }
+    config = {
+        **_BASE,
+        "head_dim": 32,
+        "tie_word_embeddings": is_tied,
+        "sliding_window": None,
+        "rope_parameters": rope,
+    }
+    keys: dict[str, float | str] = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 16.0,
+        "rope.scaling.original_context_length": 32,
+        "rope.scaling.yarn_log_multiplier": multiplier,
+        "attention.temperature_scale": 0.1,
+    }
+    return Family("mistral3", "Ministral3", config, pre="tekken", permuted_rows=True, metadata=keys)
 
 
 #: Norms of what is added, and none of what is read.
@@ -358,9 +387,19 @@ FAMILIES: dict[str, Family] = {
     "llama-biased": Family(
         "llama",
         "Llama",
-        {**_BASE, "attention_bias": True, "rope_parameters": _ROPE_10K},
+        {**_BASE, "attention_bias": True, "mlp_bias": True, "rope_parameters": _ROPE_10K},
         permuted_rows=True,
     ),
+    # Mistral Small 3 has a name of its own, and nothing else; Ministral 3 has its q scaled.
+    "mistral3": Family(
+        "mistral3",
+        "Mistral",
+        {**_BASE, "head_dim": 32, "sliding_window": None, "rope_parameters": _ROPE_10K},
+        pre="tekken",
+        permuted_rows=True,
+    ),
+    "mistral3-scaled": _ministral3(is_tied=False, multiplier=1.0),
+    "mistral3-scaled-tied": _ministral3(is_tied=True, multiplier=0.0),
     "qwen2": Family(
         "qwen2",
         "Qwen2",
@@ -500,6 +539,25 @@ FAMILIES: dict[str, Family] = {
             "rope_parameters": _ROPE_10K,
         },
         pre="seed-coder",
+    ),
+    "hunyuan-dense": Family(
+        "hunyuan-dense",
+        "HunYuanDenseV1",
+        {**_BASE, "head_dim": 24, "tie_word_embeddings": True, "rope_parameters": _ROPE_10K},
+        pre="hunyuan-dense",
+    ),
+    "hunyuan-dense-biased": Family(
+        "hunyuan-dense",
+        "HunYuanDenseV1",
+        {
+            **_BASE,
+            "head_dim": 32,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "attention_bias": True,
+            "rope_parameters": _ROPE_10K,
+        },
+        pre="hunyuan-dense",
     ),
     "gemma": Family(
         "gemma",

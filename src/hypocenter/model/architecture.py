@@ -44,6 +44,8 @@ class Rope:
     attn_factor: float = 0.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    #: How much of yarn's own factor `attn_factor` takes back; 0: nothing.
+    log_multiplier: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,9 @@ class Architecture:
     embedding_scale: float = 1.0
     #: Logits are divided by it.
     logit_scale: float = 1.0
+    #: How much q grows with the logarithm of how many original contexts lie before it; 0: it does
+    #: not.
+    query_growth: float = 0.0
     #: Layers behind the last one that only propose tokens; decoding does without them.
     num_draft_layers: int = 0
     experts: Experts | None = None
@@ -92,6 +97,10 @@ class Architecture:
         if not self.rope.dim or (step and layer % step == step - 1):
             return False
         return family.turns_global or not self.window or self.is_local(layer)
+
+    def scales_queries(self, context_length: int) -> bool:
+        """Whether q is scaled at any of so many positions."""
+        return self.query_growth > 0 and context_length > self.rope.original_context
 
     def is_mixture(self, layer: int) -> bool:
         """Whether a layer's feed-forward is a mixture of experts."""
@@ -173,6 +182,7 @@ class _Reader:
             window=self._window(num_layers),
             embedding_scale=self._embedding_scale(width) / residual_scale,
             logit_scale=self._scale("logit_scale"),
+            query_growth=self._query_growth(rope, head_dim),
             num_draft_layers=num_draft_layers,
             experts=read_experts(
                 self.file,
@@ -216,6 +226,14 @@ class _Reader:
             limit = f"{num_layers} layers scale by embedding_length / heads, and that is {width}"
             raise self._bad_field("attention.head_count", num_heads, limit)
         return 1 / math.sqrt(width // num_heads)
+
+    def _query_growth(self, rope: Rope, head_dim: int) -> float:
+        key = "attention.temperature_scale"
+        growth = self._number(key, 0.0) if self.family.scales_queries else 0.0
+        if growth and rope.dim != head_dim:
+            limit = f"of heads of {head_dim} columns all must be turned, and {rope.dim} are"
+            raise UnsupportedModel(self.file.path, f"{self.name}.{key}", growth, limit)
+        return growth
 
     def _vocab_size(self, width: int) -> int:
         table = self.file.tensors.get("token_embd.weight")
@@ -312,6 +330,7 @@ class _Reader:
             attn_factor=self._number("rope.scaling.attn_factor", 0.0),
             beta_fast=self._positive("rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=self._positive("rope.scaling.yarn_beta_slow", 1.0),
+            log_multiplier=self._log_multiplier(),
         )
         if scaling == "yarn" and base <= 1:
             raise self._bad_field("rope.freq_base", base, "must be above 1 for yarn")
@@ -324,6 +343,12 @@ class _Reader:
             return rope, rope
         own_base = self._positive("rope.freq_base_swa", self.family.window_base or base)
         return rope, Rope(base=own_base, dim=dim)
+
+    def _log_multiplier(self) -> float:
+        # Converters of DeepSeek 2 write a tenth of it, and those of other families none.
+        if not self.family.scales_queries:
+            return 0.0
+        return self._number("rope.scaling.yarn_log_multiplier", 0.0)
 
     def _window(self, num_layers: int) -> int:
         full = f"{self.name}.attention.sliding_window"

@@ -6,11 +6,9 @@ Its plain Python runs once per shape bucket and leaves a plan; it never touches 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
-from hypocenter.device.inputs import Inputs
-from hypocenter.device.memory import allocate, allocate_turned, rows
+from hypocenter.device.memory import allocate, rows
 from hypocenter.device.plan import Plan, PlanBuilder, bucket
 from hypocenter.kernels.attention.attention import TileScratch, allocate_tile_scratch, attention
 from hypocenter.kernels.attention.kv_write import kv_write
@@ -28,66 +26,10 @@ from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.activations import Activations, RotatingOperands
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.mixture import MixtureBuffers
+from hypocenter.model.step_buffers import KVPages, StepInputs
 from hypocenter.model.unfused import UnfusedAttention
 from hypocenter.model.weights import FeedForward, LayerWeights, Mixture, Weights
 from hypocenter.tensor import DType, Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """What changes from step to step, in static buffers of i32.
-
-    token_ids, positions, slots, sequence_rows [max_tokens]; block_tables [max_sequences,
-    max_blocks]; logit_rows [max_tokens]; counts: how many tokens and how many logit rows are live.
-    All lie in `shared`, which fills them.
-    """
-
-    token_ids: Tensor
-    positions: Tensor
-    slots: Tensor
-    sequence_rows: Tensor
-    logit_rows: Tensor
-    counts: Tensor
-    block_tables: Tensor
-    shared: Inputs
-
-    @classmethod
-    def allocate(
-        cls, max_tokens: int, max_sequences: int, max_blocks: int, *, device: str
-    ) -> StepInputs:
-        each_token = ("token_ids", "positions", "slots", "sequence_rows", "logit_rows")
-        shapes = {
-            **dict.fromkeys(each_token, (max_tokens,)),
-            "counts": (2,),
-            "block_tables": (max_sequences, max_blocks),
-        }
-        shared = Inputs("inputs", "step", shapes, device=device)
-        return cls(**shared.tensors, shared=shared)
-
-
-@dataclass(frozen=True, slots=True)
-class KVPages:
-    """The paged cache of every layer; layouts as in `kernels/attention/kv_write.py`."""
-
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
-
-    @classmethod
-    def allocate(
-        cls, facts: Architecture, num_blocks: int, block_size: int, dtype: DType, *, device: str
-    ) -> KVPages:
-        heads, head_dim = facts.num_kv_heads, facts.head_dim
-        key_shape = (num_blocks, heads, head_dim, block_size)
-        value_shape = (num_blocks, heads, block_size, -(-head_dim // 16) * 16)
-
-        # `kernels/attention/kv_write.py` says why.
-        make = allocate_turned if device == "cpu" else partial(allocate, device=device)
-
-        def pages(kind: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-            names = (f"{kind}_cache.{index}" for index in range(facts.num_layers))
-            return tuple(make(name, "kv_cache", dtype, shape) for name in names)
-
-        return cls(pages("k", key_shape), pages("v", value_shape))
 
 
 class Decoder:
@@ -213,17 +155,10 @@ class Decoder:
         facts, inputs, counts = self.facts, self.inputs, self.inputs.counts
         products = (w.q, b.q, w.q_bias), (w.k, b.k, w.k_bias), (w.v, b.v, w.v_bias)
         self._normed_linear(plan, b.x, w.attn_norm, b.hidden, *products)
-        for x, norm, num_heads in (
-            (b.q, w.q_norm, facts.num_heads),
-            (b.k, w.k_norm, facts.num_kv_heads),
-        ):
-            if norm is not None:
-                width, parts = facts.head_dim, num_heads
-                if facts.family.wide_qk_norm:
-                    width, parts = num_heads * facts.head_dim, 1
-                rms_norm(plan, x, norm, facts.norm_eps, x, counts, width=width, num_heads=parts)
+        if not facts.family.norms_turned:
+            self._norm_heads(plan, b, w)
         keys, values = self.pages.keys[index], self.pages.values[index]
-        self._rope_write(plan, b, index, keys, values)
+        self._rope_write(plan, b, index, w, keys, values)
         codes = self._codes(b.q, w.attn_output)
         attend(
             plan,
@@ -250,16 +185,46 @@ class Decoder:
             ready=codes,
         )
 
+    def _norm_heads(self, plan: PlanBuilder, b: Activations, w: LayerWeights) -> None:
+        """q and k normed, where they are."""
+        facts = self.facts
+        for x, norm, num_heads in (
+            (b.q, w.q_norm, facts.num_heads),
+            (b.k, w.k_norm, facts.num_kv_heads),
+        ):
+            if norm is not None:
+                width, parts = facts.head_dim, num_heads
+                if facts.family.wide_qk_norm:
+                    width, parts = num_heads * facts.head_dim, 1
+                rms_norm(
+                    plan,
+                    x,
+                    norm,
+                    facts.norm_eps,
+                    x,
+                    self.inputs.counts,
+                    width=width,
+                    num_heads=parts,
+                )
+
     def _rope_write(
-        self, plan: PlanBuilder, b: Activations, index: int, keys: Tensor, values: Tensor
+        self,
+        plan: PlanBuilder,
+        b: Activations,
+        index: int,
+        w: LayerWeights,
+        keys: Tensor,
+        values: Tensor,
     ) -> None:
         """q turned by its positions; k, turned likewise, and v in their slots of the cache."""
         facts, inputs, counts = self.facts, self.inputs, self.inputs.counts
         positions, slots = inputs.positions, inputs.slots
-        table = self.weights.local_rope if facts.is_local(index) else self.weights.rope
-        head_dim, style = facts.head_dim, facts.family.rope_style
+        ropes, family = self.weights.ropes, facts.family
+        table = ropes.local if facts.is_local(index) else ropes.whole
+        head_dim, style = facts.head_dim, family.rope_style
         is_turned = facts.is_turned(index)
-        if is_turned and self._unfused is None:
+        is_alike = ropes.query is None and not family.norms_turned
+        if is_turned and is_alike and self._unfused is None:
             rope_write(
                 plan,
                 b.q,
@@ -276,28 +241,33 @@ class Decoder:
                 style=style,
             )
             return
-        for x, num_heads in ((b.q, facts.num_heads), (b.k, facts.num_kv_heads)):
+        for x, num_heads, turned_by in (
+            (b.q, facts.num_heads, ropes.query or table),
+            (b.k, facts.num_kv_heads, table),
+        ):
             if is_turned:
                 rotate(
                     plan,
                     x,
                     positions,
-                    table,
+                    turned_by,
                     counts,
                     num_heads=num_heads,
                     head_dim=head_dim,
                     style=style,
                 )
+        if family.norms_turned:
+            self._norm_heads(plan, b, w)
         kv_write(plan, b.k, b.v, slots, keys, values, counts)
 
     def _feed_forward(
         self, plan: PlanBuilder, b: Activations, w: LayerWeights, mixture: MixtureBuffers | None
     ) -> None:
-        facts = self.facts
         if w.dense is not None:
             x, made = self._norm(plan, b.x, w.ffn_norm, b.hidden, *w.dense.read)
-            codes = self._gate_up(plan, b, w.dense, x, made, facts.ffn_width)
-            self._into_residual(plan, b, b.gate, w.dense.down, None, w.post_ffn_norm, ready=codes)
+            codes = self._gate_up(plan, b, w.dense, x, made, self.facts.ffn_width)
+            down, bias = w.dense.down, w.dense.down_bias
+            self._into_residual(plan, b, b.gate, down, bias, w.post_ffn_norm, ready=codes)
             return
         assert mixture is not None
         assert w.mixture is not None
@@ -339,7 +309,7 @@ class Decoder:
             return into
         assert w.gate is not None
         assert w.up is not None
-        self._linear(plan, x, (w.gate, b.gate, None), (w.up, b.up, None), ready=made)
+        self._linear(plan, x, (w.gate, b.gate, w.gate_bias), (w.up, b.up, w.up_bias), ready=made)
         codes = self._codes(b.gate, w.down)
         if codes is None:
             gate(plan, b.gate, b.up, kind, counts)

@@ -21,6 +21,8 @@ class Family:
     qk_norm: bool = False
     wide_qk_norm: bool = False
     optional_qk_norm: bool = False
+    #: Whether those see q and k as their positions have turned them.
+    norms_turned: bool = False
     #: What files call the norm before the feed-forward.
     ffn_norm: str = "ffn_norm"
     #: Whether attention and feed-forward read a norm of what they add to, or that itself.
@@ -48,6 +50,8 @@ class Family:
     wide_scale_layers: int = 0
     #: Whether files scale the embedding, what layers add, scores and logits.
     has_scales: bool = False
+    #: Whether files may have q scaled by its position, the more the farther it is.
+    scales_queries: bool = False
     #: Of files with experts; None: there are none.
     experts: ExpertsOfFamily | None = None
 
@@ -56,6 +60,9 @@ FAMILIES: dict[str, Family] = {
     # Mistral 7B v0.1 is a llama file whose layers all have a window. Converters leave the window
     # out and llama.cpp ignores it; where a file names one, we honour it, as transformers does.
     "llama": Family("normal", has_window=True, experts=ExpertsOfFamily(are_optional=True)),
+    "mistral3": Family(
+        "normal", has_window=True, scales_queries=True, experts=ExpertsOfFamily(are_optional=True),
+    ),
     "qwen2": Family("neox"),
     "qwen2moe": Family(
         "neox", experts=ExpertsOfFamily(normalises=False, has_gate=True),
@@ -93,5 +100,6 @@ FAMILIES: dict[str, Family] = {
     ),
     "ernie4_5": Family("normal"),
     "seed_oss": Family("neox", ffn_norm="post_attention_norm"),
+    "hunyuan-dense": Family("neox", qk_norm=True, norms_turned=True),
     "olmoe": Family("neox", wide_qk_norm=True, experts=ExpertsOfFamily(normalises=False)),
 }  # fmt: skip

@@ -179,7 +179,7 @@ def held_dtypes(file: GGUFFile, facts: Architecture, *, in_bf16: bool) -> set[DT
 def _rope_bytes(facts: Architecture, context_length: int) -> int:
     """Tables of cosines and sines in f32, and the f64 angles, cosines and sines of one."""
     num_angles = context_length * facts.rope.dim // 2
-    num_tables = 1 if facts.local_rope == facts.rope else 2
+    num_tables = 1 + (facts.local_rope != facts.rope) + facts.scales_queries(context_length)
     return num_angles * (num_tables * 2 * _F32_BYTES + 3 * 8)
 
 

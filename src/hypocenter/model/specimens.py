@@ -24,9 +24,11 @@ from hypocenter.kernels.weights.gpu_layout import UNITS
 from hypocenter.kernels.weights.packing import Packed
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.architecture import Architecture, Rope
-from hypocenter.model.decoder import Decoder, KVPages, StepInputs
+from hypocenter.model.decoder import Decoder
 from hypocenter.model.experts import Experts
 from hypocenter.model.families import FAMILIES
+from hypocenter.model.rope_tables import RopeTables
+from hypocenter.model.step_buffers import KVPages, StepInputs
 from hypocenter.model.weights import FeedForward, LayerWeights, Mixture, Weights
 from hypocenter.tensor import DType, Tensor, contiguous_strides
 
@@ -370,4 +372,4 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
     pair = (table[0], table[1])
     token_table = matrix("token_embd", facts.vocab_size, width)
     norm = vector("output_norm", width)
-    return Weights(token_table, (layer,), norm, token_table, pair, pair, 0)
+    return Weights(token_table, (layer,), norm, token_table, RopeTables(pair, pair), 0)

@@ -15,22 +15,20 @@ from hypocenter.config import OnProgress
 from hypocenter.device import copies, memory
 from hypocenter.device.lending import Borrower
 from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel
-from hypocenter.kernels.attention import rope
 from hypocenter.kernels.linear.linear_gate import may_join
 from hypocenter.kernels.weights import packing
 from hypocenter.kernels.weights.block_types import dequantise
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.messages import KeptWeights, SharedWeight
-from hypocenter.model.architecture import Architecture, Rope
+from hypocenter.model.architecture import Architecture
 from hypocenter.model.experts import Experts
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.packed_weights import PackedWeights
+from hypocenter.model.rope_tables import RopeTableReader, RopeTables
 from hypocenter.tensor import DType, Tensor
 
 # Digits of ASCII without leading zeros: one layer has one name.
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\..+")
-
-RopeTable = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +36,16 @@ class FeedForward:
     """The matrices of one feed-forward, packed, or stacks of those of experts.
 
     `gate_up` holds both where the device multiplies them at once (`linear_gate_codes`), else there
-    are `gate` and `up`.
+    are `gate` and `up`. Biases are f32 padded to 64; None: not there.
     """
 
     gate: Tensor | None
     up: Tensor | None
     gate_up: Tensor | None
     down: Tensor
+    gate_bias: Tensor | None = None
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
 
     @property
     def read(self) -> tuple[Tensor, ...]:
@@ -119,8 +120,7 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     output_norm: Tensor
     output: Tensor
-    rope: RopeTable
-    local_rope: RopeTable
+    ropes: RopeTables
     num_bytes: int
     in_bf16: bool = False
     #: Why the packed matrices are not on disk for the next start; empty when they are.
@@ -170,10 +170,19 @@ def load_weights(
         output = table
         if not is_tied:
             output = loader.matrix("output", architecture.vocab_size, architecture.width)
-        tables = loader.rope_tables(context_length)
+        ropes = RopeTableReader(file, architecture, loader.values, device).tables(context_length)
         loader.refuse_unused()
         kept.finish()
-    return Weights(table, layers, output_norm, output, *tables, num_bytes, in_bf16, kept.problem)
+    return Weights(
+        token_table=table,
+        layers=layers,
+        output_norm=output_norm,
+        output=output,
+        ropes=ropes,
+        num_bytes=num_bytes,
+        in_bf16=in_bf16,
+        not_kept=kept.problem,
+    )
 
 
 def is_draft(name: str, architecture: Architecture) -> bool:
@@ -225,7 +234,7 @@ class Loader:
             q_norm=self._qk_norm(f"{prefix}attn_q_norm.weight", q_rows),
             k_norm=self._qk_norm(f"{prefix}attn_k_norm.weight", kv_rows),
             attn_output=self.matrix(f"{prefix}attn_output", width, q_rows),
-            attn_output_bias=self._optional(f"{prefix}attn_output.bias", width),
+            attn_output_bias=self.optional(f"{prefix}attn_output.bias", width),
             post_attn_norm=self._vector_if(
                 post_norms, f"{prefix}post_attention_norm.weight", width
             ),
@@ -243,15 +252,7 @@ class Loader:
 
     def vector(self, name: str, length: int) -> Tensor:
         """A vector of `length` as f32, padded with zeros to a multiple of 64."""
-        return self._pad(name, self._values(name, (length,)))
-
-    def rope_tables(self, context_length: int) -> tuple[RopeTable, RopeTable]:
-        facts = self.facts
-        divisors = self._rope_divisors(context_length)
-        table = self._rope_table("rope", facts.rope, context_length, divisors)
-        if facts.local_rope == facts.rope:
-            return table, table
-        return table, self._rope_table("local_rope", facts.local_rope, context_length, None)
+        return self._pad(name, self.values(name, (length,)))
 
     def refuse_unused(self) -> None:
         for name in self.file.tensors:
@@ -283,23 +284,31 @@ class Loader:
     def _qkv_biases(self, prefix: str, rows: tuple[int, int, int]) -> tuple[Tensor | None, ...]:
         fused = f"{prefix}attn_qkv.bias"
         if fused in self.file.tensors:
-            values = self._values(fused, (sum(rows),))
+            values = self.values(fused, (sum(rows),))
             parts = np.split(values, np.cumsum(rows)[:-1])
             return tuple(self._pad(fused, part) for part in parts)
         names = (f"{prefix}attn_q.bias", f"{prefix}attn_k.bias", f"{prefix}attn_v.bias")
-        return tuple(self._optional(name, count) for name, count in zip(names, rows, strict=True))
+        return tuple(self.optional(name, count) for name, count in zip(names, rows, strict=True))
 
     def _feed_forward(
         self, prefix: str, kind: str, width: int, num_experts: int = 0
     ) -> FeedForward:
-        """`{prefix}ffn_*{kind}`, of that width, or a stack of `num_experts`."""
-        is_fused = self.facts.family.fused_gate_up and not kind
+        """`{prefix}ffn_*{kind}`, of that width, or a stack of `num_experts`; only a dense one has
+        biases, where it has them."""
+        family, columns = self.facts.family, self.facts.width
+        is_fused = family.fused_gate_up and not kind
         parts = ("up",) if is_fused else ("gate", "up")
         names = [f"{prefix}ffn_{part}{kind}.weight" for part in parts]
-        down, columns = f"{prefix}ffn_down{kind}.weight", self.facts.width
-        rows = (width,) * (2 // len(names))
+        down = f"{prefix}ffn_down{kind}.weight"
+        rows = (width, width) if is_fused else (width,)
+        biases: dict[str, Tensor | None] = {}
+        if not kind and not is_fused:
+            lengths = {**dict.fromkeys(parts, width), "down": columns}
+            for part, length in lengths.items():
+                biases[f"{part}_bias"] = self.optional(f"{prefix}ffn_{part}.bias", length)
         gate = up = gate_up = None
-        if self._may_join([*names, down]):
+        is_biased = any(biases.get(f"{part}_bias") is not None for part in parts)
+        if not is_biased and self._may_join([*names, down]):
             gate_up = self._join(names, rows, num_experts)
         else:
             gate, up = (
@@ -308,7 +317,7 @@ class Loader:
                 for half in self._split(name, rows, columns, num_experts=num_experts)
             )
         (last,) = self._split(down, (columns,), width, num_experts=num_experts)
-        return FeedForward(gate, up, gate_up, last)
+        return FeedForward(gate, up, gate_up, last, **biases)
 
     def _may_join(self, names: Sequence[str]) -> bool:
         known = self.file.tensors  # what is missing is told of where it is read
@@ -337,7 +346,7 @@ class Loader:
             shared = self._feed_forward(prefix, "_shexp", experts.shared_width)
         return Mixture(
             router=self._router(prefix, experts),
-            bias=self._optional(bias_name, num_experts) if family.has_bias else None,
+            bias=self.optional(bias_name, num_experts) if family.has_bias else None,
             experts=self._feed_forward(prefix, "_exps", experts.width, num_experts),
             shared=shared,
         )
@@ -348,7 +357,7 @@ class Loader:
         (raw,) = self._rows(name, (experts.choice.num_experts,), width)
         rows = [dequantise(raw, self.file.tensors[name].dtype, width)]
         if experts.choice.has_gate:
-            rows.append(self._values(f"{prefix}ffn_gate_inp_shexp.weight", (width,))[None])
+            rows.append(self.values(f"{prefix}ffn_gate_inp_shexp.weight", (width,))[None])
         values = np.ascontiguousarray(np.concatenate(rows), np.float32)
         packed = packing.pack(values.view(np.uint8), DType.F32, width, device=self.device)
         return packing.place(name, "model", packed, device=self.device)
@@ -401,7 +410,8 @@ class Loader:
             return [packing.stack(raw, num_experts)]
         return np.split(raw, np.cumsum(row_counts)[:-1])
 
-    def _values(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    def values(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """A tensor that is no matrix, as f32."""
         dtype = self._expect(name, shape)
         if dtype.is_quantised:
             raise UnsupportedModel(
@@ -421,7 +431,8 @@ class Loader:
         self.taken.add(name)
         return info.dtype
 
-    def _optional(self, name: str, length: int) -> Tensor | None:
+    def optional(self, name: str, length: int) -> Tensor | None:
+        """A vector as `vector` gives it, or None."""
         return self._vector_if(name in self.file.tensors, name, length)
 
     def _vector_if(self, wanted: bool, name: str, length: int) -> Tensor | None:
@@ -433,65 +444,3 @@ class Loader:
         )
         copies.to_device(tensor, np.ascontiguousarray(values))
         return tensor
-
-    def _rope_divisors(self, context_length: int) -> np.ndarray[Any, Any] | None:
-        """Llama 3.1 has one list of divisors, Phi 3 one for short and one for long contexts."""
-        shape = (self.facts.rope.dim // 2,)
-        if "rope_freqs.weight" in self.file.tensors:
-            return self._divisors("rope_freqs.weight", shape)
-        if "rope_factors_long.weight" not in self.file.tensors:
-            return None
-        long = self._divisors("rope_factors_long.weight", shape)
-        short = self._divisors("rope_factors_short.weight", shape)
-        return long if context_length > self.facts.rope.original_context else short
-
-    def _divisors(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        values = self._values(name, shape)
-        wrong = np.flatnonzero(~((values > 0) & (values < np.inf)))
-        if len(wrong):
-            first = int(wrong[0])
-            limit = "frequencies are divided by it: it must be finite and above 0"
-            raise BadModelFile(self.file.path, f"{name}[{first}]", float(values[first]), limit)
-        return values
-
-    def _rope_table(
-        self, name: str, facts: Rope, context_length: int, divisors: np.ndarray[Any, Any] | None
-    ) -> RopeTable:
-        attn_factor = self._attn_factor(facts)
-        with np.errstate(over="ignore", invalid="ignore"):  # looked for below
-            cos, sin = rope.tables(
-                context_length,
-                facts.dim,
-                facts.base,
-                scaling=facts.scaling,
-                factor=facts.factor,
-                original_context=facts.original_context,
-                attn_factor=attn_factor,
-                beta_fast=facts.beta_fast,
-                beta_slow=facts.beta_slow,
-                divisors=divisors,
-            )
-        if not (np.isfinite(cos).all() and np.isfinite(sin).all()):
-            raise BadModelFile(
-                self.file.path,
-                "rope scaling",
-                f"base {facts.base}, factor {facts.factor}, attn_factor {attn_factor}",
-                f"the {name} table must be finite",
-            )
-        pair = []
-        for values, kind in ((cos, "cos"), (sin, "sin")):
-            tensor = memory.allocate(
-                f"{name}_{kind}", "model", DType.F32, values.shape, device=self.device
-            )
-            copies.to_device(tensor, values)
-            pair.append(tensor)
-        return pair[0], pair[1]
-
-    def _attn_factor(self, facts: Rope) -> float:
-        """Files may leave it out; longrope then follows from the two context lengths."""
-        if facts.attn_factor:
-            return facts.attn_factor
-        stretch = self.facts.context_length / facts.original_context
-        if facts.scaling != "longrope" or stretch <= 1:
-            return 1.0
-        return math.sqrt(1 + math.log(stretch) / math.log(facts.original_context))
