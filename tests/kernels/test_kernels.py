@@ -375,6 +375,18 @@ def test_gate(kind: str) -> None:
     assert np.max(np.abs(to_host(out)[:, :129] - exact) / (np.abs(exact) + 1e-3)) < 32 * EPS
 
 
+@pytest.mark.parametrize("kind", ["gelu", "relu2"])
+def test_activate(kind: str) -> None:
+    x = np.random.default_rng(7).standard_normal((5, 129)).astype(np.float32) * 4
+    x[4, 0] = np.nan
+    out = rows_tensor("x", x)
+    launch(lambda p: activation.activate(p, out, kind, counts(5)), 5)
+    got = to_host(out)[:, :129]
+    assert np.isnan(got[4, 0])
+    exact = activation.activated_reference(x, kind)
+    assert np.nanmax(np.abs(got - exact) / (np.abs(exact) + 1e-3)) < 32 * EPS
+
+
 def test_scale_and_softcap_touch_live_rows_only() -> None:
     x = np.random.default_rng(8).standard_normal((3, 100)).astype(np.float32)
     out = rows_tensor("x", x)

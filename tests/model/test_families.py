@@ -64,9 +64,10 @@ def test_token_by_token(model: FamilyModel) -> None:
         ("hunyuan-dense", 6),
         ("llama-biased", 6),
         ("mistral3-scaled", 40),
+        ("arcee", 6),
     ],
 )
-@pytest.mark.tier("sim", fast=lambda case: case.name == "hunyuan-dense")
+@pytest.mark.tier("sim", fast=lambda case: case.name in ("hunyuan-dense", "arcee"))
 def test_a_gpu_gives_the_same_logits(
     name: str, num_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,15 +122,15 @@ def test_what_would_be_computed_wrongly_is_refused(
     ("name", "device", "num_tokens"),
     [
         ("olmo2", "cpu", NUM_DECODE_TOKENS),
-        ("hunyuan-dense", "cpu", NUM_DECODE_TOKENS),
-        ("hunyuan-dense", "sim:h200", 4),
+        ("arcee", "cpu", NUM_DECODE_TOKENS),
+        ("arcee", "sim:h200", 4),
     ],
 )
 @pytest.mark.tier("sim", fast=lambda case: case.device == "cpu")
 def test_quantised_weights_read_codes(
     name: str, device: str, num_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Products of Q8_0 read codes alone, of what has no norm too."""
+    """Products of Q8_0 read codes alone: of what has no norm, and of relu2."""
     add = gguf.GGUFWriter.add_tensor
 
     def add_quantised(writer: Any, name: str, values: np.ndarray, **more: Any) -> None:
@@ -161,6 +162,7 @@ def test_quantised_weights_read_codes(
         ("granite", {"has_scales": False}),
         ("hunyuan-dense", {"norms_turned": False}),
         ("mistral3-scaled", {"scales_queries": False}),
+        ("arcee", {"activation": "gelu"}),
     ],
 )
 @pytest.mark.tier("sim", fast=lambda case: case.name == "smollm3")

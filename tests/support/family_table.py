@@ -559,6 +559,26 @@ FAMILIES: dict[str, Family] = {
         },
         pre="hunyuan-dense",
     ),
+    "arcee": Family(
+        "arcee",
+        "Arcee",
+        {**_BASE, "head_dim": 24, "rope_parameters": _ROPE_10K},
+        permuted_rows=True,
+    ),
+    "arcee-tied": Family(
+        "arcee",
+        "Arcee",
+        {
+            **_BASE,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": _ROPE_10K,
+        },
+        permuted_rows=True,
+    ),
     "gemma": Family(
         "gemma",
         "Gemma",

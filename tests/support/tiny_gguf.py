@@ -81,6 +81,8 @@ def _tensors(name: str, num_layers: int) -> dict[str, np.ndarray]:
     family = FAMILIES.get(name, FAMILIES["llama"])  # of what is not run nothing else is read
     if family.post_norms:
         layer |= {"post_attention_norm": (WIDTH,), "post_ffw_norm": (WIDTH,)}
+    if not family.has_gate:
+        del layer["ffn_gate"]
     if not family.pre_norms:
         del layer["attn_norm"], layer["ffn_norm"]
     if family.qk_norm or family.wide_qk_norm:

@@ -19,7 +19,14 @@ from hypocenter.kernels.linear.linear_gate import linear_gate_codes
 from hypocenter.kernels.linear.operands import Operands, Product, reads_codes_alone
 from hypocenter.kernels.linear.quantise import quantise
 from hypocenter.kernels.mark import mark, mark_layer
-from hypocenter.kernels.rowwise.activation import gate, gate_codes, scale, softcap
+from hypocenter.kernels.rowwise.activation import (
+    activate,
+    activate_codes,
+    gate,
+    gate_codes,
+    scale,
+    softcap,
+)
 from hypocenter.kernels.rowwise.embedding import gather, lookup, narrow
 from hypocenter.kernels.rowwise.norm import rms_norm, rms_norm_codes
 from hypocenter.kernels.weights.row_groups import padded_rows
@@ -307,8 +314,15 @@ class Decoder:
             into = self._gated.next(b.x.shape[0])
             linear_gate_codes(plan, made, w.gate_up, kind, into, counts, width=width)
             return into
-        assert w.gate is not None
         assert w.up is not None
+        if w.gate is None:
+            self._linear(plan, x, (w.up, b.gate, w.up_bias), ready=made)
+            codes = self._codes(b.gate, w.down)
+            if codes is None:
+                activate(plan, b.gate, kind, counts)
+            else:
+                activate_codes(plan, b.gate, kind, codes, counts, width=width)
+            return codes
         self._linear(plan, x, (w.gate, b.gate, w.gate_bias), (w.up, b.up, w.up_bias), ready=made)
         codes = self._codes(b.gate, w.down)
         if codes is None:

@@ -30,6 +30,8 @@ class Family:
     post_norms: bool = False
     fused_qkv: bool = False
     fused_gate_up: bool = False
+    #: Whether a feed-forward has a gate, or activates what goes up.
+    has_gate: bool = True
     scaled_embedding: bool = False
     #: Every n-th layer sees the whole context, the others a window; 0: all layers are alike.
     window_pattern: int = 0
@@ -101,5 +103,6 @@ FAMILIES: dict[str, Family] = {
     "ernie4_5": Family("normal"),
     "seed_oss": Family("neox", ffn_norm="post_attention_norm"),
     "hunyuan-dense": Family("neox", qk_norm=True, norms_turned=True),
+    "arcee": Family("normal", activation="relu2", has_gate=False),
     "olmoe": Family("neox", wide_qk_norm=True, experts=ExpertsOfFamily(normalises=False)),
 }  # fmt: skip

@@ -101,6 +101,7 @@ def _of_vendor(vendor: str) -> Iterator[Specimen]:
         yield from of_model("llama", DType.Q8_0, dtype, attention="parts", num_tokens=num_tokens)
     yield from _of_attention(vendor)
     yield from _of_mixtures(vendor)
+    yield from _of_activations(vendor)
     # Extents beyond 2**31 elements, which no memory is needed for here.
     caps = {"attn_softcap": 50.0, "final_softcap": 30.0}
     huge = 1 << 20
@@ -135,6 +136,18 @@ def _of_mixtures(vendor: str) -> Iterator[Specimen]:
         for num_tokens in (1, 16):
             yield from of("qwen3moe", dtype, num_tokens, experts=_HUGE_MIXTURE)
         yield from of("qwen3moe", dtype, 1 << 20)
+
+
+def _of_activations(vendor: str) -> Iterator[Specimen]:
+    """Both activations that have no gate, for each number of rows they know."""
+    arcee = FAMILIES["arcee"]
+    for family, dtype, num_tokens in itertools.product(
+        (arcee, replace(arcee, activation="gelu")), (DType.F16, DType.Q8_0), (1, 16, 64, 1 << 20)
+    ):
+        changes = {"family": family}
+        plan = abstract_plan(vendor, "arcee", dtype, DType.F16, changes, num_tokens=num_tokens)
+        launches = [x for x in plan.launches if x.kernel.startswith("activate")]
+        yield from specimens(launches, f"{dtype.name.lower()}, no gate")
 
 
 def _of_attention(vendor: str) -> Iterator[Specimen]:
@@ -334,7 +347,8 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
     family, width = facts.family, facts.width
 
     def feed_forward(inner: int, *stack: int) -> FeedForward:
-        gate, up = (matrix(name, *stack, inner, width) for name in ("gate", "up"))
+        up = matrix("up", *stack, inner, width)
+        gate = matrix("gate", *stack, inner, width) if family.has_gate else None
         return FeedForward(gate, up, None, matrix("down", *stack, width, inner))
 
     def mixture(experts: Experts) -> Mixture:

@@ -297,7 +297,7 @@ class Loader:
         biases, where it has them."""
         family, columns = self.facts.family, self.facts.width
         is_fused = family.fused_gate_up and not kind
-        parts = ("up",) if is_fused else ("gate", "up")
+        parts = ("gate", "up") if family.has_gate and not is_fused else ("up",)
         names = [f"{prefix}ffn_{part}{kind}.weight" for part in parts]
         down = f"{prefix}ffn_down{kind}.weight"
         rows = (width, width) if is_fused else (width,)
@@ -308,7 +308,9 @@ class Loader:
                 biases[f"{part}_bias"] = self.optional(f"{prefix}ffn_{part}.bias", length)
         gate = up = gate_up = None
         is_biased = any(biases.get(f"{part}_bias") is not None for part in parts)
-        if not is_biased and self._may_join([*names, down]):
+        if not family.has_gate:
+            (up,) = self._split(names[0], rows, columns)
+        elif not is_biased and self._may_join([*names, down]):
             gate_up = self._join(names, rows, num_experts)
         else:
             gate, up = (

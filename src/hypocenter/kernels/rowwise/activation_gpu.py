@@ -80,6 +80,60 @@ def gate_codes_kernel(
     )
 
 
+@triton.jit
+def _activate(x, IS_GELU: tl.constexpr):
+    if IS_GELU:
+        return _gate(x, 1.0, IS_GELU)
+    else:
+        positive = tl.where(x < 0, 0.0, x)  # NaN stays what it is
+        return positive * positive
+
+
+@triton.jit
+def activate_kernel(
+    x_ptr, counts_ptr, width, IS_GELU: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    row = tl.program_id(0)
+    if row >= tl.load(counts_ptr):
+        return
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    at = x_ptr + as_offset(row, WIDE) * width + column
+    tl.store(at, _activate(tl.load(at, mask=inside, other=0.0), IS_GELU), mask=inside)
+
+
+@triton.jit
+def activate_codes_kernel(
+    x_ptr, counts_ptr, codes_ptr, scales_ptr, sums_ptr, width, pitch, num_groups,
+    IS_GELU: tl.constexpr, IS_ONE: tl.constexpr, IS_FEW: tl.constexpr, OVERLAPS: tl.constexpr,
+    WIDE: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    row = tl.program_id(0)
+    if not IS_ONE:
+        if row >= tl.load(counts_ptr):
+            return
+    row = as_offset(row, WIDE)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    column = columns_of(group)
+    x = tl.load(x_ptr + row * pitch + column, mask=column < width, other=0.0)
+    store_codes(
+        _activate(x, IS_GELU),
+        row,
+        group,
+        group >= 0,
+        width,
+        codes_ptr,
+        scales_ptr,
+        sums_ptr,
+        num_groups,
+        IS_FEW,
+        GROUPS,
+    )
+
+
 @triton.jit(do_not_specialize=["count"])
 def scale_kernel(
     x_ptr, counts_ptr, count, factor, width, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
@@ -140,6 +194,43 @@ def add_gate_codes(
         gate_codes_kernel,
         *(gate, facts["up"], facts["counts"], facts["codes"], scales, facts["sums"], width),
         *(pitch, scales.shape[1]),
+        grid=(num_rows, programs),
+        contract=contract,
+        facts=facts,
+        IS_GELU=is_gelu,
+        **options,
+    )
+
+
+def add_activate(
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], is_gelu: bool
+) -> None:
+    """Append activate: one program for 256 columns of each row of the bucket."""
+    x = facts["x"]
+    plan.add_gpu(
+        activate_kernel,
+        *(x, facts["counts"], x.shape[1]),
+        grid=(x.shape[0], triton.cdiv(x.shape[1], _BLOCK)),
+        contract=contract,
+        facts=facts,
+        # As where codes are made of it at once: the compiler might round otherwise.
+        enable_fp_fusion=False,
+        IS_GELU=is_gelu,
+        BLOCK=_BLOCK,
+    )
+
+
+def add_activate_codes(
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], is_gelu: bool
+) -> None:
+    """Append activate_codes for every row of the bucket."""
+    x, scales = facts["x"], facts["scales"]
+    (num_rows, pitch), width = x.shape, facts["width"]
+    programs, options = codes_form(num_rows, width)
+    plan.add_gpu(
+        activate_codes_kernel,
+        *(x, facts["counts"], facts["codes"], scales, facts["sums"], width, pitch),
+        scales.shape[1],
         grid=(num_rows, programs),
         contract=contract,
         facts=facts,
