@@ -65,9 +65,12 @@ def test_token_by_token(model: FamilyModel) -> None:
         ("llama-biased", 6),
         ("mistral3-scaled", 40),
         ("arcee", 6),
+        ("starcoder2", 6),
+        ("command-r", 6),
+        ("phi2", 6),
     ],
 )
-@pytest.mark.tier("sim", fast=lambda case: case.name in ("hunyuan-dense", "arcee"))
+@pytest.mark.tier("sim", fast=lambda case: case.name in ("hunyuan-dense", "phi2"))
 def test_a_gpu_gives_the_same_logits(
     name: str, num_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,14 +126,15 @@ def test_what_would_be_computed_wrongly_is_refused(
     [
         ("olmo2", "cpu", NUM_DECODE_TOKENS),
         ("arcee", "cpu", NUM_DECODE_TOKENS),
-        ("arcee", "sim:h200", 4),
+        ("phi2", "cpu", NUM_DECODE_TOKENS),
+        ("phi2", "sim:h200", 4),
     ],
 )
 @pytest.mark.tier("sim", fast=lambda case: case.device == "cpu")
 def test_quantised_weights_read_codes(
     name: str, device: str, num_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Products of Q8_0 read codes alone: of what has no norm, and of relu2."""
+    """Products of Q8_0 read codes alone: of what has no norm, of relu2, of layer norms."""
     add = gguf.GGUFWriter.add_tensor
 
     def add_quantised(writer: Any, name: str, values: np.ndarray, **more: Any) -> None:
@@ -163,6 +167,7 @@ def test_quantised_weights_read_codes(
         ("hunyuan-dense", {"norms_turned": False}),
         ("mistral3-scaled", {"scales_queries": False}),
         ("arcee", {"activation": "gelu"}),
+        ("command-r", {"multiplies_logits": False}),
     ],
 )
 @pytest.mark.tier("sim", fast=lambda case: case.name == "smollm3")

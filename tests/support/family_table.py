@@ -29,7 +29,8 @@ class Family:
     branch_norms: tuple[str, ...] = ()
     context_length: int = 2048
     metadata: Mapping[str, int | float | str | bool | list[int]] = field(default_factory=dict)
-    #: False where llama.cpp knowingly computes something else than transformers.
+    #: False where llama.cpp knowingly computes something else than transformers, or has no place
+    #: for biases.
     llama_cpp_agrees: bool = True
 
 
@@ -55,6 +56,8 @@ _BASE: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
+#: What is common to those that have layer norms, which each name the epsilon otherwise.
+_LAYER_NORMS = {key: value for key, value in _BASE.items() if key != "rms_norm_eps"}
 #: For the deep ones, which would take long otherwise.
 _NARROW = {
     "hidden_size": 48,
@@ -558,6 +561,7 @@ FAMILIES: dict[str, Family] = {
             "rope_parameters": _ROPE_10K,
         },
         pre="hunyuan-dense",
+        llama_cpp_agrees=False,
     ),
     "arcee": Family(
         "arcee",
@@ -578,6 +582,98 @@ FAMILIES: dict[str, Family] = {
             "rope_parameters": _ROPE_10K,
         },
         permuted_rows=True,
+        llama_cpp_agrees=False,
+    ),
+    "starcoder2": Family(
+        "starcoder2",
+        "Starcoder2",
+        {
+            **_LAYER_NORMS,
+            "norm_epsilon": 1e-5,
+            "use_bias": True,
+            "tie_word_embeddings": True,
+            "sliding_window": None,
+            "rope_parameters": _ROPE_10K,
+        },
+        pre="starcoder",
+    ),
+    "starcoder2-untied": Family(
+        "starcoder2",
+        "Starcoder2",
+        {
+            **_LAYER_NORMS,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "norm_epsilon": 1e-5,
+            "use_bias": True,
+            "sliding_window": None,
+            "rope_parameters": _ROPE_10K,
+        },
+        pre="starcoder",
+    ),
+    # It turns neighbouring rows in transformers too.
+    "command-r": Family(
+        "command-r",
+        "Cohere",
+        {
+            **_LAYER_NORMS,
+            "layer_norm_eps": 1e-5,
+            "logit_scale": 0.0625,
+            "tie_word_embeddings": True,
+            "rope_parameters": _ROPE_10K,
+        },
+        pre="command-r",
+        metadata={"logit_scale": 0.0625},
+    ),
+    "command-r-biased": Family(
+        "command-r",
+        "Cohere",
+        {
+            **_LAYER_NORMS,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "layer_norm_eps": 1e-5,
+            "logit_scale": 2.0,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "rope_parameters": _ROPE_10K,
+        },
+        pre="command-r",
+        metadata={"logit_scale": 2.0},
+        llama_cpp_agrees=False,
+    ),
+    "stablelm": Family(
+        "stablelm",
+        "StableLm",
+        {
+            **_LAYER_NORMS,
+            "layer_norm_eps": 1e-5,
+            "use_qkv_bias": True,
+            "rope_parameters": {**_ROPE_10K, "partial_rotary_factor": 0.25},
+        },
+        pre="stablelm2",
+    ),
+    "nemotron": Family(
+        "nemotron",
+        "Nemotron",
+        {
+            **_LAYER_NORMS,
+            "norm_eps": 1e-5,
+            "rope_parameters": {**_ROPE_10K, "partial_rotary_factor": 0.5},
+        },
+        vocabulary="llama",
+        shifted_norms=True,
+    ),
+    "phi2": Family(
+        "phi2",
+        "Phi",
+        {
+            **_LAYER_NORMS,
+            "num_key_value_heads": 6,
+            "layer_norm_eps": 1e-5,
+            "rope_parameters": {**_ROPE_10K, "partial_rotary_factor": 0.5},
+        },
+        pre="phi-2",
     ),
     "gemma": Family(
         "gemma",

@@ -173,7 +173,7 @@ class _Reader:
             vocab_size=self._vocab_size(width),
             context_length=self._count("context_length", MAX_CONTEXT),
             # All that layers add is scaled alike, so what they add to may be divided instead.
-            norm_eps=self._positive("attention.layer_norm_rms_epsilon") / residual_scale**2,
+            norm_eps=self._norm_eps() / residual_scale**2,
             rope=rope,
             local_rope=local_rope,
             attn_scale=self._attn_scale(width, num_layers, num_heads, head_dim),
@@ -181,7 +181,7 @@ class _Reader:
             final_softcap=self._number("final_logit_softcapping", self.family.default_caps[1]),
             window=self._window(num_layers),
             embedding_scale=self._embedding_scale(width) / residual_scale,
-            logit_scale=self._scale("logit_scale"),
+            logit_scale=self._logit_scale(),
             query_growth=self._query_growth(rope, head_dim),
             num_draft_layers=num_draft_layers,
             experts=read_experts(
@@ -206,6 +206,15 @@ class _Reader:
     def _scale(self, key: str) -> float:
         """A scale of the families that have them; files say 0, or nothing, where it is 1."""
         return (self._number(key, 1.0) or 1.0) if self.family.has_scales else 1.0
+
+    def _norm_eps(self) -> float:
+        kind = "layer_norm" if self.family.layer_norms else "layer_norm_rms"
+        return self._positive(f"attention.{kind}_epsilon")
+
+    def _logit_scale(self) -> float:
+        if self.family.multiplies_logits and (factor := self._number("logit_scale", 0.0)):
+            return 1 / factor
+        return self._scale("logit_scale")
 
     def _residual_scale(self) -> float:
         scale, (low, high) = self._scale("residual_scale"), RESIDUAL_SCALES

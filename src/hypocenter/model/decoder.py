@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from hypocenter.device.memory import allocate, rows
 from hypocenter.device.plan import Plan, PlanBuilder, bucket
@@ -28,6 +29,7 @@ from hypocenter.kernels.rowwise.activation import (
     softcap,
 )
 from hypocenter.kernels.rowwise.embedding import gather, lookup, narrow
+from hypocenter.kernels.rowwise.layer_norm import layer_norm, layer_norm_codes
 from hypocenter.kernels.rowwise.norm import rms_norm, rms_norm_codes
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.activations import Activations, RotatingOperands
@@ -37,6 +39,13 @@ from hypocenter.model.step_buffers import KVPages, StepInputs
 from hypocenter.model.unfused import UnfusedAttention
 from hypocenter.model.weights import FeedForward, LayerWeights, Mixture, Weights
 from hypocenter.tensor import DType, Tensor
+
+
+class Norm(NamedTuple):
+    """Tensors of a norm: none, a weight alone for a root mean square, or both of a layer norm."""
+
+    weight: Tensor | None
+    bias: Tensor | None = None
 
 
 class Decoder:
@@ -124,7 +133,8 @@ class Decoder:
         mixture = self._mixture and self._mixture.first(num_tokens)
         for index, layer in enumerate(self.weights.layers):
             self._attention(plan, b, index, layer, attend)
-            self._feed_forward(plan, b, layer, mixture)
+            if not layer.is_parallel:
+                self._feed_forward(plan, b, layer, mixture)
             mark_layer(plan, index, len(self.weights.layers))
         if not num_logit_rows:
             return Plan(plan, b.x)
@@ -161,7 +171,16 @@ class Decoder:
     ) -> None:
         facts, inputs, counts = self.facts, self.inputs, self.inputs.counts
         products = (w.q, b.q, w.q_bias), (w.k, b.k, w.k_bias), (w.v, b.v, w.v_bias)
-        self._normed_linear(plan, b.x, w.attn_norm, b.hidden, *products)
+        weights = [weight for weight, _, _ in products]
+        if w.is_parallel:
+            assert w.dense is not None
+            weights += w.dense.read
+        norm = Norm(w.attn_norm, w.attn_norm_bias)
+        read, made = self._norm(plan, b.x, norm, b.hidden, *weights)
+        self._linear(plan, read, *products, ready=made)
+        if w.is_parallel:
+            # x is read no more, so what this adds to it may come before attention's part.
+            self._dense(plan, b, w, read, made)
         if not facts.family.norms_turned:
             self._norm_heads(plan, b, w)
         keys, values = self.pages.keys[index], self.pages.values[index]
@@ -271,15 +290,23 @@ class Decoder:
         self, plan: PlanBuilder, b: Activations, w: LayerWeights, mixture: MixtureBuffers | None
     ) -> None:
         if w.dense is not None:
-            x, made = self._norm(plan, b.x, w.ffn_norm, b.hidden, *w.dense.read)
-            codes = self._gate_up(plan, b, w.dense, x, made, self.facts.ffn_width)
-            down, bias = w.dense.down, w.dense.down_bias
-            self._into_residual(plan, b, b.gate, down, bias, w.post_ffn_norm, ready=codes)
+            norm = Norm(w.ffn_norm, w.ffn_norm_bias)
+            x, made = self._norm(plan, b.x, norm, b.hidden, *w.dense.read)
+            self._dense(plan, b, w, x, made)
             return
         assert mixture is not None
         assert w.mixture is not None
         assert w.ffn_norm is not None
         self._mix(plan, b, w.ffn_norm, w.mixture, mixture)
+
+    def _dense(
+        self, plan: PlanBuilder, b: Activations, w: LayerWeights, x: Tensor, made: Operands | None
+    ) -> None:
+        """b.x += what the dense feed-forward makes of x; `made` as in `_gate_up`."""
+        assert w.dense is not None
+        codes = self._gate_up(plan, b, w.dense, x, made, self.facts.ffn_width)
+        down, bias = w.dense.down, w.dense.down_bias
+        self._into_residual(plan, b, b.gate, down, bias, w.post_ffn_norm, ready=codes)
 
     def _mix(
         self, plan: PlanBuilder, b: Activations, norm: Tensor, w: Mixture, mixture: MixtureBuffers
@@ -292,7 +319,7 @@ class Decoder:
         if w.shared is not None:
             assert facts.experts is not None
             assert mixture.shared is not None
-            x, made = self._norm(plan, b.hidden, None, b.hidden, *w.shared.read)
+            x, made = self._norm(plan, b.hidden, Norm(None), b.hidden, *w.shared.read)
             codes = self._gate_up(plan, b, w.shared, x, made, facts.experts.shared_width)
             self._linear(plan, b.gate, (w.shared.down, mixture.shared, None), ready=codes)
         mixture.mix_into(plan, b.x, counts)
@@ -369,7 +396,7 @@ class Decoder:
         self,
         plan: PlanBuilder,
         x: Tensor,
-        norm: Tensor | None,
+        norm: Norm,
         hidden: Tensor,
         *weights: Tensor,
         count: int = 0,
@@ -378,29 +405,21 @@ class Decoder:
         which `hidden` is room, and its codes where these are all of it that they read."""
         counts, eps, width = self.inputs.counts, self.facts.norm_eps, self.facts.width
         codes = self._codes(x, *weights)
-        if norm is None:
+        weight, bias = norm
+        if weight is None:
             if codes is not None:
                 quantise(plan, x, width, codes, counts, count=count)
             return x, codes
-        if codes is None:
-            rms_norm(plan, x, norm, eps, hidden, counts, width=width, count=count)
+        if bias is None and codes is None:
+            rms_norm(plan, x, weight, eps, hidden, counts, width=width, count=count)
+        elif bias is None:
+            assert codes is not None
+            rms_norm_codes(plan, x, weight, eps, codes, counts, width=width, count=count)
+        elif codes is None:
+            layer_norm(plan, x, weight, bias, eps, hidden, counts, width=width, count=count)
         else:
-            rms_norm_codes(plan, x, norm, eps, codes, counts, width=width, count=count)
+            layer_norm_codes(plan, x, weight, bias, eps, codes, counts, width=width, count=count)
         return hidden, codes
-
-    def _normed_linear(
-        self,
-        plan: PlanBuilder,
-        x: Tensor,
-        norm: Tensor | None,
-        hidden: Tensor,
-        *products: tuple[Tensor, Tensor, Tensor | None],
-        count: int = 0,
-    ) -> None:
-        """Products of x, normed, with several (weight, out, bias); `hidden` is room for that."""
-        weights = [weight for weight, _, _ in products]
-        read, codes = self._norm(plan, x, norm, hidden, *weights, count=count)
-        self._linear(plan, read, *products, count=count, ready=codes)
 
     def _linear(
         self,
@@ -430,9 +449,10 @@ class Decoder:
 
         logits = self._logits_rows(num_logit_rows, padded_rows(facts.vocab_size))
         gather(plan, b.x, self.inputs.logit_rows, hidden, counts)
-        self._normed_linear(
-            plan, hidden, weights.output_norm, hidden, (weights.output, logits, None), count=1
-        )
+        norm = Norm(weights.output_norm, weights.output_norm_bias)
+        read, made = self._norm(plan, hidden, norm, hidden, weights.output, count=1)
+        product = (weights.output, logits, weights.output_bias)
+        self._linear(plan, read, product, count=1, ready=made)
         if facts.logit_scale != 1:
             scale(plan, logits, 1 / facts.logit_scale, counts, count=1)
         if facts.final_softcap:

@@ -23,8 +23,11 @@ class Family:
     optional_qk_norm: bool = False
     #: Whether those see q and k as their positions have turned them.
     norms_turned: bool = False
-    #: What files call the norm before the feed-forward.
+    #: What files call the norm before the feed-forward; "": it reads what attention reads, and
+    #: both add to the same.
     ffn_norm: str = "ffn_norm"
+    #: Whether norms take a mean off and add a bias; files may lack biases.
+    layer_norms: bool = False
     #: Whether attention and feed-forward read a norm of what they add to, or that itself.
     pre_norms: bool = True
     post_norms: bool = False
@@ -52,6 +55,8 @@ class Family:
     wide_scale_layers: int = 0
     #: Whether files scale the embedding, what layers add, scores and logits.
     has_scales: bool = False
+    #: Whether files name a number to multiply logits by.
+    multiplies_logits: bool = False
     #: Whether files may have q scaled by its position, the more the farther it is.
     scales_queries: bool = False
     #: Of files with experts; None: there are none.
@@ -104,5 +109,10 @@ FAMILIES: dict[str, Family] = {
     "seed_oss": Family("neox", ffn_norm="post_attention_norm"),
     "hunyuan-dense": Family("neox", qk_norm=True, norms_turned=True),
     "arcee": Family("normal", activation="relu2", has_gate=False),
+    "starcoder2": Family("neox", activation="gelu", layer_norms=True, has_gate=False),
+    "command-r": Family("normal", layer_norms=True, ffn_norm="", multiplies_logits=True),
+    "stablelm": Family("neox", layer_norms=True),
+    "nemotron": Family("neox", activation="relu2", layer_norms=True, has_gate=False),
+    "phi2": Family("neox", activation="gelu", layer_norms=True, ffn_norm="", has_gate=False),
     "olmoe": Family("neox", wide_qk_norm=True, experts=ExpertsOfFamily(normalises=False)),
 }  # fmt: skip

@@ -72,11 +72,18 @@ def needed_bytes(
             _weight_bytes(info, facts)
             for info in file.tensors.values()
             if not is_draft(info.name, facts)
-        ),
+        )
+        + _missing_bias_bytes(file, facts),
         "KV cache": num_blocks * config.block_size * per_token,
         "rope tables": _rope_bytes(facts, context_length),
         "activations": (activations + logits + parts) * _F32_BYTES + operands + mixture,
     }
+
+
+def _missing_bias_bytes(file: GGUFFile, facts: Architecture) -> int:
+    """The zeros that layer norms add whose file has no biases."""
+    is_missing = facts.family.layer_norms and "output_norm.bias" not in file.tensors
+    return padded_rows(facts.width) * _F32_BYTES if is_missing else 0
 
 
 def _mixture_bytes(

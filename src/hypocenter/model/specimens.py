@@ -101,7 +101,7 @@ def _of_vendor(vendor: str) -> Iterator[Specimen]:
         yield from of_model("llama", DType.Q8_0, dtype, attention="parts", num_tokens=num_tokens)
     yield from _of_attention(vendor)
     yield from _of_mixtures(vendor)
-    yield from _of_activations(vendor)
+    yield from _of_layer_norms(vendor)
     # Extents beyond 2**31 elements, which no memory is needed for here.
     caps = {"attn_softcap": 50.0, "final_softcap": 30.0}
     huge = 1 << 20
@@ -138,16 +138,14 @@ def _of_mixtures(vendor: str) -> Iterator[Specimen]:
         yield from of("qwen3moe", dtype, 1 << 20)
 
 
-def _of_activations(vendor: str) -> Iterator[Specimen]:
-    """Both activations that have no gate, for each number of rows they know."""
-    arcee = FAMILIES["arcee"]
+def _of_layer_norms(vendor: str) -> Iterator[Specimen]:
+    """Layer norms, and both activations that have no gate, for each number of rows they know."""
     for family, dtype, num_tokens in itertools.product(
-        (arcee, replace(arcee, activation="gelu")), (DType.F16, DType.Q8_0), (1, 16, 64, 1 << 20)
+        ("starcoder2", "arcee"), (DType.F16, DType.Q8_0), (1, 16, 64, 1 << 20)
     ):
-        changes = {"family": family}
-        plan = abstract_plan(vendor, "arcee", dtype, DType.F16, changes, num_tokens=num_tokens)
-        launches = [x for x in plan.launches if x.kernel.startswith("activate")]
-        yield from specimens(launches, f"{dtype.name.lower()}, no gate")
+        plan = abstract_plan(vendor, family, dtype, DType.F16, num_tokens=num_tokens)
+        launches = [x for x in plan.launches if x.kernel.startswith(("layer_norm", "activate"))]
+        yield from specimens(launches, f"{dtype.name.lower()}, layer norms, no gate")
 
 
 def _of_attention(vendor: str) -> Iterator[Specimen]:
@@ -362,6 +360,7 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
         )
 
     heads, kv_heads = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
+    has_ffn_norm = family.pre_norms and family.ffn_norm != ""
     has_biases = family is FAMILIES["llama"]  # some have, and most have not
     layer = LayerWeights(
         attn_norm=vector_if(family.pre_norms, "attn_norm", width),
@@ -376,14 +375,25 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
         attn_output=matrix("attn_output", width, heads),
         attn_output_bias=None,
         post_attn_norm=vector_if(family.post_norms, "post_attn_norm", width),
-        ffn_norm=vector_if(family.pre_norms, "ffn_norm", width),
+        ffn_norm=vector_if(has_ffn_norm, "ffn_norm", width),
         dense=None if facts.experts else feed_forward(facts.ffn_width),
         mixture=mixture(facts.experts) if facts.experts else None,
         post_ffn_norm=vector_if(family.post_norms, "post_ffn_norm", width),
+        attn_norm_bias=vector_if(family.layer_norms, "attn_norm_bias", width),
+        ffn_norm_bias=vector_if(family.layer_norms and has_ffn_norm, "ffn_norm_bias", width),
     )
     shape = (facts.context_length, facts.rope.dim // 2)
     table = tuple(_allocate_undefined(name, DType.F32, shape, device) for name in ("cos", "sin"))
     pair = (table[0], table[1])
     token_table = matrix("token_embd", facts.vocab_size, width)
     norm = vector("output_norm", width)
-    return Weights(token_table, (layer,), norm, token_table, RopeTables(pair, pair), 0)
+    norm_bias = vector_if(family.layer_norms, "output_norm_bias", width)
+    return Weights(
+        token_table,
+        (layer,),
+        norm,
+        token_table,
+        RopeTables(pair, pair),
+        0,
+        output_norm_bias=norm_bias,
+    )

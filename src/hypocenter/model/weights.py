@@ -88,6 +88,14 @@ class LayerWeights:
     dense: FeedForward | None
     mixture: Mixture | None
     post_ffn_norm: Tensor | None
+    #: Of layer norms, which these make of norms that are there.
+    attn_norm_bias: Tensor | None = None
+    ffn_norm_bias: Tensor | None = None
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether the feed-forward reads what attention does, a norm of which there is one."""
+        return self.attn_norm is not None and self.ffn_norm is None
 
     @property
     def down(self) -> Tensor:
@@ -123,6 +131,8 @@ class Weights:
     ropes: RopeTables
     num_bytes: int
     in_bf16: bool = False
+    output_norm_bias: Tensor | None = None
+    output_bias: Tensor | None = None
     #: Why the packed matrices are not on disk for the next start; empty when they are.
     not_kept: str = ""
 
@@ -167,9 +177,11 @@ def load_weights(
         )
         layers = tuple(loader.layer(index) for index in range(architecture.num_layers))
         output_norm = loader.vector("output_norm.weight", architecture.width)
+        output_norm_bias = loader.norm_bias("output_norm", architecture.width)
         output = table
         if not is_tied:
             output = loader.matrix("output", architecture.vocab_size, architecture.width)
+        output_bias = loader.optional("output.bias", architecture.vocab_size)
         ropes = RopeTableReader(file, architecture, loader.values, device).tables(context_length)
         loader.refuse_unused()
         kept.finish()
@@ -181,6 +193,8 @@ def load_weights(
         ropes=ropes,
         num_bytes=num_bytes,
         in_bf16=in_bf16,
+        output_norm_bias=output_norm_bias,
+        output_bias=output_bias,
         not_kept=kept.problem,
     )
 
@@ -209,6 +223,7 @@ class Loader:
         self.taken: set[str] = set()
         self._shared: dict[str, SharedWeight] = {}
         self._borrower: Borrower | None = None
+        self._no_bias: Tensor | None = None
 
     def borrow(self, shared: KeptWeights) -> None:
         """Take matrices from where another process has put them."""
@@ -223,6 +238,8 @@ class Loader:
         biases = self._qkv_biases(prefix, (q_rows, kv_rows, kv_rows))
         is_mixture = facts.is_mixture(index)
         pre_norms, post_norms = facts.family.pre_norms, facts.family.post_norms
+        ffn_norm = f"{prefix}{facts.family.ffn_norm}"
+        has_ffn_norm = pre_norms and facts.family.ffn_norm != ""
         return LayerWeights(
             attn_norm=self._vector_if(pre_norms, f"{prefix}attn_norm.weight", width),
             q=q,
@@ -238,11 +255,22 @@ class Loader:
             post_attn_norm=self._vector_if(
                 post_norms, f"{prefix}post_attention_norm.weight", width
             ),
-            ffn_norm=self._vector_if(pre_norms, f"{prefix}{facts.family.ffn_norm}.weight", width),
+            ffn_norm=self._vector_if(has_ffn_norm, f"{ffn_norm}.weight", width),
             dense=None if is_mixture else self._feed_forward(prefix, "", facts.ffn_width),
             mixture=self._mixture(prefix) if is_mixture else None,
             post_ffn_norm=self._vector_if(post_norms, f"{prefix}post_ffw_norm.weight", width),
+            attn_norm_bias=self.norm_bias(f"{prefix}attn_norm", width),
+            ffn_norm_bias=self.norm_bias(ffn_norm, width) if has_ffn_norm else None,
         )
+
+    def norm_bias(self, name: str, length: int) -> Tensor | None:
+        """That of a layer norm, zeros where the file has none; None for other norms."""
+        if not self.facts.family.layer_norms:
+            return None
+        found = self.optional(f"{name}.bias", length)
+        if found is None and self._no_bias is None:
+            self._no_bias = self._pad("no bias", np.zeros(length, np.float32))
+        return found or self._no_bias
 
     def matrix(
         self, name: str, num_rows: int, num_columns: int, *, is_factor: bool = True
