@@ -62,6 +62,19 @@ def test_a_tensor_that_would_be_ignored_is_refused(name: str, tmp_path: Path) ->
     assert "llama models of 1 layers have no such tensor" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("command-r", "blk.0.attn_q_norm.weight"),  # Command R+
+        ("arcee", "blk.0.ffn_gate.bias"),
+        ("llama", "blk.0.attn_norm.bias"),
+    ],
+)
+def test_what_a_family_would_not_use_is_refused(family: str, name: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=f"{name}.*{family} models of 1 layers have no"):
+        load(tmp_path, family, tensors={name: ONES})
+
+
 def test_a_block_count_below_the_layers_in_the_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"tensor is 'blk.1.attn_norm.weight'"):
         load(tmp_path, num_layers=3, metadata={"block_count": 1})
