@@ -16,8 +16,10 @@ from family_table import FAMILIES
 
 from hypocenter.engine.llm import LLM
 from hypocenter.errors import UnsupportedModel
-from hypocenter.model.architecture import _Reader
+from hypocenter.model.architecture import _Reader, read_architecture
 from hypocenter.model.families import FAMILIES as OUR_FAMILIES
+from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.tensor_check import check_tensors
 
 #: Largest logit difference over largest logit. Both sides sum in float32 in their own order over
 #: some ten matrices per layer; sound families stay below 1e-5, faults far above (see tests/peer).
@@ -46,6 +48,8 @@ def test_prompt_in_one_pass(model: FamilyModel) -> None:
     ids = model.token_ids[:NUM_PROMPT_TOKENS]
     ours = engine_logits(model.path, ids, model.context_length)
     assert relative_error(ours, hf_logits(model.hf_model, ids)) < TOLERANCE
+    with open_gguf(model.path) as file:
+        check_tensors(file, read_architecture(file))  # inspect says what run does
 
 
 @pytest.mark.tier("sim", fast=is_of_few_families)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -117,6 +117,15 @@ class LayerWeights:
         return tuple(found)
 
 
+class OutputWeights(NamedTuple):
+    """What stands behind the last layer."""
+
+    norm: Tensor
+    norm_bias: Tensor | None
+    matrix: Tensor
+    bias: Tensor | None
+
+
 @dataclass(frozen=True, slots=True)
 class Weights:
     """All tensors of a model. `output` is the token table where the model ties the two.
@@ -167,34 +176,26 @@ def load_weights(
     this architecture does not use: to ignore it would be to compute something else.
     """
     num_bytes = sum(info.num_bytes for info in file.tensors.values())
-    is_tied = "output.weight" not in file.tensors
     with PackedWeights(file, device, in_bf16=in_bf16, num_bytes=num_bytes) as kept:
         loader = Loader(file, architecture, progress, device, in_bf16, kept)
         if shared is not None and shared.stamps == repr(file.stamps):
             loader.borrow(shared)
-        table = loader.matrix(
-            "token_embd", architecture.vocab_size, architecture.width, is_factor=is_tied
-        )
+        table = loader.token_table()
         layers = tuple(loader.layer(index) for index in range(architecture.num_layers))
-        output_norm = loader.vector("output_norm.weight", architecture.width)
-        output_norm_bias = loader.norm_bias("output_norm", architecture.width)
-        output = table
-        if not is_tied:
-            output = loader.matrix("output", architecture.vocab_size, architecture.width)
-        output_bias = loader.optional("output.bias", architecture.vocab_size)
+        output = loader.output(table)
         ropes = RopeTableReader(file, architecture, loader.values, device).tables(context_length)
         loader.refuse_unused()
         kept.finish()
     return Weights(
         token_table=table,
         layers=layers,
-        output_norm=output_norm,
-        output=output,
+        output_norm=output.norm,
+        output=output.matrix,
         ropes=ropes,
         num_bytes=num_bytes,
         in_bf16=in_bf16,
-        output_norm_bias=output_norm_bias,
-        output_bias=output_bias,
+        output_norm_bias=output.norm_bias,
+        output_bias=output.bias,
         not_kept=kept.problem,
     )
 
@@ -230,6 +231,22 @@ class Loader:
         self._shared = shared.weights
         self._borrower = Borrower(self.device, shared.pieces)
 
+    def token_table(self) -> Tensor:
+        facts, is_tied = self.facts, "output.weight" not in self.file.tensors
+        return self.matrix("token_embd", facts.vocab_size, facts.width, is_factor=is_tied)
+
+    def output(self, table: Tensor) -> OutputWeights:
+        """What logits are made with; of a model that ties the two by the token table."""
+        facts, matrix = self.facts, table
+        if "output.weight" in self.file.tensors:
+            matrix = self.matrix("output", facts.vocab_size, facts.width)
+        return OutputWeights(
+            norm=self.vector("output_norm.weight", facts.width),
+            norm_bias=self._norm_bias("output_norm", facts.width),
+            matrix=matrix,
+            bias=self._optional("output.bias", facts.vocab_size),
+        )
+
     def layer(self, index: int) -> LayerWeights:
         facts, prefix = self.facts, f"blk.{index}."
         width = facts.width
@@ -251,7 +268,7 @@ class Loader:
             q_norm=self._qk_norm(f"{prefix}attn_q_norm.weight", q_rows),
             k_norm=self._qk_norm(f"{prefix}attn_k_norm.weight", kv_rows),
             attn_output=self.matrix(f"{prefix}attn_output", width, q_rows),
-            attn_output_bias=self.optional(f"{prefix}attn_output.bias", width),
+            attn_output_bias=self._optional(f"{prefix}attn_output.bias", width),
             post_attn_norm=self._vector_if(
                 post_norms, f"{prefix}post_attention_norm.weight", width
             ),
@@ -259,18 +276,19 @@ class Loader:
             dense=None if is_mixture else self._feed_forward(prefix, "", facts.ffn_width),
             mixture=self._mixture(prefix) if is_mixture else None,
             post_ffn_norm=self._vector_if(post_norms, f"{prefix}post_ffw_norm.weight", width),
-            attn_norm_bias=self.norm_bias(f"{prefix}attn_norm", width),
-            ffn_norm_bias=self.norm_bias(ffn_norm, width) if has_ffn_norm else None,
+            attn_norm_bias=self._norm_bias(f"{prefix}attn_norm", width),
+            ffn_norm_bias=self._norm_bias(ffn_norm, width) if has_ffn_norm else None,
         )
 
-    def norm_bias(self, name: str, length: int) -> Tensor | None:
+    def _norm_bias(self, name: str, length: int) -> Tensor | None:
         """That of a layer norm, zeros where the file has none; None for other norms."""
         if not self.facts.family.layer_norms:
             return None
-        found = self.optional(f"{name}.bias", length)
-        if found is None and self._no_bias is None:
+        if f"{name}.bias" in self.file.tensors:
+            return self.vector(f"{name}.bias", length)
+        if self._no_bias is None:
             self._no_bias = self._pad("no bias", np.zeros(length, np.float32))
-        return found or self._no_bias
+        return self._no_bias
 
     def matrix(
         self, name: str, num_rows: int, num_columns: int, *, is_factor: bool = True
@@ -316,7 +334,7 @@ class Loader:
             parts = np.split(values, np.cumsum(rows)[:-1])
             return tuple(self._pad(fused, part) for part in parts)
         names = (f"{prefix}attn_q.bias", f"{prefix}attn_k.bias", f"{prefix}attn_v.bias")
-        return tuple(self.optional(name, count) for name, count in zip(names, rows, strict=True))
+        return tuple(self._optional(name, count) for name, count in zip(names, rows, strict=True))
 
     def _feed_forward(
         self, prefix: str, kind: str, width: int, num_experts: int = 0
@@ -333,7 +351,7 @@ class Loader:
         if not kind and not is_fused:
             lengths = {**dict.fromkeys(parts, width), "down": columns}
             for part, length in lengths.items():
-                biases[f"{part}_bias"] = self.optional(f"{prefix}ffn_{part}.bias", length)
+                biases[f"{part}_bias"] = self._optional(f"{prefix}ffn_{part}.bias", length)
         gate = up = gate_up = None
         is_biased = any(biases.get(f"{part}_bias") is not None for part in parts)
         if not family.has_gate:
@@ -376,7 +394,7 @@ class Loader:
             shared = self._feed_forward(prefix, "_shexp", experts.shared_width)
         return Mixture(
             router=self._router(prefix, experts),
-            bias=self.optional(bias_name, num_experts) if family.has_bias else None,
+            bias=self._optional(bias_name, num_experts) if family.has_bias else None,
             experts=self._feed_forward(prefix, "_exps", experts.width, num_experts),
             shared=shared,
         )
@@ -461,8 +479,7 @@ class Loader:
         self.taken.add(name)
         return info.dtype
 
-    def optional(self, name: str, length: int) -> Tensor | None:
-        """A vector as `vector` gives it, or None."""
+    def _optional(self, name: str, length: int) -> Tensor | None:
         return self._vector_if(name in self.file.tensors, name, length)
 
     def _vector_if(self, wanted: bool, name: str, length: int) -> Tensor | None:
