@@ -133,8 +133,8 @@ def _small_scales(packed: packing.Packed) -> packing.Packed:
             return (part.view(np.float16) * np.float16(factor)).view(np.uint16)
         return part * np.float32(factor)
 
-    words, scales, minima, zero = packed.parts
-    return replace(packed, parts=(words, smaller(scales), smaller(minima), zero))
+    words, scales, minima, *numbers = packed.parts
+    return replace(packed, parts=(words, smaller(scales), smaller(minima), *numbers))
 
 
 def _scaled_rows(dtype: DType, num_rows: int, num_columns: int) -> np.ndarray[Any, Any]:

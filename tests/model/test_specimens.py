@@ -93,7 +93,7 @@ def test_a_plan_names_its_device_and_kernels(vendor: str, device: str) -> None:
     assert {tensor.device for launch in plan.launches for tensor in launch.tensors.values()} == {
         device
     }
-    assert plan.kernels[:3] == ("lookup_codes", "rms_norm_codes", "linear_codes_few")
+    assert plan.kernels[:3] == ("lookup_codes", "rms_norm_round", "linear_codes_few")
 
 
 def test_forms_are_those_of_the_vendor_whose_gpus_are_launched_so() -> None:

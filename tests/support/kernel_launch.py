@@ -13,7 +13,6 @@ from hypocenter.device.cpu import lang
 from hypocenter.device.cpu.whole_kernels import compile_whole
 from hypocenter.device.launch import run
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.linear.operands import FEW_ROWS
 from hypocenter.kernels.weights.packing import pack, place
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
@@ -117,10 +116,3 @@ def launch(op: Callable[[PlanBuilder], None], num_rows: int) -> None:
 def bits(values: Array) -> Array:
     """f32 as integers, so that equality means every bit, NaN and signed zero included."""
     return np.ascontiguousarray(values).view(np.uint32)
-
-
-def codes_in_order(codes: Array) -> Array:
-    """What a GPU made, i32 [num_rows, groups, 8] in the order of columns."""
-    if len(codes) <= FEW_ROWS:
-        codes = codes.reshape(len(codes), -1, 4, 16, 4).swapaxes(2, 3)
-    return codes.reshape(len(codes), -1, 8)

@@ -19,15 +19,28 @@ def as_offset(index, WIDE: tl.constexpr):
 
 
 @triton.jit
+def lead(OVERLAPS: tl.constexpr):
+    """Let the launch after this one begin when all programs of this one have.
+
+    For kernels that take few processors: the next one asks for its weights meanwhile. Of others
+    that was slower on an H200: who only waits holds a processor's place.
+    """
+    if OVERLAPS:
+        tl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], dtype=tl.int32,
+            is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
 def follow(OVERLAPS: tl.constexpr):
     """Wait until the launch before this one has ended and what it wrote is there to be read.
 
-    Each program does so before it reads or ends: the launch after this one begins when all have
-    ended, and counts on it that everything before has.
+    Each program does so before it reads what launches write, or ends: the launch after this one
+    counts on it that everything before has ended.
     """
     if OVERLAPS:
-        # PTX ISA, "griddepcontrol". That later launches begin even before this one ends, which
-        # `launch_dependents` would allow, was slower on an H200: they hold the processors' places.
+        # PTX ISA, "griddepcontrol".
         tl.inline_asm_elementwise(
             "griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
         )

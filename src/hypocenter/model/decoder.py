@@ -17,7 +17,7 @@ from hypocenter.kernels.attention.rope import rotate
 from hypocenter.kernels.attention.rope_write import rope_write
 from hypocenter.kernels.linear.linear import linear_several
 from hypocenter.kernels.linear.linear_gate import linear_gate_codes
-from hypocenter.kernels.linear.operands import Operands, Product, reads_codes_alone
+from hypocenter.kernels.linear.operands import Operands, Product, reads_made_alone
 from hypocenter.kernels.linear.quantise import quantise
 from hypocenter.kernels.mark import mark, mark_layer
 from hypocenter.kernels.rowwise.activation import (
@@ -388,7 +388,7 @@ class Decoder:
 
     def _codes(self, x: Tensor, *weights: Tensor) -> Operands | None:
         """Where the codes of rows like x's go that are all that products with `weights` read."""
-        if not reads_codes_alone(weights):
+        if not reads_made_alone(weights, self.inputs.counts.device):
             return None
         return self._operands.next(x.shape[0])
 

@@ -16,7 +16,7 @@ from hypocenter.kernels.experts.grouping import group
 from hypocenter.kernels.experts.mixing import mix
 from hypocenter.kernels.experts.routing import route
 from hypocenter.kernels.linear.linear import linear_several
-from hypocenter.kernels.linear.operands import Operands, Product, reads_codes_alone
+from hypocenter.kernels.linear.operands import Operands, Product, reads_made_alone
 from hypocenter.kernels.linear.quantise import prepare_operands
 from hypocenter.kernels.rowwise.activation import gate, gate_codes
 from hypocenter.kernels.rowwise.embedding import gather
@@ -69,9 +69,7 @@ class MixtureBuffers:
 
         def operands(weights: Iterable[Tensor], width: int) -> Operands:
             dtypes = {weight.dtype for weight in weights}
-            return Operands.allocate(
-                dtypes, shape.num_rows, width, device=device, in_bf16=in_bf16, in_groups=True
-            )
+            return Operands.allocate(dtypes, shape.num_rows, width, device=device, in_bf16=in_bf16)
 
         is_split = any(stack.gate_up is None for stack in stacks)
         downs = [stack.down for stack in stacks]
@@ -143,7 +141,7 @@ class MixtureBuffers:
         assert self.up is not None
         experts_linear(plan, x, weights.gate, self.gate, table, self.operands)
         experts_linear(plan, x, weights.up, self.up, table, self.operands)
-        if reads_codes_alone([weights.down]):
+        if reads_made_alone([weights.down], plan.device):
             gate_codes(
                 plan,
                 self.gate,

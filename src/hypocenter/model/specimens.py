@@ -321,13 +321,12 @@ def _allocate_undefined(name: str, dtype: DType, shape: tuple[int, ...], device:
 def _undefined_weight(name: str, dtype: DType, shape: tuple[int, ...], device: str) -> Tensor:
     """A packed weight, or a stack of them, whose arrays hold anything."""
     layout, (*stack, num_rows, num_columns) = UNITS[dtype], shape
-    scales = (layout.scale_dtype, layout.scale_dtype)
     float_type = DType.I16 if dtype is DType.BF16 else dtype
-    kinds = (float_type,) if layout.is_float else (DType.I32, *scales)
+    kinds = (float_type,) if layout.is_float else (DType.I32, DType.F16, DType.F16)
     all_rows = math.prod(stack) * num_rows
     bases = [_allocate_undefined(name, kind, (all_rows * num_columns,), device) for kind in kinds]
-    zero = () if layout.is_float else (float(layout.zero),)
-    packed = Packed(dtype, (*(base.data for base in bases), *zero), all_rows, num_columns)
+    numbers = () if layout.is_float else (float(layout.zero), 1.0)
+    packed = Packed(dtype, (*(base.data for base in bases), *numbers), all_rows, num_columns)
     strides = contiguous_strides(shape)
     return Tensor(name, "model", dtype, shape, strides, 0, bases[0].allocation, packed)
 

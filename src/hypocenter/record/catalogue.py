@@ -31,7 +31,7 @@ from hypocenter.tensor import Allocation, Tensor
 _PARTS: Mapping[tuple[int, bool], tuple[str, ...]] = {
     (1, False): ("weights",),
     (1, True): ("records",),
-    (4, True): ("words", "scales", "minima", "zero"),
+    (5, True): ("words", "scales", "minima", "zero", "factor"),
 }
 _MAX_CHARS = 200
 

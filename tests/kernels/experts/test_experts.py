@@ -194,9 +194,7 @@ def stack_of(
 def operands_of(table: ExpertsTable, x: Tensor, weight: Tensor) -> Operands:
     """What products of the sorted rows x with a weight read."""
     shape, width = table.shape, weight.data.num_columns
-    made = Operands.allocate(
-        [weight.dtype], shape.num_rows, width, device=shape.device, in_groups=True
-    )
+    made = Operands.allocate([weight.dtype], shape.num_rows, width, device=shape.device)
     made = made.first(shape.num_rows, tile=shape.tile)
     live = table.counts
     launch(lambda p: prepare_operands(p, x, [weight], made, live), shape.num_rows)
@@ -257,14 +255,6 @@ def test_experts_linear_gives_the_bits_of_each_expert_alone(
     assert (found[~seen] == 77).all(), "rows of no group are left alone"
     scale = np.abs(np.nan_to_num(x)).max(axis=1) * np.abs(weights).max() * num_columns
     assert (np.abs(found - exact)[seen] <= scale[seen, None] * 0.02).all()
-
-
-def test_sorted_rows_hold_nothing_that_products_of_many_rows_alone_read() -> None:
-    sizes = ([DType.Q4_K], 70, 512)
-    of_groups = Operands.allocate(*sizes, device=kernel_launch.device, in_groups=True)
-    assert [of_groups.spread, of_groups.spread_scales, of_groups.spread_sums] == [None] * 3
-    of_rows = Operands.allocate(*sizes, device=kernel_launch.device)
-    assert (of_rows.spread is None) == (kernel_launch.device == "cpu")
 
 
 def test_an_expert_that_nobody_takes_is_not_read(device: str) -> None:

@@ -1,7 +1,9 @@
-"""Codes that a kernel makes along with what it computes: every bit as its parts make them."""
+"""Codes or, on a GPU, halves that a kernel makes along with what it computes: every bit as its
+parts make them."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +11,6 @@ import kernel_launch
 import numpy as np
 import pytest
 from kernel_launch import (
-    bits,
-    codes_in_order,
     counts,
     launch,
     rows_tensor,
@@ -27,7 +27,7 @@ from hypocenter.kernels.attention.attention import TileScratch, attention
 from hypocenter.kernels.linear import quantise as quantise_op
 from hypocenter.kernels.linear.linear import linear_several
 from hypocenter.kernels.linear.linear_gate import linear_gate_codes
-from hypocenter.kernels.linear.operands import Operands, Product, reads_codes_alone
+from hypocenter.kernels.linear.operands import Operands, Product, reads_made_alone
 from hypocenter.kernels.linear.quantise import quantise
 from hypocenter.kernels.rowwise import activation, norm
 from hypocenter.kernels.rowwise.activation import activate, activate_codes, gate, gate_codes
@@ -38,6 +38,7 @@ from hypocenter.tensor import DType, Tensor
 
 Array = np.ndarray[Any, Any]
 SIM = "sim:mi300x"
+KINDS = {DType.F32: np.float32, DType.I32: np.int32, DType.F16: np.uint16}
 
 
 @pytest.fixture(autouse=True, params=[SIM, "cpu"])
@@ -47,39 +48,40 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 def room(num_rows: int, width: int) -> Operands:
-    """For codes: what was there before must not be left."""
+    """For codes, or halves and fragments: what was there before must not be left."""
     device = kernel_launch.device
     into = Operands.allocate([DType.Q4_0], num_rows, width, device=device).first(num_rows)
+    if into.halves is not None:
+        fragments = tensor("fragments", np.zeros(into.halves.shape, np.uint16))
+        into = dataclasses.replace(into, fragments=fragments)
     for one in into.made.values():
         assert one is not None
-        kind = np.float32 if one.dtype is DType.F32 else np.int32
-        copies.to_device(one, np.full(one.shape, 77, kind))
+        copies.to_device(one, np.full(one.shape, 77, KINDS[one.dtype]))
     return into
 
 
 def same(parts: Operands, at_once: Operands, width: int, num_live: int) -> None:
-    """Equal in the rows that are live, to the end of the last span; else untouched."""
-    if kernel_launch.device == "cpu":  # where rows lie in tiles
-        for made, other in zip(parts.made.values(), at_once.made.values(), strict=True):
-            assert made is not None
-            assert other is not None
-            wanted = bits(copies.to_host(made))
-            np.testing.assert_array_equal(bits(copies.to_host(other)), wanted)
-            kind = np.float32 if made.dtype is DType.F32 else np.int32
-            assert (wanted != bits(np.array(77, kind))).any() == (num_live > 0)
-        return
-    num_groups = -(-width // 1024) * 32
+    """Equal in the rows that are live, to the end of the last unit; else untouched."""
     for name, made in parts.made.items():
         other = at_once.made[name]
         assert made is not None
         assert other is not None
         found, wanted = copies.to_host(other), copies.to_host(made)
-        if name == "codes":
-            found, wanted = codes_in_order(found), codes_in_order(wanted)
-        found, wanted = (values[:, :num_groups] for values in (found, wanted))
-        np.testing.assert_array_equal(bits(found[:num_live]), bits(wanted[:num_live]))
-        assert not num_live or not (bits(found[:num_live]) == 77).all(axis=0).any()
-        assert (copies.to_host(other)[num_live:] == 77).all()
+        if kernel_launch.device == "cpu":  # where rows lie in tiles
+            np.testing.assert_array_equal(bits_of(found), bits_of(wanted))
+            assert (bits_of(wanted) != bits_of(np.array(77, wanted.dtype))).any() == (num_live > 0)
+            continue
+        filled = -(-width // 128) * 128
+        if name != "row_scales":
+            assert (found[:, filled:] == 77).all()
+            found, wanted = found[:, :filled], wanted[:, :filled]
+        np.testing.assert_array_equal(bits_of(found[:num_live]), bits_of(wanted[:num_live]))
+        assert not num_live or not (found[:num_live] == 77).all(axis=0).any()
+        assert (found[num_live:] == 77).all()
+
+
+def bits_of(values: Array) -> Array:
+    return values.view({2: np.uint16, 4: np.uint32}[values.itemsize])
 
 
 def both(
@@ -231,6 +233,8 @@ def test_codes_of_attention(
     keys = rng.standard_normal((num_blocks, kv_heads, head_dim, 16)).astype(np.float32)
     pitch = -(-head_dim // 16) * 16
     values = rng.standard_normal((num_blocks, kv_heads, 16, pitch)).astype(np.float32)
+    if kernel_launch.device != "cpu" and num_tokens == 1:  # a cache of f16 gives results of f16
+        keys, values = (one.astype(np.float16).view(np.uint16) for one in (keys, values))
     k_cache, v_cache = tensor("k_cache", keys), tensor("v_cache", values)
     q = rows_tensor("q", rng.standard_normal((num_tokens, width)).astype(np.float32))
     tables = tensor("tables", np.arange(num_blocks, dtype=np.int32)[None])
@@ -249,7 +253,7 @@ def test_codes_of_attention(
 
     def parts(plan: PlanBuilder, into: Operands) -> None:
         attend(plan, None)
-        quantise(plan, out, width, into, live)
+        quantise(plan, out, width, into, live, is_plain=k_cache.dtype is DType.F16)
 
     both(num_tokens, width, num_tokens, parts, attend)
 
@@ -258,13 +262,18 @@ def test_codes_are_all_that_is_read_where_every_weight_is_of_blocks() -> None:
     raw = kernel_launch.random_rows(DType.Q4_0, 2, 64)
     blocks = weight_tensor(DType.Q4_0, raw, 64)
     floats = weight_tensor(DType.F32, np.zeros((2, 256), np.uint8), 64)
-    assert reads_codes_alone([blocks, blocks])
-    assert not reads_codes_alone([blocks, floats])
+    halves = dataclasses.replace(floats, dtype=DType.F16)
+    for device in ("cpu", SIM):
+        assert reads_made_alone([blocks, blocks], device)
+        assert not reads_made_alone([blocks, floats], device)
+        assert reads_made_alone([blocks, halves], device) == (device != "cpu")
 
 
 def test_what_cannot_hold_the_codes_is_refused(device: str) -> None:
     plan, live, into = PlanBuilder(2, device), counts(2), room(2, 1024)
-    is_short = "groups of the result must" if device == "cpu" else "a row of codes must hold them"
+    is_short = (
+        "groups of the result must" if device == "cpu" else "a row of the result must hold it"
+    )
     x: Tensor = rows_tensor("x", numbers(2, 1088))
     weight = vector_tensor("w", numbers(1, 1088)[0])
     with pytest.raises(LaunchRejected, match=is_short):
@@ -296,18 +305,19 @@ def test_a_joined_weight_that_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("device", [SIM], indirect=True)
 @pytest.mark.parametrize("num_rows", [1, 9])
-def test_contracts_say_how_far_rows_of_codes_are_filled(num_rows: int) -> None:
+def test_contracts_say_how_far_rounded_rows_are_filled(num_rows: int) -> None:
     """Room is for the widest operand; what a narrower one leaves is no unwritten output."""
     narrow, wide = 130, 3000
     for contract, facts in (
-        (norm.CODES, {"width": narrow}),
-        (activation.GATE_CODES, {"width": narrow}),
-        (quantise_op.CODES, {"width": narrow}),
-        (attention_op.FOLD_CODES, {"num_heads": 6, "head_dim": 32}),
+        (norm.ROUNDED, {"width": narrow}),
+        (activation.GATE_ROUND, {"width": narrow}),
+        (quantise_op.SCALED, {"width": narrow}),
+        (attention_op.FOLD_ROUND, {"num_heads": 6, "head_dim": 32}),
     ):
-        into = room(num_rows, wide)
-        shapes = {name: one.shape for name, one in into.made.items() if one is not None}
-        names = {"codes": 8, "scales": 1, "sums" if "sums" in contract.written else "x_sums": 1}
-        for name, per_group in names.items():
-            filled = contract.shape_of(name, shapes | {"x_sums": shapes["sums"]}, facts)
-            assert filled == (num_rows, 32 * per_group), (contract.kernel, name)
+        made = {name: one for name, one in room(num_rows, wide).made.items() if one is not None}
+        shapes = {name: one.shape for name, one in made.items()}
+        for name in ("rounded", "fragments"):
+            assert contract.shape_of(name, shapes, facts) == (num_rows, 256), (
+                contract.kernel,
+                name,
+            )

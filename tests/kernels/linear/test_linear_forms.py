@@ -7,8 +7,7 @@ import itertools
 import pytest
 
 from hypocenter.kernels.linear import linear_forms
-from hypocenter.kernels.linear.linear_forms import float_form, many_codes_form, some_codes_form
-from hypocenter.kernels.weights.gpu_layout import UNITS
+from hypocenter.kernels.linear.linear_forms import codes_form, few_codes_form, float_form
 from hypocenter.tensor import DType
 
 BUCKETS = tuple(1 << power for power in range(13))
@@ -33,12 +32,17 @@ def test_a_tile_of_floats_ends_where_its_weight_ends(device: str) -> None:
             assert outputs // form.outputs * -(-rows // form.rows) >= 112
 
 
-def test_a_tile_of_codes_ends_where_its_weight_ends(device: str) -> None:
-    for dtype, rows, outputs in itertools.product(UNITS, BUCKETS, OUTPUTS):
-        if UNITS[dtype].is_float:
-            continue
-        assert outputs % some_codes_form(dtype, rows, device).outputs == 0
-        assert outputs % many_codes_form(dtype, rows, outputs, device).outputs == 0
+@pytest.mark.parametrize("reads_fragments", [False, True])
+def test_a_tile_of_codes_ends_where_its_weight_ends(device: str, reads_fragments: bool) -> None:
+    for rows, outputs in itertools.product(BUCKETS, OUTPUTS):
+        form = few_codes_form(rows, outputs, reads_fragments=reads_fragments)
+        if form is None:
+            assert rows > 8
+            form = codes_form(rows, outputs, device)
+        else:  # one tile has all rows
+            assert form.rows >= rows
+        assert outputs % form.outputs == 0
+        assert form.rows >= min(rows, 16)
 
 
 def test_larger_tiles_are_taken_where_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,13 +92,9 @@ def test_launches_of_several_weights_give_the_bits_of_each_alone(
     monkeypatch.setattr(
         linear_gpu, "takes_several", lambda rows, kind, _: takes_several(rows, kind, "cuda")
     )
-    if biases[0]:  # as if there were many outputs
-        monkeypatch.setattr(linear_gpu, "_FEW_OUTPUTS", 0)
     found, forms = _products(dtype, num_rows, biases)
-    shares = num_rows == 1 or dtype is DType.Q4_K
+    shares = num_rows == 1 or dtype.is_quantised
     expected = [3, 1] if not any(biases) else [2, 2]
     assert [num_weights for num_weights, _ in forms] == (expected if shares else [1] * 4)
-    if dtype.is_quantised:
-        assert {outputs for _, outputs in forms} == {8 if num_rows > 1 else 4 if biases[0] else 2}
     for got, wanted in zip(found, alone, strict=True):
         assert (bits(got) == bits(wanted)).all()

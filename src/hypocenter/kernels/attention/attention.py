@@ -23,7 +23,7 @@ from hypocenter.kernels.attention.kv_write import caches
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.demands import Arg, Index, Rule, Scalar, Symbols, live_counts, live_rows
 from hypocenter.kernels.linear.operands import Operands
-from hypocenter.kernels.linear.quantise import into_tiles, quantise
+from hypocenter.kernels.linear.quantise import into_rounded, into_tiles, quantise
 from hypocenter.tensor import DType, Tensor
 
 
@@ -138,16 +138,11 @@ _FOLDED: tuple[Arg | Scalar | Rule, ...] = (
     *_PARTIAL_RULES,
 )
 FOLD = Contract("attention_fold", *_TILES, _OUT, *_FOLDED)
-_SPANS = "-(-num_heads * head_dim // 1024)"
-FOLD_CODES = Contract(
-    "attention_fold_codes",
+FOLD_ROUND = Contract(
+    "attention_fold_round",
     *_TILES,
-    Arg("codes", _I32, "num_tokens, quarter", "write", fills=f"{_SPANS} * 256"),
-    Arg("scales", _F32, "num_tokens, quarter // 8", "write", fills=f"{_SPANS} * 32"),
-    Arg("x_sums", _I32, "num_tokens, quarter // 8", "write", fills=f"{_SPANS} * 32"),
+    *into_rounded("num_tokens", "num_heads * head_dim"),
     *_FOLDED,
-    Rule(f"{_SPANS} * 256 <= quarter", "a row of codes must hold all heads, padded to 1024"),
-    Rule("head_dim % 32 == 0", "heads must be whole groups of codes"),
 )
 
 
@@ -356,20 +351,21 @@ def _on_gpu(
 
     tile, head_dim = keys_per_tile(facts["k_cache"]), facts["k_cache"].shape[2]
     width = facts["num_heads"] * head_dim
+    # What comes of attention lies between values of the cache.
+    is_plain = facts["v_cache"].dtype is DType.F16
     if partial is None:
         attention_gpu.add_whole(plan, CONTRACT, facts, tile, num_sequences)
         if codes is not None:
-            quantise(plan, facts["out"], width, codes, facts["counts"])
+            quantise(plan, facts["out"], width, codes, facts["counts"], is_plain=is_plain)
         return
     out, per_tile = facts.pop("out"), {"keys_per_tile": tile}
     found = {"values": partial.values, "sums": partial.sums} | per_tile
     attention_gpu.add_split(plan, SPLIT, facts | found)
     reads = {name: facts[name] for name in ("positions", "counts", "window")}
     reads |= found | {"head_dim": head_dim}
-    if codes is None or head_dim % 32:
-        attention_gpu.add_fold(plan, FOLD, reads | {"out": out})
-        if codes is not None:
-            quantise(plan, out, width, codes, facts["counts"])
+    if codes is not None and is_plain:
+        attention_gpu.add_fold_rounded(plan, FOLD_ROUND, reads | codes.made)
         return
-    made = {"codes": codes.codes, "scales": codes.scales, "x_sums": codes.sums}
-    attention_gpu.add_fold_codes(plan, FOLD_CODES, reads | made)
+    attention_gpu.add_fold(plan, FOLD, reads | {"out": out})
+    if codes is not None:
+        quantise(plan, out, width, codes, facts["counts"])

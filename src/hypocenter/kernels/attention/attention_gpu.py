@@ -20,8 +20,7 @@ from hypocenter.kernels.attention.attention_tile_gpu import (
     stack_rows,
 )
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.linear.operands import FEW_ROWS
-from hypocenter.kernels.linear.quantise_gpu import store_codes
+from hypocenter.kernels.linear.quantise_gpu import store_halves
 from hypocenter.kernels.shared_gpu import as_offset, follow
 from hypocenter.tensor import DType, Tensor
 
@@ -162,7 +161,7 @@ def attention_split_kernel(
 ):  # fmt: skip
     follow(OVERLAPS)
     token, share = tl.program_id(0), tl.program_id(2)
-    if not IS_ONE:  # as in `codes_form`
+    if not IS_ONE:  # a single row is computed whether it is live or not
         if token >= tl.load(counts_ptr):
             return
     last = tl.load(positions_ptr + token)
@@ -284,17 +283,16 @@ def attention_fold_kernel(
 
 
 @triton.jit
-def attention_fold_codes_kernel(
-    counts_ptr, positions_ptr, sums_ptr, values_ptr, codes_ptr, scales_ptr, x_sums_ptr, window,
-    num_heads, max_tiles, values_pitch, num_groups, HEAD_DIM: tl.constexpr, IS_ONE: tl.constexpr,
-    IS_FEW: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
+def attention_fold_round_kernel(
+    counts_ptr, positions_ptr, sums_ptr, values_ptr, rounded_ptr, row_scales_ptr, fragments_ptr,
+    window, num_heads, max_tiles, values_pitch, pitch, HEAD_DIM: tl.constexpr,
+    HAS_FRAGMENTS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     token, head = tl.program_id(0), tl.program_id(1)
-    if not IS_ONE:
-        if token >= tl.load(counts_ptr):
-            return
+    if token >= tl.load(counts_ptr):
+        return
     if head < num_heads:
         found = _fold(
             token,
@@ -311,22 +309,19 @@ def attention_fold_codes_kernel(
             TILE,
             BLOCK,
         )
-    else:  # what is left of the last span
+    else:  # what is left of the last 128 columns
         found = tl.zeros([BLOCK], tl.float32)
-    GROUPS: tl.constexpr = BLOCK // 32
-    group = tl.arange(0, GROUPS)
-    store_codes(
-        tl.reshape(found, (GROUPS, 2, 4, 4)),
-        as_offset(token, WIDE),
-        head * (HEAD_DIM // 32) + group,
-        group < HEAD_DIM // 32,
-        num_heads * HEAD_DIM,
-        codes_ptr,
-        scales_ptr,
-        x_sums_ptr,
-        num_groups,
-        IS_FEW,
-        GROUPS,
+    d, row = tl.arange(0, BLOCK), as_offset(token, WIDE)
+    if head == 0:
+        tl.store(row_scales_ptr + row, 1.0)
+    stop = (num_heads * HEAD_DIM + 127) // 128 * 128
+    store_halves(
+        found.to(tl.float16),
+        head * HEAD_DIM + d,
+        tl.minimum((head + 1) * HEAD_DIM, stop),
+        rounded_ptr + row * pitch,
+        fragments_ptr + row * pitch,
+        HAS_FRAGMENTS,
     )
 
 
@@ -431,23 +426,24 @@ def add_fold(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) ->
     )
 
 
-def add_fold_codes(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
-    """Append codes of what the tiles of each token's keys come to; heads are whole groups."""
-    values, scales = facts["values"], facts["scales"]
+def add_fold_rounded(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+    """Append attention_fold_round: as attention_fold, rounded to f16."""
+    values, rounded, fragments = facts["values"], facts["rounded"], facts["fragments"]
     (_, num_heads, max_tiles, pitch), head_dim = values.shape, facts["head_dim"]
-    filled = triton.cdiv(num_heads * head_dim, 1024) * 1024
+    filled = triton.cdiv(num_heads * head_dim, 128) * 128
     plan.add_gpu(
-        attention_fold_codes_kernel,
-        *(facts["counts"], facts["positions"], facts["sums"], values, facts["codes"], scales),
-        *(facts["x_sums"], facts["window"], num_heads, max_tiles, pitch, scales.shape[1]),
-        grid=(scales.shape[0], triton.cdiv(filled, head_dim)),
+        attention_fold_round_kernel,
+        *(facts["counts"], facts["positions"], facts["sums"], values, rounded),
+        # Without fragments the pointer is never used.
+        *(facts["row_scales"], fragments or rounded, facts["window"], num_heads, max_tiles),
+        *(pitch, rounded.shape[1]),
+        grid=(rounded.shape[0], triton.cdiv(filled, head_dim)),
         contract=contract,
         facts=facts,
         num_warps=_block(head_dim) // 128 or 1,
         enable_fp_fusion=False,
         HEAD_DIM=head_dim,
-        IS_ONE=scales.shape[0] == 1,
-        IS_FEW=scales.shape[0] <= FEW_ROWS,
+        HAS_FRAGMENTS=fragments is not None,
         TILE=facts["keys_per_tile"],
         BLOCK=_block(head_dim),
     )

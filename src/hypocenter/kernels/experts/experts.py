@@ -16,7 +16,7 @@ from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.demands import Apart, Arg, Index, Reach, Rule, Symbols
 from hypocenter.kernels.experts import experts_cpu
 from hypocenter.kernels.experts.experts_table import ExpertsTable
-from hypocenter.kernels.linear.linear import X_CODES, X_SCALED, X_TILES
+from hypocenter.kernels.linear.linear import X_SCALED, X_TILES
 from hypocenter.kernels.linear.linear_gate import GATED
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.rowwise.activation import GATES, require_kind
@@ -62,7 +62,6 @@ TILES = Contract(
     *X_TILES,
     Rule("num_tiles * tile >= num_rows", "the tiles of x must hold its rows"),
 )
-CODES = Contract("experts", *_PRODUCT, *X_CODES)
 SCALED = Contract("experts", *_PRODUCT, *X_SCALED)
 ROUNDED = Contract(
     "experts",
@@ -118,13 +117,14 @@ def experts_linear(
     """
     facts: dict[str, Any] = {"weight": weight, "out": out} | _facts_of(table)
     dtype = weight.dtype
-    if dtype.is_quantised:
-        contract = TILES if plan.device == "cpu" else CODES
+    if dtype.is_quantised and plan.device == "cpu":
+        contract = TILES
         made = dict(operands.made)
         facts |= {"x_scales" if name == "scales" else name: one for name, one in made.items()}
     elif (rounded := operands.rounded_for(dtype)) is not None:
         contract = SCALED
         facts |= {"rounded": rounded, "row_scales": operands.row_scales}
+        facts["fragments"] = operands.fragments if dtype.is_quantised else None
     elif operands.multiplied_as(dtype) is DType.BF16:
         contract, facts["rounded"] = ROUNDED, operands.rounded
     else:

@@ -1,6 +1,6 @@
 """Triton kernels of products with experts: a program has some outputs of the rows of one group.
 
-Rows take the steps that they take in products of few and of some rows (`linear_codes_gpu.py`,
+Rows take the steps that they take in products of few and of many rows (`linear_codes_gpu.py`,
 `linear_codes_many_gpu.py`, `linear_float_gpu.py`), by the same code and in the same tiles, so their
 bits are those of a product with their expert alone.
 """
@@ -15,15 +15,15 @@ from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.experts.experts_table import ExpertsShape
 from hypocenter.kernels.linear.linear_codes_gpu import few_outputs
-from hypocenter.kernels.linear.linear_codes_many_gpu import some_outputs
+from hypocenter.kernels.linear.linear_codes_many_gpu import many_outputs
 from hypocenter.kernels.linear.linear_float_gpu import float_outputs
-from hypocenter.kernels.linear.linear_forms import float_form, some_codes_form
+from hypocenter.kernels.linear.linear_forms import codes_form, few_codes_form, float_form
+from hypocenter.kernels.linear.linear_gpu import constants_of, num_units_of
+from hypocenter.kernels.linear.unpack_gpu import UNIT_WORDS
 from hypocenter.kernels.shared_gpu import as_offset, follow
-from hypocenter.kernels.weights.gpu_layout import CODE_LANES, UNITS
+from hypocenter.kernels.weights.gpu_layout import CHAINS, CODE_LANES
 from hypocenter.kernels.weights.row_groups import LANES, padded_rows
 from hypocenter.tensor import DType, Tensor
-
-_LANES = tl.constexpr(CODE_LANES)
 
 
 @triton.jit
@@ -35,32 +35,32 @@ def _group(experts_ptr, firsts_ptr, sizes_ptr):
 
 @triton.jit
 def experts_codes_few_kernel(
-    codes_ptr, x_scales_ptr, sums_ptr, experts_ptr, firsts_ptr, sizes_ptr, words_ptr, scales_ptr,
-    minima_ptr, out_ptr, out_stride, num_units, x_pitch, lane_groups, PER_WORD: tl.constexpr,
+    x_ptr, row_scales_ptr, experts_ptr, firsts_ptr, sizes_ptr, words_ptr, scales_ptr, minima_ptr,
+    out_ptr, out_stride, factor, num_units, x_stride, row_groups, PER_WORD: tl.constexpr,
     GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr, ON_NVIDIA: tl.constexpr,
-    SCALE_BITS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr, UNROLL: tl.constexpr,
+    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, IS_FRAGMENTS: tl.constexpr,
+    IS_EVEN: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     expert, first, size = _group(experts_ptr, firsts_ptr, sizes_ptr)
     if size == 0:
         return
-    units = as_offset(expert, WIDE) * lane_groups * num_units
+    units = as_offset(expert, WIDE) * row_groups * num_units
     few_outputs(
-        codes_ptr,
-        x_scales_ptr,
-        sums_ptr,
-        words_ptr + units * (64 * _LANES // PER_WORD),
-        scales_ptr + units * (_LANES * (64 // GROUP)),
-        minima_ptr + units * (_LANES * (64 // GROUP)) if HAS_MINIMA else minima_ptr,
+        x_ptr,
+        row_scales_ptr,
+        sizes_ptr + tl.program_id(0),
+        words_ptr + units * UNIT_WORDS,
+        scales_ptr + units * (UNIT_WORDS * PER_WORD // GROUP),
+        minima_ptr + units * (UNIT_WORDS * PER_WORD // GROUP) if HAS_MINIMA else minima_ptr,
         out_ptr,
         out_ptr,
         out_stride,
+        factor,
         tl.program_id(1),
         first,
-        first + size,
         num_units,
-        x_pitch,
+        x_stride,
         PER_WORD,
         GROUP,
         ZERO,
@@ -68,18 +68,20 @@ def experts_codes_few_kernel(
         False,
         False,
         ON_NVIDIA,
-        SCALE_BITS,
+        False,
         WIDE,
-        ROWS,
+        IS_FRAGMENTS,
+        IS_EVEN,
         OUTPUTS,
-        UNROLL,
+        ROWS,
+        STAGES,
     )
 
 
 @triton.jit
 def experts_codes_kernel(
-    codes_ptr, x_scales_ptr, sums_ptr, experts_ptr, firsts_ptr, sizes_ptr, words_ptr, scales_ptr,
-    minima_ptr, out_ptr, out_stride, num_units, x_pitch, lane_groups, PER_WORD: tl.constexpr,
+    x_ptr, row_scales_ptr, experts_ptr, firsts_ptr, sizes_ptr, words_ptr, scales_ptr, minima_ptr,
+    out_ptr, out_stride, factor, num_units, x_stride, row_groups, PER_WORD: tl.constexpr,
     GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr, ON_NVIDIA: tl.constexpr,
     OVERLAPS: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -89,22 +91,22 @@ def experts_codes_kernel(
     first = start + tl.program_id(2) * ROWS
     if first >= start + size:
         return
-    units = as_offset(expert, WIDE) * lane_groups * num_units
-    some_outputs(
-        codes_ptr,
-        x_scales_ptr,
-        sums_ptr,
-        words_ptr + units * (64 * _LANES // PER_WORD),
-        scales_ptr + units * (_LANES * (64 // GROUP)),
-        minima_ptr + units * (_LANES * (64 // GROUP)) if HAS_MINIMA else minima_ptr,
+    units = as_offset(expert, WIDE) * row_groups * num_units
+    many_outputs(
+        x_ptr,
+        row_scales_ptr,
+        words_ptr + units * UNIT_WORDS,
+        scales_ptr + units * (UNIT_WORDS * PER_WORD // GROUP),
+        minima_ptr + units * (UNIT_WORDS * PER_WORD // GROUP) if HAS_MINIMA else minima_ptr,
         out_ptr,
         out_ptr,
         out_stride,
+        factor,
         tl.program_id(1),
         first,
         start + size,
         num_units,
-        x_pitch,
+        x_stride,
         PER_WORD,
         GROUP,
         ZERO,
@@ -166,45 +168,41 @@ def add(
 def _codes(
     plan: PlanBuilder, facts: Mapping[str, Any], shape: ExpertsShape, shared: dict[str, Any]
 ) -> None:
-    weight, codes, out = facts["weight"], facts["codes"], facts["out"]
-    layout, padded = UNITS[weight.dtype], padded_rows(weight.shape[1])
-    num_units = -(-weight.shape[2] // 64)
-    given = (codes, facts["x_scales"], facts["sums"], *_groups(facts), *weight.data.parts[:3])
-    shared |= {
-        "PER_WORD": layout.codes_per_word,
-        "GROUP": layout.group,
-        "ZERO": int(weight.data.parts[3]),
-        "HAS_MINIMA": layout.has_minima,
-    }
-    is_nvidia = plan.device.startswith("cuda")
+    weight, out = facts["weight"], facts["out"]
+    rounded, fragments = facts["rounded"], facts["fragments"]
+    packed, padded = weight.data, padded_rows(weight.shape[1])
+    num_units, row_groups = num_units_of(packed), padded // CODE_LANES
+    arrays, factor = packed.parts[:3], float(packed.parts[4])
+    shared |= constants_of(packed)
+    form = None
     if shape.is_few:
-        rows = shape.group_rows
-        outputs, num_warps = (8, 2) if rows > 1 else (4, 1)
-        if not is_nvidia:  # of short groups, RDNA has registers for half as many
-            outputs, num_warps = 8 if layout.group == 16 else 16, 8
+        form = few_codes_form(shape.group_rows, padded, reads_fragments=fragments is not None)
+    if form is not None:
+        x = rounded if fragments is None else fragments
         plan.add_gpu(
             experts_codes_few_kernel,
-            *(*given, out, out.strides[0], num_units, codes.strides[0], padded // CODE_LANES),
-            grid=(shape.num_groups, padded // outputs),
-            num_warps=num_warps,
-            SCALE_BITS=8 * layout.scale_dtype.block_bytes,
-            ROWS=rows,
-            OUTPUTS=outputs,
-            UNROLL=1,
+            *(x, facts["row_scales"], *_groups(facts), *arrays, out, out.strides[0], factor),
+            *(num_units, x.strides[0], row_groups),
+            grid=(shape.num_groups, padded // form.outputs),
+            num_warps=form.num_warps,
+            IS_FRAGMENTS=fragments is not None,
+            IS_EVEN=num_units % CHAINS == 0,
+            OUTPUTS=form.outputs,
+            ROWS=form.rows,
+            STAGES=form.stages,
             **shared,
         )
         return
-    form = some_codes_form(weight.dtype, shape.group_rows, plan.device)
-    # With the expert's place to keep, RDNA has no registers to read short groups ahead.
-    stages = 1 if layout.group == 16 and not is_nvidia else form.stages
+    form = codes_form(shape.group_rows, padded, plan.device)
     plan.add_gpu(
         experts_codes_kernel,
-        *(*given, out, out.strides[0], num_units, codes.strides[0], padded // CODE_LANES),
+        *(rounded, facts["row_scales"], *_groups(facts), *arrays, out, out.strides[0], factor),
+        *(num_units, rounded.strides[0], row_groups),
         grid=(shape.num_groups, padded // form.outputs, triton.cdiv(shape.group_rows, form.rows)),
         num_warps=form.num_warps,
         OUTPUTS=form.outputs,
         ROWS=form.rows,
-        STAGES=stages,
+        STAGES=form.stages,
         **shared,
     )
 

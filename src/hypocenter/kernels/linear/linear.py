@@ -1,7 +1,8 @@
 """linear: out = x @ weight.T (+ bias) (+ out), for every weight type of the reader.
 
-Block types are multiplied by activations made codes (`quantise.py`), float types by x itself or by
-x rounded to their type: F16 and BF16 on a GPU, BF16 on the CPU where that is asked for.
+On the CPU block types are multiplied by activations made codes (`quantise.py`), float types by x
+itself, or BF16 by x rounded where that is asked for. On a GPU all but F32 take x rounded: BF16 to
+its type, the others to f16.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.demands import COUNT, Apart, Arg, Rule, live_counts
 from hypocenter.kernels.linear import linear_cpu
-from hypocenter.kernels.linear.operands import SOME_ROWS, Operands, Product
-from hypocenter.kernels.linear.quantise import prepare_operands, spread
-from hypocenter.kernels.weights.gpu_layout import UNITS
+from hypocenter.kernels.linear.operands import Operands, Product
+from hypocenter.kernels.linear.quantise import prepare_operands
 from hypocenter.kernels.weights.row_groups import ROWS_PER_ITEM, padded_rows
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
@@ -36,7 +36,7 @@ def _product(mark: str) -> tuple[Arg, ...]:
 
 _MARKS = ("", "_2", "_3")
 _PARTS = (live_counts("num_rows"), COUNT)
-# What is read of x: itself, x rounded or, on the CPU, tiles of codes and, on a GPU, codes.
+# What is read of x: itself, x rounded or, on the CPU, tiles of codes.
 _FLOATS = (Arg("x", (DType.F32,), "num_rows, >= num_columns"),)
 X_TILES = (
     Arg("codes", (DType.I32,), "num_tiles, num_groups, tile, 8"),
@@ -46,24 +46,10 @@ X_TILES = (
     Rule("-(-num_columns // 64) * 2 <= num_groups", "the groups of x must hold a row"),
 )
 _TILES = (*X_TILES, Rule("num_tiles * tile >= num_rows", "the tiles of x must hold its rows"))
-X_CODES = (
-    Arg("codes", (DType.I32,), "num_rows, quarter"),
-    Arg("x_scales", (DType.F32,), "num_rows, quarter // 8"),
-    Arg("sums", (DType.I32,), "num_rows, quarter // 8"),
-    Rule("-(-num_columns // 1024) * 256 <= quarter", "codes must hold a row, padded to 1024"),
-)
-_SPREAD = (
-    Arg("spread", (DType.F16,), "num_rows, >= -(-num_columns // 64) * 64"),
-    Arg("row_scales", (DType.F32,), "num_rows"),
-)
-_SPREAD_SUMS = (
-    *_SPREAD,
-    Arg("row_sums", (DType.F32,), "num_tiles, >= -(-num_columns // 64) * 6, 64"),
-    Rule("num_tiles * 64 >= num_rows", "the tiles of sums must hold the rows"),
-)
 X_SCALED = (
-    Arg("rounded", (DType.F16, DType.I16), "num_rows, >= -(-num_columns // 64) * 64"),
+    Arg("rounded", (DType.F16, DType.I16), "num_rows, >= -(-num_columns // 128) * 128"),
     Arg("row_scales", (DType.F32,), "num_rows"),
+    Arg("fragments", (DType.F16,), "num_rows, >= -(-num_columns // 128) * 128", optional=True),
 )
 _ROUNDED = (Arg("rounded", (DType.BF16,), "num_rows, >= num_columns"),)
 
@@ -80,10 +66,7 @@ def _up_to_three(operands: tuple[Arg | Rule, ...]) -> tuple[Contract, ...]:
     return tuple(contracts)
 
 
-FLOATS, TILES, CODES, SCALED, ROUNDED = map(
-    _up_to_three, (_FLOATS, _TILES, X_CODES, X_SCALED, _ROUNDED)
-)
-SPREAD, SPREAD_SUMS = _up_to_three(_SPREAD)[0], _up_to_three(_SPREAD_SUMS)[0]
+FLOATS, TILES, SCALED, ROUNDED = map(_up_to_three, (_FLOATS, _TILES, X_SCALED, _ROUNDED))
 CONTRACT = FLOATS[0]
 _MOST = len(_MARKS)
 
@@ -146,11 +129,6 @@ def linear_several(
         prepare_operands(
             plan, x, [product.weight for product in products], operands, counts, count=count
         )
-    of_blocks = [product.weight for product in products if product.weight.dtype.is_quantised]
-    if of_blocks and plan.device != "cpu" and x.shape[0] > SOME_ROWS:
-        with_sums = any(UNITS[weight.dtype].has_minima for weight in of_blocks)
-        width = of_blocks[0].data.num_columns
-        spread(plan, operands, width, counts, count=count, with_sums=with_sums)
     alike: dict[Any, list[Product]] = {}
     for product in products:
         alike.setdefault((product.weight.dtype, product.bias is None), []).append(product)
@@ -181,23 +159,14 @@ def _launch(
             f"bias{mark}": product.bias,
         }
     dtype = products[0].weight.dtype
-    if dtype.is_quantised:
-        contracts = CODES
+    if dtype.is_quantised and plan.device == "cpu":
+        contracts = TILES
         facts |= {"codes": operands.codes, "x_scales": operands.scales, "sums": operands.sums}
-        if plan.device == "cpu":
-            contracts = TILES
-            facts["weighted"] = operands.weighted
-        elif operands.codes is not None and operands.codes.shape[0] > SOME_ROWS:
-            contracts = (SPREAD,)
-            for name in ("codes", "x_scales", "sums"):
-                del facts[name]
-            facts |= {"spread": operands.spread, "row_scales": operands.spread_scales}
-            if UNITS[dtype].has_minima:
-                contracts = (SPREAD_SUMS,)
-                facts["row_sums"] = operands.spread_sums
+        facts["weighted"] = operands.weighted
     elif (rounded := operands.rounded_for(dtype)) is not None:
         contracts = SCALED
         facts |= {"rounded": rounded, "row_scales": operands.row_scales}
+        facts["fragments"] = operands.fragments if dtype.is_quantised else None
     elif operands.multiplied_as(dtype) is DType.BF16:
         contracts = ROUNDED
         facts["rounded"] = operands.rounded

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hypocenter.device.devices import has_wide_tiles
-from hypocenter.kernels.weights.gpu_layout import UNITS
-from hypocenter.kernels.weights.row_groups import padded_rows
+from hypocenter.kernels.linear.operands import FEW_ROWS
+from hypocenter.kernels.weights.gpu_layout import CHAINS
 from hypocenter.tensor import DType
 
 
@@ -44,6 +44,15 @@ _WIDEST_FLOATS = (
 #: Where what was there is added, the largest have no registers for it.
 _WIDEST_ADDED = (TileForm(256, 64, 8, 1, 4), TileForm(128, 64, 4, 1, 4))
 _SMALLEST_FLOATS = TileForm(64, 64, 4, 1, 5)
+#: The same for codes, of which a processor takes two programs at a time.
+_WIDE_CODES = (
+    (16, TileForm(64, 16, 4, 1, 5)),
+    (32, TileForm(64, 32, 4, 1, 4)),
+    (64, TileForm(64, 64, 4, 1, 4)),
+)
+_WIDEST_CODES = TileForm(64, 128, 4, 1, 3)
+#: Outputs from which on tiles of 64 keep an H100 busy.
+_MANY_OUTPUTS = 8192
 
 
 def float_form(
@@ -69,26 +78,27 @@ def float_form(
     return TileForm(64, 64, 4, 1, 3 if is_cuda else 2)
 
 
-def some_codes_form(dtype: DType, num_rows: int, device: str) -> TileForm:
-    """The tile for codes of some rows."""
-    if not device.startswith("cuda"):
-        return TileForm(16, 16, 8, 1, 2)
-    if not has_wide_tiles(device):
-        return TileForm(16, 16, 4, 1, 2)
-    # Two sums a group of 32 columns leave no registers for more rows.
-    is_small = num_rows <= 16 or UNITS[dtype].group == 16
-    return TileForm(32, 16 if is_small else 32, 8, 1, 2)
+def few_codes_form(num_rows: int, num_outputs: int, *, reads_fragments: bool) -> TileForm | None:
+    """The tile for codes of few rows; None where those of many are faster, or rows are more."""
+    if num_rows > FEW_ROWS:
+        return None
+    if reads_fragments:
+        if num_rows > 8 and num_outputs >= _MANY_OUTPUTS:
+            return None
+        return TileForm(16, 8 if num_rows <= 8 else 16, CHAINS, 1, 1)
+    # Chains side by side take registers for eight times as many rows.
+    return (
+        TileForm(16, max(2, 1 << (num_rows - 1).bit_length()), 8, 1, 2) if num_rows <= 4 else None
+    )
 
 
-def many_codes_form(dtype: DType, num_rows: int, num_outputs: int, device: str) -> TileForm:
-    """The tile for codes of many rows, which a launch has for one weight of `num_outputs`."""
-    layout = UNITS[dtype]
-    is_plain = layout.group == 32 and not layout.has_minima
+def codes_form(num_rows: int, num_outputs: int, device: str) -> TileForm:
+    """The tile for codes of more rows."""
     if not has_wide_tiles(device):
-        return TileForm(64, 32, 4, 1, 2)
-    if num_rows <= 64 or layout.group == 16:
-        return TileForm(64, 64, 4, 1, 3)
-    is_whole = padded_rows(num_outputs) % 128 == 0
-    if is_plain and layout.codes_per_word == 4 and num_rows >= 512 and is_whole:
-        return TileForm(128, 128, 8, 1, 3)
-    return TileForm(64, 128, 4, 1, 3) if is_plain else TileForm(64, 64, 4, 1, 3)
+        return TileForm(64, 16 if num_rows <= 16 else 32, 4, 1, 2)
+    for most, form in _WIDE_CODES:
+        if num_rows <= most:
+            # Few outputs: more programs keep more processors busy.
+            is_small = num_outputs < _MANY_OUTPUTS and form.rows == 64
+            return form._replace(rows=32) if is_small else form
+    return _WIDEST_CODES

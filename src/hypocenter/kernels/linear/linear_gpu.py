@@ -13,29 +13,24 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import triton
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.linear.linear_codes_gpu import linear_codes_few_kernel
-from hypocenter.kernels.linear.linear_codes_many_gpu import (
-    linear_codes_kernel,
-    linear_codes_some_kernel,
-)
+from hypocenter.kernels.linear.linear_codes_many_gpu import linear_codes_kernel
 from hypocenter.kernels.linear.linear_float_gpu import linear_float_kernel
-from hypocenter.kernels.linear.linear_forms import float_form, many_codes_form, some_codes_form
-from hypocenter.kernels.linear.operands import FEW_ROWS, Product
-from hypocenter.kernels.weights.gpu_layout import UNITS
+from hypocenter.kernels.linear.linear_forms import codes_form, few_codes_form, float_form
+from hypocenter.kernels.linear.operands import Product
+from hypocenter.kernels.weights.gpu_layout import CHAINS, UNITS
+from hypocenter.kernels.weights.packing import Packed
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.tensor import DType, Tensor
 
 #: Weights that the kernels for few rows take.
 _MOST = 3
-#: Outputs of a launch up to which programs of two keep an H200 busier than programs of four, and
-#: from which, of nibbles, there are enough programs of sixteen.
-_FEW_OUTPUTS, _MANY_OUTPUTS = 4096, 24576
 
 
 def takes_several(num_rows: int, dtype: DType, device: str) -> bool:
     """Whether weights of one type share a launch in a bucket of `num_rows` rows."""
     if dtype.is_quantised:
-        # For four rows of codes of a byte NVIDIA's compiler finds too few registers.
-        return num_rows <= (FEW_ROWS if UNITS[dtype].codes_per_word == 8 else 2)
+        # Those of more rows keep a GPU busy alone.
+        return num_rows <= 8 and device.startswith("cuda")
     # Each has stages of its own: for more there is no shared memory on AMD's GPUs, nor for more
     # rows on NVIDIA's smaller ones.
     return num_rows == 1 and device.startswith("cuda")
@@ -58,23 +53,29 @@ def add(
         "HAS_BIAS": facts["bias"] is not None,
         "ACCUMULATE": accumulate,
     }
-    add_form = _codes if facts["weight"].dtype.is_quantised else _floats
-    add_form(plan, facts, products, shared)
+    if facts["weight"].dtype.is_quantised:
+        _codes(plan, shared, products)
+    else:
+        _floats(plan, facts, products, shared)
 
 
-def _one(product: Product, num_arrays: int) -> list[Any]:
-    """What kernels take for a product: arrays, bias, out."""
+def _one(product: Product) -> list[Any]:
+    """What kernels take for a product: arrays, bias, out and its stride, and a factor of codes."""
     # A kernel without bias never reads the pointer; Triton wants one all the same.
     bias = product.out if product.bias is None else product.bias
-    return [*product.weight.data.parts[:num_arrays], bias, product.out]
+    arrays, factor = product.weight.data.parts, []
+    if product.weight.dtype.is_quantised:
+        arrays, factor = arrays[:3], [float(arrays[4])]
+    return [*arrays, bias, product.out, product.out.strides[0], *factor]
 
 
-def _several(products: Sequence[Product], num_arrays: int) -> list[Any]:
-    """The same for as many as kernels for few rows take, each with its stride."""
-    args: list[Any] = []
-    for product in [*products, *products[:1] * (_MOST - len(products))]:
-        args += [*_one(product, num_arrays), product.out.strides[0]]
-    return args
+def _several(products: Sequence[Product]) -> list[Any]:
+    """The same for as many as kernels for few rows take."""
+    return [
+        arg
+        for product in [*products, *products[:1] * (_MOST - len(products))]
+        for arg in _one(product)
+    ]
 
 
 def _tiles(products: Sequence[Product], num_outputs: int) -> list[int]:
@@ -82,35 +83,32 @@ def _tiles(products: Sequence[Product], num_outputs: int) -> list[int]:
     return [padded_rows(product.weight.data.num_rows) // num_outputs for product in products]
 
 
-def _codes(
-    plan: PlanBuilder,
-    facts: Mapping[str, Any],
-    products: Sequence[Product],
-    shared: dict[str, Any],
-) -> None:
-    only, count = products[0], facts["count"]
-    packed = only.weight.data
-    num_units = -(-packed.num_columns // 64)
+def constants_of(packed: Packed) -> dict[str, Any]:
+    """What kernels of codes are compiled for."""
     layout = UNITS[packed.dtype]
-    shared |= {
+    return {
         "PER_WORD": layout.codes_per_word,
         "GROUP": layout.group,
         "ZERO": int(packed.parts[3]),
         "HAS_MINIMA": layout.has_minima,
-        "SCALE_BITS": 8 * layout.scale_dtype.block_bytes,
     }
-    if "spread" in facts:
-        _many_codes(plan, facts, only, shared)
-        return
-    codes = facts["codes"]
-    num_rows = codes.shape[0]
-    operands = (codes, facts["x_scales"], facts["sums"], facts["counts"])
-    if num_rows > FEW_ROWS:
-        form = some_codes_form(packed.dtype, num_rows, plan.device)
+
+
+def _codes(plan: PlanBuilder, shared: dict[str, Any], products: Sequence[Product]) -> None:
+    facts, only = shared["facts"], products[0]
+    fragments: Tensor | None = facts["fragments"]
+    packed, count = only.weight.data, facts["count"]
+    num_units = num_units_of(packed)
+    rounded, row_scales, counts = facts["rounded"], facts["row_scales"], facts["counts"]
+    num_rows, num_outputs = rounded.shape[0], sum(_tiles(products, 1))
+    shared |= constants_of(packed)
+    form = few_codes_form(num_rows, num_outputs, reads_fragments=fragments is not None)
+    if form is None:
+        form = codes_form(num_rows, num_outputs, plan.device)
         plan.add_gpu(
-            linear_codes_some_kernel,
-            *(*operands, *_one(only, 3), count, num_units, codes.strides[0], only.out.strides[0]),
-            grid=(*_tiles([only], form.outputs), triton.cdiv(num_rows, form.rows)),
+            linear_codes_kernel,
+            *(rounded, row_scales, counts, *_one(only), count, num_units, rounded.strides[0]),
+            grid=(triton.cdiv(num_rows, form.rows), *_tiles([only], form.outputs)),
             num_warps=form.num_warps,
             OUTPUTS=form.outputs,
             ROWS=form.rows,
@@ -118,39 +116,17 @@ def _codes(
             **shared,
         )
         return
-    rows = min(triton.next_power_of_2(max(num_rows, 1)), 4)
-    outputs, num_warps, unroll = _few_form(products, rows, plan.device)
-    tiles = _tiles(products, outputs)
+    tiles = _tiles(products, form.outputs)
+    x = rounded if fragments is None else fragments
     plan.add_gpu(
         linear_codes_few_kernel,
-        *(*operands, *_several(products, 3)),
-        *(*[*tiles, 0][:2], count, num_units, codes.strides[0]),
-        grid=(sum(tiles), triton.cdiv(num_rows, rows)),
-        num_warps=num_warps,
-        NUM_WEIGHTS=len(products),
-        ROWS=rows,
-        OUTPUTS=outputs,
-        UNROLL=unroll,
-        **shared,
-    )
-
-
-def _many_codes(
-    plan: PlanBuilder, facts: Mapping[str, Any], only: Product, shared: dict[str, Any]
-) -> None:
-    spread, row_scales, row_sums = facts["spread"], facts["row_scales"], facts.get("row_sums")
-    num_rows, packed = spread.shape[0], only.weight.data
-    form = many_codes_form(packed.dtype, num_rows, packed.num_rows, plan.device)
-    num_units = -(-packed.num_columns // 64)
-    plan.add_gpu(
-        linear_codes_kernel,
-        # Without sums the pointer is never read.
-        *(spread, row_scales, row_scales if row_sums is None else row_sums, facts["counts"]),
-        *(*_one(only, 3), facts["count"], num_units, triton.cdiv(num_units, 16)),
-        *(spread.strides[0], 0 if row_sums is None else row_sums.strides[0]),
-        only.out.strides[0],
-        grid=(triton.cdiv(num_rows, form.rows), *_tiles([only], form.outputs)),
+        *(x, row_scales, counts, *_several(products)),
+        *(*[*tiles, 0][:2], count, num_units, x.strides[0]),
+        grid=(sum(tiles),),
         num_warps=form.num_warps,
+        NUM_WEIGHTS=len(products),
+        IS_FRAGMENTS=fragments is not None,
+        IS_EVEN=num_units % CHAINS == 0,
         OUTPUTS=form.outputs,
         ROWS=form.rows,
         STAGES=form.stages,
@@ -158,26 +134,9 @@ def _many_codes(
     )
 
 
-def _few_form(products: Sequence[Product], rows: int, device: str) -> tuple[int, int, int]:
-    """Outputs, warps and unrolled steps of a program for few rows of codes.
-
-    Small ones are up to twice as fast on an H200; RDNA has no registers for them.
-    """
-    if not device.startswith("cuda"):
-        return 16, 8, 1
-    if rows > 1:
-        return 8, 2, 1
-    layout, num_outputs = UNITS[products[0].weight.dtype], sum(_tiles(products, 1))
-    are_nibbles = layout.codes_per_word == 8
-    # Minima and shorter groups would not leave registers enough on all of NVIDIA's GPUs.
-    is_plain = are_nibbles and layout.group == 32 and not layout.has_minima
-    if num_outputs >= _MANY_OUTPUTS and is_plain:
-        return 16, 1, 1
-    # Bytes fill registers twice as fast, and several weights of Q6_K those of older GPUs.
-    is_short = layout.group == 16 and len(products) > 1
-    if num_outputs <= _FEW_OUTPUTS:
-        return 2, 1, 1 if is_short else 2
-    return 4, 1, 2 if are_nibbles and not is_short else 1
+def num_units_of(packed: Packed) -> int:
+    """Units of a row of codes."""
+    return -(-packed.num_columns // UNITS[packed.dtype].unit_columns)
 
 
 def _floats(
@@ -202,7 +161,7 @@ def _floats(
     tiles, row_tiles = _tiles(products, form.outputs), triton.cdiv(num_rows, form.rows)
     plan.add_gpu(
         linear_float_kernel,
-        *(from_x, row_scales, facts["counts"], *_several(products, 1)),
+        *(from_x, row_scales, facts["counts"], *_several(products)),
         *(*[*tiles, 0][:2], count, num_columns, triton.cdiv(num_columns, 64), from_x.strides[0]),
         grid=(sum(tiles), row_tiles) if form.rows <= 16 else (row_tiles, sum(tiles)),
         num_warps=form.num_warps,

@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields
 
 from hypocenter.device.cpu.large_pages import LINE_BYTES
 from hypocenter.device.memory import allocate, rows, stretch
-from hypocenter.kernels.weights.gpu_layout import UNITS
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.tensor import DType, Tensor
 
@@ -19,20 +18,12 @@ from hypocenter.tensor import DType, Tensor
 GROUP = 32
 
 
-#: Columns to a multiple of which GPU kernels find codes filled: a unit for each of 16 chains.
-SPAN = 1024
+#: Columns to a multiple of which GPU kernels find rounded rows filled: the widest unit of weights.
+SPAN = 128
 
 
-#: Rows of a bucket up to which codes lie as the kernels for few rows read them.
-FEW_ROWS = 8
-
-
-#: Rows of a bucket up to which codes themselves are multiplied; then what is made of them.
-SOME_ROWS = 32
-
-
-#: Rows whose sums lie together, as GPU kernels for many rows read them.
-SUM_ROWS = 64
+#: Rows of a bucket up to which products with codes take x in fragments, on GPUs that read it so.
+FEW_ROWS = 16
 
 
 #: Rows whose codes lie together, as CPU kernels read them, in buckets that have so many.
@@ -45,15 +36,12 @@ _ROWS_WITH_PLACES, _MOST_PLACES = 4, 16
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Buffers for the codes of activations: made anew for each tensor, read by what follows.
+    """Buffers for what products read of activations: made anew for each tensor, read by what
+    follows.
 
-    On a GPU codes i32 [max_rows, spans * 256], four columns to a word, in the order of columns
-    where rows are many; where they are few, the words of a span, [16 units, 4, 4] of its columns,
-    lie as [4, 16 units, 4], so that lanes of a warp, each with a unit of its own, read neighbours.
-    Scales f32 and sums i32 [max_rows, spans * 32], two sums of 16 codes to a word; halves f16 and
-    bits (of bf16) i16 [max_rows, pitch], which are x but for a factor, row_scales f32 [max_rows].
-    Where rows are more than `SOME_ROWS`, what `spread` makes of the codes: spread f16 [max_rows,
-    pitch], spread_scales f32 [max_rows], spread_sums f32 [tiles, spans * 96, 64 rows].
+    On a GPU halves f16 and bits (of bf16) i16 [max_rows, pitch], which are x but for a factor,
+    row_scales f32 [max_rows]. Where rows are few, fragments f16 [rows, pitch] as well on NVIDIA's:
+    halves whose columns lie as `round_kernel` says, so that a lane of a matrix unit reads 16 bytes.
     On the CPU rows lie in tiles of 16, or of a smaller bucket's rows, so that what a product reads
     lies close together: codes i32 [tiles, groups, tile, 8], scales f32 [tiles, groups, tile]; sums
     i32 [tiles, groups, 3, tile] of the first, the last and all codes of a group, and weighted f32,
@@ -69,9 +57,7 @@ class Operands:
     bits: Tensor | None
     row_scales: Tensor | None
     rounded: Tensor | None
-    spread: Tensor | None = None
-    spread_scales: Tensor | None = None
-    spread_sums: Tensor | None = None
+    fragments: Tensor | None = None
 
     @classmethod
     def allocate(
@@ -82,42 +68,35 @@ class Operands:
         *,
         device: str,
         in_bf16: bool = False,
-        in_groups: bool = False,
     ) -> Operands:
-        """What products with weights of `dtypes` want; `in_bf16`: those of BF16 round x;
-        `in_groups`: they take a few rows at a time, however many there are."""
+        """What products with weights of `dtypes` want; `in_bf16`: those of BF16 round x."""
         pitch, wanted = padded_rows(max_width), set(dtypes)
         if device == "cpu":
             return cls._of_cpu(wanted, max_rows, pitch, in_bf16=in_bf16)
+        pitch = -(-max_width // SPAN) * SPAN
         quantised = any(dtype.is_quantised for dtype in wanted)
-        num_spans = -(-max_width // SPAN)
-        is_spread = quantised and max_rows > SOME_ROWS and not in_groups
-        has_sums = is_spread and any(UNITS[dtype].has_minima for dtype in wanted)
+        has_halves = quantised or DType.F16 in wanted
+        is_nvidia = device.startswith("cuda")
 
-        def make(
-            name: str, dtype: DType, condition: bool, *shape: int, num_rows: int = max_rows
-        ) -> Tensor | None:
-            if not condition:
-                return None
-            return allocate(name, "decoder", dtype, (num_rows, *shape), device=device)
+        def make(name: str, dtype: DType, condition: bool, *shape: int) -> Tensor | None:
+            return allocate(name, "decoder", dtype, shape, device=device) if condition else None
 
         return cls(
-            codes=make("x_codes", DType.I32, quantised, num_spans * (SPAN // 4)),
-            scales=make("x_scales", DType.F32, quantised, num_spans * (SPAN // GROUP)),
-            sums=make("x_sums", DType.I32, quantised, num_spans * (SPAN // GROUP)),
+            codes=None,
+            scales=None,
+            sums=None,
             weighted=None,
-            halves=make("x_halves", DType.F16, DType.F16 in wanted, pitch),
-            bits=make("x_bits", DType.I16, DType.BF16 in wanted, pitch),
-            row_scales=make("x_row_scales", DType.F32, bool(wanted & {DType.F16, DType.BF16})),
+            halves=make("x_halves", DType.F16, has_halves, max_rows, pitch),
+            bits=make("x_bits", DType.I16, DType.BF16 in wanted, max_rows, pitch),
+            row_scales=make(
+                "x_row_scales", DType.F32, has_halves or DType.BF16 in wanted, max_rows
+            ),
             rounded=None,
-            spread=make("x_spread", DType.F16, is_spread, pitch),
-            spread_scales=make("x_spread_scales", DType.F32, is_spread),
-            spread_sums=make(
-                "x_spread_sums",
-                DType.F32,
-                has_sums,
-                *(num_spans * (SPAN // GROUP) * 3, SUM_ROWS),
-                num_rows=-(-max_rows // SUM_ROWS),
+            fragments=make(
+                "x_fragments",
+                DType.F16,
+                quantised and is_nvidia,
+                *(min(max_rows, FEW_ROWS), pitch),
             ),
         )
 
@@ -157,8 +136,8 @@ class Operands:
             if buffer is None:
                 return None
             is_tiled = self.weighted is not None and name in self.made
-            if buffer is self.spread_sums:
-                return rows(buffer, 0, -(-num_rows // SUM_ROWS))
+            if buffer is self.fragments and num_rows > FEW_ROWS:
+                return None
             if is_tiled:
                 return _as_tiles(buffer, num_rows, turn, tile)
             return rows(buffer, 0, num_rows)
@@ -167,20 +146,25 @@ class Operands:
 
     @property
     def made(self) -> dict[str, Tensor | None]:
-        """What holds the codes, by its names in contracts."""
+        """What holds the codes or, on a GPU, the halves, by its names in contracts."""
+        if self.weighted is None:
+            made = {"rounded": self.halves, "row_scales": self.row_scales}
+            return made | {"fragments": self.fragments}
         made = {"codes": self.codes, "scales": self.scales, "sums": self.sums}
-        return made if self.weighted is None else made | {"weighted": self.weighted}
+        return made | {"weighted": self.weighted}
 
     def rounded_for(self, dtype: DType) -> Tensor | None:
         """What GPU products with weights of `dtype` read; None for F32, which take x itself."""
+        if dtype.is_quantised:
+            return self.halves
         return {DType.F16: self.halves, DType.BF16: self.bits}.get(dtype)
 
     def multiplied_as(self, dtype: DType) -> DType:
         """What x is multiplied as by weights of `dtype`."""
+        if self.rounded_for(dtype) is not None:
+            return DType.F16 if dtype.is_quantised else dtype
         if dtype.is_quantised:
             return DType.I8
-        if self.rounded_for(dtype) is not None:
-            return dtype
         return DType.BF16 if dtype is DType.BF16 and self.rounded is not None else DType.F32
 
 
@@ -207,12 +191,13 @@ def _as_tiles(operand: Tensor, num_rows: int, turn: int, most: int) -> Tensor:
     return stretch(operand, tuple(shape), place * pitch)
 
 
-def reads_codes_alone(weights: Iterable[Tensor]) -> bool:
-    """Whether products with `weights` read nothing of x but its codes, in whichever order they lie.
+def reads_made_alone(weights: Iterable[Tensor], device: str) -> bool:
+    """Whether products with `weights` read nothing of x but its codes or, on a GPU, its halves.
 
-    Then what makes x may make its codes, and x is never written.
+    Then what makes x may make these, and x is never written.
     """
-    return all(weight.dtype.is_quantised for weight in weights)
+    halves = () if device == "cpu" else (DType.F16,)
+    return all(weight.dtype.is_quantised or weight.dtype in halves for weight in weights)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,10 @@
 """quantise: activations in the forms that matrix products read, made once per tensor.
 
-Codes (for weights of block types): per group of 32 columns q = round(x * (1 / scale)), so x is
-about q * scale, and the sums of the codes of each half group. The scale is max|x| / 127, rounded up
-to four bits that count: code times scale then fits f16, so that matrix units of floats can add
-codes without an error (`spread_gpu.py`). Codes are at most an eighth coarser for it. Rounded: x as
-numbers of the weight's type, on a GPU for F16 and BF16 weights, on the CPU for BF16 weights where
-that is asked for. For f16 a power of two first makes each row large, so that small numbers keep
-their bits.
+Codes (for weights of block types, on the CPU): per group of 32 columns q = round(x * (1 / scale)),
+so x is about q * scale, and the sums of the codes of each half group. The scale is max|x| / 127,
+rounded up to four bits that count. Rounded: x as numbers of the weight's type, on a GPU for F16,
+BF16 and, as f16, block types, on the CPU for BF16 weights where that is asked for. For f16 a power
+of two first makes each row large, so that small numbers keep their bits.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import numpy as np
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import COUNT, Arg, Reach, Rule, Scalar, Symbols, live_counts
+from hypocenter.kernels.demands import COUNT, Arg, Rule, Scalar, live_counts
 from hypocenter.kernels.linear import quantise_cpu
 from hypocenter.kernels.linear.operands import GROUP, Operands
 from hypocenter.kernels.weights.packing import Packed
@@ -29,14 +27,26 @@ from hypocenter.tensor import DType, Tensor
 TINY = 1e-30
 
 _WIDTH = Scalar("width", "width > 0", "must be above 0")
-_FITS = Rule("-(-width // 64) * 64 <= pitch", "a row of the result must hold it, padded to 64")
-#: Where GPU kernels leave the codes of rows of `width` columns.
-INTO_CODES = (
-    Arg("codes", (DType.I32,), "num_rows, quarter", "write", fills="-(-width // 1024) * 256"),
-    Arg("scales", (DType.F32,), "num_rows, quarter // 8", "write", fills="-(-width // 1024) * 32"),
-    Arg("sums", (DType.I32,), "num_rows, quarter // 8", "write", fills="-(-width // 1024) * 32"),
-    Rule("-(-width // 1024) * 256 <= quarter", "a row of codes must hold them, padded to 1024"),
-)
+
+
+def into_rounded(num_rows: str, width: str) -> tuple[Arg | Rule, ...]:
+    """Where GPU kernels leave rounded rows, of rows and columns that a contract counts so; and
+    again in the order of fragments, where rows are few."""
+    whole = f"-(-({width}) // 128) * 128"
+
+    def made(name: str, *dtypes: DType, optional: bool = False) -> Arg:
+        size = f"{num_rows}, pitch"
+        return Arg(name, dtypes, size, "write", fills=whole, optional=optional)
+
+    return (
+        made("rounded", DType.F16, DType.I16),
+        Arg("row_scales", (DType.F32,), num_rows, "write"),
+        made("fragments", DType.F16, optional=True),
+        Rule(f"{whole} <= pitch", "a row of the result must hold it, padded to 128"),
+    )
+
+
+INTO_ROUNDED = into_rounded("num_rows", "width")
 
 
 def into_tiles(width: str, num_rows: str | None = None, prefix: str = "") -> tuple[Arg | Rule, ...]:
@@ -55,14 +65,6 @@ def into_tiles(width: str, num_rows: str | None = None, prefix: str = "") -> tup
 
 
 INTO_TILES = into_tiles("width", "num_rows")
-CODES = Contract(
-    "quantise",
-    Arg("x", (DType.F32,), "num_rows, >= width"),
-    *INTO_CODES,
-    live_counts("num_rows"),
-    COUNT,
-    _WIDTH,
-)
 TILES = Contract(
     "quantise",
     Arg("x", (DType.F32,), "num_rows, >= width"),
@@ -83,105 +85,38 @@ ROUNDED = Contract(
 SCALED = Contract(
     "round",
     Arg("x", (DType.F32,), "num_rows, >= width"),
-    Arg(
-        "rounded",
-        (DType.F16, DType.I16),
-        "num_rows, pitch",
-        "write",
-        fills="-(-width // 64) * 64",
-    ),
-    Arg("row_scales", (DType.F32,), "num_rows", "write"),
+    *INTO_ROUNDED,
     live_counts("num_rows"),
     COUNT,
     _WIDTH,
-    _FITS,
-)
-
-
-def _live_sums(values: Symbols) -> np.ndarray[Any, Any]:
-    """Of tiles of 64 rows, each [sums, 64], those of live rows up to their width."""
-    num_tiles, num_sums = values["num_tiles"], values["num_sums"]
-    row = np.arange(num_tiles * 64).reshape(num_tiles, 1, 64)
-    is_there: np.ndarray[Any, Any] = np.arange(num_sums)[:, None] < -(-values["width"] // 64) * 6
-    mask: np.ndarray[Any, Any] = (row < values["counts"][values["count"]]) & is_there
-    return mask
-
-
-_SPREAD = (
-    Arg("codes", (DType.I32,), "num_rows, quarter"),
-    Arg("scales", (DType.F32,), "num_rows, quarter // 8"),
-    Arg("sums", (DType.I32,), "num_rows, quarter // 8"),
-    Rule("-(-width // 1024) * 256 <= quarter", "codes must hold a row, padded to 1024"),
-    Arg("spread", (DType.F16,), "num_rows, pitch", "write", fills="-(-width // 64) * 64"),
-    Arg("row_scales", (DType.F32,), "num_rows", "write"),
-    live_counts("num_rows"),
-    COUNT,
-    _WIDTH,
-    _FITS,
-)
-SPREAD = Contract("spread", *_SPREAD)
-SPREAD_SUMS = Contract(
-    "spread",
-    *_SPREAD,
-    Arg(
-        "row_sums",
-        (DType.F32,),
-        "num_tiles, num_sums, 64",
-        "write",
-        reach=Reach("three for each group of live rows", _live_sums),
-    ),
-    Rule("num_tiles * 64 >= num_rows", "the tiles of sums must hold the rows"),
-    Rule("-(-width // 64) * 6 <= num_sums", "the sums must be three for each group of a row"),
 )
 
 
 def quantise(
-    plan: PlanBuilder, x: Tensor, width: int, into: Operands, counts: Tensor, *, count: int = 0
+    plan: PlanBuilder,
+    x: Tensor,
+    width: int,
+    into: Operands,
+    counts: Tensor,
+    *,
+    count: int = 0,
+    is_plain: bool = False,
 ) -> None:
-    """Append the codes of x f32 [num_rows, >= width]."""
-    facts: dict[str, Any] = {"x": x, "counts": counts, "count": count, "width": width} | into.made
+    """Append the codes of x f32 [num_rows, >= width] or, on a GPU, its halves; `is_plain`: these
+    are x itself, which is known to have room in f16."""
+    facts: dict[str, Any] = {"x": x, "counts": counts, "count": count, "width": width}
     if plan.device != "cpu":
         from hypocenter.kernels.linear import quantise_gpu
 
-        quantise_gpu.add_codes(plan, CODES, facts)
+        quantise_gpu.add_rounded(plan, SCALED, facts | into.made, is_plain=is_plain)
         return
     plan.add_cpu(
         quantise_cpu.quantise,
         *(x, counts, count, width, *into.made.values()),
         contract=TILES,
-        facts=facts,
+        facts=facts | into.made,
         work_per_row=4 * width,
     )
-
-
-def spread(
-    plan: PlanBuilder,
-    of: Operands,
-    width: int,
-    counts: Tensor,
-    *,
-    count: int = 0,
-    with_sums: bool = False,
-) -> None:
-    """Append code times scale as f16 of rows of `width` columns, whose codes a GPU has made.
-
-    `with_sums`: and the sums of codes times scale, which weights with minima ask for.
-    """
-    from hypocenter.kernels.linear import spread_gpu
-
-    facts: dict[str, Any] = {
-        "codes": of.codes,
-        "scales": of.scales,
-        "sums": of.sums,
-        "spread": of.spread,
-        "row_scales": of.spread_scales,
-        "counts": counts,
-        "count": count,
-        "width": width,
-    }
-    if with_sums:
-        facts["row_sums"] = of.spread_sums
-    spread_gpu.add(plan, SPREAD_SUMS if with_sums else SPREAD, facts)
 
 
 def _round(
@@ -221,16 +156,15 @@ def prepare_operands(
         return
     from hypocenter.kernels.linear import quantise_gpu
 
-    found: dict[DType | None, Packed] = {}
+    found: dict[DType, Packed] = {}
     for weight in weights:
-        found.setdefault(None if weight.dtype.is_quantised else weight.dtype, weight.data)
+        found.setdefault(into.multiplied_as(weight.dtype), weight.data)
     for dtype, packed in found.items():
-        width = packed.num_columns
-        if dtype is None:
-            quantise(plan, x, width, into, counts, count=count)
-        elif dtype is not DType.F32:
-            facts = {"x": x, "counts": counts, "count": count, "width": width}
-            facts |= {"rounded": into.rounded_for(dtype), "row_scales": into.row_scales}
+        facts = {"x": x, "counts": counts, "count": count, "width": packed.num_columns}
+        if dtype is DType.F16:
+            quantise_gpu.add_rounded(plan, SCALED, facts | into.made)
+        elif dtype is DType.BF16:
+            facts |= {"rounded": into.bits, "row_scales": into.row_scales, "fragments": None}
             quantise_gpu.add_rounded(plan, SCALED, facts)
 
 
@@ -262,7 +196,8 @@ def reference(
 
 
 def reference_rounded(x: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
-    """x f32 [num_rows, k] as GPU products with F16 or BF16 weights take it, in float64.
+    """x f32 [num_rows, k] as GPU products with F16 or BF16 weights take it, in float64; those with
+    weights of block types take it as those with F16.
 
     As f16 a row's largest number lies in 2**14 .. 2**15, times a power of two.
     """

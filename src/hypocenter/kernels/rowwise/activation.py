@@ -17,7 +17,7 @@ from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.demands import COUNT, Apart, Arg, Rule, Scalar, live_counts
 from hypocenter.kernels.linear.operands import Operands
-from hypocenter.kernels.linear.quantise import INTO_CODES, INTO_TILES
+from hypocenter.kernels.linear.quantise import INTO_ROUNDED, INTO_TILES
 from hypocenter.kernels.rowwise import activation_cpu
 from hypocenter.refusals import WrongScalar
 from hypocenter.tensor import DType, Tensor
@@ -32,16 +32,16 @@ GATE = Contract(
     _WHOLE_VECTORS,
 )
 #: On a GPU, and on the CPU.
-GATE_CODES, GATE_TILES = (
+GATE_ROUND, GATE_TILES = (
     Contract(
-        "gate_codes",
-        Arg("gate", (DType.F32,), "num_rows, pitch"),
-        Arg("up", (DType.F32,), "num_rows, pitch"),
+        f"gate_{kind}",
+        Arg("gate", (DType.F32,), "num_rows, gate_pitch"),
+        Arg("up", (DType.F32,), "num_rows, gate_pitch"),
         *into,
         live_counts("num_rows", 0),
-        Scalar("width", "0 < width <= pitch", "must be above 0 and within the rows"),
+        Scalar("width", "0 < width <= gate_pitch", "must be above 0 and within the rows"),
     )
-    for into in (INTO_CODES, INTO_TILES)
+    for kind, into in (("round", INTO_ROUNDED), ("codes", INTO_TILES))
 )
 ACTIVATE = Contract(
     "activate",
@@ -50,15 +50,15 @@ ACTIVATE = Contract(
     _WHOLE_VECTORS,
 )
 #: On a GPU, and on the CPU.
-ACTIVATE_CODES, ACTIVATE_TILES = (
+ACTIVATE_ROUND, ACTIVATE_TILES = (
     Contract(
-        "activate_codes",
-        Arg("x", (DType.F32,), "num_rows, pitch"),
+        f"activate_{kind}",
+        Arg("x", (DType.F32,), "num_rows, x_pitch"),
         *into,
         live_counts("num_rows", 0),
-        Scalar("width", "0 < width <= pitch", "must be above 0 and within the rows"),
+        Scalar("width", "0 < width <= x_pitch", "must be above 0 and within the rows"),
     )
-    for into in (INTO_CODES, INTO_TILES)
+    for kind, into in (("round", INTO_ROUNDED), ("codes", INTO_TILES))
 )
 SCALE = Contract(
     "scale",
@@ -132,7 +132,8 @@ def gate_codes(
     *,
     width: int,
 ) -> None:
-    """Append the codes of kind(gate) * up: every bit as `quantise` makes them of that.
+    """Append the codes of kind(gate) * up or, on a GPU, its halves: every bit as `quantise` makes
+    them of that.
 
     gate and up f32 [num_tokens, >= width], kind as in `gate`; `into` as in `quantise.Operands`.
     """
@@ -141,7 +142,7 @@ def gate_codes(
     if plan.device != "cpu":
         from hypocenter.kernels.rowwise import activation_gpu
 
-        activation_gpu.add_gate_codes(plan, GATE_CODES, facts, kind == "gelu")
+        activation_gpu.add_gate_rounded(plan, GATE_ROUND, facts, kind == "gelu")
         return
     plan.add_cpu(
         activation_cpu.gate_codes,
@@ -175,7 +176,8 @@ def activate(plan: PlanBuilder, x: Tensor, kind: str, counts: Tensor) -> None:
 def activate_codes(
     plan: PlanBuilder, x: Tensor, kind: str, into: Operands, counts: Tensor, *, width: int
 ) -> None:
-    """Append the codes of kind(x): every bit as `quantise` makes them of that.
+    """Append the codes of kind(x) or, on a GPU, its halves: every bit as `quantise` makes them of
+    that.
 
     x f32 [num_tokens, >= width], kind as in `activate`; `into` as in `quantise.Operands`.
     """
@@ -184,7 +186,7 @@ def activate_codes(
     if plan.device != "cpu":
         from hypocenter.kernels.rowwise import activation_gpu
 
-        activation_gpu.add_activate_codes(plan, ACTIVATE_CODES, facts, kind == "gelu")
+        activation_gpu.add_activate_rounded(plan, ACTIVATE_ROUND, facts, kind == "gelu")
         return
     plan.add_cpu(
         activation_cpu.activate_codes,

@@ -8,10 +8,12 @@ from typing import Any
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.linear.quantise_gpu import codes_form, columns_of, store_codes
-from hypocenter.kernels.shared_gpu import as_offset, follow
+from hypocenter.kernels.linear.quantise_gpu import leads, store_halves, upscaled
+from hypocenter.kernels.shared_gpu import as_offset, follow, lead
 
 _BLOCK = 256
+#: Columns of a row that a program takes at once.
+_MAX_ROW = 16384
 
 
 @triton.jit
@@ -49,35 +51,55 @@ def gate_kernel(
 
 
 @triton.jit
-def gate_codes_kernel(
-    gate_ptr, up_ptr, counts_ptr, codes_ptr, scales_ptr, sums_ptr, width, pitch,
-    num_groups, IS_GELU: tl.constexpr, IS_ONE: tl.constexpr, IS_FEW: tl.constexpr,
-    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr,
+def gate_round_kernel(
+    gate_ptr, up_ptr, counts_ptr, rounded_ptr, row_scales_ptr, fragments_ptr, width, gate_pitch,
+    pitch, IS_GELU: tl.constexpr, IS_WHOLE: tl.constexpr, HAS_FRAGMENTS: tl.constexpr,
+    LEADS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    lead(OVERLAPS and LEADS)
     follow(OVERLAPS)
     row = tl.program_id(0)
-    if not IS_ONE:
-        if row >= tl.load(counts_ptr):
-            return
+    if row >= tl.load(counts_ptr):
+        return
     row = as_offset(row, WIDE)
-    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    column = columns_of(group)
+    step = tl.arange(0, BLOCK)
+    gates, ups = gate_ptr + row * gate_pitch, up_ptr + row * gate_pitch
+    stop = (width + 127) // 128 * 128
+    if IS_WHOLE:
+        values = _gated(gates, ups, step, width, IS_GELU)
+        up, down = upscaled(tl.max(tl.maximum(tl.abs(values), 0.0), axis=0))
+        store_halves(
+            (values * up).to(tl.float16),
+            step,
+            stop,
+            rounded_ptr + row * pitch,
+            fragments_ptr + row * pitch,
+            HAS_FRAGMENTS,
+        )
+    else:
+        largest = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, width, BLOCK):
+            values = _gated(gates, ups, start + step, width, IS_GELU)
+            largest = tl.maximum(largest, tl.abs(values))
+        up, down = upscaled(tl.max(largest, axis=0))
+        for start in range(0, stop, BLOCK):
+            values = _gated(gates, ups, start + step, width, IS_GELU)
+            store_halves(
+                (values * up).to(tl.float16),
+                start + step,
+                stop,
+                rounded_ptr + row * pitch,
+                fragments_ptr + row * pitch,
+                HAS_FRAGMENTS,
+            )
+    tl.store(row_scales_ptr + row, down)
+
+
+@triton.jit
+def _gated(gates, ups, column, width, IS_GELU: tl.constexpr):
     inside = column < width
-    x = tl.load(gate_ptr + row * pitch + column, mask=inside, other=0.0)
-    up = tl.load(up_ptr + row * pitch + column, mask=inside, other=0.0)
-    store_codes(
-        _gate(x, up, IS_GELU),
-        row,
-        group,
-        group >= 0,
-        width,
-        codes_ptr,
-        scales_ptr,
-        sums_ptr,
-        num_groups,
-        IS_FEW,
-        GROUPS,
-    )
+    x = tl.load(gates + column, mask=inside, other=0.0)
+    return _gate(x, tl.load(ups + column, mask=inside, other=0.0), IS_GELU)
 
 
 @triton.jit
@@ -105,33 +127,53 @@ def activate_kernel(
 
 
 @triton.jit
-def activate_codes_kernel(
-    x_ptr, counts_ptr, codes_ptr, scales_ptr, sums_ptr, width, pitch, num_groups,
-    IS_GELU: tl.constexpr, IS_ONE: tl.constexpr, IS_FEW: tl.constexpr, OVERLAPS: tl.constexpr,
-    WIDE: tl.constexpr, GROUPS: tl.constexpr,
+def activate_round_kernel(
+    x_ptr, counts_ptr, rounded_ptr, row_scales_ptr, fragments_ptr, width, x_pitch, pitch,
+    IS_GELU: tl.constexpr, IS_WHOLE: tl.constexpr, HAS_FRAGMENTS: tl.constexpr,
+    LEADS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    lead(OVERLAPS and LEADS)
     follow(OVERLAPS)
     row = tl.program_id(0)
-    if not IS_ONE:
-        if row >= tl.load(counts_ptr):
-            return
+    if row >= tl.load(counts_ptr):
+        return
     row = as_offset(row, WIDE)
-    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    column = columns_of(group)
-    x = tl.load(x_ptr + row * pitch + column, mask=column < width, other=0.0)
-    store_codes(
-        _activate(x, IS_GELU),
-        row,
-        group,
-        group >= 0,
-        width,
-        codes_ptr,
-        scales_ptr,
-        sums_ptr,
-        num_groups,
-        IS_FEW,
-        GROUPS,
-    )
+    step = tl.arange(0, BLOCK)
+    given = x_ptr + row * x_pitch
+    stop = (width + 127) // 128 * 128
+    if IS_WHOLE:
+        values = _activated(given, step, width, IS_GELU)
+        up, down = upscaled(tl.max(tl.maximum(tl.abs(values), 0.0), axis=0))
+        store_halves(
+            (values * up).to(tl.float16),
+            step,
+            stop,
+            rounded_ptr + row * pitch,
+            fragments_ptr + row * pitch,
+            HAS_FRAGMENTS,
+        )
+    else:
+        largest = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, width, BLOCK):
+            values = _activated(given, start + step, width, IS_GELU)
+            largest = tl.maximum(largest, tl.abs(values))
+        up, down = upscaled(tl.max(largest, axis=0))
+        for start in range(0, stop, BLOCK):
+            values = _activated(given, start + step, width, IS_GELU)
+            store_halves(
+                (values * up).to(tl.float16),
+                start + step,
+                stop,
+                rounded_ptr + row * pitch,
+                fragments_ptr + row * pitch,
+                HAS_FRAGMENTS,
+            )
+    tl.store(row_scales_ptr + row, down)
+
+
+@triton.jit
+def _activated(given, column, width, IS_GELU: tl.constexpr):
+    return _activate(tl.load(given + column, mask=column < width, other=0.0), IS_GELU)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -176,29 +218,36 @@ def add_gate(
         grid=(gate.shape[0], triton.cdiv(gate.shape[1], _BLOCK)),
         contract=contract,
         facts=facts,
-        # As where codes are made of it at once: the compiler might round otherwise.
+        # As where it is rounded at once: the compiler might round otherwise.
         enable_fp_fusion=False,
         IS_GELU=is_gelu,
         BLOCK=_BLOCK,
     )
 
 
-def add_gate_codes(
+def add_gate_rounded(
     plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], is_gelu: bool
 ) -> None:
-    """Append gate_codes for every row of the bucket."""
-    gate, scales = facts["gate"], facts["scales"]
+    """Append gate_round: one program for each row of the bucket."""
+    gate, rounded, fragments = facts["gate"], facts["rounded"], facts["fragments"]
     (num_rows, pitch), width = gate.shape, facts["width"]
-    programs, options = codes_form(num_rows, width)
+    block = max(min(triton.next_power_of_2(width), _MAX_ROW), 128)
     plan.add_gpu(
-        gate_codes_kernel,
-        *(gate, facts["up"], facts["counts"], facts["codes"], scales, facts["sums"], width),
-        *(pitch, scales.shape[1]),
-        grid=(num_rows, programs),
+        gate_round_kernel,
+        # Without fragments the pointer is never used.
+        *(gate, facts["up"], facts["counts"], rounded, facts["row_scales"], fragments or rounded),
+        *(width, pitch, rounded.shape[1]),
+        grid=(num_rows,),
         contract=contract,
         facts=facts,
+        num_warps=16 if block > 4096 and plan.device.startswith("cuda") else 8,
+        # A product and a sum rounded once would not be what the gate by itself rounds twice.
+        enable_fp_fusion=False,
         IS_GELU=is_gelu,
-        **options,
+        IS_WHOLE=width <= block,
+        HAS_FRAGMENTS=fragments is not None,
+        LEADS=leads(facts),
+        BLOCK=block,
     )
 
 
@@ -213,29 +262,36 @@ def add_activate(
         grid=(x.shape[0], triton.cdiv(x.shape[1], _BLOCK)),
         contract=contract,
         facts=facts,
-        # As where codes are made of it at once: the compiler might round otherwise.
+        # As where it is rounded at once: the compiler might round otherwise.
         enable_fp_fusion=False,
         IS_GELU=is_gelu,
         BLOCK=_BLOCK,
     )
 
 
-def add_activate_codes(
+def add_activate_rounded(
     plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], is_gelu: bool
 ) -> None:
-    """Append activate_codes for every row of the bucket."""
-    x, scales = facts["x"], facts["scales"]
+    """Append activate_round: one program for each row of the bucket."""
+    x, rounded, fragments = facts["x"], facts["rounded"], facts["fragments"]
     (num_rows, pitch), width = x.shape, facts["width"]
-    programs, options = codes_form(num_rows, width)
+    block = max(min(triton.next_power_of_2(width), _MAX_ROW), 128)
     plan.add_gpu(
-        activate_codes_kernel,
-        *(x, facts["counts"], facts["codes"], scales, facts["sums"], width, pitch),
-        scales.shape[1],
-        grid=(num_rows, programs),
+        activate_round_kernel,
+        # Without fragments the pointer is never used.
+        *(x, facts["counts"], rounded, facts["row_scales"], fragments or rounded),
+        *(width, pitch, rounded.shape[1]),
+        grid=(num_rows,),
         contract=contract,
         facts=facts,
+        num_warps=16 if block > 4096 and plan.device.startswith("cuda") else 8,
+        # A product and a sum rounded once would not be what the op by itself rounds twice.
+        enable_fp_fusion=False,
         IS_GELU=is_gelu,
-        **options,
+        IS_WHOLE=width <= block,
+        HAS_FRAGMENTS=fragments is not None,
+        LEADS=leads(facts),
+        BLOCK=block,
     )
 
 

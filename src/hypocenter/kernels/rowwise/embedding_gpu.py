@@ -14,7 +14,7 @@ from hypocenter.kernels.weights.packing import Packed
 from hypocenter.tensor import DType
 
 _BLOCK = 256
-_LANES = tl.constexpr(CODE_LANES)
+_ROWS = tl.constexpr(CODE_LANES)
 
 
 @triton.jit
@@ -41,8 +41,8 @@ def lookup_float_kernel(
 
 @triton.jit
 def lookup_codes_kernel(
-    token_ids_ptr, counts_ptr, words_ptr, scales_ptr, minima_ptr, out_ptr, zero, num_columns,
-    out_stride, PER_WORD: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr,
+    token_ids_ptr, counts_ptr, words_ptr, scales_ptr, minima_ptr, out_ptr, zero, factor,
+    num_columns, out_stride, PER_WORD: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr,
     OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
@@ -52,28 +52,30 @@ def lookup_codes_kernel(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < num_columns
     token = as_offset(tl.load(token_ids_ptr + row), WIDE)
-    lane = token % _LANES
-    unit = token // _LANES * ((num_columns + 63) // 64) + column // 64
+    COLUMNS: tl.constexpr = 16 * PER_WORD
+    num_units = (num_columns + COLUMNS - 1) // COLUMNS
+    row_at = (token // _ROWS * num_units + column // COLUMNS) * _ROWS + token % _ROWS
+    # Of 16 columns a lane has two, and the two that lie eight further on.
+    chunk, lane, odd = column % COLUMNS // 16, column % 8 // 2, column % 2
+    pair = column % 16 // 8
     if PER_WORD == 4:
-        chunk, shift = column // 16 % 4, 24 - 8 * (column % 4)
+        index, shift = chunk, 8 * (pair * 2 + odd)
     else:
-        # The low nibbles of a byte hold a column, the high ones the column 32 on.
-        chunk, shift = column // 16 % 2, 28 - 8 * (column % 4) - 4 * (column // 32 % 2)
-    word_at = ((unit * (16 // PER_WORD) + chunk) * _LANES + lane) * 4 + column // 4 % 4
-    word = tl.load(words_ptr + word_at, mask=inside, other=0)
-    at = (unit * _LANES + lane) * (64 // GROUP) + column % 64 // GROUP
+        index, shift = chunk // 2, 4 * (odd * 4 + chunk % 2 * 2 + pair)
+    word = tl.load(words_ptr + row_at * 16 + lane * 4 + index, mask=inside, other=0)
+    at = row_at * (COLUMNS // GROUP) + column % COLUMNS // GROUP
     scale = tl.load(scales_ptr + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_MINIMA:
         low = tl.load(minima_ptr + at, mask=inside, other=0.0).to(tl.float32)
     else:
         low = -zero * scale
     if PER_WORD == 4:
-        code = (word << shift) >> 24
+        code = (word << (24 - shift)) >> 24
     else:
-        code = ((word << shift) >> 28) & 15
+        code = (word >> shift) & 15
     tl.store(
         out_ptr + as_offset(row, WIDE) * out_stride + column,
-        code.to(tl.float32) * scale + low,
+        (code.to(tl.float32) * scale + low) * factor,
         mask=inside,
     )
 
@@ -127,11 +129,11 @@ def add_lookup(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) 
             BLOCK=_BLOCK,
         )
         return
-    words, scales, minima, zero = packed.parts
+    words, scales, minima, zero, factor = packed.parts
     plan.add_gpu(
         lookup_codes_kernel,
         *(facts["token_ids"], facts["counts"], words, scales, minima, out, float(zero)),
-        *(packed.num_columns, out.strides[0]),
+        *(float(factor), packed.num_columns, out.strides[0]),
         grid=grid,
         contract=contract,
         facts=facts,

@@ -14,7 +14,7 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.demands import COUNT, Arg, Scalar, live_counts
 from hypocenter.kernels.linear.operands import Operands
-from hypocenter.kernels.linear.quantise import INTO_CODES, INTO_TILES
+from hypocenter.kernels.linear.quantise import INTO_ROUNDED, INTO_TILES
 from hypocenter.kernels.rowwise import layer_norm_cpu
 from hypocenter.tensor import DType, Tensor
 
@@ -33,9 +33,9 @@ CONTRACT = Contract(
     *_PARTS,
 )
 #: On a GPU, and on the CPU.
-CODES, TILES = (
-    Contract("layer_norm_codes", Arg("x", (DType.F32,), "num_rows, >= width"), *into, *_PARTS)
-    for into in (INTO_CODES, INTO_TILES)
+ROUNDED, TILES = (
+    Contract(f"layer_norm_{kind}", Arg("x", (DType.F32,), "num_rows, >= width"), *into, *_PARTS)
+    for kind, into in (("round", INTO_ROUNDED), ("codes", INTO_TILES))
 )
 
 
@@ -97,7 +97,8 @@ def layer_norm_codes(
     width: int,
     count: int = 0,
 ) -> None:
-    """Append the codes of layer_norm(x): every bit as `quantise` makes them of its result.
+    """Append the codes of layer_norm(x) or, on a GPU, its halves: every bit as `quantise` makes
+    them of its result.
 
     Arguments as in `layer_norm`; `into` as in `quantise.Operands`.
     """
@@ -107,7 +108,7 @@ def layer_norm_codes(
     if plan.device != "cpu":
         from hypocenter.kernels.rowwise import layer_norm_gpu
 
-        layer_norm_gpu.add_codes(plan, CODES, facts)
+        layer_norm_gpu.add_rounded(plan, ROUNDED, facts)
         return
     plan.add_cpu(
         layer_norm_cpu.layer_norm_codes,

@@ -1,4 +1,4 @@
-"""Triton kernels of `layer_norm`: one program is one row, or some groups of its codes."""
+"""Triton kernels of `layer_norm`: one program is one row."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.linear.quantise_gpu import codes_form, columns_of, store_codes
-from hypocenter.kernels.shared_gpu import as_offset, follow
+from hypocenter.kernels.linear.quantise_gpu import leads, store_halves, upscaled
+from hypocenter.kernels.shared_gpu import as_offset, follow, lead
 
 
 @triton.jit
@@ -42,40 +42,35 @@ def layer_norm_kernel(
 
 
 @triton.jit(do_not_specialize=["count"])
-def layer_norm_codes_kernel(
-    x_ptr, counts_ptr, weight_ptr, bias_ptr, codes_ptr, scales_ptr, sums_ptr, count, eps, width,
-    x_stride, num_groups, IS_ONE: tl.constexpr, IS_FEW: tl.constexpr, OVERLAPS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
+def layer_norm_round_kernel(
+    x_ptr, counts_ptr, weight_ptr, bias_ptr, rounded_ptr, row_scales_ptr, fragments_ptr, count, eps,
+    width, x_stride, pitch, HAS_FRAGMENTS: tl.constexpr, LEADS: tl.constexpr,
+    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    lead(OVERLAPS and LEADS)
     follow(OVERLAPS)
     row = tl.program_id(0)
-    if not IS_ONE:
-        if row >= tl.load(counts_ptr + count):
-            return
+    if row >= tl.load(counts_ptr + count):
+        return
     row = as_offset(row, WIDE)
-    start = x_ptr + row * x_stride
-    step = tl.arange(0, BLOCK)
-    # Each program of a row finds the same, sooner than one that waits for another would.
-    whole = tl.load(start + step, mask=step < width, other=0.0)
-    mean, inverse = _moments(whole, step < width, width, eps)
-    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    column = columns_of(group)
-    inside = column < width
-    x = (tl.load(start + column, mask=inside, other=0.0) - mean) * inverse
-    x = x * tl.load(weight_ptr + column, mask=inside, other=0.0)
-    x = x + tl.load(bias_ptr + column, mask=inside, other=0.0)
-    store_codes(
-        tl.where(inside, x, 0.0),
-        row,
-        group,
-        group >= 0,
-        width,
-        codes_ptr,
-        scales_ptr,
-        sums_ptr,
-        num_groups,
-        IS_FEW,
-        GROUPS,
+    column = tl.arange(0, BLOCK)
+    live = column < width
+    x = tl.load(x_ptr + row * x_stride + column, mask=live, other=0.0)
+    mean, inverse = _moments(x, live, width, eps)
+    out = (x - mean) * inverse
+    out = out * tl.load(weight_ptr + column, mask=live, other=0.0)
+    out = out + tl.load(bias_ptr + column, mask=live, other=0.0)
+    # An undefined row is so up to its width.
+    out = tl.where(live, out, 0.0)
+    up, down = upscaled(tl.max(tl.maximum(tl.abs(out), 0.0), axis=0))
+    tl.store(row_scales_ptr + row, down)
+    store_halves(
+        (out * up).to(tl.float16),
+        column,
+        (width + 127) // 128 * 128,
+        rounded_ptr + row * pitch,
+        fragments_ptr + row * pitch,
+        HAS_FRAGMENTS,
     )
 
 
@@ -89,23 +84,28 @@ def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None
         grid=(x.shape[0],),
         contract=contract,
         facts=facts,
-        # As where codes are made of it at once: the compiler might round otherwise.
+        # As where it is rounded at once: the compiler might round otherwise.
         enable_fp_fusion=False,
         BLOCK=triton.next_power_of_2(width),
     )
 
 
-def add_codes(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
-    """Append layer_norm_codes for every row of the bucket."""
-    x, width, scales = facts["x"], facts["width"], facts["scales"]
-    programs, options = codes_form(x.shape[0], width)
+def add_rounded(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+    """Append layer_norm_round: one program for each row of the bucket."""
+    x, width, rounded, fragments = (facts[name] for name in ("x", "width", "rounded", "fragments"))
     plan.add_gpu(
-        layer_norm_codes_kernel,
-        *(x, facts["counts"], facts["weight"], facts["bias"], facts["codes"], scales),
-        *(facts["sums"], facts["count"], facts["eps"], width, x.strides[0], scales.shape[1]),
-        grid=(x.shape[0], programs),
+        layer_norm_round_kernel,
+        # Without fragments the pointer is never used.
+        *(x, facts["counts"], facts["weight"], facts["bias"], rounded, facts["row_scales"]),
+        *(fragments or rounded, facts["count"], facts["eps"], width, x.strides[0]),
+        rounded.shape[1],
+        grid=(x.shape[0],),
         contract=contract,
         facts=facts,
-        BLOCK=triton.next_power_of_2(width),
-        **options,
+        num_warps=8,
+        # A product and a sum rounded once would not be what the norm by itself rounds twice.
+        enable_fp_fusion=False,
+        HAS_FRAGMENTS=fragments is not None,
+        LEADS=leads(facts),
+        BLOCK=max(triton.next_power_of_2(width), 128),
     )

@@ -13,7 +13,7 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.demands import COUNT, Arg, Scalar, live_counts
 from hypocenter.kernels.linear.operands import Operands
-from hypocenter.kernels.linear.quantise import INTO_CODES, INTO_TILES
+from hypocenter.kernels.linear.quantise import INTO_ROUNDED, INTO_TILES
 from hypocenter.kernels.rowwise import norm_cpu
 from hypocenter.tensor import DType, Tensor
 
@@ -32,9 +32,9 @@ CONTRACT = Contract(
     Scalar("num_heads", "num_heads > 0", "must be above 0"),
 )
 #: On a GPU, and on the CPU.
-CODES, TILES = (
-    Contract("rms_norm_codes", Arg("x", (DType.F32,), "num_rows, >= width"), *into, *_PARTS)
-    for into in (INTO_CODES, INTO_TILES)
+ROUNDED, TILES = (
+    Contract(f"rms_norm_{kind}", Arg("x", (DType.F32,), "num_rows, >= width"), *into, *_PARTS)
+    for kind, into in (("round", INTO_ROUNDED), ("codes", INTO_TILES))
 )
 
 
@@ -92,7 +92,8 @@ def rms_norm_codes(
     width: int,
     count: int = 0,
 ) -> None:
-    """Append the codes of rms_norm(x): every bit as `quantise` makes them of its result.
+    """Append the codes of rms_norm(x) or, on a GPU, its halves: every bit as `quantise` makes
+    them of its result.
 
     x f32 [num_rows, >= width], weight f32 [>= width]; `into` as in `quantise.Operands`.
     """
@@ -101,7 +102,7 @@ def rms_norm_codes(
     if plan.device != "cpu":
         from hypocenter.kernels.rowwise import norm_gpu
 
-        norm_gpu.add_codes(plan, CODES, facts)
+        norm_gpu.add_rounded(plan, ROUNDED, facts)
         return
     plan.add_cpu(
         norm_cpu.rms_norm_codes,

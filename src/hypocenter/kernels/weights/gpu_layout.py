@@ -1,15 +1,19 @@
 """The packed layouts in which GPU kernels read a weight, made of GGUF bytes with numpy.
 
-Two layouts of codes hold every block type: 8-bit codes and 4-bit codes, with a scale (and
-minimum) per group of columns. All lies in units of 64 columns, missing ones zero, so that a lane
-reads 16 bytes: weights [num_rows / 16, units, 16, 64]; words i32 [num_rows / 4, units, chunks, 4,
-4] whose chunk h holds the columns 16 h .. 16 h + 15 of each row, and in its high nibbles, where
-codes have four bits, those 32 columns on; scales and minima [num_rows / 4, units, 4, groups].
+Floats lie in units of 64 columns, missing ones zero: weights [num_rows / 16, units, 16, 64].
+Two layouts of codes hold every block type: codes of a byte in units of 64 columns, of four bits in
+units of 128. A row has four words for each of four lanes in a unit, i32 [num_rows / 8, units, 8,
+lane, word], so that a lane of a matrix unit reads 16 bytes and has what it feeds to that unit: of
+16 columns those from 2 * lane and those from 8 + 2 * lane on, two each. A word has the codes of 16
+columns, one byte each, or of twice 16: then column 2 * lane + 1 is four nibbles from its neighbour.
+Scales and minima are f16 [num_rows / 8, units, 8, groups] over a power of two of the weight,
+`factor`, that brings its largest number near the end of f16.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,57 +24,64 @@ from hypocenter.tensor import DType
 
 #: Rows of codes that lie side by side: as many as the smallest program takes, which so reads memory
 #: in one stream.
-CODE_LANES = 4
+CODE_LANES = 8
+#: Stretches of a row whose products are added up apart, and then one after another.
+CHAINS = 8
 _COLUMNS = 64
+#: Of an f16 whose largest number is below twice this one no code times scale overflows.
+_LARGEST = 14
 
 
 @dataclass(frozen=True, slots=True)
 class Units:
     """How one GGUF type is packed: `codes_per_word` 0 is the float layout, elements of `dtype`.
 
-    `zero` is what was added to a code to make it unsigned; scales stay in f16 where the type has
-    them so and are f32 where it multiplies two fields.
+    `zero` is what was added to a code to make it unsigned.
     """
 
     dtype: DType
     codes_per_word: int = 0
     zero: int = 0
     group: int = 0
-    scale_dtype: DType = DType.F32
     has_minima: bool = False
 
     @property
     def is_float(self) -> bool:
         return self.codes_per_word == 0
 
+    @property
+    def unit_columns(self) -> int:
+        """Columns of a unit, which takes 64 bytes of a row of codes."""
+        return 16 * self.codes_per_word or _COLUMNS
 
-_HALF = DType.F16
+
 UNITS: dict[DType, Units] = {
     layout.dtype: layout
     for layout in (
         Units(DType.F32),
         Units(DType.F16),
         Units(DType.BF16),
-        Units(DType.Q4_0, 8, zero=8, group=32, scale_dtype=_HALF),
-        Units(DType.Q4_1, 8, group=32, scale_dtype=_HALF, has_minima=True),
-        Units(DType.Q5_0, 4, group=32, scale_dtype=_HALF),
-        Units(DType.Q5_1, 4, group=32, scale_dtype=_HALF, has_minima=True),
-        Units(DType.Q8_0, 4, group=32, scale_dtype=_HALF),
+        Units(DType.Q4_0, 8, zero=8, group=32),
+        Units(DType.Q4_1, 8, group=32, has_minima=True),
+        Units(DType.Q5_0, 4, group=32),
+        Units(DType.Q5_1, 4, group=32, has_minima=True),
+        Units(DType.Q8_0, 4, group=32),
         Units(DType.Q2_K, 8, group=16, has_minima=True),
         Units(DType.Q3_K, 8, zero=4, group=16),
         Units(DType.Q4_K, 8, group=32, has_minima=True),
         Units(DType.Q5_K, 4, group=32, has_minima=True),
         Units(DType.Q6_K, 4, group=16),
-        Units(DType.IQ4_NL, 4, group=32, scale_dtype=_HALF),
+        Units(DType.IQ4_NL, 4, group=32),
         Units(DType.IQ4_XS, 4, group=32),
     )
 }
 
 
-def pack_units(raw: Array, dtype: DType, num_columns: int) -> tuple[Array, ...]:
-    """Rows of GGUF bytes as (weights,) or (words, scales, minima); no minima is an empty array."""
+def pack_units(raw: Array, dtype: DType, num_columns: int) -> tuple[Any, ...]:
+    """Rows of GGUF bytes as (weights,) or (words, scales, minima, zero, factor); no minima is an
+    empty array, zero and factor are f32 numbers."""
     layout, num_rows = UNITS[dtype], raw.shape[0]
-    width = -(-num_columns // _COLUMNS) * _COLUMNS
+    width = -(-num_columns // layout.unit_columns) * layout.unit_columns
     if layout.is_float:
         lead = (padded_rows(num_rows) // LANES, width // _COLUMNS)
         kind = {DType.F32: np.float32, DType.F16: np.uint16, DType.BF16: np.int16}[dtype]
@@ -79,22 +90,55 @@ def pack_units(raw: Array, dtype: DType, num_columns: int) -> tuple[Array, ...]:
             lambda rows: _put(weights, rows.start, raw[rows].view(kind), width), slabs(num_rows)
         )
         return (weights,)
-    scale_type = np.uint16 if layout.scale_dtype is DType.F16 else np.float32
-    lead = (padded_rows(num_rows) // CODE_LANES, width // _COLUMNS)
-    words = np.zeros((*lead, 16 // layout.codes_per_word, CODE_LANES, 4), np.int32)
-    scales = np.zeros((*lead, CODE_LANES, _COLUMNS // layout.group), scale_type)
-    minima = np.zeros(scales.shape if layout.has_minima else (0, 0, CODE_LANES, 0), scale_type)
+    lead = (padded_rows(num_rows) // CODE_LANES, width // layout.unit_columns)
+    words = np.zeros((*lead, CODE_LANES, 4, 4), np.int32)
+    exact = np.zeros((*lead, CODE_LANES, layout.unit_columns // layout.group), np.float32)
+    exact_minima = np.zeros(exact.shape if layout.has_minima else (0, 0, CODE_LANES, 0), np.float32)
 
     def fill(rows: slice) -> None:
         start, blocks = rows.start, unpack(raw[rows], dtype, num_columns)
         made = _words(blocks, layout, width)
         words[start // CODE_LANES : start // CODE_LANES + len(made)] = made
-        _put(scales, start, _as_scale(blocks.scales, scale_type), width // layout.group)
+        _put(exact, start, blocks.scales, width // layout.group)
         if (lows := blocks.minima) is not None:
-            _put(minima, start, _as_scale(lows, scale_type), width // layout.group)
+            _put(exact_minima, start, lows, width // layout.group)
 
     side_by_side(fill, slabs(num_rows))
-    return words, scales, minima
+    factor = _factor(exact, exact_minima, layout)
+    halves = [
+        (array / factor).astype(np.float16).view(np.uint16) for array in (exact, exact_minima)
+    ]
+    return words, *halves, np.float32(layout.zero), factor
+
+
+def reference(raw: Array, dtype: DType, num_columns: int) -> Array:
+    """Rows of GGUF bytes of a block type as products multiply them, in float64: code times scale
+    plus minimum in f16, over the factor, each rounded once."""
+    blocks, layout = unpack(raw, dtype, num_columns), UNITS[dtype]
+    minima = blocks.minima
+    factor = float(_factor(blocks.scales, blocks.scales[:0] if minima is None else minima, layout))
+    codes = blocks.codes.reshape(len(raw), -1, layout.group).astype(np.float64)
+    values = codes * (blocks.scales / factor).astype(np.float16).astype(np.float64)[..., None]
+    if minima is not None:
+        values += (minima / factor).astype(np.float16).astype(np.float64)[..., None]
+    found: Array = values.astype(np.float16).astype(np.float64).reshape(len(raw), -1) * factor
+    return found[:, :num_columns]
+
+
+def _factor(scales: Array, minima: Array, layout: Units) -> np.float32:
+    """The power of two over which code times scale plus minimum has room in f16."""
+    largest = (128 if layout.codes_per_word == 4 else 16) * _largest(scales) + _largest(minima)
+    if largest == 0:
+        return np.float32(1)
+    # Within f32, and its inverse too.
+    exponent = min(max(int(np.floor(np.log2(largest))) - _LARGEST, -120), 120)
+    return np.float32(2.0**exponent)
+
+
+def _largest(values: Array) -> float:
+    """The largest size of those that are numbers."""
+    sizes = np.abs(values)
+    return float(np.max(sizes, initial=0.0, where=np.isfinite(sizes)))
 
 
 def _put(into: Array, start: int, rows: Array, width: int) -> None:
@@ -106,17 +150,20 @@ def _put(into: Array, start: int, rows: Array, width: int) -> None:
 
 
 def _words(blocks: Blocks, layout: Units, width: int) -> Array:
-    """i32 [groups, units, chunks, 4, 4]."""
-    codes, lanes = blocks.codes, CODE_LANES
+    """i32 [groups, units, rows, lanes, words]."""
+    codes, rows = blocks.codes, CODE_LANES
     if layout.codes_per_word == 4:
-        grouped = in_groups(codes, width, lanes).reshape(-1, lanes, width // _COLUMNS, 4, 16)
-        return np.ascontiguousarray(grouped.transpose(0, 2, 3, 1, 4)).view(np.int32)
-    raised = in_groups((codes + np.int8(layout.zero)).view(np.uint8), width, lanes)
-    halves = raised.reshape(-1, lanes, width // _COLUMNS, 2, 2, 16)
-    chunks = halves[:, :, :, 0] | (halves[:, :, :, 1] << 4)
-    return np.ascontiguousarray(chunks.transpose(0, 2, 3, 1, 4)).view(np.int32)
+        # [groups, rows, units, word, pair, lane, even and odd]
+        split = in_groups(codes, width, rows).reshape(-1, rows, width // 64, 4, 2, 4, 2)
+        return _as_words(split.transpose(0, 2, 1, 5, 3, 4, 6))
+    raised = in_groups((codes + np.int8(layout.zero)).view(np.uint8), width, rows)
+    # [groups, rows, units, word, chunk, pair, lane, even and odd]
+    split = raised.reshape(-1, rows, width // 128, 4, 2, 2, 4, 2)
+    pairs = split[..., 0, :, :] | (split[..., 1, :, :] << 4)
+    # [groups, units, rows, lane, word, even and odd, chunk]
+    return _as_words(pairs.transpose(0, 2, 1, 5, 3, 6, 4))
 
 
-def _as_scale(values: Array, kind: type) -> Array:
-    # f16 scales come from f16 fields: the way back is exact.
-    return values.astype(np.float16).view(np.uint16) if kind is np.uint16 else values
+def _as_words(codes: Array) -> Array:
+    """[..., 2, 2] bytes as i32 [...]."""
+    return np.ascontiguousarray(codes).reshape(*codes.shape[:-2], 4).view(np.int32)[..., 0]

@@ -11,7 +11,7 @@ import numpy as np
 from hypocenter.device import lending, memory
 from hypocenter.dtypes import Array
 from hypocenter.kernels.weights.cpu_layout import Kept, held_as, pack_records
-from hypocenter.kernels.weights.gpu_layout import UNITS, pack_units
+from hypocenter.kernels.weights.gpu_layout import pack_units
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.messages import SharedWeight
 from hypocenter.tensor import DType, Tensor, contiguous_strides
@@ -22,8 +22,8 @@ class Packed:
     """A weight [num_rows, num_columns] as kernels read it, rows padded to 64 with zeros.
 
     `parts` on the CPU (`cpu_layout.py`): (weights,) or (records,); on a GPU
-    (`gpu_layout.py`): (weights,) or (words, scales, minima, zero).
-    value = scale * (code - zero) + minimum.
+    (`gpu_layout.py`): (weights,) or (words, scales, minima, zero, factor).
+    value = (scale * (code - zero) + minimum) * factor.
     """
 
     dtype: DType
@@ -56,8 +56,6 @@ def pack(
         dtype = held_as(dtype, num_columns, in_bf16=in_bf16)
     else:
         parts = pack_units(raw, dtype, num_columns)
-        if dtype.is_quantised:
-            parts = (*parts, np.float32(UNITS[dtype].zero))
     return Packed(dtype, parts, len(raw), num_columns)
 
 
