@@ -140,10 +140,12 @@ def _of_mixtures(vendor: str) -> Iterator[Specimen]:
 
 def _of_layer_norms(vendor: str) -> Iterator[Specimen]:
     """Layer norms, and both activations that have no gate, for each number of rows they know."""
-    for family, dtype, num_tokens in itertools.product(
-        ("starcoder2", "arcee"), (DType.F16, DType.Q8_0), (1, 16, 64, 1 << 20)
+    # A feed-forward of the second width is more than a program takes at once.
+    for family, dtype, num_tokens, ffn_width in itertools.product(
+        ("starcoder2", "arcee"), (DType.F32, DType.Q8_0), (1, 16, 64, 1 << 20), (14336, 20480)
     ):
-        plan = abstract_plan(vendor, family, dtype, DType.F16, num_tokens=num_tokens)
+        changes = {"ffn_width": ffn_width}
+        plan = abstract_plan(vendor, family, dtype, DType.F16, changes, num_tokens=num_tokens)
         launches = [x for x in plan.launches if x.kernel.startswith(("layer_norm", "activate"))]
         yield from specimens(launches, f"{dtype.name.lower()}, layer norms, no gate")
 
