@@ -19,7 +19,8 @@ from hypocenter.device.plan import Plan
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.runner import Runner
 from hypocenter.model.architecture import Architecture
-from hypocenter.model.decoder import Decoder, KVPages, StepInputs
+from hypocenter.model.decoder import Decoder
+from hypocenter.model.step_buffers import KVPages, StepInputs
 from hypocenter.model.weights import Weights
 from hypocenter.record import recorder, ring
 from hypocenter.record.not_recording import UNREAD_HEADER

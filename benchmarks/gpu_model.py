@@ -46,6 +46,7 @@ def llama_8b(context: int) -> Any:
 
 def large_weights(facts: Any, dtype: DType, context: int, device: str) -> tuple[Any, int]:
     """Weights of that shape, made on the device, and the bytes of them that a step reads."""
+    from hypocenter.model.rope_tables import RopeTables
     from hypocenter.model.weights import FeedForward, LayerWeights, Weights
 
     num_bytes = 0
@@ -84,7 +85,7 @@ def large_weights(facts: Any, dtype: DType, context: int, device: str) -> tuple[
     table = matrix(facts.vocab_size, width)  # of which a step reads one row
     cos, sin = rope.tables(context, facts.rope.dim, facts.rope.base)
     turns = (vector("cos", cos), vector("sin", sin))
-    return Weights(table, layers, ones, output, turns, turns, num_bytes), read
+    return Weights(table, layers, ones, output, RopeTables(turns, turns), num_bytes), read
 
 
 def large_weight(dtype: DType, num_rows: int, num_columns: int, device: str) -> Tensor:

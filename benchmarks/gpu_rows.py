@@ -16,7 +16,8 @@ from gpu_speed import _by_kernel, event_seconds
 
 from hypocenter.device import copies, devices
 from hypocenter.device.marks import mark_memory
-from hypocenter.model.decoder import Decoder, KVPages, StepInputs
+from hypocenter.model.decoder import Decoder
+from hypocenter.model.step_buffers import KVPages, StepInputs
 from hypocenter.tensor import DType
 
 #: Tokens of a prompt, and sequences of a decode step at DEPTH.

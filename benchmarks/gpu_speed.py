@@ -304,7 +304,8 @@ def decode(device: str) -> dict[str, Any]:
 
 def _decode_one(device: str, dtype: DType, bytes_per_s: float) -> dict[str, Any]:
     from hypocenter.device.marks import mark_memory
-    from hypocenter.model.decoder import Decoder, KVPages, StepInputs
+    from hypocenter.model.decoder import Decoder
+    from hypocenter.model.step_buffers import KVPages, StepInputs
 
     backend: Any = devices.backend_of(device)
     # Made with the first mark, and to outlive what this one allocates.

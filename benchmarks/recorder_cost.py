@@ -39,6 +39,7 @@ from hypocenter.kernels.attention import rope  # noqa: E402
 from hypocenter.kernels.weights import packing  # noqa: E402
 from hypocenter.model.architecture import Architecture, Rope  # noqa: E402
 from hypocenter.model.families import FAMILIES  # noqa: E402
+from hypocenter.model.rope_tables import RopeTables  # noqa: E402
 from hypocenter.model.weights import FeedForward, LayerWeights, Weights  # noqa: E402
 from hypocenter.record import recorder  # noqa: E402
 from hypocenter.record.not_recording import NotRecording  # noqa: E402
@@ -138,7 +139,7 @@ def _weights(facts: Architecture) -> Weights:
     return Weights(
         matrix("token_embd.weight", facts.vocab_size, width), tuple(layers),
         vector("output_norm.weight", ones), matrix("output.weight", facts.vocab_size, width),
-        table, table, 0,
+        RopeTables(table, table), 0,
     )  # fmt: skip
 
 

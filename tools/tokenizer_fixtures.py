@@ -125,6 +125,9 @@ def bpe_vocabulary(corpus: list[str]) -> dict[str, Any]:
         for end in range(1, len(symbol)):
             add(symbol[:end], symbol[end])
         symbols.append(symbol)
+    # Runs of white space: where they are cut shows in threes and twos.
+    for left, right in (("Ġ", "Ġ"), ("ĠĠ", "Ġ"), ("ĠĠ", "ĠĠ"), ("Ċ", "Ċ")):
+        add(left, right)
     trained = Tokenizer(BPE())
     trained.pre_tokenizer = to_bytes
     trainer = BpeTrainer(

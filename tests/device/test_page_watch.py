@@ -10,7 +10,7 @@ import pytest
 from hypocenter.device import memory, page_watch
 from hypocenter.device.page_watch import MAX_WATCHED, PageWatch
 from hypocenter.engine.kv_cache import KVCache
-from hypocenter.model.decoder import KVPages
+from hypocenter.model.step_buffers import KVPages
 from hypocenter.tensor import DType
 
 BLOCKS, BLOCK = 40, 4

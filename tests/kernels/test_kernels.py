@@ -26,7 +26,7 @@ from hypocenter.device.copies import to_host
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import attention, kv_write, rope
 from hypocenter.kernels.linear import linear, operands, quantise
-from hypocenter.kernels.rowwise import activation, embedding, norm
+from hypocenter.kernels.rowwise import activation, embedding, layer_norm, norm
 from hypocenter.kernels.weights import block_types, gpu_layout
 from hypocenter.tensor import WEIGHT_TYPES, DType
 
@@ -272,6 +272,28 @@ def test_rms_norm(width: int, num_heads: int) -> None:
     assert (to_host(out)[:, num_heads * width :] == 0).all()
 
 
+@pytest.mark.parametrize("width", [1, 3, 64, 127, 129])
+def test_layer_norm(width: int) -> None:
+    rng = np.random.default_rng(3)
+    # Far from 0, where a variance that is the difference of two large numbers would be lost.
+    x = (rng.standard_normal((5, width)) + 30).astype(np.float32)
+    weight, bias = (rng.standard_normal(width).astype(np.float32) for _ in range(2))
+    out = rows_tensor("out", np.full_like(x, np.nan))
+    launch(
+        lambda p: layer_norm.layer_norm(
+            p, rows_tensor("x", x, fill=np.nan), vector_tensor("weight", weight),
+            vector_tensor("bias", bias), 1e-5, out, counts(5), width=width,
+        ),
+        5,
+    )  # fmt: skip
+    exact = layer_norm.reference(x, weight, bias, 1e-5)
+    # The mean is rounded to the grid of its own size, which is 32 times that of what is left.
+    got = to_host(out)[:, :width]
+    spread = 1 + np.abs(x).max() / np.sqrt(x.astype(np.float64).var(axis=1, keepdims=True) + 1e-5)
+    assert np.max(np.abs(got - exact) / spread) <= 16 * EPS
+    assert (to_host(out)[:, width:] == 0).all()
+
+
 @pytest.mark.parametrize("style", ["normal", "neox"])
 @pytest.mark.parametrize(("head_dim", "rope_dim"), [(2, 2), (64, 64), (20, 12)])
 def test_rope(style: str, head_dim: int, rope_dim: int) -> None:
@@ -384,6 +406,18 @@ def test_gate(kind: str) -> None:
     launch(lambda p: activation.gate(p, out, rows_tensor("up", up), kind, counts(5)), 5)
     exact = activation.reference(opened, up, kind)
     assert np.max(np.abs(to_host(out)[:, :129] - exact) / (np.abs(exact) + 1e-3)) < 32 * EPS
+
+
+@pytest.mark.parametrize("kind", ["gelu", "relu2"])
+def test_activate(kind: str) -> None:
+    x = np.random.default_rng(7).standard_normal((5, 129)).astype(np.float32) * 4
+    x[4, 0] = np.nan
+    out = rows_tensor("x", x)
+    launch(lambda p: activation.activate(p, out, kind, counts(5)), 5)
+    got = to_host(out)[:, :129]
+    assert np.isnan(got[4, 0])
+    exact = activation.activated_reference(x, kind)
+    assert np.nanmax(np.abs(got - exact) / (np.abs(exact) + 1e-3)) < 32 * EPS
 
 
 def test_scale_and_softcap_touch_live_rows_only() -> None:

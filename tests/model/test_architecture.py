@@ -159,6 +159,30 @@ def test_a_granite_file_may_switch_positions_off(name: str, tmp_path: Path) -> N
     assert read(tmp_path, name, metadata=keys).rope.dim == 10
 
 
+def test_queries_grow_beyond_the_original_context_alone(tmp_path: Path) -> None:
+    keys = {"attention.temperature_scale": 0.1, "rope.scaling.original_context_length": 16}
+    facts = read(tmp_path, "mistral3", metadata=keys)
+    assert (facts.scales_queries(16), facts.scales_queries(17)) == (False, True)
+    assert not read(tmp_path, "llama", metadata=keys).scales_queries(64)
+    keys["rope.dimension_count"] = 4
+    limit = r"temperature_scale is .*of heads of 10 columns all must be turned, and 4 are"
+    with pytest.raises(UnsupportedModel, match=limit):
+        read(tmp_path, "mistral3", metadata=keys)
+
+
+def test_families_have_the_epsilon_of_their_norms(tmp_path: Path) -> None:
+    keys = {"attention.layer_norm_epsilon": 2e-5, "attention.layer_norm_rms_epsilon": 3e-5}
+    assert read(tmp_path, "phi2", metadata=keys).norm_eps == 2e-5
+    assert read(tmp_path, "arcee", metadata=keys).norm_eps == 3e-5
+
+
+def test_logits_are_multiplied_or_divided(tmp_path: Path) -> None:
+    keys = {"logit_scale": 0.25}
+    assert read(tmp_path, "command-r", metadata=keys).logit_scale == 4
+    assert read(tmp_path, "granite", metadata=keys).logit_scale == 0.25
+    assert read(tmp_path, "command-r").logit_scale == 1
+
+
 def test_a_window_may_be_named_layer_by_layer(tmp_path: Path) -> None:
     keys = {"attention.sliding_window": 8, "block_count": 5}
     named = {**keys, "attention.sliding_window_pattern": [True, True, True, False, True]}

@@ -35,7 +35,7 @@ def test_every_kernel_is_reached_by_some_plan() -> None:
 def test_every_launch_of_a_decoder_has_a_contract_that_the_doctor_knows() -> None:
     """By facts and recorded text, which are what a bundle holds."""
     seen: dict[str, bool] = {}
-    forms = [("llama", "fused"), ("llama", "parts"), ("qwen3moe", "fused")]
+    forms = [("llama", "fused"), ("llama", "parts"), ("qwen3moe", "fused"), ("phi2", "fused")]
     for dtype, num_tokens, (family, attention) in itertools.product(
         (DType.F16, DType.BF16, DType.Q8_0, DType.Q4_K), (1, 64), forms
     ):

@@ -62,6 +62,19 @@ def test_a_tensor_that_would_be_ignored_is_refused(name: str, tmp_path: Path) ->
     assert "llama models of 1 layers have no such tensor" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("command-r", "blk.0.attn_q_norm.weight"),  # Command R+
+        ("arcee", "blk.0.ffn_gate.bias"),
+        ("llama", "blk.0.attn_norm.bias"),
+    ],
+)
+def test_what_a_family_would_not_use_is_refused(family: str, name: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=f"{name}.*{family} models of 1 layers have no"):
+        load(tmp_path, family, tensors={name: ONES})
+
+
 def test_a_block_count_below_the_layers_in_the_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"tensor is 'blk.1.attn_norm.weight'"):
         load(tmp_path, num_layers=3, metadata={"block_count": 1})
@@ -126,7 +139,7 @@ def test_loaded_weights_are_not_in_memory_a_second_time(tmp_path: Path) -> None:
         assert mapped_bytes(path) >= sum(info.num_bytes for info in file.tensors.values())
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3", "mistral3", "command-r", "phi2"])
 @pytest.mark.parametrize(("kv_dtype", "context_length"), [("f16", 40), ("f32", 40), ("f16", 1100)])
 def test_needed_bytes_are_those_that_are_allocated(
     name: str, kv_dtype: str, context_length: int, tmp_path: Path
@@ -142,7 +155,9 @@ def test_needed_bytes_are_those_that_are_allocated(
         metadata={
             "block_count": 2,
             "nextn_predict_layers": 1,
-            "attention.sliding_window": 16,
+            "attention.sliding_window": 16 if name in ("llama", "gemma3", "phi3") else 0,
+            "attention.temperature_scale": 0.1,
+            "rope.scaling.original_context_length": 512,
             "context_length": 2048,
         },
     )

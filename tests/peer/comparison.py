@@ -19,6 +19,7 @@ from repository import ROOT
 
 from hypocenter.config import EngineConfig
 from hypocenter.engine.llm import LLM
+from hypocenter.model.families import FAMILIES as OUR_FAMILIES
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.text.tokenizer import load_tokenizer
 from peer.decoder_faults import DECODER_FAULTS
@@ -110,7 +111,8 @@ class FamilyRow:
     @property
     def limit(self) -> float:
         """What `sound` must stay below."""
-        return KL_LIMIT_GELU if FAMILIES[self.family].shifted_norms else KL_LIMIT
+        kind = OUR_FAMILIES[FAMILIES[self.family].arch].activation
+        return KL_LIMIT_GELU if kind == "gelu" else KL_LIMIT
 
 
 @dataclass(frozen=True)

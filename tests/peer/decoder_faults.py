@@ -16,7 +16,8 @@ from hypocenter.model import decoder, mixture
 from hypocenter.tensor import Tensor
 
 
-def without_rope() -> AbstractContextManager[Any]:
+@contextmanager
+def without_rope() -> Iterator[None]:
     """Queries and keys keep no trace of their positions."""
 
     def unturned(
@@ -25,22 +26,48 @@ def without_rope() -> AbstractContextManager[Any]:
     ) -> None:  # fmt: skip
         kv_write(plan, k, v, slots, k_cache, v_cache, counts)
 
-    return mock.patch.object(decoder, "rope_write", unturned)
+    def left(*_: Any, **__: Any) -> None:
+        pass
+
+    with (
+        mock.patch.object(decoder, "rope_write", unturned),
+        mock.patch.object(decoder, "rotate", left),
+    ):
+        yield
 
 
-def without_activation() -> AbstractContextManager[Any]:
-    """gate * up instead of silu(gate) * up."""
-    return mock.patch.object(activation_cpu, "gate", _ungated)
+@contextmanager
+def without_activation() -> Iterator[None]:
+    """gate * up instead of silu(gate) * up; up instead of gelu(up)."""
+
+    def left(*_: Any, **__: Any) -> None:
+        pass
+
+    with (
+        mock.patch.object(activation_cpu, "gate", _ungated),
+        mock.patch.object(decoder, "activate", left),
+    ):
+        yield
 
 
 @contextmanager
 def with_the_other_activation() -> Iterator[None]:
-    """gelu where the family has silu, and the other way round; in experts too."""
+    """gelu where the family has silu, and the other way round; in experts too.
+
+    Where there is no gate gelu and relu2 change places.
+    """
 
     def swapped(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor) -> None:
         activation.gate(plan, gate, up, {"silu": "gelu", "gelu": "silu"}[kind], counts)
 
-    with mock.patch.object(decoder, "gate", swapped), mock.patch.object(mixture, "gate", swapped):
+    def swapped_alone(plan: PlanBuilder, x: Tensor, kind: str, counts: Tensor) -> None:
+        activation.activate(plan, x, {"relu2": "gelu", "gelu": "relu2"}[kind], counts)
+
+    with (
+        mock.patch.object(decoder, "gate", swapped),
+        mock.patch.object(mixture, "gate", swapped),
+        mock.patch.object(decoder, "activate", swapped_alone),
+    ):
         yield
 
 

@@ -140,7 +140,7 @@ def test_a_run_is_told_by_name_and_in_order(runs: Path) -> None:
     memory_of = allocations[positions.allocation]
     assert positions.address == memory_of.address + 4 * positions.offset
     assert positions.extent_bytes == 4 * 8 < memory_of.num_bytes
-    assert memory_of.site.rpartition(":")[0].endswith("model/decoder.py")
+    assert memory_of.site.rpartition(":")[0].endswith("model/step_buffers.py")
     assert {fact.name: fact.value for fact in turned.facts}["head_dim"] == 16
     source = next(source for source in run.sources if source.id == turned.source)
     assert hashlib.sha256(source.text.encode()).hexdigest() == source.id

@@ -24,6 +24,8 @@ ENTROPY_BITS = 2.0
 #: Standard deviation of the embedding rows. Its square lies near a hundred times `rms_norm_eps`,
 #: so that a wrong epsilon changes the first norm visibly.
 EMBEDDING_STD = 0.03
+#: What transformers calls the matrices of which the results are added to the residual stream.
+INTO_RESIDUAL = ("o_proj", "down_proj", "output_linear", "c_proj", "self_attn.dense", "fc2")
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,18 @@ def hf_logits(model: Any, ids: Sequence[int]) -> np.ndarray:
 
 
 def engine_logits(
-    path: Path, ids: Sequence[int], context_length: int, max_batch_tokens: int = 512
+    path: Path,
+    ids: Sequence[int],
+    context_length: int,
+    max_batch_tokens: int = 512,
+    device: str = "cpu",
 ) -> np.ndarray:
     """Logits of every position from hypocenter with an f32 cache, [num_tokens, vocab_size]."""
     config = EngineConfig(
         context_length=context_length,
         kv_dtype="f32",
         num_threads=1,
+        device=device,
         max_batch_tokens=max_batch_tokens,
     )
     llm = LLM(path, config)
@@ -110,14 +117,16 @@ def _randomise(family: Family, hf_model: Any, generator: np.random.Generator) ->
     for name, parameter in hf_model.named_parameters():
         shape = tuple(parameter.shape)
         noise = generator.standard_normal(shape)
-        if "norm" in name:
+        if "norm" in name and name.endswith("bias"):
+            values = 0.2 * noise
+        elif "norm" in name:
             values = generator.uniform(0.5, 1.5, shape)
             if any(branch in name for branch in family.branch_norms):
                 # Keeps the branch near the size of the embedding.
                 values = values * 0.15
             if family.shifted_norms:
                 values = values - 1.0
-        elif name.endswith(("o_proj.bias", "down_proj.bias")):
+        elif name.endswith(tuple(f"{part}.bias" for part in INTO_RESIDUAL)):
             values = 0.03 * noise
         elif name.endswith("bias"):
             values = 0.5 * noise
@@ -127,9 +136,7 @@ def _randomise(family: Family, hf_model: Any, generator: np.random.Generator) ->
             std = EMBEDDING_STD / (math.sqrt(shape[1]) if family.shifted_norms else 1.0)
             std /= getattr(hf_model.config, "embedding_multiplier", 1.0)
             values = std * noise * generator.uniform(0.4, 1.6, (shape[0], 1))
-        elif name.endswith(
-            ("o_proj.weight", "down_proj.weight", "experts.down_proj", "output_linear.weight")
-        ):
+        elif name.endswith(("experts.down_proj", *(f"{part}.weight" for part in INTO_RESIDUAL))):
             values = 0.2 * noise / math.sqrt(shape[-1])
         else:
             # With unit inputs the attention scores then have a standard deviation near 2.
@@ -147,6 +154,7 @@ def _set_entropy(family: Family, hf_model: Any, token_ids: Sequence[int]) -> Non
         hidden = hf_model.model(torch.tensor([list(token_ids)]), use_cache=False)[0]
         logits = hf_model.lm_head(hidden[0]).double()
         logits /= getattr(hf_model.config, "logits_scaling", 1.0)
+        logits *= getattr(hf_model.config, "logit_scale", None) or 1.0
     cap = getattr(hf_model.config, "final_logit_softcapping", None)
     scale = 1e-3
     # A capped head grows flat again past its sharpest scale, so walk up to the first hit.
@@ -157,8 +165,12 @@ def _set_entropy(family: Family, hf_model: Any, token_ids: Sequence[int]) -> Non
                 raise ValueError(f"{family.arch}: the entropy stays at {entropy:.2f} bits")
         scale = scale / step if step > 1.1 else scale
     shift = 1.0 if family.shifted_norms else 0.0
-    norm = hf_model.model.norm.weight
-    norm.data = (norm.data + shift) * scale - shift
+    last = hf_model.model
+    norm = last.final_layernorm if hasattr(last, "final_layernorm") else last.norm
+    norm.weight.data = (norm.weight.data + shift) * scale - shift
+    for biased in (norm, hf_model.lm_head):
+        if getattr(biased, "bias", None) is not None:
+            biased.bias.data *= scale
 
 
 def _entropy_bits(logits: torch.Tensor, cap: float | None) -> float:

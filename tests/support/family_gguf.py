@@ -28,6 +28,11 @@ class Fault:
 
 
 SOUND = Fault()
+#: Architectures whose files say how much of a head is turned.
+_ROPE_DIMENSIONS = (
+    "llama", "phi3", "glm4", "granite", "granitemoe", "glm4moe", "smollm3", "stablelm", "nemotron",
+    "phi2",
+)  # fmt: skip
 
 
 def write_gguf(family: Family, hf_model: Any, path: Path, fault: Fault = SOUND) -> None:
@@ -105,7 +110,11 @@ def _add_metadata(writer: Any, family: Family, config: Any, fault: Fault) -> Non
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps * fault.epsilon_factor)
+    if (epsilon := getattr(config, "rms_norm_eps", None)) is not None:
+        writer.add_layer_norm_rms_eps(epsilon * fault.epsilon_factor)
+    for name in ("layer_norm_eps", "norm_eps", "norm_epsilon"):
+        if (epsilon := getattr(config, name, None)) is not None:
+            writer.add_layer_norm_eps(epsilon * fault.epsilon_factor)
     if head_dim * config.num_attention_heads != config.hidden_size:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
@@ -116,7 +125,7 @@ def _add_metadata(writer: Any, family: Family, config: Any, fault: Fault) -> Non
         )
         rope = rope["full_attention"]
     writer.add_rope_freq_base(rope["rope_theta"] * fault.rope_base_factor)
-    if family.arch in ("llama", "phi3", "glm4", "granite", "granitemoe", "glm4moe", "smollm3"):
+    if family.arch in _ROPE_DIMENSIONS:
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if family.arch == "llama":
         writer.add_vocab_size(config.vocab_size)

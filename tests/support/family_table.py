@@ -29,7 +29,8 @@ class Family:
     branch_norms: tuple[str, ...] = ()
     context_length: int = 2048
     metadata: Mapping[str, int | float | str | bool | list[int]] = field(default_factory=dict)
-    #: False where llama.cpp knowingly computes something else than transformers.
+    #: False where llama.cpp knowingly computes something else than transformers, or has no place
+    #: for biases.
     llama_cpp_agrees: bool = True
 
 
@@ -55,6 +56,8 @@ _BASE: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
+#: What is common to those that have layer norms, which each name the epsilon otherwise.
+_LAYER_NORMS = {key: value for key, value in _BASE.items() if key != "rms_norm_eps"}
 #: For the deep ones, which would take long otherwise.
 _NARROW = {
     "hidden_size": 48,
@@ -188,7 +191,8 @@ _GRANITE_KEYS = {
 
 
 def _granite(*, is_tied: bool, has_biases: bool) -> Family:
-    config = {**_GRANITE, "tie_word_embeddings": is_tied, "attention_bias": has_biases}
+    biases = {"attention_bias": has_biases, "mlp_bias": has_biases}
+    config = {**_GRANITE, "tie_word_embeddings": is_tied, **biases}
     return Family(
         "granite", "Granite", config, pre="refact", permuted_rows=True, metadata=_GRANITE_KEYS
     )
@@ -208,6 +212,34 @@ def _granitemoe(model_class: str, shared: Mapping[str, int]) -> Family:
     return Family(
         "granitemoe", model_class, config, pre="refact", permuted_rows=True, metadata=keys
     )
+
+
+def _ministral3(*, is_tied: bool, multiplier: float) -> Family:
+    """q grows from the 33rd position on; a multiplier of 1 takes back what yarn multiplies by."""
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 32,
+        "mscale": 1.0,
+        "mscale_all_dim": multiplier,
+        "llama_4_scaling_beta": 0.1,
+    }
+    config = {
+        **_BASE,
+        "head_dim": 32,
+        "tie_word_embeddings": is_tied,
+        "sliding_window": None,
+        "rope_parameters": rope,
+    }
+    keys: dict[str, float | str] = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 16.0,
+        "rope.scaling.original_context_length": 32,
+        "rope.scaling.yarn_log_multiplier": multiplier,
+        "attention.temperature_scale": 0.1,
+    }
+    return Family("mistral3", "Ministral3", config, pre="tekken", permuted_rows=True, metadata=keys)
 
 
 #: Norms of what is added, and none of what is read.
@@ -358,9 +390,19 @@ FAMILIES: dict[str, Family] = {
     "llama-biased": Family(
         "llama",
         "Llama",
-        {**_BASE, "attention_bias": True, "rope_parameters": _ROPE_10K},
+        {**_BASE, "attention_bias": True, "mlp_bias": True, "rope_parameters": _ROPE_10K},
         permuted_rows=True,
     ),
+    # Mistral Small 3 has a name of its own, and nothing else; Ministral 3 has its q scaled.
+    "mistral3": Family(
+        "mistral3",
+        "Mistral",
+        {**_BASE, "head_dim": 32, "sliding_window": None, "rope_parameters": _ROPE_10K},
+        pre="tekken",
+        permuted_rows=True,
+    ),
+    "mistral3-scaled": _ministral3(is_tied=False, multiplier=1.0),
+    "mistral3-scaled-tied": _ministral3(is_tied=True, multiplier=0.0),
     "qwen2": Family(
         "qwen2",
         "Qwen2",
@@ -499,7 +541,139 @@ FAMILIES: dict[str, Family] = {
             "attention_out_bias": False,
             "rope_parameters": _ROPE_10K,
         },
-        pre="qwen2",
+        pre="seed-coder",
+    ),
+    "hunyuan-dense": Family(
+        "hunyuan-dense",
+        "HunYuanDenseV1",
+        {**_BASE, "head_dim": 24, "tie_word_embeddings": True, "rope_parameters": _ROPE_10K},
+        pre="hunyuan-dense",
+    ),
+    "hunyuan-dense-biased": Family(
+        "hunyuan-dense",
+        "HunYuanDenseV1",
+        {
+            **_BASE,
+            "head_dim": 32,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "attention_bias": True,
+            "rope_parameters": _ROPE_10K,
+        },
+        pre="hunyuan-dense",
+        llama_cpp_agrees=False,
+    ),
+    "arcee": Family(
+        "arcee",
+        "Arcee",
+        {**_BASE, "head_dim": 24, "rope_parameters": _ROPE_10K},
+        permuted_rows=True,
+    ),
+    "arcee-tied": Family(
+        "arcee",
+        "Arcee",
+        {
+            **_BASE,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": _ROPE_10K,
+        },
+        permuted_rows=True,
+        llama_cpp_agrees=False,
+    ),
+    "starcoder2": Family(
+        "starcoder2",
+        "Starcoder2",
+        {
+            **_LAYER_NORMS,
+            "norm_epsilon": 1e-5,
+            "use_bias": True,
+            "tie_word_embeddings": True,
+            "sliding_window": None,
+            "rope_parameters": _ROPE_10K,
+        },
+        pre="starcoder",
+    ),
+    "starcoder2-untied": Family(
+        "starcoder2",
+        "Starcoder2",
+        {
+            **_LAYER_NORMS,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "norm_epsilon": 1e-5,
+            "use_bias": True,
+            "sliding_window": None,
+            "rope_parameters": _ROPE_10K,
+        },
+        pre="starcoder",
+    ),
+    # It turns neighbouring rows in transformers too.
+    "command-r": Family(
+        "command-r",
+        "Cohere",
+        {
+            **_LAYER_NORMS,
+            "layer_norm_eps": 1e-5,
+            "logit_scale": 0.0625,
+            "tie_word_embeddings": True,
+            "rope_parameters": _ROPE_10K,
+        },
+        pre="command-r",
+        metadata={"logit_scale": 0.0625},
+    ),
+    "command-r-biased": Family(
+        "command-r",
+        "Cohere",
+        {
+            **_LAYER_NORMS,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "layer_norm_eps": 1e-5,
+            "logit_scale": 2.0,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "rope_parameters": _ROPE_10K,
+        },
+        pre="command-r",
+        metadata={"logit_scale": 2.0},
+        llama_cpp_agrees=False,
+    ),
+    "stablelm": Family(
+        "stablelm",
+        "StableLm",
+        {
+            **_LAYER_NORMS,
+            "layer_norm_eps": 1e-5,
+            "use_qkv_bias": True,
+            "rope_parameters": {**_ROPE_10K, "partial_rotary_factor": 0.25},
+        },
+        pre="stablelm2",
+    ),
+    "nemotron": Family(
+        "nemotron",
+        "Nemotron",
+        {
+            **_LAYER_NORMS,
+            "norm_eps": 1e-5,
+            "rope_parameters": {**_ROPE_10K, "partial_rotary_factor": 0.5},
+        },
+        vocabulary="llama",
+        shifted_norms=True,
+    ),
+    "phi2": Family(
+        "phi2",
+        "Phi",
+        {
+            **_LAYER_NORMS,
+            "num_key_value_heads": 6,
+            "layer_norm_eps": 1e-5,
+            "rope_parameters": {**_ROPE_10K, "partial_rotary_factor": 0.5},
+        },
+        pre="phi-2",
     ),
     "gemma": Family(
         "gemma",

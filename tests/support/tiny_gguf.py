@@ -40,6 +40,7 @@ def write_tiny(
         "attention.head_count": NUM_HEADS,
         "attention.head_count_kv": NUM_KV_HEADS,
         "attention.layer_norm_rms_epsilon": 1e-5,
+        "attention.layer_norm_epsilon": 1e-5,
         **(metadata or {}),
     }
     add = {
@@ -81,6 +82,10 @@ def _tensors(name: str, num_layers: int) -> dict[str, np.ndarray]:
     family = FAMILIES.get(name, FAMILIES["llama"])  # of what is not run nothing else is read
     if family.post_norms:
         layer |= {"post_attention_norm": (WIDTH,), "post_ffw_norm": (WIDTH,)}
+    if not family.has_gate:
+        del layer["ffn_gate"]
+    if not family.ffn_norm:
+        del layer["ffn_norm"]
     if not family.pre_norms:
         del layer["attn_norm"], layer["ffn_norm"]
     if family.qk_norm or family.wide_qk_norm:

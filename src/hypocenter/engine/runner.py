@@ -33,9 +33,10 @@ from hypocenter.errors import BadSetting, LaunchRejected
 from hypocenter.messages import KeptWeights
 from hypocenter.model import decoder, footprint
 from hypocenter.model.architecture import Architecture, read_architecture
-from hypocenter.model.decoder import Decoder, KVPages, StepInputs
+from hypocenter.model.decoder import Decoder
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.file_types import quantisation_of
+from hypocenter.model.step_buffers import KVPages, StepInputs
 from hypocenter.model.weights import Weights, load_weights
 from hypocenter.record.recorder import current, open_recorder
 from hypocenter.results import Route

@@ -18,6 +18,7 @@ _FILES = (
     "experts",
     "grouping",
     "kv_write",
+    "layer_norm",
     "linear",
     "linear_gate",
     "mark",

@@ -13,8 +13,8 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Harmless, Planted, victims
-from hypocenter.model import activations, decoder
-from hypocenter.model.decoder import KVPages
+from hypocenter.model import activations, decoder, step_buffers
+from hypocenter.model.step_buffers import KVPages
 
 _HARMLESS: dict[str, Harmless] = {}
 
@@ -155,7 +155,7 @@ def other_order_of_inputs(lab: Lab) -> None:
     def turn(name: str, owner: str, shapes: Any, **named: Any) -> Inputs:
         return Inputs(name, owner, dict(reversed(shapes.items())), **named)
 
-    lab.patch(decoder, "Inputs", turn)
+    lab.patch(step_buffers, "Inputs", turn)
 
 
 @_harmless("values of the cache are allocated before keys")

@@ -28,7 +28,7 @@ from hypocenter.engine.runner import Runner
 from hypocenter.errors import UsageError
 from hypocenter.kernels.contract import Contract
 from hypocenter.lab.model import model_path
-from hypocenter.model import decoder
+from hypocenter.model import step_buffers
 from hypocenter.model.weights import Weights
 from hypocenter.package import kernel_module
 from hypocenter.record.recorder import open_recorder
@@ -185,7 +185,7 @@ class Lab:
             given = make(cls, num_tokens, *sizes, device=device)
             return replace(given, **{name: (change or make_indices)(num_tokens, device)})
 
-        self.wrap(decoder.StepInputs, "allocate", inputs)
+        self.wrap(step_buffers.StepInputs, "allocate", inputs)
 
     def before_step(self, hook: Callable[[Runner, Batch], Batch]) -> None:
         """Run each step with the batch that `hook` makes of it."""

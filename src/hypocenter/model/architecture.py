@@ -44,6 +44,8 @@ class Rope:
     attn_factor: float = 0.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    #: How much of yarn's own factor `attn_factor` takes back; 0: nothing.
+    log_multiplier: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,9 @@ class Architecture:
     embedding_scale: float = 1.0
     #: Logits are divided by it.
     logit_scale: float = 1.0
+    #: How much q grows with the logarithm of how many original contexts lie before it; 0: it does
+    #: not.
+    query_growth: float = 0.0
     #: Layers behind the last one that only propose tokens; decoding does without them.
     num_draft_layers: int = 0
     experts: Experts | None = None
@@ -92,6 +97,10 @@ class Architecture:
         if not self.rope.dim or (step and layer % step == step - 1):
             return False
         return family.turns_global or not self.window or self.is_local(layer)
+
+    def scales_queries(self, context_length: int) -> bool:
+        """Whether q is scaled at any of so many positions."""
+        return self.query_growth > 0 and context_length > self.rope.original_context
 
     def is_mixture(self, layer: int) -> bool:
         """Whether a layer's feed-forward is a mixture of experts."""
@@ -164,7 +173,7 @@ class _Reader:
             vocab_size=self._vocab_size(width),
             context_length=self._count("context_length", MAX_CONTEXT),
             # All that layers add is scaled alike, so what they add to may be divided instead.
-            norm_eps=self._positive("attention.layer_norm_rms_epsilon") / residual_scale**2,
+            norm_eps=self._norm_eps() / residual_scale**2,
             rope=rope,
             local_rope=local_rope,
             attn_scale=self._attn_scale(width, num_layers, num_heads, head_dim),
@@ -172,7 +181,8 @@ class _Reader:
             final_softcap=self._number("final_logit_softcapping", self.family.default_caps[1]),
             window=self._window(num_layers),
             embedding_scale=self._embedding_scale(width) / residual_scale,
-            logit_scale=self._scale("logit_scale"),
+            logit_scale=self._logit_scale(),
+            query_growth=self._query_growth(rope, head_dim),
             num_draft_layers=num_draft_layers,
             experts=read_experts(
                 self.file,
@@ -197,6 +207,15 @@ class _Reader:
         """A scale of the families that have them; files say 0, or nothing, where it is 1."""
         return (self._number(key, 1.0) or 1.0) if self.family.has_scales else 1.0
 
+    def _norm_eps(self) -> float:
+        kind = "layer_norm" if self.family.layer_norms else "layer_norm_rms"
+        return self._positive(f"attention.{kind}_epsilon")
+
+    def _logit_scale(self) -> float:
+        if self.family.multiplies_logits and (factor := self._number("logit_scale", 0.0)):
+            return 1 / factor
+        return self._scale("logit_scale")
+
     def _residual_scale(self) -> float:
         scale, (low, high) = self._scale("residual_scale"), RESIDUAL_SCALES
         if not low <= scale <= high:
@@ -216,6 +235,14 @@ class _Reader:
             limit = f"{num_layers} layers scale by embedding_length / heads, and that is {width}"
             raise self._bad_field("attention.head_count", num_heads, limit)
         return 1 / math.sqrt(width // num_heads)
+
+    def _query_growth(self, rope: Rope, head_dim: int) -> float:
+        key = "attention.temperature_scale"
+        growth = self._number(key, 0.0) if self.family.scales_queries else 0.0
+        if growth and rope.dim != head_dim:
+            limit = f"of heads of {head_dim} columns all must be turned, and {rope.dim} are"
+            raise UnsupportedModel(self.file.path, f"{self.name}.{key}", growth, limit)
+        return growth
 
     def _vocab_size(self, width: int) -> int:
         table = self.file.tensors.get("token_embd.weight")
@@ -312,6 +339,7 @@ class _Reader:
             attn_factor=self._number("rope.scaling.attn_factor", 0.0),
             beta_fast=self._positive("rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=self._positive("rope.scaling.yarn_beta_slow", 1.0),
+            log_multiplier=self._log_multiplier(),
         )
         if scaling == "yarn" and base <= 1:
             raise self._bad_field("rope.freq_base", base, "must be above 1 for yarn")
@@ -324,6 +352,12 @@ class _Reader:
             return rope, rope
         own_base = self._positive("rope.freq_base_swa", self.family.window_base or base)
         return rope, Rope(base=own_base, dim=dim)
+
+    def _log_multiplier(self) -> float:
+        # Converters of DeepSeek 2 write a tenth of it, and those of other families none.
+        if not self.family.scales_queries:
+            return 0.0
+        return self._number("rope.scaling.yarn_log_multiplier", 0.0)
 
     def _window(self, num_layers: int) -> int:
         full = f"{self.name}.attention.sliding_window"

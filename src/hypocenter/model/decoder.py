@@ -6,11 +6,10 @@ Its plain Python runs once per shape bucket and leaves a plan; it never touches 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
-from hypocenter.device.inputs import Inputs
-from hypocenter.device.memory import allocate, allocate_turned, rows
+from hypocenter.device.memory import allocate, rows
 from hypocenter.device.plan import Plan, PlanBuilder, bucket
 from hypocenter.kernels.attention.attention import TileScratch, allocate_tile_scratch, attention
 from hypocenter.kernels.attention.kv_write import kv_write
@@ -21,73 +20,32 @@ from hypocenter.kernels.linear.linear_gate import linear_gate_codes
 from hypocenter.kernels.linear.operands import Operands, Product, reads_made_alone
 from hypocenter.kernels.linear.quantise import quantise
 from hypocenter.kernels.mark import mark, mark_layer
-from hypocenter.kernels.rowwise.activation import gate, gate_codes, scale, softcap
+from hypocenter.kernels.rowwise.activation import (
+    activate,
+    activate_codes,
+    gate,
+    gate_codes,
+    scale,
+    softcap,
+)
 from hypocenter.kernels.rowwise.embedding import gather, lookup, narrow
+from hypocenter.kernels.rowwise.layer_norm import layer_norm, layer_norm_codes
 from hypocenter.kernels.rowwise.norm import rms_norm, rms_norm_codes
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.activations import Activations, RotatingOperands
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.mixture import MixtureBuffers
+from hypocenter.model.step_buffers import KVPages, StepInputs
 from hypocenter.model.unfused import UnfusedAttention
 from hypocenter.model.weights import FeedForward, LayerWeights, Mixture, Weights
 from hypocenter.tensor import DType, Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """What changes from step to step, in static buffers of i32.
+class Norm(NamedTuple):
+    """Tensors of a norm: none, a weight alone for a root mean square, or both of a layer norm."""
 
-    token_ids, positions, slots, sequence_rows [max_tokens]; block_tables [max_sequences,
-    max_blocks]; logit_rows [max_tokens]; counts: how many tokens and how many logit rows are live.
-    All lie in `shared`, which fills them.
-    """
-
-    token_ids: Tensor
-    positions: Tensor
-    slots: Tensor
-    sequence_rows: Tensor
-    logit_rows: Tensor
-    counts: Tensor
-    block_tables: Tensor
-    shared: Inputs
-
-    @classmethod
-    def allocate(
-        cls, max_tokens: int, max_sequences: int, max_blocks: int, *, device: str
-    ) -> StepInputs:
-        each_token = ("token_ids", "positions", "slots", "sequence_rows", "logit_rows")
-        shapes = {
-            **dict.fromkeys(each_token, (max_tokens,)),
-            "counts": (2,),
-            "block_tables": (max_sequences, max_blocks),
-        }
-        shared = Inputs("inputs", "step", shapes, device=device)
-        return cls(**shared.tensors, shared=shared)
-
-
-@dataclass(frozen=True, slots=True)
-class KVPages:
-    """The paged cache of every layer; layouts as in `kernels/attention/kv_write.py`."""
-
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
-
-    @classmethod
-    def allocate(
-        cls, facts: Architecture, num_blocks: int, block_size: int, dtype: DType, *, device: str
-    ) -> KVPages:
-        heads, head_dim = facts.num_kv_heads, facts.head_dim
-        key_shape = (num_blocks, heads, head_dim, block_size)
-        value_shape = (num_blocks, heads, block_size, -(-head_dim // 16) * 16)
-
-        # `kernels/attention/kv_write.py` says why.
-        make = allocate_turned if device == "cpu" else partial(allocate, device=device)
-
-        def pages(kind: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-            names = (f"{kind}_cache.{index}" for index in range(facts.num_layers))
-            return tuple(make(name, "kv_cache", dtype, shape) for name in names)
-
-        return cls(pages("k", key_shape), pages("v", value_shape))
+    weight: Tensor | None
+    bias: Tensor | None = None
 
 
 class Decoder:
@@ -175,7 +133,8 @@ class Decoder:
         mixture = self._mixture and self._mixture.first(num_tokens)
         for index, layer in enumerate(self.weights.layers):
             self._attention(plan, b, index, layer, attend)
-            self._feed_forward(plan, b, layer, mixture)
+            if not layer.is_parallel:
+                self._feed_forward(plan, b, layer, mixture)
             mark_layer(plan, index, len(self.weights.layers))
         if not num_logit_rows:
             return Plan(plan, b.x)
@@ -212,18 +171,20 @@ class Decoder:
     ) -> None:
         facts, inputs, counts = self.facts, self.inputs, self.inputs.counts
         products = (w.q, b.q, w.q_bias), (w.k, b.k, w.k_bias), (w.v, b.v, w.v_bias)
-        self._normed_linear(plan, b.x, w.attn_norm, b.hidden, *products)
-        for x, norm, num_heads in (
-            (b.q, w.q_norm, facts.num_heads),
-            (b.k, w.k_norm, facts.num_kv_heads),
-        ):
-            if norm is not None:
-                width, parts = facts.head_dim, num_heads
-                if facts.family.wide_qk_norm:
-                    width, parts = num_heads * facts.head_dim, 1
-                rms_norm(plan, x, norm, facts.norm_eps, x, counts, width=width, num_heads=parts)
+        weights = [weight for weight, _, _ in products]
+        if w.is_parallel:
+            assert w.dense is not None
+            weights += w.dense.read
+        norm = Norm(w.attn_norm, w.attn_norm_bias)
+        read, made = self._norm(plan, b.x, norm, b.hidden, *weights)
+        self._linear(plan, read, *products, ready=made)
+        if w.is_parallel:
+            # x is read no more, so what this adds to it may come before attention's part.
+            self._dense(plan, b, w, read, made)
+        if not facts.family.norms_turned:
+            self._norm_heads(plan, b, w)
         keys, values = self.pages.keys[index], self.pages.values[index]
-        self._rope_write(plan, b, index, keys, values)
+        self._rope_write(plan, b, index, w, keys, values)
         codes = self._codes(b.q, w.attn_output)
         attend(
             plan,
@@ -250,16 +211,46 @@ class Decoder:
             ready=codes,
         )
 
+    def _norm_heads(self, plan: PlanBuilder, b: Activations, w: LayerWeights) -> None:
+        """q and k normed, where they are."""
+        facts = self.facts
+        for x, norm, num_heads in (
+            (b.q, w.q_norm, facts.num_heads),
+            (b.k, w.k_norm, facts.num_kv_heads),
+        ):
+            if norm is not None:
+                width, parts = facts.head_dim, num_heads
+                if facts.family.wide_qk_norm:
+                    width, parts = num_heads * facts.head_dim, 1
+                rms_norm(
+                    plan,
+                    x,
+                    norm,
+                    facts.norm_eps,
+                    x,
+                    self.inputs.counts,
+                    width=width,
+                    num_heads=parts,
+                )
+
     def _rope_write(
-        self, plan: PlanBuilder, b: Activations, index: int, keys: Tensor, values: Tensor
+        self,
+        plan: PlanBuilder,
+        b: Activations,
+        index: int,
+        w: LayerWeights,
+        keys: Tensor,
+        values: Tensor,
     ) -> None:
         """q turned by its positions; k, turned likewise, and v in their slots of the cache."""
         facts, inputs, counts = self.facts, self.inputs, self.inputs.counts
         positions, slots = inputs.positions, inputs.slots
-        table = self.weights.local_rope if facts.is_local(index) else self.weights.rope
-        head_dim, style = facts.head_dim, facts.family.rope_style
+        ropes, family = self.weights.ropes, facts.family
+        table = ropes.local if facts.is_local(index) else ropes.whole
+        head_dim, style = facts.head_dim, family.rope_style
         is_turned = facts.is_turned(index)
-        if is_turned and self._unfused is None:
+        is_alike = ropes.query is None and not family.norms_turned
+        if is_turned and is_alike and self._unfused is None:
             rope_write(
                 plan,
                 b.q,
@@ -276,33 +267,46 @@ class Decoder:
                 style=style,
             )
             return
-        for x, num_heads in ((b.q, facts.num_heads), (b.k, facts.num_kv_heads)):
+        for x, num_heads, turned_by in (
+            (b.q, facts.num_heads, ropes.query or table),
+            (b.k, facts.num_kv_heads, table),
+        ):
             if is_turned:
                 rotate(
                     plan,
                     x,
                     positions,
-                    table,
+                    turned_by,
                     counts,
                     num_heads=num_heads,
                     head_dim=head_dim,
                     style=style,
                 )
+        if family.norms_turned:
+            self._norm_heads(plan, b, w)
         kv_write(plan, b.k, b.v, slots, keys, values, counts)
 
     def _feed_forward(
         self, plan: PlanBuilder, b: Activations, w: LayerWeights, mixture: MixtureBuffers | None
     ) -> None:
-        facts = self.facts
         if w.dense is not None:
-            x, made = self._norm(plan, b.x, w.ffn_norm, b.hidden, *w.dense.read)
-            codes = self._gate_up(plan, b, w.dense, x, made, facts.ffn_width)
-            self._into_residual(plan, b, b.gate, w.dense.down, None, w.post_ffn_norm, ready=codes)
+            norm = Norm(w.ffn_norm, w.ffn_norm_bias)
+            x, made = self._norm(plan, b.x, norm, b.hidden, *w.dense.read)
+            self._dense(plan, b, w, x, made)
             return
         assert mixture is not None
         assert w.mixture is not None
         assert w.ffn_norm is not None
         self._mix(plan, b, w.ffn_norm, w.mixture, mixture)
+
+    def _dense(
+        self, plan: PlanBuilder, b: Activations, w: LayerWeights, x: Tensor, made: Operands | None
+    ) -> None:
+        """b.x += what the dense feed-forward makes of x; `made` as in `_gate_up`."""
+        assert w.dense is not None
+        codes = self._gate_up(plan, b, w.dense, x, made, self.facts.ffn_width)
+        down, bias = w.dense.down, w.dense.down_bias
+        self._into_residual(plan, b, b.gate, down, bias, w.post_ffn_norm, ready=codes)
 
     def _mix(
         self, plan: PlanBuilder, b: Activations, norm: Tensor, w: Mixture, mixture: MixtureBuffers
@@ -315,7 +319,7 @@ class Decoder:
         if w.shared is not None:
             assert facts.experts is not None
             assert mixture.shared is not None
-            x, made = self._norm(plan, b.hidden, None, b.hidden, *w.shared.read)
+            x, made = self._norm(plan, b.hidden, Norm(None), b.hidden, *w.shared.read)
             codes = self._gate_up(plan, b, w.shared, x, made, facts.experts.shared_width)
             self._linear(plan, b.gate, (w.shared.down, mixture.shared, None), ready=codes)
         mixture.mix_into(plan, b.x, counts)
@@ -337,9 +341,16 @@ class Decoder:
             into = self._gated.next(b.x.shape[0])
             linear_gate_codes(plan, made, w.gate_up, kind, into, counts, width=width)
             return into
-        assert w.gate is not None
         assert w.up is not None
-        self._linear(plan, x, (w.gate, b.gate, None), (w.up, b.up, None), ready=made)
+        if w.gate is None:
+            self._linear(plan, x, (w.up, b.gate, w.up_bias), ready=made)
+            codes = self._codes(b.gate, w.down)
+            if codes is None:
+                activate(plan, b.gate, kind, counts)
+            else:
+                activate_codes(plan, b.gate, kind, codes, counts, width=width)
+            return codes
+        self._linear(plan, x, (w.gate, b.gate, w.gate_bias), (w.up, b.up, w.up_bias), ready=made)
         codes = self._codes(b.gate, w.down)
         if codes is None:
             gate(plan, b.gate, b.up, kind, counts)
@@ -385,7 +396,7 @@ class Decoder:
         self,
         plan: PlanBuilder,
         x: Tensor,
-        norm: Tensor | None,
+        norm: Norm,
         hidden: Tensor,
         *weights: Tensor,
         count: int = 0,
@@ -394,29 +405,21 @@ class Decoder:
         which `hidden` is room, and its codes where these are all of it that they read."""
         counts, eps, width = self.inputs.counts, self.facts.norm_eps, self.facts.width
         codes = self._codes(x, *weights)
-        if norm is None:
+        weight, bias = norm
+        if weight is None:
             if codes is not None:
                 quantise(plan, x, width, codes, counts, count=count)
             return x, codes
-        if codes is None:
-            rms_norm(plan, x, norm, eps, hidden, counts, width=width, count=count)
+        if bias is None and codes is None:
+            rms_norm(plan, x, weight, eps, hidden, counts, width=width, count=count)
+        elif bias is None:
+            assert codes is not None
+            rms_norm_codes(plan, x, weight, eps, codes, counts, width=width, count=count)
+        elif codes is None:
+            layer_norm(plan, x, weight, bias, eps, hidden, counts, width=width, count=count)
         else:
-            rms_norm_codes(plan, x, norm, eps, codes, counts, width=width, count=count)
+            layer_norm_codes(plan, x, weight, bias, eps, codes, counts, width=width, count=count)
         return hidden, codes
-
-    def _normed_linear(
-        self,
-        plan: PlanBuilder,
-        x: Tensor,
-        norm: Tensor | None,
-        hidden: Tensor,
-        *products: tuple[Tensor, Tensor, Tensor | None],
-        count: int = 0,
-    ) -> None:
-        """Products of x, normed, with several (weight, out, bias); `hidden` is room for that."""
-        weights = [weight for weight, _, _ in products]
-        read, codes = self._norm(plan, x, norm, hidden, *weights, count=count)
-        self._linear(plan, read, *products, count=count, ready=codes)
 
     def _linear(
         self,
@@ -446,9 +449,10 @@ class Decoder:
 
         logits = self._logits_rows(num_logit_rows, padded_rows(facts.vocab_size))
         gather(plan, b.x, self.inputs.logit_rows, hidden, counts)
-        self._normed_linear(
-            plan, hidden, weights.output_norm, hidden, (weights.output, logits, None), count=1
-        )
+        norm = Norm(weights.output_norm, weights.output_norm_bias)
+        read, made = self._norm(plan, hidden, norm, hidden, weights.output, count=1)
+        product = (weights.output, logits, weights.output_bias)
+        self._linear(plan, read, product, count=1, ready=made)
         if facts.logit_scale != 1:
             scale(plan, logits, 1 / facts.logit_scale, counts, count=1)
         if facts.final_softcap:

@@ -21,13 +21,20 @@ class Family:
     qk_norm: bool = False
     wide_qk_norm: bool = False
     optional_qk_norm: bool = False
-    #: What files call the norm before the feed-forward.
+    #: Whether those see q and k as their positions have turned them.
+    norms_turned: bool = False
+    #: What files call the norm before the feed-forward; "": it reads what attention reads, and
+    #: both add to the same.
     ffn_norm: str = "ffn_norm"
+    #: Whether norms take a mean off and add a bias; files may lack biases.
+    layer_norms: bool = False
     #: Whether attention and feed-forward read a norm of what they add to, or that itself.
     pre_norms: bool = True
     post_norms: bool = False
     fused_qkv: bool = False
     fused_gate_up: bool = False
+    #: Whether a feed-forward has a gate, or activates what goes up.
+    has_gate: bool = True
     scaled_embedding: bool = False
     #: Every n-th layer sees the whole context, the others a window; 0: all layers are alike.
     window_pattern: int = 0
@@ -48,6 +55,10 @@ class Family:
     wide_scale_layers: int = 0
     #: Whether files scale the embedding, what layers add, scores and logits.
     has_scales: bool = False
+    #: Whether files name a number to multiply logits by.
+    multiplies_logits: bool = False
+    #: Whether files may have q scaled by its position, the more the farther it is.
+    scales_queries: bool = False
     #: Of files with experts; None: there are none.
     experts: ExpertsOfFamily | None = None
 
@@ -56,6 +67,9 @@ FAMILIES: dict[str, Family] = {
     # Mistral 7B v0.1 is a llama file whose layers all have a window. Converters leave the window
     # out and llama.cpp ignores it; where a file names one, we honour it, as transformers does.
     "llama": Family("normal", has_window=True, experts=ExpertsOfFamily(are_optional=True)),
+    "mistral3": Family(
+        "normal", has_window=True, scales_queries=True, experts=ExpertsOfFamily(are_optional=True),
+    ),
     "qwen2": Family("neox"),
     "qwen2moe": Family(
         "neox", experts=ExpertsOfFamily(normalises=False, has_gate=True),
@@ -93,5 +107,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "ernie4_5": Family("normal"),
     "seed_oss": Family("neox", ffn_norm="post_attention_norm"),
+    "hunyuan-dense": Family("neox", qk_norm=True, norms_turned=True),
+    "arcee": Family("normal", activation="relu2", has_gate=False),
+    "starcoder2": Family("neox", activation="gelu", layer_norms=True, has_gate=False),
+    "command-r": Family("normal", layer_norms=True, ffn_norm="", multiplies_logits=True),
+    "stablelm": Family("neox", layer_norms=True),
+    "nemotron": Family("neox", activation="relu2", layer_norms=True, has_gate=False),
+    "phi2": Family("neox", activation="gelu", layer_norms=True, ffn_norm="", has_gate=False),
     "olmoe": Family("neox", wide_qk_norm=True, experts=ExpertsOfFamily(normalises=False)),
 }  # fmt: skip

@@ -72,11 +72,18 @@ def needed_bytes(
             _weight_bytes(info, facts)
             for info in file.tensors.values()
             if not is_draft(info.name, facts)
-        ),
+        )
+        + _missing_bias_bytes(file, facts),
         "KV cache": num_blocks * config.block_size * per_token,
         "rope tables": _rope_bytes(facts, context_length),
         "activations": (activations + logits + parts) * _F32_BYTES + operands + mixture,
     }
+
+
+def _missing_bias_bytes(file: GGUFFile, facts: Architecture) -> int:
+    """The zeros that layer norms add whose file has no biases."""
+    is_missing = facts.family.layer_norms and "output_norm.bias" not in file.tensors
+    return padded_rows(facts.width) * _F32_BYTES if is_missing else 0
 
 
 def _mixture_bytes(
@@ -179,7 +186,7 @@ def held_dtypes(file: GGUFFile, facts: Architecture, *, in_bf16: bool) -> set[DT
 def _rope_bytes(facts: Architecture, context_length: int) -> int:
     """Tables of cosines and sines in f32, and the f64 angles, cosines and sines of one."""
     num_angles = context_length * facts.rope.dim // 2
-    num_tables = 1 if facts.local_rope == facts.rope else 2
+    num_tables = 1 + (facts.local_rope != facts.rope) + facts.scales_queries(context_length)
     return num_angles * (num_tables * 2 * _F32_BYTES + 3 * 8)
 
 

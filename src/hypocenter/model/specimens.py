@@ -24,9 +24,11 @@ from hypocenter.kernels.weights.gpu_layout import UNITS
 from hypocenter.kernels.weights.packing import Packed
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.architecture import Architecture, Rope
-from hypocenter.model.decoder import Decoder, KVPages, StepInputs
+from hypocenter.model.decoder import Decoder
 from hypocenter.model.experts import Experts
 from hypocenter.model.families import FAMILIES
+from hypocenter.model.rope_tables import RopeTables
+from hypocenter.model.step_buffers import KVPages, StepInputs
 from hypocenter.model.weights import FeedForward, LayerWeights, Mixture, Weights
 from hypocenter.tensor import DType, Tensor, contiguous_strides
 
@@ -103,6 +105,7 @@ def _of_vendor(vendor: str) -> Iterator[Specimen]:
         yield from of_model("llama", DType.Q8_0, DType.F16, odd, num_tokens=num_tokens)
     yield from _of_attention(vendor)
     yield from _of_mixtures(vendor)
+    yield from _of_layer_norms(vendor)
     # Extents beyond 2**31 elements, which no memory is needed for here.
     caps = {"attn_softcap": 50.0, "final_softcap": 30.0}
     huge = 1 << 20
@@ -137,6 +140,18 @@ def _of_mixtures(vendor: str) -> Iterator[Specimen]:
         for num_tokens in (1, 16):
             yield from of("qwen3moe", dtype, num_tokens, experts=_HUGE_MIXTURE)
         yield from of("qwen3moe", dtype, 1 << 20)
+
+
+def _of_layer_norms(vendor: str) -> Iterator[Specimen]:
+    """Layer norms, and both activations that have no gate, for each number of rows they know."""
+    # A feed-forward of the second width is more than a program takes at once.
+    for family, dtype, num_tokens, ffn_width in itertools.product(
+        ("starcoder2", "arcee"), (DType.F32, DType.Q8_0), (1, 16, 64, 1 << 20), (14336, 20480)
+    ):
+        changes = {"ffn_width": ffn_width}
+        plan = abstract_plan(vendor, family, dtype, DType.F16, changes, num_tokens=num_tokens)
+        launches = [x for x in plan.launches if x.kernel.startswith(("layer_norm", "activate"))]
+        yield from specimens(launches, f"{dtype.name.lower()}, layer norms, no gate")
 
 
 def _of_attention(vendor: str) -> Iterator[Specimen]:
@@ -335,7 +350,8 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
     family, width = facts.family, facts.width
 
     def feed_forward(inner: int, *stack: int) -> FeedForward:
-        gate, up = (matrix(name, *stack, inner, width) for name in ("gate", "up"))
+        up = matrix("up", *stack, inner, width)
+        gate = matrix("gate", *stack, inner, width) if family.has_gate else None
         return FeedForward(gate, up, None, matrix("down", *stack, width, inner))
 
     def mixture(experts: Experts) -> Mixture:
@@ -349,6 +365,7 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
         )
 
     heads, kv_heads = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
+    has_ffn_norm = family.pre_norms and family.ffn_norm != ""
     has_biases = family is FAMILIES["llama"]  # some have, and most have not
     layer = LayerWeights(
         attn_norm=vector_if(family.pre_norms, "attn_norm", width),
@@ -363,14 +380,25 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
         attn_output=matrix("attn_output", width, heads),
         attn_output_bias=None,
         post_attn_norm=vector_if(family.post_norms, "post_attn_norm", width),
-        ffn_norm=vector_if(family.pre_norms, "ffn_norm", width),
+        ffn_norm=vector_if(has_ffn_norm, "ffn_norm", width),
         dense=None if facts.experts else feed_forward(facts.ffn_width),
         mixture=mixture(facts.experts) if facts.experts else None,
         post_ffn_norm=vector_if(family.post_norms, "post_ffn_norm", width),
+        attn_norm_bias=vector_if(family.layer_norms, "attn_norm_bias", width),
+        ffn_norm_bias=vector_if(family.layer_norms and has_ffn_norm, "ffn_norm_bias", width),
     )
     shape = (facts.context_length, facts.rope.dim // 2)
     table = tuple(_allocate_undefined(name, DType.F32, shape, device) for name in ("cos", "sin"))
     pair = (table[0], table[1])
     token_table = matrix("token_embd", facts.vocab_size, width)
     norm = vector("output_norm", width)
-    return Weights(token_table, (layer,), norm, token_table, pair, pair, 0)
+    norm_bias = vector_if(family.layer_norms, "output_norm_bias", width)
+    return Weights(
+        token_table,
+        (layer,),
+        norm,
+        token_table,
+        RopeTables(pair, pair),
+        0,
+        output_norm_bias=norm_bias,
+    )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
+
+import numpy as np
 
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.experts import Experts
@@ -27,19 +29,19 @@ class Looker(Loader):
 
     def take_all(self) -> None:
         """Every tensor that `load_weights` takes; raises UnsupportedModel for one too many."""
-        facts = self.facts
-        self.matrix("token_embd", facts.vocab_size, facts.width)
-        for index in range(facts.num_layers):
+        table = self.token_table()
+        for index in range(self.facts.num_layers):
             self.layer(index)
-        self.vector("output_norm.weight", facts.width)
-        if "output.weight" in self.file.tensors:
-            self.matrix("output", facts.vocab_size, facts.width)
+        self.output(table)
         for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
             self.taken.add(name)
         self.refuse_unused()
 
     def vector(self, name: str, length: int) -> Tensor:
         self._expect(name, (length,))
+        return NO_TENSOR
+
+    def _pad(self, name: str, values: np.ndarray[Any, Any]) -> Tensor:
         return NO_TENSOR
 
     def _may_join(self, names: Sequence[str]) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,22 +15,20 @@ from hypocenter.config import OnProgress
 from hypocenter.device import copies, memory
 from hypocenter.device.lending import Borrower
 from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel
-from hypocenter.kernels.attention import rope
 from hypocenter.kernels.linear.linear_gate import may_join
 from hypocenter.kernels.weights import packing
 from hypocenter.kernels.weights.block_types import dequantise
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.messages import KeptWeights, SharedWeight
-from hypocenter.model.architecture import Architecture, Rope
+from hypocenter.model.architecture import Architecture
 from hypocenter.model.experts import Experts
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.packed_weights import PackedWeights
+from hypocenter.model.rope_tables import RopeTableReader, RopeTables
 from hypocenter.tensor import DType, Tensor
 
 # Digits of ASCII without leading zeros: one layer has one name.
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\..+")
-
-RopeTable = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +36,16 @@ class FeedForward:
     """The matrices of one feed-forward, packed, or stacks of those of experts.
 
     `gate_up` holds both where the device multiplies them at once (`linear_gate_codes`), else there
-    are `gate` and `up`.
+    are `gate` and `up`. Biases are f32 padded to 64; None: not there.
     """
 
     gate: Tensor | None
     up: Tensor | None
     gate_up: Tensor | None
     down: Tensor
+    gate_bias: Tensor | None = None
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
 
     @property
     def read(self) -> tuple[Tensor, ...]:
@@ -87,6 +88,14 @@ class LayerWeights:
     dense: FeedForward | None
     mixture: Mixture | None
     post_ffn_norm: Tensor | None
+    #: Of layer norms, which these make of norms that are there.
+    attn_norm_bias: Tensor | None = None
+    ffn_norm_bias: Tensor | None = None
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether the feed-forward reads what attention does, a norm of which there is one."""
+        return self.attn_norm is not None and self.ffn_norm is None
 
     @property
     def down(self) -> Tensor:
@@ -108,6 +117,15 @@ class LayerWeights:
         return tuple(found)
 
 
+class OutputWeights(NamedTuple):
+    """What stands behind the last layer."""
+
+    norm: Tensor
+    norm_bias: Tensor | None
+    matrix: Tensor
+    bias: Tensor | None
+
+
 @dataclass(frozen=True, slots=True)
 class Weights:
     """All tensors of a model. `output` is the token table where the model ties the two.
@@ -119,10 +137,11 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     output_norm: Tensor
     output: Tensor
-    rope: RopeTable
-    local_rope: RopeTable
+    ropes: RopeTables
     num_bytes: int
     in_bf16: bool = False
+    output_norm_bias: Tensor | None = None
+    output_bias: Tensor | None = None
     #: Why the packed matrices are not on disk for the next start; empty when they are.
     not_kept: str = ""
 
@@ -157,23 +176,28 @@ def load_weights(
     this architecture does not use: to ignore it would be to compute something else.
     """
     num_bytes = sum(info.num_bytes for info in file.tensors.values())
-    is_tied = "output.weight" not in file.tensors
     with PackedWeights(file, device, in_bf16=in_bf16, num_bytes=num_bytes) as kept:
         loader = Loader(file, architecture, progress, device, in_bf16, kept)
         if shared is not None and shared.stamps == repr(file.stamps):
             loader.borrow(shared)
-        table = loader.matrix(
-            "token_embd", architecture.vocab_size, architecture.width, is_factor=is_tied
-        )
+        table = loader.token_table()
         layers = tuple(loader.layer(index) for index in range(architecture.num_layers))
-        output_norm = loader.vector("output_norm.weight", architecture.width)
-        output = table
-        if not is_tied:
-            output = loader.matrix("output", architecture.vocab_size, architecture.width)
-        tables = loader.rope_tables(context_length)
+        output = loader.output(table)
+        ropes = RopeTableReader(file, architecture, loader.values, device).tables(context_length)
         loader.refuse_unused()
         kept.finish()
-    return Weights(table, layers, output_norm, output, *tables, num_bytes, in_bf16, kept.problem)
+    return Weights(
+        token_table=table,
+        layers=layers,
+        output_norm=output.norm,
+        output=output.matrix,
+        ropes=ropes,
+        num_bytes=num_bytes,
+        in_bf16=in_bf16,
+        output_norm_bias=output.norm_bias,
+        output_bias=output.bias,
+        not_kept=kept.problem,
+    )
 
 
 def is_draft(name: str, architecture: Architecture) -> bool:
@@ -200,11 +224,28 @@ class Loader:
         self.taken: set[str] = set()
         self._shared: dict[str, SharedWeight] = {}
         self._borrower: Borrower | None = None
+        self._no_bias: Tensor | None = None
 
     def borrow(self, shared: KeptWeights) -> None:
         """Take matrices from where another process has put them."""
         self._shared = shared.weights
         self._borrower = Borrower(self.device, shared.pieces)
+
+    def token_table(self) -> Tensor:
+        facts, is_tied = self.facts, "output.weight" not in self.file.tensors
+        return self.matrix("token_embd", facts.vocab_size, facts.width, is_factor=is_tied)
+
+    def output(self, table: Tensor) -> OutputWeights:
+        """What logits are made with; of a model that ties the two by the token table."""
+        facts, matrix = self.facts, table
+        if "output.weight" in self.file.tensors:
+            matrix = self.matrix("output", facts.vocab_size, facts.width)
+        return OutputWeights(
+            norm=self.vector("output_norm.weight", facts.width),
+            norm_bias=self._norm_bias("output_norm", facts.width),
+            matrix=matrix,
+            bias=self._optional("output.bias", facts.vocab_size),
+        )
 
     def layer(self, index: int) -> LayerWeights:
         facts, prefix = self.facts, f"blk.{index}."
@@ -214,6 +255,8 @@ class Loader:
         biases = self._qkv_biases(prefix, (q_rows, kv_rows, kv_rows))
         is_mixture = facts.is_mixture(index)
         pre_norms, post_norms = facts.family.pre_norms, facts.family.post_norms
+        ffn_norm = f"{prefix}{facts.family.ffn_norm}"
+        has_ffn_norm = pre_norms and facts.family.ffn_norm != ""
         return LayerWeights(
             attn_norm=self._vector_if(pre_norms, f"{prefix}attn_norm.weight", width),
             q=q,
@@ -229,11 +272,23 @@ class Loader:
             post_attn_norm=self._vector_if(
                 post_norms, f"{prefix}post_attention_norm.weight", width
             ),
-            ffn_norm=self._vector_if(pre_norms, f"{prefix}{facts.family.ffn_norm}.weight", width),
+            ffn_norm=self._vector_if(has_ffn_norm, f"{ffn_norm}.weight", width),
             dense=None if is_mixture else self._feed_forward(prefix, "", facts.ffn_width),
             mixture=self._mixture(prefix) if is_mixture else None,
             post_ffn_norm=self._vector_if(post_norms, f"{prefix}post_ffw_norm.weight", width),
+            attn_norm_bias=self._norm_bias(f"{prefix}attn_norm", width),
+            ffn_norm_bias=self._norm_bias(ffn_norm, width) if has_ffn_norm else None,
         )
+
+    def _norm_bias(self, name: str, length: int) -> Tensor | None:
+        """That of a layer norm, zeros where the file has none; None for other norms."""
+        if not self.facts.family.layer_norms:
+            return None
+        if f"{name}.bias" in self.file.tensors:
+            return self.vector(f"{name}.bias", length)
+        if self._no_bias is None:
+            self._no_bias = self._pad("no bias", np.zeros(length, np.float32))
+        return self._no_bias
 
     def matrix(
         self, name: str, num_rows: int, num_columns: int, *, is_factor: bool = True
@@ -243,15 +298,7 @@ class Loader:
 
     def vector(self, name: str, length: int) -> Tensor:
         """A vector of `length` as f32, padded with zeros to a multiple of 64."""
-        return self._pad(name, self._values(name, (length,)))
-
-    def rope_tables(self, context_length: int) -> tuple[RopeTable, RopeTable]:
-        facts = self.facts
-        divisors = self._rope_divisors(context_length)
-        table = self._rope_table("rope", facts.rope, context_length, divisors)
-        if facts.local_rope == facts.rope:
-            return table, table
-        return table, self._rope_table("local_rope", facts.local_rope, context_length, None)
+        return self._pad(name, self.values(name, (length,)))
 
     def refuse_unused(self) -> None:
         for name in self.file.tensors:
@@ -283,7 +330,7 @@ class Loader:
     def _qkv_biases(self, prefix: str, rows: tuple[int, int, int]) -> tuple[Tensor | None, ...]:
         fused = f"{prefix}attn_qkv.bias"
         if fused in self.file.tensors:
-            values = self._values(fused, (sum(rows),))
+            values = self.values(fused, (sum(rows),))
             parts = np.split(values, np.cumsum(rows)[:-1])
             return tuple(self._pad(fused, part) for part in parts)
         names = (f"{prefix}attn_q.bias", f"{prefix}attn_k.bias", f"{prefix}attn_v.bias")
@@ -292,14 +339,24 @@ class Loader:
     def _feed_forward(
         self, prefix: str, kind: str, width: int, num_experts: int = 0
     ) -> FeedForward:
-        """`{prefix}ffn_*{kind}`, of that width, or a stack of `num_experts`."""
-        is_fused = self.facts.family.fused_gate_up and not kind
-        parts = ("up",) if is_fused else ("gate", "up")
+        """`{prefix}ffn_*{kind}`, of that width, or a stack of `num_experts`; only a dense one has
+        biases, where it has them."""
+        family, columns = self.facts.family, self.facts.width
+        is_fused = family.fused_gate_up and not kind
+        parts = ("gate", "up") if family.has_gate and not is_fused else ("up",)
         names = [f"{prefix}ffn_{part}{kind}.weight" for part in parts]
-        down, columns = f"{prefix}ffn_down{kind}.weight", self.facts.width
-        rows = (width,) * (2 // len(names))
+        down = f"{prefix}ffn_down{kind}.weight"
+        rows = (width, width) if is_fused else (width,)
+        biases: dict[str, Tensor | None] = {}
+        if not kind and not is_fused:
+            lengths = {**dict.fromkeys(parts, width), "down": columns}
+            for part, length in lengths.items():
+                biases[f"{part}_bias"] = self._optional(f"{prefix}ffn_{part}.bias", length)
         gate = up = gate_up = None
-        if self._may_join([*names, down]):
+        is_biased = any(biases.get(f"{part}_bias") is not None for part in parts)
+        if not family.has_gate:
+            (up,) = self._split(names[0], rows, columns)
+        elif not is_biased and self._may_join([*names, down]):
             gate_up = self._join(names, rows, num_experts)
         else:
             gate, up = (
@@ -308,7 +365,7 @@ class Loader:
                 for half in self._split(name, rows, columns, num_experts=num_experts)
             )
         (last,) = self._split(down, (columns,), width, num_experts=num_experts)
-        return FeedForward(gate, up, gate_up, last)
+        return FeedForward(gate, up, gate_up, last, **biases)
 
     def _may_join(self, names: Sequence[str]) -> bool:
         known = self.file.tensors  # what is missing is told of where it is read
@@ -348,7 +405,7 @@ class Loader:
         (raw,) = self._rows(name, (experts.choice.num_experts,), width)
         rows = [dequantise(raw, self.file.tensors[name].dtype, width)]
         if experts.choice.has_gate:
-            rows.append(self._values(f"{prefix}ffn_gate_inp_shexp.weight", (width,))[None])
+            rows.append(self.values(f"{prefix}ffn_gate_inp_shexp.weight", (width,))[None])
         values = np.ascontiguousarray(np.concatenate(rows), np.float32)
         packed = packing.pack(values.view(np.uint8), DType.F32, width, device=self.device)
         return packing.place(name, "model", packed, device=self.device)
@@ -401,7 +458,8 @@ class Loader:
             return [packing.stack(raw, num_experts)]
         return np.split(raw, np.cumsum(row_counts)[:-1])
 
-    def _values(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    def values(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """A tensor that is no matrix, as f32."""
         dtype = self._expect(name, shape)
         if dtype.is_quantised:
             raise UnsupportedModel(
@@ -433,65 +491,3 @@ class Loader:
         )
         copies.to_device(tensor, np.ascontiguousarray(values))
         return tensor
-
-    def _rope_divisors(self, context_length: int) -> np.ndarray[Any, Any] | None:
-        """Llama 3.1 has one list of divisors, Phi 3 one for short and one for long contexts."""
-        shape = (self.facts.rope.dim // 2,)
-        if "rope_freqs.weight" in self.file.tensors:
-            return self._divisors("rope_freqs.weight", shape)
-        if "rope_factors_long.weight" not in self.file.tensors:
-            return None
-        long = self._divisors("rope_factors_long.weight", shape)
-        short = self._divisors("rope_factors_short.weight", shape)
-        return long if context_length > self.facts.rope.original_context else short
-
-    def _divisors(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        values = self._values(name, shape)
-        wrong = np.flatnonzero(~((values > 0) & (values < np.inf)))
-        if len(wrong):
-            first = int(wrong[0])
-            limit = "frequencies are divided by it: it must be finite and above 0"
-            raise BadModelFile(self.file.path, f"{name}[{first}]", float(values[first]), limit)
-        return values
-
-    def _rope_table(
-        self, name: str, facts: Rope, context_length: int, divisors: np.ndarray[Any, Any] | None
-    ) -> RopeTable:
-        attn_factor = self._attn_factor(facts)
-        with np.errstate(over="ignore", invalid="ignore"):  # looked for below
-            cos, sin = rope.tables(
-                context_length,
-                facts.dim,
-                facts.base,
-                scaling=facts.scaling,
-                factor=facts.factor,
-                original_context=facts.original_context,
-                attn_factor=attn_factor,
-                beta_fast=facts.beta_fast,
-                beta_slow=facts.beta_slow,
-                divisors=divisors,
-            )
-        if not (np.isfinite(cos).all() and np.isfinite(sin).all()):
-            raise BadModelFile(
-                self.file.path,
-                "rope scaling",
-                f"base {facts.base}, factor {facts.factor}, attn_factor {attn_factor}",
-                f"the {name} table must be finite",
-            )
-        pair = []
-        for values, kind in ((cos, "cos"), (sin, "sin")):
-            tensor = memory.allocate(
-                f"{name}_{kind}", "model", DType.F32, values.shape, device=self.device
-            )
-            copies.to_device(tensor, values)
-            pair.append(tensor)
-        return pair[0], pair[1]
-
-    def _attn_factor(self, facts: Rope) -> float:
-        """Files may leave it out; longrope then follows from the two context lengths."""
-        if facts.attn_factor:
-            return facts.attn_factor
-        stretch = self.facts.context_length / facts.original_context
-        if facts.scaling != "longrope" or stretch <= 1:
-            return 1.0
-        return math.sqrt(1 + math.log(stretch) / math.log(facts.original_context))

@@ -23,8 +23,8 @@ from hypocenter.engine.runner import load_runner
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import kv_write, rope, rope_write
 from hypocenter.model.architecture import read_architecture
-from hypocenter.model.decoder import KVPages
 from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.step_buffers import KVPages
 from hypocenter.tensor import DType, Tensor
 
 NUM_BLOCKS, BLOCK_SIZE, NUM_POSITIONS = 5, 16, 512
@@ -186,7 +186,7 @@ def test_pages_of_a_head_lie_together_on_a_cpu(tmp_path: Path) -> None:
         page, width = cache.shape[2] * cache.shape[3], cache.shape[3]
         outer = (page, 5 * page) if kernel_launch.device == "cpu" else (3 * page, page)
         assert cache.strides == (*outer, width, 1)
-        assert re.search(r"model.decoder\.py:\d+$", cache.allocation.site)
+        assert re.search(r"model.step_buffers\.py:\d+$", cache.allocation.site)
 
 
 def wide_heads(case: Case) -> None:

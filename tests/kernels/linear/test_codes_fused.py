@@ -30,7 +30,8 @@ from hypocenter.kernels.linear.linear_gate import linear_gate_codes
 from hypocenter.kernels.linear.operands import Operands, Product, reads_made_alone
 from hypocenter.kernels.linear.quantise import quantise
 from hypocenter.kernels.rowwise import activation, norm
-from hypocenter.kernels.rowwise.activation import gate, gate_codes
+from hypocenter.kernels.rowwise.activation import activate, activate_codes, gate, gate_codes
+from hypocenter.kernels.rowwise.layer_norm import layer_norm, layer_norm_codes
 from hypocenter.kernels.rowwise.norm import rms_norm, rms_norm_codes
 from hypocenter.kernels.weights.packing import pack_by_turns, place
 from hypocenter.tensor import DType, Tensor
@@ -118,6 +119,41 @@ def test_codes_of_a_norm(num_rows: int, num_live: int, width: int) -> None:
 
     def at_once(plan: PlanBuilder, into: Operands) -> None:
         rms_norm_codes(plan, x, weight, 1e-5, into, live, width=width, count=1)
+
+    both(num_rows, width, num_live, parts, at_once)
+
+
+@pytest.mark.parametrize(("num_rows", "num_live"), [(1, 1), (3, 3), (19, 17), (2, 0)])
+@pytest.mark.parametrize("width", [1, 130, 1100])
+def test_codes_of_a_layer_norm(num_rows: int, num_live: int, width: int) -> None:
+    x, live = rows_tensor("x", numbers(num_rows, width), np.nan), counts(0, num_live)
+    weight, bias = (vector_tensor(name, numbers(1, width)[0]) for name in ("w", "b"))
+    hidden = rows_tensor("hidden", np.zeros((num_rows, width), np.float32))
+
+    def parts(plan: PlanBuilder, into: Operands) -> None:
+        layer_norm(plan, x, weight, bias, 1e-5, hidden, live, width=width, count=1)
+        quantise(plan, hidden, width, into, live, count=1)
+
+    def at_once(plan: PlanBuilder, into: Operands) -> None:
+        layer_norm_codes(plan, x, weight, bias, 1e-5, into, live, width=width, count=1)
+
+    both(num_rows, width, num_live, parts, at_once)
+
+
+@pytest.mark.parametrize("kind", ["gelu", "relu2"])
+@pytest.mark.parametrize(("num_rows", "num_live"), [(1, 1), (5, 4), (19, 17), (2, 0)])
+@pytest.mark.parametrize("width", [1, 130, 1100])
+def test_codes_of_an_activation(num_rows: int, num_live: int, width: int, kind: str) -> None:
+    given, live = numbers(num_rows, width), counts(num_live)
+    x = rows_tensor("x", given, float("nan"))  # beyond the width nothing is looked at
+
+    def parts(plan: PlanBuilder, into: Operands) -> None:
+        other = rows_tensor("x", given)
+        activate(plan, other, kind, live)
+        quantise(plan, other, width, into, live)
+
+    def at_once(plan: PlanBuilder, into: Operands) -> None:
+        activate_codes(plan, x, kind, into, live, width=width)
 
     both(num_rows, width, num_live, parts, at_once)
 

@@ -407,7 +407,13 @@ def test_long_word_takes_no_quadratic_time(spm: Tokenizer, bpe: Tokenizer, text:
     assert _cpu_seconds(lambda: bpe.encode(text)) < 4
 
 
+#: Rules of each kind: of one expression and of several, with possessive ones, numbers by threes,
+#: blanks by powers of two, nested repeats.
+OF_EACH_KIND = ("llama-bpe", "deepseek-llm", "tekken", "cohere2moe", "jais-2", "exaone-moe")
+
+
 @pytest.mark.parametrize("family", BPE_EXPECTED)
+@pytest.mark.tier("sim", fast=lambda case: case.family.removeprefix("bpe-") in OF_EACH_KIND)
 def test_pre_tokenizers_take_no_quadratic_time(load: Load, family: str) -> None:
     tokenizer = load(BPE, "gpt2", pre=BPE_EXPECTED[family]["names"][0])
     for text in (
@@ -415,6 +421,7 @@ def test_pre_tokenizers_take_no_quadratic_time(load: Load, family: str) -> None:
         " \u3000" * 50_000 + "a",
         "!" + "A" * 100_000,
         "\r\n " * 30_000,
+        "1" * 100_000,
     ):
         assert _cpu_seconds(lambda text=text: tokenizer.encode(text)) < 4  # type: ignore[misc]
 

@@ -1,11 +1,13 @@
-"""activation: what happens to a row element by element: gating, adding, scaling, capping.
+"""activation: what happens to a row element by element: activating, gating, scaling, capping.
 
 Formulas: silu(x) = x / (1 + e**-x); gelu(x) in its tanh form, x / (1 + e**-2u) with
-u = sqrt(2 / pi) (x + 0.044715 x**3) (Hendrycks and Gimpel, arXiv 1606.08415).
+u = sqrt(2 / pi) (x + 0.044715 x**3) (Hendrycks and Gimpel, arXiv 1606.08415);
+relu2(x) = max(x, 0)**2 (So et al., arXiv 2109.08668).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,23 @@ GATE_ROUND, GATE_TILES = (
     )
     for kind, into in (("round", INTO_ROUNDED), ("codes", INTO_TILES))
 )
+ACTIVATE = Contract(
+    "activate",
+    Arg("x", (DType.F32,), "num_rows, width", "both"),
+    live_counts("num_rows", 0),
+    _WHOLE_VECTORS,
+)
+#: On a GPU, and on the CPU.
+ACTIVATE_ROUND, ACTIVATE_TILES = (
+    Contract(
+        f"activate_{kind}",
+        Arg("x", (DType.F32,), "num_rows, x_pitch"),
+        *into,
+        live_counts("num_rows", 0),
+        Scalar("width", "0 < width <= x_pitch", "must be above 0 and within the rows"),
+    )
+    for kind, into in (("round", INTO_ROUNDED), ("codes", INTO_TILES))
+)
 SCALE = Contract(
     "scale",
     Arg("x", (DType.F32,), "num_rows, width", "both"),
@@ -60,6 +79,8 @@ SOFTCAP = Contract(
 
 #: Kinds of gates, and what kernels on the CPU call them.
 GATES = {"silu": 0, "gelu": 1}
+#: The same of what is activated where there is no gate.
+ACTIVATIONS = {"gelu": 0, "relu2": 1}
 
 
 def reference(
@@ -69,6 +90,14 @@ def reference(
     x = gate.astype(np.float64)
     u = x if kind == "silu" else 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
     out: np.ndarray[Any, Any] = x / (1 + np.exp(-u)) * up
+    return out
+
+
+def activated_reference(x: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
+    """kind(x) in float64."""
+    if kind == "gelu":
+        return reference(x, np.ones_like(x), kind)
+    out: np.ndarray[Any, Any] = np.maximum(x.astype(np.float64), 0) ** 2
     return out
 
 
@@ -124,11 +153,56 @@ def gate_codes(
     )
 
 
-def require_kind(kind: str) -> None:
-    """Raise LaunchRejected for a kind of gate that there is not."""
-    if kind not in GATES:
-        wrong = WrongScalar(argument="kind", value=repr(kind), limit="must be silu or gelu")
-        raise LaunchRejected("gate", wrong)
+def activate(plan: PlanBuilder, x: Tensor, kind: str, counts: Tensor) -> None:
+    """Append x = kind(x), in place; f32 [num_tokens, width]; kind is gelu or relu2."""
+    require_kind(kind, ACTIVATIONS)
+    facts = {"x": x, "counts": counts}
+    if plan.device != "cpu":
+        from hypocenter.kernels.rowwise import activation_gpu
+
+        activation_gpu.add_activate(plan, ACTIVATE, facts, kind == "gelu")
+        return
+    plan.add_cpu(
+        activation_cpu.activate,
+        x,
+        counts,
+        ACTIVATIONS[kind],
+        contract=ACTIVATE,
+        facts=facts,
+        work_per_row=16 * x.shape[1],
+    )
+
+
+def activate_codes(
+    plan: PlanBuilder, x: Tensor, kind: str, into: Operands, counts: Tensor, *, width: int
+) -> None:
+    """Append the codes of kind(x) or, on a GPU, its halves: every bit as `quantise` makes them of
+    that.
+
+    x f32 [num_tokens, >= width], kind as in `activate`; `into` as in `quantise.Operands`.
+    """
+    require_kind(kind, ACTIVATIONS)
+    facts = {"x": x, "counts": counts, "width": width} | into.made
+    if plan.device != "cpu":
+        from hypocenter.kernels.rowwise import activation_gpu
+
+        activation_gpu.add_activate_rounded(plan, ACTIVATE_ROUND, facts, kind == "gelu")
+        return
+    plan.add_cpu(
+        activation_cpu.activate_codes,
+        *(x, counts, ACTIVATIONS[kind], width, *into.made.values()),
+        contract=ACTIVATE_TILES,
+        facts=facts,
+        work_per_row=20 * width,
+    )
+
+
+def require_kind(kind: str, kinds: Collection[str] = GATES) -> None:
+    """Raise LaunchRejected for a kind of gate, or of activation, that there is not."""
+    if kind not in kinds:
+        limit = f"must be {' or '.join(kinds)}"
+        wrong = WrongScalar(argument="kind", value=repr(kind), limit=limit)
+        raise LaunchRejected("gate" if kinds is GATES else "activate", wrong)
 
 
 def scale(plan: PlanBuilder, x: Tensor, factor: float, counts: Tensor, *, count: int = 0) -> None:

@@ -11,6 +11,7 @@ from hypocenter.device.cpu.vector import (
     div,
     fma,
     get,
+    larger,
     load,
     load_first,
     mul,
@@ -65,6 +66,45 @@ def gate_codes(
                 put_codes(
                     _gate(gate, up, at, left, kind),
                     _gate(gate, up, at + 16, left - 16, kind),
+                    codes,
+                    scales,
+                    sums,
+                    weighted,
+                    row,
+                    group,
+                )
+
+
+@inline
+def _activate(x: Any, kind: int) -> Any:
+    """gelu(x) where `kind` is 0, else relu2(x); NaN stays what it is."""
+    if kind == 0:
+        return _gelu(x)
+    positive = larger(splat(np.float32(0)), x)
+    return mul(positive, positive)
+
+
+@cpu_kernel
+def activate(x: Any, counts: Any, kind: int) -> None:
+    width = x.shape[1]
+    for row in prange(get(counts, 0)):
+        for at in range(row * width, (row + 1) * width, 16):
+            store(x, at, _activate(load(x, at), kind))
+
+
+@cpu_kernel
+def activate_codes(
+    x: Any, counts: Any, kind: int, width: int, codes: Any, scales: Any, sums: Any, weighted: Any
+) -> None:
+    num_rows = get(counts, 0)
+    for item in prange(num_tiles_of(num_rows, codes) * num_parts_of(width)):
+        begin, end, first, last = part_of(item, num_rows, width, codes)
+        for row in range(begin, end):
+            for group in range(first, last):
+                at, left = row * x.shape[1] + 32 * group, width - 32 * group
+                put_codes(
+                    _activate(load_first(x, at, left), kind),
+                    _activate(load_first(x, at + 16, left - 16), kind),
                     codes,
                     scales,
                     sums,

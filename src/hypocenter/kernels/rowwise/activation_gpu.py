@@ -102,6 +102,80 @@ def _gate_at(gates, ups, column, width, IS_GELU: tl.constexpr):
     return _gate(x, tl.load(ups + column, mask=inside, other=0.0), IS_GELU)
 
 
+@triton.jit
+def _activate(x, IS_GELU: tl.constexpr):
+    if IS_GELU:
+        return _gate(x, 1.0, IS_GELU)
+    else:
+        positive = tl.where(x < 0, 0.0, x)  # NaN stays what it is
+        return positive * positive
+
+
+@triton.jit
+def activate_kernel(
+    x_ptr, counts_ptr, width, IS_GELU: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    row = tl.program_id(0)
+    if row >= tl.load(counts_ptr):
+        return
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    at = x_ptr + as_offset(row, WIDE) * width + column
+    tl.store(at, _activate(tl.load(at, mask=inside, other=0.0), IS_GELU), mask=inside)
+
+
+@triton.jit
+def activate_round_kernel(
+    x_ptr, counts_ptr, rounded_ptr, row_scales_ptr, fragments_ptr, width, x_pitch, pitch,
+    IS_GELU: tl.constexpr, IS_WHOLE: tl.constexpr, HAS_FRAGMENTS: tl.constexpr,
+    LEADS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    lead(OVERLAPS and LEADS)
+    follow(OVERLAPS)
+    row = tl.program_id(0)
+    if row >= tl.load(counts_ptr):
+        return
+    row = as_offset(row, WIDE)
+    step = tl.arange(0, BLOCK)
+    given = x_ptr + row * x_pitch
+    stop = (width + 127) // 128 * 128
+    if IS_WHOLE:
+        values = _activated(given, step, width, IS_GELU)
+        up, down = upscaled(tl.max(tl.maximum(tl.abs(values), 0.0), axis=0))
+        store_halves(
+            (values * up).to(tl.float16),
+            step,
+            stop,
+            rounded_ptr + row * pitch,
+            fragments_ptr + row * pitch,
+            HAS_FRAGMENTS,
+        )
+    else:
+        largest = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, width, BLOCK):
+            values = _activated(given, start + step, width, IS_GELU)
+            largest = tl.maximum(largest, tl.abs(values))
+        up, down = upscaled(tl.max(largest, axis=0))
+        for start in range(0, stop, BLOCK):
+            values = _activated(given, start + step, width, IS_GELU)
+            store_halves(
+                (values * up).to(tl.float16),
+                start + step,
+                stop,
+                rounded_ptr + row * pitch,
+                fragments_ptr + row * pitch,
+                HAS_FRAGMENTS,
+            )
+    tl.store(row_scales_ptr + row, down)
+
+
+@triton.jit
+def _activated(given, column, width, IS_GELU: tl.constexpr):
+    return _activate(tl.load(given + column, mask=column < width, other=0.0), IS_GELU)
+
+
 @triton.jit(do_not_specialize=["count"])
 def scale_kernel(
     x_ptr, counts_ptr, count, factor, width, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
@@ -168,6 +242,50 @@ def add_gate_rounded(
         facts=facts,
         num_warps=16 if block > 4096 and plan.device.startswith("cuda") else 8,
         # A product and a sum rounded once would not be what the gate by itself rounds twice.
+        enable_fp_fusion=False,
+        IS_GELU=is_gelu,
+        IS_WHOLE=width <= block,
+        HAS_FRAGMENTS=fragments is not None,
+        LEADS=leads(facts),
+        BLOCK=block,
+    )
+
+
+def add_activate(
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], is_gelu: bool
+) -> None:
+    """Append activate: one program for 256 columns of each row of the bucket."""
+    x = facts["x"]
+    plan.add_gpu(
+        activate_kernel,
+        *(x, facts["counts"], x.shape[1]),
+        grid=(x.shape[0], triton.cdiv(x.shape[1], _BLOCK)),
+        contract=contract,
+        facts=facts,
+        # As where it is rounded at once: the compiler might round otherwise.
+        enable_fp_fusion=False,
+        IS_GELU=is_gelu,
+        BLOCK=_BLOCK,
+    )
+
+
+def add_activate_rounded(
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], is_gelu: bool
+) -> None:
+    """Append activate_round: one program for each row of the bucket."""
+    x, rounded, fragments = facts["x"], facts["rounded"], facts["fragments"]
+    (num_rows, pitch), width = x.shape, facts["width"]
+    block = max(min(triton.next_power_of_2(width), _MAX_ROW), 128)
+    plan.add_gpu(
+        activate_round_kernel,
+        # Without fragments the pointer is never used.
+        *(x, facts["counts"], rounded, facts["row_scales"], fragments or rounded),
+        *(width, pitch, rounded.shape[1]),
+        grid=(num_rows,),
+        contract=contract,
+        facts=facts,
+        num_warps=16 if block > 4096 and plan.device.startswith("cuda") else 8,
+        # A product and a sum rounded once would not be what the op by itself rounds twice.
         enable_fp_fusion=False,
         IS_GELU=is_gelu,
         IS_WHOLE=width <= block,

@@ -55,13 +55,39 @@ _LINES_AND_BLANKS = r"\s*[\r\n]+|" + _BLANKS
 _WORD = rf"[^\r\n{_L}{_N}]?{_L}+"
 _OTHER = rf" ?[^\s{_L}{_N}]+"
 
+#: A letter and what it may have before it, where marks are letters.
+_MARKED_WORD = rf"[^\r\n{_L}{_N}]?[{_L}{_M}]+"
+
 _GPT2 = rf"{_CONTRACTIONS}| ?{_L}+| ?{_N}+|{_OTHER}|{_BLANKS}"
 _LLAMA3 = rf"{_CONTRACTIONS_ANY_CASE}|{_WORD}|{_N}{{1,3}}|{_OTHER}[\r\n]*|{_LINES_AND_BLANKS}"
 _QWEN2 = rf"{_CONTRACTIONS_ANY_CASE}|{_WORD}|{_N}|{_OTHER}[\r\n]*|{_LINES_AND_BLANKS}"
 _QWEN35 = (
-    rf"{_CONTRACTIONS_ANY_CASE}|[^\r\n{_L}{_N}]?[{_L}{_M}]+|{_N}| ?[^\s{_L}{_M}{_N}]+[\r\n]*|"
+    rf"{_CONTRACTIONS_ANY_CASE}|{_MARKED_WORD}|{_N}| ?[^\s{_L}{_M}{_N}]+[\r\n]*|"
     + _LINES_AND_BLANKS
 )
+_SEED_CODER = rf"{_CONTRACTIONS_ANY_CASE}|{_WORD}|{_N}|{_OTHER}|{_LINES_AND_BLANKS}"
+_MINICPM5 = rf"{_CONTRACTIONS_ANY_CASE}|{_WORD}|{_N}+|{_OTHER}[\r\n]*|{_LINES_AND_BLANKS}"
+_UFAKZEKA = rf"{_WORD}|{_N}|{_OTHER}[\r\n]*|{_LINES_AND_BLANKS}"
+_EXAONE_MOE = (
+    rf"{_CONTRACTIONS_ANY_CASE}|[^\r\n{_L}{_N}]?(?:{_L}{_M}*(?: {_L}{_M}*)*)+|{_N}|"
+    rf"{_OTHER}[\r\n/]?|{_LINES_AND_BLANKS}"
+)
+# White space in powers of two, so that a long run becomes few tokens.
+_JAIS2 = (
+    rf"{_CONTRACTIONS_ANY_CASE}|{_WORD}|{_N}{{1,3}}|{_OTHER}[\r\n]*|\s*[\r\n]+|"
+    + "".join(rf"\s{{{2**power}}}(?!\S)|" for power in range(9, 1, -1))
+    + r"\s{1,2}(?!\S)|\s"
+)
+# The letters of llama.cpp: neither does it part words where capitals begin, nor join marks to them.
+_HAN = _code_points("3400-4DBF 4E00-9FFF F900-FAFF 20000-2A6DF 2A700-2EBEF 2F800-2FA1F")
+_KIMI_K2 = (
+    rf"[{_HAN}]+|[^\r\n{_L}{_N}]?[{_L}&&[^{_HAN}]]+(?:{_CONTRACTIONS_ANY_CASE})?|{_N}{{1,3}}|"
+    rf"{_OTHER}[\r\n]*|{_LINES_AND_BLANKS}"
+)
+# Digits by threes, counted from the last one. The first group of a number has what stands before
+# it with it; where one group ends, the rest are whole threes. The last choice keeps text without
+# digits from being searched from each of its characters.
+_THREES = rf"(?<={_N}){_N}{{3}}|[^{_N}]*+{_N}{{1,3}}?(?=(?:{_N}{{3}})*+(?!{_N}))|[^{_N}]++\z"
 
 # Words that begin with capitals. Only ASCII letters have a case here: every other letter is both.
 _UPPER = rf"[{_L}&&[^a-z]]"
@@ -74,6 +100,14 @@ _GPT4O = (
     _CASED.replace("{suffix}", f"(?:{_CONTRACTIONS_ANY_CASE})?")
     + rf"{_N}{{1,3}}|{_OTHER}[\r\n/]*|{_LINES_AND_BLANKS}"
 )
+# The same with marks for letters, which are upper and lower case both.
+_MARKED_GPT4O = _GPT4O.replace(_UPPER, rf"[{_L}{_M}&&[^a-z]]").replace(
+    _LOWER, rf"[{_L}{_M}&&[^A-Z]]"
+)
+# Here llama.cpp takes all letters for upper and lower case both.
+_CASELESS = rf"{_MARKED_WORD}(?:{_CONTRACTIONS_ANY_CASE})?|"
+_YOUTU = _CASELESS + rf"{_N}|{_OTHER}[\r\n/]*|{_LINES_AND_BLANKS}"
+_TINY_AYA = _CASELESS + rf"{_N}{{1,3}}|{_OTHER}[\r\n/]*|{_LINES_AND_BLANKS}"
 
 # White space never matches in these two classes, although it lies inside their ranges.
 _CJK_DEEPSEEK = r"[\x{800}-\x{9FA5}\x{AC00}-\x{D7FF}&&\S]+"
@@ -89,12 +123,24 @@ _CASED_LETTERS_DEEPSEEK = _code_points(
     "FF41-FF5A 10400-1044F 104B0-104D3 104D8-104FB 10C80-10CB2 10CC0-10CF2 118A0-118DF "
     "1E900-1E943"
 )
-_DEEPSEEK_V3 = (
+_CJK_DEEPSEEK_V3 = r"[一-龥\x{3040}-ヿ]+"
+_WORD_DEEPSEEK_V3 = (
     rf"[!\x{{22}}#$%&'()*+,\-./:;<=>?@\[\\\]^_`{{|}}~][A-Za-z]+|[^\r\n{_L}{_P}{_S}]?[{_L}{_M}]+|"
-    rf" ?[{_P}{_S}]+[\r\n]*|{_LINES_AND_BLANKS}"
 )
+_DEEPSEEK_V3 = _WORD_DEEPSEEK_V3 + rf" ?[{_P}{_S}]+[\r\n]*|{_LINES_AND_BLANKS}"
+_SPARK = _WORD_DEEPSEEK_V3 + rf" ?[{_P}{_S}]+|[\r\n]|{_BLANKS}"
+# The compatibility ideographs begin at 8C48 there, and not at F900, as they should.
+_ASIAN_AFMOE = "[{}]+".format(
+    _code_points(
+        "E40-E7F E80-EFF 1000-109F 1100-11FF 1780-17FF 2F00-2FDF 3040-30FF 3400-4DBF 4E00-FAFF "
+        "FF65-FF9F"
+    )
+)
+# White space and these marks end a word, opening and closing parentheses and bars too.
+_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
 _BY_FAMILY: dict[str, PreTokenizer] = {
+    "default": PreTokenizer((rf"[{_P}$+<=>^~|]+", _GPT2, rf"{_N}+", "[0-9][0-9][0-9]")),
     "gpt-2": PreTokenizer((_GPT2,)),
     "starcoder": PreTokenizer((_N, _GPT2)),
     "falcon": PreTokenizer((rf"[{_P}$+<=>^~|`]+", _GPT2, "[0-9][0-9][0-9]")),
@@ -119,27 +165,63 @@ _BY_FAMILY: dict[str, PreTokenizer] = {
     "deepseek-coder": PreTokenizer(
         (r"[\r\n]", rf"\s?{_L}+", rf"\s?{_P}+", _CJK_DEEPSEEK, _N),
     ),
-    "deepseek-v3": PreTokenizer((rf"{_N}{{1,3}}", r"[一-龥\x{3040}-ヿ]+", _DEEPSEEK_V3)),
+    "deepseek-v3": PreTokenizer((rf"{_N}{{1,3}}", _CJK_DEEPSEEK_V3, _DEEPSEEK_V3)),
+    "seed-coder": PreTokenizer((_SEED_CODER,)),
+    "kimi-k2": PreTokenizer((_KIMI_K2,)),
+    "minicpm5": PreTokenizer((rf"{_N}{{1,3}}", _MINICPM5), ignore_merges=True),
+    "jais-2": PreTokenizer((_JAIS2,)),
+    "exaone-moe": PreTokenizer((_EXAONE_MOE,)),
+    "spark2_5": PreTokenizer((rf"{_N}{{1,3}}", _CJK_DEEPSEEK_V3, _SPARK, _N)),
+    "ufakzeka": PreTokenizer((_UFAKZEKA,)),
+    "laguna": PreTokenizer((r"[^\n]+|\n+", _QWEN2)),
+    "youtu": PreTokenizer(
+        (
+            "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _CJK_DEEPSEEK_V3,
+            _YOUTU,
+        ),
+        ignore_merges=True,
+    ),
+    "granite-embed-multi-97m": PreTokenizer((_MARKED_GPT4O,), ignore_merges=True),
+    "tiny_aya": PreTokenizer((_THREES, _TINY_AYA)),
+    "afmoe": PreTokenizer((_THREES, _ASIAN_AFMOE, _DEEPSEEK_V3)),
+    "bloom": PreTokenizer((_BLOOM,)),
+    "viking": PreTokenizer((_BLOOM, _N)),
+    "chameleon": PreTokenizer(
+        (
+            "<sentinel:[0-9]+>",
+            "IMGIMG[A-I]{1,4}Z",
+            r"[\t\n]|    |  ",
+            _N,
+            rf"[{_P}!-/:-@\[-`{{-~]",
+            _GPT2,
+        ),
+        add_bos=True,
+    ),
 }
 
 #: Other names of the same rules.
 _ALIASES: dict[str, tuple[str, ...]] = {
     "gpt-2": (
         "phi-2", "gigachat", "a.x-4.0", "mellum", "mpt", "olmo", "jais", "trillion",
-        "granite-docling", "exaone4",
+        "granite-docling", "exaone4", "modern-bert", "jina-es", "jina-de", "jina-v2-es",
+        "jina-v2-de",
     ),
     "starcoder": (
         "smollm", "command-r", "refact", "codeshell", "exaone", "minerva-7b", "mellum2",
     ),
-    "llama-bpe": ("llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+    "llama-bpe": (
+        "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
+    ),
     "glm4": ("glm5",),
     "chatglm-bpe": ("dbrx", "smaug-bpe"),
     "qwen2": (
         "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open",
-        "grok-2",
+        "grok-2", "bailingmoe", "bailingmoe2", "llada-moe",
     ),
     "gpt-4o": ("llama4", "kanana2", "talkie", "minimax-m2"),
     "deepseek-v3": ("hunyuan-dense", "joyai-llm", "hy_v4"),
+    "tiny_aya": ("cohere2moe",),
+    "bloom": ("poro-chat", "gpt3-finnish"),
 }  # fmt: skip
 
 #: Every name of `tokenizer.ggml.pre` that hypocenter runs.

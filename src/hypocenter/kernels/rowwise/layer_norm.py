@@ -1,0 +1,119 @@
+"""layer_norm: each row less its mean, divided by its standard deviation, scaled and shifted.
+
+Formula: y = (x - mean(x)) / sqrt(mean((x - mean(x))**2) + eps) * weight + bias (Ba, Kiros and
+Hinton, arXiv 1607.06450).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.demands import COUNT, Arg, Scalar, live_counts
+from hypocenter.kernels.linear.operands import Operands
+from hypocenter.kernels.linear.quantise import INTO_ROUNDED, INTO_TILES
+from hypocenter.kernels.rowwise import layer_norm_cpu
+from hypocenter.tensor import DType, Tensor
+
+_PARTS = (
+    Arg("weight", (DType.F32,), ">= width"),
+    Arg("bias", (DType.F32,), ">= width"),
+    live_counts("num_rows"),
+    COUNT,
+    Scalar("width", "width > 0", "must be above 0"),
+    Scalar("eps", "eps > 0", "must be above 0"),
+)
+CONTRACT = Contract(
+    "layer_norm",
+    Arg("x", (DType.F32,), "num_rows, >= width"),
+    Arg("out", (DType.F32,), "num_rows, >= width", "both"),
+    *_PARTS,
+)
+#: On a GPU, and on the CPU.
+ROUNDED, TILES = (
+    Contract(f"layer_norm_{kind}", Arg("x", (DType.F32,), "num_rows, >= width"), *into, *_PARTS)
+    for kind, into in (("round", INTO_ROUNDED), ("codes", INTO_TILES))
+)
+
+
+def reference(
+    x: np.ndarray[Any, Any],
+    weight: np.ndarray[Any, Any],
+    bias: np.ndarray[Any, Any],
+    eps: float,
+) -> np.ndarray[Any, Any]:
+    """Layer norm over the last axis in float64."""
+    wide = x.astype(np.float64)
+    centred = wide - wide.mean(axis=-1, keepdims=True)
+    variance = np.mean(centred**2, axis=-1, keepdims=True)
+    out: np.ndarray[Any, Any] = centred / np.sqrt(variance + eps) * weight + bias
+    return out
+
+
+def layer_norm(
+    plan: PlanBuilder,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    out: Tensor,
+    counts: Tensor,
+    *,
+    width: int,
+    count: int = 0,
+) -> None:
+    """Append out = layer_norm(x) over `width` columns of each row.
+
+    x and out f32 [num_rows, >= width] (may be the same tensor), weight and bias f32 [>= width].
+    """
+    facts = {"x": x, "weight": weight, "bias": bias, "counts": counts, "count": count}
+    facts |= {"width": width, "eps": eps, "out": out}
+    if plan.device != "cpu":
+        from hypocenter.kernels.rowwise import layer_norm_gpu
+
+        layer_norm_gpu.add(plan, CONTRACT, facts)
+        return
+    plan.add_cpu(
+        layer_norm_cpu.layer_norm,
+        *(x, counts, count, weight, bias, np.float32(eps), out, width),
+        contract=CONTRACT,
+        facts=facts,
+        work_per_row=4 * width,
+    )
+
+
+def layer_norm_codes(
+    plan: PlanBuilder,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    into: Operands,
+    counts: Tensor,
+    *,
+    width: int,
+    count: int = 0,
+) -> None:
+    """Append the codes of layer_norm(x) or, on a GPU, its halves: every bit as `quantise` makes
+    them of its result.
+
+    Arguments as in `layer_norm`; `into` as in `quantise.Operands`.
+    """
+    facts = {"x": x, "weight": weight, "bias": bias, "counts": counts, "count": count}
+    facts |= {"width": width, "eps": eps}
+    facts |= into.made
+    if plan.device != "cpu":
+        from hypocenter.kernels.rowwise import layer_norm_gpu
+
+        layer_norm_gpu.add_rounded(plan, ROUNDED, facts)
+        return
+    plan.add_cpu(
+        layer_norm_cpu.layer_norm_codes,
+        *(x, counts, count, weight, bias, np.float32(eps), width, *into.made.values()),
+        contract=TILES,
+        facts=facts,
+        work_per_row=8 * width,
+    )

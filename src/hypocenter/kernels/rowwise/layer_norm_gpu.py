@@ -1,0 +1,111 @@
+"""Triton kernels of `layer_norm`: one program is one row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.triton_lang import tl, triton
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.linear.quantise_gpu import leads, store_halves, upscaled
+from hypocenter.kernels.shared_gpu import as_offset, follow, lead
+
+
+@triton.jit
+def _moments(x, live, width, eps):
+    """The mean of a row, all of which x is, and what the row less that is multiplied by."""
+    mean = tl.sum(x, axis=0) / width
+    centred = tl.where(live, x - mean, 0.0)
+    variance = tl.sum(centred * centred, axis=0) / width
+    return mean, 1.0 / tl.sqrt(variance + eps)
+
+
+@triton.jit(do_not_specialize=["count"])
+def layer_norm_kernel(
+    x_ptr, counts_ptr, weight_ptr, bias_ptr, out_ptr, count, eps, width, x_stride, out_stride,
+    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    row = tl.program_id(0)
+    if row >= tl.load(counts_ptr + count):
+        return
+    row = as_offset(row, WIDE)
+    column = tl.arange(0, BLOCK)
+    live = column < width
+    x = tl.load(x_ptr + row * x_stride + column, mask=live, other=0.0)
+    mean, inverse = _moments(x, live, width, eps)
+    out = (x - mean) * inverse
+    out = out * tl.load(weight_ptr + column, mask=live, other=0.0)
+    out = out + tl.load(bias_ptr + column, mask=live, other=0.0)
+    tl.store(out_ptr + row * out_stride + column, out, mask=live)
+
+
+@triton.jit(do_not_specialize=["count"])
+def layer_norm_round_kernel(
+    x_ptr, counts_ptr, weight_ptr, bias_ptr, rounded_ptr, row_scales_ptr, fragments_ptr, count, eps,
+    width, x_stride, pitch, HAS_FRAGMENTS: tl.constexpr, LEADS: tl.constexpr,
+    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    lead(OVERLAPS and LEADS)
+    follow(OVERLAPS)
+    row = tl.program_id(0)
+    if row >= tl.load(counts_ptr + count):
+        return
+    row = as_offset(row, WIDE)
+    column = tl.arange(0, BLOCK)
+    live = column < width
+    x = tl.load(x_ptr + row * x_stride + column, mask=live, other=0.0)
+    mean, inverse = _moments(x, live, width, eps)
+    out = (x - mean) * inverse
+    out = out * tl.load(weight_ptr + column, mask=live, other=0.0)
+    out = out + tl.load(bias_ptr + column, mask=live, other=0.0)
+    # An undefined row is so up to its width.
+    out = tl.where(live, out, 0.0)
+    up, down = upscaled(tl.max(tl.maximum(tl.abs(out), 0.0), axis=0))
+    tl.store(row_scales_ptr + row, down)
+    store_halves(
+        (out * up).to(tl.float16),
+        column,
+        (width + 127) // 128 * 128,
+        rounded_ptr + row * pitch,
+        fragments_ptr + row * pitch,
+        HAS_FRAGMENTS,
+    )
+
+
+def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+    """Append layer_norm for every row of the bucket."""
+    x, out, width = facts["x"], facts["out"], facts["width"]
+    plan.add_gpu(
+        layer_norm_kernel,
+        *(x, facts["counts"], facts["weight"], facts["bias"], out, facts["count"], facts["eps"]),
+        *(width, x.strides[0], out.strides[0]),
+        grid=(x.shape[0],),
+        contract=contract,
+        facts=facts,
+        # As where it is rounded at once: the compiler might round otherwise.
+        enable_fp_fusion=False,
+        BLOCK=triton.next_power_of_2(width),
+    )
+
+
+def add_rounded(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+    """Append layer_norm_round: one program for each row of the bucket."""
+    x, width, rounded, fragments = (facts[name] for name in ("x", "width", "rounded", "fragments"))
+    plan.add_gpu(
+        layer_norm_round_kernel,
+        # Without fragments the pointer is never used.
+        *(x, facts["counts"], facts["weight"], facts["bias"], rounded, facts["row_scales"]),
+        *(fragments or rounded, facts["count"], facts["eps"], width, x.strides[0]),
+        rounded.shape[1],
+        grid=(x.shape[0],),
+        contract=contract,
+        facts=facts,
+        num_warps=8,
+        # A product and a sum rounded once would not be what the norm by itself rounds twice.
+        enable_fp_fusion=False,
+        HAS_FRAGMENTS=fragments is not None,
+        LEADS=leads(facts),
+        BLOCK=max(triton.next_power_of_2(width), 128),
+    )
