@@ -12,13 +12,14 @@ import shutil
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from fake_gpu_tensors import JIT, FakeTensor, Launching, Storage, events, kernel
 from repository import SUPPORT
 
 from hypocenter.cli import app
@@ -385,83 +386,11 @@ def test_another_environment_is_lent_this_package(
 # -- bookkeeping, with a GPU that is made of words ------------------------------------------------
 
 
-class Storage:
-    def __init__(self, address: int, num_bytes: int) -> None:
-        self.address, self.num_bytes = address, num_bytes
-
-    def data_ptr(self) -> int:
-        return self.address
-
-    def nbytes(self) -> int:
-        return self.num_bytes
-
-
-class FakeTensor:
-    """A tensor of a GPU that is not there, as the recorder asks for it."""
-
-    def __init__(
-        self, storage: Storage, shape: tuple[int, ...], dtype: Any = torch.float32, offset: int = 0,
-        device: str = "cuda:0",
-    ) -> None:  # fmt: skip
-        self._storage, self.shape, self.dtype, self._offset = storage, shape, dtype, offset
-        self.device = torch.device(device)
-
-    def untyped_storage(self) -> Storage:
-        return self._storage
-
-    def storage_offset(self) -> int:
-        return self._offset
-
-    def element_size(self) -> int:
-        return int(self.dtype.itemsize)
-
-    def data_ptr(self) -> int:
-        return self._storage.address + self._offset * self.element_size()
-
-    def stride(self) -> tuple[int, ...]:
-        return tuple(torch.empty(self.shape, device="meta").stride())
-
-    def is_pinned(self) -> bool:
-        return False
-
-
-constexpr = int  # what an annotation says is all that counts
-
-
-def kernel(x_ptr: Any, out_ptr: Any, n: int, BLOCK: constexpr) -> None:
-    """Stands for a Triton kernel."""
-
-
-JIT = SimpleNamespace(fn=kernel)
-
-
 @pytest.fixture
 def recorder(tmp_path: Path) -> Iterator[ForeignRecorder]:
     opened = ForeignRecorder(tmp_path / "runs")
     yield opened
     opened.close()
-
-
-class Launching:
-    """`kernel[grid](...)` as a program writes it, straight to a recorder."""
-
-    def __init__(self, recorder: ForeignRecorder) -> None:
-        self._recorder = recorder
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*args: Any, **options: Any) -> None:
-            frame = sys._getframe(1)
-            self._recorder.record_launch(
-                JIT, args, {"BLOCK": 64, **options}, grid, "cuda:0", None, "", frame, "script.py:9"
-            )
-
-        return launch
-
-
-def events(recorder: ForeignRecorder, kind: Any) -> list[Any]:
-    run = ring.read_run(recorder.folder)
-    assert run.missing == ()
-    return [event for event in run.events if isinstance(event, kind)]
 
 
 def test_a_launch_is_written_with_its_tensors(recorder: ForeignRecorder) -> None:
@@ -651,7 +580,7 @@ def test_what_goes_wrong_in_the_recorder_never_reaches_the_program(
 ) -> None:
     tried: list[int] = []
 
-    def broken(*args: Any) -> None:
+    def broken(*args: Any, **options: Any) -> None:
         tried.append(1)
         raise ValueError("an odd tensor")
 

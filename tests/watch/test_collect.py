@@ -22,12 +22,9 @@ from hypocenter.record.events import (
     AnyEvent,
     ArgumentRecord,
     Called,
-    DeviceRecord,
     Freed,
     LaunchRecord,
-    ModelRecord,
     PlanRecord,
-    ProcessRecord,
     Rejected,
     SourceRecord,
     Stepped,
@@ -36,6 +33,7 @@ from hypocenter.record.events import (
 )
 from hypocenter.record.fault_record import FaultRecord, MemoryKill
 from hypocenter.record.ring_writer import RingWriter
+from hypocenter.record.run_records import DeviceRecord, ModelRecord, ProcessRecord
 from hypocenter.refusals import WrongType
 from hypocenter.watch import child, collect, dead_runs, kernel_log
 from hypocenter.watch.child import Deadlines, Ended, watch
