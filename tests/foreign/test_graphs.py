@@ -212,9 +212,26 @@ def test_memory_of_graphs_and_of_other_libraries_may_go(recorder: ForeignRecorde
     assert told.verdict is Verdict.INCONCLUSIVE
     assert told.evidence == (
         "the memory of 1 captured graph lived at each of its 1 replay",
-        "pointers that torch's own kernels hold in it are not known",
+        "pointers that kernels of torch's own hold in graphs are not known",
     )
     assert told_of(found, Cause.CAPTURE_REFUSED).verdict is Verdict.REFUTED
+
+
+def test_where_torch_has_no_table_nothing_is_said_of_memory(recorder: ForeignRecorder) -> None:
+    graph, x, out = Graph(), tensor(0x1000), tensor(0x2000)
+    recorder.record_capture(graph)
+    launch = Launching(recorder)
+    launch.graph = graph
+    launch[(1,)](x, out, 64)
+    recorder.record_captured(graph, [], "capture.py:1")
+    del x
+    recorder.record_replay(graph, "replay.py:8", "")
+    found = diagnosis(recorder)
+    assert found.roots == ()
+    assert told_of(found, Cause.CAPTURED_POINTER).evidence[0] == (
+        "1 graph captured, 1 replay: no memory of torch's outside the graphs' own pools is known "
+        "that they point into"
+    )
 
 
 def test_a_log_that_begins_anew_keeps_the_graphs(tmp_path: Path) -> None:
@@ -322,6 +339,17 @@ def test_torchs_graphs_do_as_before_and_are_seen(watched: Any) -> None:
     assert ended[:2] == ("end", graph)
     assert ended[2] == [Segment(1, 2, False), Segment(3, 4, True), Segment(5, 6, False)]
     assert replayed == ("replay", graph, f"{__file__}:{line}", "0x20")
+
+
+def test_an_allocator_that_is_not_torchs_has_no_table(watched: Any) -> None:
+    def refuse() -> None:
+        raise RuntimeError("cudaMallocAsync does not yet support getting memory snapshots")
+
+    watched.cuda.memory_snapshot = refuse
+    graph = watched.kind()
+    graph.capture_begin()
+    graph.capture_end()
+    assert watched.told[-1][:3] == ("end", graph, [])
 
 
 def test_a_capture_that_torch_refuses_is_none(watched: Any) -> None:

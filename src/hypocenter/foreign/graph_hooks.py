@@ -81,12 +81,16 @@ class GraphWatch:
             opened.record_replay(graph, caller_of_now()[1], f"{stream:#x}" if stream else "")
 
     def _segments(self) -> list[Segment]:
-        """All memory that torch's allocator has; it keeps the table on the host."""
+        """All memory that torch's allocator has; it keeps the table on the host, or has none."""
+        try:
+            table = self._torch.cuda.memory_snapshot()
+        except RuntimeError:  # an allocator that is not torch's own
+            return []
         return [
             Segment(
                 int(found["address"]),
                 int(found["total_size"]),
                 tuple(found.get("segment_pool_id", _FOR_ALL)) != _FOR_ALL,
             )
-            for found in self._torch.cuda.memory_snapshot()
+            for found in table
         ]

@@ -75,7 +75,12 @@ def _claim_of_none(case: Case, graphs: tuple[Captured, ...]) -> Claim:
         f"the memory of {count_text(len(graphs), 'captured graph')} lived at each of "
         f"{'its' if len(graphs) == 1 else 'their'} {count_text(num_replays, 'replay')}"
     )
-    of_others = "pointers that torch's own kernels hold in it are not known"
+    if not any(graph.allocations for graph in graphs):
+        told = (
+            f"{count_text(len(graphs), 'graph')} captured, {count_text(num_replays, 'replay')}: no "
+            "memory of torch's outside the graphs' own pools is known that they point into"
+        )
+    of_others = "pointers that kernels of torch's own hold in graphs are not known"
     return row(
         Cause.CAPTURED_POINTER,
         Verdict.INCONCLUSIVE if case.is_foreign else Verdict.REFUTED,
