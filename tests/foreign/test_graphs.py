@@ -157,6 +157,7 @@ def test_a_replay_over_freed_memory_is_named_with_its_lines(recorder: ForeignRec
     capture(recorder, graph, x, out)
     recorder.record_replay(graph, "replay.py:7", "")
     assert diagnosis(recorder).roots == ()
+    assert foreign_runs.stale_graphs(bundle_of(recorder).events) == []
     line = sys._getframe().f_lineno + 1
     del x
     recorder.record_replay(graph, "replay.py:8", "")
@@ -175,6 +176,7 @@ def test_a_replay_over_freed_memory_is_named_with_its_lines(recorder: ForeignRec
     assert root.culprit.place == f"{__file__}:{line}"
     assert root.launched_at == "script.py:9"
     assert root.proof.green.startswith("0 of the graph's replays")
+    assert foreign_runs.stale_graphs(bundle_of(recorder).events) == [1]
     told = told_of(diagnosis(recorder), Cause.CAPTURED_POINTER)
     assert "its memory now belongs to heir" in told.evidence
 
@@ -202,6 +204,7 @@ def test_memory_of_graphs_and_of_other_libraries_may_go(recorder: ForeignRecorde
     assert len(events(recorder, Freed)) == 2
     [captured] = events(recorder, Captured)
     assert len(captured.allocations) == 1
+    assert foreign_runs.stale_graphs(bundle_of(recorder).events) == []
     case, found = Case(bundle_of(recorder)), diagnosis(recorder)
     assert found.roots == ()
     for use in case.launches:  # nor does a replay of the launch find them gone

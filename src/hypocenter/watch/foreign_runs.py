@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hypocenter.record import ring
-from hypocenter.record.events import AnyEvent, GraphReplayed, Launched, SourceRecord
+from hypocenter.record.events import AnyEvent, Captured, Freed, GraphReplayed, Launched, SourceRecord
 from hypocenter.record.gap import Gap
 from hypocenter.wording import count_text
 
@@ -81,6 +81,21 @@ def _never_replayed(run: ring.Run, made: Sequence[Launched]) -> Iterator[Gap]:
             f"{count_text(len(waiting), 'graph')}",
             "no replay of it by torch.cuda.CUDAGraph was seen",
         )
+
+
+def stale_graphs(events: Iterable[AnyEvent]) -> list[int]:
+    """Graphs that were replayed over memory which had been freed, as the events tell in order."""
+    gone: set[int] = set()
+    watched: dict[int, tuple[int, ...]] = {}
+    found: dict[int, None] = {}
+    for event in sorted(events, key=lambda event: event.seq):
+        if isinstance(event, Freed):
+            gone.add(event.allocation)
+        elif isinstance(event, Captured):
+            watched[event.graph] = event.allocations
+        elif isinstance(event, GraphReplayed) and gone.intersection(watched.get(event.graph, ())):
+            found[event.graph] = None
+    return list(found)
 
 
 def notes(runs: Path) -> Iterator[Gap]:
