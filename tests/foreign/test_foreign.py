@@ -29,7 +29,7 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.rungs.streams import order
 from hypocenter.foreign import hooks
 from hypocenter.foreign import recorder as foreign
-from hypocenter.foreign.argument_facts import INTERPRETER
+from hypocenter.foreign.argument_facts import INTERPRETER, undefined_in
 from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.record import bundle as bundles
 from hypocenter.record import ring
@@ -479,6 +479,15 @@ def test_small_integers_of_the_host_are_kept_with_their_launch(recorder: Foreign
     assert (snapshot.step, snapshot.plan, snapshot.launch) == (1, -1, event.seq)
     [values] = snapshot.values
     assert (values.dtype, values.data) == ("I32", bytes([0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0]))
+
+
+def test_of_floats_only_what_nobody_wrote_is_kept() -> None:
+    tensor = torch.tensor([1.5, 0.0, -2.0, 3.0])
+    assert undefined_in(tensor, 7, "F32") == []
+    tensor.view(torch.uint8)[4:8] = 0xFF
+    [values] = undefined_in(tensor, 7, "F32")
+    assert (values.tensor, values.dtype, values.shape) == (7, "F32", (4,))
+    assert values.data == bytes(4) + b"\xff" * 4 + bytes(8)
 
 
 def test_a_full_log_begins_anew_and_keeps_the_last_launches(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from fake_gpu_tensors import FakeTensor, Launching, Storage, events
 from repository import SUPPORT
 
 from hypocenter.cli import app
+from hypocenter.cli.verbs import doctor as cli_doctor
+from hypocenter.cli.verbs.doctor import DoctorRequest
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Hypothesis, Verdict
@@ -30,6 +32,7 @@ from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Captured, Freed, GraphReplayed, Launched
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.watch import foreign_runs
+from hypocenter.watch.child import Ended
 
 PROGRAM = Path(__file__).parent / "programs" / "graphs.py"
 #: What torch has: memory for all tensors, and a graph's own.
@@ -179,6 +182,25 @@ def test_a_replay_over_freed_memory_is_named_with_its_lines(recorder: ForeignRec
     assert foreign_runs.stale_graphs(bundle_of(recorder).events) == [1]
     told = told_of(diagnosis(recorder), Cause.CAPTURED_POINTER)
     assert "its memory now belongs to heir" in told.evidence
+
+
+def test_a_program_that_ends_well_over_freed_memory_is_told_so(
+    recorder: ForeignRecorder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    graph, x, out = Graph(), tensor(0x1000), tensor(0x2000)
+    capture(recorder, graph, x, out)
+    ended = Ended(("x",), 1, 0, None, "", started=0.0, ended=1.0, since=0.0)
+    request = DoctorRequest(command=("python", "x.py"))
+    seen = "1 launch of 1 kernel seen, some in 1 graph"
+    for told in (
+        f"hypo: nothing found; {seen}; --suspect replays them\n",
+        f"hypo: nothing crashed; {seen}; graph 1 was replayed over memory that had been freed: "
+        "--suspect names it\n",
+    ):
+        recorder.record_replay(graph, "replay.py:7", "")
+        assert cli_doctor._leave(request, ended, ring.read_run(recorder.folder)) == 0
+        assert capfd.readouterr().err == told
+        x = tensor(0x3000)
 
 
 def test_a_storage_that_lives_on_with_other_memory_counts_as_freed(

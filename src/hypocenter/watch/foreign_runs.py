@@ -11,7 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hypocenter.record import ring
-from hypocenter.record.events import AnyEvent, Captured, Freed, GraphReplayed, Launched, SourceRecord
+from hypocenter.record.events import (
+    AnyEvent,
+    Captured,
+    Freed,
+    GraphReplayed,
+    Launched,
+    SourceRecord,
+)
 from hypocenter.record.gap import Gap
 from hypocenter.wording import count_text
 
