@@ -539,6 +539,21 @@ def test_a_hang_is_one_whatever_ended_it(tmp_path: Path) -> None:
     assert "line 294 in _ask" in made.fault.stack
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_of_the_first_minute_is_told_where_nothing_had_begun(
+    tmp_path: Path, has_begun: bool
+) -> None:
+    left_behind(tmp_path / "1-1")
+    end = Ended(
+        command=("x",), pid=1, exit_code=None, signal=6, stderr=STACK, started=0.0, ended=1.0,
+        since=0.0, hung_seconds=61.0, is_idle=True, has_begun=has_begun,
+    )  # fmt: skip
+    made = collect.collect(tmp_path, end)
+    assert made is not None
+    assert "no step or launch had begun for 61 seconds" in made.fault.message
+    assert ("has 60 seconds at least" in made.fault.message) != has_begun
+
+
 def test_a_dead_run_is_found_once_and_named(tmp_path: Path) -> None:
     left_behind(tmp_path / "1-1", CALLED)
     left_behind(tmp_path / "2-2", state=ring.ENDED)

@@ -82,7 +82,7 @@ class Given:
     values: list[Values]
     storages: list[Storage]
 
-    def spelled(self, parameter: str) -> str:
+    def spelling_of(self, parameter: str) -> str:
         """How the program spells what it passes; else whose parameter it is."""
         text = launch_in(self.caller).of(parameter, self.names) if self.caller else None
         return text or f"tensor of {parameter}"
@@ -159,7 +159,9 @@ class SeenMemory:
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         record = known.tensors.get(key)
         if record is None:
-            record = known.tensors[key] = self._new_tensor(known, tensor, given.spelled(parameter))
+            record = known.tensors[key] = self._new_tensor(
+                known, tensor, given.spelling_of(parameter)
+            )
         number = record.id
         if where == INTERPRETER and (kind := dtype_of(tensor.dtype)) in INTEGERS:
             self._hold(tensor, number, kind, given.values)
@@ -204,7 +206,7 @@ class SeenMemory:
         kind = "device"
         if where == "cpu":
             kind = "pinned" if is_pinned(tensor) else "host"
-        name = given.spelled(parameter)
+        name = given.spelling_of(parameter)
         made = self._record_allocation(
             AllocationRecord(
                 id=number,
