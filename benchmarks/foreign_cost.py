@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests/support")]
 
 from gpu_kernels import scale_kernel  # noqa: E402
 
-from hypocenter.foreign import hooks  # noqa: E402
+from hypocenter.foreign.caller import caller_of_now  # noqa: E402
 from hypocenter.foreign.recorder import ForeignRecorder  # noqa: E402
 
 NUM_LAUNCHES = 5000
@@ -35,7 +35,7 @@ def seconds(recorder: ForeignRecorder, given: Callable[[], tuple[torch.Tensor, .
         for _ in range(NUM_LAUNCHES):
             tensors = given()
             started = time.perf_counter()
-            caller, site = hooks._caller()
+            caller, site = caller_of_now()
             recorder.record_launch(
                 scale_kernel, (*tensors, 1000, 2.0), {"BLOCK": 256}, (4,), "cuda:0", None, "",
                 caller, site,

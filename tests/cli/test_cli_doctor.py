@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +26,7 @@ from terminal import (
     HYPO,
     TIMEOUT_SECONDS,
     hypo,
+    hypo_in_process,
     lines_without_progress,
     on_terminal,
 )
@@ -40,6 +43,7 @@ from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.watch import dead_runs
+from hypocenter.watch.child import START_SECONDS, Deadlines
 
 #: A process that records, and then does what `{end}` says.
 RECORDED = """
@@ -492,6 +496,22 @@ other = threading.Thread(target=take, args=(a, b, "stuck-1"))
 other.start()
 take(b, a, "stuck-2")
 """
+
+
+def test_the_help_of_deadline_has_the_seconds_that_count() -> None:
+    text = " ".join(re.sub(r"[│|]", " ", hypo_in_process("doctor", "--help").stdout).split())
+    own = DoctorRequest(command=("run", "-p", "x"), verbs=frozenset(app.own_verbs()))
+    plain, asked = cli_doctor.deadlines_of(own), Deadlines(5, 5, start=START_SECONDS, idle=5)
+    options = replace(own.options, deadline=5.0)
+    assert cli_doctor.deadlines_of(replace(own, options=options)) == asked
+    assert START_SECONDS == 60
+    assert (
+        "Until the first of these begins the command has "
+        f"{asked.start:.0f} seconds at least. [default: of a step {plain.step:.0f}, and "
+        f"{plain.first_step:.0f} for the first, which compiles; of other programs none]"
+    ) in text
+    foreign = cli_doctor.deadlines_of(replace(own, command=("python", "x.py")))
+    assert (foreign.step, foreign.first_step) == (math.inf, math.inf)
 
 
 def test_threads_that_wait_for_each_other_are_ended_with_their_stacks(

@@ -95,12 +95,16 @@ def test_an_index_that_was_replayed_as_zeros_is_said_first_and_where_it_is_to_be
     )
     text = " ".join(report_text(diagnosis).split())
     assert "400 bytes were not recorded; `hypo guard -- COMMAND` and `hypo check FILE` see" in text
+    assert "what it held was not recorded: `hypo guard -- COMMAND` and `hypo check FILE`" in text
     # A finding elsewhere is as sure as ever; one at such an address says so.
     unmasked = TAKE_ENTRY.replace("tl.load(x + at, mask=i < n)", "1.0").replace(
         "o + i, 1.0, mask=i < n", "o + i, 1.0"
     )
     elsewhere = diagnose(launch_of(unmasked), allow_source=True)
     assert [root.zeros for root in elsewhere.roots] == [""]
+    beside = TAKE_ENTRY.replace("mask=i < n), mask=i < n)", "mask=i < n))")
+    sure = diagnose(launch_of(beside), allow_source=True)
+    assert [(root.argument, root.zeros) for root in sure.roots] == [("o", "")]
     behind = TAKE_ENTRY.replace("tl.load(x + at, mask=i < n)", "tl.load(x + at + i)")
     doubtful = diagnose(launch_of(behind), allow_source=True)
     assert [root.zeros for root in doubtful.roots] == ["ids of take_entry"]

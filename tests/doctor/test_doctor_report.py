@@ -23,9 +23,10 @@ from hypocenter.doctor.report import report_text
 from hypocenter.doctor.report_parts import Origin, headline, spots_of
 from hypocenter.doctor.run_environment import run_environment_of
 from hypocenter.record import bundle as bundles
-from hypocenter.record.events import ModelRecord, Place
+from hypocenter.record.events import Place
 from hypocenter.record.fault_record import FaultRecord, MemoryKill
 from hypocenter.record.gap import Gap, GapKind
+from hypocenter.record.run_records import ModelRecord
 
 DOCUMENT = ROOT / "docs" / "doctor.md"
 

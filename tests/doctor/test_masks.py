@@ -156,6 +156,15 @@ def test_a_race_beside_a_wrong_mask_is_told_after_it() -> None:
         (Cause.OFF_BY_ONE, "x"), (Cause.PROGRAM_RACE, "out"),
     ]  # fmt: skip
     assert "a grid of one program" in found[1].proof.corrected
+    # It is one as well where it is of the very tensor, and where another defect stays too.
+    inplace = replace(ROWS, text=total.replace("tl.store(out,", "tl.store(x,")).roots()
+    assert [(root.cause, root.argument) for root in inplace] == [
+        (Cause.OFF_BY_ONE, "x"), (Cause.PROGRAM_RACE, "x"),
+    ]  # fmt: skip
+    third = replace(ROWS, text=f"{total}    tl.store(out + N * 4 + row, 1.0)\n").roots()
+    assert [(root.cause, root.argument) for root in third] == [
+        (Cause.OFF_BY_ONE, "x"), (Cause.PROGRAM_RACE, "out"),
+    ]  # fmt: skip
     # Rows that run into each other for want of a mask race by that alone.
     rows = SMALL.replace(", mask=cols < N)", ")")
     assert [root.cause for root in replace(ROWS, text=rows).roots()] == [Cause.MISSING_MASK]

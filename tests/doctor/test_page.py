@@ -11,6 +11,7 @@ from collections import Counter
 import msgspec
 import pytest
 from bundles import Run, background, crash, decoder, inputs, step, tensors_of_decoder
+from foreign_launch import TAKE, launch_of
 from hostile_pages import ATTRIBUTES, ELEMENTS, HOSTILE, PageReader, hostile_bundle, page_of
 
 from hypocenter.doctor.case import Case
@@ -29,7 +30,7 @@ from hypocenter.doctor.page.style import STYLE
 from hypocenter.doctor.page.timeline import Kind, moments
 from hypocenter.doctor.report_parts import Origin, count_of_others
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.events import Captured, Place
+from hypocenter.record.events import Captured, Place, Values
 from hypocenter.record.fault_record import FaultRecord
 
 
@@ -63,6 +64,20 @@ def test_the_page_says_what_the_report_says(page: str, found: Diagnosis) -> None
         "Where it shows", "The proof", "The memory around it", "What rope was given",
         "The end of the run", "How it showed", "What else was looked at",
     ]  # fmt: skip
+
+
+def test_of_a_programs_floats_the_page_says_what_nobody_had_written() -> None:
+    bundle = launch_of(TAKE, [0] * 99 + [10**6])
+    [taken] = bundle.snapshots
+    x = next(tensor.id for tensor in bundle.tensors if tensor.name == "x")
+    data = bytes(4 * 97) + b"\xff" * 12
+    values = (*taken.values, Values(x, "F32", (100,), data))
+    held = msgspec.structs.replace(taken, values=values)
+    bundle = msgspec.structs.replace(bundle, snapshots=(held,))
+    found = diagnose(bundle, allow_source=True)
+    assert found.roots
+    text = PageReader(report_html(bundle, found, Origin("hypo-bundle"))).text
+    assert "held 3 of 100 elements that nobody had written" in text
 
 
 def test_a_page_runs_nothing_and_loads_nothing(page: str) -> None:

@@ -73,6 +73,7 @@ class Seen:
     fix: str = ""
     values: dict[str, Any] = field(default_factory=dict)
     constants: dict[str, int] = field(default_factory=lambda: {"B": 64})
+    evidence: tuple[str, ...] = ()
 
     def bundle(self) -> Bundle:
         run = Run()
@@ -128,6 +129,7 @@ CASES = {
         ROWS, {"x": ("I8", (5 << 29) + 64), "out": ("I8", 6, 64)},
         {"stride": 1 << 29, "n": 64}, (5,), Cause.OFFSET_OVERFLOW, "x",
         "grid (4,), which ends before the first program that overflows", fix="in 64 bits",
+        evidence=("it overflows from program x = 4 on",),
     ),
     "column times stride beyond 32 bits, in every program": Seen(
         COLUMNS, {"x": ("I8", (63 << 26) + 128), "out": ("I8", 2, 64)},
@@ -147,6 +149,8 @@ def test_the_argument_is_named_and_the_change_was_tried(name: str) -> None:
     assert "the same replay with" in root.proof.green
     assert seen.fix in root.fix
     assert "<=" not in root.fix
+    [told] = [one for one in found.hypotheses if one.cause is seen.cause]
+    assert set(seen.evidence) <= set(told.evidence)
 
 
 TWINS: dict[str, dict[str, Any]] = {

@@ -12,11 +12,15 @@ import msgspec
 import pytest
 
 from hypocenter.cli import app
+from hypocenter.cli.escalation import Escalation, ExaminedRun
 from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.diagnosis import Verdict
-from hypocenter.doctor.doctor import diagnose
+from hypocenter.doctor.diagnosis import Proof, RootCause, Verdict
+from hypocenter.doctor.doctor import LADDER, diagnose
 from hypocenter.record import bundle as bundles
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gpu_stop import SanitizerReport
+from hypocenter.watch.child import Deadlines, Ended
 from hypocenter.watch.fault_text import reports_in
 
 #: What leads astray stands in the last of `ids`, which are too many for a plain run to keep.
@@ -211,6 +215,80 @@ def test_without_the_tool_its_way_is_left_out(
     out, err = capfd.readouterr()
     assert "RUN 4      below compute-sanitizer: left out: compute-sanitizer is not on PATH" in out
     assert "hypo: run 4, below compute-sanitizer: left out" in err
+
+
+def ended(**other: Any) -> Ended:
+    facts: dict[str, Any] = {"exit_code": 1, "signal": None, "stderr": "", "started": 0.0}
+    return Ended(("true",), 1, **facts | {"ended": 1.0, "since": 0.0} | other)
+
+
+def examined(kind: str, device: str = "", **told: Any) -> ExaminedRun:
+    """A run that ended so on that device, of which nothing is proven."""
+    bundle = Bundle(kind="crash", device=device, fault=FaultRecord(kind=kind, message="broke"))
+    return ExaminedRun(bundle, msgspec.structs.replace(diagnose(bundle, without=LADDER), **told))
+
+
+PROVEN = RootCause(
+    cause=Cause.INDEX_RANGE, sentence="it is so", fix="do", proof=Proof("red", "other", "green")
+)
+
+
+@pytest.mark.parametrize(
+    ("ends", "num_runs", "is_hinted"),
+    [
+        ([(ended(), examined("crash"))] * 4, 4, True),
+        ([(ended(), None)] * 2, 4, True),  # nothing to go by: two ways are left out
+        ([(ended(), examined("crash", roots=(PROVEN,)))], 1, False),
+        ([(ended(), examined("crash")), (ended(), examined("crash", roots=(PROVEN,)))], 2, False),
+        ([(ended(is_interrupted=True), examined("crash"))], 1, False),
+    ],
+    ids=["unproven", "unseen", "proven", "proven later", "interrupted"],
+)
+def test_what_none_of_the_runs_looks_for_is_said_where_none_proved_a_cause(
+    ends: list[tuple[Ended, ExaminedRun | None]], num_runs: int, is_hinted: bool,
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    left = iter(ends)
+    monkeypatch.setattr(Escalation, "_run", lambda self, way: next(left))
+    monkeypatch.setattr("hypocenter.watch.sanitizers.memcheck", lambda: "/bin/true")
+    Escalation(("true",), tmp_path, Deadlines()).run()
+    assert next(left, None) is None
+    lines = capfd.readouterr().err.splitlines()
+    assert sum(line.startswith("hypo: run ") for line in lines) == num_runs
+    hint = (
+        "hypo: no run proved a cause; elements that nobody wrote, reads of them, and races show in "
+        "`hypo check FILE`, where FILE makes the launches"
+    )
+    assert [line for line in lines if not line.startswith("hypo: run ")] == [hint] * is_hinted
+
+
+LEFT_OUT = [
+    ("none", "cuda:0", {}, "/bin/true", ["the command ended without a fault"] * 2),
+    ("crash", "interpreter", {}, "/bin/true", ["the launches ran on the CPU"] * 2),
+    ("crash", "hip:0", {}, "/bin/true", ["", "compute-sanitizer is for GPUs of NVIDIA"]),
+    ("crash", "cuda:0", {}, None, ["", "compute-sanitizer is not on PATH"]),
+    ("crash", "cuda:0", {"CUDA_LAUNCH_BLOCKING": "1"}, "/bin/true",
+     ["CUDA_LAUNCH_BLOCKING=1 was set before", ""]),
+    ("crash", "cuda:0", {}, "/bin/true", ["", ""]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "device", "variables", "tool", "reasons"), LEFT_OUT)
+def test_a_run_that_can_tell_nothing_more_is_left_out_with_its_reason(
+    kind: str, device: str, variables: dict[str, str], tool: str | None, reasons: list[str],
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(Escalation, "_run", lambda self, way: (ended(), examined(kind, device)))
+    monkeypatch.setattr("hypocenter.watch.sanitizers.memcheck", lambda: tool)
+    Escalation(("true",), tmp_path, Deadlines()).run()
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("hypo: run ")]
+    assert len(lines) == 4
+    for line, reason in zip(lines, ["", "", *reasons], strict=True):
+        assert ("left out" in line) == bool(reason), line
+        assert reason in line
 
 
 @pytest.mark.tier("sim")

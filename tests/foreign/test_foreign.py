@@ -12,13 +12,14 @@ import shutil
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from fake_gpu_tensors import JIT, FakeTensor, Launching, Storage, events, kernel
 from repository import SUPPORT
 
 from hypocenter.cli import app
@@ -28,7 +29,7 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.rungs.streams import order
 from hypocenter.foreign import hooks
 from hypocenter.foreign import recorder as foreign
-from hypocenter.foreign.argument_facts import INTERPRETER
+from hypocenter.foreign.argument_facts import INTERPRETER, undefined_in
 from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.record import bundle as bundles
 from hypocenter.record import ring
@@ -385,83 +386,11 @@ def test_another_environment_is_lent_this_package(
 # -- bookkeeping, with a GPU that is made of words ------------------------------------------------
 
 
-class Storage:
-    def __init__(self, address: int, num_bytes: int) -> None:
-        self.address, self.num_bytes = address, num_bytes
-
-    def data_ptr(self) -> int:
-        return self.address
-
-    def nbytes(self) -> int:
-        return self.num_bytes
-
-
-class FakeTensor:
-    """A tensor of a GPU that is not there, as the recorder asks for it."""
-
-    def __init__(
-        self, storage: Storage, shape: tuple[int, ...], dtype: Any = torch.float32, offset: int = 0,
-        device: str = "cuda:0",
-    ) -> None:  # fmt: skip
-        self._storage, self.shape, self.dtype, self._offset = storage, shape, dtype, offset
-        self.device = torch.device(device)
-
-    def untyped_storage(self) -> Storage:
-        return self._storage
-
-    def storage_offset(self) -> int:
-        return self._offset
-
-    def element_size(self) -> int:
-        return int(self.dtype.itemsize)
-
-    def data_ptr(self) -> int:
-        return self._storage.address + self._offset * self.element_size()
-
-    def stride(self) -> tuple[int, ...]:
-        return tuple(torch.empty(self.shape, device="meta").stride())
-
-    def is_pinned(self) -> bool:
-        return False
-
-
-constexpr = int  # what an annotation says is all that counts
-
-
-def kernel(x_ptr: Any, out_ptr: Any, n: int, BLOCK: constexpr) -> None:
-    """Stands for a Triton kernel."""
-
-
-JIT = SimpleNamespace(fn=kernel)
-
-
 @pytest.fixture
 def recorder(tmp_path: Path) -> Iterator[ForeignRecorder]:
     opened = ForeignRecorder(tmp_path / "runs")
     yield opened
     opened.close()
-
-
-class Launching:
-    """`kernel[grid](...)` as a program writes it, straight to a recorder."""
-
-    def __init__(self, recorder: ForeignRecorder) -> None:
-        self._recorder = recorder
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*args: Any, **options: Any) -> None:
-            frame = sys._getframe(1)
-            self._recorder.record_launch(
-                JIT, args, {"BLOCK": 64, **options}, grid, "cuda:0", None, "", frame, "script.py:9"
-            )
-
-        return launch
-
-
-def events(recorder: ForeignRecorder, kind: Any) -> list[Any]:
-    run = ring.read_run(recorder.folder)
-    assert run.missing == ()
-    return [event for event in run.events if isinstance(event, kind)]
 
 
 def test_a_launch_is_written_with_its_tensors(recorder: ForeignRecorder) -> None:
@@ -550,6 +479,15 @@ def test_small_integers_of_the_host_are_kept_with_their_launch(recorder: Foreign
     assert (snapshot.step, snapshot.plan, snapshot.launch) == (1, -1, event.seq)
     [values] = snapshot.values
     assert (values.dtype, values.data) == ("I32", bytes([0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0]))
+
+
+def test_of_floats_only_what_nobody_wrote_is_kept() -> None:
+    tensor = torch.tensor([1.5, 0.0, -2.0, 3.0])
+    assert undefined_in(tensor, 7, "F32") == []
+    tensor.view(torch.uint8)[4:8] = 0xFF
+    [values] = undefined_in(tensor, 7, "F32")
+    assert (values.tensor, values.dtype, values.shape) == (7, "F32", (4,))
+    assert values.data == bytes(4) + b"\xff" * 4 + bytes(8)
 
 
 def test_a_full_log_begins_anew_and_keeps_the_last_launches(tmp_path: Path) -> None:
@@ -651,7 +589,7 @@ def test_what_goes_wrong_in_the_recorder_never_reaches_the_program(
 ) -> None:
     tried: list[int] = []
 
-    def broken(*args: Any) -> None:
+    def broken(*args: Any, **options: Any) -> None:
         tried.append(1)
         raise ValueError("an odd tensor")
 

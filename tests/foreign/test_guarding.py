@@ -13,9 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from hypocenter.cli import app
+from hypocenter.cli.verbs import guard as verb
+from hypocenter.doctor.guard_report import GuardReport, UnguardedKernel, report_text
+from hypocenter.watch.child import Ended
 
 PROGRAMS = Path(__file__).parent / "guarded"
 
@@ -50,7 +54,7 @@ QUICK = ("indexed",)
 #: Program to its sites: operation, argument, text in the line, bytes it may name, a value there.
 SITES: dict[str, list[tuple[str, str, str, range, dict[str, int]]]] = {
     "silent_store": [
-        ("store", "out_ptr", "tl.store(out_ptr", range(2048, 2304, 4), {"row": 8}),
+        ("store", "out_ptr", "tl.store(out_ptr", range(2048, 3072, 4), {"row": 8}),
     ],
     "indexed": [
         ("load", "table_ptr", "return tl.load", range(2**35 - 1, 2**35), {"index": 1 << 33}),
@@ -119,7 +123,7 @@ def test_a_silent_store_no_longer_reaches_its_neighbour(
         [sys.executable, str(script)], env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert plain.stdout == "sum 2304.0 neighbour 576.0\n"
+    assert plain.stdout == "sum 2304.0 neighbour 2688.0\n"
     code, out, err = guard(capfd, monkeypatch, "--", sys.executable, str(script))
     assert code == 4
     first, *report = out.splitlines()
@@ -133,7 +137,7 @@ def test_a_silent_store_no_longer_reaches_its_neighbour(
         "    in a replay program (8, 0, 0) lane (0) is the first at fault, at "
     )
     assert "row=8" in report[2]
-    assert report[3].startswith("    the guard stopped program (")
+    assert report[3].startswith("    the guard stopped program (11, 0, 0)")
     # The report ends with the summary, which is told once.
     assert report[-1] == "1 wrong access; 3 of 3 launches guarded, in 1 process"
     assert err == "hypo: the command ended with exit code 0\n"
@@ -239,6 +243,24 @@ def test_all_processes_below_the_command_are_guarded(
     assert (code, report["exit_code"], report["num_processes"]) == (4, 7, 4)
     [finding] = report["findings"]
     assert (finding["element"], finding["extent_bytes"]) == (15, 60)
+
+
+def test_a_clean_run_has_its_summary_once(capfd: pytest.CaptureFixture[str]) -> None:
+    ended = Ended(("true",), 1, 0, None, "", started=0.0, ended=1.0, since=0.0)
+    clean = GuardReport(
+        command=("true",), exit_code=0, signal=None, findings=(), unguarded=(), num_launches=3,
+        num_guarded=3, num_processes=1,
+    )  # fmt: skip
+    verb._leave(clean, ended)
+    told = "hypo: the command ended with exit code 0"
+    assert capfd.readouterr().err == (
+        f"{told}; 0 wrong accesses; 3 of 3 launches guarded, in 1 process\n"
+    )
+    plain = UnguardedKernel(kernel="k", reason="why", file="", line=0, expression="")
+    listed = msgspec.structs.replace(clean, unguarded=(plain,))
+    verb._leave(listed, ended)  # its report, on stdout, ends with the summary
+    assert capfd.readouterr().err == f"{told}\n"
+    assert report_text(listed).splitlines()[-1].startswith("0 wrong accesses")
 
 
 def test_without_a_finding_the_code_is_that_of_the_command(

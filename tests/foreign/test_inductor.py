@@ -19,7 +19,7 @@ from repository import ROOT
 from hypocenter.cli.child_run import environment_of
 from hypocenter.foreign.inductor import is_written_by_inductor, watch_inductor
 from hypocenter.record import ring
-from hypocenter.record.events import Launched
+from hypocenter.record.events import GraphReplayed, Launched
 
 PROGRAM = """
 import sys, types, json
@@ -64,6 +64,12 @@ tuner = CachingAutotuner(
 x, y, out = torch.ones(1000), torch.ones(1000), torch.empty(1000)
 for size in (1000, 1000, 500):
     tuner.run(x, y, out, size, 1, stream=0)  # the launch
+from pretend_graphs import install_graphs
+install_graphs()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    tuner.run(x, y, out, 1000, 1, stream=0)
+graph.replay()
 print(json.dumps([launched, type(tuner.compile_results[0]).__name__]))
 """
 
@@ -87,10 +93,12 @@ def test_each_launch_is_recorded_with_grid_arguments_and_configuration(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     launched, kind = json.loads(done.stdout)
-    assert len(launched) == 3
+    assert len(launched) == 4
     assert kind == {"static": "StaticTritonCompileResult", "plain": "TritonCompileResult"}[way]
     [run] = map(ring.read_run, ring.run_folders(tmp_path))
-    events = [event for event in run.events if isinstance(event, Launched)]
+    *events, captured = [event for event in run.events if isinstance(event, Launched)]
+    [replay] = [event for event in run.events if isinstance(event, GraphReplayed)]
+    assert (captured.graph, captured.launch.grid, replay.graph) == (1, (4, 1, 1), 1)
     assert [event.launch.grid for event in events] == [(4, 1, 1), (4, 1, 1), (2, 1, 1)]
     [line] = [at for at, text in enumerate(PROGRAM.splitlines(), 1) if "# the launch" in text]
     for event, size in zip(events, (1000, 1000, 500), strict=True):

@@ -54,7 +54,6 @@ from hypocenter.record.events import (
     Freed,
     HostWrote,
     Launched,
-    ModelRecord,
     Place,
     Rejected,
     Stepped,
@@ -63,6 +62,7 @@ from hypocenter.record.events import (
 from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.record.recorder import Recorder
 from hypocenter.record.ring_writer import RingWriter
+from hypocenter.record.run_records import ModelRecord
 from hypocenter.tensor import DType, Tensor
 
 SMALL = EngineConfig(context_length=64, max_batch_tokens=8, num_threads=1)

@@ -23,7 +23,6 @@ from hypocenter.record.events import (
     Declaration,
     Freed,
     Place,
-    ProcessRecord,
     SourceRecord,
     Stepped,
     TensorRecord,
@@ -31,6 +30,7 @@ from hypocenter.record.events import (
 )
 from hypocenter.record.gap import Gap
 from hypocenter.record.ring_writer import RingWriter
+from hypocenter.record.run_records import ProcessRecord
 
 SEGMENT_BYTES = 512
 

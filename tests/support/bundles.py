@@ -24,7 +24,6 @@ from hypocenter.record.events import (
     Declaration,
     Freed,
     LaunchRecord,
-    ModelRecord,
     Place,
     PlanRecord,
     Reached,
@@ -35,6 +34,7 @@ from hypocenter.record.events import (
     Values,
 )
 from hypocenter.record.fault_record import FaultRecord
+from hypocenter.record.run_records import ModelRecord
 
 BASE = 1 << 60
 DEVICE = "sim:mi300x"

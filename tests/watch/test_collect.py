@@ -22,12 +22,9 @@ from hypocenter.record.events import (
     AnyEvent,
     ArgumentRecord,
     Called,
-    DeviceRecord,
     Freed,
     LaunchRecord,
-    ModelRecord,
     PlanRecord,
-    ProcessRecord,
     Rejected,
     SourceRecord,
     Stepped,
@@ -36,6 +33,7 @@ from hypocenter.record.events import (
 )
 from hypocenter.record.fault_record import FaultRecord, MemoryKill
 from hypocenter.record.ring_writer import RingWriter
+from hypocenter.record.run_records import DeviceRecord, ModelRecord, ProcessRecord
 from hypocenter.refusals import WrongType
 from hypocenter.watch import child, collect, dead_runs, kernel_log
 from hypocenter.watch.child import Deadlines, Ended, watch
@@ -539,6 +537,21 @@ def test_a_hang_is_one_whatever_ended_it(tmp_path: Path) -> None:
     assert "31 seconds" in made.fault.message
     assert made.fault.call == "_ask (memory.py:294)"
     assert "line 294 in _ask" in made.fault.stack
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_of_the_first_minute_is_told_where_nothing_had_begun(
+    tmp_path: Path, has_begun: bool
+) -> None:
+    left_behind(tmp_path / "1-1")
+    end = Ended(
+        command=("x",), pid=1, exit_code=None, signal=6, stderr=STACK, started=0.0, ended=1.0,
+        since=0.0, hung_seconds=61.0, is_idle=True, has_begun=has_begun,
+    )  # fmt: skip
+    made = collect.collect(tmp_path, end)
+    assert made is not None
+    assert "no step or launch had begun for 61 seconds" in made.fault.message
+    assert ("has 60 seconds at least" in made.fault.message) != has_begun
 
 
 def test_a_dead_run_is_found_once_and_named(tmp_path: Path) -> None:

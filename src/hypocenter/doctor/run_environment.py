@@ -12,7 +12,7 @@ import msgspec
 
 from hypocenter.package import NAME, place_of_own_name
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.events import ModelRecord
+from hypocenter.record.run_records import ModelRecord
 
 #: A bundle may be of anyone's making: longer texts and more words than this say nothing more.
 _MAX_CHARS, _MAX_WORDS, _MAX_VARIABLES = 200, 40, 40

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import linecache
 import logging
 import os
 import sys
@@ -17,18 +16,18 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from hypocenter.config import Environment
 from hypocenter.device.limits import GpuLimits, present_gpu
 from hypocenter.foreign.argument_facts import INTERPRETER, mark_undefined
-from hypocenter.foreign.inductor import is_written_by_inductor, watch_inductor
+from hypocenter.foreign.caller import caller_of_now
+from hypocenter.foreign.graph_hooks import GraphWatch
+from hypocenter.foreign.inductor import watch_inductor
+from hypocenter.foreign.last_exception import MAX_CHARS, call_of, refusal_of
 from hypocenter.foreign.recorder import ForeignRecorder
-from hypocenter.package import is_own_file
-from hypocenter.record.catalogue import sources_of
 from hypocenter.record.events import Launched
-from hypocenter.refusals import AnyRefusal, CompileError, ResourceExceeded
 
 if TYPE_CHECKING:
     from hypocenter.foreign.guarding import GuardedLaunch, Guarding
@@ -36,16 +35,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hypocenter.foreign")
 
-_MAX_CHARS = 2000
-#: Functions in a chain of calls, of which the compiler tells each.
-_MAX_CALLS = 100
 #: After so many launches that could not be recorded no other is tried.
 MAX_FAILURES = 10
 #: The code of what stands in the place of Triton's `run`.
 _RUNS: set[CodeType] = set()
-#: Parts of file names in which no program of anybody's own lies.
-_INSTALLED = ("site-packages", "dist-packages")
-_LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("triton", "torch", "hypocenter"))
 #: Sentences of the runtimes, after which a program that launched nothing is worth a look as well.
 _OF_A_GPU = ("CUDA error", "HIP error", "Triton Error", "out of memory")
 
@@ -60,6 +53,9 @@ class _State:
     knows_limits = False
     #: In a guarded run, once the first launch is made.
     guarding: Guarding | None = None
+    #: How often Triton was asked for the code of a kernel.
+    num_compiled = 0
+    graphs: GraphWatch
 
 
 def module_loaded(module: Any) -> None:
@@ -67,6 +63,7 @@ def module_loaded(module: Any) -> None:
     if module.__name__ == "torch":
         _watch_the_end()
         _watch_waits(module)
+        _State.graphs.watch(module)
         if os.environ.get("TRITON_INTERPRET") == "1" and Environment.read().trace:
             mark_undefined(module, _attempt)
     elif module.__name__ == "triton.runtime.jit":
@@ -74,9 +71,11 @@ def module_loaded(module: Any) -> None:
         _watch_launches(module.JITFunction, is_interpreted=False)
     elif module.__name__ == "triton.runtime.interpreter":
         _watch_launches(module.InterpretedFunction, is_interpreted=True)
-    elif module.__name__ == "triton.compiler.compiler" and _is_guarded_run():
-        reason = "it is launched as a compiled kernel, past triton.jit"
-        _list_past(module.CompiledKernel, "__getitem__", reason)
+    elif module.__name__ == "triton.compiler.compiler":
+        _count_compiled(module)
+        if _is_guarded_run():
+            reason = "it is launched as a compiled kernel, past triton.jit"
+            _list_past(module.CompiledKernel, "__getitem__", reason)
     elif module.__name__ == "torch._inductor.runtime.triton_heuristics":
         _watch_the_end()
         watch_inductor(module.CachingAutotuner, _note_compiled, _attempt)
@@ -133,6 +132,9 @@ def _attempt(do: Callable[..., Any], *args: Any) -> None:
             log.warning("a launch was not recorded: %s: %s", type(error).__name__, error)
 
 
+_State.graphs = GraphWatch(recorder, _attempt)
+
+
 # -- launches -------------------------------------------------------------------------------------
 
 
@@ -145,7 +147,7 @@ def _watch_launches(kind: Any, *, is_interpreted: bool) -> None:
         is_own = str(getattr(self.fn, "__module__", "")).split(".")[0] == "hypocenter"
         if warmup or _State.is_off or is_own:  # of its own kernels another recorder tells
             return original(self, *args, grid=grid, warmup=warmup, **options)
-        launch = _Launch(self, args, options, grid, is_interpreted)
+        launch = _Launch(self, args, options, grid, is_interpreted, _State.num_compiled)
         if _is_guarded_run():
             _attempt(_prepare, launch)
         try:
@@ -163,13 +165,17 @@ def _watch_launches(kind: Any, *, is_interpreted: bool) -> None:
 
 @dataclass(slots=True)
 class _Launch:
-    """A launch that the program makes; `size` and `made` are known right before it is made."""
+    """A launch that the program makes; `size` and `made` are known right before it is made.
+
+    `num_compiled` is how often Triton had compiled by its beginning.
+    """
 
     jit: Any
     args: tuple[Any, ...]
     options: dict[str, Any]
     grid: Any
     is_interpreted: bool
+    num_compiled: int = 0
     size: Any = None
     made: Launched | None = None
     guarded: GuardedLaunch | None = None
@@ -179,6 +185,18 @@ class _Launch:
         self.size = self.grid(bound) if callable(self.grid) else self.grid
         _attempt(_note_launch, self)
         return self.size
+
+
+def _count_compiled(compiler: Any) -> None:
+    """Know when a kernel is compiled, or loaded from Triton's cache on disk."""
+    original = compiler.compile
+
+    @functools.wraps(original)
+    def compile_kernel(*args: Any, **options: Any) -> Any:
+        _State.num_compiled += 1
+        return original(*args, **options)
+
+    compiler.compile = compile_kernel
 
 
 class _NotGuarded(Exception):
@@ -261,7 +279,7 @@ def _note_launch(launch: _Launch) -> None:
     opened = recorder()
     if opened is None:
         return
-    caller, site = _caller()
+    caller, site = caller_of_now()
     device, stream = (INTERPRETER, "") if launch.is_interpreted else _device_and_stream()
     limits = None if launch.is_interpreted else _limits()
     launch.made = opened.record_launch(
@@ -274,13 +292,25 @@ def _note_launch(launch: _Launch) -> None:
         stream,
         caller,
         site,
+        _State.graphs.captured_into,
+        is_compiled=_State.num_compiled > launch.num_compiled,
     )
     opened.begin()
 
 
 def _note_compiled(jit: Any, given: Mapping[str, Any], size: tuple[int, ...]) -> None:
     """A launch of a kernel of torch.compile's."""
-    _note_launch(_Launch(jit, (), dict(given), size, is_interpreted=False, size=size))
+    _note_launch(
+        _Launch(
+            jit,
+            (),
+            dict(given),
+            size,
+            is_interpreted=False,
+            num_compiled=_State.num_compiled,
+            size=size,
+        )
+    )
     _over()  # when it comes back is not watched
 
 
@@ -311,26 +341,6 @@ def _limits() -> dict[str, Any] | None:
     return _State.limits
 
 
-def _caller() -> tuple[FrameType | None, str]:
-    """The nearest frame of the program's own, else the nearest outside torch and Triton."""
-    frame: FrameType | None = sys._getframe(1)
-    nearest = None
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith("<") and not _is_library(name) and not is_written_by_inductor(name):
-            if not any(part in name for part in _INSTALLED):
-                return frame, f"{name}:{frame.f_lineno}"
-            nearest = nearest or frame
-        frame = frame.f_back
-    return nearest, f"{nearest.f_code.co_filename}:{nearest.f_lineno}" if nearest else ""
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_library(file: str) -> bool:
-    is_installed = any(part in file for part in _INSTALLED)
-    return is_own_file(file) or (is_installed and any(part in file for part in _LIBRARIES))
-
-
 # -- waits and the end ----------------------------------------------------------------------------
 
 
@@ -356,7 +366,7 @@ def _watch_waits(torch: Any) -> None:
 def _note_synchronisation() -> None:
     _note_captured()
     if _State.recorder is not None:
-        _State.recorder.record_synchronisation(_caller()[1])
+        _State.recorder.record_synchronisation(caller_of_now()[1])
 
 
 def _watch_the_end() -> None:
@@ -377,61 +387,18 @@ def _watch_the_end() -> None:
 
 
 def _note_end(error: BaseException, trace: TracebackType | None) -> None:
-    text = f"{type(error).__name__}: {error}"[:_MAX_CHARS]
+    text = f"{type(error).__name__}: {error}"[:MAX_CHARS]
     is_of_gpu = any(words in text for words in _OF_A_GPU)
-    refused = _refusal_of(error, trace)
+    refused = refusal_of(error, *_kernel_of(trace), _limits)
     opened = recorder() if is_of_gpu or refused else _State.recorder
     if opened is None:
         return
-    call, site, is_statement = _call(trace)
+    call, site, is_statement = call_of(trace)
     if refused is not None:
         opened.record_refusal(*refused, site)
     opened.record_failure(call, text, site, is_statement=is_statement)
     if is_of_gpu:
         _blocks(opened)
-
-
-def _refusal_of(error: BaseException, trace: TracebackType | None) -> tuple[AnyRefusal, str] | None:
-    """What Triton refused, by the exception that it raised, and of which kernel."""
-    jit, options = _kernel_of(trace)
-    name = jit.fn.__name__ if jit is not None else ""
-    if all(hasattr(error, field) for field in ("required", "limit", "name")):  # OutOfResources
-        known: Any = error
-        limits = _limits()
-        exceeded = ResourceExceeded(
-            resource=str(known.name),
-            needed=int(known.required),
-            limit=int(known.limit),
-            gpu=limits["product"] if limits else "the GPU",
-            shape=", ".join(f"{n}={v}" for n, v in options.items() if isinstance(v, int)),
-        )
-        return exceeded, name
-    return (_compile_error(jit, error), name) if _is_of_compiler(error) else None
-
-
-def _compile_error(jit: Any, error: BaseException) -> CompileError:
-    """What Triton's compiler says, and the innermost line of the program's own that led to it."""
-    chain: list[Any] = []
-    below: Any = error
-    while _is_of_compiler(below) and len(chain) < _MAX_CALLS:
-        chain.append(below)  # of the kernel, then of the functions that it calls
-        below = below.__cause__
-    said = str(chain[-1].error_message or below or "").strip().split("\n")
-    placed = [(told, *_place_of(jit, told.src)) for told in chain]
-    own = [place for place in placed if place[1] and not _is_library(place[1])]
-    inner, file, first = (own or placed[:1])[-1]
-    line = int(getattr(inner.node, "lineno", 0))
-    source = str(inner.src or "").split("\n")
-    return CompileError(
-        sentence=said[-1][:_MAX_CHARS] or type(chain[-1]).__name__,
-        file=file,
-        line=first + line - 1 if file else 0,
-        text=source[line - 1].strip()[:200] if 0 < line <= len(source) else "",
-    )
-
-
-def _is_of_compiler(error: Any) -> bool:
-    return all(hasattr(error, field) for field in ("src", "node", "error_message"))
 
 
 def _kernel_of(trace: TracebackType | None) -> tuple[Any, dict[str, Any]]:
@@ -440,28 +407,6 @@ def _kernel_of(trace: TracebackType | None) -> tuple[Any, dict[str, Any]]:
         if frame.f_code in _RUNS:
             return frame.f_locals.get("self"), dict(frame.f_locals.get("options", {}))
     return None, {}
-
-
-def _place_of(jit: Any, text: str | None) -> tuple[str, int]:
-    """File and line where the source of a kernel, or of a function that it calls, begins."""
-    if jit is None or not text:
-        return "", 0
-    for source in sources_of.__wrapped__(jit):
-        before, found, _ = source.text.partition(text.rstrip())
-        if found:
-            return source.file, source.first_line + before.count("\n")
-    return "", 0
-
-
-def _call(trace: TracebackType | None) -> tuple[str, str, bool]:
-    """What the program was doing, where, and whether that is the text of its line."""
-    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(trace)]
-    own = [pair for pair in frames if not _is_library(pair[0].co_filename)] or frames
-    if not own:
-        return "the program", "", False
-    code, line = own[-1]
-    text = linecache.getline(code.co_filename, line).strip()[:200]
-    return f"`{text}`" if text else code.co_name, f"{code.co_filename}:{line}", bool(text)
 
 
 def _blocks(opened: ForeignRecorder) -> None:

@@ -1,19 +1,14 @@
 """Records a program that knows nothing of this package: its Triton launches, the memory they got.
 
-Metadata of tensors only, and the values of small integer tensors of the host. What calls it is in
-`hooks.py`. Knows torch's and Triton's objects by what they answer, and imports neither.
+What calls it is in `hooks.py`, what it knows of tensors in `seen_memory.py`. Knows torch's and
+Triton's objects by what they answer, and imports neither.
 """
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import itertools
-import shutil
 import threading
 import time
-import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,27 +17,17 @@ from typing import Any
 
 from hypocenter.foreign.argument_facts import (
     INTERPRETER,
-    device_of,
     dtype_of,
-    is_pinned,
     scalar_of,
-    undefined_in,
     values_of,
 )
-from hypocenter.foreign.call_text import launch_in
+from hypocenter.foreign.run_log import STATIC_BYTES, RunLog
+from hypocenter.foreign.seen_graphs import SeenGraphs, Segment
+from hypocenter.foreign.seen_memory import INTEGERS, Given, SeenMemory
 from hypocenter.record import ring
-from hypocenter.record.bundle import Snapshot
 from hypocenter.record.catalogue import sources_of
 from hypocenter.record.events import (
-    FOREIGN,
-    OUTSIDE_PLANS,
-    Allocated,
-    AllocationRecord,
-    AnyEvent,
-    ArgumentRecord,
     Called,
-    DeviceRecord,
-    Freed,
     Launched,
     LaunchRecord,
     MaskedOff,
@@ -50,29 +35,17 @@ from hypocenter.record.events import (
     Rejected,
     SourceRecord,
     StreamEvent,
-    TensorRecord,
     Values,
 )
 from hypocenter.record.guard_faults import AccessFault
-from hypocenter.record.ring_writer import RingWriter
-from hypocenter.record.run_folder import claim_folder, process_record
+from hypocenter.record.run_records import DeviceRecord
 from hypocenter.record.runtime_text import kind_of_text
-from hypocenter.record.trace_log import TraceWriter
 from hypocenter.refusals import AnyRefusal
-from hypocenter.tensor import span_of
 
-#: What is written of one program; past it the recording begins anew, and the oldest is gone.
-STATIC_BYTES = 16 << 20
-MAX_VALUE_BYTES, RECENT_BYTES = 4096, 4 << 20
-MAX_KERNELS, MAX_BLOCKS = 1024, 4096
-#: The most that is kept of a tensor in part of which nobody has written.
-MAX_UNDEFINED_BYTES = 1 << 16
+MAX_KERNELS = 1024
 #: What is kept of a tensor of integers of a launch that left one of its tensors, and how many
 #: findings of a guarded run are.
 GUARD_BYTES, MAX_OF_GUARD = 1 << 20, 512
-
-_INTEGERS = frozenset({"I8", "I16", "I32", "I64", "U8"})
-_FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +57,11 @@ class _Kernel:
     names: tuple[str, ...]
     defaults: Mapping[str, Any]
     constants: frozenset[str]
-    source: str
+    sources: tuple[SourceRecord, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class _Storage:
-    """Memory that a launch was given. `reference` dies with it; None where that is not seen."""
-
-    allocation: int
-    num_bytes: int
-    reference: Any
+    @property
+    def source(self) -> str:
+        return self.sources[0].id if self.sources else ""
 
 
 class ForeignRecorder:
@@ -105,12 +73,12 @@ class ForeignRecorder:
     def __init__(
         self, base: Path, static_bytes: int = STATIC_BYTES, *, sees_frees: bool = True
     ) -> None:
-        self._base, self._static_bytes, self._sees_frees = base, static_bytes, sees_frees
+        self._log = RunLog(base, static_bytes)
+        self._memory = SeenMemory(self._log, sees_frees=sees_frees)
+        self._graphs = SeenGraphs(self._log, self._memory)
         self._lock = threading.RLock()
-        self._seq, self._ids = itertools.count(1), itertools.count(1)
-        self._gone: deque[int] = deque()  # ids of storages that died since the last launch
-        self.num_launches = 0
         self._has_failed = False
+        self._devices: dict[str, Any] = {}
         #: What a guarded run found and could not guard, which outlives a log that begins anew.
         self._of_guard: list[MaskedOff | RanUnguarded] = []
         #: Of the launch that is being made, what its tensors held before: number, and values.
@@ -118,18 +86,35 @@ class ForeignRecorder:
         self._begin()
 
     def _begin(self) -> None:
-        self._writer = RingWriter(claim_folder(self._base), static_bytes=self._static_bytes)
-        self.folder = self._writer.folder
-        self._trace: TraceWriter | None = None
         self._kernels: dict[int, _Kernel] = {}
-        self._storages: dict[tuple[str, int], _Storage] = {}
-        self._tensors: dict[tuple[Any, ...], int] = {}
         self._written: set[str] = set()
-        self._devices: set[str] = set()
-        self._is_full = False
-        self._static(process_record())
         for event in self._of_guard:
-            self._keep_event(event)
+            self._log.keep_event(event)
+
+    def _make_room(self, graph: Any) -> None:
+        """Tell of the memory that died; where the log is full, what matters is what came last.
+
+        Not while `graph` is captured: what it takes is to stay together.
+        """
+        self._memory.drain()
+        if not self._log.is_full or graph is not None:
+            return
+        self._memory.forget()
+        self._log.begin_anew()
+        self._begin()
+        for name, limits in self._devices.items():
+            self._log.static(DeviceRecord(name=name, limits=limits))
+        self._graphs.write_again()
+
+    @property
+    def folder(self) -> Path:
+        """Where this is recorded."""
+        return self._log.folder
+
+    @property
+    def num_launches(self) -> int:
+        """How many launches the program has made."""
+        return self._log.num_launches
 
     # -- what the program does --------------------------------------------------------------------
 
@@ -144,28 +129,32 @@ class ForeignRecorder:
         stream: str = "",
         caller: FrameType | None = None,
         site: str = "",
+        graph: Any = None,
+        *,
+        is_compiled: bool = False,
     ) -> Launched:
-        """A launch is about to be made: `options` are its keywords, `caller` the frame it is in."""
+        """A launch is about to be made: `options` are its keywords, `caller` the frame it is in.
+
+        It is captured into `graph`, if that is not None; `is_compiled`: its kernel has just been.
+        """
         with self._lock:
-            if self._is_full:
-                self._begin_anew()
-            self._drain()
-            self.num_launches += 1
-            self._writer.header[ring.CELL_STEP] = self.num_launches
+            self._make_room(graph)
+            self._log.num_launches += 1
+            self._log.writer.header[ring.CELL_STEP] = self.num_launches
             if device not in self._devices:
-                self._devices.add(device)
-                self._static(DeviceRecord(name=device, limits=limits))
+                self._devices[device] = limits
+                self._log.static(DeviceRecord(name=device, limits=limits))
             kernel = self._kernels.get(id(jit)) or self._new_kernel(jit)
             given = {**kernel.defaults, **dict(zip(kernel.names, args, strict=False))}
             given |= {name: value for name, value in options.items() if name in kernel.names}
-            held: list[Values] = []
+            kept = Given(kernel.names, device, caller, [], [])
             arguments, constants = [], {}
             for name in kernel.names:
                 value = given.get(name)
                 if name in kernel.constants:
                     constants[name] = scalar_of(value)
                 else:
-                    arguments.append(self._argument(kernel, name, value, device, caller, held))
+                    arguments.append(self._memory.argument(name, value, kept))
             record = LaunchRecord(
                 kernel=kernel.name,
                 function=kernel.name,
@@ -183,12 +172,36 @@ class ForeignRecorder:
                 site=site,
                 stream=stream,
             )
-            event = Launched(**self._now(), launch=record)
-            if held:
-                self._keep(event.seq, tuple(held))
-            self._held = event.seq, held
-            self._event(event)
+            number = self._graphs.number_of(graph) if graph is not None else 0
+            event = Launched(
+                **self._log.now(), launch=record, graph=number, compiled=is_compiled and number > 0
+            )
+            if kept.values:
+                self._log.hold_recent(event.seq, kept.values)
+            self._held = event.seq, kept.values
+            if number:
+                self._graphs.take(graph, event, kernel.sources, kept.storages)
+            else:
+                self._log.event(event)
             return event
+
+    def record_capture(self, graph: Any) -> None:
+        """A capture into `graph` has begun."""
+        with self._lock:
+            self._make_room(None)
+            self._graphs.begin(graph)
+
+    def record_captured(self, graph: Any, segments: Sequence[Segment], site: str) -> None:
+        """A capture has ended well; `segments` is all memory that torch has by now."""
+        with self._lock:
+            self._memory.drain()
+            self._graphs.end(graph, segments, site)
+
+    def record_replay(self, graph: Any, site: str, stream: str) -> None:
+        """A graph is about to run again."""
+        with self._lock:
+            self._make_room(None)
+            self._graphs.replay(graph, site, stream)
 
     def record_guarded(
         self, made: Launched, faults: Sequence[AccessFault], given: Mapping[str, Any]
@@ -206,15 +219,13 @@ class ForeignRecorder:
                 if argument.tensor is None or tensor is None or argument.tensor in held:
                     continue
                 kind = dtype_of(tensor.dtype)
-                if kind in _INTEGERS and 0 < tensor.numel() * tensor.element_size() <= GUARD_BYTES:
+                if kind in INTEGERS and 0 < tensor.numel() * tensor.element_size() <= GUARD_BYTES:
                     held[argument.tensor] = values_of(tensor, argument.tensor, kind)
             if held:
-                self._trace_writer().first(
-                    Snapshot(made.step, OUTSIDE_PLANS, made.seq, tuple(held.values()))
-                )
+                self._log.hold(made.step, made.seq, tuple(held.values()))
             for fault in faults:
                 self._keep_of_guard(
-                    MaskedOff(**self._now(), fault=fault, launched=made.seq, launch=made.launch)
+                    MaskedOff(**self._log.now(), fault=fault, launched=made.seq, launch=made.launch)
                 )
 
     def record_unguarded(
@@ -224,7 +235,7 @@ class ForeignRecorder:
         with self._lock:
             self._keep_of_guard(
                 RanUnguarded(
-                    **self._now(),
+                    **self._log.now(),
                     kernel=kernel,
                     reason=reason,
                     file=file,
@@ -236,38 +247,37 @@ class ForeignRecorder:
     def count_guarded(self) -> None:
         """Another launch was made in its guarded form."""
         number = ring.CHECKS.index("guard")
-        self._writer.header[ring.CELL_ARMED] |= 1 << number
-        self._writer.header[ring.CELL_CHECK_RUNS + number] += 1
+        self._log.writer.header[ring.CELL_ARMED] |= 1 << number
+        self._log.writer.header[ring.CELL_CHECK_RUNS + number] += 1
 
     def _keep_of_guard(self, event: MaskedOff | RanUnguarded) -> None:
         if len(self._of_guard) < MAX_OF_GUARD:
             self._of_guard.append(event)
-            self._keep_event(event)
+            self._log.keep_event(event)
 
     def begin(self) -> None:
         """What may take longer than anyone waits for begins: a launch, a wait for the GPU."""
-        self._writer.header[ring.CELL_STEP_STARTED] = time.monotonic_ns()
+        self._log.writer.header[ring.CELL_STEP_STARTED] = time.monotonic_ns()
 
     def end(self) -> None:
         """What `begin` began is over."""
-        self._writer.header[ring.CELL_STEP_STARTED] = 0
+        self._log.writer.header[ring.CELL_STEP_STARTED] = 0
 
     def record_synchronisation(self, site: str) -> None:
         """The host has waited for everything."""
         with self._lock:
-            self._event(
-                StreamEvent(**self._now(), action="synchronise", event=0, stream="", site=site)
+            self._log.event(
+                StreamEvent(**self._log.now(), action="synchronise", event=0, stream="", site=site)
             )
 
     def record_failure(self, call: str, outcome: str, site: str, *, is_statement: bool) -> None:
         """An exception ends the program; see Called."""
         with self._lock:
             self._has_failed = True
-            self._drain()
-            self._keep_event(
+            self._memory.drain()
+            self._log.keep_event(
                 Called(
-                    seq=next(self._seq),
-                    step=self.num_launches,
+                    **self._log.now(),
                     call=call,
                     outcome=outcome,
                     site=site,
@@ -279,10 +289,9 @@ class ForeignRecorder:
     def record_refusal(self, refusal: AnyRefusal, kernel: str, site: str) -> None:
         """A launch was refused, and that ends the program; `site` is the program's own line."""
         with self._lock:
-            self._keep_event(
+            self._log.keep_event(
                 Rejected(
-                    seq=next(self._seq),
-                    step=self.num_launches,
+                    **self._log.now(),
                     refusal=refusal,
                     kernel=kernel,
                     site=site,
@@ -292,146 +301,17 @@ class ForeignRecorder:
     def blocks(self, device: str, blocks: list[tuple[int, int, bool]]) -> None:
         """Memory of torch's allocator, as (address, bytes, whether it is in use)."""
         with self._lock:
-            known = {address for on, address in self._storages if on == device}
-            for address, num_bytes, is_used in blocks[:MAX_BLOCKS]:
-                if address not in known:
-                    state = "in use" if is_used else "held free by the allocator"
-                    number = next(self._ids)
-                    self._record_allocation(
-                        number, device, address, num_bytes, f"memory of torch, {state}"
-                    )
-                    if not is_used:
-                        self._keep_event(
-                            Freed(**self._now(), allocation=number, site="before the end")
-                        )
+            self._memory.blocks(device, blocks)
 
     def close(self) -> None:
         """The program ends by itself."""
         with self._lock:
-            self._drain()
-            self._writer.close(ring.FAILED if self._has_failed else ring.ENDED)
+            self._memory.drain()
+            self._log.writer.close(ring.FAILED if self._has_failed else ring.ENDED)
 
     def abandon(self) -> None:
         """In the child of a fork: the folder is the parent's."""
-        self._writer.release()
-
-    # -- tensors ----------------------------------------------------------------------------------
-
-    def _argument(
-        self,
-        kernel: _Kernel,
-        name: str,
-        value: Any,
-        device: str,
-        caller: FrameType | None,
-        held: list[Values],
-    ) -> ArgumentRecord:
-        tensor = value
-        cast = None
-        if hasattr(value, "base") and hasattr(value, "dtype") and hasattr(value, "data_ptr"):
-            tensor, cast = value.base, str(value.dtype)  # triton.reinterpret
-        if not hasattr(tensor, "untyped_storage") or not hasattr(tensor, "data_ptr"):
-            return ArgumentRecord(name, None, scalar_of(value))
-        storage = tensor.untyped_storage()
-        where = device_of(tensor, device)
-        address = int(storage.data_ptr())
-        known = self._storages.get((where, address))
-        if known is None or not self._is_same(known, storage):
-            shown = _name(kernel, name, caller)
-            known = self._new_storage(where, address, storage, tensor, shown)
-        key = (known.allocation, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        number = self._tensors.get(key)
-        if number is None:
-            number = self._new_tensor(key, tensor, _name(kernel, name, caller))
-        if where == INTERPRETER and (kind := dtype_of(tensor.dtype)) in _INTEGERS:
-            self._hold(tensor, number, kind, held)
-        elif where == INTERPRETER and kind in _FLOATS:
-            self._hold_undefined(tensor, number, kind, held)
-        return ArgumentRecord(name, number, cast)
-
-    def _new_storage(
-        self, where: str, address: int, storage: Any, tensor: Any, name: str
-    ) -> _Storage:
-        number, gone = next(self._ids), self._gone
-        reference: Any = None
-        if self._sees_frees:
-            reference = weakref.ref(storage, lambda _: gone.append(number))
-        known = _Storage(number, int(storage.nbytes()), reference)
-        self._storages[where, address] = known
-        kind = "device"
-        if where == "cpu":
-            kind = "pinned" if is_pinned(tensor) else "host"
-        self._record_allocation(number, where, address, known.num_bytes, name, kind)
-        return known
-
-    def _is_same(self, known: _Storage, storage: Any) -> bool:
-        if known.reference is not None:
-            return known.reference() is storage
-        return known.num_bytes == int(storage.nbytes())
-
-    def _new_tensor(self, key: tuple[Any, ...], tensor: Any, name: str) -> int:
-        allocation, address, shape, strides, dtype = key
-        number = self._tensors[key] = next(self._ids)
-        width = int(tensor.element_size())
-        num_elements = span_of(shape, strides)
-        self._static(
-            TensorRecord(
-                id=number,
-                name=name,
-                owner=FOREIGN,
-                dtype=dtype_of(dtype),
-                shape=tuple(shape),
-                strides=tuple(strides),
-                offset=int(tensor.storage_offset()),
-                allocation=allocation,
-                address=address,
-                extent_bytes=0 if 0 in shape else num_elements * width,
-            )
-        )
-        return number
-
-    def _record_allocation(
-        self,
-        number: int,
-        device: str,
-        address: int,
-        num_bytes: int,
-        name: str,
-        kind: str = "device",
-    ) -> None:
-        record = AllocationRecord(
-            id=number,
-            kind=kind,
-            device=device,
-            address=address,
-            num_bytes=num_bytes,
-            name=name,
-            owner=FOREIGN,
-            site="",
-        )
-        self._keep_event(Allocated(**self._now(), allocation=record))
-
-    def _hold(self, tensor: Any, number: int, dtype: str, held: list[Values]) -> None:
-        """What a small integer tensor of the host holds: kernels find their way by such."""
-        num_bytes = tensor.numel() * tensor.element_size()
-        if 0 < num_bytes <= MAX_VALUE_BYTES and all(value.tensor != number for value in held):
-            held.append(values_of(tensor, number, dtype))
-
-    def _hold_undefined(self, tensor: Any, number: int, dtype: str, held: list[Values]) -> None:
-        """A tensor of floats in part of which still stands what nobody has written."""
-        num_bytes = tensor.numel() * tensor.element_size()
-        is_held = any(value.tensor == number for value in held)
-        if is_held or not 0 < num_bytes <= MAX_UNDEFINED_BYTES or not tensor.is_contiguous():
-            return
-        held += undefined_in(tensor, number, dtype)
-
-    def _keep(self, seq: int, held: tuple[Values, ...]) -> None:
-        self._trace_writer().recent(Snapshot(self.num_launches, OUTSIDE_PLANS, seq, held))
-
-    def _trace_writer(self) -> TraceWriter:
-        if self._trace is None:
-            self._trace = TraceWriter(self.folder, RECENT_BYTES)
-        return self._trace
+        self._log.writer.release()
 
     # -- kernels ----------------------------------------------------------------------------------
 
@@ -441,59 +321,16 @@ class ForeignRecorder:
         for record in records:
             if record.id not in self._written:
                 self._written.add(record.id)
-                self._static(record)
+                self._log.static(record)
         kernel = _Kernel(
             jit,
             jit.fn.__name__,
             tuple(parameters),
             {n: p.default for n, p in parameters.items() if p.default is not p.empty},
             frozenset(n for n, p in parameters.items() if "constexpr" in str(p.annotation)),
-            records[0].id if records else "",
+            records,
         )
         if len(self._kernels) >= MAX_KERNELS:
             self._kernels.clear()
         self._kernels[id(jit)] = kernel
         return kernel
-
-    # -- writing ----------------------------------------------------------------------------------
-
-    def _drain(self) -> None:
-        """Tell of the memory that died: its finaliser may run anywhere, even in here."""
-        while self._gone:
-            number = self._gone.popleft()
-            self._keep_event(
-                Freed(**self._now(), allocation=number, site="its last tensor went away")
-            )
-
-    def _begin_anew(self) -> None:
-        """The log is full: what matters is what was done last."""
-        old = self._writer
-        self._gone.clear()
-        self._begin()
-        self._writer.header[ring.CELL_NUM_LOST] = self.num_launches
-        old.release()
-        with contextlib.suppress(OSError):
-            shutil.rmtree(old.folder)
-
-    def _now(self) -> dict[str, int]:
-        return {"seq": next(self._seq), "step": self.num_launches}
-
-    def _event(self, event: AnyEvent) -> None:
-        if not self._writer.event(event):
-            self._writer.header[ring.CELL_NUM_LOST] += 1
-
-    def _keep_event(self, event: AnyEvent) -> None:
-        if not self._writer.static(event):
-            self._is_full = True
-            self._event(event)
-
-    def _static(self, record: Any) -> None:
-        if not self._writer.static(record):
-            self._is_full = True
-            self._writer.header[ring.CELL_NUM_LOST] += 1
-
-
-def _name(kernel: _Kernel, parameter: str, caller: FrameType | None) -> str:
-    """How the program spells the argument; else whose parameter it is."""
-    spelled = launch_in(caller).of(parameter, kernel.names) if caller is not None else None
-    return spelled or f"tensor of {parameter}"

@@ -40,12 +40,10 @@ from hypocenter.record.bundle_json import (
 )
 from hypocenter.record.events import (
     FOREIGN,
-    LASTING,
     AnyEvent,
     CheckRecord,
     Declaration,
     LaunchRecord,
-    ModelRecord,
     PlanRecord,
     Reached,
     SourceRecord,
@@ -53,10 +51,12 @@ from hypocenter.record.events import (
     Stepped,
     TensorRecord,
     Values,
+    is_lasting,
 )
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gap import Gap
 from hypocenter.record.gpu_stop import MAX_REPORTS, MAX_STOPS, GpuStop, SanitizerReport
+from hypocenter.record.run_records import ModelRecord
 from hypocenter.tensor import DType
 
 VERSION = 3
@@ -278,7 +278,7 @@ def _newest(events: tuple[AnyEvent, ...], missing: list[Gap]) -> tuple[AnyEvent,
             array_room -= sum(len(values.data) for values in event.inputs)
             num_arrays_left -= len(event.inputs)
         if min(json_room, array_room, num_arrays_left, num_events_left) < 0:
-            if isinstance(event, LASTING):
+            if is_lasting(event):
                 missing.append(
                     Gap.left_out("events", "the history of memory alone exceeds the room for them")
                 )
@@ -313,11 +313,11 @@ def _newest_launches(bundle: Bundle, missing: list[Gap]) -> tuple[AnyEvent, ...]
 
 def _since(events: tuple[AnyEvent, ...], step: int) -> tuple[AnyEvent, ...]:
     """The history of memory, and what came after `step`."""
-    return tuple(e for e in events if isinstance(e, LASTING) or e.step > step)
+    return tuple(e for e in events if is_lasting(e) or e.step > step)
 
 
 def _weight(event: AnyEvent) -> tuple[bool, int]:
-    return (not isinstance(event, LASTING), -event.step)
+    return (not is_lasting(event), -event.step)
 
 
 def _files(bundle: Bundle) -> Iterator[tuple[str, bytes]]:

@@ -18,9 +18,11 @@ from hypocenter.record.events import (
     OUTSIDE_PLANS,
     Allocated,
     AllocationRecord,
+    Captured,
     Copied,
     Event,
     Freed,
+    GraphReplayed,
     Launched,
     LaunchRecord,
     MaskedOff,
@@ -39,13 +41,16 @@ _E = TypeVar("_E", bound=Event)
 class LaunchMade:
     """A launch that a step made, or one outside of every plan; refused ones have no `place`.
 
-    `seq` is the number of the event that tells of it; 0 when that event is lost.
+    `seq` is the number of the event that tells of it, or of the replay of its graph; 0 when that
+    event is lost.
     """
 
     launch: LaunchRecord
     step: int
     seq: int
     place: Place | None = None
+    #: Outside of plans, the graph that it was captured into.
+    graph: int = 0
 
     @property
     def where(self) -> str:
@@ -53,8 +58,9 @@ class LaunchMade:
             return f"step {self.step}, outside the plan"
         if self.place.plan == OUTSIDE_PLANS:
             at = f" at {self.launch.site}" if self.launch.site else ""
+            graph = f", captured into graph {self.graph}" if self.graph else ""
             # A program that is not ours has no steps: each of its launches counts as one.
-            return f"{'step' if self.launch.facts else 'launch'} {self.step}{at}"
+            return f"{'step' if self.launch.facts else 'launch'} {self.step}{at}{graph}"
         return f"step {self.place.step}, launch {self.place.launch}"
 
 
@@ -126,16 +132,37 @@ class BundleIndex:
 
     @functools.cached_property
     def launches(self) -> tuple[LaunchMade, ...]:
-        """Every launch that was begun, in order; of the last step only what was submitted."""
+        """Every launch that was begun, in order; of the last step only what was submitted.
+
+        What was captured outside of plans counts where its graph was replayed last, if it was.
+        """
         places = self.places()
         last = self.bundle.progress.submitted
         num_submitted = places.index(last) + 1 if last in places else len(places)
-        return tuple(
-            LaunchMade(self.launch(place), place.step, self.seq(place), place)
+        made = [
+            LaunchMade(self.launch(place), place.step, self.seq(place), place, self._graph(place))
             for number, place in enumerate(places)
             # Launches outside plans leave no mark, but each has an event of its own.
             if number < num_submitted or place.plan == OUTSIDE_PLANS
-        )
+        ]
+        if not any(use.graph for use in made):
+            return tuple(made)
+        ran = [use for use in made if not use.graph or use.graph in self._last_replays]
+        return tuple(sorted(ran, key=lambda use: use.seq))
+
+    @functools.cached_property
+    def _last_replays(self) -> dict[int, GraphReplayed]:
+        return {event.graph: event for event in self.events_of(GraphReplayed)}
+
+    @functools.cached_property
+    def _watched(self) -> dict[int, frozenset[int]]:
+        """Of each graph the memory that is not its own."""
+        return {event.graph: frozenset(event.allocations) for event in self.events_of(Captured)}
+
+    def _graph(self, place: Place) -> int:
+        """The graph that took the launch outside of plans at `place`, or 0."""
+        event = self.launched.get(place.launch) if place.plan == OUTSIDE_PLANS else None
+        return event.graph if event is not None else 0
 
     @functools.cached_property
     def under_way(self) -> tuple[LaunchMade, ...]:
@@ -172,8 +199,8 @@ class BundleIndex:
             if event.launch is not None
         )
 
-    def launches_of(self, event: Stepped | Launched) -> list[LaunchMade]:
-        """The launches that one step made."""
+    def launches_of(self, event: Stepped | Launched | GraphReplayed) -> list[LaunchMade]:
+        """The launches that one step made, or that the last replay of a graph did."""
         return self._by_seq.get(event.seq, [])
 
     @functools.cached_property
@@ -184,9 +211,13 @@ class BundleIndex:
         return grouped
 
     def seq(self, place: Place) -> int:
-        """Number of the event that `place` belongs to; 0 when that event is lost."""
+        """Number of the event that `place` belongs to; 0 when that event is lost.
+
+        Of what was captured outside of plans it is the last replay, if there was one.
+        """
         if place.plan == OUTSIDE_PLANS:
-            return place.launch
+            replay = self._last_replays.get(self._graph(place))
+            return replay.seq if replay is not None else place.launch
         event = self.stepped.get((place.step, place.plan))
         return event.seq if event is not None else 0
 
@@ -205,11 +236,16 @@ class BundleIndex:
     # -- memory ---------------------------------------------------------------------------------
 
     def is_freed(self, allocation: int, place: Place) -> Freed | None:
-        """The event that freed `allocation` before the launch at `place`, if one did."""
+        """The event that freed `allocation` before the launch at `place`, if one did.
+
+        Memory of a graph's own pool is there at its replays, after its last tensor has gone.
+        """
         event = self.freed.get(allocation)
         if event is None:
             return None
-        seq = self.seq(place)
+        graph, seq = self._graph(place), self.seq(place)
+        if graph and allocation not in self._watched.get(graph, ()):
+            seq = place.launch
         is_before = event.seq < seq if seq else event.step < place.step
         return event if is_before else None
 

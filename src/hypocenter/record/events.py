@@ -6,6 +6,8 @@ the doctor. Nothing here knows torch, Triton or a device; addresses and sizes ar
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import msgspec
 
 from hypocenter.errors import ErrorKind
@@ -143,45 +145,6 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_kept: int | None = None
 
 
-class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The process that recorded: its command, when it began, and what it ran with.
-
-    `environment` holds the variables that change what is run, `packages` versions by name, and
-    `driver` those of the GPU drivers that are loaded.
-    """
-
-    pid: int
-    command: tuple[str, ...]
-    started: str
-    python: str = ""
-    platform: str = ""
-    driver: str | None = None
-    environment: dict[str, str] = {}
-    packages: dict[str, str] = {}
-
-
-class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that a run loaded: the name of its file without the folder, and what that says.
-
-    `quantisation` is what most of its tensors are of, such as Q4_K_M.
-    """
-
-    name: str
-    architecture: str
-    quantisation: str
-
-
-class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An opened device; `limits` are the fields of `device/limits.py:GpuLimits`.
-
-    `slot` is the number under which its marks write, None where it has none.
-    """
-
-    name: str
-    limits: dict[str, int | str | tuple[int, int, int]] | None = None
-    slot: int | None = None
-
-
 class ArgumentDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     """What a contract says of a tensor argument; the fields of `kernels/demands.py:Arg`.
 
@@ -233,6 +196,13 @@ class CheckRecord(msgspec.Struct, frozen=True):
 
 
 # -- events, in the order in which the host made them ---------------------------------------------
+
+
+class Now(TypedDict):
+    """The fields of an event that is made now."""
+
+    seq: int
+    step: int
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -345,9 +315,15 @@ class HostWrote(Event, frozen=True, kw_only=True, tag=True):
 
 
 class Launched(Event, frozen=True, kw_only=True, tag=True):
-    """A launch outside of every plan."""
+    """A launch outside of every plan.
+
+    With `graph` it was captured into that graph, and runs at each GraphReplayed. `compiled`: its
+    kernel was compiled for it, during the capture.
+    """
 
     launch: LaunchRecord
+    graph: int = 0
+    compiled: bool = False
 
 
 class StreamEvent(Event, frozen=True, kw_only=True, tag=True):
@@ -360,11 +336,24 @@ class StreamEvent(Event, frozen=True, kw_only=True, tag=True):
 
 
 class Captured(Event, frozen=True, kw_only=True, tag=True):
-    """A graph took a plan's launches, with the allocations that its pointers lie in."""
+    """A graph took a plan's launches, with the allocations that its pointers lie in.
+
+    Outside of plans: the Launched of that graph, without what lies in memory of the graph's own.
+    `seq` is that of the capture's beginning then, and `site` where it was ended.
+    """
 
     graph: int
     plan: int
     allocations: tuple[int, ...]
+    site: str = ""
+
+
+class GraphReplayed(Event, frozen=True, kw_only=True, tag=True):
+    """All launches that were captured into `graph`, outside of plans, are about to run again."""
+
+    graph: int
+    site: str = ""
+    stream: str = ""
 
 
 class Called(Event, frozen=True, kw_only=True, tag=True):
@@ -434,6 +423,7 @@ AnyEvent = (
     | Launched
     | StreamEvent
     | Captured
+    | GraphReplayed
     | Called
     | Rejected
     | MaskedOff
@@ -441,9 +431,14 @@ AnyEvent = (
 )
 
 
-#: Events that say what memory there is, and what a guarded run found; they stay when the steps
-#: around them are left out.
-LASTING = (Allocated, Freed, Captured, MaskedOff, RanUnguarded)
+#: Events that say what memory there is, and what a guarded run found.
+_LASTING = (Allocated, Freed, Captured, MaskedOff, RanUnguarded)
+
+
+def is_lasting(event: AnyEvent) -> bool:
+    """Whether an event stays when the steps around it are left out: so do a graph's launches."""
+    return isinstance(event, _LASTING) or (isinstance(event, Launched) and event.graph > 0)
+
 
 #: The plan of a Place whose launch belongs to no plan; its `launch` is the event's `seq` then.
 OUTSIDE_PLANS = -1

@@ -42,14 +42,13 @@ from hypocenter.record.events import (
     Called,
     Captured,
     Copied,
-    DeviceRecord,
     Entered,
     Freed,
     HostWrote,
     IdsLearned,
     Launched,
     LaunchRecord,
-    ModelRecord,
+    Now,
     PlanRecord,
     Rejected,
     RequestRecord,
@@ -62,6 +61,7 @@ from hypocenter.record.not_recording import UNREAD_HEADER, Header, NotRecording
 from hypocenter.record.recordable import Launchable, Planned
 from hypocenter.record.ring_writer import MarkRuns, RingWriter
 from hypocenter.record.run_folder import claim_folder, process_record
+from hypocenter.record.run_records import DeviceRecord, ModelRecord
 from hypocenter.refusals import AnyRefusal, Refused
 from hypocenter.tensor import Allocation, Tensor
 
@@ -488,7 +488,7 @@ class Recorder:
 
     # -- writing --------------------------------------------------------------------------------
 
-    def _now(self) -> dict[str, int]:
+    def _now(self) -> Now:
         return {"seq": next(self._seq), "step": self._thread.step}
 
     def _event(self, event: AnyEvent) -> None:

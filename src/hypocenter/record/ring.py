@@ -23,18 +23,16 @@ from hypocenter.record.events import (
     CheckRecord,
     ContractRecord,
     Declaration,
-    DeviceRecord,
     IdsLearned,
-    ModelRecord,
     Place,
     PlanRecord,
-    ProcessRecord,
     Reached,
     SourceRecord,
     Stepped,
     TensorRecord,
 )
 from hypocenter.record.gap import Gap
+from hypocenter.record.run_records import DeviceRecord, ModelRecord, ProcessRecord
 
 MAGIC = int.from_bytes(b"hyporing", "little")
 VERSION = 3

@@ -22,7 +22,7 @@ from typing import IO
 
 from hypocenter.config import relevant_variables
 from hypocenter.record import ring
-from hypocenter.record.events import ProcessRecord
+from hypocenter.record.run_records import ProcessRecord
 
 #: Folders of runs that died, or that reported a fault, are kept up to this number.
 MAX_DIED = 4

@@ -19,10 +19,15 @@ from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, ErrorKind
 from hypocenter.package import place_of_own_name
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.events import AnyEvent, Called, DeviceRecord, Rejected
+from hypocenter.record.events import (
+    AnyEvent,
+    Called,
+    Rejected,
+)
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gap import UNWATCHED, Gap
 from hypocenter.record.gpu_stop import GpuStop, SanitizerReport
+from hypocenter.record.run_records import DeviceRecord
 from hypocenter.record.trace_log import read_trace
 from hypocenter.watch import foreign_runs
 from hypocenter.watch.child import START_SECONDS, Ended, Shrunk

@@ -6,11 +6,19 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hypocenter.record import ring
-from hypocenter.record.events import AnyEvent, Launched, SourceRecord
+from hypocenter.record.events import (
+    AnyEvent,
+    Captured,
+    Freed,
+    GraphReplayed,
+    Launched,
+    SourceRecord,
+)
 from hypocenter.record.gap import Gap
 from hypocenter.wording import count_text
 
@@ -20,8 +28,8 @@ _MAX_NOTES, _MAX_NOTE_CHARS = 8, 2000
 
 _LIBRARIES = Gap.not_recorded(
     "kernels that are not launched through triton.jit or by torch.compile",
-    "those of torch, of libraries, of CUDA and HIP sources, and replays of graphs; of "
-    "torch.compile those of Triton are",
+    "those of torch, of libraries, of CUDA and HIP sources, in graphs as well; of torch.compile "
+    "those of Triton are",
 )
 _DEVICE_VALUES = Gap.not_recorded(
     "what tensors on the GPU held",
@@ -60,12 +68,41 @@ def unseen(run: ring.Run) -> Iterator[Gap]:
     is_interpreted = devices == {"interpreter"}
     yield from (_INTERPRETER, _HOST_VALUES) if is_interpreted else (_DEVICE_VALUES,)
     yield from (_LIBRARIES, _MEMORY)
-    first = made[0].step
-    if first > 1:
+    num_lost = made[-1].step - len(made)
+    if num_lost > 0:
         yield Gap.left_out(
-            f"the first {first - 1} of {made[-1].step} launches",
-            "the recorder keeps the last ones",
+            f"the first {num_lost} of {made[-1].step} launches",
+            "the recorder keeps the last ones, and those in graphs",
         )
+    yield from _never_replayed(run, made)
+
+
+def _never_replayed(run: ring.Run, made: Sequence[Launched]) -> Iterator[Gap]:
+    """Graphs that took launches which did not run while they were recorded."""
+    replayed = {event.graph for event in run.events if isinstance(event, GraphReplayed)}
+    captured = Counter(event.graph for event in made if event.graph)
+    waiting = {graph: num for graph, num in captured.items() if graph not in replayed}
+    if waiting:
+        yield Gap.not_examined(
+            f"{count_text(sum(waiting.values()), 'launch', 'launches')} captured into "
+            f"{count_text(len(waiting), 'graph')}",
+            "no replay of it by torch.cuda.CUDAGraph was seen",
+        )
+
+
+def stale_graphs(events: Iterable[AnyEvent]) -> list[int]:
+    """Graphs that were replayed over memory which had been freed, as the events tell in order."""
+    gone: set[int] = set()
+    watched: dict[int, tuple[int, ...]] = {}
+    found: dict[int, None] = {}
+    for event in sorted(events, key=lambda event: event.seq):
+        if isinstance(event, Freed):
+            gone.add(event.allocation)
+        elif isinstance(event, Captured):
+            watched[event.graph] = event.allocations
+        elif isinstance(event, GraphReplayed) and gone.intersection(watched.get(event.graph, ())):
+            found[event.graph] = None
+    return list(found)
 
 
 def notes(runs: Path) -> Iterator[Gap]:
@@ -89,4 +126,6 @@ def summary(events: Sequence[AnyEvent], sources: Sequence[SourceRecord]) -> str:
     names = {source.id for source in sources if source.id not in callees}
     names |= {event.launch.source or event.launch.kernel for event in made}
     num_launches = count_text(made[-1].step, "launch", "launches")
-    return f"{num_launches} of {count_text(len(names), 'kernel')} seen"
+    graphs = {event.graph for event in made if event.graph}
+    captured = f", some in {count_text(len(graphs), 'graph')}" if graphs else ""
+    return f"{num_launches} of {count_text(len(names), 'kernel')} seen{captured}"

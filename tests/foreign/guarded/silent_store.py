@@ -1,4 +1,4 @@
-"""Stores rows one program too far: the neighbour in the same pool of memory is overwritten.
+"""Stores rows four programs too far: the neighbour in the same pool of memory is overwritten.
 
 With `right` the grid is as many programs as there are rows. On a GPU both tensors lie in one
 segment of torch's allocator, so nothing faults; on the CPU they are parts of one numpy array.
@@ -28,7 +28,7 @@ def main(right: bool, device: str) -> None:
         pool = np.zeros((2, 8, 64), np.float32)
         out, neighbour = torch.from_numpy(pool[0]), torch.from_numpy(pool[1])
     for _ in range(3):
-        fill_rows[(8 if right else 9,)](out, 64, BLOCK=64)
+        fill_rows[(8 if right else 12,)](out, 64, BLOCK=64)
     print("sum", out.sum().item(), "neighbour", neighbour.sum().item())
 
 

@@ -374,7 +374,10 @@ def _leave(request: DoctorRequest, ended: Ended, run: Run | None) -> int:
             f"`hypo lab score {victim}` runs both and examines them"
         )
     elif ended.exit_code == EXIT_OK and seen:
-        say(f"nothing found; {seen}; --suspect replays them")
+        stale = foreign_runs.stale_graphs(run.events) if run is not None else []
+        over = f"graph {stale[0]} was replayed over memory that had been freed" if stale else ""
+        told = f"{over}: --suspect names it" if over else "--suspect replays them"
+        say(f"{'nothing crashed' if over else 'nothing found'}; {seen}; {told}")
     elif ended.exit_code == EXIT_OK:
         say("the command ended without a fault, so there is no bundle; --suspect makes one")
     else:

@@ -97,7 +97,7 @@ def _ends(case: Case, memory: AllocationRecord, wrong: LaunchMade | None) -> Ite
     for graph in case.index.events_of(Captured):
         if memory.id in graph.allocations:
             text = f"graph {graph.graph} keeps a pointer to it"
-            yield LifeEvent(graph.seq, graph.step, "captured", text)
+            yield LifeEvent(graph.seq, graph.step, "captured", text, graph.site)
 
 
 def _host_writes(

@@ -150,8 +150,9 @@ def _near(
 
 
 def _is_freed(case: Case, memory: AllocationRecord, use: LaunchMade | None) -> bool:
-    freed = case.freed.get(memory.id)
-    return freed is not None and (use is None or freed.seq < use.seq)
+    if use is None or use.place is None:
+        return memory.id in case.freed
+    return case.index.is_freed(memory.id, use.place) is not None
 
 
 def _block(

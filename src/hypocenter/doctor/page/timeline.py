@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from hypocenter.doctor.case import Case
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import (
+    OUTSIDE_PLANS,
     Allocated,
     Answered,
     AnyEvent,
@@ -19,6 +20,7 @@ from hypocenter.record.events import (
     Captured,
     Copied,
     Freed,
+    GraphReplayed,
     HostWrote,
     IdsLearned,
     Launched,
@@ -76,9 +78,13 @@ def moments(case: Case) -> Iterator[Moment]:
     under_way = {use.place for use in case.index.under_way}
     is_known = case.bundle.fault.kind in ("crash", "hang")
     for event in case.index.events:
-        if isinstance(event, Stepped | Launched):
+        if isinstance(event, Stepped | Launched | GraphReplayed):
             if isinstance(event, Stepped):
                 yield _step(case, event)
+            elif isinstance(event, GraphReplayed):
+                yield _replay(event)
+            elif event.graph:
+                yield _capture_of(event)
             for use in case.index.launches_of(event):
                 yield launch_moment(use, is_under_way=is_known and use.place in under_way)
         elif (moment := _moment(case, event)) is not None:
@@ -127,6 +133,18 @@ def _step(case: Case, event: Stepped) -> Moment:
     )
 
 
+def _replay(event: GraphReplayed) -> Moment:
+    name, text = f"graph {event.graph}", "is replayed"
+    return Moment(event.seq, event.step, Kind.GRAPH, name, text, event.site, event.stream)
+
+
+def _capture_of(event: Launched) -> Moment:
+    """A launch that a graph takes; it runs later."""
+    kernel, graph = event.launch.kernel, f"graph {event.graph}"
+    text = f"takes a launch of {kernel}" + (", compiled for it" if event.compiled else "")
+    return Moment(event.seq, event.step, Kind.GRAPH, graph, text, event.launch.site)
+
+
 def _moment(case: Case, event: AnyEvent) -> Moment | None:
     """The moment of an event that makes no launch; None for what only the engine's books need."""
     at = (event.seq, event.step)
@@ -157,7 +175,9 @@ def _moment(case: Case, event: AnyEvent) -> Moment | None:
             return Moment(*at, Kind.WAIT, name, text, event.site, event.stream)
         case Captured():
             text = f"takes the launches of plan {event.plan}"
-            return Moment(*at, Kind.GRAPH, f"graph {event.graph}", text)
+            if event.plan == OUTSIDE_PLANS:
+                text = "is captured from here on"
+            return Moment(*at, Kind.GRAPH, f"graph {event.graph}", text, event.site)
         case HostWrote():
             text = f"{event.num_bytes} bytes at {event.host_address:#x}"
             return Moment(*at, Kind.HOST, "a pinned buffer", text, event.site)
@@ -165,7 +185,7 @@ def _moment(case: Case, event: AnyEvent) -> Moment | None:
             return Moment(*at, Kind.HOST, event.call, event.outcome, event.site)
         case Rejected():
             return Moment(*at, Kind.REFUSED, event.what, str(event.refusal))
-        case IdsLearned() | Answered() | Stepped() | Launched():
+        case IdsLearned() | Answered() | Stepped() | Launched() | GraphReplayed():
             return None
     return None
 

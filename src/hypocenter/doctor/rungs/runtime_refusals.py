@@ -12,7 +12,8 @@ import msgspec
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, proven
-from hypocenter.record.events import Called, Rejected
+from hypocenter.doctor.rungs.captured import compiled_text
+from hypocenter.record.events import Called, Launched, Rejected
 from hypocenter.refusals import (
     AnyRefusal,
     CaptureError,
@@ -78,7 +79,7 @@ def _claim(refusal: AnyRefusal, kernel: str, site: str, case: Case, seq: int) ->
         case NoConfiguration():
             root = _of_autotuner(refusal, who)
         case CaptureError():
-            root = _of_capture(refusal, who)
+            root = _of_capture(refusal, who, case)
         case DeviceAssert():
             root = _of_assertion(refusal, site, case)
         case _:
@@ -169,7 +170,7 @@ def _of_autotuner(refusal: NoConfiguration, who: str) -> RootCause:
     )
 
 
-def _of_capture(refusal: CaptureError, who: str) -> RootCause:
+def _of_capture(refusal: CaptureError, who: str, case: Case) -> RootCause:
     fix = (
         f"Take {who} out of the capture: what waits for the GPU, copies to the host, allocates by "
         "itself or loads code cannot be captured"
@@ -179,6 +180,8 @@ def _of_capture(refusal: CaptureError, who: str) -> RootCause:
             f"Launch {who} once, with arguments of the same types, before the capture begins: "
             "Triton compiles and loads a kernel at its first launch"
         )
+    compiled = [event for event in case.index.events_of(Launched) if event.compiled]
+    seen = [compiled_text(event) for event in compiled if event.launch.kernel == who]
     return RootCause(
         cause=Cause.CAPTURE_REFUSED,
         sentence=f"{who}: {refusal}",
@@ -186,7 +189,7 @@ def _of_capture(refusal: CaptureError, who: str) -> RootCause:
         kernel=who,
         proof=Proof(
             f"the runtime refused {who} while a graph was captured: {refusal.sentence} "
-            f"({refusal.code})",
+            f"({refusal.code}){'; ' if seen else ''}{'; '.join(seen)}",
             f"{who} before the capture",
             "the runtime has this error for calls during a capture alone",
         ),

@@ -1,0 +1,110 @@
+"""Which line of a program is at work, and which one makes the tensor that a name stands for.
+
+Looks behind all that torch, Triton and this package run. Reads sources and touches no variable.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import os
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from types import CodeType, FrameType
+
+from hypocenter.foreign.inductor import is_written_by_inductor
+from hypocenter.package import is_own_file
+
+#: Parts of file names in which no program of anybody's own lies.
+_INSTALLED = ("site-packages", "dist-packages")
+_LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("triton", "torch", "hypocenter"))
+#: Functions and methods of torch that always take memory; others may return a view of older memory.
+_MAKERS = frozenset(
+    {"arange", "clone", "empty", "empty_like", "empty_strided", "eye", "full", "full_like"}
+    | {"linspace", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "normal"}
+    | {"ones", "ones_like", "rand", "rand_like", "randint", "randint_like", "randn"}
+    | {"randn_like", "randperm", "tensor", "zeros", "zeros_like"}
+)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+def caller_of_now() -> tuple[FrameType | None, str]:
+    """The nearest frame of the program's own, and its line; else that outside torch and Triton."""
+    frame: FrameType | None = sys._getframe(1)
+    nearest = None
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith("<") and not is_library(name) and not is_written_by_inductor(name):
+            if not any(part in name for part in _INSTALLED):
+                return frame, f"{name}:{frame.f_lineno}"
+            nearest = nearest or frame
+        frame = frame.f_back
+    return nearest, f"{nearest.f_code.co_filename}:{nearest.f_lineno}" if nearest else ""
+
+
+@functools.lru_cache(maxsize=4096)
+def is_library(file: str) -> bool:
+    """Whether a file is of torch, of Triton or of this package."""
+    is_installed = any(part in file for part in _INSTALLED)
+    return is_own_file(file) or (is_installed and any(part in file for part in _LIBRARIES))
+
+
+def made_at(frame: FrameType | None, name: str) -> str:
+    """file:line of the one statement of `frame`'s function that makes `name`; "" if none is sure.
+
+    That is `name = torch.empty(...)` and its like, of a name that is bound nowhere else there.
+    """
+    if frame is None:
+        return ""
+    line = _maker_lines(frame.f_code).get(name)
+    return f"{frame.f_code.co_filename}:{line}" if line else ""
+
+
+@functools.lru_cache(maxsize=1024)
+def _maker_lines(code: CodeType) -> Mapping[str, int]:
+    """By name the line that makes it."""
+    is_module = code.co_name == "<module>"
+    try:
+        whole = "".join(linecache.getlines(code.co_filename)) if is_module else None
+        text = whole if whole is not None else textwrap.dedent(inspect.getsource(code))
+        body = ast.parse(text).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return {}
+    offset = 0
+    if not is_module:
+        offset = code.co_firstlineno - 1
+        body = [*body[0].body] if body and isinstance(body[0], _SCOPES[:2]) else []
+    bound = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    made: dict[str, int] = {}
+    for node in _nodes(body):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            if len(node.targets) == 1 and _makes(node.value):
+                made[node.targets[0].id] = node.lineno + offset
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            if node.id in bound:
+                made.pop(node.id, None)
+            bound.add(node.id)
+    return made
+
+
+def _nodes(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """Those of one scope, each before what is in it."""
+    for node in body:
+        yield from _nodes_of(node)
+
+
+def _nodes_of(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    if not isinstance(node, _SCOPES):
+        for child in ast.iter_child_nodes(node):
+            yield from _nodes_of(child)
+
+
+def _makes(value: ast.expr) -> bool:
+    """Whether memory is made on that line, whatever is done with it there."""
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return False
+    return value.func.attr in _MAKERS or _makes(value.func.value)

@@ -1,0 +1,89 @@
+"""What an exception says that ended a program: what Triton refused of which kernel, and where.
+
+Knows Triton's exceptions by their fields, and imports no Triton.
+"""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from hypocenter.foreign.caller import is_library
+from hypocenter.record.catalogue import sources_of
+from hypocenter.refusals import AnyRefusal, CompileError, ResourceExceeded
+
+MAX_CHARS = 2000
+#: Functions in a chain of calls, of which the compiler tells each.
+_MAX_CALLS = 100
+
+
+def refusal_of(
+    error: BaseException,
+    jit: Any,
+    options: Mapping[str, Any],
+    limits_of_gpu: Callable[[], Mapping[str, Any] | None],
+) -> tuple[AnyRefusal, str] | None:
+    """What Triton refused of the kernel `jit`, and its name; None for another exception."""
+    name = jit.fn.__name__ if jit is not None else ""
+    if all(hasattr(error, field) for field in ("required", "limit", "name")):  # OutOfResources
+        known: Any = error
+        limits = limits_of_gpu()
+        exceeded = ResourceExceeded(
+            resource=str(known.name),
+            needed=int(known.required),
+            limit=int(known.limit),
+            gpu=limits["product"] if limits else "the GPU",
+            shape=", ".join(f"{n}={v}" for n, v in options.items() if isinstance(v, int)),
+        )
+        return exceeded, name
+    return (_compile_error(jit, error), name) if _is_of_compiler(error) else None
+
+
+def _compile_error(jit: Any, error: BaseException) -> CompileError:
+    """What Triton's compiler says, and the innermost line of the program's own that led to it."""
+    chain: list[Any] = []
+    below: Any = error
+    while _is_of_compiler(below) and len(chain) < _MAX_CALLS:
+        chain.append(below)  # of the kernel, then of the functions that it calls
+        below = below.__cause__
+    said = str(chain[-1].error_message or below or "").strip().split("\n")
+    placed = [(told, *_place_of(jit, told.src)) for told in chain]
+    own = [place for place in placed if place[1] and not is_library(place[1])]
+    inner, file, first = (own or placed[:1])[-1]
+    line = int(getattr(inner.node, "lineno", 0))
+    source = str(inner.src or "").split("\n")
+    return CompileError(
+        sentence=said[-1][:MAX_CHARS] or type(chain[-1]).__name__,
+        file=file,
+        line=first + line - 1 if file else 0,
+        text=source[line - 1].strip()[:200] if 0 < line <= len(source) else "",
+    )
+
+
+def _is_of_compiler(error: Any) -> bool:
+    return all(hasattr(error, field) for field in ("src", "node", "error_message"))
+
+
+def _place_of(jit: Any, text: str | None) -> tuple[str, int]:
+    """File and line where the source of a kernel, or of a function that it calls, begins."""
+    if jit is None or not text:
+        return "", 0
+    for source in sources_of.__wrapped__(jit):
+        before, found, _ = source.text.partition(text.rstrip())
+        if found:
+            return source.file, source.first_line + before.count("\n")
+    return "", 0
+
+
+def call_of(trace: TracebackType | None) -> tuple[str, str, bool]:
+    """What the program was doing, where, and whether that is the text of its line."""
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(trace)]
+    own = [pair for pair in frames if not is_library(pair[0].co_filename)] or frames
+    if not own:
+        return "the program", "", False
+    code, line = own[-1]
+    text = linecache.getline(code.co_filename, line).strip()[:200]
+    return f"`{text}`" if text else code.co_name, f"{code.co_filename}:{line}", bool(text)

@@ -1,0 +1,270 @@
+"""Memory that a program's launches were given: storages, tensors in them, and their end.
+
+Metadata of tensors only, and the values of small integer tensors of the host. Knows torch's
+tensors by what they answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from hypocenter.foreign.argument_facts import (
+    INTERPRETER,
+    device_of,
+    dtype_of,
+    is_pinned,
+    scalar_of,
+    undefined_in,
+    values_of,
+)
+from hypocenter.foreign.call_text import launch_in
+from hypocenter.foreign.caller import caller_of_now, made_at
+from hypocenter.foreign.run_log import RunLog
+from hypocenter.record.events import (
+    FOREIGN,
+    Allocated,
+    AllocationRecord,
+    ArgumentRecord,
+    Freed,
+    TensorRecord,
+    Values,
+)
+from hypocenter.tensor import span_of
+
+MAX_VALUE_BYTES, MAX_BLOCKS = 4096, 4096
+#: The most that is kept of a tensor in part of which nobody has written.
+MAX_UNDEFINED_BYTES = 1 << 16
+
+INTEGERS = frozenset({"I8", "I16", "I32", "I64", "U8"})
+_FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
+
+
+@dataclass(slots=True, eq=False)
+class Storage:
+    """Memory that a launch was given. `reference` dies with it; None where that is not seen.
+
+    `tensors` are those in it that launches were given; `freed` is set when it has died. Of one that
+    `is_captured` the line at which it dies is noted as well.
+    """
+
+    made: Allocated
+    reference: Any
+    tensors: dict[tuple[Any, ...], TensorRecord] = field(default_factory=dict)
+    freed: Freed | None = None
+    is_captured: bool = False
+
+    @property
+    def number(self) -> int:
+        return self.made.allocation.id
+
+    def has_moved(self) -> bool:
+        """Whether torch's object lives on, but not with this memory: it was resized, or swapped."""
+        storage = self.reference() if self.reference is not None else None
+        return storage is not None and int(storage.data_ptr()) != self.made.allocation.address
+
+
+@dataclass(slots=True)
+class Given:
+    """What a launch on `device` is given: what its tensors hold, if that is kept, and their memory.
+
+    `names` are the kernel's parameters, and `caller` is the frame of the launch.
+    """
+
+    names: tuple[str, ...]
+    device: str
+    caller: FrameType | None
+    values: list[Values]
+    storages: list[Storage]
+
+    def spelling_of(self, parameter: str) -> str:
+        """How the program spells what it passes; else whose parameter it is."""
+        text = launch_in(self.caller).of(parameter, self.names) if self.caller else None
+        return text or f"tensor of {parameter}"
+
+
+class SeenMemory:
+    """Writes each storage and tensor once, and when a storage has died.
+
+    `sees_frees`: torch's object for a storage lives as long as the storage, and can be watched.
+    """
+
+    def __init__(self, log: RunLog, *, sees_frees: bool = True) -> None:
+        self._log, self._sees_frees = log, sees_frees
+        self._ids = itertools.count(1)
+        #: Numbers of storages that died since the last launch, and where those in graphs did.
+        self._gone: deque[tuple[int, str]] = deque()
+        self._storages: dict[tuple[str, int], Storage] = {}
+        self._alive: dict[int, Storage] = {}
+
+    def forget(self) -> None:
+        """The log begins anew: what is seen from now on is written again."""
+        self._storages.clear()
+        self._alive = {n: storage for n, storage in self._alive.items() if storage.is_captured}
+
+    def write_again(self, storage: Storage) -> None:
+        """Into a log that began anew: memory that a graph points into."""
+        self._log.keep_event(storage.made)
+        for record in storage.tensors.values():
+            self._log.static(record)
+        if storage.freed is not None:
+            self._log.keep_event(storage.freed)
+        else:
+            where = storage.made.allocation
+            self._storages[where.device, where.address] = storage
+
+    def drain(self) -> None:
+        """Tell of the memory that died: its finaliser may run anywhere, even in here."""
+        while self._gone:
+            number, site = self._gone.popleft()
+            storage = self._alive.pop(number, None)
+            if storage is not None:
+                self.lose(storage, site or "its last tensor went away")
+
+    def lose(self, storage: Storage, site: str) -> None:
+        """Tell of memory that is there no more."""
+        if storage.freed is None:
+            storage.freed = Freed(**self._log.now(), allocation=storage.number, site=site)
+            self._log.keep_event(storage.freed)
+
+    def _note_death(self, number: int) -> None:
+        """Called by a finaliser: no lock is taken here and nothing written."""
+        storage = self._alive.get(number)
+        site = ""
+        if storage is not None and storage.is_captured:
+            with contextlib.suppress(Exception):  # the interpreter may be shutting down
+                site = caller_of_now()[1]
+        self._gone.append((number, site))
+
+    def argument(self, parameter: str, value: Any, given: Given) -> ArgumentRecord:
+        """What a launch is given for a parameter; `given` takes the memory behind it."""
+        tensor = value
+        cast = None
+        if hasattr(value, "base") and hasattr(value, "dtype") and hasattr(value, "data_ptr"):
+            tensor, cast = value.base, str(value.dtype)  # triton.reinterpret
+        if not hasattr(tensor, "untyped_storage") or not hasattr(tensor, "data_ptr"):
+            return ArgumentRecord(parameter, None, scalar_of(value))
+        storage = tensor.untyped_storage()
+        where = device_of(tensor, given.device)
+        address = int(storage.data_ptr())
+        known = self._storages.get((where, address))
+        if known is None or not self._is_same(known, storage):
+            known = self._new_storage(where, address, storage, tensor, parameter, given)
+        given.storages.append(known)
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        record = known.tensors.get(key)
+        if record is None:
+            record = known.tensors[key] = self._new_tensor(
+                known, tensor, given.spelling_of(parameter)
+            )
+        number = record.id
+        if where == INTERPRETER and (kind := dtype_of(tensor.dtype)) in INTEGERS:
+            self._hold(tensor, number, kind, given.values)
+        elif where == INTERPRETER and kind in _FLOATS:
+            self._hold_undefined(tensor, number, kind, given.values)
+        return ArgumentRecord(parameter, number, cast)
+
+    def blocks(self, device: str, blocks: list[tuple[int, int, bool]]) -> None:
+        """Memory of torch's allocator, as (address, bytes, whether it is in use)."""
+        known = {address for on, address in self._storages if on == device}
+        for address, num_bytes, is_used in blocks[:MAX_BLOCKS]:
+            if address not in known:
+                state = "in use" if is_used else "held free by the allocator"
+                number = next(self._ids)
+                self._record_allocation(
+                    AllocationRecord(
+                        id=number,
+                        kind="device",
+                        device=device,
+                        address=address,
+                        num_bytes=num_bytes,
+                        name=f"memory of torch, {state}",
+                        owner=FOREIGN,
+                        site="",
+                    )
+                )
+                if not is_used:
+                    self._log.keep_event(
+                        Freed(**self._log.now(), allocation=number, site="before the end")
+                    )
+
+    def _new_storage(
+        self,
+        where: str,
+        address: int,
+        storage: Any,
+        tensor: Any,
+        parameter: str,
+        given: Given,
+    ) -> Storage:
+        number = next(self._ids)
+        kind = "device"
+        if where == "cpu":
+            kind = "pinned" if is_pinned(tensor) else "host"
+        name = given.spelling_of(parameter)
+        made = self._record_allocation(
+            AllocationRecord(
+                id=number,
+                kind=kind,
+                device=where,
+                address=address,
+                num_bytes=int(storage.nbytes()),
+                name=name,
+                owner=FOREIGN,
+                site=made_at(given.caller, name),
+            )
+        )
+        reference: Any = None
+        if self._sees_frees:
+            reference = weakref.ref(storage, lambda _: self._note_death(number))
+        known = self._storages[where, address] = Storage(made, reference)
+        if self._sees_frees:
+            self._alive[number] = known
+        return known
+
+    def _is_same(self, known: Storage, storage: Any) -> bool:
+        if known.reference is not None:
+            return known.reference() is storage
+        return known.made.allocation.num_bytes == int(storage.nbytes())
+
+    def _new_tensor(self, known: Storage, tensor: Any, name: str) -> TensorRecord:
+        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+        num_elements = span_of(shape, strides)
+        record = TensorRecord(
+            id=next(self._ids),
+            name=name,
+            owner=FOREIGN,
+            dtype=dtype_of(tensor.dtype),
+            shape=shape,
+            strides=strides,
+            offset=int(tensor.storage_offset()),
+            allocation=known.number,
+            address=tensor.data_ptr(),
+            extent_bytes=0 if 0 in shape else num_elements * int(tensor.element_size()),
+        )
+        self._log.static(record)
+        return record
+
+    def _record_allocation(self, record: AllocationRecord) -> Allocated:
+        made = Allocated(**self._log.now(), allocation=record)
+        self._log.keep_event(made)
+        return made
+
+    def _hold(self, tensor: Any, number: int, dtype: str, held: list[Values]) -> None:
+        """What a small integer tensor of the host holds: kernels find their way by such."""
+        num_bytes = tensor.numel() * tensor.element_size()
+        if 0 < num_bytes <= MAX_VALUE_BYTES and all(value.tensor != number for value in held):
+            held.append(values_of(tensor, number, dtype))
+
+    def _hold_undefined(self, tensor: Any, number: int, dtype: str, held: list[Values]) -> None:
+        """A tensor of floats in part of which still stands what nobody has written."""
+        num_bytes = tensor.numel() * tensor.element_size()
+        is_held = any(value.tensor == number for value in held)
+        if is_held or not 0 < num_bytes <= MAX_UNDEFINED_BYTES or not tensor.is_contiguous():
+            return
+        held += undefined_in(tensor, number, dtype)
