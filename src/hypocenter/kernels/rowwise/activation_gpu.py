@@ -142,8 +142,8 @@ def activate_round_kernel(
     given = x_ptr + row * x_pitch
     stop = (width + 127) // 128 * 128
     if IS_WHOLE:
-        values = _activated(given, step, width, IS_GELU)
-        up, down = upscaled(tl.max(tl.maximum(tl.abs(values), 0.0), axis=0))
+        values = _activate_at(given, step, width, IS_GELU)
+        up, down = power_of(tl.max(tl.maximum(tl.abs(values), 0.0), axis=0))
         store_halves(
             (values * up).to(tl.float16),
             step,
@@ -155,11 +155,11 @@ def activate_round_kernel(
     else:
         largest = tl.zeros([BLOCK], tl.float32)
         for start in range(0, width, BLOCK):
-            values = _activated(given, start + step, width, IS_GELU)
+            values = _activate_at(given, start + step, width, IS_GELU)
             largest = tl.maximum(largest, tl.abs(values))
-        up, down = upscaled(tl.max(largest, axis=0))
+        up, down = power_of(tl.max(largest, axis=0))
         for start in range(0, stop, BLOCK):
-            values = _activated(given, start + step, width, IS_GELU)
+            values = _activate_at(given, start + step, width, IS_GELU)
             store_halves(
                 (values * up).to(tl.float16),
                 start + step,
@@ -172,7 +172,7 @@ def activate_round_kernel(
 
 
 @triton.jit
-def _activated(given, column, width, IS_GELU: tl.constexpr):
+def _activate_at(given, column, width, IS_GELU: tl.constexpr):
     return _activate(tl.load(given + column, mask=column < width, other=0.0), IS_GELU)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.linear.quantise_gpu import leads, store_halves, upscaled
+from hypocenter.kernels.linear.quantise_gpu import leads, power_of, store_halves
 from hypocenter.kernels.shared_gpu import as_offset, follow, lead
 
 
@@ -62,7 +62,7 @@ def layer_norm_round_kernel(
     out = out + tl.load(bias_ptr + column, mask=live, other=0.0)
     # An undefined row is so up to its width.
     out = tl.where(live, out, 0.0)
-    up, down = upscaled(tl.max(tl.maximum(tl.abs(out), 0.0), axis=0))
+    up, down = power_of(tl.max(tl.maximum(tl.abs(out), 0.0), axis=0))
     tl.store(row_scales_ptr + row, down)
     store_halves(
         (out * up).to(tl.float16),
