@@ -77,7 +77,7 @@ def check(case: Case, device: str) -> tuple[float, str]:
     case.build(plan)
     launch.run(plan.launches)
     got = copies.to_host(case.out)
-    got = got[: case.exact.shape[0], : case.exact.shape[1]].astype(np.float64)
+    got = got[tuple(map(slice, case.exact.shape))].astype(np.float64)
     share = float(np.max(np.abs(got - case.exact) / case.bound, initial=0.0))
     if not share <= 1:  # so that NaN fails
         return math.inf if math.isnan(share) else share, f"error is {share:.3g} x the bound"

@@ -102,7 +102,6 @@ def add_rounded(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any])
         grid=(x.shape[0],),
         contract=contract,
         facts=facts,
-        num_warps=8,
         # A product and a sum rounded once would not be what the norm by itself rounds twice.
         enable_fp_fusion=False,
         HAS_FRAGMENTS=fragments is not None,
