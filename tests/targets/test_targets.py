@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,10 @@ from project_kernels import SPECIMENS
 from hypocenter.check.compile_pool import Worker, compile_all
 from hypocenter.check.compile_worker import Job
 from hypocenter.device.limits import TABLE
+
+#: Of so many parts the one whose forms are compiled.
+PART, PARTS = map(int, os.environ.get("TARGETS_PART", "1/1").split("/"))
+INDICES = range(PART - 1, len(SPECIMENS), PARTS)
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +26,7 @@ def workers() -> Iterator[tuple[Worker, Worker]]:
 
 @pytest.mark.parametrize("guarded", [False, True], ids=["plain", "guarded"])
 @pytest.mark.parametrize(
-    "index", range(len(SPECIMENS)), ids=[f"{s.name}-{s.label}" for s in SPECIMENS]
+    "index", INDICES, ids=[f"{SPECIMENS[at].name}-{SPECIMENS[at].label}" for at in INDICES]
 )
 def test_a_kernel_would_launch_on_every_target(
     workers: tuple[Worker, Worker], index: int, guarded: bool

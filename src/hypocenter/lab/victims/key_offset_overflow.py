@@ -13,8 +13,8 @@ from hypocenter.model.step_buffers import KVPages
 FAR = 4_400_000
 
 
-def last_blocks(make: Any, cache: Any, num_blocks: int, block_size: int) -> None:
-    make(cache, num_blocks, block_size)
+def last_blocks(make: Any, cache: Any, *given: Any) -> None:
+    make(cache, *given)
     blocks: Any = {FAR + number: block for number, block in enumerate(cache._blocks)}
     cache._blocks, cache._blank = blocks, [FAR + number for number in cache._blank]
 
