@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hypocenter.device.memory import allocate, rows
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import unfused as parts
+from hypocenter.kernels.attention.attention import fits_f16
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import quantise
 from hypocenter.model.architecture import Architecture
@@ -92,4 +93,5 @@ class UnfusedAttention:
         parts.weighted_sum(plan, scores, self.values, reach, out)
         if codes is not None:
             _, num_heads, _, head_dim = self.values.shape
-            quantise(plan, out, num_heads * head_dim, codes, counts)
+            width, is_plain = num_heads * head_dim, fits_f16(v_cache)
+            quantise(plan, out, width, codes, counts, is_plain=is_plain)

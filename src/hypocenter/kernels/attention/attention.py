@@ -146,6 +146,11 @@ FOLD_ROUND = Contract(
 )
 
 
+def fits_f16(v_cache: Tensor) -> bool:
+    """Whether what comes of attention, which lies between values of the cache, has room in f16."""
+    return v_cache.dtype is DType.F16
+
+
 @dataclass(frozen=True, slots=True)
 class TileScratch:
     """What tiles of keys leave for the fold, for all layers and plans of a decoder on a GPU.
@@ -351,8 +356,7 @@ def _on_gpu(
 
     tile, head_dim = keys_per_tile(facts["k_cache"]), facts["k_cache"].shape[2]
     width = facts["num_heads"] * head_dim
-    # What comes of attention lies between values of the cache.
-    is_plain = facts["v_cache"].dtype is DType.F16
+    is_plain = fits_f16(facts["v_cache"])
     if partial is None:
         attention_gpu.add_whole(plan, CONTRACT, facts, tile, num_sequences)
         if codes is not None:
