@@ -91,6 +91,20 @@ def test_the_compiler_moves_nothing_before_the_wait(name: str, guarded: bool) ->
     assert [deed for deed in DEEDS if deed in before] == []
 
 
+def test_registers_are_filled_anew_when_the_matrix_units_have_read_them() -> None:
+    """Weights that are unpacked in registers: each step's products end before the next step."""
+    one = next(
+        one
+        for one in SPECIMENS
+        if (one.name, one.vendor) == ("linear_codes_kernel", "hopper")
+        and one.constants["ROWS"] == 128
+    )
+    text = ptx(one, "sm_90")
+    assert "wgmma.mma_async" in text
+    waits = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", text)
+    assert set(waits) == {"0"}
+
+
 def test_an_older_gpu_gets_code_without_the_wait() -> None:
     assert "griddepcontrol" not in ptx(specimen("mark_kernel"), "sm_89")
 

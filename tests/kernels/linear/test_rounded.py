@@ -20,9 +20,10 @@ from kernel_launch import (
 
 from hypocenter.device import copies, devices
 from hypocenter.kernels.linear import quantise as quantise_op
-from hypocenter.kernels.linear.linear import linear_several
+from hypocenter.kernels.linear.linear import linear, linear_several
 from hypocenter.kernels.linear.operands import Operands, Product
 from hypocenter.kernels.linear.quantise import prepare_operands, quantise
+from hypocenter.kernels.weights.block_types import dequantise
 from hypocenter.tensor import DType
 
 NUM_ROWS, NUM_LIVE = 70, 67
@@ -117,3 +118,21 @@ def test_products_with_fragments_have_the_bits_of_those_with_halves(
         found.append(copies.to_host(out)[:, :70])
     assert np.isfinite(found[0]).all()
     np.testing.assert_array_equal(bits(found[0]), bits(found[1]))
+
+
+@pytest.mark.parametrize("num_rows", [1, 20])
+def test_weights_beyond_f16_are_brought_into_it(num_rows: int) -> None:
+    """A code times a scale near the end of f16 is four times as large as that."""
+    raw = random_rows(DType.Q4_0, 70, 320)
+    blocks = raw.reshape(70, 10, -1)
+    blocks[:, ::3, :2] = np.array([30000], np.float16).view(np.uint8)
+    x = np.random.default_rng(6).standard_normal((num_rows, 320)).astype(np.float32)
+    weight, out = weight_tensor(DType.Q4_0, raw, 320), rows_tensor("out", np.zeros((num_rows, 70)))
+    launch(
+        lambda p: linear(p, rows_tensor("x", x), weight, out, counts(num_rows)),
+        num_rows,
+    )
+    weights = dequantise(raw, DType.Q4_0, 320).astype(np.float64)
+    assert np.abs(weights).max() > 2 * 65504
+    error = np.abs(copies.to_host(out)[:, :70] - x @ weights.T)
+    assert (error <= 2.01 * 2.0**-11 * (np.abs(x) @ np.abs(weights).T)).all()
