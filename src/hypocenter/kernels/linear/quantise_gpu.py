@@ -25,9 +25,7 @@ def power_of(largest):
 
 
 @triton.jit
-def store_halves(
-    values, column, stop, rounded_row, fragments_row, HAS_FRAGMENTS: tl.constexpr
-):  # fmt: skip
+def store_halves(values, column, stop, rounded_row, fragments_row, HAS_FRAGMENTS: tl.constexpr):
     """Store f16 `values` of columns below `stop`: in order, and as lanes of a matrix unit read.
 
     Of 32 columns those that lane t of four feeds to it lie together: of the first 16 columns and
@@ -39,6 +37,24 @@ def store_halves(
         lane, pair, odd = at % 8 // 2, at % 16 // 8, at % 2
         place = column - at + lane * 8 + at // 16 * 4 + pair * 2 + odd
         tl.store(fragments_row + place, values, mask=column < stop)
+
+
+@triton.jit
+def store_rounded(
+    values, column, width, row, rounded_ptr, row_scales_ptr, fragments_ptr, pitch,
+    HAS_FRAGMENTS: tl.constexpr,
+):  # fmt: skip
+    """Store a whole row of f32 `values`, 0 from `width` on, as f16 with its scale."""
+    up, down = power_of(tl.max(tl.maximum(tl.abs(values), 0.0), axis=0))
+    tl.store(row_scales_ptr + row, down)
+    store_halves(
+        (values * up).to(tl.float16),
+        column,
+        (width + 127) // 128 * 128,
+        rounded_ptr + row * pitch,
+        fragments_ptr + row * pitch,
+        HAS_FRAGMENTS,
+    )
 
 
 @triton.jit

@@ -8,7 +8,12 @@ from typing import Any
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.linear.quantise_gpu import leads, power_of, store_halves
+from hypocenter.kernels.linear.quantise_gpu import (
+    leads,
+    power_of,
+    store_halves,
+    store_rounded,
+)
 from hypocenter.kernels.shared_gpu import as_offset, follow, lead
 
 _BLOCK = 256
@@ -51,6 +56,65 @@ def gate_kernel(
 
 
 @triton.jit
+def _activate(x, IS_GELU: tl.constexpr):
+    if IS_GELU:
+        return _gate(x, 1.0, IS_GELU)
+    else:
+        positive = tl.where(x < 0, 0.0, x)  # NaN stays what it is
+        return positive * positive
+
+
+@triton.jit
+def _value_at(given, ups, column, width, IS_GELU: tl.constexpr, HAS_UP: tl.constexpr):
+    """What a gate, or an activation by itself, makes of columns of a row."""
+    inside = column < width
+    x = tl.load(given + column, mask=inside, other=0.0)
+    if HAS_UP:
+        return _gate(x, tl.load(ups + column, mask=inside, other=0.0), IS_GELU)
+    else:
+        return _activate(x, IS_GELU)
+
+
+@triton.jit
+def _round_row(
+    given, ups, width, row, rounded_ptr, row_scales_ptr, fragments_ptr, pitch,
+    IS_GELU: tl.constexpr, HAS_UP: tl.constexpr, IS_WHOLE: tl.constexpr,
+    HAS_FRAGMENTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    step = tl.arange(0, BLOCK)
+    if IS_WHOLE:
+        store_rounded(
+            _value_at(given, ups, step, width, IS_GELU, HAS_UP),
+            step,
+            width,
+            row,
+            rounded_ptr,
+            row_scales_ptr,
+            fragments_ptr,
+            pitch,
+            HAS_FRAGMENTS,
+        )
+    else:
+        largest = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, width, BLOCK):
+            values = _value_at(given, ups, start + step, width, IS_GELU, HAS_UP)
+            largest = tl.maximum(largest, tl.abs(values))
+        up, down = power_of(tl.max(largest, axis=0))
+        tl.store(row_scales_ptr + row, down)
+        stop = (width + 127) // 128 * 128
+        for start in range(0, stop, BLOCK):
+            values = _value_at(given, ups, start + step, width, IS_GELU, HAS_UP)
+            store_halves(
+                (values * up).to(tl.float16),
+                start + step,
+                stop,
+                rounded_ptr + row * pitch,
+                fragments_ptr + row * pitch,
+                HAS_FRAGMENTS,
+            )
+
+
+@triton.jit
 def gate_round_kernel(
     gate_ptr, up_ptr, counts_ptr, rounded_ptr, row_scales_ptr, fragments_ptr, width, gate_pitch,
     pitch, IS_GELU: tl.constexpr, IS_WHOLE: tl.constexpr, HAS_FRAGMENTS: tl.constexpr,
@@ -62,53 +126,21 @@ def gate_round_kernel(
     if row >= tl.load(counts_ptr):
         return
     row = as_offset(row, WIDE)
-    step = tl.arange(0, BLOCK)
-    gates, ups = gate_ptr + row * gate_pitch, up_ptr + row * gate_pitch
-    stop = (width + 127) // 128 * 128
-    if IS_WHOLE:
-        values = _gate_at(gates, ups, step, width, IS_GELU)
-        up, down = power_of(tl.max(tl.maximum(tl.abs(values), 0.0), axis=0))
-        store_halves(
-            (values * up).to(tl.float16),
-            step,
-            stop,
-            rounded_ptr + row * pitch,
-            fragments_ptr + row * pitch,
-            HAS_FRAGMENTS,
-        )
-    else:
-        largest = tl.zeros([BLOCK], tl.float32)
-        for start in range(0, width, BLOCK):
-            values = _gate_at(gates, ups, start + step, width, IS_GELU)
-            largest = tl.maximum(largest, tl.abs(values))
-        up, down = power_of(tl.max(largest, axis=0))
-        for start in range(0, stop, BLOCK):
-            values = _gate_at(gates, ups, start + step, width, IS_GELU)
-            store_halves(
-                (values * up).to(tl.float16),
-                start + step,
-                stop,
-                rounded_ptr + row * pitch,
-                fragments_ptr + row * pitch,
-                HAS_FRAGMENTS,
-            )
-    tl.store(row_scales_ptr + row, down)
-
-
-@triton.jit
-def _gate_at(gates, ups, column, width, IS_GELU: tl.constexpr):
-    inside = column < width
-    x = tl.load(gates + column, mask=inside, other=0.0)
-    return _gate(x, tl.load(ups + column, mask=inside, other=0.0), IS_GELU)
-
-
-@triton.jit
-def _activate(x, IS_GELU: tl.constexpr):
-    if IS_GELU:
-        return _gate(x, 1.0, IS_GELU)
-    else:
-        positive = tl.where(x < 0, 0.0, x)  # NaN stays what it is
-        return positive * positive
+    _round_row(
+        gate_ptr + row * gate_pitch,
+        up_ptr + row * gate_pitch,
+        width,
+        row,
+        rounded_ptr,
+        row_scales_ptr,
+        fragments_ptr,
+        pitch,
+        IS_GELU,
+        True,
+        IS_WHOLE,
+        HAS_FRAGMENTS,
+        BLOCK,
+    )
 
 
 @triton.jit
@@ -138,42 +170,21 @@ def activate_round_kernel(
     if row >= tl.load(counts_ptr):
         return
     row = as_offset(row, WIDE)
-    step = tl.arange(0, BLOCK)
-    given = x_ptr + row * x_pitch
-    stop = (width + 127) // 128 * 128
-    if IS_WHOLE:
-        values = _activate_at(given, step, width, IS_GELU)
-        up, down = power_of(tl.max(tl.maximum(tl.abs(values), 0.0), axis=0))
-        store_halves(
-            (values * up).to(tl.float16),
-            step,
-            stop,
-            rounded_ptr + row * pitch,
-            fragments_ptr + row * pitch,
-            HAS_FRAGMENTS,
-        )
-    else:
-        largest = tl.zeros([BLOCK], tl.float32)
-        for start in range(0, width, BLOCK):
-            values = _activate_at(given, start + step, width, IS_GELU)
-            largest = tl.maximum(largest, tl.abs(values))
-        up, down = power_of(tl.max(largest, axis=0))
-        for start in range(0, stop, BLOCK):
-            values = _activate_at(given, start + step, width, IS_GELU)
-            store_halves(
-                (values * up).to(tl.float16),
-                start + step,
-                stop,
-                rounded_ptr + row * pitch,
-                fragments_ptr + row * pitch,
-                HAS_FRAGMENTS,
-            )
-    tl.store(row_scales_ptr + row, down)
-
-
-@triton.jit
-def _activate_at(given, column, width, IS_GELU: tl.constexpr):
-    return _activate(tl.load(given + column, mask=column < width, other=0.0), IS_GELU)
+    _round_row(
+        x_ptr + row * x_pitch,
+        x_ptr,
+        width,
+        row,
+        rounded_ptr,
+        row_scales_ptr,
+        fragments_ptr,
+        pitch,
+        IS_GELU,
+        False,
+        IS_WHOLE,
+        HAS_FRAGMENTS,
+        BLOCK,
+    )
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -225,13 +236,27 @@ def add_gate(
     )
 
 
+def _options_of_rows(plan: PlanBuilder, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """How a program rounds a row of what it computes."""
+    width = facts["width"]
+    block = max(min(triton.next_power_of_2(width), _MAX_ROW), 128)
+    return {
+        "num_warps": 16 if block > 4096 and plan.device.startswith("cuda") else 8,
+        # A product and a sum rounded once would not be what the op by itself rounds twice.
+        "enable_fp_fusion": False,
+        "IS_WHOLE": width <= block,
+        "HAS_FRAGMENTS": facts["fragments"] is not None,
+        "LEADS": leads(facts),
+        "BLOCK": block,
+    }
+
+
 def add_gate_rounded(
     plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], is_gelu: bool
 ) -> None:
     """Append gate_round: one program for each row of the bucket."""
     gate, rounded, fragments = facts["gate"], facts["rounded"], facts["fragments"]
     (num_rows, pitch), width = gate.shape, facts["width"]
-    block = max(min(triton.next_power_of_2(width), _MAX_ROW), 128)
     plan.add_gpu(
         gate_round_kernel,
         # Without fragments the pointer is never used.
@@ -240,14 +265,8 @@ def add_gate_rounded(
         grid=(num_rows,),
         contract=contract,
         facts=facts,
-        num_warps=16 if block > 4096 and plan.device.startswith("cuda") else 8,
-        # A product and a sum rounded once would not be what the gate by itself rounds twice.
-        enable_fp_fusion=False,
         IS_GELU=is_gelu,
-        IS_WHOLE=width <= block,
-        HAS_FRAGMENTS=fragments is not None,
-        LEADS=leads(facts),
-        BLOCK=block,
+        **_options_of_rows(plan, facts),
     )
 
 
@@ -275,7 +294,6 @@ def add_activate_rounded(
     """Append activate_round: one program for each row of the bucket."""
     x, rounded, fragments = facts["x"], facts["rounded"], facts["fragments"]
     (num_rows, pitch), width = x.shape, facts["width"]
-    block = max(min(triton.next_power_of_2(width), _MAX_ROW), 128)
     plan.add_gpu(
         activate_round_kernel,
         # Without fragments the pointer is never used.
@@ -284,14 +302,8 @@ def add_activate_rounded(
         grid=(num_rows,),
         contract=contract,
         facts=facts,
-        num_warps=16 if block > 4096 and plan.device.startswith("cuda") else 8,
-        # A product and a sum rounded once would not be what the op by itself rounds twice.
-        enable_fp_fusion=False,
         IS_GELU=is_gelu,
-        IS_WHOLE=width <= block,
-        HAS_FRAGMENTS=fragments is not None,
-        LEADS=leads(facts),
-        BLOCK=block,
+        **_options_of_rows(plan, facts),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.linear.quantise_gpu import leads, power_of, store_halves
+from hypocenter.kernels.linear.quantise_gpu import leads, store_rounded
 from hypocenter.kernels.shared_gpu import as_offset, follow, lead
 
 
@@ -19,6 +19,14 @@ def _moments(x, live, width, eps):
     centred = tl.where(live, x - mean, 0.0)
     variance = tl.sum(centred * centred, axis=0) / width
     return mean, 1.0 / tl.sqrt(variance + eps)
+
+
+@triton.jit
+def _normalise(x, weight_ptr, bias_ptr, column, live, width, eps):
+    mean, inverse = _moments(x, live, width, eps)
+    out = (x - mean) * inverse
+    out = out * tl.load(weight_ptr + column, mask=live, other=0.0)
+    return out + tl.load(bias_ptr + column, mask=live, other=0.0)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -34,10 +42,7 @@ def layer_norm_kernel(
     column = tl.arange(0, BLOCK)
     live = column < width
     x = tl.load(x_ptr + row * x_stride + column, mask=live, other=0.0)
-    mean, inverse = _moments(x, live, width, eps)
-    out = (x - mean) * inverse
-    out = out * tl.load(weight_ptr + column, mask=live, other=0.0)
-    out = out + tl.load(bias_ptr + column, mask=live, other=0.0)
+    out = _normalise(x, weight_ptr, bias_ptr, column, live, width, eps)
     tl.store(out_ptr + row * out_stride + column, out, mask=live)
 
 
@@ -56,20 +61,17 @@ def layer_norm_round_kernel(
     column = tl.arange(0, BLOCK)
     live = column < width
     x = tl.load(x_ptr + row * x_stride + column, mask=live, other=0.0)
-    mean, inverse = _moments(x, live, width, eps)
-    out = (x - mean) * inverse
-    out = out * tl.load(weight_ptr + column, mask=live, other=0.0)
-    out = out + tl.load(bias_ptr + column, mask=live, other=0.0)
+    out = _normalise(x, weight_ptr, bias_ptr, column, live, width, eps)
     # An undefined row is so up to its width.
-    out = tl.where(live, out, 0.0)
-    up, down = power_of(tl.max(tl.maximum(tl.abs(out), 0.0), axis=0))
-    tl.store(row_scales_ptr + row, down)
-    store_halves(
-        (out * up).to(tl.float16),
+    store_rounded(
+        tl.where(live, out, 0.0),
         column,
-        (width + 127) // 128 * 128,
-        rounded_ptr + row * pitch,
-        fragments_ptr + row * pitch,
+        width,
+        row,
+        rounded_ptr,
+        row_scales_ptr,
+        fragments_ptr,
+        pitch,
         HAS_FRAGMENTS,
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.linear.quantise_gpu import leads, power_of, store_halves
+from hypocenter.kernels.linear.quantise_gpu import leads, store_rounded
 from hypocenter.kernels.shared_gpu import as_offset, follow, lead
 
 
@@ -59,15 +59,15 @@ def rms_norm_round_kernel(
     inverse = _inverse(x, width, eps)
     found = x * inverse * tl.load(weight_ptr + column, mask=live, other=0.0)
     # An undefined row is so up to its width.
-    found = tl.where(live, found, 0.0)
-    up, down = power_of(tl.max(tl.maximum(tl.abs(found), 0.0), axis=0))
-    tl.store(row_scales_ptr + row, down)
-    store_halves(
-        (found * up).to(tl.float16),
+    store_rounded(
+        tl.where(live, found, 0.0),
         column,
-        (width + 127) // 128 * 128,
-        rounded_ptr + row * pitch,
-        fragments_ptr + row * pitch,
+        width,
+        row,
+        rounded_ptr,
+        row_scales_ptr,
+        fragments_ptr,
+        pitch,
         HAS_FRAGMENTS,
     )
 
