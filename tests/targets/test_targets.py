@@ -1,8 +1,13 @@
-"""Every kernel of the project, plain and guarded, for every architecture: minutes of compiling."""
+"""Every kernel of the project, plain and guarded, for every architecture: minutes of compiling.
+
+Each form is compiled plain for all architectures, and guarded for one: the guard's own code is the
+same for all, so the forms of a kernel take turns. A kernel of few forms is guarded for all.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +20,20 @@ from hypocenter.device.limits import TABLE
 #: Of so many parts the one whose forms are compiled.
 PART, PARTS = map(int, os.environ.get("TARGETS_PART", "1/1").split("/"))
 INDICES = range(PART - 1, len(SPECIMENS), PARTS)
+
+
+def _turns() -> list[tuple[int, int]]:
+    """Of each form: how many of its kernel come before it, and how many there are."""
+    counts = Counter(specimen.name for specimen in SPECIMENS)
+    before: Counter[str] = Counter()
+    turns = []
+    for specimen in SPECIMENS:
+        turns.append((before[specimen.name], counts[specimen.name]))
+        before[specimen.name] += 1
+    return turns
+
+
+TURNS = _turns()
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +52,9 @@ def test_a_kernel_would_launch_on_every_target(
 ) -> None:
     vendor = SPECIMENS[index].vendor
     archs = [arch for arch in TABLE if vendor in TABLE[arch].launched_as]
+    turn, num_forms = TURNS[index]
+    if guarded and num_forms >= len(archs):
+        archs = [archs[turn % len(archs)]]
     jobs = [Job(index, arch, guarded) for arch in archs]
     records = compile_all(workers[0], jobs, workers[1], lambda _: None)
     assert {record.arch: record.problems for record in records if not record.ok} == {}

@@ -13,6 +13,7 @@ from typing import Any
 import gpu_specimens as specimens
 import msgspec
 import pytest
+from project_kernels import SPECIMENS
 
 from hypocenter.device.limits import TABLE
 from hypocenter.device.offline.code_object import CodeFacts, amd_metadata, read_cubin, read_hsaco
@@ -436,3 +437,14 @@ def test_an_argument_without_a_type_of_its_own_is_refused() -> None:
     arguments = {"x_ptr": (1, 2), "y_ptr": None, **LAUNCHES[0], "none": None, "FLAG": 0}
     with pytest.raises(UsageError, match="many_types_kernel: x_ptr is a tuple, which is not comp"):
         specimen_of_launch(specimens.many_types_kernel, arguments, {})
+
+
+def test_a_kernel_of_four_axes_compiles_guarded() -> None:
+    few = [
+        specimen
+        for specimen in SPECIMENS
+        if specimen.name == "linear_codes_few_kernel"
+        and (specimen.constants["HAS_BIAS"], specimen.constants["ROWS"]) == (True, 16)
+        and specimen.constants["IS_FRAGMENTS"]
+    ]
+    assert compile_specimen(few[0], "sm_90", guarded=True).problems == ()

@@ -89,7 +89,8 @@ def _all_of_group(good, LANES: tl.constexpr):
     rank: tl.constexpr = len(good.shape)
     last: tl.constexpr = good.shape[rank - 1]
     lanes: tl.constexpr = LANES if last > LANES else last
-    if lanes > 1:
+    if lanes > 1 and rank <= 3:
+        # No access of four axes is a vector here, and Triton 3.6 and 3.9 fail on some such ANDs.
         # The outer axes stay as they are: a flat [-1, lanes] would move data between threads.
         # Lists are written out where they are used: Triton 3.4 to 3.6 take no named ones.
         n: tl.constexpr = last // lanes
@@ -103,24 +104,12 @@ def _all_of_group(good, LANES: tl.constexpr):
             low = tl.min(tl.reshape(is_good, [a, n, lanes]), axis=2)
             same = tl.broadcast_to(low[:, :, None], [a, n, lanes])
             good = tl.max_constancy(tl.reshape(same, good.shape) != 0, [1, lanes])
-        elif rank == 3:
+        else:
             a: tl.constexpr = good.shape[0]
             b: tl.constexpr = good.shape[1]
             low = tl.min(tl.reshape(is_good, [a, b, n, lanes]), axis=3)
             same = tl.broadcast_to(low[:, :, :, None], [a, b, n, lanes])
             good = tl.max_constancy(tl.reshape(same, good.shape) != 0, [1, 1, lanes])
-        elif rank == 4:
-            a: tl.constexpr = good.shape[0]
-            b: tl.constexpr = good.shape[1] * good.shape[2]
-            low = tl.min(tl.reshape(is_good, [a, b, n, lanes]), axis=3)
-            same = tl.broadcast_to(low[:, :, :, None], [a, b, n, lanes])
-            good = tl.max_constancy(tl.reshape(same, good.shape) != 0, [1, 1, 1, lanes])
-        else:
-            a: tl.constexpr = good.shape[0]
-            b: tl.constexpr = good.shape[1] * good.shape[2] * good.shape[3]
-            low = tl.min(tl.reshape(is_good, [a, b, n, lanes]), axis=3)
-            same = tl.broadcast_to(low[:, :, :, None], [a, b, n, lanes])
-            good = tl.max_constancy(tl.reshape(same, good.shape) != 0, [1, 1, 1, 1, lanes])
     return good
 
 
