@@ -4,6 +4,7 @@
     python benchmarks/vs_llama_cpp.py --peer PEER/bin/python --types Q4_0 --rounds 3 --depth 0
     python benchmarks/vs_llama_cpp.py --peer PEER/bin/python --bandwidth 45
     python benchmarks/vs_llama_cpp.py --peer PEER/bin/python --types F16 F16-bf16
+    python benchmarks/vs_llama_cpp.py --device cuda --peer BUILD/bin    (--help: options of cards)
 
 PEER is an environment with llama-cpp-python (`pip install '.[bench]'`). Prints markdown tables and
 the targets, and writes everything to benchmarks/results/. Exit code 0: measured (targets may be
@@ -50,6 +51,11 @@ NUM_DIVERGENCE_TOKENS = 256
 
 
 def main() -> int:
+    if any(word.startswith("--device") for word in sys.argv):
+        sys.path.append(str(ROOT / "tests/support"))
+        import vs_gpu
+
+        return vs_gpu.main()
     options = _options()
     try:
         report = run(options)

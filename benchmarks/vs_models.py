@@ -63,7 +63,7 @@ class Shape:
 
     @property
     def num_weights(self) -> int:
-        return sum(int(np.prod(shape)) for _, shape, _ in _tensors(self))
+        return sum(int(np.prod(shape)) for _, shape, _ in tensors_of(self))
 
     def kv_bytes(self, num_positions: int) -> int:
         """Of a cache in f16."""
@@ -82,6 +82,10 @@ SHAPES = {
             "qwen2.5-0.5b", "qwen2", 24, 896, 4864, 14, 2, 151936, True, 1e6, 1e-6, 8192,
             has_qkv_bias=True,
         ),
+        Shape(
+            "llama-3.1-8b", "llama", 32, 4096, 14336, 32, 8, 128256, False, 5e5, 1e-5, 16384,
+            rope_stretch=(8.0, 8192),
+        ),
         # Seconds instead of minutes, to try the benchmark itself.
         Shape("toy", "llama", 2, 256, 512, 4, 2, 1024, False, 1e4, 1e-5, 4096),
     )
@@ -90,9 +94,9 @@ SHAPES = {
 
 def original(shape: Shape, folder: Path) -> Path:
     """The F32 file of `shape` in `folder`, made if it is not there yet."""
-    path = folder / f"{shape.name}-{_digest(shape)}-F32.gguf"
+    path = folder / f"{shape.name}-{digest(shape)}-F32.gguf"
     if not path.exists():
-        _require_disk(folder, 4 * shape.num_weights)
+        require_disk(folder, 4 * shape.num_weights)
         with written_whole(path) as partial:
             _write(shape, partial)
     return path
@@ -102,7 +106,7 @@ def quantised(source: Path, kind: str, peer: Path, num_threads: int) -> Path:
     """`source` as file type `kind`, made by llama.cpp's own quantiser if it is not there yet."""
     path = source.with_name(source.name.replace("-F32", f"-{kind}"))
     if not path.exists():
-        _require_disk(source.parent, source.stat().st_size)
+        require_disk(source.parent, source.stat().st_size)
         with written_whole(path) as partial:
             run_peer(peer, "quantise", str(source), str(partial), kind, str(num_threads))
     return path
@@ -167,7 +171,7 @@ def written_whole(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def _require_disk(folder: Path, num_bytes: int) -> None:
+def require_disk(folder: Path, num_bytes: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     num_free = shutil.disk_usage(folder).free
     if num_free < num_bytes + (1 << 30):
@@ -177,27 +181,37 @@ def _require_disk(folder: Path, num_bytes: int) -> None:
         )
 
 
-def _digest(shape: Shape) -> str:
+def digest(shape: Shape) -> str:
     recipe = [RECIPE, SEED, LOGIT_STD, BRANCH_SHARE, OUTLIER, OUTLIER_SHARE, asdict(shape)]
     return hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:10]
 
 
-def _write(shape: Shape, path: Path) -> None:
+def opened(shape: Shape, path: Path, file_type: Any) -> Any:
     writer = gguf.GGUFWriter(path, shape.arch)
+    writer.add_file_type(file_type)
     _add_metadata(writer, shape)
     (_add_sentencepiece if shape.name == "tinyllama-1.1b" else _add_bytes)(writer, shape)
-    tensors = list(_tensors(shape))
-    for name, sizes, _ in tensors:
-        writer.add_tensor_info(name, sizes, np.dtype(np.float32), 4 * int(np.prod(sizes)))
+    return writer
+
+
+def write_head(writer: Any) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
+
+
+def _write(shape: Shape, path: Path) -> None:
+    writer = opened(shape, path, gguf.LlamaFileType.ALL_F32)
+    tensors = list(tensors_of(shape))
+    for name, sizes, _ in tensors:
+        writer.add_tensor_info(name, sizes, np.dtype(np.float32), 4 * int(np.prod(sizes)))
+    write_head(writer)
     for name, sizes, scale in tensors:
-        writer.write_tensor_data(_values(shape, name, sizes, scale))
+        writer.write_tensor_data(values_of(shape, name, sizes, scale))
     writer.close()
 
 
-def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...], float]]:
+def tensors_of(shape: Shape) -> Iterator[tuple[str, tuple[int, ...], float]]:
     """Name, shape and standard deviation (norms: scale) of each tensor, in file order."""
     width, ffn, kv = shape.width, shape.ffn_width, shape.num_kv_heads * shape.head_dim
     embedding = LOGIT_STD / width**0.5
@@ -225,7 +239,7 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...], float]]:
         yield "output.weight", (shape.vocab_size, width), embedding
 
 
-def _values(shape: Shape, name: str, sizes: tuple[int, ...], scale: float) -> Array:
+def values_of(shape: Shape, name: str, sizes: tuple[int, ...], scale: float) -> Array:
     generator = np.random.default_rng([SEED, *name.encode()])
     if name == "rope_freqs.weight":
         return _rope_divisors(shape)
@@ -259,7 +273,6 @@ def _rope_divisors(shape: Shape) -> Array:
 
 def _add_metadata(writer: Any, shape: Shape) -> None:
     writer.add_name(f"{shape.name} with random weights")
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.add_block_count(shape.num_layers)
     writer.add_context_length(shape.context_length)
     writer.add_embedding_length(shape.width)

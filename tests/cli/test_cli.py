@@ -84,6 +84,7 @@ def endless(chat_model: Path) -> list[str]:
         (["inspect", "-c", "0"], ["-c/--ctx-size is 0"]),
         (["bench", "-r", "0"], ["-r/--repetitions is 0"]),
         (["bench", "-p", "0", "-n", "0"], ["nothing to measure"]),
+        (["bench", "-p", "8,-1"], ["-p/--n-prompt is -1"]),
         (["bench", "-d", "1,x"], ["-d", "whole number"]),
         (["bench", "-d", "1,-1"], ["-d/--n-depth is -1"]),
     ],
@@ -531,16 +532,18 @@ def test_a_bias_is_written_as_llama_cpp_has_it() -> None:
 
 
 def test_bench_prints_a_table_that_can_be_compared_with_llama_bench() -> None:
-    done = hypo_in_process("bench", "-p", "16", "-n", "4", "-d", "0,32", "-r", "2", "-t", "1")
+    done = hypo_in_process("bench", "-p", "16,8", "-n", "4", "-d", "0,32", "-r", "2", "-t", "1")
     assert done.returncode == 0, done.stderr
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()]
     assert rows[0] == [
         "model", "size", "params", "backend", "threads", "test", "t/s", "of bandwidth",
     ]  # fmt: skip
-    assert [row[5] for row in rows[2:]] == ["pp16", "tg4", "pp16 @ d32", "tg4 @ d32"]
+    assert [row[5] for row in rows[2:]] == [
+        "pp16", "pp8", "tg4", "pp16 @ d32", "pp8 @ d32", "tg4 @ d32",
+    ]  # fmt: skip
     assert rows[2][:5] == ["llama Q8_0", "5.86 MiB", "5.77 M", "CPU", "1"]
     assert re.fullmatch(r"[\d.]+ ± [\d.]+", rows[2][6])
-    assert [bool(row[7]) for row in rows[2::2]] == [False, False], "prompts have no share"
+    assert [bool(row[7]) for row in rows[2::3]] == [False, False], "prompts have no share"
 
 
 @pytest.mark.tier("sim")

@@ -45,13 +45,15 @@ class BenchOptions:
     """What `hypo bench` measures; names and defaults are those of llama-bench."""
 
     num_prompt: Annotated[
-        int,
+        tuple[int, ...],
         Parameter(
             name=("-p", "--n-prompt"),
-            converter=whole_number,
-            help="Tokens of the prompt test; 0 leaves it out.",
+            converter=_read_wholes,
+            negative="",
+            show_default=False,
+            help="Tokens of each prompt test, 512 when left out; 0: none.",
         ),
-    ] = 512
+    ] = (512,)
     num_generate: Annotated[
         int,
         Parameter(
@@ -86,7 +88,7 @@ class BenchOptions:
     ] = 5
 
     def __post_init__(self) -> None:
-        limits = {"num_prompt": 1 << 24, "num_generate": 1 << 24, "repetitions": 1000}
+        limits = {"num_generate": 1 << 24, "repetitions": 1000}
         with naming_options(type(self)):
             for name, high in limits.items():
                 low, value = int(name == "repetitions"), getattr(self, name)
@@ -95,10 +97,11 @@ class BenchOptions:
             for num in self.num_sequences:
                 if not 1 <= num <= 4096:
                     raise BadSetting("num_sequences", num, "must be from 1 to 4096")
-            for depth in self.depth:
-                if not 0 <= depth <= 1 << 24:
-                    raise BadSetting("depth", depth, f"must be from 0 to {1 << 24}")
-        if not self.num_prompt and not self.num_generate:
+            for name in ("num_prompt", "depth"):
+                for num in getattr(self, name):
+                    if not 0 <= num <= 1 << 24:
+                        raise BadSetting(name, num, f"must be from 0 to {1 << 24}")
+        if not any(self.num_prompt) and not self.num_generate:
             raise UsageError("nothing to measure: -p and -n are both 0")
 
 

@@ -72,7 +72,7 @@ class ModelFacts:
 def bench(path: str, options: BenchOptions, config: EngineConfig, *, as_json: bool) -> None:
     """Measure and print. Raises UsageError when the tests do not fit into the context."""
     num_sequences = max(options.num_sequences)
-    needed = max(options.depth) + max(options.num_prompt, options.num_generate)
+    needed = max(options.depth) + max(*options.num_prompt, options.num_generate)
     needed = max(needed, num_sequences * _room(max(options.depth) + options.num_generate, config))
     with open_gguf(path) as file:
         facts = model_facts(file)
@@ -275,7 +275,7 @@ def _measure(
     for depth in options.depth:
         at = f" @ d{depth}" if depth else ""
         _feed(runner, _tokens(random, runner, depth), 0)
-        if num_tokens := options.num_prompt:
+        for num_tokens in filter(None, options.num_prompt):
 
             def read(num_tokens: int = num_tokens, depth: int = depth) -> None:
                 _feed(runner, _tokens(random, runner, num_tokens), depth)

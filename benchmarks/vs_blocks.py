@@ -1,0 +1,99 @@
+"""GGUF files of random blocks, written at the disk's speed: for cards, where speed alone counts.
+
+A quantiser needs minutes for what an 8B model has. Reads no model and runs none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from kernel_launch import SCALE_FIELDS, random_rows
+from vs_models import (
+    SEED,
+    Shape,
+    digest,
+    opened,
+    require_disk,
+    tensors_of,
+    values_of,
+    write_head,
+    written_whole,
+)
+
+from hypocenter.tensor import DType
+
+#: Different rows of a matrix.
+TILE_ROWS = 64
+
+Array = np.ndarray[Any, Any]
+
+
+def made_of_blocks(shape: Shape, kind: str, folder: Path) -> Path:
+    """A file of type `kind` whose matrices repeat a few random rows: seconds, and no quantiser.
+
+    Its tensors have the types that llama.cpp's quantiser gives them; its answers mean nothing.
+    """
+    path = folder / f"{shape.name}-{digest(shape)}-blocks-{kind}.gguf"
+    if not path.exists():
+        require_disk(folder, 2 * shape.num_weights)
+        with written_whole(path) as partial:
+            _write_blocks(shape, kind, partial)
+    return path
+
+
+def _write_blocks(shape: Shape, kind: str, path: Path) -> None:
+    writer = opened(shape, path, gguf.LlamaFileType[f"MOSTLY_{kind}"])
+    tensors, tiles = list(tensors_of(shape)), {}
+    for name, sizes, scale in tensors:
+        if len(sizes) == 1:
+            writer.add_tensor_info(name, sizes, np.dtype(np.float32), 4 * sizes[0])
+            continue
+        dtype = _block_type(kind, name, shape.num_layers)
+        key = (dtype, sizes[1], scale)
+        if key not in tiles:
+            tiles[key] = _tile(dtype, sizes[1], scale)
+        row_bytes = tiles[key].shape[1]
+        writer.add_tensor_info(
+            name, (sizes[0], row_bytes), np.dtype(np.uint8), sizes[0] * row_bytes,
+            gguf.GGMLQuantizationType[dtype.name],
+        )  # fmt: skip
+    write_head(writer)
+    for name, sizes, scale in tensors:
+        if len(sizes) == 1:
+            writer.write_tensor_data(values_of(shape, name, sizes, scale))
+        else:
+            tile = tiles[_block_type(kind, name, shape.num_layers), sizes[1], scale]
+            writer.write_tensor_data(np.resize(tile, (sizes[0], tile.shape[1])))
+    writer.close()
+
+
+def _block_type(kind: str, name: str, num_layers: int) -> DType:
+    """As llama.cpp's `llama_tensor_get_type` chooses for a dense model."""
+    if kind in ("F16", "Q8_0"):
+        return DType[kind]
+    if name == "output.weight":
+        return DType.Q6_K
+    if kind == "Q4_K_M":
+        part = name.split(".")[2] if name.startswith("blk.") else ""
+        layer, eighth = int(name.split(".")[1]) if part else 0, num_layers // 8
+        is_outer = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
+        return DType.Q6_K if part in ("attn_v", "ffn_down") and is_outer else DType.Q4_K
+    return DType[kind]
+
+
+def _tile(dtype: DType, num_columns: int, scale: float) -> Array:
+    """uint8 [TILE_ROWS, row_bytes] of random values whose standard deviation is `scale`."""
+    if dtype is DType.F16:
+        values = np.random.default_rng(SEED).standard_normal((TILE_ROWS, num_columns)) * scale
+        return values.astype(np.float16).view(np.uint8)
+    rows = random_rows(dtype, TILE_ROWS, num_columns, SEED)
+    values = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[dtype.name])
+    blocks = rows.reshape(TILE_ROWS, -1, dtype.block_bytes)
+    for offset in SCALE_FIELDS[dtype]:
+        scales = np.ascontiguousarray(blocks[..., offset : offset + 2]).view(np.float16)
+        smaller = (scales * np.float32(scale / values.std())).astype(np.float16)
+        blocks[..., offset : offset + 2] = smaller.view(np.uint8)
+    return rows
