@@ -83,7 +83,7 @@ SHAPES = {
             has_qkv_bias=True,
         ),
         Shape(
-            "llama-3.1-8b", "llama", 32, 4096, 14336, 32, 8, 128256, False, 5e5, 1e-5, 16384,
+            "llama-3.1-8b", "llama", 32, 4096, 14336, 32, 8, 128256, False, 5e5, 1e-5, 131072,
             rope_stretch=(8.0, 8192),
         ),
         # Seconds instead of minutes, to try the benchmark itself.
