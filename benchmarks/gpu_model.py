@@ -95,7 +95,7 @@ def large_weight(dtype: DType, num_rows: int, num_columns: int, device: str) -> 
     """
     backend = devices.backend_of(device)
     raw = _scaled_rows(dtype, ROWS_PER_ITEM, num_columns)
-    sample = _small_scales(packing.pack(raw, dtype, num_columns, device=device))
+    sample = _small_scales(packing.pack(raw, dtype, num_columns, device=device, on_host=True))
     small = packing.place("sample", "benchmark", sample, device=device)
     num_tiles = padded_rows(num_rows) // ROWS_PER_ITEM
     parts: list[Any] = []
@@ -129,8 +129,8 @@ def _small_scales(packed: packing.Packed) -> packing.Packed:
     factor = packed.num_columns**-0.5 / (4 if layout.codes_per_word == 8 else 64)
 
     def smaller(part: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        if part.dtype == np.uint16:
-            return (part.view(np.float16) * np.float16(factor)).view(np.uint16)
+        if part.dtype == np.float16:
+            return part * np.float16(factor)
         return part * np.float32(factor)
 
     words, scales, minima, *numbers = packed.parts

@@ -77,7 +77,8 @@ FENCES: dict[str, tuple[str, ...]] = {
     "llvmlite": ("device/cpu/",),
     "triton": ("device/triton_lang.py", "foreign/planted_gpu.py"),
     "torch": (
-        "device/gpu/", "device/interpret/", "device/sim/", "device/limits.py", "replay/", "check/",
+        "device/arrays.py", "device/gpu/", "device/interpret/", "device/sim/", "device/limits.py",
+        "replay/", "check/",
         "foreign/planted_gpu.py",
     ),
     "starlette": ("server/",),

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hypocenter.device.arrays import AnyArray
 from hypocenter.device.graph import Graph
 from hypocenter.device.limits import GpuLimits
 from hypocenter.tensor import DType
@@ -59,10 +60,25 @@ class Backend(Protocol):
         """
         ...
 
-    def copy_in(self, address: int, data: Bytes, *, pinned: bool = False) -> None:
-        """Copy host bytes to the device, in order with what was launched before.
+    def copy_in(self, address: int, data: AnyArray, *, pinned: bool = False) -> None:
+        """Copy host bytes, or such of `scratch`, to an address, behind what was launched before.
 
         `data` may change at once, unless it is `pinned`: that is read when the stream gets there.
+        """
+        ...
+
+    def scratch(self, data: Bytes) -> AnyArray:
+        """Host bytes where the device computes with them, in memory that is no allocation of ours.
+
+        An array of torch on a GPU; `data` itself where the host stands for the device. Called by
+        what `compute` runs.
+        """
+        ...
+
+    def compute(self, work: Callable[[], Any], num_bytes: int) -> Any:
+        """What `work` returns, which computes with arrays of `scratch`, made of `num_bytes`.
+
+        Raises OutOfMemory and DeviceFault.
         """
         ...
 

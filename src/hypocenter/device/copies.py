@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from hypocenter.device.arrays import AnyArray, address_of, is_host
 from hypocenter.device.devices import (
     call_device,
     call_site,
@@ -220,8 +221,11 @@ def _copy_out(tensor: Tensor, num_bytes: int, is_later: bool = False) -> Callabl
     return wait_for_copy
 
 
-def copy_in(device: str, who: str, address: int, data: Array, *, pinned: bool = False) -> None:
-    """Copy bytes to an address that was allocated for them; `who` has it, for the log."""
+def copy_in(device: str, who: str, address: int, data: AnyArray, *, pinned: bool = False) -> None:
+    """Copy bytes to an address that was allocated for them; `who` has it, for the log.
+
+    They lie on the host, or in the device's scratch memory.
+    """
     # Without the keyword, as most of those who do it know none.
     keywords = {"pinned": True} if pinned else {}
     if not log.isEnabledFor(logging.DEBUG):
@@ -229,9 +233,9 @@ def copy_in(device: str, who: str, address: int, data: Array, *, pinned: bool = 
         return
     sync = "pinned, read when the stream gets there" if pinned else "staged, in stream order"
     with _log_copy(
-        "H2D",
+        "H2D" if is_host(data) else "D2D",
         who,
-        src=data.ctypes.data,
+        src=address_of(data),
         dst=address,
         num_bytes=data.nbytes,
         stream=stream_of(device),

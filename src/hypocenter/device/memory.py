@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.device import arrays
 from hypocenter.device.copies import NUMPY_TYPES, copy_in, refuse
 from hypocenter.device.cpu import large_pages
 from hypocenter.device.devices import backend_of, call_device, call_site, names_of
@@ -21,7 +22,7 @@ _PART_ALIGNMENT_BYTES = 256
 # How a GPU kernel sees the arrays of a packed weight; words of either sign are bits to it.
 _PART_TYPES = {
     "float32": DType.F32,
-    "uint16": DType.F16,
+    "float16": DType.F16,
     "int16": DType.I16,
     "int32": DType.I32,
     "uint32": DType.I32,
@@ -128,11 +129,11 @@ def copy_parts(parts: tuple[Any, ...], device: str, label: str, address: int) ->
     """Copy the arrays among `parts` to `address`, one behind the other; a PackedArray for each."""
     placed = list(parts)
     for index, (part, start) in enumerate(zip(parts, _starts(parts), strict=False)):
-        if isinstance(part, np.ndarray):
-            dtype = _PART_TYPES[part.dtype.name]
-            data = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+        if arrays.is_array(part):
+            dtype, num_elements = _PART_TYPES[arrays.kind_of(part)], arrays.size_of(part)
+            data = arrays.bits_as(part.reshape(-1), "uint8")
             copy_in(device, label, address + start, data)
-            placed[index] = packed_array(device, address + start, dtype, part.size, part.nbytes)
+            placed[index] = packed_array(device, address + start, dtype, num_elements, part.nbytes)
     return tuple(placed)
 
 
@@ -151,7 +152,7 @@ def note_mapped(device: str, num_bytes: int, address: int, name: str, owner: str
 
 def _starts(parts: tuple[Any, ...]) -> list[int]:
     """Where each part begins behind the ones before it, and where the last one ends."""
-    sizes = (part.nbytes if isinstance(part, np.ndarray) else 0 for part in parts)
+    sizes = (part.nbytes if arrays.is_array(part) else 0 for part in parts)
     rounded = (-(-size // _PART_ALIGNMENT_BYTES) * _PART_ALIGNMENT_BYTES for size in sizes)
     return [0, *itertools.accumulate(rounded)]
 

@@ -131,9 +131,9 @@ def _number(record: np.ndarray, whole: str, index: int) -> np.ndarray:
 def test_slabs_of_rows_are_packed_where_they_belong(dtype: DType, device: str) -> None:
     """Several threads pack one weight, each some rows of it at a time."""
     raw = random_rows(dtype, 2 * SLAB_ROWS + 70, 256)
-    whole = packing.pack(raw, dtype, 256, device=device)
+    whole = packing.pack(raw, dtype, 256, device=device, on_host=True)
     parts = [
-        packing.pack(raw[start : start + SLAB_ROWS], dtype, 256, device=device).parts
+        packing.pack(raw[start : start + SLAB_ROWS], dtype, 256, device=device, on_host=True).parts
         for start in range(0, len(raw), SLAB_ROWS)
     ]
     if device != "cpu" and dtype.is_quantised:  # scales and minima are over a factor of their own

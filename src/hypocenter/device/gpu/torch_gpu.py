@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.config import launch_blocking
+from hypocenter.device.arrays import AnyArray, is_host
 from hypocenter.device.backend import Bytes
 from hypocenter.device.gpu.errors import failed_launch, launch_failure, runtime_fault
 from hypocenter.device.gpu.host import TorchStreams, host_tensor, map_host
@@ -163,9 +164,13 @@ class TorchGpu:
         mapped = map_host(self._torch, host)
         return None if mapped is None else self._know(mapped)
 
-    def copy_in(self, address: int, data: Bytes, *, pinned: bool = False) -> None:
+    def copy_in(self, address: int, data: AnyArray, *, pinned: bool = False) -> None:
         """See Backend; a `pinned` buffer is read when the stream gets there."""
         self._graphs.refuse_call("copy_in")
+        if not is_host(data):
+            with self._calling("copy_in"):
+                self._bytes(address, len(data)).copy_(data)
+            return
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         if not len(flat):
             return
@@ -181,6 +186,17 @@ class TorchGpu:
             staged = self._torch.empty(len(flat), dtype=self._torch.uint8, pin_memory=True)
             staged.numpy()[:] = flat
             target.copy_(staged, non_blocking=True)
+
+    def scratch(self, data: Bytes) -> AnyArray:
+        flat = np.ascontiguousarray(data).reshape(-1)
+        there = self._torch.empty(len(flat), dtype=self._torch.uint8, device=self._device)
+        if len(flat):
+            there.copy_(host_tensor(self._torch, flat))
+        return there.reshape(data.shape)
+
+    def compute(self, work: Callable[[], Any], num_bytes: int) -> Any:
+        with self._calling("compute", num_bytes):
+            return work()
 
     def clear(self, address: int, num_bytes: int) -> None:
         self._graphs.refuse_call("clear")

@@ -67,6 +67,12 @@ class AbstractGpu:
     def copy_in(self, address: int, data: Bytes, *, pinned: bool = False) -> None:
         """There is nothing to copy to."""
 
+    def scratch(self, data: Bytes) -> Bytes:
+        return data
+
+    def compute(self, work: Callable[[], Any], num_bytes: int) -> Any:
+        return work()
+
     def allocate_pinned(self, num_bytes: int) -> Bytes:
         return np.zeros(num_bytes, np.uint8)
 

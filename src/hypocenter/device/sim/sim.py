@@ -203,6 +203,12 @@ class SimGpu:
             self._streams.add(Copy(address, data.copy()), data.size)
         self._wait_if_full("copy_in")
 
+    def scratch(self, data: Bytes) -> Bytes:
+        return data
+
+    def compute(self, work: Callable[[], Any], num_bytes: int) -> Any:
+        return work()
+
     def clear(self, address: int, num_bytes: int) -> None:
         self._drain("clear")
         self._refuse_unmapped("clear", address, num_bytes)

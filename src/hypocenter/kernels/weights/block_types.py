@@ -1,23 +1,32 @@
 """GGUF block types: their bytes as codes, scales and minima.
 
 Every block type is `scale * code + minimum` with one scale (and minimum) per group of 16 or 32
-columns. Formats: ggml's `ggml-common.h` (block structs) and `ggml-quants.c` (dequantize_row_*).
+columns. They are read with NumPy, or with torch on a GPU. Formats: ggml's `ggml-common.h` (block
+structs) and `ggml-quants.c` (dequantize_row_*).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from hypocenter.device.arrays import (
+    AnyArray,
+    bits_as,
+    cast,
+    constants,
+    in_order,
+    join,
+    look_up,
+    stack,
+)
 from hypocenter.dtypes import Array, bf16_to_f32
 from hypocenter.tensor import DType
 
 # The sixteen values of the non-linear 4-bit types (kvalues_iq4nl).
-_IQ4_VALUES = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
-)
+_IQ4_VALUES = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,34 +39,34 @@ class Blocks:
     Minima likewise, where there are any.
     """
 
-    codes: Array
+    codes: AnyArray
     group: int
-    scale: Array
-    small_scales: Array | None
-    minimum: Array | None
-    small_minima: Array | None
+    scale: AnyArray
+    small_scales: AnyArray | None
+    minimum: AnyArray | None
+    small_minima: AnyArray | None
 
     @property
-    def scales(self) -> Array:
+    def scales(self) -> AnyArray:
         """f32 [num_rows, num_columns / group]."""
         return _multiply(self.scale, self.small_scales)
 
     @property
-    def minima(self) -> Array | None:
+    def minima(self) -> AnyArray | None:
         """f32 [num_rows, num_columns / group], or None."""
         return None if self.minimum is None else _multiply(self.minimum, self.small_minima)
 
     def values(self) -> Array:
         """f32 [num_rows, num_columns], bit-equal to ggml's dequantisation."""
         num_rows, num_columns = self.codes.shape
-        grouped = self.codes.reshape(num_rows, -1, self.group).astype(np.float32)
-        values = grouped * self.scales[..., None]
+        grouped = cast(self.codes.reshape(num_rows, -1, self.group), "float32")
+        values: Array = grouped * self.scales[..., None]
         if (minima := self.minima) is not None:
             values += minima[..., None]
         return values.reshape(num_rows, num_columns)
 
 
-def _multiply(whole: Array, small: Array | None) -> Array:
+def _multiply(whole: AnyArray, small: AnyArray | None) -> AnyArray:
     if small is None:
         return whole
     per_block = small.shape[1] // whole.shape[1]
@@ -76,7 +85,7 @@ def dequantise(raw: Array, dtype: DType, num_columns: int) -> Array:
     return unpack(raw, dtype, num_columns).values()
 
 
-def unpack(raw: Array, dtype: DType, num_columns: int) -> Blocks:
+def unpack(raw: AnyArray, dtype: DType, num_columns: int) -> Blocks:
     """Rows of GGUF bytes of a block type as codes, scales and minima."""
     num_rows = raw.shape[0]
     blocks = raw.reshape(num_rows, num_columns // dtype.block_elements, dtype.block_bytes)
@@ -90,126 +99,133 @@ def unpack(raw: Array, dtype: DType, num_columns: int) -> Blocks:
     return Blocks(codes, group, scale, small_scales, minimum, small_minima)
 
 
-def _f16(blocks: Array, offset: int) -> Array:
+def _f16(blocks: AnyArray, offset: int) -> AnyArray:
     """The f16 field at byte `offset` of each block, as f32 [num_rows, num_blocks, 1]."""
-    field = np.ascontiguousarray(blocks[..., offset : offset + 2])
-    return field.view(np.float16).astype(np.float32)
+    return cast(bits_as(blocks[..., offset : offset + 2], "float16"), "float32")
 
 
-def _nibbles(quants: Array) -> Array:
+def _nibbles(quants: AnyArray) -> AnyArray:
     """Bytes [..., n] to codes [..., 2n]: all low nibbles, then all high ones."""
-    quants = np.ascontiguousarray(quants)  # numpy is slow where it may go a few bytes at a time
-    return np.concatenate([quants & 15, quants >> 4], axis=-1)
+    quants = in_order(quants)  # NumPy is slow where it may go a few bytes at a time
+    return join([quants & 15, quants >> 4], -1)
 
 
-def _fifth_bits(blocks: Array, offset: int) -> Array:
+def _bits(packed: AnyArray, shifts: Sequence[int], mask: int) -> AnyArray:
+    """Bytes [..., n] to [..., number of shifts, n]."""
+    return (packed[..., None, :] >> constants(shifts, "uint8", packed)[:, None]) & mask
+
+
+def _fifth_bits(blocks: AnyArray, offset: int) -> AnyArray:
     """32 bits at byte `offset`, one per column, as 0 or 16."""
-    packed = np.ascontiguousarray(blocks[..., offset : offset + 4])
-    return np.unpackbits(packed, axis=-1, bitorder="little") << 4
+    packed = in_order(blocks[..., offset : offset + 4])[..., None]
+    bits = (packed >> constants(range(8), "uint8", packed)) & 1
+    return bits.reshape(*blocks.shape[:-1], 32) << 4
+
+
+def _as_signed(codes: AnyArray, zero: int) -> AnyArray:
+    return bits_as(codes, "int8") - zero
+
+
+def _of_table(codes: AnyArray) -> AnyArray:
+    return look_up(constants(_IQ4_VALUES, "int8", codes), codes)
 
 
 #: Codes, then scale, small scales, minimum and small minima as in Blocks.
-Fields = tuple[Array, Array, Array | None, Array | None, Array | None]
+Fields = tuple[AnyArray, AnyArray, AnyArray | None, AnyArray | None, AnyArray | None]
 
 
-def _read_q4_0(blocks: Array) -> Fields:
-    return _nibbles(blocks[..., 2:]).view(np.int8) - np.int8(8), _f16(blocks, 0), None, None, None
+def _read_q4_0(blocks: AnyArray) -> Fields:
+    return _as_signed(_nibbles(blocks[..., 2:]), 8), _f16(blocks, 0), None, None, None
 
 
-def _read_q4_1(blocks: Array) -> Fields:
-    return _nibbles(blocks[..., 4:]).view(np.int8), _f16(blocks, 0), None, _f16(blocks, 2), None
+def _read_q4_1(blocks: AnyArray) -> Fields:
+    return _as_signed(_nibbles(blocks[..., 4:]), 0), _f16(blocks, 0), None, _f16(blocks, 2), None
 
 
-def _read_q5_0(blocks: Array) -> Fields:
+def _read_q5_0(blocks: AnyArray) -> Fields:
     codes = _nibbles(blocks[..., 6:]) | _fifth_bits(blocks, 2)
-    return codes.view(np.int8) - np.int8(16), _f16(blocks, 0), None, None, None
+    return _as_signed(codes, 16), _f16(blocks, 0), None, None, None
 
 
-def _read_q5_1(blocks: Array) -> Fields:
+def _read_q5_1(blocks: AnyArray) -> Fields:
     codes = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks, 4)
-    return codes.view(np.int8), _f16(blocks, 0), None, _f16(blocks, 2), None
+    return _as_signed(codes, 0), _f16(blocks, 0), None, _f16(blocks, 2), None
 
 
-def _read_q8_0(blocks: Array) -> Fields:
-    return np.ascontiguousarray(blocks[..., 2:]).view(np.int8), _f16(blocks, 0), None, None, None
+def _read_q8_0(blocks: AnyArray) -> Fields:
+    return bits_as(blocks[..., 2:], "int8"), _f16(blocks, 0), None, None, None
 
 
-def _two_bit_codes(quants: Array) -> Array:
+def _two_bit_codes(quants: AnyArray) -> AnyArray:
     """64 bytes to [..., 2 halves, 4 shifts, 32]: each half holds four columns to a byte."""
-    halves = quants.reshape(*quants.shape[:-1], 2, 1, 32)
-    return (halves >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+    return _bits(quants.reshape(*quants.shape[:-1], 2, 32), (0, 2, 4, 6), 3)
 
 
-def _read_q2_k(blocks: Array) -> Fields:
+def _read_q2_k(blocks: AnyArray) -> Fields:
     packed, codes = blocks[..., :16], _two_bit_codes(blocks[..., 16:80])
-    return codes.view(np.int8), _f16(blocks, 80), packed & 15, -_f16(blocks, 82), packed >> 4
+    return _as_signed(codes, 0), _f16(blocks, 80), packed & 15, -_f16(blocks, 82), packed >> 4
 
 
-def _read_q3_k(blocks: Array) -> Fields:
+def _read_q3_k(blocks: AnyArray) -> Fields:
     low = _two_bit_codes(blocks[..., 32:96])
-    mask = blocks[..., None, None, :32]
-    bit = np.arange(8, dtype=np.uint8).reshape(2, 4, 1)
-    codes = (low | (((mask >> bit) & 1) << 2)).view(np.int8) - np.int8(4)
+    high = _bits(blocks[..., :32], range(8), 1).reshape(low.shape)
     packed = blocks[..., 96:108]
-    low_bits = np.concatenate([packed[..., :8] & 15, packed[..., :8] >> 4], axis=-1)
-    high_bits = (packed[..., None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
-    six_bits = low_bits | (high_bits.reshape(low_bits.shape) << 4)
-    return codes, _f16(blocks, 108), six_bits.view(np.int8) - np.int8(32), None, None
+    low_bits = join([packed[..., :8] & 15, packed[..., :8] >> 4], -1)
+    high_bits = _bits(packed[..., 8:], (0, 2, 4, 6), 3).reshape(low_bits.shape)
+    six_bits = low_bits | (high_bits << 4)
+    return _as_signed(low | (high << 2), 4), _f16(blocks, 108), _as_signed(six_bits, 32), None, None
 
 
-def _six_bit_pairs(packed: Array) -> tuple[Array, Array]:
+def _six_bit_pairs(packed: AnyArray) -> tuple[AnyArray, AnyArray]:
     """The 12 bytes of Q4_K and Q5_K: eight 6-bit scales and eight 6-bit minima."""
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
-    scales = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=-1)
-    minima = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=-1)
+    scales = join([first & 63, (third & 15) | ((first >> 6) << 4)], -1)
+    minima = join([second & 63, (third >> 4) | ((second >> 6) << 4)], -1)
     return scales, minima
 
 
-def _paired_nibbles(quants: Array) -> Array:
+def _paired_nibbles(quants: AnyArray) -> AnyArray:
     """128 bytes to 8 groups of 32: each 32 bytes hold one group low and the next one high."""
-    chunks = np.ascontiguousarray(quants).reshape(*quants.shape[:-1], 4, 32)
-    return np.stack([chunks & 15, chunks >> 4], axis=-2)
+    chunks = in_order(quants).reshape(*quants.shape[:-1], 4, 32)
+    return stack([chunks & 15, chunks >> 4], -2)
 
 
-def _read_q4_k(blocks: Array) -> Fields:
+def _read_q4_k(blocks: AnyArray) -> Fields:
     scales, minima = _six_bit_pairs(blocks[..., 4:16])
-    codes = _paired_nibbles(blocks[..., 16:]).view(np.int8)
+    codes = _as_signed(_paired_nibbles(blocks[..., 16:]), 0)
     return codes, _f16(blocks, 0), scales, -_f16(blocks, 2), minima
 
 
-def _read_q5_k(blocks: Array) -> Fields:
+def _read_q5_k(blocks: AnyArray) -> Fields:
     scales, minima = _six_bit_pairs(blocks[..., 4:16])
-    high = blocks[..., None, None, 16:48]
-    bit = np.arange(8, dtype=np.uint8).reshape(4, 2, 1)
-    codes = _paired_nibbles(blocks[..., 48:]) | (((high >> bit) & 1) << 4)
-    return codes.view(np.int8), _f16(blocks, 0), scales, -_f16(blocks, 2), minima
+    low = _paired_nibbles(blocks[..., 48:])
+    codes = low | (_bits(blocks[..., 16:48], range(8), 1).reshape(low.shape) << 4)
+    return _as_signed(codes, 0), _f16(blocks, 0), scales, -_f16(blocks, 2), minima
 
 
-def _read_q6_k(blocks: Array) -> Fields:
-    low = np.ascontiguousarray(blocks[..., :128]).reshape(*blocks.shape[:-1], 2, 2, 32)
-    high = np.ascontiguousarray(blocks[..., 128:192]).reshape(*blocks.shape[:-1], 2, 32)
-    low_bits = np.concatenate([low & 15, low >> 4], axis=-2)
-    high_bits = np.stack([(high >> shift) & 3 for shift in (0, 2, 4, 6)], axis=-2)
-    codes = (low_bits | (high_bits << 4)).view(np.int8) - np.int8(32)
-    scales = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
-    return codes, _f16(blocks, 208), scales, None, None
+def _read_q6_k(blocks: AnyArray) -> Fields:
+    low = in_order(blocks[..., :128]).reshape(*blocks.shape[:-1], 2, 2, 32)
+    high = in_order(blocks[..., 128:192]).reshape(*blocks.shape[:-1], 2, 32)
+    low_bits = join([low & 15, low >> 4], -2)
+    codes = _as_signed(low_bits | (_bits(high, (0, 2, 4, 6), 3) << 4), 32)
+    return codes, _f16(blocks, 208), bits_as(blocks[..., 192:208], "int8"), None, None
 
 
-def _read_iq4_nl(blocks: Array) -> Fields:
-    return _IQ4_VALUES[_nibbles(blocks[..., 2:])], _f16(blocks, 0), None, None, None
+def _read_iq4_nl(blocks: AnyArray) -> Fields:
+    return _of_table(_nibbles(blocks[..., 2:])), _f16(blocks, 0), None, None, None
 
 
-def _read_iq4_xs(blocks: Array) -> Fields:
-    high = np.ascontiguousarray(blocks[..., 2:4]).view(np.uint16)
-    high_bits = ((high >> (2 * np.arange(8, dtype=np.uint16))) & 3).astype(np.uint8)
+def _read_iq4_xs(blocks: AnyArray) -> Fields:
+    # Two bits of each of eight scales, in two bytes; then four bits of each.
+    high = blocks[..., 2:4, None] >> constants((0, 2, 4, 6), "uint8", blocks)
     packed = blocks[..., 4:8]
-    low_bits = np.stack([packed & 15, packed >> 4], axis=-1).reshape(high_bits.shape)
-    scales = (low_bits | (high_bits << 4)).view(np.int8) - np.int8(32)
+    low_bits = stack([packed & 15, packed >> 4], -1).reshape(*blocks.shape[:-1], 8)
+    scales = _as_signed(low_bits | ((high & 3).reshape(low_bits.shape) << 4), 32)
     quants = blocks[..., 8:].reshape(*blocks.shape[:-1], 8, 16)
-    return _IQ4_VALUES[_nibbles(quants)], _f16(blocks, 0), scales, None, None
+    return _of_table(_nibbles(quants)), _f16(blocks, 0), scales, None, None
 
 
-_READERS: dict[DType, Callable[[Array], Fields]] = {
+_READERS: dict[DType, Callable[[AnyArray], Fields]] = {
     DType.Q4_0: _read_q4_0,
     DType.Q4_1: _read_q4_1,
     DType.Q5_0: _read_q5_0,

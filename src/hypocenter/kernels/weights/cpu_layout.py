@@ -252,7 +252,7 @@ def _pairs(scales: Array, minima: Array, bits: int, num_groups: int) -> dict[str
 
 def _by_record(rows: Array, num_records: int, per_record: int) -> Array:
     """[num_rows, n] to [items, records, 4, per_record, 16], what is missing zero."""
-    items = in_groups(rows, num_records * per_record, ROWS_PER_ITEM)
+    items: Array = in_groups(rows, num_records * per_record, ROWS_PER_ITEM)
     shape = (len(items), GROUPS_PER_ITEM, LANES, num_records, per_record)
     return items.reshape(shape).transpose(0, 3, 1, 4, 2)
 

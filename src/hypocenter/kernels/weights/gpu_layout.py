@@ -1,4 +1,4 @@
-"""The packed layouts in which GPU kernels read a weight, made of GGUF bytes with numpy.
+"""The packed layouts in which GPU kernels read a weight, made of GGUF bytes there or on the host.
 
 Floats lie in units of 64 columns, missing ones zero: weights [num_rows / 16, units, 16, 64].
 Two layouts of codes hold every block type: codes of a byte in units of 64 columns, of four bits in
@@ -12,14 +12,32 @@ Scales and minima are f16 [num_rows / 8, units, 8, groups] over a power of two o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from hypocenter.device.arrays import (
+    AnyArray,
+    bits_as,
+    cast,
+    in_order,
+    is_host,
+    largest_size,
+    turn,
+    zeros,
+)
 from hypocenter.dtypes import Array
 from hypocenter.kernels.weights.block_types import Blocks, unpack
-from hypocenter.kernels.weights.row_groups import LANES, in_groups, padded_rows, side_by_side, slabs
+from hypocenter.kernels.weights.row_groups import (
+    LANES,
+    ROWS_PER_ITEM,
+    in_groups,
+    padded_rows,
+    side_by_side,
+    slabs,
+)
 from hypocenter.tensor import DType
 
 #: Rows of codes that lie side by side: as many as the smallest program takes, which so reads memory
@@ -28,6 +46,8 @@ CODE_LANES = 8
 #: Stretches of a row whose products are added up apart, and then one after another.
 CHAINS = 8
 _COLUMNS = 64
+#: Weights that are packed at a time on a device: what it takes beside them is some times as much.
+_DEVICE_SLAB = 1 << 27
 #: Of an f16 whose largest number is below twice this one no code times scale overflows.
 _LARGEST = 14
 
@@ -77,38 +97,57 @@ UNITS: dict[DType, Units] = {
 }
 
 
-def pack_units(raw: Array, dtype: DType, num_columns: int) -> tuple[Any, ...]:
+def pack_units(
+    raw: Array, dtype: DType, num_columns: int, there: Callable[[Array], AnyArray] = np.asarray
+) -> tuple[Any, ...]:
     """Rows of GGUF bytes as (weights,) or (words, scales, minima, zero, factor); no minima is an
-    empty array, zero and factor are f32 numbers."""
+    empty array, zero and factor are f32 numbers.
+
+    `there` brings bytes to where they are packed, on which the result lies.
+    """
     layout, num_rows = UNITS[dtype], raw.shape[0]
     width = -(-num_columns // layout.unit_columns) * layout.unit_columns
+    beside = there(raw[:0])
     if layout.is_float:
         lead = (padded_rows(num_rows) // LANES, width // _COLUMNS)
-        kind = {DType.F32: np.float32, DType.F16: np.uint16, DType.BF16: np.int16}[dtype]
-        weights = np.zeros((*lead, LANES, _COLUMNS), kind)
-        side_by_side(
-            lambda rows: _put(weights, rows.start, raw[rows].view(kind), width), slabs(num_rows)
-        )
+        kind = {DType.F32: "float32", DType.F16: "float16", DType.BF16: "int16"}[dtype]
+        weights = zeros((*lead, LANES, _COLUMNS), kind, beside)
+        _by_slabs(
+            lambda rows: _put(weights, rows.start, bits_as(there(raw[rows]), kind), width),
+            num_rows, num_columns, beside,
+        )  # fmt: skip
         return (weights,)
     lead = (padded_rows(num_rows) // CODE_LANES, width // layout.unit_columns)
-    words = np.zeros((*lead, CODE_LANES, 4, 4), np.int32)
-    exact = np.zeros((*lead, CODE_LANES, layout.unit_columns // layout.group), np.float32)
-    exact_minima = np.zeros(exact.shape if layout.has_minima else (0, 0, CODE_LANES, 0), np.float32)
+    words = zeros((*lead, CODE_LANES, 4, 4), "int32", beside)
+    groups = layout.unit_columns // layout.group
+    exact = zeros((*lead, CODE_LANES, groups), "float32", beside)
+    low_shape = (*lead, CODE_LANES, groups) if layout.has_minima else (0, 0, CODE_LANES, 0)
+    exact_minima = zeros(low_shape, "float32", beside)
 
     def fill(rows: slice) -> None:
-        start, blocks = rows.start, unpack(raw[rows], dtype, num_columns)
+        start, blocks = rows.start, unpack(there(raw[rows]), dtype, num_columns)
         made = _words(blocks, layout, width)
         words[start // CODE_LANES : start // CODE_LANES + len(made)] = made
         _put(exact, start, blocks.scales, width // layout.group)
         if (lows := blocks.minima) is not None:
             _put(exact_minima, start, lows, width // layout.group)
 
-    side_by_side(fill, slabs(num_rows))
+    _by_slabs(fill, num_rows, num_columns, beside)
     factor = _factor(exact, exact_minima, layout)
-    halves = [
-        (array / factor).astype(np.float16).view(np.uint16) for array in (exact, exact_minima)
-    ]
+    halves = [cast(array / float(factor), "float16") for array in (exact, exact_minima)]
     return words, *halves, np.float32(layout.zero), factor
+
+
+def _by_slabs(
+    work: Callable[[slice], None], num_rows: int, num_columns: int, beside: AnyArray
+) -> None:
+    """On the host by threads; a device has lanes enough, and memory for one slab."""
+    if is_host(beside):
+        side_by_side(work, slabs(num_rows))
+        return
+    slab_rows = max(_DEVICE_SLAB // num_columns // ROWS_PER_ITEM, 1) * ROWS_PER_ITEM
+    for rows in slabs(num_rows, slab_rows):
+        work(rows)
 
 
 def reference(raw: Array, dtype: DType, num_columns: int) -> Array:
@@ -125,9 +164,10 @@ def reference(raw: Array, dtype: DType, num_columns: int) -> Array:
     return found[:, :num_columns]
 
 
-def _factor(scales: Array, minima: Array, layout: Units) -> np.float32:
+def _factor(scales: AnyArray, minima: AnyArray, layout: Units) -> np.float32:
     """The power of two over which code times scale plus minimum has room in f16."""
-    largest = (128 if layout.codes_per_word == 4 else 16) * _largest(scales) + _largest(minima)
+    largest = (128 if layout.codes_per_word == 4 else 16) * largest_size(scales)
+    largest += largest_size(minima)
     if largest == 0:
         return np.float32(1)
     # Within f32, and its inverse too.
@@ -135,35 +175,29 @@ def _factor(scales: Array, minima: Array, layout: Units) -> np.float32:
     return np.float32(2.0**exponent)
 
 
-def _largest(values: Array) -> float:
-    """The largest size of those that are numbers."""
-    sizes = np.abs(values)
-    return float(np.max(sizes, initial=0.0, where=np.isfinite(sizes)))
-
-
-def _put(into: Array, start: int, rows: Array, width: int) -> None:
+def _put(into: AnyArray, start: int, rows: AnyArray, width: int) -> None:
     """Write rows [n, <= width] into [groups, units, lanes, size] from row `start` on."""
     lanes, size = into.shape[2:]
     grouped = in_groups(rows, width, lanes)
-    units = grouped.reshape(len(grouped), lanes, -1, size).transpose(0, 2, 1, 3)
+    units = turn(grouped.reshape(len(grouped), lanes, -1, size), (0, 2, 1, 3))
     into[start // lanes : start // lanes + len(units)] = units
 
 
-def _words(blocks: Blocks, layout: Units, width: int) -> Array:
+def _words(blocks: Blocks, layout: Units, width: int) -> AnyArray:
     """i32 [groups, units, rows, lanes, words]."""
     codes, rows = blocks.codes, CODE_LANES
     if layout.codes_per_word == 4:
         # [groups, rows, units, word, pair, lane, even and odd]
         split = in_groups(codes, width, rows).reshape(-1, rows, width // 64, 4, 2, 4, 2)
-        return _as_words(split.transpose(0, 2, 1, 5, 3, 4, 6))
-    raised = in_groups((codes + np.int8(layout.zero)).view(np.uint8), width, rows)
+        return _as_words(turn(split, (0, 2, 1, 5, 3, 4, 6)))
+    raised = in_groups(bits_as(codes + layout.zero, "uint8"), width, rows)
     # [groups, rows, units, word, chunk, pair, lane, even and odd]
     split = raised.reshape(-1, rows, width // 128, 4, 2, 2, 4, 2)
     pairs = split[..., 0, :, :] | (split[..., 1, :, :] << 4)
     # [groups, units, rows, lane, word, even and odd, chunk]
-    return _as_words(pairs.transpose(0, 2, 1, 5, 3, 6, 4))
+    return _as_words(turn(pairs, (0, 2, 1, 5, 3, 6, 4)))
 
 
-def _as_words(codes: Array) -> Array:
+def _as_words(codes: AnyArray) -> AnyArray:
     """[..., 2, 2] bytes as i32 [...]."""
-    return np.ascontiguousarray(codes).reshape(*codes.shape[:-2], 4).view(np.int32)[..., 0]
+    return bits_as(in_order(codes).reshape(*codes.shape[:-2], 4), "int32")[..., 0]

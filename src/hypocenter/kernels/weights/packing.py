@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from hypocenter.device import lending, memory
+from hypocenter.device import devices, lending, memory
 from hypocenter.dtypes import Array
 from hypocenter.kernels.weights.cpu_layout import Kept, held_as, pack_records
 from hypocenter.kernels.weights.gpu_layout import pack_units
@@ -45,17 +46,23 @@ def pack(
     device: str = "cpu",
     in_bf16: bool = False,
     kept: Kept | None = None,
+    on_host: bool = False,
 ) -> Packed:
     """Bring rows of GGUF bytes (uint8 [num_rows, row_bytes]) into the layout for `device`.
 
+    A GPU packs them itself, unless `on_host`: for a process that never launches anything there.
     `in_bf16` (on the CPU): F16 and BF16 become what products in bf16 take. `kept` (on the CPU):
     gives what was packed of them before.
     """
     if device == "cpu":
         parts = pack_records([raw], dtype, num_columns, in_bf16=in_bf16, kept=kept)
         dtype = held_as(dtype, num_columns, in_bf16=in_bf16)
-    else:
+    elif on_host:
         parts = pack_units(raw, dtype, num_columns)
+    else:
+        scratch = devices.backend_of(device).scratch
+        work = partial(pack_units, raw, dtype, num_columns, scratch)
+        parts = devices.call_device(device, "compute", work, raw.nbytes)
     return Packed(dtype, parts, len(raw), num_columns)
 
 

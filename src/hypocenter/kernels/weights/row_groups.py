@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-
+from hypocenter.device.arrays import AnyArray, pad
 from hypocenter.device.cpu.lang import num_threads
-from hypocenter.dtypes import Array
 
-#: Rows that lie side by side in one vector, and rows to a multiple of which weights are padded.
+#: Rows that lie side by side in one vector, and rows to a multiple of which weights are pad.
 LANES = 16
 ROWS_PER_ITEM = 64
 #: Groups of `LANES` rows whose records lie side by side: one reading of activations serves them.
@@ -26,17 +24,15 @@ def padded_rows(num_rows: int) -> int:
     return -(-num_rows // ROWS_PER_ITEM) * ROWS_PER_ITEM
 
 
-def in_groups(rows: Array, num_columns: int, group: int = LANES) -> Array:
+def in_groups(rows: AnyArray, num_columns: int, group: int = LANES) -> AnyArray:
     """[num_rows, n] to [ceil(num_rows / group), group, num_columns], what is missing zero."""
-    missing = (-len(rows) % group, num_columns - rows.shape[1])
-    if any(missing):
-        rows = np.pad(rows, ((0, missing[0]), (0, missing[1])))
+    rows = pad(rows, -len(rows) % group, num_columns - rows.shape[1])
     return rows.reshape(-1, group, num_columns)
 
 
-def slabs(num_rows: int) -> Iterator[slice]:
+def slabs(num_rows: int, slab_rows: int = SLAB_ROWS) -> Iterator[slice]:
     """All rows, some at a time."""
-    return (slice(start, start + SLAB_ROWS) for start in range(0, num_rows, SLAB_ROWS))
+    return (slice(start, start + slab_rows) for start in range(0, num_rows, slab_rows))
 
 
 def side_by_side(work: Callable[[Any], None], parts: Iterable[Any]) -> None:
