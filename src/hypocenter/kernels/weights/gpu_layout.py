@@ -112,10 +112,11 @@ def pack_units(
         lead = (padded_rows(num_rows) // LANES, width // _COLUMNS)
         kind = {DType.F32: "float32", DType.F16: "float16", DType.BF16: "int16"}[dtype]
         weights = zeros((*lead, LANES, _COLUMNS), kind, beside)
-        _by_slabs(
-            lambda rows: _put(weights, rows.start, bits_as(there(raw[rows]), kind), width),
-            num_rows, num_columns, beside,
-        )  # fmt: skip
+
+        def put(rows: slice) -> None:
+            _put(weights, rows.start, bits_as(there(raw[rows]), kind), width)
+
+        _by_slabs(put, num_rows, num_columns, beside)
         return (weights,)
     lead = (padded_rows(num_rows) // CODE_LANES, width // layout.unit_columns)
     words = zeros((*lead, CODE_LANES, 4, 4), "int32", beside)

@@ -9,7 +9,7 @@ from typing import Any
 from hypocenter.device.arrays import AnyArray, pad
 from hypocenter.device.cpu.lang import num_threads
 
-#: Rows that lie side by side in one vector, and rows to a multiple of which weights are pad.
+#: Rows that lie side by side in one vector, and rows to a multiple of which weights are padded.
 LANES = 16
 ROWS_PER_ITEM = 64
 #: Groups of `LANES` rows whose records lie side by side: one reading of activations serves them.
