@@ -21,7 +21,7 @@ from hypocenter.engine.runner import Runner
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.decoder import Decoder
 from hypocenter.model.step_buffers import KVPages, StepInputs
-from hypocenter.model.weights import Weights
+from hypocenter.model.weight_tensors import Weights
 from hypocenter.record import recorder, ring
 from hypocenter.record.not_recording import UNREAD_HEADER
 from hypocenter.tensor import DType

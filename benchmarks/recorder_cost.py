@@ -40,7 +40,7 @@ from hypocenter.kernels.weights import packing  # noqa: E402
 from hypocenter.model.architecture import Architecture, Rope  # noqa: E402
 from hypocenter.model.families import FAMILIES  # noqa: E402
 from hypocenter.model.rope_tables import RopeTables  # noqa: E402
-from hypocenter.model.weights import FeedForward, LayerWeights, Weights  # noqa: E402
+from hypocenter.model.weight_tensors import FeedForward, LayerWeights, Weights  # noqa: E402
 from hypocenter.record import recorder  # noqa: E402
 from hypocenter.record.not_recording import NotRecording  # noqa: E402
 from hypocenter.record.recorder import Recorder  # noqa: E402

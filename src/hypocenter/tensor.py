@@ -41,6 +41,7 @@ class DType(enum.Enum):
     Q6_K = (14, 256, 210)
     IQ4_NL = (20, 32, 18)
     IQ4_XS = (23, 256, 136)
+    MXFP4 = (39, 32, 17)
     I8 = (24, 1, 1)
     I16 = (25, 1, 2)
     I32 = (26, 1, 4)
@@ -90,6 +91,7 @@ WEIGHT_TYPES: tuple[DType, ...] = (
     DType.Q6_K,
     DType.IQ4_NL,
     DType.IQ4_XS,
+    DType.MXFP4,
 )
 
 

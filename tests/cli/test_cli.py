@@ -122,13 +122,13 @@ def _unknown_architecture(path: Path) -> None:
 
 
 def _unsupported_type(path: Path) -> None:
-    """The first tensor's type becomes 39 (MXFP4); its offset in the file follows its name."""
+    """The first tensor's type becomes 40 (NVFP4); its offset in the file follows its name."""
     data = bytearray(DEMO.read_bytes())
     name = b"output_norm.weight"
     at = data.index(name) + len(name)
     num_dims = int.from_bytes(data[at : at + 4], "little")
     at += 4 + 8 * num_dims
-    data[at : at + 4] = (39).to_bytes(4, "little")
+    data[at : at + 4] = (40).to_bytes(4, "little")
     path.write_bytes(data)
 
 
@@ -139,7 +139,7 @@ def _unsupported_type(path: Path) -> None:
         (_truncated, "model.gguf"),
         (_no_header, "model.gguf"),
         (_unknown_architecture, "lama"),
-        (_unsupported_type, "MXFP4"),
+        (_unsupported_type, "NVFP4"),
     ],
 )
 def test_a_bad_model_is_one_line_and_exit_code_1(

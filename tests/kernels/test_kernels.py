@@ -80,9 +80,9 @@ COLUMNS = [(dtype, 512 if dtype.is_quantised else 131) for dtype in WEIGHT_TYPES
 COLUMNS += [(DType.BF16, 130)]
 COLUMNS += [(dtype, 416) for dtype in WEIGHT_TYPES if dtype.block_elements == 32]
 #: A type of each layout of records: bytes, nibbles, nibbles and bits, crumbs, those and bits, six
-#: bits; and the floats.
+#: bits, floats of four bits; and the floats.
 OF_EACH_LAYOUT = (
-    DType.Q8_0, DType.Q4_K, DType.Q5_0, DType.Q2_K, DType.Q3_K, DType.Q6_K,
+    DType.Q8_0, DType.Q4_K, DType.Q5_0, DType.Q2_K, DType.Q3_K, DType.Q6_K, DType.MXFP4,
     DType.F32, DType.F16, DType.BF16,
 )  # fmt: skip
 #: Of those the ones that a form is compiled for which no model needs.

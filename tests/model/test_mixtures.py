@@ -75,6 +75,28 @@ def test_choices_that_we_do_not_make_are_refused(key: str, value: int, tmp_path:
     assert error.field == f"qwen3moe.{key}"
 
 
+@pytest.mark.parametrize(
+    ("device", "part", "named"),
+    [("cpu", "up", "gate_exps.weight + blk.1.ffn_up"), ("sim:h200", "down", "down")],
+)
+def test_a_scale_that_is_no_number_is_refused(
+    device: str, part: str, named: str, tmp_path: Path
+) -> None:
+    """One byte among many, wherever it is."""
+    path = write_experts(tmp_path / "experts.gguf", DType.MXFP4)
+    with open_gguf(path) as file:
+        at = file.tensors[f"blk.1.ffn_{part}_exps.weight"].offset
+    block_bytes, per_row = DType.MXFP4.block_bytes, WIDTH // 32
+    data = bytearray(path.read_bytes())
+    data[at + (300 * per_row + 2) * block_bytes] = 255
+    path.write_bytes(data)
+    with pytest.raises(BadModelFile) as caught:
+        new_runner(path, device=device)
+    assert str(caught.value).startswith(
+        f"{path}: blk.1.ffn_{named}_exps.weight: scale of block 2 of row 300 is 255"
+    )
+
+
 def new_runner(path: Path, **settings: Any) -> Runner:
     with open_gguf(path) as file:
         return load_runner(file, EngineConfig(**{"max_batch_tokens": 16, **settings}))

@@ -25,7 +25,8 @@ from hypocenter.kernels.weights import cpu_layout, packing
 from hypocenter.model import packed_weights
 from hypocenter.model.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.weights import Weights, load_weights
+from hypocenter.model.weight_tensors import Weights
+from hypocenter.model.weights import load_weights
 
 
 @pytest.fixture

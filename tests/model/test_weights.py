@@ -26,7 +26,8 @@ from hypocenter.model import weights as weights_module
 from hypocenter.model.architecture import read_architecture
 from hypocenter.model.footprint import Room
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.weights import FeedForward, Weights, load_weights
+from hypocenter.model.weight_tensors import FeedForward, Weights
+from hypocenter.model.weights import load_weights
 
 ONES = np.ones(4)
 SMAPS = Path("/proc/self/smaps")

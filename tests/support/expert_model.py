@@ -99,7 +99,9 @@ def _add(
         return
     raw = random_rows(kind, int(np.prod(shape[:-1])), shape[-1], seed)
     blocks = raw.reshape(len(raw), -1, kind.block_bytes).copy()
-    for offset in SCALE_FIELDS[kind]:  # so that numbers are about as large as a model's
+    if kind is DType.MXFP4:
+        blocks[..., 0] -= 8
+    for offset in SCALE_FIELDS.get(kind, ()):  # so that numbers are about as large as a model's
         field = blocks[..., offset : offset + 2]
         scales = np.ascontiguousarray(field).view(np.float16) * np.float16(2.0**-10)
         blocks[..., offset : offset + 2] = scales.view(np.uint8)

@@ -63,7 +63,9 @@ def random_rows(dtype: DType, num_rows: int, num_columns: int, seed: int = 0) ->
         return values.view(np.uint8)
     num_blocks = num_columns // dtype.block_elements
     blocks = rng.integers(0, 256, (num_rows, num_blocks, dtype.block_bytes), np.uint8)
-    for offset in SCALE_FIELDS[dtype]:
+    if dtype is DType.MXFP4:  # powers of two
+        blocks[..., :1] = rng.integers(110, 128, (num_rows, num_blocks, 1), np.uint8)
+    for offset in SCALE_FIELDS.get(dtype, ()):
         scales = rng.uniform(-1, 1, (num_rows, num_blocks, 1)).astype(np.float16)
         blocks[..., offset : offset + 2] = scales.view(np.uint8)
     return blocks.reshape(num_rows, -1)

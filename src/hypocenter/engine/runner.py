@@ -37,7 +37,8 @@ from hypocenter.model.decoder import Decoder
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.file_types import quantisation_of
 from hypocenter.model.step_buffers import KVPages, StepInputs
-from hypocenter.model.weights import Weights, load_weights
+from hypocenter.model.weight_tensors import Weights
+from hypocenter.model.weights import load_weights
 from hypocenter.record.recorder import current, open_recorder
 from hypocenter.results import Route
 from hypocenter.tensor import DType, Tensor

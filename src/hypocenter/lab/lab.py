@@ -29,7 +29,7 @@ from hypocenter.errors import UsageError
 from hypocenter.kernels.contract import Contract
 from hypocenter.lab.model import model_path
 from hypocenter.model import step_buffers
-from hypocenter.model.weights import Weights
+from hypocenter.model.weight_tensors import Weights
 from hypocenter.package import kernel_module
 from hypocenter.record.recorder import open_recorder
 from hypocenter.tensor import DType, Tensor

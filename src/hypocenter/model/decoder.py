@@ -37,7 +37,7 @@ from hypocenter.model.architecture import Architecture
 from hypocenter.model.mixture import MixtureBuffers
 from hypocenter.model.step_buffers import KVPages, StepInputs
 from hypocenter.model.unfused import UnfusedAttention
-from hypocenter.model.weights import FeedForward, LayerWeights, Mixture, Weights
+from hypocenter.model.weight_tensors import FeedForward, LayerWeights, Mixture, Weights
 from hypocenter.tensor import DType, Tensor
 
 

@@ -23,7 +23,7 @@ from hypocenter.kernels.rowwise.embedding import gather
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.experts import Experts
-from hypocenter.model.weights import FeedForward, Mixture
+from hypocenter.model.weight_tensors import FeedForward, Mixture
 from hypocenter.tensor import DType, Tensor
 
 

@@ -29,7 +29,7 @@ from hypocenter.model.experts import Experts
 from hypocenter.model.families import FAMILIES
 from hypocenter.model.rope_tables import RopeTables
 from hypocenter.model.step_buffers import KVPages, StepInputs
-from hypocenter.model.weights import FeedForward, LayerWeights, Mixture, Weights
+from hypocenter.model.weight_tensors import FeedForward, LayerWeights, Mixture, Weights
 from hypocenter.tensor import DType, Tensor, contiguous_strides
 
 # One model for each kernel variant that a family's facts bring.

@@ -5,153 +5,37 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from hypocenter.config import OnProgress
 from hypocenter.device import copies, memory
 from hypocenter.device.lending import Borrower
+from hypocenter.dtypes import Array
 from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel
 from hypocenter.kernels.linear.linear_gate import may_join
 from hypocenter.kernels.weights import packing
-from hypocenter.kernels.weights.block_types import dequantise
+from hypocenter.kernels.weights.block_types import RESERVED_EXPONENT, dequantise, find_reserved
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.messages import KeptWeights, SharedWeight
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.experts import Experts
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.packed_weights import PackedWeights
-from hypocenter.model.rope_tables import RopeTableReader, RopeTables
+from hypocenter.model.rope_tables import RopeTableReader
+from hypocenter.model.weight_tensors import (
+    FeedForward,
+    LayerWeights,
+    Mixture,
+    OutputWeights,
+    Weights,
+)
 from hypocenter.tensor import DType, Tensor
 
 # Digits of ASCII without leading zeros: one layer has one name.
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\..+")
-
-
-@dataclass(frozen=True, slots=True)
-class FeedForward:
-    """The matrices of one feed-forward, packed, or stacks of those of experts.
-
-    `gate_up` holds both where the device multiplies them at once (`linear_gate_codes`), else there
-    are `gate` and `up`. Biases are f32 padded to 64; None: not there.
-    """
-
-    gate: Tensor | None
-    up: Tensor | None
-    gate_up: Tensor | None
-    down: Tensor
-    gate_bias: Tensor | None = None
-    up_bias: Tensor | None = None
-    down_bias: Tensor | None = None
-
-    @property
-    def read(self) -> tuple[Tensor, ...]:
-        """What its input is multiplied with."""
-        parts = (self.gate, self.up, self.gate_up)
-        return tuple(part for part in parts if part is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """A layer's experts. `router` is F32 [num_experts, width], with one row more where the shared
-    expert has a gate; `bias` f32 counts for the choice alone."""
-
-    router: Tensor
-    bias: Tensor | None
-    experts: FeedForward
-    shared: FeedForward | None
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer's tensors: matrices packed, norms and biases f32 padded to 64; None: not there.
-
-    A layer has either `dense` or `mixture`.
-    """
-
-    attn_norm: Tensor | None
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    q_bias: Tensor | None
-    k_bias: Tensor | None
-    v_bias: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    attn_output: Tensor
-    attn_output_bias: Tensor | None
-    post_attn_norm: Tensor | None
-    ffn_norm: Tensor | None
-    dense: FeedForward | None
-    mixture: Mixture | None
-    post_ffn_norm: Tensor | None
-    #: Of layer norms, which these make of norms that are there.
-    attn_norm_bias: Tensor | None = None
-    ffn_norm_bias: Tensor | None = None
-
-    @property
-    def is_parallel(self) -> bool:
-        """Whether the feed-forward reads what attention does, a norm of which there is one."""
-        return self.attn_norm is not None and self.ffn_norm is None
-
-    @property
-    def down(self) -> Tensor:
-        """The matrix, or the stack of them, that a feed-forward ends with."""
-        if self.dense is not None:
-            return self.dense.down
-        assert self.mixture is not None
-        return self.mixture.experts.down
-
-    @property
-    def matrices(self) -> tuple[Tensor, ...]:
-        """Those that activations are multiplied with, but for a router."""
-        found = [self.q, self.k, self.v, self.attn_output]
-        if self.dense is not None:
-            found += (*self.dense.read, self.dense.down)
-        if self.mixture is not None:
-            for part in (self.mixture.experts, self.mixture.shared):
-                found += (*part.read, part.down) if part is not None else ()
-        return tuple(found)
-
-
-class OutputWeights(NamedTuple):
-    """What stands behind the last layer."""
-
-    norm: Tensor
-    norm_bias: Tensor | None
-    matrix: Tensor
-    bias: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """All tensors of a model. `output` is the token table where the model ties the two.
-
-    `in_bf16`: BF16 matrices are multiplied by activations rounded to bf16.
-    """
-
-    token_table: Tensor
-    layers: tuple[LayerWeights, ...]
-    output_norm: Tensor
-    output: Tensor
-    ropes: RopeTables
-    num_bytes: int
-    in_bf16: bool = False
-    output_norm_bias: Tensor | None = None
-    output_bias: Tensor | None = None
-    #: Why the packed matrices are not on disk for the next start; empty when they are.
-    not_kept: str = ""
-
-    @property
-    def dtypes(self) -> frozenset[DType]:
-        """The types of the matrices that activations are multiplied with; routers are F32."""
-        found = {self.output.dtype}
-        for layer in self.layers:
-            found |= {matrix.dtype for matrix in layer.matrices}
-        return frozenset(found)
 
 
 def load_weights(
@@ -377,6 +261,8 @@ class Loader:
         width, dtype = self.facts.width, self.file.tensors[names[0]].dtype
         raws = [raw for name in names for raw in self._rows(name, rows, width, num_experts)]
         both = " + ".join(names)
+        for raw in raws:
+            self._refuse_reserved(both, raw, dtype)
         packed = packing.pack_by_turns(raws, dtype, width, kept=partial(self.kept.find, both))
         self.kept.keep(both, packed.parts)
         for name in names:
@@ -427,9 +313,11 @@ class Loader:
             if shared is not None and self._borrower is not None:
                 parts.append(packing.borrow(name, shared, self._borrower, shape=shape))
                 continue
+            dtype = self.file.tensors[name].dtype
+            self._refuse_reserved(name, rows, dtype)
             packed = packing.pack(
                 rows,
-                self.file.tensors[name].dtype,
+                dtype,
                 num_columns,
                 device=self.device,
                 in_bf16=in_bf16,
@@ -440,6 +328,14 @@ class Loader:
         # Packed and mapped weights together would take twice the memory of the file.
         self.file.let_go(name)
         return tuple(parts)
+
+    def _refuse_reserved(self, name: str, rows: Array, dtype: DType) -> None:
+        """Raise BadModelFile for a scale that stands for no number."""
+        found = find_reserved(rows, dtype)
+        if found is not None:
+            field = f"{name}: scale of block {found[1]} of row {found[0]}"
+            limit = f"{dtype.name} has no such number; download the file again"
+            raise BadModelFile(self.file.path, field, RESERVED_EXPONENT, limit)
 
     def _rows(
         self, name: str, row_counts: tuple[int, ...], num_columns: int, num_experts: int = 0

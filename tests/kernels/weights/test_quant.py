@@ -15,6 +15,7 @@ from repository import DEMO
 
 from hypocenter.config import EngineConfig
 from hypocenter.device.cpu.lang import max_num_threads
+from hypocenter.device.cpu.packed_codes import POWERS_FIELD
 from hypocenter.engine.runner import load_runner
 from hypocenter.kernels.weights import block_types, packing, row_groups
 from hypocenter.kernels.weights.cpu_layout import RecordLayout, layout_of
@@ -80,11 +81,12 @@ def _unpacked(packed: packing.Packed) -> np.ndarray:
     (items,) = packed.parts
     records = items.transpose(0, 2, 1).reshape(-1, items.shape[1])
     layout = layout_of(packed.dtype, packed.num_columns)
-    columns = []
+    columns, meanings = [], np.array(block_types.E2M1_VALUES, np.float32)
     for k in range(packed.num_columns):
         record, within = records[:, k // layout.num_columns], k % layout.num_columns
-        code = _code(record, layout, within).astype(np.float32) - layout.zero
-        value = code * _number(record, "scale", within // layout.group)
+        bits = _code(record, layout, within)
+        code = meanings[bits] if layout.is_e2m1 else bits.astype(np.float32) - layout.zero
+        value = code * _number(record, layout.scale, within // layout.group)
         if layout.has_minima:
             value += _number(record, "minimum", within // layout.group)
         columns.append(value)
@@ -104,7 +106,7 @@ def _code(record: np.ndarray, layout: RecordLayout, column: int) -> np.ndarray:
             return np.asarray(step[:, first + word % 4] & 63)
         parts = [((step[:, first + i] >> 6) & 3) << 2 * i for i in range(3)]
         return np.asarray(np.bitwise_or.reduce(parts))
-    code, low = np.zeros(record["scale"][:, 0].shape, np.int64), 0
+    code, low = np.zeros(record[layout.scale][:, 0].shape, np.int64), 0
     for width in layout.planes:
         vector, shift = step[:, low + word // (8 // width)], width * (word % (8 // width))
         code += ((vector >> shift) & ((1 << width) - 1)) << low
@@ -114,6 +116,8 @@ def _code(record: np.ndarray, layout: RecordLayout, column: int) -> np.ndarray:
 
 def _number(record: np.ndarray, whole: str, index: int) -> np.ndarray:
     names, small = record.dtype.names or (), None
+    if whole == POWERS_FIELD:
+        return (record[whole][:, index].astype(np.uint32) << 16).view(np.float32)
     shift = 4 if whole == "minimum" else 0
     if "pairs" in names:
         small = (record["pairs"][:, index] >> shift) & 15
@@ -187,8 +191,8 @@ def test_what_a_thread_raises_is_raised() -> None:
 
 @pytest.mark.parametrize("dtype", BLOCK_TYPES)
 def test_a_packed_weight_is_about_as_large_as_in_the_file(dtype: DType) -> None:
-    """Q3_K keeps scales of 6 bits in bytes, the non-linear types what codes mean."""
-    allowed = {DType.Q3_K: 1.06, DType.IQ4_NL: 1.9, DType.IQ4_XS: 2.0}
+    """Q3_K keeps scales of 6 bits in bytes, MXFP4 those of 8 in two, IQ4 types what codes mean."""
+    allowed = {DType.Q3_K: 1.06, DType.MXFP4: 1.06, DType.IQ4_NL: 1.9, DType.IQ4_XS: 2.0}
     for num_columns in (2048, 896) if dtype.block_elements < 256 else (2048,):
         raw = random_rows(dtype, 64, num_columns)
         packed = packing.pack(raw, dtype, num_columns)

@@ -447,7 +447,19 @@ class TestInspection:
         assert counts[DType.Q4_K] == inspection.TypeCount(DType.Q4_K, 1, 256, 144)
         assert inspection.type_counts(file)[0].dtype is DType.Q8_0
 
-    @pytest.mark.parametrize("dtype", WEIGHT_TYPES, ids=lambda dtype: dtype.name)
+    def test_check_finds_reserved_exponents(self, tmp_path: Path) -> None:
+        """The `gguf` package takes them for numbers, the format for none."""
+        blocks = np.random.default_rng(2).integers(0, 255, (700, 17), dtype=np.uint8)
+        assert self.report(tmp_path, DType.MXFP4, blocks).findings == ()
+        blocks[613, 0] = 255
+        (found,) = self.report(tmp_path, DType.MXFP4, blocks).findings
+        assert str(found) == "w (MXFP4): e of block 613 is nan"
+
+    @pytest.mark.parametrize(
+        "dtype",
+        [dtype for dtype in WEIGHT_TYPES if dtype is not DType.MXFP4],
+        ids=lambda dtype: dtype.name,
+    )
     @pytest.mark.parametrize("planted", ["nan", "inf", "-inf"])
     def test_check_finds_what_dequantises_to_a_bad_number(
         self, tmp_path: Path, dtype: DType, planted: str

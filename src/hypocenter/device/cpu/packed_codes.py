@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from hypocenter.device.cpu.cache_lines import AHEAD_BYTES, ask_for_lines, asks_ahead
-from hypocenter.device.cpu.lang import cgutils, intrinsic, ir, models, register_model, types
+from hypocenter.device.cpu.lang import (
+    cgutils,
+    cpu_features,
+    intrinsic,
+    ir,
+    models,
+    register_model,
+    types,
+)
 from hypocenter.device.cpu.large_pages import LINE_BYTES
 from hypocenter.device.cpu.vector_ir import (
     I32,
@@ -22,6 +30,7 @@ from hypocenter.device.cpu.vector_ir import (
     VEC_I32,
     Codegen,
     address_of,
+    call_llvm,
     constant,
     f32x16,
     half_to_float,
@@ -33,6 +42,11 @@ NUM_WORDS = 8
 #: What the field of a record's codes is called, before the bits of its planes and what was added to
 #: a code to make it unsigned: codes_4, codes_6_less_32.
 CODES_FIELD, _LESS = "codes", "less"
+#: What it ends in where the bits of a code are a sign, two of exponent and one of mantissa, and
+#: what is added to twice their value; and the field of scales that are powers of two, as bf16.
+_E2M1, E2M1_ZERO, POWERS_FIELD = "_e2m1", 12, "powers"
+#: Twice the value of each such code, and the zero.
+_E2M1_BYTES = (12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0)
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
 _VEC_I8 = ir.VectorType(_I8, LANES)
@@ -40,9 +54,10 @@ _CODES = ir.ArrayType(VEC_I32, NUM_WORDS)
 _HALVES = ir.LiteralStructType([VEC_F32, VEC_I32, VEC_I32])
 
 
-def codes_field(planes: Sequence[int], zero: int) -> str:
+def codes_field(planes: Sequence[int], zero: int, *, is_e2m1: bool = False) -> str:
     """The name of the field of codes."""
-    return "_".join((CODES_FIELD, *map(str, planes), *((_LESS, str(zero)) if zero else ())))
+    name = "_".join((CODES_FIELD, *map(str, planes), *((_LESS, str(zero)) if zero else ())))
+    return name + _E2M1 if is_e2m1 else name
 
 
 class Codes(types.Type):  # type: ignore[misc]
@@ -97,13 +112,16 @@ class _Shape:
     num_steps: int
     num_groups: int
     has_minima: bool
+    is_e2m1: bool
 
     @classmethod
     def of(cls, record: Any) -> _Shape:
         lengths = {name: field.type.shape[0] for name, field in record.fields.items()}
         codes = next(name for name in lengths if name.startswith(CODES_FIELD))
-        planes, _, zero = codes.removeprefix(f"{CODES_FIELD}_").partition(f"_{_LESS}_")
-        num_groups = lengths.get("pairs") or lengths.get("scales") or lengths["scale"]
+        facts = codes.removeprefix(f"{CODES_FIELD}_").removesuffix(_E2M1)
+        planes, _, zero = facts.partition(f"_{_LESS}_")
+        of_groups = ("pairs", "scales", POWERS_FIELD, "scale")
+        num_groups = next(lengths[name] for name in of_groups if name in lengths)
         return cls(
             codes,
             tuple(map(int, planes.split("_"))),
@@ -111,6 +129,7 @@ class _Shape:
             lengths[codes],
             num_groups,
             "minimum" in lengths,
+            codes.endswith(_E2M1),
         )
 
     @property
@@ -165,6 +184,9 @@ class _Record:
 
     def factor(self, single: str, index: Any, smalls: Any) -> Any:
         """A `scale` or `minimum` of a group: an f16, or the record's times a small one; or 0."""
+        if single == "scale" and self.has(POWERS_FIELD):
+            bits = self.builder.zext(self.vector(POWERS_FIELD, VEC_I16, index), VEC_I32)
+            return self.builder.bitcast(_shift(self.builder, bits, -16), VEC_F32)
         if not self.has(single):
             return constant(0.0)
         if not (self.has("pairs") or self.has("scales")):
@@ -289,7 +311,8 @@ def load_codes(typing: Any, blocks: Any, record: Any, step: Any) -> tuple[Any, C
     holds the columns 8 i .. 8 i + 3 in the low halves of its bytes and the next four in the high
     ones), of 2 (columns 16 i + 4 m .. + 3 at bit 2 m), of 1 (columns 4 j .. 4 j + 3 at bit j). Or
     codes of 6 bits: of 16 columns vectors 0, 1 and 2 hold four each in the low bits of their bytes,
-    and above them two bits each of the last four columns, the lowest first.
+    and above them two bits each of the last four columns, the lowest first. Codes of e2m1 become
+    twice their value, plus 12.
     """
     shape = _Shape.of(blocks.dtype)
 
@@ -308,6 +331,8 @@ def load_codes(typing: Any, blocks: Any, record: Any, step: Any) -> tuple[Any, C
             else:
                 _add_plane(builder, words, vectors, low)
             low += bits
+        if shape.is_e2m1:
+            words = [_of_e2m1(builder, word) for word in words]
         made = ir.Constant(_CODES, ir.Undefined)
         for j, found in enumerate(words):
             made = builder.insert_value(made, found, j)
@@ -327,6 +352,39 @@ def _shift(builder: Any, value: Any, right: int) -> Any:
 def _bits(builder: Any, value: Any, right: int, mask: int) -> Any:
     """Some bits of each byte, after a shift."""
     return builder.and_(_shift(builder, value, right), constant(mask * 0x01010101, VEC_I32))
+
+
+def _of_e2m1(builder: Any, codes: Any) -> Any:
+    """Each byte, from 0 to 15, as what `_E2M1_BYTES` has at it."""
+    if "avx2" in cpu_features():
+        return _looked_up(builder, codes)
+    kind = ir.VectorType(_I8, 4 * LANES)
+
+    def many(byte: int) -> Any:
+        return ir.Constant(kind, [byte] * (4 * LANES))
+
+    code = builder.bitcast(codes, kind)
+    size = bits = builder.and_(code, many(7))
+    for above, more in ((4, 1), (5, 1), (6, 3)):
+        is_above = builder.icmp_unsigned(">", bits, many(above))
+        size = builder.add(size, builder.select(is_above, many(more), many(0)))
+    is_negative = builder.icmp_unsigned(">", code, many(7))
+    zero = many(E2M1_ZERO)
+    lifted = builder.select(is_negative, builder.sub(zero, size), builder.add(zero, size))
+    return builder.bitcast(lifted, VEC_I32)
+
+
+def _looked_up(builder: Any, codes: Any) -> Any:
+    """The same, of 32 bytes at a time, by the table of 16 that an instruction takes."""
+    half = ir.VectorType(_I8, 2 * LANES)
+    table, undefined = ir.Constant(half, 2 * _E2M1_BYTES), ir.Constant(VEC_I32, ir.Undefined)
+    parts = []
+    for start in (0, LANES // 2):
+        order = ir.Constant(ir.VectorType(I32, LANES // 2), list(range(start, start + LANES // 2)))
+        some = builder.bitcast(builder.shuffle_vector(codes, undefined, order), half)
+        found = call_llvm(builder, "llvm.x86.avx2.pshuf.b", table, some)
+        parts.append(builder.bitcast(found, ir.VectorType(I32, LANES // 2)))
+    return builder.shuffle_vector(*parts, ir.Constant(VEC_I32, list(range(LANES))))
 
 
 def _of_six_bits(builder: Any, *vectors: Any) -> list[Any]:

@@ -27,16 +27,21 @@ from hypocenter.tensor import DType
 
 # The sixteen values of the non-linear 4-bit types (kvalues_iq4nl).
 _IQ4_VALUES = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+#: What the codes of MXFP4 stand for, twice as much so that they are integers (kvalues_mxfp4): a
+#: sign, two bits of exponent and one of mantissa.
+E2M1_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+#: The exponent of MXFP4 that stands for no number (OCP Microscaling Formats, 5.4.1).
+RESERVED_EXPONENT = 255
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """Unpacked rows: value = scales * codes + minima, each product and sum rounded to f32.
 
-    codes int8 [num_rows, num_columns]. A scale is a number of its group, f16 in the file and f32
-    here, `scale` [num_rows, num_columns / group]; or that of its block, `scale` [num_rows,
-    num_columns / 256], times a small integer, `small_scales` int8 [num_rows, num_columns / group].
-    Minima likewise, where there are any.
+    codes int8 [num_rows, num_columns]. A scale is a number of its group, f16 (of MXFP4 a power of
+    two) in the file and f32 here, `scale` [num_rows, num_columns / group]; or that of its block,
+    `scale` [num_rows, num_columns / 256], times a small integer, `small_scales` int8 [num_rows,
+    num_columns / group]. Minima likewise, where there are any.
     """
 
     codes: AnyArray
@@ -126,8 +131,8 @@ def _as_signed(codes: AnyArray, zero: int) -> AnyArray:
     return bits_as(codes, "int8") - zero
 
 
-def _of_table(codes: AnyArray) -> AnyArray:
-    return look_up(constants(_IQ4_VALUES, "int8", codes), codes)
+def _of_table(values: Sequence[int], codes: AnyArray) -> AnyArray:
+    return look_up(constants(values, "int8", codes), codes)
 
 
 #: Codes, then scale, small scales, minimum and small minima as in Blocks.
@@ -212,7 +217,7 @@ def _read_q6_k(blocks: AnyArray) -> Fields:
 
 
 def _read_iq4_nl(blocks: AnyArray) -> Fields:
-    return _of_table(_nibbles(blocks[..., 2:])), _f16(blocks, 0), None, None, None
+    return _of_table(_IQ4_VALUES, _nibbles(blocks[..., 2:])), _f16(blocks, 0), None, None, None
 
 
 def _read_iq4_xs(blocks: AnyArray) -> Fields:
@@ -222,7 +227,26 @@ def _read_iq4_xs(blocks: AnyArray) -> Fields:
     low_bits = stack([packed & 15, packed >> 4], -1).reshape(*blocks.shape[:-1], 8)
     scales = _as_signed(low_bits | ((high & 3).reshape(low_bits.shape) << 4), 32)
     quants = blocks[..., 8:].reshape(*blocks.shape[:-1], 8, 16)
-    return _of_table(_nibbles(quants)), _f16(blocks, 0), scales, None, None
+    return _of_table(_IQ4_VALUES, _nibbles(quants)), _f16(blocks, 0), scales, None, None
+
+
+def _read_mxfp4(blocks: AnyArray) -> Fields:
+    # A power of two, or half of it, for codes are twice what they stand for: below 2**-126 its bits
+    # as f32 are those of a subnormal number.
+    exponent = cast(blocks[..., :1], "int32")
+    is_normal = cast(exponent >= 2, "int32")
+    small = ((exponent & 1) + 1) << 21
+    bits = is_normal * ((exponent - 1) << 23) + (1 - is_normal) * small
+    codes = _of_table(E2M1_VALUES, _nibbles(blocks[..., 1:]))
+    return codes, bits_as(bits, "float32"), None, None, None
+
+
+def find_reserved(raw: Array, dtype: DType) -> tuple[int, int] | None:
+    """The row of GGUF bytes, and the block in it, whose scale is a reserved one; None: none is."""
+    if dtype is not DType.MXFP4:
+        return None
+    found = np.argwhere(raw[:, :: dtype.block_bytes] == RESERVED_EXPONENT)
+    return (int(found[0, 0]), int(found[0, 1])) if len(found) else None
 
 
 _READERS: dict[DType, Callable[[AnyArray], Fields]] = {
@@ -238,4 +262,5 @@ _READERS: dict[DType, Callable[[AnyArray], Fields]] = {
     DType.Q6_K: _read_q6_k,
     DType.IQ4_NL: _read_iq4_nl,
     DType.IQ4_XS: _read_iq4_xs,
+    DType.MXFP4: _read_mxfp4,
 }

@@ -4,10 +4,11 @@ A weight of codes is records [num_rows / 64, records, 4], each 16 rows by 64 or 
 of four groups of rows side by side. Codes lie as bytes or in planes of bits, those of 32 columns
 together, in the order in which `packed_codes.py` reads them, so that a thread reads memory in one
 stream. Scales and minima are kept as the file has them, an f16 for a group of columns, or an f16
-for 256 columns and small integers for groups. Those of a group share a byte, its low half the
-scale's, and the two bits that six have above that lie by two groups to a byte. So a packed weight
-is about as large as in the file. Float weights are [num_rows / 64, num_columns, 64]; those of bf16
-[num_rows / 64, num_columns / 2, 64] words of two columns, the even one low.
+for 256 columns and small integers for groups; powers of two are kept as bf16. Those of a group
+share a byte, its low half the scale's, and the two bits that six have above that lie by two groups
+to a byte. So a packed weight is about as large as in the file. Float weights are [num_rows / 64,
+num_columns, 64]; those of bf16 [num_rows / 64, num_columns / 2, 64] words of two columns, the even
+one low.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.cpu import large_pages
-from hypocenter.device.cpu.packed_codes import codes_field
+from hypocenter.device.cpu.packed_codes import E2M1_ZERO, POWERS_FIELD, codes_field
 from hypocenter.dtypes import Array, factors_of_products
-from hypocenter.kernels.weights.block_types import Blocks, dequantise, unpack
+from hypocenter.kernels.weights.block_types import E2M1_VALUES, Blocks, dequantise, unpack
 from hypocenter.kernels.weights.row_groups import (
     GROUPS_PER_ITEM,
     LANES,
@@ -41,6 +42,9 @@ Kept = Callable[[tuple[int, ...], Any], Array | None]
 _WIDE, _NARROW = 256, 64
 #: Columns of float weights that are turned at a time.
 _COLUMNS_AT_ONCE = 128
+#: The code of MXFP4 for each value, which lies at that value more.
+_E2M1_CODES = np.zeros(2 * E2M1_ZERO + 1, np.uint8)
+_E2M1_CODES[np.add(E2M1_VALUES, E2M1_ZERO)] = np.arange(16) * np.not_equal(E2M1_VALUES, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,8 @@ class RecordLayout:
 
     `num_columns`: columns of a record, which fill whole cache lines. `group`: columns that share a
     scale. `is_nested`: scales are small integers times one of the record. Where they have minima
-    beside them, both are of `pair_bits`.
+    beside them, both are of `pair_bits`. `is_e2m1`: the bits of a code are those of MXFP4, whose
+    scales are powers of two.
     """
 
     dtype: DType
@@ -59,6 +64,7 @@ class RecordLayout:
     has_minima: bool = False
     pair_bits: int = 0
     num_columns: int = _WIDE
+    is_e2m1: bool = False
 
     @property
     def is_nested(self) -> bool:
@@ -69,7 +75,7 @@ class RecordLayout:
         """The fields of a record, each of vectors of 16 rows."""
         num_groups = self.num_columns // self.group
         num_wholes = 1 if self.is_nested else num_groups
-        fields: list[tuple[str, str, tuple[int, ...]]] = [("scale", "<u2", (num_wholes, LANES))]
+        fields: list[tuple[str, str, tuple[int, ...]]] = [(self.scale, "<u2", (num_wholes, LANES))]
         if self.has_minima:
             fields.append(("minimum", "<u2", (num_wholes, LANES)))
         if self.pair_bits:
@@ -87,7 +93,12 @@ class RecordLayout:
     @property
     def codes(self) -> str:
         """The name of the field of codes, which says what planes there are, and `zero`."""
-        return codes_field(self.planes, self.zero)
+        return codes_field(self.planes, self.zero, is_e2m1=self.is_e2m1)
+
+    @property
+    def scale(self) -> str:
+        """The name of the field of scales, which says what numbers they are."""
+        return POWERS_FIELD if self.is_e2m1 else "scale"
 
 
 RECORDS: dict[DType, RecordLayout] = {
@@ -105,6 +116,7 @@ RECORDS: dict[DType, RecordLayout] = {
         RecordLayout(DType.Q6_K, (6,), zero=32, group=16),
         RecordLayout(DType.IQ4_NL, (8,)),
         RecordLayout(DType.IQ4_XS, (8,)),
+        RecordLayout(DType.MXFP4, (4,), zero=E2M1_ZERO, num_columns=_NARROW, is_e2m1=True),
     )
 }
 
@@ -218,8 +230,10 @@ def _places(raws: Sequence[Array], items: Array) -> Iterator[tuple[Array, Array]
 def _fill(records: Array, blocks: Blocks, layout: RecordLayout) -> None:
     """Write rows into records [items, records, 4]."""
     numbers: dict[str, Array] = {}
-    for field, values in (("scale", blocks.scale), ("minimum", blocks.minimum)):
-        if values is not None:  # the way back to f16 is exact
+    for field, values in ((layout.scale, blocks.scale), ("minimum", blocks.minimum)):
+        if field == POWERS_FIELD:
+            numbers[field] = (blocks.scale.view(np.uint32) >> 16).astype(np.uint16)
+        elif values is not None:  # the way back to f16 is exact
             numbers[field] = values.astype(np.float16).view(np.uint16)
     if layout.pair_bits:
         assert blocks.small_scales is not None
@@ -231,6 +245,8 @@ def _fill(records: Array, blocks: Blocks, layout: RecordLayout) -> None:
     for field, values in numbers.items():
         records[field] = _by_record(values, records.shape[1], records[field].shape[3])
     codes = (blocks.codes + np.int8(layout.zero)).view(np.uint8)
+    if layout.is_e2m1:
+        codes = _E2M1_CODES[codes]
     low = 0
     for bits in layout.planes:
         words = _plane_words(codes, low, bits)

@@ -93,6 +93,7 @@ UNITS: dict[DType, Units] = {
         Units(DType.Q6_K, 4, group=16),
         Units(DType.IQ4_NL, 4, group=32),
         Units(DType.IQ4_XS, 4, group=32),
+        Units(DType.MXFP4, 4, group=32),
     )
 }
 

@@ -44,9 +44,16 @@ FLOAT_FIELDS: dict[DType, tuple[tuple[str, int, DType], ...]] = {
     DType.Q6_K: (("d", 208, DType.F16),),
     DType.IQ4_NL: (("d", 0, DType.F16),),
     DType.IQ4_XS: (("d", 0, DType.F16),),
+    # The exponent of a power of two, but for the one that stands for no number.
+    DType.MXFP4: (("e", 0, DType.U8),),
 }
 #: The exponent bits of each float type: all set means NaN or infinite.
-_EXPONENT: dict[DType, int] = {DType.F32: 0x7F800000, DType.F16: 0x7C00, DType.BF16: 0x7F80}
+_EXPONENT: dict[DType, int] = {
+    DType.F32: 0x7F800000,
+    DType.F16: 0x7C00,
+    DType.BF16: 0x7F80,
+    DType.U8: 0xFF,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +248,8 @@ def _bad_floats(
 def _as_float(bits: int, kind: DType) -> float:
     if kind is DType.F16:
         return float(np.uint16(bits).view(np.float16))
+    if kind is DType.U8:
+        return float("nan")
     return float(np.uint32(bits << 16 if kind is DType.BF16 else bits).view(np.float32))
 
 

@@ -67,7 +67,6 @@ UNSUPPORTED_TYPES: dict[int, str] = {
     36: "IQ4_NL_4_4",
     37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
-    39: "MXFP4",
     40: "NVFP4",
     41: "Q1_0",
     42: "Q2_0",

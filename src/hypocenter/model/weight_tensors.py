@@ -1,0 +1,132 @@
+"""A model's tensors as the decoder takes them, packed and in their places; loads none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hypocenter.model.rope_tables import RopeTables
+from hypocenter.tensor import DType, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """The matrices of one feed-forward, packed, or stacks of those of experts.
+
+    `gate_up` holds both where the device multiplies them at once (`linear_gate_codes`), else there
+    are `gate` and `up`. Biases are f32 padded to 64; None: not there.
+    """
+
+    gate: Tensor | None
+    up: Tensor | None
+    gate_up: Tensor | None
+    down: Tensor
+    gate_bias: Tensor | None = None
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+    @property
+    def read(self) -> tuple[Tensor, ...]:
+        """What its input is multiplied with."""
+        parts = (self.gate, self.up, self.gate_up)
+        return tuple(part for part in parts if part is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A layer's experts. `router` is F32 [num_experts, width], with one row more where the shared
+    expert has a gate; `bias` f32 counts for the choice alone."""
+
+    router: Tensor
+    bias: Tensor | None
+    experts: FeedForward
+    shared: FeedForward | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer's tensors: matrices packed, norms and biases f32 padded to 64; None: not there.
+
+    A layer has either `dense` or `mixture`.
+    """
+
+    attn_norm: Tensor | None
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    q_bias: Tensor | None
+    k_bias: Tensor | None
+    v_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    attn_output: Tensor
+    attn_output_bias: Tensor | None
+    post_attn_norm: Tensor | None
+    ffn_norm: Tensor | None
+    dense: FeedForward | None
+    mixture: Mixture | None
+    post_ffn_norm: Tensor | None
+    #: Of layer norms, which these make of norms that are there.
+    attn_norm_bias: Tensor | None = None
+    ffn_norm_bias: Tensor | None = None
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether the feed-forward reads what attention does, a norm of which there is one."""
+        return self.attn_norm is not None and self.ffn_norm is None
+
+    @property
+    def down(self) -> Tensor:
+        """The matrix, or the stack of them, that a feed-forward ends with."""
+        if self.dense is not None:
+            return self.dense.down
+        assert self.mixture is not None
+        return self.mixture.experts.down
+
+    @property
+    def matrices(self) -> tuple[Tensor, ...]:
+        """Those that activations are multiplied with, but for a router."""
+        found = [self.q, self.k, self.v, self.attn_output]
+        if self.dense is not None:
+            found += (*self.dense.read, self.dense.down)
+        if self.mixture is not None:
+            for part in (self.mixture.experts, self.mixture.shared):
+                found += (*part.read, part.down) if part is not None else ()
+        return tuple(found)
+
+
+class OutputWeights(NamedTuple):
+    """What stands behind the last layer."""
+
+    norm: Tensor
+    norm_bias: Tensor | None
+    matrix: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All tensors of a model. `output` is the token table where the model ties the two.
+
+    `in_bf16`: BF16 matrices are multiplied by activations rounded to bf16.
+    """
+
+    token_table: Tensor
+    layers: tuple[LayerWeights, ...]
+    output_norm: Tensor
+    output: Tensor
+    ropes: RopeTables
+    num_bytes: int
+    in_bf16: bool = False
+    output_norm_bias: Tensor | None = None
+    output_bias: Tensor | None = None
+    #: Why the packed matrices are not on disk for the next start; empty when they are.
+    not_kept: str = ""
+
+    @property
+    def dtypes(self) -> frozenset[DType]:
+        """The types of the matrices that activations are multiplied with; routers are F32."""
+        found = {self.output.dtype}
+        for layer in self.layers:
+            found |= {matrix.dtype for matrix in layer.matrices}
+        return frozenset(found)
