@@ -808,7 +808,7 @@ def test_minus_infinity_is_right_where_it_hides_a_score_only(kernel: str) -> Non
     run.tensor("lengths", "I32", 1)
     run.tensor("scores", "F32", ROWS, HEADS, 4)
     facts = {name: name for name in ("scores", "lengths", "sequence_rows", "counts")}
-    more = {"positions": "positions", "window": 0} if kernel == "mask" else {}
+    more = {"positions": "positions", "window": 0} if kernel == "mask" else {"sinks": None}
     plan = run.plan(run.launch(kernel, facts | more))
     step(run, plan)
     figures = Statistics(

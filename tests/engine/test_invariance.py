@@ -134,6 +134,7 @@ def test_products_in_bf16(tmp_path: Path, token_ids: np.ndarray) -> None:
 #: Codes whose gate and up share a launch; where types differ they do not; and floats.
 MIXTURES = {
     "codes": (DType.Q4_K, {"ffn_down_exps.weight": DType.Q6_K}),
+    "gpt-oss": (DType.MXFP4, {"attn_q.weight": DType.Q8_0}),
     "several": (
         DType.Q8_0,
         {"ffn_up_exps.weight": DType.Q4_0, "0.ffn_down_exps.weight": DType.F16},
@@ -143,11 +144,12 @@ MIXTURES = {
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-@pytest.mark.tier("sim", fast=lambda case: case.name == "codes")
+@pytest.mark.tier("sim", fast=lambda case: case.name in ("codes", "gpt-oss"))
 def test_mixtures_of_experts(tmp_path: Path, name: str) -> None:
     """Chunks, threads, pages and company; which experts the others take changes nothing."""
     kind, kinds = MIXTURES[name]
-    path = write_experts(tmp_path / "experts.gguf", kind, kinds=kinds)
+    arch = name if name == "gpt-oss" else "qwen3moe"
+    path = write_experts(tmp_path / "experts.gguf", kind, kinds=kinds, arch=arch)
     ids = np.random.default_rng(0).integers(2, 512, NUM_TOKENS).astype(np.int32)
     whole = _chunked(_runner(path), ids, NUM_TOKENS)
     assert np.isfinite(whole).all()

@@ -399,14 +399,18 @@ def test_attention(
     assert np.max(np.abs(got - exact)) <= 64 * EPS * np.abs(v).max()
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu"])
+@pytest.mark.parametrize("kind", activation.GATES)
 def test_gate(kind: str) -> None:
     rng = np.random.default_rng(7)
     opened, up = (rng.standard_normal((5, 129)).astype(np.float32) * 4 for _ in range(2))
     out = rows_tensor("gate", opened)
     launch(lambda p: activation.gate(p, out, rows_tensor("up", up), kind, counts(5)), 5)
     exact = activation.reference(opened, up, kind)
-    assert np.max(np.abs(to_host(out)[:, :129] - exact) / (np.abs(exact) + 1e-3)) < 32 * EPS
+    got = to_host(out)[:, :129]
+    if kind == "clamped":  # up + 1 loses digits where up is near -1
+        assert np.max(np.abs(got - exact)) < 32 * EPS * 8
+    else:
+        assert np.max(np.abs(got - exact) / (np.abs(exact) + 1e-3)) < 32 * EPS
 
 
 @pytest.mark.parametrize("kind", ["gelu", "relu2"])

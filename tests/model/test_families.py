@@ -30,7 +30,7 @@ NUM_DECODE_TOKENS = 40
 
 def is_of_few_families(case: SimpleNamespace) -> bool:
     """The one that most are like, one with much of its own, and a mixture of experts."""
-    return case.model in ("llama", "gemma2", "glm4moe")
+    return case.model in ("llama", "gemma2", "glm4moe", "gpt-oss")
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
@@ -72,9 +72,10 @@ def test_token_by_token(model: FamilyModel) -> None:
         ("starcoder2", 6),
         ("command-r", 6),
         ("phi2", 6),
+        ("gpt-oss", 30),
     ],
 )
-@pytest.mark.tier("sim", fast=lambda case: case.name == "phi2")
+@pytest.mark.tier("sim", fast=lambda case: case.name in ("phi2", "gpt-oss"))
 def test_a_gpu_gives_the_same_logits(
     name: str, num_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +173,9 @@ def test_quantised_weights_read_codes(
         ("mistral3-scaled", {"scales_queries": False}),
         ("arcee", {"activation": "gelu"}),
         ("command-r", {"multiplies_logits": False}),
+        ("gpt-oss", {"rounds_ramp": True}),
+        ("gpt-oss", {"window_pattern": 3}),
+        ("gpt-oss", {"activation": "silu"}),
     ],
 )
 @pytest.mark.tier("sim", fast=lambda case: case.name == "smollm3")

@@ -68,6 +68,30 @@ def test_experts_that_disagree_with_their_file_are_refused(
     assert message in str(refused(tmp_path, **changes))
 
 
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"blk.1.attn_sinks.weight": (5,)}, "blk.1.attn_sinks.weight shape is (5,)"),
+        ({"blk.1.attn_sinks.weight": None}, "blk.1.attn_sinks.weight is missing"),
+        (
+            {"blk.0.ffn_gate_exps.bias": (NUM_EXPERTS, 128)},
+            "blk.0.ffn_gate_exps.bias shape is (8, 128)",
+        ),
+        (
+            {"blk.0.ffn_down_exps.bias": (NUM_EXPERTS - 1, WIDTH)},
+            "blk.0.ffn_down_exps.bias shape is (7, 256)",
+        ),
+        ({"blk.0.ffn_up_exps.bias": None}, "blk.0.ffn_up_exps.bias is missing"),
+        ({"blk.0.ffn_gate_inp.bias": None}, "blk.0.ffn_gate_inp.bias is missing"),
+        ({"blk.0.ffn_norm.weight": (WIDTH,)}, "blk.0.ffn_norm.weight"),
+    ],
+)
+def test_sinks_and_biases_that_disagree_are_refused(
+    shapes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    assert message in str(refused(tmp_path, arch="gpt-oss", shapes=shapes))
+
+
 @pytest.mark.parametrize(("key", "value"), [("expert_group_count", 4), ("expert_gating_func", 3)])
 def test_choices_that_we_do_not_make_are_refused(key: str, value: int, tmp_path: Path) -> None:
     error = refused(tmp_path, metadata={key: value})
@@ -116,10 +140,13 @@ def logits(runner: Runner, *sequences: list[int]) -> np.ndarray[Any, Any]:
     return made[: len(wanted), : runner.vocab_size].copy()
 
 
-@pytest.mark.parametrize("kind", [DType.F32, DType.Q4_K])
-@pytest.mark.tier("sim", fast=lambda case: case.kind is DType.Q4_K)
-def test_needed_bytes_are_those_that_are_allocated(kind: DType, tmp_path: Path) -> None:
-    path = write_experts(tmp_path / "experts.gguf", kind)
+@pytest.mark.parametrize(
+    ("kind", "arch"),
+    [(DType.F32, "qwen3moe"), (DType.Q4_K, "qwen3moe"), (DType.MXFP4, "gpt-oss")],
+)
+@pytest.mark.tier("sim", fast=lambda case: case.kind is not DType.F32)
+def test_needed_bytes_are_those_that_are_allocated(kind: DType, arch: str, tmp_path: Path) -> None:
+    path = write_experts(tmp_path / "experts.gguf", kind, arch=arch)
     config = EngineConfig(context_length=64, max_batch_tokens=70, max_batch_requests=3)
     with open_gguf(path) as file:
         facts = read_architecture(file)

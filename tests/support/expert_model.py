@@ -1,4 +1,4 @@
-"""Writes a small random qwen3moe model whose matrices are of any type; nobody ever trained it."""
+"""Writes a small random qwen3moe or gpt-oss model whose matrices are of any type, never trained."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from hypocenter.tensor import DType
 
 WIDTH, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 256, 4, 2, 64
 NUM_EXPERTS, NUM_USED, EXPERT_WIDTH, VOCAB_SIZE = 8, 3, 256, 512
+#: Of every other layer of gpt-oss.
+WINDOW = 20
 
 
 def write_experts(
     path: Path,
     kind: DType,
     *,
+    arch: str = "qwen3moe",
     kinds: Mapping[str, DType] | None = None,
     num_layers: int = 2,
     metadata: Mapping[str, int | None] | None = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    shapes: Mapping[str, tuple[int, ...] | None] | None = None,
     nan_row: int | None = None,
 ) -> Path:
     """Matrices are of type `kind`, but for those whose names end as a key of `kinds` says.
 
     `metadata` and `shapes` replace keys, without the architecture's prefix, and shapes of tensors;
-    a key that is None is left out. `nan_row` is a token whose embedding is no number.
+    what is None is left out. `nan_row` is a token whose embedding is no number.
     """
-    writer = gguf.GGUFWriter(path, "qwen3moe")
+    writer = gguf.GGUFWriter(path, arch)
     keys: dict[str, Any] = {
         "block_count": num_layers,
         "context_length": 2048,
@@ -44,14 +47,17 @@ def write_experts(
         "expert_count": NUM_EXPERTS,
         "expert_used_count": NUM_USED,
         "expert_feed_forward_length": EXPERT_WIDTH,
+        **({"attention.sliding_window": WINDOW} if arch == "gpt-oss" else {}),
         **(metadata or {}),
     }
     for key, value in keys.items():
         if value is None:
             continue
-        writer.add_uint32(f"qwen3moe.{key}", value)
-    writer.add_float32("qwen3moe.attention.layer_norm_rms_epsilon", 1e-6)
-    for seed, (name, shape) in enumerate((_shapes(num_layers) | dict(shapes or {})).items()):
+        writer.add_uint32(f"{arch}.{key}", value)
+    writer.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6)
+    for seed, (name, shape) in enumerate((_shapes(arch, num_layers) | dict(shapes or {})).items()):
+        if shape is None:
+            continue
         ends = (own for end, own in (kinds or {}).items() if name.endswith(end))
         bad_row = nan_row if name == "token_embd.weight" else None
         _add(writer, name, shape, next(ends, kind), seed, bad_row)
@@ -62,7 +68,7 @@ def write_experts(
     return path
 
 
-def _shapes(num_layers: int) -> dict[str, tuple[int, ...]]:
+def _shapes(arch: str, num_layers: int) -> dict[str, tuple[int, ...] | None]:
     heads, kv_heads = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
     layer: dict[str, tuple[int, ...]] = {
         "attn_norm": (WIDTH,),
@@ -78,10 +84,17 @@ def _shapes(num_layers: int) -> dict[str, tuple[int, ...]]:
         "ffn_up_exps": (NUM_EXPERTS, EXPERT_WIDTH, WIDTH),
         "ffn_down_exps": (NUM_EXPERTS, WIDTH, EXPERT_WIDTH),
     }
-    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCAB_SIZE, WIDTH)}
+    biases: dict[str, tuple[int, ...]] = {}
+    if arch == "gpt-oss":
+        for name in ("attn_q_norm", "attn_k_norm", "ffn_norm"):
+            del layer[name]
+        biases = {name: shape[:-1] for name, shape in layer.items() if len(shape) > 1}
+        layer |= {"post_attention_norm": (WIDTH,), "attn_sinks": (NUM_HEADS,)}
+    shapes: dict[str, tuple[int, ...] | None] = {"token_embd.weight": (VOCAB_SIZE, WIDTH)}
     shapes["output_norm.weight"] = (WIDTH,)
     for index in range(num_layers):
         shapes |= {f"blk.{index}.{name}.weight": shape for name, shape in layer.items()}
+        shapes |= {f"blk.{index}.{name}.bias": shape for name, shape in biases.items()}
     return shapes
 
 
@@ -89,12 +102,13 @@ def _add(
     writer: Any, name: str, shape: tuple[int, ...], kind: DType, seed: int, bad_row: int | None
 ) -> None:
     random = np.random.default_rng(seed)
-    if len(shape) == 1 or "ffn_gate_inp" in name or not kind.is_quantised:
+    is_bias = name.endswith(".bias")
+    if len(shape) == 1 or "ffn_gate_inp" in name or is_bias or not kind.is_quantised:
         gain = 1 if len(shape) == 1 else 1.5 / shape[-1] ** 0.5
         values = random.uniform(0.5, 1.5, shape) if gain == 1 else random.normal(0, gain, shape)
         if bad_row is not None:
             values[bad_row] = np.nan
-        is_half = kind is DType.F16 and len(shape) > 1
+        is_half = kind is DType.F16 and len(shape) > 1 and not is_bias
         writer.add_tensor(name, values.astype(np.float16 if is_half else np.float32))
         return
     raw = random_rows(kind, int(np.prod(shape[:-1])), shape[-1], seed)

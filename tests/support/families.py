@@ -126,10 +126,15 @@ def _randomise(family: Family, hf_model: Any, generator: np.random.Generator) ->
                 values = values * 0.15
             if family.shifted_norms:
                 values = values - 1.0
-        elif name.endswith(tuple(f"{part}.bias" for part in INTO_RESIDUAL)):
+        elif name.endswith(("down_proj_bias", *(f"{part}.bias" for part in INTO_RESIDUAL))):
             values = 0.03 * noise
         elif name.endswith("bias"):
             values = 0.5 * noise
+        elif name.endswith("sinks"):
+            values = 2.0 * noise
+        elif family.arch == "gpt-oss" and ".experts." in name:
+            # Some of what gates see is beyond their limit. Columns come before outputs here.
+            values = (0.02 if "down" in name else 5.0) * noise / math.sqrt(shape[1])
         elif "embed_tokens" in name:
             # Gemma multiplies the rows by sqrt(hidden size) when it reads them, Granite by a
             # number of its own.

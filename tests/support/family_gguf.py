@@ -48,7 +48,8 @@ def write_gguf(family: Family, hf_model: Any, path: Path, fault: Fault = SOUND) 
         if name == "lm_head.weight" and hf_model.config.tie_word_embeddings:
             continue
         values = np.asarray(tensor.numpy(), dtype=np.float32)
-        for part, rows in _as_converted(name, values).items():
+        as_converted = _as_converted_gpt_oss if family.arch == "gpt-oss" else _as_converted
+        for part, rows in as_converted(name, values).items():
             gguf_name = names.get_name(part, try_suffixes=(".weight", ".bias"))
             if gguf_name is None:
                 raise ValueError(f"{family.arch}: GGUF has no name for {part}")
@@ -98,6 +99,23 @@ def _as_converted(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
             }.get(own, name): values[0] if own == "shared_expert_gate.weight" else values
         }
     return {part: np.ascontiguousarray(rows) for part, rows in parts.items()}
+
+
+def _as_converted_gpt_oss(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    """The same: rows of gate and up lie by turns there, and stacks of experts are turned."""
+    if name.endswith(".sinks"):
+        return {f"{name}.weight": values}
+    stem, _, own = name.partition("experts.")
+    if not own:
+        return {name: values}
+    kind = "bias" if own.endswith("_bias") else "weight"
+    rows = values if kind == "bias" else values.swapaxes(1, 2)
+    experts = f"{stem}experts."
+    if own.startswith("gate_up_proj"):
+        parts = {"gate_proj": rows[:, ::2], "up_proj": rows[:, 1::2]}
+    else:
+        parts = {"down_proj": rows}
+    return {f"{experts}{part}.{kind}": np.ascontiguousarray(x) for part, x in parts.items()}
 
 
 def _add_metadata(writer: Any, family: Family, config: Any, fault: Fault) -> None:

@@ -333,7 +333,53 @@ def _glm4moe(*, use_qk_norm: bool) -> Family:
     )
 
 
+def _gpt_oss(*, is_stretched: bool, **config: Any) -> Family:
+    """llama.cpp rounds the pairs between which yarn blends, which the model's own code does not."""
+    stretched: dict[str, Any] = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 256,
+    }
+    keys: dict[str, Any] = {**_EXPERT_KEYS, "attention.sliding_window": WINDOW}
+    if is_stretched:
+        keys |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 8.0,
+            "rope.scaling.original_context_length": 256,
+        }
+    return Family(
+        "gpt-oss",
+        "GptOss",
+        {
+            **_BASE,
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 40,
+            "head_dim": 32,
+            "sliding_window": WINDOW,
+            "rope_parameters": stretched if is_stretched else _ROPE_10K,
+            **config,
+        },
+        pre="gpt-4o",
+        metadata=keys,
+        llama_cpp_agrees=not is_stretched,
+    )
+
+
 FAMILIES: dict[str, Family] = {
+    "gpt-oss": _gpt_oss(is_stretched=True),
+    "gpt-oss-tied": _gpt_oss(
+        is_stretched=False,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        head_dim=24,
+        num_hidden_layers=4,
+        tie_word_embeddings=True,
+    ),
     "llama": Family(
         "llama",
         "Llama",

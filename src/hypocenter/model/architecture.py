@@ -46,6 +46,8 @@ class Rope:
     beta_slow: float = 1.0
     #: How much of yarn's own factor `attn_factor` takes back; 0: nothing.
     log_multiplier: float = 0.0
+    #: Whether yarn blends from a whole pair to a whole pair.
+    rounds_ramp: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +342,7 @@ class _Reader:
             beta_fast=self._positive("rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=self._positive("rope.scaling.yarn_beta_slow", 1.0),
             log_multiplier=self._log_multiplier(),
+            rounds_ramp=self.family.rounds_ramp,
         )
         if scaling == "yarn" and base <= 1:
             raise self._bad_field("rope.freq_base", base, "must be above 1 for yarn")

@@ -200,6 +200,7 @@ class Decoder:
             window=facts.layer_window(index),
             softcap=facts.attn_softcap,
             codes=codes,
+            sinks=w.sinks,
         )
         self._into_residual(
             plan,

@@ -24,7 +24,8 @@ class ExpertsOfFamily:
     """What holds for the mixtures of a family where its files say nothing else.
 
     `are_optional`: files without experts are dense models. `has_gate`: the shared expert counts by
-    a gate of its own. `has_bias`: files may hold a bias for the choice.
+    a gate of its own. `has_bias`: files may hold a bias for the choice. `is_biased`: the router and
+    all products of experts have biases.
     """
 
     scores: str = "softmax"
@@ -32,6 +33,7 @@ class ExpertsOfFamily:
     are_optional: bool = False
     has_gate: bool = False
     has_bias: bool = False
+    is_biased: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,8 @@ class Family:
     #: that they turn by in files that name none; 0: that of the others.
     plain_window: bool = False
     window_base: float = 0.0
+    #: Whether yarn blends angles from a whole pair to a whole pair.
+    rounds_ramp: bool = True
     #: Every n-th layer does not turn q and k by their positions; 0: all layers do.
     unturned_step: int = 0
     #: Whether the layers that see all do so beside those with a window.
@@ -59,6 +61,8 @@ class Family:
     multiplies_logits: bool = False
     #: Whether files may have q scaled by its position, the more the farther it is.
     scales_queries: bool = False
+    #: Whether each head has a score of its own beside those of the keys.
+    has_sinks: bool = False
     #: Of files with experts; None: there are none.
     experts: ExpertsOfFamily | None = None
 
@@ -114,5 +118,10 @@ FAMILIES: dict[str, Family] = {
     "stablelm": Family("neox", layer_norms=True),
     "nemotron": Family("neox", activation="relu2", layer_norms=True, has_gate=False),
     "phi2": Family("neox", activation="gelu", layer_norms=True, ffn_norm="", has_gate=False),
+    "gpt-oss": Family(
+        "neox", activation="clamped", ffn_norm="post_attention_norm", has_window=True,
+        window_pattern=2, rounds_ramp=False, has_sinks=True,
+        experts=ExpertsOfFamily(is_biased=True),
+    ),
     "olmoe": Family("neox", wide_qk_norm=True, experts=ExpertsOfFamily(normalises=False)),
 }  # fmt: skip

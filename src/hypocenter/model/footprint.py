@@ -104,7 +104,8 @@ def _mixture_bytes(
         dtypes = [file.tensors[name].dtype for name in names if name in file.tensors]
         if len(dtypes) < len(names):
             continue  # told of when they are loaded
-        is_split |= not may_join(dtypes)
+        family = facts.family.experts
+        is_split |= not may_join(dtypes) or (family is not None and family.is_biased)
         widths = (facts.width, facts.width, experts.width)
         held = [
             held_as(dtype, width, in_bf16=in_bf16)
@@ -155,6 +156,8 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
         return packed_bytes(DType.F32, num_rows + num_gates, info.shape[-1])
     if len(info.shape) == 3:
         return packed_bytes(info.dtype, *info.shape)
+    if info.name.endswith("_exps.bias"):
+        return num_rows * padded_rows(info.shape[-1]) * _F32_BYTES
     if len(info.shape) != 2:
         return padded_rows(num_rows) * _F32_BYTES
     parts: tuple[int, ...] = (num_rows,)
@@ -172,7 +175,10 @@ def held_dtypes(file: GGUFFile, facts: Architecture, *, in_bf16: bool) -> set[DT
     matrices = (
         info
         for info in file.tensors.values()
-        if len(info.shape) > 1 and info.name not in tables and not is_draft(info.name, facts)
+        if len(info.shape) > 1
+        and info.name not in tables
+        and not info.name.endswith(".bias")
+        and not is_draft(info.name, facts)
     )
     return {
         held_as(info.dtype, info.shape[-1], in_bf16=in_bf16)

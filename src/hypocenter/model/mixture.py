@@ -113,7 +113,7 @@ class MixtureBuffers:
         self, plan: PlanBuilder, hidden: Tensor, weights: Mixture, counts: Tensor, made: Operands
     ) -> None:
         """Append which experts the tokens of `hidden` take, and the rows that these read."""
-        router = Product(weights.router, self.logits)
+        router = Product(weights.router, self.logits, weights.router_bias)
         linear_several(plan, hidden, [router], counts, made)
         route(plan, self.logits, self.experts.choice, self.table, counts, bias=weights.bias)
         group(plan, self.table, counts)
@@ -133,14 +133,17 @@ class MixtureBuffers:
                 table,
                 width=self.experts.width,
             )
-            experts_linear(plan, x, weights.down, x, table, self.gated)
+            experts_linear(plan, x, weights.down, x, table, self.gated, bias=weights.down_bias)
             return
         assert weights.gate is not None
         assert weights.up is not None
         assert self.gate is not None
         assert self.up is not None
-        experts_linear(plan, x, weights.gate, self.gate, table, self.operands)
-        experts_linear(plan, x, weights.up, self.up, table, self.operands)
+        for weight, out, bias in (
+            (weights.gate, self.gate, weights.gate_bias),
+            (weights.up, self.up, weights.up_bias),
+        ):
+            experts_linear(plan, x, weight, out, table, self.operands, bias=bias)
         if reads_made_alone([weights.down], plan.device):
             gate_codes(
                 plan,
@@ -154,7 +157,8 @@ class MixtureBuffers:
         else:
             gate(plan, self.gate, self.up, self.activation, table.counts)
             prepare_operands(plan, self.gate, [weights.down], self.gated, table.counts)
-        experts_linear(plan, self.gate, weights.down, x, table, self.gated)
+        down, bias = weights.down, weights.down_bias
+        experts_linear(plan, self.gate, down, x, table, self.gated, bias=bias)
 
     def mix_into(self, plan: PlanBuilder, x: Tensor, counts: Tensor) -> None:
         """Append x += what the experts give, and the shared one where there is one."""

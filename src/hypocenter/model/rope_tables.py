@@ -102,6 +102,7 @@ class RopeTableReader:
                 beta_fast=facts.beta_fast,
                 beta_slow=facts.beta_slow,
                 divisors=divisors,
+                rounds_ramp=facts.rounds_ramp,
             )
         if not (np.isfinite(cos).all() and np.isfinite(sin).all()):
             raise BadModelFile(

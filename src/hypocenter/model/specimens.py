@@ -47,6 +47,7 @@ _MIXTURES: dict[str, Experts] = {
     ),
     "granitemoe": Experts(ExpertChoice(8, 2), width=14336),
     "glm4moe": Experts(ExpertChoice(128, 8, "sigmoid"), 1408, shared_width=1408),
+    "gpt-oss": Experts(ExpertChoice(32, 4), width=2880),
 }
 # Experts that one row meets, of more than 2**31 elements together.
 _HUGE_MIXTURE = Experts(ExpertChoice(128, 8), width=8192)
@@ -106,6 +107,7 @@ def _of_vendor(vendor: str) -> Iterator[Specimen]:
     yield from _of_attention(vendor)
     yield from _of_mixtures(vendor)
     yield from _of_layer_norms(vendor)
+    yield from _of_gpt_oss(vendor)
     # Extents beyond 2**31 elements, which no memory is needed for here.
     caps = {"attn_softcap": 50.0, "final_softcap": 30.0}
     huge = 1 << 20
@@ -131,6 +133,9 @@ def _of_mixtures(vendor: str) -> Iterator[Specimen]:
 
     for family in _MIXTURES:
         yield from of(family, DType.Q8_0, 64)
+    for dtype in (DType.F16, DType.MXFP4):
+        for num_tokens in (1, 16, 512):
+            yield from of("gpt-oss", dtype, num_tokens)
     for dtype in _FORMS:
         for num_tokens in (1, 16, 512):
             yield from of("qwen3moe", dtype, num_tokens)
@@ -152,6 +157,20 @@ def _of_layer_norms(vendor: str) -> Iterator[Specimen]:
         plan = abstract_plan(vendor, family, dtype, DType.F16, changes, num_tokens=num_tokens)
         launches = [x for x in plan.launches if x.kernel.startswith(("layer_norm", "activate"))]
         yield from specimens(launches, f"{dtype.name.lower()}, layer norms, no gate")
+
+
+def _of_gpt_oss(vendor: str) -> Iterator[Specimen]:
+    """Sinks in each form of attention, and the clamped gate with codes and without."""
+    of_both = (DType.MXFP4, DType.F32), (DType.F16, DType.F32), (1, 64)
+    for dtype, kv_dtype, num_tokens in itertools.product(*of_both):
+        plan = abstract_plan(vendor, "gpt-oss", dtype, kv_dtype, num_tokens=num_tokens)
+        launches = [x for x in plan.launches if x.kernel.startswith(("attention", "gate"))]
+        yield from specimens(launches, f"{kv_dtype.name.lower()} cache, sinks, clamped gate")
+    plan = abstract_plan(
+        vendor, "gpt-oss", DType.MXFP4, DType.F16, num_tokens=64, attention="parts"
+    )
+    launches = [launch for launch in plan.launches if launch.kernel.startswith("softmax")]
+    yield from specimens(launches, "sinks")
 
 
 def _of_attention(vendor: str) -> Iterator[Specimen]:
@@ -349,10 +368,19 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
 
     family, width = facts.family, facts.width
 
+    is_biased = family.experts is not None and family.experts.is_biased
+
     def feed_forward(inner: int, *stack: int) -> FeedForward:
         up = matrix("up", *stack, inner, width)
         gate = matrix("gate", *stack, inner, width) if family.has_gate else None
-        return FeedForward(gate, up, None, matrix("down", *stack, width, inner))
+        down = matrix("down", *stack, width, inner)
+        if not (stack and is_biased):
+            return FeedForward(gate, up, None, down)
+        biases = {
+            name: vector(name, stack[0] * padded_rows(length))
+            for name, length in (("gate_bias", inner), ("up_bias", inner), ("down_bias", width))
+        }
+        return FeedForward(gate, up, None, down, **biases)
 
     def mixture(experts: Experts) -> Mixture:
         choice = experts.choice
@@ -362,6 +390,7 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
             bias=vector_if(choice.scores == "sigmoid", "bias", choice.num_experts),
             experts=feed_forward(experts.width, choice.num_experts),
             shared=feed_forward(shared) if shared else None,
+            router_bias=vector_if(is_biased, "router_bias", choice.num_experts),
         )
 
     heads, kv_heads = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
@@ -386,6 +415,7 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
         post_ffn_norm=vector_if(family.post_norms, "post_ffn_norm", width),
         attn_norm_bias=vector_if(family.layer_norms, "attn_norm_bias", width),
         ffn_norm_bias=vector_if(family.layer_norms and has_ffn_norm, "ffn_norm_bias", width),
+        sinks=vector_if(family.has_sinks, "sinks", facts.num_heads),
     )
     shape = (facts.context_length, facts.rope.dim // 2)
     table = tuple(_allocate_undefined(name, DType.F32, shape, device) for name in ("cos", "sin"))

@@ -41,6 +41,10 @@ class Looker(Loader):
         self._expect(name, (length,))
         return NO_TENSOR
 
+    def _vectors(self, name: str, num_vectors: int, length: int) -> Tensor:
+        self._expect(name, (num_vectors, length))
+        return NO_TENSOR
+
     def _pad(self, name: str, values: np.ndarray[Any, Any]) -> Tensor:
         return NO_TENSOR
 

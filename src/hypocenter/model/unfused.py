@@ -79,6 +79,7 @@ class UnfusedAttention:
         window: int,
         softcap: float,
         codes: Operands | None = None,
+        sinks: Tensor | None = None,
     ) -> None:
         """Append what `attention` does, part by part; arguments as there."""
         reach = parts.Rows(sequence_rows, self.lengths, counts)
@@ -89,7 +90,7 @@ class UnfusedAttention:
         parts.scores(plan, q, self.turned, reach, scores)
         parts.scale_scores(plan, scores, reach, scale=scale, softcap=softcap)
         parts.mask(plan, scores, reach, positions, window=window)
-        parts.softmax(plan, scores, reach)
+        parts.softmax(plan, scores, reach, sinks=sinks)
         parts.weighted_sum(plan, scores, self.values, reach, out)
         if codes is not None:
             _, num_heads, _, head_dim = self.values.shape

@@ -14,7 +14,8 @@ class FeedForward:
     """The matrices of one feed-forward, packed, or stacks of those of experts.
 
     `gate_up` holds both where the device multiplies them at once (`linear_gate_codes`), else there
-    are `gate` and `up`. Biases are f32 padded to 64; None: not there.
+    are `gate` and `up`. Biases are f32 padded to 64, those of experts one behind the other; None:
+    not there.
     """
 
     gate: Tensor | None
@@ -35,12 +36,14 @@ class FeedForward:
 @dataclass(frozen=True, slots=True)
 class Mixture:
     """A layer's experts. `router` is F32 [num_experts, width], with one row more where the shared
-    expert has a gate; `bias` f32 counts for the choice alone."""
+    expert has a gate, and `router_bias` f32 is added to what it gives; `bias` f32 counts for the
+    choice alone."""
 
     router: Tensor
     bias: Tensor | None
     experts: FeedForward
     shared: FeedForward | None
+    router_bias: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ class LayerWeights:
     #: Of layer norms, which these make of norms that are there.
     attn_norm_bias: Tensor | None = None
     ffn_norm_bias: Tensor | None = None
+    #: A score for each head.
+    sinks: Tensor | None = None
 
     @property
     def is_parallel(self) -> bool:

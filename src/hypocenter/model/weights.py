@@ -162,6 +162,9 @@ class Loader:
             post_ffn_norm=self._vector_if(post_norms, f"{prefix}post_ffw_norm.weight", width),
             attn_norm_bias=self._norm_bias(f"{prefix}attn_norm", width),
             ffn_norm_bias=self._norm_bias(ffn_norm, width) if has_ffn_norm else None,
+            sinks=self._vector_if(
+                facts.family.has_sinks, f"{prefix}attn_sinks.weight", facts.num_heads
+            ),
         )
 
     def _norm_bias(self, name: str, length: int) -> Tensor | None:
@@ -183,6 +186,12 @@ class Loader:
     def vector(self, name: str, length: int) -> Tensor:
         """A vector of `length` as f32, padded with zeros to a multiple of 64."""
         return self._pad(name, self.values(name, (length,)))
+
+    def _vectors(self, name: str, num_vectors: int, length: int) -> Tensor:
+        """Several vectors of `length` as f32, each padded with zeros to a multiple of 64."""
+        padded = np.zeros((num_vectors, padded_rows(length)), np.float32)
+        padded[:, :length] = self.values(name, (num_vectors, length))
+        return self._pad(name, padded.reshape(-1))
 
     def refuse_unused(self) -> None:
         for name in self.file.tensors:
@@ -223,8 +232,8 @@ class Loader:
     def _feed_forward(
         self, prefix: str, kind: str, width: int, num_experts: int = 0
     ) -> FeedForward:
-        """`{prefix}ffn_*{kind}`, of that width, or a stack of `num_experts`; only a dense one has
-        biases, where it has them."""
+        """`{prefix}ffn_*{kind}`, of that width, or a stack of `num_experts`; a dense one has the
+        biases that the file has, experts those that the family has."""
         family, columns = self.facts.family, self.facts.width
         is_fused = family.fused_gate_up and not kind
         parts = ("gate", "up") if family.has_gate and not is_fused else ("up",)
@@ -232,10 +241,14 @@ class Loader:
         down = f"{prefix}ffn_down{kind}.weight"
         rows = (width, width) if is_fused else (width,)
         biases: dict[str, Tensor | None] = {}
+        lengths = {**dict.fromkeys(parts, width), "down": columns}
         if not kind and not is_fused:
-            lengths = {**dict.fromkeys(parts, width), "down": columns}
             for part, length in lengths.items():
                 biases[f"{part}_bias"] = self._optional(f"{prefix}ffn_{part}.bias", length)
+        if num_experts and family.experts is not None and family.experts.is_biased:
+            for part, length in lengths.items():
+                name = f"{prefix}ffn_{part}{kind}.bias"
+                biases[f"{part}_bias"] = self._vectors(name, num_experts, length)
         gate = up = gate_up = None
         is_biased = any(biases.get(f"{part}_bias") is not None for part in parts)
         if not family.has_gate:
@@ -283,6 +296,9 @@ class Loader:
             bias=self._optional(bias_name, num_experts) if family.has_bias else None,
             experts=self._feed_forward(prefix, "_exps", experts.width, num_experts),
             shared=shared,
+            router_bias=self._vector_if(
+                family.is_biased, f"{prefix}ffn_gate_inp.bias", num_experts
+            ),
         )
 
     def _router(self, prefix: str, experts: Experts) -> Tensor:

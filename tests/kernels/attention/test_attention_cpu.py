@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
 
+from hypocenter.device import memory
 from hypocenter.device.copies import to_host
 from hypocenter.device.cpu.lang import max_num_threads, set_num_threads
 from hypocenter.device.cpu.whole_kernels import compile_whole
 from hypocenter.kernels.attention import attention, attention_cpu, attention_tile_cpu
 from hypocenter.kernels.attention.attention_cpu import MANY_PAIRS, num_part_floats
 from hypocenter.kernels.attention.attention_tile_cpu import KEYS, NEXT, find_strips
-from hypocenter.tensor import Tensor
+from hypocenter.tensor import DType, Tensor
 
 EPS = 2.0**-24
 _num_starts: Callable[[int], int] = attention_tile_cpu.num_starts.py_func  # type: ignore[attr-defined]
@@ -49,6 +50,7 @@ class _Case:
     dtype: str = "f16"
     window: int = 0
     softcap: float = 0.0
+    has_sinks: bool = False
     lay: Callable[[str, Array], Tensor] = turned
     k: list[Array] = field(init=False)
     v: list[Array] = field(init=False)
@@ -64,13 +66,17 @@ class _Case:
 
         self.q = rows(self.num_heads)
         self.k, self.v = ([x.astype(kind) for x in rows(self.num_kv_heads)] for _ in "kv")
+        #: The last one alone decides.
+        self.sinks = 2 * rng.standard_normal(self.num_heads).astype(np.float32)
+        self.sinks[-1] = 200
 
     def exact(self, sequence: int, position: int) -> Array:
         """[num_heads, head_dim] in float64."""
         seen, q = slice(position + 1), self.q[sequence][position : position + 1]
         k, v = (x[sequence][seen].astype(np.float32) for x in (self.k, self.v))
         scale = self.head_dim**-0.5
-        found: Array = attention.reference(q, k, v, scale, self.window, self.softcap)[0]
+        sinks = self.sinks if self.has_sinks else None
+        found: Array = attention.reference(q, k, v, scale, self.window, self.softcap, sinks)[0]
         return found
 
     def run(
@@ -107,6 +113,7 @@ class _Case:
                 tensor("positions", np.ascontiguousarray(positions)), out, counts(len(tokens)),
                 num_heads=self.num_heads, scale=self.head_dim**-0.5, window=self.window,
                 softcap=self.softcap, parts=parts,
+                sinks=tensor("sinks", self.sinks) if self.has_sinks else None,
             ),
             num_rows or len(tokens),
         )  # fmt: skip
@@ -118,6 +125,20 @@ class _Case:
 def _many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many that KV heads are never shared evenly, and pairs that are few are cut into tiles."""
     monkeypatch.setattr(attention, "num_threads", lambda: 17)
+
+
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("window", [0, 40])
+def test_sinks(group: int, window: int) -> None:
+    """Whether one item takes all tiles of a pair, or another kernel folds them."""
+    case = _Case((KEYS + 37,), 2 * group, 2, 20, window=window, has_sinks=True)
+    tokens = [(0, 0), (0, 30), (0, KEYS - 1), (0, KEYS), (0, KEYS + 36)]
+    _assert_exact(case, tokens)
+    assert (
+        case.run(tokens, parts=memory.allocate("none", "test", DType.F32, (0,))) == case.run(tokens)
+    ).all()
+    sound, case.has_sinks = case.run(tokens), False
+    assert np.abs(sound - case.run(tokens)).max() > 0.1
 
 
 def _assert_exact(case: _Case, tokens: Tokens) -> None:
@@ -354,7 +375,7 @@ def test_keys_are_loaded_that_no_tile_before_has_asked_for(monkeypatch: pytest.M
         tables = np.zeros((len(positions), 8), np.int32)
         q = np.zeros((len(positions), 64 * num_kv_heads), np.float32)
         attention_cpu.attention._function(
-            q, counts, np.array(positions), rows, tables, k, v, q, None, None, None, None,
+            q, counts, np.array(positions), rows, tables, k, v, q, None, None, None, None, None,
             np.zeros(80 * num_parts), num_kv_heads, 1, 64, 80, 1.0, window, 0.0,
         )  # fmt: skip
         return list(loaded)

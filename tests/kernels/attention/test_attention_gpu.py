@@ -81,7 +81,7 @@ def pages(given: list[Sequence], block_size: int, dtype: str) -> tuple[Tensor, T
 def attend(
     given: list[Sequence], tokens: list[tuple[int, int]], *, split: bool, dtype: str = "f16",
     block_size: int = 16, window: int = 0, softcap: float = 0.0, spare: int = 0,
-    num_sequences: int | None = None,
+    num_sequences: int | None = None, sinks: Array | None = None,
 ) -> Array:  # fmt: skip
     """Attention of (sequence, position) tokens in one step, [num_tokens, heads * head_dim].
 
@@ -106,6 +106,7 @@ def attend(
             tensor("positions", np.concatenate([positions, garbage])), out, counts(len(tokens)),
             num_heads=heads, scale=head_dim**-0.5, window=window, softcap=softcap,
             num_sequences=num_sequences, partial=partial,
+            sinks=None if sinks is None else tensor("sinks", sinks),
         ),
         len(q),
     )  # fmt: skip
@@ -114,9 +115,30 @@ def attend(
     return got[: len(tokens)]
 
 
-def exact(one: Sequence, window: int = 0, softcap: float = 0.0) -> Array:
+def exact(
+    one: Sequence, window: int = 0, softcap: float = 0.0, sinks: Array | None = None
+) -> Array:
     scale = one.q.shape[2] ** -0.5
-    return attention.reference(one.q, one.k, one.v, scale, window, softcap).reshape(len(one.q), -1)
+    found = attention.reference(one.q, one.k, one.v, scale, window, softcap, sinks)
+    return found.reshape(len(one.q), -1)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+@pytest.mark.parametrize(("length", "window"), [(70, 0), (90, 33)])
+@pytest.mark.tier("sim", fast=lambda case: case.dtype == "f16" and case.window)
+def test_sinks_take_their_part_in_both_forms(length: int, window: int, dtype: str) -> None:
+    given = sequences((length,), 6, 2, 24, dtype)
+    tokens = [(0, position) for position in (0, 16, length // 2, length - 1)]
+    sinks = np.array([-2.0, 0.0, 1.5, 3.0, -200.0, 200.0], np.float32)
+    options: dict[str, Any] = {"dtype": dtype, "window": window, "sinks": sinks}
+    whole, split = (attend(given, tokens, split=form, spare=2, **options) for form in (False, True))
+    assert (bits(whole) == bits(split)).all()
+    right = exact(given[0], window, sinks=sinks)[[position for _, position in tokens]]
+    bound = (math.log2(length) + 4) * EPS * 4 * np.abs(given[0].v).max()
+    assert np.abs(whole - right).max() <= bound
+    assert (whole[:, 5 * 24 :] == 0).all(), "all is the sink's"
+    without = attend(given, tokens, split=True, dtype=dtype, window=window)
+    assert np.abs(without - whole).max() > 100 * bound
 
 
 @pytest.mark.parametrize("dtype", ["f16", "f32"])

@@ -225,8 +225,9 @@ def test_mask(case: _Case, window: int) -> None:
     assert (np.isnan(after) == np.isnan(before)).all()
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("shape", [*SHAPES, (160, 1, 3, 3, 2)], ids=str)
-def test_softmax(shape: tuple[int, int, int, int, int]) -> None:
+def test_softmax(shape: tuple[int, int, int, int, int], has_sinks: bool) -> None:
     case = _Case(*shape)
     before, rows = case.scores(), case.on_device()
     before += 200  # exp(200) is more than f32 holds
@@ -234,9 +235,11 @@ def test_softmax(shape: tuple[int, int, int, int, int]) -> None:
     for token, row in enumerate(case.rows):
         before[token, :, case.lengths[row] :] = np.nan
     out = tensor("scores", before)
-    launch(lambda p: parts.softmax(p, out, rows), case.batch)
+    sinks = 200 + np.arange(case.num_heads, dtype=np.float32) if has_sinks else None
+    placed = None if sinks is None else tensor("sinks", sinks)
+    launch(lambda p: parts.softmax(p, out, rows, sinks=placed), case.batch)
     for (_, start), (_, got) in zip(case.each(before), case.each(to_host(out)), strict=True):
-        exact = parts.softmax_reference(start)
+        exact = parts.softmax_reference(start, sinks)
         assert (got[exact == 0] == 0).all()
         kept = exact > 0
         error = np.max(np.abs(got[kept] - exact[kept]) / exact[kept])

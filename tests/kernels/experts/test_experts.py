@@ -37,7 +37,7 @@ from hypocenter.kernels.experts.routing import route
 from hypocenter.kernels.linear import linear, quantise
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import prepare_operands
-from hypocenter.kernels.rowwise.activation import gate_codes
+from hypocenter.kernels.rowwise.activation import GATES, gate_codes
 from hypocenter.kernels.weights import block_types, packing
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
@@ -230,26 +230,32 @@ def test_experts_linear_gives_the_bits_of_each_expert_alone(
     dtype: DType, num_columns: int, num_tokens: int
 ) -> None:
     """Whatever the company, on codes and on floats; so the reference of `linear` holds for it."""
-    num_outputs = 70  # each expert is padded
+    num_outputs, is_biased = 70, num_tokens not in (2, 300)  # each expert is padded
     table = grouped(random_ids(num_tokens))
     weight, raw = stack_of(dtype, num_outputs, num_columns)
     x = sorted_rows(table, num_columns)
     given = rows_tensor("x", x)
     out = rows_tensor("out", np.full((len(x), num_outputs), 77, np.float32))
     operands = operands_of(table, given, weight)
-    launch(lambda p: experts_linear(p, given, weight, out, table, operands), num_tokens)
+    biases = np.random.default_rng(6).standard_normal((NUM_EXPERTS, num_outputs))
+    biases = biases.astype(np.float32) if is_biased else 0 * biases
+    padded = np.pad(biases, ((0, 0), (0, padded_rows(num_outputs) - num_outputs)))
+    bias = tensor("bias", padded.ravel()) if is_biased else None
+    launch(lambda p: experts_linear(p, given, weight, out, table, operands, bias=bias), num_tokens)
     found = to_host(out)[:, :num_outputs]
     seen = np.zeros(len(x), bool)
     weights = block_types.dequantise(raw.reshape(-1, raw.shape[2]), dtype, num_columns)
     exact = experts_op.reference(
-        np.nan_to_num(x), weights.reshape(NUM_EXPERTS, num_outputs, -1), groups_of(table)
+        np.nan_to_num(x), weights.reshape(NUM_EXPERTS, num_outputs, -1), groups_of(table), biases
     )
     for expert, first, size in groups_of(table):
         rows = slice(first, first + size)
         alone = rows_tensor("alone", np.zeros((size, num_outputs), np.float32))
         own, few = weight_tensor(dtype, raw[expert], num_columns), rows_tensor("x", x[rows])
-        live = counts(size)
-        launch(partial(linear.linear, x=few, weight=own, out=alone, counts=live), size)
+        live, own_bias = counts(size), vector_tensor("bias", biases[expert]) if is_biased else None
+        launch(
+            partial(linear.linear, x=few, weight=own, out=alone, counts=live, bias=own_bias), size
+        )
         assert (bits(found[rows]) == bits(to_host(alone)[:, :num_outputs])).all(), expert
         seen[rows] = True
     assert (found[~seen] == 77).all(), "rows of no group are left alone"
@@ -266,7 +272,7 @@ def test_an_expert_that_nobody_takes_is_not_read(device: str) -> None:
 
 @pytest.mark.parametrize("dtype", [DType.Q8_0, DType.Q4_0, DType.Q4_K, DType.Q6_K])
 @pytest.mark.parametrize("num_tokens", [1, 2, 5, 21, 70])
-@pytest.mark.parametrize("kind", ["silu", "gelu"])
+@pytest.mark.parametrize("kind", GATES)
 @pytest.mark.tier("sim", fast=lambda case: case.dtype is DType.Q4_K and case.kind == "silu")
 def test_experts_gate_codes_is_the_products_and_their_gate(
     device: str, dtype: DType, num_tokens: int, kind: str
@@ -404,7 +410,7 @@ def test_a_checked_launch_refuses_an_expert_that_is_not_there() -> None:
     wrong = to_host(table.experts).copy()
     wrong[0] = NUM_EXPERTS
     to_device(table.experts, wrong)
-    facts = {"weight": weight, "out": out, "x": x} | experts_op._facts_of(table)
+    facts = {"weight": weight, "out": out, "bias": None, "x": x} | experts_op._facts_of(table)
     with pytest.raises(LaunchRejected, match=r"experts\[0\] = 7, but the experts has 7"):
         experts_op.FLOATS.check_values(to_host, **facts)
     stale = random_ids(5)

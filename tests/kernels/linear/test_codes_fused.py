@@ -158,7 +158,7 @@ def test_codes_of_an_activation(num_rows: int, num_live: int, width: int, kind: 
     both(num_rows, width, num_live, parts, at_once)
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu"])
+@pytest.mark.parametrize("kind", activation.GATES)
 @pytest.mark.parametrize(("num_rows", "num_live"), [(1, 1), (5, 4), (19, 17), (2, 0)])
 @pytest.mark.parametrize("width", [1, 130, 1100])
 def test_codes_of_a_gate(num_rows: int, num_live: int, width: int, kind: str) -> None:
@@ -178,7 +178,7 @@ def test_codes_of_a_gate(num_rows: int, num_live: int, width: int, kind: str) ->
 
 
 @pytest.mark.parametrize("device", ["cpu"], indirect=True)
-@pytest.mark.parametrize("kind", ["silu", "gelu"])
+@pytest.mark.parametrize("kind", activation.GATES)
 @pytest.mark.parametrize(("num_rows", "num_live"), [(1, 1), (5, 4), (19, 17), (40, 39), (2, 0)])
 @pytest.mark.parametrize("dtype", [DType.Q8_0, DType.Q4_0, DType.Q4_K, DType.Q6_K])
 @pytest.mark.parametrize("width", [1, 96, 130, 320])

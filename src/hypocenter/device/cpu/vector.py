@@ -248,11 +248,16 @@ def _larger(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
+def _smaller(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered("<", a, b), a, b)
+
+
 add = _binary(lambda builder, a, b: builder.fadd(a, b), "a + b.")
 sub = _binary(lambda builder, a, b: builder.fsub(a, b), "a - b.")
 mul = _binary(lambda builder, a, b: builder.fmul(a, b), "a * b.")
 div = _binary(lambda builder, a, b: builder.fdiv(a, b), "a / b.")
 larger = _binary(_larger, "The larger of a and b; b where either is NaN.")
+smaller = _binary(_smaller, "The smaller of a and b; b where either is NaN.")
 
 
 @intrinsic

@@ -1,11 +1,13 @@
 """attention: causal softmax attention of query heads over the paged cache, prefill and decode.
 
 Formula: softmax(softcap(q k / scale)) v over the keys at positions max(0, p - window + 1) .. p of
-the token's own sequence; softcap(s) = c tanh(s / c) where the model has one. Keys are taken in
-tiles from position 0 (512 keys on the CPU, `keys_per_tile` on a GPU): each is weighed by itself,
-and they are folded in order with a running maximum (Milakov and Gimelshein, arXiv 1805.02867). So
-a token's result depends on its position alone, not on the chunk or batch it came in, nor on
-whether one worker takes its tiles or many do that leave what they found in scratch tensors.
+the token's own sequence; softcap(s) = c tanh(s / c) where the model has one. A head may have a
+sink, a score beside those of the keys that has no value (Agarwal et al., arXiv 2508.10925). Keys
+are taken in tiles from position 0 (512 keys on the CPU, `keys_per_tile` on a GPU): each is weighed
+by itself, and they are folded in order with a running maximum (Milakov and Gimelshein, arXiv
+1805.02867). So a token's result depends on its position alone, not on the chunk or batch it came
+in, nor on whether one worker takes its tiles or many do that leave what they found in scratch
+tensors.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ _PARTIAL = (
     Arg("sums", _F32, "max_tokens, num_heads, max_tiles, 2", "write"),
 )
 _PARTS = Arg("parts", _F32, "num_floats", "write")
+SINKS = Arg("sinks", _F32, ">= num_heads", optional=True)
 _HEADS = (
     Scalar("num_heads", "num_heads > 0", "must be above 0"),
     Rule("num_heads % num_kv_heads == 0", "query heads must share KV heads evenly"),
@@ -86,12 +89,13 @@ _RULES = (
     Rule("value_pitch >= -(-head_dim // 16) * 16", "values are read as whole vectors of 16"),
 )
 
-CONTRACT = Contract("attention", *_CACHES, _OUT, *_TOKENS, *_RULES)
+CONTRACT = Contract("attention", *_CACHES, _OUT, SINKS, *_TOKENS, *_RULES)
 #: As CONTRACT, as the CPU does it: pairs of a token and a KV head that are few may leave tiles in
 #: `parts`; where it has no room for them they finish by themselves.
-PAIRS = Contract("attention", *_PAGES, _OUT, _PARTS, *_TOKENS, *_RULES)
+PAIRS = Contract("attention", *_PAGES, _OUT, SINKS, _PARTS, *_TOKENS, *_RULES)
 _FOLD_PARTS: tuple[Arg | Scalar | Rule, ...] = (
     _OUT,
+    SINKS,
     replace(_PARTS, access="both"),
     Arg(
         "positions",
@@ -115,7 +119,7 @@ _WHOLE_GROUPS = (
     Rule("num_heads * head_dim % 64 == 0", "rows must be whole groups of codes, by two"),
 )
 #: As these, and the codes of out: of each pair by whichever of the two kernels finishes it.
-PAIRS_CODES = Contract("attention", *_PAGES, _OUT, _PARTS, *_TOKENS, *_RULES, *_WHOLE_GROUPS)
+PAIRS_CODES = Contract("attention", *_PAGES, _OUT, SINKS, _PARTS, *_TOKENS, *_RULES, *_WHOLE_GROUPS)
 FOLD_PARTS_CODES = Contract("attention_fold", *_FOLD_PARTS, *_WHOLE_GROUPS)
 SPLIT = Contract(
     "attention_split",
@@ -125,6 +129,7 @@ SPLIT = Contract(
 )
 _TILES = tuple(replace(arg, access="read") for arg in _PARTIAL)
 _FOLDED: tuple[Arg | Scalar | Rule, ...] = (
+    SINKS,
     Arg(
         "positions",
         _I32,
@@ -194,10 +199,11 @@ def reference(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: np.ndarray[Any, Any] | None = None,
 ) -> np.ndarray[Any, Any]:
     """One sequence in float64: q [num_tokens, num_heads, head_dim], k and v [num_keys, kv, dim].
 
-    The last query stands at the last key.
+    The last query stands at the last key. sinks [num_heads].
     """
     num_tokens, num_heads, _ = q.shape
     repeat = num_heads // k.shape[1]
@@ -210,8 +216,10 @@ def reference(
     key = np.arange(len(k))[None, :]
     visible = (key <= position) & ((key > position - window) if window else True)
     scores = np.where(visible, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
+    sink = np.full(num_heads, -np.inf) if sinks is None else sinks.astype(np.float64)
+    top = np.maximum(scores.max(axis=-1, keepdims=True), sink[:, None, None])
+    weights = np.exp(scores - top)
+    weights /= weights.sum(axis=-1, keepdims=True) + np.exp(sink[:, None, None] - top)
     out: np.ndarray[Any, Any] = np.einsum("hts,shd->thd", weights, values)
     return out
 
@@ -235,6 +243,7 @@ def attention(
     partial: TileScratch | None = None,
     parts: Tensor | None = None,
     codes: Operands | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """Append attention of q f32 [num_tokens, >= num_heads * head_dim] into out of the same shape.
 
@@ -245,6 +254,7 @@ def attention(
     (all of the block tables when None). `parts` of `allocate_tile_scratch` is what tiles leave on
     the CPU; without it there is room of this op's own. None of them changes a bit of the result.
     With `codes` its codes are made, as `quantise` does, and out may be left as it was on a GPU.
+    `sinks` f32 [>= num_heads] has the sink of each head.
     """
     facts = {
         "k_cache": k_cache,
@@ -259,6 +269,7 @@ def attention(
         "scale": scale,
         "window": window,
         "softcap": softcap,
+        "sinks": sinks,
     }
     if plan.device != "cpu":
         _on_gpu(plan, facts, num_sequences or block_tables.shape[0], partial, codes)
@@ -308,7 +319,8 @@ def _on_cpu(
     step = (facts["q"], facts["counts"], facts["positions"], facts["sequence_rows"])
     plan.add_cpu(
         attention_cpu.attention,
-        *(*step, block_tables, k_cache, v_cache, facts["out"], *into, parts, num_heads),
+        *(*step, block_tables, k_cache, v_cache, facts["out"], _sinks_or_none(facts), *into, parts),
+        num_heads,
         *(layout.heads_per_block, layout.pitch, layout.size),
         *(np.float32(facts["scale"]), window, np.float32(facts["softcap"])),
         contract=PAIRS if fused is None else PAIRS_CODES,
@@ -320,6 +332,11 @@ def _on_cpu(
         _fold_on_cpu(plan, facts, parts, layout, made, into)
     if codes is not None and fused is None:
         quantise(plan, facts["out"], width, codes, facts["counts"])
+
+
+def _sinks_or_none(facts: dict[str, Any]) -> Any:
+    """The sinks, or an array of none."""
+    return attention_cpu.NO_SINKS if facts["sinks"] is None else facts["sinks"]
 
 
 def _fold_on_cpu(
@@ -334,10 +351,11 @@ def _fold_on_cpu(
     _, num_kv_heads, head_dim, block_size = facts["k_cache"].shape
     found = {"parts": parts, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     found |= {"pitch": layout.pitch, "part_size": layout.size}
-    reads = {name: facts[name] for name in ("positions", "counts", "out", "num_heads", "window")}
+    names = ("positions", "counts", "out", "num_heads", "window", "sinks")
+    reads = {name: facts[name] for name in names}
     plan.add_cpu(
         attention_cpu.attention_fold,
-        *(facts["counts"], facts["positions"], facts["out"], *into, parts),
+        *(facts["counts"], facts["positions"], facts["out"], _sinks_or_none(facts), *into, parts),
         *(num_heads, num_kv_heads, head_dim, layout.pitch, layout.size, window),
         contract=FOLD_PARTS_CODES if made else FOLD_PARTS,
         facts=found | reads | {"max_context": facts["block_tables"].shape[1] * block_size} | made,
@@ -352,7 +370,7 @@ def _on_gpu(
     partial: TileScratch | None,
     codes: Operands | None,
 ) -> None:
-    from hypocenter.kernels.attention import attention_gpu
+    from hypocenter.kernels.attention import attention_fold_gpu, attention_gpu
 
     tile, head_dim = keys_per_tile(facts["k_cache"]), facts["k_cache"].shape[2]
     width = facts["num_heads"] * head_dim
@@ -362,14 +380,14 @@ def _on_gpu(
         if codes is not None:
             quantise(plan, facts["out"], width, codes, facts["counts"], is_plain=is_plain)
         return
-    out, per_tile = facts.pop("out"), {"keys_per_tile": tile}
+    out, sinks, per_tile = facts.pop("out"), facts.pop("sinks"), {"keys_per_tile": tile}
     found = {"values": partial.values, "sums": partial.sums} | per_tile
     attention_gpu.add_split(plan, SPLIT, facts | found)
     reads = {name: facts[name] for name in ("positions", "counts", "window")}
-    reads |= found | {"head_dim": head_dim}
+    reads |= found | {"head_dim": head_dim, "sinks": sinks}
     if codes is not None and is_plain:
-        attention_gpu.add_fold_rounded(plan, FOLD_ROUND, reads | codes.made)
+        attention_fold_gpu.add_fold_rounded(plan, FOLD_ROUND, reads | codes.made)
         return
-    attention_gpu.add_fold(plan, FOLD, reads | {"out": out})
+    attention_fold_gpu.add_fold(plan, FOLD, reads | {"out": out})
     if codes is not None:
         quantise(plan, out, width, codes, facts["counts"])

@@ -16,6 +16,8 @@ import numpy as np
 
 from hypocenter.device.cpu.lang import allocating_kernel, cpu_kernel, inline, prange
 from hypocenter.device.cpu.vector import (
+    LOG2_E,
+    add,
     div,
     exp2,
     fma,
@@ -55,6 +57,10 @@ NO_CODES = (
     np.zeros((0, 0, 3, 1), np.int32),
     np.zeros((0, 0, 3, 1), np.float32),
 )
+
+
+#: In place of sinks: there are none.
+NO_SINKS = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +137,21 @@ def _fold(into: Any, at: int, part: Any, part_at: int, num_heads: int, pitch: in
 
 @inline
 def _finish(
-    out: Any, codes: Any, scales: Any, sums: Any, weighted: Any, token: int, kv_head: int,
-    state: Any, at: int, group: int, pitch: int, head_dim: int,
+    out: Any, sinks: Any, codes: Any, scales: Any, sums: Any, weighted: Any, token: int,
+    kv_head: int, state: Any, at: int, group: int, pitch: int, head_dim: int,
 ) -> None:  # fmt: skip
-    """The outputs of a pair, and their codes where there is room for some."""
+    """The outputs of a pair, and their codes where there is room for some.
+
+    A head's sink is one more score, of no value: the others are divided by its part too.
+    """
     first = kv_head * group * head_dim
     out_at = token * out.shape[1] + first
     for head in range(group):
         row_at = at + head * (pitch + LANES)
         norm = splat(get(state, row_at + pitch + 1))
+        if sinks.shape[0] > 0:
+            sink = get(sinks, kv_head * group + head) * LOG2_E
+            norm = add(norm, exp2(splat(sink - get(state, row_at + pitch))))
         for d in range(0, head_dim, LANES):
             value = div(load(state, row_at + d), norm)
             store_first(out, out_at + head * head_dim + d, value, head_dim - d)
@@ -288,8 +300,9 @@ def _place(item: int, num_tokens: int, num_parts: int, positions: Any, window: i
 @allocating_kernel
 def attention(
     q: Any, counts: Any, positions: Any, sequence_rows: Any, block_tables: Any, k_cache: Any,
-    v_cache: Any, out: Any, codes: Any, scales: Any, sums: Any, weighted: Any, parts: Any,
-    num_heads: int, heads: int, pitch: int, size: int, scale: float, window: int, softcap: float,
+    v_cache: Any, out: Any, sinks: Any, codes: Any, scales: Any, sums: Any, weighted: Any,
+    parts: Any, num_heads: int, heads: int, pitch: int, size: int, scale: float, window: int,
+    softcap: float,
 ) -> None:  # fmt: skip
     num_tokens, num_kv_heads, head_dim = get(counts, 0), k_cache.shape[1], k_cache.shape[2]
     group = num_heads // num_kv_heads
@@ -342,6 +355,7 @@ def attention(
         if num_parts == 1:
             _finish(
                 out,
+                sinks,
                 codes,
                 scales,
                 sums,
@@ -358,9 +372,9 @@ def attention(
 
 @cpu_kernel
 def attention_fold(
-    counts: Any, positions: Any, out: Any, codes: Any, scales: Any, sums: Any, weighted: Any,
-    parts: Any, num_heads: int, num_kv_heads: int, head_dim: int, pitch: int, size: int,
-    window: int,
+    counts: Any, positions: Any, out: Any, sinks: Any, codes: Any, scales: Any, sums: Any,
+    weighted: Any, parts: Any, num_heads: int, num_kv_heads: int, head_dim: int, pitch: int,
+    size: int, window: int,
 ) -> None:  # fmt: skip
     """What `attention` left in `parts` to out; nothing where it wrote out itself."""
     num_tokens, group = get(counts, 0), num_heads // num_kv_heads
@@ -371,5 +385,17 @@ def attention_fold(
         for part in range(1, _num_tiles(get(positions, token), window)):
             _fold(parts, at, parts, at + part * size, group, pitch)
         _finish(
-            out, codes, scales, sums, weighted, token, kv_head, parts, at, group, pitch, head_dim
+            out,
+            sinks,
+            codes,
+            scales,
+            sums,
+            weighted,
+            token,
+            kv_head,
+            parts,
+            at,
+            group,
+            pitch,
+            head_dim,
         )

@@ -1,8 +1,9 @@
 """Triton kernels of `attention` over pages, in two forms that give the same bits.
 
 Whole: a program takes some rows (a row is one query head of one token) over all their keys. Split:
-a program takes a token's rows over one tile of keys, and `attention_fold` adds the tiles up in the
-order in which the whole form does. Query heads of one KV head share what is read of it.
+a program takes a token's rows over one tile of keys, and `attention_fold` (`attention_fold_gpu.py`)
+adds the tiles up in the order in which the whole form does. Query heads of one KV head share what
+is read of it.
 """
 
 from __future__ import annotations
@@ -13,21 +14,20 @@ from typing import Any
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
+from hypocenter.kernels.attention.attention_fold_gpu import block_of, sinks_or
 from hypocenter.kernels.attention.attention_tile_gpu import (
     attend_tile,
     fold,
     load_query,
     stack_rows,
+    with_sink,
 )
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.linear.quantise_gpu import store_halves
 from hypocenter.kernels.shared_gpu import as_offset, follow
 from hypocenter.tensor import DType, Tensor
 
 #: About how many programs keep a large GPU busy.
 _PROGRAMS = 1024
-#: Partial results that a fold asks for at a time.
-_FOLDED = tl.constexpr(8)
 
 
 @triton.jit
@@ -50,11 +50,11 @@ def _store_heads(
 @triton.jit
 def attention_kernel(
     q_ptr, counts_ptr, positions_ptr, sequence_rows_ptr, block_tables_ptr, k_cache_ptr,
-    v_cache_ptr, out_ptr, scale, softcap, window, max_blocks, q_stride, num_blocks,
+    v_cache_ptr, out_ptr, sinks_ptr, scale, softcap, window, max_blocks, q_stride, num_blocks,
     OUT_STRIDE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, VALUE_PITCH: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, HEADS_PER_KV: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HEADS_PER_KV: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     # Late tokens see more keys: their programs begin first.
     first_row = (num_blocks - 1 - tl.program_id(0)) * (ROWS // PARTS)
@@ -132,6 +132,8 @@ def attention_kernel(
         top, old, new = fold(top, tile_top)
         norm = tl.fma(norm, old, tile_norm * new)
         total = tl.fma(total, old[:, None], values * new[:, None])
+    if HAS_SINKS:
+        norm = with_sink(norm, top, tl.load(sinks_ptr + head))
     _store_heads(
         out_ptr,
         total * (1.0 / norm)[:, None],
@@ -227,104 +229,6 @@ def attention_split_kernel(
         tl.store(values_ptr + values_at, values, mask=live[:, None] & (d < HEAD_DIM)[None, :])
 
 
-@triton.jit
-def _fold(
-    token, head, positions_ptr, sums_ptr, values_ptr, window, num_heads, max_tiles, values_pitch,
-    HEAD_DIM: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """[BLOCK]: what the tiles of a head of a token come to."""
-    d = tl.arange(0, BLOCK)
-    column = d < HEAD_DIM
-    last = tl.load(positions_ptr + token)
-    first = tl.where(window > 0, tl.maximum(last - window + 1, 0), 0)
-    row = (as_offset(token, WIDE) * num_heads + head) * max_tiles
-    top, norm = -float("inf"), 0.0
-    total = tl.zeros([BLOCK], tl.float32)
-    for start in range(first // TILE, last // TILE + 1, _FOLDED):
-        for step in tl.static_range(_FOLDED):
-            at, live = row + start + step, start + step <= last // TILE
-            tile_top = tl.load(sums_ptr + at * 2, mask=live, other=-float("inf"))
-            tile_norm = tl.load(sums_ptr + at * 2 + 1, mask=live, other=0.0)
-            values = tl.load(values_ptr + at * values_pitch + d, mask=column & live, other=0.0)
-            top, old, new = fold(top, tile_top)
-            norm = tl.fma(norm, old, tile_norm * new)
-            total = tl.fma(total, old, values * new)
-    return total * (1.0 / norm)
-
-
-@triton.jit
-def attention_fold_kernel(
-    counts_ptr, positions_ptr, sums_ptr, values_ptr, out_ptr, window, num_heads, max_tiles,
-    values_pitch, out_stride, HEAD_DIM: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    follow(OVERLAPS)
-    token, head = tl.program_id(0), tl.program_id(1)
-    if token >= tl.load(counts_ptr):
-        return
-    found = _fold(
-        token,
-        head,
-        positions_ptr,
-        sums_ptr,
-        values_ptr,
-        window,
-        num_heads,
-        max_tiles,
-        values_pitch,
-        HEAD_DIM,
-        WIDE,
-        TILE,
-        BLOCK,
-    )
-    d = tl.arange(0, BLOCK)
-    out = out_ptr + as_offset(token, WIDE) * out_stride + head * HEAD_DIM
-    tl.store(out + d, found, mask=d < HEAD_DIM)
-
-
-@triton.jit
-def attention_fold_round_kernel(
-    counts_ptr, positions_ptr, sums_ptr, values_ptr, rounded_ptr, row_scales_ptr, fragments_ptr,
-    window, num_heads, max_tiles, values_pitch, pitch, HEAD_DIM: tl.constexpr,
-    HAS_FRAGMENTS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    follow(OVERLAPS)
-    token, head = tl.program_id(0), tl.program_id(1)
-    if token >= tl.load(counts_ptr):
-        return
-    if head < num_heads:
-        found = _fold(
-            token,
-            head,
-            positions_ptr,
-            sums_ptr,
-            values_ptr,
-            window,
-            num_heads,
-            max_tiles,
-            values_pitch,
-            HEAD_DIM,
-            WIDE,
-            TILE,
-            BLOCK,
-        )
-    else:  # what is left of the last 128 columns
-        found = tl.zeros([BLOCK], tl.float32)
-    d, row = tl.arange(0, BLOCK), as_offset(token, WIDE)
-    if head == 0:
-        tl.store(row_scales_ptr + row, 1.0)
-    stop = (num_heads * HEAD_DIM + 127) // 128 * 128
-    store_halves(
-        found.to(tl.float16),
-        head * HEAD_DIM + d,
-        tl.minimum((head + 1) * HEAD_DIM, stop),
-        rounded_ptr + row * pitch,
-        fragments_ptr + row * pitch,
-        HAS_FRAGMENTS,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Form:
     """How a kernel is cut up: rows of its products, its warps and the stages of its loop.
@@ -372,11 +276,12 @@ def add_whole(
     plan.add_gpu(
         attention_kernel,
         *_inputs(facts),
-        *(out, *_numbers(facts), q.strides[0], num_blocks),
+        *(out, sinks_or(facts, out), *_numbers(facts), q.strides[0], num_blocks),
         grid=(num_blocks, num_kv_heads, 1 if num_sequences == 1 else min(most, q.shape[0])),
         contract=contract,
         facts=facts,
         OUT_STRIDE=out.strides[0],
+        HAS_SINKS=facts["sinks"] is not None,
         TILE=keys_per_tile,
         **_constants(plan, facts, form),
     )
@@ -407,55 +312,9 @@ def add_split(
     )
 
 
-def add_fold(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
-    """Append out = what the tiles of each token's keys come to."""
-    values, out = facts["values"], facts["out"]
-    _, num_heads, max_tiles, pitch = values.shape
-    plan.add_gpu(
-        attention_fold_kernel,
-        *(facts["counts"], facts["positions"], facts["sums"], values, out, facts["window"]),
-        *(num_heads, max_tiles, pitch, out.strides[0]),
-        grid=(out.shape[0], num_heads),
-        contract=contract,
-        facts=facts,
-        num_warps=_block(facts["head_dim"]) // 128 or 1,
-        enable_fp_fusion=False,
-        HEAD_DIM=facts["head_dim"],
-        TILE=facts["keys_per_tile"],
-        BLOCK=_block(facts["head_dim"]),
-    )
-
-
-def add_fold_rounded(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
-    """Append attention_fold_round: as attention_fold, rounded to f16."""
-    values, rounded, fragments = facts["values"], facts["rounded"], facts["fragments"]
-    (_, num_heads, max_tiles, pitch), head_dim = values.shape, facts["head_dim"]
-    filled = triton.cdiv(num_heads * head_dim, 128) * 128
-    plan.add_gpu(
-        attention_fold_round_kernel,
-        *(facts["counts"], facts["positions"], facts["sums"], values, rounded),
-        # Without fragments the pointer is never used.
-        *(facts["row_scales"], fragments or rounded, facts["window"], num_heads, max_tiles),
-        *(pitch, rounded.shape[1]),
-        grid=(rounded.shape[0], triton.cdiv(filled, head_dim)),
-        contract=contract,
-        facts=facts,
-        num_warps=_block(head_dim) // 128 or 1,
-        enable_fp_fusion=False,
-        HEAD_DIM=head_dim,
-        HAS_FRAGMENTS=fragments is not None,
-        TILE=facts["keys_per_tile"],
-        BLOCK=_block(head_dim),
-    )
-
-
 def _num_parts(k_cache: Tensor) -> int:
     """Rows of a product that one row takes: see `stack_rows`."""
     return 2 if k_cache.dtype is DType.F16 else 4
-
-
-def _block(head_dim: int) -> int:
-    return max(16, int(triton.next_power_of_2(head_dim)))
 
 
 def _inputs(facts: Mapping[str, Any]) -> tuple[Tensor, ...]:
@@ -486,5 +345,5 @@ def _constants(plan: PlanBuilder, facts: Mapping[str, Any], form: Form) -> dict[
         "BLOCK_SIZE": block_size,
         "PARTS": _num_parts(facts["k_cache"]),
         "ROWS": form.rows,
-        "BLOCK": _block(head_dim),
+        "BLOCK": block_of(head_dim),
     }

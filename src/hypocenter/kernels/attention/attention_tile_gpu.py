@@ -252,6 +252,12 @@ def attend_tile(
 
 
 @triton.jit
+def with_sink(norm, top, sink):
+    """The sum of weights relative to the largest score, and that of a sink, which has no value."""
+    return norm + tl.exp(sink - top) * _WEIGHT
+
+
+@triton.jit
 def fold(top, other):
     """The larger of two maxima of scores, and what scales the sums behind each to it."""
     new = tl.maximum(top, other)

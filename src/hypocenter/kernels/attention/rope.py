@@ -64,13 +64,15 @@ def tables(
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
     divisors: np.ndarray[Any, Any] | None = None,
+    rounds_ramp: bool = True,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Cosines and sines, f32 [num_positions, dim / 2], of all angles, computed in float64.
 
     `divisors` [dim / 2] divide the frequencies one by one (Llama 3.1, Phi 3). `linear` divides
     all by `factor`; `yarn` does so for the slow ones only (Peng et al., arXiv 2309.00071, with
     ggml's ramp: the pair of index i is blended between the pairs that turn beta_fast and
-    beta_slow times within original_context). Raises LaunchRejected for a base that turns nothing.
+    beta_slow times within original_context, these rounded to whole pairs if `rounds_ramp`). Raises
+    LaunchRejected for a base that turns nothing.
     """
     if not 0 < base < np.inf:
         wrong = WrongScalar(argument="rope_base", value=base, limit="must be above 0 and finite")
@@ -84,7 +86,9 @@ def tables(
             dim * np.log(original_context / (turns * 2 * np.pi)) / (2 * np.log(base))
             for turns in (beta_fast, beta_slow)
         ]
-        low, high = max(np.floor(bounds[0]), 0.0), min(np.ceil(bounds[1]), dim - 1.0)
+        if rounds_ramp:
+            bounds = [np.floor(bounds[0]), np.ceil(bounds[1])]
+        low, high = max(bounds[0], 0.0), min(bounds[1], dim - 1.0)
         plain = 1 - np.clip((pair - low) / max(high - low, 0.001), 0, 1)
         frequency = frequency / factor * (1 - plain) + frequency * plain
         attn_factor *= 1 + 0.1 * np.log(factor)

@@ -16,6 +16,7 @@ from hypocenter.config import PARTS_NEED_A_GPU
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.dtypes import Array
 from hypocenter.errors import BadSetting
+from hypocenter.kernels.attention.attention import SINKS
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.demands import (
     Apart,
@@ -152,7 +153,7 @@ MASK = Contract(
     Arg("positions", _I32, ">= num_tokens", index=_POSITIONS),
     Scalar("window", "window >= 0", "must not be negative"),
 )
-SOFTMAX = Contract("softmax", _scores("both"), *_PER_TOKEN)
+SOFTMAX = Contract("softmax", _scores("both"), SINKS, *_PER_TOKEN)
 WEIGHTED_SUM = Contract(
     "weighted_sum",
     Arg("weights", _F32, "num_tokens, num_heads, max_context"),
@@ -220,11 +221,15 @@ def mask_reference(scores: Array, positions: Array, window: int) -> Array:
     return np.where(hidden, -np.inf, scores.astype(np.float64))
 
 
-def softmax_reference(scores: Array) -> Array:
-    """Over the last axis, in float64."""
+def softmax_reference(scores: Array, sinks: Array | None = None) -> Array:
+    """Over the last axis of [tokens, heads, keys], and the sinks [heads], in float64."""
     wide = scores.astype(np.float64)
-    weights = np.exp(wide - wide.max(axis=-1, keepdims=True))
-    out: Array = weights / weights.sum(axis=-1, keepdims=True)
+    top = wide.max(axis=-1, keepdims=True)
+    weights = np.exp(wide - top)
+    norm = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        norm = norm + np.exp(sinks[:, None] - top)
+    out: Array = weights / norm
     return out
 
 
@@ -295,9 +300,12 @@ def mask(
     _gpu(plan).add_mask(plan, MASK, facts)
 
 
-def softmax(plan: PlanBuilder, scores: Tensor, rows: Rows) -> None:
-    """Append scores = softmax over each row's keys, in place; each row has a finite score."""
-    _gpu(plan).add_softmax(plan, SOFTMAX, {**rows.facts(), "scores": scores})
+def softmax(plan: PlanBuilder, scores: Tensor, rows: Rows, *, sinks: Tensor | None = None) -> None:
+    """Append scores = softmax over each row's keys, in place; each row has a finite score.
+
+    `sinks` f32 [>= num_heads] has one more score for each head.
+    """
+    _gpu(plan).add_softmax(plan, SOFTMAX, {**rows.facts(), "scores": scores, "sinks": sinks})
 
 
 def weighted_sum(

@@ -144,8 +144,8 @@ def mask_kernel(
 
 @triton.jit
 def softmax_kernel(
-    scores_ptr, sequence_rows_ptr, lengths_ptr, counts_ptr, num_heads, max_context,
-    WIDE: tl.constexpr, KEYS: tl.constexpr,
+    scores_ptr, sequence_rows_ptr, lengths_ptr, counts_ptr, sinks_ptr, num_heads, max_context,
+    HAS_SINKS: tl.constexpr, WIDE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0), tl.program_id(1)
     if token >= tl.load(counts_ptr):
@@ -163,6 +163,8 @@ def softmax_kernel(
         key = start + within
         norms += tl.exp(tl.load(row + key, mask=key < length, other=-float("inf")) - top)
     norm = tl.sum(norms, axis=0)
+    if HAS_SINKS:
+        norm += tl.exp(tl.load(sinks_ptr + head) - top)
     for start in range(0, length, KEYS):
         key = start + within
         score = tl.load(row + key, mask=key < length, other=-float("inf"))
@@ -298,15 +300,17 @@ def add_mask(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) ->
 
 def add_softmax(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
     """Append softmax: one program for each query head of each token."""
-    scores = facts["scores"]
+    scores, sinks = facts["scores"], facts["sinks"]
     num_tokens, num_heads, max_context = scores.shape
     plan.add_gpu(
         softmax_kernel,
-        *(scores, facts["sequence_rows"], facts["lengths"], facts["counts"]),
+        # A kernel without sinks never reads the pointer; Triton wants one all the same.
+        *(scores, facts["sequence_rows"], facts["lengths"], facts["counts"], sinks or scores),
         *(num_heads, max_context),
         grid=(num_tokens, num_heads),
         contract=contract,
         facts=facts,
+        HAS_SINKS=sinks is not None,
         KEYS=_ROW_KEYS,
     )
 

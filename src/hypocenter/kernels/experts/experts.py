@@ -1,4 +1,4 @@
-"""experts_linear: out = x @ weight.T for sorted rows, each with the weight of its expert.
+"""experts_linear: out = x @ weight.T (+ bias) for sorted rows, each with the weight of its expert.
 
 `experts_table.py` says which rows are whose. An expert that no token takes is not read, and one
 that is taken is read once for all its rows. Sums run as in `linear`, whatever the company.
@@ -48,6 +48,8 @@ _OF_GROUPS = Reach("the rows of groups", _rows_of_groups)
 _PRODUCT = (
     Arg("weight", WEIGHT_TYPES, "num_experts, num_outputs, num_columns"),
     Arg("out", (DType.F32,), "num_rows, >= -(-num_outputs // 64) * 64", "write", reach=_OF_GROUPS),
+    # Those of an expert lie behind those of the experts before, as its rows do.
+    Arg("bias", (DType.F32,), ">= num_experts * (-(-num_outputs // 64) * 64)", optional=True),
     *_groups("num_rows"),
 )
 FLOATS = Contract(
@@ -82,13 +84,17 @@ GATE_CODES = Contract(
 _NO_BIAS = np.zeros(0, np.float32)
 
 
-def reference(x: Array, weights: Array, groups: list[tuple[int, int, int]]) -> Array:
-    """x [num_rows, k] of each group (expert, first row, rows) @ weights [num_experts, n, k] in
-    float64; rows of no group are 0."""
+def reference(
+    x: Array, weights: Array, groups: list[tuple[int, int, int]], biases: Array | None = None
+) -> Array:
+    """x [num_rows, k] of each group (expert, first row, rows) @ weights [num_experts, n, k], plus
+    biases [num_experts, n], in float64; rows of no group are 0."""
     out = np.zeros((len(x), weights.shape[1]))
     for expert, first, size in groups:
         rows = slice(first, first + size)
         out[rows] = x[rows].astype(np.float64) @ weights[expert].astype(np.float64).T
+        if biases is not None:
+            out[rows] += biases[expert]
     return out
 
 
@@ -108,14 +114,18 @@ def experts_linear(
     out: Tensor,
     table: ExpertsTable,
     operands: Operands,
+    *,
+    bias: Tensor | None = None,
 ) -> None:
-    """Append out[row, :n] = x[row, :k] @ weight[expert].T for each row of a group of `table`.
+    """Append out[row, :n] = x[row, :k] @ weight[expert].T (+ bias[expert]) for each row of a group
+    of `table`.
 
     x and out f32 [num_rows, >= k], [num_rows, >= n padded to 64]; weight packed [num_experts, n,
-    k]. `operands` holds what `prepare_operands` makes of x for `weight`; weights that read codes
-    or rounded numbers do not read x. Raises LaunchRejected when the shapes disagree.
+    k]; bias f32, n padded to 64 for each expert. `operands` holds what `prepare_operands` makes of
+    x for `weight`; weights that read codes or rounded numbers do not read x. Raises LaunchRejected
+    when the shapes disagree.
     """
-    facts: dict[str, Any] = {"weight": weight, "out": out} | _facts_of(table)
+    facts: dict[str, Any] = {"weight": weight, "out": out, "bias": bias} | _facts_of(table)
     dtype = weight.dtype
     if dtype.is_quantised and plan.device == "cpu":
         contract = TILES
@@ -144,7 +154,7 @@ def experts_linear(
         given = [facts["rounded" if "rounded" in facts else "x"]]
     plan.add_cpu(
         kernel,
-        *(*given, *groups, weight, per_expert, _NO_BIAS, out),
+        *(*given, *groups, weight, per_expert, _NO_BIAS if bias is None else bias, out),
         contract=contract,
         facts=facts,
         work_per_row=_work_per_row(weight, table),

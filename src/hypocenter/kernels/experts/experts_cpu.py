@@ -18,10 +18,10 @@ from hypocenter.kernels.weights.row_groups import ROWS_PER_ITEM
 @cpu_kernel
 def experts_float(
     x: Any, experts: Any, firsts: Any, sizes: Any, num_groups: Any, weights: Any, per_expert: int,
-    no_bias: Any, out: Any,
+    bias: Any, out: Any,
 ) -> None:  # fmt: skip
-    """out [rows of a group, n] = x [rows, k] @ weights.T of its expert, which has `per_expert`
-    items."""
+    """out [rows of a group, n] = x [rows, k] @ weights.T (+ bias) of its expert, which has
+    `per_expert` items."""
     for index in prange(get(num_groups, 0) * per_expert):
         group, item = index // per_expert, index % per_expert
         first = get(firsts, group)
@@ -32,7 +32,8 @@ def experts_float(
             weights,
             get(experts, group) * per_expert + item,
             out,
-            no_bias,
+            bias,
+            ROWS_PER_ITEM * (get(experts, group) * per_expert + item),
             ROWS_PER_ITEM * item,
             False,
         )
@@ -41,7 +42,7 @@ def experts_float(
 @cpu_kernel
 def experts_codes(
     x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, experts: Any, firsts: Any,
-    sizes: Any, num_groups: Any, records: Any, per_expert: int, no_bias: Any, out: Any,
+    sizes: Any, num_groups: Any, records: Any, per_expert: int, bias: Any, out: Any,
 ) -> None:  # fmt: skip
     """As `experts_float`, for weights held as codes and x as `quantise` left it."""
     for index in prange(get(num_groups, 0) * per_expert):
@@ -57,7 +58,8 @@ def experts_codes(
             records,
             get(experts, group) * per_expert + item,
             out,
-            no_bias,
+            bias,
+            ROWS_PER_ITEM * (get(experts, group) * per_expert + item),
             ROWS_PER_ITEM * item,
             False,
         )

@@ -25,6 +25,8 @@ from hypocenter.kernels.weights.gpu_layout import CHAINS, CODE_LANES
 from hypocenter.kernels.weights.row_groups import LANES, padded_rows
 from hypocenter.tensor import DType, Tensor
 
+_CODE_LANES, _LANES = tl.constexpr(CODE_LANES), tl.constexpr(LANES)
+
 
 @triton.jit
 def _group(experts_ptr, firsts_ptr, sizes_ptr):
@@ -36,9 +38,9 @@ def _group(experts_ptr, firsts_ptr, sizes_ptr):
 @triton.jit
 def experts_codes_few_kernel(
     x_ptr, row_scales_ptr, experts_ptr, firsts_ptr, sizes_ptr, words_ptr, scales_ptr, minima_ptr,
-    out_ptr, out_stride, factor, num_units, x_stride, row_groups, PER_WORD: tl.constexpr,
-    GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr, ON_NVIDIA: tl.constexpr,
-    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, IS_FRAGMENTS: tl.constexpr,
+    bias_ptr, out_ptr, out_stride, factor, num_units, x_stride, row_groups, PER_WORD: tl.constexpr,
+    GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ON_NVIDIA: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, IS_FRAGMENTS: tl.constexpr,
     IS_EVEN: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
@@ -53,7 +55,7 @@ def experts_codes_few_kernel(
         words_ptr + units * UNIT_WORDS,
         scales_ptr + units * (UNIT_WORDS * PER_WORD // GROUP),
         minima_ptr + units * (UNIT_WORDS * PER_WORD // GROUP) if HAS_MINIMA else minima_ptr,
-        out_ptr,
+        bias_ptr + expert * (row_groups * _CODE_LANES) if HAS_BIAS else bias_ptr,
         out_ptr,
         out_stride,
         factor,
@@ -65,7 +67,7 @@ def experts_codes_few_kernel(
         GROUP,
         ZERO,
         HAS_MINIMA,
-        False,
+        HAS_BIAS,
         False,
         ON_NVIDIA,
         False,
@@ -81,10 +83,10 @@ def experts_codes_few_kernel(
 @triton.jit
 def experts_codes_kernel(
     x_ptr, row_scales_ptr, experts_ptr, firsts_ptr, sizes_ptr, words_ptr, scales_ptr, minima_ptr,
-    out_ptr, out_stride, factor, num_units, x_stride, row_groups, PER_WORD: tl.constexpr,
-    GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr, ON_NVIDIA: tl.constexpr,
-    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
+    bias_ptr, out_ptr, out_stride, factor, num_units, x_stride, row_groups, PER_WORD: tl.constexpr,
+    GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ON_NVIDIA: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     expert, start, size = _group(experts_ptr, firsts_ptr, sizes_ptr)
@@ -98,7 +100,7 @@ def experts_codes_kernel(
         words_ptr + units * UNIT_WORDS,
         scales_ptr + units * (UNIT_WORDS * PER_WORD // GROUP),
         minima_ptr + units * (UNIT_WORDS * PER_WORD // GROUP) if HAS_MINIMA else minima_ptr,
-        out_ptr,
+        bias_ptr + expert * (row_groups * _CODE_LANES) if HAS_BIAS else bias_ptr,
         out_ptr,
         out_stride,
         factor,
@@ -111,7 +113,7 @@ def experts_codes_kernel(
         GROUP,
         ZERO,
         HAS_MINIMA,
-        False,
+        HAS_BIAS,
         False,
         ON_NVIDIA,
         WIDE,
@@ -123,10 +125,10 @@ def experts_codes_kernel(
 
 @triton.jit
 def experts_float_kernel(
-    x_ptr, row_scales_ptr, experts_ptr, firsts_ptr, sizes_ptr, weights_ptr, out_ptr, out_stride,
-    num_columns, num_chunks, x_stride, per_expert, IS_ROUNDED: tl.constexpr,
-    IS_BF16: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
-    ROWS: tl.constexpr, CHUNKS: tl.constexpr, STAGES: tl.constexpr,
+    x_ptr, row_scales_ptr, experts_ptr, firsts_ptr, sizes_ptr, weights_ptr, bias_ptr, out_ptr,
+    out_stride, num_columns, num_chunks, x_stride, per_expert, IS_ROUNDED: tl.constexpr,
+    IS_BF16: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     expert, first, size = _group(experts_ptr, firsts_ptr, sizes_ptr)
@@ -136,7 +138,7 @@ def experts_float_kernel(
         x_ptr,
         row_scales_ptr,
         weights_ptr + as_offset(expert, WIDE) * per_expert * num_chunks * 1024,
-        out_ptr,
+        bias_ptr + expert * (per_expert * _LANES) if HAS_BIAS else bias_ptr,
         out_ptr,
         out_stride,
         tl.program_id(1),
@@ -147,7 +149,7 @@ def experts_float_kernel(
         x_stride,
         IS_ROUNDED,
         IS_BF16,
-        False,
+        HAS_BIAS,
         False,
         WIDE,
         OUTPUTS,
@@ -162,7 +164,8 @@ def add(
 ) -> None:
     """Append a product with experts over the operands among `facts`."""
     add_form = _codes if facts["weight"].dtype.is_quantised else _floats
-    add_form(plan, facts, shape, {"contract": contract, "facts": facts})
+    shared = {"contract": contract, "facts": facts, "HAS_BIAS": facts["bias"] is not None}
+    add_form(plan, facts, shape, shared)
 
 
 def _codes(
@@ -181,7 +184,16 @@ def _codes(
         x = rounded if fragments is None else fragments
         plan.add_gpu(
             experts_codes_few_kernel,
-            *(x, facts["row_scales"], *_groups(facts), *arrays, out, out.strides[0], factor),
+            *(
+                x,
+                facts["row_scales"],
+                *_groups(facts),
+                *arrays,
+                _bias(facts),
+                out,
+                out.strides[0],
+                factor,
+            ),
             *(num_units, x.strides[0], row_groups),
             grid=(shape.num_groups, padded // form.outputs),
             num_warps=form.num_warps,
@@ -196,7 +208,16 @@ def _codes(
     form = codes_form(shape.group_rows, padded, plan.device)
     plan.add_gpu(
         experts_codes_kernel,
-        *(rounded, facts["row_scales"], *_groups(facts), *arrays, out, out.strides[0], factor),
+        *(
+            rounded,
+            facts["row_scales"],
+            *_groups(facts),
+            *arrays,
+            _bias(facts),
+            out,
+            out.strides[0],
+            factor,
+        ),
         *(num_units, rounded.strides[0], row_groups),
         grid=(shape.num_groups, padded // form.outputs, triton.cdiv(shape.group_rows, form.rows)),
         num_warps=form.num_warps,
@@ -219,7 +240,8 @@ def _floats(
     plan.add_gpu(
         experts_float_kernel,
         *(from_x, facts["row_scales"] if is_rounded else from_x, *_groups(facts)),
-        *(weight.data.parts[0], out, out.strides[0], num_columns, triton.cdiv(num_columns, 64)),
+        *(weight.data.parts[0], _bias(facts), out, out.strides[0], num_columns),
+        triton.cdiv(num_columns, 64),
         *(from_x.strides[0], padded // LANES),
         grid=(shape.num_groups, padded // form.outputs),
         num_warps=form.num_warps,
@@ -232,6 +254,12 @@ def _floats(
         STAGES=form.stages,
         **shared,
     )
+
+
+def _bias(facts: Mapping[str, Any]) -> Tensor:
+    """A kernel without bias never reads the pointer; Triton wants one all the same."""
+    bias: Tensor = facts["out"] if facts["bias"] is None else facts["bias"]
+    return bias
 
 
 def _groups(facts: Mapping[str, Any]) -> tuple[Tensor, ...]:

@@ -39,10 +39,12 @@ from hypocenter.kernels.weights.row_groups import GROUPS_PER_ITEM, LANES, ROWS_P
 
 
 @inline
-def _finish(totals: Any, out: Any, row: int, bias: Any, column: int, accumulate: bool) -> None:
+def _finish(
+    totals: Any, out: Any, row: int, bias: Any, bias_at: int, column: int, accumulate: bool
+) -> None:
     at, pitch = row * out.shape[1] + column, out.shape[1]
     if bias.shape[0] > 0:
-        totals = add_to_each(totals, load(bias, column))
+        totals = add_to_each(totals, load(bias, bias_at))
     if accumulate:
         totals = add_stored(totals, out, at, pitch)
     store_totals(out, at, pitch, totals)
@@ -50,8 +52,8 @@ def _finish(totals: Any, out: Any, row: int, bias: Any, column: int, accumulate:
 
 @inline
 def _float_rows(
-    t0: Any, x: Any, row: int, weights: Any, item: int, out: Any, bias: Any, column: int,
-    accumulate: bool,
+    t0: Any, x: Any, row: int, weights: Any, item: int, out: Any, bias: Any, bias_at: int,
+    column: int, accumulate: bool,
 ) -> None:  # fmt: skip
     """64 outputs of as many rows as t0 has."""
     t1, t2, t3 = t0, t0, t0
@@ -63,24 +65,25 @@ def _float_rows(
         t1 = add_step(t1, weights, w_at + 16, x, at, pitch)
         t2 = add_step(t2, weights, w_at + 32, x, at, pitch)
         t3 = add_step(t3, weights, w_at + 48, x, at, pitch)
-    _finish(t0, out, row, bias, column, accumulate)
-    _finish(t1, out, row, bias, column + 16, accumulate)
-    _finish(t2, out, row, bias, column + 32, accumulate)
-    _finish(t3, out, row, bias, column + 48, accumulate)
+    _finish(t0, out, row, bias, bias_at, column, accumulate)
+    _finish(t1, out, row, bias, bias_at + 16, column + 16, accumulate)
+    _finish(t2, out, row, bias, bias_at + 32, column + 32, accumulate)
+    _finish(t3, out, row, bias, bias_at + 48, column + 48, accumulate)
 
 
 @inline
 def float_item(
-    x: Any, first: int, end: int, weights: Any, item: int, out: Any, bias: Any, column: int,
-    accumulate: bool,
+    x: Any, first: int, end: int, weights: Any, item: int, out: Any, bias: Any, bias_at: int,
+    column: int, accumulate: bool,
 ) -> None:  # fmt: skip
-    """Outputs `column` and 63 more of rows first .. end - 1, by item `item` of the weights."""
+    """Outputs `column` and 63 more of rows first .. end - 1, by item `item` of the weights; their
+    biases, where there are any, lie at `bias_at`."""
     row = first
     while row + 4 <= end:
-        _float_rows(zero_totals(4), x, row, weights, item, out, bias, column, accumulate)
+        _float_rows(zero_totals(4), x, row, weights, item, out, bias, bias_at, column, accumulate)
         row += 4
     while row < end:
-        _float_rows(zero_totals(1), x, row, weights, item, out, bias, column, accumulate)
+        _float_rows(zero_totals(1), x, row, weights, item, out, bias, bias_at, column, accumulate)
         row += 1
 
 
@@ -100,13 +103,13 @@ def linear_float(
     for item in prange(third + weights_3.shape[0]):
         if item < second:
             at = ROWS_PER_ITEM * item
-            float_item(x, 0, num_rows, weights, item, out, bias, at, accumulate)
+            float_item(x, 0, num_rows, weights, item, out, bias, at, at, accumulate)
         elif item < third:
             at = ROWS_PER_ITEM * (item - second)
-            float_item(x, 0, num_rows, weights_2, item - second, out_2, bias_2, at, accumulate)
+            float_item(x, 0, num_rows, weights_2, item - second, out_2, bias_2, at, at, accumulate)
         else:
             at = ROWS_PER_ITEM * (item - third)
-            float_item(x, 0, num_rows, weights_3, item - third, out_3, bias_3, at, accumulate)
+            float_item(x, 0, num_rows, weights_3, item - third, out_3, bias_3, at, at, accumulate)
 
 
 @always_inline
@@ -172,13 +175,14 @@ def add_item(
 @inline
 def _code_rows(
     kept: Any, x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, row: int, records: Any,
-    item: int, out: Any, bias: Any, column: int, accumulate: bool,
+    item: int, out: Any, bias: Any, bias_at: int, column: int, accumulate: bool,
 ) -> None:  # fmt: skip
     """64 outputs of as many rows as is kept totals of, which are zero at first."""
     add_item(kept, x_codes, x_scales, x_sums, x_weighted, row, records, item)
     for group in range(GROUPS_PER_ITEM):
-        at = column + LANES * group
-        _finish(kept_totals(kept, group), out, row, bias, at, accumulate)
+        at = LANES * group
+        totals = kept_totals(kept, group)
+        _finish(totals, out, row, bias, bias_at + at, column + at, accumulate)
 
 
 @inline
@@ -190,7 +194,7 @@ def are_together(row: int, count: int, end: int, tile: int) -> bool:
 @inline
 def code_item(
     x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, first: int, end: int, records: Any,
-    item: int, out: Any, bias: Any, column: int, accumulate: bool,
+    item: int, out: Any, bias: Any, bias_at: int, column: int, accumulate: bool,
 ) -> None:  # fmt: skip
     """As `float_item`, of codes."""
     row, tile = first, x_codes.shape[2]
@@ -207,6 +211,7 @@ def code_item(
                 item,
                 out,
                 bias,
+                bias_at,
                 column,
                 accumulate,
             )
@@ -223,6 +228,7 @@ def code_item(
                 item,
                 out,
                 bias,
+                bias_at,
                 column,
                 accumulate,
             )
@@ -239,6 +245,7 @@ def code_item(
                 item,
                 out,
                 bias,
+                bias_at,
                 column,
                 accumulate,
             )
@@ -270,6 +277,7 @@ def linear_codes(
                 out,
                 bias,
                 ROWS_PER_ITEM * item,
+                ROWS_PER_ITEM * item,
                 accumulate,
             )
         elif item < third:
@@ -285,6 +293,7 @@ def linear_codes(
                 out_2,
                 bias_2,
                 ROWS_PER_ITEM * (item - second),
+                ROWS_PER_ITEM * (item - second),
                 accumulate,
             )
         else:
@@ -299,6 +308,7 @@ def linear_codes(
                 item - third,
                 out_3,
                 bias_3,
+                ROWS_PER_ITEM * (item - third),
                 ROWS_PER_ITEM * (item - third),
                 accumulate,
             )

@@ -64,8 +64,8 @@ def linear_gate_codes(
 ) -> None:
     """Append the codes of kind(x @ gate.T) * (x @ up.T): every bit as `gate_codes` makes them.
 
-    `x` holds the codes of x, `weight` the two weights by turns, of `width` rows each; kind is silu
-    or gelu. Raises LaunchRejected when the shapes disagree.
+    `x` holds the codes of x, `weight` the two weights by turns, of `width` rows each; kind is one
+    of GATES. Raises LaunchRejected when the shapes disagree.
     """
     require_kind(kind)
     facts: dict[str, Any] = {"weight": weight, "counts": counts, "width": width}

@@ -8,10 +8,10 @@ import numpy as np
 
 from hypocenter.device.cpu.lang import cpu_kernel, inline, prange
 from hypocenter.device.cpu.sums import keep_zeros, kept_row
-from hypocenter.device.cpu.vector import get, keep, mul
+from hypocenter.device.cpu.vector import get, keep
 from hypocenter.kernels.linear.linear_cpu import add_item, are_together
 from hypocenter.kernels.linear.quantise_cpu import put_codes
-from hypocenter.kernels.rowwise.activation_cpu import open_gate
+from hypocenter.kernels.rowwise.activation_cpu import apply_gate
 from hypocenter.kernels.weights.row_groups import GROUPS_PER_ITEM, LANES, ROWS_PER_ITEM
 
 _ZERO = np.float32(0)
@@ -20,7 +20,7 @@ _ZERO = np.float32(0)
 @inline
 def _gate(gate: Any, up: Any, group: int, row: int, kind: int, left: int) -> Any:
     """16 columns, of which the first `left` are there and the others 0."""
-    gated = mul(open_gate(kept_row(gate, group, row), kind), kept_row(up, group, row))
+    gated = apply_gate(kept_row(gate, group, row), kept_row(up, group, row), kind)
     return keep(gated, 0, left, _ZERO)
 
 

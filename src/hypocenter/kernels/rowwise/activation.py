@@ -2,7 +2,9 @@
 
 Formulas: silu(x) = x / (1 + e**-x); gelu(x) in its tanh form, x / (1 + e**-2u) with
 u = sqrt(2 / pi) (x + 0.044715 x**3) (Hendrycks and Gimpel, arXiv 1606.08415);
-relu2(x) = max(x, 0)**2 (So et al., arXiv 2109.08668).
+relu2(x) = max(x, 0)**2 (So et al., arXiv 2109.08668). The gate of gpt-oss, "clamped", lets
+x / (1 + e**-1.702x) (u + 1) through, with x up to 7 and u within -7 .. 7 (OpenAI's reference,
+gpt_oss/torch/model.py, `swiglu`).
 """
 
 from __future__ import annotations
@@ -77,10 +79,10 @@ SOFTCAP = Contract(
     _WHOLE_VECTORS,
 )
 
-#: Kinds of gates, and what kernels on the CPU call them.
-GATES = {"silu": 0, "gelu": 1}
+#: Kinds of gates, and what kernels call them.
+GATES = {"silu": 0, "gelu": 1, "clamped": 2}
 #: The same of what is activated where there is no gate.
-ACTIVATIONS = {"gelu": 0, "relu2": 1}
+ACTIVATIONS = {"gelu": 1, "relu2": 3}
 
 
 def reference(
@@ -88,6 +90,10 @@ def reference(
 ) -> np.ndarray[Any, Any]:
     """kind(gate) * up in float64."""
     x = gate.astype(np.float64)
+    if kind == "clamped":
+        x, up = np.minimum(x, 7), np.clip(up.astype(np.float64), -7, 7)
+        clamped: np.ndarray[Any, Any] = x / (1 + np.exp(-1.702 * x)) * (up + 1)
+        return clamped
     u = x if kind == "silu" else 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
     out: np.ndarray[Any, Any] = x / (1 + np.exp(-u)) * up
     return out
@@ -102,13 +108,13 @@ def activated_reference(x: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, A
 
 
 def gate(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor) -> None:
-    """Append gate = kind(gate) * up; f32 [num_tokens, width]; kind is silu or gelu."""
+    """Append gate = kind(gate) * up; f32 [num_tokens, width]; kind is one of GATES."""
     require_kind(kind)
     facts = {"gate": gate, "up": up, "counts": counts}
     if plan.device != "cpu":
         from hypocenter.kernels.rowwise import activation_gpu
 
-        activation_gpu.add_gate(plan, GATE, facts, kind == "gelu")
+        activation_gpu.add_gate(plan, GATE, facts, GATES[kind])
         return
     plan.add_cpu(
         activation_cpu.gate,
@@ -142,7 +148,7 @@ def gate_codes(
     if plan.device != "cpu":
         from hypocenter.kernels.rowwise import activation_gpu
 
-        activation_gpu.add_gate_rounded(plan, GATE_ROUND, facts, kind == "gelu")
+        activation_gpu.add_gate_rounded(plan, GATE_ROUND, facts, GATES[kind])
         return
     plan.add_cpu(
         activation_cpu.gate_codes,
@@ -160,7 +166,7 @@ def activate(plan: PlanBuilder, x: Tensor, kind: str, counts: Tensor) -> None:
     if plan.device != "cpu":
         from hypocenter.kernels.rowwise import activation_gpu
 
-        activation_gpu.add_activate(plan, ACTIVATE, facts, kind == "gelu")
+        activation_gpu.add_activate(plan, ACTIVATE, facts, ACTIVATIONS[kind])
         return
     plan.add_cpu(
         activation_cpu.activate,
@@ -186,7 +192,7 @@ def activate_codes(
     if plan.device != "cpu":
         from hypocenter.kernels.rowwise import activation_gpu
 
-        activation_gpu.add_activate_rounded(plan, ACTIVATE_ROUND, facts, kind == "gelu")
+        activation_gpu.add_activate_rounded(plan, ACTIVATE_ROUND, facts, ACTIVATIONS[kind])
         return
     plan.add_cpu(
         activation_cpu.activate_codes,

@@ -8,6 +8,7 @@ import numpy as np
 
 from hypocenter.device.cpu.lang import cpu_kernel, inline, prange
 from hypocenter.device.cpu.vector import (
+    add,
     div,
     fma,
     get,
@@ -16,6 +17,7 @@ from hypocenter.device.cpu.vector import (
     load_first,
     mul,
     sigmoid,
+    smaller,
     splat,
     store,
     tanh,
@@ -24,6 +26,7 @@ from hypocenter.kernels.linear.quantise_cpu import num_parts_of, num_tiles_of, p
 
 _TWICE_SQRT_2_OVER_PI = np.float32(1.5957691216057308)
 _CUBIC = np.float32(0.044715)
+_STEEP, _LIMIT, _ONE = np.float32(1.702), np.float32(7), np.float32(1)
 
 
 @inline
@@ -33,15 +36,21 @@ def _gelu(x: Any) -> Any:
 
 
 @inline
-def open_gate(x: Any, kind: int) -> Any:
-    """silu(x) where `kind` is 0, else gelu(x)."""
-    return mul(x, sigmoid(x)) if kind == 0 else _gelu(x)
+def apply_gate(x: Any, up: Any, kind: int) -> Any:
+    """kind(x) * up, `kind` being a number of GATES; NaN stays what it is."""
+    if kind == 0:
+        return mul(mul(x, sigmoid(x)), up)
+    if kind == 1:
+        return mul(_gelu(x), up)
+    x = smaller(splat(_LIMIT), x)
+    up = larger(splat(-_LIMIT), smaller(splat(_LIMIT), up))
+    return mul(mul(x, sigmoid(mul(splat(_STEEP), x))), add(up, splat(_ONE)))
 
 
 @inline
 def _gate(gate: Any, up: Any, at: int, left: int, kind: int) -> Any:
     """16 columns, of which the first `left` are there and the others 0."""
-    return mul(open_gate(load_first(gate, at, left), kind), load_first(up, at, left))
+    return apply_gate(load_first(gate, at, left), load_first(up, at, left), kind)
 
 
 @cpu_kernel
@@ -49,7 +58,7 @@ def gate(gate: Any, up: Any, counts: Any, kind: int) -> None:
     width = gate.shape[1]
     for row in prange(get(counts, 0)):
         for at in range(row * width, (row + 1) * width, 16):
-            store(gate, at, mul(open_gate(load(gate, at), kind), load(up, at)))
+            store(gate, at, apply_gate(load(gate, at), load(up, at), kind))
 
 
 @cpu_kernel
@@ -77,8 +86,8 @@ def gate_codes(
 
 @inline
 def _activate(x: Any, kind: int) -> Any:
-    """gelu(x) where `kind` is 0, else relu2(x); NaN stays what it is."""
-    if kind == 0:
+    """kind(x), `kind` being a number of ACTIVATIONS; NaN stays what it is."""
+    if kind == 1:
         return _gelu(x)
     positive = larger(splat(np.float32(0)), x)
     return mul(positive, positive)

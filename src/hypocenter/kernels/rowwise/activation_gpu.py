@@ -19,6 +19,8 @@ from hypocenter.kernels.shared_gpu import as_offset, follow, lead
 _BLOCK = 256
 #: Columns of a row that a program takes at once.
 _MAX_ROW = 16384
+#: What `activation.py` calls these kinds.
+_GELU, _CLAMPED = tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
@@ -27,9 +29,15 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _gate(x, up, IS_GELU: tl.constexpr):
-    u = 1.5957691216057308 * (x + 0.044715 * x * x * x) if IS_GELU else x
-    return x * _sigmoid(u) * up
+def _gate(x, up, KIND: tl.constexpr):
+    """KIND(x) * up, by its number; NaN stays what it is."""
+    if KIND == _CLAMPED:
+        x = tl.where(x > 7.0, 7.0, x)
+        up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up))
+        return x * _sigmoid(1.702 * x) * (up + 1.0)
+    else:
+        u = 1.5957691216057308 * (x + 0.044715 * x * x * x) if KIND == _GELU else x
+        return x * _sigmoid(u) * up
 
 
 @triton.jit
@@ -38,7 +46,7 @@ def gate_kernel(
     up_ptr,
     counts_ptr,
     width,
-    IS_GELU: tl.constexpr,
+    KIND: tl.constexpr,
     OVERLAPS: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -52,39 +60,39 @@ def gate_kernel(
     at = as_offset(row, WIDE) * width + column
     x = tl.load(gate_ptr + at, mask=inside, other=0.0)
     up = tl.load(up_ptr + at, mask=inside, other=0.0)
-    tl.store(gate_ptr + at, _gate(x, up, IS_GELU), mask=inside)
+    tl.store(gate_ptr + at, _gate(x, up, KIND), mask=inside)
 
 
 @triton.jit
-def _activate(x, IS_GELU: tl.constexpr):
-    if IS_GELU:
-        return _gate(x, 1.0, IS_GELU)
+def _activate(x, KIND: tl.constexpr):
+    if KIND == _GELU:
+        return _gate(x, 1.0, KIND)
     else:
         positive = tl.where(x < 0, 0.0, x)  # NaN stays what it is
         return positive * positive
 
 
 @triton.jit
-def _value_at(given, ups, column, width, IS_GELU: tl.constexpr, HAS_UP: tl.constexpr):
+def _value_at(given, ups, column, width, KIND: tl.constexpr, HAS_UP: tl.constexpr):
     """What a gate, or an activation by itself, makes of columns of a row."""
     inside = column < width
     x = tl.load(given + column, mask=inside, other=0.0)
     if HAS_UP:
-        return _gate(x, tl.load(ups + column, mask=inside, other=0.0), IS_GELU)
+        return _gate(x, tl.load(ups + column, mask=inside, other=0.0), KIND)
     else:
-        return _activate(x, IS_GELU)
+        return _activate(x, KIND)
 
 
 @triton.jit
 def _round_row(
     given, ups, width, row, rounded_ptr, row_scales_ptr, fragments_ptr, pitch,
-    IS_GELU: tl.constexpr, HAS_UP: tl.constexpr, IS_WHOLE: tl.constexpr,
+    KIND: tl.constexpr, HAS_UP: tl.constexpr, IS_WHOLE: tl.constexpr,
     HAS_FRAGMENTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     step = tl.arange(0, BLOCK)
     if IS_WHOLE:
         store_rounded(
-            _value_at(given, ups, step, width, IS_GELU, HAS_UP),
+            _value_at(given, ups, step, width, KIND, HAS_UP),
             step,
             width,
             row,
@@ -97,13 +105,13 @@ def _round_row(
     else:
         largest = tl.zeros([BLOCK], tl.float32)
         for start in range(0, width, BLOCK):
-            values = _value_at(given, ups, start + step, width, IS_GELU, HAS_UP)
+            values = _value_at(given, ups, start + step, width, KIND, HAS_UP)
             largest = tl.maximum(largest, tl.abs(values))
         up, down = power_of(tl.max(largest, axis=0))
         tl.store(row_scales_ptr + row, down)
         stop = (width + 127) // 128 * 128
         for start in range(0, stop, BLOCK):
-            values = _value_at(given, ups, start + step, width, IS_GELU, HAS_UP)
+            values = _value_at(given, ups, start + step, width, KIND, HAS_UP)
             store_halves(
                 (values * up).to(tl.float16),
                 start + step,
@@ -117,7 +125,7 @@ def _round_row(
 @triton.jit
 def gate_round_kernel(
     gate_ptr, up_ptr, counts_ptr, rounded_ptr, row_scales_ptr, fragments_ptr, width, gate_pitch,
-    pitch, IS_GELU: tl.constexpr, IS_WHOLE: tl.constexpr, HAS_FRAGMENTS: tl.constexpr,
+    pitch, KIND: tl.constexpr, IS_WHOLE: tl.constexpr, HAS_FRAGMENTS: tl.constexpr,
     LEADS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     lead(OVERLAPS and LEADS)
@@ -135,7 +143,7 @@ def gate_round_kernel(
         row_scales_ptr,
         fragments_ptr,
         pitch,
-        IS_GELU,
+        KIND,
         True,
         IS_WHOLE,
         HAS_FRAGMENTS,
@@ -145,7 +153,7 @@ def gate_round_kernel(
 
 @triton.jit
 def activate_kernel(
-    x_ptr, counts_ptr, width, IS_GELU: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr, counts_ptr, width, KIND: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
@@ -155,13 +163,13 @@ def activate_kernel(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     at = x_ptr + as_offset(row, WIDE) * width + column
-    tl.store(at, _activate(tl.load(at, mask=inside, other=0.0), IS_GELU), mask=inside)
+    tl.store(at, _activate(tl.load(at, mask=inside, other=0.0), KIND), mask=inside)
 
 
 @triton.jit
 def activate_round_kernel(
     x_ptr, counts_ptr, rounded_ptr, row_scales_ptr, fragments_ptr, width, x_pitch, pitch,
-    IS_GELU: tl.constexpr, IS_WHOLE: tl.constexpr, HAS_FRAGMENTS: tl.constexpr,
+    KIND: tl.constexpr, IS_WHOLE: tl.constexpr, HAS_FRAGMENTS: tl.constexpr,
     LEADS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     lead(OVERLAPS and LEADS)
@@ -179,7 +187,7 @@ def activate_round_kernel(
         row_scales_ptr,
         fragments_ptr,
         pitch,
-        IS_GELU,
+        KIND,
         False,
         IS_WHOLE,
         HAS_FRAGMENTS,
@@ -218,9 +226,7 @@ def softcap_kernel(
     tl.store(at, cap * (2.0 * _sigmoid(2.0 * x / cap) - 1.0), mask=inside)
 
 
-def add_gate(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], is_gelu: bool
-) -> None:
+def add_gate(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], kind: int) -> None:
     """Append gate: one program for 256 columns of each row of the bucket."""
     gate = facts["gate"]
     plan.add_gpu(
@@ -231,7 +237,7 @@ def add_gate(
         facts=facts,
         # As where it is rounded at once: the compiler might round otherwise.
         enable_fp_fusion=False,
-        IS_GELU=is_gelu,
+        KIND=kind,
         BLOCK=_BLOCK,
     )
 
@@ -252,7 +258,7 @@ def _options_of_rows(plan: PlanBuilder, facts: Mapping[str, Any]) -> dict[str, A
 
 
 def add_gate_rounded(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], is_gelu: bool
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], kind: int
 ) -> None:
     """Append gate_round: one program for each row of the bucket."""
     gate, rounded, fragments = facts["gate"], facts["rounded"], facts["fragments"]
@@ -265,13 +271,13 @@ def add_gate_rounded(
         grid=(num_rows,),
         contract=contract,
         facts=facts,
-        IS_GELU=is_gelu,
+        KIND=kind,
         **_options_of_rows(plan, facts),
     )
 
 
 def add_activate(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], is_gelu: bool
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], kind: int
 ) -> None:
     """Append activate: one program for 256 columns of each row of the bucket."""
     x = facts["x"]
@@ -283,13 +289,13 @@ def add_activate(
         facts=facts,
         # As where it is rounded at once: the compiler might round otherwise.
         enable_fp_fusion=False,
-        IS_GELU=is_gelu,
+        KIND=kind,
         BLOCK=_BLOCK,
     )
 
 
 def add_activate_rounded(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], is_gelu: bool
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], kind: int
 ) -> None:
     """Append activate_round: one program for each row of the bucket."""
     x, rounded, fragments = facts["x"], facts["rounded"], facts["fragments"]
@@ -302,7 +308,7 @@ def add_activate_rounded(
         grid=(num_rows,),
         contract=contract,
         facts=facts,
-        IS_GELU=is_gelu,
+        KIND=kind,
         **_options_of_rows(plan, facts),
     )
 

@@ -6,7 +6,7 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 
-STORE = "tl.store(gate_ptr + at, _gate(x, up, IS_GELU), mask=inside)"
+STORE = "tl.store(gate_ptr + at, _gate(x, up, KIND), mask=inside)"
 
 
 def plant(lab: Lab) -> None:
@@ -20,7 +20,7 @@ VICTIM = Victim(
     symptom="differs",
     kernel="gate",
     argument="gate",
-    line="tl.store(gate_ptr + at, _gate(x, up, IS_GELU))",
+    line="tl.store(gate_ptr + at, _gate(x, up, KIND))",
     source="Megatron-LM#7103",
     plant=plant,
 )

@@ -6,11 +6,11 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 
-OLD = "tl.store(gate_ptr + at, _gate(x, up, IS_GELU), mask=inside)"
+OLD = "tl.store(gate_ptr + at, _gate(x, up, KIND), mask=inside)"
 
 
 def plant(lab: Lab) -> None:
-    lab.edit("activation_gpu", (OLD, OLD.replace("IS_GELU)", "IS_GELU) * 1e38")))
+    lab.edit("activation_gpu", (OLD, OLD.replace("KIND)", "KIND) * 1e38")))
 
 
 VICTIM = Victim(
@@ -20,7 +20,7 @@ VICTIM = Victim(
     symptom="nonfinite",
     kernel="gate",
     argument="gate",
-    line="tl.store(gate_ptr + at, _gate(x, up, IS_GELU) * 1e38, mask=inside)",
+    line="tl.store(gate_ptr + at, _gate(x, up, KIND) * 1e38, mask=inside)",
     source="FasterTransformer#353",
     plant=plant,
 )

@@ -1,0 +1,179 @@
+"""Triton kernels that fold what the split form of `attention` leaves of each tile of keys.
+
+The order is that of the whole form, and so are the bits (`attention_gpu.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.triton_lang import tl, triton
+from hypocenter.kernels.attention.attention_tile_gpu import fold, with_sink
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.linear.quantise_gpu import store_halves
+from hypocenter.kernels.shared_gpu import as_offset, follow
+from hypocenter.tensor import Tensor
+
+#: Partial results that a fold asks for at a time.
+_FOLDED = tl.constexpr(8)
+
+
+@triton.jit
+def _fold(
+    token, head, positions_ptr, sums_ptr, values_ptr, sinks_ptr, window, num_heads, max_tiles,
+    values_pitch, HEAD_DIM: tl.constexpr, HAS_SINKS: tl.constexpr, WIDE: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK]: what the tiles of a head of a token come to."""
+    d = tl.arange(0, BLOCK)
+    column = d < HEAD_DIM
+    last = tl.load(positions_ptr + token)
+    first = tl.where(window > 0, tl.maximum(last - window + 1, 0), 0)
+    row = (as_offset(token, WIDE) * num_heads + head) * max_tiles
+    top, norm = -float("inf"), 0.0
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(first // TILE, last // TILE + 1, _FOLDED):
+        for step in tl.static_range(_FOLDED):
+            at, live = row + start + step, start + step <= last // TILE
+            tile_top = tl.load(sums_ptr + at * 2, mask=live, other=-float("inf"))
+            tile_norm = tl.load(sums_ptr + at * 2 + 1, mask=live, other=0.0)
+            values = tl.load(values_ptr + at * values_pitch + d, mask=column & live, other=0.0)
+            top, old, new = fold(top, tile_top)
+            norm = tl.fma(norm, old, tile_norm * new)
+            total = tl.fma(total, old, values * new)
+    if HAS_SINKS:
+        norm = with_sink(norm, top, tl.load(sinks_ptr + head))
+    return total * (1.0 / norm)
+
+
+@triton.jit
+def attention_fold_kernel(
+    counts_ptr, positions_ptr, sums_ptr, values_ptr, out_ptr, sinks_ptr, window, num_heads,
+    max_tiles, values_pitch, out_stride, HEAD_DIM: tl.constexpr, HAS_SINKS: tl.constexpr,
+    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    token, head = tl.program_id(0), tl.program_id(1)
+    if token >= tl.load(counts_ptr):
+        return
+    found = _fold(
+        token,
+        head,
+        positions_ptr,
+        sums_ptr,
+        values_ptr,
+        sinks_ptr,
+        window,
+        num_heads,
+        max_tiles,
+        values_pitch,
+        HEAD_DIM,
+        HAS_SINKS,
+        WIDE,
+        TILE,
+        BLOCK,
+    )
+    d = tl.arange(0, BLOCK)
+    out = out_ptr + as_offset(token, WIDE) * out_stride + head * HEAD_DIM
+    tl.store(out + d, found, mask=d < HEAD_DIM)
+
+
+@triton.jit
+def attention_fold_round_kernel(
+    counts_ptr, positions_ptr, sums_ptr, values_ptr, rounded_ptr, row_scales_ptr, fragments_ptr,
+    sinks_ptr, window, num_heads, max_tiles, values_pitch, pitch, HEAD_DIM: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_FRAGMENTS: tl.constexpr, OVERLAPS: tl.constexpr,
+    WIDE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    token, head = tl.program_id(0), tl.program_id(1)
+    if token >= tl.load(counts_ptr):
+        return
+    if head < num_heads:
+        found = _fold(
+            token,
+            head,
+            positions_ptr,
+            sums_ptr,
+            values_ptr,
+            sinks_ptr,
+            window,
+            num_heads,
+            max_tiles,
+            values_pitch,
+            HEAD_DIM,
+            HAS_SINKS,
+            WIDE,
+            TILE,
+            BLOCK,
+        )
+    else:  # what is left of the last 128 columns
+        found = tl.zeros([BLOCK], tl.float32)
+    d, row = tl.arange(0, BLOCK), as_offset(token, WIDE)
+    if head == 0:
+        tl.store(row_scales_ptr + row, 1.0)
+    stop = (num_heads * HEAD_DIM + 127) // 128 * 128
+    store_halves(
+        found.to(tl.float16),
+        head * HEAD_DIM + d,
+        tl.minimum((head + 1) * HEAD_DIM, stop),
+        rounded_ptr + row * pitch,
+        fragments_ptr + row * pitch,
+        HAS_FRAGMENTS,
+    )
+
+
+def add_fold(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+    """Append out = what the tiles of each token's keys come to."""
+    values, out = facts["values"], facts["out"]
+    _, num_heads, max_tiles, pitch = values.shape
+    plan.add_gpu(
+        attention_fold_kernel,
+        *(facts["counts"], facts["positions"], facts["sums"], values, out, sinks_or(facts, out)),
+        *(facts["window"], num_heads, max_tiles, pitch, out.strides[0]),
+        grid=(out.shape[0], num_heads),
+        contract=contract,
+        facts=facts,
+        num_warps=block_of(facts["head_dim"]) // 128 or 1,
+        enable_fp_fusion=False,
+        HEAD_DIM=facts["head_dim"],
+        HAS_SINKS=facts["sinks"] is not None,
+        TILE=facts["keys_per_tile"],
+        BLOCK=block_of(facts["head_dim"]),
+    )
+
+
+def add_fold_rounded(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+    """Append attention_fold_round: as attention_fold, rounded to f16."""
+    values, rounded, fragments = facts["values"], facts["rounded"], facts["fragments"]
+    (_, num_heads, max_tiles, pitch), head_dim = values.shape, facts["head_dim"]
+    filled = triton.cdiv(num_heads * head_dim, 128) * 128
+    plan.add_gpu(
+        attention_fold_round_kernel,
+        *(facts["counts"], facts["positions"], facts["sums"], values, rounded),
+        # Without fragments the pointer is never used.
+        *(facts["row_scales"], fragments or rounded, sinks_or(facts, values), facts["window"]),
+        *(num_heads, max_tiles, pitch, rounded.shape[1]),
+        grid=(rounded.shape[0], triton.cdiv(filled, head_dim)),
+        contract=contract,
+        facts=facts,
+        num_warps=block_of(head_dim) // 128 or 1,
+        enable_fp_fusion=False,
+        HEAD_DIM=head_dim,
+        HAS_SINKS=facts["sinks"] is not None,
+        HAS_FRAGMENTS=fragments is not None,
+        TILE=facts["keys_per_tile"],
+        BLOCK=block_of(head_dim),
+    )
+
+
+def block_of(head_dim: int) -> int:
+    """Columns that a program has for a head."""
+    return max(16, int(triton.next_power_of_2(head_dim)))
+
+
+def sinks_or(facts: Mapping[str, Any], other: Tensor) -> Tensor:
+    """The sinks; a kernel without them never reads the pointer, which Triton wants all the same."""
+    return facts["sinks"] or other
