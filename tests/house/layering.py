@@ -24,6 +24,7 @@ WORDS = frozenset(
         "package",
         "cache_folder",
         "grammar_text",
+        "harmony",
         "token_settings",
         "frames",
         "messages",

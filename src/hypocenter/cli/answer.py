@@ -10,12 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from hypocenter.cli import interrupt
 from hypocenter.cli.options import EngineOptions, SamplingOptions, naming_options
-from hypocenter.cli.output import emit, say
+from hypocenter.cli.output import emit, say, think
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.errors import AccessRefused
+from hypocenter.harmony import Channels, Spoken, is_spoken_by, split
 from hypocenter.results import Completion
 from hypocenter.wording import count_text
 
@@ -80,6 +83,64 @@ def _speed(num_tokens: int, tokens_per_second: float) -> str:
     if tokens_per_second < 1:
         return f"{count}, {1 / tokens_per_second:.1f} s a token"
     return f"{count}, {tokens_per_second:.1f} tokens/s"
+
+
+def channels_of(llm: LLM) -> Channels | None:
+    """What tells the channels of a chat's answer apart; None: the model has no channels."""
+    template = llm.chat_template
+    return Channels() if template is not None and is_spoken_by(template.source) else None
+
+
+class ShowApart:
+    """Hands what is for the reader to `show`, and what the model thinks to `show_thought`, with a
+    line end between the two."""
+
+    def __init__(
+        self, channels: Channels, show: Callable[[str], None], show_thought: Callable[[str], None]
+    ) -> None:
+        self._channels, self._show, self._show_thought = channels, show, show_thought
+        self._is_thinking = False
+
+    def push(self, text: str) -> None:
+        self._put(self._channels.push(text))
+
+    def finish(self) -> None:
+        """What was held back; no more text will follow."""
+        self._put(self._channels.flush())
+        self._end_thought()
+
+    def _put(self, spoken: Spoken) -> None:
+        if spoken.reasoning:
+            self._show_thought(spoken.reasoning)
+            self._is_thinking = True
+        if spoken.content:
+            self._end_thought()
+            self._show(spoken.content)
+
+    def _end_thought(self) -> None:
+        if self._is_thinking:
+            self._show_thought("\n")
+        self._is_thinking = False
+
+
+def answer_chat(
+    llm: LLM,
+    token_ids: Sequence[int],
+    params: SamplingParams,
+    progress: ProgressDisplay,
+    stopped: Callable[[], bool] = lambda: False,
+    *,
+    quiet: bool,
+) -> Completion:
+    """As `answer`, of a chat: thoughts go to stderr, or nowhere if `quiet`; the completion has the
+    answer alone for its text."""
+    channels = channels_of(llm)
+    if channels is None:
+        return answer(llm, token_ids, params, progress, stopped)
+    apart = ShowApart(channels, emit, (lambda text: None) if quiet else think)
+    completion = answer(llm, token_ids, params, progress, stopped, apart.push)
+    apart.finish()
+    return msgspec.structs.replace(completion, text=split(completion.text).content)
 
 
 def answer(

@@ -20,6 +20,11 @@ def emit(text: str) -> None:
     _put(text)
 
 
+def think(text: str) -> None:
+    """Put a piece of what a model thinks on stderr at once: it is no part of the answer."""
+    print(text, end="", file=sys.stderr, flush=True)
+
+
 def show(text: str) -> None:
     """Put a text of ours on stdout, as whole lines."""
     _put(printable(text.removesuffix("\n")) + "\n")

@@ -100,9 +100,12 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
+    """`reasoning_content` is there where a model answers in channels, and thought."""
+
     role: Literal["assistant"]
     content: str
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -125,6 +128,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 class ChatDelta(msgspec.Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import UNSET
+
+from hypocenter.harmony import Channels, Spoken, split
 from hypocenter.results import TokenLogprob, TopLogprob
 from hypocenter.server.answers import (
     AnswerTimings,
@@ -105,10 +108,16 @@ class CompletionForm:
 
 
 class ChatForm:
-    """Answers of a conversation."""
+    """Answers of a conversation. `in_channels`: they are in the harmony format, and what the model
+    thinks is told apart."""
 
-    def __init__(self, inquiry: Inquiry, model: str) -> None:
+    def __init__(self, inquiry: Inquiry, model: str, *, in_channels: bool = False) -> None:
         self._inquiry, self._model = inquiry, model
+        #: Of a stream, by the index of the choice.
+        self._channels: dict[int, Channels] = {}
+        self._in_channels = in_channels
+        if in_channels:
+            self._channels = {choice.index: Channels() for choice in inquiry.choices}
 
     def answer(self, timings: AnswerTimings) -> ChatCompletion:
         """All choices as they ended."""
@@ -120,7 +129,7 @@ class ChatForm:
             choices=[
                 ChatChoice(
                     choice.index,
-                    ChatMessage("assistant", "".join(choice.text)),
+                    self._message("".join(choice.text)),
                     self._logprobs(choice, choice.logprobs),
                     choice.finish_reason,
                 )
@@ -136,12 +145,18 @@ class ChatForm:
     def chunk(
         self, choice: Choice, text: str, logprobs: Sequence[TokenLogprob], *, is_first: bool
     ) -> ChatChunk:
-        piece = self._choice(choice, ChatDelta(content=text))
+        delta = ChatDelta(content=text)
+        if self._in_channels:
+            delta = _delta_of(self._channels[choice.index].push(text))
+        piece = self._choice(choice, delta)
         piece.logprobs = self._logprobs(choice, logprobs)
         return self._chunk([piece])
 
     def closing(self, choice: Choice) -> ChatChunk | None:
-        last = self._choice(choice, ChatDelta())
+        delta = ChatDelta()
+        if self._in_channels:
+            delta = _delta_of(self._channels[choice.index].flush())
+        last = self._choice(choice, delta)
         last.finish_reason = choice.finish_reason
         return self._chunk([last])
 
@@ -149,6 +164,15 @@ class ChatForm:
         chunk = self._chunk([])
         chunk.usage, chunk.timings = self._inquiry.usage(), timings
         return chunk
+
+    def _message(self, text: str) -> ChatMessage:
+        if not self._in_channels:
+            return ChatMessage("assistant", text)
+        spoken = split(text)
+        message = ChatMessage("assistant", spoken.content)
+        if spoken.reasoning:
+            message.reasoning_content = spoken.reasoning
+        return message
 
     def _choice(self, choice: Choice, delta: ChatDelta) -> ChatChunkChoice:
         return ChatChunkChoice(choice.index, delta, None, None)
@@ -168,6 +192,10 @@ class ChatForm:
                 for token in logprobs
             ]
         )
+
+
+def _delta_of(spoken: Spoken) -> ChatDelta:
+    return ChatDelta(content=spoken.content or UNSET, reasoning_content=spoken.reasoning or UNSET)
 
 
 AnswerForm = CompletionForm | ChatForm

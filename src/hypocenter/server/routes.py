@@ -15,6 +15,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
+from hypocenter.harmony import is_spoken_by
 from hypocenter.messages import Ask, Failed, ServedModel, Told
 from hypocenter.package import version
 from hypocenter.server.answers import AnswerTimings, ChoiceState, RequestState
@@ -155,7 +156,9 @@ async def chat(request: Request) -> Response:
         raise ApiError(400, "messages is empty; give at least one", param="messages")
     params = chat_params(body)
     inquiry = _inquire(service, "chatcmpl", [messages_of(body.messages)], params, body)
-    return await _respond(request, service, inquiry, ChatForm(inquiry, model), body, unknown)
+    in_channels = is_spoken_by(service.facts.chat_template)
+    form = ChatForm(inquiry, model, in_channels=in_channels)
+    return await _respond(request, service, inquiry, form, body, unknown)
 
 
 def _inquire(

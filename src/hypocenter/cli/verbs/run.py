@@ -11,12 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hypocenter.cli.answer import answer, as_user, closing_line, open_llm, system_message
+from hypocenter.cli.answer import (
+    answer,
+    answer_chat,
+    as_user,
+    channels_of,
+    closing_line,
+    open_llm,
+    system_message,
+)
 from hypocenter.cli.options import PromptOptions, SamplingOptions
 from hypocenter.cli.output import emit, say, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.errors import UsageError
+from hypocenter.harmony import split
 from hypocenter.model.gguf.file import require_file
 from hypocenter.results import Completion
 
@@ -65,9 +74,12 @@ def run(
             chat(llm, path, params, progress, system=prompt.system, quiet=quiet)
             return
         if as_json:
-            _print_object(llm, path, token_ids, params, progress)
+            _print_object(llm, path, token_ids, params, progress, is_chat=text is None)
+        elif text is None:
+            completion = answer_chat(llm, token_ids, params, progress, quiet=quiet)
+            _print_end(completion, quiet=quiet)
         else:
-            _print_answer(llm, text or "", token_ids, params, progress, quiet=quiet)
+            _print_answer(llm, text, token_ids, params, progress, quiet=quiet)
 
 
 def _question_from_stdin() -> str:
@@ -127,7 +139,10 @@ def _print_answer(
     if sys.stdout and sys.stdout.isatty() and sys.stderr.isatty():
         progress.clear()
         print(text, end="", file=sys.stderr, flush=True)
-    completion = answer(llm, token_ids, params, progress)
+    _print_end(answer(llm, token_ids, params, progress), quiet=quiet)
+
+
+def _print_end(completion: Completion, *, quiet: bool) -> None:
     emit("\n")
     if not quiet:
         say(closing_line(completion))
@@ -139,9 +154,16 @@ def _print_object(
     token_ids: list[int],
     params: SamplingParams,
     progress: ProgressDisplay,
+    *,
+    is_chat: bool,
 ) -> None:
+    """Of a chat in channels the text is that for the reader, and what was thought stands beside."""
     completion = answer(llm, token_ids, params, progress, show=lambda text: None)
-    show_json(as_object(path, completion))
+    value = as_object(path, completion)
+    if is_chat and channels_of(llm) is not None:
+        spoken = split(completion.text)
+        value |= {"text": spoken.content, "reasoning": spoken.reasoning}
+    show_json(value)
 
 
 def _decode(data: bytes, source: str) -> str:
