@@ -372,13 +372,12 @@ def _gpt_oss(*, is_stretched: bool, **config: Any) -> Family:
 
 FAMILIES: dict[str, Family] = {
     "gpt-oss": _gpt_oss(is_stretched=True),
-    "gpt-oss-tied": _gpt_oss(
+    "gpt-oss-odd": _gpt_oss(
         is_stretched=False,
         num_attention_heads=5,
         num_key_value_heads=1,
         head_dim=24,
         num_hidden_layers=4,
-        tie_word_embeddings=True,
     ),
     "llama": Family(
         "llama",
