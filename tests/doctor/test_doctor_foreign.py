@@ -213,3 +213,33 @@ def test_a_mask_is_the_accesss_own() -> None:
     assert is_masked("tl.store(o + i, v, i < n)")
     assert not is_masked("tl.load(x + i)")
     assert not is_masked("tl.store(o + mask, v)")
+
+
+COUNT = """@triton.jit
+def count_kernel(x, o, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    v = tl.load(x + i, mask=i < n)
+    tl.store(o, tl.load(o) + tl.sum(v))
+"""
+
+
+def test_a_mask_that_was_put_right_is_that_of_its_own_launch() -> None:
+    """A race is looked for beside a cause only where the text was put right: not in other kernels.
+
+    What `count` does besides reading too far is told when that is mended.
+    """
+    run = Run()
+    for name in ("x", "o", "y", "total"):
+        run.tensor(name, "F32", 1000, owner=FOREIGN)
+    # The last launch is looked at first.
+    for text, n, x, o in ((COUNT, 1020, "y", "total"), (UNMASKED, 1000, "x", "o")):
+        run.step += 1
+        launch = run.launch(
+            text.split("def ")[1].split("_kernel")[0], {}, {"x": x, "o": o, "n": n},
+            source=text, grid=(8,), constants={"B": 128},
+        )  # fmt: skip
+        run.emit(Launched, launch=launch)
+    found = diagnose(run.bundle(ENDED), allow_source=True)
+    assert {(root.kernel, root.cause) for root in found.roots} == {
+        ("unmasked", Cause.MISSING_MASK), ("count", Cause.BAD_SCALAR),
+    }  # fmt: skip
