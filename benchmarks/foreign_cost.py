@@ -1,11 +1,15 @@
-"""What the recorder costs a program that knows nothing of it: microseconds per Triton launch.
+"""What the recorder costs a program that knows nothing of it: microseconds of the host.
 
-Launches of a kernel with two tensors and two numbers, noted and not made; once with the
-same tensors, once with new ones each time. Needs torch and Triton, and no GPU.
+`python benchmarks/foreign_cost.py` needs torch. Where there is a GPU, a program launches real
+kernels and replays a graph, alone and under `hypo doctor`, in turn. Elsewhere launches go through
+the same hooks to a launcher that does nothing, and the questions to a driver cost next to nothing.
 """
 
 from __future__ import annotations
 
+import os
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -16,45 +20,101 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests/support")]
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
 
-from gpu_kernels import scale_kernel  # noqa: E402
-
-from hypocenter.foreign.caller import caller_of_now  # noqa: E402
+from hypocenter.foreign import hooks  # noqa: E402
 from hypocenter.foreign.recorder import ForeignRecorder  # noqa: E402
 
-NUM_LAUNCHES = 5000
+NUM_LAUNCHES, NUM_RUNS = 300, 40
+NUM_PAIRS = 5
+PROGRAM = ROOT / "benchmarks" / "gpu_programs" / "graph_speed.py"
+
+constexpr = int  # what an annotation says is all that counts
 
 
-def seconds(recorder: ForeignRecorder, given: Callable[[], tuple[torch.Tensor, ...]]) -> float:
-    """Per launch, as the hook makes it but for the questions to a driver; best of three."""
-    found = []
-    for _ in range(3):
+def two(x_ptr, out_ptr, n, scale, BLOCK: constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """Stands for a Triton kernel."""
+
+
+def ten(a, b, c, d, e, f, g, h, i, j, n, scale, BLOCK: constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """Stands for one with many tensors."""
+
+
+class Jit:
+    """Stands for Triton's JITFunction."""
+
+    def __init__(self, function: Any) -> None:
+        self.fn = function
+
+    def run(self, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        return grid(options) if callable(grid) else grid
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return lambda *args, **options: self.run(*args, grid=grid, warmup=False, **options)
+
+
+def microseconds(jit: Any, num_tensors: int, step: int = 0, *, are_new: bool = False) -> float:
+    """Of a launch; the best of some runs. `step`: a number grows by so much in each launch."""
+    found, tensors = [], _tensors(num_tensors)
+    for _ in range(NUM_RUNS):
         spent = 0.0
-        for _ in range(NUM_LAUNCHES):
-            tensors = given()
-            started = time.perf_counter()
-            caller, site = caller_of_now()
-            recorder.record_launch(
-                scale_kernel, (*tensors, 1000, 2.0), {"BLOCK": 256}, (4,), "cuda:0", None, "",
-                caller, site,
-            )  # fmt: skip
-            spent += time.perf_counter() - started
+        for number in range(NUM_LAUNCHES):
+            tensors = _tensors(num_tensors) if are_new else tensors
+            n = number * step
+            begun = time.perf_counter()
+            jit[(4,)](*tensors, n, 2.0, BLOCK=256)
+            spent += time.perf_counter() - begun
         found.append(spent / NUM_LAUNCHES)
-    return min(found)
+    return min(found) * 1e6
+
+
+def _tensors(number: int) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.ones(1000) for _ in range(number))
+
+
+def without_gpu(folder: Path) -> None:
+    watched = type("Watched", (Jit,), {"run": Jit.run})
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.current_stream = lambda device=None: SimpleNamespace(cuda_stream=0)  # type: ignore[assignment,return-value]
+    hooks._State.knows_limits = True
+    hooks._State.recorder = ForeignRecorder(folder / "runs")
+    hooks._watch_launches(watched, is_interpreted=False)
+    for function, number in ((two, 2), (ten, 10)):
+        jit = watched(function)
+        plain = microseconds(Jit(function), number)
+        for name, took in (
+            (f"the same {number} tensors", microseconds(jit, number)),
+            (f"the same {number} tensors, another number", microseconds(jit, number, 1)),
+            (f"{number} new tensors", microseconds(jit, number, are_new=True)),
+        ):
+            print(f"{name}: {took - plain:.1f} us more than the launch alone")
+    hooks._State.recorder.close()
+
+
+def on_gpu(folder: Path) -> None:
+    """Medians over pairs of runs, one after the other: plain, and under the doctor."""
+    path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+    plain = [sys.executable, str(PROGRAM)]
+    doctor = [sys.executable, "-m", "hypocenter", "doctor", "--out", str(folder / "bundle"), "--"]
+    found: dict[str, list[list[float]]] = {"plain": [], "recorded": []}
+    for _ in range(NUM_PAIRS):
+        for name, command in (("plain", plain), ("recorded", [*doctor, *plain])):
+            ran = subprocess.run(
+                command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True,
+                text=True, timeout=300, check=True,
+            )  # fmt: skip
+            found[name].append([float(number) for number in ran.stdout.split()])
+    what = ("a replay of 20 launches", "a launch with 1 tensor", "a launch with 10 tensors")
+    for at, told in enumerate(what):
+        bare, more = (statistics.median(run[at] for run in runs) for runs in found.values())
+        print(f"{told}: {bare:.1f} us plain, {more:.1f} recorded, {more - bare:.1f} more")
 
 
 def main() -> None:
     shm = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=shm) as folder:
-        recorder = ForeignRecorder(Path(folder) / "runs")
-        same: Any = SimpleNamespace(tensors=(torch.ones(1000), torch.ones(1000)))
-        known = seconds(recorder, lambda: same.tensors)
-        new = seconds(recorder, lambda: (torch.ones(1000), torch.ones(1000)))
-        recorder.close()
-    print(f"{known * 1e6:.1f} us per launch of known tensors")
-    print(f"{(new - known) / 2 * 1e6:.1f} us more per tensor that was not seen before")
+        (on_gpu if torch.cuda.is_available() else without_gpu)(Path(folder))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Programs with graphs on a real GPU, under `hypo doctor --suspect`: what it names, and alarms.
 
 `python benchmarks/gpu_graphs.py` with the vendor's torch and Triton; under two minutes. It prints
-a table, and what a launch and a replay cost with and without the record. The programs know nothing
-of this package; what is right about each stands in `TRUTH`.
+a table. The programs know nothing of this package; what is right about each stands in `TRUTH`. What
+a launch and a replay cost with and without the record, `foreign_cost.py` says.
 """
 
 from __future__ import annotations
@@ -49,11 +49,6 @@ def main() -> None:
     print("|---|---|---|---|---:|---|")
     for name, truth in TRUTH.items():
         print(_row(name, truth, work))
-    program = PROGRAMS / "graph_speed.py"
-    plain = _run([sys.executable, str(program)], work).stdout.split()
-    recorded = _run([*_doctor(work / "cost"), "--", sys.executable, str(program)], work)
-    told = recorded.stdout.split() or recorded.stderr.split()
-    print(f"a replay took {plain[0]} us and {told[0]} recorded, a launch {plain[1]} and {told[1]}")
 
 
 def _row(name: str, truth: Truth, work: Path) -> str:

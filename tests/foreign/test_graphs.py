@@ -325,7 +325,8 @@ def watched() -> Any:
     )
     cuda = SimpleNamespace(
         CUDAGraph=kind, is_current_stream_capturing=lambda: True,
-        current_stream=lambda: SimpleNamespace(cuda_stream=0x20),
+        current_device=lambda: 0,
+        current_stream=lambda device: SimpleNamespace(cuda_stream=0x20),
         memory_snapshot=lambda: [
             {"address": 1, "total_size": 2, "segment_pool_id": (0, 0)},
             {"address": 3, "total_size": 4, "segment_pool_id": (0, 1)},
@@ -333,7 +334,7 @@ def watched() -> Any:
         ],
     )  # fmt: skip
     watch = GraphWatch(lambda: recording, operator.call)  # type: ignore[arg-type, return-value]
-    watch.watch(SimpleNamespace(cuda=cuda))
+    watch.watch(SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=None)))
     return SimpleNamespace(kind=kind, told=told, watch=watch, cuda=cuda)
 
 

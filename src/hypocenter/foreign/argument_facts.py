@@ -75,6 +75,26 @@ def device_of(tensor: Any, device: str) -> str:
     return f"{device.split(':')[0]}:{index or 0}" if kind == "cuda" else f"{kind}:{index or 0}"
 
 
+def device_and_stream(torch: Any) -> tuple[str, str]:
+    """On which device and stream a launch of this thread goes, "" for the default stream.
+
+    Asks torch as Triton itself does for each launch: `torch.cuda.current_stream` makes an object.
+    """
+    ask: Any = getattr(torch, "_C", None)
+    if hasattr(ask, "_cuda_getCurrentRawStream"):
+        number = ask._cuda_getDevice()
+        stream = ask._cuda_getCurrentRawStream(number)
+    else:  # torch without a GPU, in whose place something else stands
+        number = torch.cuda.current_device()
+        stream = torch.cuda.current_stream(number).cuda_stream
+    return _device_and_stream_text(bool(torch.version.hip), int(number), int(stream))
+
+
+@functools.lru_cache(maxsize=1024)
+def _device_and_stream_text(is_amd: bool, number: int, stream: int) -> tuple[str, str]:
+    return f"{'hip' if is_amd else 'cuda'}:{number}", f"{stream:#x}" if stream else ""
+
+
 def dtype_of(dtype: Any) -> str:
     name = str(dtype).removeprefix("torch.")
     return RECORD_NAMES.get(name, name.upper())

@@ -6,6 +6,7 @@ Looks behind all that torch, Triton and this package run. Reads sources and touc
 from __future__ import annotations
 
 import ast
+import enum
 import functools
 import inspect
 import linecache
@@ -31,18 +32,51 @@ _MAKERS = frozenset(
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
-def caller_of_now() -> tuple[FrameType | None, str]:
-    """The nearest frame of the program's own, and its line; else that outside torch and Triton."""
-    frame: FrameType | None = sys._getframe(1)
+#: By code and instruction the line, and the code, so that no other one gets its id.
+_lines: dict[tuple[int, int], tuple[CodeType, str]] = {}
+_MAX_LINES = 4096
+
+
+class _Whose(enum.Enum):
+    NOBODYS = 0
+    INSTALLED = 1
+    OWN = 2
+
+
+def caller_of_now(frame: FrameType | None = None) -> tuple[FrameType | None, str]:
+    """The nearest frame of the program's own, and its line; else that outside torch and Triton.
+
+    Looks from `frame` on, if that is given: what lies in between costs time.
+    """
+    frame = frame or sys._getframe(1)
     nearest = None
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith("<") and not is_library(name) and not is_written_by_inductor(name):
-            if not any(part in name for part in _INSTALLED):
-                return frame, f"{name}:{frame.f_lineno}"
-            nearest = nearest or frame
+        whose = _whose(frame.f_code.co_filename)
+        if whose is _Whose.OWN:
+            return frame, _line_of(frame)
+        if whose is _Whose.INSTALLED and nearest is None:
+            nearest = frame
         frame = frame.f_back
-    return nearest, f"{nearest.f_code.co_filename}:{nearest.f_lineno}" if nearest else ""
+    return nearest, _line_of(nearest) if nearest else ""
+
+
+def _line_of(frame: FrameType) -> str:
+    key = id(frame.f_code), frame.f_lasti
+    known = _lines.get(key)
+    if known is None:
+        if len(_lines) >= _MAX_LINES:
+            _lines.clear()
+        known = frame.f_code, f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        _lines[key] = known
+    return known[1]
+
+
+@functools.lru_cache(maxsize=4096)
+def _whose(file: str) -> _Whose:
+    if file.startswith("<") or is_library(file) or is_written_by_inductor(file):
+        return _Whose.NOBODYS
+    is_installed = any(part in file for part in _INSTALLED)
+    return _Whose.INSTALLED if is_installed else _Whose.OWN
 
 
 @functools.lru_cache(maxsize=4096)

@@ -7,10 +7,13 @@ program captures past torch are not seen.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
+from hypocenter.foreign.argument_facts import device_and_stream
 from hypocenter.foreign.caller import caller_of_now
 from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.foreign.seen_graphs import Segment
@@ -54,7 +57,7 @@ class GraphWatch:
 
         @functools.wraps(replay)
         def replay_graph(graph: Any, *args: Any, **options: Any) -> Any:
-            self._attempt(self._note_replay, graph)
+            self._attempt(self._note_replay, graph, sys._getframe(1))
             return replay(graph, *args, **options)
 
         kind.capture_begin, kind.capture_end, kind.replay = capture_begin, capture_end, replay_graph
@@ -75,10 +78,10 @@ class GraphWatch:
         if (opened := self._recorder()) is not None:
             opened.record_captured(graph, self._segments(), caller_of_now()[1])
 
-    def _note_replay(self, graph: Any) -> None:
+    def _note_replay(self, graph: Any, outside: FrameType) -> None:
         if (opened := self._recorder()) is not None:
-            stream = int(self._torch.cuda.current_stream().cuda_stream)
-            opened.record_replay(graph, caller_of_now()[1], f"{stream:#x}" if stream else "")
+            _, stream = device_and_stream(self._torch)
+            opened.record_replay(graph, caller_of_now(outside)[1], stream)
 
     def _segments(self) -> list[Segment]:
         """All memory that torch's allocator has; it keeps the table on the host, or has none."""

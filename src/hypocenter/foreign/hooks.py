@@ -16,12 +16,12 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import CodeType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from hypocenter.config import Environment
 from hypocenter.device.limits import GpuLimits, present_gpu
-from hypocenter.foreign.argument_facts import INTERPRETER, mark_undefined
+from hypocenter.foreign.argument_facts import INTERPRETER, device_and_stream, mark_undefined
 from hypocenter.foreign.caller import caller_of_now
 from hypocenter.foreign.graph_hooks import GraphWatch
 from hypocenter.foreign.inductor import watch_inductor
@@ -91,7 +91,9 @@ def recorder() -> ForeignRecorder | None:
         if not environment.record:
             _State.is_off = True
             return None
-        _State.recorder = ForeignRecorder(environment.run_dir, sees_frees=_storages_are_kept())
+        _State.recorder = ForeignRecorder(
+            environment.run_dir, sees_frees=_storages_are_kept(), is_guarded=_is_guarded_run()
+        )
         atexit.register(_close)
     return _State.recorder
 
@@ -147,7 +149,8 @@ def _watch_launches(kind: Any, *, is_interpreted: bool) -> None:
         is_own = str(getattr(self.fn, "__module__", "")).split(".")[0] == "hypocenter"
         if warmup or _State.is_off or is_own:  # of its own kernels another recorder tells
             return original(self, *args, grid=grid, warmup=warmup, **options)
-        launch = _Launch(self, args, options, grid, is_interpreted, _State.num_compiled)
+        outside = sys._getframe(1)
+        launch = _Launch(self, args, options, grid, is_interpreted, _State.num_compiled, outside)
         if _is_guarded_run():
             _attempt(_prepare, launch)
         try:
@@ -167,7 +170,8 @@ def _watch_launches(kind: Any, *, is_interpreted: bool) -> None:
 class _Launch:
     """A launch that the program makes; `size` and `made` are known right before it is made.
 
-    `num_compiled` is how often Triton had compiled by its beginning.
+    `num_compiled` is how often Triton had compiled by its beginning, and `outside` a frame of who
+    called.
     """
 
     jit: Any
@@ -176,6 +180,7 @@ class _Launch:
     grid: Any
     is_interpreted: bool
     num_compiled: int = 0
+    outside: FrameType | None = None
     size: Any = None
     made: Launched | None = None
     guarded: GuardedLaunch | None = None
@@ -276,19 +281,20 @@ def _note_captured() -> None:
 
 
 def _note_launch(launch: _Launch) -> None:
-    opened = recorder()
+    opened = _State.recorder or recorder()
     if opened is None:
         return
-    caller, site = caller_of_now()
-    device, stream = (INTERPRETER, "") if launch.is_interpreted else _device_and_stream()
-    limits = None if launch.is_interpreted else _limits()
+    caller, site = caller_of_now(launch.outside)
+    device, stream = (
+        (INTERPRETER, "") if launch.is_interpreted else device_and_stream(sys.modules["torch"])
+    )
     launch.made = opened.record_launch(
         launch.jit,
         launch.args,
         launch.options,
         launch.size,
         device,
-        limits,
+        None if launch.is_interpreted else _limits,
         stream,
         caller,
         site,
@@ -318,14 +324,6 @@ def _over() -> None:
     """A launch or a wait has come back."""
     if _State.recorder is not None:
         _attempt(_State.recorder.end)
-
-
-def _device_and_stream() -> tuple[str, str]:
-    torch = sys.modules["torch"]
-    kind = "hip" if torch.version.hip else "cuda"
-    number = int(torch.cuda.current_device())
-    stream = int(torch.cuda.current_stream(number).cuda_stream)
-    return f"{kind}:{number}", f"{stream:#x}" if stream else ""
 
 
 def _limits() -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -21,6 +21,7 @@ from hypocenter.foreign.argument_facts import (
     scalar_of,
     values_of,
 )
+from hypocenter.foreign.known_launches import KnownLaunches, Looked
 from hypocenter.foreign.run_log import STATIC_BYTES, RunLog
 from hypocenter.foreign.seen_graphs import SeenGraphs, Segment
 from hypocenter.foreign.seen_memory import INTEGERS, Given, SeenMemory
@@ -53,11 +54,16 @@ class _Kernel:
     """What is the same in every launch of a kernel; `jit` is kept so that its id stays its own."""
 
     jit: Any
+    number: int
     name: str
-    names: tuple[str, ...]
     defaults: Mapping[str, Any]
-    constants: frozenset[str]
+    #: By its parameters whether they are constants.
+    constants: Mapping[str, bool]
     sources: tuple[SourceRecord, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.constants)
 
     @property
     def source(self) -> str:
@@ -68,13 +74,22 @@ class ForeignRecorder:
     """Records one process; raises what goes wrong, which `hooks.py` keeps to itself.
 
     `sees_frees`: torch's object for a storage lives as long as the storage, and can be watched.
+    `is_guarded`: what a launch was is asked for when it has come back.
     """
 
     def __init__(
-        self, base: Path, static_bytes: int = STATIC_BYTES, *, sees_frees: bool = True
+        self,
+        base: Path,
+        static_bytes: int = STATIC_BYTES,
+        *,
+        sees_frees: bool = True,
+        is_guarded: bool = False,
     ) -> None:
         self._log = RunLog(base, static_bytes)
         self._memory = SeenMemory(self._log, sees_frees=sees_frees)
+        self._launches = KnownLaunches(self._log)
+        self._is_guarded = is_guarded
+        self._num_kernels = 0
         self._graphs = SeenGraphs(self._log, self._memory)
         self._lock = threading.RLock()
         self._has_failed = False
@@ -100,6 +115,7 @@ class ForeignRecorder:
         if not self._log.is_full or graph is not None:
             return
         self._memory.forget()
+        self._launches.forget()
         self._log.begin_anew()
         self._begin()
         for name, limits in self._devices.items():
@@ -125,33 +141,46 @@ class ForeignRecorder:
         options: Mapping[str, Any],
         grid: Any,
         device: str,
-        limits: Any = None,
+        ask_limits: Callable[[], Any] | None = None,
         stream: str = "",
         caller: FrameType | None = None,
         site: str = "",
         graph: Any = None,
         *,
         is_compiled: bool = False,
-    ) -> Launched:
+    ) -> Launched | None:
         """A launch is about to be made: `options` are its keywords, `caller` the frame it is in.
 
         It is captured into `graph`, if that is not None; `is_compiled`: its kernel has just been.
+        `ask_limits` gives those of a device that is new. Whoever calls says when it is over, by
+        `end`. Returns how it was told, but for one that was told in short.
         """
         with self._lock:
-            self._make_room(graph)
-            self._log.num_launches += 1
-            self._log.writer.header[ring.CELL_STEP] = self.num_launches
+            log = self._log
+            if log.is_full or self._memory.has_news:
+                self._make_room(graph)
+            log.num_launches += 1
+            log.writer.header[ring.CELL_STEP] = log.num_launches
             if device not in self._devices:
-                self._devices[device] = limits
+                limits = self._devices[device] = ask_limits() if ask_limits else None
                 self._log.static(DeviceRecord(name=device, limits=limits))
             kernel = self._kernels.get(id(jit)) or self._new_kernel(jit)
+            size = (grid,) if isinstance(grid, int) else tuple(map(int, grid))
+            told: Looked | bool = False
+            if device != INTERPRETER and graph is None and not self._is_guarded:
+                where = (kernel.number, device, stream, site)
+                types = self._memory.tensor_types
+                told = self._launches.tell(where, kernel.constants, args, options, size, types)
+                if told is True:
+                    return None
+            num_seen = self._memory.num_tensors
             given = {**kernel.defaults, **dict(zip(kernel.names, args, strict=False))}
             given |= {name: value for name, value in options.items() if name in kernel.names}
             kept = Given(kernel.names, device, caller, [], [])
             arguments, constants = [], {}
-            for name in kernel.names:
+            for name, is_constant in kernel.constants.items():
                 value = given.get(name)
-                if name in kernel.constants:
+                if is_constant:
                     constants[name] = scalar_of(value)
                 else:
                     arguments.append(self._memory.argument(name, value, kept))
@@ -159,7 +188,7 @@ class ForeignRecorder:
                 kernel=kernel.name,
                 function=kernel.name,
                 device=device,
-                grid=tuple(int(size) for size in ((grid,) if isinstance(grid, int) else grid)),
+                grid=size,
                 num_warps=int(options.get("num_warps") or (0 if device == INTERPRETER else 4)),
                 arguments=tuple(arguments),
                 constants=constants,
@@ -183,6 +212,9 @@ class ForeignRecorder:
                 self._graphs.take(graph, event, kernel.sources, kept.storages)
             else:
                 self._log.event(event)
+            # One with a new tensor is not told again where tensors are new in each launch.
+            if isinstance(told, Looked) and self._memory.num_tensors == num_seen:
+                self._launches.learn(told, record)
             return event
 
     def record_capture(self, graph: Any) -> None:
@@ -322,12 +354,13 @@ class ForeignRecorder:
             if record.id not in self._written:
                 self._written.add(record.id)
                 self._log.static(record)
+        self._num_kernels += 1
         kernel = _Kernel(
             jit,
+            self._num_kernels,
             jit.fn.__name__,
-            tuple(parameters),
             {n: p.default for n, p in parameters.items() if p.default is not p.empty},
-            frozenset(n for n, p in parameters.items() if "constexpr" in str(p.annotation)),
+            {n: "constexpr" in str(p.annotation) for n, p in parameters.items()},
             records,
         )
         if len(self._kernels) >= MAX_KERNELS:

@@ -33,6 +33,8 @@ class RunLog:
     def __init__(self, base: Path, static_bytes: int = STATIC_BYTES) -> None:
         self._base, self._static_bytes = base, static_bytes
         self._seq = itertools.count(1)
+        #: That of an event that is made now.
+        self.next_number = self._seq.__next__
         self.num_launches = 0
         self._open()
 
@@ -54,7 +56,7 @@ class RunLog:
 
     def now(self) -> Now:
         """Of an event that is made now."""
-        return {"seq": next(self._seq), "step": self.num_launches}
+        return {"seq": self.next_number(), "step": self.num_launches}
 
     def event(self, event: AnyEvent) -> None:
         """Write an event that newer ones may displace."""
@@ -67,11 +69,13 @@ class RunLog:
             self.is_full = True
             self.event(event)
 
-    def static(self, record: Any) -> None:
-        """Write a record that stays."""
-        if not self.writer.static(record):
+    def static(self, record: Any) -> bool:
+        """Write a record that stays; False when there was no room."""
+        is_written = self.writer.static(record)
+        if not is_written:
             self.is_full = True
             self.writer.header[ring.CELL_NUM_LOST] += 1
+        return is_written
 
     def hold_recent(self, seq: int, values: Sequence[Values]) -> None:
         """Write what tensors of the launch `seq` held; newer ones may displace it."""

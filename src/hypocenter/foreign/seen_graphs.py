@@ -114,16 +114,18 @@ class SeenGraphs:
         seen = self._graphs.get(graph)
         if seen is None or seen.captured is None:
             return
+        has_news = False
         for storage in seen.storages.values():
-            if storage.has_moved():
+            if storage.freed is None and storage.has_moved():
                 self._memory.lose(storage, "")
-        freed = {number for number, storage in seen.storages.items() if storage.freed is not None}
+            if storage.freed is not None and storage.number not in seen.told:
+                seen.told.add(storage.number)
+                has_news = True
         event = GraphReplayed(**self._log.now(), graph=seen.number, site=site, stream=stream)
-        if freed <= seen.told:
-            self._log.event(event)
-        else:
-            seen.told |= freed
+        if has_news:
             self._log.keep_event(event)
+        else:
+            self._log.event(event)
 
     def write_again(self) -> None:
         """Into a log that began anew: the graphs that are there, and what they point into."""

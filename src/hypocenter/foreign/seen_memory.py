@@ -66,7 +66,7 @@ class Storage:
     def has_moved(self) -> bool:
         """Whether torch's object lives on, but not with this memory: it was resized, or swapped."""
         storage = self.reference() if self.reference is not None else None
-        return storage is not None and int(storage.data_ptr()) != self.made.allocation.address
+        return storage is not None and storage.data_ptr() != self.made.allocation.address
 
 
 @dataclass(slots=True)
@@ -101,6 +101,9 @@ class SeenMemory:
         self._gone: deque[tuple[int, str]] = deque()
         self._storages: dict[tuple[str, int], Storage] = {}
         self._alive: dict[int, Storage] = {}
+        self.num_tensors = 0
+        #: The types of the tensors so far whose memory is known by torch's object for it.
+        self.tensor_types: set[type] = set()
 
     def forget(self) -> None:
         """The log begins anew: what is seen from now on is written again."""
@@ -117,6 +120,11 @@ class SeenMemory:
         else:
             where = storage.made.allocation
             self._storages[where.device, where.address] = storage
+
+    @property
+    def has_news(self) -> bool:
+        """Whether memory has died that was not told of."""
+        return len(self._gone) > 0
 
     def drain(self) -> None:
         """Tell of the memory that died: its finaliser may run anywhere, even in here."""
@@ -163,6 +171,8 @@ class SeenMemory:
                 known, tensor, given.spelling_of(parameter)
             )
         number = record.id
+        if cast is None and known.reference is not None:
+            self.tensor_types.add(type(tensor))
         if where == INTERPRETER and (kind := dtype_of(tensor.dtype)) in INTEGERS:
             self._hold(tensor, number, kind, given.values)
         elif where == INTERPRETER and kind in _FLOATS:
@@ -248,6 +258,7 @@ class SeenMemory:
             extent_bytes=0 if 0 in shape else num_elements * int(tensor.element_size()),
         )
         self._log.static(record)
+        self.num_tensors += 1
         return record
 
     def _record_allocation(self, record: AllocationRecord) -> Allocated:

@@ -41,7 +41,6 @@ from hypocenter.record.bundle_json import (
 from hypocenter.record.events import (
     FOREIGN,
     AnyEvent,
-    CheckRecord,
     Declaration,
     LaunchRecord,
     PlanRecord,
@@ -56,7 +55,7 @@ from hypocenter.record.events import (
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gap import Gap
 from hypocenter.record.gpu_stop import MAX_REPORTS, MAX_STOPS, GpuStop, SanitizerReport
-from hypocenter.record.run_records import ModelRecord
+from hypocenter.record.run_records import CheckRecord, ModelRecord
 from hypocenter.tensor import DType
 
 VERSION = 3

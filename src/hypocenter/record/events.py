@@ -187,14 +187,6 @@ class ContractRecord(msgspec.Struct, frozen=True):
     declaration: Declaration
 
 
-class CheckRecord(msgspec.Struct, frozen=True):
-    """A check that may be on (`armed`), and how often it ran."""
-
-    name: str
-    armed: bool
-    num_runs: int
-
-
 # -- events, in the order in which the host made them ---------------------------------------------
 
 
@@ -326,6 +318,14 @@ class Launched(Event, frozen=True, kw_only=True, tag=True):
     compiled: bool = False
 
 
+class Repeated(Event, frozen=True, kw_only=True, tag=True):
+    """A launch as the KnownLaunch `of`, but for grid and numbers; it is read as a Launched."""
+
+    of: int
+    grid: tuple[int, ...]
+    scalars: tuple[ScalarValue, ...]
+
+
 class StreamEvent(Event, frozen=True, kw_only=True, tag=True):
     """`action` record or wait, of event `event`, in `stream`; synchronise waits for all."""
 
@@ -421,6 +421,7 @@ AnyEvent = (
     | Waited
     | HostWrote
     | Launched
+    | Repeated
     | StreamEvent
     | Captured
     | GraphReplayed

@@ -20,19 +20,20 @@ import msgspec
 
 from hypocenter.record.events import (
     AnyEvent,
-    CheckRecord,
     ContractRecord,
     Declaration,
     IdsLearned,
     Place,
     PlanRecord,
     Reached,
+    Repeated,
     SourceRecord,
     Stepped,
     TensorRecord,
 )
 from hypocenter.record.gap import Gap
-from hypocenter.record.run_records import DeviceRecord, ModelRecord, ProcessRecord
+from hypocenter.record.known_launch import KnownLaunch, full_launch
+from hypocenter.record.run_records import CheckRecord, DeviceRecord, ModelRecord, ProcessRecord
 
 MAGIC = int.from_bytes(b"hyporing", "little")
 VERSION = 3
@@ -70,6 +71,9 @@ CELL_MARK = 32
 CELL_RUNS = 64
 NUM_SLOTS, NUM_RUNS = 4, 32
 
+#: How many launches that are told in short are read, the newest: in full they take much more.
+MAX_REPEATED = 8192
+
 #: A run that reported a fault and then ended by itself has FAILED.
 RUNNING, ENDED, FAILED = 1, 2, 3
 
@@ -85,6 +89,7 @@ KINDS: dict[int, Any] = {
     6: PlanRecord,
     7: AnyEvent,
     8: ModelRecord,
+    9: KnownLaunch,
 }
 _MAX_PLAN = _MAX_LAUNCH = (1 << 16) - 1
 _MAX_STEP = (1 << 32) - 1
@@ -104,7 +109,7 @@ def place_of(word: int) -> Place | None:
 
 def checksum(payload: bytes | memoryview, seed: int) -> int:
     """CRC-32 of a frame: seed (the segment's generation), length and payload."""
-    return zlib.crc32(payload, zlib.crc32(struct.pack("<II", seed & 0xFFFFFFFF, len(payload))))
+    return zlib.crc32(payload, zlib.crc32(FRAME_HEAD.pack(seed & 0xFFFFFFFF, len(payload))))
 
 
 #: A file in a run folder that is empty until somebody ends the process on purpose.
@@ -213,7 +218,8 @@ def read_run(folder: Path) -> Run:
         found[AnyEvent] += _ring_events(data, header[CELL_SEGMENT_BYTES], missing)
     if num_lost := header[CELL_NUM_LOST]:
         missing.append(Gap.left_out(f"{num_lost} records", "too large, or the log was full"))
-    events = _with_learned_ids(sorted(found[AnyEvent], key=lambda event: event.seq))
+    told = _in_full(found[AnyEvent], found[KnownLaunch], missing)
+    events = _with_learned_ids(sorted(told, key=lambda event: event.seq))
     plans = found[PlanRecord]
     return Run(
         folder=folder,
@@ -267,6 +273,27 @@ def _static(data: bytes, missing: list[Gap]) -> Iterator[Any]:
             missing.append(Gap.damage("static", "a record that this version does not know"))
         else:
             yield record
+
+
+def _in_full(
+    events: list[AnyEvent], known: list[KnownLaunch], missing: list[Gap]
+) -> list[AnyEvent]:
+    """Launches that were told in short as if they had been told in full: the newest of them."""
+    by_number = {launch.id: launch for launch in known}
+    seen = [event.seq for event in events if isinstance(event, Repeated)]
+    first = sorted(seen)[-MAX_REPEATED] if len(seen) > MAX_REPEATED else 0
+    events = [event for event in events if not isinstance(event, Repeated) or event.seq >= first]
+    told: list[AnyEvent] = []
+    num_lost = 0
+    for event in events:
+        full = full_launch(event, by_number) if isinstance(event, Repeated) else event
+        if full is None:
+            num_lost += 1
+        else:
+            told.append(full)
+    if num_lost:
+        missing.append(Gap.damage("ring", f"it is not known what {num_lost} launches were"))
+    return told
 
 
 def _with_learned_ids(events: list[AnyEvent]) -> list[AnyEvent]:

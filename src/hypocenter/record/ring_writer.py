@@ -111,12 +111,10 @@ class RingWriter:
             self._turn()
             start = self._at
             stop = start + 8 + num_bytes
-        # What comes next is nothing; then the payload; its length last, which makes it count.
-        data = self._bytes
-        data[stop : stop + 8] = _NOTHING
-        data[start + 8 : stop] = payload
-        data[start + 4 : start + 8] = checksum(payload, self._generation).to_bytes(4, "little")
-        data[start : start + 4] = num_bytes.to_bytes(4, "little")
+        # Checksum, payload, and that nothing comes next; the length last, which makes it count.
+        check = checksum(payload, self._generation).to_bytes(4, "little")
+        self._bytes[start + 4 : stop + 8] = check + payload + _NOTHING
+        self._bytes[start : start + 4] = num_bytes.to_bytes(4, "little")
         self._at = stop
         return True
 

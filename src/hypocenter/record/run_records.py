@@ -45,3 +45,11 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     limits: dict[str, int | str | tuple[int, int, int]] | None = None
     slot: int | None = None
+
+
+class CheckRecord(msgspec.Struct, frozen=True):
+    """A check that may be on (`armed`), and how often it ran."""
+
+    name: str
+    armed: bool
+    num_runs: int
