@@ -19,8 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hypocenter import package
 from hypocenter.dtypes import Array
-from hypocenter.replay.arguments import Argument, extent_bytes
-from hypocenter.replay.findings import Finding, FindingKind, Site
+from hypocenter.replay.arguments import Argument
+from hypocenter.replay.findings import Finding, Site
+from hypocenter.replay.missing import elements_of, missing_of
 
 _UNDEFINED = frozenset(
     {
@@ -62,30 +63,8 @@ class Pending:
 
     def finding(self, detail: str) -> Finding | None:
         """What is still missing; None when the rest was written since."""
-        argument = self.argument
-        elements = _elements(self.flags, argument)
-        rows = elements.reshape(1) if not argument.shape else elements
-        # Row by row: the index of each missing element could be larger than the tensor.
-        counts = [row.size - int(np.count_nonzero(row)) for row in rows]
-        missing = [number for number, count in enumerate(counts) if count]
-        if not missing:
-            return None
-        ends = [
-            (n, *np.argwhere(~rows[n])[end].tolist())
-            for n, end in ((missing[0], 0), (missing[-1], -1))
-        ]
-        return Finding(
-            kind=FindingKind.NEVER_WRITTEN,
-            kernel=self.kernel,
-            operation="launch",
-            argument=argument.name,
-            element=ends[0] if argument.shape else (),
-            num_lanes=sum(counts),
-            layout=argument.layout,
-            detail=f"{sum(counts)} of {elements.size} elements of shape {argument.shape}, from "
-            f"{list(ends[0])} to {list(ends[1])}{detail}",
-            configuration=self.configuration,
-            launched_at=self.launched_at,
+        return missing_of(
+            self.kernel, self.argument, self.flags, detail, self.configuration, self.launched_at
         )
 
 
@@ -189,7 +168,7 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 # written. (Setting the flags would touch as much memory as the tensor has.)
                 self._forget(flags)
                 continue
-            if not _elements(flags, argument).all():
+            if not elements_of(flags, argument).all():
                 self._pending.append(Pending(kernel, configuration, site, argument, flags))
 
     def _forget(self, flags: Array) -> None:
@@ -252,12 +231,6 @@ def _region(flags: Array, tensor: torch.Tensor) -> Array:
     strides = [*(stride * width for stride in tensor.stride()), 1]
     first = flags[int(tensor.storage_offset()) * width :]
     return np.lib.stride_tricks.as_strided(first, (*tensor.shape, width), strides)
-
-
-def _elements(flags: Array, argument: Argument) -> Array:
-    strides = [stride * argument.item_bytes for stride in argument.strides]
-    assert extent_bytes(argument.shape, argument.strides, argument.item_bytes) <= flags.size
-    return np.lib.stride_tricks.as_strided(flags[argument.start :], argument.shape, strides)
 
 
 def _user_line() -> str:

@@ -27,6 +27,7 @@ from hypocenter.foreign.graph_hooks import GraphWatch
 from hypocenter.foreign.inductor import watch_inductor
 from hypocenter.foreign.last_exception import MAX_CHARS, call_of, refusal_of
 from hypocenter.foreign.recorder import ForeignRecorder
+from hypocenter.foreign.seen_reads import SeenReads, watch_reads
 from hypocenter.record.events import Launched
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def module_loaded(module: Any) -> None:
         _State.graphs.watch(module)
         if os.environ.get("TRITON_INTERPRET") == "1" and Environment.read().trace:
             mark_undefined(module, _attempt)
+            watch_reads(module, _reads, _attempt)
     elif module.__name__ == "triton.runtime.jit":
         _watch_the_end()
         _watch_launches(module.JITFunction, is_interpreted=False)
@@ -82,6 +84,10 @@ def module_loaded(module: Any) -> None:
         if _is_guarded_run():
             reason = "torch.compile launches the kernels that it makes itself, past triton.jit"
             _list_past(module.CachingAutotuner, "run", reason)
+
+
+def _reads() -> SeenReads | None:
+    return _State.recorder.reads if _State.recorder is not None else None
 
 
 def recorder() -> ForeignRecorder | None:

@@ -25,6 +25,7 @@ from hypocenter.foreign.known_launches import KnownLaunches, Looked
 from hypocenter.foreign.run_log import STATIC_BYTES, RunLog
 from hypocenter.foreign.seen_graphs import SeenGraphs, Segment
 from hypocenter.foreign.seen_memory import INTEGERS, Given, SeenMemory
+from hypocenter.foreign.seen_reads import SeenReads
 from hypocenter.record import ring
 from hypocenter.record.catalogue import sources_of
 from hypocenter.record.events import (
@@ -36,6 +37,7 @@ from hypocenter.record.events import (
     Rejected,
     SourceRecord,
     StreamEvent,
+    UnwrittenRead,
     Values,
 )
 from hypocenter.record.guard_faults import AccessFault
@@ -86,7 +88,8 @@ class ForeignRecorder:
         is_guarded: bool = False,
     ) -> None:
         self._log = RunLog(base, static_bytes)
-        self._memory = SeenMemory(self._log, sees_frees=sees_frees)
+        self.reads = SeenReads(self._record_read)
+        self._memory = SeenMemory(self._log, self.reads, sees_frees=sees_frees)
         self._launches = KnownLaunches(self._log)
         self._is_guarded = is_guarded
         self._num_kernels = 0
@@ -289,11 +292,19 @@ class ForeignRecorder:
 
     def begin(self) -> None:
         """What may take longer than anyone waits for begins: a launch, a wait for the GPU."""
+        self.reads.is_in_launch = True
         self._log.writer.header[ring.CELL_STEP_STARTED] = time.monotonic_ns()
 
     def end(self) -> None:
         """What `begin` began is over."""
         self._log.writer.header[ring.CELL_STEP_STARTED] = 0
+        self.reads.is_in_launch = False
+
+    def _record_read(self, tensor: int, operation: str, site: str) -> None:
+        with self._lock:
+            self._log.keep_event(
+                UnwrittenRead(**self._log.now(), tensor=tensor, operation=operation, site=site)
+            )
 
     def record_synchronisation(self, site: str) -> None:
         """The host has waited for everything."""

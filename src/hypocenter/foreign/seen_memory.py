@@ -26,6 +26,7 @@ from hypocenter.foreign.argument_facts import (
 from hypocenter.foreign.call_text import launch_in
 from hypocenter.foreign.caller import caller_of_now, made_at
 from hypocenter.foreign.run_log import RunLog
+from hypocenter.foreign.seen_reads import SeenReads
 from hypocenter.record.events import (
     FOREIGN,
     Allocated,
@@ -92,10 +93,11 @@ class SeenMemory:
     """Writes each storage and tensor once, and when a storage has died.
 
     `sees_frees`: torch's object for a storage lives as long as the storage, and can be watched.
+    `reads` is told of tensors that hold what nobody has written.
     """
 
-    def __init__(self, log: RunLog, *, sees_frees: bool = True) -> None:
-        self._log, self._sees_frees = log, sees_frees
+    def __init__(self, log: RunLog, reads: SeenReads, *, sees_frees: bool = True) -> None:
+        self._log, self._reads, self._sees_frees = log, reads, sees_frees
         self._ids = itertools.count(1)
         #: Numbers of storages that died since the last launch, and where those in graphs did.
         self._gone: deque[tuple[int, str]] = deque()
@@ -278,4 +280,6 @@ class SeenMemory:
         is_held = any(value.tensor == number for value in held)
         if is_held or not 0 < num_bytes <= MAX_UNDEFINED_BYTES or not tensor.is_contiguous():
             return
-        held += undefined_in(tensor, number, dtype)
+        if undefined := undefined_in(tensor, number, dtype):
+            held += undefined
+            self._reads.look_at(tensor, number)

@@ -30,6 +30,7 @@ from hypocenter.record.events import (
     Rejected,
     Stepped,
     TensorRecord,
+    UnwrittenRead,
     Values,
     Waited,
 )
@@ -97,6 +98,25 @@ class BundleIndex:
     def events_of(self, kind: type[_E]) -> tuple[_E, ...]:
         """The events of one kind, in order."""
         return tuple(event for event in self.events if isinstance(event, kind))
+
+    @functools.cached_property
+    def unwritten_reads(self) -> dict[int, UnwrittenRead]:
+        """By the number of the launch that was given a tensor last before torch read it.
+
+        Of several reads the first one, as of what was not written then.
+        """
+        found: dict[int, UnwrittenRead] = {}
+        given: dict[int, int] = {}
+        for event in self.events:
+            if isinstance(event, Launched):
+                for argument in event.launch.arguments:
+                    if argument.tensor in self.tensors:
+                        given[self.tensors[argument.tensor].allocation] = event.seq
+            elif isinstance(event, UnwrittenRead) and event.tensor in self.tensors:
+                allocation = self.tensors[event.tensor].allocation
+                if allocation in given:
+                    found.setdefault(given[allocation], event)
+        return found
 
     # -- launches -------------------------------------------------------------------------------
 

@@ -326,6 +326,14 @@ class Repeated(Event, frozen=True, kw_only=True, tag=True):
     scalars: tuple[ScalarValue, ...]
 
 
+class UnwrittenRead(Event, frozen=True, kw_only=True, tag=True):
+    """An operation of torch's is about to read elements of `tensor` that nobody has written."""
+
+    tensor: int
+    operation: str
+    site: str
+
+
 class StreamEvent(Event, frozen=True, kw_only=True, tag=True):
     """`action` record or wait, of event `event`, in `stream`; synchronise waits for all."""
 
@@ -422,6 +430,7 @@ AnyEvent = (
     | HostWrote
     | Launched
     | Repeated
+    | UnwrittenRead
     | StreamEvent
     | Captured
     | GraphReplayed

@@ -18,7 +18,14 @@ from hypocenter.dtypes import TORCH_NAMES, Array
 from hypocenter.errors import UsageError
 from hypocenter.kernels.registry import recorded_contract
 from hypocenter.record.bundle_index import BundleIndex
-from hypocenter.record.events import ArgumentRecord, LaunchRecord, Place, TensorRecord, Values
+from hypocenter.record.events import (
+    OUTSIDE_PLANS,
+    ArgumentRecord,
+    LaunchRecord,
+    Place,
+    TensorRecord,
+    Values,
+)
 from hypocenter.replay.admission import RecordedTensor
 from hypocenter.replay.arguments import Argument, extent_bytes
 from hypocenter.replay.corrections import (
@@ -30,6 +37,7 @@ from hypocenter.replay.corrections import (
     write_rows,
 )
 from hypocenter.replay.findings import Finding, FindingKind, Site
+from hypocenter.replay.missing import missing_of
 from hypocenter.replay.source import is_project_kernel, recorded_file
 from hypocenter.tensor import contiguous_strides
 
@@ -289,10 +297,12 @@ class Rebuilt:
     def unwritten(self, done: Sequence[Argument]) -> Iterator[Finding]:
         """Elements of live rows that the contract has this launch write, and that it did not.
 
-        A tensor that the launch read as well may be meant to be written in part.
+        A tensor that the launch read as well may be meant to be written in part. Without a
+        contract it is what nobody had written when torch was seen to read it.
         """
         contract, counts = self._contract, self.contents.get("counts_ptr")
         if contract is None:
+            yield from self._read_unwritten(done)
             return
         names = {tensor.id: name for name, tensor in self._facts.items()}
         parameters = {a.name: names.get(a.tensor) for a in self.launch.arguments if a.tensor}
@@ -317,6 +327,20 @@ class Rebuilt:
                 live = shapes[name][0]
             if live is not None and shape is not None:
                 yield from self._unwritten(argument, (live, *shape[1:]), reach)
+
+    def _read_unwritten(self, done: Sequence[Argument]) -> Iterator[Finding]:
+        read = self.index.unwritten_reads.get(self.place.launch)
+        if read is None or self.place.plan != OUTSIDE_PLANS:
+            return
+        for argument in done:
+            tensor, flags = self.tensors.get(argument.name), argument.region.init
+            is_output = argument.was_written or argument.store_seen
+            if tensor is None or flags is None or not is_output or argument.was_read:
+                continue
+            if tensor.allocation == self.index.tensors[read.tensor].allocation:
+                detail = f"; {read.operation} reads it at {read.site}"
+                found = missing_of(self.launch.function, argument, flags, detail)
+                yield from [found] if found is not None else []
 
     def _unwritten(
         self, argument: Argument, shape: tuple[int, ...], reach: Array | None

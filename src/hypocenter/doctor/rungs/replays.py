@@ -245,9 +245,9 @@ def _after_good_run(case: Case) -> list[Claim]:
 
 def _suspects(case: Case) -> Iterator[LaunchMade]:
     """The launch that spoilt something first; then of launches that are alike the last one."""
-    spoilt = first_spoilt(case)
-    if spoilt is not None:
+    if (spoilt := first_spoilt(case)) is not None:
         yield spoilt.use
+    yield from (use for use in case.launches if use.seq in case.index.unwritten_reads)
     under_way = {id(use) for use in case.index.under_way}
     alike: dict[Any, LaunchMade] = {}
     for use in case.launches:

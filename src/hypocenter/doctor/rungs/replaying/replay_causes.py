@@ -394,9 +394,14 @@ def _unwritten(case: Case, use: LaunchMade, finding: Finding) -> ReplayCause:
                 lambda make: {name: make(shape=shape, strides=strides)},
             ),
         )
+    if case.is_foreign:
+        text = f"{tensor.name if tensor else name} filled with zeros before"
+        tries = [(text, lambda make: {name: make(is_defined=True)})]
     return ReplayCause(
         Cause.OUTPUT_NOT_WRITTEN,
-        f"Write every element of {name}: the mask of the store leaves some out",
+        f"Write every element of {name}: the mask of the store leaves some out"
+        if guard or not case.is_foreign
+        else f"Write every element of {name}: no program of the launch writes those",
         (f"the store is masked, by line {guard[0]}: {guard[1]}",) if guard else (),
         tuple(tries),
         access.file if access else None,

@@ -1,0 +1,83 @@
+"""Sees torch read elements of a launch's output that nobody has written, in a run with `--suspect`.
+
+For programs that Triton's interpreter runs on the CPU, where `mark_undefined` has filled new memory
+of floats. Only tensors that a launch was given while they held such elements are looked at.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hypocenter.foreign.argument_facts import undefined_in
+from hypocenter.foreign.caller import caller_of_now
+
+#: Operations that take a tensor for its shape alone, or read of it what their others choose.
+_LOOKS_NO_FURTHER = ("_like", "aten::new_", "aten::sym_", "aten::size", "aten::stride")
+_SELECTING = frozenset(
+    {"aten::embedding", "aten::gather", "aten::index", "aten::index_select"}
+    | {"aten::masked_select", "aten::take"}
+)
+
+
+class SeenReads:
+    """The tensors that are looked at, by their storages; `tell` is told of the first read of each.
+
+    It is given the number of the tensor, the operation and the line of the program.
+    """
+
+    def __init__(self, tell: Callable[[int, str, str], None]) -> None:
+        self._tell = tell
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        #: In a launch, what torch reads is Triton's interpreter's business, or the recorder's.
+        self.is_in_launch = False
+
+    def look_at(self, tensor: Any, number: int) -> None:
+        """A launch is given a tensor in which not everything was written."""
+        self._numbers[tensor.untyped_storage()] = number
+
+    @property
+    def is_needed(self) -> bool:
+        return not self.is_in_launch and len(self._numbers) > 0
+
+    def note(self, operation: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """An operation of torch's is about to run."""
+        name = str(operation._schema.name)
+        if name in _SELECTING or any(part in name for part in _LOOKS_NO_FURTHER):
+            return
+        for tensor in _read_by(operation, args, keywords):
+            number = self._numbers.get(tensor.untyped_storage())
+            if number is not None and undefined_in(tensor.contiguous(), number, ""):
+                del self._numbers[tensor.untyped_storage()]
+                self._tell(number, name.removeprefix("aten::"), caller_of_now()[1])
+
+
+def watch_reads(
+    torch: Any, seen: Callable[[], SeenReads | None], attempt: Callable[..., None]
+) -> None:
+    """Have each operation of this thread noted, below autograd, from now on.
+
+    `seen` is asked each time: nothing is looked at until a launch is recorded.
+    """
+    mode: Any = torch.utils._python_dispatch.TorchDispatchMode
+
+    class Watch(mode):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            if (looking := seen()) is not None and looking.is_needed:
+                attempt(looking.note, func, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
+
+    Watch().__enter__()
+
+
+def _read_by(operation: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Iterator[Any]:
+    """The tensors of the host whose elements an operation reads: no views, nothing it writes."""
+    for at, argument in enumerate(operation._schema.arguments):
+        value = args[at] if at < len(args) else keywords.get(argument.name)
+        if argument.alias_info is None:
+            for part in value if isinstance(value, list | tuple) else (value,):
+                if hasattr(part, "untyped_storage") and part.device.type == "cpu":
+                    yield part
