@@ -47,13 +47,13 @@ def measured(**options: Any) -> tuple[LateRunner, list[Measurement]]:
 
 
 def test_the_clock_stops_when_the_device_has_done_the_work() -> None:
-    _, (prompt, decode) = measured(num_prompt=64, num_generate=5)
+    _, (prompt, decode) = measured(num_prompt=(64,), num_generate=5)
     assert prompt.mean <= 64 / (2 * STEP_SECONDS)
     assert decode.mean <= 1 / STEP_SECONDS
 
 
 def test_sequences_lie_apart_in_the_cache() -> None:
-    runner, found = measured(num_prompt=0, num_generate=3, num_sequences=(1, 4), depth=(18,))
+    runner, found = measured(num_prompt=(0,), num_generate=3, num_sequences=(1, 4), depth=(18,))
     assert [one.name for one in found] == ["tg3 @ d18", "tg3 x4 @ d18"]
     assert found[1].mean <= 4 / STEP_SECONDS
     last = runner.batches[-1]
