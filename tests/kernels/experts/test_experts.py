@@ -100,6 +100,7 @@ def groups_of(table: ExpertsTable) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("normalises", [True, False])
 @pytest.mark.parametrize(("has_bias", "has_gate"), [(False, False), (True, True)])
 @pytest.mark.parametrize(("num_experts", "num_used"), [(7, 3), (64, 8), (130, 1), (5, 5)])
+@pytest.mark.tier("sim", fast=lambda case: case.num_experts in (7, 130))
 def test_route(
     scores: str, normalises: bool, has_bias: bool, has_gate: bool, num_experts: int, num_used: int
 ) -> None:
@@ -145,6 +146,7 @@ def test_logits_that_are_no_numbers_take_experts_that_exist(scores: str, wrong: 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 5, 21, 70, 300])
 @pytest.mark.parametrize(("num_experts", "num_used"), [(7, 3), (2, 1), (40, 8)])
+@pytest.mark.tier("sim", fast=lambda case: case.num_experts == 7 or case.num_tokens == 21)
 def test_group(num_tokens: int, num_experts: int, num_used: int) -> None:
     ids = random_ids(num_tokens, num_experts, num_used)
     for num_live in {num_tokens, num_tokens // 2}:
@@ -270,10 +272,14 @@ def test_an_expert_that_nobody_takes_is_not_read(device: str) -> None:
     assert [size for _, _, size in groups_of(table)] == [1, 2, 1]
 
 
+def is_of_few_gates(case: Any) -> bool:
+    return case.dtype is DType.Q4_K and case.kind == "silu" and case.num_tokens in (1, 5, 70)
+
+
 @pytest.mark.parametrize("dtype", [DType.Q8_0, DType.Q4_0, DType.Q4_K, DType.Q6_K])
 @pytest.mark.parametrize("num_tokens", [1, 2, 5, 21, 70])
 @pytest.mark.parametrize("kind", GATES)
-@pytest.mark.tier("sim", fast=lambda case: case.dtype is DType.Q4_K and case.kind == "silu")
+@pytest.mark.tier("sim", fast=is_of_few_gates)
 def test_experts_gate_codes_is_the_products_and_their_gate(
     device: str, dtype: DType, num_tokens: int, kind: str
 ) -> None:

@@ -108,6 +108,7 @@ def numbers(*shape: int) -> Array:
 
 @pytest.mark.parametrize(("num_rows", "num_live"), [(1, 1), (3, 3), (5, 4), (19, 17), (2, 0)])
 @pytest.mark.parametrize("width", [1, 64, 130, 1100])
+@pytest.mark.tier("sim", fast=lambda case: case.width in (64, 1100))
 def test_codes_of_a_norm(num_rows: int, num_live: int, width: int) -> None:
     x, live = rows_tensor("x", numbers(num_rows, width), np.nan), counts(0, num_live)
     weight = vector_tensor("w", numbers(1, width)[0])
@@ -125,6 +126,7 @@ def test_codes_of_a_norm(num_rows: int, num_live: int, width: int) -> None:
 
 @pytest.mark.parametrize(("num_rows", "num_live"), [(1, 1), (3, 3), (19, 17), (2, 0)])
 @pytest.mark.parametrize("width", [1, 130, 1100])
+@pytest.mark.tier("sim", fast=lambda case: case.width in (1, 1100))
 def test_codes_of_a_layer_norm(num_rows: int, num_live: int, width: int) -> None:
     x, live = rows_tensor("x", numbers(num_rows, width), np.nan), counts(0, num_live)
     weight, bias = (vector_tensor(name, numbers(1, width)[0]) for name in ("w", "b"))
@@ -143,6 +145,7 @@ def test_codes_of_a_layer_norm(num_rows: int, num_live: int, width: int) -> None
 @pytest.mark.parametrize("kind", ["gelu", "relu2"])
 @pytest.mark.parametrize(("num_rows", "num_live"), [(1, 1), (5, 4), (19, 17), (2, 0)])
 @pytest.mark.parametrize("width", [1, 130, 1100])
+@pytest.mark.tier("sim", fast=lambda case: case.width in (1, 1100))
 def test_codes_of_an_activation(num_rows: int, num_live: int, width: int, kind: str) -> None:
     given, live = numbers(num_rows, width), counts(num_live)
     x = rows_tensor("x", given, float("nan"))  # beyond the width nothing is looked at
@@ -161,6 +164,7 @@ def test_codes_of_an_activation(num_rows: int, num_live: int, width: int, kind: 
 @pytest.mark.parametrize("kind", activation.GATES)
 @pytest.mark.parametrize(("num_rows", "num_live"), [(1, 1), (5, 4), (19, 17), (2, 0)])
 @pytest.mark.parametrize("width", [1, 130, 1100])
+@pytest.mark.tier("sim", fast=lambda case: case.width in (1, 1100))
 def test_codes_of_a_gate(num_rows: int, num_live: int, width: int, kind: str) -> None:
     opened, up = numbers(num_rows, width), numbers(num_rows, width)[:, ::-1].copy()
     fill, live = float("nan"), counts(num_live)  # beyond the width nothing is looked at
@@ -182,7 +186,7 @@ def test_codes_of_a_gate(num_rows: int, num_live: int, width: int, kind: str) ->
 @pytest.mark.parametrize(("num_rows", "num_live"), [(1, 1), (5, 4), (19, 17), (40, 39), (2, 0)])
 @pytest.mark.parametrize("dtype", [DType.Q8_0, DType.Q4_0, DType.Q4_K, DType.Q6_K])
 @pytest.mark.parametrize("width", [1, 96, 130, 320])
-@pytest.mark.tier("sim", fast=lambda case: case.dtype is DType.Q8_0)
+@pytest.mark.tier("sim", fast=lambda case: case.dtype is DType.Q8_0 and case.width != 320)
 def test_codes_of_a_gate_of_products(
     num_rows: int, num_live: int, width: int, kind: str, dtype: DType
 ) -> None:
