@@ -101,6 +101,19 @@ def test_a_server_tells_thoughts_apart(tmp_path: Path) -> None:
     assert raw["text"] == ANSWER, "a completion is the text as it stands"
 
 
+def test_a_stream_ends_as_the_whole_answer_does(tmp_path: Path) -> None:
+    """Also where the last piece may be the beginning of a mark."""
+    body = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "grammar": 'root ::= "<|channel|>final<|message|>if a <|"',
+    }
+    with serving(tmp_path, str(DEMO), "--chat-template", TEMPLATE, "-t", "1") as served:
+        whole = served.post("/v1/chat/completions", body).json["choices"][0]["message"]
+        stream = served.post("/v1/chat/completions", {**body, "stream": True}).events
+    deltas = [event["choices"][0]["delta"] for event in stream[:-1]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == whole["content"] == "if a <|"
+
+
 def test_hypo_run_puts_the_answer_alone_on_stdout(tmp_path: Path) -> None:
     (tmp_path / "answer.gbnf").write_text(GRAMMAR)
     grammar = str(tmp_path / "answer.gbnf")

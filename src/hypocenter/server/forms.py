@@ -52,10 +52,6 @@ class CompletionForm:
         found = self._logprobs(choice, logprobs, is_first=is_first)
         return self._chunk([self._choice(choice, prompt + text, found)])
 
-    def closing(self, choice: Choice) -> TextCompletion | None:
-        """What is sent behind the last piece; here that says itself how it ended."""
-        return None
-
     def usage_chunk(self, timings: AnswerTimings) -> TextCompletion:
         chunk = self._chunk([])
         chunk.usage, chunk.timings = self._inquiry.usage(), timings
@@ -152,7 +148,8 @@ class ChatForm:
         piece.logprobs = self._logprobs(choice, logprobs)
         return self._chunk([piece])
 
-    def closing(self, choice: Choice) -> ChatChunk | None:
+    def closing(self, choice: Choice) -> ChatChunk:
+        """What is sent behind the last piece."""
         delta = ChatDelta()
         if self._in_channels:
             delta = _delta_of(self._channels[choice.index].flush())

@@ -237,11 +237,13 @@ async def _stream(
             choice, piece = news
             is_first = choice.index not in begun
             begun.add(choice.index)
-            closing = form.closing(choice) if piece.ending else None
+            # A completion's last piece says itself how it ended.
+            closing = form if piece.ending and isinstance(form, ChatForm) else None
             if piece.text or is_first or closing is None or piece.logprobs:
                 yield _line(form.chunk(choice, piece.text, piece.logprobs or (), is_first=is_first))
             if closing is not None:
-                yield _line(closing)
+                # Made behind the last text: it gives what no mark came of.
+                yield _line(closing.closing(choice))
             if piece.ending:
                 _count(service, inquiry, choice.index)
         if wants_usage:
