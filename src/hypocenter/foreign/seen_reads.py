@@ -13,8 +13,7 @@ from typing import Any
 from hypocenter.foreign.argument_facts import undefined_in
 from hypocenter.foreign.caller import caller_of_now
 
-#: Operations that take a tensor for its shape alone, or read of it what their others choose.
-_LOOKS_NO_FURTHER = ("_like", "aten::new_", "aten::sym_", "aten::size", "aten::stride")
+#: Operations that read of a tensor what their other arguments choose.
 _SELECTING = frozenset(
     {"aten::embedding", "aten::gather", "aten::index", "aten::index_select"}
     | {"aten::masked_select", "aten::take"}
@@ -41,10 +40,16 @@ class SeenReads:
     def is_needed(self) -> bool:
         return not self.is_in_launch and len(self._numbers) > 0
 
-    def note(self, operation: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """An operation of torch's is about to run."""
+    def note(
+        self, operation: Any, args: tuple[Any, ...], keywords: dict[str, Any], result: Any
+    ) -> None:
+        """An operation of torch's has run.
+
+        A read counts where one number comes of the whole tensor. Of any other result the part that
+        was not written may be masked or cut off, as padding is.
+        """
         name = str(operation._schema.name)
-        if name in _SELECTING or any(part in name for part in _LOOKS_NO_FURTHER):
+        if name in _SELECTING or not _is_one_number(result):
             return
         for tensor in _read_by(operation, args, keywords):
             number = self._numbers.get(tensor.untyped_storage())
@@ -63,14 +68,29 @@ def watch_reads(
     mode: Any = torch.utils._python_dispatch.TorchDispatchMode
 
     class Watch(mode):  # type: ignore[misc]
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            """Else torch.compile would compile nothing; older versions of torch do not ask."""
+            return True
+
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
         ) -> Any:
+            result = func(*args, **(kwargs or {}))
             if (looking := seen()) is not None and looking.is_needed:
-                attempt(looking.note, func, args, kwargs or {})
-            return func(*args, **(kwargs or {}))
+                attempt(looking.note, func, args, kwargs or {}, result)
+            return result
 
     Watch().__enter__()
+
+
+def _is_one_number(result: Any) -> bool:
+    """Whether an operation gave numbers alone, or tensors of one element."""
+    parts = result if isinstance(result, list | tuple) else (result,)
+    return bool(parts) and all(
+        part.numel() == 1 if hasattr(part, "numel") else isinstance(part, int | float)
+        for part in parts
+    )
 
 
 def _read_by(operation: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Iterator[Any]:
