@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from expert_model import write_experts
 
 pytest.importorskip("triton")
 
@@ -22,13 +23,14 @@ from hypocenter.config import EngineConfig
 from hypocenter.device import devices
 from hypocenter.device.limits import TABLE
 from hypocenter.device.sim.sim import SimGpu
-from hypocenter.errors import NotShareable
+from hypocenter.errors import BadModelFile, NotShareable
 from hypocenter.kernels.weights import packing
 from hypocenter.lab.model import model_path
 from hypocenter.messages import KeptWeights
 from hypocenter.model.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.shared_weights import lend_weights
+from hypocenter.tensor import DType
 
 torch = pytest.importorskip("torch")
 NAME = "sim:h200"
@@ -87,6 +89,17 @@ def test_weights_of_a_file_that_is_another_now_are_not_taken(sharing: None, tmp_
         expected = llm.logits(PROMPT)
     with LLM(path, config, shared=kept) as llm:
         np.testing.assert_array_equal(llm.logits(PROMPT), expected)
+
+
+def test_a_scale_that_is_no_number_is_not_lent(sharing: None, tmp_path: Path) -> None:
+    path = write_experts(tmp_path / "experts.gguf", DType.MXFP4, arch="gpt-oss")
+    with open_gguf(path) as file:
+        at = file.tensors["blk.1.ffn_down_exps.weight"].offset
+    data = bytearray(path.read_bytes())
+    data[at + 3 * DType.MXFP4.block_bytes] = 255
+    path.write_bytes(data)
+    with pytest.raises(BadModelFile, match=r"ffn_down_exps.weight: scale of block 3 of row 0"):
+        lent(path)
 
 
 def test_memory_that_cannot_be_shared_is_refused_in_a_line() -> None:

@@ -56,6 +56,7 @@ class _LendingLoader(Looker):
         dtype = self.file.tensors[name].dtype if name in self.file.tensors else None
         for index, rows in enumerate(self._rows(name, row_counts, num_columns, num_experts)):
             assert dtype is not None, "what is missing was refused"
+            self._refuse_reserved(name, rows, dtype)
             packed = packing.pack(rows, dtype, num_columns, device=self.device, on_host=True)
             self.lent[f"{name} {index}"] = packing.lend(name, packed, self.to)
         self.file.let_go(name)
