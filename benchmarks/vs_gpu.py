@@ -90,6 +90,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="folder for the models, 36 GB for all types")  # fmt: skip
     add("--out", type=Path, help="result file (default: in benchmarks/results/, by card)")
     options = parser.parse_args(arguments)
+    # The commands run in the repository's root.
+    options.peer, options.models = options.peer.resolve(), options.models.resolve()
     for name in ("llama-bench", "llama-batched-bench"):
         if not os.access(options.peer / name, os.X_OK):
             parser.error(f"--peer {options.peer} holds no {name} that runs")
@@ -274,8 +276,11 @@ class _Memory(_NoMemory):
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._ended.wait(0.3):
-            self.most_bytes = max(self.most_bytes or 0, _used_bytes() - self._before)
+        try:
+            while not self._ended.wait(0.3):
+                self.most_bytes = max(self.most_bytes or 0, _used_bytes() - self._before)
+        except BenchmarkError:
+            self.most_bytes = None
 
 
 def _used_bytes() -> int:

@@ -104,7 +104,7 @@ def pad(array: AnyArray, num_rows: int, num_columns: int) -> AnyArray:
 
 def look_up(table: AnyArray, at: AnyArray) -> AnyArray:
     """Elements of a table of one axis."""
-    return table[at] if is_host(at) else table[at.long()]
+    return table[at] if is_host(at) else table[at.int()]
 
 
 def largest_size(array: AnyArray) -> float:

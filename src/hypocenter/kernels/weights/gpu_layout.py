@@ -46,8 +46,8 @@ CODE_LANES = 8
 #: Stretches of a row whose products are added up apart, and then one after another.
 CHAINS = 8
 _COLUMNS = 64
-#: Weights that are packed at a time on a device: what it takes beside them is some times as much.
-_DEVICE_SLAB = 1 << 27
+#: Weights that are packed at a time on a device, which takes up to twelve bytes of each meanwhile.
+_DEVICE_SLAB = 1 << 25
 #: Of an f16 whose largest number is below twice this one no code times scale overflows.
 _LARGEST = 14
 
