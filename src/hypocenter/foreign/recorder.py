@@ -177,33 +177,8 @@ class ForeignRecorder:
                 if told is True:
                     return None
             num_seen = self._memory.num_tensors
-            given = {**kernel.defaults, **dict(zip(kernel.names, args, strict=False))}
-            given |= {name: value for name, value in options.items() if name in kernel.names}
             kept = Given(kernel.names, device, caller, [], [])
-            arguments, constants = [], {}
-            for name, is_constant in kernel.constants.items():
-                value = given.get(name)
-                if is_constant:
-                    constants[name] = scalar_of(value)
-                else:
-                    arguments.append(self._memory.argument(name, value, kept))
-            record = LaunchRecord(
-                kernel=kernel.name,
-                function=kernel.name,
-                device=device,
-                grid=size,
-                num_warps=int(options.get("num_warps") or (0 if device == INTERPRETER else 4)),
-                arguments=tuple(arguments),
-                constants=constants,
-                options={
-                    name: scalar_of(value)
-                    for name, value in options.items()
-                    if name not in kernel.names and name != "num_warps"
-                },
-                source=kernel.source,
-                site=site,
-                stream=stream,
-            )
+            record = self._describe(kernel, args, options, size, kept, site, stream)
             number = self._graphs.number_of(graph) if graph is not None else 0
             event = Launched(
                 **self._log.now(), launch=record, graph=number, compiled=is_compiled and number > 0
@@ -219,6 +194,44 @@ class ForeignRecorder:
             if isinstance(told, Looked) and self._memory.num_tensors == num_seen:
                 self._launches.learn(told, record)
             return event
+
+    def _describe(
+        self,
+        kernel: _Kernel,
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+        grid: tuple[int, ...],
+        kept: Given,
+        site: str,
+        stream: str,
+    ) -> LaunchRecord:
+        """All there is to tell of a launch; `kept` takes the memory behind its tensors."""
+        given = {**kernel.defaults, **dict(zip(kernel.names, args, strict=False))}
+        given |= {name: value for name, value in options.items() if name in kernel.names}
+        arguments, constants = [], {}
+        for name, is_constant in kernel.constants.items():
+            value = given.get(name)
+            if is_constant:
+                constants[name] = scalar_of(value)
+            else:
+                arguments.append(self._memory.argument(name, value, kept))
+        return LaunchRecord(
+            kernel=kernel.name,
+            function=kernel.name,
+            device=kept.device,
+            grid=grid,
+            num_warps=int(options.get("num_warps") or (0 if kept.device == INTERPRETER else 4)),
+            arguments=tuple(arguments),
+            constants=constants,
+            options={
+                name: scalar_of(value)
+                for name, value in options.items()
+                if name not in kernel.names and name != "num_warps"
+            },
+            source=kernel.source,
+            site=site,
+            stream=stream,
+        )
 
     def record_capture(self, graph: Any) -> None:
         """A capture into `graph` has begun."""
