@@ -27,6 +27,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from vs_arguments import natural, positive
 from vs_blocks import made_of_blocks
 from vs_models import SHAPES, BenchmarkError, Shape, file_facts
 from vs_report import Ratio, Target, markdown
@@ -77,15 +78,15 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--shape", choices=SHAPES, default="llama-3.1-8b", help="(default: llama-3.1-8b)")
     add("--types", nargs="+", choices=GOALS, metavar="TYPE", default=[*GOALS],
         help=f"file types, of {', '.join(GOALS)} (default: all)")  # fmt: skip
-    add("--prompt", type=_positive, nargs="+", metavar="N", default=[512, 2048],
+    add("--prompt", type=positive, nargs="+", metavar="N", default=[512, 2048],
         help="tokens of prompts (default: 512 2048)")  # fmt: skip
-    add("--generate", type=_positive, default=128, help="decode steps of a run (default: 128)")
-    add("--depth", type=_natural, nargs="+", metavar="N", default=[0, 2000, 8000],
+    add("--generate", type=positive, default=128, help="decode steps of a run (default: 128)")
+    add("--depth", type=natural, nargs="+", metavar="N", default=[0, 2000, 8000],
         help="tokens in the cache before decode (default: 0 2000 8000)")  # fmt: skip
-    add("--batches", type=_positive, nargs="+", metavar="N", default=[4, 16, 32, 64],
+    add("--batches", type=positive, nargs="+", metavar="N", default=[4, 16, 32, 64],
         help="sequences at once (default: 4 16 32 64)")  # fmt: skip
-    add("--repetitions", type=_positive, default=3, help="of each test (default: 3)")
-    add("--rounds", type=_positive, default=2, help="turns of both engines (default: 2)")
+    add("--repetitions", type=positive, default=3, help="of each test (default: 3)")
+    add("--rounds", type=positive, default=2, help="turns of both engines (default: 2)")
     add("--models", type=Path, default=Path(tempfile.gettempdir()) / "hypocenter-models",
         help="folder for the models, 36 GB for all types")  # fmt: skip
     add("--out", type=Path, help="result file (default: in benchmarks/results/, by card)")
@@ -96,18 +97,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         if not os.access(options.peer / name, os.X_OK):
             parser.error(f"--peer {options.peer} holds no {name} that runs")
     return options
-
-
-def _natural(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 7:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if _natural(text) == 0:
-        raise argparse.ArgumentTypeError("0 is too few")
-    return int(text)
 
 
 def run(options: argparse.Namespace) -> Path:

@@ -31,6 +31,7 @@ from pathlib import Path
 
 import vs_report
 from llvmlite import binding
+from vs_arguments import natural, positive
 from vs_models import (
     PEER_WORKER,
     SHAPES,
@@ -100,16 +101,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--shape", choices=SHAPES, default="tinyllama-1.1b", help="(default: tinyllama-1.1b)")
     text = f"file types, of {', '.join(choices)} (default: the first {len(types)})"
     add("--types", nargs="+", choices=choices, metavar="TYPE", default=types, help=text)
-    add("--threads", type=_positive, default=2, help="of both engines (default: 2)")
-    add("--prompt", type=_positive, default=512, help="tokens of a prompt (default: 512)")
-    add("--generate", type=_positive, default=32, help="decode steps of a run (default: 32)")
+    add("--threads", type=positive, default=2, help="of both engines (default: 2)")
+    add("--prompt", type=positive, default=512, help="tokens of a prompt (default: 512)")
+    add("--generate", type=positive, default=32, help="decode steps of a run (default: 32)")
     text = "tokens in the cache before decode, besides 0 (default: 2000)"
-    add("--depth", type=_natural, nargs="+", metavar="N", default=[2000], help=text)
-    add("--rounds", type=_positive, default=3, help="rounds of all tests that count (default: 3)")
+    add("--depth", type=natural, nargs="+", metavar="N", default=[2000], help=text)
+    add("--rounds", type=positive, default=3, help="rounds of all tests that count (default: 3)")
     text = "pairs of decodes of a round at each depth (default: 4)"
-    add("--pairs", type=_positive, default=4, help=text)
+    add("--pairs", type=positive, default=4, help=text)
     text = "GB/s that memory gives at least beside each pair of decodes that counts (default: 0)"
-    add("--bandwidth", type=_natural, default=0, metavar="N", help=text)
+    add("--bandwidth", type=natural, default=0, metavar="N", help=text)
     text = "folder for the models, some 10 GB (default: hypocenter-models in the user's cache)"
     add("--models", type=Path, default=_cache_folder(), help=text)
     text = "result file (default: in benchmarks/results/, by shape and processor; none with --only)"
@@ -117,18 +118,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--only", choices=tuple(SCRIPTS), help="one engine, for a quick look")
     add("--no-divergence", action="store_true", help="leave out the comparison with F32")
     return parser
-
-
-def _natural(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 7:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if _natural(text) == 0:
-        raise argparse.ArgumentTypeError("0 is too few")
-    return int(text)
 
 
 def _cache_folder() -> Path:
