@@ -23,6 +23,7 @@ from hypocenter.record.events import (
     ContractRecord,
     Declaration,
     IdsLearned,
+    Launched,
     Place,
     PlanRecord,
     Reached,
@@ -278,11 +279,14 @@ def _static(data: bytes, missing: list[Gap]) -> Iterator[Any]:
 def _in_full(
     events: list[AnyEvent], known: list[KnownLaunch], missing: list[Gap]
 ) -> list[AnyEvent]:
-    """Launches that were told in short as if they had been told in full: the newest of them."""
+    """Launches that were told in short as if they had been told in full: the newest of them.
+
+    With older ones those go that were told in full themselves, so that none is missing between two.
+    """
     by_number = {launch.id: launch for launch in known}
     seen = [event.seq for event in events if isinstance(event, Repeated)]
     first = sorted(seen)[-MAX_REPEATED] if len(seen) > MAX_REPEATED else 0
-    events = [event for event in events if not isinstance(event, Repeated) or event.seq >= first]
+    events = [event for event in events if event.seq >= first or not _may_go(event)]
     told: list[AnyEvent] = []
     num_lost = 0
     for event in events:
@@ -294,6 +298,11 @@ def _in_full(
     if num_lost:
         missing.append(Gap.damage("ring", f"it is not known what {num_lost} launches were"))
     return told
+
+
+def _may_go(event: AnyEvent) -> bool:
+    """A launch; one in a graph is kept for the replays that may follow."""
+    return isinstance(event, Repeated) or (isinstance(event, Launched) and not event.graph)
 
 
 def _with_learned_ids(events: list[AnyEvent]) -> list[AnyEvent]:
