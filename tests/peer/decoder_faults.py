@@ -52,13 +52,14 @@ def without_activation() -> Iterator[None]:
 
 @contextmanager
 def with_the_other_activation() -> Iterator[None]:
-    """gelu where the family has silu, and the other way round; in experts too.
+    """gelu where the family has silu, and the other way round; silu for the clamped gate.
 
     Where there is no gate gelu and relu2 change places.
     """
 
     def swapped(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor) -> None:
-        activation.gate(plan, gate, up, {"silu": "gelu", "gelu": "silu"}[kind], counts)
+        other = {"silu": "gelu", "gelu": "silu", "clamped": "silu"}[kind]
+        activation.gate(plan, gate, up, other, counts)
 
     def swapped_alone(plan: PlanBuilder, x: Tensor, kind: str, counts: Tensor) -> None:
         activation.activate(plan, x, {"relu2": "gelu", "gelu": "relu2"}[kind], counts)

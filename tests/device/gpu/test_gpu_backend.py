@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,17 @@ from repository import SUPPORT
 
 torch = pytest.importorskip("torch")
 from fake_torch import FakeJit, FakeTorch, RuntimeReport  # noqa: E402
+from kernel_launch import random_rows  # noqa: E402
 
 from hypocenter.config import launch_blocking  # noqa: E402
-from hypocenter.device import limits  # noqa: E402
+from hypocenter.device import devices, limits  # noqa: E402
 from hypocenter.device.gpu import torch_gpu as gpu_module  # noqa: E402
 from hypocenter.device.gpu.errors import error_name, runtime_fault  # noqa: E402
 from hypocenter.device.gpu.torch_gpu import PINNED_BYTES, TorchGpu, open_gpu  # noqa: E402
 from hypocenter.device.graph import Graph  # noqa: E402
 from hypocenter.device.limits import TABLE  # noqa: E402
 from hypocenter.errors import DeviceFault, LaunchRejected, OutOfMemory, UsageError  # noqa: E402
+from hypocenter.kernels.weights import packing  # noqa: E402
 from hypocenter.tensor import DType  # noqa: E402
 
 ILLEGAL = "an illegal memory access was encountered"
@@ -97,6 +99,34 @@ def test_memory_that_cannot_be_written_is_copied_without_a_warning(num_bytes: in
         warnings.simplefilter("error")
         device.copy_in(address, data)
     assert device.copy_out(address, num_bytes).all()
+
+
+@pytest.fixture
+def used() -> Iterator[TorchGpu]:
+    device = opened(FakeTorch())
+    devices.use_backend(device)
+    yield device
+    devices._backends.pop("cuda")
+
+
+def test_a_weight_is_packed_on_the_device_and_lies_there_as_the_host_packs_it(
+    used: TorchGpu,
+) -> None:
+    raw = random_rows(DType.Q4_K, 70, 512)[1:]  # not at the start of its memory
+    raw.setflags(write=False)
+    packed = packing.pack(raw, DType.Q4_K, 512, device="cuda")
+    assert isinstance(packed.parts[0], torch.Tensor)
+    placed = packing.place("weight", "test", packed, device="cuda")
+    expected = packing.pack(raw, DType.Q4_K, 512, device="cuda", on_host=True)
+    for part, wanted in zip(placed.data.parts[:3], expected.parts[:3], strict=True):
+        assert part.num_bytes == wanted.nbytes
+        assert used.copy_out(part.address, part.num_bytes).tobytes() == wanted.tobytes()
+
+
+def test_what_a_device_has_no_room_to_pack_is_told_as_such() -> None:
+    device = opened(FakeTorch(room=64))
+    with pytest.raises(OutOfMemory):
+        device.compute(lambda: device.scratch(np.zeros(65, np.uint8)), 65)
 
 
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.BF16, DType.I32, DType.I64,
