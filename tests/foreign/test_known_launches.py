@@ -99,10 +99,14 @@ def test_of_launches_in_short_the_newest_are_read(
     """Else a doctor would look at ten times as many as before. None is missing between two."""
     monkeypatch.setattr(ring, "MAX_REPEATED", 5)
     x = FakeTensor(Storage(0x1000, 256), (64,))
+    graph = torch.nn.Identity()  # stands for one; its launch is kept, since it may be replayed yet
+    both[0].record_capture(graph)
+    both[0].record_launch(JIT, (x, x, 99), {"BLOCK": 1}, (1,), "cuda:0", graph=graph)
+    both[0].record_captured(graph, [], "a.py:1")
     for number in range(20):
         Launching(both[0])[(1,)](x, x, number)
     given = [launch.arguments[2].value for _, launch in launches(both[0])]
-    assert given == [15, 16, 17, 18, 19]
+    assert given == [99, 15, 16, 17, 18, 19]
 
 
 def test_a_log_that_begins_anew_learns_anew(tmp_path: Path) -> None:

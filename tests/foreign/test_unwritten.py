@@ -133,6 +133,7 @@ def test_a_read_of_what_was_not_written_is_told_once(
         lambda x: torch.where(torch.arange(8) < 4, x, 0.0).sum(),
         lambda x: x.masked_fill(torch.arange(8) >= 4, 0.0).sum(),
         lambda x: x.reshape(2, 4).sum(1)[0].item(),
+        lambda x: torch.linalg.inv_ex(x[4:].reshape(2, 2)),  # of which one result is a number
         lambda x: (x.reshape(2, 4) @ torch.ones(4))[0].item(),
         lambda x: x[torch.tensor([0])],
         lambda x: torch.ones(8).sum(),
