@@ -22,21 +22,29 @@ _MAX_CHARS = 200
 
 def values_of(tensor: Any, number: int, dtype: str) -> Values:
     """What a tensor holds; it is waited for where a GPU has it."""
-    data = tensor.detach().cpu().contiguous().numpy().tobytes()
-    return Values(number, dtype, tuple(tensor.shape), data)
+    return Values(number, dtype, tuple(tensor.shape), _bytes_of(tensor))
+
+
+def _bytes_of(tensor: Any) -> bytes:
+    held = tensor.detach().cpu().contiguous()
+    return ctypes.string_at(held.data_ptr(), held.numel() * held.element_size())
 
 
 def mark_undefined(torch: Any, attempt: Callable[..., None]) -> None:
     """Fill what nobody has written in new tensors of floats with UNDEFINED, which is NaN.
 
-    Only memory of the host, for launches that Triton's interpreter runs on it.
+    Not what is made while a graph is captured: it would be filled at each replay.
     """
 
     def mark(original: Any) -> Any:
         @functools.wraps(original)
         def make(*args: Any, **options: Any) -> Any:
             tensor = original(*args, **options)
-            if tensor.device.type == "cpu" and tensor.dtype.is_floating_point:
+            kind = tensor.device.type
+            is_kept = kind == "cpu" or (
+                kind == "cuda" and not torch.cuda.is_current_stream_capturing()
+            )
+            if is_kept and tensor.dtype.is_floating_point:
                 attempt(tensor.untyped_storage().fill_, UNDEFINED)
             return tensor
 
@@ -52,12 +60,12 @@ def mark_undefined(torch: Any, attempt: Callable[..., None]) -> None:
 
 
 def undefined_in(tensor: Any, number: int, dtype: str) -> list[Values]:
-    """Which elements of a contiguous tensor of the host nobody has written, if there are any.
+    """Which elements of a tensor nobody has written, if there are any.
 
     The others are zeros in it: what a program computes with is its own business.
     """
     width = tensor.element_size()
-    data = bytearray(ctypes.string_at(tensor.data_ptr(), tensor.numel() * width))
+    data = bytearray(_bytes_of(tensor))
     undefined = bytes([UNDEFINED]) * width
     if undefined not in data:
         return []

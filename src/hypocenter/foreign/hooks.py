@@ -65,7 +65,7 @@ def module_loaded(module: Any) -> None:
         _watch_the_end()
         _watch_waits(module)
         _State.graphs.watch(module)
-        if os.environ.get("TRITON_INTERPRET") == "1" and Environment.read().trace:
+        if Environment.read().trace:
             mark_undefined(module, _attempt)
             watch_reads(module, _reads, _attempt)
     elif module.__name__ == "triton.runtime.jit":
@@ -87,7 +87,10 @@ def module_loaded(module: Any) -> None:
 
 
 def _reads() -> SeenReads | None:
-    return _State.recorder.reads if _State.recorder is not None else None
+    """None while a graph is captured, of which a copy to the host would be a part."""
+    if _State.recorder is None or _State.graphs.captured_into is not None:
+        return None
+    return _State.recorder.reads
 
 
 def recorder() -> ForeignRecorder | None:
@@ -98,7 +101,10 @@ def recorder() -> ForeignRecorder | None:
             _State.is_off = True
             return None
         _State.recorder = ForeignRecorder(
-            environment.run_dir, sees_frees=_storages_are_kept(), is_guarded=_is_guarded_run()
+            environment.run_dir,
+            sees_frees=_storages_are_kept(),
+            is_guarded=_is_guarded_run(),
+            looks_closely=environment.trace,
         )
         atexit.register(_close)
     return _State.recorder

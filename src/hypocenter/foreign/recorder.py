@@ -24,7 +24,13 @@ from hypocenter.foreign.argument_facts import (
 from hypocenter.foreign.known_launches import KnownLaunches, Looked
 from hypocenter.foreign.run_log import STATIC_BYTES, RunLog
 from hypocenter.foreign.seen_graphs import SeenGraphs, Segment
-from hypocenter.foreign.seen_memory import INTEGERS, Given, SeenMemory
+from hypocenter.foreign.seen_memory import (
+    FLOATS,
+    INTEGERS,
+    MAX_LOOKED_AT_BYTES,
+    Given,
+    SeenMemory,
+)
 from hypocenter.foreign.seen_reads import SeenReads
 from hypocenter.record import ring
 from hypocenter.record.catalogue import sources_of
@@ -76,7 +82,8 @@ class ForeignRecorder:
     """Records one process; raises what goes wrong, which `hooks.py` keeps to itself.
 
     `sees_frees`: torch's object for a storage lives as long as the storage, and can be watched.
-    `is_guarded`: what a launch was is asked for when it has come back.
+    `is_guarded`: what a launch was is asked for when it has come back. `looks_closely`: what small
+    tensors of a GPU hold is read back before each launch.
     """
 
     def __init__(
@@ -86,7 +93,9 @@ class ForeignRecorder:
         *,
         sees_frees: bool = True,
         is_guarded: bool = False,
+        looks_closely: bool = False,
     ) -> None:
+        self._looks_closely = looks_closely
         self._log = RunLog(base, static_bytes)
         self.reads = SeenReads(self._record_read)
         self._memory = SeenMemory(self._log, self.reads, sees_frees=sees_frees)
@@ -122,8 +131,12 @@ class ForeignRecorder:
         self._log.begin_anew()
         self._begin()
         for name, limits in self._devices.items():
-            self._log.static(DeviceRecord(name=name, limits=limits))
+            self._tell_device(name, limits)
         self._graphs.write_again()
+
+    def _tell_device(self, name: str, limits: Any) -> None:
+        is_read_back = self._looks_closely and name != INTERPRETER
+        self._log.static(DeviceRecord(name=name, limits=limits, is_read_back=is_read_back))
 
     @property
     def folder(self) -> Path:
@@ -159,6 +172,7 @@ class ForeignRecorder:
         `end`. Returns how it was told, but for one that was told in short.
         """
         with self._lock:
+            self.reads.is_in_launch = True
             log = self._log
             if log.is_full or self._memory.has_news:
                 self._make_room(graph)
@@ -166,18 +180,21 @@ class ForeignRecorder:
             log.writer.header[ring.CELL_STEP] = log.num_launches
             if device not in self._devices:
                 limits = self._devices[device] = ask_limits() if ask_limits else None
-                self._log.static(DeviceRecord(name=device, limits=limits))
+                self._tell_device(device, limits)
             kernel = self._kernels.get(id(jit)) or self._new_kernel(jit)
             size = (grid,) if isinstance(grid, int) else tuple(map(int, grid))
             told: Looked | bool = False
-            if device != INTERPRETER and graph is None and not self._is_guarded:
+            is_short = not (self._is_guarded or self._looks_closely)
+            if device != INTERPRETER and graph is None and is_short:
                 where = (kernel.number, device, stream, site)
                 types = self._memory.tensor_types
                 told = self._launches.tell(where, kernel.constants, args, options, size, types)
                 if told is True:
                     return None
             num_seen = self._memory.num_tensors
-            kept = Given(kernel.names, device, caller, [], [])
+            # A copy to the host is no part of a graph.
+            may_look = self._looks_closely and device != INTERPRETER and graph is None
+            kept = Given(kernel.names, device, caller, [], [], may_look)
             record = self._describe(kernel, args, options, size, kept, site, stream)
             number = self._graphs.number_of(graph) if graph is not None else 0
             event = Launched(
@@ -254,7 +271,8 @@ class ForeignRecorder:
     def record_guarded(
         self, made: Launched, faults: Sequence[AccessFault], given: Mapping[str, Any]
     ) -> None:
-        """Accesses of a launch were masked off; `given` are its tensors, whose integers are kept.
+        """Accesses of a launch were masked off; `given` are its tensors, of which what a kernel may
+        find its way by is kept: integers, and small ones of floats.
 
         Of a tensor that the launch itself has changed the later values are all there is, but where
         Triton's interpreter ran it.
@@ -267,7 +285,8 @@ class ForeignRecorder:
                 if argument.tensor is None or tensor is None or argument.tensor in held:
                     continue
                 kind = dtype_of(tensor.dtype)
-                if kind in INTEGERS and 0 < tensor.numel() * tensor.element_size() <= GUARD_BYTES:
+                most = GUARD_BYTES if kind in INTEGERS else MAX_LOOKED_AT_BYTES * (kind in FLOATS)
+                if 0 < tensor.numel() * tensor.element_size() <= most:
                     held[argument.tensor] = values_of(tensor, argument.tensor, kind)
             if held:
                 self._log.hold(made.step, made.seq, tuple(held.values()))

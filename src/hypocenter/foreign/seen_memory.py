@@ -38,12 +38,13 @@ from hypocenter.record.events import (
 )
 from hypocenter.tensor import span_of
 
-MAX_VALUE_BYTES, MAX_BLOCKS = 4096, 4096
-#: The most that is kept of a tensor in part of which nobody has written.
-MAX_UNDEFINED_BYTES = 1 << 16
+MAX_BLOCKS = 4096
+#: The most that is kept of a tensor of integers of the host; and where a run is looked at closely,
+#: of any such tensor, and of one in part of which nobody has written.
+MAX_VALUE_BYTES, MAX_LOOKED_AT_BYTES = 4096, 1 << 16
 
 INTEGERS = frozenset({"I8", "I16", "I32", "I64", "U8"})
-_FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
+FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +75,8 @@ class Storage:
 class Given:
     """What a launch on `device` is given: what its tensors hold, if that is kept, and their memory.
 
-    `names` are the kernel's parameters, and `caller` is the frame of the launch.
+    `names` are the kernel's parameters, and `caller` is the frame of the launch. `may_look`: what
+    tensors of a GPU hold is read back.
     """
 
     names: tuple[str, ...]
@@ -82,6 +84,7 @@ class Given:
     caller: FrameType | None
     values: list[Values]
     storages: list[Storage]
+    may_look: bool = False
 
     def spelling_of(self, parameter: str) -> str:
         """How the program spells what it passes; else whose parameter it is."""
@@ -175,10 +178,8 @@ class SeenMemory:
         number = record.id
         if cast is None and known.reference is not None:
             self.tensor_types.add(type(tensor))
-        if where == INTERPRETER and (kind := dtype_of(tensor.dtype)) in INTEGERS:
-            self._hold(tensor, number, kind, given.values)
-        elif where == INTERPRETER and kind in _FLOATS:
-            self._hold_undefined(tensor, number, kind, given.values)
+        if where == INTERPRETER or (given.may_look and where == given.device):
+            self._look_into(tensor, number, given)
         return ArgumentRecord(parameter, number, cast)
 
     def blocks(self, device: str, blocks: list[tuple[int, int, bool]]) -> None:
@@ -268,18 +269,18 @@ class SeenMemory:
         self._log.keep_event(made)
         return made
 
-    def _hold(self, tensor: Any, number: int, dtype: str, held: list[Values]) -> None:
-        """What a small integer tensor of the host holds: kernels find their way by such."""
-        num_bytes = tensor.numel() * tensor.element_size()
-        if 0 < num_bytes <= MAX_VALUE_BYTES and all(value.tensor != number for value in held):
-            held.append(values_of(tensor, number, dtype))
-
-    def _hold_undefined(self, tensor: Any, number: int, dtype: str, held: list[Values]) -> None:
-        """A tensor of floats in part of which still stands what nobody has written."""
-        num_bytes = tensor.numel() * tensor.element_size()
-        is_held = any(value.tensor == number for value in held)
-        if is_held or not 0 < num_bytes <= MAX_UNDEFINED_BYTES or not tensor.is_contiguous():
+    def _look_into(self, tensor: Any, number: int, given: Given) -> None:
+        """Keep what a small tensor of integers holds: kernels find their way by such. Of floats
+        keep in which elements there still is what nobody has written."""
+        kind, num_bytes = dtype_of(tensor.dtype), tensor.numel() * tensor.element_size()
+        if not num_bytes or any(value.tensor == number for value in given.values):
             return
-        if undefined := undefined_in(tensor, number, dtype):
-            held += undefined
+        if kind in INTEGERS:
+            most = MAX_LOOKED_AT_BYTES if given.may_look else MAX_VALUE_BYTES
+            if num_bytes <= most:
+                given.values.append(values_of(tensor, number, kind))
+            return
+        is_small = num_bytes <= MAX_LOOKED_AT_BYTES and tensor.is_contiguous()
+        if kind in FLOATS and is_small and (undefined := undefined_in(tensor, number, kind)):
+            given.values += undefined
             self._reads.look_at(tensor, number)

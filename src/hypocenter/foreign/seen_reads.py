@@ -1,7 +1,7 @@
 """Sees torch read elements of a launch's output that nobody has written, in a run with `--suspect`.
 
-For programs that Triton's interpreter runs on the CPU, where `mark_undefined` has filled new memory
-of floats. Only tensors that a launch was given while they held such elements are looked at.
+`mark_undefined` has filled new memory of floats. Only tensors that a launch was given while they
+held such elements are looked at.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SeenReads:
             return
         for tensor in _read_by(operation, args, keywords):
             number = self._numbers.get(tensor.untyped_storage())
-            if number is not None and undefined_in(tensor.contiguous(), number, ""):
+            if number is not None and undefined_in(tensor, number, ""):
                 del self._numbers[tensor.untyped_storage()]
                 self._tell(number, name.removeprefix("aten::"), caller_of_now()[1])
 
@@ -94,10 +94,10 @@ def _is_one_number(result: Any) -> bool:
 
 
 def _read_by(operation: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Iterator[Any]:
-    """The tensors of the host whose elements an operation reads: no views, nothing it writes."""
+    """The tensors whose elements an operation reads: no views, nothing it writes."""
     for at, argument in enumerate(operation._schema.arguments):
         value = args[at] if at < len(args) else keywords.get(argument.name)
         if argument.alias_info is None:
             for part in value if isinstance(value, list | tuple) else (value,):
-                if hasattr(part, "untyped_storage") and part.device.type == "cpu":
+                if hasattr(part, "untyped_storage") and part.device.type in ("cpu", "cuda"):
                     yield part

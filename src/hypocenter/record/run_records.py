@@ -39,12 +39,14 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An opened device; `limits` are the fields of `device/limits.py:GpuLimits`.
 
-    `slot` is the number under which its marks write, None where it has none.
+    `slot` is the number under which its marks write, None where it has none. `is_read_back`: what
+    small tensors of a program held there was read before each launch.
     """
 
     name: str
     limits: dict[str, int | str | tuple[int, int, int]] | None = None
     slot: int | None = None
+    is_read_back: bool = False
 
 
 class CheckRecord(msgspec.Struct, frozen=True):

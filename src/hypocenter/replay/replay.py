@@ -32,7 +32,7 @@ from hypocenter.replay.findings import (
 )
 from hypocenter.replay.headroom import MAX_PROGRAMS, GivenUp, Threshold, thresholds
 from hypocenter.replay.memory import CheckedMemory
-from hypocenter.replay.sites import kernel_frames, site_of
+from hypocenter.replay.sites import kernel_frames, site_of, state_of
 
 #: Seconds of the processor that a program may take: another process that is busy costs it none.
 PROGRAM_SECONDS = 60.0
@@ -328,6 +328,8 @@ class _Run:
         if watched is None:
             self._repetition = watched = _Repetition()
             self.memory.on_access = watched.note
+        elif watched.has_no_access and late <= _WATCHED_SHARE * self._program_seconds:
+            watched.note_state(state_of(kernel_frames()))
         elif late > _WATCHED_SHARE * self._program_seconds:
             seconds = f"{self._program_seconds:g} s of processor time"
             if not watched.is_circle:
@@ -340,9 +342,13 @@ class _Run:
             frames = kernel_frames()
             raise ProgramNeverEnds(
                 self.jit.__name__,
-                f"program {self._program} is not done after {seconds} and repeats the same "
-                "accesses with the same values: its loop has no end, or it waits for a later "
-                "program, and programs run one after another here",
+                f"program {self._program} is not done after {seconds} and "
+                + (
+                    "comes again and again to the same line with the same values"
+                    if watched.has_no_access
+                    else "repeats the same accesses with the same values: its loop has no end, or "
+                    "it waits for a later program, and programs run one after another here"
+                ),
                 site_of(frames[0]) if frames else None,
             )
 
@@ -361,22 +367,34 @@ class _Repetition:
     """The accesses of one program from some moment on."""
 
     def __init__(self) -> None:
-        self._known: set[tuple[str, int, int]] = set()
+        self._known: set[object] = set()
         self._num_seen = self._num_since_new = 0
+        #: Until the first access, what names stand for at each step is looked at instead.
+        self.has_no_access = True
 
     def note(self, operation: str, pointers: Array, values: Array) -> None:
         """An access of these addresses, and what was read or written there."""
+        if self.has_no_access:
+            self.has_no_access = False
+            self._known.clear()
+            self._num_seen = self._num_since_new = 0
+        self._count((operation, hash(pointers.tobytes()), hash(values.tobytes())))
+
+    def note_state(self, state: object) -> None:
+        """Where a program is that has made no access, and what its names stand for there."""
+        self._count(state)
+
+    def _count(self, seen: object) -> None:
         self._num_seen += 1
-        access = (operation, hash(pointers.tobytes()), hash(values.tobytes()))
-        if access in self._known or len(self._known) >= _MAX_KNOWN:
-            self._num_since_new += access in self._known
+        if seen in self._known or len(self._known) >= _MAX_KNOWN:
+            self._num_since_new += seen in self._known
             return
-        self._known.add(access)
+        self._known.add(seen)
         self._num_since_new = 0
 
     @property
     def is_circle(self) -> bool:
-        """Whether the same accesses come again and again, with the same values, and no new one.
+        """Whether the same comes again and again, with the same values, and nothing new.
 
         Nothing changes then unless another program changes it.
         """

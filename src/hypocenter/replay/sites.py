@@ -43,6 +43,19 @@ def kernel_frames() -> list[FrameType]:
     return frames if frame is not None else []
 
 
+def state_of(frames: Sequence[FrameType]) -> object:
+    """Equal for moments at which a kernel is at one place and all its names stand for the same."""
+    return tuple(
+        (frame.f_lasti, *((name, _held_by(value)) for name, value in frame.f_locals.items()))
+        for frame in frames
+    )
+
+
+def _held_by(value: Any) -> object:
+    data = getattr(getattr(value, "handle", None), "data", None)
+    return data.tobytes() if data is not None else repr(value)
+
+
 def site_of(frame: FrameType) -> Site:
     return site_at(frame.f_code, frame.f_lasti)
 

@@ -36,6 +36,10 @@ _DEVICE_VALUES = Gap.not_recorded(
     "it was not copied, so a kernel that finds its way by such values was replayed with zeros "
     "there; TRITON_INTERPRET=1 and CPU tensors show those",
 )
+_SMALL_VALUES = Gap.not_recorded(
+    "what tensors held, but for integers of up to 65536 bytes outside of captures of graphs; the "
+    "others were replayed as zeros"
+)
 _HOST_VALUES = Gap.not_recorded(
     "what tensors held, but for integers of up to 4096 bytes; the others were replayed as zeros"
 )
@@ -66,7 +70,9 @@ def unseen(run: ring.Run) -> Iterator[Gap]:
         return
     devices = {event.launch.device for event in made}
     is_interpreted = devices == {"interpreter"}
-    yield from (_INTERPRETER, _HOST_VALUES) if is_interpreted else (_DEVICE_VALUES,)
+    is_read_back = any(device.is_read_back for device in run.devices)
+    of_device = _SMALL_VALUES if is_read_back else _DEVICE_VALUES
+    yield from (_INTERPRETER, _HOST_VALUES) if is_interpreted else (of_device,)
     yield from (_LIBRARIES, _MEMORY)
     num_lost = made[-1].step - len(made)
     if num_lost > 0:

@@ -392,8 +392,10 @@ def _meaning(case: Case, stopped: _Stop, solution: Any, shown: str) -> tuple[Cau
     bound = f"{solution.target} ends at {solution.largest}" if solution.largest is not None else ""
     has = f"{solution.target} has {rows} rows" if solution.largest == rows - 1 else bound
     last = solution.largest if solution.largest is not None else rows - 1
+    # What indices of the engine's own kernels are for is known by their names.
+    names = () if case.is_foreign else (entry.argument, solution.target)
     return (
-        index_cause(solution.value, entry.argument, solution.target),
+        index_cause(solution.value, *names),
         f"{shown} is {_value(solution)}, but {has}",
         f"Keep {entry.argument} inside 0 to {last}",
         here,

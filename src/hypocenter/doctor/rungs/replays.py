@@ -303,7 +303,9 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport)
     if classified is None:
         return None
     judged, green = classified, None
-    for possible in (*classified.sooner, classified):
+    zeros = zeros_behind(case, use, finding)
+    is_made_up = finding.kind is FindingKind.RACE and bool(zeros)
+    for possible in () if is_made_up else (*classified.sooner, classified):
         if (green := _green(rung, use, finding, possible)) is not None:
             judged = possible
             break
@@ -330,7 +332,8 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport)
             NAME,
             red,
             *evidence,
-            "no single fact was found with which the replay is clean",
+            f"{zeros} was replayed as zeros, and all of them lead to one place" * is_made_up
+            or "no single fact was found with which the replay is clean",
             would_refute="a clean replay",
             kernel=launch.kernel,
             argument=argument,
@@ -350,7 +353,7 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport)
         expression=judged.expression,
         place=use.place,
         finding=finding,
-        zeros=zeros_behind(case, use, finding),
+        zeros=zeros,
     )
     number = use.place.launch if use.place is not None else 0
     return proven(

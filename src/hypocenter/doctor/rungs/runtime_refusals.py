@@ -201,7 +201,8 @@ def _of_assertion(refusal: DeviceAssert, site: str, case: Case) -> RootCause:
         words in refusal.condition for words in _OF_AN_INDEX
     )
     of = _INDEXING.get(refusal.function)
-    who = f"{refusal.function}, which {of} runs," if of else refusal.function
+    kernel = _asserting(case, refusal)
+    who = f"{kernel}, which {of} runs," if of else kernel
     threads = f" and {refusal.num_threads - 1} more threads" if refusal.num_threads > 1 else ""
     where = f" in block {refusal.block}, thread {refusal.thread}{threads}" if refusal.block else ""
     blocking = case.bundle.environment.get("CUDA_LAUNCH_BLOCKING") == "1"
@@ -219,7 +220,7 @@ def _of_assertion(refusal: DeviceAssert, site: str, case: Case) -> RootCause:
         cause=Cause.INDEX_RANGE if is_index else Cause.DEVICE_ASSERT,
         sentence=f"{who} asserts {refusal.condition}, which did not hold{where}",
         fix=f"{what}{again}",
-        kernel=refusal.function,
+        kernel=kernel,
         argument="index" if is_index else None,
         file=refusal.file,
         line=refusal.line,
@@ -231,3 +232,17 @@ def _of_assertion(refusal: DeviceAssert, site: str, case: Case) -> RootCause:
             f"the same check holds for such: {refusal.condition}",
         ),
     )
+
+
+def _asserting(case: Case, refusal: DeviceAssert) -> str:
+    """The kernel that asserts; the code of Triton's does not say which it is, but their text."""
+    if refusal.function != "unknown":
+        return refusal.function
+    launched = (
+        use.launch.kernel
+        for use in reversed(case.launches)
+        if (source := case.sources.get(use.launch.source)) is not None
+        and "device_assert" in source.text
+        and refusal.condition in source.text
+    )
+    return next(launched, refusal.function)

@@ -9,6 +9,7 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.linear.quantise_gpu import leads, store_rounded
+from hypocenter.kernels.rowwise.norm_gpu import warps_of_norm
 from hypocenter.kernels.shared_gpu import as_offset, follow, lead
 
 
@@ -88,6 +89,7 @@ def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None
         facts=facts,
         # As where it is rounded at once: the compiler might round otherwise.
         enable_fp_fusion=False,
+        num_warps=warps_of_norm(plan, width),
         BLOCK=triton.next_power_of_2(width),
     )
 
@@ -106,6 +108,7 @@ def add_rounded(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any])
         facts=facts,
         # A product and a sum rounded once would not be what the norm by itself rounds twice.
         enable_fp_fusion=False,
+        num_warps=warps_of_norm(plan, width),
         HAS_FRAGMENTS=fragments is not None,
         LEADS=leads(facts),
         BLOCK=max(triton.next_power_of_2(width), 128),

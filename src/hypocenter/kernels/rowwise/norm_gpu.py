@@ -72,6 +72,15 @@ def rms_norm_round_kernel(
     )
 
 
+def warps_of_norm(plan: PlanBuilder, width: int) -> int:
+    """Warps of a program that norms a row of so many columns, however its results are stored.
+
+    They decide in which order squares are added, so a norm and its rounded form have as many. On an
+    H100 16 took 3 % less of a step of an 8B model than 4.
+    """
+    return 16 if width >= 2048 and plan.device.startswith("cuda") else 4
+
+
 def add(
     plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], count: int, accumulate: bool
 ) -> None:
@@ -86,6 +95,7 @@ def add(
         facts=facts,
         # As where it is rounded at once: the compiler might round otherwise.
         enable_fp_fusion=False,
+        num_warps=warps_of_norm(plan, width),
         ACCUMULATE=accumulate,
         BLOCK=triton.next_power_of_2(width),
     )
@@ -104,6 +114,7 @@ def add_rounded(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any])
         facts=facts,
         # A product and a sum rounded once would not be what the norm by itself rounds twice.
         enable_fp_fusion=False,
+        num_warps=warps_of_norm(plan, width),
         HAS_FRAGMENTS=fragments is not None,
         LEADS=leads(facts),
         BLOCK=max(triton.next_power_of_2(width), 128),

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.mask_text import MaskEdit, accesses_at, bound_edits, is_bounded, strict_edits
-from hypocenter.doctor.rungs.replaying.replay_cause import ReplayCause, TextEdit
+from hypocenter.doctor.rungs.replaying.replay_cause import (
+    MakeCorrection,
+    ReplayCause,
+    TextEdit,
+    place_of,
+)
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.record.events import SourceRecord
+from hypocenter.record.events import SourceRecord, TensorRecord
 from hypocenter.replay.findings import Finding, Site
 
 #: Conditions that are tried for one access; each is a replay.
@@ -75,3 +81,40 @@ def _scalars(use: LaunchMade) -> list[str]:
 
 def _text_edit(source: SourceRecord, edit: MaskEdit, text: str) -> TextEdit:
     return TextEdit(text, msgspec.structs.replace(source, text=edit.text))
+
+
+def by_one_causes(
+    finding: Finding,
+    tensor: TensorRecord,
+    site: Site,
+    guard: tuple[int, str] | None,
+    extent: int,
+    width: float,
+) -> Iterator[ReplayCause]:
+    """One element too many, or one row: with room for that the replay is clean.
+
+    `guard` is line and text of the mask, `extent` what the tensor holds, in elements of `width`
+    bytes.
+    """
+    name = finding.argument or ""
+    if finding.number != extent:
+        return
+    steps = {"element": 1} | ({"row": max(tensor.strides)} if len(tensor.shape) > 1 else {})
+    masked = {"file": site.file, "line": guard[0], "expression": guard[1]} if guard else None
+    for what, step in steps.items():
+        text = f"room for one {what} more behind {name}"
+        yield ReplayCause(
+            Cause.OFF_BY_ONE,
+            f"Let the mask end 1 earlier: `{guard[1]}` lets one {what} too many through"
+            if guard
+            else f"End one {what} earlier at {name}",
+            (f"the access is masked, by line {guard[0]}: {guard[1]}",)
+            if guard
+            else (f"one {what}, and no mask",),
+            ((text, _room(name, int((extent + step) * width))),),
+            **(masked or place_of(site)),
+        )
+
+
+def _room(name: str, num_bytes: int) -> Callable[[MakeCorrection], Mapping[str, Any]]:
+    return lambda make: {name: make(num_bytes=num_bytes)}

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,25 +80,29 @@ def scalars_in(use: LaunchMade, finding: Finding, text: str = "") -> list[str]:
 
 
 def causes_sooner_than_room(
-    use: LaunchMade, finding: Finding, extent: int, guard: str, site: Site | None
+    use: LaunchMade, finding: Finding, sizes: Iterable[int], guard: str, site: Site | None
 ) -> tuple[ReplayCause, ...]:
     """What may be to blame for a masked access outside, rather than the buffer: a number of
-    elements that was passed, or programs that have no row of their own."""
+    elements that was passed, or programs that have no row of their own.
+
+    `sizes` are what a number that is right may be: elements, rows, columns of the tensor.
+    """
     if use.launch.facts or not guard:
         return ()
     counts = [
         ReplayCause(
             Cause.BAD_SCALAR,
-            f"Pass at most {extent} for {name}, which is what {finding.argument} holds",
+            f"Pass at most {size} for {name}, which is what {finding.argument} holds",
             (f"the mask is `{guard}`",),
             (),
             **place_of(site),
             argument=name,
             in_kernel=False,
             scalar=name,
-            largest=extent,
+            largest=size,
         )
         for name in scalars_in(use, finding, guard)
+        for size in sizes
     ]
     program, grid = finding.program or (0, 0, 0), use.launch.grid
     axes = [axis for axis, size in enumerate(grid) if 0 < program[axis] < size]

@@ -10,13 +10,19 @@ from typing import Any
 from hypocenter.doctor.case import Case, array_of
 from hypocenter.doctor.causes import Cause, index_cause
 from hypocenter.doctor.kernel_text import (
+    follows_what_it_loads,
     guard_line,
     is_index_in,
     is_masked,
     line_text,
     program_line,
 )
-from hypocenter.doctor.rungs.replaying.mask_causes import bounded_masks, lacks_bound, strict_masks
+from hypocenter.doctor.rungs.replaying.mask_causes import (
+    bounded_masks,
+    by_one_causes,
+    lacks_bound,
+    strict_masks,
+)
 from hypocenter.doctor.rungs.replaying.replay_cause import (
     MakeCorrection,
     ReplayCause,
@@ -24,6 +30,7 @@ from hypocenter.doctor.rungs.replaying.replay_cause import (
     place_of,
     scalars_in,
 )
+from hypocenter.doctor.rungs.replaying.stride_causes import wrong_strides
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord, TensorRecord
 from hypocenter.replay.findings import AXES, Finding, FindingKind, Site
@@ -57,6 +64,8 @@ def classify(
     if finding.is_overflow:
         return _overflow(case, use, finding)
     if finding.kind is FindingKind.OUT_OF_BOUNDS and tensor is not None:
+        if not tensor.address:  # torch's tensors of no elements
+            return _null(finding, tensor, site)
         return _outside(case, use, finding, tensor, site)
     if finding.kind is FindingKind.ELEMENT_WIDTH and tensor is not None:
         return _other_width(finding, tensor, site, all_of_them)
@@ -189,7 +198,8 @@ def _outside(
     width = tensor.extent_bytes / max(span_of(tensor.shape, tensor.strides), 1)
     extent = span_of(tensor.shape, tensor.strides)
     number = finding.number if finding.number is not None else extent
-    room = 2 * tensor.extent_bytes + int(max(number, 0) * width) + 4096
+    beyond_bytes = int((max(number, 0) + finding.num_lanes) * width)
+    room = 2 * tensor.extent_bytes + beyond_bytes + 4096
     grown = (
         f"room for {int(room / max(width, 1))} elements behind {name}",
         lambda make: {name: make(num_bytes=room)},
@@ -207,26 +217,44 @@ def _outside(
     guard = guard_line(source, site.line) if source and site else None
     if (found := _index_of(case, use, finding, tensor, number)) is not None:
         return found
+    if leader := _led_by(case, use, finding):
+        return ReplayCause(
+            Cause.INDEX_RANGE,
+            f"Keep what is worked out from {leader} inside {name}: it led to element {number} of "
+            f"{extent}",
+            (f"the address is worked out from what {leader} holds",),
+            (grown,),
+            **place_of(site),
+            argument=leader,
+        )
     # Another access of the same line may have the mask that this one has not.
     has_mask = is_masked(site.expression) if site and site.expression else "mask" in line
     distance = number - extent + 1 if number >= 0 else -number
     side = "past the last" if number >= 0 else "before the first"
     beyond = f"element {number} of {extent}: {distance} {side}"
+    sizes = dict.fromkeys((extent, *tensor.shape))
     sooner = causes_sooner_than_room(
-        use, finding, extent, guard[1] if has_mask and guard else "", site
+        use, finding, sizes, guard[1] if has_mask and guard else "", site
     )
     is_free = False
     if source is not None and site is not None and not use.launch.facts:
         inclusive = strict_masks(source, finding, site)
         unbounded = bounded_masks(use, source, finding, site)
+        is_free = lacks_bound(source, finding, site)
+        by_one = by_one_causes(finding, tensor, site, guard if has_mask else None, extent, width)
         sooner = tuple(
             replace(cause, evidence=(beyond, *cause.evidence))
-            for cause in (*inclusive, *sooner, *unbounded)
+            for cause in (
+                *inclusive,
+                *wrong_strides(use, source, finding, tensor, site),
+                *sooner,
+                *unbounded,
+                *(() if is_free else by_one),
+            )
         )
-        is_free = lacks_bound(source, finding, site)
     # Of a program's own kernel a replay says whether `<` is right; `strict_masks` has that.
     is_loose = bool(use.launch.facts and guard and _LOOSE.search(guard[1]))
-    is_near = number in (extent, -1) or lanes <= 1 or is_loose
+    is_near = (number in (extent, -1) or lanes <= 1 or is_loose) and bool(use.launch.facts)
     if has_mask and guard and is_near and not is_free:
         return ReplayCause(
             Cause.OFF_BY_ONE,
@@ -240,7 +268,7 @@ def _outside(
             guard[1],
             sooner=sooner,
         )
-    if not has_mask and number in (extent, -1) and lanes <= 1:
+    if not has_mask and is_near and lanes <= 1:
         return ReplayCause(
             Cause.OFF_BY_ONE,
             f"End one element earlier at {name}",
@@ -284,22 +312,27 @@ def _index_of(
         return None
     for parameter, other in case.tensors_of(use.launch).items():
         recorded = case.index.values_of(other.id, use.seq)
-        if recorded is None or parameter == name or not is_index_in(source, access, parameter):
+        if recorded is None or parameter == name or not recorded.dtype.startswith(("I", "U")):
+            continue
+        is_index = is_index_in(source, access, parameter)
+        if not is_index and not follows_what_it_loads(source, parameter):
             continue
         entries = dict(zip(_indices(recorded.shape), array_of(recorded).flat, strict=False))
-        bad = {at: int(value) for at, value in entries.items() if not 0 <= value < bound}
+        # What only says where a loop or a mask ends may be as large as the tensor is.
+        most = bound - 1 if is_index else bound
+        bad = {at: int(value) for at, value in entries.items() if not 0 <= value <= most}
         # An entry that is added to a row's start is known by its value at the faulty lane.
         seen = {value for value in finding.values.values() if type(value) is int}
-        own = [value for value in bad.values() if value == wanted or value in seen]
+        own = [v for v in bad.values() if v in seen or (is_index and v == wanted)]
         if not own:
             continue
         at = next(at for at, value in bad.items() if value == own[0])
         shown = f"{parameter}[{', '.join(map(str, at))}]"
         others = f", and {len(bad) - 1} others" if len(bad) > 1 else ""
         return ReplayCause(
-            index_cause(own[0], parameter, name),
-            f"Keep {parameter} inside 0 to {bound - 1}: {name} has {bound} entries"
-            if own[0] == wanted
+            index_cause(own[0]),
+            f"Keep {parameter} inside 0 to {most}: {name} has {bound} entries"
+            if own[0] == wanted or not is_index
             else f"Keep {parameter} inside {name}: of {shown} = {own[0]} the address is "
             f"element {number}",
             (f"{shown} = {own[0]}, but {name} has {bound} entries",),
@@ -308,6 +341,18 @@ def _index_of(
             argument=parameter,
         )
     return None
+
+
+def _led_by(case: Case, use: LaunchMade, finding: Finding) -> str:
+    """A tensor of floats, recorded, from which the address of an access is worked out."""
+    source = case.sources.get(use.launch.source)
+    access = finding.sites[-1].expression if finding.sites else ""
+    for parameter, tensor in case.tensors_of(use.launch).items():
+        is_known = case.index.values_of(tensor.id, use.seq) is not None
+        is_float = not tensor.dtype.startswith(("I", "U"))
+        if source and is_known and is_float and is_index_in(source, access, parameter):
+            return parameter
+    return ""
 
 
 def _elements(
@@ -337,7 +382,7 @@ def _elsewhere(finding: Finding, tensor: TensorRecord, site: Site | None) -> Rep
 
 def _null(finding: Finding, tensor: TensorRecord | None, site: Site | None) -> ReplayCause:
     name = finding.argument or ""
-    num_bytes = max(tensor.extent_bytes if tensor else 0, 4096)
+    num_bytes = max(tensor.extent_bytes if tensor else 0, 4096 + 8 * finding.num_lanes)
     return ReplayCause(
         Cause.NULL_POINTER,
         f"Pass a tensor for {name}",

@@ -1,0 +1,352 @@
+"""Programs with a planted fault, as people write them: what one command names of each.
+
+`python benchmarks/doctor_corpus.py [OUT]` with torch and Triton; on a GPU if torch sees one, else
+in Triton's interpreter, which leaves out what only a GPU has. Each program of `corpus/` is run
+twice: as it stands, where cause, kernel, line and argument must be named as in `TRUTH`, and
+healthy (`right`), where nothing may be found. Nor may it of those in `corpus/healthy`.
+`--sanitizer` adds what NVIDIA's compute-sanitizer says of the programs as they stand. Prints a
+table, and leaves `doctor_corpus.json` in OUT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAMS = ROOT / "benchmarks" / "corpus"
+MAX_SECONDS, DEADLINE_SECONDS = 180, 15
+#: Of those in `corpus/healthy` what only a GPU has.
+HEALTHY_ON_GPU = ("captured_steps", "two_streams")
+SANITIZERS, SANITIZER_SECONDS = ("memcheck", "racecheck", "initcheck"), 40
+
+
+class Truth(NamedTuple):
+    """What is to be named: one of `causes`, `kernel`, a line with `text`, one of `arguments`.
+
+    `options` are those of `hypo doctor` that a user would take for what the program does on a GPU.
+    """
+
+    causes: tuple[str, ...]
+    kernel: str = ""
+    text: str = ""
+    arguments: tuple[str, ...] = ()
+    options: tuple[str, ...] = ("--again",)
+    needs_gpu: bool = False
+
+
+SUSPECT = ("--suspect",)
+HANGS = ("--deadline", str(DEADLINE_SECONDS))
+PLAIN: tuple[str, ...] = ()
+
+_OVERFLOW = ("offset overflow",)
+_MASK = ("missing tail mask", "off by one", "scalar out of range", "buffer too small")
+_INDEX = ("index out of range", "sentinel consumed")
+_RACE = ("race between programs",)
+
+TRUTH = {
+    "cache_rows": Truth(_OVERFLOW, "copy_row", "row * stride", ("cache_ptr", "stride")),
+    "page_offset": Truth(_OVERFLOW, "gather_pages", "page * page_elements", ("pages_ptr",)),
+    "vocabulary_logits": Truth(_OVERFLOW, "pick_logit", "row * vocab_size", ("logits_ptr",)),
+    "moving_pointer": Truth(_OVERFLOW, "walk", "step * step_rows * stride", ("x_ptr",)),
+    "head_offset": Truth(_OVERFLOW, "first_of_heads", "* length * head_dim", ("x_ptr",)),
+    "softmax_tail": Truth(_MASK, "softmax", "num_columns + column, y)", ("out_ptr",)),
+    "norm_tail": Truth(_MASK, "layer_norm", "tl.load(x_ptr", ("x_ptr",)),
+    "matmul_depth": Truth(_MASK, "matmul", "tl.load(", ("a_ptr", "b_ptr", "K")),
+    "bias_mask": Truth(_MASK, "add_bias", "column <= width", ("x_ptr", "bias_ptr", "width")),
+    "causal_convolution": Truth(
+        (*_MASK, "access outside its tensor"), "convolve", "mask=at < length", ("x_ptr",)
+    ),
+    "transpose_mask": Truth(
+        _MASK, "transpose", "", ("x_ptr", "out_ptr", "num_rows", "num_columns")
+    ),
+    "grid_too_large": Truth(_MASK, "double", "tl.load(x_ptr", ("x_ptr",)),
+    "stencil_edge": Truth(_MASK, "smooth", "x_ptr + i + 1", ("x_ptr", "n")),
+    "last_group": Truth(_MASK, "scale_groups", "tl.load(x_ptr + at)", ("x_ptr", "out_ptr")),
+    "embedding_row": Truth(_INDEX, "embed", "tl.load(table_ptr", ("ids_ptr",)),
+    "ignored_label": Truth(_INDEX, "cross_entropy", "* vocab_size + label", ("labels_ptr",)),
+    "padded_slot": Truth(_INDEX, "write_keys", "tl.store(cache_ptr", ("slots_ptr",)),
+    "table_behind_end": Truth(
+        (*_INDEX, "off by one", "buffer too small", "scalar out of range"), "sum_pages",
+        "tl.load(", ("table_ptr", "MORE", "lengths_ptr"),
+    ),
+    "position_behind_table": Truth(_INDEX, "turn", "tl.load(cos_ptr", ("positions_ptr",)),
+    "last_bin": Truth(_INDEX, "count", "tl.atomic_add", ("x_ptr",)),
+    "padded_expert": Truth(_INDEX, "count_experts", "tl.atomic_add", ("experts_ptr",)),
+    "no_adapter": Truth(_INDEX, "add_adapter", "tl.load(adapters_ptr", ("which_ptr",)),
+    "sequence_ends": Truth(
+        (*_INDEX, "scalar out of range"), "sum_sequences", "tl.load(x_ptr", ("starts_ptr",)
+    ),
+    "short_positions": Truth(
+        ("dtype width",), "turn_rows", "tl.pointer_type(tl.int32)", ("positions_ptr",)
+    ),
+    "narrow_indices": Truth(
+        ("dtype width",), "gather_wide", "tl.pointer_type(tl.int64)", ("ids_ptr",)
+    ),
+    "half_scales": Truth(
+        ("dtype width",), "scale_rows", "tl.pointer_type(tl.float32)", ("scales_ptr",)
+    ),
+    "mask_of_bytes": Truth(
+        ("dtype width",), "fill_where", "tl.pointer_type(tl.int32)", ("mask_ptr",)
+    ),
+    "sliced_rows": Truth(
+        ("wrong stride", "scalar out of range", "missing tail mask"), "sum_columns",
+        "tl.load(x_ptr + row * stride", ("stride", "x_ptr", "num_rows"),
+    ),
+    "transposed_weight": Truth(
+        ("wrong stride", "scalar out of range"), "matvec", "tl.load(w_ptr",
+        ("w_ptr", "row_stride", "column_stride"),
+    ),
+    "stride_in_bytes": Truth(
+        ("wrong stride", "scalar out of range"), "copy_rows", "row * stride", ("x_ptr", "stride")
+    ),
+    "expanded_out": Truth(_RACE, "add_row_number", "tl.store(at", ("x_ptr",), SUSPECT),
+    "half_as_wide": Truth(
+        ("buffer too small", "scalar out of range", "missing tail mask"), "gate_halves",
+        "tl.store(out_ptr", ("out_ptr", "width"),
+    ),
+    "workspace_for_fewer": Truth(
+        ("buffer too small", "missing tail mask"), "partial_sums", "tl.store(partial_ptr",
+        ("partial_ptr",),
+    ),
+    "histogram_race": Truth(_RACE, "count_plain", "tl.store(bins_ptr", ("bins_ptr",), SUSPECT),
+    "split_depth": Truth(_RACE, "split_matvec", "tl.store(y_ptr", ("y_ptr",), SUSPECT),
+    "shifted_in_place": Truth(_RACE, "shift", "tl.", ("x_ptr", "out_ptr"), SUSPECT),
+    "overlapping_tiles": Truth(_RACE, "number_windows", "tl.store", ("out_ptr",), SUSPECT),
+    "last_block_sums": Truth(_RACE, "sum_blocks", "partial_ptr", ("partial_ptr",), SUSPECT),
+    "same_slot_twice": Truth(
+        _RACE, "scatter_rows", "tl.store(out_ptr", ("out_ptr", "slots_ptr"), SUSPECT
+    ),
+    "running_sum": Truth(_RACE, "block_sums", "out_ptr + start", ("out_ptr",), SUSPECT),
+    "fresh_accumulator": Truth(
+        ("uninitialised read",), "accumulate", "tl.load(out_ptr", ("out_ptr",), SUSPECT
+    ),
+    "tail_not_written": Truth(
+        ("output not written",), "double_blocks", "", ("out_ptr",), SUSPECT
+    ),
+    "statistics_of_few": Truth(
+        ("uninitialised read", "output not written"), "", "", ("most_ptr",), SUSPECT
+    ),
+    "padding_read": Truth(
+        ("uninitialised read",), "largest", "pitch + column)", ("x_ptr",), SUSPECT
+    ),
+    "lock_not_released": Truth(("endless loop",), "add_locked", "while", (), HANGS),
+    "step_of_nothing": Truth(("endless loop",), "walk_to", "at", (), HANGS),
+    "waits_for_flag": Truth(("endless loop",), "consume", "while", (), HANGS),
+    "cpu_tensor": Truth(("host pointer",), "lookup", "", ("table_ptr",), PLAIN, needs_gpu=True),
+    "empty_residual": Truth(
+        ("null pointer", "buffer too small"), "add_residual", "", ("residual_ptr",)
+    ),
+    "rows_in_z": Truth(("grid over the limit",), "negate", "", (), PLAIN, needs_gpu=True),
+    "unlike_shapes": Truth(("kernel does not compile",), "add_blocks", "x + y", (), PLAIN),
+    "asserted_index": Truth(("assertion of a kernel", "index out of range"), "checked_gather"),
+    "false_hint": Truth(("misalignment",), "sum_hinted", "tl.multiple_of", (), SUSPECT),
+    "graph_input_freed": Truth(
+        ("captured pointer freed",), "scale", "", ("x_ptr",), PLAIN, needs_gpu=True
+    ),
+    "graph_workspace_grown": Truth(
+        ("captured pointer freed",), "partial_sums", "", ("work_ptr",), SUSPECT, needs_gpu=True
+    ),
+    "listed_addresses": Truth(
+        ("wild pointer", "use after free"), "add_listed", "tl.load(pointer", ("list_ptr",),
+        needs_gpu=True,
+    ),
+    "resized_storage": Truth(("null pointer", "use after free"), "dot", "", ("w_ptr",)),
+    "tile_too_large": Truth(
+        ("shared memory over the limit",), "product", "", (), PLAIN, needs_gpu=True
+    ),
+    "torch_embedding": Truth(
+        ("assertion of a kernel", "index out of range"), "", "", ("index",), PLAIN, needs_gpu=True
+    ),
+    "compiled_lookup": Truth(("index out of range",), "triton_", needs_gpu=True),
+    "print_in_capture": Truth(
+        ("call not allowed during capture",), "", ".item()", (), PLAIN, needs_gpu=True
+    ),
+    "even_heuristic": Truth(_MASK, "add_vectors", "x_ptr + at) + tl.load(y_ptr", ()),
+    "tuned_without_mask": Truth(
+        _MASK, "square", "tl.load(x_ptr + at)", ("x_ptr", "out_ptr"), needs_gpu=True
+    ),
+    "fewer_keys": Truth(
+        (*_MASK, *_INDEX), "attend", "tl.load(k_ptr", ("k_ptr", "v_ptr", "num_keys")
+    ),
+    "smaller_batch": Truth(_MASK, "normalise", "tl.", ("x_ptr", "out_ptr")),
+    "quantised_tail": Truth(_MASK, "unpack", "tl.load(codes_ptr", ("codes_ptr", "n")),
+    "sampled_beyond": Truth(_INDEX, "largest_logit", "tl.load(names_ptr", ("logits_ptr",)),
+}  # fmt: skip
+
+
+def main() -> None:
+    options = _options()
+    out, work = Path(options.out), Path(tempfile.mkdtemp(prefix="doctor-corpus-"))
+    out.mkdir(parents=True, exist_ok=True)
+    is_gpu, begun = _sees_a_gpu(), time.monotonic()
+    healthy = sorted(path.stem for path in (PROGRAMS / "healthy").glob("*.py"))
+    chosen = options.only.split(",") if options.only else [*TRUTH, *healthy]
+    faulty = [name for name in chosen if name in TRUTH and (is_gpu or not TRUTH[name].needs_gpu)]
+    healthy = [name for name in chosen if name in healthy]
+    healthy = [name for name in healthy if is_gpu or name not in HEALTHY_ON_GPU]
+    runs = [
+        *((name, False) for name in faulty),
+        *((name, True) for name in (*faulty, *healthy)),
+    ]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        rows = list(pool.map(lambda run: examine(*run, is_gpu=is_gpu, work=work), runs))
+        found: dict[str, Any] = {
+            "device": "gpu" if is_gpu else "interpreter",
+            "faulty": rows[: len(faulty)],
+            "healthy": rows[len(faulty) :],
+        }
+        _write(found, out)
+        print(f"{time.monotonic() - begun:.0f} seconds; bundles are in {work}", flush=True)
+        if options.sanitizer:
+            found["sanitizer"] = dict(zip(faulty, pool.map(_sanitized, faulty), strict=True))
+            _write(found, out)
+
+
+def _write(found: dict[str, Any], out: Path) -> None:
+    (out / "doctor_corpus.json").write_text(json.dumps(found, indent=1))
+    print("\n".join(table(found)), flush=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("out", nargs="?", default=os.environ.get("OUT", "doctor-corpus"))
+    parser.add_argument("--only", default="", help="programs, separated by commas")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    parser.add_argument("--sanitizer", action="store_true", help="compute-sanitizer beside it")
+    return parser.parse_args()
+
+
+def _sees_a_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _environment(is_gpu: bool, work: Path) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+    interpreted = {} if is_gpu else {"TRITON_INTERPRET": "1"}
+    return {**os.environ, "PYTHONPATH": path, "TMPDIR": str(work), **interpreted}
+
+
+def examine(name: str, twin: bool, *, is_gpu: bool, work: Path) -> dict[str, Any]:
+    """Run one program under the doctor; a row of the table. `twin`: it is healthy."""
+    truth, folder = TRUTH.get(name), work / (f"{name}-right" if twin else name)
+    folder.mkdir()
+    options = truth.options if truth else SUSPECT
+    if not is_gpu and options not in (HANGS, PLAIN):
+        options = SUSPECT
+    file = (PROGRAMS if truth else PROGRAMS / "healthy") / f"{name}.py"
+    program = [sys.executable, str(file), *(["right"] if twin and truth else [])]
+    command = [sys.executable, "-m", "hypocenter", "doctor", "--json", *options]
+    command += ["--out", str(folder / "bundle"), "--", *program]
+    begun, ran = time.monotonic(), None
+    with suppress(subprocess.TimeoutExpired):
+        ran = subprocess.run(
+            command, cwd=folder, env=_environment(is_gpu, folder), capture_output=True, text=True,
+            timeout=MAX_SECONDS, check=False,
+        )  # fmt: skip
+    (folder / "stderr.txt").write_text(ran.stderr if ran else "it took too long")
+    (folder / "report.json").write_text(ran.stdout if ran else "")
+    row: dict[str, Any] = {
+        "program": name,
+        "options": options,
+        "seconds": round(time.monotonic() - begun, 1),
+        "exit_code": ran.returncode if ran else None,
+        "roots": _roots(ran.stdout if ran else ""),
+    }
+    if twin or truth is None:
+        # It ends by itself, and no cause is told; without --suspect there is no report at all.
+        return row | {"is_right": not row["roots"] and row["exit_code"] == 0}
+    return row | _judged(row["roots"], truth, file)
+
+
+def _roots(text: str) -> list[dict[str, Any]] | None:
+    """The causes of a report; None where there is no report."""
+    with suppress(ValueError, LookupError):
+        keys = ("cause", "kernel", "argument", "file", "line", "sentence")
+        last = text.rstrip().rfind("\n{")
+        report = json.loads(text[last + 1 :] if last >= 0 else text[text.find("{") :])
+        return [{key: root.get(key) for key in keys} for root in report["roots"]]
+    return None
+
+
+def _judged(roots: list[dict[str, Any]] | None, truth: Truth, program: Path) -> dict[str, Any]:
+    """What of the first cause is right; `is_right` if all of it is."""
+    root = roots[0] if roots else {}
+    lines = program.read_text().splitlines()
+    right = {at for at, text in enumerate(lines, 1) if truth.text and truth.text in text}
+    is_own = str(root.get("file") or "").endswith(program.name)
+    found = {
+        "cause_right": root.get("cause") in truth.causes,
+        "kernel_right": truth.kernel in (root.get("kernel") or ""),
+        "line_right": not right or not is_own or root.get("line") in right,
+        "argument_right": not truth.arguments or root.get("argument") in truth.arguments,
+    }
+    return found | {"is_right": all(found.values())}
+
+
+def _sanitized(name: str) -> dict[str, bool | None]:
+    """Which tools of compute-sanitizer report the program as it stands; None: it took too long."""
+    return {tool: _reports(name, tool) for tool in SANITIZERS}
+
+
+def _reports(name: str, tool: str) -> bool | None:
+    command = ["compute-sanitizer", "--tool", tool, sys.executable, str(PROGRAMS / f"{name}.py")]
+    with suppress(subprocess.TimeoutExpired, OSError):
+        ran = subprocess.run(
+            command, env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+            capture_output=True, text=True, timeout=SANITIZER_SECONDS, check=False,
+        )  # fmt: skip
+        summary = re.findall(r"SUMMARY: (\d+) ", ran.stdout + ran.stderr)
+        return bool(summary and int(summary[-1]))
+    return None
+
+
+def table(found: dict[str, Any]) -> Iterator[str]:
+    """One line a program, and the totals."""
+    marks = {True: "yes", False: "NO", None: "-"}
+    twins = {row["program"]: row for row in found["healthy"]}
+    beside = found.get("sanitizer", {})
+    yield f"{'program':<24}{'right':<7}{'twin':<6}{'s':>6}  {'/'.join(SANITIZERS):<30}found"
+    for row in found["faulty"]:
+        root = (row["roots"] or [{}])[0]
+        what = " ".join(str(root.get(k) or "") for k in ("cause", "kernel", "argument", "line"))
+        wrong = [key[:-6] for key in row if key.endswith("_right") and not row[key]]
+        wrong = [key for key in wrong if key != "is"]
+        said = "/".join(marks[told] for told in beside.get(row["program"], {}).values()) or "-"
+        twin = twins[row["program"]]
+        yield (
+            f"{row['program']:<24}{marks[row['is_right']]:<7}{marks[twin['is_right']]:<6}"
+            f"{row['seconds']:>6}  {said:<30}{what}{f'  {wrong}' if wrong else ''}"
+        )
+    for row in found["healthy"]:
+        if not row["is_right"]:
+            told = [(root["cause"], root["kernel"], root["line"]) for root in row["roots"] or []]
+            yield f"healthy {row['program']}: exit code {row['exit_code']}, {told}"
+    faulty, healthy = found["faulty"], found["healthy"]
+    seconds = [row["seconds"] for row in faulty]
+    yield (
+        f"{sum(row['is_right'] for row in faulty)} of {len(faulty)} named rightly; "
+        f"{sum(not row['is_right'] for row in healthy)} of {len(healthy)} healthy programs not; "
+        f"median {statistics.median(seconds) if seconds else 0:.1f} s"
+    )
+    for at, tool in enumerate(SANITIZERS) if beside else ():
+        number = sum(bool(list(by.values())[at]) for by in beside.values())
+        yield f"{tool}: {number} of {len(faulty)} reported"
+
+
+if __name__ == "__main__":
+    main()
