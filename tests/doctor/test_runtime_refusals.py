@@ -5,11 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 import runtime_words as texts
+from bundles import Run
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.record.bundle import Bundle
+from hypocenter.record.events import FOREIGN, Launched
 from hypocenter.watch.fault_text import fault_in
 
 
@@ -104,3 +106,22 @@ def test_the_line_of_an_assertion_is_blamed_only_when_launches_were_waited_for()
     assert root.culprit is not None
     assert root.culprit.place == "/home/ann/train.py:61"
     assert "CUDA_LAUNCH_BLOCKING" not in root.fix
+
+
+def test_an_assertion_that_names_no_kernel_is_that_of_the_launch_whose_text_has_it() -> None:
+    run = Run()
+    run.tensor("x", "F32", 64, owner=FOREIGN)
+    for name, text in (
+        ("checks", 'tl.device_assert(x > 0, "ids lie inside")'),
+        ("says", '"ids lie inside"'),
+        ("other", "pass"),
+    ):
+        run.step += 1
+        source = f"@triton.jit\ndef {name}_kernel(x):\n    {text}\n"
+        run.emit(Launched, launch=run.launch(name, {}, {"x": "x"}, source=source, grid=(1,)))
+    stderr = texts.ASSERTIONS.replace("indexSelectLargeIndex", "unknown").replace(
+        "srcIndex < srcSelectDimSize", "ids lie inside"
+    )
+    bundle = run.bundle(fault_in(stderr, 1, None))
+    [root] = diagnose(msgspec.structs.replace(bundle, stderr=stderr)).roots
+    assert (root.cause, root.kernel) == (Cause.DEVICE_ASSERT, "checks")

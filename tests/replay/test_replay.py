@@ -416,6 +416,20 @@ def test_a_slow_program_is_told_from_one_that_never_ends(monkeypatch: pytest.Mon
     assert told.value.site is None  # no line of it is to blame
 
 
+def test_a_loop_that_touches_no_memory_is_seen_to_go_in_circles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replay_module, "PROGRAM_SECONDS", 0.4)
+    steps = {"steps_ptr": torch.tensor([4, 0], dtype=torch.int32), "out_ptr": torch.zeros(2)}
+    assert check(kernels.walks_to_an_end, 1, **steps, end=10**3).coverage.is_complete
+    with pytest.raises(ProgramNeverEnds, match="to the same line with the same values") as told:
+        check(kernels.walks_to_an_end, 2, **steps, end=10**3)
+    assert told.value.site is not None
+    slow = {**steps, "steps_ptr": torch.ones(1, dtype=torch.int32)}
+    with pytest.raises(ProgramTooSlow, match="still gets on"):
+        check(kernels.walks_to_an_end, 1, **slow, end=10**8)
+
+
 def test_time_that_others_had_of_the_processor_counts_for_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

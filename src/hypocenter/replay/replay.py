@@ -202,6 +202,7 @@ class _Run:
         self._program = (0, 0, 0)
         self._program_started = 0.0
         self._repetition: _Repetition | None = None
+        self._opened: Interpretation | None = None
         self._num_steps = 0
         self._values: dict[str, Any] = {}
         self.has_block_pointers = False
@@ -274,6 +275,8 @@ class _Run:
         self._program = (number % x, number // x % y, number // x // y)
         self._program_started = time.thread_time()
         self._repetition, self.memory.on_access = None, None
+        opened.watch_closely(False)
+        self._opened = opened
         self.memory.begin(self._program)
         try:
             opened.run(self.jit, self._values, self._program)
@@ -328,6 +331,8 @@ class _Run:
         if watched is None:
             self._repetition = watched = _Repetition()
             self.memory.on_access = watched.note
+            if self._opened is not None:
+                self._opened.watch_closely(True)
         elif watched.has_no_access and late <= _WATCHED_SHARE * self._program_seconds:
             watched.note_state(state_of(kernel_frames()))
         elif late > _WATCHED_SHARE * self._program_seconds:

@@ -22,6 +22,8 @@ from hypocenter.package import is_below
 _interp: Any = interpreter()
 _Handle: Any = _interp.TensorHandle
 
+#: Steps after which is asked whether a program goes on, as a rule and where it is watched closely.
+STEPS_BETWEEN, STEPS_BETWEEN_CLOSE = 4096, 1
 _NARROW = {np.dtype(kind): np.iinfo(kind) for kind in ("i1", "u1", "i2", "u2", "i4", "u4")}
 
 
@@ -46,7 +48,8 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
     """Triton's InterpreterBuilder for one memory; `steps` counts integer operations and accesses.
 
     Before each access `memory.exact` is set to the Exact of its pointers, or None. `on_step` is
-    called now and then (each 4096 steps) and may raise to end a program that never would.
+    called now and then (each `steps_between` steps, a power of two) and may raise to end a program
+    that never would.
     """
 
     def __init__(self, memory: Any, on_step: Callable[[], None]) -> None:
@@ -55,12 +58,12 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
         plain: Any = _interp.InterpreterOptions()
         self.options = dataclasses.replace(plain, sanitize_overflow=False)
         self.memory = memory
-        self.steps = 0
+        self.steps, self.steps_between = 0, STEPS_BETWEEN
         self._on_step = on_step
 
     def step(self) -> None:
         self.steps += 1
-        if not self.steps & 4095:
+        if not self.steps & (self.steps_between - 1):
             self._on_step()
 
     # -- integers, and what they would be -------------------------------------------------------

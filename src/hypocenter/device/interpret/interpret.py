@@ -20,7 +20,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from hypocenter.device.interpret import block_pointers
-from hypocenter.device.interpret.builder import Builder, Exact, scalar
+from hypocenter.device.interpret.builder import (
+    STEPS_BETWEEN,
+    STEPS_BETWEEN_CLOSE,
+    Builder,
+    Exact,
+    scalar,
+)
 from hypocenter.device.interpret.libdevice import LIBDEVICE
 from hypocenter.device.interpret.libdevice_types import result_type
 from hypocenter.device.interpret.loops import counting
@@ -111,6 +117,10 @@ class Interpretation:
         """Integer operations and accesses so far: a measure of work that no clock disturbs."""
         return int(self._builder.steps)
 
+    def watch_closely(self, closely: bool) -> None:
+        """Whether `on_step` of `interpreting` is called after few operations."""
+        self._builder.steps_between = STEPS_BETWEEN_CLOSE if closely else STEPS_BETWEEN
+
     def make_block_ptr(self, *args: Any, **options: Any) -> block_pointers.BlockPointer:
         """tl.make_block_ptr."""
         self.has_block_pointers = True
@@ -177,7 +187,7 @@ def interpreting(
     """Open Triton's language for running kernels in Python; restores it whatever happens.
 
     One at a time in a process: raises UsageError when one is open already, in this thread or in
-    another. `on_step` is called each 4096 operations and may raise.
+    another. `on_step` is called each 4096 operations, or more often if asked, and may raise.
     """
     if not _BUSY.acquire(blocking=False):
         raise UsageError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hypocenter.device.devices import has_wide_tiles
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import triton
 from hypocenter.kernels.contract import Contract
@@ -24,6 +25,8 @@ from hypocenter.tensor import DType, Tensor
 
 #: Weights that the kernels for few rows take.
 _MOST = 3
+#: Of a thread of such a kernel, for codes with minima on smaller GPUs of NVIDIA's.
+_MOST_REGISTERS = 80
 
 
 def takes_several(num_rows: int, dtype: DType, device: str) -> bool:
@@ -116,6 +119,9 @@ def _codes(plan: PlanBuilder, shared: dict[str, Any], products: Sequence[Product
             **shared,
         )
         return
+    if plan.device.startswith("cuda") and not has_wide_tiles(plan.device):
+        # The compiler would rather spill two than take more than 64.
+        shared |= {"maxnreg": _MOST_REGISTERS} if shared["HAS_MINIMA"] else {}
     tiles = _tiles(products, form.outputs)
     x = rounded if fragments is None else fragments
     plan.add_gpu(

@@ -1,0 +1,211 @@
+"""Accesses outside of a program's own tensors, by what leads there: strides, counts, indices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from bundles import Run
+
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Diagnosis, Verdict
+from hypocenter.doctor.doctor import diagnose
+from hypocenter.record.bundle import Snapshot
+from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, Launched, Values
+from hypocenter.record.fault_record import FaultRecord
+
+ROWS = """@triton.jit
+def rows_kernel(x, out, row_stride, column_stride, width, B: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, B)
+    v = tl.load(x + row * row_stride + at * column_stride, mask=at < width)
+    tl.store(out + row * width + at, v, mask=at < width)
+"""
+KEYS = """@triton.jit
+def keys_kernel(k, out, num_keys, D: tl.constexpr, B: tl.constexpr):
+    key = tl.arange(0, B)
+    live = key < num_keys
+    at = key[:, None] * D + tl.arange(0, D)[None, :]
+    v = tl.load(k + at, mask=live[:, None], other=0.0)
+    tl.store(out + tl.arange(0, D), tl.sum(v, axis=0))
+"""
+ENDS = """@triton.jit
+def ends_kernel(x, ends, out, B: tl.constexpr):
+    row = tl.program_id(0)
+    first, last = tl.load(ends + row), tl.load(ends + row + 1)
+    total = tl.zeros([B], tl.float32)
+    for start in range(first, last, B):
+        at = start + tl.arange(0, B)
+        total += tl.load(x + at, mask=at < last, other=0.0)
+    tl.store(out + row, tl.sum(total, axis=0))
+"""
+COUNTS = """@triton.jit
+def counts_kernel(experts_ptr, counts_ptr, n, B: tl.constexpr):
+    at = tl.arange(0, B)
+    expert = tl.load(experts_ptr + at, mask=at < n, other=0)
+    tl.atomic_add(counts_ptr + expert, 1, mask=at < n)
+"""
+LARGEST = """@triton.jit
+def largest_kernel(x, names, out, B: tl.constexpr):
+    v = tl.load(x + tl.arange(0, B))
+    found = tl.argmax(v, axis=0)
+    tl.store(out, tl.load(names + found))
+"""
+SCATTER = """@triton.jit
+def scatter_kernel(x, slots, out, D: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, D)
+    slot = tl.load(slots + row)
+    tl.store(out + slot * D + at, tl.load(x + row * D + at))
+"""
+ADD = """@triton.jit
+def add_kernel(x, y, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(x + at, tl.load(x + at, mask=at < n) + tl.load(y + at, mask=at < n), mask=at < n)
+"""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a program of anybody's; `held` is what some of its tensors held."""
+
+    text: str
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+    scalars: dict[str, int] = field(default_factory=dict)
+    grid: tuple[int, ...] = (1,)
+    constants: dict[str, int] = field(default_factory=dict)
+    held: dict[str, Any] = field(default_factory=dict)
+
+    def diagnosis(self) -> Diagnosis:
+        run = Run()
+        for name, (dtype, shape) in self.tensors.items():
+            run.tensor(name, dtype, *shape, owner=FOREIGN)
+        run.step += 1
+        launch = run.launch(
+            self.text.split("def ")[1].split("_kernel")[0],
+            {},
+            {name: name for name in self.tensors} | self.scalars,
+            source=self.text,
+            grid=self.grid,
+            constants=self.constants,
+        )
+        run.emit(Launched, launch=launch)
+        bundle = run.bundle(FaultRecord(kind="none", message=""))
+        values = tuple(
+            Values(run.tensors[name].id, self.tensors[name][0], array.shape, array.tobytes())
+            for name, array in self.held.items()
+        )
+        snapshot = Snapshot(1, OUTSIDE_PLANS, run.seq, values)
+        bundle = msgspec.structs.replace(bundle, snapshots=(snapshot,) if values else ())
+        return diagnose(bundle, allow_source=True)
+
+
+F32, I32 = "F32", "I32"
+
+
+def rows(row_stride: int, column_stride: int = 1) -> Launch:
+    return Launch(
+        ROWS,
+        {"x": (F32, (20, 48)), "out": (F32, (20, 48))},
+        {"row_stride": row_stride, "column_stride": column_stride, "width": 48},
+        (20,),
+        {"B": 64},
+    )
+
+
+def keys(num_keys: int) -> Launch:
+    tensors = {"k": (F32, (20, 16)), "out": (F32, (16,))}
+    return Launch(KEYS, tensors, {"num_keys": num_keys}, (1,), {"D": 16, "B": 32})
+
+
+def ends(*held: int) -> Launch:
+    tensors = {"x": (F32, (90,)), "ends": (I32, (4,)), "out": (F32, (3,))}
+    return Launch(ENDS, tensors, {}, (3,), {"B": 32}, {"ends": np.array(held, np.int32)})
+
+
+def counts(last: int) -> Launch:
+    held = np.array([0, 1, 2, 3, 0, 1, 2, last], np.int32)
+    tensors = {"experts_ptr": (I32, (8,)), "counts_ptr": (I32, (4,))}
+    return Launch(COUNTS, tensors, {"n": 8}, (1,), {"B": 8}, {"experts_ptr": held})
+
+
+def largest(at: int) -> Launch:
+    held = np.zeros(64, np.float32)
+    held[at] = 1
+    tensors = {"x": (F32, (64,)), "names": (I32, (60,)), "out": (I32, (1,))}
+    return Launch(LARGEST, tensors, {}, (1,), {"B": 64}, {"x": held})
+
+
+def residual(num_elements: int) -> Launch:
+    tensors = {"x": (F32, (100,)), "y": (F32, (num_elements,))}
+    return Launch(ADD, tensors, {"n": 100}, (2,), {"B": 64})
+
+
+CASES: dict[str, tuple[Launch, Cause, str, str]] = {
+    "a stride in bytes": (rows(192), Cause.WRONG_STRIDE, "row_stride", "row_stride = 48"),
+    "strides exchanged": (
+        rows(1, 48), Cause.WRONG_STRIDE, "row_stride", "row_stride = 48 and column_stride = 1",
+    ),
+    "more keys than there are": (keys(32), Cause.BAD_SCALAR, "num_keys", "num_keys = 20"),
+    "one row of keys too many": (keys(21), Cause.BAD_SCALAR, "num_keys", "num_keys = 20"),
+    "an end behind the last": (ends(0, 30, 60, 95), Cause.INDEX_RANGE, "ends", "ends[3] = 0"),
+    "a bin behind the last": (counts(4), Cause.INDEX_RANGE, "experts_ptr", "experts_ptr[7] = 0"),
+    "a bin before the first": (
+        counts(-1), Cause.SENTINEL_CONSUMED, "experts_ptr", "experts_ptr[7] = 0",
+    ),
+    "an index made of floats": (largest(61), Cause.INDEX_RANGE, "x", "room for"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_leads_outside_is_named_and_put_right(name: str) -> None:
+    launch, cause, argument, change = CASES[name]
+    [root] = launch.diagnosis().roots
+    assert (root.cause, root.argument) == (cause, argument)
+    assert root.proof.corrected.startswith(change)
+    assert "no such finding" in root.proof.green
+
+
+HEALTHY = {
+    "strides": rows(48), "keys": keys(20), "ends": ends(0, 30, 60, 90), "counts": counts(3),
+    "largest": largest(59), "residual": residual(100),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_the_same_launch_with_what_is_right_has_no_cause(name: str) -> None:
+    assert not HEALTHY[name].diagnosis().roots
+
+
+def test_a_tensor_of_no_elements_is_a_null_pointer(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Run.tensor
+
+    def tensor(self: Run, name: str, *facts: Any, **options: Any) -> Any:
+        record = made(self, name, *facts, **options)
+        if name == "y":  # as torch has it
+            self.tensors[name] = record = msgspec.structs.replace(record, address=0, extent_bytes=0)
+        return record
+
+    monkeypatch.setattr(Run, "tensor", tensor)
+    [root] = residual(0).diagnosis().roots
+    assert (root.cause, root.argument) == (Cause.NULL_POINTER, "y")
+
+
+def test_programs_that_only_meet_because_indices_are_zeros_prove_no_race() -> None:
+    tensors = {"x": (F32, (6, 16)), "slots": (I32, (6,)), "out": (F32, (12, 16))}
+    unknown = Launch(SCATTER, tensors, {}, (6,), {"D": 16})
+    diagnosis = unknown.diagnosis()
+    assert not diagnosis.roots
+    [told] = [one for one in diagnosis.hypotheses if one.cause is Cause.PROGRAM_RACE]
+    assert told.verdict is Verdict.INCONCLUSIVE
+    assert "slots of scatter was replayed as zeros" in told.evidence[-1]
+    for slots, causes in (([5, 1, 3, 5, 2, 0], [Cause.PROGRAM_RACE]), ([5, 1, 3, 4, 2, 0], [])):
+        known = Launch(SCATTER, tensors, {}, (6,), {"D": 16}, {"slots": np.array(slots, np.int32)})
+        assert [root.cause for root in known.diagnosis().roots] == causes

@@ -1,0 +1,130 @@
+"""A run with `--suspect` on a GPU: what small tensors hold is read back before each launch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fake_gpu_tensors import FakeTensor, Launching, Storage
+
+from hypocenter.foreign.argument_facts import UNDEFINED, mark_undefined
+from hypocenter.foreign.recorder import ForeignRecorder
+from hypocenter.record import ring
+from hypocenter.record.bundle import Snapshot
+from hypocenter.record.events import Launched
+from hypocenter.record.trace_log import read_trace
+from hypocenter.watch.foreign_runs import unseen
+
+
+class Held(FakeTensor):
+    """A tensor of a GPU that is not there; what it holds comes from memory of the host."""
+
+    num_reads = 0
+
+    def __init__(self, address: int, held: torch.Tensor) -> None:
+        num_bytes = held.numel() * held.element_size()
+        super().__init__(Storage(address, num_bytes), tuple(held.shape), held.dtype)
+        self.held = held
+
+    def numel(self) -> int:
+        return self.held.numel()
+
+    def is_contiguous(self) -> bool:
+        return True
+
+    def detach(self) -> Held:
+        return self
+
+    def cpu(self) -> torch.Tensor:
+        Held.num_reads += 1
+        return self.held
+
+
+class Graph:
+    """Stands for a graph of torch's."""
+
+
+@pytest.fixture
+def looking(tmp_path: Path) -> ForeignRecorder:
+    Held.num_reads = 0
+    return ForeignRecorder(tmp_path, looks_closely=True)
+
+
+def held_by(recorder: ForeignRecorder) -> list[Snapshot]:
+    return list(read_trace(recorder.folder).snapshots)
+
+
+def unwritten(*shape: int) -> torch.Tensor:
+    """As `mark_undefined` leaves new memory."""
+    made = torch.empty(*shape)
+    made.untyped_storage().fill_(UNDEFINED)
+    return made
+
+
+def test_small_tensors_are_read_before_each_launch(looking: ForeignRecorder) -> None:
+    ids, out = torch.arange(6, dtype=torch.int32), unwritten(4)
+    out[1] = 5
+    launch = Launching(looking)
+    for number in range(2):  # the second is like the first, and is told in full all the same
+        ids[0] = 40 + number
+        launch[(2,)](Held(0x1000, ids), Held(0x2000, out), 6)
+    first, second = held_by(looking)
+    for snapshot, number in ((first, 40), (second, 41)):
+        integers, floats = snapshot.values
+        assert torch.frombuffer(bytearray(integers.data), dtype=torch.int32)[0] == number
+        written = torch.frombuffer(bytearray(floats.data), dtype=torch.float32)
+        assert written.isnan().tolist() == [True, False, True, True]
+        assert written[1] == 0  # what it is, is the program's own business
+    run = ring.read_run(looking.folder)
+    assert sum(isinstance(event, Launched) for event in run.events) == 2
+    [device] = run.devices
+    assert device.is_read_back
+    assert any("integers of up to 65536 bytes" in gap.what for gap in unseen(run))
+
+
+def test_nothing_is_read_while_a_graph_is_captured_nor_of_large_tensors(
+    looking: ForeignRecorder,
+) -> None:
+    launch = Launching(looking)
+    large = Held(0x1000, torch.zeros(1 << 15, dtype=torch.int32))
+    launch[(2,)](large, large, 6)
+    launch.graph = Graph()
+    looking.record_capture(launch.graph)
+    small = Held(0x2000, torch.zeros(4, dtype=torch.int32))
+    launch[(2,)](small, small, 6)
+    assert Held.num_reads == 0
+    assert held_by(looking) == []
+
+
+def test_a_run_that_is_not_suspected_reads_nothing_of_a_gpu(tmp_path: Path) -> None:
+    Held.num_reads = 0
+    recorder = ForeignRecorder(tmp_path)
+    small = Held(0x2000, torch.zeros(4, dtype=torch.int32))
+    Launching(recorder)[(2,)](small, small, 6)
+    assert Held.num_reads == 0
+    assert not ring.read_run(recorder.folder).devices[0].is_read_back
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_capturing", "is_filled"),
+    [("cpu", False, True), ("cuda", False, True), ("cuda", True, False), ("cpu", True, True)],
+)
+def test_new_memory_is_filled_but_not_in_a_graph(
+    kind: str, is_capturing: bool, is_filled: bool
+) -> None:
+    filled: list[Any] = []
+    storage = SimpleNamespace(fill_=filled.append)
+    made = SimpleNamespace(
+        device=torch.device(kind), dtype=torch.float32, untyped_storage=lambda: storage
+    )
+    cuda = SimpleNamespace(is_current_stream_capturing=lambda: is_capturing)
+    fake = SimpleNamespace(
+        empty=lambda: made, empty_like=None, empty_strided=None, cuda=cuda,
+        Tensor=SimpleNamespace(new_empty=None),
+    )  # fmt: skip
+    mark_undefined(fake, lambda do, *args: do(*args))
+    assert fake.empty() is made
+    assert filled == [UNDEFINED] * is_filled
