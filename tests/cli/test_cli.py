@@ -785,7 +785,7 @@ def test_caches_that_cannot_be_written_cost_one_warning(tmp_path: Path) -> None:
     assert "first run only" not in done.stderr
 
 
-@pytest.mark.parametrize("args", [["env", "--json"], ["run", "-p", PROMPT, "-n", "2"]])
+@pytest.mark.parametrize("args", [["inspect", "--json"], ["run", "-p", PROMPT, "-n", "2"]])
 def test_a_full_disk_behind_stdout_is_one_line(args: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
