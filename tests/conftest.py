@@ -9,6 +9,7 @@ import atexit
 import itertools
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -23,6 +24,9 @@ for _name in [name for name in os.environ if name.startswith("HYPO_")]:
     if _name not in ("HYPO_CACHE_DIR", "HYPO_INSTRUCTIONS"):
         del os.environ[_name]
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Commands that tests start find each other's bytecode, or each compiles all of torch anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Runs of tests are recorded, as all runs are, but leave nothing behind.
 _runs = tempfile.mkdtemp(prefix="hypo-test-runs-")
 atexit.register(shutil.rmtree, _runs, ignore_errors=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from terminal import hypo, hypo_in_process
+from terminal import hypo_in_process
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -260,7 +260,7 @@ def test_a_traceback_begins_with_the_file_and_nothing_is_called_clean(tmp_path: 
 
 
 def test_a_kernel_that_was_not_launched_is_refused() -> None:
-    done = hypo("check", f"{VICTIMS / 'missing_mask.py'}:ad")
+    done = hypo_in_process("check", f"{VICTIMS / 'missing_mask.py'}:ad")
     assert done.returncode == 2
     assert "did you mean add?" in done.stderr
 

@@ -560,8 +560,8 @@ def test_what_a_shell_started_has_time_to_write_its_stacks(
 
 
 def test_a_command_that_begins_steps_is_not_idle(doctor: Doctor) -> None:
-    steps = "for n in range(3, 14):\n    opened.header[ring.CELL_STEP] = n\n    time.sleep(0.4)\n"
-    assert doctor("--deadline", "3", "--", *child(steps)).returncode == 0
+    steps = "for n in range(3, 14):\n    opened.header[ring.CELL_STEP] = n\n    time.sleep(0.2)\n"
+    assert doctor("--deadline", "1.5", "--", *child(steps)).returncode == 0
 
 
 def test_stdin_reaches_the_command() -> None:

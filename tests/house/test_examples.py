@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from demo_variants import demo_that_chats
 from repository import ROOT
+from terminal import hypo_in_process
 
 PICTURE = ROOT / "docs" / "report.svg"
 
@@ -25,11 +27,9 @@ def line_of(example: str, text: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if text in line)
 
 
-def test_check_names_the_load_without_a_mask() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "hypocenter", "check", "examples/missing_mask.py"],
-        cwd=ROOT, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+def test_check_names_the_load_without_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    done = hypo_in_process("check", "examples/missing_mask.py")
     assert done.returncode == 4, done.stderr
     line = line_of("missing_mask.py", "x = tl.load(x_ptr + i)")
     assert f"examples/missing_mask.py:{line}: out of bounds: load of x_ptr in add" in done.stdout
@@ -71,26 +71,33 @@ def test_a_picture_has_every_word_and_another_report_gives_another_picture() -> 
     assert report_picture.draw([*lines, "FIX        so"]) != picture
 
 
-def _run_example(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", f"examples/{words[0]}", *words[1:]],
-        cwd=ROOT, capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+RunExample = Callable[..., str]
 
 
-def test_the_next_tokens_have_falling_probabilities() -> None:
-    lines = _run_example("next_tokens.py", "import ").splitlines()
+@pytest.fixture
+def run_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunExample:
+    """Runs one with these words in the process of the tests; gives what it wrote."""
+
+    def run(*words: str) -> str:
+        path = str(ROOT / "examples" / words[0])
+        monkeypatch.setattr(sys, "argv", [path, *words[1:]])
+        runpy.run_path(path, run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_next_tokens_have_falling_probabilities(run_example: RunExample) -> None:
+    lines = run_example("next_tokens.py", "import ").splitlines()
     shares = [float(line.split()[0]) for line in lines]
     assert len(shares) == 5
     assert sorted(shares, reverse=True) == shares
     assert 0 < sum(shares) <= 1.01
 
 
-def test_a_chat_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_chat_goes_on_where_it_was(tmp_path: Path, run_example: RunExample) -> None:
     model = demo_that_chats(tmp_path / "chat.gguf")
-    said = _run_example("chat.py", str(model))
+    said = run_example("chat.py", str(model))
     assert [line for line in said.splitlines() if line[:2] == "> "] == [
         "> What is a mutex?", "> And a semaphore?",
     ]  # fmt: skip

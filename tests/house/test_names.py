@@ -6,6 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,11 @@ def is_bare(name: str) -> bool:
     return (ends_so and word not in VERBS) or word in IRREGULAR or word in BARE
 
 
-def trees(root: Path) -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(root.rglob("*.py")):
-        yield path.relative_to(root).as_posix(), ast.parse(path.read_text())
+@lru_cache(maxsize=1)
+def trees(root: Path) -> list[tuple[str, ast.Module]]:
+    """Of all files below a folder; the package is read once for all rules."""
+    files = sorted(root.rglob("*.py"))
+    return [(path.relative_to(root).as_posix(), ast.parse(path.read_text())) for path in files]
 
 
 def bare_functions(root: Path) -> Iterator[str]:

@@ -80,11 +80,12 @@ def test_a_server_that_refuses_or_is_not_there(served: Served) -> None:
 @pytest.mark.parametrize(
     ("words", "cause"), [([], "SIGKILL"), (["--illegal-access"], "illegal access")]
 )
+@pytest.mark.tier("sim", fast=lambda case: "illegal" in case.cause)
 def test_workers_are_killed_and_no_answer_changes(
     tmp_path: Path, words: list[str], cause: str
 ) -> None:
-    figures = hypo("lab", "serve", "--kills", "3", "--streams", "6", "--tokens", "80", *words)
-    assert (figures["num_kills"], figures["num_errors"], figures["num_changed"]) == (3, 0, 0)
-    assert figures["num_answers"] >= 6
-    assert figures["num_pauses"] >= 6
+    figures = hypo("lab", "serve", "--kills", "2", "--streams", "3", "--tokens", "40", *words)
+    assert (figures["num_kills"], figures["num_errors"], figures["num_changed"]) == (2, 0, 0)
+    assert figures["num_answers"] >= 3
+    assert figures["num_pauses"] >= 3
     assert figures["cause"] == cause

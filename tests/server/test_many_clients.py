@@ -43,7 +43,7 @@ ADMIN = {"Authorization": "Bearer boss"}
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server that has room for a part of what is asked: some wait, and some give way."""
-    words = ("-np", "32", "--kv-tokens", "640", "--admin-key", "boss")
+    words = ("-np", "32", "--kv-tokens", "320", "--admin-key", "boss")
     with serving(tmp_path_factory.mktemp("crowded"), *words) as served:
         yield served
 
@@ -55,7 +55,7 @@ def body_of(number: int) -> dict[str, Any]:
     prompt = STEM * chosen.randrange(1, 3) + own if number % 3 == 0 else own
     way = WAYS[number % len(WAYS)]
     return {
-        "prompt": prompt, "max_tokens": chosen.randrange(50, 120), "seed": number, "logprobs": 0,
+        "prompt": prompt, "max_tokens": chosen.randrange(30, 70), "seed": number, "logprobs": 0,
         **way,
     }  # fmt: skip
 

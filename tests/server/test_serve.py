@@ -11,23 +11,42 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 from repository import ROOT
-from served import Served, free_port, serving, started, texts
+from served import Reply, Served, free_port, serving, started, texts
+from terminal import assert_one_line, hypo_in_process
 
 from hypocenter import LLM
 
 PROMPT = "def count_words(text):\n"
 
 
+@dataclass(frozen=True)
+class Start:
+    """A server that is ready, and what it answered before."""
+
+    served: Served
+    health: Reply
+    early: Reply
+    stderr: tuple[str, ...]
+
+
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("served"), "-np", "16", "--admin-key", "boss") as served:
-        yield served
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    with started(tmp_path_factory.mktemp("served"), "-np", "16", "--admin-key", "boss") as served:
+        health, early = served.get("/health"), served.post("/v1/completions", {"prompt": "a"})
+        served.wait_ready()
+        yield Start(served, health, early, tuple(served.stderr))
+
+
+@pytest.fixture(scope="module")
+def served(start: Start) -> Served:
+    return start.served
 
 
 @pytest.fixture(scope="module")
@@ -283,8 +302,7 @@ EACH_WAY: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_worker_that_dies_is_a_pause(served: Served, number: int) -> None:
+def test_a_worker_that_dies_is_a_pause(served: Served) -> None:
     expected = {
         way: complete(served, **{**LONG, **more})["choices"][0]["text"]
         for way, more in EACH_WAY.items()
@@ -303,7 +321,7 @@ def test_a_worker_that_dies_is_a_pause(served: Served, number: int) -> None:
         """Of the answer that is furthest behind. A busy server joins pieces."""
         return min(len(texts(got[way])) / len(expected[way]) for way in EACH_WAY)
 
-    for wanted in (0.01, 0.4):
+    for wanted, number in ((0.01, signal.SIGKILL), (0.4, signal.SIGSEGV)):
         while share() < wanted and any(thread.is_alive() for thread in threads):
             time.sleep(0.005)
         served.kill_worker(number)
@@ -318,6 +336,7 @@ def test_a_worker_that_dies_is_a_pause(served: Served, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.tier("sim", fast=lambda case: case.number == signal.SIGSEGV)
 def test_the_next_worker_reads_what_the_one_before_computed(served: Served, number: int) -> None:
     """In the blocks of its cache; `cached_tokens` then counts them like its own."""
     prompt = f"import os\nimport sys  # {number}\n" * 8
@@ -407,11 +426,13 @@ def test_ports_models_and_packages_that_are_not_there(served: Served, tmp_path: 
 
     code, line = refusal("--port", str(served.port))
     assert (code, "in use" in line, "--port" in line) == (2, True, True)
-    assert refusal("nothing.gguf") == (2, "hypo: nothing.gguf: no such file")
+    done = hypo_in_process("serve", "nothing.gguf")
+    assert done.returncode == 2
+    assert_one_line(done.stderr, "hypo: nothing.gguf: no such file")
     (tmp_path / "bad.gguf").write_bytes(b"GGUF no")
     code, line = refusal("bad.gguf", "--port", str(free_port()))
     assert (code, "bad.gguf" in line) == (1, True)
-    assert refusal("--port", "70000")[0] == 2
+    assert hypo_in_process("serve", "--port", "70000").returncode == 2
     (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError(name='uvicorn')")
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=60,
@@ -595,17 +616,13 @@ def test_the_routes_of_the_page_are_those_of_the_server(served: Served) -> None:
         assert (reply.status != 405, is_known) == (True, True), (path, reply.body)
 
 
-def test_before_a_model_is_loaded_it_says_so(tmp_path: Path) -> None:
-    with started(tmp_path) as served:
-        seen = served.get("/health")
-        if seen.status != 200:
-            assert seen.json["error"]["message"] == "Loading model"
-            assert seen.headers["retry-after"]
-            early = served.post("/v1/completions", {"prompt": "a"})
-            assert early.status in (200, 503)
-        served.wait_ready()
-        assert complete(served, max_tokens=1)["choices"]
-        assert not any("Traceback" in line for line in served.stderr), served.stderr
+def test_before_a_model_is_loaded_it_says_so(start: Start) -> None:
+    if start.health.status != 200:
+        assert start.health.json["error"]["message"] == "Loading model"
+        assert start.health.headers["retry-after"]
+        assert start.early.status in (200, 503)
+    assert complete(start.served, max_tokens=1)["choices"]
+    assert not any("Traceback" in line for line in start.stderr), start.stderr
 
 
 def _hits(served: Served) -> float:

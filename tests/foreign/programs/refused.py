@@ -48,7 +48,7 @@ def main(case):
     if case == "compile":
         halves[(1,)](x, B=16)
     elif case == "resources":
-        tile_product[(1,)](x, x, x, 256, B=256, num_stages=4)
+        tile_product[(1,)](x, x, x, 256, B=128, num_stages=4)
     else:
         tile_product[(1,)](x, x, x, 16, B=16, num_warps=8)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import kernel_launch
@@ -106,6 +107,12 @@ def numbers(*shape: int) -> Array:
     return x
 
 
+def is_in_short_grid(case: SimpleNamespace) -> bool:
+    """A simulated GPU takes 128 turns for the only column of each row."""
+    is_quick = case.device == "cpu" or case.num_rows == 1
+    return bool(case.width == 1100 or (case.width == 1 and is_quick))
+
+
 @pytest.mark.parametrize(("num_rows", "num_live"), [(1, 1), (3, 3), (5, 4), (19, 17), (2, 0)])
 @pytest.mark.parametrize("width", [1, 64, 130, 1100])
 @pytest.mark.tier("sim", fast=lambda case: case.width in (64, 1100))
@@ -126,7 +133,7 @@ def test_codes_of_a_norm(num_rows: int, num_live: int, width: int) -> None:
 
 @pytest.mark.parametrize(("num_rows", "num_live"), [(1, 1), (3, 3), (19, 17), (2, 0)])
 @pytest.mark.parametrize("width", [1, 130, 1100])
-@pytest.mark.tier("sim", fast=lambda case: case.width in (1, 1100))
+@pytest.mark.tier("sim", fast=is_in_short_grid)
 def test_codes_of_a_layer_norm(num_rows: int, num_live: int, width: int) -> None:
     x, live = rows_tensor("x", numbers(num_rows, width), np.nan), counts(0, num_live)
     weight, bias = (vector_tensor(name, numbers(1, width)[0]) for name in ("w", "b"))
@@ -145,7 +152,7 @@ def test_codes_of_a_layer_norm(num_rows: int, num_live: int, width: int) -> None
 @pytest.mark.parametrize("kind", ["gelu", "relu2"])
 @pytest.mark.parametrize(("num_rows", "num_live"), [(1, 1), (5, 4), (19, 17), (2, 0)])
 @pytest.mark.parametrize("width", [1, 130, 1100])
-@pytest.mark.tier("sim", fast=lambda case: case.width in (1, 1100))
+@pytest.mark.tier("sim", fast=is_in_short_grid)
 def test_codes_of_an_activation(num_rows: int, num_live: int, width: int, kind: str) -> None:
     given, live = numbers(num_rows, width), counts(num_live)
     x = rows_tensor("x", given, float("nan"))  # beyond the width nothing is looked at
@@ -164,7 +171,7 @@ def test_codes_of_an_activation(num_rows: int, num_live: int, width: int, kind: 
 @pytest.mark.parametrize("kind", activation.GATES)
 @pytest.mark.parametrize(("num_rows", "num_live"), [(1, 1), (5, 4), (19, 17), (2, 0)])
 @pytest.mark.parametrize("width", [1, 130, 1100])
-@pytest.mark.tier("sim", fast=lambda case: case.width in (1, 1100))
+@pytest.mark.tier("sim", fast=is_in_short_grid)
 def test_codes_of_a_gate(num_rows: int, num_live: int, width: int, kind: str) -> None:
     opened, up = numbers(num_rows, width), numbers(num_rows, width)[:, ::-1].copy()
     fill, live = float("nan"), counts(num_live)  # beyond the width nothing is looked at

@@ -45,7 +45,8 @@ def _numbers(width: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.Q4_0])
-@pytest.mark.parametrize("width", [1, 130])
+@pytest.mark.parametrize("width", [1, 20, 130])
+@pytest.mark.tier("sim", fast=lambda case: case.width > 1)
 def test_rounded_numbers_are_the_nearest_ones(dtype: DType, width: int) -> None:
     x = np.nan_to_num(_numbers(width), nan=0, posinf=0)
     into = Operands.allocate([dtype], NUM_ROWS, width, device="sim:mi300x").first(NUM_ROWS)
@@ -75,7 +76,8 @@ def _with_fragments(into: Operands) -> Operands:
     return dataclasses.replace(into, fragments=fragments)
 
 
-@pytest.mark.parametrize("width", [1, 130, 256])
+@pytest.mark.parametrize("width", [1, 20, 130, 256])
+@pytest.mark.tier("sim", fast=lambda case: case.width > 1)
 def test_fragments_are_the_halves_in_the_order_of_lanes(width: int) -> None:
     x = np.nan_to_num(_numbers(width), nan=0, posinf=0)[:16]
     into = _with_fragments(Operands.allocate([DType.Q4_0], 16, width, device="sim:mi300x"))
