@@ -60,7 +60,7 @@ def held_by(recorder: ForeignRecorder) -> list[Snapshot]:
 def unwritten(*shape: int) -> torch.Tensor:
     """As `mark_undefined` leaves new memory."""
     made = torch.empty(*shape)
-    made.untyped_storage().fill_(UNDEFINED)
+    made.view(torch.uint8).fill_(UNDEFINED)
     return made
 
 

@@ -41,6 +41,8 @@ _WATCHED_SHARE = 0.25
 HEADROOM_SECONDS = 10.0
 #: Different accesses that are kept; a circle has few.
 _MAX_KNOWN = 1 << 16
+#: Accesses after which a program that goes on need not be watched for much longer.
+_ENOUGH_SEEN = 64
 
 _GOLDEN = 0.6180339887498949
 
@@ -324,18 +326,19 @@ class _Run:
         )
 
     def _watch(self) -> None:
-        late = time.thread_time() - self._program_started - self._program_seconds
-        if late <= 0:
+        now, watched = time.thread_time(), self._repetition
+        if now <= self._program_started + self._program_seconds:
             return
-        watched = self._repetition
         if watched is None:
-            self._repetition = watched = _Repetition()
+            self._repetition = watched = _Repetition(now)
             self.memory.on_access = watched.note
             if self._opened is not None:
                 self._opened.watch_closely(True)
-        elif watched.has_no_access and late <= _WATCHED_SHARE * self._program_seconds:
+            return
+        if watched.has_no_access:
             watched.note_state(state_of(kernel_frames()))
-        elif late > _WATCHED_SHARE * self._program_seconds:
+        share = _WATCHED_SHARE if watched.has_seen_enough else 1.0
+        if now - watched.since > share * self._program_seconds:
             seconds = f"{self._program_seconds:g} s of processor time"
             if not watched.is_circle:
                 raise ProgramTooSlow(
@@ -369,9 +372,10 @@ def _last_site(error: BaseException) -> Site | None:
 
 
 class _Repetition:
-    """The accesses of one program from some moment on."""
+    """The accesses of one program from `since` on, in seconds of this thread's time."""
 
-    def __init__(self) -> None:
+    def __init__(self, since: float) -> None:
+        self.since = since
         self._known: set[object] = set()
         self._num_seen = self._num_since_new = 0
         #: Until the first access, what names stand for at each step is looked at instead.
@@ -396,6 +400,11 @@ class _Repetition:
             return
         self._known.add(seen)
         self._num_since_new = 0
+
+    @property
+    def has_seen_enough(self) -> bool:
+        """Whether a circle would show by now, if it is a short one."""
+        return self._num_seen >= _ENOUGH_SEEN
 
     @property
     def is_circle(self) -> bool:
