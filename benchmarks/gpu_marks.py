@@ -20,6 +20,7 @@ from hypocenter.engine.engine import Engine
 from hypocenter.engine.runner import Runner
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.decoder import Decoder
+from hypocenter.model.layer_shapes import LayerShape
 from hypocenter.model.step_buffers import KVPages, StepInputs
 from hypocenter.model.weight_tensors import Weights
 from hypocenter.record import recorder, ring
@@ -95,8 +96,8 @@ def _words(
 def _model(device: str) -> tuple[Architecture, Weights]:
     """The shape of TinyLlama 1.1B."""
     facts = replace(
-        llama_8b(CONTEXT), num_layers=22, width=2048, num_kv_heads=4, head_dim=64, ffn_width=5632,
-        vocab_size=32000, attn_scale=64**-0.5,
+        llama_8b(CONTEXT), layers=(LayerShape(4, 64, 5632),) * 22, width=2048, vocab_size=32000,
+        attn_scale=64**-0.5,
     )  # fmt: skip
     turns = replace(facts.rope, dim=64)
     facts = replace(facts, rope=turns, local_rope=turns)

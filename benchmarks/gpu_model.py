@@ -34,13 +34,13 @@ def llama_8b(context: int) -> Any:
     """The shape of Llama 3.1 8B: its config.json, without its long-context scaling."""
     from hypocenter.model.architecture import Architecture, Rope
     from hypocenter.model.families import FAMILIES
+    from hypocenter.model.layer_shapes import LayerShape
 
     turns = Rope(base=500000.0, dim=128)
     return Architecture(
-        name="llama", family=FAMILIES["llama"], num_layers=32, width=4096, num_heads=32,
-        num_kv_heads=8, head_dim=128, ffn_width=14336, vocab_size=128256, context_length=context,
-        norm_eps=1e-5, rope=turns, local_rope=turns, attn_scale=128**-0.5, attn_softcap=0.0,
-        final_softcap=0.0, window=0,
+        name="llama", family=FAMILIES["llama"], layers=(LayerShape(8, 128, 14336),) * 32,
+        width=4096, num_heads=32, vocab_size=128256, context_length=context, norm_eps=1e-5,
+        rope=turns, local_rope=turns, attn_scale=128**-0.5, attn_softcap=0.0, final_softcap=0.0,
     )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def large_weights(facts: Any, dtype: DType, context: int, device: str) -> tuple[
         copies.to_device(made, values)
         return made
 
-    width, ffn, kv = facts.width, facts.ffn_width, facts.num_kv_heads * facts.head_dim
+    width, ffn, kv = facts.width, facts.layers[0].ffn_width, facts.layers[0].kv_width
     ones = vector("norm", np.ones(width, np.float32))
     given: dict[str, Any] = {"attn_norm": ones, "ffn_norm": ones}
     shapes = {

@@ -67,7 +67,7 @@ def _type(device: str, dtype: DType) -> dict[str, Any]:
         2
         * facts.num_layers
         * facts.width
-        * (facts.width * 2 + 2 * facts.num_kv_heads * facts.head_dim + 3 * facts.ffn_width)
+        * (facts.width * 2 + 2 * facts.layers[0].kv_width + 3 * facts.layers[0].ffn_width)
     )
     tables[0] = np.arange(blocks_each)
     copies.to_device(inputs.block_tables, tables)

@@ -39,6 +39,7 @@ from hypocenter.kernels.attention import rope  # noqa: E402
 from hypocenter.kernels.weights import packing  # noqa: E402
 from hypocenter.model.architecture import Architecture, Rope  # noqa: E402
 from hypocenter.model.families import FAMILIES  # noqa: E402
+from hypocenter.model.layer_shapes import LayerShape  # noqa: E402
 from hypocenter.model.rope_tables import RopeTables  # noqa: E402
 from hypocenter.model.weight_tensors import FeedForward, LayerWeights, Weights  # noqa: E402
 from hypocenter.record import recorder  # noqa: E402
@@ -91,10 +92,9 @@ def _tiny_llama(num_layers: int) -> Architecture:
     """The shape of TinyLlama 1.1B: its config.json."""
     turns = Rope(base=10000.0, dim=64)
     return Architecture(
-        name="llama", family=FAMILIES["llama"], num_layers=num_layers, width=2048, num_heads=32,
-        num_kv_heads=4, head_dim=64, ffn_width=5632, vocab_size=32000, context_length=CONTEXT,
-        norm_eps=1e-5, rope=turns, local_rope=turns, attn_scale=64**-0.5, attn_softcap=0.0,
-        final_softcap=0.0, window=0,
+        name="llama", family=FAMILIES["llama"], layers=(LayerShape(4, 64, 5632),) * num_layers,
+        width=2048, num_heads=32, vocab_size=32000, context_length=CONTEXT, norm_eps=1e-5,
+        rope=turns, local_rope=turns, attn_scale=64**-0.5, attn_softcap=0.0, final_softcap=0.0,
     )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def _weights(facts: Architecture) -> Weights:
         copies.to_device(made, values)
         return made
 
-    width, ffn, kv = facts.width, facts.ffn_width, facts.num_kv_heads * facts.head_dim
+    width, ffn, kv = facts.width, facts.layers[0].ffn_width, facts.layers[0].kv_width
     ones = np.full(width, 0.01, np.float32)
     shapes = {
         "q": (width, width), "k": (kv, width), "v": (kv, width), "attn_output": (width, width),

@@ -16,6 +16,7 @@ from tiny_gguf import write_tiny
 from hypocenter.errors import BadModelFile, UnsupportedModel
 from hypocenter.model.architecture import Architecture, read_architecture
 from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.layer_shapes import LayerShape
 
 
 def read(folder: Path, name: str = "llama", **changes: Any) -> Architecture:
@@ -31,9 +32,9 @@ def refusal(folder: Path, name: str, **metadata: Any) -> BadModelFile:
 
 def test_a_sound_file_is_read(tmp_path: Path) -> None:
     facts = read(tmp_path)
-    assert (facts.num_layers, facts.num_draft_layers, facts.head_dim) == (1, 0, 10)
+    assert (facts.num_draft_layers, len(facts.layers), facts.layers[0].head_dim) == (0, 1, 10)
     assert facts.attn_scale == 1 / math.sqrt(10)
-    assert facts.window == 0
+    assert facts.layers[0].window == 0
 
 
 def test_draft_layers_are_taken_off_and_one_layer_stays(tmp_path: Path) -> None:
@@ -128,7 +129,8 @@ def test_yarn_needs_a_base_above_one(base: float, tmp_path: Path) -> None:
 def test_a_window_that_the_family_does_not_explain_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=f"{name}.attention.sliding_window is 8, but for"):
         read(tmp_path, name, metadata={"attention.sliding_window": 8})
-    assert read(tmp_path, name, metadata={"attention.sliding_window": 0}).window == 0
+    facts = read(tmp_path, name, metadata={"attention.sliding_window": 0})
+    assert facts.layers[0].window == 0
 
 
 def test_a_llama_file_with_a_window_in_some_layers_is_refused(tmp_path: Path) -> None:
@@ -139,7 +141,7 @@ def test_a_llama_file_with_a_window_in_some_layers_is_refused(tmp_path: Path) ->
 
 def test_which_layers_turn_queries_and_keys(tmp_path: Path) -> None:
     def turned(name: str, **keys: Any) -> str:
-        facts = read(tmp_path, name, metadata=keys)
+        facts = read(tmp_path, name, metadata={"block_count": 8, **keys})
         return "".join("x" if facts.is_turned(layer) else "." for layer in range(8))
 
     assert turned("llama") == "xxxxxxxx"
@@ -187,10 +189,52 @@ def test_a_window_may_be_named_layer_by_layer(tmp_path: Path) -> None:
     keys = {"attention.sliding_window": 8, "block_count": 5}
     named = {**keys, "attention.sliding_window_pattern": [True, True, True, False, True]}
     facts = read(tmp_path, "olmo2", metadata=named)
-    assert [facts.layer_window(layer) for layer in range(5)] == [8, 8, 8, 0, 8]
+    assert [shape.window for shape in facts.layers] == [8, 8, 8, 0, 8]
     named["attention.sliding_window_pattern"] = [True, True, False, False, True]
     with pytest.raises(UnsupportedModel, match=r"sliding_window_pattern is .*must be 4"):
         read(tmp_path, "olmo2", metadata=named)
+
+
+def _gemma4(num_layers: int = 2, **changes: Any) -> dict[str, Any]:
+    keys = {
+        "block_count": num_layers,
+        "attention.key_length": 12,
+        "attention.key_length_swa": 6,
+        "attention.sliding_window": 8,
+        "attention.sliding_window_pattern": [True, False],
+        "attention.head_count_kv": [2, 1],
+        "feed_forward_length": [16, 32],
+    }
+    return keys | {key.replace("__", "."): value for key, value in changes.items()}
+
+
+def test_layers_may_differ_in_shape(tmp_path: Path) -> None:
+    facts = read(tmp_path, "gemma4", metadata=_gemma4())
+    assert facts.layers == (LayerShape(2, 6, 16, 8), LayerShape(1, 12, 32, 0))
+    assert (facts.attn_scale, facts.rope.dim, facts.local_rope.dim) == (1, 12, 6)
+    # Keys of 2 heads of 6 and values padded to 16; of 1 of 12 and 16.
+    assert facts.kv_bytes_per_token(2) == 2 * (2 * (6 + 16) + 12 + 16)
+    assert (facts.widest_q, facts.widest_kv, facts.dense_width) == (24, 12, 32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention__sliding_window_pattern": [True]}, "of each of 2 layers"),
+        ({"attention__sliding_window_pattern": 6}, "of each of 2 layers"),
+        ({"attention__head_count_kv": [2, 1], "num_layers": 3,
+          "attention__sliding_window_pattern": [True] * 3}, "one for each of 3 layers"),
+        ({"attention__head_count_kv": [2, 3]}, "must divide 2 heads"),
+        ({"attention__head_count_kv": [2, 0]}, "from 1 to"),
+        ({"attention__key_length_swa": 7}, "must be even"),
+        ({"rope__dimension_count_swa": 3}, "must be even"),
+    ],
+)  # fmt: skip
+def test_shapes_that_make_no_sense_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadModelFile, match=message):
+        read(tmp_path, "gemma4", metadata=_gemma4(**changes))
 
 
 @pytest.fixture

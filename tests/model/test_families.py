@@ -16,7 +16,8 @@ from family_table import FAMILIES
 
 from hypocenter.engine.llm import LLM
 from hypocenter.errors import UnsupportedModel
-from hypocenter.model.architecture import _Reader, read_architecture
+from hypocenter.model import layer_shapes
+from hypocenter.model.architecture import read_architecture
 from hypocenter.model.families import FAMILIES as OUR_FAMILIES
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.tensor_check import check_tensors
@@ -30,7 +31,7 @@ NUM_DECODE_TOKENS = 40
 
 def is_of_few_families(case: SimpleNamespace) -> bool:
     """The one that most are like, one with much of its own, and a mixture of experts."""
-    return case.model in ("llama", "gemma2", "glm4moe", "gpt-oss")
+    return case.model in ("llama", "gemma2", "gemma4", "glm4moe", "gpt-oss")
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
@@ -73,9 +74,10 @@ def test_token_by_token(model: FamilyModel) -> None:
         ("command-r", 6),
         ("phi2", 6),
         ("gpt-oss", 30),
+        ("gemma4-whole", 4),
     ],
 )
-@pytest.mark.tier("sim", fast=lambda case: case.name in ("phi2", "gpt-oss"))
+@pytest.mark.tier("sim", fast=lambda case: case.name in ("phi2", "gpt-oss", "gemma4-whole"))
 def test_a_gpu_gives_the_same_logits(
     name: str, num_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +178,8 @@ def test_quantised_weights_read_codes(
         ("gpt-oss", {"rounds_ramp": True}),
         ("gpt-oss", {"window_pattern": 3}),
         ("gpt-oss", {"activation": "silu"}),
+        ("gemma4", {"scales_scores": True}),
+        ("gemma4-odd", {"norms_values": False}),
     ],
 )
 @pytest.mark.tier("sim", fast=lambda case: case.name == "smollm3")
@@ -186,7 +190,7 @@ def test_a_wrong_fact_of_a_family_shows(
     model = make_family(name, tmp_path)
     arch, ids = model.family.arch, model.token_ids[:NUM_PROMPT_TOKENS]
     if "window_pattern" in wrong:  # the file would name the right one
-        monkeypatch.setattr(_Reader, "_expect_pattern", lambda *_: None)
+        monkeypatch.setattr(layer_shapes, "expect_pattern", lambda *_: None)
     monkeypatch.setitem(OUR_FAMILIES, arch, replace(OUR_FAMILIES[arch], **wrong))
     ours = engine_logits(model.path, ids, model.context_length)
     assert relative_error(ours, hf_logits(model.hf_model, ids)) > 100 * TOLERANCE

@@ -179,7 +179,7 @@ def test_needed_bytes_of_quantised_weights_count_the_codes_of_activations() -> N
         needed = footprint.needed_bytes(file, facts, config, 64)
         runner = load_runner(file, config)
     assert runner._decoder._operands.operands.codes is not None
-    angles_in_f64 = 64 * facts.head_dim // 2 * 3 * 8
+    angles_in_f64 = 64 * facts.layers[0].head_dim // 2 * 3 * 8
     assert sum(needed.values()) == resident_bytes(runner) + angles_in_f64
 
 
@@ -243,8 +243,8 @@ def test_all_layers_and_plans_share_one_scratch_for_tiles_of_keys(tmp_path: Path
     with open_gguf(path) as file:
         runner = load_runner(file, EngineConfig(max_batch_tokens=64, max_batch_requests=3))
     decoder = runner._decoder
-    assert decoder._cpu_tiles is not None
-    scratch = decoder._cpu_tiles.allocation
+    (tiles,) = decoder._cpu_tiles.values()
+    scratch = tiles.allocation
     for num_tokens, kernels in ((1, ["attention", "attention_fold"]), (64, ["attention"])):
         launches = decoder.plan(num_tokens, 1).launches
         found = [one for one in launches if one.kernel.startswith("attention")]

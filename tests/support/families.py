@@ -62,7 +62,10 @@ def new_model(family: Family) -> Any:
     config = getattr(transformers, _class_name(family, "Config"))(
         **family.config, attn_implementation="eager"
     )
-    return getattr(transformers, _class_name(family, "ForCausalLM"))(config).float().eval()
+    model = getattr(transformers, _class_name(family, "ForCausalLM"))(config).float().eval()
+    # Layers may differ in sizes; what is common to most may be read all the same.
+    model.config.allow_global_per_layer_attribute_access = True
+    return model
 
 
 def hf_logits(model: Any, ids: Sequence[int]) -> np.ndarray:
@@ -107,8 +110,8 @@ def _inference() -> Iterator[None]:
 
 
 def _class_name(family: Family, kind: str) -> str:
-    if family.model_class == "Gemma3" and kind == "Config":
-        return "Gemma3TextConfig"
+    if family.model_class in ("Gemma3", "Gemma4") and kind == "Config":
+        return f"{family.model_class}TextConfig"
     return family.model_class + kind
 
 
@@ -124,6 +127,8 @@ def _randomise(family: Family, hf_model: Any, generator: np.random.Generator) ->
             if any(branch in name for branch in family.branch_norms):
                 # Keeps the branch near the size of the embedding.
                 values = values * 0.15
+            if family.arch == "gemma4" and "q_norm" in name:
+                values = values * 0.4  # for nothing else scales its scores
             if family.shifted_norms:
                 values = values - 1.0
         elif name.endswith(("down_proj_bias", *(f"{part}.bias" for part in INTO_RESIDUAL))):
@@ -138,7 +143,7 @@ def _randomise(family: Family, hf_model: Any, generator: np.random.Generator) ->
         elif "embed_tokens" in name:
             # Gemma multiplies the rows by sqrt(hidden size) when it reads them, Granite by a
             # number of its own.
-            std = EMBEDDING_STD / (math.sqrt(shape[1]) if family.shifted_norms else 1.0)
+            std = EMBEDDING_STD / (math.sqrt(shape[1]) if "Gemma" in family.model_class else 1.0)
             std /= getattr(hf_model.config, "embedding_multiplier", 1.0)
             values = std * noise * generator.uniform(0.4, 1.6, (shape[0], 1))
         elif name.endswith(("experts.down_proj", *(f"{part}.weight" for part in INTO_RESIDUAL))):
@@ -150,6 +155,8 @@ def _randomise(family: Family, hf_model: Any, generator: np.random.Generator) ->
     for name, buffer in hf_model.named_buffers():
         if name.endswith("e_score_correction_bias"):  # it decides which experts are taken
             buffer.copy_(torch.from_numpy(generator.uniform(-0.4, 0.4, buffer.shape)))
+        elif name.endswith("layer_scalar"):
+            buffer.copy_(torch.from_numpy(generator.uniform(0.5, 1.5, buffer.shape)))
     hf_model.tie_weights()
 
 

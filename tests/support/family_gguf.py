@@ -24,7 +24,9 @@ class Fault:
     epsilon_factor: float = 1.0
     swapped_rows: bool = False
     #: Replaces entries of `Family.metadata`; keys that the family lacks do nothing.
-    metadata: Mapping[str, int | float | str | bool | list[int]] = field(default_factory=dict)
+    metadata: Mapping[str, int | float | str | bool | list[int] | list[bool]] = field(
+        default_factory=dict
+    )
 
 
 SOUND = Fault()
@@ -48,7 +50,7 @@ def write_gguf(family: Family, hf_model: Any, path: Path, fault: Fault = SOUND) 
         if name == "lm_head.weight" and hf_model.config.tie_word_embeddings:
             continue
         values = np.asarray(tensor.numpy(), dtype=np.float32)
-        as_converted = _as_converted_gpt_oss if family.arch == "gpt-oss" else _as_converted
+        as_converted = _AS_CONVERTED.get(family.arch, _as_converted)
         for part, rows in as_converted(name, values).items():
             gguf_name = names.get_name(part, try_suffixes=(".weight", ".bias"))
             if gguf_name is None:
@@ -118,6 +120,14 @@ def _as_converted_gpt_oss(name: str, values: np.ndarray) -> dict[str, np.ndarray
     return {f"{experts}{part}.{kind}": np.ascontiguousarray(x) for part, x in parts.items()}
 
 
+def _as_converted_gemma4(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    """The same: what layers are scaled by is no parameter in transformers, and has no suffix."""
+    return {f"{name}.weight" if name.endswith("layer_scalar") else name: values}
+
+
+_AS_CONVERTED = {"gpt-oss": _as_converted_gpt_oss, "gemma4": _as_converted_gemma4}
+
+
 def _add_metadata(writer: Any, family: Family, config: Any, fault: Fault) -> None:
     head_dim = head_dim_of(config)
     writer.add_name("random model")
@@ -125,15 +135,20 @@ def _add_metadata(writer: Any, family: Family, config: Any, fault: Fault) -> Non
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    for key, value in {
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count_kv": config.num_key_value_heads,
+    }.items():
+        if key not in family.metadata:
+            writer.add_uint32(f"{family.arch}.{key}", value)
     if (epsilon := getattr(config, "rms_norm_eps", None)) is not None:
         writer.add_layer_norm_rms_eps(epsilon * fault.epsilon_factor)
     for name in ("layer_norm_eps", "norm_eps", "norm_epsilon"):
         if (epsilon := getattr(config, name, None)) is not None:
             writer.add_layer_norm_eps(epsilon * fault.epsilon_factor)
-    if head_dim * config.num_attention_heads != config.hidden_size:
+    is_named = "attention.key_length" in family.metadata
+    if head_dim * config.num_attention_heads != config.hidden_size and not is_named:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     rope = config.rope_parameters
@@ -162,6 +177,13 @@ def _add_metadata(writer: Any, family: Family, config: Any, fault: Fault) -> Non
 def _rope_tensors(family: Family, hf_model: Any) -> dict[str, np.ndarray]:
     """The frequency divisors that GGUF keeps as tensors, [rotated dimensions / 2] each."""
     rope = hf_model.config.rope_parameters
+    if family.arch == "gemma4":
+        # Pairs that a head does not turn are divided by so much that they hardly turn.
+        head_dim = family.metadata["attention.key_length"]
+        assert isinstance(head_dim, int)
+        num_turned = int(head_dim * rope["full_attention"]["partial_rotary_factor"] / 2)
+        divisors = np.where(np.arange(head_dim // 2) < num_turned, 1.0, 1e30)
+        return {"rope_freqs.weight": divisors.astype(np.float32)}
     if rope.get("rope_type") == "llama3":
         head_dim = head_dim_of(hf_model.config)
         plain = rope["rope_theta"] ** (-np.arange(0, head_dim, 2) / head_dim)

@@ -28,7 +28,9 @@ class Family:
     #: Norms of what attention and feed-forward add to the residual stream.
     branch_norms: tuple[str, ...] = ()
     context_length: int = 2048
-    metadata: Mapping[str, int | float | str | bool | list[int]] = field(default_factory=dict)
+    metadata: Mapping[str, int | float | str | bool | list[int] | list[bool]] = field(
+        default_factory=dict
+    )
     #: False where llama.cpp knowingly computes something else than transformers, or has no place
     #: for biases.
     llama_cpp_agrees: bool = True
@@ -165,6 +167,68 @@ def _gemma3(num_layers: int, score_width: int, sizes: Mapping[str, int] | None =
             "attention.sliding_window": WINDOW,
             "rope.scaling.type": "linear",
             "rope.scaling.factor": 8.0,
+        },
+    )
+
+
+#: What heads of layers with a window have, and those of the others, of which a part is turned.
+_GEMMA4_ROPE: dict[str, Any] = {
+    "sliding_attention": _ROPE_10K,
+    "full_attention": {
+        "rope_type": "proportional",
+        "rope_theta": 1e6,
+        "partial_rotary_factor": 0.25,
+    },
+}
+
+
+def _gemma4(
+    num_heads: int,
+    kv_heads: tuple[int, int],
+    head_dims: tuple[int, int],
+    num_layers: int = 7,
+    **more: Any,
+) -> Family:
+    """Heads by those of layers with a window and of the others, which are every sixth and the
+    last."""
+    local = [layer % 6 < 5 and layer < num_layers - 1 for layer in range(num_layers)]
+    config = {
+        **_BASE,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": kv_heads[0],
+        "num_global_key_value_heads": kv_heads[1],
+        "head_dim": head_dims[0],
+        "global_head_dim": head_dims[1],
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": WINDOW,
+        "layer_types": [("full", "sliding")[is_local] + "_attention" for is_local in local],
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+        "rope_parameters": _GEMMA4_ROPE,
+        **more,
+    }
+    return Family(
+        "gemma4",
+        "Gemma4",
+        config,
+        vocabulary="llama",
+        branch_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        metadata={
+            "attention.head_count_kv": [kv_heads[not is_local] for is_local in local]
+            if kv_heads[0] != kv_heads[1]
+            else kv_heads[0],
+            "attention.key_length": head_dims[1],
+            "attention.value_length": head_dims[1],
+            "attention.key_length_swa": head_dims[0],
+            "attention.value_length_swa": head_dims[0],
+            "attention.sliding_window": WINDOW,
+            "attention.sliding_window_pattern": local,
+            "attention.shared_kv_layers": 0,
+            "embedding_length_per_layer_input": 0,
+            "rope.dimension_count": head_dims[1],
+            "rope.dimension_count_swa": head_dims[0],
+            "final_logit_softcapping": 30.0,
         },
     )
 
@@ -737,6 +801,9 @@ FAMILIES: dict[str, Family] = {
     # Files carry no pattern: every sixth layer is global, so seven show both kinds.
     "gemma3": _gemma3(num_layers=7, score_width=24),
     "gemma3-27b": _gemma3(num_layers=62, score_width=16, sizes=_NARROW),
+    "gemma4": _gemma4(6, (2, 1), (24, 40), attention_k_eq_v=True),
+    "gemma4-whole": _gemma4(6, (2, 1), (24, 40), num_layers=1, attention_k_eq_v=True),
+    "gemma4-odd": _gemma4(3, (3, 3), (20, 36), attention_k_eq_v=False),
     "phi3": Family(
         "phi3",
         "Phi3",

@@ -31,7 +31,7 @@ class Activations:
                 name, "decoder", DType.F32, (max_tokens, padded_rows(width)), device=device
             )
 
-        heads, kv_heads = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
+        heads, kv_heads = facts.widest_q, facts.widest_kv
         return cls(
             x=wide("x", facts.width),
             hidden=wide("hidden", facts.width),

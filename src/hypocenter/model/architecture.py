@@ -15,13 +15,18 @@ from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel
 from hypocenter.model.experts import Experts, read_experts
 from hypocenter.model.families import FAMILIES, Family
 from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.model.layer_shapes import (
+    MAX_CONTEXT,
+    MAX_WIDTH,
+    HeadDims,
+    LayerShape,
+    read_counts,
+    read_head_dims,
+    read_shapes,
+)
 
 MAX_LAYERS = 1024
-MAX_WIDTH = 1 << 20
 MAX_VOCAB = 1 << 21
-MAX_CONTEXT = 1 << 30
-#: Columns of a head that the attention kernels can hold.
-HEAD_DIMS = (2, 512)
 #: What layers add may be scaled so; beyond, nothing of it or of the rest would be left in f32.
 RESIDUAL_SCALES = (1e-3, 1e3)
 #: Kernels compute in f32: numbers beyond would be 0 or infinite there, though not in the file.
@@ -56,12 +61,9 @@ class Architecture:
 
     name: str
     family: Family
-    num_layers: int
+    layers: tuple[LayerShape, ...]
     width: int
     num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    ffn_width: int
     vocab_size: int
     context_length: int
     norm_eps: float
@@ -70,7 +72,6 @@ class Architecture:
     attn_scale: float
     attn_softcap: float
     final_softcap: float
-    window: int
     #: The embedding is multiplied by it.
     embedding_scale: float = 1.0
     #: Logits are divided by it.
@@ -82,23 +83,36 @@ class Architecture:
     num_draft_layers: int = 0
     experts: Experts | None = None
 
-    def layer_window(self, layer: int) -> int:
-        """Positions that a layer's queries look back on, themselves included; 0: all."""
-        return self.window if self.is_local(layer) else 0
+    @property
+    def num_layers(self) -> int:
+        """Layers that decode."""
+        return len(self.layers)
 
     def is_local(self, layer: int) -> bool:
         """Whether a layer sees a window only."""
-        pattern = self.family.window_pattern
-        if not self.window:
-            return False
-        return layer % pattern < pattern - 1 if pattern else True
+        return self.layers[layer].window > 0
 
     def is_turned(self, layer: int) -> bool:
         """Whether a layer turns q and k by their positions."""
         family, step = self.family, self.family.unturned_step
         if not self.rope.dim or (step and layer % step == step - 1):
             return False
-        return family.turns_global or not self.window or self.is_local(layer)
+        has_windows = any(shape.window for shape in self.layers)
+        return family.turns_global or not has_windows or self.is_local(layer)
+
+    def q_width(self, layer: int) -> int:
+        """Columns of a token's queries in a layer."""
+        return self.num_heads * self.layers[layer].head_dim
+
+    @property
+    def widest_q(self) -> int:
+        """The most columns that a token's queries have."""
+        return max(self.q_width(layer) for layer in range(self.num_layers))
+
+    @property
+    def widest_kv(self) -> int:
+        """The most columns that a token's keys, or its values, have."""
+        return max(shape.kv_width for shape in self.layers)
 
     def scales_queries(self, context_length: int) -> bool:
         """Whether q is scaled at any of so many positions."""
@@ -112,16 +126,17 @@ class Architecture:
     def dense_width(self) -> int:
         """The widest feed-forward that all tokens of a layer take: a dense one, or the shared
         expert of a mixture; 0: there is none."""
-        if self.experts is None:
-            return self.ffn_width
-        dense = self.ffn_width if self.experts.num_dense else 0
-        return max(dense, self.experts.shared_width)
+        shared = self.experts.shared_width if self.experts else 0
+        dense = (
+            shape.ffn_width for index, shape in enumerate(self.layers) if not self.is_mixture(index)
+        )
+        return max(shared, *dense, 0)
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of one position in the KV cache, all layers, with values padded to 16 columns."""
-        value_pitch = -(-self.head_dim // 16) * 16
-        per_layer = self.num_kv_heads * (self.head_dim + value_pitch) * element_bytes
-        return self.num_layers * per_layer
+        return element_bytes * sum(
+            shape.num_kv_heads * (shape.head_dim + shape.value_pitch) for shape in self.layers
+        )
 
 
 def read_architecture(file: GGUFFile) -> Architecture:
@@ -154,44 +169,42 @@ class _Reader:
         width = self._count("embedding_length", MAX_WIDTH)
         num_layers, num_draft_layers = self._layers()
         num_heads = self._uniform("attention.head_count", 1 << 16)
-        num_kv_heads = self._uniform("attention.head_count_kv", 1 << 16, default=num_heads)
-        if num_heads % num_kv_heads:
-            raise self._bad_field(
-                "attention.head_count_kv", num_kv_heads, f"must divide {num_heads} heads"
-            )
-        head_dim = self._head_dim(width, num_heads)
-        rope, local_rope = self._ropes(head_dim)
-        ffn_width = self._uniform("feed_forward_length", MAX_WIDTH)
+        head_dims = read_head_dims(self.file, self.name, width, num_heads)
+        layers = read_shapes(
+            self.file,
+            self.name,
+            self.family,
+            num_blocks=num_layers + num_draft_layers,
+            num_heads=num_heads,
+            head_dims=head_dims,
+        )
+        rope, local_rope = self._ropes(head_dims)
         residual_scale = self._residual_scale()
         return Architecture(
             name=self.name,
             family=self.family,
-            num_layers=num_layers,
+            layers=layers[:num_layers],
             width=width,
             num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            ffn_width=ffn_width,
             vocab_size=self._vocab_size(width),
             context_length=self._count("context_length", MAX_CONTEXT),
             # All that layers add is scaled alike, so what they add to may be divided instead.
             norm_eps=self._norm_eps() / residual_scale**2,
             rope=rope,
             local_rope=local_rope,
-            attn_scale=self._attn_scale(width, num_layers, num_heads, head_dim),
+            attn_scale=self._attn_scale(width, num_layers, num_heads, head_dims.whole),
             attn_softcap=self._number("attn_logit_softcapping", self.family.default_caps[0]),
             final_softcap=self._number("final_logit_softcapping", self.family.default_caps[1]),
-            window=self._window(num_layers),
             embedding_scale=self._embedding_scale(width) / residual_scale,
             logit_scale=self._logit_scale(),
-            query_growth=self._query_growth(rope, head_dim),
+            query_growth=self._query_growth(rope, head_dims.whole),
             num_draft_layers=num_draft_layers,
             experts=read_experts(
                 self.file,
                 self.name,
                 self.family.experts,
                 num_layers=num_layers,
-                ffn_width=ffn_width,
+                ffn_width=layers[0].ffn_width,
                 max_width=MAX_WIDTH,
             ),
         )
@@ -229,6 +242,8 @@ class _Reader:
         return math.sqrt(width) if self.family.scaled_embedding else self._scale("embedding_scale")
 
     def _attn_scale(self, width: int, num_layers: int, num_heads: int, head_dim: int) -> float:
+        if not self.family.scales_scores:
+            return 1.0
         if self.family.has_scales and (scale := self._number("attention.scale", 0.0)):
             return scale
         if num_layers != self.family.wide_scale_layers:
@@ -280,32 +295,9 @@ class _Reader:
                 )
         return vocab_size
 
-    def _head_dim(self, width: int, num_heads: int) -> int:
-        low, high = HEAD_DIMS
-        head_dim = self.file.integer(f"{self.name}.attention.key_length", None, low=low, high=high)
-        if head_dim is None:
-            head_dim = width // num_heads
-            if not low <= head_dim <= high:
-                limit = f"heads have {low} to {high} columns, and {width} / heads is {head_dim}"
-                raise self._bad_field("attention.head_count", num_heads, limit)
-        value_dim = self.file.integer(
-            f"{self.name}.attention.value_length", head_dim, low=1, high=high
-        )
-        if value_dim != head_dim:
-            raise UnsupportedModel(
-                self.file.path,
-                f"{self.name}.attention.value_length",
-                value_dim,
-                f"values must be as long as keys ({head_dim})",
-            )
-        if head_dim % 2:
-            raise self._bad_field(
-                "attention.key_length", head_dim, "must be even for rotary positions"
-            )
-        return head_dim
-
-    def _ropes(self, head_dim: int) -> tuple[Rope, Rope]:
-        dim = self.file.integer(f"{self.name}.rope.dimension_count", head_dim, low=0, high=head_dim)
+    def _ropes(self, head_dims: HeadDims) -> tuple[Rope, Rope]:
+        widest = head_dims.whole
+        dim = self.file.integer(f"{self.name}.rope.dimension_count", widest, low=0, high=widest)
         # The one thing that this key means, and to these families alone: whether positions turn.
         if self.family.has_scales and not self.file.flag(
             f"{self.name}.rope.scaling.finetuned", True
@@ -354,42 +346,18 @@ class _Reader:
         if not self.family.plain_window:
             return rope, rope
         own_base = self._positive("rope.freq_base_swa", self.family.window_base or base)
-        return rope, Rope(base=own_base, dim=dim)
+        full = f"{self.name}.rope.dimension_count_swa"
+        widest = head_dims.local
+        own_dim = self.file.integer(full, min(dim, widest), low=0, high=widest)
+        if own_dim % 2:
+            raise self._bad_field("rope.dimension_count_swa", own_dim, "must be even")
+        return rope, Rope(base=own_base, dim=own_dim)
 
     def _log_multiplier(self) -> float:
         # Converters of DeepSeek 2 write a tenth of it, and those of other families none.
         if not self.family.scales_queries:
             return 0.0
         return self._number("rope.scaling.yarn_log_multiplier", 0.0)
-
-    def _window(self, num_layers: int) -> int:
-        full = f"{self.name}.attention.sliding_window"
-        window = self.file.integer(full, self.family.default_window, low=0, high=MAX_CONTEXT)
-        if not window:
-            return 0
-        if not self.family.has_window:
-            # Qwen 2 has it in some layers only, which ones its files do not say.
-            limit = f"for {self.name} models we do not know which layers have it"
-            raise UnsupportedModel(self.file.path, full, window, limit)
-        self._expect_pattern(num_layers)
-        return window
-
-    def _expect_pattern(self, num_layers: int) -> None:
-        """Converters may name which layers have a window; it must be what the family implies.
-
-        They write every how many layers there is none, or a flag for each layer.
-        """
-        full, pattern = f"{self.name}.attention.sliding_window_pattern", self.family.window_pattern
-        named = self.file.metadata.get(full)
-        if named is None:
-            return
-        if isinstance(named, np.ndarray) and named.dtype == np.bool_:
-            named = named.tolist()
-            if pattern and named == [layer % pattern < pattern - 1 for layer in range(num_layers)]:
-                return
-        elif isinstance(named, int) and named == pattern:
-            return
-        raise UnsupportedModel(self.file.path, full, named, f"must be {pattern}")
 
     def _refuse_sections(self) -> None:
         """Multimodal files (GLM-4.1V) order the rows of q and k for a rotation of their own."""
@@ -405,30 +373,13 @@ class _Reader:
     def _count(self, key: str, high: int) -> int:
         return self.file.integer(f"{self.name}.{key}", low=1, high=high)
 
-    def _uniform(self, key: str, high: int, default: int | None = None) -> int:
+    def _uniform(self, key: str, high: int) -> int:
         """A count that some files give per layer: all layers must agree."""
-        full = f"{self.name}.{key}"
-        value = self.file.metadata.get(full)
-        if value is None and default is not None:
-            return default
-        if value is None or isinstance(value, int):
-            return self._count(key, high)
-        values = self.file.numbers(full)
-        if not np.issubdtype(values.dtype, np.integer):
-            raise self._bad_field(
-                key, f"an array of {values.dtype.name}", "counts must be integers"
-            )
-        if not values.size:
-            raise self._bad_field(key, "empty", "must give a count for each layer")
-        counts = {int(count) for count in values}
-        if len(counts) != 1:
-            raise UnsupportedModel(
-                self.file.path, full, sorted(counts), "all layers must have the same count"
-            )
-        count = counts.pop()
-        if not 1 <= count <= high:
-            raise BadModelFile.out_of_range(self.file.path, full, count, 1, high)
-        return count
+        counts = set(read_counts(self.file, self.name, key, high))
+        if len(counts) > 1:
+            full, limit = f"{self.name}.{key}", "all layers must have the same count"
+            raise UnsupportedModel(self.file.path, full, sorted(counts), limit)
+        return counts.pop()
 
     def _number(self, key: str, default: float) -> float:
         value = self.file.number(f"{self.name}.{key}", default)

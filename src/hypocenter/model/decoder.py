@@ -65,7 +65,7 @@ class Decoder:
         self._logits_buffers: dict[int, Tensor] = {}
         device = inputs.counts.device
         self._buffers = Activations.allocate(facts, max_tokens, device=device)
-        widest = max(facts.width, facts.num_heads * facts.head_dim, facts.dense_width)
+        widest = max(facts.width, facts.widest_q, facts.dense_width)
         self._operands = RotatingOperands(
             Operands.allocate(
                 weights.dtypes, max_tokens, widest, device=device, in_bf16=weights.in_bf16
@@ -88,23 +88,26 @@ class Decoder:
             in_bf16=weights.in_bf16,
         )
         self._unfused: UnfusedAttention | None = None
-        self._gpu_tiles: TileScratch | None = None
-        self._cpu_tiles: Tensor | None = None
+        # By what layers differ in: the shape of their pages.
+        self._gpu_tiles: dict[tuple[int, ...], TileScratch] = {}
+        self._cpu_tiles: dict[tuple[int, ...], Tensor] = {}
         num_sequences, max_blocks = inputs.block_tables.shape
         if attention == "parts":
             max_context = max_blocks * pages.keys[0].shape[3]
             self._unfused = UnfusedAttention.allocate(
                 facts, max_tokens, num_sequences, max_context, device=device
             )
-        elif device == "cpu":
-            self._cpu_tiles = allocate_tile_scratch(
-                pages.keys[0], pages.values[0], max_tokens, facts.num_heads, max_blocks
-            )
-        else:
-            most = bucket(num_sequences, max_tokens)
-            self._gpu_tiles = TileScratch.allocate(
-                pages.keys[0], most, facts.num_heads, max_blocks, device=device
-            )
+            return
+        most = bucket(num_sequences, max_tokens)
+        for keys, values in pages.kinds:
+            if device == "cpu":
+                self._cpu_tiles[keys.shape] = allocate_tile_scratch(
+                    keys, values, max_tokens, facts.num_heads, max_blocks
+                )
+            else:
+                self._gpu_tiles[keys.shape] = TileScratch.allocate(
+                    keys, most, facts.num_heads, max_blocks, device=device
+                )
 
     def multiplied_as(self, weight: Tensor) -> DType:
         """The type in which activations are multiplied with a weight."""
@@ -129,12 +132,14 @@ class Decoder:
             scale(plan, b.x, facts.embedding_scale, counts)
         if self._unfused is not None:
             self._unfused.measure(plan, inputs.sequence_rows, inputs.positions, counts)
-        attend = self._attend(num_tokens, num_logit_rows, num_sequences)
+        attend = partial(self._attend, num_tokens, num_logit_rows, num_sequences)
         mixture = self._mixture and self._mixture.first(num_tokens)
         for index, layer in enumerate(self.weights.layers):
             self._attention(plan, b, index, layer, attend)
             if not layer.is_parallel:
-                self._feed_forward(plan, b, layer, mixture)
+                self._feed_forward(plan, b, index, layer, mixture)
+            if layer.scale != 1:
+                scale(plan, b.x, layer.scale, counts)
             mark_layer(plan, index, len(self.weights.layers))
         if not num_logit_rows:
             return Plan(plan, b.x)
@@ -143,14 +148,15 @@ class Decoder:
         return Plan(plan, logits)
 
     def _attend(
-        self, num_tokens: int, num_logit_rows: int, num_sequences: int | None
+        self, num_tokens: int, num_logit_rows: int, num_sequences: int | None, keys: Tensor
     ) -> Callable[..., None]:
-        """The attention of a step of that shape."""
+        """The attention of a step of that shape in layers that have pages like `keys`."""
         if self._unfused is not None:
             return self._unfused.attend
         # Tokens that are few, or (each wants logits) each of a sequence of its own, have many
         # programs share their keys; those of a prompt share programs.
-        tiles = self._gpu_tiles if num_tokens <= 8 or num_logit_rows >= num_tokens else None
+        are_shared = num_tokens <= 8 or num_logit_rows >= num_tokens
+        tiles = self._gpu_tiles.get(keys.shape) if are_shared else None
         if tiles is not None and num_tokens > tiles.values.shape[0]:
             tiles = None
         return partial(
@@ -158,7 +164,7 @@ class Decoder:
             num_heads=self.facts.num_heads,
             num_sequences=num_sequences,
             partial=tiles,
-            parts=self._cpu_tiles,
+            parts=self._cpu_tiles.get(keys.shape),
         )
 
     def _attention(
@@ -167,11 +173,13 @@ class Decoder:
         b: Activations,
         index: int,
         w: LayerWeights,
-        attend: Callable[..., None],
+        attend: Callable[[Tensor], Callable[..., None]],
     ) -> None:
         facts, inputs, counts = self.facts, self.inputs, self.inputs.counts
-        products = (w.q, b.q, w.q_bias), (w.k, b.k, w.k_bias), (w.v, b.v, w.v_bias)
-        weights = [weight for weight, _, _ in products]
+        products = [(w.q, b.q, w.q_bias), (w.k, b.k, w.k_bias)]
+        if w.v is not None:
+            products.append((w.v, b.v, w.v_bias))
+        weights = list(w.read)
         if w.is_parallel:
             assert w.dense is not None
             weights += w.dense.read
@@ -180,13 +188,16 @@ class Decoder:
         self._linear(plan, read, *products, ready=made)
         if w.is_parallel:
             # x is read no more, so what this adds to it may come before attention's part.
-            self._dense(plan, b, w, read, made)
+            self._dense(plan, b, index, w, read, made)
+        if w.v_norm is not None:
+            source = b.k if w.v is None else b.v
+            self._norm_head(plan, source, w.v_norm, b.v, index, facts.layers[index].num_kv_heads)
         if not facts.family.norms_turned:
-            self._norm_heads(plan, b, w)
+            self._norm_heads(plan, b, index, w)
         keys, values = self.pages.keys[index], self.pages.values[index]
         self._rope_write(plan, b, index, w, keys, values)
         codes = self._codes(b.q, w.attn_output)
-        attend(
+        attend(keys)(
             plan,
             b.q,
             keys,
@@ -197,7 +208,7 @@ class Decoder:
             b.attended,
             counts,
             scale=facts.attn_scale,
-            window=facts.layer_window(index),
+            window=facts.layers[index].window,
             softcap=facts.attn_softcap,
             codes=codes,
             sinks=w.sinks,
@@ -212,27 +223,25 @@ class Decoder:
             ready=codes,
         )
 
-    def _norm_heads(self, plan: PlanBuilder, b: Activations, w: LayerWeights) -> None:
+    def _norm_heads(self, plan: PlanBuilder, b: Activations, index: int, w: LayerWeights) -> None:
         """q and k normed, where they are."""
         facts = self.facts
         for x, norm, num_heads in (
             (b.q, w.q_norm, facts.num_heads),
-            (b.k, w.k_norm, facts.num_kv_heads),
+            (b.k, w.k_norm, facts.layers[index].num_kv_heads),
         ):
             if norm is not None:
-                width, parts = facts.head_dim, num_heads
-                if facts.family.wide_qk_norm:
-                    width, parts = num_heads * facts.head_dim, 1
-                rms_norm(
-                    plan,
-                    x,
-                    norm,
-                    facts.norm_eps,
-                    x,
-                    self.inputs.counts,
-                    width=width,
-                    num_heads=parts,
-                )
+                self._norm_head(plan, x, norm, x, index, num_heads)
+
+    def _norm_head(
+        self, plan: PlanBuilder, x: Tensor, norm: Tensor, out: Tensor, index: int, num_heads: int
+    ) -> None:
+        """out = x, normed head by head or all heads together."""
+        counts, width = self.inputs.counts, self.facts.layers[index].head_dim
+        if self.facts.family.wide_qk_norm:
+            width, num_heads = num_heads * width, 1
+        eps = self.facts.norm_eps
+        rms_norm(plan, x, norm, eps, out, counts, width=width, num_heads=num_heads)
 
     def _rope_write(
         self,
@@ -248,7 +257,7 @@ class Decoder:
         positions, slots = inputs.positions, inputs.slots
         ropes, family = self.weights.ropes, facts.family
         table = ropes.local if facts.is_local(index) else ropes.whole
-        head_dim, style = facts.head_dim, family.rope_style
+        shape, style = facts.layers[index], family.rope_style
         is_turned = facts.is_turned(index)
         is_alike = ropes.query is None and not family.norms_turned
         if is_turned and is_alike and self._unfused is None:
@@ -264,13 +273,13 @@ class Decoder:
                 values,
                 counts,
                 num_heads=facts.num_heads,
-                head_dim=head_dim,
+                head_dim=shape.head_dim,
                 style=style,
             )
             return
         for x, num_heads, turned_by in (
             (b.q, facts.num_heads, ropes.query or table),
-            (b.k, facts.num_kv_heads, table),
+            (b.k, shape.num_kv_heads, table),
         ):
             if is_turned:
                 rotate(
@@ -280,20 +289,25 @@ class Decoder:
                     turned_by,
                     counts,
                     num_heads=num_heads,
-                    head_dim=head_dim,
+                    head_dim=shape.head_dim,
                     style=style,
                 )
         if family.norms_turned:
-            self._norm_heads(plan, b, w)
+            self._norm_heads(plan, b, index, w)
         kv_write(plan, b.k, b.v, slots, keys, values, counts)
 
     def _feed_forward(
-        self, plan: PlanBuilder, b: Activations, w: LayerWeights, mixture: MixtureBuffers | None
+        self,
+        plan: PlanBuilder,
+        b: Activations,
+        index: int,
+        w: LayerWeights,
+        mixture: MixtureBuffers | None,
     ) -> None:
         if w.dense is not None:
             norm = Norm(w.ffn_norm, w.ffn_norm_bias)
             x, made = self._norm(plan, b.x, norm, b.hidden, *w.dense.read)
-            self._dense(plan, b, w, x, made)
+            self._dense(plan, b, index, w, x, made)
             return
         assert mixture is not None
         assert w.mixture is not None
@@ -301,11 +315,17 @@ class Decoder:
         self._mix(plan, b, w.ffn_norm, w.mixture, mixture)
 
     def _dense(
-        self, plan: PlanBuilder, b: Activations, w: LayerWeights, x: Tensor, made: Operands | None
+        self,
+        plan: PlanBuilder,
+        b: Activations,
+        index: int,
+        w: LayerWeights,
+        x: Tensor,
+        made: Operands | None,
     ) -> None:
         """b.x += what the dense feed-forward makes of x; `made` as in `_gate_up`."""
         assert w.dense is not None
-        codes = self._gate_up(plan, b, w.dense, x, made, self.facts.ffn_width)
+        codes = self._gate_up(plan, b, w.dense, x, made, self.facts.layers[index].ffn_width)
         down, bias = w.dense.down, w.dense.down_bias
         self._into_residual(plan, b, b.gate, down, bias, w.post_ffn_norm, ready=codes)
 

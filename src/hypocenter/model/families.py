@@ -38,8 +38,10 @@ class Family:
     scaled_embedding: bool = False
     #: Every n-th layer sees the whole context, the others a window; 0: all layers are alike.
     window_pattern: int = 0
-    #: Whether a window in the file is known to mean what `window_pattern` says.
+    #: Whether a window in the file is known to mean what `window_pattern` says, or files name the
+    #: layers that have it.
     has_window: bool = False
+    names_windows: bool = False
     default_window: int = 0
     #: Whether layers with a window leave the stretching of positions to the others, and the base
     #: that they turn by in files that name none; 0: that of the others.
@@ -55,6 +57,12 @@ class Family:
     default_caps: tuple[float, float] = (0.0, 0.0)
     #: Layer counts for which attention is scaled by width / heads instead of the head's size.
     wide_scale_layers: int = 0
+    #: Whether it is scaled at all.
+    scales_scores: bool = True
+    #: Whether v is normed, without a weight, and made of what k is where files have no matrix.
+    norms_values: bool = False
+    #: Whether files may scale what a layer gives.
+    scales_layers: bool = False
     #: Whether files scale the embedding, what layers add, scores and logits.
     has_scales: bool = False
     #: Whether files name a number to multiply logits by.
@@ -89,6 +97,11 @@ FAMILIES: dict[str, Family] = {
         "neox", activation="gelu", qk_norm=True, post_norms=True, scaled_embedding=True,
         has_window=True, window_pattern=6, wide_scale_layers=62, plain_window=True,
         window_base=10000.0,
+    ),
+    "gemma4": Family(
+        "neox", activation="gelu", qk_norm=True, post_norms=True, scaled_embedding=True,
+        has_window=True, names_windows=True, plain_window=True, window_base=10000.0,
+        scales_scores=False, norms_values=True, scales_layers=True,
     ),
     "phi3": Family("neox", fused_qkv=True, fused_gate_up=True, has_window=True),
     "glm4": Family("normal", post_norms=True, fused_gate_up=True),

@@ -43,8 +43,8 @@ def needed_bytes(
     per_token = facts.kv_bytes_per_token(KV_DTYPES[config.kv_dtype].block_bytes)
     widths = (
         facts.width,
-        facts.num_heads * facts.head_dim,
-        facts.num_kv_heads * facts.head_dim,
+        facts.widest_q,
+        facts.widest_kv,
         facts.dense_width,
     )
     per_logit_row = padded_rows(facts.vocab_size)
@@ -52,12 +52,10 @@ def needed_bytes(
         per_logit_row += facts.vocab_size
     activations = 2 * config.max_batch_tokens * sum(padded_rows(width) for width in widths)
     logits = config.max_batch_requests * per_logit_row
-    parts = num_part_floats(
-        config.max_batch_tokens,
-        facts.num_heads,
-        facts.num_kv_heads,
-        -(-facts.head_dim // 16) * 16,
-        min(num_blocks * config.block_size, context_length),
+    max_context = min(num_blocks * config.block_size, context_length)
+    parts = sum(
+        num_part_floats(config.max_batch_tokens, facts.num_heads, *of_pages, max_context)
+        for of_pages in {(shape.num_kv_heads, shape.value_pitch) for shape in facts.layers}
     )
     in_bf16, max_rows = config.float_products == "bf16", config.max_batch_tokens
     held = held_dtypes(file, facts, in_bf16=in_bf16)
@@ -161,11 +159,12 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
     if len(info.shape) != 2:
         return padded_rows(num_rows) * _F32_BYTES
     parts: tuple[int, ...] = (num_rows,)
-    if info.name.endswith(".attn_qkv.weight"):
-        kv_rows = facts.num_kv_heads * facts.head_dim
-        parts = (facts.num_heads * facts.head_dim, kv_rows, kv_rows)
-    elif facts.family.fused_gate_up and info.name.endswith(".ffn_up.weight"):
-        parts = (facts.ffn_width, facts.ffn_width)
+    if info.name.endswith((".attn_qkv.weight", ".ffn_up.weight")):
+        shape = facts.layers[int(info.name.split(".")[1])]
+        if info.name.endswith(".attn_qkv.weight"):
+            parts = (facts.num_heads * shape.head_dim, shape.kv_width, shape.kv_width)
+        elif facts.family.fused_gate_up:
+            parts = (shape.ffn_width, shape.ffn_width)
     return sum(packed_bytes(info.dtype, count, info.shape[1]) for count in parts)
 
 
@@ -191,9 +190,10 @@ def held_dtypes(file: GGUFFile, facts: Architecture, *, in_bf16: bool) -> set[DT
 
 def _rope_bytes(facts: Architecture, context_length: int) -> int:
     """Tables of cosines and sines in f32, and the f64 angles, cosines and sines of one."""
-    num_angles = context_length * facts.rope.dim // 2
-    num_tables = 1 + (facts.local_rope != facts.rope) + facts.scales_queries(context_length)
-    return num_angles * (num_tables * 2 * _F32_BYTES + 3 * 8)
+    pairs = [facts.rope.dim // 2] * (1 + facts.scales_queries(context_length))
+    if facts.local_rope != facts.rope:
+        pairs.append(facts.local_rope.dim // 2)
+    return context_length * (sum(pairs) * 2 * _F32_BYTES + max(pairs) * 3 * 8)
 
 
 def _group_rooms(root: Path) -> Iterator[Room]:

@@ -27,6 +27,7 @@ from hypocenter.model.architecture import Architecture, Rope
 from hypocenter.model.decoder import Decoder
 from hypocenter.model.experts import Experts
 from hypocenter.model.families import FAMILIES
+from hypocenter.model.layer_shapes import LayerShape
 from hypocenter.model.rope_tables import RopeTables
 from hypocenter.model.step_buffers import KVPages, StepInputs
 from hypocenter.model.weight_tensors import FeedForward, LayerWeights, Mixture, Weights
@@ -248,8 +249,14 @@ def abstract_plan(
 
     It has a sequence for each 4096 tokens, but at least 32, and some logit rows where nobody says.
     """
-    facts = replace(_facts(family), **(changes or {}))
-    facts = replace(facts, rope=replace(facts.rope, dim=facts.head_dim))
+    facts, of_layer = _facts(family), {}
+    for name, value in (changes or {}).items():
+        if name in LayerShape.__dataclass_fields__:
+            of_layer[name] = value
+        else:
+            facts = replace(facts, **{name: value})
+    shape = replace(facts.layers[0], **of_layer)
+    facts = replace(facts, layers=(shape,), rope=replace(facts.rope, dim=shape.head_dim))
     gpu = AbstractGpu(vendor)
     devices.use_backend(gpu)
     inputs = StepInputs.allocate(num_tokens, max(32, num_tokens >> 12), max_blocks, device=gpu.name)
@@ -319,12 +326,9 @@ def _facts(family: str) -> Architecture:
     return Architecture(
         name=family,
         family=FAMILIES[family],
-        num_layers=1,
+        layers=(LayerShape(num_kv_heads=8, head_dim=128, ffn_width=14336),),
         width=4096,
         num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        ffn_width=14336,
         vocab_size=128255,
         context_length=4096,
         norm_eps=1e-5,
@@ -333,7 +337,6 @@ def _facts(family: str) -> Architecture:
         attn_scale=128**-0.5,
         attn_softcap=0.0,
         final_softcap=0.0,
-        window=0,
         experts=_MIXTURES.get(family),
         embedding_scale=64.0 if FAMILIES[family].scaled_embedding else 1.0,
     )
@@ -393,7 +396,8 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
             router_bias=vector_if(is_biased, "router_bias", choice.num_experts),
         )
 
-    heads, kv_heads = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
+    (shape,) = facts.layers
+    heads, kv_heads = facts.q_width(0), shape.kv_width
     has_ffn_norm = family.pre_norms and family.ffn_norm != ""
     has_biases = family is FAMILIES["llama"]  # some have, and most have not
     layer = LayerWeights(
@@ -404,21 +408,21 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
         q_bias=vector_if(has_biases, "q_bias", heads),
         k_bias=vector_if(has_biases, "k_bias", kv_heads),
         v_bias=vector_if(has_biases, "v_bias", kv_heads),
-        q_norm=vector_if(family.qk_norm, "q_norm", facts.head_dim),
-        k_norm=vector_if(family.qk_norm, "k_norm", facts.head_dim),
+        q_norm=vector_if(family.qk_norm, "q_norm", shape.head_dim),
+        k_norm=vector_if(family.qk_norm, "k_norm", shape.head_dim),
         attn_output=matrix("attn_output", width, heads),
         attn_output_bias=None,
         post_attn_norm=vector_if(family.post_norms, "post_attn_norm", width),
         ffn_norm=vector_if(has_ffn_norm, "ffn_norm", width),
-        dense=None if facts.experts else feed_forward(facts.ffn_width),
+        dense=None if facts.experts else feed_forward(shape.ffn_width),
         mixture=mixture(facts.experts) if facts.experts else None,
         post_ffn_norm=vector_if(family.post_norms, "post_ffn_norm", width),
         attn_norm_bias=vector_if(family.layer_norms, "attn_norm_bias", width),
         ffn_norm_bias=vector_if(family.layer_norms and has_ffn_norm, "ffn_norm_bias", width),
         sinks=vector_if(family.has_sinks, "sinks", facts.num_heads),
     )
-    shape = (facts.context_length, facts.rope.dim // 2)
-    table = tuple(_allocate_undefined(name, DType.F32, shape, device) for name in ("cos", "sin"))
+    turned = (facts.context_length, facts.rope.dim // 2)
+    table = tuple(_allocate_undefined(name, DType.F32, turned, device) for name in ("cos", "sin"))
     pair = (table[0], table[1])
     token_table = matrix("token_embd", facts.vocab_size, width)
     norm = vector("output_norm", width)

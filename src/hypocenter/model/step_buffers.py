@@ -50,19 +50,22 @@ class KVPages:
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
 
+    @property
+    def kinds(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Keys and values of one layer for each shape that there is."""
+        pairs = zip(self.keys, self.values, strict=True)
+        return tuple({pair[0].shape: pair for pair in pairs}.values())
+
     @classmethod
     def allocate(
         cls, facts: Architecture, num_blocks: int, block_size: int, dtype: DType, *, device: str
     ) -> KVPages:
-        heads, head_dim = facts.num_kv_heads, facts.head_dim
-        key_shape = (num_blocks, heads, head_dim, block_size)
-        value_shape = (num_blocks, heads, block_size, -(-head_dim // 16) * 16)
-
         # `kernels/attention/kv_write.py` says why.
         make = allocate_turned if device == "cpu" else partial(allocate, device=device)
-
-        def pages(kind: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-            names = (f"{kind}_cache.{index}" for index in range(facts.num_layers))
-            return tuple(make(name, "kv_cache", dtype, shape) for name in names)
-
-        return cls(pages("k", key_shape), pages("v", value_shape))
+        keys, values = [], []
+        for index, shape in enumerate(facts.layers):
+            heads, pitch = (num_blocks, shape.num_kv_heads), shape.value_pitch
+            of_keys, of_values = (*heads, shape.head_dim, block_size), (*heads, block_size, pitch)
+            keys.append(make(f"k_cache.{index}", "kv_cache", dtype, of_keys))
+            values.append(make(f"v_cache.{index}", "kv_cache", dtype, of_values))
+        return cls(tuple(keys), tuple(values))

@@ -5,7 +5,9 @@ The decoder also calls the parts of `rope_write` on this route.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hypocenter.device.memory import allocate, rows
 from hypocenter.device.plan import PlanBuilder
@@ -17,19 +19,26 @@ from hypocenter.model.architecture import Architecture
 from hypocenter.tensor import DType, Tensor
 
 
+class _Expanded(NamedTuple):
+    """keys and values f32 [num_sequences, num_heads, max_context, head_dim], turned with the last
+    two exchanged."""
+
+    keys: Tensor
+    turned: Tensor
+    values: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class UnfusedAttention:
-    """Static buffers that all layers and plans share.
+    """Static buffers that all plans share, and all layers with heads of one size.
 
-    lengths i32 [num_sequences]; scores f32 [max_tokens, num_heads, max_context]; keys and values
-    f32 [num_sequences, num_heads, max_context, head_dim], turned with the last two exchanged.
+    lengths i32 [num_sequences]; scores f32 [max_tokens, num_heads, max_context]; expanded by the
+    size of a head.
     """
 
     lengths: Tensor
     scores: Tensor
-    keys: Tensor
-    turned: Tensor
-    values: Tensor
+    expanded: Mapping[int, _Expanded]
 
     @classmethod
     def allocate(
@@ -48,12 +57,19 @@ class UnfusedAttention:
             return allocate(name, "decoder", DType.F32, shape, device=device)
 
         heads = (num_sequences, facts.num_heads)
+
+        def expanded(head_dim: int) -> _Expanded:
+            return _Expanded(
+                keys=floats("keys", *heads, max_context, head_dim),
+                turned=floats("turned_keys", *heads, head_dim, max_context),
+                values=floats("values", *heads, max_context, head_dim),
+            )
+
+        head_dims = dict.fromkeys(shape.head_dim for shape in facts.layers)
         return cls(
             lengths=allocate("lengths", "decoder", DType.I32, (num_sequences,), device=device),
             scores=floats("scores", max_tokens, facts.num_heads, max_context),
-            keys=floats("keys", *heads, max_context, facts.head_dim),
-            turned=floats("turned_keys", *heads, facts.head_dim, max_context),
-            values=floats("values", *heads, max_context, facts.head_dim),
+            expanded={head_dim: expanded(head_dim) for head_dim in head_dims},
         )
 
     def measure(
@@ -84,15 +100,16 @@ class UnfusedAttention:
         """Append what `attention` does, part by part; arguments as there."""
         reach = parts.Rows(sequence_rows, self.lengths, counts)
         scores = rows(self.scores, 0, q.shape[0])
-        parts.expand_keys(plan, k_cache, block_tables, self.lengths, self.keys)
-        parts.expand_values(plan, v_cache, block_tables, self.lengths, self.values)
-        parts.transpose(plan, self.keys, self.lengths, self.turned)
-        parts.scores(plan, q, self.turned, reach, scores)
+        keys, turned, all_values = self.expanded[k_cache.shape[2]]
+        parts.expand_keys(plan, k_cache, block_tables, self.lengths, keys)
+        parts.expand_values(plan, v_cache, block_tables, self.lengths, all_values)
+        parts.transpose(plan, keys, self.lengths, turned)
+        parts.scores(plan, q, turned, reach, scores)
         parts.scale_scores(plan, scores, reach, scale=scale, softcap=softcap)
         parts.mask(plan, scores, reach, positions, window=window)
         parts.softmax(plan, scores, reach, sinks=sinks)
-        parts.weighted_sum(plan, scores, self.values, reach, out)
+        parts.weighted_sum(plan, scores, all_values, reach, out)
         if codes is not None:
-            _, num_heads, _, head_dim = self.values.shape
+            _, num_heads, _, head_dim = all_values.shape
             width, is_plain = num_heads * head_dim, fits_f16(v_cache)
             quantise(plan, out, width, codes, counts, is_plain=is_plain)

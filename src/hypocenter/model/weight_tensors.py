@@ -56,7 +56,8 @@ class LayerWeights:
     attn_norm: Tensor | None
     q: Tensor
     k: Tensor
-    v: Tensor
+    #: None: values are made of what this layer's `k` gives.
+    v: Tensor | None
     q_bias: Tensor | None
     k_bias: Tensor | None
     v_bias: Tensor | None
@@ -74,11 +75,19 @@ class LayerWeights:
     ffn_norm_bias: Tensor | None = None
     #: A score for each head.
     sinks: Tensor | None = None
+    v_norm: Tensor | None = None
+    #: What the layer gives is multiplied by it.
+    scale: float = 1.0
 
     @property
     def is_parallel(self) -> bool:
         """Whether the feed-forward reads what attention does, a norm of which there is one."""
         return self.attn_norm is not None and self.ffn_norm is None
+
+    @property
+    def read(self) -> tuple[Tensor, ...]:
+        """What attention's input is multiplied with."""
+        return (self.q, self.k, self.v) if self.v is not None else (self.q, self.k)
 
     @property
     def down(self) -> Tensor:
@@ -91,7 +100,7 @@ class LayerWeights:
     @property
     def matrices(self) -> tuple[Tensor, ...]:
         """Those that activations are multiplied with, but for a router."""
-        found = [self.q, self.k, self.v, self.attn_output]
+        found = [*self.read, self.attn_output]
         if self.dense is not None:
             found += (*self.dense.read, self.dense.down)
         if self.mixture is not None:

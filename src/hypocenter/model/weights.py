@@ -109,6 +109,7 @@ class Loader:
         self._shared: dict[str, SharedWeight] = {}
         self._borrower: Borrower | None = None
         self._no_bias: Tensor | None = None
+        self._no_weights: dict[int, Tensor] = {}
 
     def borrow(self, shared: KeptWeights) -> None:
         """Take matrices from where another process has put them."""
@@ -133,8 +134,8 @@ class Loader:
 
     def layer(self, index: int) -> LayerWeights:
         facts, prefix = self.facts, f"blk.{index}."
-        width = facts.width
-        q_rows, kv_rows = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
+        width, shape = facts.width, facts.layers[index]
+        q_rows, kv_rows = facts.q_width(index), shape.kv_width
         q, k, v = self._qkv(prefix, (q_rows, kv_rows, kv_rows))
         biases = self._qkv_biases(prefix, (q_rows, kv_rows, kv_rows))
         is_mixture = facts.is_mixture(index)
@@ -149,15 +150,15 @@ class Loader:
             q_bias=biases[0],
             k_bias=biases[1],
             v_bias=biases[2],
-            q_norm=self._qk_norm(f"{prefix}attn_q_norm.weight", q_rows),
-            k_norm=self._qk_norm(f"{prefix}attn_k_norm.weight", kv_rows),
+            q_norm=self._qk_norm(f"{prefix}attn_q_norm.weight", q_rows, shape.head_dim),
+            k_norm=self._qk_norm(f"{prefix}attn_k_norm.weight", kv_rows, shape.head_dim),
             attn_output=self.matrix(f"{prefix}attn_output", width, q_rows),
             attn_output_bias=self._optional(f"{prefix}attn_output.bias", width),
             post_attn_norm=self._vector_if(
                 post_norms, f"{prefix}post_attention_norm.weight", width
             ),
             ffn_norm=self._vector_if(has_ffn_norm, f"{ffn_norm}.weight", width),
-            dense=None if is_mixture else self._feed_forward(prefix, "", facts.ffn_width),
+            dense=None if is_mixture else self._feed_forward(prefix, "", shape.ffn_width),
             mixture=self._mixture(prefix) if is_mixture else None,
             post_ffn_norm=self._vector_if(post_norms, f"{prefix}post_ffw_norm.weight", width),
             attn_norm_bias=self._norm_bias(f"{prefix}attn_norm", width),
@@ -165,6 +166,8 @@ class Loader:
             sinks=self._vector_if(
                 facts.family.has_sinks, f"{prefix}attn_sinks.weight", facts.num_heads
             ),
+            v_norm=self._ones(shape.head_dim) if facts.family.norms_values else None,
+            scale=self._layer_scale(f"{prefix}layer_output_scale.weight"),
         )
 
     def _norm_bias(self, name: str, length: int) -> Tensor | None:
@@ -204,21 +207,35 @@ class Loader:
                     "tensor",
                 )
 
-    def _qkv(self, prefix: str, rows: tuple[int, int, int]) -> tuple[Tensor, ...]:
-        if f"{prefix}attn_qkv.weight" in self.file.tensors:
-            return self._split(f"{prefix}attn_qkv.weight", rows, self.facts.width)
-        names = (f"{prefix}attn_q", f"{prefix}attn_k", f"{prefix}attn_v")
-        return tuple(
-            self.matrix(name, count, self.facts.width)
-            for name, count in zip(names, rows, strict=True)
-        )
+    def _ones(self, length: int) -> Tensor:
+        """What a norm that has no weight is multiplied by."""
+        if length not in self._no_weights:
+            self._no_weights[length] = self._pad("no weight", np.ones(length, np.float32))
+        return self._no_weights[length]
 
-    def _qk_norm(self, name: str, num_rows: int) -> Tensor | None:
+    def _layer_scale(self, name: str) -> float:
+        if not self.facts.family.scales_layers or name not in self.file.tensors:
+            return 1.0
+        return float(self.values(name, (1,))[0])
+
+    def _qkv(self, prefix: str, rows: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor | None]:
+        if f"{prefix}attn_qkv.weight" in self.file.tensors:
+            q, k, v = self._split(f"{prefix}attn_qkv.weight", rows, self.facts.width)
+            return q, k, v
+        q, k = (
+            self.matrix(f"{prefix}attn_{part}", count, self.facts.width)
+            for part, count in zip("qk", rows, strict=False)
+        )
+        if self.facts.family.norms_values and f"{prefix}attn_v.weight" not in self.file.tensors:
+            return q, k, None
+        return q, k, self.matrix(f"{prefix}attn_v", rows[2], self.facts.width)
+
+    def _qk_norm(self, name: str, num_rows: int, head_dim: int) -> Tensor | None:
         family = self.facts.family
         if family.wide_qk_norm:
             return self.vector(name, num_rows)
         is_there = not family.optional_qk_norm or name in self.file.tensors
-        return self._vector_if(family.qk_norm and is_there, name, self.facts.head_dim)
+        return self._vector_if(family.qk_norm and is_there, name, head_dim)
 
     def _qkv_biases(self, prefix: str, rows: tuple[int, int, int]) -> tuple[Tensor | None, ...]:
         fused = f"{prefix}attn_qkv.bias"

@@ -25,6 +25,7 @@ from hypocenter.kernels.attention import unfused as parts
 from hypocenter.model.architecture import Architecture, Rope
 from hypocenter.model.families import FAMILIES
 from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.layer_shapes import LayerShape
 from hypocenter.model.unfused import UnfusedAttention
 from hypocenter.tensor import Tensor
 
@@ -337,7 +338,7 @@ def _attention_bound(q: Array, k: Array, v: Array, scale: float, softcap: float)
 def _attended(case: _Case, scale: float, window: int, softcap: float) -> dict[str, Array]:
     """[batch, heads, head_dim] of the fused op and of the parts, through the decoder's buffers."""
     wide = case.num_heads * case.head_dim
-    facts = replace(_FACTS, num_heads=case.num_heads, head_dim=case.head_dim)
+    facts = replace(_FACTS, layers=(LayerShape(1, case.head_dim, 64),), num_heads=case.num_heads)
     unfused = UnfusedAttention.allocate(facts, case.batch, 3, MAX_CONTEXT, device=DEVICE)
     q = rows_tensor("q", case.q.reshape(case.batch, -1))
     live, rows = counts(case.batch), tensor("rows", case.rows)
@@ -361,10 +362,9 @@ def _attended(case: _Case, scale: float, window: int, softcap: float) -> dict[st
 
 
 _FACTS = Architecture(
-    name="llama", family=FAMILIES["llama"], num_layers=1, width=64, num_heads=1, num_kv_heads=1,
-    head_dim=2, ffn_width=64, vocab_size=8, context_length=MAX_CONTEXT, norm_eps=1e-5,
-    rope=Rope(base=1e4, dim=2), local_rope=Rope(base=1e4, dim=2), attn_scale=1.0,
-    attn_softcap=0.0, final_softcap=0.0, window=0,
+    name="llama", family=FAMILIES["llama"], layers=(LayerShape(1, 2, 64),), width=64, num_heads=1,
+    vocab_size=8, context_length=MAX_CONTEXT, norm_eps=1e-5, rope=Rope(base=1e4, dim=2),
+    local_rope=Rope(base=1e4, dim=2), attn_scale=1.0, attn_softcap=0.0, final_softcap=0.0,
 )  # fmt: skip
 
 

@@ -180,7 +180,8 @@ def test_other_orders_are_refused() -> None:
 
 def test_pages_of_a_head_lie_together_on_a_cpu(tmp_path: Path) -> None:
     with open_gguf(write_tiny(tmp_path / "tiny.gguf")) as file:
-        facts = replace(read_architecture(file), num_kv_heads=3)
+        facts = read_architecture(file)
+    facts = replace(facts, layers=(replace(facts.layers[0], num_kv_heads=3),))
     pages = KVPages.allocate(facts, 5, BLOCK_SIZE, DType.F16, device=kernel_launch.device)
     for cache in (*pages.keys, *pages.values):
         page, width = cache.shape[2] * cache.shape[3], cache.shape[3]

@@ -362,7 +362,7 @@ def test_unknown_pre_tokenizer_names_the_way_out(load: Load) -> None:
         load(TINY_SPM, "llama", "gpt-2")
 
 
-@pytest.mark.parametrize("model", ["bert", "t5", "rwkv", "plamo2", "gemma4", "none"])
+@pytest.mark.parametrize("model", ["bert", "t5", "rwkv", "plamo2", "none"])
 def test_other_forms_are_refused_by_name(load: Load, model: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"model is {model!r}, but hypocenter runs 'gpt2'"):
         load(TINY, model)

@@ -86,14 +86,21 @@ def _architecture(facts: Architecture) -> dict[str, Any]:
         "num_layers",
         "width",
         "num_heads",
-        "num_kv_heads",
-        "head_dim",
-        "ffn_width",
         "vocab_size",
         "context_length",
     )
     experts = asdict(facts.experts) if facts.experts else None
-    return {name: getattr(facts, name) for name in names} | {"experts": experts}
+    each = {
+        name: [getattr(shape, name) for shape in facts.layers]
+        for name in ("num_kv_heads", "head_dim", "ffn_width", "window")
+    }
+    shapes = {name: _one_or_all(values) for name, values in each.items()}
+    return {name: getattr(facts, name) for name in names} | shapes | {"experts": experts}
+
+
+def _one_or_all(values: list[int]) -> int | list[int]:
+    """The number that holds for all layers, or that of each."""
+    return values[0] if len(set(values)) == 1 else values
 
 
 def _memory(

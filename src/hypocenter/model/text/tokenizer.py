@@ -26,6 +26,7 @@ from hypocenter.errors import (
     UsageError,
 )
 from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.model.text.blank_bpe import BlankPairEncoder
 from hypocenter.model.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer, known_names
 from hypocenter.model.text.special_texts import SpecialTexts
 from hypocenter.model.text.spm import BLANK, ScoreEncoder
@@ -53,14 +54,14 @@ def load_tokenizer(file: GGUFFile, pre: str | None = None) -> Tokenizer:
     override, BadModelFile for a vocabulary that contradicts itself.
     """
     model = file.text("tokenizer.ggml.model")
-    if model == "llama":
+    if model in _WITHOUT_PRE:
         if pre is not None:
-            limit = f"{file.path} has a 'llama' tokenizer and no pre-tokenizer; leave it out"
+            limit = f"{file.path} has a {model!r} tokenizer and no pre-tokenizer; leave it out"
             raise BadSetting("tokenizer_pre", pre, limit)
-        return _load_llama(file)
+        return _WITHOUT_PRE[model](file)
     if model == "gpt2":
         return _load_gpt2(file, _choose_pre(file, pre))
-    limit = "hypocenter runs 'gpt2' (byte BPE) and 'llama' (SentencePiece with scores)"
+    limit = "hypocenter runs 'gpt2' (byte BPE), 'llama' (SentencePiece with scores) and 'gemma4'"
     raise UnsupportedModel(file.path, "tokenizer.ggml.model", model, limit)
 
 
@@ -263,6 +264,21 @@ def _load_llama(file: GGUFFile) -> Tokenizer:
         add_space_prefix=prefix,
         strip_after=_strip_after(file, words),
     )
+
+
+def _load_gemma4(file: GGUFFile) -> Tokenizer:
+    words = read_vocabulary(file, "gemma4")
+    # BOS begins every text, whatever the file says: first files said wrongly that none does.
+    if "bos" not in words.roles:
+        limit = "every text of this model has a BOS token added"
+        raise BadModelFile(file.path, "tokenizer.ggml.bos_token_id", MISSING, limit)
+    _, add_eos = _read_additions(file, words, True)
+    encoder = BlankPairEncoder(words, _read_merges(file, words))
+    pieces = _pieces(words, _bytes_of_text)
+    return Tokenizer(words, encoder, pieces, add_bos=True, add_eos=add_eos)
+
+
+_WITHOUT_PRE = {"llama": _load_llama, "gemma4": _load_gemma4}
 
 
 def _read_merges(file: GGUFFile, words: Vocabulary) -> list[tuple[str, str]]:

@@ -1,0 +1,185 @@
+"""What the layers of one model may differ in, as a GGUF file's metadata give it.
+
+Keys are those of the GGUF specification; what is fixed per family is in `families.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel
+from hypocenter.model.families import Family
+from hypocenter.model.gguf.file import GGUFFile
+
+MAX_HEADS = 1 << 16
+MAX_WIDTH = 1 << 20
+MAX_CONTEXT = 1 << 30
+#: Columns of a head that the attention kernels can hold.
+HEAD_DIMS = (2, 512)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What the layers of a model may differ in."""
+
+    num_kv_heads: int
+    head_dim: int
+    ffn_width: int
+    #: Positions that its queries look back on, themselves included; 0: all.
+    window: int = 0
+
+    @property
+    def kv_width(self) -> int:
+        """Columns of a token's keys, and of its values."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def value_pitch(self) -> int:
+        """Columns of a head's values in the KV cache, which are padded to 16."""
+        return -(-self.head_dim // 16) * 16
+
+
+class HeadDims(NamedTuple):
+    """Columns of a head in layers that see all positions, and in those with a window."""
+
+    whole: int
+    local: int
+
+
+def read_head_dims(file: GGUFFile, name: str, width: int, num_heads: int) -> HeadDims:
+    """Those of a model of architecture `name`.
+
+    Raises UnsupportedModel where keys and values differ, BadModelFile for what no kernel can hold.
+    """
+    head_dim, (low, high) = width // num_heads, HEAD_DIMS
+    is_named = f"{name}.attention.key_length" in file.metadata
+    if not is_named and not low <= head_dim <= high:
+        limit = f"heads have {low} to {high} columns, and {width} / heads is {head_dim}"
+        raise BadModelFile(file.path, f"{name}.attention.head_count", num_heads, limit)
+    whole = _head_dim(file, name, "", head_dim)
+    return HeadDims(whole, _head_dim(file, name, "_swa", whole))
+
+
+def read_shapes(
+    file: GGUFFile,
+    name: str,
+    family: Family,
+    *,
+    num_blocks: int,
+    num_heads: int,
+    head_dims: HeadDims,
+) -> tuple[LayerShape, ...]:
+    """The shape of each of `num_blocks` layers.
+
+    Raises UnsupportedModel for windows that the family does not know, BadModelFile for numbers
+    that contradict one another.
+    """
+    key = "attention.head_count_kv"
+    kv_heads = _each_layer(file, name, key, MAX_HEADS, num_blocks, default=num_heads)
+    for num_kv_heads in kv_heads:
+        if num_heads % num_kv_heads:
+            limit = f"must divide {num_heads} heads"
+            raise BadModelFile(file.path, f"{name}.{key}", num_kv_heads, limit)
+    ffn_widths = _each_layer(file, name, "feed_forward_length", MAX_WIDTH, num_blocks)
+    windows = _windows(file, name, family, num_blocks)
+    return tuple(
+        LayerShape(num_kv_heads, head_dims.local if window else head_dims.whole, ffn_width, window)
+        for num_kv_heads, ffn_width, window in zip(kv_heads, ffn_widths, windows, strict=True)
+    )
+
+
+def read_counts(
+    file: GGUFFile, name: str, key: str, high: int, default: int | None = None
+) -> tuple[int, ...]:
+    """A count above 0 that files give once, or once per layer; as many as the file has."""
+    full = f"{name}.{key}"
+    value = file.metadata.get(full)
+    if value is None and default is not None:
+        return (default,)
+    if value is None or isinstance(value, int):
+        return (file.integer(full, low=1, high=high),)
+    values = file.numbers(full)
+    if not np.issubdtype(values.dtype, np.integer):
+        found = f"an array of {values.dtype.name}"
+        raise BadModelFile(file.path, full, found, "counts must be integers")
+    if not values.size:
+        raise BadModelFile(file.path, full, "empty", "must give a count for each layer")
+    counts = tuple(int(count) for count in values)
+    for count in counts:
+        if not 1 <= count <= high:
+            raise BadModelFile.out_of_range(file.path, full, count, 1, high)
+    return counts
+
+
+def _each_layer(
+    file: GGUFFile, name: str, key: str, high: int, num_blocks: int, default: int | None = None
+) -> tuple[int, ...]:
+    counts = read_counts(file, name, key, high, default)
+    if len(set(counts)) == 1:
+        return (counts[0],) * num_blocks
+    if len(counts) < num_blocks:
+        limit = f"must give one for each of {num_blocks} layers"
+        raise BadModelFile(file.path, f"{name}.{key}", f"{len(counts)} counts", limit)
+    return counts[:num_blocks]
+
+
+def _head_dim(file: GGUFFile, name: str, kind: str, default: int) -> int:
+    (low, high), full = HEAD_DIMS, f"{name}.attention.key_length{kind}"
+    head_dim = file.integer(full, default, low=low, high=high)
+    of_values = f"{name}.attention.value_length{kind}"
+    value_dim = file.integer(of_values, head_dim, low=1, high=high)
+    if value_dim != head_dim:
+        limit = f"values must be as long as keys ({head_dim})"
+        raise UnsupportedModel(file.path, of_values, value_dim, limit)
+    if head_dim % 2:
+        raise BadModelFile(file.path, full, head_dim, "must be even for rotary positions")
+    return head_dim
+
+
+def _windows(file: GGUFFile, name: str, family: Family, num_blocks: int) -> tuple[int, ...]:
+    """How far each layer looks back; 0: it sees all positions."""
+    full = f"{name}.attention.sliding_window"
+    window = file.integer(full, family.default_window, low=0, high=MAX_CONTEXT)
+    if not window:
+        return (0,) * num_blocks
+    if not family.has_window:
+        # Qwen 2 has it in some layers only, which ones its files do not say.
+        limit = f"for {name} models we do not know which layers have it"
+        raise UnsupportedModel(file.path, full, window, limit)
+    full = f"{name}.attention.sliding_window_pattern"
+    if family.names_windows:
+        return tuple(window * has_window for has_window in _named(file, full, num_blocks))
+    pattern = family.window_pattern
+    implied = [not pattern or layer % pattern < pattern - 1 for layer in range(num_blocks)]
+    expect_pattern(file, full, pattern, implied)
+    return tuple(window * has_window for has_window in implied)
+
+
+def _named(file: GGUFFile, full: str, num_blocks: int) -> list[bool]:
+    named = file.metadata.get(full)
+    if not isinstance(named, np.ndarray) or named.dtype != np.bool_ or len(named) < num_blocks:
+        limit = f"must say of each of {num_blocks} layers whether it has a window"
+        raise BadModelFile(file.path, full, MISSING if named is None else named, limit)
+    flags: list[bool] = named[:num_blocks].tolist()
+    return flags
+
+
+def expect_pattern(file: GGUFFile, full: str, pattern: int, implied: list[bool]) -> None:
+    """Converters may name which layers have a window; it must be what the family implies.
+
+    They write every how many layers there is none, or a flag for each layer. Raises
+    UnsupportedModel for anything else.
+    """
+    named = file.metadata.get(full)
+    if named is None:
+        return
+    if isinstance(named, np.ndarray) and named.dtype == np.bool_:
+        named = named.tolist()
+        if pattern and named == implied:
+            return
+    elif isinstance(named, int) and named == pattern:
+        return
+    raise UnsupportedModel(file.path, full, named, f"must be {pattern}")
