@@ -44,6 +44,28 @@ def num_short(recorder: ForeignRecorder, monkeypatch: pytest.MonkeyPatch) -> int
     return len(found)
 
 
+def test_a_storage_that_comes_back_to_its_place_is_another_allocation(both: Recorders) -> None:
+    """As sharded training resizes its weights to nothing, and back."""
+    weight, other = Storage(0x1000, 256), Storage(0x1000, 256)
+    allocations: list[list[int]] = []
+    for recorder in both:
+        launch = Launching(recorder)
+        for _ in range(3):
+            launch[(1,)](FakeTensor(weight, (64,)), None, 1)
+        weight.address = 0
+        launch[(1,)](FakeTensor(other, (64,)), None, 1)
+        other.address, weight.address = 0, 0x1000
+        for _ in range(3):
+            launch[(1,)](FakeTensor(weight, (64,)), None, 1)
+        other.address = 0x1000
+        of = {tensor.id: tensor.allocation for tensor in ring.read_run(recorder.folder).tensors}
+        made = [launched.arguments[0].tensor for _, launched in launches(recorder)]
+        allocations.append([of[tensor] for tensor in made if tensor is not None])
+    assert allocations[0] == allocations[1]
+    first, between, last = (allocations[0][at] for at in (0, 3, 4))
+    assert len({first, between, last}) == 3
+
+
 def test_what_changes_from_launch_to_launch_is_told(
     both: Recorders, monkeypatch: pytest.MonkeyPatch
 ) -> None:

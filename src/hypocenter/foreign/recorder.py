@@ -196,6 +196,10 @@ class ForeignRecorder:
             may_look = self._looks_closely and device != INTERPRETER and graph is None
             kept = Given(kernel.names, device, caller, [], [], may_look)
             record = self._describe(kernel, args, options, size, kept, site, stream)
+            if self._memory.has_passed_on:
+                # A resized storage may come back to its place, and is another allocation then.
+                self._memory.has_passed_on = False
+                self._launches.forget()
             number = self._graphs.number_of(graph) if graph is not None else 0
             event = Launched(
                 **self._log.now(), launch=record, graph=number, compiled=is_compiled and number > 0

@@ -106,6 +106,8 @@ class SeenMemory:
         self._gone: deque[tuple[int, str]] = deque()
         self._storages: dict[tuple[str, int], Storage] = {}
         self._alive: dict[int, Storage] = {}
+        #: Whether memory was given to another storage while torch's object for the first lives on.
+        self.has_passed_on = False
         self.num_tensors = 0
         #: The types of the tensors so far whose memory is known by torch's object for it.
         self.tensor_types: set[type] = set()
@@ -215,6 +217,8 @@ class SeenMemory:
         parameter: str,
         given: Given,
     ) -> Storage:
+        before = self._storages.get((where, address))
+        self.has_passed_on |= before is not None and before.has_moved()
         number = next(self._ids)
         kind = "device"
         if where == "cpu":
