@@ -155,7 +155,7 @@ CASES: dict[str, tuple[Launch, Cause, str, str]] = {
     ),
     "more keys than there are": (keys(32), Cause.BAD_SCALAR, "num_keys", "num_keys = 20"),
     "one row of keys too many": (keys(21), Cause.BAD_SCALAR, "num_keys", "num_keys = 20"),
-    "an end behind the last": (ends(0, 30, 60, 95), Cause.INDEX_RANGE, "ends", "ends[3] = 0"),
+    "an end behind the last": (ends(0, 30, 90, 95), Cause.INDEX_RANGE, "ends", "ends[3] = 0"),
     "a bin behind the last": (counts(4), Cause.INDEX_RANGE, "experts_ptr", "experts_ptr[7] = 0"),
     "a bin before the first": (
         counts(-1), Cause.SENTINEL_CONSUMED, "experts_ptr", "experts_ptr[7] = 0",
