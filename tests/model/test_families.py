@@ -31,7 +31,7 @@ NUM_DECODE_TOKENS = 40
 
 def is_of_few_families(case: SimpleNamespace) -> bool:
     """The one that most are like, one with much of its own, and a mixture of experts."""
-    return case.model in ("llama", "gemma2", "gemma4", "glm4moe", "gpt-oss")
+    return case.model in ("llama", "gemma2", "gemma4", "gemma4-experts", "glm4moe", "gpt-oss")
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
@@ -180,6 +180,7 @@ def test_quantised_weights_read_codes(
         ("gpt-oss", {"activation": "silu"}),
         ("gemma4", {"scales_scores": True}),
         ("gemma4-odd", {"norms_values": False}),
+        ("gemma4-experts", {"activation": "silu"}),
     ],
 )
 @pytest.mark.tier("sim", fast=lambda case: case.name == "smollm3")

@@ -140,7 +140,9 @@ def test_loaded_weights_are_not_in_memory_a_second_time(tmp_path: Path) -> None:
         assert mapped_bytes(path) >= sum(info.num_bytes for info in file.tensors.values())
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3", "mistral3", "command-r", "phi2"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3", "phi3", "mistral3", "command-r", "phi2", "gemma4"]
+)
 @pytest.mark.parametrize(("kv_dtype", "context_length"), [("f16", 40), ("f32", 40), ("f16", 1100)])
 def test_needed_bytes_are_those_that_are_allocated(
     name: str, kv_dtype: str, context_length: int, tmp_path: Path

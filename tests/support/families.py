@@ -133,6 +133,10 @@ def _randomise(family: Family, hf_model: Any, generator: np.random.Generator) ->
                 values = values - 1.0
         elif name.endswith(("down_proj_bias", *(f"{part}.bias" for part in INTO_RESIDUAL))):
             values = 0.03 * noise
+        elif name.endswith("router.scale"):
+            values = generator.uniform(0.5, 1.5, shape) * math.sqrt(shape[0])
+        elif name.endswith("per_expert_scale"):
+            values = generator.uniform(0.5, 1.5, shape)
         elif name.endswith("bias"):
             values = 0.5 * noise
         elif name.endswith("sinks"):

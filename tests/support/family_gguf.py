@@ -52,7 +52,8 @@ def write_gguf(family: Family, hf_model: Any, path: Path, fault: Fault = SOUND) 
         values = np.asarray(tensor.numpy(), dtype=np.float32)
         as_converted = _AS_CONVERTED.get(family.arch, _as_converted)
         for part, rows in as_converted(name, values).items():
-            gguf_name = names.get_name(part, try_suffixes=(".weight", ".bias"))
+            is_final = part.startswith("blk.")
+            gguf_name = part if is_final else names.get_name(part, (".weight", ".bias"))
             if gguf_name is None:
                 raise ValueError(f"{family.arch}: GGUF has no name for {part}")
             in_layout = _in_gguf_layout(family, hf_model.config, name, rows, fault)
@@ -121,8 +122,16 @@ def _as_converted_gpt_oss(name: str, values: np.ndarray) -> dict[str, np.ndarray
 
 
 def _as_converted_gemma4(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
-    """The same: what layers are scaled by is no parameter in transformers, and has no suffix."""
-    return {f"{name}.weight" if name.endswith("layer_scalar") else name: values}
+    """The same: what layers and experts are scaled by has names of its own."""
+    prefix, _, own = name.rpartition(".")
+    layer = prefix.removeprefix("model.layers.").partition(".")[0]
+    if own == "layer_scalar" or prefix.endswith(".experts"):
+        return {f"{name}.weight": values}
+    if own == "per_expert_scale":
+        return {f"blk.{layer}.ffn_down_exps.scale": values}
+    if prefix.endswith(".router") and own == "scale":
+        return {f"blk.{layer}.ffn_gate_inp.scale": values}
+    return {name: values}
 
 
 _AS_CONVERTED = {"gpt-oss": _as_converted_gpt_oss, "gemma4": _as_converted_gemma4}

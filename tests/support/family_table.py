@@ -229,12 +229,19 @@ def _gemma4(
             "rope.dimension_count": head_dims[1],
             "rope.dimension_count_swa": head_dims[0],
             "final_logit_softcapping": 30.0,
+            **(_EXPERT_KEYS if "num_experts" in more else {}),
         },
     )
 
 
 #: An odd number of experts and of choices; experts are no multiple of 16 wide.
 _EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+_GEMMA4_EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 7,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 40,
+}
 _EXPERT_KEYS = {"expert_count": 7, "expert_used_count": 3, "expert_feed_forward_length": 40}
 
 
@@ -802,7 +809,12 @@ FAMILIES: dict[str, Family] = {
     "gemma3": _gemma3(num_layers=7, score_width=24),
     "gemma3-27b": _gemma3(num_layers=62, score_width=16, sizes=_NARROW),
     "gemma4": _gemma4(6, (2, 1), (24, 40), attention_k_eq_v=True),
-    "gemma4-whole": _gemma4(6, (2, 1), (24, 40), num_layers=1, attention_k_eq_v=True),
+    "gemma4-experts": _gemma4(
+        6, (2, 1), (24, 40), num_layers=3, attention_k_eq_v=True, **_GEMMA4_EXPERTS
+    ),
+    "gemma4-whole": _gemma4(
+        6, (2, 1), (24, 40), num_layers=1, attention_k_eq_v=True, **_GEMMA4_EXPERTS
+    ),
     "gemma4-odd": _gemma4(3, (3, 3), (20, 36), attention_k_eq_v=False),
     "phi3": Family(
         "phi3",

@@ -26,7 +26,8 @@ def resident_bytes(runner: Runner) -> int:
     decoder = runner._decoder
     held = (
         runner.weights, decoder.pages, decoder._buffers, tuple(decoder._logits_buffers.values()),
-        decoder._cpu_tiles, decoder._operands.operands, decoder._gated.operands, decoder._mixture,
+        tuple(decoder._cpu_tiles.values()), decoder._operands.operands, decoder._gated.operands,
+        decoder._mixture,
     )  # fmt: skip
     allocations = {id(one.allocation): one.allocation.num_bytes for one in tensors_of(held)}
     return sum(allocations.values())

@@ -119,17 +119,21 @@ class Architecture:
         return self.query_growth > 0 and context_length > self.rope.original_context
 
     def is_mixture(self, layer: int) -> bool:
-        """Whether a layer's feed-forward is a mixture of experts."""
+        """Whether a layer has a mixture of experts."""
         return self.experts is not None and layer >= self.experts.num_dense
+
+    def is_dense(self, layer: int) -> bool:
+        """Whether it has a feed-forward that all tokens take, the shared expert apart."""
+        of_family = self.family.experts
+        stands_beside = of_family is not None and of_family.stands_beside
+        return stands_beside or not self.is_mixture(layer)
 
     @property
     def dense_width(self) -> int:
         """The widest feed-forward that all tokens of a layer take: a dense one, or the shared
         expert of a mixture; 0: there is none."""
         shared = self.experts.shared_width if self.experts else 0
-        dense = (
-            shape.ffn_width for index, shape in enumerate(self.layers) if not self.is_mixture(index)
-        )
+        dense = (shape.ffn_width for index, shape in enumerate(self.layers) if self.is_dense(index))
         return max(shared, *dense, 0)
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:

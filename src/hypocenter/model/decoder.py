@@ -12,9 +12,6 @@ from typing import NamedTuple
 from hypocenter.device.memory import allocate, rows
 from hypocenter.device.plan import Plan, PlanBuilder, bucket
 from hypocenter.kernels.attention.attention import TileScratch, allocate_tile_scratch, attention
-from hypocenter.kernels.attention.kv_write import kv_write
-from hypocenter.kernels.attention.rope import rotate
-from hypocenter.kernels.attention.rope_write import rope_write
 from hypocenter.kernels.linear.linear import linear_several
 from hypocenter.kernels.linear.linear_gate import linear_gate_codes
 from hypocenter.kernels.linear.operands import Operands, Product, reads_made_alone
@@ -34,10 +31,11 @@ from hypocenter.kernels.rowwise.norm import rms_norm, rms_norm_codes
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.activations import Activations, RotatingOperands
 from hypocenter.model.architecture import Architecture
+from hypocenter.model.heads import Heads
 from hypocenter.model.mixture import MixtureBuffers
 from hypocenter.model.step_buffers import KVPages, StepInputs
 from hypocenter.model.unfused import UnfusedAttention
-from hypocenter.model.weight_tensors import FeedForward, LayerWeights, Mixture, Weights
+from hypocenter.model.weight_tensors import BesideDense, FeedForward, LayerWeights, Mixture, Weights
 from hypocenter.tensor import DType, Tensor
 
 
@@ -87,6 +85,7 @@ class Decoder:
             device=device,
             in_bf16=weights.in_bf16,
         )
+        self._heads = Heads(facts, weights.ropes, inputs, is_fused=attention != "parts")
         self._unfused: UnfusedAttention | None = None
         # By what layers differ in: the shape of their pages.
         self._gpu_tiles: dict[tuple[int, ...], TileScratch] = {}
@@ -189,13 +188,8 @@ class Decoder:
         if w.is_parallel:
             # x is read no more, so what this adds to it may come before attention's part.
             self._dense(plan, b, index, w, read, made)
-        if w.v_norm is not None:
-            source = b.k if w.v is None else b.v
-            self._norm_head(plan, source, w.v_norm, b.v, index, facts.layers[index].num_kv_heads)
-        if not facts.family.norms_turned:
-            self._norm_heads(plan, b, index, w)
         keys, values = self.pages.keys[index], self.pages.values[index]
-        self._rope_write(plan, b, index, w, keys, values)
+        self._heads.prepare(plan, b, index, w, keys, values)
         codes = self._codes(b.q, w.attn_output)
         attend(keys)(
             plan,
@@ -223,79 +217,6 @@ class Decoder:
             ready=codes,
         )
 
-    def _norm_heads(self, plan: PlanBuilder, b: Activations, index: int, w: LayerWeights) -> None:
-        """q and k normed, where they are."""
-        facts = self.facts
-        for x, norm, num_heads in (
-            (b.q, w.q_norm, facts.num_heads),
-            (b.k, w.k_norm, facts.layers[index].num_kv_heads),
-        ):
-            if norm is not None:
-                self._norm_head(plan, x, norm, x, index, num_heads)
-
-    def _norm_head(
-        self, plan: PlanBuilder, x: Tensor, norm: Tensor, out: Tensor, index: int, num_heads: int
-    ) -> None:
-        """out = x, normed head by head or all heads together."""
-        counts, width = self.inputs.counts, self.facts.layers[index].head_dim
-        if self.facts.family.wide_qk_norm:
-            width, num_heads = num_heads * width, 1
-        eps = self.facts.norm_eps
-        rms_norm(plan, x, norm, eps, out, counts, width=width, num_heads=num_heads)
-
-    def _rope_write(
-        self,
-        plan: PlanBuilder,
-        b: Activations,
-        index: int,
-        w: LayerWeights,
-        keys: Tensor,
-        values: Tensor,
-    ) -> None:
-        """q turned by its positions; k, turned likewise, and v in their slots of the cache."""
-        facts, inputs, counts = self.facts, self.inputs, self.inputs.counts
-        positions, slots = inputs.positions, inputs.slots
-        ropes, family = self.weights.ropes, facts.family
-        table = ropes.local if facts.is_local(index) else ropes.whole
-        shape, style = facts.layers[index], family.rope_style
-        is_turned = facts.is_turned(index)
-        is_alike = ropes.query is None and not family.norms_turned
-        if is_turned and is_alike and self._unfused is None:
-            rope_write(
-                plan,
-                b.q,
-                b.k,
-                b.v,
-                positions,
-                slots,
-                table,
-                keys,
-                values,
-                counts,
-                num_heads=facts.num_heads,
-                head_dim=shape.head_dim,
-                style=style,
-            )
-            return
-        for x, num_heads, turned_by in (
-            (b.q, facts.num_heads, ropes.query or table),
-            (b.k, shape.num_kv_heads, table),
-        ):
-            if is_turned:
-                rotate(
-                    plan,
-                    x,
-                    positions,
-                    turned_by,
-                    counts,
-                    num_heads=num_heads,
-                    head_dim=shape.head_dim,
-                    style=style,
-                )
-        if family.norms_turned:
-            self._norm_heads(plan, b, index, w)
-        kv_write(plan, b.k, b.v, slots, keys, values, counts)
-
     def _feed_forward(
         self,
         plan: PlanBuilder,
@@ -304,13 +225,16 @@ class Decoder:
         w: LayerWeights,
         mixture: MixtureBuffers | None,
     ) -> None:
-        if w.dense is not None:
-            norm = Norm(w.ffn_norm, w.ffn_norm_bias)
+        norm = Norm(w.ffn_norm, w.ffn_norm_bias)
+        if w.mixture is None:
+            assert w.dense is not None
             x, made = self._norm(plan, b.x, norm, b.hidden, *w.dense.read)
             self._dense(plan, b, index, w, x, made)
             return
         assert mixture is not None
-        assert w.mixture is not None
+        if w.mixture.beside is not None:
+            self._mix_beside(plan, b, index, w, w.mixture.beside, mixture)
+            return
         assert w.ffn_norm is not None
         self._mix(plan, b, w.ffn_norm, w.mixture, mixture)
 
@@ -336,6 +260,7 @@ class Decoder:
         facts, counts = self.facts, self.inputs.counts
         rms_norm(plan, b.x, norm, facts.norm_eps, b.hidden, counts, width=facts.width)
         mixture.choose(plan, b.hidden, w, counts, self._operands.next(b.x.shape[0]))
+        mixture.give(plan, b.hidden)
         mixture.apply_experts(plan, w.experts)
         if w.shared is not None:
             assert facts.experts is not None
@@ -343,7 +268,39 @@ class Decoder:
             x, made = self._norm(plan, b.hidden, Norm(None), b.hidden, *w.shared.read)
             codes = self._gate_up(plan, b, w.shared, x, made, facts.experts.shared_width)
             self._linear(plan, b.gate, (w.shared.down, mixture.shared, None), ready=codes)
-        mixture.mix_into(plan, b.x, counts)
+        has_shared = w.shared is not None
+        mixture.mix_into(plan, b.x, counts, with_shared=has_shared, accumulate=True)
+
+    def _mix_beside(
+        self,
+        plan: PlanBuilder,
+        b: Activations,
+        index: int,
+        w: LayerWeights,
+        norms: BesideDense,
+        mixture: MixtureBuffers,
+    ) -> None:
+        """x += the norm of what the dense feed-forward and experts make of x, each normed."""
+        assert w.mixture is not None
+        assert w.dense is not None
+        assert w.post_ffn_norm is not None
+        assert mixture.shared is not None
+        counts, both = self.inputs.counts, mixture.shared
+        norm = partial(
+            rms_norm, plan, eps=self.facts.norm_eps, counts=counts, width=self.facts.width
+        )
+        norm(b.x, norms.router, out=b.hidden)
+        mixture.choose(plan, b.hidden, w.mixture, counts, self._operands.next(b.x.shape[0]))
+        norm(b.x, norms.experts, out=b.hidden)
+        mixture.give(plan, b.hidden)
+        mixture.apply_experts(plan, w.mixture.experts)
+        x, made = self._norm(plan, b.x, Norm(w.ffn_norm), b.hidden, *w.dense.read)
+        codes = self._gate_up(plan, b, w.dense, x, made, self.facts.layers[index].ffn_width)
+        self._linear(plan, b.gate, (w.dense.down, both, None), ready=codes)
+        norm(both, norms.dense, out=both)
+        mixture.mix_into(plan, b.hidden, counts, with_shared=False, accumulate=False)
+        norm(b.hidden, norms.mixed, out=both, accumulate=True)
+        norm(both, w.post_ffn_norm, out=b.x, accumulate=True)
 
     def _gate_up(
         self,

@@ -25,7 +25,8 @@ class ExpertsOfFamily:
 
     `are_optional`: files without experts are dense models. `has_gate`: the shared expert counts by
     a gate of its own. `has_bias`: files may hold a bias for the choice. `is_biased`: the router and
-    all products of experts have biases.
+    all products of experts have biases. `stands_beside`: experts and a dense feed-forward read the
+    same, each by a norm of its own, and both are added.
     """
 
     scores: str = "softmax"
@@ -34,6 +35,7 @@ class ExpertsOfFamily:
     has_gate: bool = False
     has_bias: bool = False
     is_biased: bool = False
+    stands_beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,7 @@ FAMILIES: dict[str, Family] = {
         "neox", activation="gelu", qk_norm=True, post_norms=True, scaled_embedding=True,
         has_window=True, names_windows=True, plain_window=True, window_base=10000.0,
         scales_scores=False, norms_values=True, scales_layers=True,
+        experts=ExpertsOfFamily(are_optional=True, stands_beside=True),
     ),
     "phi3": Family("neox", fused_qkv=True, fused_gate_up=True, has_window=True),
     "glm4": Family("normal", post_norms=True, fused_gate_up=True),

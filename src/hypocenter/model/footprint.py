@@ -71,17 +71,20 @@ def needed_bytes(
             for info in file.tensors.values()
             if not is_draft(info.name, facts)
         )
-        + _missing_bias_bytes(file, facts),
+        + _made_up_bytes(file, facts),
         "KV cache": num_blocks * config.block_size * per_token,
         "rope tables": _rope_bytes(facts, context_length),
         "activations": (activations + logits + parts) * _F32_BYTES + operands + mixture,
     }
 
 
-def _missing_bias_bytes(file: GGUFFile, facts: Architecture) -> int:
-    """The zeros that layer norms add whose file has no biases."""
+def _made_up_bytes(file: GGUFFile, facts: Architecture) -> int:
+    """The zeros that layer norms add whose file has no biases; the ones that norm values."""
     is_missing = facts.family.layer_norms and "output_norm.bias" not in file.tensors
-    return padded_rows(facts.width) * _F32_BYTES if is_missing else 0
+    num_floats = padded_rows(facts.width) if is_missing else 0
+    if facts.family.norms_values:
+        num_floats += sum(padded_rows(size) for size in {one.head_dim for one in facts.layers})
+    return num_floats * _F32_BYTES
 
 
 def _mixture_bytes(
@@ -93,12 +96,15 @@ def _mixture_bytes(
     numbers = max_rows * (3 * choice.num_used + 1) + 3 * shape.most_groups + shape.num_rows
     numbers += 3 + choice.num_experts
     numbers += max_rows * padded_rows(choice.num_experts + choice.has_gate)
-    numbers += shape.num_rows * pitch + (max_rows * pitch if experts.shared_width else 0)
+    has_shared = experts.shared_width > 0 or facts.is_dense(facts.num_layers - 1)
+    numbers += shape.num_rows * pitch + (max_rows * pitch if has_shared else 0)
     read: set[DType] = set()
     given: set[DType] = set()
     is_split = False
     for layer in range(experts.num_dense, facts.num_layers):
-        names = [f"blk.{layer}.ffn_{part}_exps.weight" for part in ("gate", "up", "down")]
+        joint = f"blk.{layer}.ffn_gate_up_exps.weight"
+        kinds = ("gate_up", "gate_up", "down") if joint in file.tensors else ("gate", "up", "down")
+        names = [f"blk.{layer}.ffn_{kind}_exps.weight" for kind in kinds]
         dtypes = [file.tensors[name].dtype for name in names if name in file.tensors]
         if len(dtypes) < len(names):
             continue  # told of when they are loaded
@@ -149,9 +155,14 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
     num_rows = info.shape[0] if info.shape else 1
     if info.name.endswith(".ffn_gate_inp_shexp.weight"):
         return 0  # a row of the router
+    if info.name.endswith(".layer_output_scale.weight"):
+        return 0  # a number of the launch
     if info.name.endswith(".ffn_gate_inp.weight"):
         num_gates = facts.experts.choice.has_gate if facts.experts else 0
         return packed_bytes(DType.F32, num_rows + num_gates, info.shape[-1])
+    if info.name.endswith(".ffn_gate_up_exps.weight"):
+        num_experts, both, num_columns = info.shape
+        return 2 * packed_bytes(info.dtype, num_experts, both // 2, num_columns)
     if len(info.shape) == 3:
         return packed_bytes(info.dtype, *info.shape)
     if info.name.endswith("_exps.bias"):

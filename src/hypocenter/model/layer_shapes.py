@@ -151,14 +151,16 @@ def _windows(file: GGUFFile, name: str, family: Family, num_blocks: int) -> tupl
         raise UnsupportedModel(file.path, full, window, limit)
     full = f"{name}.attention.sliding_window_pattern"
     if family.names_windows:
-        return tuple(window * has_window for has_window in _named(file, full, num_blocks))
+        return tuple(
+            window * has_window for has_window in _read_named_windows(file, full, num_blocks)
+        )
     pattern = family.window_pattern
     implied = [not pattern or layer % pattern < pattern - 1 for layer in range(num_blocks)]
     expect_pattern(file, full, pattern, implied)
     return tuple(window * has_window for has_window in implied)
 
 
-def _named(file: GGUFFile, full: str, num_blocks: int) -> list[bool]:
+def _read_named_windows(file: GGUFFile, full: str, num_blocks: int) -> list[bool]:
     named = file.metadata.get(full)
     if not isinstance(named, np.ndarray) or named.dtype != np.bool_ or len(named) < num_blocks:
         limit = f"must say of each of {num_blocks} layers whether it has a window"

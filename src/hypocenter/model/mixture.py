@@ -32,7 +32,8 @@ class MixtureBuffers:
     """logits f32 [max_tokens, experts padded to 64]; sorted_x f32 [sorted rows, width], what
     experts read and later what they give; gate and up f32 [sorted rows, width of an expert], None
     where codes are made at once; shared f32 [max_tokens, width], None where nothing is shared;
-    operands and gated: what is made of sorted_x and of the gated result."""
+    operands and gated: what is made of sorted_x and of the gated result. Beside a dense
+    feed-forward `shared` holds what that one gives."""
 
     experts: Experts
     width: int
@@ -73,6 +74,7 @@ class MixtureBuffers:
 
         is_split = any(stack.gate_up is None for stack in stacks)
         downs = [stack.down for stack in stacks]
+        has_shared = experts.shared_width > 0 or facts.is_dense(facts.num_layers - 1)
         return cls(
             experts=experts,
             width=facts.width,
@@ -82,7 +84,7 @@ class MixtureBuffers:
             sorted_x=floats("expert_rows", shape.num_rows, facts.width),
             gate=floats("expert_gate", shape.num_rows, experts.width) if is_split else None,
             up=floats("expert_up", shape.num_rows, experts.width) if is_split else None,
-            shared=floats("shared", max_tokens, facts.width) if experts.shared_width else None,
+            shared=floats("shared", max_tokens, facts.width) if has_shared else None,
             operands=operands((weight for stack in stacks for weight in stack.read), facts.width),
             gated=operands(downs, experts.width),
         )
@@ -110,13 +112,29 @@ class MixtureBuffers:
         )
 
     def choose(
-        self, plan: PlanBuilder, hidden: Tensor, weights: Mixture, counts: Tensor, made: Operands
+        self,
+        plan: PlanBuilder,
+        hidden: Tensor,
+        weights: Mixture,
+        counts: Tensor,
+        made: Operands,
     ) -> None:
-        """Append which experts the tokens of `hidden` take, and the rows that these read."""
+        """Append which experts the tokens of `hidden` take, and where their rows lie."""
         router = Product(weights.router, self.logits, weights.router_bias)
         linear_several(plan, hidden, [router], counts, made)
-        route(plan, self.logits, self.experts.choice, self.table, counts, bias=weights.bias)
+        route(
+            plan,
+            self.logits,
+            self.experts.choice,
+            self.table,
+            counts,
+            bias=weights.bias,
+            factors=weights.factors,
+        )
         group(plan, self.table, counts)
+
+    def give(self, plan: PlanBuilder, hidden: Tensor) -> None:
+        """Append the rows of `hidden` that experts read."""
         gather(plan, hidden, self.table.sources, self.sorted_x, self.table.counts)
 
     def apply_experts(self, plan: PlanBuilder, weights: FeedForward) -> None:
@@ -160,6 +178,18 @@ class MixtureBuffers:
         down, bias = weights.down, weights.down_bias
         experts_linear(plan, self.gate, down, x, table, self.gated, bias=bias)
 
-    def mix_into(self, plan: PlanBuilder, x: Tensor, counts: Tensor) -> None:
-        """Append x += what the experts give, and the shared one where there is one."""
-        mix(plan, x, self.sorted_x, self.table, counts, width=self.width, shared=self.shared)
+    def mix_into(
+        self, plan: PlanBuilder, x: Tensor, counts: Tensor, *, with_shared: bool, accumulate: bool
+    ) -> None:
+        """Append x (+)= what the experts give, and the shared one where that is wanted."""
+        shared = self.shared if with_shared else None
+        mix(
+            plan,
+            x,
+            self.sorted_x,
+            self.table,
+            counts,
+            width=self.width,
+            shared=shared,
+            accumulate=accumulate,
+        )

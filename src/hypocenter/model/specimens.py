@@ -30,7 +30,7 @@ from hypocenter.model.families import FAMILIES
 from hypocenter.model.layer_shapes import LayerShape
 from hypocenter.model.rope_tables import RopeTables
 from hypocenter.model.step_buffers import KVPages, StepInputs
-from hypocenter.model.weight_tensors import FeedForward, LayerWeights, Mixture, Weights
+from hypocenter.model.weight_tensors import BesideDense, FeedForward, LayerWeights, Mixture, Weights
 from hypocenter.tensor import DType, Tensor, contiguous_strides
 
 # One model for each kernel variant that a family's facts bring.
@@ -49,6 +49,7 @@ _MIXTURES: dict[str, Experts] = {
     "granitemoe": Experts(ExpertChoice(8, 2), width=14336),
     "glm4moe": Experts(ExpertChoice(128, 8, "sigmoid"), 1408, shared_width=1408),
     "gpt-oss": Experts(ExpertChoice(32, 4), width=2880),
+    "gemma4": Experts(ExpertChoice(128, 8), width=704),
 }
 # Experts that one row meets, of more than 2**31 elements together.
 _HUGE_MIXTURE = Experts(ExpertChoice(128, 8), width=8192)
@@ -372,6 +373,7 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
     family, width = facts.family, facts.width
 
     is_biased = family.experts is not None and family.experts.is_biased
+    is_beside = family.experts is not None and family.experts.stands_beside
 
     def feed_forward(inner: int, *stack: int) -> FeedForward:
         up = matrix("up", *stack, inner, width)
@@ -394,6 +396,10 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
             experts=feed_forward(experts.width, choice.num_experts),
             shared=feed_forward(shared) if shared else None,
             router_bias=vector_if(is_biased, "router_bias", choice.num_experts),
+            factors=vector_if(is_beside, "factors", choice.num_experts),
+            beside=BesideDense(*(vector(name, width) for name in BesideDense._fields))
+            if is_beside
+            else None,
         )
 
     (shape,) = facts.layers
@@ -404,7 +410,7 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
         attn_norm=vector_if(family.pre_norms, "attn_norm", width),
         q=matrix("q", heads, width),
         k=matrix("k", kv_heads, width),
-        v=matrix("v", kv_heads, width),
+        v=None if family.norms_values else matrix("v", kv_heads, width),
         q_bias=vector_if(has_biases, "q_bias", heads),
         k_bias=vector_if(has_biases, "k_bias", kv_heads),
         v_bias=vector_if(has_biases, "v_bias", kv_heads),
@@ -414,12 +420,14 @@ def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
         attn_output_bias=None,
         post_attn_norm=vector_if(family.post_norms, "post_attn_norm", width),
         ffn_norm=vector_if(has_ffn_norm, "ffn_norm", width),
-        dense=None if facts.experts else feed_forward(shape.ffn_width),
+        dense=feed_forward(shape.ffn_width) if facts.is_dense(0) else None,
         mixture=mixture(facts.experts) if facts.experts else None,
         post_ffn_norm=vector_if(family.post_norms, "post_ffn_norm", width),
         attn_norm_bias=vector_if(family.layer_norms, "attn_norm_bias", width),
         ffn_norm_bias=vector_if(family.layer_norms and has_ffn_norm, "ffn_norm_bias", width),
         sinks=vector_if(family.has_sinks, "sinks", facts.num_heads),
+        v_norm=vector_if(family.norms_values, "v_norm", shape.head_dim),
+        scale=0.5 if family.scales_layers else 1.0,
     )
     turned = (facts.context_length, facts.rope.dim // 2)
     table = tuple(_allocate_undefined(name, DType.F32, turned, device) for name in ("cos", "sin"))

@@ -11,6 +11,7 @@ from hypocenter.model.architecture import Architecture
 from hypocenter.model.experts import Experts
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.packed_weights import PackedWeights
+from hypocenter.model.weight_tensors import BesideDense
 from hypocenter.model.weights import Loader
 from hypocenter.tensor import Tensor
 
@@ -50,6 +51,13 @@ class Looker(Loader):
 
     def _may_join(self, names: Sequence[str]) -> bool:
         return False
+
+    def _beside(self, prefix: str) -> BesideDense:
+        width = self.facts.width
+        for name in ("ffn_gate_inp.scale", "pre_ffw_norm_2.weight", "post_ffw_norm_1.weight"):
+            self._expect(f"{prefix}{name}", (width,))
+        self._expect(f"{prefix}post_ffw_norm_2.weight", (width,))
+        return BesideDense(NO_TENSOR, NO_TENSOR, NO_TENSOR, NO_TENSOR)
 
     def _router(self, prefix: str, experts: Experts) -> Tensor:
         width = self.facts.width

@@ -58,7 +58,7 @@ class UnfusedAttention:
 
         heads = (num_sequences, facts.num_heads)
 
-        def expanded(head_dim: int) -> _Expanded:
+        def room_for(head_dim: int) -> _Expanded:
             return _Expanded(
                 keys=floats("keys", *heads, max_context, head_dim),
                 turned=floats("turned_keys", *heads, head_dim, max_context),
@@ -69,7 +69,7 @@ class UnfusedAttention:
         return cls(
             lengths=allocate("lengths", "decoder", DType.I32, (num_sequences,), device=device),
             scores=floats("scores", max_tokens, facts.num_heads, max_context),
-            expanded={head_dim: expanded(head_dim) for head_dim in head_dims},
+            expanded={head_dim: room_for(head_dim) for head_dim in head_dims},
         )
 
     def measure(

@@ -33,24 +33,36 @@ class FeedForward:
         return tuple(part for part in parts if part is not None)
 
 
+class BesideDense(NamedTuple):
+    """Norms of a mixture beside a dense feed-forward: of what its router and its experts read, of
+    what the experts give, and of what the dense one gives."""
+
+    router: Tensor
+    experts: Tensor
+    mixed: Tensor
+    dense: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Mixture:
     """A layer's experts. `router` is F32 [num_experts, width], with one row more where the shared
     expert has a gate, and `router_bias` f32 is added to what it gives; `bias` f32 counts for the
-    choice alone."""
+    choice alone, and `factors` f32 multiply what experts count."""
 
     router: Tensor
     bias: Tensor | None
     experts: FeedForward
     shared: FeedForward | None
     router_bias: Tensor | None = None
+    factors: Tensor | None = None
+    beside: BesideDense | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One layer's tensors: matrices packed, norms and biases f32 padded to 64; None: not there.
 
-    A layer has either `dense` or `mixture`.
+    A layer has `dense` or `mixture`, or both where the mixture says how.
     """
 
     attn_norm: Tensor | None

@@ -26,6 +26,7 @@ from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.packed_weights import PackedWeights
 from hypocenter.model.rope_tables import RopeTableReader
 from hypocenter.model.weight_tensors import (
+    BesideDense,
     FeedForward,
     LayerWeights,
     Mixture,
@@ -158,7 +159,9 @@ class Loader:
                 post_norms, f"{prefix}post_attention_norm.weight", width
             ),
             ffn_norm=self._vector_if(has_ffn_norm, f"{ffn_norm}.weight", width),
-            dense=None if is_mixture else self._feed_forward(prefix, "", shape.ffn_width),
+            dense=self._feed_forward(prefix, "", shape.ffn_width)
+            if facts.is_dense(index)
+            else None,
             mixture=self._mixture(prefix) if is_mixture else None,
             post_ffn_norm=self._vector_if(post_norms, f"{prefix}post_ffw_norm.weight", width),
             attn_norm_bias=self._norm_bias(f"{prefix}attn_norm", width),
@@ -252,9 +255,11 @@ class Loader:
         """`{prefix}ffn_*{kind}`, of that width, or a stack of `num_experts`; a dense one has the
         biases that the file has, experts those that the family has."""
         family, columns = self.facts.family, self.facts.width
-        is_fused = family.fused_gate_up and not kind
+        joint = f"{prefix}ffn_gate_up{kind}.weight"
+        is_joint = num_experts > 0 and joint in self.file.tensors
+        is_fused = is_joint or (family.fused_gate_up and not kind)
         parts = ("gate", "up") if family.has_gate and not is_fused else ("up",)
-        names = [f"{prefix}ffn_{part}{kind}.weight" for part in parts]
+        names = [joint] if is_joint else [f"{prefix}ffn_{part}{kind}.weight" for part in parts]
         down = f"{prefix}ffn_down{kind}.weight"
         rows = (width, width) if is_fused else (width,)
         biases: dict[str, Tensor | None] = {}
@@ -316,6 +321,21 @@ class Loader:
             router_bias=self._vector_if(
                 family.is_biased, f"{prefix}ffn_gate_inp.bias", num_experts
             ),
+            factors=self._vector_if(
+                family.stands_beside and f"{prefix}ffn_down_exps.scale" in self.file.tensors,
+                f"{prefix}ffn_down_exps.scale",
+                num_experts,
+            ),
+            beside=self._beside(prefix) if family.stands_beside else None,
+        )
+
+    def _beside(self, prefix: str) -> BesideDense:
+        name, width = f"{prefix}ffn_gate_inp.scale", self.facts.width
+        return BesideDense(
+            router=self._pad(name, self.values(name, (width,)) / np.float32(math.sqrt(width))),
+            experts=self.vector(f"{prefix}pre_ffw_norm_2.weight", width),
+            mixed=self.vector(f"{prefix}post_ffw_norm_2.weight", width),
+            dense=self.vector(f"{prefix}post_ffw_norm_1.weight", width),
         )
 
     def _router(self, prefix: str, experts: Experts) -> Tensor:
@@ -340,8 +360,9 @@ class Loader:
     ) -> tuple[Tensor, ...]:
         """One matrix of the file as several packed ones, by consecutive rows; or its one stack."""
         parts, in_bf16 = [], self.in_bf16 and is_factor
-        shape = (num_experts, *row_counts, num_columns) if num_experts else None
-        for index, rows in enumerate(self._rows(name, row_counts, num_columns, num_experts)):
+        parts_of_file = self._rows(name, row_counts, num_columns, num_experts)
+        for index, (rows, num_rows) in enumerate(zip(parts_of_file, row_counts, strict=True)):
+            shape = (num_experts, num_rows, num_columns) if num_experts else None
             shared = self._shared.get(f"{name} {index}")
             if shared is not None and self._borrower is not None:
                 parts.append(packing.borrow(name, shared, self._borrower, shape=shape))
@@ -375,7 +396,7 @@ class Loader:
     ) -> list[np.ndarray[Any, Any]]:
         """GGUF bytes of a matrix, uint8 [rows, row_bytes] for each of so many consecutive rows.
 
-        Of a stack of `num_experts` those of all, each padded to 64 rows.
+        Of a stack of `num_experts` those rows of all, each padded to 64 rows.
         """
         num_rows = sum(row_counts)
         lead = (num_experts,) if num_experts else ()
@@ -383,9 +404,11 @@ class Loader:
         raw = self.file.raw(name).reshape(-1, dtype.num_bytes(num_columns))
         if self.progress:
             self.progress("loading weights", len(self.taken) / len(self.file.tensors))
+        ends = np.cumsum(row_counts)[:-1]
         if num_experts:
-            return [packing.stack(raw, num_experts)]
-        return np.split(raw, np.cumsum(row_counts)[:-1])
+            parts = np.split(raw.reshape(num_experts, num_rows, -1), ends, axis=1)
+            return [packing.stack(part.reshape(-1, raw.shape[1]), num_experts) for part in parts]
+        return np.split(raw, ends)
 
     def values(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """A tensor that is no matrix, as f32."""

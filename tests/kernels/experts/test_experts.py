@@ -98,11 +98,20 @@ def groups_of(table: ExpertsTable) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("normalises", [True, False])
-@pytest.mark.parametrize(("has_bias", "has_gate"), [(False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("has_bias", "has_gate", "has_factors"),
+    [(False, False, False), (True, True, False), (False, False, True)],
+)
 @pytest.mark.parametrize(("num_experts", "num_used"), [(7, 3), (64, 8), (130, 1), (5, 5)])
 @pytest.mark.tier("sim", fast=lambda case: case.num_experts in (7, 130))
 def test_route(
-    scores: str, normalises: bool, has_bias: bool, has_gate: bool, num_experts: int, num_used: int
+    scores: str,
+    normalises: bool,
+    has_bias: bool,
+    has_gate: bool,
+    has_factors: bool,
+    num_experts: int,
+    num_used: int,
 ) -> None:
     rng, num_tokens = np.random.default_rng(num_experts), 9
     chosen = ExpertChoice(num_experts, num_used, scores, normalises, 1.7, has_gate)
@@ -110,10 +119,15 @@ def test_route(
     bias = rng.standard_normal(num_experts).astype(np.float32) if has_bias else None
     table = new_table(num_tokens, num_experts, num_used)
     given = rows_tensor("logits", logits, np.nan)  # nothing behind them is looked at
+    factors = rng.uniform(0.5, 2, num_experts).astype(np.float32) if has_factors else None
     of_choice = vector_tensor("bias", bias) if bias is not None else None
+    of_weights = vector_tensor("factors", factors) if factors is not None else None
     live = counts(num_tokens - 1)
-    launch(lambda p: route(p, given, chosen, table, live, bias=of_choice), num_tokens)
-    ids, weights = choices.reference(logits[:-1], chosen, bias)
+    launch(
+        lambda p: route(p, given, chosen, table, live, bias=of_choice, factors=of_weights),
+        num_tokens,
+    )
+    ids, weights = choices.reference(logits[:-1], chosen, bias, factors)
     np.testing.assert_array_equal(to_host(table.ids)[:-1], ids)
     np.testing.assert_allclose(to_host(table.weights)[:-1], weights, rtol=2e-6, atol=1e-9)
     assert (to_host(table.ids)[-1] == 9999).all(), "a row that is not live is left alone"
@@ -334,8 +348,8 @@ def by_row(tiled: Array, name: str) -> Array:
 
 @pytest.mark.parametrize("width", [16, 70, 300])
 @pytest.mark.parametrize("has_shared", [True, False])
-@pytest.mark.parametrize("num_tokens", [1, 6])
-def test_mix(width: int, has_shared: bool, num_tokens: int) -> None:
+@pytest.mark.parametrize(("num_tokens", "accumulate"), [(1, True), (6, True), (6, False)])
+def test_mix(width: int, has_shared: bool, num_tokens: int, accumulate: bool) -> None:
     rng = np.random.default_rng(8)
     table = grouped(random_ids(num_tokens))
     weights = rng.standard_normal((num_tokens, NUM_USED + 1)).astype(np.float32)
@@ -343,14 +357,17 @@ def test_mix(width: int, has_shared: bool, num_tokens: int) -> None:
     x = rng.standard_normal((num_tokens, width)).astype(np.float32)
     rows = sorted_rows(table, width)
     shared = rng.standard_normal((num_tokens, width)).astype(np.float32) if has_shared else None
-    given = rows_tensor("x", x)
+    given = rows_tensor("x", x if accumulate else np.full_like(x, np.nan))
     of_all = rows_tensor("shared", shared) if shared is not None else None
     expert_rows = rows_tensor("rows", rows)
     live = counts(num_tokens)
     launch(
-        lambda p: mix(p, given, expert_rows, table, live, width=width, shared=of_all),
+        lambda p: mix(
+            p, given, expert_rows, table, live, width=width, shared=of_all, accumulate=accumulate
+        ),
         num_tokens,
     )
+    x = x if accumulate else np.zeros_like(x)
     places = to_host(table.places)
     exact = mixing.reference(x, rows, places, weights.astype(np.float64), shared)
     size = np.abs(x) + (np.abs(rows)[places] * np.abs(weights)[:, :-1, None]).sum(axis=1)

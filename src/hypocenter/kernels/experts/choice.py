@@ -35,7 +35,10 @@ class ExpertChoice:
 
 
 def reference(
-    logits: np.ndarray[Any, Any], choice: ExpertChoice, bias: np.ndarray[Any, Any] | None = None
+    logits: np.ndarray[Any, Any],
+    choice: ExpertChoice,
+    bias: np.ndarray[Any, Any] | None = None,
+    factors: np.ndarray[Any, Any] | None = None,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """ids [num_tokens, num_used] and weights [num_tokens, num_used + 1] in float64.
 
@@ -55,4 +58,7 @@ def reference(
     shared = np.ones((len(x), 1))
     if choice.has_gate:
         shared = 1 / (1 + np.exp(-logits[:, choice.num_experts :][:, :1].astype(np.float64)))
-    return ids, np.concatenate([weights * choice.scale, shared], axis=1)
+    weights = weights * choice.scale
+    if factors is not None:
+        weights = weights * factors[ids]
+    return ids, np.concatenate([weights, shared], axis=1)

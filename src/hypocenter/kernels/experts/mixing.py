@@ -63,8 +63,9 @@ def mix(
     *,
     width: int,
     shared: Tensor | None = None,
+    accumulate: bool = True,
 ) -> None:
-    """Append x[t] += the sum of weights[t, j] * expert_rows[places[t, j]] over j, plus
+    """Append x[t] (+)= the sum of weights[t, j] * expert_rows[places[t, j]] over j, plus
     weights[t, num_used] * shared[t] where there is one.
 
     x, shared f32 [num_tokens, >= width padded to 64], expert_rows f32 [num_rows, as much].
@@ -81,12 +82,12 @@ def mix(
     if plan.device != "cpu":
         from hypocenter.kernels.experts import mixing_gpu
 
-        mixing_gpu.add_mix(plan, MIX, facts)
+        mixing_gpu.add_mix(plan, MIX, facts, accumulate)
         return
     plan.add_cpu(
         mixing_cpu.mix,
         *(x, expert_rows, table.places, table.weights),
-        *(_NOTHING if shared is None else shared, counts, width),
+        *(_NOTHING if shared is None else shared, counts, width, accumulate),
         contract=MIX,
         facts=facts,
         work_per_row=4 * width * table.shape.num_used,

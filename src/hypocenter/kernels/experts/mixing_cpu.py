@@ -17,7 +17,7 @@ _ZERO = np.float32(0)
 @inline
 def _mix_columns(
     x: Any, expert_rows: Any, places: Any, weights: Any, shared: Any, row: int, begin: int,
-    end: int,
+    end: int, accumulate: bool,
 ) -> None:  # fmt: skip
     num_used = places.shape[1]
     for k in range(begin, end, 16):
@@ -30,15 +30,18 @@ def _mix_columns(
             weight = spread(weights, row * (num_used + 1) + num_used)
             total = fma(weight, load(shared, row * shared.shape[1] + k), total)
         at = row * x.shape[1] + k
-        store(x, at, add(total, load(x, at)))
+        if accumulate:
+            total = add(total, load(x, at))
+        store(x, at, total)
 
 
 @cpu_kernel
 def mix(
-    x: Any, expert_rows: Any, places: Any, weights: Any, shared: Any, counts: Any, width: int
-) -> None:
+    x: Any, expert_rows: Any, places: Any, weights: Any, shared: Any, counts: Any, width: int,
+    accumulate: bool,
+) -> None:  # fmt: skip
     num_parts = (width + _COLUMNS - 1) // _COLUMNS
     for item in prange(get(counts, 0) * num_parts):
         row, begin = item // num_parts, item % num_parts * _COLUMNS
         end = min(begin + _COLUMNS, width)
-        _mix_columns(x, expert_rows, places, weights, shared, row, begin, end)
+        _mix_columns(x, expert_rows, places, weights, shared, row, begin, end, accumulate)

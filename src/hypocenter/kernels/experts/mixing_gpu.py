@@ -16,8 +16,8 @@ _BLOCK = 256
 @triton.jit
 def mix_kernel(
     x_ptr, rows_ptr, places_ptr, weights_ptr, shared_ptr, counts_ptr, width, x_pitch, rows_pitch,
-    shared_pitch, HAS_SHARED: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
-    NUM_USED: tl.constexpr, BLOCK: tl.constexpr,
+    shared_pitch, HAS_SHARED: tl.constexpr, ACCUMULATE: tl.constexpr, OVERLAPS: tl.constexpr,
+    WIDE: tl.constexpr, NUM_USED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     row = tl.program_id(0)
@@ -37,10 +37,14 @@ def mix_kernel(
         part = tl.load(shared_ptr + row * shared_pitch + column, mask=inside, other=0.0)
         total = tl.fma(part, weight, total)
     at = x_ptr + row * x_pitch + column
-    tl.store(at, total + tl.load(at, mask=inside, other=0.0), mask=inside)
+    if ACCUMULATE:
+        total += tl.load(at, mask=inside, other=0.0)
+    tl.store(at, total, mask=inside)
 
 
-def add_mix(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def add_mix(
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], accumulate: bool
+) -> None:
     """Append mix: one program for 256 columns of each token of the bucket."""
     x, rows, shared = facts["x"], facts["expert_rows"], facts["shared"]
     given = rows if shared is None else shared
@@ -52,6 +56,7 @@ def add_mix(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> 
         contract=contract,
         facts=facts,
         HAS_SHARED=shared is not None,
+        ACCUMULATE=accumulate,
         NUM_USED=facts["places"].shape[1],
         BLOCK=_BLOCK,
     )

@@ -21,6 +21,7 @@ ROUTE = Contract(
     Arg("ids", (DType.I32,), "num_tokens, num_used", "write"),
     Arg("weights", (DType.F32,), "num_tokens, num_used + 1", "write"),
     Arg("bias", (DType.F32,), ">= -(-num_experts // 64) * 64", optional=True),
+    Arg("factors", (DType.F32,), ">= -(-num_experts // 64) * 64", optional=True),
     live_counts("num_tokens", 0),
     Scalar("num_experts", "num_experts > 0", "must be above 0"),
     Scalar("scale"),
@@ -33,7 +34,7 @@ ROUTE = Contract(
     Scalar("has_gate", "has_gate in (0, 1)", "must be 0 or 1"),
 )
 
-_NO_BIAS = np.zeros(0, np.float32)
+_NONE = np.zeros(0, np.float32)
 
 
 def route(
@@ -44,18 +45,21 @@ def route(
     counts: Tensor,
     *,
     bias: Tensor | None = None,
+    factors: Tensor | None = None,
 ) -> None:
     """Append the experts of each token, `table.ids` and `table.weights`.
 
     `scores` f32 [num_tokens, >= num_experts (+ 1)] holds the router's logits and is overwritten;
-    `bias` f32 [num_experts padded to 64] is added to the scores for the choice alone. A token with
-    a logit that is not finite gets experts that exist and weights that are NaN.
+    `bias` f32 [num_experts padded to 64] is added to the scores for the choice alone, and
+    `factors`, of the same shape, multiply the weights in the end. A token with a logit that is not
+    finite gets experts that exist and weights that are NaN.
     """
     facts: dict[str, Any] = {
         "scores": scores,
         "ids": table.ids,
         "weights": table.weights,
         "bias": bias,
+        "factors": factors,
         "counts": counts,
         "num_experts": choice.num_experts,
         "scale": choice.scale,
@@ -68,7 +72,8 @@ def route(
         return
     plan.add_cpu(
         routing_cpu.route,
-        *(scores, _NO_BIAS if bias is None else bias, counts, choice.num_experts),
+        *(scores, _NONE if bias is None else bias, _NONE if factors is None else factors),
+        *(counts, choice.num_experts),
         *(SCORES[choice.scores], choice.normalises, choice.has_gate, np.float32(choice.scale)),
         *(table.ids, table.weights),
         contract=ROUTE,

@@ -83,8 +83,8 @@ def _best_after(
 
 @cpu_kernel
 def route(
-    scores: Any, bias: Any, counts: Any, num_experts: int, kind: int, normalises: bool,
-    has_gate: bool, scale: float, ids: Any, weights: Any,
+    scores: Any, bias: Any, factors: Any, counts: Any, num_experts: int, kind: int,
+    normalises: bool, has_gate: bool, scale: float, ids: Any, weights: Any,
 ) -> None:  # fmt: skip
     num_used, pitch = ids.shape[1], scores.shape[1]
     for row in prange(get(counts, 0)):
@@ -109,7 +109,10 @@ def route(
             total += score
         divisor = max(total, _LEAST_SUM) if normalises else _ONE
         for slot in range(num_used):
-            put(weights, to + slot, get(weights, to + slot) / divisor * scale + poison)
+            weight = get(weights, to + slot) / divisor * scale
+            if factors.shape[0] > 0:
+                weight = weight * get(factors, get(ids, row * num_used + slot))
+            put(weights, to + slot, weight + poison)
 
 
 @cpu_kernel

@@ -26,10 +26,10 @@ _MOST_SORTED, _BLOCK = 64, 256
 
 @triton.jit
 def route_kernel(
-    scores_ptr, bias_ptr, counts_ptr, ids_ptr, weights_ptr, num_experts, pitch, scale,
+    scores_ptr, bias_ptr, factors_ptr, counts_ptr, ids_ptr, weights_ptr, num_experts, pitch, scale,
     IS_SIGMOID: tl.constexpr, NORMALISES: tl.constexpr, HAS_GATE: tl.constexpr,
-    HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr, NUM_USED: tl.constexpr, SLOTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_FACTORS: tl.constexpr, OVERLAPS: tl.constexpr,
+    NUM_USED: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     row = tl.program_id(0)
@@ -57,6 +57,7 @@ def route_kernel(
     keys = tl.where(inside, keys, -float("inf"))
     tl.store(own + expert, scores, mask=inside)
     weights = tl.zeros([SLOTS], tl.float32)
+    factors = tl.full([SLOTS], 1.0, tl.float32)
     total = 0.0
     for j in range(NUM_USED):
         best = tl.max(keys, axis=0)
@@ -64,11 +65,16 @@ def route_kernel(
         score = tl.sum(tl.where(expert == taken, scores, 0.0), axis=0)
         tl.store(ids_ptr + row * NUM_USED + j, taken)
         weights = tl.where(slot == j, score, weights)
+        if HAS_FACTORS:
+            factors = tl.where(slot == j, tl.load(factors_ptr + taken), factors)
         total += score
         keys = tl.where(expert == taken, -float("inf"), keys)
     if NORMALISES:
         weights = weights / tl.maximum(total, _LEAST_SUM)
-    weights = tl.where(slot == NUM_USED, shared, weights * scale + poison)
+    weights = weights * scale
+    if HAS_FACTORS:
+        weights = weights * factors
+    weights = tl.where(slot == NUM_USED, shared, weights + poison)
     to = weights_ptr + row * (NUM_USED + 1) + slot
     tl.store(to, weights, mask=slot <= NUM_USED)
 
@@ -160,11 +166,13 @@ def add_route(
     plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], choice: ExpertChoice
 ) -> None:
     """Append route: one program for each token of the bucket."""
-    scores, ids, bias = facts["scores"], facts["ids"], facts["bias"]
+    scores, ids = facts["scores"], facts["ids"]
+    bias, factors = facts["bias"], facts["factors"]
     plan.add_gpu(
         route_kernel,
-        # A kernel without bias never reads the pointer; Triton wants one all the same.
-        *(scores, scores if bias is None else bias, facts["counts"], ids, facts["weights"]),
+        # A kernel without one of these never reads the pointer; Triton wants one all the same.
+        *(scores, scores if bias is None else bias, scores if factors is None else factors),
+        *(facts["counts"], ids, facts["weights"]),
         *(choice.num_experts, scores.shape[1], choice.scale),
         grid=(ids.shape[0],),
         contract=contract,
@@ -173,6 +181,7 @@ def add_route(
         NORMALISES=choice.normalises,
         HAS_GATE=choice.has_gate,
         HAS_BIAS=bias is not None,
+        HAS_FACTORS=factors is not None,
         NUM_USED=choice.num_used,
         SLOTS=triton.next_power_of_2(choice.num_used + 1),
         BLOCK=triton.next_power_of_2(choice.num_experts),
