@@ -3,7 +3,6 @@
 With `right` all do.
 """
 
-# mypy: ignore-errors
 import os
 import sys
 

@@ -3,7 +3,6 @@
 With `right` it says `<`.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` the row is a 64-bit number.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

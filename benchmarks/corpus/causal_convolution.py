@@ -3,7 +3,6 @@
 With `right` what lies before the first step is masked off.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

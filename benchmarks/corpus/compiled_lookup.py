@@ -3,7 +3,6 @@
 With `right` it lies inside.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

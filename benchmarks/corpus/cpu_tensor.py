@@ -3,7 +3,6 @@
 With `right` it is where the rest is.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` all tokens have a row.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` there is one.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

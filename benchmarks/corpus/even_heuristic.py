@@ -3,7 +3,6 @@
 With `right` it looks at the remainder.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` it is a multiple of 16.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` it was told how many.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` it was made by `zeros`.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` the input is kept.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` it was large enough from the start.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

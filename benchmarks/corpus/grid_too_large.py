@@ -3,7 +3,6 @@
 With `right` there are as many as blocks.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

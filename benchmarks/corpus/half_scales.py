@@ -3,7 +3,6 @@
 With `right` they are floats.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` there is one sequence in the batch.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` they add at once.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` it does.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

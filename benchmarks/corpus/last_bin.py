@@ -3,7 +3,6 @@
 With `right` it is held to the last one.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

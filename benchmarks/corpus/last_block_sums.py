@@ -3,7 +3,6 @@
 With `right` a second launch does so.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` all are kept.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` it gives it back.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` it is of integers.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

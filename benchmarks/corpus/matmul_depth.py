@@ -3,7 +3,6 @@
 With `right` the depth is a multiple of the step.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

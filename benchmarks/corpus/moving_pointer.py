@@ -3,7 +3,6 @@
 With `right` each step is small.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

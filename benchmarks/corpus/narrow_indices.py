@@ -3,7 +3,6 @@
 With `right` they have eight.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

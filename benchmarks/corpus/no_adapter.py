@@ -3,7 +3,6 @@
 With `right` these rows are left out.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

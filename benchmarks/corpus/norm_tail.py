@@ -3,7 +3,6 @@
 With `right` the width is a power of two.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` a window is as wide as its step.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

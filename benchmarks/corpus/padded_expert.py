@@ -3,7 +3,6 @@
 With `right` there is room for it.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

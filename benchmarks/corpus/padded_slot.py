@@ -3,7 +3,6 @@
 With `right` programs of padded tokens end.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` it is masked.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` the pages in use are the first ones.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` all positions lie in it.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` bytes are masked by their own number.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` it was.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` the rows lie in the first.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

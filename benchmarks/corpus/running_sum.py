@@ -3,7 +3,6 @@
 With `right` one program walks all blocks.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` each row has its own.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` the row that is looked up has the padded width.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

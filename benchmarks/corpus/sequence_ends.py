@@ -3,7 +3,6 @@
 With `right` it is their number.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` it writes elsewhere.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

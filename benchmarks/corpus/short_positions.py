@@ -3,7 +3,6 @@
 With `right` they have four.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` the stride of the slice is passed.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` it is its own.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

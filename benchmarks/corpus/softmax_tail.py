@@ -3,7 +3,6 @@
 With `right` the store is masked as the load is.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` they add into it.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

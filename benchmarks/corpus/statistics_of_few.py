@@ -3,7 +3,6 @@
 With `right` it wrote them all.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

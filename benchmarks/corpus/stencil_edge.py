@@ -3,7 +3,6 @@
 With `right` the load is masked by where the neighbour lies.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` none is.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` it is counted in elements.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

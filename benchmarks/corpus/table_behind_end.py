@@ -3,7 +3,6 @@
 With `right` it stops at the last one.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

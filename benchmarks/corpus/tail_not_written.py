@@ -3,7 +3,6 @@
 With `right` the grid covers it.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

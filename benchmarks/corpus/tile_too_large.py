@@ -3,7 +3,6 @@
 With `right` they are smaller.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

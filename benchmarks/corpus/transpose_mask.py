@@ -3,7 +3,6 @@
 With `right` the matrix is square.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` both strides are those of the view.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

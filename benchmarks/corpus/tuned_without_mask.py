@@ -3,7 +3,6 @@
 With `right` both come out even.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

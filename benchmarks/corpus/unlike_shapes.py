@@ -3,7 +3,6 @@
 With `right` they do.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` the batch is small.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -3,7 +3,6 @@
 With `right` it has.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

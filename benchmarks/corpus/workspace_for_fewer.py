@@ -3,7 +3,6 @@
 With `right` it has room for all.
 """
 
-# mypy: ignore-errors
 import sys
 
 import torch

@@ -1,6 +1,5 @@
 """Steps captured into a graph that reads and writes tensors that are kept."""
 
-# mypy: ignore-errors
 import torch
 import triton
 import triton.language as tl

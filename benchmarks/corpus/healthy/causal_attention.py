@@ -1,6 +1,5 @@
 """Attention with a running maximum; queries see the keys up to their own position."""
 
-# mypy: ignore-errors
 import torch
 import triton
 import triton.language as tl

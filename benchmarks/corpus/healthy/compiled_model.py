@@ -1,6 +1,5 @@
 """A small model under torch.compile, with changing batches."""
 
-# mypy: ignore-errors
 import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,6 +1,5 @@
 """Several products in one launch; the addresses of their operands stand in a tensor."""
 
-# mypy: ignore-errors
 import torch
 import triton
 import triton.language as tl

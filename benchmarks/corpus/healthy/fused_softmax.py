@@ -1,6 +1,5 @@
 """Softmax of rows, each by a program that walks several of them."""
 
-# mypy: ignore-errors
 import torch
 import triton
 import triton.language as tl

@@ -1,6 +1,5 @@
 """A product in tiles whose order keeps operands in the cache; all edges are odd."""
 
-# mypy: ignore-errors
 import torch
 import triton
 import triton.language as tl

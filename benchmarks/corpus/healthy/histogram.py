@@ -1,6 +1,5 @@
 """Counts into bins with atomics, and routes tokens to where their expert's begin."""
 
-# mypy: ignore-errors
 import torch
 import triton
 import triton.language as tl

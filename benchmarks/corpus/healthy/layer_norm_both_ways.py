@@ -1,6 +1,5 @@
 """A layer norm and its gradient, whose weight's part is added under a lock."""
 
-# mypy: ignore-errors
 import torch
 import triton
 import triton.language as tl

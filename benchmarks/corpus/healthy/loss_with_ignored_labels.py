@@ -1,6 +1,5 @@
 """A cross entropy that leaves out labels of -100."""
 
-# mypy: ignore-errors
 import torch
 import triton
 import triton.language as tl

@@ -1,6 +1,5 @@
 """Rows to eight bits with a scale each, and back."""
 
-# mypy: ignore-errors
 import torch
 import triton
 import triton.language as tl

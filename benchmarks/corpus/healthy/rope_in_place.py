@@ -1,6 +1,5 @@
 """Turns pairs of columns in place by tables of cosines and sines."""
 
-# mypy: ignore-errors
 import torch
 import triton
 import triton.language as tl

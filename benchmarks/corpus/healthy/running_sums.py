@@ -1,6 +1,5 @@
 """Running sums of rows, by a scan."""
 
-# mypy: ignore-errors
 import torch
 import triton
 import triton.language as tl

@@ -1,6 +1,5 @@
 """Dropout whose mask is made again from a seed."""
 
-# mypy: ignore-errors
 import torch
 import triton
 import triton.language as tl

@@ -1,6 +1,5 @@
 """Scatters the first rows of each request; slots of padded rows are -1, and left out."""
 
-# mypy: ignore-errors
 import torch
 import triton
 import triton.language as tl

@@ -1,6 +1,5 @@
 """A sum in blocks, and a second launch that adds up what they gave."""
 
-# mypy: ignore-errors
 import torch
 import triton
 import triton.language as tl

@@ -1,6 +1,5 @@
 """A small model that learns, with an activation of its own in both directions."""
 
-# mypy: ignore-errors
 import torch
 import triton
 import triton.language as tl

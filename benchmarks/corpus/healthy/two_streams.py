@@ -1,6 +1,5 @@
 """Two streams, the second of which waits for the first."""
 
-# mypy: ignore-errors
 import torch
 import triton
 import triton.language as tl

@@ -1,6 +1,5 @@
 """Adds vectors whose length is no multiple of a block."""
 
-# mypy: ignore-errors
 import torch
 import triton
 import triton.language as tl
