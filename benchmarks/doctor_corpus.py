@@ -5,7 +5,7 @@ in Triton's interpreter, which leaves out what only a GPU has. Each program of `
 twice: as it stands, where cause, kernel, line and argument must be named as in `TRUTH`, and
 healthy (`right`), where nothing may be found. Nor may it of those in `corpus/healthy`.
 `--sanitizer` adds what NVIDIA's compute-sanitizer says of the programs as they stand. Prints a
-table, and leaves `doctor_corpus.json` in OUT.
+table, and leaves it as JSON in OUT.
 """
 
 from __future__ import annotations

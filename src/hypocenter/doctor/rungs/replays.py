@@ -197,7 +197,7 @@ def _first_alike(rung: _Rung, use: LaunchMade, found: list[Claim]) -> list[Claim
         ),
         use,
     )
-    if first is use or cause in (Cause.OUTPUT_NOT_WRITTEN, Cause.UNINITIALISED_READ):
+    if first is use or cause in _OF_HISTORY:
         return found
     again = _climb(rung, first)
     return again if any(claim.root and claim.root.cause is cause for claim in again) else found
@@ -290,8 +290,7 @@ def _races_beside(rung: _Rung, use: LaunchMade) -> list[Claim]:
     report = rung.run(use, edited=rung.proven_text) if rung.proven_text is not None else None
     races = [found for found in report.findings if found.kind is FindingKind.RACE] if report else []
     claims = (_claim(rung, use, race, report) for race in races if report is not None)
-    proved = (replace(claim, tensors=()) for claim in claims if claim and claim.root is not None)
-    return list(proved)[:1]
+    return [replace(claim, tensors=()) for claim in claims if claim and claim.root][:1]
 
 
 # -- claims ---------------------------------------------------------------------------------------
@@ -302,8 +301,7 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport)
     classified = classify(case, use, finding, report.findings)
     if classified is None:
         return None
-    judged, green = classified, None
-    zeros = zeros_behind(case, use, finding)
+    judged, green, zeros = classified, None, zeros_behind(case, use, finding)
     is_made_up = finding.kind is FindingKind.RACE and bool(zeros)
     for possible in () if is_made_up else (*classified.sooner, classified):
         if (green := _green(rung, use, finding, possible)) is not None:
@@ -355,20 +353,13 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport)
         finding=finding,
         zeros=zeros,
     )
-    number = use.place.launch if use.place is not None else 0
-    return proven(
-        root,
-        NAME,
-        evidence,
-        "a clean replay of the same launch",
-        use.seq * 1000 + number,
-        (tensor.id,) if tensor else (),
-    )
+    at, ids = use.seq * 1000 + _number(use.place), (tensor.id,) if tensor else ()
+    return proven(root, NAME, evidence, "a clean replay of the same launch", at, ids)
 
 
 def _what(finding: Finding) -> str:
     name = finding.argument or ""
-    place = ", ".join(map(str, finding.element)) if finding.element is not None else ""
+    place = ", ".join(map(str, finding.element or ()))
     return f"{name}[{place}] {finding.detail}" if place else f"{name} {finding.detail}".strip()
 
 

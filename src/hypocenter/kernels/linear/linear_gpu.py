@@ -25,7 +25,7 @@ from hypocenter.tensor import DType, Tensor
 
 #: Weights that the kernels for few rows take.
 _MOST = 3
-#: Of a thread of such a kernel, for codes with minima on smaller GPUs of NVIDIA's.
+#: Of a thread of such a kernel, for eight rows and codes with minima on NVIDIA's smaller GPUs.
 _MOST_REGISTERS = 80
 
 
@@ -119,9 +119,10 @@ def _codes(plan: PlanBuilder, shared: dict[str, Any], products: Sequence[Product
             **shared,
         )
         return
-    if plan.device.startswith("cuda") and not has_wide_tiles(plan.device):
+    is_tight = shared["HAS_MINIMA"] and shared["GROUP"] == 32 and form.rows == 8
+    if is_tight and plan.device.startswith("cuda") and not has_wide_tiles(plan.device):
         # The compiler would rather spill two than take more than 64.
-        shared |= {"maxnreg": _MOST_REGISTERS} if shared["HAS_MINIMA"] else {}
+        shared |= {"maxnreg": _MOST_REGISTERS}
     tiles = _tiles(products, form.outputs)
     x = rounded if fragments is None else fragments
     plan.add_gpu(
