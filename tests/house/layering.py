@@ -95,7 +95,10 @@ FENCES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 #: File to foreign packages it must not import, although its floor may.
-FILE_MUST_NOT_IMPORT = {"model/decoder.py": frozenset({"numpy", "torch"})}
+FILE_MUST_NOT_IMPORT = {
+    "model/decoder.py": frozenset({"numpy", "torch"}),
+    "model/heads.py": frozenset({"numpy", "torch"}),
+}
 
 #: Holds a file for each verb, none of which imports another.
 VERBS = "cli/verbs/"
@@ -104,7 +107,9 @@ LAUNCH_ROOMS = frozenset({"device", "kernels", "model", "engine"})
 LAUNCH_DOOR = frozenset({"device/launch.py", "device/cpu/lang.py"})
 
 #: Where an array is data on its way through a step. Elsewhere `.tolist()` handles facts of a file.
-COPY_WATCHED = ("kernels/", "model/decoder.py", "engine/runner.py", "engine/batch.py")
+COPY_WATCHED = (
+    "kernels/", "model/decoder.py", "model/heads.py", "engine/runner.py", "engine/batch.py",
+)  # fmt: skip
 #: `file:function` to the reason why its calls are no copies from a device.
 COPY_ALLOWED = dict.fromkeys(
     tuple(

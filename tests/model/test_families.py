@@ -13,10 +13,13 @@ import pytest
 from families import FamilyModel, engine_logits, hf_logits, make_family, new_model
 from family_gguf import Fault, write_gguf
 from family_table import FAMILIES
+from resident import resident_bytes
 
+from hypocenter.config import EngineConfig
 from hypocenter.engine.llm import LLM
+from hypocenter.engine.runner import load_runner
 from hypocenter.errors import UnsupportedModel
-from hypocenter.model import layer_shapes
+from hypocenter.model import footprint, layer_shapes
 from hypocenter.model.architecture import read_architecture
 from hypocenter.model.families import FAMILIES as OUR_FAMILIES
 from hypocenter.model.gguf.file import open_gguf
@@ -31,7 +34,15 @@ NUM_DECODE_TOKENS = 40
 
 def is_of_few_families(case: SimpleNamespace) -> bool:
     """The one that most are like, one with much of its own, and a mixture of experts."""
-    return case.model in ("llama", "gemma2", "gemma4", "gemma4-experts", "glm4moe", "gpt-oss")
+    return case.model in (
+        "llama",
+        "gemma2",
+        "gemma4",
+        "gemma4-experts",
+        "gemma4-e",
+        "glm4moe",
+        "gpt-oss",
+    )
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
@@ -75,15 +86,20 @@ def test_token_by_token(model: FamilyModel) -> None:
         ("phi2", 6),
         ("gpt-oss", 30),
         ("gemma4-whole", 4),
+        ("gemma4-e-whole", 3),
     ],
 )
-@pytest.mark.tier("sim", fast=lambda case: case.name in ("phi2", "gpt-oss", "gemma4-whole"))
+@pytest.mark.tier(
+    "sim", fast=lambda case: case.name in ("phi2", "gpt-oss", "gemma4-whole", "gemma4-e-whole")
+)
 def test_a_gpu_gives_the_same_logits(
     name: str, num_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A layer of those that need launches which others do not; Ministral's is past its context."""
-    one_layer = {**FAMILIES[name].config, "num_hidden_layers": 1}
-    monkeypatch.setitem(FAMILIES, name, replace(FAMILIES[name], config=one_layer))
+    config = FAMILIES[name].config
+    if FAMILIES[name].arch != "gemma4":  # those are made small by themselves
+        one_layer = {**config, "num_hidden_layers": 1}
+        monkeypatch.setitem(FAMILIES, name, replace(FAMILIES[name], config=one_layer))
     model = make_family(name, tmp_path)
     ids = model.token_ids[:num_tokens]
     ours = engine_logits(model.path, ids, 64, device="sim:h200")
@@ -181,6 +197,7 @@ def test_quantised_weights_read_codes(
         ("gemma4", {"scales_scores": True}),
         ("gemma4-odd", {"norms_values": False}),
         ("gemma4-experts", {"activation": "silu"}),
+        ("gemma4-e", {"activation": "silu"}),
     ],
 )
 @pytest.mark.tier("sim", fast=lambda case: case.name == "smollm3")
@@ -208,3 +225,16 @@ def test_a_fault_in_the_file_shows(fault: Fault, tmp_path: Path) -> None:
     write_gguf(model.family, model.hf_model, path, fault)
     ours = engine_logits(path, ids, model.context_length)
     assert relative_error(ours, hf_logits(model.hf_model, ids)) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["gemma4-e", "gemma4-experts"])
+def test_needed_bytes_are_those_of_layers_of_several_shapes(name: str, tmp_path: Path) -> None:
+    model = make_family(name, tmp_path)
+    config = EngineConfig(context_length=40, max_batch_tokens=8, max_batch_requests=3)
+    with open_gguf(model.path) as file:
+        facts = read_architecture(file)
+        needed = footprint.needed_bytes(file, facts, config, 40)
+        runner = load_runner(file, config)
+    angles_in_f64 = 40 * facts.rope.dim // 2 * 3 * 8
+    held = resident_bytes(runner)
+    assert sum(needed.values()) == held + angles_in_f64

@@ -12,7 +12,7 @@ from hypocenter.device.cpu.vector import get, put
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention.kv_write import kv_write
 from hypocenter.kernels.rowwise import activation, activation_cpu
-from hypocenter.model import decoder, mixture
+from hypocenter.model import decoder, heads, mixture
 from hypocenter.tensor import Tensor
 
 
@@ -30,8 +30,8 @@ def without_rope() -> Iterator[None]:
         pass
 
     with (
-        mock.patch.object(decoder, "rope_write", unturned),
-        mock.patch.object(decoder, "rotate", left),
+        mock.patch.object(heads, "rope_write", unturned),
+        mock.patch.object(heads, "rotate", left),
     ):
         yield
 

@@ -144,6 +144,9 @@ def _randomise(family: Family, hf_model: Any, generator: np.random.Generator) ->
         elif family.arch == "gpt-oss" and ".experts." in name:
             # Some of what gates see is beyond their limit. Columns come before outputs here.
             values = (0.02 if "down" in name else 5.0) * noise / math.sqrt(shape[1])
+        elif "embed_tokens_per_layer" in name:
+            # It is multiplied by the root of a layer's columns, and added to a norm.
+            values = noise / math.sqrt(hf_model.config.hidden_size_per_layer_input)
         elif "embed_tokens" in name:
             # Gemma multiplies the rows by sqrt(hidden size) when it reads them, Granite by a
             # number of its own.

@@ -187,11 +187,15 @@ def _gemma4(
     kv_heads: tuple[int, int],
     head_dims: tuple[int, int],
     num_layers: int = 7,
+    step: int = 6,
+    num_shared: int = 0,
     **more: Any,
 ) -> Family:
-    """Heads by those of layers with a window and of the others, which are every sixth and the
-    last."""
-    local = [layer % 6 < 5 and layer < num_layers - 1 for layer in range(num_layers)]
+    """Heads by those of layers with a window and of the others, which are every `step`-th and the
+    last. The last `num_shared` read keys and values of others and are twice as wide."""
+    local = [layer % step < step - 1 and layer < num_layers - 1 for layer in range(num_layers)]
+    widths = [_BASE["intermediate_size"]] * (num_layers - num_shared)
+    widths += [2 * _BASE["intermediate_size"]] * num_shared
     config = {
         **_BASE,
         "num_hidden_layers": num_layers,
@@ -201,6 +205,9 @@ def _gemma4(
         "head_dim": head_dims[0],
         "global_head_dim": head_dims[1],
         "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": num_shared,
+        "use_double_wide_mlp": num_shared > 0,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
         "sliding_window": WINDOW,
         "layer_types": [("full", "sliding")[is_local] + "_attention" for is_local in local],
         "final_logit_softcapping": 30.0,
@@ -213,8 +220,13 @@ def _gemma4(
         "Gemma4",
         config,
         vocabulary="llama",
-        branch_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        branch_norms=(
+            "post_attention_layernorm",
+            "post_feedforward_layernorm",
+            "post_per_layer_input_norm",
+        ),
         metadata={
+            "feed_forward_length": widths,
             "attention.head_count_kv": [kv_heads[not is_local] for is_local in local]
             if kv_heads[0] != kv_heads[1]
             else kv_heads[0],
@@ -224,8 +236,8 @@ def _gemma4(
             "attention.value_length_swa": head_dims[0],
             "attention.sliding_window": WINDOW,
             "attention.sliding_window_pattern": local,
-            "attention.shared_kv_layers": 0,
-            "embedding_length_per_layer_input": 0,
+            "attention.shared_kv_layers": num_shared,
+            "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
             "rope.dimension_count": head_dims[1],
             "rope.dimension_count_swa": head_dims[0],
             "final_logit_softcapping": 30.0,
@@ -811,6 +823,12 @@ FAMILIES: dict[str, Family] = {
     "gemma4": _gemma4(6, (2, 1), (24, 40), attention_k_eq_v=True),
     "gemma4-experts": _gemma4(
         6, (2, 1), (24, 40), num_layers=3, attention_k_eq_v=True, **_GEMMA4_EXPERTS
+    ),
+    "gemma4-e": _gemma4(
+        3, (1, 1), (20, 36), num_layers=6, step=2, num_shared=3, hidden_size_per_layer_input=24
+    ),
+    "gemma4-e-whole": _gemma4(
+        6, (2, 2), (24, 40), num_layers=2, step=1, num_shared=1, hidden_size_per_layer_input=32
     ),
     "gemma4-whole": _gemma4(
         6, (2, 1), (24, 40), num_layers=1, attention_k_eq_v=True, **_GEMMA4_EXPERTS

@@ -132,9 +132,7 @@ class Runner:
         #: Where the cache's blocks outlive this process, if they do.
         self.archive: BlockArchive | None = None
         #: What looks at blocks of the cache after each step, where launches are traced.
-        self.page_watch = (
-            PageWatch((*pages.keys, *pages.values)) if config.launch_mode == "traced" else None
-        )
+        self.page_watch = PageWatch(pages.each) if config.launch_mode == "traced" else None
         is_gpu = config.device != "cpu"
         #: Whether a step may be launched while the one before runs.
         self.runs_ahead = (
@@ -148,7 +146,7 @@ class Runner:
 
         `model` stands for the bytes of the model's file.
         """
-        pages = [tensor.data for tensor in (*self._pages.keys, *self._pages.values)]
+        pages = [tensor.data for tensor in self._pages.each]
         code = source_hash(Path(decoder.__file__))  # of all that is computed, kernels included
         depends_on = (code, model, self.config, instruction_set(), pages[0].shape, pages[0].dtype)
         fingerprint = hashlib.blake2b(repr(depends_on).encode(), digest_size=DIGEST_BYTES).digest()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hypocenter.device.memory import allocate, rows
 from hypocenter.kernels.linear.operands import Operands
@@ -23,6 +24,13 @@ class Activations:
     attended: Tensor
     gate: Tensor
     up: Tensor
+    #: gate and up of feed-forwards that are narrower, for what lies behind their columns is stale.
+    narrower: tuple[tuple[Tensor, Tensor], ...] = ()
+    #: What layers that have an embedding of their own read: of each what a projection makes of the
+    #: token's, then a row of the layer's table, and what lets it through.
+    layer_inputs: tuple[Tensor, ...] = ()
+    token_input: Tensor | None = None
+    gated_input: Tensor | None = None
 
     @classmethod
     def allocate(cls, facts: Architecture, max_tokens: int, *, device: str) -> Activations:
@@ -32,6 +40,12 @@ class Activations:
             )
 
         heads, kv_heads = facts.widest_q, facts.widest_kv
+
+        def both(width: int) -> tuple[Tensor, Tensor]:
+            return wide("gate", width), wide("up", width)
+
+        inner = facts.input_width
+        gate, up = both(facts.dense_width)
         return cls(
             x=wide("x", facts.width),
             hidden=wide("hidden", facts.width),
@@ -39,12 +53,32 @@ class Activations:
             k=wide("k", kv_heads),
             v=wide("v", kv_heads),
             attended=wide("attended", heads),
-            gate=wide("gate", facts.dense_width),
-            up=wide("up", facts.dense_width),
+            gate=gate,
+            up=up,
+            narrower=tuple(both(width) for width in facts.dense_widths[1:]),
+            layer_inputs=tuple(
+                wide(f"layer_input.{index}", inner) for index in range(facts.num_layers) if inner
+            ),
+            token_input=wide("token_input", inner) if inner else None,
+            gated_input=wide("gated_input", inner) if inner else None,
         )
 
     def first(self, num_rows: int) -> Activations:
-        return Activations(*(rows(getattr(self, name), 0, num_rows) for name in self.__slots__))
+        """The same buffers for a bucket of so many tokens."""
+        return Activations(*(_first(getattr(self, name), num_rows) for name in self.__slots__))
+
+    def of_width(self, width: int) -> Activations:
+        """With gate and up for a feed-forward of that width."""
+        pairs = (self.gate, self.up), *self.narrower
+        gate, up = next(pair for pair in pairs if pair[0].shape[1] == padded_rows(width))
+        return replace(self, gate=gate, up=up)
+
+
+def _first(buffers: Any, num_rows: int) -> Any:
+    """The first rows of a tensor, or of all in a tuple."""
+    if isinstance(buffers, tuple):
+        return tuple(_first(buffer, num_rows) for buffer in buffers)
+    return buffers if buffers is None else rows(buffers, 0, num_rows)
 
 
 class RotatingOperands:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,8 @@ from hypocenter.model.layer_shapes import (
 
 MAX_LAYERS = 1024
 MAX_VOCAB = 1 << 21
+# Digits of ASCII without leading zeros: one layer has one name.
+_LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.(.+)")
 #: What layers add may be scaled so; beyond, nothing of it or of the rest would be left in f32.
 RESIDUAL_SCALES = (1e-3, 1e3)
 #: Kernels compute in f32: numbers beyond would be 0 or infinite there, though not in the file.
@@ -82,6 +85,8 @@ class Architecture:
     #: Layers behind the last one that only propose tokens; decoding does without them.
     num_draft_layers: int = 0
     experts: Experts | None = None
+    #: Columns of the embedding that each layer has of its own; 0: layers have none.
+    input_width: int = 0
 
     @property
     def num_layers(self) -> int:
@@ -129,17 +134,36 @@ class Architecture:
         return stands_beside or not self.is_mixture(layer)
 
     @property
+    def dense_widths(self) -> tuple[int, ...]:
+        """The widths of feed-forwards that all tokens of a layer take, the widest first."""
+        shared = self.experts.shared_width if self.experts else 0
+        dense = {shape.ffn_width for index, shape in enumerate(self.layers) if self.is_dense(index)}
+        return tuple(sorted({shared, *dense} - {0}, reverse=True))
+
+    @property
     def dense_width(self) -> int:
         """The widest feed-forward that all tokens of a layer take: a dense one, or the shared
         expert of a mixture; 0: there is none."""
-        shared = self.experts.shared_width if self.experts else 0
-        dense = (shape.ffn_width for index, shape in enumerate(self.layers) if self.is_dense(index))
-        return max(shared, *dense, 0)
+        return max(self.dense_widths, default=0)
+
+    def passes_over(self, name: str) -> bool:
+        """Whether a tensor is not loaded: one of the layers that only propose tokens, or what
+        would make keys and values in a layer that reads those of another."""
+        found = _LAYER_TENSOR.fullmatch(name)
+        if found is None:
+            return False
+        layer = int(found[1])
+        if layer >= self.num_layers:
+            return layer < self.num_layers + self.num_draft_layers
+        is_kv = found[2] in ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
+        return is_kv and self.layers[layer].kv_source is not None
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of one position in the KV cache, all layers, with values padded to 16 columns."""
         return element_bytes * sum(
-            shape.num_kv_heads * (shape.head_dim + shape.value_pitch) for shape in self.layers
+            shape.num_kv_heads * (shape.head_dim + shape.value_pitch)
+            for shape in self.layers
+            if shape.kv_source is None
         )
 
 
@@ -203,6 +227,7 @@ class _Reader:
             logit_scale=self._logit_scale(),
             query_growth=self._query_growth(rope, head_dims.whole),
             num_draft_layers=num_draft_layers,
+            input_width=self._input_width(),
             experts=read_experts(
                 self.file,
                 self.name,
@@ -256,6 +281,12 @@ class _Reader:
             limit = f"{num_layers} layers scale by embedding_length / heads, and that is {width}"
             raise self._bad_field("attention.head_count", num_heads, limit)
         return 1 / math.sqrt(width // num_heads)
+
+    def _input_width(self) -> int:
+        if not self.family.has_layer_inputs:
+            return 0
+        full = f"{self.name}.embedding_length_per_layer_input"
+        return self.file.integer(full, 0, low=0, high=MAX_WIDTH)
 
     def _query_growth(self, rope: Rope, head_dim: int) -> float:
         key = "attention.temperature_scale"

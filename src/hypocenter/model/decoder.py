@@ -35,7 +35,14 @@ from hypocenter.model.heads import Heads
 from hypocenter.model.mixture import MixtureBuffers
 from hypocenter.model.step_buffers import KVPages, StepInputs
 from hypocenter.model.unfused import UnfusedAttention
-from hypocenter.model.weight_tensors import BesideDense, FeedForward, LayerWeights, Mixture, Weights
+from hypocenter.model.weight_tensors import (
+    BesideDense,
+    FeedForward,
+    LayerInput,
+    LayerWeights,
+    Mixture,
+    Weights,
+)
 from hypocenter.tensor import DType, Tensor
 
 
@@ -129,6 +136,10 @@ class Decoder:
         lookup(plan, inputs.token_ids, self.weights.token_table, b.x, counts)
         if facts.embedding_scale != 1:
             scale(plan, b.x, facts.embedding_scale, counts)
+        inputs_of = [w.layer_input for w in self.weights.layers if w.layer_input is not None]
+        if inputs_of:
+            products = zip(inputs_of, b.layer_inputs, strict=True)
+            self._linear(plan, b.x, *((w.projection, out, None) for w, out in products))
         if self._unfused is not None:
             self._unfused.measure(plan, inputs.sequence_rows, inputs.positions, counts)
         attend = partial(self._attend, num_tokens, num_logit_rows, num_sequences)
@@ -137,6 +148,8 @@ class Decoder:
             self._attention(plan, b, index, layer, attend)
             if not layer.is_parallel:
                 self._feed_forward(plan, b, index, layer, mixture)
+            if layer.layer_input is not None:
+                self._add_input(plan, b, layer.layer_input, b.layer_inputs[index])
             if layer.scale != 1:
                 scale(plan, b.x, layer.scale, counts)
             mark_layer(plan, index, len(self.weights.layers))
@@ -175,9 +188,8 @@ class Decoder:
         attend: Callable[[Tensor], Callable[..., None]],
     ) -> None:
         facts, inputs, counts = self.facts, self.inputs, self.inputs.counts
-        products = [(w.q, b.q, w.q_bias), (w.k, b.k, w.k_bias)]
-        if w.v is not None:
-            products.append((w.v, b.v, w.v_bias))
+        all_three = (w.q, b.q, w.q_bias), (w.k, b.k, w.k_bias), (w.v, b.v, w.v_bias)
+        products = [(one, out, bias) for one, out, bias in all_three if one is not None]
         weights = list(w.read)
         if w.is_parallel:
             assert w.dense is not None
@@ -249,7 +261,9 @@ class Decoder:
     ) -> None:
         """b.x += what the dense feed-forward makes of x; `made` as in `_gate_up`."""
         assert w.dense is not None
-        codes = self._gate_up(plan, b, w.dense, x, made, self.facts.layers[index].ffn_width)
+        width = self.facts.layers[index].ffn_width
+        b = b.of_width(width)
+        codes = self._gate_up(plan, b, w.dense, x, made, width)
         down, bias = w.dense.down, w.dense.down_bias
         self._into_residual(plan, b, b.gate, down, bias, w.post_ffn_norm, ready=codes)
 
@@ -265,6 +279,7 @@ class Decoder:
         if w.shared is not None:
             assert facts.experts is not None
             assert mixture.shared is not None
+            b = b.of_width(facts.experts.shared_width)
             x, made = self._norm(plan, b.hidden, Norm(None), b.hidden, *w.shared.read)
             codes = self._gate_up(plan, b, w.shared, x, made, facts.experts.shared_width)
             self._linear(plan, b.gate, (w.shared.down, mixture.shared, None), ready=codes)
@@ -285,7 +300,8 @@ class Decoder:
         assert w.dense is not None
         assert w.post_ffn_norm is not None
         assert mixture.shared is not None
-        counts, both = self.inputs.counts, mixture.shared
+        counts, both, width = self.inputs.counts, mixture.shared, self.facts.layers[index].ffn_width
+        b = b.of_width(width)
         norm = partial(
             rms_norm, plan, eps=self.facts.norm_eps, counts=counts, width=self.facts.width
         )
@@ -295,12 +311,40 @@ class Decoder:
         mixture.give(plan, b.hidden)
         mixture.apply_experts(plan, w.mixture.experts)
         x, made = self._norm(plan, b.x, Norm(w.ffn_norm), b.hidden, *w.dense.read)
-        codes = self._gate_up(plan, b, w.dense, x, made, self.facts.layers[index].ffn_width)
+        codes = self._gate_up(plan, b, w.dense, x, made, width)
         self._linear(plan, b.gate, (w.dense.down, both, None), ready=codes)
         norm(both, norms.dense, out=both)
         mixture.mix_into(plan, b.hidden, counts, with_shared=False, accumulate=False)
         norm(b.hidden, norms.mixed, out=both, accumulate=True)
         norm(both, w.post_ffn_norm, out=b.x, accumulate=True)
+
+    def _add_input(
+        self, plan: PlanBuilder, b: Activations, w: LayerInput, projected: Tensor
+    ) -> None:
+        """x += what the layer's own embedding lets through; formula: transformers,
+        `Gemma4TextModel.project_per_layer_inputs`.
+
+        Factors before a norm divide its epsilon instead: a row of the table, and the norm's weight
+        (`weights.py`), are to grow by the root of half their length; the projection is to shrink by
+        the root of the width.
+        """
+        assert b.token_input is not None
+        assert b.gated_input is not None
+        facts, counts, inner = self.facts, self.inputs.counts, self.facts.input_width
+        eps, kind = facts.norm_eps, facts.family.activation
+        norm = partial(rms_norm, plan, counts=counts, accumulate=True)
+        lookup(plan, self.inputs.token_ids, w.table, b.token_input, counts)
+        wide_eps = eps * facts.width
+        norm(projected, w.projection_norm, eps=wide_eps, out=b.token_input, width=inner)
+        x, made = self._norm(plan, b.x, Norm(None), b.hidden, w.gate)
+        self._linear(plan, x, (w.gate, b.gated_input, None), ready=made)
+        codes = self._codes(b.gated_input, w.output)
+        if codes is None:
+            gate(plan, b.gated_input, b.token_input, kind, counts)
+        else:
+            gate_codes(plan, b.gated_input, b.token_input, kind, codes, counts, width=inner)
+        self._linear(plan, b.gated_input, (w.output, b.hidden, None), ready=codes)
+        norm(b.hidden, w.output_norm, eps=2 * eps / inner, out=b.x, width=facts.width)
 
     def _gate_up(
         self,

@@ -63,6 +63,8 @@ class Family:
     norms_values: bool = False
     #: Whether files may scale what a layer gives.
     scales_layers: bool = False
+    #: Whether layers may read an embedding of their own.
+    has_layer_inputs: bool = False
     #: Whether files scale the embedding, what layers add, scores and logits.
     has_scales: bool = False
     #: Whether files name a number to multiply logits by.
@@ -102,6 +104,7 @@ FAMILIES: dict[str, Family] = {
         "neox", activation="gelu", qk_norm=True, post_norms=True, scaled_embedding=True,
         has_window=True, names_windows=True, plain_window=True, window_base=10000.0,
         scales_scores=False, norms_values=True, scales_layers=True,
+        has_layer_inputs=True,
         experts=ExpertsOfFamily(are_optional=True, stands_beside=True),
     ),
     "phi3": Family("neox", fused_qkv=True, fused_gate_up=True, has_window=True),

@@ -18,7 +18,6 @@ from hypocenter.model.architecture import Architecture
 from hypocenter.model.experts import Experts
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.values import TensorInfo
-from hypocenter.model.weights import is_draft
 from hypocenter.tensor import DType
 
 _F32_BYTES = 4
@@ -45,12 +44,15 @@ def needed_bytes(
         facts.width,
         facts.widest_q,
         facts.widest_kv,
-        facts.dense_width,
+        *facts.dense_widths,
     )
     per_logit_row = padded_rows(facts.vocab_size)
     if facts.vocab_size % padded_rows(1):
         per_logit_row += facts.vocab_size
     activations = 2 * config.max_batch_tokens * sum(padded_rows(width) for width in widths)
+    if facts.input_width:
+        pitch = padded_rows(facts.input_width)
+        activations += (facts.num_layers + 2) * config.max_batch_tokens * pitch
     logits = config.max_batch_requests * per_logit_row
     max_context = min(num_blocks * config.block_size, context_length)
     parts = sum(
@@ -69,7 +71,7 @@ def needed_bytes(
         "weights": sum(
             _weight_bytes(info, facts)
             for info in file.tensors.values()
-            if not is_draft(info.name, facts)
+            if not facts.passes_over(info.name)
         )
         + _made_up_bytes(file, facts),
         "KV cache": num_blocks * config.block_size * per_token,
@@ -83,7 +85,7 @@ def _made_up_bytes(file: GGUFFile, facts: Architecture) -> int:
     is_missing = facts.family.layer_norms and "output_norm.bias" not in file.tensors
     num_floats = padded_rows(facts.width) if is_missing else 0
     if facts.family.norms_values:
-        num_floats += sum(padded_rows(size) for size in {one.head_dim for one in facts.layers})
+        num_floats += sum(padded_rows(size) for size in {shape.head_dim for shape in facts.layers})
     return num_floats * _F32_BYTES
 
 
@@ -157,6 +159,8 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
         return 0  # a row of the router
     if info.name.endswith(".layer_output_scale.weight"):
         return 0  # a number of the launch
+    if info.name.startswith("rope_"):
+        return 0  # the tables are made of it
     if info.name.endswith(".ffn_gate_inp.weight"):
         num_gates = facts.experts.choice.has_gate if facts.experts else 0
         return packed_bytes(DType.F32, num_rows + num_gates, info.shape[-1])
@@ -170,6 +174,11 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
     if len(info.shape) != 2:
         return padded_rows(num_rows) * _F32_BYTES
     parts: tuple[int, ...] = (num_rows,)
+    inner, num_layers = facts.input_width, facts.num_layers
+    if info.name == "per_layer_token_embd.weight":
+        return num_layers * packed_bytes(info.dtype, num_rows, inner)
+    if info.name == "per_layer_model_proj.weight":
+        parts = (inner,) * num_layers
     if info.name.endswith((".attn_qkv.weight", ".ffn_up.weight")):
         shape = facts.layers[int(info.name.split(".")[1])]
         if info.name.endswith(".attn_qkv.weight"):
@@ -182,13 +191,14 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
 def held_dtypes(file: GGUFFile, facts: Architecture, *, in_bf16: bool) -> set[DType]:
     """The types that the CPU holds the matrices as that activations are multiplied with."""
     tables = {"token_embd.weight"} if "output.weight" in file.tensors else set()
+    tables.add("per_layer_token_embd.weight")
     matrices = (
         info
         for info in file.tensors.values()
         if len(info.shape) > 1
         and info.name not in tables
         and not info.name.endswith(".bias")
-        and not is_draft(info.name, facts)
+        and not facts.passes_over(info.name)
     )
     return {
         held_as(info.dtype, info.shape[-1], in_bf16=in_bf16)

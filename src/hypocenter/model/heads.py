@@ -75,8 +75,8 @@ class Heads:
         positions, slots, counts = inputs.positions, inputs.slots, inputs.counts
         shape, family = facts.layers[index], facts.family
         table = ropes.local if facts.is_local(index) else ropes.whole
-        is_turned = facts.is_turned(index)
-        is_alike = ropes.query is None and not family.norms_turned
+        is_turned, has_own = facts.is_turned(index), shape.kv_source is None
+        is_alike = ropes.query is None and not family.norms_turned and has_own
         if is_turned and is_alike and self._is_fused:
             rope_write(
                 plan,
@@ -94,10 +94,11 @@ class Heads:
                 style=family.rope_style,
             )
             return
-        for x, num_heads, turned_by in (
+        of_q, of_k = (
             (b.q, facts.num_heads, ropes.query or table),
             (b.k, shape.num_kv_heads, table),
-        ):
+        )
+        for x, num_heads, turned_by in (of_q, of_k) if has_own else (of_q,):
             if is_turned:
                 rotate(
                     plan,
@@ -111,4 +112,5 @@ class Heads:
                 )
         if family.norms_turned:
             self._norm_both(plan, b, index, w)
-        kv_write(plan, b.k, b.v, slots, keys, values, counts)
+        if has_own:
+            kv_write(plan, b.k, b.v, slots, keys, values, counts)

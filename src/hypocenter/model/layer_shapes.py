@@ -30,6 +30,8 @@ class LayerShape:
     ffn_width: int
     #: Positions that its queries look back on, themselves included; 0: all.
     window: int = 0
+    #: The layer of which it reads keys and values; None: it has its own.
+    kv_source: int | None = None
 
     @property
     def kv_width(self) -> int:
@@ -85,9 +87,16 @@ def read_shapes(
             raise BadModelFile(file.path, f"{name}.{key}", num_kv_heads, limit)
     ffn_widths = _each_layer(file, name, "feed_forward_length", MAX_WIDTH, num_blocks)
     windows = _windows(file, name, family, num_blocks)
+    sources = _sources(file, name, windows)
     return tuple(
-        LayerShape(num_kv_heads, head_dims.local if window else head_dims.whole, ffn_width, window)
-        for num_kv_heads, ffn_width, window in zip(kv_heads, ffn_widths, windows, strict=True)
+        LayerShape(
+            num_kv_heads=kv_heads[index if source is None else source],
+            head_dim=head_dims.local if windows[index] else head_dims.whole,
+            ffn_width=ffn_widths[index],
+            window=windows[index],
+            kv_source=source,
+        )
+        for index, source in enumerate(sources)
     )
 
 
@@ -112,6 +121,21 @@ def read_counts(
         if not 1 <= count <= high:
             raise BadModelFile.out_of_range(file.path, full, count, 1, high)
     return counts
+
+
+def _sources(file: GGUFFile, name: str, windows: tuple[int, ...]) -> list[int | None]:
+    """Of each layer the one whose keys and values it reads: the last ones have none of their own.
+
+    That is the last one of its kind that has (transformers, `Gemma4TextAttention`).
+    """
+    full, num_layers = f"{name}.attention.shared_kv_layers", len(windows)
+    num_own = num_layers - file.integer(full, 0, low=0, high=num_layers - 1)
+    last = {window: layer for layer, window in enumerate(windows[:num_own])}
+    for layer in range(num_own, num_layers):
+        if windows[layer] not in last:
+            limit = f"no layer before them sees what layer {layer} sees"
+            raise BadModelFile(file.path, full, num_layers - num_own, limit)
+    return [None if layer < num_own else last[windows[layer]] for layer in range(num_layers)]
 
 
 def _each_layer(

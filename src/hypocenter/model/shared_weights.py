@@ -7,6 +7,7 @@ from typing import Any
 
 from hypocenter.config import OnProgress
 from hypocenter.device.lending import Lender
+from hypocenter.dtypes import Array
 from hypocenter.kernels.weights import packing
 from hypocenter.messages import KeptWeights, SharedWeight
 from hypocenter.model.architecture import Architecture
@@ -53,11 +54,22 @@ class _LendingLoader(Looker):
         is_factor: bool = True,
         num_experts: int = 0,
     ) -> tuple[Tensor, ...]:
-        dtype = self.file.tensors[name].dtype if name in self.file.tensors else None
         for index, rows in enumerate(self._rows(name, row_counts, num_columns, num_experts)):
-            assert dtype is not None, "what is missing was refused"
-            self._refuse_reserved(name, rows, dtype)
-            packed = packing.pack(rows, dtype, num_columns, device=self.device, on_host=True)
-            self.lent[f"{name} {index}"] = packing.lend(name, packed, self.to)
+            self._lend(name, index, rows, num_columns)
         self.file.let_go(name)
         return (NO_TENSOR,) * len(row_counts)
+
+    def _columns(
+        self, name: str, num_rows: int, column_counts: tuple[int, ...]
+    ) -> tuple[Tensor, ...]:
+        for index, rows in enumerate(self._split_columns(name, num_rows, column_counts)):
+            self._lend(name, index, rows, column_counts[index])
+        self.file.let_go(name)
+        return (NO_TENSOR,) * len(column_counts)
+
+    def _lend(self, name: str, index: int, rows: Array, num_columns: int) -> None:
+        """Part `index` of a tensor, as GGUF bytes."""
+        dtype = self.file.tensors[name].dtype
+        self._refuse_reserved(name, rows, dtype)
+        packed = packing.pack(rows, dtype, num_columns, device=self.device, on_host=True)
+        self.lent[f"{name} {index}"] = packing.lend(name, packed, self.to)

@@ -45,10 +45,18 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class KVPages:
-    """The paged cache of every layer; layouts as in `kernels/attention/kv_write.py`."""
+    """The paged cache of every layer; layouts as in `kernels/attention/kv_write.py`.
+
+    A layer that reads what another keeps has the pages of that one.
+    """
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+
+    @property
+    def each(self) -> tuple[Tensor, ...]:
+        """All pages, those that several layers read once."""
+        return tuple({id(tensor): tensor for tensor in (*self.keys, *self.values)}.values())
 
     @property
     def kinds(self) -> tuple[tuple[Tensor, Tensor], ...]:
@@ -62,8 +70,13 @@ class KVPages:
     ) -> KVPages:
         # `kernels/attention/kv_write.py` says why.
         make = allocate_turned if device == "cpu" else partial(allocate, device=device)
-        keys, values = [], []
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
         for index, shape in enumerate(facts.layers):
+            if shape.kv_source is not None:
+                keys.append(keys[shape.kv_source])
+                values.append(values[shape.kv_source])
+                continue
             heads, pitch = (num_blocks, shape.num_kv_heads), shape.value_pitch
             of_keys, of_values = (*heads, shape.head_dim, block_size), (*heads, block_size, pitch)
             keys.append(make(f"k_cache.{index}", "kv_cache", dtype, of_keys))

@@ -73,6 +73,16 @@ class Looker(Loader):
             return (None,) * len(rows)
         return super()._qkv_biases(prefix, rows)
 
+    def _columns(
+        self, name: str, num_rows: int, column_counts: tuple[int, ...]
+    ) -> tuple[Tensor, ...]:
+        self._expect(name, (num_rows, sum(column_counts)))
+        return (NO_TENSOR,) * len(column_counts)
+
+    def values(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        self._expect(name, shape)
+        return np.ones(shape, np.float32)
+
     def _split(
         self,
         name: str,

@@ -58,6 +58,24 @@ class Mixture:
     beside: BesideDense | None = None
 
 
+class LayerInput(NamedTuple):
+    """What a layer adds of the token itself: by a row of `table` [vocab_size, inner] and by a
+    `projection` [inner, width], normed, of the embedding, which let `gate` [inner, width] through;
+    `output` [width, inner] of it, normed, is added."""
+
+    table: Tensor
+    projection: Tensor
+    projection_norm: Tensor
+    gate: Tensor
+    output: Tensor
+    output_norm: Tensor
+
+    @property
+    def matrices(self) -> tuple[Tensor, ...]:
+        """Those that activations are multiplied with."""
+        return self.projection, self.gate, self.output
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One layer's tensors: matrices packed, norms and biases f32 padded to 64; None: not there.
@@ -67,8 +85,9 @@ class LayerWeights:
 
     attn_norm: Tensor | None
     q: Tensor
-    k: Tensor
-    #: None: values are made of what this layer's `k` gives.
+    #: None: the layer reads keys and values of another.
+    k: Tensor | None
+    #: None: likewise, or values are made of what `k` gives.
     v: Tensor | None
     q_bias: Tensor | None
     k_bias: Tensor | None
@@ -90,6 +109,7 @@ class LayerWeights:
     v_norm: Tensor | None = None
     #: What the layer gives is multiplied by it.
     scale: float = 1.0
+    layer_input: LayerInput | None = None
 
     @property
     def is_parallel(self) -> bool:
@@ -99,7 +119,7 @@ class LayerWeights:
     @property
     def read(self) -> tuple[Tensor, ...]:
         """What attention's input is multiplied with."""
-        return (self.q, self.k, self.v) if self.v is not None else (self.q, self.k)
+        return tuple(part for part in (self.q, self.k, self.v) if part is not None)
 
     @property
     def down(self) -> Tensor:
@@ -118,6 +138,8 @@ class LayerWeights:
         if self.mixture is not None:
             for part in (self.mixture.experts, self.mixture.shared):
                 found += (*part.read, part.down) if part is not None else ()
+        if self.layer_input is not None:
+            found += self.layer_input.matrices
         return tuple(found)
 
 

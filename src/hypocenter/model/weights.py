@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,15 +27,13 @@ from hypocenter.model.rope_tables import RopeTableReader
 from hypocenter.model.weight_tensors import (
     BesideDense,
     FeedForward,
+    LayerInput,
     LayerWeights,
     Mixture,
     OutputWeights,
     Weights,
 )
 from hypocenter.tensor import DType, Tensor
-
-# Digits of ASCII without leading zeros: one layer has one name.
-_LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\..+")
 
 
 def load_weights(
@@ -85,13 +82,6 @@ def load_weights(
     )
 
 
-def is_draft(name: str, architecture: Architecture) -> bool:
-    """Whether a tensor belongs to the layers that only propose tokens, which are not loaded."""
-    found = _LAYER_TENSOR.fullmatch(name)
-    first = architecture.num_layers
-    return found is not None and first <= int(found[1]) < first + architecture.num_draft_layers
-
-
 class Loader:
     """Takes tensors out of a file by name and remembers which were taken."""
 
@@ -111,6 +101,7 @@ class Loader:
         self._borrower: Borrower | None = None
         self._no_bias: Tensor | None = None
         self._no_weights: dict[int, Tensor] = {}
+        self._inputs: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()
 
     def borrow(self, shared: KeptWeights) -> None:
         """Take matrices from where another process has put them."""
@@ -137,7 +128,8 @@ class Loader:
         facts, prefix = self.facts, f"blk.{index}."
         width, shape = facts.width, facts.layers[index]
         q_rows, kv_rows = facts.q_width(index), shape.kv_width
-        q, k, v = self._qkv(prefix, (q_rows, kv_rows, kv_rows))
+        has_own = shape.kv_source is None
+        q, k, v = self._qkv(prefix, (q_rows, kv_rows, kv_rows), has_own=has_own)
         biases = self._qkv_biases(prefix, (q_rows, kv_rows, kv_rows))
         is_mixture = facts.is_mixture(index)
         pre_norms, post_norms = facts.family.pre_norms, facts.family.post_norms
@@ -152,7 +144,9 @@ class Loader:
             k_bias=biases[1],
             v_bias=biases[2],
             q_norm=self._qk_norm(f"{prefix}attn_q_norm.weight", q_rows, shape.head_dim),
-            k_norm=self._qk_norm(f"{prefix}attn_k_norm.weight", kv_rows, shape.head_dim),
+            k_norm=self._qk_norm(f"{prefix}attn_k_norm.weight", kv_rows, shape.head_dim)
+            if has_own
+            else None,
             attn_output=self.matrix(f"{prefix}attn_output", width, q_rows),
             attn_output_bias=self._optional(f"{prefix}attn_output.bias", width),
             post_attn_norm=self._vector_if(
@@ -169,8 +163,9 @@ class Loader:
             sinks=self._vector_if(
                 facts.family.has_sinks, f"{prefix}attn_sinks.weight", facts.num_heads
             ),
-            v_norm=self._ones(shape.head_dim) if facts.family.norms_values else None,
+            v_norm=self._ones(shape.head_dim) if facts.family.norms_values and has_own else None,
             scale=self._layer_scale(f"{prefix}layer_output_scale.weight"),
+            layer_input=self._layer_input(index) if facts.input_width else None,
         )
 
     def _norm_bias(self, name: str, length: int) -> Tensor | None:
@@ -201,7 +196,7 @@ class Loader:
 
     def refuse_unused(self) -> None:
         for name in self.file.tensors:
-            if name not in self.taken and not is_draft(name, self.facts):
+            if name not in self.taken and not self.facts.passes_over(name):
                 raise UnsupportedModel(
                     self.file.path,
                     "tensor",
@@ -217,18 +212,62 @@ class Loader:
         return self._no_weights[length]
 
     def _layer_scale(self, name: str) -> float:
-        if not self.facts.family.scales_layers or name not in self.file.tensors:
-            return 1.0
-        return float(self.values(name, (1,))[0])
+        is_there = self.facts.family.scales_layers and name in self.file.tensors
+        return float(self.values(name, (1,))[0]) if is_there else 1.0
 
-    def _qkv(self, prefix: str, rows: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _layer_input(self, index: int) -> LayerInput:
+        facts, inner, prefix = self.facts, self.facts.input_width, f"blk.{index}."
+        if not self._inputs:
+            name, norm = "per_layer_model_proj.weight", "per_layer_proj_norm.weight"
+            counts = (inner,) * facts.num_layers
+            # Rows of the table do not grow by this root, so what is added to them shrinks.
+            normed = self._pad(norm, self.values(norm, (inner,)) / np.float32(math.sqrt(inner)))
+            tables = self._columns("per_layer_token_embd.weight", facts.vocab_size, counts)
+            projections = self._split(name, counts, facts.width)
+            norms = (normed,) * facts.num_layers
+            self._inputs = tuple(zip(tables, projections, norms, strict=True))
+        return LayerInput(
+            *self._inputs[index],
+            gate=self.matrix(f"{prefix}inp_gate", inner, facts.width),
+            output=self.matrix(f"{prefix}proj", facts.width, inner),
+            output_norm=self.vector(f"{prefix}post_norm.weight", facts.width),
+        )
+
+    def _columns(
+        self, name: str, num_rows: int, column_counts: tuple[int, ...]
+    ) -> tuple[Tensor, ...]:
+        """One table of the file as several, by consecutive columns."""
+        parts = enumerate(self._split_columns(name, num_rows, column_counts))
+        placed = [
+            self._place(name, i, rows, column_counts[i], is_factor=False) for i, rows in parts
+        ]
+        self.file.let_go(name)
+        return tuple(placed)
+
+    def _split_columns(
+        self, name: str, num_rows: int, column_counts: tuple[int, ...]
+    ) -> Iterator[Array]:
+        """GGUF bytes of a table, uint8 [num_rows, row_bytes] for each of so many columns."""
+        dtype = self._expect(name, (num_rows, sum(column_counts)))
+        for count in column_counts:
+            if count % dtype.block_elements:
+                limit = f"blocks of {dtype.block_elements} columns must not span two layers"
+                field = f"{self.facts.name}.embedding_length_per_layer_input"
+                raise UnsupportedModel(self.file.path, field, count, limit)
+        raw = self.file.raw(name).reshape(num_rows, -1)
+        ends = np.cumsum([dtype.num_bytes(count) for count in column_counts])[:-1]
+        yield from map(np.ascontiguousarray, np.split(raw, ends, axis=1))
+
+    def _qkv(
+        self, prefix: str, rows: tuple[int, int, int], *, has_own: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         if f"{prefix}attn_qkv.weight" in self.file.tensors:
             q, k, v = self._split(f"{prefix}attn_qkv.weight", rows, self.facts.width)
             return q, k, v
-        q, k = (
-            self.matrix(f"{prefix}attn_{part}", count, self.facts.width)
-            for part, count in zip("qk", rows, strict=False)
-        )
+        q = self.matrix(f"{prefix}attn_q", rows[0], self.facts.width)
+        if not has_own:
+            return q, None, None
+        k = self.matrix(f"{prefix}attn_k", rows[1], self.facts.width)
         if self.facts.family.norms_values and f"{prefix}attn_v.weight" not in self.file.tensors:
             return q, k, None
         return q, k, self.matrix(f"{prefix}attn_v", rows[2], self.facts.width)
@@ -359,29 +398,43 @@ class Loader:
         num_experts: int = 0,
     ) -> tuple[Tensor, ...]:
         """One matrix of the file as several packed ones, by consecutive rows; or its one stack."""
-        parts, in_bf16 = [], self.in_bf16 and is_factor
+        parts = []
         parts_of_file = self._rows(name, row_counts, num_columns, num_experts)
         for index, (rows, num_rows) in enumerate(zip(parts_of_file, row_counts, strict=True)):
             shape = (num_experts, num_rows, num_columns) if num_experts else None
-            shared = self._shared.get(f"{name} {index}")
-            if shared is not None and self._borrower is not None:
-                parts.append(packing.borrow(name, shared, self._borrower, shape=shape))
-                continue
-            dtype = self.file.tensors[name].dtype
-            self._refuse_reserved(name, rows, dtype)
-            packed = packing.pack(
-                rows,
-                dtype,
-                num_columns,
-                device=self.device,
-                in_bf16=in_bf16,
-                kept=partial(self.kept.find, f"{name} {index}"),
+            parts.append(
+                self._place(name, index, rows, num_columns, is_factor=is_factor, shape=shape)
             )
-            self.kept.keep(f"{name} {index}", packed.parts)
-            parts.append(packing.place(name, "model", packed, device=self.device, shape=shape))
         # Packed and mapped weights together would take twice the memory of the file.
         self.file.let_go(name)
         return tuple(parts)
+
+    def _place(
+        self,
+        name: str,
+        index: int,
+        rows: Array,
+        num_columns: int,
+        *,
+        is_factor: bool,
+        shape: tuple[int, ...] | None = None,
+    ) -> Tensor:
+        """One packed matrix of GGUF bytes, uint8 [rows, row_bytes]: part `index` of a tensor."""
+        shared = self._shared.get(f"{name} {index}")
+        if shared is not None and self._borrower is not None:
+            return packing.borrow(name, shared, self._borrower, shape=shape)
+        dtype = self.file.tensors[name].dtype
+        self._refuse_reserved(name, rows, dtype)
+        packed = packing.pack(
+            rows,
+            dtype,
+            num_columns,
+            device=self.device,
+            in_bf16=self.in_bf16 and is_factor,
+            kept=partial(self.kept.find, f"{name} {index}"),
+        )
+        self.kept.keep(f"{name} {index}", packed.parts)
+        return packing.place(name, "model", packed, device=self.device, shape=shape)
 
     def _refuse_reserved(self, name: str, rows: Array, dtype: DType) -> None:
         """Raise BadModelFile for a scale that stands for no number."""

@@ -25,6 +25,17 @@ _MOST_SORTED, _BLOCK = 64, 256
 
 
 @triton.jit
+def _scores_of(logits, inside, IS_SIGMOID: tl.constexpr):
+    if IS_SIGMOID:
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+    else:
+        logits = tl.where(inside, logits, -float("inf"))
+        raised = tl.where(inside, tl.exp(logits - tl.max(logits, axis=0)), 0.0)
+        scores = raised / tl.sum(raised, axis=0)
+    return scores
+
+
+@triton.jit
 def route_kernel(
     scores_ptr, bias_ptr, factors_ptr, counts_ptr, ids_ptr, weights_ptr, num_experts, pitch, scale,
     IS_SIGMOID: tl.constexpr, NORMALISES: tl.constexpr, HAS_GATE: tl.constexpr,
@@ -41,12 +52,7 @@ def route_kernel(
     logits = tl.load(own + expert, mask=inside, other=0.0)
     # 0, or NaN where a logit is not finite.
     poison = tl.sum(logits * 0.0, axis=0)
-    if IS_SIGMOID:
-        scores = 1.0 / (1.0 + tl.exp(-logits))
-    else:
-        logits = tl.where(inside, logits, -float("inf"))
-        raised = tl.where(inside, tl.exp(logits - tl.max(logits, axis=0)), 0.0)
-        scores = raised / tl.sum(raised, axis=0)
+    scores = _scores_of(logits, inside, IS_SIGMOID)
     shared = 1.0
     if HAS_GATE:
         shared = 1.0 / (1.0 + tl.exp(-tl.load(own + num_experts)))

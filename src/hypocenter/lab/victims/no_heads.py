@@ -7,14 +7,14 @@ from typing import Any
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model import decoder
+from hypocenter.model import heads
 
 
 def plant(lab: Lab) -> None:
     def none(original: Any, plan: Any, *given: Any, num_heads: int, **keywords: Any) -> None:
         original(plan, *given, num_heads=0, **keywords)
 
-    lab.wrap(decoder, "rope_write", none)
+    lab.wrap(heads, "rope_write", none)
 
 
 VICTIM = Victim(

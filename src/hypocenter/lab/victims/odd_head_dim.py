@@ -7,14 +7,14 @@ from typing import Any
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model import decoder
+from hypocenter.model import heads
 
 
 def plant(lab: Lab) -> None:
     def odd(original: Any, plan: Any, *given: Any, head_dim: int, **keywords: Any) -> None:
         original(plan, *given, head_dim=head_dim - 1, **keywords)
 
-    lab.wrap(decoder, "rope_write", odd)
+    lab.wrap(heads, "rope_write", odd)
 
 
 VICTIM = Victim(

@@ -7,14 +7,14 @@ from typing import Any
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model import decoder
+from hypocenter.model import heads
 
 
 def plant(lab: Lab) -> None:
     def other(original: Any, plan: Any, *given: Any, style: str, **keywords: Any) -> None:
         original(plan, *given, style="neox" if style == "normal" else "normal", **keywords)
 
-    lab.wrap(decoder, "rope_write", other)
+    lab.wrap(heads, "rope_write", other)
 
 
 VICTIM = Victim(
