@@ -15,6 +15,7 @@ from family_gguf import Fault, write_gguf
 from family_table import FAMILIES
 from resident import resident_bytes
 
+from hypocenter.cli.verbs import bench, inspect
 from hypocenter.config import EngineConfig
 from hypocenter.engine.llm import LLM
 from hypocenter.engine.runner import load_runner
@@ -238,3 +239,13 @@ def test_needed_bytes_are_those_of_layers_of_several_shapes(name: str, tmp_path:
     angles_in_f64 = 40 * facts.rope.dim // 2 * 3 * 8
     held = resident_bytes(runner)
     assert sum(needed.values()) == held + angles_in_f64
+
+
+def test_a_token_reads_one_row_of_the_embeddings_of_layers(tmp_path: Path) -> None:
+    with open_gguf(make_family("gemma4-e", tmp_path).path) as file:
+        facts = bench.model_facts(file)
+        shape = inspect.collect(file, None)["architecture"]
+        table = file.tensors["per_layer_token_embd.weight"].num_bytes
+    assert facts.num_bytes - facts.bytes_per_token == table
+    assert shape["head_dim"] == [20, 36] * 3
+    assert (shape["num_kv_heads"], shape["ffn_width"]) == (1, [176] * 3 + [352] * 3)

@@ -108,14 +108,16 @@ def bench(path: str, options: BenchOptions, config: EngineConfig, *, as_json: bo
 
 
 def model_facts(file: GGUFFile) -> ModelFacts:
-    """Read from the tensors. The embedding is read whole only where it is the output head too; of
-    the experts a token reads those that it takes."""
+    """Read from the tensors. The embedding is read whole only where it is the output head too, and
+    that of single layers never; of the experts a token reads those that it takes."""
     infos = file.tensors.values()
     by_type: dict[str, int] = {}
     for info in infos:
         by_type[info.dtype.name] = by_type.get(info.dtype.name, 0) + info.num_bytes
     embedding = file.tensors.get("token_embd.weight")
-    untied = embedding.num_bytes if embedding and "output.weight" in file.tensors else 0
+    by_rows = embedding.num_bytes if embedding and "output.weight" in file.tensors else 0
+    if of_layers := file.tensors.get("per_layer_token_embd.weight"):
+        by_rows += of_layers.num_bytes
     num_bytes = sum(info.num_bytes for info in infos)
     arch = file.text("general.architecture", default="unknown", max_bytes=64)
     stacks = sum(info.num_bytes for info in infos if len(info.shape) == 3)
@@ -125,7 +127,7 @@ def model_facts(file: GGUFFile) -> ModelFacts:
         name=f"{arch} {max(by_type, key=lambda name: by_type[name])}",
         num_bytes=num_bytes,
         num_params=sum(math.prod(info.shape) for info in infos),
-        bytes_per_token=num_bytes - untied - stacks * (num_experts - num_used) // num_experts,
+        bytes_per_token=num_bytes - by_rows - stacks * (num_experts - num_used) // num_experts,
     )
 
 
