@@ -109,7 +109,8 @@ def test_forms_are_those_of_the_vendor_whose_gpus_are_launched_so() -> None:
             if one.name == "linear_codes_few_kernel"
             and one.constants["IS_FRAGMENTS"] == launch.options["IS_FRAGMENTS"]
         ]
-        assert set(same) == {vendor}
+        assert vendor in same
+        assert set(same) <= {vendor, *({"hopper"} if vendor == "nvidia" else ())}
     alike = {one.name for one in SPECIMENS if not one.vendor}
     assert {"rms_norm_kernel", "rope_write_kernel", "rope_kernel", "kv_write_kernel"} <= alike
 
