@@ -315,6 +315,35 @@ class TableTooShort(Refusal, frozen=True, kw_only=True):
         )
 
 
+class StateOfAnother(Refusal, frozen=True, kw_only=True):
+    """`owner` is None where nobody has left a state."""
+
+    row: int
+    slot: int
+    owner: int | None
+    wanted: int
+
+    def __str__(self) -> str:
+        held = "nobody's state" if self.owner is None else f"the state of request {self.owner}"
+        return (
+            f"{self.argument}[{self.row}] is {self.slot}, which has {held}, but the tokens are of "
+            f"request {self.wanted}"
+        )
+
+
+class StateElsewhere(Refusal, frozen=True, kw_only=True):
+    row: int
+    slot: int
+    num_tokens: int
+    position: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.argument}[{self.row}] is {self.slot}, whose state stands for "
+            f"{self.num_tokens} tokens, but its sequence goes on from position {self.position}"
+        )
+
+
 # -- grids and resources --------------------------------------------------------------------------
 
 
@@ -550,6 +579,8 @@ AnyRefusal = (
     | WrongCount
     | BatchSize
     | TableTooShort
+    | StateOfAnother
+    | StateElsewhere
     | GridRank
     | GridNotWhole
     | GridEmpty

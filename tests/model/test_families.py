@@ -24,6 +24,7 @@ from hypocenter.model import footprint, layer_shapes
 from hypocenter.model.architecture import read_architecture
 from hypocenter.model.families import FAMILIES as OUR_FAMILIES
 from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.recurrent.recurrence import RecurrenceOfFamily
 from hypocenter.model.tensor_check import check_tensors
 
 #: Largest logit difference over largest logit. Both sides sum in float32 in their own order over
@@ -199,6 +200,7 @@ def test_quantised_weights_read_codes(
         ("gemma4-odd", {"norms_values": False}),
         ("gemma4-experts", {"activation": "silu"}),
         ("gemma4-e", {"activation": "silu"}),
+        ("qwen35", {"recurrence": RecurrenceOfFamily(heads_by_turns=False)}),
     ],
 )
 @pytest.mark.tier("sim", fast=lambda case: case.name == "smollm3")

@@ -17,7 +17,7 @@ from hypocenter.device.offline.specimen import of_device
 from hypocenter.device.triton_lang import triton
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.registry import contract_of
-from hypocenter.model.specimens import abstract_plan, form_of
+from hypocenter.model.offline.specimens import abstract_plan, form_of
 from hypocenter.tensor import DType
 
 

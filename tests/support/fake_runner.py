@@ -66,6 +66,7 @@ class FakeRunner:
     token_ids = None  # on a device
     page_watch = None
     archive = None
+    num_state_slots = 0
 
     def __init__(
         self,
@@ -110,7 +111,12 @@ class FakeRunner:
         num_tokens = len(batch.token_ids)
         assert 0 < num_tokens <= self.max_batch_tokens
         assert len(batch.block_tables) <= self.max_batch_requests
-        for values in set(vars(type(batch))["__slots__"]) - {"requests", "ids_on_device"}:
+        for values in set(vars(type(batch))["__slots__"]) - {
+            "requests",
+            "ids_on_device",
+            "owners",
+            "state_slots",
+        }:
             array = getattr(batch, values)
             assert array.dtype == np.int32, values
             assert array.flags.c_contiguous, values

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from delta_gguf import is_of_delta_net
 from family_gguf import write_gguf
 from family_table import FAMILIES, VOCAB_SIZE, Family
 
@@ -25,7 +26,15 @@ ENTROPY_BITS = 2.0
 #: so that a wrong epsilon changes the first norm visibly.
 EMBEDDING_STD = 0.03
 #: What transformers calls the matrices of which the results are added to the residual stream.
-INTO_RESIDUAL = ("o_proj", "down_proj", "output_linear", "c_proj", "self_attn.dense", "fc2")
+INTO_RESIDUAL = (
+    "o_proj",
+    "down_proj",
+    "output_linear",
+    "out_proj",
+    "c_proj",
+    "self_attn.dense",
+    "fc2",
+)
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,7 @@ def _inference() -> Iterator[None]:
 
 
 def _class_name(family: Family, kind: str) -> str:
-    if family.model_class in ("Gemma3", "Gemma4") and kind == "Config":
+    if family.model_class in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe") and kind == "Config":
         return f"{family.model_class}TextConfig"
     return family.model_class + kind
 
@@ -129,7 +138,7 @@ def _randomise(family: Family, hf_model: Any, generator: np.random.Generator) ->
                 values = values * 0.15
             if family.arch == "gemma4" and "q_norm" in name:
                 values = values * 0.4  # for nothing else scales its scores
-            if family.shifted_norms:
+            if family.shifted_norms and not is_of_delta_net(name):
                 values = values - 1.0
         elif name.endswith(("down_proj_bias", *(f"{part}.bias" for part in INTO_RESIDUAL))):
             values = 0.03 * noise

@@ -13,6 +13,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from delta_gguf import as_converted_delta, is_of_delta_net
 from family_table import VOCAB_SIZE, Family
 
 
@@ -33,7 +34,7 @@ SOUND = Fault()
 #: Architectures whose files say how much of a head is turned.
 _ROPE_DIMENSIONS = (
     "llama", "phi3", "glm4", "granite", "granitemoe", "glm4moe", "smollm3", "stablelm", "nemotron",
-    "phi2",
+    "phi2", "qwen35", "qwen35moe", "qwen3next",
 )  # fmt: skip
 
 
@@ -50,8 +51,7 @@ def write_gguf(family: Family, hf_model: Any, path: Path, fault: Fault = SOUND) 
         if name == "lm_head.weight" and hf_model.config.tie_word_embeddings:
             continue
         values = np.asarray(tensor.numpy(), dtype=np.float32)
-        as_converted = _AS_CONVERTED.get(family.arch, _as_converted)
-        for part, rows in as_converted(name, values).items():
+        for part, rows in _parts(family, hf_model.config, name, values).items():
             is_final = part.startswith("blk.")
             gguf_name = part if is_final else names.get_name(part, (".weight", ".bias"))
             if gguf_name is None:
@@ -78,6 +78,12 @@ def interleave_halves(rows: np.ndarray, num_heads: int) -> np.ndarray:
     """
     halves = rows.reshape(num_heads, 2, rows.shape[0] // num_heads // 2, *rows.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _parts(family: Family, config: Any, name: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    if is_of_delta_net(name):
+        return as_converted_delta(family.arch, config, name, values)
+    return _AS_CONVERTED.get(family.arch, _as_converted)(name, values)
 
 
 def _as_converted(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
@@ -146,10 +152,10 @@ def _add_metadata(writer: Any, family: Family, config: Any, fault: Fault) -> Non
     writer.add_embedding_length(config.hidden_size)
     writer.add_head_count(config.num_attention_heads)
     for key, value in {
-        "feed_forward_length": config.intermediate_size,
+        "feed_forward_length": getattr(config, "intermediate_size", None),
         "attention.head_count_kv": config.num_key_value_heads,
     }.items():
-        if key not in family.metadata:
+        if value is not None and key not in family.metadata:
             writer.add_uint32(f"{family.arch}.{key}", value)
     if (epsilon := getattr(config, "rms_norm_eps", None)) is not None:
         writer.add_layer_norm_rms_eps(epsilon * fault.epsilon_factor)
@@ -209,7 +215,7 @@ def _rope_tensors(family: Family, hf_model: Any) -> dict[str, np.ndarray]:
 def _in_gguf_layout(
     family: Family, config: Any, name: str, values: np.ndarray, fault: Fault
 ) -> np.ndarray:
-    if family.shifted_norms and name.endswith("norm.weight"):
+    if family.shifted_norms and name.endswith("norm.weight") and not is_of_delta_net(name):
         return values + np.float32(1.0)
     if family.permuted_rows == fault.swapped_rows:
         return values

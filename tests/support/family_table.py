@@ -257,6 +257,62 @@ _GEMMA4_EXPERTS = {
 _EXPERT_KEYS = {"expert_count": 7, "expert_used_count": 3, "expert_feed_forward_length": 40}
 
 
+def _delta_net(
+    arch: str,
+    model_class: str,
+    *,
+    heads: tuple[int, int],
+    dims: tuple[int, int],
+    layers: str,
+    **config: Any,
+) -> Family:
+    """So many heads of keys and of values, columns of each, and a letter for each layer: s where it
+    carries a state, a where it has attention."""
+    (num_keys, num_values), (key_dim, value_dim) = heads, dims
+    kinds = {"s": "linear_attention", "a": "full_attention"}
+    turned = 0.5 if num_keys == 2 else 0.25
+    rope: dict[str, Any] = {**_ROPE_10K, "partial_rotary_factor": turned}
+    keys: dict[str, Any] = {
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": key_dim,
+        "ssm.group_count": num_keys,
+        "ssm.time_step_rank": num_values,
+        "ssm.inner_size": num_values * value_dim,
+    }
+    interval = layers.index("a") + 1
+    if layers == ("s" * (interval - 1) + "a") * (len(layers) // interval):
+        keys["full_attention_interval"] = interval
+    else:
+        keys["attention.recurrent_layers"] = [kind == "s" for kind in layers]
+    if arch != "qwen3next":
+        rope["mrope_section"] = [3, 3, 2]
+        keys["rope.dimension_sections"] = [3, 3, 2, 0]
+    base = dict(_BASE)
+    if model_class != "Qwen3_5":
+        base |= {**_EXPERTS, "shared_expert_intermediate_size": 56, "norm_topk_prob": True}
+        keys |= {**_EXPERT_KEYS, "expert_shared_feed_forward_length": 56}
+    return Family(
+        arch,
+        model_class,
+        {
+            **base,
+            "head_dim": 32,
+            "num_hidden_layers": len(layers),
+            "layer_types": [kinds[kind] for kind in layers],
+            "linear_num_key_heads": num_keys,
+            "linear_num_value_heads": num_values,
+            "linear_key_head_dim": key_dim,
+            "linear_value_head_dim": value_dim,
+            "rope_parameters": rope,
+            **config,
+        },
+        pre="qwen35" if arch != "qwen3next" else "qwen2",
+        shifted_norms=True,
+        metadata=keys,
+        llama_cpp_agrees=key_dim == value_dim,
+    )
+
+
 _GRANITE: dict[str, Any] = {
     **_BASE,
     "embedding_multiplier": 12.0,
@@ -597,6 +653,19 @@ FAMILIES: dict[str, Family] = {
         pre="qwen2",
         metadata={**_EXPERT_KEYS, "expert_shared_feed_forward_length": 56},
     ),
+    "qwen35": _delta_net("qwen35", "Qwen3_5", heads=(2, 6), dims=(16, 16), layers="ssas"),
+    "qwen35-tied": _delta_net(
+        "qwen35",
+        "Qwen3_5",
+        heads=(3, 3),
+        dims=(20, 12),
+        layers="sasa",
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+    ),
+    "qwen35moe": _delta_net("qwen35moe", "Qwen3_5Moe", heads=(2, 4), dims=(16, 16), layers="ssa"),
+    "qwen3next": _delta_net("qwen3next", "Qwen3Next", heads=(3, 6), dims=(16, 16), layers="ssa"),
     "mixtral": Family(
         "llama",
         "Mixtral",

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hypocenter.model.specimens import project_specimens
+from hypocenter.model.offline.specimens import project_specimens
 
 SPECIMENS = project_specimens()

@@ -16,6 +16,8 @@ def tensors_of(held: object) -> Iterator[Tensor]:
     elif isinstance(held, tuple):
         for part in held:
             yield from tensors_of(part)
+    elif isinstance(held, dict):
+        yield from tensors_of(tuple(held.values()))
     elif is_dataclass(held):
         for field in fields(held):
             yield from tensors_of(getattr(held, field.name))
@@ -25,9 +27,10 @@ def resident_bytes(runner: Runner) -> int:
     """What a runner's tensors hold, counted from the tensors themselves."""
     decoder = runner._decoder
     held = (
-        runner.weights, decoder.pages, decoder._buffers, tuple(decoder._logits_buffers.values()),
+        runner.weights, decoder.pages, decoder._buffers, decoder._logits_buffers._buffers,
         tuple(decoder._cpu_tiles.values()), decoder._operands.operands, decoder._gated.operands,
         decoder._mixture,
+        decoder._delta_net and (decoder._delta_net.buffers, decoder._delta_net.states),
     )  # fmt: skip
     allocations = {id(one.allocation): one.allocation.num_bytes for one in tensors_of(held)}
     return sum(allocations.values())

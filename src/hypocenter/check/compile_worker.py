@@ -82,7 +82,7 @@ def collect(file: str | None = None, arch: str = "sm_90") -> tuple[Sequence[Spec
         from hypocenter.check.specimens_of_file import record
 
         return record(file, arch)
-    from hypocenter.model.specimens import project_specimens
+    from hypocenter.model.offline.specimens import project_specimens
 
     return project_specimens(), ""
 

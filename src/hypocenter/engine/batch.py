@@ -9,6 +9,7 @@ import numpy as np
 from hypocenter.dtypes import Int32s
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import Request
+from hypocenter.engine.state_slots import StateSlots
 from hypocenter.errors import LaunchRejected
 from hypocenter.record.events import RequestRecord
 from hypocenter.record.recorder import current
@@ -43,6 +44,9 @@ class Batch:
     requests: tuple[RequestRecord, ...] = ()
     #: The device has the token ids: it chose them in a step that may still run.
     ids_on_device: bool = False
+    #: Of each row of block_tables, where layers carry a state: whose it is, and in which slot.
+    owners: tuple[int, ...] = ()
+    state_slots: Int32s | None = None  # [num_sequences]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,13 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
         logit_rows=np.array(drawn_rows + kept_rows, np.int32),
         requests=tuple(requests),
         ids_on_device=any(chunk.ids_on_device for chunk in chunks),
+        owners=tuple(chunk.request.id for chunk in chunks) if cache.states else (),
+        state_slots=_state_slots(chunks, cache.states) if cache.states else None,
     )
+
+
+def _state_slots(chunks: list[Chunk], states: StateSlots) -> Int32s:
+    return np.array([states.slot_of(chunk.request.id) for chunk in chunks], np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +159,8 @@ class BatchLimits:
     context_length: int
     num_blocks: int
     block_size: int
+    #: 0 where no layer carries a state.
+    num_state_slots: int = 0
 
 
 def check_batch(batch: Batch, limits: BatchLimits) -> None:
@@ -169,6 +181,8 @@ def check_batch(batch: Batch, limits: BatchLimits) -> None:
     _check_range("slots", batch.slots, limits.num_blocks * limits.block_size, "the cache")
     _check_range("sequence_rows", batch.sequence_rows, len(batch.block_tables), "block_tables")
     _check_range("logit_rows", batch.logit_rows, num_tokens, "the batch")
+    if limits.num_state_slots:
+        _check_state_slots(batch, limits.num_state_slots)
     # Entries of a table behind its sequence's last block are unused and may hold anything.
     for row, position in _last_positions(batch.sequence_rows, batch.positions).items():
         num_used = position // limits.block_size + 1
@@ -182,6 +196,19 @@ def check_batch(batch: Batch, limits: BatchLimits) -> None:
             raise LaunchRejected("step", short)
         used = batch.block_tables[row, :num_used]
         _check_range("block_tables", used, limits.num_blocks, "the cache's blocks", row=row)
+
+
+def _check_state_slots(batch: Batch, num_slots: int) -> None:
+    slots, num_sequences = batch.state_slots, len(batch.block_tables)
+    num_entries = 0 if slots is None else len(slots)
+    if slots is None or num_entries != num_sequences:
+        count = WrongCount(
+            argument="state_slots", num=num_entries, wanted=num_sequences, of="sequences"
+        )
+        raise LaunchRejected("step", count)
+    _check_range("state_slots", slots, num_slots, "the states")
+    if len(np.unique(slots)) != num_entries:
+        raise LaunchRejected("step", _first_repeated("state_slots", slots))
 
 
 def _last_positions(rows: Int32s, positions: Int32s) -> dict[int, int]:

@@ -66,7 +66,7 @@ class Engine:
     """Runs any number of requests together on one runner. All methods are thread-safe.
 
     `path` is the model's file, for messages; `launch_mode` that of the sampler. With `prefix_cache`
-    a request reads what earlier ones left in the cache of the same first tokens.
+    a request reads what earlier ones left in the cache of the same first tokens, but not of states.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class Engine:
         launch_mode: str = "off",
         prefix_cache: bool = True,
     ) -> None:
-        self._path, self._has_prefix_cache = path, prefix_cache
+        self._path, self._has_prefix_cache = path, prefix_cache and not runner.num_state_slots
         self.runner = runner
         self.tokenizer = tokenizer
-        size = (runner.num_blocks, runner.block_size)
-        self.cache = KVCache(*size, runner.page_watch, runner.archive)
+        size = runner.num_blocks, runner.block_size
+        self.cache = KVCache(*size, runner.page_watch, runner.archive, runner.num_state_slots)
         self.scheduler = Scheduler(
             self.cache,
             max_batch_tokens=runner.max_batch_tokens,

@@ -28,6 +28,7 @@ import numpy as np
 from hypocenter.device.page_watch import PageWatch
 from hypocenter.dtypes import Int32s
 from hypocenter.engine.block_archive import BlockArchive
+from hypocenter.engine.state_slots import StateSlots
 from hypocenter.errors import IntegrityError, OutOfBlocks
 
 
@@ -110,12 +111,15 @@ class KVCache:
         block_size: int,
         watch: PageWatch | None = None,
         archive: BlockArchive | None = None,
+        num_state_slots: int = 0,
     ) -> None:
         assert num_blocks > 0, num_blocks
         assert block_size > 0, block_size
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._watch, self._archive = watch, archive
+        #: Of requests with blocks, where layers carry a state; such requests adopt nothing.
+        self.states = StateSlots(num_state_slots) if num_state_slots else None
         self._blocks = [_Block() for _ in range(num_blocks)]
         # Taken from the end: low blocks first, and those given back last are used again first.
         self._blank = list(range(num_blocks - 1, -1, -1))
@@ -178,6 +182,8 @@ class KVCache:
         num_needed = self.num_blocks_to_append(request_id, num_tokens)
         if num_needed > self.num_free_blocks:
             raise OutOfBlocks(num_needed, self.num_free_blocks, self.num_blocks)
+        if self.states is not None and request_id not in self._tables:
+            self.states.take(request_id)
         table = self._tables.setdefault(request_id, _Table())
         if num_needed:
             table.grow([self._take_block(request_id) for _ in range(num_needed)])
@@ -228,6 +234,7 @@ class KVCache:
         assert request_id not in self._tables, request_id
         if not block_ids:
             return 0
+        assert self.states is None, "a block without the state behind it is of no use"
         for block_id in block_ids:
             self._read(block_id)
         num_blocks, num_tokens = len(block_ids), len(block_ids) * self.block_size
@@ -273,6 +280,8 @@ class KVCache:
         table = self._tables.pop(request_id, None)
         if table is None:
             return
+        if self.states is not None:
+            self.states.give_back(request_id)
         # The last block first: a prefix is of use without what follows it, and not the other way.
         for block_id in reversed(table.block_ids):
             block = self._blocks[block_id]
@@ -325,6 +334,8 @@ class KVCache:
         self._check_places()
         self._check_tables()
         self._check_blocks()
+        if self.states is not None:
+            self.states.check_integrity(self.owners())
 
     def _check_places(self) -> None:
         """Each block is free, or in tables: in one, or kept and in any number."""

@@ -29,6 +29,7 @@ from hypocenter.device.plan import Plan, bucket
 from hypocenter.engine.batch import Batch, BatchLimits, check_batch
 from hypocenter.engine.block_archive import DIGEST_BYTES, BlockArchive
 from hypocenter.engine.sampler import launches_on_host
+from hypocenter.engine.state_slots import StateLedger, sequence_starts, spans_of
 from hypocenter.errors import BadSetting, LaunchRejected
 from hypocenter.messages import KeptWeights
 from hypocenter.model import decoder, footprint
@@ -36,7 +37,7 @@ from hypocenter.model.architecture import Architecture, read_architecture
 from hypocenter.model.decoder import Decoder
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.file_types import quantisation_of
-from hypocenter.model.step_buffers import KVPages, StepInputs
+from hypocenter.model.step_buffers import KVPages, StatePages, StepInputs
 from hypocenter.model.weight_tensors import Weights
 from hypocenter.model.weights import load_weights
 from hypocenter.record.recorder import current, open_recorder
@@ -84,7 +85,7 @@ def load_runner(
         shared=shared,
     )
     runner = Runner(facts, weights, config, context_length)
-    if block_memory:
+    if block_memory and not runner.num_state_slots:  # blocks are of no use without states
         runner.open_archive(block_memory, repr(file.stamps))
     runner.compile(progress)
     return runner
@@ -104,12 +105,16 @@ class Runner:
         self.num_blocks = num_kv_blocks(config, context_length)
         self.max_batch_tokens = config.max_batch_tokens
         self.max_batch_requests = config.max_batch_requests
+        #: 0 where no layer carries a state.
+        self.num_state_slots = config.max_batch_requests if facts.recurrence else 0
+        self._ledger = StateLedger(self.num_state_slots)
         self._limits = BatchLimits(
             max_batch_tokens=config.max_batch_tokens,
             vocab_size=facts.vocab_size,
             context_length=context_length,
             num_blocks=self.num_blocks,
             block_size=config.block_size,
+            num_state_slots=self.num_state_slots,
         )
         self.num_threads = _num_threads(config)
         self._inputs = StepInputs.allocate(
@@ -117,6 +122,7 @@ class Runner:
             config.max_batch_requests,
             min(self.num_blocks, -(-context_length // config.block_size)),
             device=config.device,
+            has_states=self.num_state_slots > 0,
         )
         pages = KVPages.allocate(
             facts,
@@ -127,7 +133,13 @@ class Runner:
         )
         self._pages = pages
         self._decoder = Decoder(
-            facts, weights, self._inputs, pages, config.max_batch_tokens, config.attention
+            facts,
+            weights,
+            self._inputs,
+            pages,
+            config.max_batch_tokens,
+            config.attention,
+            StatePages.allocate(facts, self.num_state_slots, device=config.device),
         )
         #: Where the cache's blocks outlive this process, if they do.
         self.archive: BlockArchive | None = None
@@ -185,10 +197,18 @@ class Runner:
         ]
         if batch.ids_on_device:
             del filled[0]
+        spans = []
+        if inputs.state_slots is not None and batch.state_slots is not None:
+            states = inputs.sequences
+            starts = sequence_starts(batch.sequence_rows, states.max_sequences)
+            spans = spans_of(batch.owners, batch.state_slots, starts, batch.positions)
+            filled += [(states.state_slots, batch.state_slots), (states.sequence_starts, starts)]
         filled_by_device = inputs.token_ids if batch.ids_on_device else None
         current().record_step(plan, filled, batch.requests, filled_by_device=filled_by_device)
         inputs.shared.put(filled, is_recorded=True)
+        self._ledger.note(spans, is_whole=False)
         plan.run()
+        self._ledger.note(spans, is_whole=True)
         if self.page_watch is not None:
             self.page_watch.look()
         if plan not in self._ran:
@@ -271,6 +291,9 @@ class Runner:
 
     def _check(self, batch: Batch) -> None:
         check_batch(batch, self._limits)
+        if batch.state_slots is not None:
+            given = (batch.owners, batch.state_slots, batch.sequence_rows, batch.positions)
+            self._ledger.check(*given)
 
 
 def _num_threads(config: EngineConfig) -> int:

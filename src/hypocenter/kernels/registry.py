@@ -14,6 +14,7 @@ from hypocenter.record.events import Declaration, LaunchRecord
 _FILES = (
     "activation",
     "attention",
+    "delta_rule",
     "embedding",
     "experts",
     "grouping",
@@ -30,6 +31,7 @@ _FILES = (
     "routing",
     "sampling",
     "sampling_contracts",
+    "short_conv",
     "unfused",
 )
 

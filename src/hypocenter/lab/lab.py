@@ -122,7 +122,7 @@ class Lab:
 
     def disarm(self) -> None:
         """Switch off what refuses wrong arguments before they reach a kernel."""
-        import hypocenter.model.specimens  # noqa: F401  (every module of kernels)
+        import hypocenter.model.offline.specimens  # noqa: F401  (every module of kernels)
 
         self.is_armed = False
         for name, module in list(sys.modules.items()):
@@ -181,8 +181,10 @@ class Lab:
         def make_indices(num_tokens: int, device: str) -> Tensor:
             return memory.allocate(name, "step", DType.I32, (num_tokens,), device=device)
 
-        def inputs(make: Any, cls: Any, num_tokens: int, *sizes: int, device: str) -> Any:
-            given = make(cls, num_tokens, *sizes, device=device)
+        def inputs(
+            make: Any, cls: Any, num_tokens: int, *sizes: int, device: str, **more: Any
+        ) -> Any:
+            given = make(cls, num_tokens, *sizes, device=device, **more)
             return replace(given, **{name: (change or make_indices)(num_tokens, device)})
 
         self.wrap(step_buffers.StepInputs, "allocate", inputs)

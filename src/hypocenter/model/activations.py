@@ -1,4 +1,4 @@
-"""The static buffers of a step's activations, which all layers and plans of a decoder share."""
+"""The static buffers of a step's activations and logits, which all plans of a decoder share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hypocenter.device.memory import allocate, rows
+from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.linear.operands import Operands
+from hypocenter.kernels.rowwise.activation import scale, softcap
+from hypocenter.kernels.rowwise.embedding import narrow
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.architecture import Architecture
 from hypocenter.tensor import DType, Tensor
@@ -24,6 +27,7 @@ class Activations:
     attended: Tensor
     gate: Tensor
     up: Tensor
+    attn_gate: Tensor
     #: gate and up of feed-forwards that are narrower, for what lies behind their columns is stale.
     narrower: tuple[tuple[Tensor, Tensor], ...] = ()
     #: What layers that have an embedding of their own read: of each what a projection makes of the
@@ -55,6 +59,7 @@ class Activations:
             attended=wide("attended", heads),
             gate=gate,
             up=up,
+            attn_gate=wide("attn_gate", heads if facts.family.gates_attention else 0),
             narrower=tuple(both(width) for width in facts.dense_widths[1:]),
             layer_inputs=tuple(
                 wide(f"layer_input.{index}", inner) for index in range(facts.num_layers) if inner
@@ -94,3 +99,39 @@ class RotatingOperands:
     def next(self, num_rows: int) -> Operands:
         self._num_turns += 1
         return self.operands.first(num_rows, self._num_turns)
+
+
+class LogitsBuffers:
+    """Rows of logits that all plans share, for a result is valid until the next run only."""
+
+    def __init__(self, facts: Architecture, most_requests: int, device: str) -> None:
+        self._facts, self._most_requests, self._device = facts, most_requests, device
+        self._buffers: dict[int, Tensor] = {}
+
+    def product(self, num_rows: int) -> Tensor:
+        """Where the product goes, f32 [num_rows, vocab_size padded to 64]."""
+        return self._rows(num_rows, padded_rows(self._facts.vocab_size))
+
+    def finish(self, plan: PlanBuilder, logits: Tensor, counts: Tensor) -> Tensor:
+        """Append what makes logits of the product: f32 [num_rows, vocab_size]."""
+        facts = self._facts
+        if facts.logit_scale != 1:
+            scale(plan, logits, 1 / facts.logit_scale, counts, count=1)
+        if facts.final_softcap:
+            softcap(plan, logits, facts.final_softcap, counts, count=1)
+        if facts.vocab_size == logits.shape[1]:
+            return logits
+        # Padding has the logit 0, which a sampler would take for a token.
+        narrowed = self._rows(logits.shape[0], facts.vocab_size)
+        narrow(plan, logits, narrowed, counts)
+        return narrowed
+
+    def _rows(self, num_rows: int, width: int) -> Tensor:
+        """A buffer grows when a plan wants more; the few smaller ones live on in the plans that
+        have them."""
+        buffer = self._buffers.get(width)
+        if buffer is None or buffer.shape[0] < num_rows:
+            shape = (max(num_rows, self._most_requests), width)
+            buffer = allocate("logits", "decoder", DType.F32, shape, device=self._device)
+            self._buffers[width] = buffer
+        return rows(buffer, 0, num_rows)

@@ -25,6 +25,7 @@ from hypocenter.model.layer_shapes import (
     read_head_dims,
     read_shapes,
 )
+from hypocenter.model.recurrent.recurrence import Recurrence, read_recurrence
 
 MAX_LAYERS = 1024
 MAX_VOCAB = 1 << 21
@@ -87,6 +88,7 @@ class Architecture:
     experts: Experts | None = None
     #: Columns of the embedding that each layer has of its own; 0: layers have none.
     input_width: int = 0
+    recurrence: Recurrence | None = None
 
     @property
     def num_layers(self) -> int:
@@ -141,6 +143,27 @@ class Architecture:
         return tuple(sorted({shared, *dense} - {0}, reverse=True))
 
     @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that have attention; the others carry a state."""
+        if self.recurrence is None:
+            return tuple(range(self.num_layers))
+        return self.recurrence.attention_layers
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of what layers without attention carry from token to token of a sequence."""
+        if self.recurrence is None:
+            return 0
+        shapes = (self.recurrence.conv_shape, self.recurrence.state_shape)
+        return 4 * (self.num_layers - len(self.attention_layers)) * sum(map(math.prod, shapes))
+
+    @property
+    def mixer_width(self) -> int:
+        """The widest row that is multiplied at the end of attention, or of what stands for it."""
+        values = self.recurrence.values_width if self.recurrence is not None else 0
+        return max(self.widest_q, values)
+
+    @property
     def dense_width(self) -> int:
         """The widest feed-forward that all tokens of a layer take: a dense one, or the shared
         expert of a mixture; 0: there is none."""
@@ -159,10 +182,11 @@ class Architecture:
         return is_kv and self.layers[layer].kv_source is not None
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes of one position in the KV cache, all layers, with values padded to 16 columns."""
+        """Bytes of one position in the KV cache, with values padded to 16 columns."""
+        shapes = [self.layers[layer] for layer in self.attention_layers]
         return element_bytes * sum(
             shape.num_kv_heads * (shape.head_dim + shape.value_pitch)
-            for shape in self.layers
+            for shape in shapes
             if shape.kv_source is None
         )
 
@@ -235,6 +259,13 @@ class _Reader:
                 num_layers=num_layers,
                 ffn_width=layers[0].ffn_width,
                 max_width=MAX_WIDTH,
+            ),
+            recurrence=read_recurrence(
+                self.file,
+                self.name,
+                self.family.recurrence,
+                num_blocks=num_layers + num_draft_layers,
+                num_layers=num_layers,
             ),
         )
 
@@ -397,7 +428,7 @@ class _Reader:
     def _refuse_sections(self) -> None:
         """Multimodal files (GLM-4.1V) order the rows of q and k for a rotation of their own."""
         full = f"{self.name}.rope.dimension_sections"
-        if full in self.file.metadata:
+        if full in self.file.metadata and not self.family.has_sections:
             raise UnsupportedModel(
                 self.file.path,
                 full,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from hypocenter.device.memory import allocate, rows
+from hypocenter.device.memory import rows
 from hypocenter.device.plan import Plan, PlanBuilder, bucket
 from hypocenter.kernels.attention.attention import TileScratch, allocate_tile_scratch, attention
 from hypocenter.kernels.linear.linear import linear_several
@@ -23,17 +23,16 @@ from hypocenter.kernels.rowwise.activation import (
     gate,
     gate_codes,
     scale,
-    softcap,
 )
-from hypocenter.kernels.rowwise.embedding import gather, lookup, narrow
+from hypocenter.kernels.rowwise.embedding import gather, lookup
 from hypocenter.kernels.rowwise.layer_norm import layer_norm, layer_norm_codes
 from hypocenter.kernels.rowwise.norm import rms_norm, rms_norm_codes
-from hypocenter.kernels.weights.row_groups import padded_rows
-from hypocenter.model.activations import Activations, RotatingOperands
+from hypocenter.model.activations import Activations, LogitsBuffers, RotatingOperands
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.heads import Heads
 from hypocenter.model.mixture import MixtureBuffers
-from hypocenter.model.step_buffers import KVPages, StepInputs
+from hypocenter.model.recurrent.delta_net import DeltaNet
+from hypocenter.model.step_buffers import KVPages, StatePages, StepInputs
 from hypocenter.model.unfused import UnfusedAttention
 from hypocenter.model.weight_tensors import (
     BesideDense,
@@ -54,7 +53,7 @@ class Norm(NamedTuple):
 
 
 class Decoder:
-    """Builds plans for one model over static inputs and a paged cache."""
+    """Builds plans for one model over static inputs, a paged cache, and states if there are any."""
 
     def __init__(
         self,
@@ -64,13 +63,16 @@ class Decoder:
         pages: KVPages,
         max_tokens: int,
         attention: str = "fused",
+        states: StatePages | None = None,
     ) -> None:
         """`attention` is one of config.ATTENTIONS; raises UsageError for parts on the CPU."""
         self.facts, self.weights, self.inputs, self.pages = facts, weights, inputs, pages
-        self._logits_buffers: dict[int, Tensor] = {}
-        device = inputs.counts.device
+        self._page_of = {layer: at for at, layer in enumerate(facts.attention_layers)}
+        self._delta_net = DeltaNet.allocate(facts, inputs, states, max_tokens)
+        device, num_sequences = inputs.counts.device, inputs.block_tables.shape[0]
+        self._logits_buffers = LogitsBuffers(facts, num_sequences, device)
         self._buffers = Activations.allocate(facts, max_tokens, device=device)
-        widest = max(facts.width, facts.widest_q, facts.dense_width)
+        widest = max(facts.width, facts.mixer_width, facts.dense_width)
         self._operands = RotatingOperands(
             Operands.allocate(
                 weights.dtypes, max_tokens, widest, device=device, in_bf16=weights.in_bf16
@@ -97,7 +99,7 @@ class Decoder:
         # By what layers differ in: the shape of their pages.
         self._gpu_tiles: dict[tuple[int, ...], TileScratch] = {}
         self._cpu_tiles: dict[tuple[int, ...], Tensor] = {}
-        num_sequences, max_blocks = inputs.block_tables.shape
+        max_blocks = inputs.block_tables.shape[1]
         if attention == "parts":
             max_context = max_blocks * pages.keys[0].shape[3]
             self._unfused = UnfusedAttention.allocate(
@@ -126,10 +128,8 @@ class Decoder:
         holds logits f32 [num_logit_rows, vocab_size], or the last hidden states when no logits
         are wanted.
         """
-        plan, b = (
-            PlanBuilder(num_tokens, self.inputs.counts.device),
-            self._buffers.first(num_tokens),
-        )
+        plan = PlanBuilder(num_tokens, self.inputs.counts.device)
+        b = self._buffers.first(num_tokens)
         for turns in (self._operands, self._gated):
             turns.begin()
         inputs, facts, counts = self.inputs, self.facts, self.inputs.counts
@@ -144,8 +144,12 @@ class Decoder:
             self._unfused.measure(plan, inputs.sequence_rows, inputs.positions, counts)
         attend = partial(self._attend, num_tokens, num_logit_rows, num_sequences)
         mixture = self._mixture and self._mixture.first(num_tokens)
+        delta = self._delta_net and self._delta_net.first(num_tokens, num_sequences)
         for index, layer in enumerate(self.weights.layers):
-            self._attention(plan, b, index, layer, attend)
+            if delta is None or layer.delta is None:
+                self._attention(plan, b, index, layer, attend)
+            else:
+                self._recur(plan, b, delta, index, layer)
             if not layer.is_parallel:
                 self._feed_forward(plan, b, index, layer, mixture)
             if layer.layer_input is not None:
@@ -188,8 +192,10 @@ class Decoder:
         attend: Callable[[Tensor], Callable[..., None]],
     ) -> None:
         facts, inputs, counts = self.facts, self.inputs, self.inputs.counts
-        all_three = (w.q, b.q, w.q_bias), (w.k, b.k, w.k_bias), (w.v, b.v, w.v_bias)
-        products = [(one, out, bias) for one, out, bias in all_three if one is not None]
+        pairs = [(w.q, b.q, w.q_bias), (w.k, b.k, w.k_bias), (w.v, b.v, w.v_bias)]
+        pairs.append((w.attn_gate, b.attn_gate, None))
+        products = [(one, out, bias) for one, out, bias in pairs if one is not None]
+        assert w.attn_output is not None
         weights = list(w.read)
         if w.is_parallel:
             assert w.dense is not None
@@ -200,9 +206,10 @@ class Decoder:
         if w.is_parallel:
             # x is read no more, so what this adds to it may come before attention's part.
             self._dense(plan, b, index, w, read, made)
-        keys, values = self.pages.keys[index], self.pages.values[index]
+        page = self._page_of[index]
+        keys, values = self.pages.keys[page], self.pages.values[page]
         self._heads.prepare(plan, b, index, w, keys, values)
-        codes = self._codes(b.q, w.attn_output)
+        codes = None if w.attn_gate is not None else self._codes(b.q, w.attn_output)
         attend(keys)(
             plan,
             b.q,
@@ -219,15 +226,31 @@ class Decoder:
             codes=codes,
             sinks=w.sinks,
         )
+        attended = b.attended
+        if w.attn_gate is not None:
+            width, attended = facts.q_width(index), b.attn_gate
+            codes = self._gate(plan, attended, b.attended, "sigmoid", w.attn_output, width)
         self._into_residual(
             plan,
             b,
-            b.attended,
+            attended,
             w.attn_output,
             w.attn_output_bias,
             w.post_attn_norm,
             ready=codes,
         )
+
+    def _recur(
+        self, plan: PlanBuilder, b: Activations, net: DeltaNet, index: int, layer: LayerWeights
+    ) -> None:
+        """b.x += what a layer makes of it that carries a state."""
+        w = layer.delta
+        assert w is not None
+        read, made = self._norm(plan, b.x, Norm(layer.attn_norm), b.hidden, *w.read)
+        self._linear(plan, read, *net.products(w), ready=made)
+        gated, result = net.apply(plan, index, w)
+        codes = self._gate(plan, gated, result, "silu", w.output, net.width)
+        self._into_residual(plan, b, gated, w.output, None, None, ready=codes)
 
     def _feed_forward(
         self,
@@ -373,11 +396,17 @@ class Decoder:
                 activate_codes(plan, b.gate, kind, codes, counts, width=width)
             return codes
         self._linear(plan, x, (w.gate, b.gate, w.gate_bias), (w.up, b.up, w.up_bias), ready=made)
-        codes = self._codes(b.gate, w.down)
+        return self._gate(plan, b.gate, b.up, kind, w.down, width)
+
+    def _gate(
+        self, plan: PlanBuilder, x: Tensor, up: Tensor, kind: str, weight: Tensor, width: int
+    ) -> Operands | None:
+        """What a product with `weight` reads of kind(x) * up: codes or, where there are none, x."""
+        codes, counts = self._codes(x, weight), self.inputs.counts
         if codes is None:
-            gate(plan, b.gate, b.up, kind, counts)
+            gate(plan, x, up, kind, counts)
         else:
-            gate_codes(plan, b.gate, b.up, kind, codes, counts, width=width)
+            gate_codes(plan, x, up, kind, codes, counts, width=width)
         return codes
 
     def _into_residual(
@@ -397,16 +426,8 @@ class Decoder:
             self._linear(plan, x, (weight, b.x, bias), accumulate=True, ready=ready)
             return
         self._linear(plan, x, (weight, b.hidden, bias), ready=ready)
-        rms_norm(
-            plan,
-            b.hidden,
-            post_norm,
-            facts.norm_eps,
-            b.x,
-            counts,
-            width=facts.width,
-            accumulate=True,
-        )
+        eps, width = facts.norm_eps, facts.width
+        rms_norm(plan, b.hidden, post_norm, eps, b.x, counts, width=width, accumulate=True)
 
     def _codes(self, x: Tensor, *weights: Tensor) -> Operands | None:
         """Where the codes of rows like x's go that are all that products with `weights` read."""
@@ -466,35 +487,12 @@ class Decoder:
         )
 
     def _logits(self, plan: PlanBuilder, b: Activations, num_logit_rows: int) -> Tensor:
-        facts, weights, counts = self.facts, self.weights, self.inputs.counts
+        weights, counts = self.weights, self.inputs.counts
         hidden = rows(b.hidden, 0, num_logit_rows)
-
-        logits = self._logits_rows(num_logit_rows, padded_rows(facts.vocab_size))
+        logits = self._logits_buffers.product(num_logit_rows)
         gather(plan, b.x, self.inputs.logit_rows, hidden, counts)
         norm = Norm(weights.output_norm, weights.output_norm_bias)
         read, made = self._norm(plan, hidden, norm, hidden, weights.output, count=1)
         product = (weights.output, logits, weights.output_bias)
         self._linear(plan, read, product, count=1, ready=made)
-        if facts.logit_scale != 1:
-            scale(plan, logits, 1 / facts.logit_scale, counts, count=1)
-        if facts.final_softcap:
-            softcap(plan, logits, facts.final_softcap, counts, count=1)
-        if facts.vocab_size == logits.shape[1]:
-            return logits
-        # Padding has the logit 0, which a sampler would take for a token.
-        narrowed = self._logits_rows(num_logit_rows, facts.vocab_size)
-        narrow(plan, logits, narrowed, counts)
-        return narrowed
-
-    def _logits_rows(self, num_rows: int, width: int) -> Tensor:
-        """Rows of a buffer that all plans share, for a result is valid until the next run only.
-
-        It grows when a plan wants more; the few smaller ones live on in the plans that have them.
-        """
-        buffer = self._logits_buffers.get(width)
-        if buffer is None or buffer.shape[0] < num_rows:
-            shape = (max(num_rows, self.inputs.block_tables.shape[0]), width)
-            device = self.inputs.counts.device
-            buffer = allocate("logits", "decoder", DType.F32, shape, device=device)
-            self._logits_buffers[width] = buffer
-        return rows(buffer, 0, num_rows)
+        return self._logits_buffers.finish(plan, logits, counts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hypocenter.model.experts import ExpertsOfFamily
+from hypocenter.model.recurrent.recurrence import RecurrenceOfFamily
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,12 @@ class Family:
     scales_queries: bool = False
     #: Whether each head has a score of its own beside those of the keys.
     has_sinks: bool = False
+    #: Whether attention's result is gated before it is multiplied, by a half of what makes q.
+    gates_attention: bool = False
+    #: Whether files may cut rotations into sections that are alike for text.
+    has_sections: bool = False
+    #: Of layers without attention; None: there are none.
+    recurrence: RecurrenceOfFamily | None = None
     #: Of files with experts; None: there are none.
     experts: ExpertsOfFamily | None = None
 
@@ -90,6 +97,20 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen3": Family("neox", qk_norm=True),
     "qwen3moe": Family("neox", qk_norm=True, experts=ExpertsOfFamily()),
+    "qwen3next": Family(
+        "neox", qk_norm=True, ffn_norm="post_attention_norm", gates_attention=True,
+        recurrence=RecurrenceOfFamily(heads_by_turns=False, joins_steps=True),
+        experts=ExpertsOfFamily(has_gate=True),
+    ),
+    "qwen35": Family(
+        "neox", qk_norm=True, ffn_norm="post_attention_norm", gates_attention=True,
+        has_sections=True, recurrence=RecurrenceOfFamily(),
+    ),
+    "qwen35moe": Family(
+        "neox", qk_norm=True, ffn_norm="post_attention_norm", gates_attention=True,
+        has_sections=True, recurrence=RecurrenceOfFamily(),
+        experts=ExpertsOfFamily(has_gate=True),
+    ),
     "gemma": Family("neox", activation="gelu", scaled_embedding=True),
     "gemma2": Family(
         "neox", activation="gelu", post_norms=True, scaled_embedding=True, has_window=True,

@@ -21,6 +21,8 @@ from hypocenter.model.gguf.values import TensorInfo
 from hypocenter.tensor import DType
 
 _F32_BYTES = 4
+#: What a convolution multiplies with, which is no matrix.
+_TAPS = ".ssm_conv1d.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +42,19 @@ def needed_bytes(
     """
     num_blocks = num_kv_blocks(config, context_length)
     per_token = facts.kv_bytes_per_token(KV_DTYPES[config.kv_dtype].block_bytes)
-    widths = (
-        facts.width,
-        facts.widest_q,
-        facts.widest_kv,
-        *facts.dense_widths,
-    )
+    widths = (facts.width, facts.widest_q, facts.widest_kv, *facts.dense_widths)
     per_logit_row = padded_rows(facts.vocab_size)
     if facts.vocab_size % padded_rows(1):
         per_logit_row += facts.vocab_size
-    activations = 2 * config.max_batch_tokens * sum(padded_rows(width) for width in widths)
+    numbers_per_token = 2 * sum(padded_rows(width) for width in widths)
     if facts.input_width:
-        pitch = padded_rows(facts.input_width)
-        activations += (facts.num_layers + 2) * config.max_batch_tokens * pitch
+        numbers_per_token += (facts.num_layers + 2) * padded_rows(facts.input_width)
+    if facts.family.gates_attention:
+        numbers_per_token += padded_rows(facts.widest_q)
+    if (recurrence := facts.recurrence) is not None:
+        of_delta = recurrence.mixed_width, recurrence.values_width, recurrence.num_value_heads
+        numbers_per_token += 2 * sum(padded_rows(width) for width in of_delta)
+    activations = config.max_batch_tokens * numbers_per_token
     logits = config.max_batch_requests * per_logit_row
     max_context = min(num_blocks * config.block_size, context_length)
     parts = sum(
@@ -62,7 +64,8 @@ def needed_bytes(
     in_bf16, max_rows = config.float_products == "bf16", config.max_batch_tokens
     held = held_dtypes(file, facts, in_bf16=in_bf16)
     # What all products read, and codes of what gates let through.
-    operands = operand_bytes(held, max_rows, max(widths), in_bf16=in_bf16)
+    widest = max(facts.width, facts.mixer_width, facts.dense_width)
+    operands = operand_bytes(held, max_rows, widest, in_bf16=in_bf16)
     operands += operand_bytes(held, max_rows, facts.dense_width, in_bf16=False)
     mixture = 0
     if facts.experts is not None:
@@ -75,6 +78,7 @@ def needed_bytes(
         )
         + _made_up_bytes(file, facts),
         "KV cache": num_blocks * config.block_size * per_token,
+        **({"states": config.max_batch_requests * facts.state_bytes} if recurrence else {}),
         "rope tables": _rope_bytes(facts, context_length),
         "activations": (activations + logits + parts) * _F32_BYTES + operands + mixture,
     }
@@ -173,16 +177,22 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
         return num_rows * padded_rows(info.shape[-1]) * _F32_BYTES
     if len(info.shape) != 2:
         return padded_rows(num_rows) * _F32_BYTES
+    if info.name.endswith(_TAPS):
+        return info.shape[1] * padded_rows(num_rows) * _F32_BYTES
     parts: tuple[int, ...] = (num_rows,)
     inner, num_layers = facts.input_width, facts.num_layers
     if info.name == "per_layer_token_embd.weight":
         return num_layers * packed_bytes(info.dtype, num_rows, inner)
     if info.name == "per_layer_model_proj.weight":
         parts = (inner,) * num_layers
+    is_halved = info.name.endswith(".attn_q.weight") and facts.family.gates_attention
+    if is_halved or info.name.endswith(".ssm_ba.weight"):
+        parts = (num_rows // 2, num_rows // 2)
     if info.name.endswith((".attn_qkv.weight", ".ffn_up.weight")):
         shape = facts.layers[int(info.name.split(".")[1])]
         if info.name.endswith(".attn_qkv.weight"):
-            parts = (facts.num_heads * shape.head_dim, shape.kv_width, shape.kv_width)
+            if facts.recurrence is None:
+                parts = (facts.num_heads * shape.head_dim, shape.kv_width, shape.kv_width)
         elif facts.family.fused_gate_up:
             parts = (shape.ffn_width, shape.ffn_width)
     return sum(packed_bytes(info.dtype, count, info.shape[1]) for count in parts)
@@ -197,7 +207,7 @@ def held_dtypes(file: GGUFFile, facts: Architecture, *, in_bf16: bool) -> set[DT
         for info in file.tensors.values()
         if len(info.shape) > 1
         and info.name not in tables
-        and not info.name.endswith(".bias")
+        and not info.name.endswith((".bias", _TAPS))
         and not facts.passes_over(info.name)
     )
     return {

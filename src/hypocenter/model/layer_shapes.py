@@ -85,7 +85,12 @@ def read_shapes(
         if num_heads % num_kv_heads:
             limit = f"must divide {num_heads} heads"
             raise BadModelFile(file.path, f"{name}.{key}", num_kv_heads, limit)
-    ffn_widths = _each_layer(file, name, "feed_forward_length", MAX_WIDTH, num_blocks)
+    ffn_width = None
+    if family.recurrence is not None and family.experts is not None:  # none is dense
+        full = f"{name}.expert_feed_forward_length"
+        ffn_width = file.integer(full, None, low=1, high=MAX_WIDTH)
+    key = "feed_forward_length"
+    ffn_widths = _each_layer(file, name, key, MAX_WIDTH, num_blocks, default=ffn_width)
     windows = _windows(file, name, family, num_blocks)
     sources = _sources(file, name, windows)
     return tuple(

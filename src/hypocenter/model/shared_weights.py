@@ -53,8 +53,10 @@ class _LendingLoader(Looker):
         *,
         is_factor: bool = True,
         num_experts: int = 0,
+        num_turns: int = 1,
     ) -> tuple[Tensor, ...]:
-        for index, rows in enumerate(self._rows(name, row_counts, num_columns, num_experts)):
+        all_rows = self._rows(name, row_counts, num_columns, num_experts, num_turns)
+        for index, rows in enumerate(all_rows):
             self._lend(name, index, rows, num_columns)
         self.file.let_go(name)
         return (NO_TENSOR,) * len(row_counts)

@@ -1,4 +1,4 @@
-"""What a step reads that no plan makes: its inputs, and the pages of the KV cache."""
+"""What a step reads that no plan makes: its inputs, the KV cache, states of sequences."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 
 from hypocenter.device.inputs import Inputs
 from hypocenter.device.memory import allocate, allocate_turned
+from hypocenter.kernels.recurrent.sequences import Sequences
 from hypocenter.model.architecture import Architecture
 from hypocenter.tensor import DType, Tensor
 
@@ -17,7 +18,8 @@ class StepInputs:
 
     token_ids, positions, slots, sequence_rows [max_tokens]; block_tables [max_sequences,
     max_blocks]; logit_rows [max_tokens]; counts: how many tokens and how many logit rows are live.
-    All lie in `shared`, which fills them.
+    state_slots [max_sequences] and sequence_starts [max_sequences + 1] are there where layers carry
+    a state (`kernels/recurrent/sequences.py`). All lie in `shared`, which fills them.
     """
 
     token_ids: Tensor
@@ -28,24 +30,50 @@ class StepInputs:
     counts: Tensor
     block_tables: Tensor
     shared: Inputs
+    state_slots: Tensor | None = None
+    sequence_starts: Tensor | None = None
 
     @classmethod
     def allocate(
-        cls, max_tokens: int, max_sequences: int, max_blocks: int, *, device: str
+        cls,
+        max_tokens: int,
+        max_sequences: int,
+        max_blocks: int,
+        *,
+        device: str,
+        has_states: bool = False,
     ) -> StepInputs:
         each_token = ("token_ids", "positions", "slots", "sequence_rows", "logit_rows")
         shapes = {
             **dict.fromkeys(each_token, (max_tokens,)),
             "counts": (2,),
+            **(
+                {"state_slots": (max_sequences,), "sequence_starts": (max_sequences + 1,)}
+                if has_states
+                else {}
+            ),
             "block_tables": (max_sequences, max_blocks),
         }
         shared = Inputs("inputs", "step", shapes, device=device)
         return cls(**shared.tensors, shared=shared)
 
+    @property
+    def sequences(self) -> Sequences:
+        """Where the tokens and the state of each sequence are; they must be there."""
+        assert self.state_slots is not None
+        assert self.sequence_starts is not None
+        return Sequences(
+            self.state_slots,
+            self.sequence_starts,
+            self.sequence_rows,
+            self.positions,
+            self.counts,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class KVPages:
-    """The paged cache of every layer; layouts as in `kernels/attention/kv_write.py`.
+    """The paged cache of layers with attention; layouts as in `kernels/attention/kv_write.py`.
 
     A layer that reads what another keeps has the pages of that one.
     """
@@ -72,13 +100,47 @@ class KVPages:
         make = allocate_turned if device == "cpu" else partial(allocate, device=device)
         keys: list[Tensor] = []
         values: list[Tensor] = []
-        for index, shape in enumerate(facts.layers):
+        for index in facts.attention_layers:
+            shape = facts.layers[index]
             if shape.kv_source is not None:
-                keys.append(keys[shape.kv_source])
-                values.append(values[shape.kv_source])
+                source = facts.attention_layers.index(shape.kv_source)
+                keys.append(keys[source])
+                values.append(values[source])
                 continue
             heads, pitch = (num_blocks, shape.num_kv_heads), shape.value_pitch
             of_keys, of_values = (*heads, shape.head_dim, block_size), (*heads, block_size, pitch)
             keys.append(make(f"k_cache.{index}", "kv_cache", dtype, of_keys))
             values.append(make(f"v_cache.{index}", "kv_cache", dtype, of_values))
         return cls(tuple(keys), tuple(values))
+
+
+@dataclass(frozen=True, slots=True)
+class StatePages:
+    """What layers without attention carry for each of `num_slots` sequences, by their index.
+
+    convs f32 [num_slots, num_taps - 1, channels] and states f32 [num_slots, num_value_heads,
+    key_dim, value_dim], the last axes padded to 64 (`kernels/recurrent/`).
+    """
+
+    convs: dict[int, Tensor]
+    states: dict[int, Tensor]
+
+    @classmethod
+    def allocate(cls, facts: Architecture, num_slots: int, *, device: str) -> StatePages | None:
+        """None for a model whose layers all have attention."""
+        recurrence = facts.recurrence
+        if recurrence is None:
+            return None
+        layers = [at for at in range(facts.num_layers) if at not in facts.attention_layers]
+
+        def pages(kind: str, shape: tuple[int, ...]) -> dict[int, Tensor]:
+            sizes = (num_slots, *shape)
+            return {
+                layer: allocate(f"{kind}.{layer}", "states", DType.F32, sizes, device=device)
+                for layer in layers
+            }
+
+        return cls(pages("conv", recurrence.conv_shape), pages("state", recurrence.state_shape))
+
+    def of_layer(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.convs[index], self.states[index]

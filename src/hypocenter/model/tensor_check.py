@@ -59,6 +59,10 @@ class Looker(Loader):
         self._expect(f"{prefix}post_ffw_norm_2.weight", (width,))
         return BesideDense(NO_TENSOR, NO_TENSOR, NO_TENSOR, NO_TENSOR)
 
+    def taps(self, name: str, num_channels: int, num_taps: int) -> Tensor:
+        self._expect(name, (num_channels, num_taps))
+        return NO_TENSOR
+
     def _router(self, prefix: str, experts: Experts) -> Tensor:
         width = self.facts.width
         self._expect(f"{prefix}ffn_gate_inp.weight", (experts.choice.num_experts, width))
@@ -91,6 +95,7 @@ class Looker(Loader):
         *,
         is_factor: bool = True,
         num_experts: int = 0,
+        num_turns: int = 1,
     ) -> tuple[Tensor, ...]:
         lead = (num_experts,) if num_experts else ()
         self._expect(name, (*lead, sum(row_counts), num_columns))

@@ -77,14 +77,39 @@ class LayerInput(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaWeights:
+    """A Gated Delta Net: matrices packed, vectors f32 padded to 64.
+
+    `gate`: what its result is gated by; `beta` and `step`: both numbers of each value head, the
+    latter with a bias; `rates` are below 0. conv f32 [num_taps, channels padded to 64].
+    """
+
+    qkv: Tensor
+    gate: Tensor
+    beta: Tensor
+    step: Tensor
+    step_bias: Tensor
+    rates: Tensor
+    conv: Tensor
+    norm: Tensor
+    output: Tensor
+
+    @property
+    def read(self) -> tuple[Tensor, ...]:
+        """What its input is multiplied with."""
+        return self.qkv, self.gate, self.beta, self.step
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One layer's tensors: matrices packed, norms and biases f32 padded to 64; None: not there.
 
-    A layer has `dense` or `mixture`, or both where the mixture says how.
+    A layer has `dense` or `mixture`, or both where the mixture says how; and either `delta` or what
+    attention has.
     """
 
     attn_norm: Tensor | None
-    q: Tensor
+    q: Tensor | None
     #: None: the layer reads keys and values of another.
     k: Tensor | None
     #: None: likewise, or values are made of what `k` gives.
@@ -94,7 +119,7 @@ class LayerWeights:
     v_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
-    attn_output: Tensor
+    attn_output: Tensor | None
     attn_output_bias: Tensor | None
     post_attn_norm: Tensor | None
     ffn_norm: Tensor | None
@@ -110,6 +135,9 @@ class LayerWeights:
     #: What the layer gives is multiplied by it.
     scale: float = 1.0
     layer_input: LayerInput | None = None
+    #: What attention's result is gated by.
+    attn_gate: Tensor | None = None
+    delta: DeltaWeights | None = None
 
     @property
     def is_parallel(self) -> bool:
@@ -119,7 +147,8 @@ class LayerWeights:
     @property
     def read(self) -> tuple[Tensor, ...]:
         """What attention's input is multiplied with."""
-        return tuple(part for part in (self.q, self.k, self.v) if part is not None)
+        parts = (self.q, self.k, self.v, self.attn_gate)
+        return tuple(part for part in parts if part is not None)
 
     @property
     def down(self) -> Tensor:
@@ -132,7 +161,11 @@ class LayerWeights:
     @property
     def matrices(self) -> tuple[Tensor, ...]:
         """Those that activations are multiplied with, but for a router."""
-        found = [*self.read, self.attn_output]
+        found = [*self.read]
+        if self.attn_output is not None:
+            found.append(self.attn_output)
+        if self.delta is not None:
+            found += (*self.delta.read, self.delta.output)
         if self.dense is not None:
             found += (*self.dense.read, self.dense.down)
         if self.mixture is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,17 +13,18 @@ from hypocenter.config import OnProgress
 from hypocenter.device import copies, memory
 from hypocenter.device.lending import Borrower
 from hypocenter.dtypes import Array
-from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel
 from hypocenter.kernels.linear.linear_gate import may_join
 from hypocenter.kernels.weights import packing
-from hypocenter.kernels.weights.block_types import RESERVED_EXPONENT, dequantise, find_reserved
+from hypocenter.kernels.weights.block_types import dequantise
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.messages import KeptWeights, SharedWeight
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.experts import Experts
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.packed_weights import PackedWeights
+from hypocenter.model.recurrent.delta_weights import load_delta
 from hypocenter.model.rope_tables import RopeTableReader
+from hypocenter.model.tensor_reader import TensorReader
 from hypocenter.model.weight_tensors import (
     BesideDense,
     FeedForward,
@@ -82,8 +83,8 @@ def load_weights(
     )
 
 
-class Loader:
-    """Takes tensors out of a file by name and remembers which were taken."""
+class Loader(TensorReader):
+    """Packs tensors of a file, and puts them in their places."""
 
     def __init__(
         self,
@@ -94,9 +95,8 @@ class Loader:
         in_bf16: bool,
         kept: PackedWeights,
     ) -> None:
-        self.file, self.facts, self.progress = file, architecture, progress
+        super().__init__(file, architecture, progress)
         self.device, self.in_bf16, self.kept = device, in_bf16, kept
-        self.taken: set[str] = set()
         self._shared: dict[str, SharedWeight] = {}
         self._borrower: Borrower | None = None
         self._no_bias: Tensor | None = None
@@ -128,9 +128,13 @@ class Loader:
         facts, prefix = self.facts, f"blk.{index}."
         width, shape = facts.width, facts.layers[index]
         q_rows, kv_rows = facts.q_width(index), shape.kv_width
-        has_own = shape.kv_source is None
-        q, k, v = self._qkv(prefix, (q_rows, kv_rows, kv_rows), has_own=has_own)
-        biases = self._qkv_biases(prefix, (q_rows, kv_rows, kv_rows))
+        attends, has_own = index in facts.attention_layers, shape.kv_source is None
+        q = k = v = attn_gate = attn_output = None
+        biases: tuple[Tensor | None, ...] = (None, None, None)
+        if attends:
+            q, k, v, attn_gate = self._qkv(prefix, (q_rows, kv_rows, kv_rows), has_own=has_own)
+            biases = self._qkv_biases(prefix, (q_rows, kv_rows, kv_rows))
+            attn_output = self.matrix(f"{prefix}attn_output", width, q_rows)
         is_mixture = facts.is_mixture(index)
         pre_norms, post_norms = facts.family.pre_norms, facts.family.post_norms
         ffn_norm = f"{prefix}{facts.family.ffn_norm}"
@@ -143,11 +147,11 @@ class Loader:
             q_bias=biases[0],
             k_bias=biases[1],
             v_bias=biases[2],
-            q_norm=self._qk_norm(f"{prefix}attn_q_norm.weight", q_rows, shape.head_dim),
-            k_norm=self._qk_norm(f"{prefix}attn_k_norm.weight", kv_rows, shape.head_dim)
+            q_norm=self._qk_norm(f"{prefix}attn_q_norm.weight", q_rows, index),
+            k_norm=self._qk_norm(f"{prefix}attn_k_norm.weight", kv_rows, index)
             if has_own
             else None,
-            attn_output=self.matrix(f"{prefix}attn_output", width, q_rows),
+            attn_output=attn_output,
             attn_output_bias=self._optional(f"{prefix}attn_output.bias", width),
             post_attn_norm=self._vector_if(
                 post_norms, f"{prefix}post_attention_norm.weight", width
@@ -166,7 +170,23 @@ class Loader:
             v_norm=self._ones(shape.head_dim) if facts.family.norms_values and has_own else None,
             scale=self._layer_scale(f"{prefix}layer_output_scale.weight"),
             layer_input=self._layer_input(index) if facts.input_width else None,
+            attn_gate=attn_gate,
+            delta=None if attends else load_delta(self, facts, prefix),
         )
+
+    def by_turns(self, name: str, num_rows: int, num_turns: int) -> tuple[Tensor, Tensor]:
+        """Two matrices of `num_rows` each, whose rows take turns in one of the file."""
+        rows = (num_rows, num_rows)
+        first, second = self._split(name, rows, self.facts.width, num_turns=num_turns)
+        return first, second
+
+    def taps(self, name: str, num_channels: int, num_taps: int) -> Tensor:
+        """The factors of a convolution, f32 [num_taps, channels padded to 64]."""
+        padded = np.zeros((num_taps, padded_rows(num_channels)), np.float32)
+        padded[:, :num_channels] = self.values(name, (num_channels, num_taps)).T
+        tensor = memory.allocate(name, "model", DType.F32, padded.shape, device=self.device)
+        copies.to_device(tensor, padded)
+        return tensor
 
     def _norm_bias(self, name: str, length: int) -> Tensor | None:
         """That of a layer norm, zeros where the file has none; None for other norms."""
@@ -193,17 +213,6 @@ class Loader:
         padded = np.zeros((num_vectors, padded_rows(length)), np.float32)
         padded[:, :length] = self.values(name, (num_vectors, length))
         return self._pad(name, padded.reshape(-1))
-
-    def refuse_unused(self) -> None:
-        for name in self.file.tensors:
-            if name not in self.taken and not self.facts.passes_over(name):
-                raise UnsupportedModel(
-                    self.file.path,
-                    "tensor",
-                    name,
-                    f"{self.facts.name} models of {self.facts.num_layers} layers have no such "
-                    "tensor",
-                )
 
     def _ones(self, length: int) -> Tensor:
         """What a norm that has no weight is multiplied by."""
@@ -244,36 +253,29 @@ class Loader:
         self.file.let_go(name)
         return tuple(placed)
 
-    def _split_columns(
-        self, name: str, num_rows: int, column_counts: tuple[int, ...]
-    ) -> Iterator[Array]:
-        """GGUF bytes of a table, uint8 [num_rows, row_bytes] for each of so many columns."""
-        dtype = self._expect(name, (num_rows, sum(column_counts)))
-        for count in column_counts:
-            if count % dtype.block_elements:
-                limit = f"blocks of {dtype.block_elements} columns must not span two layers"
-                field = f"{self.facts.name}.embedding_length_per_layer_input"
-                raise UnsupportedModel(self.file.path, field, count, limit)
-        raw = self.file.raw(name).reshape(num_rows, -1)
-        ends = np.cumsum([dtype.num_bytes(count) for count in column_counts])[:-1]
-        yield from map(np.ascontiguousarray, np.split(raw, ends, axis=1))
-
     def _qkv(
         self, prefix: str, rows: tuple[int, int, int], *, has_own: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """q, k, v, and what gates attention, of which each head has its rows behind those of q."""
+        family, width, gate = self.facts.family, self.facts.width, None
         if f"{prefix}attn_qkv.weight" in self.file.tensors:
-            q, k, v = self._split(f"{prefix}attn_qkv.weight", rows, self.facts.width)
-            return q, k, v
-        q = self.matrix(f"{prefix}attn_q", rows[0], self.facts.width)
+            q, k, v = self._split(f"{prefix}attn_qkv.weight", rows, width)
+            return q, k, v, None
+        if family.gates_attention:
+            q, gate = self.by_turns(f"{prefix}attn_q.weight", rows[0], self.facts.num_heads)
+        else:
+            q = self.matrix(f"{prefix}attn_q", rows[0], width)
         if not has_own:
-            return q, None, None
-        k = self.matrix(f"{prefix}attn_k", rows[1], self.facts.width)
-        if self.facts.family.norms_values and f"{prefix}attn_v.weight" not in self.file.tensors:
-            return q, k, None
-        return q, k, self.matrix(f"{prefix}attn_v", rows[2], self.facts.width)
+            return q, None, None, gate
+        k = self.matrix(f"{prefix}attn_k", rows[1], width)
+        if family.norms_values and f"{prefix}attn_v.weight" not in self.file.tensors:
+            return q, k, None, gate
+        return q, k, self.matrix(f"{prefix}attn_v", rows[2], width), gate
 
-    def _qk_norm(self, name: str, num_rows: int, head_dim: int) -> Tensor | None:
-        family = self.facts.family
+    def _qk_norm(self, name: str, num_rows: int, index: int) -> Tensor | None:
+        family, head_dim = self.facts.family, self.facts.layers[index].head_dim
+        if index not in self.facts.attention_layers:
+            return None
         if family.wide_qk_norm:
             return self.vector(name, num_rows)
         is_there = not family.optional_qk_norm or name in self.file.tensors
@@ -396,10 +398,14 @@ class Loader:
         *,
         is_factor: bool = True,
         num_experts: int = 0,
+        num_turns: int = 1,
     ) -> tuple[Tensor, ...]:
-        """One matrix of the file as several packed ones, by consecutive rows; or its one stack."""
+        """One matrix of the file as several packed ones, by consecutive rows; or its one stack.
+
+        With `num_turns` each has an equal part of its rows in every turn.
+        """
         parts = []
-        parts_of_file = self._rows(name, row_counts, num_columns, num_experts)
+        parts_of_file = self._rows(name, row_counts, num_columns, num_experts, num_turns)
         for index, (rows, num_rows) in enumerate(zip(parts_of_file, row_counts, strict=True)):
             shape = (num_experts, num_rows, num_columns) if num_experts else None
             parts.append(
@@ -435,54 +441,6 @@ class Loader:
         )
         self.kept.keep(f"{name} {index}", packed.parts)
         return packing.place(name, "model", packed, device=self.device, shape=shape)
-
-    def _refuse_reserved(self, name: str, rows: Array, dtype: DType) -> None:
-        """Raise BadModelFile for a scale that stands for no number."""
-        found = find_reserved(rows, dtype)
-        if found is not None:
-            field = f"{name}: scale of block {found[1]} of row {found[0]}"
-            limit = f"{dtype.name} has no such number; download the file again"
-            raise BadModelFile(self.file.path, field, RESERVED_EXPONENT, limit)
-
-    def _rows(
-        self, name: str, row_counts: tuple[int, ...], num_columns: int, num_experts: int = 0
-    ) -> list[np.ndarray[Any, Any]]:
-        """GGUF bytes of a matrix, uint8 [rows, row_bytes] for each of so many consecutive rows.
-
-        Of a stack of `num_experts` those rows of all, each padded to 64 rows.
-        """
-        num_rows = sum(row_counts)
-        lead = (num_experts,) if num_experts else ()
-        dtype = self._expect(name, (*lead, num_rows, num_columns))
-        raw = self.file.raw(name).reshape(-1, dtype.num_bytes(num_columns))
-        if self.progress:
-            self.progress("loading weights", len(self.taken) / len(self.file.tensors))
-        ends = np.cumsum(row_counts)[:-1]
-        if num_experts:
-            parts = np.split(raw.reshape(num_experts, num_rows, -1), ends, axis=1)
-            return [packing.stack(part.reshape(-1, raw.shape[1]), num_experts) for part in parts]
-        return np.split(raw, ends)
-
-    def values(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        """A tensor that is no matrix, as f32."""
-        dtype = self._expect(name, shape)
-        if dtype.is_quantised:
-            raise UnsupportedModel(
-                self.file.path, f"type of {name}", dtype.name, "vectors must be F32, F16 or BF16"
-            )
-        raw = self.file.raw(name).reshape(1, -1)
-        return dequantise(raw, dtype, math.prod(shape)).reshape(shape)
-
-    def _expect(self, name: str, shape: tuple[int, ...]) -> DType:
-        info = self.file.tensors.get(name)
-        if info is None:
-            raise BadModelFile(self.file.path, name, MISSING, f"a {self.facts.name} model needs it")
-        if info.shape != shape:
-            raise BadModelFile(
-                self.file.path, f"{name} shape", info.shape, f"the metadata say {shape}"
-            )
-        self.taken.add(name)
-        return info.dtype
 
     def _optional(self, name: str, length: int) -> Tensor | None:
         return self._vector_if(name in self.file.tensors, name, length)

@@ -1,6 +1,6 @@
 """A kernel with the types, constants and options of one launch: what can be compiled with no GPU.
 
-`model/specimens.py` finds those of the project by planning; nothing here imports Triton.
+`model/offline/specimens.py` finds those of the project by planning; nothing here imports Triton.
 """
 
 from __future__ import annotations

@@ -42,6 +42,8 @@ def apply_gate(x: Any, up: Any, kind: int) -> Any:
         return mul(mul(x, sigmoid(x)), up)
     if kind == 1:
         return mul(_gelu(x), up)
+    if kind == 4:
+        return mul(sigmoid(x), up)
     x = smaller(splat(_LIMIT), x)
     up = larger(splat(-_LIMIT), smaller(splat(_LIMIT), up))
     return mul(mul(x, sigmoid(mul(splat(_STEEP), x))), add(up, splat(_ONE)))

@@ -20,7 +20,7 @@ _BLOCK = 256
 #: Columns of a row that a program takes at once.
 _MAX_ROW = 16384
 #: What `activation.py` calls these kinds.
-_GELU, _CLAMPED = tl.constexpr(1), tl.constexpr(2)
+_GELU, _CLAMPED, _SIGMOID = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)
 
 
 @triton.jit
@@ -35,6 +35,8 @@ def _gate(x, up, KIND: tl.constexpr):
         x = tl.where(x > 7.0, 7.0, x)
         up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up))
         return x * _sigmoid(1.702 * x) * (up + 1.0)
+    elif KIND == _SIGMOID:
+        return _sigmoid(x) * up
     else:
         u = 1.5957691216057308 * (x + 0.044715 * x * x * x) if KIND == _GELU else x
         return x * _sigmoid(u) * up

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.config import SamplingParams
-from hypocenter.device import devices, memory
+from hypocenter.device import devices
 from hypocenter.device.launch import Launch
 from hypocenter.device.offline.abstract import AbstractGpu, specimens
 from hypocenter.device.offline.specimen import Specimen
@@ -21,17 +20,15 @@ from hypocenter.kernels.experts.choice import ExpertChoice
 from hypocenter.kernels.sampling.draw import TokenChoice, num_mask_words
 from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
 from hypocenter.kernels.weights.gpu_layout import UNITS
-from hypocenter.kernels.weights.packing import Packed
-from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.architecture import Architecture, Rope
 from hypocenter.model.decoder import Decoder
 from hypocenter.model.experts import Experts
 from hypocenter.model.families import FAMILIES
 from hypocenter.model.layer_shapes import LayerShape
-from hypocenter.model.rope_tables import RopeTables
-from hypocenter.model.step_buffers import KVPages, StepInputs
-from hypocenter.model.weight_tensors import BesideDense, FeedForward, LayerWeights, Mixture, Weights
-from hypocenter.tensor import DType, Tensor, contiguous_strides
+from hypocenter.model.offline.specimen_weights import allocate_undefined, undefined_weights
+from hypocenter.model.recurrent.recurrence import Recurrence
+from hypocenter.model.step_buffers import KVPages, StatePages, StepInputs
+from hypocenter.tensor import DType
 
 # One model for each kernel variant that a family's facts bring.
 _MODELS: tuple[tuple[str, str, dict[str, float]], ...] = (
@@ -51,6 +48,8 @@ _MIXTURES: dict[str, Experts] = {
     "gpt-oss": Experts(ExpertChoice(32, 4), width=2880),
     "gemma4": Experts(ExpertChoice(128, 8), width=704),
 }
+# A layer with a state, and behind it one with attention.
+_RECURRENCES = {"qwen35": Recurrence((1,), 16, 32, key_dim=128, value_dim=128, num_taps=4)}
 # Experts that one row meets, of more than 2**31 elements together.
 _HUGE_MIXTURE = Experts(ExpertChoice(128, 8), width=8192)
 
@@ -110,6 +109,7 @@ def _of_vendor(vendor: str) -> Iterator[Specimen]:
     yield from _of_mixtures(vendor)
     yield from _of_layer_norms(vendor)
     yield from _of_gpt_oss(vendor)
+    yield from _of_states(vendor)
     # Extents beyond 2**31 elements, which no memory is needed for here.
     caps = {"attn_softcap": 50.0, "final_softcap": 30.0}
     huge = 1 << 20
@@ -173,6 +173,15 @@ def _of_gpt_oss(vendor: str) -> Iterator[Specimen]:
     )
     launches = [launch for launch in plan.launches if launch.kernel.startswith("softmax")]
     yield from specimens(launches, "sinks")
+
+
+def _of_states(vendor: str) -> Iterator[Specimen]:
+    """Layers that carry a state, and what gates their results and those of attention."""
+    for dtype, num_tokens in itertools.product((DType.F32, DType.Q8_0), (1, 64, 1 << 20)):
+        plan = abstract_plan(vendor, "qwen35", dtype, DType.F16, num_tokens=num_tokens)
+        of_states = ("short_conv", "delta_rule", "gate", "rms_norm")
+        launches = [launch for launch in plan.launches if launch.kernel.startswith(of_states)]
+        yield from specimens(launches, f"{dtype.name.lower()}, states")
 
 
 def _of_attention(vendor: str) -> Iterator[Specimen]:
@@ -246,7 +255,8 @@ def abstract_plan(
     num_logit_rows: int | None = None,
     attention: str = "fused",
 ) -> Plan:
-    """The plan of a one-layer model of 8B's shape on a device that runs nothing.
+    """The plan of a model of 8B's shape and one layer, or one of each kind, on a device that runs
+    nothing.
 
     It has a sequence for each 4096 tokens, but at least 32, and some logit rows where nobody says.
     """
@@ -257,13 +267,20 @@ def abstract_plan(
         else:
             facts = replace(facts, **{name: value})
     shape = replace(facts.layers[0], **of_layer)
-    facts = replace(facts, layers=(shape,), rope=replace(facts.rope, dim=shape.head_dim))
+    facts = replace(
+        facts, layers=(shape,) * facts.num_layers, rope=replace(facts.rope, dim=shape.head_dim)
+    )
     gpu = AbstractGpu(vendor)
     devices.use_backend(gpu)
-    inputs = StepInputs.allocate(num_tokens, max(32, num_tokens >> 12), max_blocks, device=gpu.name)
+    num_sequences, has_states = max(32, num_tokens >> 12), facts.recurrence is not None
+    inputs = StepInputs.allocate(
+        num_tokens, num_sequences, max_blocks, device=gpu.name, has_states=has_states
+    )
     num_blocks = max(4096, num_tokens // 4, max_blocks)
     pages = KVPages.allocate(facts, num_blocks, 16, kv_dtype, device=gpu.name)
-    decoder = Decoder(facts, _weights(facts, dtype, gpu.name), inputs, pages, num_tokens, attention)
+    states = StatePages.allocate(facts, num_sequences, device=gpu.name)
+    weights = undefined_weights(facts, dtype, gpu.name)
+    decoder = Decoder(facts, weights, inputs, pages, num_tokens, attention, states)
     some = max(min(num_tokens, 4), num_tokens // 16)
     return decoder.plan(num_tokens, some if num_logit_rows is None else num_logit_rows)
 
@@ -295,7 +312,7 @@ def sampling_plans(vendor: str, num_rows: int, vocab_size: int) -> list[Plan]:
     """
     gpu = AbstractGpu(vendor)
     devices.use_backend(gpu)
-    logits = _allocate_undefined("logits", DType.F32, (num_rows, vocab_size), gpu.name)
+    logits = allocate_undefined("logits", DType.F32, (num_rows, vocab_size), gpu.name)
     sampler = DeviceSampler(gpu.name, vocab_size, num_rows)
     some = np.zeros(1, np.int32)
     filters = SamplingParams(temperature=1.0, top_k=40, top_p=0.9, repeat_penalty=1.1)
@@ -327,7 +344,8 @@ def _facts(family: str) -> Architecture:
     return Architecture(
         name=family,
         family=FAMILIES[family],
-        layers=(LayerShape(num_kv_heads=8, head_dim=128, ffn_width=14336),),
+        layers=(LayerShape(num_kv_heads=8, head_dim=128, ffn_width=14336),)
+        * (2 if family in _RECURRENCES else 1),
         width=4096,
         num_heads=32,
         vocab_size=128255,
@@ -339,108 +357,6 @@ def _facts(family: str) -> Architecture:
         attn_softcap=0.0,
         final_softcap=0.0,
         experts=_MIXTURES.get(family),
+        recurrence=_RECURRENCES.get(family),
         embedding_scale=64.0 if FAMILIES[family].scaled_embedding else 1.0,
-    )
-
-
-def _allocate_undefined(name: str, dtype: DType, shape: tuple[int, ...], device: str) -> Tensor:
-    return memory.allocate_undefined(name, "model", dtype, shape, device=device)
-
-
-def _undefined_weight(name: str, dtype: DType, shape: tuple[int, ...], device: str) -> Tensor:
-    """A packed weight, or a stack of them, whose arrays hold anything."""
-    layout, (*stack, num_rows, num_columns) = UNITS[dtype], shape
-    float_type = DType.I16 if dtype is DType.BF16 else dtype
-    kinds = (float_type,) if layout.is_float else (DType.I32, DType.F16, DType.F16)
-    all_rows = math.prod(stack) * num_rows
-    bases = [_allocate_undefined(name, kind, (all_rows * num_columns,), device) for kind in kinds]
-    numbers = () if layout.is_float else (float(layout.zero), 1.0)
-    packed = Packed(dtype, (*(base.data for base in bases), *numbers), all_rows, num_columns)
-    strides = contiguous_strides(shape)
-    return Tensor(name, "model", dtype, shape, strides, 0, bases[0].allocation, packed)
-
-
-def _weights(facts: Architecture, dtype: DType, device: str) -> Weights:
-    def matrix(name: str, *shape: int, kind: DType = dtype) -> Tensor:
-        return _undefined_weight(name, kind, shape, device)
-
-    def vector(name: str, length: int) -> Tensor:
-        return _allocate_undefined(name, DType.F32, (padded_rows(length),), device)
-
-    def vector_if(wanted: bool, name: str, length: int) -> Tensor | None:
-        return vector(name, length) if wanted else None
-
-    family, width = facts.family, facts.width
-
-    is_biased = family.experts is not None and family.experts.is_biased
-    is_beside = family.experts is not None and family.experts.stands_beside
-
-    def feed_forward(inner: int, *stack: int) -> FeedForward:
-        up = matrix("up", *stack, inner, width)
-        gate = matrix("gate", *stack, inner, width) if family.has_gate else None
-        down = matrix("down", *stack, width, inner)
-        if not (stack and is_biased):
-            return FeedForward(gate, up, None, down)
-        biases = {
-            name: vector(name, stack[0] * padded_rows(length))
-            for name, length in (("gate_bias", inner), ("up_bias", inner), ("down_bias", width))
-        }
-        return FeedForward(gate, up, None, down, **biases)
-
-    def mixture(experts: Experts) -> Mixture:
-        choice = experts.choice
-        shared = experts.shared_width
-        return Mixture(
-            router=matrix("router", choice.num_experts + choice.has_gate, width, kind=DType.F32),
-            bias=vector_if(choice.scores == "sigmoid", "bias", choice.num_experts),
-            experts=feed_forward(experts.width, choice.num_experts),
-            shared=feed_forward(shared) if shared else None,
-            router_bias=vector_if(is_biased, "router_bias", choice.num_experts),
-            factors=vector_if(is_beside, "factors", choice.num_experts),
-            beside=BesideDense(*(vector(name, width) for name in BesideDense._fields))
-            if is_beside
-            else None,
-        )
-
-    (shape,) = facts.layers
-    heads, kv_heads = facts.q_width(0), shape.kv_width
-    has_ffn_norm = family.pre_norms and family.ffn_norm != ""
-    has_biases = family is FAMILIES["llama"]  # some have, and most have not
-    layer = LayerWeights(
-        attn_norm=vector_if(family.pre_norms, "attn_norm", width),
-        q=matrix("q", heads, width),
-        k=matrix("k", kv_heads, width),
-        v=None if family.norms_values else matrix("v", kv_heads, width),
-        q_bias=vector_if(has_biases, "q_bias", heads),
-        k_bias=vector_if(has_biases, "k_bias", kv_heads),
-        v_bias=vector_if(has_biases, "v_bias", kv_heads),
-        q_norm=vector_if(family.qk_norm, "q_norm", shape.head_dim),
-        k_norm=vector_if(family.qk_norm, "k_norm", shape.head_dim),
-        attn_output=matrix("attn_output", width, heads),
-        attn_output_bias=None,
-        post_attn_norm=vector_if(family.post_norms, "post_attn_norm", width),
-        ffn_norm=vector_if(has_ffn_norm, "ffn_norm", width),
-        dense=feed_forward(shape.ffn_width) if facts.is_dense(0) else None,
-        mixture=mixture(facts.experts) if facts.experts else None,
-        post_ffn_norm=vector_if(family.post_norms, "post_ffn_norm", width),
-        attn_norm_bias=vector_if(family.layer_norms, "attn_norm_bias", width),
-        ffn_norm_bias=vector_if(family.layer_norms and has_ffn_norm, "ffn_norm_bias", width),
-        sinks=vector_if(family.has_sinks, "sinks", facts.num_heads),
-        v_norm=vector_if(family.norms_values, "v_norm", shape.head_dim),
-        scale=0.5 if family.scales_layers else 1.0,
-    )
-    turned = (facts.context_length, facts.rope.dim // 2)
-    table = tuple(_allocate_undefined(name, DType.F32, turned, device) for name in ("cos", "sin"))
-    pair = (table[0], table[1])
-    token_table = matrix("token_embd", facts.vocab_size, width)
-    norm = vector("output_norm", width)
-    norm_bias = vector_if(family.layer_norms, "output_norm_bias", width)
-    return Weights(
-        token_table,
-        (layer,),
-        norm,
-        token_table,
-        RopeTables(pair, pair),
-        0,
-        output_norm_bias=norm_bias,
     )

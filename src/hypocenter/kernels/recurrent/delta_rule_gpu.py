@@ -1,0 +1,95 @@
+"""Triton kernel of `delta_rule`: one program is some value columns of a head of a sequence.
+
+Its part of the state stays in registers over all tokens of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.triton_lang import tl, triton
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.shared_gpu import as_offset, follow
+
+#: Value columns of a program.
+_COLUMNS = 32
+
+
+@triton.jit
+def _unit(x_ptr, key, live):
+    """A key or a query, and what its elements are to be multiplied by."""
+    x = tl.load(x_ptr + key, mask=live, other=0.0)
+    return x, 1.0 / tl.sqrt(tl.sum(x * x, axis=0) + 1e-6)
+
+
+@triton.jit
+def delta_rule_kernel(
+    x_ptr, betas_ptr, steps_ptr, step_bias_ptr, rates_ptr, state_ptr, out_ptr, slots_ptr,
+    starts_ptr, rows_ptr, positions_ptr, counts_ptr, num_key_heads, value_dim, heads_in_turn,
+    num_heads, key_dim, value_pitch, x_stride, betas_stride, steps_stride, out_stride,
+    root, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    num_tokens = tl.load(counts_ptr)
+    if sequence > tl.load(rows_ptr + num_tokens - 1):
+        return
+    first, stop = tl.load(starts_ptr + sequence), tl.load(starts_ptr + sequence + 1)
+    goes_on = tl.load(positions_ptr + first) > 0
+    slot = as_offset(tl.load(slots_ptr + sequence), WIDE)
+    key, column = tl.arange(0, KEYS), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    is_key, is_value = key < key_dim, column < value_dim
+    live = is_key[:, None] & is_value[None, :]
+    state_at = state_ptr + (slot * num_heads + head) * key_dim * value_pitch
+    state_at = state_at + key[:, None] * value_pitch + column[None, :]
+    state = tl.load(state_at, mask=live & goes_on, other=0.0)
+    bias, rate = tl.load(step_bias_ptr + head), tl.load(rates_ptr + head)
+    query = head // heads_in_turn % num_key_heads * key_dim
+    keys = query + num_key_heads * key_dim
+    values = 2 * num_key_heads * key_dim + head * value_dim
+    for row in range(first, stop):
+        wide_row = as_offset(row, WIDE)
+        x_at = x_ptr + wide_row * x_stride
+        q, of_query = _unit(x_at + query, key, is_key)
+        k, of_key = _unit(x_at + keys, key, is_key)
+        v = tl.load(x_at + values + column, mask=is_value, other=0.0)
+        step = tl.load(steps_ptr + wide_row * steps_stride + head) + bias
+        softplus = tl.maximum(step, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(step)))
+        decay = tl.exp(rate * softplus)
+        beta = 1.0 / (1.0 + tl.exp(-tl.load(betas_ptr + wide_row * betas_stride + head)))
+        k = k * of_key
+        state = state * decay
+        delta = beta * (v - tl.sum(state * k[:, None], axis=0))
+        state = state + k[:, None] * delta[None, :]
+        out = tl.sum(state * q[:, None], axis=0) * (of_query / root)
+        out_at = out_ptr + wide_row * out_stride + head * value_dim + column
+        tl.store(out_at, out, mask=is_value)
+    tl.store(state_at, state, mask=live)
+
+
+def add(
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], num_sequences: int
+) -> None:
+    """Append delta_rule for up to `num_sequences` sequences."""
+    tensors = ("x", "betas", "steps", "step_bias", "rates", "state", "out")
+    inputs = ("state_slots", "sequence_starts", "sequence_rows", "positions", "counts")
+    numbers = ("num_key_heads", "value_dim", "heads_in_turn")
+    _, num_heads, key_dim, value_pitch = facts["state"].shape
+    plan.add_gpu(
+        delta_rule_kernel,
+        *(facts[name] for name in (*tensors, *inputs, *numbers)),
+        *(num_heads, key_dim, value_pitch),
+        *(facts[name].strides[0] for name in ("x", "betas", "steps", "out")),
+        float(key_dim) ** 0.5,
+        grid=(
+            min(num_sequences, facts["x"].shape[0]),
+            num_heads,
+            triton.cdiv(facts["value_dim"], _COLUMNS),
+        ),
+        contract=contract,
+        facts=facts,
+        KEYS=triton.next_power_of_2(key_dim),
+        COLUMNS=_COLUMNS,
+    )

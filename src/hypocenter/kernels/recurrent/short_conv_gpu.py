@@ -1,0 +1,76 @@
+"""Triton kernel of `short_conv`: one program is a block of channels of a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.triton_lang import tl, triton
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.shared_gpu import as_offset, follow
+
+_BLOCK = 64
+
+
+@triton.jit
+def _input(
+    x_ptr, first, offset, kept_ptr, num_kept, position, column, channels, WIDE: tl.constexpr
+):
+    """What came `offset` tokens behind the first of the step: of the step, kept, or zeros."""
+    x_at = x_ptr + as_offset(first + offset, WIDE) * channels + column
+    kept_at = kept_ptr + (num_kept + offset) * channels + column
+    is_here = column * 0 + offset >= 0
+    is_kept = (column * 0 + offset < 0) & (column * 0 + position + offset >= 0)
+    came = tl.load(x_at, mask=is_here, other=0.0)
+    return came + tl.load(kept_at, mask=is_kept, other=0.0)
+
+
+@triton.jit
+def short_conv_kernel(
+    x_ptr, weight_ptr, state_ptr, out_ptr, slots_ptr, starts_ptr, rows_ptr, positions_ptr,
+    counts_ptr, channels, NUM_KEPT: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    sequence = tl.program_id(0)
+    num_tokens = tl.load(counts_ptr)
+    if sequence > tl.load(rows_ptr + num_tokens - 1):
+        return
+    first, stop = tl.load(starts_ptr + sequence), tl.load(starts_ptr + sequence + 1)
+    position = tl.load(positions_ptr + first)
+    slot = as_offset(tl.load(slots_ptr + sequence), WIDE)
+    kept_ptr = state_ptr + slot * NUM_KEPT * channels
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    for token in range(0, stop - first):
+        total = tl.zeros([BLOCK], tl.float32)
+        for tap in tl.static_range(NUM_KEPT + 1):
+            came = token + tap - NUM_KEPT
+            value = _input(x_ptr, first, came, kept_ptr, NUM_KEPT, position, column, channels, WIDE)
+            total += value * tl.load(weight_ptr + tap * channels + column)
+        out_at = out_ptr + as_offset(first + token, WIDE) * channels + column
+        tl.store(out_at, total / (1.0 + tl.exp(-total)))
+    # In order: each is read from behind the place that it takes, by the thread that writes it.
+    for place in tl.static_range(NUM_KEPT):
+        came = stop - first + place - NUM_KEPT
+        value = _input(x_ptr, first, came, kept_ptr, NUM_KEPT, position, column, channels, WIDE)
+        tl.store(kept_ptr + place * channels + column, value)
+
+
+def add(
+    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], num_sequences: int
+) -> None:
+    """Append short_conv for up to `num_sequences` sequences."""
+    x, state = facts["x"], facts["state"]
+    inputs = ("state_slots", "sequence_starts", "sequence_rows", "positions", "counts")
+    plan.add_gpu(
+        short_conv_kernel,
+        *(x, facts["weight"], state, facts["out"], *(facts[name] for name in inputs)),
+        x.shape[1],
+        grid=(min(num_sequences, x.shape[0]), x.shape[1] // _BLOCK),
+        contract=contract,
+        facts=facts,
+        num_warps=2,
+        NUM_KEPT=state.shape[1],
+        BLOCK=_BLOCK,
+    )

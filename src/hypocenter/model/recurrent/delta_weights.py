@@ -1,0 +1,54 @@
+"""Takes the tensors of a Gated Delta Net out of a file; packs nothing itself.
+
+Names and layouts follow llama.cpp (src/models/qwen35.cpp, qwen3next.cpp, and the conversion
+scripts).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from hypocenter.model.architecture import Architecture
+from hypocenter.model.weight_tensors import DeltaWeights
+from hypocenter.tensor import Tensor
+
+
+class TakesTensors(Protocol):
+    """What a loader does by name; see there."""
+
+    def matrix(self, name: str, num_rows: int, num_columns: int) -> Tensor: ...
+
+    def by_turns(self, name: str, num_rows: int, num_turns: int) -> tuple[Tensor, Tensor]: ...
+
+    def vector(self, name: str, length: int) -> Tensor: ...
+
+    def taps(self, name: str, num_channels: int, num_taps: int) -> Tensor: ...
+
+
+def load_delta(loader: TakesTensors, facts: Architecture, prefix: str) -> DeltaWeights:
+    """Those of the layer of that prefix. Files hold its rates as numbers below 0.
+
+    Raises what the loader raises for a tensor that is missing or of a wrong shape.
+    """
+    recurrence, family, width = facts.recurrence, facts.family, facts.width
+    assert recurrence is not None
+    assert family.recurrence is not None
+    num_heads, values = recurrence.num_value_heads, recurrence.values_width
+    if family.recurrence.joins_steps:
+        name, num_turns = f"{prefix}ssm_ba.weight", recurrence.num_key_heads
+        beta, step = loader.by_turns(name, num_heads, num_turns)
+    else:
+        beta = loader.matrix(f"{prefix}ssm_beta", num_heads, width)
+        step = loader.matrix(f"{prefix}ssm_alpha", num_heads, width)
+    mixed, num_taps = recurrence.mixed_width, recurrence.num_taps
+    return DeltaWeights(
+        qkv=loader.matrix(f"{prefix}attn_qkv", mixed, width),
+        gate=loader.matrix(f"{prefix}attn_gate", values, width),
+        beta=beta,
+        step=step,
+        step_bias=loader.vector(f"{prefix}ssm_dt.bias", num_heads),
+        rates=loader.vector(f"{prefix}ssm_a", num_heads),
+        conv=loader.taps(f"{prefix}ssm_conv1d.weight", mixed, num_taps),
+        norm=loader.vector(f"{prefix}ssm_norm.weight", recurrence.value_dim),
+        output=loader.matrix(f"{prefix}ssm_out", width, values),
+    )

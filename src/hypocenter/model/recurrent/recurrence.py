@@ -1,0 +1,142 @@
+"""Layers with a state instead of attention, as facts: what a GGUF file's metadata says of them.
+
+Keys and what is fixed per family follow llama.cpp (src/models/qwen35.cpp, qwen3next.cpp, and the
+conversion scripts).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hypocenter.errors import BadModelFile, UnsupportedModel
+from hypocenter.kernels.recurrent.delta_rule import DeltaHeads
+from hypocenter.kernels.weights.row_groups import padded_rows
+from hypocenter.model.gguf.file import GGUFFile
+
+_MAX_HEADS, _MAX_COLUMNS, _MAX_TAPS = 1 << 12, 512, 16
+#: Every so many layers have attention, where a file does not say which.
+_DEFAULT_INTERVAL = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrenceOfFamily:
+    """What holds for all files of a family.
+
+    `heads_by_turns`: value heads take key heads by turns, not several one behind the other the
+    same. `joins_steps`: b and a come of one matrix, of each key head those of its value heads.
+    """
+
+    heads_by_turns: bool = True
+    joins_steps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """Gated Delta Nets in the place of attention in all layers but `attention_layers`.
+
+    `num_key_heads` heads of `key_dim` columns for keys and as many for queries, `num_value_heads`
+    of `value_dim`; a convolution over `num_taps` tokens before them.
+    """
+
+    attention_layers: tuple[int, ...]
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    num_taps: int
+    heads_by_turns: bool = True
+
+    @property
+    def heads(self) -> DeltaHeads:
+        in_turn = 1 if self.heads_by_turns else self.num_value_heads // self.num_key_heads
+        return DeltaHeads(self.num_key_heads, self.value_dim, in_turn)
+
+    @property
+    def values_width(self) -> int:
+        """Columns of all value heads."""
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def mixed_width(self) -> int:
+        """Columns of queries, keys and values together, which the convolution takes."""
+        return 2 * self.num_key_heads * self.key_dim + self.values_width
+
+    @property
+    def conv_shape(self) -> tuple[int, int]:
+        """What a layer keeps for the convolution of a sequence, padded as it lies in memory."""
+        return self.num_taps - 1, padded_rows(self.mixed_width)
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """The state of a sequence in a layer, padded as it lies in memory."""
+        return self.num_value_heads, self.key_dim, padded_rows(self.value_dim)
+
+
+def read_recurrence(
+    file: GGUFFile,
+    name: str,
+    family: RecurrenceOfFamily | None,
+    *,
+    num_blocks: int,
+    num_layers: int,
+) -> Recurrence | None:
+    """What `name` models have beside attention; None for families of attention alone.
+
+    Raises UnsupportedModel for shapes that we do not run, BadModelFile for numbers that contradict
+    one another.
+    """
+    if family is None:
+        return None
+
+    def count(key: str, high: int) -> int:
+        return file.integer(f"{name}.ssm.{key}", low=1, high=high)
+
+    num_key_heads = count("group_count", _MAX_HEADS)
+    num_value_heads = count("time_step_rank", _MAX_HEADS)
+    if num_value_heads % num_key_heads:
+        limit = f"must be a multiple of {name}.ssm.group_count, which is {num_key_heads}"
+        raise BadModelFile(file.path, f"{name}.ssm.time_step_rank", num_value_heads, limit)
+    inner = count("inner_size", _MAX_HEADS * _MAX_COLUMNS)
+    value_dim, rest = divmod(inner, num_value_heads)
+    if rest or value_dim > _MAX_COLUMNS:
+        limit = f"must be {num_value_heads} heads of at most {_MAX_COLUMNS} columns"
+        raise BadModelFile(file.path, f"{name}.ssm.inner_size", inner, limit)
+    num_taps = count("conv_kernel", _MAX_TAPS)
+    if num_taps < 2:
+        limit = "must be at least 2: a convolution of one token keeps nothing"
+        raise UnsupportedModel(file.path, f"{name}.ssm.conv_kernel", num_taps, limit)
+    return Recurrence(
+        attention_layers=_attention_layers(file, name, num_blocks, num_layers),
+        num_key_heads=num_key_heads,
+        num_value_heads=num_value_heads,
+        key_dim=count("state_size", _MAX_COLUMNS),
+        value_dim=value_dim,
+        num_taps=num_taps,
+        heads_by_turns=family.heads_by_turns,
+    )
+
+
+def _attention_layers(
+    file: GGUFFile, name: str, num_blocks: int, num_layers: int
+) -> tuple[int, ...]:
+    """Files name the layers that have a state, or every how many layers there is attention."""
+    full = f"{name}.attention.recurrent_layers"
+    flags: Any = file.metadata.get(full)
+    if flags is None:
+        interval = file.integer(
+            f"{name}.full_attention_interval", _DEFAULT_INTERVAL, low=1, high=num_blocks
+        )
+        found = tuple(range(interval - 1, num_layers, interval))
+        full = f"{name}.full_attention_interval"
+    else:
+        is_known = isinstance(flags, np.ndarray) and flags.dtype == np.bool_
+        if not is_known or flags.shape != (num_blocks,):
+            limit = f"must be a flag for each of {num_blocks} blocks"
+            raise BadModelFile(file.path, full, flags, limit)
+        found = tuple(layer for layer in range(num_layers) if not flags[layer])
+    if not found:
+        raise UnsupportedModel(file.path, full, "no layer", "some layer must have attention")
+    return found

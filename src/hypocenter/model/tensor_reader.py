@@ -1,0 +1,110 @@
+"""Reads tensors of a file as GGUF bytes or as floats, and remembers which; packs none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from hypocenter.config import OnProgress
+from hypocenter.dtypes import Array
+from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel
+from hypocenter.kernels.weights import packing
+from hypocenter.kernels.weights.block_types import RESERVED_EXPONENT, dequantise, find_reserved
+from hypocenter.model.architecture import Architecture
+from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.tensor import DType
+
+
+class TensorReader:
+    """Takes tensors out of a file by name; each must have the shape that the metadata imply."""
+
+    def __init__(
+        self, file: GGUFFile, architecture: Architecture, progress: OnProgress | None
+    ) -> None:
+        self.file, self.facts, self.progress = file, architecture, progress
+        self.taken: set[str] = set()
+
+    def refuse_unused(self) -> None:
+        for name in self.file.tensors:
+            if name not in self.taken and not self.facts.passes_over(name):
+                raise UnsupportedModel(
+                    self.file.path,
+                    "tensor",
+                    name,
+                    f"{self.facts.name} models of {self.facts.num_layers} layers have no such "
+                    "tensor",
+                )
+
+    def _split_columns(
+        self, name: str, num_rows: int, column_counts: tuple[int, ...]
+    ) -> Iterator[Array]:
+        """GGUF bytes of a table, uint8 [num_rows, row_bytes] for each of so many columns."""
+        dtype = self._expect(name, (num_rows, sum(column_counts)))
+        for count in column_counts:
+            if count % dtype.block_elements:
+                limit = f"blocks of {dtype.block_elements} columns must not span two layers"
+                field = f"{self.facts.name}.embedding_length_per_layer_input"
+                raise UnsupportedModel(self.file.path, field, count, limit)
+        raw = self.file.raw(name).reshape(num_rows, -1)
+        ends = np.cumsum([dtype.num_bytes(count) for count in column_counts])[:-1]
+        yield from map(np.ascontiguousarray, np.split(raw, ends, axis=1))
+
+    def _refuse_reserved(self, name: str, rows: Array, dtype: DType) -> None:
+        """Raise BadModelFile for a scale that stands for no number."""
+        found = find_reserved(rows, dtype)
+        if found is not None:
+            field = f"{name}: scale of block {found[1]} of row {found[0]}"
+            limit = f"{dtype.name} has no such number; download the file again"
+            raise BadModelFile(self.file.path, field, RESERVED_EXPONENT, limit)
+
+    def _rows(
+        self,
+        name: str,
+        row_counts: tuple[int, ...],
+        num_columns: int,
+        num_experts: int = 0,
+        num_turns: int = 1,
+    ) -> list[np.ndarray[Any, Any]]:
+        """GGUF bytes of a matrix, uint8 [rows, row_bytes] for each of so many consecutive rows.
+
+        Of a stack of `num_experts` those rows of all, each padded to 64 rows.
+        """
+        num_rows = sum(row_counts)
+        lead = (num_experts,) if num_experts else ()
+        dtype = self._expect(name, (*lead, num_rows, num_columns))
+        raw = self.file.raw(name).reshape(-1, dtype.num_bytes(num_columns))
+        if self.progress:
+            self.progress("loading weights", len(self.taken) / len(self.file.tensors))
+        ends = np.cumsum(row_counts)[:-1]
+        if num_experts:
+            parts = np.split(raw.reshape(num_experts, num_rows, -1), ends, axis=1)
+            return [packing.stack(part.reshape(-1, raw.shape[1]), num_experts) for part in parts]
+        if num_turns == 1:
+            return np.split(raw, ends)
+        turns = raw.reshape(num_turns, num_rows // num_turns, raw.shape[1])
+        parts = np.split(turns, ends // num_turns, axis=1)
+        return [part.reshape(-1, raw.shape[1]) for part in parts]
+
+    def values(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """A tensor that is no matrix, as f32."""
+        dtype = self._expect(name, shape)
+        if dtype.is_quantised:
+            raise UnsupportedModel(
+                self.file.path, f"type of {name}", dtype.name, "vectors must be F32, F16 or BF16"
+            )
+        raw = self.file.raw(name).reshape(1, -1)
+        return dequantise(raw, dtype, math.prod(shape)).reshape(shape)
+
+    def _expect(self, name: str, shape: tuple[int, ...]) -> DType:
+        info = self.file.tensors.get(name)
+        if info is None:
+            raise BadModelFile(self.file.path, name, MISSING, f"a {self.facts.name} model needs it")
+        if info.shape != shape:
+            raise BadModelFile(
+                self.file.path, f"{name} shape", info.shape, f"the metadata say {shape}"
+            )
+        self.taken.add(name)
+        return info.dtype
