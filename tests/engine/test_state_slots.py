@@ -15,6 +15,9 @@ from kernel_launch import bits
 from resident import resident_bytes
 
 from hypocenter import LLM, EngineConfig, SamplingParams
+from hypocenter.cli.progress import ProgressDisplay
+from hypocenter.cli.tool_options import BenchOptions
+from hypocenter.cli.verbs import bench, inspect
 from hypocenter.device import devices
 from hypocenter.device.sim.sim import open_sim
 from hypocenter.engine.batch import Batch
@@ -248,6 +251,28 @@ def test_a_gpu_runs_ahead_with_states(tmp_path: Path, monkeypatch: pytest.Monkey
             finish(llm, requests)
             found.append([request.output_ids for request in requests])
     assert found[0] == found[1]
+
+
+def test_bench_measures_behind_states(runner: Runner) -> None:
+    """Repetitions begin again, where a state cannot."""
+    options = BenchOptions(
+        num_prompt=(8,), num_generate=2, num_sequences=(1, 2), depth=(0, 5), repetitions=2
+    )
+    with ProgressDisplay(quiet=True) as progress:
+        found = [one.name for one in bench._measure(runner, options, progress)]
+    assert found == ["pp8", "tg2", "tg2 x2", "pp8 @ d5", "tg2 @ d5", "tg2 x2 @ d5"]
+
+
+def test_inspect_tells_of_states(model: FamilyModel, runner: Runner) -> None:
+    """Bytes of one request: a slot's share of what is allocated."""
+    with open_gguf(model.path) as file:
+        report = inspect.collect(file, 64)
+    states = runner._decoder._delta_net.states  # type: ignore[union-attr]
+    tensors = [*states.convs.values(), *states.states.values()]
+    held = sum(tensor.num_elements for tensor in tensors) * 4
+    assert report["problem"] is None
+    assert report["memory"]["state_bytes"] * runner.num_state_slots == held
+    assert any(line.startswith("  state ") for line in inspect._memory_lines(report))
 
 
 @pytest.mark.parametrize("name", ["qwen35", "qwen3next"])

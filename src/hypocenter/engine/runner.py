@@ -291,7 +291,7 @@ class Runner:
 
     def _check(self, batch: Batch) -> None:
         check_batch(batch, self._limits)
-        if batch.state_slots is not None:
+        if self.num_state_slots and batch.state_slots is not None:
             given = (batch.owners, batch.state_slots, batch.sequence_rows, batch.positions)
             self._ledger.check(*given)
 

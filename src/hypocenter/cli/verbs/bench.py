@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -238,9 +239,14 @@ def _share(facts: ModelFacts, result: Measurement, bandwidth: float) -> float:
 
 
 def batch_of(
-    token_ids: np.ndarray[Any, Any], start: int, runner: Runner, first_block: int = 0
+    token_ids: np.ndarray[Any, Any],
+    start: int,
+    runner: Runner,
+    first_block: int = 0,
+    state_slot: int = 0,
 ) -> Batch:
-    """A chunk of one sequence from position `start` on, whose blocks begin with `first_block`."""
+    """A chunk of one sequence from position `start` on, whose blocks begin with `first_block`; and
+    its slot, where layers carry a state."""
     positions = np.arange(start, start + len(token_ids), dtype=np.int32)
     num_blocks = -(-runner.context_length // runner.block_size) - first_block
     return Batch(
@@ -250,6 +256,8 @@ def batch_of(
         sequence_rows=np.zeros(len(token_ids), np.int32),
         block_tables=np.arange(first_block, first_block + num_blocks, dtype=np.int32)[None, :],
         logit_rows=np.array([len(token_ids) - 1], np.int32),
+        owners=(state_slot,),
+        state_slots=np.array([state_slot], np.int32),
     )
 
 
@@ -267,6 +275,8 @@ def batch_of_sequences(
         sequence_rows=np.arange(num, dtype=np.int32),
         block_tables=firsts[:, None] // np.int32(runner.block_size) + blocks,
         logit_rows=np.arange(num, dtype=np.int32),
+        owners=tuple(range(num)),
+        state_slots=np.arange(num, dtype=np.int32),
     )
 
 
@@ -276,20 +286,25 @@ def _measure(
     random = np.random.default_rng(TOKEN_SEED)
     for depth in options.depth:
         at = f" @ d{depth}" if depth else ""
-        _feed(runner, _tokens(random, runner, depth), 0)
+
+        def fill(num: int = 1, room: int = 0, depth: int = depth) -> None:
+            for sequence in range(num):
+                first_block = sequence * (room // runner.block_size)
+                _feed(runner, _tokens(random, runner, depth), 0, first_block, sequence)
+
+        fill()
         for num_tokens in filter(None, options.num_prompt):
 
             def read(num_tokens: int = num_tokens, depth: int = depth) -> None:
                 _feed(runner, _tokens(random, runner, num_tokens), depth)
 
             name = f"pp{num_tokens}{at}"
-            speeds = _repeat(name, runner, read, options, num_tokens, progress)
+            speeds = _repeat(name, runner, fill, read, options, num_tokens, progress)
             yield Measurement(name, num_tokens, depth, 1, speeds)
         for num in options.num_sequences if options.num_generate else ():
             room = _room(depth + options.num_generate, runner.config)
-            for sequence in range(num):
-                first_block = sequence * (room // runner.block_size)
-                _feed(runner, _tokens(random, runner, depth), 0, first_block)
+            refill = partial(fill, num, room)
+            refill()
 
             def decode(num: int = num, depth: int = depth, room: int = room) -> None:
                 for position in range(depth, depth + options.num_generate):
@@ -298,7 +313,7 @@ def _measure(
 
             num_tokens = num * options.num_generate
             name = f"tg{options.num_generate}{f' x{num}' if num > 1 else ''}{at}"
-            speeds = _repeat(name, runner, decode, options, num_tokens, progress)
+            speeds = _repeat(name, runner, refill, decode, options, num_tokens, progress)
             yield Measurement(name, num_tokens, depth, num, speeds)
 
 
@@ -310,6 +325,7 @@ def _room(num_positions: int, config: EngineConfig) -> int:
 def _repeat(
     name: str,
     runner: Runner,
+    fill: Callable[[], None],
     once: Callable[[], None],
     options: BenchOptions,
     num_tokens: int,
@@ -318,11 +334,15 @@ def _repeat(
     """Tokens per second of each repetition, after two that warm up and are not counted.
 
     A plan is compiled when it runs first, and captured as a graph when it runs again. The clock
-    stops when the device has done the work, and not when it has been told of it.
+    stops when the device has done the work, and not when it has been told of it. A cache can be
+    written to again from any position on; a state goes on from where it stands, so `fill` brings it
+    there each time.
     """
     speeds = []
     for repetition in range(-NUM_WARM_UPS, options.repetitions):
         progress(name, (repetition + NUM_WARM_UPS) / (options.repetitions + NUM_WARM_UPS))
+        if runner.num_state_slots:
+            fill()
         runner.wait()
         started = time.perf_counter()
         once()
@@ -338,11 +358,16 @@ def _tokens(random: np.random.Generator, runner: Runner, num: int) -> np.ndarray
 
 
 def _feed(
-    runner: Runner, token_ids: np.ndarray[Any, Any], start: int, first_block: int = 0
+    runner: Runner,
+    token_ids: np.ndarray[Any, Any],
+    start: int,
+    first_block: int = 0,
+    state_slot: int = 0,
 ) -> None:
     chunk = runner.max_batch_tokens
     for at in range(0, len(token_ids), chunk):
-        runner.run(batch_of(token_ids[at : at + chunk], start + at, runner, first_block))
+        part = token_ids[at : at + chunk]
+        runner.run(batch_of(part, start + at, runner, first_block, state_slot))
 
 
 def _spare_bytes() -> int:
