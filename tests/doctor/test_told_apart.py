@@ -110,6 +110,24 @@ class Launch:
 F32, I32 = "F32", "I32"
 
 
+WINDOW = """@triton.jit
+def window_kernel(x, out, num_out, stride, B: tl.constexpr):
+    at = tl.arange(0, B)
+    v = tl.load(x + at * stride, mask=at < num_out)
+    tl.store(out + at, v, mask=at < num_out)
+"""
+SHIFTED = """@triton.jit
+def shifted_kernel(x, out, n, HALO: tl.constexpr, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(out + at, tl.load(x + at + HALO, mask=at < n), mask=at < n)
+"""
+WHOLE = """@triton.jit
+def whole_kernel(x, out, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(out + at, tl.load(x + at))
+"""
+
+
 def rows(row_stride: int, column_stride: int = 1) -> Launch:
     return Launch(
         ROWS,
@@ -148,6 +166,16 @@ def residual(num_elements: int) -> Launch:
     return Launch(ADD, tensors, {"n": 100}, (2,), {"B": 64})
 
 
+def window(num_out: int) -> Launch:
+    tensors = {"x": (F32, (100,)), "out": (F32, (64,))}
+    return Launch(WINDOW, tensors, {"num_out": num_out, "stride": 2}, (1,), {"B": 64})
+
+
+def shifted(halo: int, *shape: int) -> Launch:
+    tensors = {"x": (F32, shape), "out": (F32, shape)}
+    return Launch(SHIFTED, tensors, {"n": 100}, (2,), {"HALO": halo, "B": 64})
+
+
 CASES: dict[str, tuple[Launch, Cause, str, str]] = {
     "a stride in bytes": (rows(192), Cause.WRONG_STRIDE, "row_stride", "row_stride = 48"),
     "strides exchanged": (
@@ -171,6 +199,27 @@ def test_what_leads_outside_is_named_and_put_right(name: str) -> None:
     assert (root.cause, root.argument) == (cause, argument)
     assert root.proof.corrected.startswith(change)
     assert "no such finding" in root.proof.green
+
+
+def test_one_too_many_is_one_element_or_one_row_and_nothing_between() -> None:
+    for launch, is_by_one in (
+        (shifted(1, 100), True), (shifted(25, 4, 25), True), (shifted(24, 4, 25), False),
+        (shifted(30, 1, 100), False),
+    ):  # fmt: skip
+        [root] = launch.diagnosis().roots
+        assert (root.cause is Cause.OFF_BY_ONE) is is_by_one
+
+
+def test_what_a_window_moves_on_by_is_no_stride_of_a_tensor() -> None:
+    [root] = window(60).diagnosis().roots
+    assert root.cause is not Cause.WRONG_STRIDE
+
+
+def test_the_size_of_a_block_is_no_bound() -> None:
+    tensors = {"x": (F32, (100,)), "out": (F32, (128,))}
+    [root] = Launch(WHOLE, tensors, {}, (2,), {"B": 64}).diagnosis().roots
+    assert root.cause is Cause.MISSING_MASK
+    assert "B`" not in root.fix
 
 
 HEALTHY = {

@@ -108,23 +108,60 @@ def test_a_run_that_is_not_suspected_reads_nothing_of_a_gpu(tmp_path: Path) -> N
     assert not ring.read_run(recorder.folder).devices[0].is_read_back
 
 
-@pytest.mark.parametrize(
-    ("kind", "is_capturing", "is_filled"),
-    [("cpu", False, True), ("cuda", False, True), ("cuda", True, False), ("cpu", True, True)],
-)
-def test_new_memory_is_filled_but_not_in_a_graph(
-    kind: str, is_capturing: bool, is_filled: bool
-) -> None:
-    filled: list[Any] = []
-    storage = SimpleNamespace(fill_=filled.append)
-    made = SimpleNamespace(
-        device=torch.device(kind), dtype=torch.float32, untyped_storage=lambda: storage
-    )
+class OfGpu:
+    """A new tensor of a GPU that is not there."""
+
+    dtype, device = torch.float32, torch.device("cuda")
+
+    def __init__(self) -> None:
+        self.filled: list[int] = []
+
+    def untyped_storage(self) -> Any:
+        return SimpleNamespace(nbytes=lambda: 64, fill_=self.filled.append)
+
+
+@pytest.mark.parametrize("is_capturing", [False, True])
+def test_new_memory_of_a_gpu_is_filled_but_not_in_a_graph(is_capturing: bool) -> None:
+    made = OfGpu()
+    OfGpu.new_empty = None  # type: ignore[attr-defined]
     cuda = SimpleNamespace(is_current_stream_capturing=lambda: is_capturing)
     fake = SimpleNamespace(
-        empty=lambda: made, empty_like=None, empty_strided=None, cuda=cuda,
-        Tensor=SimpleNamespace(new_empty=None),
+        empty=lambda: made, empty_like=None, empty_strided=None, cuda=cuda, Tensor=OfGpu,
+        compiler=torch.compiler,
     )  # fmt: skip
-    mark_undefined(fake, lambda do, *args: do(*args))
+    mark_undefined(fake)
     assert fake.empty() is made
-    assert filled == [UNDEFINED] * is_filled
+    assert made.filled == [UNDEFINED] * (not is_capturing)
+
+
+@pytest.fixture
+def marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own functions, marked for the time of a test."""
+    for owner, name in (
+        (torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"),
+        (torch.Tensor, "new_empty"),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    mark_undefined(torch)
+
+
+@pytest.mark.usefixtures("marked")
+def test_a_program_makes_its_tensors_as_it_would_without() -> None:
+    assert torch.empty(3).isnan().all()
+    assert torch.ones(3).new_empty(2).isnan().all()
+    # What is there already is not touched, nor what is too large to be looked at.
+    held = torch.ones(6)
+    torch.empty(2, out=held[:2])
+    assert held.tolist() == [1.0] * 6
+    large = torch.empty(1 << 15)
+    assert not large.isnan().all()
+    assert torch.empty(3, 3, layout=torch.sparse_coo).is_sparse
+    rows = torch.ones(4, 3)
+    assert torch.equal(torch.vmap(lambda row: torch.empty_like(row).copy_(row))(rows), rows)
+    exported = torch.export.export(Emptying(), (torch.ones(3),)).graph
+    assert [node.name for node in exported.nodes if "meta" in str(node.kwargs)] == []
+
+
+class Emptying(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x).copy_(x)

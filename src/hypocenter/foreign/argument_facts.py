@@ -5,9 +5,9 @@ Knows them by what they answer, and imports neither.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from hypocenter.dtypes import RECORD_NAMES
@@ -17,6 +17,8 @@ from hypocenter.record.events import ScalarValue, Values
 INTERPRETER = "interpreter"
 #: The byte that stands where nobody has written.
 UNDEFINED = 0xFF
+#: Where a run is looked at closely, so many bytes of a tensor are, and new memory is filled.
+MAX_LOOKED_AT_BYTES = 1 << 16
 _MAX_CHARS = 200
 
 
@@ -30,22 +32,21 @@ def _bytes_of(tensor: Any) -> bytes:
     return ctypes.string_at(held.data_ptr(), held.numel() * held.element_size())
 
 
-def mark_undefined(torch: Any, attempt: Callable[..., None]) -> None:
-    """Fill what nobody has written in new tensors of floats with UNDEFINED, which is NaN.
+def mark_undefined(torch: Any) -> None:
+    """Fill what nobody has written in small new tensors of floats with UNDEFINED, which is NaN.
 
-    Not what is made while a graph is captured: it would be filled at each replay.
+    Not what is made while a graph is captured, which would be filled at each replay, nor what is
+    given to be written to (`out=`), nor what torch.compile only imagines.
     """
 
     def mark(original: Any) -> Any:
         @functools.wraps(original)
         def make(*args: Any, **options: Any) -> Any:
             tensor = original(*args, **options)
-            kind = tensor.device.type
-            is_kept = kind == "cpu" or (
-                kind == "cuda" and not torch.cuda.is_current_stream_capturing()
-            )
-            if is_kept and tensor.dtype.is_floating_point:
-                attempt(tensor.untyped_storage().fill_, UNDEFINED)
+            if not torch.compiler.is_compiling() and options.get("out") is None:
+                # Tensors of vmap, and sparse ones, have no memory that could be filled.
+                with contextlib.suppress(RuntimeError, NotImplementedError):
+                    _fill(torch, tensor)
             return tensor
 
         return make
@@ -57,6 +58,16 @@ def mark_undefined(torch: Any, attempt: Callable[..., None]) -> None:
         (torch.Tensor, "new_empty"),
     ):
         setattr(owner, name, mark(getattr(owner, name)))
+
+
+def _fill(torch: Any, tensor: Any) -> None:
+    kind = tensor.device.type
+    if type(tensor) is not torch.Tensor or not tensor.dtype.is_floating_point:
+        return
+    if kind == "cpu" or (kind == "cuda" and not torch.cuda.is_current_stream_capturing()):
+        storage = tensor.untyped_storage()
+        if storage.nbytes() <= MAX_LOOKED_AT_BYTES:
+            storage.fill_(UNDEFINED)
 
 
 def undefined_in(tensor: Any, number: int, dtype: str) -> list[Values]:

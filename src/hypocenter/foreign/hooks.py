@@ -66,7 +66,7 @@ def module_loaded(module: Any) -> None:
         _watch_waits(module)
         _State.graphs.watch(module)
         if Environment.read().trace:
-            mark_undefined(module, _attempt)
+            mark_undefined(module)
             watch_reads(module, _reads, _attempt)
     elif module.__name__ == "triton.runtime.jit":
         _watch_the_end()

@@ -17,6 +17,7 @@ from typing import Any
 
 from hypocenter.foreign.argument_facts import (
     INTERPRETER,
+    MAX_LOOKED_AT_BYTES,
     dtype_of,
     scalar_of,
     values_of,
@@ -27,7 +28,6 @@ from hypocenter.foreign.seen_graphs import SeenGraphs, Segment
 from hypocenter.foreign.seen_memory import (
     FLOATS,
     INTEGERS,
-    MAX_LOOKED_AT_BYTES,
     Given,
     SeenMemory,
 )

@@ -16,6 +16,7 @@ from typing import Any
 
 from hypocenter.foreign.argument_facts import (
     INTERPRETER,
+    MAX_LOOKED_AT_BYTES,
     device_of,
     dtype_of,
     is_pinned,
@@ -39,9 +40,8 @@ from hypocenter.record.events import (
 from hypocenter.tensor import span_of
 
 MAX_BLOCKS = 4096
-#: The most that is kept of a tensor of integers of the host; and where a run is looked at closely,
-#: of any such tensor, and of one in part of which nobody has written.
-MAX_VALUE_BYTES, MAX_LOOKED_AT_BYTES = 4096, 1 << 16
+#: The most that is kept of a tensor of integers of the host, where a run is not looked at closely.
+MAX_VALUE_BYTES = 4096
 
 INTEGERS = frozenset({"I8", "I16", "I32", "I64", "U8"})
 FLOATS = frozenset({"F16", "BF16", "F32", "F64"})

@@ -6,6 +6,7 @@ held such elements are looked at.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -66,6 +67,9 @@ def watch_reads(
     `seen` is asked each time: nothing is looked at until a launch is recorded.
     """
     mode: Any = torch.utils._python_dispatch.TorchDispatchMode
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not is_interpreted and not hasattr(mode, "ignore_compile_internals"):
+        return  # an older torch, which would compile nothing
 
     class Watch(mode):  # type: ignore[misc]
         @classmethod

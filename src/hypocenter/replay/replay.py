@@ -335,8 +335,9 @@ class _Run:
             if self._opened is not None:
                 self._opened.watch_closely(True)
             return
-        if watched.has_no_access:
-            watched.note_state(state_of(kernel_frames()))
+        # Within a scan, say, a helper is called again and again with the same values.
+        if watched.has_no_access and len(frames := kernel_frames()) == 1:
+            watched.note_state(state_of(frames))
         share = _WATCHED_SHARE if watched.has_seen_enough else 1.0
         if now - watched.since > share * self._program_seconds:
             seconds = f"{self._program_seconds:g} s of processor time"
@@ -391,7 +392,7 @@ class _Repetition:
 
     def note_state(self, state: object) -> None:
         """Where a program is that has made no access, and what its names stand for there."""
-        self._count(state)
+        self._count(hash(state))
 
     def _count(self, seen: object) -> None:
         self._num_seen += 1

@@ -52,6 +52,8 @@ def state_of(frames: Sequence[FrameType]) -> object:
 
 
 def _held_by(value: Any) -> object:
+    if isinstance(value, tuple | list):
+        return tuple(map(_held_by, value))
     data = getattr(getattr(value, "handle", None), "data", None)
     return data.tobytes() if data is not None else repr(value)
 

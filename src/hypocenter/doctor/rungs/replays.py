@@ -384,6 +384,10 @@ def _green(
     for corrected, corrections, use_installed in tries:
         report = rung.run(use, corrections, use_installed=use_installed)
         if report is not None and not _has(report, finding, any_line=use_installed):
+            if judged.too_little is not None:
+                less = rung.run(use, judged.too_little(rung.make_correction))
+                if less is None or not _has(less, finding):
+                    return None
             return corrected, _green_text(corrected, report)
     return _with_scalar(rung, use, finding, judged) if judged.scalar else None
 

@@ -6,11 +6,11 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 
-OLD = "ACCUMULATE=accumulate,"
+OLD = "num_warps=warps_of_norm(plan, width),\n        ACCUMULATE=accumulate,"
 
 
 def plant(lab: Lab) -> None:
-    lab.edit("norm_gpu", (OLD, "num_warps=32,\n        " + OLD))
+    lab.edit("norm_gpu", (OLD, "num_warps=32,\n        ACCUMULATE=accumulate,"))
 
 
 VICTIM = Victim(

@@ -18,6 +18,7 @@ from hypocenter.doctor.rungs.replaying.replay_cause import (
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord, TensorRecord
 from hypocenter.replay.findings import Finding, Site
+from hypocenter.tensor import span_of
 
 #: Conditions that are tried for one access; each is a replay.
 _MAX_TRIES = 6
@@ -41,10 +42,10 @@ def strict_masks(source: SourceRecord, finding: Finding, site: Site) -> Iterator
 
 
 def bounded_masks(
-    use: LaunchMade, source: SourceRecord, finding: Finding, site: Site
+    use: LaunchMade, source: SourceRecord, finding: Finding, tensor: TensorRecord, site: Site
 ) -> Iterator[ReplayCause]:
     """One for each condition that may be missing: an end of a loop, a number that was passed."""
-    scalars = _scalars(use) if source.id == use.launch.source else []
+    scalars = _scalars(use, tensor) if source.id == use.launch.source else []
     for access in accesses_at(source, site.line, finding.argument or ""):
         for _, edit in zip(range(_MAX_TRIES), bound_edits(source, access, scalars), strict=False):
             where = f"in the mask of line {edit.line}" if access.mask else "as the mask"
@@ -68,12 +69,18 @@ def lacks_bound(source: SourceRecord, finding: Finding, site: Site) -> bool:
     return any(access.mask is not None and not is_bounded(access) for access in found)
 
 
-def _scalars(use: LaunchMade) -> list[str]:
-    """Whole numbers that the launch was given, the largest first: that leaves out the least."""
+def _scalars(use: LaunchMade, tensor: TensorRecord) -> list[str]:
+    """Whole numbers that the launch was given, the largest first: that leaves out the least.
+
+    Of constants those that are a size of the tensor: others are sizes of blocks.
+    """
     given = {a.name: a.value for a in use.launch.arguments if a.tensor is None}
+    sizes = {*tensor.shape, span_of(tensor.shape, tensor.strides)}
     numbers = {
         name: value
-        for name, value in (given | dict(use.launch.constants)).items()
+        for name, value in (
+            given | {name: n for name, n in use.launch.constants.items() if n in sizes}
+        ).items()
         if isinstance(value, int) and not isinstance(value, bool) and value > 1
     }
     return sorted(numbers, key=lambda name: -numbers[name])
@@ -99,7 +106,8 @@ def by_one_causes(
     name = finding.argument or ""
     if finding.number != extent:
         return
-    steps = {"element": 1} | ({"row": max(tensor.strides)} if len(tensor.shape) > 1 else {})
+    has_rows = len(tensor.shape) > 1 and tensor.shape[0] > 1
+    steps = {"element": 1} | ({"row": max(tensor.strides)} if has_rows else {})
     masked = {"file": site.file, "line": guard[0], "expression": guard[1]} if guard else None
     for what, step in steps.items():
         text = f"room for one {what} more behind {name}"
@@ -113,6 +121,7 @@ def by_one_causes(
             else (f"one {what}, and no mask",),
             ((text, _room(name, int((extent + step) * width))),),
             **(masked or place_of(site)),
+            too_little=_room(name, int((extent + step - 1) * width)),
         )
 
 

@@ -51,6 +51,8 @@ class ReplayCause:
     #: The scalar whose largest right value is the correction, and that value where it is known.
     scalar: str | None = None
     largest: int | None = None
+    #: With this the finding must still be there, or the correction says too little.
+    too_little: Callable[[MakeCorrection], Mapping[str, Any]] | None = None
     #: What may be to blame instead, and is where its own correction makes the replay clean.
     sooner: tuple[ReplayCause, ...] = ()
 
@@ -102,6 +104,7 @@ def causes_sooner_than_room(
             largest=size,
         )
         for name in scalars_in(use, finding, guard)
+        if name in _WORD.findall(guard)
         for size in sizes
     ]
     program, grid = finding.program or (0, 0, 0), use.launch.grid

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hypocenter.doctor.case import Case, array_of
@@ -239,15 +240,18 @@ def _outside(
     is_free = False
     if source is not None and site is not None and not use.launch.facts:
         inclusive = strict_masks(source, finding, site)
-        unbounded = bounded_masks(use, source, finding, site)
+        unbounded = bounded_masks(use, source, finding, tensor, site)
         is_free = lacks_bound(source, finding, site)
+        strides = partial(wrong_strides, use, source, finding, tensor, site)
         by_one = by_one_causes(finding, tensor, site, guard if has_mask else None, extent, width)
         sooner = tuple(
             replace(cause, evidence=(beyond, *cause.evidence))
             for cause in (
                 *inclusive,
-                *wrong_strides(use, source, finding, tensor, site),
-                *sooner,
+                *strides(exchanged=True),
+                *(cause for cause in sooner if cause.scalar),
+                *strides(exchanged=False),
+                *(cause for cause in sooner if not cause.scalar),
                 *unbounded,
                 *(() if is_free else by_one),
             )

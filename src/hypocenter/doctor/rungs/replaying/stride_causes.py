@@ -25,9 +25,15 @@ _MAX_TRIES = 4
 
 
 def wrong_strides(
-    use: LaunchMade, source: SourceRecord, finding: Finding, tensor: TensorRecord, site: Site
+    use: LaunchMade,
+    source: SourceRecord,
+    finding: Finding,
+    tensor: TensorRecord,
+    site: Site,
+    *,
+    exchanged: bool,
 ) -> Iterator[ReplayCause]:
-    """One for two strides that may be exchanged, and for each that may stand for another."""
+    """One for two strides that may be `exchanged`; else for each that may stand for another."""
     named = {*finding.values, *_WORD.findall(line_text(source, site.line))}
     given = {
         argument.name: argument.value
@@ -36,19 +42,22 @@ def wrong_strides(
         and argument.name in named
         and _OF_STRIDES.search(argument.name)
     }
+    if len(tensor.shape) < 2:
+        return  # what a window moves on by is called a stride as well
     own = sorted(set(tensor.strides) - {0}, reverse=True)
-    causes = [
+    swapped = [
         _cause(finding, tensor, site, {a: given[b], b: given[a]}, given)
         for a, b in combinations(given, 2)
         if given[a] != given[b] and {given[a], given[b]} <= set(own)
     ]
-    causes += [
+    others = [
         _cause(finding, tensor, site, {name: right}, given)
         for name, value in given.items()
         if value not in own
         for right in own
+        if right > 1  # with which hardly any access leaves a tensor
     ]
-    yield from causes[:_MAX_TRIES]
+    yield from (swapped if exchanged else others)[:_MAX_TRIES]
 
 
 def _cause(
