@@ -98,6 +98,13 @@ def test_what_led_there_is_proven_with_line_and_argument(
     assert root.proof.green
 
 
+def test_an_index_of_anybodys_is_no_position_of_the_engine() -> None:
+    """Whatever it is called: what `positions` holds is known of this package's own kernels."""
+    text = msgspec.json.encode(bundle("far_index")).replace(b"ids_ptr", b"positions_ptr")
+    [root] = examined(msgspec.json.decode(text, type=Bundle)).roots
+    assert (root.cause, root.argument) == (Cause.INDEX_RANGE, "positions_ptr")
+
+
 def test_the_values_are_those_that_were_there() -> None:
     """As far as the registers tell: the upper half of an address may be lost."""
     sentence = root_of("far_index").sentence

@@ -285,3 +285,13 @@ def test_needed_bytes_are_those_that_are_allocated(name: str, tmp_path: Path) ->
         held = resident_bytes(load_runner(file, config))
     angles_in_f64 = 40 * facts.rope.dim // 2 * 3 * 8
     assert sum(needed.values()) == held + angles_in_f64
+
+
+def test_no_blocks_outlive_a_process_without_their_states(
+    model: FamilyModel, tmp_path: Path
+) -> None:
+    memory = tmp_path / "blocks"
+    memory.write_bytes(bytes(1 << 22))
+    with open_gguf(model.path) as file:
+        assert load_runner(file, SMALL, block_memory=str(memory)).archive is None
+    assert not any(memory.read_bytes())

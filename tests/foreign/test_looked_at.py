@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu_tensors import FakeTensor, Launching, Storage
+from fake_gpu_tensors import JIT, FakeTensor, Launching, Storage
 
+from hypocenter.foreign import hooks
 from hypocenter.foreign.argument_facts import UNDEFINED, mark_undefined
 from hypocenter.foreign.recorder import ForeignRecorder
+from hypocenter.foreign.seen_reads import watch_reads
 from hypocenter.record import ring
 from hypocenter.record.bundle import Snapshot
 from hypocenter.record.events import Launched
@@ -158,10 +160,50 @@ def test_a_program_makes_its_tensors_as_it_would_without() -> None:
     assert torch.empty(3, 3, layout=torch.sparse_coo).is_sparse
     rows = torch.ones(4, 3)
     assert torch.equal(torch.vmap(lambda row: torch.empty_like(row).copy_(row))(rows), rows)
-    exported = torch.export.export(Emptying(), (torch.ones(3),)).graph
-    assert [node.name for node in exported.nodes if "meta" in str(node.kwargs)] == []
+    exported = torch.export.export(Emptying(), (torch.ones(3),), strict=True).graph
+    assert [str(node.target) for node in exported.nodes if node.op == "call_function"] == [
+        "aten.empty_like.default", "aten.copy_.default",
+    ]  # fmt: skip
 
 
 class Emptying(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(x).copy_(x)
+
+
+def test_torch_is_not_asked_what_it_reads_while_a_graph_is_captured(
+    looking: ForeignRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks._State, "recorder", looking)
+    assert hooks._reads() is looking.reads
+    monkeypatch.setattr(hooks._State, "graphs", SimpleNamespace(captured_into=Graph()))
+    assert hooks._reads() is None
+
+
+@pytest.mark.parametrize(("interpreted", "is_new"), [("0", True), ("0", False), ("1", False)])
+def test_reads_are_watched_unless_torch_would_compile_nothing(
+    monkeypatch: pytest.MonkeyPatch, interpreted: str, is_new: bool
+) -> None:
+    """Older versions of torch compile nothing below a mode that they do not know."""
+    monkeypatch.setenv("TRITON_INTERPRET", interpreted)
+    entered: list[Any] = []
+    mode: Any = type("Mode", (), {"__enter__": lambda self: entered.append(self)})
+    if is_new:
+        mode.ignore_compile_internals = None
+    fake: Any = SimpleNamespace(
+        utils=SimpleNamespace(_python_dispatch=SimpleNamespace(TorchDispatchMode=mode))
+    )
+    watch_reads(fake, lambda: None, lambda do, *args: do(*args))
+    assert len(entered) == (is_new or interpreted == "1")
+
+
+def test_of_a_guarded_launch_small_floats_are_kept_as_well(tmp_path: Path) -> None:
+    recorder = ForeignRecorder(tmp_path, is_guarded=True)
+    small, large = torch.arange(8.0), torch.zeros(1 << 15)
+    given = {"x_ptr": Held(0x1000, small), "out_ptr": Held(0x2000, large)}
+    made = recorder.record_launch(JIT, (*given.values(), 8), {"BLOCK": 64}, (1,), "cuda:0")
+    assert made is not None
+    recorder.record_guarded(made, (), given)
+    [snapshot] = held_by(recorder)
+    [values] = snapshot.values
+    assert torch.equal(torch.frombuffer(bytearray(values.data), dtype=torch.float32), small)

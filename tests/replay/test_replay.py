@@ -430,6 +430,14 @@ def test_a_loop_that_touches_no_memory_is_seen_to_go_in_circles(
         check(kernels.walks_to_an_end, 1, **slow, end=10**8)
 
 
+def test_a_scan_of_zeros_goes_in_no_circle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its helper is called with the same values again and again, and it ends."""
+    monkeypatch.setattr(replay_module, "PROGRAM_SECONDS", 0.2)
+    out = {"out_ptr": torch.zeros(1 << 15, dtype=torch.int32)}
+    with pytest.raises(ProgramTooSlow, match="still gets on"):
+        check(kernels.scans_for_long, 1, **out, BLOCK=1 << 15)
+
+
 def test_time_that_others_had_of_the_processor_counts_for_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

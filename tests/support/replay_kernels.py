@@ -128,6 +128,17 @@ def last_one_sums(x_ptr, part_ptr, y_ptr, count_ptr, BLOCK: tl.constexpr, PARTS:
 
 
 @triton.jit
+def sum_of(a, b):
+    return a + b
+
+
+@triton.jit
+def scans_for_long(out_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, tl.associative_scan(at * 0, 0, sum_of))
+
+
+@triton.jit
 def walks_to_an_end(steps_ptr, out_ptr, end):
     row = tl.program_id(0)
     step = tl.load(steps_ptr + row)

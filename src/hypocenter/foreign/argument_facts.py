@@ -62,7 +62,7 @@ def mark_undefined(torch: Any) -> None:
 
 def _fill(torch: Any, tensor: Any) -> None:
     kind = tensor.device.type
-    if type(tensor) is not torch.Tensor or not tensor.dtype.is_floating_point:
+    if not tensor.dtype.is_floating_point:
         return
     if kind == "cpu" or (kind == "cuda" and not torch.cuda.is_current_stream_capturing()):
         storage = tensor.untyped_storage()

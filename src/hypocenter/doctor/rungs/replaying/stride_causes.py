@@ -42,8 +42,6 @@ def wrong_strides(
         and argument.name in named
         and _OF_STRIDES.search(argument.name)
     }
-    if len(tensor.shape) < 2:
-        return  # what a window moves on by is called a stride as well
     own = sorted(set(tensor.strides) - {0}, reverse=True)
     swapped = [
         _cause(finding, tensor, site, {a: given[b], b: given[a]}, given)
@@ -55,7 +53,8 @@ def wrong_strides(
         for name, value in given.items()
         if value not in own
         for right in own
-        if right > 1  # with which hardly any access leaves a tensor
+        # With 1 hardly any access leaves a tensor, and what a window moves on by is called so too.
+        if right > 1
     ]
     yield from (swapped if exchanged else others)[:_MAX_TRIES]
 
