@@ -10,15 +10,13 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from bundles import Run
+from program_launch import Launch
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import RootCause
-from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.kernel_text import guard_line
 from hypocenter.doctor.mask_text import accesses_at, bound_edits, strict_edits
-from hypocenter.record.events import FOREIGN, Launched, SourceRecord
-from hypocenter.record.fault_record import FaultRecord
+from hypocenter.record.events import SourceRecord
 
 SOFTMAX = """@triton.jit
 def rows_kernel(x, out, N, B: tl.constexpr):
@@ -54,40 +52,17 @@ def walk_kernel(a, b, c, M, K, BM: tl.constexpr, BK: tl.constexpr):
 SMALL = SOFTMAX.replace("cols <= N", "cols < N")
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One launch of a program of anybody's."""
-
-    text: str
-    tensors: dict[str, tuple[int, ...]]
-    scalars: dict[str, int]
-    grid: tuple[int, ...]
-    constants: dict[str, int]
-
-    def root(self) -> RootCause | None:
-        return next(iter(self.roots()), None)
-
-    def roots(self) -> tuple[RootCause, ...]:
-        run = Run()
-        for name, shape in self.tensors.items():
-            run.tensor(name, "F32", *shape, owner=FOREIGN)
-        run.step += 1
-        launch = run.launch(
-            self.text.split("def ")[1].split("_kernel")[0],
-            {},
-            {name: name for name in self.tensors} | self.scalars,
-            source=self.text,
-            grid=self.grid,
-            constants=self.constants,
-        )
-        run.emit(Launched, launch=launch)
-        ended = FaultRecord(kind="none", message="")
-        return diagnose(run.bundle(ended), allow_source=True).roots
+def floats(**shapes: tuple[int, ...]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {name: ("F32", shape) for name, shape in shapes.items()}
 
 
-ROWS = Launch(SOFTMAX, {"x": (4, 60), "out": (4, 60)}, {"N": 60}, (4,), {"B": 64})
+def root_of(launch: Launch) -> RootCause | None:
+    return next(iter(launch.diagnosis().roots), None)
+
+
+ROWS = Launch(SOFTMAX, floats(x=(4, 60), out=(4, 60)), {"N": 60}, (4,), {"B": 64})
 TILES = Launch(
-    MATMUL, {"a": (8, 40), "b": (40,), "c": (8,)}, {"M": 8, "K": 40}, (1,), {"BM": 8, "BK": 16}
+    MATMUL, floats(a=(8, 40), b=(40,), c=(8,)), {"M": 8, "K": 40}, (1,), {"BM": 8, "BK": 16}
 )
 WALK = replace(TILES, text=POINTERS)
 
@@ -137,7 +112,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_mask_comes_first_and_was_tried(name: str) -> None:
     expected = CASES[name]
-    root = expected.launch.root()
+    root = root_of(expected.launch)
     assert root is not None
     assert (root.cause, root.argument, root.line) == (
         expected.cause, expected.argument, expected.line,
@@ -151,28 +126,30 @@ def test_the_mask_comes_first_and_was_tried(name: str) -> None:
 def test_a_race_beside_a_wrong_mask_is_told_after_it() -> None:
     total = SOFTMAX.replace("tl.store(out + row * N + cols, v * 2.0, mask=cols < N)",
                             "tl.store(out, tl.sum(v, axis=0))")  # fmt: skip
-    found = replace(ROWS, text=total).roots()
+    found = replace(ROWS, text=total).diagnosis().roots
     assert [(root.cause, root.argument) for root in found] == [
         (Cause.OFF_BY_ONE, "x"), (Cause.PROGRAM_RACE, "out"),
     ]  # fmt: skip
     assert "a grid of one program" in found[1].proof.corrected
     # It is one as well where it is of the very tensor, and where another defect stays too.
-    inplace = replace(ROWS, text=total.replace("tl.store(out,", "tl.store(x,")).roots()
+    inplace = replace(ROWS, text=total.replace("tl.store(out,", "tl.store(x,")).diagnosis().roots
     assert [(root.cause, root.argument) for root in inplace] == [
         (Cause.OFF_BY_ONE, "x"), (Cause.PROGRAM_RACE, "x"),
     ]  # fmt: skip
-    third = replace(ROWS, text=f"{total}    tl.store(out + N * 4 + row, 1.0)\n").roots()
+    third = replace(ROWS, text=f"{total}    tl.store(out + N * 4 + row, 1.0)\n").diagnosis().roots
     assert [(root.cause, root.argument) for root in third] == [
         (Cause.OFF_BY_ONE, "x"), (Cause.PROGRAM_RACE, "out"),
     ]  # fmt: skip
     # Rows that run into each other for want of a mask race by that alone.
     rows = SMALL.replace(", mask=cols < N)", ")")
-    assert [root.cause for root in replace(ROWS, text=rows).roots()] == [Cause.MISSING_MASK]
+    assert [root.cause for root in replace(ROWS, text=rows).diagnosis().roots] == [
+        Cause.MISSING_MASK
+    ]
 
 
 def test_a_mask_that_is_right_leaves_the_tensor_to_blame() -> None:
     """Its bound is the width of the rows that were asked for, and the tensor has fewer."""
-    root = replace(ROWS, text=SMALL, tensors={"x": (4, 60), "out": (3, 60)}).root()
+    root = root_of(replace(ROWS, text=SMALL, tensors=floats(x=(4, 60), out=(3, 60))))
     assert root is not None
     assert "<=" not in root.fix
     assert root.cause is not Cause.OFF_BY_ONE
@@ -181,7 +158,7 @@ def test_a_mask_that_is_right_leaves_the_tensor_to_blame() -> None:
 @pytest.mark.parametrize("launch", [replace(ROWS, text=SMALL), replace(TILES, constants={
     "BM": 8, "BK": 8})])  # fmt: skip
 def test_a_healthy_launch_has_no_root(launch: Launch) -> None:
-    assert launch.root() is None
+    assert root_of(launch) is None
 
 
 def source(text: str) -> SourceRecord:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -14,13 +12,10 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from bundles import Run
+from program_launch import Launch
 
 from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.diagnosis import Diagnosis, Verdict
-from hypocenter.doctor.doctor import diagnose
-from hypocenter.record.bundle import Snapshot
-from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, Launched, Values
-from hypocenter.record.fault_record import FaultRecord
+from hypocenter.doctor.diagnosis import Verdict
 
 ROWS = """@triton.jit
 def rows_kernel(x, out, row_stride, column_stride, width, B: tl.constexpr):
@@ -70,41 +65,6 @@ def add_kernel(x, y, n, B: tl.constexpr):
     at = tl.program_id(0) * B + tl.arange(0, B)
     tl.store(x + at, tl.load(x + at, mask=at < n) + tl.load(y + at, mask=at < n), mask=at < n)
 """
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One launch of a program of anybody's; `held` is what some of its tensors held."""
-
-    text: str
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]]
-    scalars: dict[str, int] = field(default_factory=dict)
-    grid: tuple[int, ...] = (1,)
-    constants: dict[str, int] = field(default_factory=dict)
-    held: dict[str, Any] = field(default_factory=dict)
-
-    def diagnosis(self) -> Diagnosis:
-        run = Run()
-        for name, (dtype, shape) in self.tensors.items():
-            run.tensor(name, dtype, *shape, owner=FOREIGN)
-        run.step += 1
-        launch = run.launch(
-            self.text.split("def ")[1].split("_kernel")[0],
-            {},
-            {name: name for name in self.tensors} | self.scalars,
-            source=self.text,
-            grid=self.grid,
-            constants=self.constants,
-        )
-        run.emit(Launched, launch=launch)
-        bundle = run.bundle(FaultRecord(kind="none", message=""))
-        values = tuple(
-            Values(run.tensors[name].id, self.tensors[name][0], array.shape, array.tobytes())
-            for name, array in self.held.items()
-        )
-        snapshot = Snapshot(1, OUTSIDE_PLANS, run.seq, values)
-        bundle = msgspec.structs.replace(bundle, snapshots=(snapshot,) if values else ())
-        return diagnose(bundle, allow_source=True)
 
 
 F32, I32 = "F32", "I32"

@@ -6,10 +6,10 @@ import dataclasses
 import math
 from types import SimpleNamespace
 
-import guard_pages
 import kernel_launch
 import numpy as np
 import pytest
+from kernel_forms import FORMS, use_form
 from kernel_launch import (
     bits,
     counts,
@@ -21,7 +21,6 @@ from kernel_launch import (
     weight_tensor,
 )
 
-from hypocenter.device import devices, plan
 from hypocenter.device.copies import to_host
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import attention, kv_write, rope
@@ -33,17 +32,9 @@ from hypocenter.tensor import WEIGHT_TYPES, DType
 EPS = 2.0**-24
 
 
-@pytest.fixture(params=["one thread", "many threads", "guard pages", "sim:mi300x"], autouse=True)
+@pytest.fixture(params=FORMS, autouse=True)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The CPU kernels in both compiled forms, then next to forbidden pages; and a GPU's."""
-    if request.param.startswith("sim:"):
-        monkeypatch.setattr(kernel_launch, "device", devices.open_device(request.param))
-        return str(request.param)
-    if request.param == "guard pages":
-        guard_pages.install(monkeypatch)
-    large = 1 << 62
-    monkeypatch.setattr(plan, "MIN_PARALLEL_WORK", 0 if request.param == "many threads" else large)
-    return "cpu"
+    return use_form(request.param, monkeypatch)
 
 
 def as_multiplied(x: np.ndarray, dtype: DType) -> np.ndarray:

@@ -191,30 +191,57 @@ class ForeignRecorder:
                 told = self._launches.tell(where, kernel.constants, args, options, size, types)
                 if told is True:
                     return None
-            num_seen = self._memory.num_tensors
-            # A copy to the host is no part of a graph.
-            may_look = self._looks_closely and device != INTERPRETER and graph is None
-            kept = Given(kernel.names, device, caller, [], [], may_look)
-            record = self._describe(kernel, args, options, size, kept, site, stream)
-            if self._memory.has_passed_on:
-                # A resized storage may come back to its place, and is another allocation then.
-                self._memory.has_passed_on = False
-                self._launches.forget()
-            number = self._graphs.number_of(graph) if graph is not None else 0
-            event = Launched(
-                **self._log.now(), launch=record, graph=number, compiled=is_compiled and number > 0
+            return self._tell_in_full(
+                kernel,
+                args,
+                options,
+                size,
+                Given(kernel.names, device, caller, [], []),
+                site,
+                stream,
+                graph,
+                is_compiled=is_compiled,
+                told=told,
             )
-            if kept.values:
-                self._log.hold_recent(event.seq, kept.values)
-            self._held = event.seq, kept.values
-            if number:
-                self._graphs.take(graph, event, kernel.sources, kept.storages)
-            else:
-                self._log.event(event)
-            # One with a new tensor is not told again where tensors are new in each launch.
-            if isinstance(told, Looked) and self._memory.num_tensors == num_seen:
-                self._launches.learn(told, record)
-            return event
+
+    def _tell_in_full(
+        self,
+        kernel: _Kernel,
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+        grid: tuple[int, ...],
+        given: Given,
+        site: str,
+        stream: str,
+        graph: Any,
+        *,
+        is_compiled: bool,
+        told: Looked | bool,
+    ) -> Launched:
+        """Write a launch as `record_launch` got it; `told` is what there is to learn of it."""
+        num_seen = self._memory.num_tensors
+        # A copy to the host is no part of a graph.
+        given.may_look = self._looks_closely and given.device != INTERPRETER and graph is None
+        record = self._describe(kernel, args, options, grid, given, site, stream)
+        if self._memory.has_passed_on:
+            # A resized storage may come back to its place, and is another allocation then.
+            self._memory.has_passed_on = False
+            self._launches.forget()
+        number = self._graphs.number_of(graph) if graph is not None else 0
+        event = Launched(
+            **self._log.now(), launch=record, graph=number, compiled=is_compiled and number > 0
+        )
+        if given.values:
+            self._log.hold_recent(event.seq, given.values)
+        self._held = event.seq, given.values
+        if number:
+            self._graphs.take(graph, event, kernel.sources, given.storages)
+        else:
+            self._log.event(event)
+        # One with a new tensor is not told again where tensors are new in each launch.
+        if isinstance(told, Looked) and self._memory.num_tensors == num_seen:
+            self._launches.learn(told, record)
+        return event
 
     def _describe(
         self,

@@ -11,6 +11,7 @@ from typing import Any
 import kernel_launch
 import numpy as np
 import pytest
+from kernel_forms import use_form
 from kernel_launch import (
     bits,
     counts,
@@ -22,7 +23,6 @@ from kernel_launch import (
     weight_tensor,
 )
 
-from hypocenter.device import devices, plan
 from hypocenter.device.copies import to_device, to_host
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.experts import choice as choices
@@ -49,12 +49,7 @@ NUM_EXPERTS, NUM_USED = 7, 3
 
 @pytest.fixture(params=["one thread", "many threads", "sim:mi300x"], autouse=True)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param.startswith("sim:"):
-        monkeypatch.setattr(kernel_launch, "device", devices.open_device(request.param))
-        return str(request.param)
-    large = 1 << 62
-    monkeypatch.setattr(plan, "MIN_PARALLEL_WORK", 0 if request.param == "many threads" else large)
-    return "cpu"
+    return use_form(request.param, monkeypatch)
 
 
 def new_table(

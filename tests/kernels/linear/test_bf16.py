@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import guard_pages
 import numpy as np
 import pytest
 from bf16_oracle import pairs_in_order, rounded_bits, values_of
 from demo_variants import demo_with
 from gguf import GGMLQuantizationType
+from kernel_forms import use_form
 from kernel_launch import (
     bits,
     counts,
@@ -24,7 +24,7 @@ from tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
 
 from hypocenter.cli.verbs.bench import batch_of
 from hypocenter.config import EngineConfig
-from hypocenter.device import copies, plan
+from hypocenter.device import copies
 from hypocenter.engine.runner import Runner, load_runner
 from hypocenter.errors import UsageError
 from hypocenter.kernels.linear import linear, quantise
@@ -39,10 +39,7 @@ FLOATS = (DType.F16, DType.BF16)
 
 @pytest.fixture(params=["one thread", "many threads", "guard pages"])
 def on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "guard pages":
-        guard_pages.install(monkeypatch)
-    large = 1 << 62
-    monkeypatch.setattr(plan, "MIN_PARALLEL_WORK", 0 if request.param == "many threads" else large)
+    use_form(request.param, monkeypatch)
 
 
 def weight_in_bf16(dtype: DType, raw: np.ndarray, num_columns: int) -> Tensor:

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord
@@ -124,3 +126,19 @@ def causes_sooner_than_room(
         in_kernel=False,
     )
     return (*counts, rows)
+
+
+def source_of(case: Case, use: LaunchMade, site: Site | None) -> SourceRecord | None:
+    """The text of the function that a site lies in."""
+    if site is None:
+        return None
+    for source in case.bundle.sources:
+        last = source.first_line + source.text.count("\n") + 1
+        if source.function == site.function and source.first_line <= site.line <= last:
+            return source
+    return case.sources.get(use.launch.source)
+
+
+def indices_of(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """All indices of an array of that shape, the last axis fastest."""
+    yield from itertools.product(*map(range, shape))

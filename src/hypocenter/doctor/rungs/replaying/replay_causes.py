@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hypocenter.doctor.case import Case, array_of
-from hypocenter.doctor.causes import Cause, index_cause
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.kernel_text import (
-    follows_what_it_loads,
     guard_line,
-    is_index_in,
-    is_masked,
-    line_text,
     program_line,
 )
-from hypocenter.doctor.rungs.replaying.mask_causes import (
-    bounded_masks,
-    by_one_causes,
-    lacks_bound,
-    strict_masks,
-)
+from hypocenter.doctor.rungs.replaying.outside_causes import cause_outside
 from hypocenter.doctor.rungs.replaying.replay_cause import (
     MakeCorrection,
     ReplayCause,
-    causes_sooner_than_room,
+    indices_of,
     place_of,
     scalars_in,
+    source_of,
 )
-from hypocenter.doctor.rungs.replaying.stride_causes import wrong_strides
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.record.events import SourceRecord, TensorRecord
+from hypocenter.record.events import TensorRecord
 from hypocenter.replay.findings import AXES, Finding, FindingKind, Site
-from hypocenter.tensor import span_of
-
-_CAST = re.compile(r"pointer_type|\.to\(tl\.pointer|bitcast")
-_LOOSE = re.compile(r"<=|>=|[^-=<>]>[^=>]|\+ 1\b")
-_INCLUSIVE = re.compile(r"<=|>=")
-
 
 #: Of several findings of a launch the earlier kinds explain the later ones.
 _ORDER = (
@@ -67,7 +49,7 @@ def classify(
     if finding.kind is FindingKind.OUT_OF_BOUNDS and tensor is not None:
         if not tensor.address:  # torch's tensors of no elements
             return _null(finding, tensor, site)
-        return _outside(case, use, finding, tensor, site)
+        return cause_outside(case, use, finding, tensor, site)
     if finding.kind is FindingKind.ELEMENT_WIDTH and tensor is not None:
         return _other_width(finding, tensor, site, all_of_them)
     if finding.kind is FindingKind.RACE:
@@ -143,16 +125,10 @@ def _small(
     parameter = case.parameter_of(use.launch, name)
     elements = {
         tuple(map(int, at)): int(value) % 16
-        for at, value in zip(_indices(values.shape), values.reshape(-1), strict=True)
+        for at, value in zip(indices_of(values.shape), values.reshape(-1), strict=True)
         if value > 15
     }
     return (name, lambda make: {parameter: make(elements=elements)}) if elements else None
-
-
-def _indices(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    import itertools
-
-    yield from itertools.product(*map(range, shape))
 
 
 def _other_width(
@@ -190,181 +166,6 @@ def _other_width(
     )
 
 
-def _outside(
-    case: Case, use: LaunchMade, finding: Finding, tensor: TensorRecord, site: Site | None
-) -> ReplayCause:
-    name = finding.argument or ""
-    source = _source(case, use, site)
-    line = line_text(source, site.line) if source and site else ""
-    width = tensor.extent_bytes / max(span_of(tensor.shape, tensor.strides), 1)
-    extent = span_of(tensor.shape, tensor.strides)
-    number = finding.number if finding.number is not None else extent
-    beyond_bytes = int((max(number, 0) + finding.num_lanes) * width)
-    room = 2 * tensor.extent_bytes + beyond_bytes + 4096
-    grown = (
-        f"room for {int(room / max(width, 1))} elements behind {name}",
-        lambda make: {name: make(num_bytes=room)},
-    )
-    if _CAST.search(f"{line} {site.expression if site else ''}"):
-        return ReplayCause(
-            Cause.DTYPE_WIDTH,
-            f"Read {name} with the width of its elements ({width:.0f} bytes): take the cast of "
-            "the pointer away",
-            (f"the kernel casts the pointer {name}: {line}",),
-            (grown,),
-            **place_of(site),
-        )
-    lanes = finding.num_lanes / max(finding.num_programs, 1)
-    guard = guard_line(source, site.line) if source and site else None
-    if (found := _index_of(case, use, finding, tensor, number)) is not None:
-        return found
-    if leader := _led_by(case, use, finding):
-        return ReplayCause(
-            Cause.INDEX_RANGE,
-            f"Keep what is worked out from {leader} inside {name}: it led to element {number} of "
-            f"{extent}",
-            (f"the address is worked out from what {leader} holds",),
-            (grown,),
-            **place_of(site),
-            argument=leader,
-        )
-    # Another access of the same line may have the mask that this one has not.
-    has_mask = is_masked(site.expression) if site and site.expression else "mask" in line
-    distance = number - extent + 1 if number >= 0 else -number
-    side = "past the last" if number >= 0 else "before the first"
-    beyond = f"element {number} of {extent}: {distance} {side}"
-    sizes = dict.fromkeys((extent, *tensor.shape))
-    sooner = causes_sooner_than_room(
-        use, finding, sizes, guard[1] if has_mask and guard else "", site
-    )
-    is_free = False
-    if source is not None and site is not None and not use.launch.facts:
-        inclusive = strict_masks(source, finding, site)
-        unbounded = bounded_masks(use, source, finding, tensor, site)
-        is_free = lacks_bound(source, finding, site)
-        strides = partial(wrong_strides, use, source, finding, tensor, site)
-        by_one = by_one_causes(finding, tensor, site, guard if has_mask else None, extent, width)
-        sooner = tuple(
-            replace(cause, evidence=(beyond, *cause.evidence))
-            for cause in (
-                *inclusive,
-                *strides(exchanged=True),
-                *(cause for cause in sooner if cause.scalar),
-                *strides(exchanged=False),
-                *(cause for cause in sooner if not cause.scalar),
-                *unbounded,
-                *(() if is_free else by_one),
-            )
-        )
-    # Of a program's own kernel a replay says whether `<` is right; `strict_masks` has that.
-    is_loose = bool(use.launch.facts and guard and _LOOSE.search(guard[1]))
-    is_near = (number in (extent, -1) or lanes <= 1 or is_loose) and bool(use.launch.facts)
-    if has_mask and guard and is_near and not is_free:
-        return ReplayCause(
-            Cause.OFF_BY_ONE,
-            f"Compare with < instead of <= in `{guard[1]}`"
-            if is_loose and _INCLUSIVE.search(guard[1])
-            else f"Let the mask end {distance} earlier: `{guard[1]}` lets {beyond} through",
-            (beyond, f"the access is masked, by line {guard[0]}: {guard[1]}"),
-            (grown,),
-            site.file if site else None,
-            guard[0],
-            guard[1],
-            sooner=sooner,
-        )
-    if not has_mask and is_near and lanes <= 1:
-        return ReplayCause(
-            Cause.OFF_BY_ONE,
-            f"End one element earlier at {name}",
-            (beyond, "one element of one lane, and no mask"),
-            (grown,),
-            **place_of(site),
-        )
-    if not has_mask or is_free:
-        return ReplayCause(
-            Cause.MISSING_MASK,
-            f"Mask the access: `mask=` with the columns or rows that {name} has",
-            (
-                beyond,
-                f"{lanes:.0f} lanes of a program are outside, and "
-                + ("its mask leaves an index free" if has_mask else "the access has no mask"),
-            ),
-            (grown,),
-            **place_of(site),
-            sooner=sooner,
-        )
-    return ReplayCause(
-        Cause.BUFFER_TOO_SMALL,
-        f"Mask what lies beyond {name}, or make {tensor.name} larger",
-        (beyond,),
-        (grown,),
-        **place_of(site),
-        sooner=sooner,
-    )
-
-
-def _index_of(
-    case: Case, use: LaunchMade, finding: Finding, tensor: TensorRecord, number: int
-) -> ReplayCause | None:
-    """The entry of an index tensor that led out of `tensor`, in a kernel without a contract."""
-    source = case.sources.get(use.launch.source)
-    if use.launch.facts or not tensor.shape or not tensor.strides[0] or not source:
-        return None
-    name, access = finding.argument or "", finding.sites[-1].expression if finding.sites else ""
-    wanted, bound = number // tensor.strides[0], tensor.shape[0]
-    if 0 <= wanted < bound:
-        return None
-    for parameter, other in case.tensors_of(use.launch).items():
-        recorded = case.index.values_of(other.id, use.seq)
-        if recorded is None or parameter == name or not recorded.dtype.startswith(("I", "U")):
-            continue
-        is_index = is_index_in(source, access, parameter)
-        if not is_index and not follows_what_it_loads(source, parameter):
-            continue
-        entries = dict(zip(_indices(recorded.shape), array_of(recorded).flat, strict=False))
-        # What only says where a loop or a mask ends may be as large as the tensor is.
-        most = bound - 1 if is_index else bound
-        bad = {at: int(value) for at, value in entries.items() if not 0 <= value <= most}
-        # An entry that is added to a row's start is known by its value at the faulty lane.
-        seen = {value for value in finding.values.values() if type(value) is int}
-        own = [v for v in bad.values() if v in seen or (is_index and v == wanted)]
-        if not own:
-            continue
-        at = next(at for at, value in bad.items() if value == own[0])
-        shown = f"{parameter}[{', '.join(map(str, at))}]"
-        others = f", and {len(bad) - 1} others" if len(bad) > 1 else ""
-        return ReplayCause(
-            index_cause(own[0]),
-            f"Keep {parameter} inside 0 to {most}: {name} has {bound} entries"
-            if own[0] == wanted or not is_index
-            else f"Keep {parameter} inside {name}: of {shown} = {own[0]} the address is "
-            f"element {number}",
-            (f"{shown} = {own[0]}, but {name} has {bound} entries",),
-            ((f"{shown} = 0{others}", _elements(parameter, dict.fromkeys(bad, 0))),),
-            **place_of(finding.sites[0]),
-            argument=parameter,
-        )
-    return None
-
-
-def _led_by(case: Case, use: LaunchMade, finding: Finding) -> str:
-    """A tensor of floats, recorded, from which the address of an access is worked out."""
-    source = case.sources.get(use.launch.source)
-    access = finding.sites[-1].expression if finding.sites else ""
-    for parameter, tensor in case.tensors_of(use.launch).items():
-        is_known = case.index.values_of(tensor.id, use.seq) is not None
-        is_float = not tensor.dtype.startswith(("I", "U"))
-        if source and is_known and is_float and is_index_in(source, access, parameter):
-            return parameter
-    return ""
-
-
-def _elements(
-    parameter: str, elements: Mapping[tuple[int, ...], int]
-) -> Callable[[MakeCorrection], Mapping[str, Any]]:
-    return lambda make: {parameter: make(elements=elements)}
-
-
 def _use_after_free(finding: Finding, tensor: TensorRecord, site: Site | None) -> ReplayCause:
     name = finding.argument or ""
     return ReplayCause(
@@ -400,7 +201,7 @@ def _null(finding: Finding, tensor: TensorRecord | None, site: Site | None) -> R
 
 
 def _race(case: Case, use: LaunchMade, finding: Finding, site: Site | None) -> ReplayCause:
-    source = _source(case, use, site)
+    source = source_of(case, use, site)
     folded = program_line(source) if source else None
     place = place_of(site)
     if folded is not None and site is not None:
@@ -479,17 +280,3 @@ def _uninitialised_read(
         ((f"{tensor.name} cleared before", lambda make: {name: make(num_bytes=whole)}),),
         **place_of(site),
     )
-
-
-# -- text -----------------------------------------------------------------------------------------
-
-
-def _source(case: Case, use: LaunchMade, site: Site | None) -> SourceRecord | None:
-    """The text of the function that a site lies in."""
-    if site is None:
-        return None
-    for source in case.bundle.sources:
-        last = source.first_line + source.text.count("\n") + 1
-        if source.function == site.function and source.first_line <= site.line <= last:
-            return source
-    return case.sources.get(use.launch.source)
