@@ -41,6 +41,13 @@ def _own_run_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYPO_RUN_DIR", os.path.join(_runs, str(next(_numbers))))
 
 
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    """Each test draws the same numbers in every run, or a rare draw fails what no change touched."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     # With "=", or pytest looks for conftest.py in a folder of the tier's name, such as tools.
     parser.addoption("--tier", default="", help="--tier=A,B: run these tiers alone")
