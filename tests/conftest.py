@@ -43,7 +43,7 @@ def _own_run_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
-    """Each test draws the same numbers in every run, or a rare draw fails what no change touched."""
+    """Each test draws the same numbers in every run, or rare ones fail what no change touched."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
 

@@ -11,7 +11,7 @@ import stat
 from functools import cache
 from pathlib import Path
 
-from hypocenter.config import Environment
+from hypocenter.environment import Environment
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The frozen configuration of an engine and of one request, and the only reader of `HYPO_*`.
+"""The frozen configuration of an engine and of one request.
 
 The command line takes names, defaults and help of its options from these fields.
 """
@@ -6,18 +6,17 @@ The command line takes names, defaults and help of its options from these fields
 from __future__ import annotations
 
 import functools
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from numbers import Number
-from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from hypocenter.errors import BadSetting, UsageError
 from hypocenter.grammar_text import check_grammar, schema_text, with_text
 from hypocenter.synonyms import explain_unknown
 from hypocenter.tensor import DType
+from hypocenter.thoughts import REASONING
 from hypocenter.token_settings import (
     MAX_ALLOWED_TOKENS,
     MAX_STOP_TOKENS,
@@ -200,6 +199,8 @@ class EngineConfig:
     not computed anew up to where they part. `kv_tokens` is how many tokens the KV cache holds of
     all requests together; None: as many as one context. `attention`: `fused`, or its `parts` one by
     one (GPU).
+    `chat_template_kwargs` are variables of the chat template; `reasoning` sets those by which most
+    templates have a model think before it answers: `on`, `off`, or how much; `auto` sets none.
     `float_products`: on the CPU F16 and BF16 matrices multiply activations `exact`ly, or as `bf16`,
     both rounded to it; a GPU rounds activations to the type of the matrix.
     """
@@ -215,6 +216,8 @@ class EngineConfig:
     kv_dtype: str = "f16"
     tokenizer_pre: str | None = None
     chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning: str = "auto"
     launch_mode: str = "off"
     attention: str = "fused"
     float_products: str = "exact"
@@ -246,6 +249,10 @@ class EngineConfig:
             also = ", or None: as many as the context has positions"
             _require_whole("kv_tokens", self.kv_tokens, 1, 1 << 28, also)
         _one_of("kv_dtype", self.kv_dtype, tuple(KV_DTYPES))
+        _one_of("reasoning", self.reasoning, REASONING)
+        if not isinstance(self.chat_template_kwargs, dict | None):
+            given = self.chat_template_kwargs
+            raise BadSetting("chat_template_kwargs", given, "must be a dict", ", or None")
         for name in ("tokenizer_pre", "chat_template"):
             if not isinstance(getattr(self, name), str | None):
                 raise BadSetting(name, getattr(self, name), "must be a text", ", or None")
@@ -265,6 +272,8 @@ class EngineFields(TypedDict, total=False):
     kv_dtype: str
     tokenizer_pre: str | None
     chat_template: str | None
+    chat_template_kwargs: dict[str, Any] | None
+    reasoning: str
     launch_mode: str
     attention: str
     float_products: str
@@ -278,164 +287,9 @@ def num_kv_blocks(config: EngineConfig, context_length: int) -> int:
     return -(-(config.kv_tokens or context_length) // config.block_size)
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """Settings that come from the environment: where files may be written, how much is said."""
-
-    cache_dir: Path
-    log: str
-    debug: bool
-    record: bool
-    run_dir: Path
-    trace: bool
-    guard: bool
-    instructions: str
-    packed_bytes: int
-    api_key: str
-
-    @classmethod
-    def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
-        """Read every `HYPO_*` variable; raises UsageError for an unknown one or a bad value."""
-        unknown = sorted(name for name in environ if name.startswith("HYPO_") and name not in KNOWN)
-        if unknown:
-            raise UsageError(f"{unknown[0]} is set, but known variables are {', '.join(KNOWN)}")
-        log = environ.get("HYPO_LOG", "warning").lower()
-        if log not in ("debug", "info", "warning", "error"):
-            raise UsageError(f"HYPO_LOG is {log!r}, but must be debug, info, warning or error")
-        return cls(
-            _cache_dir(environ),
-            log,
-            _flag("HYPO_DEBUG", environ, "0"),
-            _flag("HYPO_RECORD", environ, "1"),
-            _run_dir(environ),
-            _flag("HYPO_TRACE", environ, "0"),
-            _flag("HYPO_GUARD", environ, "0"),
-            _instructions(environ),
-            _gib("HYPO_PACKED_GIB", environ, "32"),
-            environ.get("HYPO_API_KEY", ""),
-        )
-
-
-#: Paths of CPU instructions that can be asked for, the fastest first.
-INSTRUCTIONS = ("avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "plain")
-
-
-def _instructions(environ: Mapping[str, str]) -> str:
-    """The path that HYPO_INSTRUCTIONS names; empty: whatever the machine has."""
-    name = environ.get("HYPO_INSTRUCTIONS", "").lower()
-    if name and name not in INSTRUCTIONS:
-        raise UsageError(
-            f"HYPO_INSTRUCTIONS is {name!r}, but must be one of {', '.join(INSTRUCTIONS)}"
-        )
-    return name
-
-
-#: Every environment variable that hypocenter reads, with what it does.
-KNOWN: dict[str, str] = {
-    "HYPO_CACHE_DIR": "folder for compiled kernels and packed weights (default: ~/.cache)",
-    "HYPO_PACKED_GIB": "GiB of packed weights that the cache may hold, 0 for none (default: 32)",
-    "HYPO_LOG": "debug, info, warning or error (default: warning)",
-    "HYPO_DEBUG": "1 shows tracebacks, like --debug",
-    "HYPO_RECORD": "0 switches the recorder off (default: 1)",
-    "HYPO_TRACE": "1 runs engines in launch mode traced, as hypo doctor --suspect does",
-    "HYPO_TRACE_BYTES": "bytes of arguments that a traced run keeps (default: 67108864)",
-    "HYPO_GUARD": "1 guards the Triton launches of a program that is recorded, as hypo guard does",
-    "HYPO_INSTRUCTIONS": "path that CPU kernels take: " + ", ".join(INSTRUCTIONS),
-    "HYPO_API_KEY": "key that clients of hypo serve must have",
-    "HYPO_RUN_DIR": "folder for what runs record (default: /dev/shm/hypo-UID)",
-}
-
-#: The variable that nothing shows or records.
-SECRET = "HYPO_API_KEY"
-
-#: Variables of others that change what a kernel does; shown, recorded, and honoured where they
-#: say so.
-FOREIGN_VARIABLES = (
-    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HSA_ENABLE_SDMA",
-    "HSA_OVERRIDE_GFX_VERSION", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL",
-    "CUDA_LAUNCH_BLOCKING", "HIP_DUMP_API_LOG", "OMP_NUM_THREADS", "XDG_CACHE_HOME",
-)  # fmt: skip
-FOREIGN_PREFIXES = ("NUMBA_", "TRITON_")
-
-
-def relevant_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that are set and change what is run: ours and those of others."""
-    return {
-        name: environ[name]
-        for name in sorted(environ)
-        if (name in KNOWN or name in FOREIGN_VARIABLES or name.startswith(FOREIGN_PREFIXES))
-        and name != SECRET
-    }
-
-
-# Where each vendor's runtime is told to finish a launch before it returns, with the values that
-# mean so. AMD's takes 1 (wait before), 2 (wait after) and 3 (both).
-_BLOCKING = {
-    "HIP_LAUNCH_BLOCKING": ("1", "true"),
-    "AMD_SERIALIZE_KERNEL": ("1", "2", "3", "true"),
-    "CUDA_LAUNCH_BLOCKING": ("1", "true"),
-}
-
-
-def launch_blocking(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The first variable, as NAME=value, that asks for a wait after each launch; None: no wait."""
-    for name, values in _BLOCKING.items():
-        if environ.get(name, "").strip().lower() in values:
-            return f"{name}={environ[name]}"
-    return None
-
-
-def as_environment_asks(config: EngineConfig) -> EngineConfig:
-    """The same, traced where HYPO_TRACE asks for that and no other mode was chosen."""
-    if config.launch_mode == "off" and Environment.read().trace:
-        return replace(config, launch_mode="traced")
-    return config
-
-
-def trace_bytes(environ: Mapping[str, str] = os.environ) -> int:
-    """Most bytes of arguments of the last steps that a traced run keeps."""
-    text = environ.get("HYPO_TRACE_BYTES", "").strip() or str(64 << 20)
-    if not text.isascii() or not text.isdigit() or len(text) > 12:
-        raise UsageError(f"HYPO_TRACE_BYTES is {text!r}, but must be a number of bytes")
-    return int(text)
-
-
 def defaults(cls: type[Any]) -> dict[str, Any]:
     """Field name to default value of one of the dataclasses above."""
     return {field.name: field.default for field in fields(cls)}
-
-
-def _cache_dir(environ: Mapping[str, str]) -> Path:
-    if chosen := environ.get("HYPO_CACHE_DIR"):
-        return Path(chosen)
-    base = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "~")).expanduser())
-    return Path(base) / ("hypocenter" if "XDG_CACHE_HOME" in environ else ".cache/hypocenter")
-
-
-def _run_dir(environ: Mapping[str, str]) -> Path:
-    if chosen := environ.get("HYPO_RUN_DIR"):
-        return Path(chosen)
-    memory = Path("/dev/shm")
-    if memory.is_dir() and os.access(memory, os.W_OK):
-        return memory / f"hypo-{os.getuid()}"
-    if runtime := environ.get("XDG_RUNTIME_DIR"):
-        return Path(runtime) / "hypo"
-    return _cache_dir(environ) / "runs"
-
-
-def _gib(name: str, environ: Mapping[str, str], default: str) -> int:
-    """A number of GiB, in bytes."""
-    text = environ.get(name, default)
-    if not re.fullmatch("[0-9]{1,6}([.][0-9]{1,6})?", text, re.ASCII):
-        raise UsageError(f"{name} is {text!r}, but must be a number from 0 to 999999")
-    return int(float(text) * (1 << 30))
-
-
-def _flag(name: str, environ: Mapping[str, str], default: str) -> bool:
-    value = environ.get(name, default).lower()
-    if value not in ("0", "1", "true", "false"):
-        raise UsageError(f"{name} is {value!r}, but must be 0 or 1")
-    return value in ("1", "true")
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

@@ -26,6 +26,12 @@ class Spoken:
     content: str
     reasoning: str
 
+    def __add__(self, more: Spoken) -> Spoken:
+        return Spoken(self.content + more.content, self.reasoning + more.reasoning)
+
+
+NOTHING = Spoken("", "")
+
 
 def is_spoken_by(chat_template: str) -> bool:
     """Whether a model with this chat template answers in channels."""
@@ -88,13 +94,6 @@ class Channels:
     def _spoken(self, parts: list[tuple[str, str]]) -> Spoken:
         content = "".join(text for channel, text in parts if channel == _FINAL)
         return Spoken(content, "".join(text for channel, text in parts if channel != _FINAL))
-
-
-def split(text: str) -> Spoken:
-    """A whole answer."""
-    channels = Channels()
-    first, last = channels.push(text), channels.flush()
-    return Spoken(first.content + last.content, first.reasoning + last.reasoning)
 
 
 def _num_undecided(text: str) -> int:

@@ -83,7 +83,9 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """A request: a text, token ids, or the `messages` of a conversation.
 
-    `output_ids` have been sent to the client already, by a worker that is no more.
+    `output_ids` have been sent to the client already, by a worker that is no more; that of a
+    conversation then has its prompt's ids, and `is_chat` says what it was. `template_variables` are
+    what its chat template is told beside the messages.
     """
 
     id: int
@@ -92,6 +94,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     messages: tuple[dict[str, Any], ...] | None = None
     output_ids: tuple[int, ...] = ()
     cache_salt: str = ""
+    is_chat: bool = False
+    template_variables: dict[str, Any] | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -107,6 +111,7 @@ class Ask(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     token_ids: tuple[int, ...] = ()
     add_special: bool = True
     parse_special: bool = False
+    template_variables: dict[str, Any] | None = None
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
@@ -183,6 +188,7 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     ending: Ending | None = None
+    reasoning: str = ""
 
 
 class EngineState(msgspec.Struct, frozen=True):

@@ -66,7 +66,9 @@ class TokenLogprob(TopLogprob, frozen=True):
 class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     """A finished request. `finish_reason`: stop (end token or stop string), length, cancelled.
 
-    With `seed` the same request has the same answer again. `logprobs` has an entry for each of
+    `reasoning` is what the model thought before its answer to a conversation, where it marks that;
+    `token_ids` has the tokens of both. With `seed` the same request has the same answer again.
+    `logprobs` has an entry for each of
     `token_ids`, `prompt_logprobs` one for each of `prompt_token_ids`, of which the first is None:
     nothing stands before it. Each is None where it was not asked for.
     """
@@ -80,6 +82,7 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     route: Route
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    reasoning: str = ""
 
     def __repr__(self) -> str:
         return (
@@ -91,6 +94,7 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
 class Delta(msgspec.Struct, frozen=True):
     """One piece of a streamed answer; `finish_reason` is None until the last piece.
 
+    `reasoning` is what the piece adds to the thoughts before the answer, as in a Completion.
     `logprobs` are those of `token_ids`, None where they were not asked for.
     """
 
@@ -98,3 +102,4 @@ class Delta(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
     finish_reason: str | None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    reasoning: str = ""

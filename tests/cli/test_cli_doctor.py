@@ -48,7 +48,7 @@ from hypocenter.watch.child import START_SECONDS, Deadlines
 #: A process that records, and then does what `{end}` says.
 RECORDED = """
 import os, sys, time
-from hypocenter.config import Environment
+from hypocenter.environment import Environment
 from hypocenter.record import recorder, ring
 from hypocenter.record.events import Stepped
 opened = recorder.open_recorder()

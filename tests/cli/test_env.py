@@ -18,8 +18,8 @@ from repository import ROOT
 from terminal import hypo, hypo_in_process
 
 from hypocenter.cli.verbs import env
-from hypocenter.config import INSTRUCTIONS, KNOWN
 from hypocenter.device.cpu.instructions import NEEDED
+from hypocenter.environment import INSTRUCTIONS, KNOWN
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from kernel_launch import counts, rows_tensor, tensor, vector_tensor
 
-from hypocenter.config import EngineConfig, trace_bytes
+from hypocenter.config import EngineConfig
 from hypocenter.device import copies, devices
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.tracing import MAX_FIRST, _read, statistics_of
+from hypocenter.environment import trace_bytes
 from hypocenter.errors import UsageError
 from hypocenter.kernels.attention import rope
 from hypocenter.kernels.rowwise import norm

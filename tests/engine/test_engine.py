@@ -305,10 +305,10 @@ def test_a_failing_detokenizer_ends_its_request_only(monkeypatch: pytest.MonkeyP
     engine = fake_engine()
     bad, good = submit(engine, [1, 2]), submit(engine, [3])
 
-    def refuse(token_id: int) -> str:
+    def refuse(token_id: int, *, may_end: bool) -> str:
         raise ValueError(f"no text for {token_id}")
 
-    monkeypatch.setattr(bad._detokenizer, "push", refuse)
+    monkeypatch.setattr(bad._text, "push", refuse)
     drive(engine)
     assert isinstance(bad.error, ValueError)
     assert good.output_ids == expected_output([3], RANDOM, 128, end=False)

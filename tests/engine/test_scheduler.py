@@ -10,6 +10,7 @@ import pytest
 from fake_runner import FakeDetokenizer
 
 from hypocenter.config import SamplingParams
+from hypocenter.engine.answer_text import AnswerText
 from hypocenter.engine.batch import Chunk, make_batch
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import Request, State
@@ -32,7 +33,7 @@ def make_request(request_id: int, num_tokens: int, *, keeps_logits: bool = False
         request_id,
         [100 * request_id + n for n in range(num_tokens)],
         SamplingParams(max_tokens=None),
-        detokenizer=cast(Any, FakeDetokenizer()),
+        text=AnswerText(cast(Any, FakeDetokenizer()), (), None),
         end_ids=frozenset(),
         context_length=10_000,
         keeps_logits=keeps_logits,

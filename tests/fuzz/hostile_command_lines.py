@@ -25,7 +25,7 @@ from terminal import hypo_in_process
 from tiny_gguf import write_tiny
 
 from hypocenter.cli.app import app
-from hypocenter.config import KNOWN
+from hypocenter.environment import KNOWN
 from hypocenter.errors import HypoError
 
 #: Where a right command line has been understood, and work would begin.

@@ -17,6 +17,7 @@ WORDS = frozenset(
     {
         "errors",
         "config",
+        "environment",
         "tensor",
         "dtypes",
         "results",
@@ -25,6 +26,7 @@ WORDS = frozenset(
         "cache_folder",
         "grammar_text",
         "harmony",
+        "thoughts",
         "token_settings",
         "frames",
         "messages",

@@ -18,7 +18,7 @@ from repository import ROOT
 from terminal import hypo_in_process
 
 from hypocenter import errors
-from hypocenter.config import KNOWN
+from hypocenter.environment import KNOWN
 from hypocenter.model.families import FAMILIES
 from hypocenter.tensor import DType
 

@@ -10,10 +10,10 @@ import sys
 import pytest
 from repository import SUPPORT
 
-from hypocenter.config import INSTRUCTIONS
 from hypocenter.device.cpu import lang
 from hypocenter.device.cpu.instructions import NEEDED
 from hypocenter.device.cpu.lang import cpu_features
+from hypocenter.environment import INSTRUCTIONS
 
 CHILD = SUPPORT / "cpu_path_child.py"
 

@@ -10,16 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from hypocenter.cli import interrupt
 from hypocenter.cli.options import EngineOptions, SamplingOptions, naming_options
 from hypocenter.cli.output import emit, say, think
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.errors import AccessRefused
-from hypocenter.harmony import Channels, Spoken, is_spoken_by, split
-from hypocenter.results import Completion
+from hypocenter.results import Completion, Delta
 from hypocenter.wording import count_text
 
 if TYPE_CHECKING:
@@ -85,62 +82,26 @@ def _speed(num_tokens: int, tokens_per_second: float) -> str:
     return f"{count}, {tokens_per_second:.1f} tokens/s"
 
 
-def channels_of(llm: LLM) -> Channels | None:
-    """What tells the channels of a chat's answer apart; None: the model has no channels."""
-    template = llm.chat_template
-    return Channels() if template is not None and is_spoken_by(template.source) else None
+class Shown:
+    """Puts what is for the reader on stdout, and what the model thinks on stderr, with a line end
+    between the two; the latter nowhere if `quiet`."""
 
-
-class ShowApart:
-    """Hands what is for the reader to `show`, and what the model thinks to `show_thought`, with a
-    line end between the two."""
-
-    def __init__(
-        self, channels: Channels, show: Callable[[str], None], show_thought: Callable[[str], None]
-    ) -> None:
-        self._channels, self._show, self._show_thought = channels, show, show_thought
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
         self._is_thinking = False
 
-    def push(self, text: str) -> None:
-        self._put(self._channels.push(text))
-
-    def finish(self) -> None:
-        """What was held back; no more text will follow."""
-        self._put(self._channels.flush())
-        self._end_thought()
-
-    def _put(self, spoken: Spoken) -> None:
-        if spoken.reasoning:
-            self._show_thought(spoken.reasoning)
+    def put(self, piece: Delta) -> None:
+        if piece.reasoning and not self._quiet:
+            think(piece.reasoning)
             self._is_thinking = True
-        if spoken.content:
-            self._end_thought()
-            self._show(spoken.content)
+        if piece.text:
+            self.end_thought()
+            emit(piece.text)
 
-    def _end_thought(self) -> None:
+    def end_thought(self) -> None:
         if self._is_thinking:
-            self._show_thought("\n")
+            think("\n")
         self._is_thinking = False
-
-
-def answer_chat(
-    llm: LLM,
-    token_ids: Sequence[int],
-    params: SamplingParams,
-    progress: ProgressDisplay,
-    stopped: Callable[[], bool] = lambda: False,
-    *,
-    quiet: bool,
-) -> Completion:
-    """As `answer`, of a chat: thoughts go to stderr, or nowhere if `quiet`; the completion has the
-    answer alone for its text."""
-    channels = channels_of(llm)
-    if channels is None:
-        return answer(llm, token_ids, params, progress, stopped)
-    apart = ShowApart(channels, emit, (lambda text: None) if quiet else think)
-    completion = answer(llm, token_ids, params, progress, stopped, apart.push)
-    apart.finish()
-    return msgspec.structs.replace(completion, text=split(completion.text).content)
 
 
 def answer(
@@ -149,16 +110,19 @@ def answer(
     params: SamplingParams,
     progress: ProgressDisplay,
     stopped: Callable[[], bool] = lambda: False,
-    show: Callable[[str], None] = emit,
+    *,
+    is_chat: bool,
+    shown: Shown | None,
 ) -> Completion:
-    """Generate, hand each piece to `show` as it comes, and end early when `stopped` says so.
+    """Generate, have each piece `shown` as it comes, and end early when `stopped` says so.
 
     The display follows the prompt, and a stop waits for one step at most. Raises what the request
     raises.
     """
     engine = llm.engine
     with naming_options(SamplingOptions):
-        request = engine.request(token_ids, params)
+        apart = llm.apart(token_ids, params) if is_chat else None
+        request = engine.request(token_ids, params, apart=apart)
 
     def look() -> None:
         interrupt.raise_held()
@@ -170,15 +134,17 @@ def answer(
     try:
         with contextlib.closing(engine.follow(request, look)) as pieces:
             for piece in pieces:
-                if piece.text:
+                if shown is not None and (piece.text or piece.reasoning):
                     progress.clear()
-                    show(piece.text)
+                    shown.put(piece)
     except AccessRefused as error:
         progress.clear()
         _explain(error)
         raise
     finally:
         progress.clear()
+        if shown is not None:
+            shown.end_thought()
     return request.completion(llm.route())
 
 

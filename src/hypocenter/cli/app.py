@@ -398,7 +398,7 @@ def _take_debug(argv: Sequence[str]) -> tuple[list[str], bool]:
 
 def _prepare(debug: bool) -> bool:
     """Set up logging from the environment; returns whether tracebacks are wanted."""
-    from hypocenter.config import Environment
+    from hypocenter.environment import Environment
 
     if sys.stdout is None:
         raise HypoError("stdout is closed, so what was asked for has nowhere to go")
@@ -416,7 +416,7 @@ def _tell_of_the_dead(tokens: Sequence[str]) -> None:
     """Say once that the run before this one died; the doctor knows, and so does who asks him."""
     if not tokens or tokens[0].startswith("-") or tokens[0] == "doctor" or "--help" in tokens:
         return
-    from hypocenter.config import Environment
+    from hypocenter.environment import Environment
 
     base = Environment.read().run_dir
     if base.is_dir():
@@ -433,7 +433,7 @@ def _record_for_doctor(error: HypoError) -> None:
     """
     if error.exit_code == EXIT_USAGE:
         return
-    from hypocenter.config import Environment
+    from hypocenter.environment import Environment
     from hypocenter.watch import dead_runs
 
     with contextlib.suppress(UsageError):  # of the environment itself, which was told of before

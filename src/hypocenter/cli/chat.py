@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from hypocenter.cli import interrupt
-from hypocenter.cli.answer import answer_chat, as_user, closing_line, system_message
+from hypocenter.cli.answer import Shown, answer, as_user, closing_line, system_message
 from hypocenter.cli.options import message_of
 from hypocenter.cli.output import emit, say
 from hypocenter.cli.progress import ProgressDisplay
@@ -89,8 +89,14 @@ def _answer(
             if len(kept) < len(asked) and len(token_ids) <= llm.context_length:
                 num = len(asked) - len(kept)
                 say(f"the context is full: the oldest {num} messages are left out from now on")
-            completion = answer_chat(
-                llm, token_ids, params, progress, lambda: bool(interrupted), quiet=quiet
+            completion = answer(
+                llm,
+                token_ids,
+                params,
+                progress,
+                lambda: bool(interrupted),
+                is_chat=True,
+                shown=Shown(quiet=quiet),
             )
     except HypoError as error:
         say(message_of(error))

@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from types import FrameType
 
-from hypocenter.config import Environment
+from hypocenter.environment import Environment
 from hypocenter.watch.child import Ended, environment_for
 from hypocenter.watch.fault_text import signal_below
 from hypocenter.wording import signal_name

@@ -16,10 +16,10 @@ import msgspec
 
 from hypocenter.cli.child_run import environment_of, exit_code, how, pass_on
 from hypocenter.cli.output import say
-from hypocenter.config import launch_blocking
 from hypocenter.doctor.diagnosis import Diagnosis, RunMade
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.report_parts import headline, run_text
+from hypocenter.environment import launch_blocking
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Launched, MaskedOff

@@ -6,7 +6,9 @@ Holds spellings and help texts; a value's range is checked where the value lives
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, get_type_hints
@@ -335,6 +337,21 @@ class EngineOptions:
     chat_template_file: Annotated[
         str | None, Parameter(name="--chat-template-file", help="File that holds a template.")
     ] = None
+    chat_template_kwargs: Annotated[
+        str | None,
+        Parameter(
+            name="--chat-template-kwargs",
+            help="Variables of the chat template, as JSON: '{\"enable_thinking\": false}'.",
+        ),
+    ] = None
+    reasoning: Annotated[
+        str,
+        Parameter(
+            name="--reasoning",
+            help="Whether the model thinks before it answers: auto, on, off, or how much: minimal, "
+            "low, medium, high, xhigh. Some models have no choice.",
+        ),
+    ] = _ENGINE["reasoning"]
     device: Annotated[
         str,
         Parameter(name="--device", help="cpu, cuda, hip, or a simulated GPU such as sim:mi300x."),
@@ -365,8 +382,19 @@ class EngineOptions:
             if self.chat_template is not None:
                 raise UsageError("both --chat-template and --chat-template-file; give one")
             fields["chat_template"] = _template_of(file)
+        if (written := self.chat_template_kwargs) is not None:
+            fields["chat_template_kwargs"] = _variables_of(written)
         with naming_options(type(self)):
             return EngineConfig(**fields)
+
+
+def _variables_of(written: str) -> Any:
+    try:
+        return json.loads(written)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"--chat-template-kwargs {shlex.quote(written[:100])} is no JSON: {error}"
+        ) from None
 
 
 def _template_of(path: str) -> str:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from hypocenter.config import MAX_KEY_BYTES, Environment
+from hypocenter.config import MAX_KEY_BYTES
+from hypocenter.environment import Environment
 from hypocenter.errors import UsageError
 
 _SERVER_GROUP = Group("Server", sort_key=1)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from hypocenter.config import launch_blocking
 from hypocenter.device.stream_order import StreamClocks, Ticks, Writes
+from hypocenter.environment import launch_blocking
 from hypocenter.errors import BadSetting
 from hypocenter.package import caller_outside
 from hypocenter.record.recorder import current, open_recorder

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hypocenter.config import trace_bytes
 from hypocenter.device import copies, launch
 from hypocenter.dtypes import Array, bf16_to_f32
+from hypocenter.environment import trace_bytes
 from hypocenter.errors import UsageError
 from hypocenter.record.bundle import Snapshot
 from hypocenter.record.events import Place, Statistics, Values

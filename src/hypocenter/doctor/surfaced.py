@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 
-from hypocenter.config import launch_blocking
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import RootCause
+from hypocenter.environment import launch_blocking
 from hypocenter.record.events import OUTSIDE_PLANS, Place
 from hypocenter.record.fault_record import FaultRecord, MemoryKill
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self, Unpack, overload
@@ -101,6 +101,8 @@ class AsyncLLM:
         self,
         messages: Conversation,
         params: SamplingParams | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, object] | None = None,
         **fields: Unpack[SamplingFields],
     ) -> Completion: ...
     @overload
@@ -108,6 +110,8 @@ class AsyncLLM:
         self,
         messages: Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, object] | None = None,
         **fields: Unpack[SamplingFields],
     ) -> list[Completion]: ...
 
@@ -115,10 +119,14 @@ class AsyncLLM:
         self,
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, object] | None = None,
         **fields: Unpack[SamplingFields],
     ) -> Completion | list[Completion]:
         """As `LLM.chat`."""
-        requests = await asyncio.to_thread(self._llm.chat_requests, messages, params, **fields)
+        make = self._llm.chat_requests
+        kwargs = chat_template_kwargs
+        requests = await asyncio.to_thread(make, messages, params, kwargs, **fields)
         completions = await complete(self._driver, requests)
         return completions[0] if is_one_conversation(messages) else completions
 
@@ -139,12 +147,14 @@ class AsyncLLM:
         self,
         messages: Conversation,
         params: SamplingParams | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, object] | None = None,
         **fields: Unpack[SamplingFields],
     ) -> AsyncStream:
         """Like `chat` for one conversation, piece by piece as in `stream`."""
 
         def make() -> Request:
-            return self._llm.request(self._llm.encode_chat(messages), params, **fields)
+            return self._llm.chat_request(messages, params, chat_template_kwargs, **fields)
 
         return AsyncStream(self._driver, make)
 

@@ -25,6 +25,7 @@ import numpy as np
 from hypocenter.config import SamplingParams
 from hypocenter.device import copies, memory
 from hypocenter.dtypes import Array
+from hypocenter.engine.answer_text import AnswerText
 from hypocenter.engine.arguments import require_in_vocabulary
 from hypocenter.engine.batch import Chunk, make_batch
 from hypocenter.engine.grammar import Grammars
@@ -41,6 +42,7 @@ from hypocenter.results import Completion, Delta, Route
 if TYPE_CHECKING:
     from hypocenter.engine.runner import Runner
     from hypocenter.model.text.tokenizer import Tokenizer
+    from hypocenter.thoughts import AnswerReader
 
 log = logging.getLogger("hypocenter.engine")
 
@@ -239,13 +241,13 @@ class Engine:
         keeps_logits: bool = False,
         cache_salt: str = "",
         output_ids: Sequence[int] = (),
+        apart: AnswerReader | None = None,
     ) -> Request:
         """A request for `submit`, checked. Only those of one `cache_salt` read each other's blocks.
 
         With `output_ids` it goes on behind an answer that was begun elsewhere. Raises
         ContextOverflow and OutOfBlocks for a prompt longer than the context or the whole cache,
-        UsageError for an empty one, an id outside the vocabulary, settings that leave no token, or
-        a form that cannot be read.
+        UsageError for an empty one, an unknown id, no token left, or a form that is none.
         """
         self.require_usable()
         vocab_size, context_length = self.runner.vocab_size, self.runner.context_length
@@ -253,24 +255,22 @@ class Engine:
             raise UsageError("the prompt has no tokens; give it at least one")
         num_tokens = len(prompt_ids) + len(output_ids)
         if num_tokens > context_length:
-            trained_length = self.runner.facts.context_length
-            raise ContextOverflow(num_tokens, context_length, trained_length)
-        num_needed = -(-num_tokens // self.cache.block_size)
-        if num_needed > self.cache.num_blocks:
-            raise OutOfBlocks(num_needed, self.cache.num_blocks, self.cache.num_blocks)
+            raise ContextOverflow(num_tokens, context_length, self.runner.facts.context_length)
+        num_needed, num_blocks = -(-num_tokens // self.cache.block_size), self.cache.num_blocks
+        if num_needed > num_blocks:
+            raise OutOfBlocks(num_needed, num_blocks, num_blocks)
         require_in_vocabulary("prompt", prompt_ids, vocab_size)
         require_in_vocabulary("output", output_ids, vocab_size)
+        digests = BlockDigests(self.cache.block_size, cache_salt)
         return Request(
             next(self._request_ids),
             prompt_ids,
             params,
-            detokenizer=self.tokenizer.detokenizer(at_start=False),
+            text=AnswerText(self.tokenizer.detokenizer(at_start=False), params.stop, apart),
             end_ids=self.tokenizer.end_ids,
             context_length=context_length,
             keeps_logits=keeps_logits,
-            block_digests=(
-                BlockDigests(self.cache.block_size, cache_salt) if self._has_prefix_cache else None
-            ),
+            block_digests=digests if self._has_prefix_cache else None,
             matcher=self._grammars.matcher(params, output_ids),
             rules=token_rules(params, self.tokenizer, vocab_size),
             output_ids=output_ids,

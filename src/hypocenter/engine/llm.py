@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hypocenter.config import (
+    CONSTRAINTS,
     MAX_SEED,
     EngineConfig,
     EngineFields,
     SamplingFields,
     SamplingParams,
-    as_environment_asks,
 )
 from hypocenter.engine.arguments import (
     Conversation,
@@ -34,14 +34,16 @@ from hypocenter.engine.arguments import (
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
 from hypocenter.engine.runner import load_runner
+from hypocenter.environment import as_environment_asks
 from hypocenter.errors import BadSetting, UsageError
 from hypocenter.messages import KeptWeights
 from hypocenter.model.from_name import file_of
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.text.chat import ChatTemplate, load_chat_template
+from hypocenter.model.text.chat import ChatTemplate, load_chat_template, require_variables
 from hypocenter.model.text.tokenizer import Tokenizer, load_tokenizer
 from hypocenter.results import Completion, Delta, Route
 from hypocenter.synonyms import explain_unknown
+from hypocenter.thoughts import PROMPT_END_CHARS, AnswerReader, apart, variables
 
 #: Answers to one prompt in one call.
 MAX_SAMPLES = 4096
@@ -89,6 +91,7 @@ class LLM:
             self._chat_template = load_chat_template(file, self._tokenizer, config.chat_template)
             if self._chat_template is not None:
                 stack.enter_context(self._chat_template)
+            self._template_variables = self._variables_of(config)
             runner = load_runner(file, config, progress, shared, block_memory)
             self._engine = Engine(
                 runner,
@@ -201,6 +204,8 @@ class LLM:
         self,
         messages: Conversation,
         params: SamplingParams | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, object] | None = None,
         **fields: Unpack[SamplingFields],
     ) -> Completion: ...
     @overload
@@ -208,6 +213,8 @@ class LLM:
         self,
         messages: Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, object] | None = None,
         **fields: Unpack[SamplingFields],
     ) -> list[Completion]: ...
 
@@ -215,25 +222,33 @@ class LLM:
         self,
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, object] | None = None,
         **fields: Unpack[SamplingFields],
     ) -> Completion | list[Completion]:
         """Answer a conversation: messages with "role" and "content"; or several, all together.
 
         A content is a text, or parts of text as in OpenAI's API. `params` are as in `generate`.
+        What the model thinks is in the Completion's `reasoning`, and not in its `text`.
+        `chat_template_kwargs` are variables of the template, over those of the configuration.
         Raises UsageError for a model without chat template, TemplateError when the template
         refuses the messages, and what `generate` raises.
         """
-        completions = self._engine.complete(self.chat_requests(messages, params, **fields))
+        requests = self.chat_requests(messages, params, chat_template_kwargs, **fields)
+        completions = self._engine.complete(requests)
         return completions[0] if is_one_conversation(messages) else completions
 
     def stream_chat(
         self,
         messages: Conversation,
         params: SamplingParams | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, object] | None = None,
         **fields: Unpack[SamplingFields],
     ) -> Generator[Delta, None, Completion]:
         """Like `chat` for one conversation, piece by piece as in `stream`."""
-        return self._engine.follow(self.request(self.encode_chat(messages), params, **fields))
+        kwargs = chat_template_kwargs
+        return self._engine.follow(self.chat_request(messages, params, kwargs, **fields))
 
     def logits(self, prompt: Prompt) -> npt.NDArray[np.float32]:
         """The logits after each token of the prompt, f32 [num_tokens, vocab_size].
@@ -246,7 +261,9 @@ class LLM:
         self._engine.complete([request])
         return np.concatenate(request.logits)
 
-    def encode_chat(self, messages: Conversation) -> list[int]:
+    def encode_chat(
+        self, messages: Conversation, chat_template_kwargs: Mapping[str, object] | None = None
+    ) -> list[int]:
         """The token ids of a conversation, up to where the answer begins.
 
         Control tokens are recognised in the template's own text only, never in what the messages
@@ -258,7 +275,12 @@ class LLM:
                 f"{self._path} has no chat template, so it cannot chat; continue a text instead"
             )
         ids: list[int] = []
-        for text, from_template in self._chat_template.render_parts(messages):
+        variables = self._template_variables
+        if chat_template_kwargs is not None:
+            require_variables(chat_template_kwargs)
+            variables = {**variables, **chat_template_kwargs}
+        parts = self._chat_template.render_parts(messages, variables=variables)
+        for text, from_template in parts:
             ids += self._tokenizer.encode(text, add_special=False, parse_special=from_template)
         bos_id = self._tokenizer.bos_id
         # Most templates write the BOS themselves; it must stand there once.
@@ -315,6 +337,7 @@ class LLM:
         self,
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
         **fields: Unpack[SamplingFields],
     ) -> list[Request]:
         """The checked requests of `chat`."""
@@ -324,8 +347,41 @@ class LLM:
         requests = []
         for place, (conversation, given) in enumerate(zip(conversations, each, strict=True)):
             with noting_place("conversation", place, len(conversations)):
-                requests.append(self.request(self.encode_chat(conversation), given, **fields))
+                kwargs = chat_template_kwargs
+                requests.append(self.chat_request(conversation, given, kwargs, **fields))
         return requests
+
+    def chat_request(
+        self,
+        messages: Conversation,
+        params: SamplingParams | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        **fields: Unpack[SamplingFields],
+    ) -> Request:
+        """The checked request of `chat` for one conversation."""
+        given = with_fields("params", params, SamplingParams, fields)
+        ids = self.encode_chat(messages, chat_template_kwargs)
+        return self._engine.request(ids, given, apart=self.apart(ids, given))
+
+    def apart(self, prompt_ids: Sequence[int], params: SamplingParams) -> AnswerReader | None:
+        """What tells thoughts from the answer to these token ids of a conversation."""
+        if self._chat_template is None:
+            return None
+        end = self._tokenizer.decode(prompt_ids[-PROMPT_END_CHARS:], skip_special=False)
+        has_form = any(getattr(params, name) for name in CONSTRAINTS)
+        return apart(self._chat_template.source, end, is_held_to_a_form=has_form)
+
+    def _variables_of(self, config: EngineConfig) -> dict[str, object]:
+        """What the template is told in each conversation; raises UsageError for what it knows not.
+
+        A model without a template has no use for them.
+        """
+        given = dict(config.chat_template_kwargs or {})
+        if self._chat_template is None:
+            return {}
+        told = variables(self._chat_template.source, config.reasoning) | given
+        self._chat_template.check_variables(told)
+        return told
 
     def close(self) -> None:
         """Give everything back; requests that still run end with an error. May be called twice.

@@ -18,17 +18,17 @@ import numpy.typing as npt
 
 from hypocenter.config import SamplingParams
 from hypocenter.engine.kv_cache import BlockDigests
-from hypocenter.engine.stop_strings import StopStrings
 from hypocenter.engine.token_rules import TokenRules, ending_ids
 from hypocenter.errors import as_exception
+from hypocenter.harmony import NOTHING, Spoken
 from hypocenter.kernels.sampling.draw import columns_of, has_penalties
 from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.record.recorder import current
 from hypocenter.results import Completion, Delta, Route, Timings, TokenLogprob
 
 if TYPE_CHECKING:
+    from hypocenter.engine.answer_text import AnswerText
     from hypocenter.engine.grammar import Matcher
-    from hypocenter.model.text.tokenizer import Detokenizer
 
 
 class State(enum.Enum):
@@ -65,7 +65,7 @@ class Request:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         *,
-        detokenizer: Detokenizer,
+        text: AnswerText,
         end_ids: frozenset[int],
         context_length: int,
         keeps_logits: bool = False,
@@ -105,18 +105,17 @@ class Request:
         self._block_digests = block_digests
         self._end_ids = ending_ids(params, end_ids)
         self._context_length = context_length
-        self._detokenizer = detokenizer
-        self._stop_strings = StopStrings(params.stop)
+        self._text = text
         self._digest: KeyedDigest | None = None
         self._num_digested = 0
-        self._text: list[str] = []
+        self._sent: list[Spoken] = []
         self._num_prompt_tokens = 0
         self._started: float | None = None
         self._first_token: float | None = None
         self._last_token = 0.0
         for token_id in output_ids:
             self._take(token_id)
-            self._text.append(self._push(token_id)[0])
+            self._sent.append(self._push(token_id)[0])
         self._num_sent = self._num_resumed = len(self.output_ids)
 
     @property
@@ -242,15 +241,15 @@ class Request:
         if token_id in self._end_ids:
             self.finish("stop")
             return
-        text, stopped = self._push(token_id)
+        spoken, stopped = self._push(token_id)
         if stopped:
-            self._send(text, "stop")
+            self._send(spoken, "stop")
         elif is_whole:
-            self.finish("stop", text)
+            self.finish("stop", spoken)
         elif self.is_full:
-            self.finish("length", text)
-        elif text:
-            self._send(text, None)
+            self.finish("length", spoken)
+        elif spoken != NOTHING:
+            self._send(spoken, None)
 
     def _take(self, token_id: int) -> None:
         self.token_ids.append(token_id)
@@ -258,23 +257,19 @@ class Request:
         if has_penalties(self.params):
             self.output_counts[token_id] = self.output_counts.get(token_id, 0) + 1
 
-    def _push(self, token_id: int) -> tuple[str, bool]:
+    def _push(self, token_id: int) -> tuple[Spoken, bool]:
         """The text that may be sent with a token, and whether a stop string ended it."""
-        text = self._detokenizer.push(token_id)
-        return self._stop_strings.push(text, may_end=self._may_end)
+        return self._text.push(token_id, may_end=self._may_end)
 
     @property
     def _may_end(self) -> bool:
         """Whether text of the last token may complete a stop string."""
         return len(self.output_ids) > self.params.min_tokens
 
-    def finish(self, reason: str, text: str = "") -> None:
-        """End with `reason`, after `text` and whatever is still held back."""
-        text_left = self._detokenizer.flush()
-        more, stopped = self._stop_strings.push(text_left, may_end=self._may_end)
-        if not stopped:
-            more += self._stop_strings.flush()
-        self._send(text + more, "stop" if stopped else reason)
+    def finish(self, reason: str, spoken: Spoken = NOTHING) -> None:
+        """End with `reason`, after `spoken` and whatever is still held back."""
+        left, stopped = self._text.flush(may_end=self._may_end)
+        self._send(spoken + left, "stop" if stopped else reason)
 
     def fail(self, error: Exception) -> None:
         """End with an error of its own; the owner raises it."""
@@ -286,7 +281,7 @@ class Request:
         """What became of the request, which must be done and without error."""
         assert self.finish_reason is not None, self.state
         return Completion(
-            text="".join(self._text),
+            text="".join(spoken.content for spoken in self._sent),
             token_ids=tuple(self.output_ids),
             prompt_token_ids=self.prompt_ids,
             finish_reason=self.finish_reason,
@@ -295,6 +290,7 @@ class Request:
             route=route,
             logprobs=self._logprobs_from(0),
             prompt_logprobs=self.all_prompt_logprobs,
+            reasoning="".join(spoken.reasoning for spoken in self._sent),
         )
 
     def timings(self) -> Timings:
@@ -313,13 +309,15 @@ class Request:
         start = max(start - self._num_resumed, 0)
         return None if self.params.logprobs is None else tuple(self.logprobs[start:])
 
-    def _send(self, text: str, finish_reason: str | None) -> None:
+    def _send(self, spoken: Spoken, finish_reason: str | None) -> None:
         token_ids = tuple(self.output_ids[self._num_sent :])
         logprobs = self._logprobs_from(self._num_sent)
         self._num_sent = len(self.output_ids)
-        self._text.append(text)
+        self._sent.append(spoken)
         self.finish_reason = finish_reason
-        self.deltas.append(Delta(text, token_ids, finish_reason, logprobs))
+        self.deltas.append(
+            Delta(spoken.content, token_ids, finish_reason, logprobs, spoken.reasoning)
+        )
         if finish_reason is not None:
             self._record_answer()
             self.state = State.DONE  # last: whoever sees it finds everything else in place

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from hypocenter.config import Environment
 from hypocenter.device.limits import GpuLimits, present_gpu
+from hypocenter.environment import Environment
 from hypocenter.foreign.argument_facts import INTERPRETER, device_and_stream, mark_undefined
 from hypocenter.foreign.caller import caller_of_now
 from hypocenter.foreign.graph_hooks import GraphWatch

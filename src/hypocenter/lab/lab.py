@@ -18,13 +18,14 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from hypocenter.config import EngineConfig, Environment
+from hypocenter.config import EngineConfig
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.backend import Backend
 from hypocenter.dtypes import TORCH_NAMES, Int32s
 from hypocenter.engine import runner as runner_module
 from hypocenter.engine.batch import Batch
 from hypocenter.engine.runner import Runner
+from hypocenter.environment import Environment
 from hypocenter.errors import UsageError
 from hypocenter.kernels.contract import Contract
 from hypocenter.lab.model import model_path

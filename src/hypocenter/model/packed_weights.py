@@ -29,9 +29,9 @@ import msgspec
 import numpy as np
 
 from hypocenter.cache_folder import private_folder
-from hypocenter.config import Environment
 from hypocenter.device.cpu.code_cache import source_hash
 from hypocenter.dtypes import Array
+from hypocenter.environment import Environment
 from hypocenter.kernels.weights import packing
 from hypocenter.kernels.weights.row_groups import side_by_side
 from hypocenter.model.gguf.file import GGUFFile

@@ -11,7 +11,7 @@ import functools
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hypocenter.config import launch_blocking
+from hypocenter.environment import launch_blocking
 from hypocenter.errors import UsageError
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import (

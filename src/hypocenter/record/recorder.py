@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary, ref
 import msgspec
 import numpy as np
 
-from hypocenter.config import Environment
+from hypocenter.environment import Environment
 from hypocenter.errors import (
     BadModelFile,
     CopyRejected,

@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO
 
-from hypocenter.config import relevant_variables
+from hypocenter.environment import relevant_variables
 from hypocenter.record import ring
 from hypocenter.record.run_records import ProcessRecord
 

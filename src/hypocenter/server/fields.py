@@ -19,6 +19,7 @@ from hypocenter.config import MAX_LOGPROBS, SamplingParams
 from hypocenter.errors import BadSetting, ContextOverflow, UsageError
 from hypocenter.messages import NO_REQUEST, Failed, ServedModel
 from hypocenter.server.api_error import ApiError, error_of
+from hypocenter.thoughts import EFFORTS, apart, variables
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 512
@@ -106,6 +107,9 @@ class CompletionBody(_Body, kw_only=True):
 
 class ChatBody(_Body, kw_only=True):
     messages: list[dict[str, Any]]
+    #: Variables of the template, as in vLLM and llama-server.
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -117,7 +121,6 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
     "function_call": ("none",),
     "functions": ([],),
     "guided_choice": (),
@@ -128,7 +131,6 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "prompt_embeds": (),
-    "reasoning_effort": ("none",),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -222,6 +224,27 @@ def chat_params(body: ChatBody) -> SamplingParams:
         max_tokens=limits.pop() if limits else None,
         logprobs=(num_top or 0) if body.logprobs else None,
     )
+
+
+def template_variables(body: ChatBody, chat_template: str) -> dict[str, Any] | None:
+    """What the template is told beside the messages. Raises ApiError for an effort it has not."""
+    told: dict[str, Any] = {}
+    effort = body.reasoning_effort
+    if effort is not None and effort not in EFFORTS:
+        raise ApiError(
+            400,
+            f"reasoning_effort is {effort[:100]!r}, but must be one of {', '.join(EFFORTS)}",
+            param="reasoning_effort",
+        )
+    # A model without thoughts has none to leave out.
+    if effort is not None and (effort != "none" or apart(chat_template, "") is not None):
+        try:
+            told = variables(chat_template, "off" if effort == "none" else effort)
+        except BadSetting as error:
+            raise ApiError(
+                400, f"reasoning_effort is {effort!r}, but {error.limit}", param="reasoning_effort"
+            ) from error
+    return told | (body.chat_template_kwargs or {}) or None
 
 
 def num_choices(body: CompletionBody | ChatBody) -> int:

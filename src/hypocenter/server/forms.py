@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from hypocenter.harmony import Channels, Spoken, split
+from hypocenter.messages import Piece
 from hypocenter.results import TokenLogprob, TopLogprob
 from hypocenter.server.answers import (
     AnswerTimings,
@@ -45,12 +45,10 @@ class CompletionForm:
         """What is sent before anything was generated."""
         return None
 
-    def chunk(
-        self, choice: Choice, text: str, logprobs: Sequence[TokenLogprob], *, is_first: bool
-    ) -> TextCompletion:
+    def chunk(self, choice: Choice, news: Piece, *, is_first: bool) -> TextCompletion:
         prompt = self._prompt(choice) if is_first else ""
-        found = self._logprobs(choice, logprobs, is_first=is_first)
-        return self._chunk([self._choice(choice, prompt + text, found)])
+        found = self._logprobs(choice, news.logprobs or (), is_first=is_first)
+        return self._chunk([self._choice(choice, prompt + news.text, found)])
 
     def usage_chunk(self, timings: AnswerTimings) -> TextCompletion:
         chunk = self._chunk([])
@@ -104,16 +102,10 @@ class CompletionForm:
 
 
 class ChatForm:
-    """Answers of a conversation. `in_channels`: they are in the harmony format, and what the model
-    thinks is told apart."""
+    """Answers of a conversation, with what the model thought beside them."""
 
-    def __init__(self, inquiry: Inquiry, model: str, *, in_channels: bool = False) -> None:
+    def __init__(self, inquiry: Inquiry, model: str) -> None:
         self._inquiry, self._model = inquiry, model
-        #: Of a stream, by the index of the choice.
-        self._channels: dict[int, Channels] = {}
-        self._in_channels = in_channels
-        if in_channels:
-            self._channels = {choice.index: Channels() for choice in inquiry.choices}
 
     def answer(self, timings: AnswerTimings) -> ChatCompletion:
         """All choices as they ended."""
@@ -125,7 +117,7 @@ class ChatForm:
             choices=[
                 ChatChoice(
                     choice.index,
-                    self._message("".join(choice.text)),
+                    self._message(choice),
                     self._logprobs(choice, choice.logprobs),
                     choice.finish_reason,
                 )
@@ -138,22 +130,17 @@ class ChatForm:
     def opening(self, choice: Choice) -> ChatChunk | None:
         return self._chunk([self._choice(choice, ChatDelta(role="assistant", content=""))])
 
-    def chunk(
-        self, choice: Choice, text: str, logprobs: Sequence[TokenLogprob], *, is_first: bool
-    ) -> ChatChunk:
-        delta = ChatDelta(content=text)
-        if self._in_channels:
-            delta = _delta_of(self._channels[choice.index].push(text))
+    def chunk(self, choice: Choice, news: Piece, *, is_first: bool) -> ChatChunk:
+        delta = ChatDelta(content=news.text)
+        if news.reasoning:
+            delta = ChatDelta(content=news.text or UNSET, reasoning_content=news.reasoning)
         piece = self._choice(choice, delta)
-        piece.logprobs = self._logprobs(choice, logprobs)
+        piece.logprobs = self._logprobs(choice, news.logprobs or ())
         return self._chunk([piece])
 
     def closing(self, choice: Choice) -> ChatChunk:
         """What is sent behind the last piece."""
-        delta = ChatDelta()
-        if self._in_channels:
-            delta = _delta_of(self._channels[choice.index].flush())
-        last = self._choice(choice, delta)
+        last = self._choice(choice, ChatDelta())
         last.finish_reason = choice.finish_reason
         return self._chunk([last])
 
@@ -162,14 +149,9 @@ class ChatForm:
         chunk.usage, chunk.timings = self._inquiry.usage(), timings
         return chunk
 
-    def _message(self, text: str) -> ChatMessage:
-        if not self._in_channels:
-            return ChatMessage("assistant", text)
-        spoken = split(text)
-        message = ChatMessage("assistant", spoken.content)
-        if spoken.reasoning:
-            message.reasoning_content = spoken.reasoning
-        return message
+    def _message(self, choice: Choice) -> ChatMessage:
+        thought = "".join(choice.reasoning)
+        return ChatMessage("assistant", "".join(choice.text), reasoning_content=thought or UNSET)
 
     def _choice(self, choice: Choice, delta: ChatDelta) -> ChatChunkChoice:
         return ChatChunkChoice(choice.index, delta, None, None)
@@ -189,10 +171,6 @@ class ChatForm:
                 for token in logprobs
             ]
         )
-
-
-def _delta_of(spoken: Spoken) -> ChatDelta:
-    return ChatDelta(content=spoken.content or UNSET, reasoning_content=spoken.reasoning or UNSET)
 
 
 AnswerForm = CompletionForm | ChatForm

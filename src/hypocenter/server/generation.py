@@ -31,6 +31,7 @@ class Generation:
     prompt: str | tuple[int, ...] = ""
     messages: tuple[dict[str, Any], ...] | None = None
     cache_salt: str = ""
+    template_variables: dict[str, Any] | None = None
     #: Is handed everything that a worker says of it, in order.
     listener: Callable[[Generation, WorkerEvent], None] | None = None
     prompt_ids: tuple[int, ...] | None = None
@@ -55,6 +56,8 @@ class Generation:
             None if is_known else self.messages,
             tuple(self.output_ids),
             self.cache_salt,
+            is_chat=self.messages is not None,
+            template_variables=None if is_known else self.template_variables,
         )
 
     def take(self, event: WorkerEvent) -> None:

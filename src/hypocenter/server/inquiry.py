@@ -33,6 +33,7 @@ class Choice:
     generation: Generation
     prompt_pieces: tuple[bytes, ...] = ()
     text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     ending: Ending | None = None
@@ -66,6 +67,7 @@ class Inquiry:
         params: SamplingParams,
         num_choices: int,
         cache_salt: str,
+        template_variables: dict[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.created = int(time.time())
@@ -86,6 +88,7 @@ class Inquiry:
                     prompt="" if is_chat else prompt,
                     messages=prompt if is_chat else None,
                     cache_salt=cache_salt,
+                    template_variables=template_variables,
                 )
                 choice = Choice(len(self.choices), generation)
                 generation.listener = self._listener(choice)
@@ -149,6 +152,7 @@ class Inquiry:
             if not choice.text and choice.index % self.num_choices == 0:
                 self._submit_others(choice)
             choice.text.append(event.text)
+            choice.reasoning.append(event.reasoning)
             choice.logprobs += event.logprobs or ()
             choice.prompt_logprobs = choice.prompt_logprobs or event.prompt_logprobs
             choice.ending = event.ending
@@ -208,6 +212,7 @@ def _join(first: WorkerEvent, then: WorkerEvent) -> Piece | None:
         logprobs,
         first.prompt_logprobs or then.prompt_logprobs,
         then.ending,
+        first.reasoning + then.reasoning,
     )
 
 

@@ -15,7 +15,6 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from hypocenter.harmony import is_spoken_by
 from hypocenter.messages import Ask, Failed, ServedModel, Told
 from hypocenter.package import version
 from hypocenter.server.answers import AnswerTimings, ChoiceState, RequestState
@@ -29,6 +28,7 @@ from hypocenter.server.fields import (
     num_choices,
     prompts_of,
     read_body,
+    template_variables,
 )
 from hypocenter.server.forms import AnswerForm, ChatForm, CompletionForm
 from hypocenter.server.inquiry import Inquiry, new_name
@@ -155,10 +155,9 @@ async def chat(request: Request) -> Response:
     if not body.messages:
         raise ApiError(400, "messages is empty; give at least one", param="messages")
     params = chat_params(body)
-    inquiry = _inquire(service, "chatcmpl", [messages_of(body.messages)], params, body)
-    in_channels = is_spoken_by(service.facts.chat_template)
-    form = ChatForm(inquiry, model, in_channels=in_channels)
-    return await _respond(request, service, inquiry, form, body, unknown)
+    told = template_variables(body, service.facts.chat_template)
+    inquiry = _inquire(service, "chatcmpl", [messages_of(body.messages)], params, body, told)
+    return await _respond(request, service, inquiry, ChatForm(inquiry, model), body, unknown)
 
 
 def _inquire(
@@ -167,6 +166,7 @@ def _inquire(
     prompts: list[Any],
     params: Any,
     body: CompletionBody | ChatBody,
+    variables: dict[str, Any] | None = None,
 ) -> Inquiry:
     salt = body.cache_salt or ""
     if len(salt) > _MAX_SALT_CHARS:
@@ -182,7 +182,7 @@ def _inquire(
             param="n",
         )
     service.require_room(len(prompts) * num)
-    return Inquiry(service.supervisor, new_name(prefix), prompts, params, num, salt)
+    return Inquiry(service.supervisor, new_name(prefix), prompts, params, num, salt, variables)
 
 
 async def _respond(
@@ -239,10 +239,10 @@ async def _stream(
             begun.add(choice.index)
             # A completion's last piece says itself how it ended.
             closing = form if piece.ending and isinstance(form, ChatForm) else None
-            if piece.text or is_first or closing is None or piece.logprobs:
-                yield _line(form.chunk(choice, piece.text, piece.logprobs or (), is_first=is_first))
+            says = piece.text or piece.reasoning or piece.logprobs
+            if says or is_first or closing is None:
+                yield _line(form.chunk(choice, piece, is_first=is_first))
             if closing is not None:
-                # Made behind the last text: it gives what no mark came of.
                 yield _line(closing.closing(choice))
             if piece.ending:
                 _count(service, inquiry, choice.index)

@@ -46,6 +46,7 @@ class DetokenizeBody(msgspec.Struct):
 
 class TemplateBody(msgspec.Struct):
     messages: list[dict[str, Any]]
+    chat_template_kwargs: dict[str, Any] | None = None
     model: str = ""
 
 
@@ -158,7 +159,11 @@ async def tokenizer_info(request: Request) -> Response:
 
 async def apply_template(request: Request) -> Response:
     body = await _read(request, TemplateBody)
-    told = await ask_worker(service_of(request), messages=messages_of(body.messages))
+    told = await ask_worker(
+        service_of(request),
+        messages=messages_of(body.messages),
+        template_variables=body.chat_template_kwargs,
+    )
     return json_response(answers.FilledTemplate(told.text, told.token_ids))
 
 

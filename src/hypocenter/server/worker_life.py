@@ -20,7 +20,8 @@ from pathlib import Path
 import msgspec
 
 from hypocenter import package
-from hypocenter.config import SECRET, EngineConfig, Environment
+from hypocenter.config import EngineConfig
+from hypocenter.environment import SECRET, Environment
 from hypocenter.frames import LENGTH_BYTES, as_frame, body_bytes
 from hypocenter.messages import MAX_FRAME_BYTES, KeptWeights, Prepare, Start, ToServer
 from hypocenter.record import ring

@@ -142,13 +142,15 @@ class ModelWorker:
             prompt_ids = (
                 self._llm.encode(message.prompt)
                 if message.messages is None
-                else self._llm.encode_chat(message.messages)
+                else self._llm.encode_chat(message.messages, message.template_variables)
             )
+            apart = self._llm.apart(prompt_ids, message.params) if message.is_chat else None
             request = self._llm.engine.request(
                 prompt_ids,
                 message.params,
                 cache_salt=message.cache_salt,
                 output_ids=message.output_ids,
+                apart=apart,
             )
         except OWN_ERRORS as error:
             self._outbox.put(_failure(message.id, error))
@@ -173,7 +175,7 @@ class ModelWorker:
         tokenizer = self._llm.tokenizer
         try:
             if message.messages is not None:
-                ids = self._llm.encode_chat(message.messages)
+                ids = self._llm.encode_chat(message.messages, message.template_variables)
             elif message.text is not None:
                 ids = tokenizer.encode(
                     message.text,
@@ -221,6 +223,7 @@ class ModelWorker:
                     delta.logprobs,
                     self._prompt_logprobs.pop(number, None),
                     ending_of(request) if delta.finish_reason is not None else None,
+                    delta.reasoning,
                 )
             )
         if done:

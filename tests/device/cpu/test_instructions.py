@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from hypocenter.config import INSTRUCTIONS
 from hypocenter.device.cpu import lang
 from hypocenter.device.cpu.instructions import NEEDED, fastest, limit_features
 from hypocenter.device.cpu.lang import instruction_set
+from hypocenter.environment import INSTRUCTIONS
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import msgspec
 
 from hypocenter.cache_folder import folder_bytes, private_folder
 from hypocenter.cli.output import show, show_json
-from hypocenter.config import Environment
+from hypocenter.environment import Environment
 
 #: Folders of the cache whose content is made anew when it is needed.
 _MADE_ANEW = {

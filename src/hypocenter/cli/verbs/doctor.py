@@ -24,7 +24,6 @@ from hypocenter.cli.new_file import check_new_file, write_new_file
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.tool_options import DoctorOptions
-from hypocenter.config import Environment
 from hypocenter.doctor.diagnosis import Diagnosis
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.markdown import report_markdown
@@ -32,6 +31,7 @@ from hypocenter.doctor.page.page import report_html
 from hypocenter.doctor.page.trace_events import trace_json
 from hypocenter.doctor.report import report_text
 from hypocenter.doctor.report_parts import Origin, headline
+from hypocenter.environment import Environment
 from hypocenter.errors import (
     EXIT_ERROR,
     EXIT_FAULT,

@@ -19,7 +19,7 @@ from typing import Any
 from hypocenter import package
 from hypocenter.cli.machine import cpu, gpu_vendors, memory
 from hypocenter.cli.output import show, show_json
-from hypocenter.config import FOREIGN_PREFIXES, FOREIGN_VARIABLES, KNOWN, Environment
+from hypocenter.environment import FOREIGN_PREFIXES, FOREIGN_VARIABLES, KNOWN, Environment
 
 DEPENDENCIES = (
     "numpy", "numba", "llvmlite", "tbb", "tokenizers", "llguidance", "jinja2", "msgspec",

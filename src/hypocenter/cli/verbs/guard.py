@@ -19,7 +19,6 @@ from hypocenter.cli.child_run import (
     pass_on,
 )
 from hypocenter.cli.output import say, show, show_json
-from hypocenter.config import Environment
 from hypocenter.doctor.guard_findings import GuardFinding, guard_findings
 from hypocenter.doctor.guard_report import (
     GuardReport,
@@ -28,6 +27,7 @@ from hypocenter.doctor.guard_report import (
     report_text,
     summary,
 )
+from hypocenter.environment import Environment
 from hypocenter.errors import EXIT_ERROR, EXIT_GATE, EXIT_OK, UsageError
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle

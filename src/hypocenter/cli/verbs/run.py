@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hypocenter.cli.answer import (
+    Shown,
     answer,
-    answer_chat,
     as_user,
-    channels_of,
     closing_line,
     open_llm,
     system_message,
@@ -25,7 +24,6 @@ from hypocenter.cli.output import emit, say, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.errors import UsageError
-from hypocenter.harmony import split
 from hypocenter.model.gguf.file import require_file
 from hypocenter.results import Completion
 
@@ -76,7 +74,8 @@ def run(
         if as_json:
             _print_object(llm, path, token_ids, params, progress, is_chat=text is None)
         elif text is None:
-            completion = answer_chat(llm, token_ids, params, progress, quiet=quiet)
+            shown = Shown(quiet=quiet)
+            completion = answer(llm, token_ids, params, progress, is_chat=True, shown=shown)
             _print_end(completion, quiet=quiet)
         else:
             _print_answer(llm, text, token_ids, params, progress, quiet=quiet)
@@ -139,7 +138,8 @@ def _print_answer(
     if sys.stdout and sys.stdout.isatty() and sys.stderr.isatty():
         progress.clear()
         print(text, end="", file=sys.stderr, flush=True)
-    _print_end(answer(llm, token_ids, params, progress), quiet=quiet)
+    completion = answer(llm, token_ids, params, progress, is_chat=False, shown=Shown(quiet=quiet))
+    _print_end(completion, quiet=quiet)
 
 
 def _print_end(completion: Completion, *, quiet: bool) -> None:
@@ -157,13 +157,8 @@ def _print_object(
     *,
     is_chat: bool,
 ) -> None:
-    """Of a chat in channels the text is that for the reader, and what was thought stands beside."""
-    completion = answer(llm, token_ids, params, progress, show=lambda text: None)
-    value = as_object(path, completion)
-    if is_chat and channels_of(llm) is not None:
-        spoken = split(completion.text)
-        value |= {"text": spoken.content, "reasoning": spoken.reasoning}
-    show_json(value)
+    completion = answer(llm, token_ids, params, progress, is_chat=is_chat, shown=None)
+    show_json(as_object(path, completion))
 
 
 def _decode(data: bytes, source: str) -> str:

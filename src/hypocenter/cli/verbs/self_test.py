@@ -17,9 +17,9 @@ import msgspec
 from hypocenter.cli.child_run import environment_of
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.tool_options import DoctorOptions
-from hypocenter.config import Environment
 from hypocenter.doctor.diagnosis import Diagnosis, RootCause
 from hypocenter.doctor.doctor import diagnose
+from hypocenter.environment import Environment
 from hypocenter.errors import EXIT_GATE, MissingPackage, UsageError
 from hypocenter.package import module_command
 from hypocenter.record import bundle as bundles

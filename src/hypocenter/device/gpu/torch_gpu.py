@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.config import launch_blocking
 from hypocenter.device.arrays import AnyArray, is_host
 from hypocenter.device.backend import Bytes
 from hypocenter.device.gpu.errors import failed_launch, launch_failure, runtime_fault
@@ -27,6 +26,7 @@ from hypocenter.device.gpu.presence import find_gpu
 from hypocenter.device.gpu.sharing import Foreign, SharingDriver
 from hypocenter.device.graph import CaptureWatch, Graph, Graphs
 from hypocenter.device.limits import GpuLimits, present_gpu
+from hypocenter.environment import launch_blocking
 from hypocenter.errors import (
     DeviceFault,
     HypoError,

@@ -6,15 +6,18 @@ Holds no jinja2 (that is in `chat_worker.py`) and no token ids: the tokenizer en
 from __future__ import annotations
 
 import difflib
+import functools
+import json
 import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hypocenter.errors import BadSetting, TemplateError, UsageError
 from hypocenter.model.text.chat_process import RenderProcess, TemplateLimits
 from hypocenter.model.text.control_tokens import ControlTexts, put_back, split, stand_ins
+from hypocenter.thoughts import names
 
 if TYPE_CHECKING:
     from hypocenter.model.gguf.file import GGUFFile
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_MESSAGES = 4096
 MAX_TEXT_BYTES = 16 << 20
+MAX_VARIABLE_BYTES = 64 << 10
 KEY = "tokenizer.chat_template"
 #: What CHATML asks for, which many models know that bring no template: https://github.com/openai/
 #: openai-python/blob/release-v0.28.0/chatml.md describes it.
@@ -34,6 +38,26 @@ Message = Mapping[str, object]
 #: Roles may end up inside a control token (`<|user|>`), so they cannot be any text.
 ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}", re.ASCII)
 
+#: Of an assistant's message: what it thought. Some templates show a model what it thought before.
+_THOUGHT = "reasoning_content"
+_FIELDS = frozenset({"role", "content", _THOUGHT})
+_VARIABLE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
+#: Variables that are set here.
+_OURS = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
+)
+#: What templates of known models read: named where another one is asked for.
+_KNOWN_VARIABLES = {
+    "clear_thinking",
+    "custom_instructions",
+    "date_string",
+    "enable_thinking",
+    "model_identity",
+    "preserve_thinking",
+    "reasoning_effort",
+    "thinking",
+    "thinking_budget",
+}
 #: Roles that templates know; what is nearly one of them is a slip, others are a template's own.
 _ROLES = ("system", "developer", "user", "assistant", "model", "tool", "function", "ipython")
 
@@ -80,6 +104,7 @@ class ChatTemplate:
         self.source = source
         self.name = name
         self._control = ControlTexts(control_texts)
+        self._names = names(source)
         self._process = RenderProcess(
             f"chat template {name!r}",
             source,
@@ -87,19 +112,34 @@ class ChatTemplate:
             limits or TemplateLimits(),
         )
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
         """The prompt text; each message has a `role` and a `content`, as `check_messages` says.
+
+        `variables` are others that the template reads, such as `enable_thinking`.
 
         Control tokens that a user typed look like the template's own in this text; encode
         `render_parts` instead where messages are not trusted.
-        Raises UsageError for messages that are none, TemplateError when the template fails.
+        Raises UsageError for messages that are none and variables that the template does not read,
+        TemplateError when the template fails.
         """
         return self._process.render(
-            check_messages(messages), add_generation_prompt=add_generation_prompt
+            check_messages(messages),
+            add_generation_prompt=add_generation_prompt,
+            variables=self.check_variables({} if variables is None else variables),
         )
 
     def render_parts(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
     ) -> list[tuple[str, bool]]:
         """The text of `render` in parts (text, is_template).
 
@@ -110,22 +150,30 @@ class ChatTemplate:
         when the template rewrites messages so that it cannot be told apart.
         """
         checked = check_messages(messages)
-        plain = self._process.render(checked, add_generation_prompt=add_generation_prompt)
+        render = functools.partial(
+            self._process.render,
+            add_generation_prompt=add_generation_prompt,
+            variables=self.check_variables({} if variables is None else variables),
+        )
+        plain = render(checked)
         occurrences = self._control.occurrences(plain)
         if not occurrences:
             return [(plain, True)]
-        contents = [message["content"] for message in checked]
         for characters in self._control.choices:
-            table = stand_ins(characters, [plain, self.source, *contents])
-            translated = [content.translate(table) for content in contents]
-            if translated == contents:
-                return [(plain, True)]
+            texts = [text for message in checked for text in message.values()]
+            table = stand_ins(characters, [plain, self.source, *texts])
+            # A role is no text: templates tell messages apart by it.
             changed = [
-                {**message, "content": content}
-                for message, content in zip(checked, translated, strict=True)
+                {
+                    name: text if name == "role" else text.translate(table)
+                    for name, text in message.items()
+                }
+                for message in checked
             ]
+            if changed == checked:
+                return [(plain, True)]
             try:
-                marked = self._process.render(changed, add_generation_prompt=add_generation_prompt)
+                marked = render(changed)
             except TemplateError:
                 continue  # it renders the real messages, so it reacts to these characters
             if put_back(marked, table) == plain:
@@ -135,6 +183,24 @@ class ChatTemplate:
             "be told from its own; remove texts such as "
             f"{plain[slice(*occurrences[0])]!r} and markup from the messages"
         )
+
+    def check_variables(self, variables: Mapping[str, object]) -> dict[str, Any]:
+        """Plain copies; raises UsageError for a name that the template does not read, or a value
+        that is no JSON, too long or holds a control token."""
+        require_variables(variables)
+        if unknown := sorted(set(variables) - self._names):
+            known = ", ".join(sorted(self._names & _KNOWN_VARIABLES)) or "none of the usual ones"
+            raise UsageError(
+                f"chat_template_kwargs has {unknown[0]!r}, but chat template {self.name!r} does "
+                f"not read it; it reads {known}"
+            )
+        written = json.dumps(variables, ensure_ascii=False)
+        if found := self._control.occurrences(written):
+            raise UsageError(
+                f"chat_template_kwargs holds {written[slice(*found[0])]!r}, a control token of the "
+                "model; leave it out"
+            )
+        return dict(json.loads(written))
 
     def close(self) -> None:
         """End the helper process."""
@@ -198,6 +264,25 @@ def load_chat_template(
     return template(file.text(key, max_bytes=MAX_TEMPLATE_BYTES), name)
 
 
+def require_variables(variables: object) -> None:
+    """Raises UsageError for what cannot be variables of a template, whichever it is."""
+    field = "chat_template_kwargs"
+    if not isinstance(variables, Mapping):
+        raise UsageError(f"{field} is {reprlib.repr(variables)}, but must be a mapping")
+    for name in variables:
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name) or name in _OURS:
+            raise UsageError(
+                f"{field} has {reprlib.repr(name)}, but must have names of up to 64 letters, "
+                f"digits and '_' that are not {', '.join(sorted(_OURS))}"
+            )
+    try:
+        num_bytes = len(json.dumps(variables).encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"{field} is no JSON: {error}") from None
+    if num_bytes > MAX_VARIABLE_BYTES:
+        raise UsageError(f"{field} has {num_bytes} bytes, but may have {MAX_VARIABLE_BYTES}")
+
+
 def check_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
     """Plain copies of the messages, each with a text for its content.
 
@@ -219,9 +304,14 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
         where = f"messages[{index}]"
         if not isinstance(message, Mapping):
             raise UsageError(f"{where} is {type(message).__name__}, but must be a mapping")
-        if set(message) != {"role", "content"}:
+        # Clients send back what they were given, with fields that hold nothing.
+        fields = {name for name in message if message[name] is not None and message[name] != []}
+        if not {"role", "content"} <= set(message) or fields - _FIELDS:
             found = ", ".join(sorted(map(str, message)))[:80]
-            raise UsageError(f"{where} has fields {found!r}, but must have role and content")
+            raise UsageError(
+                f"{where} has fields {found!r}, but must have role and content, and may have "
+                f"{_THOUGHT}"
+            )
         role, content = message["role"], _content_text(message["content"], where)
         if not isinstance(role, str) or not ROLE.fullmatch(role):
             raise UsageError(
@@ -231,25 +321,31 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
         near = difflib.get_close_matches(role, _ROLES, n=1, cutoff=0.75)
         if near and role not in _ROLES:
             raise UsageError(f"{where}.role is {role!r}; did you mean {near[0]!r}?")
-        try:
-            num_bytes += len(content.encode())
-        except UnicodeEncodeError as error:
-            raise UsageError(
-                f"{where}.content has a lone surrogate at character {error.start}, "
-                "but must be valid Unicode"
-            ) from error
+        checked.append({"role": role, "content": content})
+        if message.get(_THOUGHT) is not None:
+            checked[-1][_THOUGHT] = _content_text(message[_THOUGHT], where, _THOUGHT)
+        for name in checked[-1].keys() - {"role"}:
+            num_bytes += _num_bytes(checked[-1][name], f"{where}.{name}")
         if num_bytes > MAX_TEXT_BYTES:
             raise UsageError(f"messages have more than {MAX_TEXT_BYTES} bytes of text, the limit")
-        checked.append({"role": role, "content": content})
     return checked
 
 
-def _content_text(content: object, where: str) -> str:
+def _num_bytes(text: str, where: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{where} has a lone surrogate at character {error.start}, but must be valid Unicode"
+        ) from error
+
+
+def _content_text(content: object, where: str, name: str = "content") -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray):
         found = type(content).__name__
-        raise UsageError(f"{where}.content is {found}, but must be a text or parts of text")
+        raise UsageError(f"{where}.{name} is {found}, but must be a text or parts of text")
     texts = []
     for index, part in enumerate(content):
         text = None
@@ -257,7 +353,7 @@ def _content_text(content: object, where: str) -> str:
             text = part.get("text")
         if not isinstance(text, str):
             raise UsageError(
-                f"{where}.content[{index}] is {reprlib.repr(part)}, but must be "
+                f"{where}.{name}[{index}] is {reprlib.repr(part)}, but must be "
                 '{"type": "text", "text": ...}, for models read text only'
             )
         texts.append(text)

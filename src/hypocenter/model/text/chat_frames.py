@@ -6,6 +6,8 @@ then whether the template compiles, then answers each `Render`; each of these is
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -22,6 +24,8 @@ class Render(msgspec.Struct):
     messages: list[dict[str, str]]
     add_generation_prompt: bool
     max_output_bytes: int
+    #: Beside those of the setup.
+    variables: dict[str, Any] = {}
 
 
 class Reply(msgspec.Struct):

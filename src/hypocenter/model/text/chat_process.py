@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -64,11 +64,17 @@ class RenderProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._finalizer: weakref.finalize[..., RenderProcess] | None = None
 
-    def render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: list[dict[str, str]],
+        *,
+        add_generation_prompt: bool,
+        variables: dict[str, Any],
+    ) -> str:
         """Raises TemplateError when the template fails or exceeds a limit."""
         num_bytes = sum(len(text.encode()) for message in messages for text in message.values())
         max_output_bytes = num_bytes + self.limits.output_bytes
-        request = Render(messages, add_generation_prompt, max_output_bytes)
+        request = Render(messages, add_generation_prompt, max_output_bytes, variables)
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._stop()

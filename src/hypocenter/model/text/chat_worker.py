@@ -99,6 +99,7 @@ def render(template: jinja2.Template, variables: dict[str, str], request: Render
         documents=None,
         add_generation_prompt=request.add_generation_prompt,
         **variables,
+        **request.variables,
     ):
         num_chars += len(piece)
         if num_chars > limit:

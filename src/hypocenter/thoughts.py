@@ -1,0 +1,174 @@
+"""What a model thinks, told apart from its answer: the marks of each kind of model.
+
+Which marks a model writes is read from its chat template. gpt-oss has a format of its own
+(`harmony.py`); others put a thought between two marks before the answer. The prompt may end with
+the first of these, and the answer then begins within the thought.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple, Protocol
+
+from hypocenter import harmony
+from hypocenter.errors import BadSetting
+from hypocenter.harmony import Spoken
+
+#: So much of a prompt's end tells whether it begins a thought.
+PROMPT_END_CHARS = 64
+
+
+class _Marks(NamedTuple):
+    begin: str
+    end: str
+
+
+#: Of Qwen, DeepSeek, GLM and most others; Seed-OSS; Magistral; Gemma 4.
+_MARKS = (
+    _Marks("<think>", "</think>"),
+    _Marks("<seed:think>", "</seed:think>"),
+    _Marks("[THINK]", "[/THINK]"),
+    _Marks("<|channel>thought", "<channel|>"),
+)
+#: Variables by which templates switch thinking on and off, and by which they set how long it takes.
+_SWITCHES = ("enable_thinking", "thinking")
+_EFFORT = "reasoning_effort"
+_CODE = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
+_TEXT_IN_CODE = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
+_NAME = re.compile(r"(?<![.\w])[A-Za-z_]\w*", re.ASCII)
+#: `on` and `off` switch, the others also say how much.
+REASONING = ("auto", "on", "off", "minimal", "low", "medium", "high", "xhigh")
+#: OpenAI's words, of which "none" is `off`.
+EFFORTS = ("none", *REASONING[3:])
+
+
+class AnswerReader(Protocol):
+    """Tells thoughts from the answer, of one answer that comes in pieces."""
+
+    def push(self, text: str, /) -> Spoken:
+        """What `text` adds to each; what may be a part of a mark is held back."""
+        ...
+
+    def flush(self) -> Spoken:
+        """What is held back; no more text will follow."""
+        ...
+
+
+def apart(
+    chat_template: str, prompt_end: str, *, is_held_to_a_form: bool = False
+) -> AnswerReader | None:
+    """What tells the two apart in an answer to a prompt that ends so; None: the model has no marks.
+
+    An answer that is held to a form, as JSON is, begins with no thought though its prompt does.
+    """
+    if harmony.is_spoken_by(chat_template):
+        return harmony.Channels()
+    for marks in _MARKS:
+        if marks.end in chat_template:
+            begins = prompt_end.rstrip().endswith(marks.begin) and not is_held_to_a_form
+            return Thoughts(*marks, begins_within=begins)
+    return None
+
+
+def split(answer: str, using: AnswerReader) -> Spoken:
+    """A whole answer; `using` is one that was not used before."""
+    return using.push(answer) + using.flush()
+
+
+class Thoughts:
+    """Thoughts between two marks, at the beginning of an answer and nowhere else.
+
+    Blanks around a thought belong to neither.
+    """
+
+    def __init__(self, begin: str, end: str, *, begins_within: bool = False) -> None:
+        self._begin, self._end = begin, end
+        self._held = ""
+        self._is_within = begins_within
+        self._has_thought = begins_within
+        #: No mark can come any more.
+        self._answers = False
+        self._has_words = False  # of the thought
+
+    def push(self, text: str) -> Spoken:
+        self._held += text
+        content = reasoning = ""
+        while self._held and not self._answers:
+            if self._is_within:
+                more, is_over = self._take_thought()
+                reasoning += more
+                if not is_over:
+                    return Spoken(content, reasoning)
+            elif not self._take_beginning():
+                return Spoken(content, reasoning)
+        content, self._held = content + self._held, ""
+        return Spoken(content, reasoning)
+
+    def flush(self) -> Spoken:
+        held, self._held = self._held, ""
+        if self._is_within:
+            return Spoken("", held.rstrip() if self._has_words else held.strip())
+        return Spoken("" if self._has_thought and not held.strip() else held, "")
+
+    def _take_beginning(self) -> bool:
+        """Take a mark off what is held, or find that none comes; False: that is not known yet."""
+        text = self._held.lstrip()
+        if text.startswith(self._begin):
+            self._held = text[len(self._begin) :]
+            self._is_within = self._has_thought = True
+            self._has_words = False
+            return True
+        if self._begin.startswith(text):
+            return False
+        self._answers = True
+        if self._has_thought:
+            self._held = text
+        return True
+
+    def _take_thought(self) -> tuple[str, bool]:
+        """What of the thought is held and surely a part of it, and whether it is over."""
+        if not self._has_words:
+            self._held = self._held.lstrip()
+            self._has_words = bool(self._held)
+        thought, mark, rest = self._held.partition(self._end)
+        if mark:
+            self._held, self._is_within = rest, False
+            return thought.rstrip(), True
+        num = len(self._held) - _num_begun(self._held, self._end)
+        num = len(self._held[:num].rstrip())
+        taken, self._held = self._held[:num], self._held[num:]
+        return taken, False
+
+
+def variables(chat_template: str, reasoning: str) -> dict[str, Any]:
+    """The variables by which this template is told to think so; `reasoning` is of `REASONING`.
+
+    Raises BadSetting for a template that cannot be told so.
+    """
+    if reasoning not in REASONING:
+        raise BadSetting("reasoning", reasoning, f"must be one of {', '.join(REASONING)}")
+    if reasoning == "auto":
+        return {}
+    known = names(chat_template)
+    told: dict[str, Any] = {name: reasoning != "off" for name in _SWITCHES if name in known}
+    if _EFFORT in known and reasoning not in ("on", "off"):
+        told[_EFFORT] = reasoning
+    if not told:
+        may_be = "low, medium or high, or nothing at all" if _EFFORT in known else "left out"
+        limit = f"must be {may_be}: the model's chat template has no such switch"
+        raise BadSetting("reasoning", reasoning, limit)
+    return told
+
+
+def names(chat_template: str) -> set[str]:
+    """The names in the code of a template: its variables, and others that do no harm here."""
+    code = " ".join(_CODE.findall(chat_template))
+    return set(_NAME.findall(_TEXT_IN_CODE.sub("''", code)))
+
+
+def _num_begun(text: str, mark: str) -> int:
+    """Length of the end of the text with which the mark may begin."""
+    for num in range(min(len(mark) - 1, len(text)), 0, -1):
+        if text.endswith(mark[:num]):
+            return num
+    return 0
