@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hypocenter.config import SamplingParams
+from hypocenter.engine.answer_text import StopStrings
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
-from hypocenter.engine.stop_strings import StopStrings
 from hypocenter.errors import BadLogits, ContextOverflow, HypoError, OutOfBlocks, UsageError
 from hypocenter.record.recorder import current
 from hypocenter.results import Completion, Delta
