@@ -99,25 +99,26 @@ def test_choices_that_we_do_not_make_are_refused(key: str, value: int, tmp_path:
     assert error.field == f"qwen3moe.{key}"
 
 
+@pytest.mark.parametrize(("kind", "value", "place"), [(DType.MXFP4, 255, 0), (DType.NVFP4, 127, 3)])
 @pytest.mark.parametrize(
     ("device", "part", "named"),
     [("cpu", "up", "gate_exps.weight + blk.1.ffn_up"), ("sim:h200", "down", "down")],
 )
 def test_a_scale_that_is_no_number_is_refused(
-    device: str, part: str, named: str, tmp_path: Path
+    device: str, part: str, named: str, kind: DType, value: int, place: int, tmp_path: Path
 ) -> None:
     """One byte among many, wherever it is."""
-    path = write_experts(tmp_path / "experts.gguf", DType.MXFP4)
+    path = write_experts(tmp_path / "experts.gguf", kind)
     with open_gguf(path) as file:
         at = file.tensors[f"blk.1.ffn_{part}_exps.weight"].offset
-    block_bytes, per_row = DType.MXFP4.block_bytes, WIDTH // 32
+    block_bytes, per_row = kind.block_bytes, WIDTH // kind.block_elements
     data = bytearray(path.read_bytes())
-    data[at + (300 * per_row + 2) * block_bytes] = 255
+    data[at + (300 * per_row + 2) * block_bytes + place] = value
     path.write_bytes(data)
     with pytest.raises(BadModelFile) as caught:
         new_runner(path, device=device)
     assert str(caught.value).startswith(
-        f"{path}: blk.1.ffn_{named}_exps.weight: scale of block 2 of row 300 is 255"
+        f"{path}: blk.1.ffn_{named}_exps.weight: scale of block 2 of row 300 is {value}"
     )
 
 

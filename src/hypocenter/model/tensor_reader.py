@@ -12,7 +12,7 @@ from hypocenter.config import OnProgress
 from hypocenter.dtypes import Array
 from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel
 from hypocenter.kernels.weights import packing
-from hypocenter.kernels.weights.block_types import RESERVED_EXPONENT, dequantise, find_reserved
+from hypocenter.kernels.weights.block_types import dequantise, find_reserved
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.tensor import DType
@@ -58,7 +58,7 @@ class TensorReader:
         if found is not None:
             field = f"{name}: scale of block {found[1]} of row {found[0]}"
             limit = f"{dtype.name} has no such number; download the file again"
-            raise BadModelFile(self.file.path, field, RESERVED_EXPONENT, limit)
+            raise BadModelFile(self.file.path, field, found[2], limit)
 
     def _rows(
         self,

@@ -25,6 +25,7 @@ from hypocenter.device.arrays import (
     in_order,
     is_host,
     largest_size,
+    stack,
     turn,
     zeros,
 )
@@ -94,6 +95,18 @@ UNITS: dict[DType, Units] = {
         Units(DType.IQ4_NL, 4, group=32),
         Units(DType.IQ4_XS, 4, group=32),
         Units(DType.MXFP4, 4, group=32),
+        Units(DType.NVFP4, 4, group=16),
+        Units(DType.IQ3_S, 4, group=32),
+        Units(DType.IQ3_XXS, 4, group=32),
+        Units(DType.IQ2_S, 4, group=16),
+        Units(DType.IQ2_XS, 4, group=16),
+        Units(DType.IQ2_XXS, 4, group=32),
+        Units(DType.IQ1_M, 4, group=16),
+        Units(DType.IQ1_S, 4, group=32),
+        Units(DType.TQ2_0, 8, zero=8, group=32),
+        Units(DType.TQ1_0, 8, zero=8, group=32),
+        Units(DType.Q2_0, 8, zero=8, group=32),
+        Units(DType.Q1_0, 8, zero=8, group=32),
     )
 }
 
@@ -130,7 +143,7 @@ def pack_units(
         start, blocks = rows.start, unpack(there(raw[rows]), dtype, num_columns)
         made = _words(blocks, layout, width)
         words[start // CODE_LANES : start // CODE_LANES + len(made)] = made
-        _put(exact, start, blocks.scales, width // layout.group)
+        _put(exact, start, _of_groups(blocks, layout), width // layout.group)
         if (lows := blocks.minima) is not None:
             _put(exact_minima, start, lows, width // layout.group)
 
@@ -156,14 +169,20 @@ def reference(raw: Array, dtype: DType, num_columns: int) -> Array:
     """Rows of GGUF bytes of a block type as products multiply them, in float64: code times scale
     plus minimum in f16, over the factor, each rounded once."""
     blocks, layout = unpack(raw, dtype, num_columns), UNITS[dtype]
-    minima = blocks.minima
-    factor = float(_factor(blocks.scales, blocks.scales[:0] if minima is None else minima, layout))
+    scales, minima = _of_groups(blocks, layout), blocks.minima
+    factor = float(_factor(scales, scales[:0] if minima is None else minima, layout))
     codes = blocks.codes.reshape(len(raw), -1, layout.group).astype(np.float64)
-    values = codes * (blocks.scales / factor).astype(np.float16).astype(np.float64)[..., None]
+    values = codes * (scales / factor).astype(np.float16).astype(np.float64)[..., None]
     if minima is not None:
         values += (minima / factor).astype(np.float16).astype(np.float64)[..., None]
     found: Array = values.astype(np.float16).astype(np.float64).reshape(len(raw), -1) * factor
     return found[:, :num_columns]
+
+
+def _of_groups(blocks: Blocks, layout: Units) -> AnyArray:
+    """Scales of the groups of a layout, which may be smaller than those of the file."""
+    scales, times = blocks.scales, blocks.group // layout.group
+    return scales if times == 1 else stack([scales] * times, -1).reshape(len(scales), -1)
 
 
 def _factor(scales: AnyArray, minima: AnyArray, layout: Units) -> np.float32:
