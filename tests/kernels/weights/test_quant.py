@@ -17,7 +17,7 @@ from hypocenter.config import EngineConfig
 from hypocenter.device.cpu.lang import max_num_threads
 from hypocenter.device.cpu.packed_codes import MINIS_FIELD, POWERS_FIELD
 from hypocenter.engine.runner import load_runner
-from hypocenter.kernels.weights import block_types, grid_types, packing, row_groups
+from hypocenter.kernels.weights import block_types, gpu_layout, grid_types, packing, row_groups
 from hypocenter.kernels.weights.cpu_layout import RecordLayout, layout_of
 from hypocenter.kernels.weights.row_groups import SLAB_ROWS
 from hypocenter.model.gguf.file import open_gguf
@@ -178,6 +178,33 @@ def test_every_power_of_two_of_mxfp4_is_packed() -> None:
     raw = blocks.reshape(252, -1)
     found = _unpacked(packing.pack(raw, DType.MXFP4, 64))
     assert (bits(found) == bits(block_types.dequantise(raw, DType.MXFP4, 64))).all()
+
+
+FACTORS = np.array([0.37, 3, 1e-5], np.float32)
+
+
+def test_factors_of_nvfp4_are_those_of_their_matrices() -> None:
+    """A factor for each expert, one for a whole weight, and one for each of two by turns."""
+    raw, num_rows = random_rows(DType.NVFP4, 3 * 128, 320), 128
+    exact = block_types.dequantise(raw, DType.NVFP4, 320)
+    whole = exact * np.repeat(FACTORS, num_rows)[:, None]
+    found = _unpacked(packing.pack(raw, DType.NVFP4, 320, factors=FACTORS))
+    np.testing.assert_allclose(found, whole, rtol=2.0**-22)
+    raws, factors = np.split(raw, 3), [FACTORS[:1], None, FACTORS[2:]]
+    by_turns = _unpacked(packing.pack_by_turns(raws, DType.NVFP4, 320, factors=factors))
+    by_turns = by_turns.reshape(2, 3, 64, 320).transpose(1, 0, 2, 3).reshape(whole.shape)
+    whole[num_rows : 2 * num_rows] = exact[num_rows : 2 * num_rows]
+    np.testing.assert_allclose(by_turns, whole, rtol=2.0**-22)
+
+
+def test_factors_of_nvfp4_on_a_gpu() -> None:
+    raw = random_rows(DType.NVFP4, 3 * 64, 256)
+    plain = _unscaled(gpu_layout.pack_units(raw, DType.NVFP4, 256))[1]
+    one = _unscaled(gpu_layout.pack_units(raw, DType.NVFP4, 256, factors=FACTORS[:1]))[1]
+    np.testing.assert_allclose(one, plain * FACTORS[0], rtol=2.0**-22)
+    each = _unscaled(gpu_layout.pack_units(raw, DType.NVFP4, 256, factors=FACTORS))[1]
+    own = np.repeat(FACTORS, 8)[:, None, None, None]
+    np.testing.assert_allclose(each, plain * own, rtol=2.0**-11, atol=2.0**-24)
 
 
 @pytest.mark.parametrize("dtype", WEIGHT_TYPES)

@@ -209,11 +209,13 @@ def pack_records(
     *,
     in_bf16: bool = False,
     kept: Kept | None = None,
+    factors: Sequence[Array | None] = (),
 ) -> tuple[Any, ...]:
     """Rows of GGUF bytes as (weights,), or (records,) for block types; floats as `held_as` says.
 
     Of several matrices of one shape the items, 64 rows each, lie by turns. What `kept` gives is
-    taken as it is.
+    taken as it is. `factors` (of NVFP4): of each matrix f32 [n], each for an equal part of its
+    items.
     """
     num_items = len(raws) * padded_rows(len(raws[0])) // ROWS_PER_ITEM
     if not dtype.is_quantised:
@@ -252,6 +254,10 @@ def pack_records(
         _fill(place, unpack(slab, dtype, num_columns), layout)
 
     side_by_side(fill, _places(raws, records))
+    for index, own in enumerate(factors):
+        if own is not None:
+            of_items = np.repeat(own, num_items // len(raws) // len(own))
+            records["scale"][index :: len(raws)] *= of_items[:, None, None, None, None]
     return (records,)
 
 

@@ -22,6 +22,7 @@ from hypocenter.device.arrays import (
     AnyArray,
     bits_as,
     cast,
+    constants,
     in_order,
     is_host,
     largest_size,
@@ -112,12 +113,18 @@ UNITS: dict[DType, Units] = {
 
 
 def pack_units(
-    raw: Array, dtype: DType, num_columns: int, there: Callable[[Array], AnyArray] = np.asarray
+    raw: Array,
+    dtype: DType,
+    num_columns: int,
+    there: Callable[[Array], AnyArray] = np.asarray,
+    *,
+    factors: Array | None = None,
 ) -> tuple[Any, ...]:
     """Rows of GGUF bytes as (weights,) or (words, scales, minima, zero, factor); no minima is an
     empty array, zero and factor are f32 numbers.
 
-    `there` brings bytes to where they are packed, on which the result lies.
+    `there` brings bytes to where they are packed, on which the result lies. `factors`: f32
+    [num_matrices], each for an equal part of the rows; a single one becomes part of the factor.
     """
     layout, num_rows = UNITS[dtype], raw.shape[0]
     width = -(-num_columns // layout.unit_columns) * layout.unit_columns
@@ -148,8 +155,13 @@ def pack_units(
             _put(exact_minima, start, lows, width // layout.group)
 
     _by_slabs(fill, num_rows, num_columns, beside)
+    if factors is not None and len(factors) > 1:
+        own = constants(np.repeat(factors, len(exact) // len(factors)), "float32", exact)
+        exact = exact * own[:, None, None, None]
     factor = _factor(exact, exact_minima, layout)
     halves = [cast(array / float(factor), "float16") for array in (exact, exact_minima)]
+    if factors is not None and len(factors) == 1:
+        factor = factor * factors[0]
     return words, *halves, np.float32(layout.zero), factor
 
 
