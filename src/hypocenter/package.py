@@ -17,6 +17,8 @@ NAME = "hypocenter"
 #: What a person calls the command line, and what Python calls it.
 _COMMANDS = ("hypo", NAME)
 FOLDER = Path(__file__).parent
+#: What is no code.
+ASSETS = FOLDER / "assets"
 #: What the GPU kernels were run and compiled with: on GPUs, and on the CPU.
 _TESTED_TRITONS = ("3.6", "3.9")
 #: Rooms in which kernels lie that a bundle may name: ours, and those that the lab plants.
@@ -25,7 +27,7 @@ _KERNEL_ROOMS = ("kernels", "lab")
 
 def bundled_model() -> Path:
     """The model that comes with the package."""
-    return FOLDER / "assets" / "demo-q8_0.gguf"
+    return ASSETS / "demo-q8_0.gguf"
 
 
 def version() -> str:

@@ -42,6 +42,18 @@ class DType(enum.Enum):
     IQ4_NL = (20, 32, 18)
     IQ4_XS = (23, 256, 136)
     MXFP4 = (39, 32, 17)
+    NVFP4 = (40, 64, 36)
+    IQ3_S = (21, 256, 110)
+    IQ3_XXS = (18, 256, 98)
+    IQ2_S = (22, 256, 82)
+    IQ2_XS = (17, 256, 74)
+    IQ2_XXS = (16, 256, 66)
+    IQ1_M = (29, 256, 56)
+    IQ1_S = (19, 256, 50)
+    TQ2_0 = (35, 256, 66)
+    TQ1_0 = (34, 256, 54)
+    Q2_0 = (42, 64, 18)
+    Q1_0 = (41, 128, 18)
     I8 = (24, 1, 1)
     I16 = (25, 1, 2)
     I32 = (26, 1, 4)
@@ -76,22 +88,8 @@ class DType(enum.Enum):
 
 #: The types that a weight in a model file may have.
 WEIGHT_TYPES: tuple[DType, ...] = (
-    DType.F32,
-    DType.F16,
-    DType.BF16,
-    DType.Q4_0,
-    DType.Q4_1,
-    DType.Q5_0,
-    DType.Q5_1,
-    DType.Q8_0,
-    DType.Q2_K,
-    DType.Q3_K,
-    DType.Q4_K,
-    DType.Q5_K,
-    DType.Q6_K,
-    DType.IQ4_NL,
-    DType.IQ4_XS,
-    DType.MXFP4,
+    *(DType.F32, DType.F16, DType.BF16),
+    *(dtype for dtype in DType if dtype.is_quantised),
 )
 
 

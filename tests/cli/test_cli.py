@@ -123,13 +123,13 @@ def _unknown_architecture(path: Path) -> None:
 
 
 def _unsupported_type(path: Path) -> None:
-    """The first tensor's type becomes 40 (NVFP4); its offset in the file follows its name."""
+    """The first tensor's type becomes 9 (Q8_1); its offset in the file follows its name."""
     data = bytearray(DEMO.read_bytes())
     name = b"output_norm.weight"
     at = data.index(name) + len(name)
     num_dims = int.from_bytes(data[at : at + 4], "little")
     at += 4 + 8 * num_dims
-    data[at : at + 4] = (40).to_bytes(4, "little")
+    data[at : at + 4] = (9).to_bytes(4, "little")
     path.write_bytes(data)
 
 
@@ -140,7 +140,7 @@ def _unsupported_type(path: Path) -> None:
         (_truncated, "model.gguf"),
         (_no_header, "model.gguf"),
         (_unknown_architecture, "lama"),
-        (_unsupported_type, "NVFP4"),
+        (_unsupported_type, "Q8_1"),
     ],
 )
 def test_a_bad_model_is_one_line_and_exit_code_1(

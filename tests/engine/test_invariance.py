@@ -140,6 +140,15 @@ MIXTURES = {
         {"ffn_up_exps.weight": DType.Q4_0, "0.ffn_down_exps.weight": DType.F16},
     ),
     "floats": (DType.F16, {}),
+    "grids": (
+        DType.IQ2_XS,
+        {
+            "ffn_down_exps.weight": DType.IQ3_S,
+            "attn_q.weight": DType.IQ1_M,
+            "attn_k.weight": DType.NVFP4,
+            "token_embd.weight": DType.TQ1_0,
+        },
+    ),
 }
 
 

@@ -64,17 +64,19 @@ def test_what_is_no_model_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("room_gib", "label"),
     [(None, "Q4_K_M"), (64, "Q4_K_M"), (5.5, "Q4_K_M"), (5.3, "Q4_K_S"), (5.1, "Q4_0"),
-     (4.5, "Q3_K_M"), (4.0, "Q2_K")],
+     (4.5, "Q3_K_M"), (4.0, "Q2_K"), (3.4, "IQ1_M")],
 )  # fmt: skip
 def test_without_a_tag_it_is_four_bits_or_what_has_room(room_gib: float | None, label: str) -> None:
-    assert chosen(files(**USUAL), room_gib=room_gib) == label
+    """IQ2_XXS takes more memory than its file has bytes."""
+    assert chosen(files(**USUAL, IQ1_M=1.3), room_gib=room_gib) == label
 
 
 @pytest.mark.parametrize(
     ("labels", "label"),
     [
         (["Q8_0", "F16"], "Q8_0"), (["Q2_K", "Q8_0"], "Q8_0"), (["Q2_K", "Q3_K_S"], "Q3_K_S"),
-        (["UD-Q4_K_M", "Q5_K_M"], "UD-Q4_K_M"), (["IQ4_XS", "Q6_K"], "IQ4_XS"), (["F16"], "F16"),
+        (["IQ1_S", "IQ2_M"], "IQ2_M"), (["UD-Q4_K_M", "Q5_K_M"], "UD-Q4_K_M"),
+        (["IQ4_XS", "Q6_K"], "IQ4_XS"), (["F16"], "F16"),
     ],
 )  # fmt: skip
 def test_where_the_usual_is_missing_the_next_is_taken(labels: list[str], label: str) -> None:
@@ -94,8 +96,8 @@ def test_a_tag_is_taken_as_people_write_it() -> None:
 @pytest.mark.parametrize(
     ("tag", "room_gib", "says"),
     [
-        ("Q9_K", None, "a/b has no Q9_K; it has IQ2_XXS (2.30 GiB), Q2_K (3.10 GiB)"),
-        ("IQ2_XXS", None, "IQ2_XXS is of a type that hypocenter does not run yet; take one of "),
+        ("Q9_K", None, "a/b has no Q9_K; it has IQ4_KT (2.00 GiB), IQ2_XXS (2.30 GiB)"),
+        ("IQ4_KT", None, "IQ4_KT is of a type that hypocenter does not run yet; take one of "),
         ("", 1.0, "1.00 GiB of memory are free; none of them runs here"),
     ],
 )  # fmt: skip
@@ -103,7 +105,7 @@ def test_what_cannot_be_had_is_told_with_what_can(
     tag: str, room_gib: float | None, says: str
 ) -> None:
     with pytest.raises(ModelNotFound) as raised:
-        chosen(files(**USUAL), tag, room_gib)
+        chosen(files(**USUAL, IQ4_KT=2.0), tag, room_gib)
     assert says in str(raised.value)
 
 

@@ -99,26 +99,63 @@ def test_choices_that_we_do_not_make_are_refused(key: str, value: int, tmp_path:
     assert error.field == f"qwen3moe.{key}"
 
 
+@pytest.mark.parametrize(("kind", "value", "place"), [(DType.MXFP4, 255, 0), (DType.NVFP4, 127, 3)])
 @pytest.mark.parametrize(
     ("device", "part", "named"),
     [("cpu", "up", "gate_exps.weight + blk.1.ffn_up"), ("sim:h200", "down", "down")],
 )
 def test_a_scale_that_is_no_number_is_refused(
-    device: str, part: str, named: str, tmp_path: Path
+    device: str, part: str, named: str, kind: DType, value: int, place: int, tmp_path: Path
 ) -> None:
     """One byte among many, wherever it is."""
-    path = write_experts(tmp_path / "experts.gguf", DType.MXFP4)
+    path = write_experts(tmp_path / "experts.gguf", kind)
     with open_gguf(path) as file:
         at = file.tensors[f"blk.1.ffn_{part}_exps.weight"].offset
-    block_bytes, per_row = DType.MXFP4.block_bytes, WIDTH // 32
+    block_bytes, per_row = kind.block_bytes, WIDTH // kind.block_elements
     data = bytearray(path.read_bytes())
-    data[at + (300 * per_row + 2) * block_bytes] = 255
+    data[at + (300 * per_row + 2) * block_bytes + place] = value
     path.write_bytes(data)
     with pytest.raises(BadModelFile) as caught:
         new_runner(path, device=device)
     assert str(caught.value).startswith(
-        f"{path}: blk.1.ffn_{named}_exps.weight: scale of block 2 of row 300 is 255"
+        f"{path}: blk.1.ffn_{named}_exps.weight: scale of block 2 of row 300 is {value}"
     )
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:mi300x"])
+@pytest.mark.tier("sim", fast=lambda case: case.device == "cpu")
+def test_factors_beside_weights_of_nvfp4(device: str, tmp_path: Path) -> None:
+    """Half of each weight with scales that are twice as large has the same bits."""
+    plain = write_experts(tmp_path / "plain.gguf", DType.NVFP4)
+    whose = ("attn_q", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+    counts = {f"blk.1.{name}": NUM_EXPERTS if "exps" in name else 1 for name in whose}
+    beside = {f"{name}.scale": (count,) for name, count in counts.items()}
+    beside["blk.1.attn_q.input_scale"] = (1,)
+    path = write_experts(tmp_path / "with.gguf", DType.NVFP4, shapes=beside)
+    data = np.fromfile(path, np.uint8)
+    with open_gguf(path) as file:
+        for name, count in counts.items():
+            weight, factor = file.tensors[f"{name}.weight"], file.tensors[f"{name}.scale"]
+            blocks = data[weight.offset : weight.offset + weight.num_bytes].reshape(-1, 36)
+            scales = blocks[:, :4]
+            scales[:] = np.where(scales < 8, 2 * scales, scales + 8)
+            data[factor.offset :][: 4 * count] = np.full(count, 0.5, np.float32).view(np.uint8)
+    data.tofile(path)
+    runner, other = (new_runner(one, device=device) for one in (plain, path))
+    ids = [5, 77, 300, 12, 8]
+    assert (bits(logits(runner, ids)) == bits(logits(other, ids))).all()
+
+
+def test_a_factor_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    beside = {"blk.1.ffn_down_exps.scale": (NUM_EXPERTS,)}
+    path = write_experts(tmp_path / "experts.gguf", DType.NVFP4, shapes=beside)
+    data = bytearray(path.read_bytes())
+    with open_gguf(path) as file:
+        at = file.tensors["blk.1.ffn_down_exps.scale"].offset + 8
+    data[at : at + 4] = np.float32(np.inf).tobytes()
+    path.write_bytes(data)
+    with pytest.raises(BadModelFile, match=r"blk\.1\.ffn_down_exps\.scale\[2\] is inf"):
+        new_runner(path)
 
 
 def new_runner(path: Path, **settings: Any) -> Runner:
@@ -142,11 +179,15 @@ def logits(runner: Runner, *sequences: list[int]) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize(
     ("kind", "arch"),
-    [(DType.F32, "qwen3moe"), (DType.Q4_K, "qwen3moe"), (DType.MXFP4, "gpt-oss")],
-)
-@pytest.mark.tier("sim", fast=lambda case: case.kind is not DType.F32)
+    [
+        (DType.F32, "qwen3moe"), (DType.Q4_K, "qwen3moe"), (DType.MXFP4, "gpt-oss"),
+        (DType.NVFP4, "qwen3moe"), (DType.IQ2_XS, "qwen3moe"),
+    ],
+)  # fmt: skip
+@pytest.mark.tier("sim", fast=lambda case: case.kind in (DType.Q4_K, DType.MXFP4))
 def test_needed_bytes_are_those_that_are_allocated(kind: DType, arch: str, tmp_path: Path) -> None:
-    path = write_experts(tmp_path / "experts.gguf", kind, arch=arch)
+    beside = {"blk.0.attn_q.scale": (1,)} if kind is DType.NVFP4 else {}
+    path = write_experts(tmp_path / "experts.gguf", kind, arch=arch, shapes=beside)
     config = EngineConfig(context_length=64, max_batch_tokens=70, max_batch_requests=3)
     with open_gguf(path) as file:
         facts = read_architecture(file)

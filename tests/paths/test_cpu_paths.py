@@ -19,8 +19,9 @@ CHILD = SUPPORT / "cpu_path_child.py"
 
 
 #: Bytes; nibbles and bits, with minima; six bits, crumbs, and crumbs and bits, with a scale per 16
-#: columns. By a few: a kernel for each is compiled without the faster instructions, too.
-TYPES = (("Q8_0", "F16", "BF16"), ("Q5_K", "Q6_K"), ("Q2_K", "Q3_K"))
+#: columns; sizes with signs, of three bits and of four, and those with small floats for scales. By
+#: a few: a kernel for each is compiled without the faster instructions, too.
+TYPES = (("Q8_0", "F16", "BF16"), ("Q5_K", "Q6_K"), ("Q2_K", "Q3_K"), ("IQ2_XS", "IQ3_S", "NVFP4"))
 
 
 def child(path: str, *types: str) -> subprocess.CompletedProcess[str]:

@@ -33,7 +33,7 @@ KL_LIMIT = 1e-8
 KL_LIMIT_GELU = 5e-5
 PERPLEXITY_LIMIT = 0.005
 COMPARABLE = tuple(name for name, family in FAMILIES.items() if family.llama_cpp_agrees)
-#: Together they hold every weight type that hypocenter reads.
+#: Other types are compared where they are unpacked, with the `gguf` package.
 PERPLEXITY_KINDS = (
     *("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
     *("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL", "IQ4_XS"),

@@ -27,11 +27,14 @@ NUM_COLUMNS, NUM_OUTPUTS = 512, 70
 
 
 def rows_of_whole_numbers(dtype: DType) -> np.ndarray:
-    """GGUF bytes whose f16 scales are 1."""
+    """GGUF bytes whose scales are 1, or small integers."""
     raw = random_rows(dtype, NUM_OUTPUTS, NUM_COLUMNS)
     blocks = raw.reshape(NUM_OUTPUTS, -1, dtype.block_bytes)
-    for offset in SCALE_FIELDS[dtype]:
-        blocks[..., offset : offset + 2] = np.array([1], np.float16).view(np.uint8)
+    scale = 8 if dtype is DType.IQ2_XS else 1  # of which a code has eighths
+    for offset in SCALE_FIELDS.get(dtype, ()):
+        blocks[..., offset : offset + 2] = np.array([scale], np.float16).view(np.uint8)
+    if dtype is DType.NVFP4:
+        blocks[..., :4] = np.arange(0x40, 0x60, 8)[:4]  # powers of two, the least twice 1
     if dtype is DType.Q8_0:
         blocks[..., 2] = 128  # -128, which has no positive twin of 8 bits
     if dtype is DType.Q6_K:

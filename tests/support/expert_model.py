@@ -115,6 +115,8 @@ def _add(
     blocks = raw.reshape(len(raw), -1, kind.block_bytes).copy()
     if kind is DType.MXFP4:
         blocks[..., 0] -= 8
+    if kind is DType.NVFP4:
+        blocks[..., :4] = blocks[..., :4] // 4 + 1
     for offset in SCALE_FIELDS.get(kind, ()):  # so that numbers are about as large as a model's
         field = blocks[..., offset : offset + 2]
         scales = np.ascontiguousarray(field).view(np.float16) * np.float16(2.0**-10)

@@ -33,6 +33,10 @@ SCALE_FIELDS: dict[DType, tuple[int, ...]] = {
     DType.Q6_K: (208,),
     DType.IQ4_NL: (0,),
     DType.IQ4_XS: (0,),
+    **dict.fromkeys((DType.IQ3_S, DType.IQ3_XXS, DType.IQ2_S, DType.IQ2_XS, DType.IQ2_XXS), (0,)),
+    **dict.fromkeys((DType.IQ1_S, DType.Q2_0, DType.Q1_0), (0,)),
+    DType.TQ2_0: (64,),
+    DType.TQ1_0: (52,),
 }
 #: The device that the functions below put tensors and launches on; a fixture may change it.
 device = "cpu"
@@ -65,6 +69,12 @@ def random_rows(dtype: DType, num_rows: int, num_columns: int, seed: int = 0) ->
     blocks = rng.integers(0, 256, (num_rows, num_blocks, dtype.block_bytes), np.uint8)
     if dtype is DType.MXFP4:  # powers of two
         blocks[..., :1] = rng.integers(110, 128, (num_rows, num_blocks, 1), np.uint8)
+    if dtype is DType.NVFP4:  # e4m3 of up to 2
+        blocks[..., :4] = rng.integers(0, 65, (num_rows, num_blocks, 4), np.uint8)
+    if dtype is DType.IQ1_M:  # four bits of an f16 in each word
+        halves = rng.uniform(-1, 1, (num_rows, num_blocks, 1)).astype(np.float16).view(np.uint16)
+        tops = (halves >> np.array([0, 4, 8, 12], np.uint16) & 15) << 4
+        blocks[..., 49::2] = blocks[..., 49::2] & 15 | tops.astype(np.uint8)
     for offset in SCALE_FIELDS.get(dtype, ()):
         scales = rng.uniform(-1, 1, (num_rows, num_blocks, 1)).astype(np.float16)
         blocks[..., offset : offset + 2] = scales.view(np.uint8)

@@ -25,6 +25,10 @@ _NO_MODEL = re.compile(r"(^|[-._/])(mmproj|imatrix)", re.IGNORECASE)
 #: bits, then of fewer.
 _PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_K_XL", "Q4_0", "Q4_1", "IQ4_NL", "IQ4_XS", "Q4_K")
 _USUAL_BITS = 4
+#: Files of several types are called these, beside those that are called after one.
+_MIXES = {"IQ3_M", "IQ3_XS", "IQ2_M"}
+#: How many times the bytes of a file its weights take in memory, where that is far from one.
+_WIDENED = {"IQ4": 2.0, "IQ3": 1.4, "IQ2": 1.6, "IQ1": 2.1}
 _MAX_NAMED = 12
 
 
@@ -59,7 +63,7 @@ class Variant:
         label = _plain(self.label)
         words = label.split("_")
         type_names = {"_".join(words[:2]), label, words[0]}
-        types = {dtype.name for dtype in DType} | {"FP16", "FP32"}
+        types = {dtype.name for dtype in DType} | {"FP16", "FP32"} | _MIXES
         return not self.label or bool(type_names & types)
 
     def __str__(self) -> str:
@@ -124,7 +128,8 @@ def choose(name: HubName, variants: Sequence[Variant], *, room_bytes: int | None
 
 def fits(variant: Variant, room_bytes: int) -> bool:
     """Whether its weights, and a cache and buffers of modest size, have room."""
-    return variant.num_bytes * 1.1 + (256 << 20) <= room_bytes
+    widened = _WIDENED.get(_plain(variant.label).partition("_")[0], 1.0)
+    return variant.num_bytes * widened * 1.1 + (256 << 20) <= room_bytes
 
 
 def _of_tag(tag: str, variants: Sequence[Variant]) -> list[Variant]:

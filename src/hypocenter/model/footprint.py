@@ -74,7 +74,7 @@ def needed_bytes(
         "weights": sum(
             _weight_bytes(info, facts)
             for info in file.tensors.values()
-            if not facts.passes_over(info.name)
+            if not (facts.passes_over(info.name) or _is_folded(file, info.name))
         )
         + _made_up_bytes(file, facts),
         "KV cache": num_blocks * config.block_size * per_token,
@@ -82,6 +82,13 @@ def needed_bytes(
         "rope tables": _rope_bytes(facts, context_length),
         "activations": (activations + logits + parts) * _F32_BYTES + operands + mixture,
     }
+
+
+def _is_folded(file: GGUFFile, name: str) -> bool:
+    """Whether a tensor becomes part of the weight of NVFP4 that it stands beside."""
+    whose, _, kind = name.rpartition(".")
+    weight = file.tensors.get(f"{whose}.weight")
+    return kind in ("scale", "input_scale") and weight is not None and weight.dtype is DType.NVFP4
 
 
 def _made_up_bytes(file: GGUFFile, facts: Architecture) -> int:

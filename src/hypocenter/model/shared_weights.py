@@ -73,5 +73,12 @@ class _LendingLoader(Looker):
         """Part `index` of a tensor, as GGUF bytes."""
         dtype = self.file.tensors[name].dtype
         self._refuse_reserved(name, rows, dtype)
-        packed = packing.pack(rows, dtype, num_columns, device=self.device, on_host=True)
+        packed = packing.pack(
+            rows,
+            dtype,
+            num_columns,
+            device=self.device,
+            on_host=True,
+            factors=self._factors(name),
+        )
         self.lent[f"{name} {index}"] = packing.lend(name, packed, self.to)

@@ -12,7 +12,7 @@ from hypocenter.config import OnProgress
 from hypocenter.dtypes import Array
 from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel
 from hypocenter.kernels.weights import packing
-from hypocenter.kernels.weights.block_types import RESERVED_EXPONENT, dequantise, find_reserved
+from hypocenter.kernels.weights.block_types import dequantise, find_reserved
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.tensor import DType
@@ -58,7 +58,7 @@ class TensorReader:
         if found is not None:
             field = f"{name}: scale of block {found[1]} of row {found[0]}"
             limit = f"{dtype.name} has no such number; download the file again"
-            raise BadModelFile(self.file.path, field, RESERVED_EXPONENT, limit)
+            raise BadModelFile(self.file.path, field, found[2], limit)
 
     def _rows(
         self,
@@ -107,4 +107,40 @@ class TensorReader:
                 self.file.path, f"{name} shape", info.shape, f"the metadata say {shape}"
             )
         self.taken.add(name)
+        if info.dtype is DType.NVFP4:
+            # Scales of activations are for products of four bits with four.
+            self.taken.add(_beside(name, "input_scale"))
+            if (scale := self._scale_of(name)) is not None:
+                self._expect(scale, _lead(shape))
         return info.dtype
+
+    def _scale_of(self, name: str) -> str | None:
+        """The tensor of factors of a weight of NVFP4, one for the whole or for each expert."""
+        scale, experts = _beside(name, "scale"), self.facts.family.experts
+        is_of_mixing = experts is not None and experts.stands_beside and "_exps" in name
+        return scale if scale in self.file.tensors and not is_of_mixing else None
+
+    def _factors(self, name: str) -> Array | None:
+        """By which the matrices of a weight are multiplied, f32 [num_matrices]; None for one.
+
+        Raises BadModelFile where one is no number.
+        """
+        info = self.file.tensors[name]
+        scale = self._scale_of(name) if info.dtype is DType.NVFP4 else None
+        if scale is None:
+            return None
+        factors = self.values(scale, _lead(info.shape))
+        if not np.isfinite(factors).all():
+            place = int(np.flatnonzero(~np.isfinite(factors))[0])
+            limit = "a weight cannot be multiplied by it; download the file again"
+            raise BadModelFile(self.file.path, f"{scale}[{place}]", float(factors[place]), limit)
+        return factors
+
+
+def _beside(name: str, kind: str) -> str:
+    return name.removesuffix(".weight") + f".{kind}"
+
+
+def _lead(shape: tuple[int, ...]) -> tuple[int]:
+    """One factor for each matrix of a stack."""
+    return (shape[0] if len(shape) == 3 else 1,)

@@ -339,7 +339,13 @@ class Loader(TensorReader):
         both = " + ".join(names)
         for raw in raws:
             self._refuse_reserved(both, raw, dtype)
-        packed = packing.pack_by_turns(raws, dtype, width, kept=partial(self.kept.find, both))
+        packed = packing.pack_by_turns(
+            raws,
+            dtype,
+            width,
+            kept=partial(self.kept.find, both),
+            factors=[self._factors(name) for name in names],
+        )
         self.kept.keep(both, packed.parts)
         for name in names:
             self.file.let_go(name)
@@ -438,6 +444,7 @@ class Loader(TensorReader):
             device=self.device,
             in_bf16=self.in_bf16 and is_factor,
             kept=partial(self.kept.find, f"{name} {index}"),
+            factors=self._factors(name),
         )
         self.kept.keep(f"{name} {index}", packed.parts)
         return packing.place(name, "model", packed, device=self.device, shape=shape)

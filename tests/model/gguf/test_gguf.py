@@ -32,6 +32,7 @@ from gguf_files import (
 from repository import DEMO
 
 from hypocenter.errors import BadModelFile, UnsupportedModel, UsageError
+from hypocenter.kernels.weights.block_types import RESERVED
 from hypocenter.model.gguf import inspection
 from hypocenter.model.gguf.file import GGUFFile, StringArray, open_gguf
 from hypocenter.model.gguf.file_types import FILE_TYPES
@@ -312,6 +313,8 @@ def oracle_file(path: Path) -> None:
             kind = np.float32 if dtype is DType.F32 else np.float16
             writer.add_tensor(dtype.name, random.standard_normal((3, 256)).astype(kind))
         else:
+            if dtype is DType.Q2_0:  # which the package does not know
+                continue
             rows = random.integers(0, 256, (3, 2, dtype.num_bytes(512)), dtype=np.uint8)
             raw_dtype = gguf.GGMLQuantizationType(dtype.ggml_id)
             writer.add_tensor(dtype.name, rows, raw_dtype=raw_dtype)
@@ -358,7 +361,7 @@ def same_as_oracle(path: Path) -> int:
 
 def test_reads_what_the_gguf_package_writes(tmp_path: Path) -> None:
     oracle_file(tmp_path / "oracle.gguf")
-    assert same_as_oracle(tmp_path / "oracle.gguf") == 20 + len(WEIGHT_TYPES)
+    assert same_as_oracle(tmp_path / "oracle.gguf") == 19 + len(WEIGHT_TYPES)
 
 
 def test_split_by_the_gguf_package(tmp_path: Path) -> None:
@@ -420,6 +423,17 @@ def test_opening_decodes_no_string(tmp_path: Path) -> None:
     assert min(opening) < min(decoding), (opening, decoding)
 
 
+def plant(blocks: np.ndarray, dtype: DType, offset: int, data: bytes) -> None:
+    """Write a float of some blocks; that of IQ1_M lies in the highest four bits of four words."""
+    if dtype is DType.IQ1_M:
+        number = int.from_bytes(data, "little")
+        for i in range(4):
+            place = blocks[..., 49 + 2 * i]
+            blocks[..., 49 + 2 * i] = (place & 15) | (((number >> 4 * i) & 15) << 4)
+        return
+    blocks[..., offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+
+
 class TestInspection:
     def test_metadata_lines(self, tmp_path: Path) -> None:
         fields = [
@@ -454,10 +468,15 @@ class TestInspection:
         blocks[613, 0] = 255
         (found,) = self.report(tmp_path, DType.MXFP4, blocks).findings
         assert str(found) == "w (MXFP4): e of block 613 is nan"
+        blocks = np.random.default_rng(2).integers(0, 127, (700, 36), dtype=np.uint8)
+        assert self.report(tmp_path, DType.NVFP4, blocks).findings == ()
+        blocks[613, 2] = 127
+        (found,) = self.report(tmp_path, DType.NVFP4, blocks).findings
+        assert str(found) == "w (NVFP4): d[2] of block 613 is nan"
 
     @pytest.mark.parametrize(
         "dtype",
-        [dtype for dtype in WEIGHT_TYPES if dtype is not DType.MXFP4],
+        [dtype for dtype in WEIGHT_TYPES if dtype not in RESERVED],
         ids=lambda dtype: dtype.name,
     )
     @pytest.mark.parametrize("planted", ["nan", "inf", "-inf"])
@@ -473,14 +492,11 @@ class TestInspection:
             # Finite ones only, among them the largest, the smallest and a negative zero.
             finite = [1.0, -0.0, 2.0**-24 if kind is DType.F16 else 2.0**-126, -LARGEST[kind]]
             for place_of, value in enumerate([*finite, LARGEST[kind]]):
-                good = np.frombuffer(float_bytes(value, kind), np.uint8)
-                blocks[place_of::5, offset : offset + kind.block_bytes] = good
+                plant(blocks[place_of::5], dtype, offset, float_bytes(value, kind))
         assert self.report(tmp_path, dtype, blocks).findings == ()
         for name, offset, kind in fields:
             broken = blocks.copy()
-            broken[place, offset : offset + kind.block_bytes] = np.frombuffer(
-                float_bytes(float(planted), kind), np.uint8
-            )
+            plant(broken[place], dtype, offset, float_bytes(float(planted), kind))
             report = self.report(tmp_path, dtype, broken)
             assert report.num_bad_floats == 1
             assert report.num_floats == num_blocks * len(fields)
@@ -491,6 +507,8 @@ class TestInspection:
             self.same_blocks_are_bad(dtype, broken, place)
 
     def same_blocks_are_bad(self, dtype: DType, blocks: np.ndarray, place: int) -> None:
+        if dtype in (DType.Q1_0, DType.Q2_0):  # which the package cannot read
+            return
         kind = gguf.GGMLQuantizationType(dtype.ggml_id)
         flat = blocks.reshape(1, -1)
         if dtype in (DType.F32, DType.F16):
@@ -563,4 +581,6 @@ def test_loaded_bytes_count_the_packed_form() -> None:
 
 
 def test_names_of_file_types_are_those_of_the_formats_own_package() -> None:
-    assert {kind.value: kind.name for kind in gguf.LlamaFileType} == FILE_TYPES
+    """Of version 0.19; that of the format's code is newer by a type."""
+    of_package = {kind.value: kind.name for kind in gguf.LlamaFileType}
+    assert of_package | {41: "MOSTLY_Q2_0"} == FILE_TYPES

@@ -189,11 +189,12 @@ class _Products:
 
     def of_halves(self, row: int, smalls: Sequence[Any]) -> Any:
         """Over 32 columns, each half of them times its small integer."""
-        parts = [
-            self._builder.mul(self._add(self._begin(row, half), _HALVES[half], row), small)
-            for half, small in enumerate(smalls)
-        ]
-        return self._builder.add(*parts)
+        sums = zip(self.of_each_half(row), smalls, strict=True)
+        return self._builder.add(*(self._builder.mul(*pair) for pair in sums))
+
+    def of_each_half(self, row: int) -> list[Any]:
+        """Over the first 16 columns, and over the last."""
+        return [self._add(self._begin(row, half), _HALVES[half], row) for half in (0, 1)]
 
     def of_one(self, row: int) -> Any:
         """Over 32 columns, as two sums: one would wait for each of its steps."""
@@ -219,7 +220,8 @@ def add_products(
     `group` counts the steps of x. The sum is one of integers, over 32 columns; where the halves of
     these have factors of their own, small integers, it is the sum of both halves times theirs. That
     is below 2**24 for every type (2 * 16 * 32 * 127 * 128 for Q6_K), so as f32 it is exact. Then
-    come two products and one fused step.
+    come two products and one fused step; or those for one half after the other, where their factors
+    are no integers.
     """
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -229,10 +231,15 @@ def add_products(
 
         def finish(made: Any, row: int, factor: Any, sums: Any) -> Any:
             factor, sums = builder.fmul(factor, x.scale(row)), builder.sitofp(sums, VEC_F32)
-            total = fused_multiply_add(builder, sums, factor, builder.extract_value(totals, row))
+            total = fused_multiply_add(builder, sums, factor, builder.extract_value(made, row))
             return builder.insert_value(made, total, row)
 
         made, num_rows = totals, totals.type.count
+        if signature.args[2].is_float:
+            for row in range(num_rows):
+                for half, sums in enumerate(products.of_each_half(row)):
+                    made = finish(made, row, builder.extract_value(factors, half), sums)
+            return made
         if signature.args[2].is_halved:
             factor, *smalls = (builder.extract_value(factors, i) for i in range(3))
             for row in range(num_rows):

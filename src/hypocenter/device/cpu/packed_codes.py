@@ -7,6 +7,7 @@ each lane. These words ask the array's type which fields there are, so one kerne
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,22 +43,26 @@ NUM_WORDS = 8
 #: What the field of a record's codes is called, before the bits of its planes and what was added to
 #: a code to make it unsigned: codes_4, codes_6_less_32.
 CODES_FIELD, _LESS = "codes", "less"
-#: What it ends in where the bits of a code are a sign, two of exponent and one of mantissa, and
-#: what is added to twice their value; and the field of scales that are powers of two, as bf16.
-_E2M1, E2M1_ZERO, POWERS_FIELD = "_e2m1", 12, "powers"
-#: Twice the value of each such code, and the zero.
-_E2M1_BYTES = (12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0)
+#: What stands there before sizes, where a code is the number of one of them and has a sign as its
+#: highest bit. The largest is added to what it stands for: codes_2_1_sizes_8_25_43.
+_SIZES = "sizes"
+#: The fields of scales that are powers of two, as bf16, and of those that are e4m3 without a sign.
+POWERS_FIELD, MINIS_FIELD = "powers", "minis"
+#: What such a scale is more than the f16 of which its bits are the highest but for the sign.
+MINI_FACTOR = 2.0**8
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
 _VEC_I8 = ir.VectorType(_I8, LANES)
 _CODES = ir.ArrayType(VEC_I32, NUM_WORDS)
 _HALVES = ir.LiteralStructType([VEC_F32, VEC_I32, VEC_I32])
+_FIRST = ir.Constant(_I64, 0)
+_TWO_SCALES = ir.ArrayType(VEC_F32, 2)
 
 
-def codes_field(planes: Sequence[int], zero: int, *, is_e2m1: bool = False) -> str:
-    """The name of the field of codes."""
-    name = "_".join((CODES_FIELD, *map(str, planes), *((_LESS, str(zero)) if zero else ())))
-    return name + _E2M1 if is_e2m1 else name
+def codes_field(planes: Sequence[int], zero: int, sizes: Sequence[int] = ()) -> str:
+    """The name of the field of codes; `sizes`, at most eight from 0 to 63, the smallest first."""
+    facts = (_SIZES, *map(str, sizes)) if sizes else (_LESS, str(zero)) if zero else ()
+    return "_".join((CODES_FIELD, *map(str, planes), *facts))
 
 
 class Codes(types.Type):  # type: ignore[misc]
@@ -70,11 +75,12 @@ class Codes(types.Type):  # type: ignore[misc]
 
 class Factors(types.Type):  # type: ignore[misc]
     """What sums of products are multiplied by: a scale; or, where `is_halved`, that of the record
-    and small integers for the first and the last 16 columns."""
+    and small integers for the first and the last 16 columns, which `is_float` scales are instead.
+    """
 
-    def __init__(self, *, is_halved: bool) -> None:
-        super().__init__(name="factors of halves" if is_halved else "factors")
-        self.is_halved = is_halved
+    def __init__(self, *, is_halved: bool, is_float: bool) -> None:
+        super().__init__(name=f"factors of {1 + is_halved}, {is_float}")
+        self.is_halved, self.is_float = is_halved, is_float
 
 
 class _Smalls(types.Type):  # type: ignore[misc]
@@ -93,7 +99,8 @@ class _CodesModel(models.PrimitiveModel):  # type: ignore[misc]
 @register_model(Factors)
 class _FactorsModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, factors: Factors) -> None:
-        super().__init__(manager, factors, _HALVES if factors.is_halved else VEC_F32)
+        halves = _TWO_SCALES if factors.is_float else _HALVES
+        super().__init__(manager, factors, halves if factors.is_halved else VEC_F32)
 
 
 @register_model(_Smalls)
@@ -111,26 +118,36 @@ class _Shape:
     zero: int
     num_steps: int
     num_groups: int
+    num_wholes: int
     has_minima: bool
-    is_e2m1: bool
+    has_minis: bool
+    sizes: tuple[int, ...]
 
     @classmethod
     def of(cls, record: Any) -> _Shape:
         lengths = {name: field.type.shape[0] for name, field in record.fields.items()}
         codes = next(name for name in lengths if name.startswith(CODES_FIELD))
-        facts = codes.removeprefix(f"{CODES_FIELD}_").removesuffix(_E2M1)
+        facts, _, sizes = codes.removeprefix(f"{CODES_FIELD}_").partition(f"_{_SIZES}_")
         planes, _, zero = facts.partition(f"_{_LESS}_")
-        of_groups = ("pairs", "scales", POWERS_FIELD, "scale")
+        numbers = tuple(map(int, sizes.split("_"))) if sizes else ()
+        of_groups = ("pairs", "scales", POWERS_FIELD, MINIS_FIELD, "scale")
         num_groups = next(lengths[name] for name in of_groups if name in lengths)
         return cls(
             codes,
             tuple(map(int, planes.split("_"))),
-            int(zero or 0),
+            max(numbers, default=int(zero or 0)),
             lengths[codes],
             num_groups,
+            lengths.get("scale", num_groups),
             "minimum" in lengths,
-            codes.endswith(_E2M1),
+            MINIS_FIELD in lengths,
+            numbers,
         )
+
+    @property
+    def sign(self) -> int:
+        """The highest bit of a code."""
+        return 1 << (sum(self.planes) - 1)
 
     @property
     def is_halved(self) -> bool:
@@ -162,9 +179,11 @@ class _Record:
         address = self.builder.gep(self._base, [at])
         return load_vector(self.builder, address, kind, kind.element.width // 8)
 
-    def own_factor(self, single: str) -> Any:
-        """The record's own `scale` or `minimum`."""
-        return half_to_float(self.builder, self.vector(single, VEC_I16, ir.Constant(_I64, 0)))
+    def own_factor(self, single: str, index: Any = _FIRST) -> Any:
+        """The record's own `scale` or `minimum`, or one of them: f16, or f32."""
+        if self.kind.fields[single].type.dtype == types.float32:
+            return self.builder.bitcast(self.vector(single, VEC_I32, index), VEC_F32)
+        return half_to_float(self.builder, self.vector(single, VEC_I16, index))
 
     def small(self, index: Any, smalls: Any, *, is_minimum: bool = False) -> Any:
         """The small integer of group `index`, i32."""
@@ -189,8 +208,13 @@ class _Record:
             return self.builder.bitcast(_shift(self.builder, bits, -16), VEC_F32)
         if not self.has(single):
             return constant(0.0)
+        if self.shape.has_minis:
+            bits = self.builder.zext(self.vector(MINIS_FIELD, _VEC_I8, index), VEC_I16)
+            half = self.builder.shl(bits, constant(7, VEC_I16))
+            return self.builder.fmul(self.own_factor(single), half_to_float(self.builder, half))
         if not (self.has("pairs") or self.has("scales")):
-            return half_to_float(self.builder, self.vector(single, VEC_I16, index))
+            per_whole = ir.Constant(_I64, self.shape.num_steps // self.shape.num_wholes)
+            return self.own_factor(single, self.builder.udiv(index, per_whole))
         small = self.small(index, smalls, is_minimum=single == "minimum")
         return self.builder.fmul(self.own_factor(single), self.builder.sitofp(small, VEC_F32))
 
@@ -270,19 +294,28 @@ def load_factors(
     typing: Any, blocks: Any, record: Any, step: Any, smalls: Any
 ) -> tuple[Any, Codegen]:
     """What the products of a step are multiplied by."""
-    halved = _Shape.of(blocks.dtype).is_halved
+    shape = _Shape.of(blocks.dtype)
+    halved = shape.is_halved
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         read = _Record(context, builder, signature.args[0], args[0], args[1])
         if not halved:
             return read.factor("scale", args[2], args[3])
-        made = builder.insert_value(ir.Constant(_HALVES, ir.Undefined), read.own_factor("scale"), 0)
-        for half in (0, 1):
-            index = builder.add(builder.add(args[2], args[2]), ir.Constant(_I64, half))
-            made = builder.insert_value(made, read.small(index, args[3]), 1 + half)
-        return made
+        both = [
+            builder.add(builder.add(args[2], args[2]), ir.Constant(_I64, half)) for half in (0, 1)
+        ]
+        if shape.has_minis:
+            made, parts = _TWO_SCALES, [read.factor("scale", index, args[3]) for index in both]
+        else:
+            smalls = [read.small(index, args[3]) for index in both]
+            made, parts = _HALVES, [read.own_factor("scale"), *smalls]
+        factors = ir.Constant(made, ir.Undefined)
+        for i, part in enumerate(parts):
+            factors = builder.insert_value(factors, part, i)
+        return factors
 
-    return Factors(is_halved=halved)(blocks, types.intp, types.intp, _smalls), build
+    factors = Factors(is_halved=halved, is_float=shape.has_minis)
+    return factors(blocks, types.intp, types.intp, _smalls), build
 
 
 @intrinsic
@@ -311,8 +344,8 @@ def load_codes(typing: Any, blocks: Any, record: Any, step: Any) -> tuple[Any, C
     holds the columns 8 i .. 8 i + 3 in the low halves of its bytes and the next four in the high
     ones), of 2 (columns 16 i + 4 m .. + 3 at bit 2 m), of 1 (columns 4 j .. 4 j + 3 at bit j). Or
     codes of 6 bits: of 16 columns vectors 0, 1 and 2 hold four each in the low bits of their bytes,
-    and above them two bits each of the last four columns, the lowest first. Codes of e2m1 become
-    twice their value, plus 12.
+    and above them two bits each of the last four columns, the lowest first. Codes of sizes become
+    what they stand for, plus the largest.
     """
     shape = _Shape.of(blocks.dtype)
 
@@ -331,8 +364,8 @@ def load_codes(typing: Any, blocks: Any, record: Any, step: Any) -> tuple[Any, C
             else:
                 _add_plane(builder, words, vectors, low)
             low += bits
-        if shape.is_e2m1:
-            words = [_of_e2m1(builder, word) for word in words]
+        if shape.sizes:
+            words = [_of_sizes(builder, word, shape.sizes, shape.sign) for word in words]
         made = ir.Constant(_CODES, ir.Undefined)
         for j, found in enumerate(words):
             made = builder.insert_value(made, found, j)
@@ -354,30 +387,35 @@ def _bits(builder: Any, value: Any, right: int, mask: int) -> Any:
     return builder.and_(_shift(builder, value, right), constant(mask * 0x01010101, VEC_I32))
 
 
-def _of_e2m1(builder: Any, codes: Any) -> Any:
-    """Each byte, from 0 to 15, as what `_E2M1_BYTES` has at it."""
+def _of_sizes(builder: Any, codes: Any, sizes: Sequence[int], sign: int) -> Any:
+    """Each byte, a number of `sizes` and a bit for a sign, as what it stands for plus the largest.
+
+    What numbers beyond the last stand for nobody asks.
+    """
+    largest = sizes[-1]
     if "avx2" in cpu_features():
-        return _looked_up(builder, codes)
+        filled = [*sizes, *[0] * (sign - len(sizes))]
+        both = [largest + way * size for way in (1, -1) for size in filled]
+        return _looked_up(builder, codes, both * (16 // len(both)))
     kind = ir.VectorType(_I8, 4 * LANES)
 
     def many(byte: int) -> Any:
         return ir.Constant(kind, [byte] * (4 * LANES))
 
     code = builder.bitcast(codes, kind)
-    size = bits = builder.and_(code, many(7))
-    for above, more in ((4, 1), (5, 1), (6, 3)):
-        is_above = builder.icmp_unsigned(">", bits, many(above))
-        size = builder.add(size, builder.select(is_above, many(more), many(0)))
-    is_negative = builder.icmp_unsigned(">", code, many(7))
-    zero = many(E2M1_ZERO)
+    bits, size = builder.and_(code, many(sign - 1)), many(sizes[0])
+    for number, (below, own) in enumerate(itertools.pairwise(sizes)):
+        is_above = builder.icmp_unsigned(">", bits, many(number))
+        size = builder.add(size, builder.select(is_above, many(own - below), many(0)))
+    is_negative, zero = builder.icmp_unsigned(">", code, many(sign - 1)), many(largest)
     lifted = builder.select(is_negative, builder.sub(zero, size), builder.add(zero, size))
     return builder.bitcast(lifted, VEC_I32)
 
 
-def _looked_up(builder: Any, codes: Any) -> Any:
+def _looked_up(builder: Any, codes: Any, bytes_: Sequence[int]) -> Any:
     """The same, of 32 bytes at a time, by the table of 16 that an instruction takes."""
     half = ir.VectorType(_I8, 2 * LANES)
-    table, undefined = ir.Constant(half, 2 * _E2M1_BYTES), ir.Constant(VEC_I32, ir.Undefined)
+    table, undefined = ir.Constant(half, 2 * list(bytes_)), ir.Constant(VEC_I32, ir.Undefined)
     parts = []
     for start in (0, LANES // 2):
         order = ir.Constant(ir.VectorType(I32, LANES // 2), list(range(start, start + LANES // 2)))

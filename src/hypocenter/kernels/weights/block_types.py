@@ -7,22 +7,23 @@ structs) and `ggml-quants.c` (dequantize_row_*).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from hypocenter.device.arrays import (
-    AnyArray,
-    bits_as,
-    cast,
-    constants,
-    in_order,
-    join,
-    look_up,
-    stack,
-)
+from hypocenter.device.arrays import AnyArray, bits_as, cast, constants, in_order, join, stack
 from hypocenter.dtypes import Array, bf16_to_f32
+from hypocenter.kernels.weights import grid_types
+from hypocenter.kernels.weights.block_fields import (
+    Fields,
+    as_signed,
+    bit_planes,
+    f16_at,
+    in_turn,
+    nibbles,
+    of_table,
+)
 from hypocenter.tensor import DType
 
 # The sixteen values of the non-linear 4-bit types (kvalues_iq4nl).
@@ -30,8 +31,9 @@ _IQ4_VALUES = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 
 #: What the codes of MXFP4 stand for, twice as much so that they are integers (kvalues_mxfp4): a
 #: sign, two bits of exponent and one of mantissa.
 E2M1_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-#: The exponent of MXFP4 that stands for no number (OCP Microscaling Formats, 5.4.1).
-RESERVED_EXPONENT = 255
+#: Bits of a scale that are all set where it stands for no number, and how many such scales begin a
+#: block (OCP Microscaling Formats, 5.3.1 and 5.4.1). The sign of an e4m3 is not looked at.
+RESERVED = {DType.MXFP4: (0xFF, 1), DType.NVFP4: (0x7F, 4)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,9 @@ class Blocks:
     """Unpacked rows: value = scales * codes + minima, each product and sum rounded to f32.
 
     codes int8 [num_rows, num_columns]. A scale is a number of its group, f16 (of MXFP4 a power of
-    two) in the file and f32 here, `scale` [num_rows, num_columns / group]; or that of its block,
-    `scale` [num_rows, num_columns / 256], times a small integer, `small_scales` int8 [num_rows,
-    num_columns / group]. Minima likewise, where there are any.
+    two, of NVFP4 an e4m3) in the file and f32 here, `scale` [num_rows, num_columns / group]; or
+    that of its block, `scale` [num_rows, num_columns / 256], times a small integer, `small_scales`
+    int8 [num_rows, num_columns / group]. Minima likewise, where there are any.
     """
 
     codes: AnyArray
@@ -104,22 +106,6 @@ def unpack(raw: AnyArray, dtype: DType, num_columns: int) -> Blocks:
     return Blocks(codes, group, scale, small_scales, minimum, small_minima)
 
 
-def _f16(blocks: AnyArray, offset: int) -> AnyArray:
-    """The f16 field at byte `offset` of each block, as f32 [num_rows, num_blocks, 1]."""
-    return cast(bits_as(blocks[..., offset : offset + 2], "float16"), "float32")
-
-
-def _nibbles(quants: AnyArray) -> AnyArray:
-    """Bytes [..., n] to codes [..., 2n]: all low nibbles, then all high ones."""
-    quants = in_order(quants)  # NumPy is slow where it may go a few bytes at a time
-    return join([quants & 15, quants >> 4], -1)
-
-
-def _bits(packed: AnyArray, shifts: Sequence[int], mask: int) -> AnyArray:
-    """Bytes [..., n] to [..., number of shifts, n]."""
-    return (packed[..., None, :] >> constants(shifts, "uint8", packed)[:, None]) & mask
-
-
 def _fifth_bits(blocks: AnyArray, offset: int) -> AnyArray:
     """32 bits at byte `offset`, one per column, as 0 or 16."""
     packed = in_order(blocks[..., offset : offset + 4])[..., None]
@@ -127,58 +113,46 @@ def _fifth_bits(blocks: AnyArray, offset: int) -> AnyArray:
     return bits.reshape(*blocks.shape[:-1], 32) << 4
 
 
-def _as_signed(codes: AnyArray, zero: int) -> AnyArray:
-    return bits_as(codes, "int8") - zero
-
-
-def _of_table(values: Sequence[int], codes: AnyArray) -> AnyArray:
-    return look_up(constants(values, "int8", codes), codes)
-
-
-#: Codes, then scale, small scales, minimum and small minima as in Blocks.
-Fields = tuple[AnyArray, AnyArray, AnyArray | None, AnyArray | None, AnyArray | None]
-
-
 def _read_q4_0(blocks: AnyArray) -> Fields:
-    return _as_signed(_nibbles(blocks[..., 2:]), 8), _f16(blocks, 0), None, None, None
+    return as_signed(nibbles(blocks[..., 2:]), 8), f16_at(blocks, 0), None, None, None
 
 
 def _read_q4_1(blocks: AnyArray) -> Fields:
-    return _as_signed(_nibbles(blocks[..., 4:]), 0), _f16(blocks, 0), None, _f16(blocks, 2), None
+    return as_signed(nibbles(blocks[..., 4:]), 0), f16_at(blocks, 0), None, f16_at(blocks, 2), None
 
 
 def _read_q5_0(blocks: AnyArray) -> Fields:
-    codes = _nibbles(blocks[..., 6:]) | _fifth_bits(blocks, 2)
-    return _as_signed(codes, 16), _f16(blocks, 0), None, None, None
+    codes = nibbles(blocks[..., 6:]) | _fifth_bits(blocks, 2)
+    return as_signed(codes, 16), f16_at(blocks, 0), None, None, None
 
 
 def _read_q5_1(blocks: AnyArray) -> Fields:
-    codes = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks, 4)
-    return _as_signed(codes, 0), _f16(blocks, 0), None, _f16(blocks, 2), None
+    codes = nibbles(blocks[..., 8:]) | _fifth_bits(blocks, 4)
+    return as_signed(codes, 0), f16_at(blocks, 0), None, f16_at(blocks, 2), None
 
 
 def _read_q8_0(blocks: AnyArray) -> Fields:
-    return bits_as(blocks[..., 2:], "int8"), _f16(blocks, 0), None, None, None
+    return bits_as(blocks[..., 2:], "int8"), f16_at(blocks, 0), None, None, None
 
 
 def _two_bit_codes(quants: AnyArray) -> AnyArray:
     """64 bytes to [..., 2 halves, 4 shifts, 32]: each half holds four columns to a byte."""
-    return _bits(quants.reshape(*quants.shape[:-1], 2, 32), (0, 2, 4, 6), 3)
+    return bit_planes(quants.reshape(*quants.shape[:-1], 2, 32), (0, 2, 4, 6), 3)
 
 
 def _read_q2_k(blocks: AnyArray) -> Fields:
     packed, codes = blocks[..., :16], _two_bit_codes(blocks[..., 16:80])
-    return _as_signed(codes, 0), _f16(blocks, 80), packed & 15, -_f16(blocks, 82), packed >> 4
+    return as_signed(codes, 0), f16_at(blocks, 80), packed & 15, -f16_at(blocks, 82), packed >> 4
 
 
 def _read_q3_k(blocks: AnyArray) -> Fields:
     low = _two_bit_codes(blocks[..., 32:96])
-    high = _bits(blocks[..., :32], range(8), 1).reshape(low.shape)
+    high = bit_planes(blocks[..., :32], range(8), 1).reshape(low.shape)
     packed = blocks[..., 96:108]
     low_bits = join([packed[..., :8] & 15, packed[..., :8] >> 4], -1)
-    high_bits = _bits(packed[..., 8:], (0, 2, 4, 6), 3).reshape(low_bits.shape)
+    high_bits = bit_planes(packed[..., 8:], (0, 2, 4, 6), 3).reshape(low_bits.shape)
     six_bits = low_bits | (high_bits << 4)
-    return _as_signed(low | (high << 2), 4), _f16(blocks, 108), _as_signed(six_bits, 32), None, None
+    return as_signed(low | (high << 2), 4), f16_at(blocks, 108), as_signed(six_bits, 32), None, None
 
 
 def _six_bit_pairs(packed: AnyArray) -> tuple[AnyArray, AnyArray]:
@@ -197,27 +171,27 @@ def _paired_nibbles(quants: AnyArray) -> AnyArray:
 
 def _read_q4_k(blocks: AnyArray) -> Fields:
     scales, minima = _six_bit_pairs(blocks[..., 4:16])
-    codes = _as_signed(_paired_nibbles(blocks[..., 16:]), 0)
-    return codes, _f16(blocks, 0), scales, -_f16(blocks, 2), minima
+    codes = as_signed(_paired_nibbles(blocks[..., 16:]), 0)
+    return codes, f16_at(blocks, 0), scales, -f16_at(blocks, 2), minima
 
 
 def _read_q5_k(blocks: AnyArray) -> Fields:
     scales, minima = _six_bit_pairs(blocks[..., 4:16])
     low = _paired_nibbles(blocks[..., 48:])
-    codes = low | (_bits(blocks[..., 16:48], range(8), 1).reshape(low.shape) << 4)
-    return _as_signed(codes, 0), _f16(blocks, 0), scales, -_f16(blocks, 2), minima
+    codes = low | (bit_planes(blocks[..., 16:48], range(8), 1).reshape(low.shape) << 4)
+    return as_signed(codes, 0), f16_at(blocks, 0), scales, -f16_at(blocks, 2), minima
 
 
 def _read_q6_k(blocks: AnyArray) -> Fields:
     low = in_order(blocks[..., :128]).reshape(*blocks.shape[:-1], 2, 2, 32)
     high = in_order(blocks[..., 128:192]).reshape(*blocks.shape[:-1], 2, 32)
     low_bits = join([low & 15, low >> 4], -2)
-    codes = _as_signed(low_bits | (_bits(high, (0, 2, 4, 6), 3) << 4), 32)
-    return codes, _f16(blocks, 208), bits_as(blocks[..., 192:208], "int8"), None, None
+    codes = as_signed(low_bits | (bit_planes(high, (0, 2, 4, 6), 3) << 4), 32)
+    return codes, f16_at(blocks, 208), bits_as(blocks[..., 192:208], "int8"), None, None
 
 
 def _read_iq4_nl(blocks: AnyArray) -> Fields:
-    return _of_table(_IQ4_VALUES, _nibbles(blocks[..., 2:])), _f16(blocks, 0), None, None, None
+    return of_table(_IQ4_VALUES, nibbles(blocks[..., 2:])), f16_at(blocks, 0), None, None, None
 
 
 def _read_iq4_xs(blocks: AnyArray) -> Fields:
@@ -225,9 +199,9 @@ def _read_iq4_xs(blocks: AnyArray) -> Fields:
     high = blocks[..., 2:4, None] >> constants((0, 2, 4, 6), "uint8", blocks)
     packed = blocks[..., 4:8]
     low_bits = stack([packed & 15, packed >> 4], -1).reshape(*blocks.shape[:-1], 8)
-    scales = _as_signed(low_bits | ((high & 3).reshape(low_bits.shape) << 4), 32)
+    scales = as_signed(low_bits | ((high & 3).reshape(low_bits.shape) << 4), 32)
     quants = blocks[..., 8:].reshape(*blocks.shape[:-1], 8, 16)
-    return _of_table(_IQ4_VALUES, _nibbles(quants)), _f16(blocks, 0), scales, None, None
+    return of_table(_IQ4_VALUES, nibbles(quants)), f16_at(blocks, 0), scales, None, None
 
 
 def _read_mxfp4(blocks: AnyArray) -> Fields:
@@ -237,16 +211,54 @@ def _read_mxfp4(blocks: AnyArray) -> Fields:
     is_normal = cast(exponent >= 2, "int32")
     small = ((exponent & 1) + 1) << 21
     bits = is_normal * ((exponent - 1) << 23) + (1 - is_normal) * small
-    codes = _of_table(E2M1_VALUES, _nibbles(blocks[..., 1:]))
+    codes = of_table(E2M1_VALUES, nibbles(blocks[..., 1:]))
     return codes, bits_as(bits, "float32"), None, None, None
 
 
-def find_reserved(raw: Array, dtype: DType) -> tuple[int, int] | None:
-    """The row of GGUF bytes, and the block in it, whose scale is a reserved one; None: none is."""
-    if dtype is not DType.MXFP4:
+def _read_nvfp4(blocks: AnyArray) -> Fields:
+    # Half an e4m3, for codes are twice what they stand for. Its bits are an f16's, but for a bias.
+    bits = cast(blocks[..., :4] & 127, "int16") << 7
+    scale = cast(bits_as(bits, "float16"), "float32") * 128
+    quants = blocks[..., 4:].reshape(*blocks.shape[:-1], 4, 8)
+    return of_table(E2M1_VALUES, nibbles(quants)), scale, None, None, None
+
+
+def _read_tq1_0(blocks: AnyArray) -> Fields:
+    # Five columns in a byte, as a fraction of 256 in base three: times three, and again.
+    parts = []
+    for first, end, num_digits in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
+        digits = blocks[..., first:end]
+        for _ in range(num_digits):
+            parts.append((cast(digits, "int32") * 3) >> 8)
+            digits = digits * 3
+    return cast(join(parts, -1) - 1, "int8"), f16_at(blocks, 52), None, None, None
+
+
+def _read_tq2_0(blocks: AnyArray) -> Fields:
+    return as_signed(_two_bit_codes(blocks[..., :64]), 1), f16_at(blocks, 64), None, None, None
+
+
+def _read_q1_0(blocks: AnyArray) -> Fields:
+    codes = as_signed(2 * in_turn(blocks[..., 2:], range(8), 1), 1)
+    return codes, f16_at(blocks, 0), None, None, None
+
+
+def _read_q2_0(blocks: AnyArray) -> Fields:
+    codes = as_signed(in_turn(blocks[..., 2:], (0, 2, 4, 6), 3), 1)
+    return codes, f16_at(blocks, 0), None, None, None
+
+
+def find_reserved(raw: Array, dtype: DType) -> tuple[int, int, int] | None:
+    """The row of GGUF bytes, the block in it, and its scale that is a reserved one; or None."""
+    if dtype not in RESERVED:
         return None
-    found = np.argwhere(raw[:, :: dtype.block_bytes] == RESERVED_EXPONENT)
-    return (int(found[0, 0]), int(found[0, 1])) if len(found) else None
+    bits, num_scales = RESERVED[dtype]
+    scales = raw.reshape(len(raw), -1, dtype.block_bytes)[..., :num_scales]
+    found = np.argwhere(scales & bits == bits)
+    if not len(found):
+        return None
+    row, block, place = map(int, found[0])
+    return row, block, int(scales[row, block, place])
 
 
 _READERS: dict[DType, Callable[[AnyArray], Fields]] = {
@@ -263,4 +275,16 @@ _READERS: dict[DType, Callable[[AnyArray], Fields]] = {
     DType.IQ4_NL: _read_iq4_nl,
     DType.IQ4_XS: _read_iq4_xs,
     DType.MXFP4: _read_mxfp4,
+    DType.NVFP4: _read_nvfp4,
+    DType.IQ3_S: grid_types.read_iq3_s,
+    DType.IQ3_XXS: grid_types.read_iq3_xxs,
+    DType.IQ2_S: grid_types.read_iq2_s,
+    DType.IQ2_XS: grid_types.read_iq2_xs,
+    DType.IQ2_XXS: grid_types.read_iq2_xxs,
+    DType.IQ1_M: grid_types.read_iq1_m,
+    DType.IQ1_S: grid_types.read_iq1_s,
+    DType.TQ2_0: _read_tq2_0,
+    DType.TQ1_0: _read_tq1_0,
+    DType.Q2_0: _read_q2_0,
+    DType.Q1_0: _read_q1_0,
 }

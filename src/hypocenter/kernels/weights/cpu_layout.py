@@ -4,7 +4,8 @@ A weight of codes is records [num_rows / 64, records, 4], each 16 rows by 64 or 
 of four groups of rows side by side. Codes lie as bytes or in planes of bits, those of 32 columns
 together, in the order in which `packed_codes.py` reads them, so that a thread reads memory in one
 stream. Scales and minima are kept as the file has them, an f16 for a group of columns, or an f16
-for 256 columns and small integers for groups; powers of two are kept as bf16. Those of a group
+for 256 columns and small integers for groups. Parts of an f16 are kept as f32, powers of two as
+bf16, e4m3 as bytes beside an f32. Those of a group
 share a byte, its low half the scale's, and the two bits that six have above that lie by two groups
 to a byte. So a packed weight is about as large as in the file. Float weights are [num_rows / 64,
 num_columns, 64]; those of bf16 [num_rows / 64, num_columns / 2, 64] words of two columns, the even
@@ -22,9 +23,20 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.cpu import large_pages
-from hypocenter.device.cpu.packed_codes import E2M1_ZERO, POWERS_FIELD, codes_field
+from hypocenter.device.cpu.packed_codes import (
+    MINI_FACTOR,
+    MINIS_FIELD,
+    POWERS_FIELD,
+    codes_field,
+)
 from hypocenter.dtypes import Array, factors_of_products
 from hypocenter.kernels.weights.block_types import E2M1_VALUES, Blocks, dequantise, unpack
+from hypocenter.kernels.weights.grid_types import (
+    IQ1_SIZES,
+    IQ2_SIZES,
+    IQ3_S_SIZES,
+    IQ3_XXS_SIZES,
+)
 from hypocenter.kernels.weights.row_groups import (
     GROUPS_PER_ITEM,
     LANES,
@@ -42,9 +54,7 @@ Kept = Callable[[tuple[int, ...], Any], Array | None]
 _WIDE, _NARROW = 256, 64
 #: Columns of float weights that are turned at a time.
 _COLUMNS_AT_ONCE = 128
-#: The code of MXFP4 for each value, which lies at that value more.
-_E2M1_CODES = np.zeros(2 * E2M1_ZERO + 1, np.uint8)
-_E2M1_CODES[np.add(E2M1_VALUES, E2M1_ZERO)] = np.arange(16) * np.not_equal(E2M1_VALUES, 0)
+_E2M1_SIZES = E2M1_VALUES[:8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +63,9 @@ class RecordLayout:
 
     `num_columns`: columns of a record, which fill whole cache lines. `group`: columns that share a
     scale. `is_nested`: scales are small integers times one of the record. Where they have minima
-    beside them, both are of `pair_bits`. `is_e2m1`: the bits of a code are those of MXFP4, whose
-    scales are powers of two.
+    beside them, both are of `pair_bits`. `sizes`: a code is the number of one of them, and its
+    highest bit a sign. `scale`: the field of scales, which says what numbers they are, and
+    `scale_kind` what those of the record, or of the groups, are kept as.
     """
 
     dtype: DType
@@ -64,18 +75,28 @@ class RecordLayout:
     has_minima: bool = False
     pair_bits: int = 0
     num_columns: int = _WIDE
-    is_e2m1: bool = False
+    sizes: tuple[int, ...] = ()
+    scale: str = "scale"
+    scale_kind: str = "<u2"
 
     @property
     def is_nested(self) -> bool:
-        return self.dtype.block_elements == _WIDE
+        return self.group < self.dtype.block_elements == _WIDE
+
+    @property
+    def has_minis(self) -> bool:
+        """Whether scales are e4m3, times an f32 of the record."""
+        return self.scale == MINIS_FIELD
 
     @property
     def record(self) -> np.dtype[Any]:
         """The fields of a record, each of vectors of 16 rows."""
         num_groups = self.num_columns // self.group
         num_wholes = 1 if self.is_nested else num_groups
-        fields: list[tuple[str, str, tuple[int, ...]]] = [(self.scale, "<u2", (num_wholes, LANES))]
+        fields: list[tuple[str, str, tuple[int, ...]]] = []
+        if self.has_minis:
+            fields.append(("scale", "<f4", (1, LANES)))
+        fields.append((self.scale, self.scale_kind, (num_wholes, LANES)))
         if self.has_minima:
             fields.append(("minimum", "<u2", (num_wholes, LANES)))
         if self.pair_bits:
@@ -92,13 +113,22 @@ class RecordLayout:
 
     @property
     def codes(self) -> str:
-        """The name of the field of codes, which says what planes there are, and `zero`."""
-        return codes_field(self.planes, self.zero, is_e2m1=self.is_e2m1)
+        """The name of the field of codes, which says what planes there are, and what they mean."""
+        return codes_field(self.planes, self.zero, self.sizes)
 
     @property
-    def scale(self) -> str:
-        """The name of the field of scales, which says what numbers they are."""
-        return POWERS_FIELD if self.is_e2m1 else "scale"
+    def meanings(self) -> Array:
+        """What codes of sizes stand for, i8; numbers beyond the last size for nothing."""
+        sizes = np.zeros(1 << (sum(self.planes) - 1), np.int8)
+        sizes[: len(self.sizes)] = self.sizes
+        return np.concatenate([sizes, -sizes])
+
+
+def _of_sizes(
+    dtype: DType, sizes: tuple[int, ...], group: int, scale_kind: str = "<f4"
+) -> RecordLayout:
+    planes = (2, 1) if len(sizes) <= 4 else (4,)
+    return RecordLayout(dtype, planes, group=group, sizes=sizes, scale_kind=scale_kind)
 
 
 RECORDS: dict[DType, RecordLayout] = {
@@ -116,7 +146,21 @@ RECORDS: dict[DType, RecordLayout] = {
         RecordLayout(DType.Q6_K, (6,), zero=32, group=16),
         RecordLayout(DType.IQ4_NL, (8,)),
         RecordLayout(DType.IQ4_XS, (8,)),
-        RecordLayout(DType.MXFP4, (4,), zero=E2M1_ZERO, num_columns=_NARROW, is_e2m1=True),
+        RecordLayout(DType.MXFP4, (4,), num_columns=_NARROW, sizes=_E2M1_SIZES, scale=POWERS_FIELD),
+        RecordLayout(
+            DType.NVFP4, (4,), group=16, sizes=_E2M1_SIZES, scale=MINIS_FIELD, scale_kind="u1"
+        ),
+        _of_sizes(DType.IQ3_S, IQ3_S_SIZES, 32, "<u2"),
+        _of_sizes(DType.IQ3_XXS, IQ3_XXS_SIZES, 32),
+        _of_sizes(DType.IQ2_S, IQ2_SIZES, 16),
+        _of_sizes(DType.IQ2_XS, IQ2_SIZES, 16),
+        _of_sizes(DType.IQ2_XXS, IQ2_SIZES, 32),
+        _of_sizes(DType.IQ1_M, IQ1_SIZES, 16),
+        _of_sizes(DType.IQ1_S, IQ1_SIZES, 32),
+        RecordLayout(DType.TQ2_0, (2,), zero=1, group=256),
+        RecordLayout(DType.TQ1_0, (2,), zero=1, group=256),
+        RecordLayout(DType.Q2_0, (2,), zero=1, group=64),
+        RecordLayout(DType.Q1_0, (2,), zero=1, group=128),
     )
 }
 
@@ -128,9 +172,9 @@ def layout_of(dtype: DType, num_columns: int) -> RecordLayout:
     with scales of their own do 1 to 3 % better with narrow ones.
     """
     layout = RECORDS[dtype]
-    if layout.is_nested or num_columns % _WIDE == 0:
+    if num_columns % _WIDE == 0:
         return layout
-    return replace(layout, num_columns=_NARROW)
+    return replace(layout, num_columns=max(_NARROW, layout.group))
 
 
 def held_as(dtype: DType, num_columns: int, *, in_bf16: bool = False) -> DType:
@@ -165,11 +209,13 @@ def pack_records(
     *,
     in_bf16: bool = False,
     kept: Kept | None = None,
+    factors: Sequence[Array | None] = (),
 ) -> tuple[Any, ...]:
     """Rows of GGUF bytes as (weights,), or (records,) for block types; floats as `held_as` says.
 
     Of several matrices of one shape the items, 64 rows each, lie by turns. What `kept` gives is
-    taken as it is.
+    taken as it is. `factors` (of NVFP4): of each matrix f32 [n], each for an equal part of its
+    items.
     """
     num_items = len(raws) * padded_rows(len(raws[0])) // ROWS_PER_ITEM
     if not dtype.is_quantised:
@@ -208,6 +254,10 @@ def pack_records(
         _fill(place, unpack(slab, dtype, num_columns), layout)
 
     side_by_side(fill, _places(raws, records))
+    for index, own in enumerate(factors):
+        if own is not None:
+            of_items = np.repeat(own, num_items // len(raws) // len(own))
+            records["scale"][index :: len(raws)] *= of_items[:, None, None, None, None]
     return (records,)
 
 
@@ -233,6 +283,11 @@ def _fill(records: Array, blocks: Blocks, layout: RecordLayout) -> None:
     for field, values in ((layout.scale, blocks.scale), ("minimum", blocks.minimum)):
         if field == POWERS_FIELD:
             numbers[field] = (blocks.scale.view(np.uint32) >> 16).astype(np.uint16)
+        elif field == MINIS_FIELD:
+            halves = (blocks.scale / (MINI_FACTOR / 2)).astype(np.float16).view(np.uint16)
+            numbers[field] = (halves >> 7).astype(np.uint8)
+        elif values is not None and layout.scale_kind == "<f4":
+            numbers[field] = values
         elif values is not None:  # the way back to f16 is exact
             numbers[field] = values.astype(np.float16).view(np.uint16)
     if layout.pair_bits:
@@ -244,9 +299,11 @@ def _fill(records: Array, blocks: Blocks, layout: RecordLayout) -> None:
         numbers["scales"] = blocks.small_scales.view(np.int8)
     for field, values in numbers.items():
         records[field] = _by_record(values, records.shape[1], records[field].shape[3])
+    if layout.has_minis:
+        records["scale"] = MINI_FACTOR / 2
     codes = (blocks.codes + np.int8(layout.zero)).view(np.uint8)
-    if layout.is_e2m1:
-        codes = _E2M1_CODES[codes]
+    if layout.sizes:
+        codes = _codes_of(layout)[codes]
     low = 0
     for bits in layout.planes:
         words = _plane_words(codes, low, bits)
@@ -254,6 +311,15 @@ def _fill(records: Array, blocks: Blocks, layout: RecordLayout) -> None:
         of_steps = plane.reshape(*plane.shape[:3], -1, bits, LANES)
         records[layout.codes][..., low : low + bits, :] = of_steps
         low += bits
+
+
+@functools.cache
+def _codes_of(layout: RecordLayout) -> Array:
+    """The code of each i8, by its bits, as u8 [256]."""
+    found = np.zeros(256, np.uint8)
+    for code, meaning in reversed(list(enumerate(layout.meanings))):
+        found[meaning.view(np.uint8)] = code
+    return found
 
 
 def _pairs(scales: Array, minima: Array, bits: int, num_groups: int) -> dict[str, Array]:

@@ -22,9 +22,11 @@ from hypocenter.device.arrays import (
     AnyArray,
     bits_as,
     cast,
+    constants,
     in_order,
     is_host,
     largest_size,
+    stack,
     turn,
     zeros,
 )
@@ -94,17 +96,35 @@ UNITS: dict[DType, Units] = {
         Units(DType.IQ4_NL, 4, group=32),
         Units(DType.IQ4_XS, 4, group=32),
         Units(DType.MXFP4, 4, group=32),
+        Units(DType.NVFP4, 4, group=16),
+        Units(DType.IQ3_S, 4, group=32),
+        Units(DType.IQ3_XXS, 4, group=32),
+        Units(DType.IQ2_S, 4, group=16),
+        Units(DType.IQ2_XS, 4, group=16),
+        Units(DType.IQ2_XXS, 4, group=32),
+        Units(DType.IQ1_M, 4, group=16),
+        Units(DType.IQ1_S, 4, group=32),
+        Units(DType.TQ2_0, 8, zero=8, group=32),
+        Units(DType.TQ1_0, 8, zero=8, group=32),
+        Units(DType.Q2_0, 8, zero=8, group=32),
+        Units(DType.Q1_0, 8, zero=8, group=32),
     )
 }
 
 
 def pack_units(
-    raw: Array, dtype: DType, num_columns: int, there: Callable[[Array], AnyArray] = np.asarray
+    raw: Array,
+    dtype: DType,
+    num_columns: int,
+    there: Callable[[Array], AnyArray] = np.asarray,
+    *,
+    factors: Array | None = None,
 ) -> tuple[Any, ...]:
     """Rows of GGUF bytes as (weights,) or (words, scales, minima, zero, factor); no minima is an
     empty array, zero and factor are f32 numbers.
 
-    `there` brings bytes to where they are packed, on which the result lies.
+    `there` brings bytes to where they are packed, on which the result lies. `factors`: f32
+    [num_matrices], each for an equal part of the rows; a single one becomes part of the factor.
     """
     layout, num_rows = UNITS[dtype], raw.shape[0]
     width = -(-num_columns // layout.unit_columns) * layout.unit_columns
@@ -130,13 +150,18 @@ def pack_units(
         start, blocks = rows.start, unpack(there(raw[rows]), dtype, num_columns)
         made = _words(blocks, layout, width)
         words[start // CODE_LANES : start // CODE_LANES + len(made)] = made
-        _put(exact, start, blocks.scales, width // layout.group)
+        _put(exact, start, _of_groups(blocks, layout), width // layout.group)
         if (lows := blocks.minima) is not None:
             _put(exact_minima, start, lows, width // layout.group)
 
     _by_slabs(fill, num_rows, num_columns, beside)
+    if factors is not None and len(factors) > 1:
+        own = constants(np.repeat(factors, len(exact) // len(factors)), "float32", exact)
+        exact = exact * own[:, None, None, None]
     factor = _factor(exact, exact_minima, layout)
     halves = [cast(array / float(factor), "float16") for array in (exact, exact_minima)]
+    if factors is not None and len(factors) == 1:
+        factor = factor * factors[0]
     return words, *halves, np.float32(layout.zero), factor
 
 
@@ -156,14 +181,20 @@ def reference(raw: Array, dtype: DType, num_columns: int) -> Array:
     """Rows of GGUF bytes of a block type as products multiply them, in float64: code times scale
     plus minimum in f16, over the factor, each rounded once."""
     blocks, layout = unpack(raw, dtype, num_columns), UNITS[dtype]
-    minima = blocks.minima
-    factor = float(_factor(blocks.scales, blocks.scales[:0] if minima is None else minima, layout))
+    scales, minima = _of_groups(blocks, layout), blocks.minima
+    factor = float(_factor(scales, scales[:0] if minima is None else minima, layout))
     codes = blocks.codes.reshape(len(raw), -1, layout.group).astype(np.float64)
-    values = codes * (blocks.scales / factor).astype(np.float16).astype(np.float64)[..., None]
+    values = codes * (scales / factor).astype(np.float16).astype(np.float64)[..., None]
     if minima is not None:
         values += (minima / factor).astype(np.float16).astype(np.float64)[..., None]
     found: Array = values.astype(np.float16).astype(np.float64).reshape(len(raw), -1) * factor
     return found[:, :num_columns]
+
+
+def _of_groups(blocks: Blocks, layout: Units) -> AnyArray:
+    """Scales of the groups of a layout, which may be smaller than those of the file."""
+    scales, times = blocks.scales, blocks.group // layout.group
+    return scales if times == 1 else stack([scales] * times, -1).reshape(len(scales), -1)
 
 
 def _factor(scales: AnyArray, minima: AnyArray, layout: Units) -> np.float32:

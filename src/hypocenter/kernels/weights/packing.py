@@ -47,32 +47,41 @@ def pack(
     in_bf16: bool = False,
     kept: Kept | None = None,
     on_host: bool = False,
+    factors: Array | None = None,
 ) -> Packed:
     """Bring rows of GGUF bytes (uint8 [num_rows, row_bytes]) into the layout for `device`.
 
     A GPU packs them itself, unless `on_host`: for a process that never launches anything there.
     `in_bf16` (on the CPU): F16 and BF16 become what products in bf16 take. `kept` (on the CPU):
-    gives what was packed of them before.
+    gives what was packed of them before. `factors` (of NVFP4): f32 [num_matrices], each for an
+    equal part of the rows, by which they are multiplied.
     """
     if device == "cpu":
-        parts = pack_records([raw], dtype, num_columns, in_bf16=in_bf16, kept=kept)
+        parts = pack_records(
+            [raw], dtype, num_columns, in_bf16=in_bf16, kept=kept, factors=[factors]
+        )
         dtype = held_as(dtype, num_columns, in_bf16=in_bf16)
     elif on_host:
-        parts = pack_units(raw, dtype, num_columns)
+        parts = pack_units(raw, dtype, num_columns, factors=factors)
     else:
         scratch = devices.backend_of(device).scratch
-        work = partial(pack_units, raw, dtype, num_columns, scratch)
+        work = partial(pack_units, raw, dtype, num_columns, scratch, factors=factors)
         parts = devices.call_device(device, "compute", work, raw.nbytes)
     return Packed(dtype, parts, len(raw), num_columns)
 
 
 def pack_by_turns(
-    raws: Sequence[Array], dtype: DType, num_columns: int, *, kept: Kept | None = None
+    raws: Sequence[Array],
+    dtype: DType,
+    num_columns: int,
+    *,
+    kept: Kept | None = None,
+    factors: Sequence[Array | None] = (),
 ) -> Packed:
     """Several matrices of one shape, as rows of GGUF bytes, as one weight for the CPU: 64 rows of
-    each by turns, each padded to 64 rows."""
+    each by turns, each padded to 64 rows. `factors`: of each, as of `pack`."""
     num_rows = len(raws) * padded_rows(len(raws[0]))
-    parts = pack_records(raws, dtype, num_columns, kept=kept)
+    parts = pack_records(raws, dtype, num_columns, kept=kept, factors=factors)
     return Packed(dtype, parts, num_rows, num_columns)
 
 

@@ -45,6 +45,7 @@ FILE_TYPES = {
     38: "MOSTLY_MXFP4_MOE",
     39: "MOSTLY_NVFP4",
     40: "MOSTLY_Q1_0",
+    41: "MOSTLY_Q2_0",
     1024: "GUESSED",
 }
 

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from hypocenter.config import OnProgress
+from hypocenter.kernels.weights.block_types import RESERVED
 from hypocenter.kernels.weights.cpu_layout import packed_bytes
+from hypocenter.kernels.weights.grid_types import bytes_of_iq1_m_scale
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.file_types import FILE_TYPES
 from hypocenter.model.gguf.values import StringArray, TensorInfo, ValueType
@@ -46,13 +48,26 @@ FLOAT_FIELDS: dict[DType, tuple[tuple[str, int, DType], ...]] = {
     DType.IQ4_XS: (("d", 0, DType.F16),),
     # The exponent of a power of two, but for the one that stands for no number.
     DType.MXFP4: (("e", 0, DType.U8),),
+    # Four e4m3 without their sign, of which one stands for no number.
+    DType.NVFP4: tuple((f"d[{i}]", i, DType.U8) for i in range(4)),
+    DType.IQ3_S: (("d", 0, DType.F16),),
+    DType.IQ3_XXS: (("d", 0, DType.F16),),
+    DType.IQ2_S: (("d", 0, DType.F16),),
+    DType.IQ2_XS: (("d", 0, DType.F16),),
+    DType.IQ2_XXS: (("d", 0, DType.F16),),
+    # Put together of four parts.
+    DType.IQ1_M: (("d", 0, DType.F16),),
+    DType.IQ1_S: (("d", 0, DType.F16),),
+    DType.TQ2_0: (("d", 64, DType.F16),),
+    DType.TQ1_0: (("d", 52, DType.F16),),
+    DType.Q2_0: (("d", 0, DType.F16),),
+    DType.Q1_0: (("d", 0, DType.F16),),
 }
-#: The exponent bits of each float type: all set means NaN or infinite.
+#: The exponent bits of each float type: all set means NaN or infinite. Of bytes `RESERVED` says it.
 _EXPONENT: dict[DType, int] = {
     DType.F32: 0x7F800000,
     DType.F16: 0x7C00,
     DType.BF16: 0x7F80,
-    DType.U8: 0xFF,
 }
 
 
@@ -234,9 +249,11 @@ def _bad_floats(
     info: TensorInfo, slab: np.ndarray, start: int, field: str, offset: int, kind: DType
 ) -> _Found:
     width = kind.block_bytes
-    packed = np.ascontiguousarray(slab[:, offset : offset + width])
+    packed = bytes_of_iq1_m_scale(slab) if info.dtype is DType.IQ1_M else slab
+    packed = np.ascontiguousarray(packed[:, offset : offset + width])
     bits = packed.view(f"<u{width}")[:, 0]  # [num_blocks in the slab]
-    exponent = bits.dtype.type(_EXPONENT[kind])
+    all_set = RESERVED[info.dtype][0] if info.dtype in RESERVED else _EXPONENT[kind]
+    exponent = bits.dtype.type(all_set)
     bad = np.flatnonzero((bits & exponent) == exponent)
     first = [
         BadFloat(info.name, info.dtype, start + int(row), field, _as_float(int(bits[row]), kind))
