@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hypocenter.config import KV_DTYPES, EngineConfig, num_kv_blocks
+from hypocenter.config import KV_DTYPES, EngineConfig
 from hypocenter.errors import OutOfMemory
 from hypocenter.kernels.attention.attention_cpu import num_part_floats
 from hypocenter.kernels.experts.experts_table import ExpertsShape
@@ -25,6 +25,18 @@ _F32_BYTES = 4
 _TAPS = ".ssm_conv1d.weight"
 
 
+def num_kv_blocks(config: EngineConfig, context_length: int) -> int:
+    """Blocks of the KV cache, for a context of `context_length` tokens."""
+    return -(-(config.kv_tokens or context_length) // config.block_size)
+
+
+def num_state_slots(config: EngineConfig, facts: Architecture) -> tuple[int, int]:
+    """Slots of states: for requests that run, and for checkpoints; 0 where no layer has any."""
+    if facts.recurrence is None:
+        return 0, 0
+    return config.max_batch_requests, config.state_checkpoints if config.prefix_cache else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """Bytes that may still be taken, of how many in all."""
@@ -41,6 +53,7 @@ def needed_bytes(
     What packing a tensor holds for a moment, a slab of its rows, is not counted.
     """
     num_blocks = num_kv_blocks(config, context_length)
+    num_running, num_checkpoints = num_state_slots(config, facts)
     per_token = facts.kv_bytes_per_token(KV_DTYPES[config.kv_dtype].block_bytes)
     widths = (facts.width, facts.widest_q, facts.widest_kv, *facts.dense_widths)
     per_logit_row = padded_rows(facts.vocab_size)
@@ -78,7 +91,8 @@ def needed_bytes(
         )
         + _made_up_bytes(file, facts),
         "KV cache": num_blocks * config.block_size * per_token,
-        **({"states": config.max_batch_requests * facts.state_bytes} if recurrence else {}),
+        **({"states": num_running * facts.state_bytes} if recurrence else {}),
+        **({"checkpoints": num_checkpoints * facts.state_bytes} if recurrence else {}),
         "rope tables": _rope_bytes(facts, context_length),
         "activations": (activations + logits + parts) * _F32_BYTES + operands + mixture,
     }
