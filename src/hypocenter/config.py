@@ -285,8 +285,6 @@ class EngineFields(TypedDict, total=False):
 DEFAULT_CONTEXT = 4096
 
 
-
-
 def defaults(cls: type[Any]) -> dict[str, Any]:
     """Field name to default value of one of the dataclasses above."""
     return {field.name: field.default for field in fields(cls)}

@@ -267,9 +267,9 @@ SMALL = EngineConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> FamilyModel:
-    return make_family("qwen35", tmp_path_factory.mktemp("checkpoints"))
+@pytest.fixture(scope="module", params=["qwen35", "lfm2-tied"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FamilyModel:
+    return make_family(request.param, tmp_path_factory.mktemp("checkpoints"))
 
 
 def test_logits_with_a_hit_are_those_without(model: FamilyModel) -> None:

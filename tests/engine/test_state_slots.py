@@ -91,8 +91,10 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
-def test_logits_are_those_of_transformers(model: FamilyModel) -> None:
+@pytest.mark.parametrize("name", ["qwen35", "lfm2-tied", "lfm2moe"])
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Each family is compared in the tier sim; here chunks end where blocks of states do not."""
+    model = make_family(name, tmp_path)
     tokens = model.token_ids[:128]
     ours = engine_logits(model.path, tokens, 128, max_batch_tokens=37)
     assert difference(ours, hf_logits(model.hf_model, tokens)) < 3e-5
@@ -227,9 +229,13 @@ def one_of_each(monkeypatch: pytest.MonkeyPatch, folder: Path) -> FamilyModel:
     return make_family("qwen35", folder)
 
 
+@pytest.mark.parametrize("name", ["qwen35", "lfm2-tied"])
 @pytest.mark.tier("sim")
-def test_a_gpu_gives_the_same_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = one_of_each(monkeypatch, tmp_path)
+def test_a_gpu_gives_the_same_logits(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_made = name == "qwen35"  # which has more layers than that
+    model = one_of_each(monkeypatch, tmp_path) if is_made else make_family(name, tmp_path)
     tokens = model.token_ids[:6]
     ours = engine_logits(model.path, tokens, 64, device="sim:h200")
     assert difference(ours, hf_logits(model.hf_model, tokens)) < 3e-5
@@ -271,7 +277,7 @@ def test_inspect_tells_of_states(model: FamilyModel, runner: Runner) -> None:
     """Bytes of one request: a slot's share of what is allocated."""
     with open_gguf(model.path) as file:
         report = inspect.collect(file, 64)
-    states = runner._decoder._delta_net.states  # type: ignore[union-attr]
+    states = runner._decoder._state_net.states  # type: ignore[union-attr]
     tensors = [*states.convs.values(), *states.states.values()]
     held = sum(tensor.num_elements for tensor in tensors) * 4
     assert report["problem"] is None
@@ -280,7 +286,7 @@ def test_inspect_tells_of_states(model: FamilyModel, runner: Runner) -> None:
     assert any(line.startswith("  state ") for line in inspect._memory_lines(report))
 
 
-@pytest.mark.parametrize("name", ["qwen35", "qwen3next"])
+@pytest.mark.parametrize("name", ["qwen35", "qwen3next", "lfm2", "lfm2moe"])
 def test_needed_bytes_are_those_that_are_allocated(name: str, tmp_path: Path) -> None:
     path = make_family(name, tmp_path).path
     config = EngineConfig(

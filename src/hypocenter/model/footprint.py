@@ -22,7 +22,7 @@ from hypocenter.tensor import DType
 
 _F32_BYTES = 4
 #: What a convolution multiplies with, which is no matrix.
-_TAPS = ".ssm_conv1d.weight"
+_TAPS = (".ssm_conv1d.weight", ".shortconv.conv.weight")
 
 
 def num_kv_blocks(config: EngineConfig, context_length: int) -> int:
@@ -65,8 +65,7 @@ def needed_bytes(
     if facts.family.gates_attention:
         numbers_per_token += padded_rows(facts.widest_q)
     if (recurrence := facts.recurrence) is not None:
-        of_delta = recurrence.mixed_width, recurrence.values_width, recurrence.num_value_heads
-        numbers_per_token += 2 * sum(padded_rows(width) for width in of_delta)
+        numbers_per_token += 2 * sum(padded_rows(width) for width in recurrence.buffer_widths)
     activations = config.max_batch_tokens * numbers_per_token
     logits = config.max_batch_requests * per_logit_row
     max_context = min(num_blocks * config.block_size, context_length)
@@ -202,6 +201,8 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
     is_halved = info.name.endswith(".attn_q.weight") and facts.family.gates_attention
     if is_halved or info.name.endswith(".ssm_ba.weight"):
         parts = (num_rows // 2, num_rows // 2)
+    if info.name.endswith(".shortconv.in_proj.weight"):
+        parts = (num_rows // 3,) * 3
     if info.name.endswith((".attn_qkv.weight", ".ffn_up.weight")):
         shape = facts.layers[int(info.name.split(".")[1])]
         if info.name.endswith(".attn_qkv.weight"):
@@ -221,7 +222,7 @@ def held_dtypes(file: GGUFFile, facts: Architecture, *, in_bf16: bool) -> set[DT
         for info in file.tensors.values()
         if len(info.shape) > 1
         and info.name not in tables
-        and not info.name.endswith((".bias", _TAPS))
+        and not info.name.endswith((".bias", *_TAPS))
         and not facts.passes_over(info.name)
     )
     return {

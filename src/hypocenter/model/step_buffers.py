@@ -116,8 +116,8 @@ class KVPages:
 class StatePages:
     """What layers without attention carry for each of `num_slots` sequences, by their index.
 
-    convs f32 [num_slots, num_taps - 1, channels] and states f32 [num_slots, num_value_heads,
-    key_dim, value_dim], the last axes padded to 64 (`kernels/recurrent/`).
+    convs f32 [num_slots, num_taps - 1, channels], and of delta nets states f32 [num_slots,
+    num_value_heads, key_dim, value_dim]; the last axes padded to 64 (`kernels/recurrent/`).
     """
 
     convs: dict[int, Tensor]
@@ -131,14 +131,13 @@ class StatePages:
             return None
         layers = [at for at in range(facts.num_layers) if at not in facts.attention_layers]
 
-        def pages(kind: str, shape: tuple[int, ...]) -> dict[int, Tensor]:
-            sizes = (num_slots, *shape)
+        def pages(kind: str) -> dict[int, Tensor]:
+            if kind not in recurrence.shapes:
+                return {}
+            sizes = (num_slots, *recurrence.shapes[kind])
             return {
                 layer: allocate(f"{kind}.{layer}", "states", DType.F32, sizes, device=device)
                 for layer in layers
             }
 
-        return cls(pages("conv", recurrence.conv_shape), pages("state", recurrence.state_shape))
-
-    def of_layer(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.convs[index], self.states[index]
+        return cls(pages("conv"), pages("state"))

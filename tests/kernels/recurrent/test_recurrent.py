@@ -62,8 +62,8 @@ def stale(*shape: int) -> Tensor:
 class Conv:
     """A convolution of 70 channels over four tokens."""
 
-    def __init__(self) -> None:
-        rng = np.random.default_rng(0)
+    def __init__(self, *, activates: bool = True) -> None:
+        rng, self.activates = np.random.default_rng(0), activates
         self.weight = rng.standard_normal((4, 70)).astype(np.float32)
         wide = np.zeros((4, 128), np.float32)
         wide[:, :70] = self.weight
@@ -73,7 +73,10 @@ class Conv:
         out = rows_tensor("out", np.full_like(x, np.nan))
         given, where = rows_tensor("x", x), sequences_of(spans, **states)
         launch(
-            lambda p: short_conv.short_conv(p, given, self.padded, self.state, out, where), len(x)
+            lambda p: short_conv.short_conv(
+                p, given, self.padded, self.state, out, where, activates=self.activates
+            ),
+            len(x),
         )
         return to_host(out)[:, : x.shape[1]]
 
@@ -122,10 +125,12 @@ class Delta:
         return out.reshape(len(x), -1)
 
 
-def test_short_conv() -> None:
+@pytest.mark.parametrize("activates", [True, False])
+def test_short_conv(activates: bool) -> None:
     x = np.random.default_rng(3).standard_normal((9, 70)).astype(np.float32)
-    expected = short_conv.reference(x, Conv().weight)
-    assert np.abs(Conv().take(x, [(2, 0, 9)]) - expected).max() < 32 * EPS * np.abs(expected).max()
+    expected = short_conv.reference(x, Conv().weight, activates=activates)
+    found = Conv(activates=activates).take(x, [(2, 0, 9)])
+    assert np.abs(found - expected).max() < 32 * EPS * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(("value_dim", "heads_in_turn"), [(70, 1), (16, 2)])

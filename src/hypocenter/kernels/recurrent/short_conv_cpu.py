@@ -78,9 +78,9 @@ def _input(
 
 @cpu_kernel
 def short_conv(
-    x: Any, weight: Any, state: Any, out: Any, state_slots: Any, state_sources: Any,
-    checkpoint_slots: Any, checkpoint_stops: Any, sequence_starts: Any, sequence_rows: Any,
-    positions: Any, counts: Any,
+    x: Any, weight: Any, state: Any, out: Any, activates: int, state_slots: Any,
+    state_sources: Any, checkpoint_slots: Any, checkpoint_stops: Any, sequence_starts: Any,
+    sequence_rows: Any, positions: Any, counts: Any,
 ) -> None:  # fmt: skip
     num_kept, pitch = state.shape[1], state.shape[2]
     num_blocks = pitch // _BLOCK
@@ -96,7 +96,8 @@ def short_conv(
                     came = token + tap - num_kept
                     value = _input(x, first, came, state, base, num_kept, position, column)
                     total = fma(value, load(weight, tap * pitch + column), total)
-                total = mul(total, sigmoid(total))
+                if activates:
+                    total = mul(total, sigmoid(total))
                 store(out, (first + token) * out.shape[1] + column, total)
             if num_saved > 0:
                 _keep(x, first, num_saved, state, base, position, column, saved * num_kept * pitch)

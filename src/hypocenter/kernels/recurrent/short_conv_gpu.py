@@ -51,8 +51,8 @@ def _keep(
 @triton.jit
 def short_conv_kernel(
     x_ptr, weight_ptr, state_ptr, out_ptr, slots_ptr, sources_ptr, checkpoints_ptr, stops_ptr,
-    starts_ptr, rows_ptr, positions_ptr, counts_ptr, channels, NUM_KEPT: tl.constexpr,
-    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    starts_ptr, rows_ptr, positions_ptr, counts_ptr, channels, ACTIVATES: tl.constexpr,
+    NUM_KEPT: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     sequence = tl.program_id(0)
@@ -71,7 +71,9 @@ def short_conv_kernel(
             value = _input(x_ptr, first, came, kept_ptr, NUM_KEPT, position, column, channels, WIDE)
             total += value * tl.load(weight_ptr + tap * channels + column)
         out_at = out_ptr + as_offset(first + token, WIDE) * channels + column
-        tl.store(out_at, total / (1.0 + tl.exp(-total)))
+        if ACTIVATES:
+            total = total / (1.0 + tl.exp(-total))
+        tl.store(out_at, total)
     num_saved = tl.load(stops_ptr + sequence) - first
     if num_saved > 0:
         saved = as_offset(tl.load(checkpoints_ptr + sequence), WIDE)
@@ -98,6 +100,7 @@ def add(
         contract=contract,
         facts=facts,
         num_warps=2,
+        ACTIVATES=facts["activates"] == 1,
         NUM_KEPT=state.shape[1],
         BLOCK=_BLOCK,
     )
