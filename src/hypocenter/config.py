@@ -196,9 +196,9 @@ class EngineConfig:
     rechecks every launch's arguments and index values; `guarded` (GPU) masks accesses off that
     leave their tensors, and names them; `traced` waits for every launch and writes down what it
     did, for `hypo doctor` and `hypo diff`. `prefix_cache`: a prompt that begins like one before is
-    not computed anew up to where they part. `kv_tokens` is how many tokens the KV cache holds of
-    all requests together; None: as many as one context. `attention`: `fused`, or its `parts` one by
-    one (GPU).
+    not computed anew up to where they part. `state_checkpoints`: of models that carry a state, how
+    many states are kept for that. `kv_tokens` is how many tokens the KV cache holds of all requests
+    together; None: as many as one context. `attention`: `fused`, or its `parts` one by one (GPU).
     `chat_template_kwargs` are variables of the chat template; `reasoning` sets those by which most
     templates have a model think before it answers: `on`, `off`, or how much; `auto` sets none.
     `float_products`: on the CPU F16 and BF16 matrices multiply activations `exact`ly, or as `bf16`,
@@ -212,6 +212,7 @@ class EngineConfig:
     max_batch_requests: int = 32
     block_size: int = 16
     prefix_cache: bool = True
+    state_checkpoints: int = 8
     kv_tokens: int | None = None
     kv_dtype: str = "f16"
     tokenizer_pre: str | None = None
@@ -245,6 +246,7 @@ class EngineConfig:
         if type(self.block_size) is not int or self.block_size not in (16, 32, 64, 128):
             raise BadSetting("block_size", self.block_size, "must be 16, 32, 64 or 128")
         _require_bool("prefix_cache", self.prefix_cache)
+        _require_whole("state_checkpoints", self.state_checkpoints, 0, 4096)
         if self.kv_tokens is not None:
             also = ", or None: as many as the context has positions"
             _require_whole("kv_tokens", self.kv_tokens, 1, 1 << 28, also)
@@ -268,6 +270,7 @@ class EngineFields(TypedDict, total=False):
     max_batch_requests: int
     block_size: int
     prefix_cache: bool
+    state_checkpoints: int
     kv_tokens: int | None
     kv_dtype: str
     tokenizer_pre: str | None
@@ -280,11 +283,6 @@ class EngineFields(TypedDict, total=False):
 
 
 DEFAULT_CONTEXT = 4096
-
-
-def num_kv_blocks(config: EngineConfig, context_length: int) -> int:
-    """Blocks of the KV cache, for a context of `context_length` tokens."""
-    return -(-(config.kv_tokens or context_length) // config.block_size)
 
 
 def defaults(cls: type[Any]) -> dict[str, Any]:

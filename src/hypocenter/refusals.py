@@ -344,6 +344,35 @@ class StateElsewhere(Refusal, frozen=True, kw_only=True):
         )
 
 
+class StateOfOtherTokens(Refusal, frozen=True, kw_only=True):
+    """Digests begin with so many letters that they can be told apart; none: it has not settled."""
+
+    row: int
+    slot: int
+    owner: int
+    digest: str
+    wanted: int
+    wanted_digest: str
+
+    def __str__(self) -> str:
+        held = f"tokens {self.digest}" if self.digest else "tokens that have not settled"
+        return (
+            f"{self.argument}[{self.row}] is {self.slot}, which request {self.owner} left behind "
+            f"{held}, but the tokens of request {self.wanted} begin with {self.wanted_digest}"
+        )
+
+
+class StateInUse(Refusal, frozen=True, kw_only=True):
+    """A slot of one kind where one of the other belongs, or of a sequence beside it."""
+
+    row: int
+    slot: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.argument}[{self.row}] is {self.slot}, {self.what}"
+
+
 # -- grids and resources --------------------------------------------------------------------------
 
 
@@ -581,6 +610,8 @@ AnyRefusal = (
     | TableTooShort
     | StateOfAnother
     | StateElsewhere
+    | StateOfOtherTokens
+    | StateInUse
     | GridRank
     | GridNotWhole
     | GridEmpty

@@ -580,6 +580,7 @@ def test_every_host_side_rung_is_needed() -> None:
         "guarded run",
         "kept blocks",
         "sanitizer",
+        "states",
         "step inputs",
         "hints",
         "good arguments",

@@ -23,12 +23,8 @@ from hypocenter.device.sim.sim import open_sim
 from hypocenter.engine.batch import Batch
 from hypocenter.engine.request import Request
 from hypocenter.engine.runner import Runner, load_runner
-from hypocenter.engine.state_slots import (
-    StateLedger,
-    StateSlots,
-    sequence_starts,
-    spans_of,
-)
+from hypocenter.engine.states.ledger import BatchStates, StateLedger, sequence_starts, spans_of
+from hypocenter.engine.states.slots import StateSlots
 from hypocenter.errors import IntegrityError, LaunchRejected
 from hypocenter.model import footprint
 from hypocenter.model.architecture import read_architecture
@@ -66,6 +62,7 @@ def step(
     *sequences: tuple[list[int], int, int],
     slots: list[int] | None = None,
     owners: tuple[int, ...] | None = None,
+    **states: Any,
 ) -> np.ndarray:
     """All logits of tokens start .. start + num of each (tokens, start, num), of which the first
     has block 0 and slot 0 and is request 0's, and so on, where nobody says otherwise."""
@@ -78,8 +75,13 @@ def step(
         ids(np.repeat(np.arange(len(sequences)), [n for _, _, n in sequences])),
         ids(tables),
         ids(np.arange(sum(n for _, _, n in sequences))),
-        owners=tuple(range(len(sequences))) if owners is None else owners,
-        state_slots=ids(np.arange(len(sequences)) if slots is None else slots),
+        states=replace(
+            BatchStates.own(
+                tuple(range(len(sequences))) if owners is None else owners,
+                ids(np.arange(len(sequences)) if slots is None else slots),
+            ),
+            **states,
+        ),
     )
     return np.array(runner.run(batch).data[:, : runner.vocab_size])
 
@@ -89,8 +91,10 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
-def test_logits_are_those_of_transformers(model: FamilyModel) -> None:
+@pytest.mark.parametrize("name", ["qwen35", "lfm2-tied", "lfm2moe"])
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Each family is compared in the tier sim; here chunks end where blocks of states do not."""
+    model = make_family(name, tmp_path)
     tokens = model.token_ids[:128]
     ours = engine_logits(model.path, tokens, 128, max_batch_tokens=37)
     assert difference(ours, hf_logits(model.hf_model, tokens)) < 3e-5
@@ -116,7 +120,8 @@ def test_a_state_of_another_or_elsewhere_is_refused(runner: Runner, model: Famil
         (4, 7, 0, r"is 0, which has the state of request 0, but the tokens are of request 7"),
         (4, 0, 1, r"is 1, which has nobody's state"),
         (5, 0, 0, r"stands for 4 tokens, but its sequence goes on from position 5"),
-        (4, 0, 4, r"state_slots\[0\] = 4, but the states"),
+        (4, 0, 4, r"state_slots\[0\] is 4, which is kept for checkpoints"),
+        (4, 0, 12, r"state_slots\[0\] = 12, but the states"),
     ):
         with pytest.raises(LaunchRejected, match=text):
             step(runner, (tokens, start, 2), slots=[slot], owners=(owner,))
@@ -140,7 +145,7 @@ def test_tokens_of_a_sequence_stand_together(
     rows: list[int], positions: list[int], name: str
 ) -> None:
     with pytest.raises(LaunchRejected, match=name):
-        StateLedger(4).check((5, 6), ids([2, 3]), ids(rows), ids(positions))
+        StateLedger(4).check(BatchStates.own((5, 6), ids([2, 3])), ids(rows), ids(positions))
 
 
 def test_where_sequences_start() -> None:
@@ -149,12 +154,13 @@ def test_where_sequences_start() -> None:
 
 def test_a_failed_launch_leaves_states_that_nobody_goes_on_from() -> None:
     ledger = StateLedger(2)
-    first = spans_of((3,), ids([1]), ids([0, 2]), ids([0, 1]))
+    states = BatchStates.own((3,), ids([1]))
+    first = spans_of(states, ids([0, 2]), ids([0, 1]))
     ledger.note(first, is_whole=False)
     with pytest.raises(LaunchRejected, match="nobody's state"):
-        ledger.check((3,), ids([1]), ids([0]), ids([2]))
+        ledger.check(states, ids([0]), ids([2]))
     ledger.note(first, is_whole=True)
-    ledger.check((3,), ids([1]), ids([0]), ids([2]))
+    ledger.check(states, ids([0]), ids([2]))
 
 
 def test_slots_are_given_and_given_back() -> None:
@@ -162,13 +168,13 @@ def test_slots_are_given_and_given_back() -> None:
     slots.take(8)
     slots.take(9)
     assert (slots.slot_of(8), slots.slot_of(9)) == (0, 1)
-    slots.check_integrity({8, 9})
+    slots.check_integrity({8, 9}, {})
     with pytest.raises(IntegrityError, match="have slots"):
-        slots.check_integrity({8})
+        slots.check_integrity({8}, {})
     slots.give_back(8)
     slots._free.append(1)
     with pytest.raises(IntegrityError, match="free or taken"):
-        slots.check_integrity({9})
+        slots.check_integrity({9}, {})
 
 
 def finish(llm: LLM, requests: list[Request]) -> None:
@@ -190,7 +196,7 @@ def test_requests_together_as_alone_preempted_too(model: FamilyModel, llm: LLM) 
     for request in alone:
         finish(llm, [request])
     # Nothing is adopted, and the room is that of two of them.
-    config = replace(SMALL, kv_tokens=80)
+    config = replace(SMALL, kv_tokens=80, state_checkpoints=0)
     with LLM(model.path, config) as narrow:
         together = requests_of(narrow, model, logprobs=2)
         finish(narrow, together)
@@ -223,9 +229,13 @@ def one_of_each(monkeypatch: pytest.MonkeyPatch, folder: Path) -> FamilyModel:
     return make_family("qwen35", folder)
 
 
+@pytest.mark.parametrize("name", ["qwen35", "lfm2-tied"])
 @pytest.mark.tier("sim")
-def test_a_gpu_gives_the_same_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = one_of_each(monkeypatch, tmp_path)
+def test_a_gpu_gives_the_same_logits(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_made = name == "qwen35"  # which has more layers than that
+    model = one_of_each(monkeypatch, tmp_path) if is_made else make_family(name, tmp_path)
     tokens = model.token_ids[:6]
     ours = engine_logits(model.path, tokens, 64, device="sim:h200")
     assert difference(ours, hf_logits(model.hf_model, tokens)) < 3e-5
@@ -267,18 +277,21 @@ def test_inspect_tells_of_states(model: FamilyModel, runner: Runner) -> None:
     """Bytes of one request: a slot's share of what is allocated."""
     with open_gguf(model.path) as file:
         report = inspect.collect(file, 64)
-    states = runner._decoder._delta_net.states  # type: ignore[union-attr]
+    states = runner._decoder._state_net.states  # type: ignore[union-attr]
     tensors = [*states.convs.values(), *states.states.values()]
     held = sum(tensor.num_elements for tensor in tensors) * 4
     assert report["problem"] is None
-    assert report["memory"]["state_bytes"] * runner.num_state_slots == held
+    memory = report["memory"]
+    assert memory["state_bytes"] * runner.num_state_slots + memory["checkpoints_bytes"] == held
     assert any(line.startswith("  state ") for line in inspect._memory_lines(report))
 
 
-@pytest.mark.parametrize("name", ["qwen35", "qwen3next"])
+@pytest.mark.parametrize("name", ["qwen35", "qwen3next", "lfm2", "lfm2moe"])
 def test_needed_bytes_are_those_that_are_allocated(name: str, tmp_path: Path) -> None:
     path = make_family(name, tmp_path).path
-    config = EngineConfig(context_length=40, max_batch_tokens=8, max_batch_requests=3)
+    config = EngineConfig(
+        context_length=40, max_batch_tokens=8, max_batch_requests=3, state_checkpoints=2
+    )
     with open_gguf(path) as file:
         facts = read_architecture(file)
         needed = footprint.needed_bytes(file, facts, config, 40)

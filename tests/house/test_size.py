@@ -26,6 +26,7 @@ EXCEPTIONS = {
     "foreign/planted_gpu.py": "a program of anybody's, as short as such a program is",
     "kernels/mark_gpu.py": "a kernel has a file of its own, beside its op",
     "model/text/chat_frames.py": "what two processes say to each other, of which neither owns it",
+    "model/recurrent/state_net.py": "the one place that knows both nets of layers with a state",
     "record/not_recording.py": "the recorder's other half: what stands there when nothing records",
     "record/recorder.py": "one class, with a method for each thing that an engine tells it",
     "refusals.py": "a struct for each demand that can be broken; all of them are one union",

@@ -18,6 +18,7 @@ from hypocenter.config import SamplingParams
 from hypocenter.device import copies, memory
 from hypocenter.engine.batch import Batch, Chunk
 from hypocenter.engine.engine import Engine
+from hypocenter.engine.states.ledger import StateLedger, sequence_starts, spans_of
 from hypocenter.errors import BadLogits
 from hypocenter.kernels.sampling.draw import TokenChoice
 from hypocenter.kernels.sampling.sampling import sample_reference
@@ -66,7 +67,6 @@ class FakeRunner:
     token_ids = None  # on a device
     page_watch = None
     archive = None
-    num_state_slots = 0
 
     def __init__(
         self,
@@ -77,6 +77,7 @@ class FakeRunner:
         context_length: int = 128,
         max_batch_tokens: int = 16,
         max_batch_requests: int = 8,
+        num_checkpoints: int | None = None,
     ) -> None:
         self.runs_ahead = runs_ahead
         self.num_blocks = num_blocks
@@ -88,6 +89,12 @@ class FakeRunner:
         self.batches: list[Batch] = []
         #: What a device would have left in `token_ids`.
         self.chosen = np.zeros(0, np.int32)
+        #: With checkpoints its layers carry a state: the tokens themselves, by slot.
+        has_states = num_checkpoints is not None
+        self.num_state_slots = max_batch_requests if has_states else 0
+        self.num_checkpoints = num_checkpoints or 0
+        self._states: dict[int, list[int]] = {}
+        self._ledger = StateLedger(self.num_state_slots, self.num_checkpoints)
         self._cached = np.full((num_blocks * block_size, 2), -1, np.int64)  # token id, position
 
     def route(self) -> Route:
@@ -99,6 +106,8 @@ class FakeRunner:
         token_ids = self.chosen if batch.ids_on_device else batch.token_ids
         self._cached[batch.slots, 0] = token_ids
         self._cached[batch.slots, 1] = batch.positions
+        if self.num_state_slots:
+            self._carry(batch)
         contexts = [self._context(batch, row) for row in batch.logit_rows]
         if any(context[0] == FAULT_ID for context in contexts):
             raise RuntimeError("the device is on fire")
@@ -107,6 +116,23 @@ class FakeRunner:
             copies.to_device(logits, np.stack([hashed_logits(context) for context in contexts]))
         return logits
 
+    def _carry(self, batch: Batch) -> None:
+        """States are those of the tokens so far, and are left as those of the tokens by now."""
+        states = batch.states
+        assert states is not None
+        self._ledger.name(states.named)
+        self._ledger.check(states, batch.sequence_rows, batch.positions)
+        starts = sequence_starts(batch.sequence_rows, len(states.slots))
+        spans = spans_of(states, starts, batch.positions)
+        read = [self._states.get(span.source, []) if span.start else [] for span in spans]
+        for row, (span, before) in enumerate(zip(spans, read, strict=True)):
+            context = self._context(batch, starts[row + 1] - 1)
+            assert before == context[: span.start], "the state of other tokens"
+            self._states[span.slot] = context
+            if span.num_saved:
+                self._states[span.checkpoint] = context[: span.num_saved]
+        self._ledger.note(spans, is_whole=True)
+
     def _check(self, batch: Batch) -> None:
         num_tokens = len(batch.token_ids)
         assert 0 < num_tokens <= self.max_batch_tokens
@@ -114,8 +140,7 @@ class FakeRunner:
         for values in set(vars(type(batch))["__slots__"]) - {
             "requests",
             "ids_on_device",
-            "owners",
-            "state_slots",
+            "states",
         }:
             array = getattr(batch, values)
             assert array.dtype == np.int32, values

@@ -34,6 +34,7 @@ INTO_RESIDUAL = (
     "c_proj",
     "self_attn.dense",
     "fc2",
+    "feed_forward.w2",
 )
 
 
@@ -169,7 +170,9 @@ def _randomise(family: Family, hf_model: Any, generator: np.random.Generator) ->
             values = 1.5 * noise / math.sqrt(shape[-1])
         parameter.data = torch.from_numpy(values.astype(np.float32))
     for name, buffer in hf_model.named_buffers():
-        if name.endswith("e_score_correction_bias"):  # it decides which experts are taken
+        if name.endswith(
+            ("e_score_correction_bias", "expert_bias")
+        ):  # it decides which experts are taken
             buffer.copy_(torch.from_numpy(generator.uniform(-0.4, 0.4, buffer.shape)))
         elif name.endswith("layer_scalar"):
             buffer.copy_(torch.from_numpy(generator.uniform(0.5, 1.5, buffer.shape)))
@@ -194,7 +197,8 @@ def _set_entropy(family: Family, hf_model: Any, token_ids: Sequence[int]) -> Non
         scale = scale / step if step > 1.1 else scale
     shift = 1.0 if family.shifted_norms else 0.0
     last = hf_model.model
-    norm = last.final_layernorm if hasattr(last, "final_layernorm") else last.norm
+    names = ("final_layernorm", "embedding_norm", "norm")
+    norm = next(getattr(last, name) for name in names if hasattr(last, name))
     norm.weight.data = (norm.weight.data + shift) * scale - shift
     for biased in (norm, hf_model.lm_head):
         if getattr(biased, "bias", None) is not None:

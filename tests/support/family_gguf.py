@@ -140,7 +140,26 @@ def _as_converted_gemma4(name: str, values: np.ndarray) -> dict[str, np.ndarray]
     return {name: values}
 
 
-_AS_CONVERTED = {"gpt-oss": _as_converted_gpt_oss, "gemma4": _as_converted_gemma4}
+def _as_converted_lfm2(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    """The same: experts come joined, and a convolution has an axis for nothing."""
+    stem, _, own = name.partition(".feed_forward.")
+    experts = f"blk.{stem.removeprefix('model.layers.')}.ffn_"
+    if own == "experts.gate_up_proj":
+        gate, up = (np.ascontiguousarray(half) for half in np.split(values, 2, axis=1))
+        return {f"{experts}gate_exps.weight": gate, f"{experts}up_exps.weight": up}
+    if own == "experts.down_proj":
+        return {f"{experts}down_exps.weight": values}
+    if own == "expert_bias":
+        return {f"{name}.bias": values}
+    return {name: values[:, 0] if name.endswith(".conv.conv.weight") else values}
+
+
+_AS_CONVERTED = {
+    "lfm2": _as_converted_lfm2,
+    "lfm2moe": _as_converted_lfm2,
+    "gpt-oss": _as_converted_gpt_oss,
+    "gemma4": _as_converted_gemma4,
+}
 
 
 def _add_metadata(writer: Any, family: Family, config: Any, fault: Fault) -> None:

@@ -313,6 +313,25 @@ def _delta_net(
     )
 
 
+def _lfm2(arch: str, model_class: str, layers: str, **config: Any) -> Family:
+    """A letter for each layer: c where it is a convolution, a where it has attention."""
+    kinds = {"c": "conv", "a": "full_attention"}
+    keys: dict[str, Any] = {
+        "shortconv.l_cache": 3,
+        "attention.head_count_kv": [_BASE["num_key_value_heads"] * (x == "a") for x in layers],
+    }
+    base = {**_BASE, "norm_eps": _BASE["rms_norm_eps"], "rope_parameters": _ROPE_10K}
+    if arch == "lfm2":
+        base |= {"block_auto_adjust_ff_dim": False}
+    else:
+        base |= {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+        keys |= {**_EXPERT_KEYS, "leading_dense_block_count": 1, "expert_gating_func": 2}
+        base |= {"num_dense_layers": 1}
+    types = [kinds[kind] for kind in layers]
+    sizes = {"num_hidden_layers": len(layers), "layer_types": types}
+    return Family(arch, model_class, {**base, **sizes, **config}, pre="lfm2", metadata=keys)
+
+
 _GRANITE: dict[str, Any] = {
     **_BASE,
     "embedding_multiplier": 12.0,
@@ -666,6 +685,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen35moe": _delta_net("qwen35moe", "Qwen3_5Moe", heads=(2, 4), dims=(16, 16), layers="ssa"),
     "qwen3next": _delta_net("qwen3next", "Qwen3Next", heads=(3, 6), dims=(16, 16), layers="ssa"),
+    "lfm2": _lfm2("lfm2", "Lfm2", "ccac", hidden_size=80, num_attention_heads=4),
+    "lfm2-tied": _lfm2("lfm2", "Lfm2", "ac", tie_word_embeddings=True),
+    "lfm2moe": _lfm2("lfm2moe", "Lfm2Moe", "cacc", tie_word_embeddings=True),
     "mixtral": Family(
         "llama",
         "Mixtral",

@@ -30,7 +30,7 @@ def resident_bytes(runner: Runner) -> int:
         runner.weights, decoder.pages, decoder._buffers, decoder._logits_buffers._buffers,
         tuple(decoder._cpu_tiles.values()), decoder._operands.operands, decoder._gated.operands,
         decoder._mixture,
-        decoder._delta_net and (decoder._delta_net.buffers, decoder._delta_net.states),
+        decoder._state_net and (decoder._state_net.buffers, decoder._state_net.states),
     )  # fmt: skip
     allocations = {id(one.allocation): one.allocation.num_bytes for one in tensors_of(held)}
     return sum(allocations.values())

@@ -323,6 +323,14 @@ class EngineOptions:
             help="Do not compute again how a prompt begins, when one before began so.",
         ),
     ] = _ENGINE["prefix_cache"]
+    state_checkpoints: Annotated[
+        int,
+        Parameter(
+            name="--state-checkpoints",
+            converter=whole_number,
+            help="How many states are kept for that, where layers of a model carry one.",
+        ),
+    ] = _ENGINE["state_checkpoints"]
     tokenizer_pre: Annotated[
         str | None,
         Parameter(name="--tokenizer-pre", help="Pre-tokenizer, where the file names none."),

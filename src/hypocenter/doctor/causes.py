@@ -29,6 +29,7 @@ class Cause(enum.StrEnum):
     INDEX_RANGE = "index out of range"
     FOREIGN_BLOCK = "block of another request"
     KEPT_BLOCK_CHANGED = "kept block changed"
+    FOREIGN_STATE = "state of another request"
     WRONG_INPUT = "step input of another request"
     CHANGED_INPUT = "step input changed on its way"
     MISSING_MASK = "missing tail mask"
@@ -152,6 +153,11 @@ CAUSES: dict[Cause, CauseRow] = {
     Cause.FOREIGN_BLOCK: CauseRow(symptoms=_OF_VALUES, untested=_OWNERS, is_of_engine=True),
     Cause.KEPT_BLOCK_CHANGED: CauseRow(
         symptoms=_OF_VALUES, untested=_TRACE, is_of_engine=True
+    ),
+    Cause.FOREIGN_STATE: CauseRow(
+        symptoms=_OF_VALUES,
+        untested="states: no layer of the model carries one, or no step recorded its requests",
+        is_of_engine=True,
     ),
     Cause.WRONG_INPUT: CauseRow(
         symptoms=_OF_MEMORY | _ERROR, untested=_OWNERS, is_of_engine=True

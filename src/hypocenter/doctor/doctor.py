@@ -27,6 +27,7 @@ from hypocenter.doctor.rungs.captured import captured_pointers
 from hypocenter.doctor.rungs.contracts import contracts
 from hypocenter.doctor.rungs.engine.kept_blocks import kept_blocks
 from hypocenter.doctor.rungs.engine.ownership import ownership
+from hypocenter.doctor.rungs.engine.states import states
 from hypocenter.doctor.rungs.engine.step_inputs import step_inputs
 from hypocenter.doctor.rungs.good_run import good_arguments, good_results
 from hypocenter.doctor.rungs.gpu_stop import gpu_stops
@@ -58,6 +59,7 @@ LADDER: dict[str, Rung] = {
     "sanitizer": sanitizer,
     "ownership": ownership,
     "kept blocks": kept_blocks,
+    "states": states,
     "order": order,
     "step inputs": step_inputs,
     "hints": hints,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hypocenter.dtypes import Int32s
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import Request
-from hypocenter.engine.state_slots import StateSlots
+from hypocenter.engine.states.ledger import BatchStates
+from hypocenter.engine.states.slots import StateSlots
 from hypocenter.errors import LaunchRejected
 from hypocenter.record.events import RequestRecord
 from hypocenter.record.recorder import current
@@ -44,9 +45,8 @@ class Batch:
     requests: tuple[RequestRecord, ...] = ()
     #: The device has the token ids: it chose them in a step that may still run.
     ids_on_device: bool = False
-    #: Of each row of block_tables, where layers carry a state: whose it is, and in which slot.
-    owners: tuple[int, ...] = ()
-    state_slots: Int32s | None = None  # [num_sequences]
+    #: Of each row of block_tables, where layers carry a state.
+    states: BatchStates | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ class Chunk:
     """The positions [start, stop) of a request, to run in one step.
 
     `samples`: a token is chosen after it. Settled here, because the request grows by it.
-    `ids_on_device`: its one token is chosen by the step before, which may still run.
+    `ids_on_device`: its one token is chosen by the step before, which may still run. A copy of its
+    state is left in `checkpoint_slot`, as it is before the position `checkpoint_at` (0: nowhere).
     """
 
     request: Request
@@ -62,6 +63,8 @@ class Chunk:
     stop: int
     samples: bool
     ids_on_device: bool = False
+    checkpoint_slot: int = 0
+    checkpoint_at: int = 0
 
     @classmethod
     def next_of(cls, request: Request, num_tokens: int) -> Chunk:
@@ -69,6 +72,13 @@ class Chunk:
         reaches_end = num_tokens == request.num_pending
         start = request.num_computed
         return cls(request, start, start + num_tokens, reaches_end and not request.is_full)
+
+    def leaving(self, checkpoint: tuple[int, int] | None) -> Chunk:
+        """The same, leaving its state in a slot, and before which position; None: as it is."""
+        if checkpoint is None:
+            return self
+        slot, position = checkpoint
+        return replace(self, checkpoint_slot=slot, checkpoint_at=position)
 
     @property
     def num_tokens(self) -> int:
@@ -86,6 +96,8 @@ class Chunk:
 
     def record(self, row: int, cache: KVCache) -> RequestRecord:
         """What is written down of it, which has row `row` of the block table."""
+        states = cache.states
+        begin = states.source_of(self.request.id) if states else None
         return RequestRecord(
             id=self.request.id,
             row=row,
@@ -93,6 +105,9 @@ class Chunk:
             num_tokens=self.num_tokens,
             blocks=cache.blocks(self.request.id),
             num_adopted=cache.num_adopted(self.request.id),
+            state_slot=states.slot_of(self.request.id) if states else None,
+            state_source=begin.checkpoint.slot if begin else None,
+            left_by=begin.checkpoint.owner if begin else None,
             samples=self.samples,
             num_kept=self.num_kept,
             digest="" if self.ids_on_device else self.request.digest(),
@@ -141,13 +156,31 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
         logit_rows=np.array(drawn_rows + kept_rows, np.int32),
         requests=tuple(requests),
         ids_on_device=any(chunk.ids_on_device for chunk in chunks),
-        owners=tuple(chunk.request.id for chunk in chunks) if cache.states else (),
-        state_slots=_state_slots(chunks, cache.states) if cache.states else None,
+        states=_states_of(chunks, cache.states) if cache.states else None,
     )
 
 
-def _state_slots(chunks: list[Chunk], states: StateSlots) -> Int32s:
-    return np.array([states.slot_of(chunk.request.id) for chunk in chunks], np.int32)
+def _states_of(chunks: list[Chunk], states: StateSlots) -> BatchStates:
+    """Where the chunks' states are; what they begin with is theirs from now on."""
+    found = []
+    first = 0
+    for chunk in chunks:
+        slot = states.slot_of(chunk.request.id)
+        begin = states.pop_source(chunk.request.id)
+        source, digest = (begin.checkpoint.slot, begin.digest) if begin else (slot, b"")
+        stop = first + chunk.checkpoint_at - chunk.start if chunk.checkpoint_at else 0
+        found.append((chunk.request.id, slot, source, chunk.checkpoint_slot, stop, digest))
+        first += chunk.num_tokens
+    owners, slots, sources, checkpoints, stops, digests = zip(*found, strict=True)
+    return BatchStates(
+        owners=owners,
+        slots=np.array(slots, np.int32),
+        sources=np.array(sources, np.int32),
+        checkpoint_slots=np.array(checkpoints, np.int32),
+        checkpoint_stops=np.array(stops, np.int32),
+        digests=digests,
+        named=states.pop_news(),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +192,7 @@ class BatchLimits:
     context_length: int
     num_blocks: int
     block_size: int
-    #: 0 where no layer carries a state.
+    #: Those of checkpoints, too; 0 where no layer carries a state.
     num_state_slots: int = 0
 
 
@@ -182,7 +215,7 @@ def check_batch(batch: Batch, limits: BatchLimits) -> None:
     _check_range("sequence_rows", batch.sequence_rows, len(batch.block_tables), "block_tables")
     _check_range("logit_rows", batch.logit_rows, num_tokens, "the batch")
     if limits.num_state_slots:
-        _check_state_slots(batch, limits.num_state_slots)
+        _check_states(batch.states, len(batch.block_tables), num_tokens, limits.num_state_slots)
     # Entries of a table behind its sequence's last block are unused and may hold anything.
     for row, position in _last_positions(batch.sequence_rows, batch.positions).items():
         num_used = position // limits.block_size + 1
@@ -198,17 +231,31 @@ def check_batch(batch: Batch, limits: BatchLimits) -> None:
         _check_range("block_tables", used, limits.num_blocks, "the cache's blocks", row=row)
 
 
-def _check_state_slots(batch: Batch, num_slots: int) -> None:
-    slots, num_sequences = batch.state_slots, len(batch.block_tables)
-    num_entries = 0 if slots is None else len(slots)
-    if slots is None or num_entries != num_sequences:
-        count = WrongCount(
-            argument="state_slots", num=num_entries, wanted=num_sequences, of="sequences"
-        )
+def _check_states(
+    states: BatchStates | None, num_sequences: int, num_tokens: int, num_slots: int
+) -> None:
+    if states is None:
+        wanted = num_sequences
+        count = WrongCount(argument="state_slots", num=0, wanted=wanted, of="sequences")
         raise LaunchRejected("step", count)
-    _check_range("state_slots", slots, num_slots, "the states")
-    if len(np.unique(slots)) != num_entries:
-        raise LaunchRejected("step", _first_repeated("state_slots", slots))
+    arrays = {
+        "state_slots": states.slots,
+        "state_sources": states.sources,
+        "checkpoint_slots": states.checkpoint_slots,
+        "checkpoint_stops": states.checkpoint_stops,
+    }
+    for name, values in arrays.items():
+        if len(values) != num_sequences:
+            count = WrongCount(argument=name, num=len(values), wanted=num_sequences, of="sequences")
+            raise LaunchRejected("step", count)
+        if name == "checkpoint_stops":
+            _check_range(name, values, num_tokens + 1, "the step")
+        else:
+            _check_range(name, values, num_slots, "the states")
+    left = states.checkpoint_slots[states.checkpoint_stops > 0]
+    for name, values in (("state_slots", states.slots), ("checkpoint_slots", left)):
+        if len(np.unique(values)) != len(values):
+            raise LaunchRejected("step", _first_repeated(name, values))
 
 
 def _last_positions(rows: Int32s, positions: Int32s) -> dict[int, int]:

@@ -68,7 +68,7 @@ class Engine:
     """Runs any number of requests together on one runner. All methods are thread-safe.
 
     `path` is the model's file, for messages; `launch_mode` that of the sampler. With `prefix_cache`
-    a request reads what earlier ones left in the cache of the same first tokens, but not of states.
+    a request reads what earlier ones left in the cache of the same first tokens.
     """
 
     def __init__(
@@ -80,11 +80,12 @@ class Engine:
         launch_mode: str = "off",
         prefix_cache: bool = True,
     ) -> None:
-        self._path, self._has_prefix_cache = path, prefix_cache and not runner.num_state_slots
+        self._path, self._has_prefix_cache = path, prefix_cache
         self.runner = runner
         self.tokenizer = tokenizer
+        slots = runner.num_state_slots, runner.num_checkpoints
         size = runner.num_blocks, runner.block_size
-        self.cache = KVCache(*size, runner.page_watch, runner.archive, runner.num_state_slots)
+        self.cache = KVCache(*size, runner.page_watch, runner.archive, *slots)
         self.scheduler = Scheduler(
             self.cache,
             max_batch_tokens=runner.max_batch_tokens,
@@ -94,10 +95,9 @@ class Engine:
         self._sampler = Sampler(runner.max_batch_requests, launch_mode, runner.token_ids)
         self._ahead: StepInFlight | None = None  # launched, and not waited for
         self._lock, self._turn_ended = threading.Lock(), threading.Condition()
-        self._num_turns = 0
+        self._num_turns, self._closed = 0, False
         self._inbox: deque[Request] = deque()  # submitted, not yet with the scheduler
         self._request_ids = itertools.count()
-        self._closed = False
         self.num_steps = 0  # that have run
         self._process = os.getpid()
         self._stepping: int | None = None  # the thread that has the lock

@@ -28,7 +28,7 @@ import numpy as np
 from hypocenter.device.page_watch import PageWatch
 from hypocenter.dtypes import Int32s
 from hypocenter.engine.block_archive import BlockArchive
-from hypocenter.engine.state_slots import StateSlots
+from hypocenter.engine.states.slots import StateSlots
 from hypocenter.errors import IntegrityError, OutOfBlocks
 
 
@@ -112,14 +112,15 @@ class KVCache:
         watch: PageWatch | None = None,
         archive: BlockArchive | None = None,
         num_state_slots: int = 0,
+        num_checkpoints: int = 0,
     ) -> None:
         assert num_blocks > 0, num_blocks
         assert block_size > 0, block_size
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._watch, self._archive = watch, archive
-        #: Of requests with blocks, where layers carry a state; such requests adopt nothing.
-        self.states = StateSlots(num_state_slots) if num_state_slots else None
+        #: Of requests with blocks, where layers carry a state.
+        self.states = StateSlots(num_state_slots, num_checkpoints) if num_state_slots else None
         self._blocks = [_Block() for _ in range(num_blocks)]
         # Taken from the end: low blocks first, and those given back last are used again first.
         self._blank = list(range(num_blocks - 1, -1, -1))
@@ -203,6 +204,17 @@ class KVCache:
         return Placement(table.array, slots)
 
     def find(self, digests: Sequence[bytes]) -> list[int]:
+        """The blocks of the leading `digests` that a request may begin with.
+
+        They are kept, and where layers carry a state, one is kept behind the last of them.
+        """
+        found = self.find_kept(digests)
+        if self.states is not None:
+            while found and not self.states.has(digests[len(found) - 1]):
+                found.pop()
+        return found
+
+    def find_kept(self, digests: Sequence[bytes]) -> list[int]:
         """The blocks that are kept of the leading `digests`, up to the first that is not."""
         found: list[int] = []
         for digest in digests:
@@ -234,7 +246,8 @@ class KVCache:
         assert request_id not in self._tables, request_id
         if not block_ids:
             return 0
-        assert self.states is None, "a block without the state behind it is of no use"
+        if self.states is not None:
+            self.states.take(request_id, self._blocks[block_ids[-1]].digest)
         for block_id in block_ids:
             self._read(block_id)
         num_blocks, num_tokens = len(block_ids), len(block_ids) * self.block_size
@@ -271,6 +284,8 @@ class KVCache:
                 table.num_adopted += 1
                 table.show()
         table.num_offered = max(table.num_offered, len(digests))
+        if self.states is not None:
+            self.states.settle(request_id, digests, self.block_size)
 
     def remove(self, request_id: int, *, forget: bool = False) -> None:
         """Give all blocks of the request back; a request without blocks is none the worse.
@@ -281,12 +296,12 @@ class KVCache:
         if table is None:
             return
         if self.states is not None:
-            self.states.give_back(request_id)
+            self.states.give_back(request_id, forget=forget)
         # The last block first: a prefix is of use without what follows it, and not the other way.
         for block_id in reversed(table.block_ids):
             block = self._blocks[block_id]
             if forget and block.digest is not None and self._kept.get(block.digest) == block_id:
-                del self._kept[block.digest]
+                self._drop(block.digest)
                 if self._archive is not None:
                     self._archive.forget(block.digest)
             block.num_users -= 1
@@ -323,11 +338,17 @@ class KVCache:
             del self._unread[block_id]
             digest = self._blocks[block_id].digest
             assert digest is not None, block_id
-            del self._kept[digest]
+            self._drop(digest)
         self._blocks[block_id] = _Block(owner=request_id, num_users=1)
         if self._watch is not None:
             self._watch.forget(block_id)
         return block_id
+
+    def _drop(self, digest: bytes) -> None:
+        """Nobody finds that block any more; a state behind it is of no use then."""
+        del self._kept[digest]
+        if self.states is not None:
+            self.states.drop(digest)
 
     def check_integrity(self) -> None:
         """Recompute every invariant from scratch; raises IntegrityError at the first that fails."""
@@ -335,7 +356,7 @@ class KVCache:
         self._check_tables()
         self._check_blocks()
         if self.states is not None:
-            self.states.check_integrity(self.owners())
+            self.states.check_integrity(self.owners(), self._kept)
 
     def _check_places(self) -> None:
         """Each block is free, or in tables: in one, or kept and in any number."""

@@ -171,6 +171,11 @@ class Request:
             and len(self.token_ids) + 1 < self._context_length
         )
 
+    @property
+    def shares_blocks(self) -> bool:
+        """Whether others may read what the request computes."""
+        return self._block_digests is not None
+
     def digests_to_adopt(self, block_size: int) -> list[bytes]:
         """Of the blocks that the request may read instead of computing them.
 

@@ -18,7 +18,6 @@ from hypocenter.config import (
     KV_DTYPES,
     EngineConfig,
     OnProgress,
-    num_kv_blocks,
 )
 from hypocenter.device import devices, memory
 from hypocenter.device.cpu.code_cache import source_hash
@@ -29,7 +28,7 @@ from hypocenter.device.plan import Plan, bucket
 from hypocenter.engine.batch import Batch, BatchLimits, check_batch
 from hypocenter.engine.block_archive import DIGEST_BYTES, BlockArchive
 from hypocenter.engine.sampler import launches_on_host
-from hypocenter.engine.state_slots import StateLedger, sequence_starts, spans_of
+from hypocenter.engine.states.ledger import StateLedger, sequence_starts, spans_of
 from hypocenter.errors import BadSetting, LaunchRejected
 from hypocenter.messages import KeptWeights
 from hypocenter.model import decoder, footprint
@@ -102,19 +101,20 @@ class Runner:
         self.vocab_size = facts.vocab_size
         self.context_length = context_length
         self.block_size = config.block_size
-        self.num_blocks = num_kv_blocks(config, context_length)
+        self.num_blocks = footprint.num_kv_blocks(config, context_length)
         self.max_batch_tokens = config.max_batch_tokens
         self.max_batch_requests = config.max_batch_requests
-        #: 0 where no layer carries a state.
-        self.num_state_slots = config.max_batch_requests if facts.recurrence else 0
-        self._ledger = StateLedger(self.num_state_slots)
+        #: For requests and for checkpoints; 0 where no layer carries a state.
+        self.num_state_slots, self.num_checkpoints = footprint.num_state_slots(config, facts)
+        self._ledger = StateLedger(self.num_state_slots, self.num_checkpoints)
+        num_slots = self.num_state_slots + self.num_checkpoints
         self._limits = BatchLimits(
             max_batch_tokens=config.max_batch_tokens,
             vocab_size=facts.vocab_size,
             context_length=context_length,
             num_blocks=self.num_blocks,
             block_size=config.block_size,
-            num_state_slots=self.num_state_slots,
+            num_state_slots=num_slots,
         )
         self.num_threads = _num_threads(config)
         self._inputs = StepInputs.allocate(
@@ -139,7 +139,7 @@ class Runner:
             pages,
             config.max_batch_tokens,
             config.attention,
-            StatePages.allocate(facts, self.num_state_slots, device=config.device),
+            StatePages.allocate(facts, num_slots, device=config.device),
         )
         #: Where the cache's blocks outlive this process, if they do.
         self.archive: BlockArchive | None = None
@@ -179,6 +179,8 @@ class Runner:
         with `ids_on_device` takes the ids that lie in `token_ids`. Raises LaunchRejected when an
         index of the batch lies outside what it indexes.
         """
+        if batch.states is not None:
+            self._ledger.name(batch.states.named)
         self._check_and_record(batch)
         num_tokens, num_logit_rows = len(batch.token_ids), len(batch.logit_rows)
         is_one = self.config.device != "cpu" and (
@@ -198,11 +200,17 @@ class Runner:
         if batch.ids_on_device:
             del filled[0]
         spans = []
-        if inputs.state_slots is not None and batch.state_slots is not None:
-            states = inputs.sequences
-            starts = sequence_starts(batch.sequence_rows, states.max_sequences)
-            spans = spans_of(batch.owners, batch.state_slots, starts, batch.positions)
-            filled += [(states.state_slots, batch.state_slots), (states.sequence_starts, starts)]
+        if inputs.state_slots is not None and batch.states is not None:
+            sequences, states = inputs.sequences, batch.states
+            starts = sequence_starts(batch.sequence_rows, sequences.max_sequences)
+            spans = spans_of(states, starts, batch.positions)
+            filled += [
+                (sequences.state_slots, states.slots),
+                (sequences.state_sources, states.sources),
+                (sequences.checkpoint_slots, states.checkpoint_slots),
+                (sequences.checkpoint_stops, states.checkpoint_stops),
+                (sequences.sequence_starts, starts),
+            ]
         filled_by_device = inputs.token_ids if batch.ids_on_device else None
         current().record_step(plan, filled, batch.requests, filled_by_device=filled_by_device)
         inputs.shared.put(filled, is_recorded=True)
@@ -291,9 +299,8 @@ class Runner:
 
     def _check(self, batch: Batch) -> None:
         check_batch(batch, self._limits)
-        if self.num_state_slots and batch.state_slots is not None:
-            given = (batch.owners, batch.state_slots, batch.sequence_rows, batch.positions)
-            self._ledger.check(*given)
+        if self.num_state_slots and batch.states is not None:
+            self._ledger.check(batch.states, batch.sequence_rows, batch.positions)
 
 
 def _num_threads(config: EngineConfig) -> int:

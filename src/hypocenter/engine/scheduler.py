@@ -20,6 +20,9 @@ from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import Request, State
 from hypocenter.errors import IntegrityError, OutOfBlocks
 
+#: A prompt's last tokens open the answer. The next prompt of a conversation often has others there.
+NUM_OPENING = 8
+
 
 class Scheduler:
     """The queue of waiting requests and the list of running ones. Not thread-safe."""
@@ -86,10 +89,11 @@ class Scheduler:
             return []
         for request in requests:
             self.cache.append(request.id, 1)
-        return [
+        following = [
             Chunk(chunk.request, chunk.stop, chunk.stop + 1, samples=True, ids_on_device=True)
             for chunk in chunks
         ]
+        return [chunk.leaving(self._checkpoint(chunk, chunk.stop)) for chunk in following]
 
     def _num_blocks_for_each(self, requests: list[Request]) -> int:
         """Blocks that one more token of each request takes."""
@@ -167,12 +171,49 @@ class Scheduler:
             return
         num_fitting = self._make_room(request, wanted)
         if num_fitting > 0:
-            self.cache.append(request.id, num_fitting)
+            chunk = self._next_chunk(request, num_fitting)
+            self.cache.append(request.id, chunk.num_tokens)
             request.mark_started()
-            chunks.append(Chunk.next_of(request, num_fitting))
+            chunks.append(chunk)
         elif self.running == [request]:
             self.remove(request)
             request.fail(OutOfBlocks(1, 0, self.cache.num_blocks))
+
+    def _next_chunk(self, request: Request, num_tokens: int) -> Chunk:
+        """The next tokens of a request; less than asked for where two states are to be left.
+
+        In the middle of a text one is left where the next chunk begins, for others that read the
+        same, and for the request itself, should it be preempted.
+        """
+        whole = Chunk.next_of(request, num_tokens)
+        if self.cache.states is None:
+            return whole
+        if request.num_pending == 1:
+            return whole.leaving(self._checkpoint(whole, whole.stop))
+        last = min(whole.stop, len(request.token_ids) - NUM_OPENING)
+        parting = self._num_known(request)
+        if whole.start < parting < last // self.cache.block_size * self.cache.block_size:
+            whole = Chunk.next_of(request, parting - whole.start)
+        is_parting = whole.start < parting <= whole.stop
+        return whole.leaving(self._checkpoint(whole, parting if is_parting else last, is_parting))
+
+    def _num_known(self, request: Request) -> int:
+        """So many of its tokens others have read, too: there a state is of use to the next one."""
+        digests = request.digests_to_adopt(self.cache.block_size)
+        return len(self.cache.find_kept(digests)) * self.cache.block_size
+
+    def _checkpoint(
+        self, chunk: Chunk, position: int, is_parting: bool = False
+    ) -> tuple[int, int] | None:
+        """A slot for the state that `chunk` leaves before the last block's end up to `position`,
+        and where that is; None where it passes none."""
+        states, size = self.cache.states, self.cache.block_size
+        at = position // size * size
+        if states is None or at <= chunk.start or not chunk.request.shares_blocks:
+            return None
+        asked = (len(chunk.request.prompt_ids) - NUM_OPENING) // size * size
+        slot = states.reserve(chunk.request.id, at, lasts=is_parting or at == asked)
+        return None if slot is None else (slot, at)
 
     def _make_room(self, request: Request, wanted: int) -> int:
         """How many of the tokens wanted have room, once newer requests gave theirs up."""
@@ -212,7 +253,7 @@ class Scheduler:
         cache = self.cache
         digests = request.digests_to_adopt(cache.block_size)
         following = request.num_computed // cache.block_size
-        if not cache.find(digests[following : following + 1]):  # most often, and quickly told
+        if not cache.find_kept(digests[following : following + 1]):  # most often, quickly told
             return
         found = cache.find(digests)
         if len(found) * cache.block_size > request.num_computed:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ VOCAB_SIZE, WIDTH, NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, FFN_WIDTH = (
     512, 64, 2, 4, 2, 16, 96,
 )  # fmt: skip
 CONTEXT_LENGTH = 1 << 16
+#: Of the model with states.
+KEY_DIM, VALUE_DIM, NUM_TAPS = 16, 64, 4
 #: Types that a matrix of the lab model may have.
 FORMATS = ("q8_0", "f32")
 
@@ -33,9 +36,20 @@ def model_path(kind: str = "f32", *, nan_in: str = "", rope_base: float = 10000.
 
     `nan_in` names a tensor whose first number is NaN.
     """
-    folder = Environment.read().cache_dir / "lab"
     content = build(kind, nan_in=nan_in, rope_base=rope_base)
-    path = folder / f"lab-{kind}{'-nan' * bool(nan_in)}{f'-{rope_base:g}' * (not rope_base)}.gguf"
+    name = f"lab-{kind}{'-nan' * bool(nan_in)}{f'-{rope_base:g}' * (not rope_base)}.gguf"
+    return _write(name, content)
+
+
+def state_model_path() -> Path:
+    """The file of a model like it whose first layer is a Gated Delta Net."""
+    tensors = [(name, *_encode(values, "f32")) for name, values in _state_tensors().items()]
+    return _write("lab-states.gguf", _assemble(_state_fields(), tensors))
+
+
+def _write(name: str, content: bytes) -> Path:
+    folder = Environment.read().cache_dir / "lab"
+    path = folder / name
     if not path.is_file() or path.read_bytes() != content:
         folder.mkdir(parents=True, exist_ok=True)
         # Another process may be about to do the same.
@@ -51,7 +65,12 @@ def build(kind: str = "f32", *, nan_in: str = "", rope_base: float = 10000.0) ->
     if nan_in:
         numbers[nan_in][0, 0] = np.nan
     tensors = [(name, *_encode(values, kind)) for name, values in numbers.items()]
-    fields = _fields(rope_base)
+    return _assemble(_fields(rope_base), tensors)
+
+
+def _assemble(
+    fields: dict[str, bytes], tensors: list[tuple[str, tuple[int, ...], int, bytes]]
+) -> bytes:
     head = _MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(fields))
     head += b"".join(_text(key) + value for key, value in fields.items())
     offset, body = 0, b""
@@ -66,16 +85,7 @@ def build(kind: str = "f32", *, nan_in: str = "", rope_base: float = 10000.0) ->
 
 def _tensors() -> dict[str, Array]:
     """Matrices large enough that attention and feed-forward outweigh what flows past them."""
-    random = np.random.RandomState(20)  # its numbers are the same in every version of NumPy
-
-    def matrix(rows: int, columns: int, gain: float) -> Array:
-        values: Array = random.standard_normal((rows, columns)) * (gain / columns**0.5)
-        return values.astype(np.float32)
-
-    def norm() -> Array:
-        values: Array = 1 + 0.1 * random.standard_normal(WIDTH)
-        return values.astype(np.float32)
-
+    matrix, norm = _make_draws()
     tensors = {"token_embd.weight": matrix(VOCAB_SIZE, WIDTH, 8.0)}
     heads, kv_heads = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
     for index in range(NUM_LAYERS):
@@ -94,6 +104,79 @@ def _tensors() -> dict[str, Array]:
             )
         }
     return tensors | {"output_norm.weight": norm(), "output.weight": matrix(VOCAB_SIZE, WIDTH, 4.0)}
+
+
+def _make_draws() -> tuple[Callable[[int, int, float], Array], Callable[..., Array]]:
+    """Functions that draw a matrix of (rows, columns, gain), and a norm of (width)."""
+    random = np.random.RandomState(20)  # its numbers are the same in every version of NumPy
+
+    def matrix(rows: int, columns: int, gain: float) -> Array:
+        values: Array = random.standard_normal((rows, columns)) * (gain / columns**0.5)
+        return values.astype(np.float32)
+
+    def norm(width: int = WIDTH) -> Array:
+        values: Array = 1 + 0.1 * random.standard_normal(width)
+        return values.astype(np.float32)
+
+    return matrix, norm
+
+
+def _state_tensors() -> dict[str, Array]:
+    """A layer with one head of keys and one of values, and behind it one with attention."""
+    matrix, norm = _make_draws()
+    heads, kv_heads = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
+    mixed = 2 * KEY_DIM + VALUE_DIM
+    each = {
+        "attn_norm.weight": norm(),
+        "post_attention_norm.weight": norm(),
+        "ffn_gate.weight": matrix(FFN_WIDTH, WIDTH, 1.4),
+        "ffn_up.weight": matrix(FFN_WIDTH, WIDTH, 1.4),
+        "ffn_down.weight": matrix(WIDTH, FFN_WIDTH, 1.4),
+    }
+    first = {
+        "attn_qkv.weight": matrix(mixed, WIDTH, 1.4),
+        "attn_gate.weight": matrix(VALUE_DIM, WIDTH, 1.4),
+        "ssm_beta.weight": matrix(1, WIDTH, 1.4),
+        "ssm_alpha.weight": matrix(1, WIDTH, 1.4),
+        "ssm_dt.bias": norm(1),
+        "ssm_a": -0.05 * norm(1),  # so that it forgets little
+        "ssm_conv1d.weight": matrix(mixed, NUM_TAPS, 1.4),
+        "ssm_norm.weight": norm(VALUE_DIM),
+        "ssm_out.weight": matrix(WIDTH, VALUE_DIM, 2.0),
+    }
+    second = {
+        "attn_q.weight": matrix(2 * heads, WIDTH, 1.4),
+        "attn_k.weight": matrix(kv_heads, WIDTH, 1.4),
+        "attn_v.weight": matrix(kv_heads, WIDTH, 2.0),
+        "attn_q_norm.weight": norm(HEAD_DIM),
+        "attn_k_norm.weight": norm(HEAD_DIM),
+        "attn_output.weight": matrix(WIDTH, heads, 2.0),
+    }
+    layers = {
+        f"blk.{index}.{name}": values
+        for index, own in enumerate((first, second))
+        for name, values in {**each, **own}.items()
+    }
+    ends = {"output_norm.weight": norm(), "output.weight": matrix(VOCAB_SIZE, WIDTH, 4.0)}
+    return {"token_embd.weight": matrix(VOCAB_SIZE, WIDTH, 8.0), **layers, **ends}
+
+
+def _state_fields() -> dict[str, bytes]:
+    fields = {
+        key.replace("llama.", "qwen35."): value for key, value in _fields(rope_base=10000.0).items()
+    }
+    numbers = {
+        "attention.key_length": HEAD_DIM,
+        "attention.value_length": HEAD_DIM,
+        "full_attention_interval": NUM_LAYERS,
+        "ssm.conv_kernel": NUM_TAPS,
+        "ssm.state_size": KEY_DIM,
+        "ssm.group_count": 1,
+        "ssm.time_step_rank": 1,
+        "ssm.inner_size": VALUE_DIM,
+    }
+    own = {f"qwen35.{key}": _number(_U32, value) for key, value in numbers.items()}
+    return {**fields, "general.architecture": _string("qwen35"), **own}
 
 
 def _encode(values: Array, kind: str) -> tuple[tuple[int, ...], int, bytes]:

@@ -25,7 +25,7 @@ from hypocenter.model.layer_shapes import (
     read_head_dims,
     read_shapes,
 )
-from hypocenter.model.recurrent.recurrence import Recurrence, read_recurrence
+from hypocenter.model.recurrent.recurrence import Convolution, Recurrence, read_recurrence
 
 MAX_LAYERS = 1024
 MAX_VOCAB = 1 << 21
@@ -88,7 +88,7 @@ class Architecture:
     experts: Experts | None = None
     #: Columns of the embedding that each layer has of its own; 0: layers have none.
     input_width: int = 0
-    recurrence: Recurrence | None = None
+    recurrence: Recurrence | Convolution | None = None
 
     @property
     def num_layers(self) -> int:
@@ -154,7 +154,7 @@ class Architecture:
         """Bytes of what layers without attention carry from token to token of a sequence."""
         if self.recurrence is None:
             return 0
-        shapes = (self.recurrence.conv_shape, self.recurrence.state_shape)
+        shapes = self.recurrence.shapes.values()
         return 4 * (self.num_layers - len(self.attention_layers)) * sum(map(math.prod, shapes))
 
     @property
@@ -266,6 +266,7 @@ class _Reader:
                 self.family.recurrence,
                 num_blocks=num_layers + num_draft_layers,
                 num_layers=num_layers,
+                width=width,
             ),
         )
 

@@ -31,7 +31,7 @@ from hypocenter.model.activations import Activations, LogitsBuffers, RotatingOpe
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.heads import Heads
 from hypocenter.model.mixture import MixtureBuffers
-from hypocenter.model.recurrent.delta_net import DeltaNet
+from hypocenter.model.recurrent.state_net import StateNet, allocate_net, first_of
 from hypocenter.model.step_buffers import KVPages, StatePages, StepInputs
 from hypocenter.model.unfused import UnfusedAttention
 from hypocenter.model.weight_tensors import (
@@ -68,7 +68,7 @@ class Decoder:
         """`attention` is one of config.ATTENTIONS; raises UsageError for parts on the CPU."""
         self.facts, self.weights, self.inputs, self.pages = facts, weights, inputs, pages
         self._page_of = {layer: at for at, layer in enumerate(facts.attention_layers)}
-        self._delta_net = DeltaNet.allocate(facts, inputs, states, max_tokens)
+        self._state_net = allocate_net(facts, inputs, states, max_tokens)
         device, num_sequences = inputs.counts.device, inputs.block_tables.shape[0]
         self._logits_buffers = LogitsBuffers(facts, num_sequences, device)
         self._buffers = Activations.allocate(facts, max_tokens, device=device)
@@ -144,12 +144,12 @@ class Decoder:
             self._unfused.measure(plan, inputs.sequence_rows, inputs.positions, counts)
         attend = partial(self._attend, num_tokens, num_logit_rows, num_sequences)
         mixture = self._mixture and self._mixture.first(num_tokens)
-        delta = self._delta_net and self._delta_net.first(num_tokens, num_sequences)
+        net = first_of(self._state_net, num_tokens, num_sequences)
         for index, layer in enumerate(self.weights.layers):
-            if delta is None or layer.delta is None:
+            if net is None or layer.mixer is None:
                 self._attention(plan, b, index, layer, attend)
             else:
-                self._recur(plan, b, delta, index, layer)
+                self._recur(plan, b, net, index, layer)
             if not layer.is_parallel:
                 self._feed_forward(plan, b, index, layer, mixture)
             if layer.layer_input is not None:
@@ -241,15 +241,15 @@ class Decoder:
         )
 
     def _recur(
-        self, plan: PlanBuilder, b: Activations, net: DeltaNet, index: int, layer: LayerWeights
+        self, plan: PlanBuilder, b: Activations, net: StateNet, index: int, layer: LayerWeights
     ) -> None:
         """b.x += what a layer makes of it that carries a state."""
-        w = layer.delta
+        w = layer.mixer
         assert w is not None
         read, made = self._norm(plan, b.x, Norm(layer.attn_norm), b.hidden, *w.read)
         self._linear(plan, read, *net.products(w), ready=made)
         gated, result = net.apply(plan, index, w)
-        codes = self._gate(plan, gated, result, "silu", w.output, net.width)
+        codes = self._gate(plan, gated, result, net.gate_kind, w.output, net.width)
         self._into_residual(plan, b, gated, w.output, None, None, ready=codes)
 
     def _feed_forward(

@@ -36,6 +36,8 @@ class Family:
     fused_gate_up: bool = False
     #: Whether a feed-forward has a gate, or activates what goes up.
     has_gate: bool = True
+    #: What files call the norm behind the last layer.
+    output_norm: str = "output_norm"
     scaled_embedding: bool = False
     #: Every n-th layer sees the whole context, the others a window; 0: all layers are alike.
     window_pattern: int = 0
@@ -110,6 +112,15 @@ FAMILIES: dict[str, Family] = {
         "neox", qk_norm=True, ffn_norm="post_attention_norm", gates_attention=True,
         has_sections=True, recurrence=RecurrenceOfFamily(),
         experts=ExpertsOfFamily(has_gate=True),
+    ),
+    "lfm2": Family(
+        "neox", qk_norm=True, output_norm="token_embd_norm",
+        recurrence=RecurrenceOfFamily(is_convolution=True),
+    ),
+    "lfm2moe": Family(
+        "neox", qk_norm=True, output_norm="token_embd_norm",
+        recurrence=RecurrenceOfFamily(is_convolution=True),
+        experts=ExpertsOfFamily(scores="sigmoid", has_bias=True),
     ),
     "gemma": Family("neox", activation="gelu", scaled_embedding=True),
     "gemma2": Family(

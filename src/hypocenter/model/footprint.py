@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hypocenter.config import KV_DTYPES, EngineConfig, num_kv_blocks
+from hypocenter.config import KV_DTYPES, EngineConfig
 from hypocenter.errors import OutOfMemory
 from hypocenter.kernels.attention.attention_cpu import num_part_floats
 from hypocenter.kernels.experts.experts_table import ExpertsShape
@@ -22,7 +22,19 @@ from hypocenter.tensor import DType
 
 _F32_BYTES = 4
 #: What a convolution multiplies with, which is no matrix.
-_TAPS = ".ssm_conv1d.weight"
+_TAPS = (".ssm_conv1d.weight", ".shortconv.conv.weight")
+
+
+def num_kv_blocks(config: EngineConfig, context_length: int) -> int:
+    """Blocks of the KV cache, for a context of `context_length` tokens."""
+    return -(-(config.kv_tokens or context_length) // config.block_size)
+
+
+def num_state_slots(config: EngineConfig, facts: Architecture) -> tuple[int, int]:
+    """Slots of states: for requests that run, and for checkpoints; 0 where no layer has any."""
+    if facts.recurrence is None:
+        return 0, 0
+    return config.max_batch_requests, config.state_checkpoints if config.prefix_cache else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,7 @@ def needed_bytes(
     What packing a tensor holds for a moment, a slab of its rows, is not counted.
     """
     num_blocks = num_kv_blocks(config, context_length)
+    num_running, num_checkpoints = num_state_slots(config, facts)
     per_token = facts.kv_bytes_per_token(KV_DTYPES[config.kv_dtype].block_bytes)
     widths = (facts.width, facts.widest_q, facts.widest_kv, *facts.dense_widths)
     per_logit_row = padded_rows(facts.vocab_size)
@@ -52,8 +65,7 @@ def needed_bytes(
     if facts.family.gates_attention:
         numbers_per_token += padded_rows(facts.widest_q)
     if (recurrence := facts.recurrence) is not None:
-        of_delta = recurrence.mixed_width, recurrence.values_width, recurrence.num_value_heads
-        numbers_per_token += 2 * sum(padded_rows(width) for width in of_delta)
+        numbers_per_token += 2 * sum(padded_rows(width) for width in recurrence.buffer_widths)
     activations = config.max_batch_tokens * numbers_per_token
     logits = config.max_batch_requests * per_logit_row
     max_context = min(num_blocks * config.block_size, context_length)
@@ -78,7 +90,8 @@ def needed_bytes(
         )
         + _made_up_bytes(file, facts),
         "KV cache": num_blocks * config.block_size * per_token,
-        **({"states": config.max_batch_requests * facts.state_bytes} if recurrence else {}),
+        **({"states": num_running * facts.state_bytes} if recurrence else {}),
+        **({"checkpoints": num_checkpoints * facts.state_bytes} if recurrence else {}),
         "rope tables": _rope_bytes(facts, context_length),
         "activations": (activations + logits + parts) * _F32_BYTES + operands + mixture,
     }
@@ -195,6 +208,8 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
     is_halved = info.name.endswith(".attn_q.weight") and facts.family.gates_attention
     if is_halved or info.name.endswith(".ssm_ba.weight"):
         parts = (num_rows // 2, num_rows // 2)
+    if info.name.endswith(".shortconv.in_proj.weight"):
+        parts = (num_rows // 3,) * 3
     if info.name.endswith((".attn_qkv.weight", ".ffn_up.weight")):
         shape = facts.layers[int(info.name.split(".")[1])]
         if info.name.endswith(".attn_qkv.weight"):
@@ -214,7 +229,7 @@ def held_dtypes(file: GGUFFile, facts: Architecture, *, in_bf16: bool) -> set[DT
         for info in file.tensors.values()
         if len(info.shape) > 1
         and info.name not in tables
-        and not info.name.endswith((".bias", _TAPS))
+        and not info.name.endswith((".bias", *_TAPS))
         and not facts.passes_over(info.name)
     )
     return {

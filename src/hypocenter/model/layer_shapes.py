@@ -80,7 +80,10 @@ def read_shapes(
     that contradict one another.
     """
     key = "attention.head_count_kv"
-    kv_heads = _each_layer(file, name, key, MAX_HEADS, num_blocks, default=num_heads)
+    # Layers without attention may have none; what they are told is of no use to anybody.
+    low = 0 if family.recurrence is not None and family.recurrence.is_convolution else 1
+    kv_heads = _each_layer(file, name, key, MAX_HEADS, num_blocks, default=num_heads, low=low)
+    kv_heads = tuple(count or max(kv_heads) or 1 for count in kv_heads)
     for num_kv_heads in kv_heads:
         if num_heads % num_kv_heads:
             limit = f"must divide {num_heads} heads"
@@ -106,15 +109,15 @@ def read_shapes(
 
 
 def read_counts(
-    file: GGUFFile, name: str, key: str, high: int, default: int | None = None
+    file: GGUFFile, name: str, key: str, high: int, default: int | None = None, low: int = 1
 ) -> tuple[int, ...]:
-    """A count above 0 that files give once, or once per layer; as many as the file has."""
+    """A count from `low` on that files give once, or once per layer; as many as the file has."""
     full = f"{name}.{key}"
     value = file.metadata.get(full)
     if value is None and default is not None:
         return (default,)
     if value is None or isinstance(value, int):
-        return (file.integer(full, low=1, high=high),)
+        return (file.integer(full, low=low, high=high),)
     values = file.numbers(full)
     if not np.issubdtype(values.dtype, np.integer):
         found = f"an array of {values.dtype.name}"
@@ -123,8 +126,8 @@ def read_counts(
         raise BadModelFile(file.path, full, "empty", "must give a count for each layer")
     counts = tuple(int(count) for count in values)
     for count in counts:
-        if not 1 <= count <= high:
-            raise BadModelFile.out_of_range(file.path, full, count, 1, high)
+        if not low <= count <= high:
+            raise BadModelFile.out_of_range(file.path, full, count, low, high)
     return counts
 
 
@@ -144,9 +147,15 @@ def _sources(file: GGUFFile, name: str, windows: tuple[int, ...]) -> list[int | 
 
 
 def _each_layer(
-    file: GGUFFile, name: str, key: str, high: int, num_blocks: int, default: int | None = None
+    file: GGUFFile,
+    name: str,
+    key: str,
+    high: int,
+    num_blocks: int,
+    default: int | None = None,
+    low: int = 1,
 ) -> tuple[int, ...]:
-    counts = read_counts(file, name, key, high, default)
+    counts = read_counts(file, name, key, high, default, low)
     if len(set(counts)) == 1:
         return (counts[0],) * num_blocks
     if len(counts) < num_blocks:

@@ -11,6 +11,9 @@ from hypocenter.kernels.recurrent.sequences import Sequences
 from hypocenter.model.architecture import Architecture
 from hypocenter.tensor import DType, Tensor
 
+#: Of each sequence, where layers carry a state.
+_OF_STATES = ("state_slots", "state_sources", "checkpoint_slots", "checkpoint_stops")
+
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
@@ -18,8 +21,9 @@ class StepInputs:
 
     token_ids, positions, slots, sequence_rows [max_tokens]; block_tables [max_sequences,
     max_blocks]; logit_rows [max_tokens]; counts: how many tokens and how many logit rows are live.
-    state_slots [max_sequences] and sequence_starts [max_sequences + 1] are there where layers carry
-    a state (`kernels/recurrent/sequences.py`). All lie in `shared`, which fills them.
+    state_slots, state_sources, checkpoint_slots and checkpoint_stops [max_sequences], and
+    sequence_starts [max_sequences + 1], are there where layers carry a state
+    (`kernels/recurrent/sequences.py`). All lie in `shared`, which fills them.
     """
 
     token_ids: Tensor
@@ -31,6 +35,9 @@ class StepInputs:
     block_tables: Tensor
     shared: Inputs
     state_slots: Tensor | None = None
+    state_sources: Tensor | None = None
+    checkpoint_slots: Tensor | None = None
+    checkpoint_stops: Tensor | None = None
     sequence_starts: Tensor | None = None
 
     @classmethod
@@ -47,11 +54,8 @@ class StepInputs:
         shapes = {
             **dict.fromkeys(each_token, (max_tokens,)),
             "counts": (2,),
-            **(
-                {"state_slots": (max_sequences,), "sequence_starts": (max_sequences + 1,)}
-                if has_states
-                else {}
-            ),
+            **(dict.fromkeys(_OF_STATES, (max_sequences,)) if has_states else {}),
+            **({"sequence_starts": (max_sequences + 1,)} if has_states else {}),
             "block_tables": (max_sequences, max_blocks),
         }
         shared = Inputs("inputs", "step", shapes, device=device)
@@ -60,15 +64,9 @@ class StepInputs:
     @property
     def sequences(self) -> Sequences:
         """Where the tokens and the state of each sequence are; they must be there."""
-        assert self.state_slots is not None
-        assert self.sequence_starts is not None
-        return Sequences(
-            self.state_slots,
-            self.sequence_starts,
-            self.sequence_rows,
-            self.positions,
-            self.counts,
-        )
+        given = {name: getattr(self, name) for name in Sequences.__slots__}
+        assert None not in given.values(), given
+        return Sequences(**given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +116,8 @@ class KVPages:
 class StatePages:
     """What layers without attention carry for each of `num_slots` sequences, by their index.
 
-    convs f32 [num_slots, num_taps - 1, channels] and states f32 [num_slots, num_value_heads,
-    key_dim, value_dim], the last axes padded to 64 (`kernels/recurrent/`).
+    convs f32 [num_slots, num_taps - 1, channels], and of delta nets states f32 [num_slots,
+    num_value_heads, key_dim, value_dim]; the last axes padded to 64 (`kernels/recurrent/`).
     """
 
     convs: dict[int, Tensor]
@@ -133,14 +131,13 @@ class StatePages:
             return None
         layers = [at for at in range(facts.num_layers) if at not in facts.attention_layers]
 
-        def pages(kind: str, shape: tuple[int, ...]) -> dict[int, Tensor]:
-            sizes = (num_slots, *shape)
+        def pages(kind: str) -> dict[int, Tensor]:
+            if kind not in recurrence.shapes:
+                return {}
+            sizes = (num_slots, *recurrence.shapes[kind])
             return {
                 layer: allocate(f"{kind}.{layer}", "states", DType.F32, sizes, device=device)
                 for layer in layers
             }
 
-        return cls(pages("conv", recurrence.conv_shape), pages("state", recurrence.state_shape))
-
-    def of_layer(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.convs[index], self.states[index]
+        return cls(pages("conv"), pages("state"))

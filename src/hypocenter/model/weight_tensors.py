@@ -101,10 +101,29 @@ class DeltaWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class ConvWeights:
+    """A gated short convolution: matrices packed, conv f32 [num_taps, channels padded to 64].
+
+    `gate_in` gates what the convolution takes of `x`, and `gate_out` what it gives.
+    """
+
+    gate_in: Tensor
+    gate_out: Tensor
+    x: Tensor
+    conv: Tensor
+    output: Tensor
+
+    @property
+    def read(self) -> tuple[Tensor, ...]:
+        """What its input is multiplied with."""
+        return self.gate_in, self.gate_out, self.x
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One layer's tensors: matrices packed, norms and biases f32 padded to 64; None: not there.
 
-    A layer has `dense` or `mixture`, or both where the mixture says how; and either `delta` or what
+    A layer has `dense` or `mixture`, or both where the mixture says how; and either `mixer` or what
     attention has.
     """
 
@@ -137,7 +156,8 @@ class LayerWeights:
     layer_input: LayerInput | None = None
     #: What attention's result is gated by.
     attn_gate: Tensor | None = None
-    delta: DeltaWeights | None = None
+    #: Of a layer that carries a state.
+    mixer: DeltaWeights | ConvWeights | None = None
 
     @property
     def is_parallel(self) -> bool:
@@ -164,8 +184,8 @@ class LayerWeights:
         found = [*self.read]
         if self.attn_output is not None:
             found.append(self.attn_output)
-        if self.delta is not None:
-            found += (*self.delta.read, self.delta.output)
+        if self.mixer is not None:
+            found += (*self.mixer.read, self.mixer.output)
         if self.dense is not None:
             found += (*self.dense.read, self.dense.down)
         if self.mixture is not None:

@@ -22,7 +22,7 @@ from hypocenter.model.architecture import Architecture
 from hypocenter.model.experts import Experts
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.packed_weights import PackedWeights
-from hypocenter.model.recurrent.delta_weights import load_delta
+from hypocenter.model.recurrent.mixer_weights import load_mixer
 from hypocenter.model.rope_tables import RopeTableReader
 from hypocenter.model.tensor_reader import TensorReader
 from hypocenter.model.weight_tensors import (
@@ -118,7 +118,7 @@ class Loader(TensorReader):
         if "output.weight" in self.file.tensors:
             matrix = self.matrix("output", facts.vocab_size, facts.width)
         return OutputWeights(
-            norm=self.vector("output_norm.weight", facts.width),
+            norm=self.vector(f"{facts.family.output_norm}.weight", facts.width),
             norm_bias=self._norm_bias("output_norm", facts.width),
             matrix=matrix,
             bias=self._optional("output.bias", facts.vocab_size),
@@ -171,7 +171,7 @@ class Loader(TensorReader):
             scale=self._layer_scale(f"{prefix}layer_output_scale.weight"),
             layer_input=self._layer_input(index) if facts.input_width else None,
             attn_gate=attn_gate,
-            delta=None if attends else load_delta(self, facts, prefix),
+            mixer=None if attends else load_mixer(self, facts, prefix),
         )
 
     def by_turns(self, name: str, num_rows: int, num_turns: int) -> tuple[Tensor, Tensor]:
@@ -179,6 +179,10 @@ class Loader(TensorReader):
         rows = (num_rows, num_rows)
         first, second = self._split(name, rows, self.facts.width, num_turns=num_turns)
         return first, second
+
+    def in_parts(self, name: str, row_counts: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """One matrix of the file as several, by consecutive rows."""
+        return self._split(name, row_counts, self.facts.width)
 
     def taps(self, name: str, num_channels: int, num_taps: int) -> Tensor:
         """The factors of a convolution, f32 [num_taps, channels padded to 64]."""

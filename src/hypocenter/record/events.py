@@ -127,6 +127,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     The first `num_adopted` blocks it reads: the cache kept them of another request, which may be in
     the same step. All others are its own, until it has filled them.
 
+    Where layers carry a state, `state_slot` is its slot. Its first step may read the checkpoint in
+    slot `state_source`, which the request `left_by` has left; None: it goes on from its own.
+
     `samples`: a token is drawn from the logits of its last one. The first `num_kept` of those that
     run have logits that are kept. Both are None in bundles from before these fields.
 
@@ -141,6 +144,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[int, ...]
     digest: str = ""
     num_adopted: int = 0
+    state_slot: int | None = None
+    state_source: int | None = None
+    left_by: int | None = None
     samples: bool | None = None
     num_kept: int | None = None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from kernel_forms import FORMS, use_form
@@ -23,16 +25,28 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return use_form(request.param, monkeypatch)
 
 
-def sequences_of(spans: list[tuple[int, int, int]]) -> Sequences:
-    """Of (slot, first position, number of tokens) each, one behind the other."""
+def sequences_of(
+    spans: list[tuple[int, int, int]],
+    sources: list[int] | None = None,
+    checkpoints: list[tuple[int, int]] | None = None,
+) -> Sequences:
+    """Of (slot, first position, number of tokens) each, one behind the other; states are read in
+    `sources`, and left in checkpoints (slot, row behind the last token of it), too."""
     slots, starts = np.zeros(MAX_SEQUENCES, np.int32), np.zeros(MAX_SEQUENCES + 1, np.int32)
+    read, (kept, stops) = slots.copy(), np.zeros((2, MAX_SEQUENCES), np.int32)
     lengths = [length for _, _, length in spans]
     slots[: len(spans)] = [slot for slot, _, _ in spans]
     starts[1 : len(spans) + 1] = np.cumsum(lengths)
+    read[: len(spans)] = slots[: len(spans)] if sources is None else sources
+    for at, (slot, stop) in enumerate(checkpoints or []):
+        kept[at], stops[at] = slot, stop
     rows = np.repeat(np.arange(len(spans), dtype=np.int32), lengths)
     positions = [np.arange(first, first + length) for _, first, length in spans]
     return Sequences(
         tensor("state_slots", slots),
+        tensor("state_sources", read),
+        tensor("checkpoint_slots", kept),
+        tensor("checkpoint_stops", stops),
         tensor("sequence_starts", starts),
         tensor("sequence_rows", rows),
         tensor("positions", np.concatenate(positions).astype(np.int32)),
@@ -48,18 +62,21 @@ def stale(*shape: int) -> Tensor:
 class Conv:
     """A convolution of 70 channels over four tokens."""
 
-    def __init__(self) -> None:
-        rng = np.random.default_rng(0)
+    def __init__(self, *, activates: bool = True) -> None:
+        rng, self.activates = np.random.default_rng(0), activates
         self.weight = rng.standard_normal((4, 70)).astype(np.float32)
         wide = np.zeros((4, 128), np.float32)
         wide[:, :70] = self.weight
         self.padded, self.state = tensor("weight", wide), stale(3, 128)
 
-    def take(self, x: np.ndarray, spans: list[tuple[int, int, int]]) -> np.ndarray:
+    def take(self, x: np.ndarray, spans: list[tuple[int, int, int]], **states: Any) -> np.ndarray:
         out = rows_tensor("out", np.full_like(x, np.nan))
-        given, where = rows_tensor("x", x), sequences_of(spans)
+        given, where = rows_tensor("x", x), sequences_of(spans, **states)
         launch(
-            lambda p: short_conv.short_conv(p, given, self.padded, self.state, out, where), len(x)
+            lambda p: short_conv.short_conv(
+                p, given, self.padded, self.state, out, where, activates=self.activates
+            ),
+            len(x),
         )
         return to_host(out)[:, : x.shape[1]]
 
@@ -80,12 +97,14 @@ class Delta:
         shapes = ((num_tokens, width), (num_tokens, 4), (num_tokens, 4))
         return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
 
-    def take(self, given: list[np.ndarray], spans: list[tuple[int, int, int]]) -> np.ndarray:
+    def take(
+        self, given: list[np.ndarray], spans: list[tuple[int, int, int]], **states: Any
+    ) -> np.ndarray:
         num_tokens, width = len(given[0]), self.num_heads * self.heads.value_dim
         out = rows_tensor("out", np.full((num_tokens, width), np.nan, np.float32))
         x, betas, steps = (rows_tensor(name, v) for name, v in zip("xbs", given, strict=True))
         bias, rates = vector_tensor("step_bias", self.bias), vector_tensor("rates", self.rates)
-        where = sequences_of(spans)
+        where = sequences_of(spans, **states)
         launch(
             lambda p: delta_rule.delta_rule(
                 p, x, betas, steps, bias, rates, self.state, out, where, heads=self.heads
@@ -106,10 +125,12 @@ class Delta:
         return out.reshape(len(x), -1)
 
 
-def test_short_conv() -> None:
+@pytest.mark.parametrize("activates", [True, False])
+def test_short_conv(activates: bool) -> None:
     x = np.random.default_rng(3).standard_normal((9, 70)).astype(np.float32)
-    expected = short_conv.reference(x, Conv().weight)
-    assert np.abs(Conv().take(x, [(2, 0, 9)]) - expected).max() < 32 * EPS * np.abs(expected).max()
+    expected = short_conv.reference(x, Conv().weight, activates=activates)
+    found = Conv(activates=activates).take(x, [(2, 0, 9)])
+    assert np.abs(found - expected).max() < 32 * EPS * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(("value_dim", "heads_in_turn"), [(70, 1), (16, 2)])
@@ -161,6 +182,25 @@ def test_company() -> None:
     assert (bits(found[1:]) == bits(expected)).all()
 
 
+@pytest.mark.parametrize("saved", [1, 2, 6])
+def test_a_checkpoint_is_the_state_behind_a_token(saved: int) -> None:
+    """Others go on from it in slots of their own, one after the other and one over its maker's."""
+    x = np.random.default_rng(6).standard_normal((7, 70)).astype(np.float32)
+    conv, delta = Conv(), Delta()
+    given = delta.inputs(7)
+    whole = conv.take(x, [(0, 0, 7)]), delta.take(given, [(0, 0, 7)])
+    spans, checkpoints = [(2, 0, 2), (1, 0, 6)], [(0, 0), (3, 2 + saved)]
+    together = [np.concatenate([values[:2], values[:6]]) for values in (x, *given)]
+    conv.take(together[0], spans, checkpoints=checkpoints)
+    delta.take(together[1:], spans, checkpoints=checkpoints)
+    rest = [values[saved:] for values in (x, *given)]
+    for target in (4, 1):
+        spans = [(target, saved, 7 - saved)]
+        found = conv.take(rest[0], spans, sources=[3]), delta.take(rest[1:], spans, sources=[3])
+        for part, expected in zip(found, whole, strict=True):
+            assert (bits(part) == bits(expected[saved:])).all(), target
+
+
 def test_what_is_refused() -> None:
     model = Delta()
     given = model.inputs(2)
@@ -190,6 +230,7 @@ def test_what_inputs_must_not_hold(spans: list[tuple[int, int, int]], name: str)
         **{"num_slots": NUM_SLOTS, "max_sequences": len(slots), "num_tokens": 3},
         **{"state_slots": slots, "sequence_starts": starts, "counts": np.array([2, 0])},
         "sequence_rows": np.array([0, len(spans) - 1], np.int32),
+        **{"state_sources": 0 * slots, "checkpoint_slots": slots, "checkpoint_stops": 0 * slots},
     }
     (refusal,) = delta_rule.CONTRACT.index_refusals(values)
     assert refusal.argument == name

@@ -24,6 +24,7 @@ from hypocenter.cli.tool_options import BenchOptions
 from hypocenter.config import EngineConfig
 from hypocenter.device import devices
 from hypocenter.engine.batch import Batch
+from hypocenter.engine.states.ledger import BatchStates
 from hypocenter.errors import UsageError
 from hypocenter.model.architecture import read_architecture
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
@@ -256,8 +257,7 @@ def batch_of(
         sequence_rows=np.zeros(len(token_ids), np.int32),
         block_tables=np.arange(first_block, first_block + num_blocks, dtype=np.int32)[None, :],
         logit_rows=np.array([len(token_ids) - 1], np.int32),
-        owners=(state_slot,),
-        state_slots=np.array([state_slot], np.int32),
+        states=BatchStates.own((state_slot,), np.array([state_slot], np.int32)),
     )
 
 
@@ -275,8 +275,7 @@ def batch_of_sequences(
         sequence_rows=np.arange(num, dtype=np.int32),
         block_tables=firsts[:, None] // np.int32(runner.block_size) + blocks,
         logit_rows=np.arange(num, dtype=np.int32),
-        owners=tuple(range(num)),
-        state_slots=np.arange(num, dtype=np.int32),
+        states=BatchStates.own(tuple(range(num)), np.arange(num, dtype=np.int32)),
     )
 
 

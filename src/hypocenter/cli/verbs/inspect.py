@@ -106,7 +106,8 @@ def _one_or_all(values: list[int]) -> int | list[int]:
 def _memory(
     facts: Architecture, weight_bytes: int, context_length: int | None
 ) -> dict[str, int | bool]:
-    """Bytes of weights, and of KV cache and state of one request that fills the context."""
+    """Bytes of weights, of KV cache and state of one request that fills the context, and of the
+    states that are kept for others."""
     length = context_length or min(facts.context_length, DEFAULT_CONTEXT)
     per_token = {
         name: facts.kv_bytes_per_token(dtype.block_bytes) for name, dtype in KV_DTYPES.items()
@@ -116,6 +117,7 @@ def _memory(
         "beyond_trained_length": length > facts.context_length,
         "weight_bytes": weight_bytes,
         "state_bytes": facts.state_bytes,
+        "checkpoints_bytes": EngineConfig().state_checkpoints * facts.state_bytes,
         **{f"kv_{name}_bytes": length * num for name, num in per_token.items()},
     }
 
@@ -165,12 +167,13 @@ def _memory_lines(report: dict[str, Any]) -> list[str]:
         lines[-1] += f" (the model was trained for {trained}: hypo run refuses more)"
     weights = memory["weight_bytes"]
     lines.append(f"  weights         {bytes_text(weights):>12}")
-    state = memory["state_bytes"]
+    state, kept = memory["state_bytes"], memory["checkpoints_bytes"]
     if state:
         lines.append(f"  state           {bytes_text(state):>12}")
+        lines.append(f"  checkpoints     {bytes_text(kept):>12}")
     for name in KV_DTYPES:
         cache = memory[f"kv_{name}_bytes"]
-        together = weights + state + cache
+        together = weights + state + kept + cache
         lines.append(
             f"  KV cache {name:<6} {bytes_text(cache):>12}   together {bytes_text(together)}"
         )

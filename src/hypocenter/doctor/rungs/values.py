@@ -19,6 +19,7 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.kernel_text import guard_line
+from hypocenter.doctor.rungs.engine.states import left_there, was_spoilt
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import (
     ArgumentDeclaration,
@@ -32,6 +33,8 @@ from hypocenter.record.gap import Gap
 
 NAME = "values"
 _CACHES = ("k_cache", "v_cache", "cache", "keys")
+#: It holds what others have left, too: that a number there is none does not say who made it.
+_STATE = "state"
 _TABLES = ("cos", "sin")
 #: Entries of a table that is made again to compare: a million positions of 128 columns.
 _MAX_TABLE = 1 << 26
@@ -54,6 +57,7 @@ class _First:
     wrote: Statistics
     read: dict[str, Statistics]
     num_before: int
+    state: Statistics | None = None
 
 
 def values(case: Case) -> list[Claim]:
@@ -99,9 +103,9 @@ def first_spoilt(case: Case) -> _First | None:
             if statistics.tensor in tensors
         }
         read = {name: stats for name, stats in named.items() if name not in written}
-        for name in [name for name in named if name in written and name not in _CACHES]:
+        for name in [name for name in named if name in written and name not in (*_CACHES, _STATE)]:
             if is_spoilt(named[name], hides=_hides(case, name, use.launch)):
-                return _First(use, name, named[name], read, num_before)
+                return _First(use, name, named[name], read, num_before, named.get(_STATE))
         num_before += bool(figures)
     return None
 
@@ -126,6 +130,8 @@ def _judge(case: Case, first: _First) -> Claim:
     caches = [name for name in bad if name in _CACHES]
     if caches:
         return _padding(case, first, caches, bad)
+    if not bad and (stale := _stale_state(case, first)):
+        return stale
     if bad:
         name, statistics = next(iter(bad.items()))
         cause = Cause.UNINITIALISED_READ if statistics.num_poisoned else Cause.NONFINITE_VALUE
@@ -286,8 +292,13 @@ def _rope_table(
         return np.cos(angles)
 
 
-def _padding(case: Case, first: _First, caches: list[str], bad: dict[str, Statistics]) -> Claim:
-    """Undefined memory of the cache came into the result: an entry that is not live was weighed."""
+def _padding(
+    case: Case, first: _First, caches: list[str], bad: dict[str, Statistics], left: str = ""
+) -> Claim:
+    """Undefined memory of the cache came into the result: an entry that is not live was weighed.
+
+    `left` says what was read of a state, where that is what was used.
+    """
     launch = first.use.launch
     name = "v_cache" if "v_cache" in caches else caches[0]
     tensor = case.tensor_of(launch, name)
@@ -295,10 +306,13 @@ def _padding(case: Case, first: _First, caches: list[str], bad: dict[str, Statis
     red = f"{first.use.where}: {text}; {_before(first)}"
     root = RootCause(
         cause=Cause.NONFINITE_PADDING,
-        sentence=f"{launch.kernel}: {text}: entries of {name} that no token has written yet were "
-        "used (0 times NaN is NaN)",
+        sentence=f"{launch.kernel}: {text}: "
+        + (f"{left} was" if left else f"entries of {name} that no token has written yet were")
+        + " used (0 times NaN is NaN)",
         fix=f"Mask the load of {name} to the keys that are live, with other=0.0, or clear the "
-        "cache when it is made",
+        "cache when it is made"
+        if not left
+        else f"Mask the load of {name} to sequences that go on, with other=0.0",
         proof=Proof(
             red,
             f"{name} without its unwritten entries",
@@ -320,6 +334,18 @@ def _padding(case: Case, first: _First, caches: list[str], bad: dict[str, Statis
         first.use.seq,
         (tensor.id,) if tensor else (),
     )
+
+
+def _stale_state(case: Case, first: _First) -> Claim | None:
+    """What a slot of the states was left with came into the result of its next request."""
+    state, at = case.tensor_of(first.use.launch, _STATE), first.wrote.first_nonfinite
+    if state is None or first.state is None or at is None:
+        return None
+    how = was_spoilt(case, first.use, state)
+    left = left_there(case, first.use, at[0]) if how else ""
+    if not left:
+        return None
+    return _padding(case, first, [_STATE], {_STATE: first.state}, f"{left} ({how})")
 
 
 def _claim_of_entry(
@@ -422,9 +448,6 @@ def _undefined_output(case: Case, first: _First) -> Claim | None:
     cause = Cause.UNINITIALISED_READ if reads else Cause.OUTPUT_NOT_WRITTEN
     text = f"{first.output} ({tensor.name}) still holds {_show(first.wrote)} after {launch.kernel}"
     why = "which adds to what was there" if reads else "which only writes it"
-    whole = 1
-    for size in tensor.shape:
-        whole *= size
     root = RootCause(
         cause=cause,
         sentence=f"{text}, {why}",
@@ -436,7 +459,7 @@ def _undefined_output(case: Case, first: _First) -> Claim | None:
             f"{tensor.name} cleared before" if reads else "the elements that were written",
             f"all that {launch.kernel} read beside it is finite, so the sum would be"
             if reads
-            else f"the other elements of its {whole}, which were written, are finite",
+            else f"the other elements of {math.prod(tensor.shape)}, which were written, are finite",
         ),
         kernel=launch.kernel,
         argument=first.output,

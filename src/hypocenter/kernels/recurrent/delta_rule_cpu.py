@@ -21,7 +21,7 @@ from hypocenter.device.cpu.vector import (
     sub,
     sum_lanes,
 )
-from hypocenter.kernels.recurrent.short_conv_cpu import num_sequences_of, span_of
+from hypocenter.kernels.recurrent.short_conv_cpu import checkpoint_of, num_sequences_of, span_of
 
 _BLOCK = 64
 _EPS = np.float32(1e-6)
@@ -54,6 +54,14 @@ def _clear(state: Any, at: int, key_dim: int, pitch: int) -> None:
     for row in range(key_dim):
         for column in range(0, _BLOCK, 16):
             store(state, at + row * pitch + column, splat(np.float32(0)))
+
+
+@inline
+def _copy(state: Any, source: int, target: int, key_dim: int, pitch: int) -> None:
+    for row in range(key_dim):
+        for column in range(0, _BLOCK, 16):
+            place = row * pitch + column
+            store(state, target + place, load(state, source + place))
 
 
 @inline
@@ -124,8 +132,9 @@ def _take_token(
 @cpu_kernel
 def delta_rule(
     x: Any, betas: Any, steps: Any, step_bias: Any, rates: Any, state: Any, out: Any,
-    num_key_heads: int, value_dim: int, heads_in_turn: int, state_slots: Any,
-    sequence_starts: Any, sequence_rows: Any, positions: Any, counts: Any,
+    num_key_heads: int, value_dim: int, heads_in_turn: int, state_slots: Any, state_sources: Any,
+    checkpoint_slots: Any, checkpoint_stops: Any, sequence_starts: Any, sequence_rows: Any,
+    positions: Any, counts: Any,
 ) -> None:  # fmt: skip
     num_heads, key_dim, pitch = state.shape[1], state.shape[2], state.shape[3]
     num_blocks, values = pitch // _BLOCK, 2 * num_key_heads * key_dim
@@ -134,11 +143,16 @@ def delta_rule(
         block, head = item % num_blocks, item // num_blocks % num_heads
         sequence, column = item // num_blocks // num_heads, _BLOCK * block
         first, stop, slot, position = span_of(sequence, state_slots, sequence_starts, positions)
-        at = (slot * num_heads + head) * key_dim * pitch + column
+        num_saved, saved = checkpoint_of(sequence, first, checkpoint_slots, checkpoint_stops)
+        source = get(state_sources, sequence)
+        slot_size, within = num_heads * key_dim * pitch, head * key_dim * pitch + column
+        at = slot * slot_size + within
         query = head // heads_in_turn % num_key_heads * key_dim
         value, left = values + head * value_dim + column, value_dim - column
         if position == 0:
             _clear(state, at, key_dim, pitch)
+        elif source != slot:
+            _copy(state, source * slot_size + within, at, key_dim, pitch)
         for row in range(first, stop):
             start = row * x.shape[1]
             step = get(steps, row * steps.shape[1] + head) + get(step_bias, head)
@@ -149,3 +163,5 @@ def delta_rule(
             _take_token(
                 x, start + query, key, start + value, left, state, at, decay, beta, out, out_at
             )
+            if row + 1 == first + num_saved:
+                _copy(state, at, saved * slot_size + within, key_dim, pitch)

@@ -11,6 +11,7 @@ from typing import Any
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.recurrent.sequences import Sequences
 from hypocenter.kernels.shared_gpu import as_offset, follow
 
 #: Value columns of a program.
@@ -25,11 +26,19 @@ def _unit(x_ptr, key, live):
 
 
 @triton.jit
+def _of_slot(slots_ptr, sequence, head, num_heads, key_dim, value_pitch, WIDE: tl.constexpr):
+    """Where the state of a head lies in the slot that a sequence has."""
+    slot = as_offset(tl.load(slots_ptr + sequence), WIDE)
+    return (slot * num_heads + head) * key_dim * value_pitch
+
+
+@triton.jit
 def delta_rule_kernel(
     x_ptr, betas_ptr, steps_ptr, step_bias_ptr, rates_ptr, state_ptr, out_ptr, slots_ptr,
-    starts_ptr, rows_ptr, positions_ptr, counts_ptr, num_key_heads, value_dim, heads_in_turn,
-    num_heads, key_dim, value_pitch, x_stride, betas_stride, steps_stride, out_stride,
-    root, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
+    sources_ptr, checkpoints_ptr, stops_ptr, starts_ptr, rows_ptr, positions_ptr, counts_ptr,
+    num_key_heads, value_dim, heads_in_turn, num_heads, key_dim, value_pitch, x_stride,
+    betas_stride, steps_stride, out_stride, root, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    KEYS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     sequence, head = tl.program_id(0), tl.program_id(1)
@@ -38,13 +47,13 @@ def delta_rule_kernel(
         return
     first, stop = tl.load(starts_ptr + sequence), tl.load(starts_ptr + sequence + 1)
     goes_on = tl.load(positions_ptr + first) > 0
-    slot = as_offset(tl.load(slots_ptr + sequence), WIDE)
+    saved_stop = tl.load(stops_ptr + sequence)
     key, column = tl.arange(0, KEYS), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     is_key, is_value = key < key_dim, column < value_dim
     live = is_key[:, None] & is_value[None, :]
-    state_at = state_ptr + (slot * num_heads + head) * key_dim * value_pitch
-    state_at = state_at + key[:, None] * value_pitch + column[None, :]
-    state = tl.load(state_at, mask=live & goes_on, other=0.0)
+    state_at = state_ptr + key[:, None] * value_pitch + column[None, :]
+    source = _of_slot(sources_ptr, sequence, head, num_heads, key_dim, value_pitch, WIDE)
+    state = tl.load(state_at + source, mask=live & goes_on, other=0.0)
     bias, rate = tl.load(step_bias_ptr + head), tl.load(rates_ptr + head)
     query = head // heads_in_turn % num_key_heads * key_dim
     keys = query + num_key_heads * key_dim
@@ -66,7 +75,11 @@ def delta_rule_kernel(
         out = tl.sum(state * q[:, None], axis=0) * (of_query / root)
         out_at = out_ptr + wide_row * out_stride + head * value_dim + column
         tl.store(out_at, out, mask=is_value)
-    tl.store(state_at, state, mask=live)
+        if row + 1 == saved_stop:
+            kept = _of_slot(checkpoints_ptr, sequence, head, num_heads, key_dim, value_pitch, WIDE)
+            tl.store(state_at + kept, state, mask=live)
+    own = _of_slot(slots_ptr, sequence, head, num_heads, key_dim, value_pitch, WIDE)
+    tl.store(state_at + own, state, mask=live)
 
 
 def add(
@@ -74,12 +87,11 @@ def add(
 ) -> None:
     """Append delta_rule for up to `num_sequences` sequences."""
     tensors = ("x", "betas", "steps", "step_bias", "rates", "state", "out")
-    inputs = ("state_slots", "sequence_starts", "sequence_rows", "positions", "counts")
     numbers = ("num_key_heads", "value_dim", "heads_in_turn")
     _, num_heads, key_dim, value_pitch = facts["state"].shape
     plan.add_gpu(
         delta_rule_kernel,
-        *(facts[name] for name in (*tensors, *inputs, *numbers)),
+        *(facts[name] for name in (*tensors, *Sequences.__slots__, *numbers)),
         *(num_heads, key_dim, value_pitch),
         *(facts[name].strides[0] for name in ("x", "betas", "steps", "out")),
         float(key_dim) ** 0.5,

@@ -2,6 +2,8 @@
 
 The tokens of a sequence stand one behind the other. Its first position says whether it begins: at
 position 0 nothing is read of a state, so what was left there by another sequence does not matter.
+A state may be read from another slot than it is left in, and be left in a second one as it is after
+some token of the step: so a sequence begins with what another one left, which has no step more.
 """
 
 from __future__ import annotations
@@ -25,6 +27,11 @@ def _live_slots(values: Symbols) -> np.ndarray[Any, Any]:
     return np.arange(values["max_sequences"]) < num_sequences(values)
 
 
+def _live_checkpoints(values: Symbols) -> np.ndarray[Any, Any]:
+    stops: np.ndarray[Any, Any] = values["checkpoint_stops"]
+    return _live_slots(values) & (stops > 0)
+
+
 def _live_starts(values: Symbols) -> np.ndarray[Any, Any]:
     return np.arange(values["max_sequences"] + 1) <= num_sequences(values)
 
@@ -36,6 +43,24 @@ SEQUENCES: tuple[Arg, ...] = (
         (DType.I32,),
         "max_sequences",
         index=Index("num_slots", "the states", live=_live_slots, unique=True),
+    ),
+    Arg(
+        "state_sources",
+        (DType.I32,),
+        "max_sequences",
+        index=Index("num_slots", "the states", live=_live_slots),
+    ),
+    Arg(
+        "checkpoint_slots",
+        (DType.I32,),
+        "max_sequences",
+        index=Index("num_slots", "the states", live=_live_checkpoints, unique=True),
+    ),
+    Arg(
+        "checkpoint_stops",
+        (DType.I32,),
+        "max_sequences",
+        index=Index("num_tokens + 1", "the step", live=_live_slots),
     ),
     Arg(
         "sequence_starts",
@@ -59,12 +84,17 @@ SEQUENCES: tuple[Arg, ...] = (
 class Sequences:
     """Where the tokens of each sequence are, and its state.
 
-    state_slots i32 [max_sequences]; sequence_starts i32 [max_sequences + 1]: its first token, and
-    behind the last sequence how many there are; sequence_rows and positions i32 [num_tokens] of
-    each token; counts as everywhere. Sequences are in the order of their tokens.
+    i32 [max_sequences] each: state_slots, where its state is left; state_sources, where that is
+    read; checkpoint_slots, where it is left too, as it is before the row checkpoint_stops of the
+    step (0: nowhere). sequence_starts i32 [max_sequences + 1]: its first token, and behind the last
+    sequence how many there are; sequence_rows and positions i32 [num_tokens] of each token; counts
+    as everywhere. Sequences are in the order of their tokens.
     """
 
     state_slots: Tensor
+    state_sources: Tensor
+    checkpoint_slots: Tensor
+    checkpoint_stops: Tensor
     sequence_starts: Tensor
     sequence_rows: Tensor
     positions: Tensor

@@ -1,8 +1,8 @@
 """short_conv: a causal convolution over the last few tokens of a sequence, each channel by itself.
 
-Formula: y[t] = silu(sum over i of weight[i] x[t - num_taps + 1 + i]), with zeros before the
-sequence (Yang et al., arXiv 2412.06464, section 3.4). Between steps a state keeps the inputs of the
-last num_taps - 1 tokens.
+Formula: y[t] = f(sum over i of weight[i] x[t - num_taps + 1 + i]), with zeros before the sequence,
+f being silu (Yang et al., arXiv 2412.06464, section 3.4) or nothing. Between steps a state keeps
+the inputs of the last num_taps - 1 tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Apart, Arg, Rule
+from hypocenter.kernels.demands import Apart, Arg, Rule, Scalar
 from hypocenter.kernels.recurrent import short_conv_cpu
 from hypocenter.kernels.recurrent.sequences import SEQUENCES, Sequences
 from hypocenter.tensor import DType, Tensor
@@ -28,19 +28,22 @@ CONTRACT = Contract(
     *SEQUENCES,
     Apart("out", "x"),
     Apart("out", "state"),
+    Scalar("activates", "activates in (0, 1)", "must be 0 or 1"),
     Rule("num_kept > 0", "a convolution of one token keeps nothing"),
     Rule("channels % 64 == 0", "rows must be padded to whole blocks of 64"),
 )
 
 
-def reference(x: np.ndarray[Any, Any], weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def reference(
+    x: np.ndarray[Any, Any], weight: np.ndarray[Any, Any], *, activates: bool = True
+) -> np.ndarray[Any, Any]:
     """A whole sequence in float64: x [num_tokens, channels], weight [num_taps, channels]."""
     num_kept = len(weight) - 1
     padded = np.concatenate([np.zeros((num_kept, x.shape[1])), x.astype(np.float64)])
     total = np.zeros(x.shape)
     for tap, factor in enumerate(weight.astype(np.float64)):
         total += factor * padded[tap : tap + len(x)]
-    out: np.ndarray[Any, Any] = total / (1 + np.exp(-total))
+    out: np.ndarray[Any, Any] = total / (1 + np.exp(-total)) if activates else total
     return out
 
 
@@ -52,15 +55,18 @@ def short_conv(
     out: Tensor,
     sequences: Sequences,
     *,
+    activates: bool = True,
     num_sequences: int | None = None,
 ) -> None:
-    """Append the convolution of x f32 [num_tokens, channels] into out of that shape.
+    """Append the convolution of x f32 [num_tokens, channels] into out of that shape; with
+    `activates` silu of it.
 
     weight f32 [num_taps, channels], the oldest token's first; state f32 [num_slots, num_taps - 1,
     channels] is read and left behind the last token. Channels are padded to 64. `num_sequences` is
     how many there may be (all of `sequences` when None); it changes no bit.
     """
-    facts = {"x": x, "weight": weight, "state": state, "out": out, **sequences.facts}
+    named = {"x": x, "weight": weight, "state": state, "out": out}
+    facts = {**named, "activates": int(activates), **sequences.facts}
     if plan.device != "cpu":
         from hypocenter.kernels.recurrent import short_conv_gpu
 
@@ -68,7 +74,7 @@ def short_conv(
         return
     plan.add_cpu(
         short_conv_cpu.short_conv,
-        *(x, weight, state, out, *sequences.arguments),
+        *(*named.values(), int(activates), *sequences.arguments),
         contract=CONTRACT,
         facts=facts,
         work_per_row=(weight.shape[0] + 16) * x.shape[1],

@@ -35,6 +35,35 @@ def span_of(
 
 
 @inline
+def checkpoint_of(
+    sequence: int, first: int, checkpoint_slots: Any, checkpoint_stops: Any
+) -> tuple[int, int]:
+    """How many tokens of the step a sequence's checkpoint has, or none (0 or less); its slot."""
+    num_tokens: int = get(checkpoint_stops, sequence) - first
+    slot: int = get(checkpoint_slots, sequence)
+    return num_tokens, slot
+
+
+@inline
+def _keep(
+    x: Any,
+    first: int,
+    num_tokens: int,
+    state: Any,
+    base: int,
+    position: int,
+    column: int,
+    kept_at: int,
+) -> None:
+    """Leave 16 channels of the last inputs at `kept_at`, where nothing is read that comes later."""
+    num_kept, pitch = state.shape[1], state.shape[2]
+    for place in range(num_kept):
+        came = num_tokens + place - num_kept
+        value = _input(x, first, came, state, base, num_kept, position, column)
+        store(state, kept_at + place * pitch + column, value)
+
+
+@inline
 def _input(
     x: Any, first: int, offset: int, state: Any, base: int, num_kept: int, position: int,
     column: int,
@@ -49,7 +78,8 @@ def _input(
 
 @cpu_kernel
 def short_conv(
-    x: Any, weight: Any, state: Any, out: Any, state_slots: Any, sequence_starts: Any,
+    x: Any, weight: Any, state: Any, out: Any, activates: int, state_slots: Any,
+    state_sources: Any, checkpoint_slots: Any, checkpoint_stops: Any, sequence_starts: Any,
     sequence_rows: Any, positions: Any, counts: Any,
 ) -> None:  # fmt: skip
     num_kept, pitch = state.shape[1], state.shape[2]
@@ -57,7 +87,8 @@ def short_conv(
     for item in prange(num_sequences_of(sequence_rows, counts) * num_blocks):
         sequence, block = item // num_blocks, item % num_blocks
         first, stop, slot, position = span_of(sequence, state_slots, sequence_starts, positions)
-        base, num_tokens = slot * num_kept * pitch, stop - first
+        num_saved, saved = checkpoint_of(sequence, first, checkpoint_slots, checkpoint_stops)
+        base, num_tokens = get(state_sources, sequence) * num_kept * pitch, stop - first
         for column in range(_BLOCK * block, _BLOCK * (block + 1), 16):
             for token in range(num_tokens):
                 total = splat(np.float32(0))
@@ -65,10 +96,10 @@ def short_conv(
                     came = token + tap - num_kept
                     value = _input(x, first, came, state, base, num_kept, position, column)
                     total = fma(value, load(weight, tap * pitch + column), total)
-                total = mul(total, sigmoid(total))
+                if activates:
+                    total = mul(total, sigmoid(total))
                 store(out, (first + token) * out.shape[1] + column, total)
-            # In order: each is read from behind the place that it takes.
-            for place in range(num_kept):
-                came = num_tokens + place - num_kept
-                value = _input(x, first, came, state, base, num_kept, position, column)
-                store(state, base + place * pitch + column, value)
+            if num_saved > 0:
+                _keep(x, first, num_saved, state, base, position, column, saved * num_kept * pitch)
+            # Last, and in order: each is read from behind the place that it takes.
+            _keep(x, first, num_tokens, state, base, position, column, slot * num_kept * pitch)

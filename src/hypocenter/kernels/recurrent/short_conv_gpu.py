@@ -8,6 +8,7 @@ from typing import Any
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.recurrent.sequences import Sequences
 from hypocenter.kernels.shared_gpu import as_offset, follow
 
 _BLOCK = 64
@@ -27,10 +28,31 @@ def _input(
 
 
 @triton.jit
+def _keep(
+    x_ptr,
+    first,
+    num_tokens,
+    source_ptr,
+    target_ptr,
+    position,
+    column,
+    channels,
+    NUM_KEPT: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Leave the last inputs. In order: each is read from behind the place that it takes, by the
+    thread that writes it."""
+    for place in tl.static_range(NUM_KEPT):
+        came = num_tokens + place - NUM_KEPT
+        value = _input(x_ptr, first, came, source_ptr, NUM_KEPT, position, column, channels, WIDE)
+        tl.store(target_ptr + place * channels + column, value)
+
+
+@triton.jit
 def short_conv_kernel(
-    x_ptr, weight_ptr, state_ptr, out_ptr, slots_ptr, starts_ptr, rows_ptr, positions_ptr,
-    counts_ptr, channels, NUM_KEPT: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x_ptr, weight_ptr, state_ptr, out_ptr, slots_ptr, sources_ptr, checkpoints_ptr, stops_ptr,
+    starts_ptr, rows_ptr, positions_ptr, counts_ptr, channels, ACTIVATES: tl.constexpr,
+    NUM_KEPT: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     sequence = tl.program_id(0)
@@ -39,8 +61,8 @@ def short_conv_kernel(
         return
     first, stop = tl.load(starts_ptr + sequence), tl.load(starts_ptr + sequence + 1)
     position = tl.load(positions_ptr + first)
-    slot = as_offset(tl.load(slots_ptr + sequence), WIDE)
-    kept_ptr = state_ptr + slot * NUM_KEPT * channels
+    source = as_offset(tl.load(sources_ptr + sequence), WIDE)
+    kept_ptr = state_ptr + source * NUM_KEPT * channels
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     for token in range(0, stop - first):
         total = tl.zeros([BLOCK], tl.float32)
@@ -49,12 +71,20 @@ def short_conv_kernel(
             value = _input(x_ptr, first, came, kept_ptr, NUM_KEPT, position, column, channels, WIDE)
             total += value * tl.load(weight_ptr + tap * channels + column)
         out_at = out_ptr + as_offset(first + token, WIDE) * channels + column
-        tl.store(out_at, total / (1.0 + tl.exp(-total)))
-    # In order: each is read from behind the place that it takes, by the thread that writes it.
-    for place in tl.static_range(NUM_KEPT):
-        came = stop - first + place - NUM_KEPT
-        value = _input(x_ptr, first, came, kept_ptr, NUM_KEPT, position, column, channels, WIDE)
-        tl.store(kept_ptr + place * channels + column, value)
+        if ACTIVATES:
+            total = total / (1.0 + tl.exp(-total))
+        tl.store(out_at, total)
+    num_saved = tl.load(stops_ptr + sequence) - first
+    if num_saved > 0:
+        saved = as_offset(tl.load(checkpoints_ptr + sequence), WIDE)
+        saved_ptr = state_ptr + saved * NUM_KEPT * channels
+        _keep(
+            x_ptr, first, num_saved, kept_ptr, saved_ptr, position, column, channels, NUM_KEPT, WIDE
+        )
+    slot = as_offset(tl.load(slots_ptr + sequence), WIDE)
+    own_ptr = state_ptr + slot * NUM_KEPT * channels
+    num_new = stop - first
+    _keep(x_ptr, first, num_new, kept_ptr, own_ptr, position, column, channels, NUM_KEPT, WIDE)
 
 
 def add(
@@ -62,15 +92,15 @@ def add(
 ) -> None:
     """Append short_conv for up to `num_sequences` sequences."""
     x, state = facts["x"], facts["state"]
-    inputs = ("state_slots", "sequence_starts", "sequence_rows", "positions", "counts")
     plan.add_gpu(
         short_conv_kernel,
-        *(x, facts["weight"], state, facts["out"], *(facts[name] for name in inputs)),
+        *(x, facts["weight"], state, facts["out"], *(facts[name] for name in Sequences.__slots__)),
         x.shape[1],
         grid=(min(num_sequences, x.shape[0]), x.shape[1] // _BLOCK),
         contract=contract,
         facts=facts,
         num_warps=2,
+        ACTIVATES=facts["activates"] == 1,
         NUM_KEPT=state.shape[1],
         BLOCK=_BLOCK,
     )

@@ -2,9 +2,9 @@
 
 Formulas: silu(x) = x / (1 + e**-x); gelu(x) in its tanh form, x / (1 + e**-2u) with
 u = sqrt(2 / pi) (x + 0.044715 x**3) (Hendrycks and Gimpel, arXiv 1606.08415);
-relu2(x) = max(x, 0)**2 (So et al., arXiv 2109.08668); sigmoid(x) = 1 / (1 + e**-x). The gate of
-gpt-oss, "clamped", lets x / (1 + e**-1.702x) (u + 1) through, with x up to 7 and u within -7 .. 7
-(OpenAI's reference, gpt_oss/torch/model.py, `swiglu`).
+relu2(x) = max(x, 0)**2 (So et al., arXiv 2109.08668); sigmoid(x) = 1 / (1 + e**-x); plain(x) = x.
+The gate of gpt-oss, "clamped", lets x / (1 + e**-1.702x) (u + 1) through, with x up to 7 and u
+within -7 .. 7 (OpenAI's reference, gpt_oss/torch/model.py, `swiglu`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ SOFTCAP = Contract(
 )
 
 #: Kinds of gates, and what kernels call them.
-GATES = {"silu": 0, "gelu": 1, "clamped": 2, "sigmoid": 4}
+GATES = {"silu": 0, "gelu": 1, "clamped": 2, "sigmoid": 4, "plain": 5}
 #: The same of what is activated where there is no gate.
 ACTIVATIONS = {"gelu": 1, "relu2": 3}
 
@@ -97,6 +97,9 @@ def reference(
     if kind == "sigmoid":
         weighed: np.ndarray[Any, Any] = up / (1 + np.exp(-x))
         return weighed
+    if kind == "plain":
+        product: np.ndarray[Any, Any] = x * up
+        return product
     u = x if kind == "silu" else 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
     out: np.ndarray[Any, Any] = x / (1 + np.exp(-u)) * up
     return out

@@ -21,6 +21,7 @@ _BLOCK = 256
 _MAX_ROW = 16384
 #: What `activation.py` calls these kinds.
 _GELU, _CLAMPED, _SIGMOID = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)
+_PLAIN = tl.constexpr(5)
 
 
 @triton.jit
@@ -37,6 +38,8 @@ def _gate(x, up, KIND: tl.constexpr):
         return x * _sigmoid(1.702 * x) * (up + 1.0)
     elif KIND == _SIGMOID:
         return _sigmoid(x) * up
+    elif KIND == _PLAIN:
+        return x * up
     else:
         u = 1.5957691216057308 * (x + 0.044715 * x * x * x) if KIND == _GELU else x
         return x * _sigmoid(u) * up

@@ -13,10 +13,11 @@ from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.experts import Experts
 from hypocenter.model.families import FAMILIES
-from hypocenter.model.recurrent.recurrence import Recurrence
+from hypocenter.model.recurrent.recurrence import Convolution, Recurrence
 from hypocenter.model.rope_tables import RopeTables
 from hypocenter.model.weight_tensors import (
     BesideDense,
+    ConvWeights,
     DeltaWeights,
     FeedForward,
     LayerWeights,
@@ -46,6 +47,9 @@ def _undefined_weight(name: str, dtype: DType, shape: tuple[int, ...], device: s
 def undefined_weights(facts: Architecture, dtype: DType, device: str) -> Weights:
     """A layer of each kind that the architecture has, and what stands around them."""
     return _Maker(facts, dtype, device).weights()
+
+
+_OF_CONVOLUTION = ("conv_gate_in", "conv_gate_out", "conv_x", "conv_output")
 
 
 class _Maker:
@@ -116,11 +120,20 @@ class _Maker:
             attn_gate=matrix("attn_gate", heads, width) if family.gates_attention else None,
         )
 
-    def _recurrent(self, layer: LayerWeights, recurrence: Recurrence) -> LayerWeights:
-        """The same layer with a delta net in the place of attention."""
+    def _recurrent(self, layer: LayerWeights, recurrence: Recurrence | Convolution) -> LayerWeights:
+        """The same layer with what carries a state in the place of attention."""
+        of_attention = ("q", "k", "v", "q_norm", "k_norm", "attn_gate", "attn_output")
+        none: dict[str, Any] = dict.fromkeys(of_attention)
+        return replace(layer, **none, mixer=self._mixer(recurrence))
+
+    def _mixer(self, recurrence: Recurrence | Convolution) -> DeltaWeights | ConvWeights:
+        matrix, vector, width = self._matrix, self._vector, self._facts.width
+        if isinstance(recurrence, Convolution):
+            gate_in, gate_out, x, output = (matrix(name, width, width) for name in _OF_CONVOLUTION)
+            conv = vector("conv", recurrence.num_taps, width)
+            return ConvWeights(gate_in, gate_out, x, conv, output)
         num_heads, values = recurrence.num_value_heads, recurrence.values_width
-        width, matrix, vector = self._facts.width, self._matrix, self._vector
-        delta = DeltaWeights(
+        return DeltaWeights(
             qkv=matrix("qkv", recurrence.mixed_width, width),
             gate=matrix("delta_gate", values, width),
             beta=matrix("beta", num_heads, width),
@@ -131,9 +144,6 @@ class _Maker:
             norm=vector("delta_norm", recurrence.value_dim),
             output=matrix("delta_output", width, values),
         )
-        of_attention = ("q", "k", "v", "q_norm", "k_norm", "attn_gate", "attn_output")
-        none: dict[str, Any] = dict.fromkeys(of_attention)
-        return replace(layer, **none, delta=delta)
 
     def _feed_forward(self, inner: int, *stack: int) -> FeedForward:
         width, matrix = self._facts.width, self._matrix

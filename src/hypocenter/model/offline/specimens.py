@@ -26,7 +26,7 @@ from hypocenter.model.experts import Experts
 from hypocenter.model.families import FAMILIES
 from hypocenter.model.layer_shapes import LayerShape
 from hypocenter.model.offline.specimen_weights import allocate_undefined, undefined_weights
-from hypocenter.model.recurrent.recurrence import Recurrence
+from hypocenter.model.recurrent.recurrence import Convolution, Recurrence
 from hypocenter.model.step_buffers import KVPages, StatePages, StepInputs
 from hypocenter.tensor import DType
 
@@ -49,7 +49,10 @@ _MIXTURES: dict[str, Experts] = {
     "gemma4": Experts(ExpertChoice(128, 8), width=704),
 }
 # A layer with a state, and behind it one with attention.
-_RECURRENCES = {"qwen35": Recurrence((1,), 16, 32, key_dim=128, value_dim=128, num_taps=4)}
+_RECURRENCES: dict[str, Recurrence | Convolution] = {
+    "qwen35": Recurrence((1,), 16, 32, key_dim=128, value_dim=128, num_taps=4),
+    "lfm2": Convolution((1,), width=4096, num_taps=3),
+}
 # Experts that one row meets, of more than 2**31 elements together.
 _HUGE_MIXTURE = Experts(ExpertChoice(128, 8), width=8192)
 
@@ -177,11 +180,12 @@ def _of_gpt_oss(vendor: str) -> Iterator[Specimen]:
 
 def _of_states(vendor: str) -> Iterator[Specimen]:
     """Layers that carry a state, and what gates their results and those of attention."""
-    for dtype, num_tokens in itertools.product((DType.F32, DType.Q8_0), (1, 64, 1 << 20)):
-        plan = abstract_plan(vendor, "qwen35", dtype, DType.F16, num_tokens=num_tokens)
+    kinds = (("qwen35", DType.F32), ("qwen35", DType.Q8_0), ("lfm2", DType.Q8_0))
+    for (family, dtype), num_tokens in itertools.product(kinds, (1, 64, 1 << 20)):
+        plan = abstract_plan(vendor, family, dtype, DType.F16, num_tokens=num_tokens)
         of_states = ("short_conv", "delta_rule", "gate", "rms_norm")
         launches = [launch for launch in plan.launches if launch.kernel.startswith(of_states)]
-        yield from specimens(launches, f"{dtype.name.lower()}, states")
+        yield from specimens(launches, f"{family}, {dtype.name.lower()}, states")
 
 
 def _of_attention(vendor: str) -> Iterator[Specimen]:

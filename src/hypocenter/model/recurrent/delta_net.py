@@ -15,10 +15,9 @@ from hypocenter.kernels.recurrent.sequences import Sequences
 from hypocenter.kernels.recurrent.short_conv import short_conv
 from hypocenter.kernels.rowwise.norm import rms_norm
 from hypocenter.kernels.weights.row_groups import padded_rows
-from hypocenter.model.architecture import Architecture
 from hypocenter.model.recurrent.recurrence import Recurrence
 from hypocenter.model.step_buffers import StatePages, StepInputs
-from hypocenter.model.weight_tensors import DeltaWeights
+from hypocenter.model.weight_tensors import ConvWeights, DeltaWeights
 from hypocenter.tensor import DType, Tensor
 
 
@@ -64,18 +63,20 @@ class DeltaNet:
     states: StatePages
     sequences: Sequences
     num_sequences: int | None = None
+    #: How its gate counts.
+    gate_kind: str = "silu"
 
     @classmethod
     def allocate(
-        cls, facts: Architecture, inputs: StepInputs, states: StatePages | None, max_tokens: int
-    ) -> DeltaNet | None:
-        """None for a model whose layers all have attention."""
-        recurrence = facts.recurrence
-        if recurrence is None:
-            return None
-        assert states is not None
+        cls,
+        recurrence: Recurrence,
+        eps: float,
+        inputs: StepInputs,
+        states: StatePages,
+        max_tokens: int,
+    ) -> DeltaNet:
         buffers = DeltaBuffers.allocate(recurrence, max_tokens, device=inputs.counts.device)
-        return cls(recurrence, facts.norm_eps, buffers, states, inputs.sequences)
+        return cls(recurrence, eps, buffers, states, inputs.sequences)
 
     @property
     def width(self) -> int:
@@ -87,8 +88,9 @@ class DeltaNet:
         buffers = self.buffers.first(num_tokens)
         return replace(self, buffers=buffers, num_sequences=num_sequences)
 
-    def products(self, w: DeltaWeights) -> tuple[tuple[Tensor, Tensor, None], ...]:
+    def products(self, w: ConvWeights | DeltaWeights) -> tuple[tuple[Tensor, Tensor, None], ...]:
         """Weights that a layer's input is multiplied with, and where the results go."""
+        assert isinstance(w, DeltaWeights)
         b = self.buffers
         return (
             (w.qkv, b.mixed, None),
@@ -97,12 +99,15 @@ class DeltaNet:
             (w.step, b.steps, None),
         )
 
-    def apply(self, plan: PlanBuilder, index: int, w: DeltaWeights) -> tuple[Tensor, Tensor]:
+    def apply(
+        self, plan: PlanBuilder, index: int, w: ConvWeights | DeltaWeights
+    ) -> tuple[Tensor, Tensor]:
         """Append what layer `index` makes of the products; its gates, and the result by head,
         normed, which they are to let through."""
+        assert isinstance(w, DeltaWeights)
         b, num_sequences = self.buffers, self.num_sequences
         sequences, recurrence = self.sequences, self.recurrence
-        conv, state = self.states.of_layer(index)
+        conv, state = self.states.convs[index], self.states.states[index]
         short_conv(plan, b.mixed, w.conv, conv, b.convolved, sequences, num_sequences=num_sequences)
         delta_rule(
             plan,

@@ -27,10 +27,37 @@ class RecurrenceOfFamily:
 
     `heads_by_turns`: value heads take key heads by turns, not several one behind the other the
     same. `joins_steps`: b and a come of one matrix, of each key head those of its value heads.
+    `is_convolution`: there are no heads, but gated convolutions alone.
     """
 
     heads_by_turns: bool = True
     joins_steps: bool = False
+    is_convolution: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """Gated short convolutions in the place of attention in all layers but `attention_layers`:
+    of `width` channels over `num_taps` tokens."""
+
+    attention_layers: tuple[int, ...]
+    width: int
+    num_taps: int
+
+    @property
+    def values_width(self) -> int:
+        """Columns of what is multiplied at its end."""
+        return self.width
+
+    @property
+    def buffer_widths(self) -> tuple[int, ...]:
+        """Columns of its activations; there are two buffers of each."""
+        return self.width, self.width
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """What a layer keeps of a sequence, padded as it lies in memory."""
+        return {"conv": (self.num_taps - 1, padded_rows(self.width))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +92,19 @@ class Recurrence:
         return 2 * self.num_key_heads * self.key_dim + self.values_width
 
     @property
-    def conv_shape(self) -> tuple[int, int]:
-        """What a layer keeps for the convolution of a sequence, padded as it lies in memory."""
-        return self.num_taps - 1, padded_rows(self.mixed_width)
+    def buffer_widths(self) -> tuple[int, ...]:
+        """Columns of its activations; there are two buffers of each."""
+        return self.mixed_width, self.values_width, self.num_value_heads
 
     @property
-    def state_shape(self) -> tuple[int, int, int]:
-        """The state of a sequence in a layer, padded as it lies in memory."""
-        return self.num_value_heads, self.key_dim, padded_rows(self.value_dim)
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """What a layer keeps of a sequence, padded as it lies in memory: for the convolution, and
+        the state itself."""
+        conv = self.num_taps - 1, padded_rows(self.mixed_width)
+        return {
+            "conv": conv,
+            "state": (self.num_value_heads, self.key_dim, padded_rows(self.value_dim)),
+        }
 
 
 def read_recurrence(
@@ -82,7 +114,8 @@ def read_recurrence(
     *,
     num_blocks: int,
     num_layers: int,
-) -> Recurrence | None:
+    width: int,
+) -> Recurrence | Convolution | None:
     """What `name` models have beside attention; None for families of attention alone.
 
     Raises UnsupportedModel for shapes that we do not run, BadModelFile for numbers that contradict
@@ -90,6 +123,9 @@ def read_recurrence(
     """
     if family is None:
         return None
+    if family.is_convolution:
+        num_taps = _num_taps(file, f"{name}.shortconv.l_cache")
+        return Convolution(_layers_with_heads(file, name, num_layers), width, num_taps)
 
     def count(key: str, high: int) -> int:
         return file.integer(f"{name}.ssm.{key}", low=1, high=high)
@@ -104,19 +140,36 @@ def read_recurrence(
     if rest or value_dim > _MAX_COLUMNS:
         limit = f"must be {num_value_heads} heads of at most {_MAX_COLUMNS} columns"
         raise BadModelFile(file.path, f"{name}.ssm.inner_size", inner, limit)
-    num_taps = count("conv_kernel", _MAX_TAPS)
-    if num_taps < 2:
-        limit = "must be at least 2: a convolution of one token keeps nothing"
-        raise UnsupportedModel(file.path, f"{name}.ssm.conv_kernel", num_taps, limit)
     return Recurrence(
         attention_layers=_attention_layers(file, name, num_blocks, num_layers),
         num_key_heads=num_key_heads,
         num_value_heads=num_value_heads,
         key_dim=count("state_size", _MAX_COLUMNS),
         value_dim=value_dim,
-        num_taps=num_taps,
+        num_taps=_num_taps(file, f"{name}.ssm.conv_kernel"),
         heads_by_turns=family.heads_by_turns,
     )
+
+
+def _num_taps(file: GGUFFile, full: str) -> int:
+    num_taps = file.integer(full, low=1, high=_MAX_TAPS)
+    if num_taps < 2:
+        limit = "must be at least 2: a convolution of one token keeps nothing"
+        raise UnsupportedModel(file.path, full, num_taps, limit)
+    return num_taps
+
+
+def _layers_with_heads(file: GGUFFile, name: str, num_layers: int) -> tuple[int, ...]:
+    """Those that have heads of keys; files say 0 of the others."""
+    full = f"{name}.attention.head_count_kv"
+    counts: Any = file.metadata.get(full)
+    if not isinstance(counts, np.ndarray) or len(counts) < num_layers:
+        limit = f"must give a count for each of {num_layers} layers"
+        raise BadModelFile(file.path, full, counts, limit)
+    found = tuple(layer for layer in range(num_layers) if counts[layer] != 0)
+    if not found:
+        raise UnsupportedModel(file.path, full, "no layer", "some layer must have attention")
+    return found
 
 
 def _attention_layers(

@@ -1,7 +1,7 @@
-"""Takes the tensors of a Gated Delta Net out of a file; packs nothing itself.
+"""Takes the tensors of a layer that carries a state out of a file; packs nothing itself.
 
-Names and layouts follow llama.cpp (src/models/qwen35.cpp, qwen3next.cpp, and the conversion
-scripts).
+Names and layouts follow llama.cpp (src/models/qwen35.cpp, qwen3next.cpp, lfm2.cpp, and the
+conversion scripts).
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from hypocenter.model.architecture import Architecture
-from hypocenter.model.weight_tensors import DeltaWeights
+from hypocenter.model.recurrent.recurrence import Convolution, Recurrence
+from hypocenter.model.weight_tensors import ConvWeights, DeltaWeights
 from hypocenter.tensor import Tensor
 
 
@@ -20,18 +21,39 @@ class TakesTensors(Protocol):
 
     def by_turns(self, name: str, num_rows: int, num_turns: int) -> tuple[Tensor, Tensor]: ...
 
+    def in_parts(self, name: str, row_counts: tuple[int, ...]) -> tuple[Tensor, ...]: ...
+
     def vector(self, name: str, length: int) -> Tensor: ...
 
     def taps(self, name: str, num_channels: int, num_taps: int) -> Tensor: ...
 
 
-def load_delta(loader: TakesTensors, facts: Architecture, prefix: str) -> DeltaWeights:
-    """Those of the layer of that prefix. Files hold its rates as numbers below 0.
+def load_mixer(
+    loader: TakesTensors, facts: Architecture, prefix: str
+) -> DeltaWeights | ConvWeights:
+    """Those of the layer of that prefix.
 
     Raises what the loader raises for a tensor that is missing or of a wrong shape.
     """
-    recurrence, family, width = facts.recurrence, facts.family, facts.width
+    recurrence = facts.recurrence
     assert recurrence is not None
+    if isinstance(recurrence, Convolution):
+        return _load_convolution(loader, recurrence, prefix)
+    return _load_delta(loader, facts, recurrence, prefix)
+
+
+def _load_convolution(loader: TakesTensors, recurrence: Convolution, prefix: str) -> ConvWeights:
+    width, prefix = recurrence.width, f"{prefix}shortconv."
+    gate_in, gate_out, x = loader.in_parts(f"{prefix}in_proj.weight", (width,) * 3)
+    conv = loader.taps(f"{prefix}conv.weight", width, recurrence.num_taps)
+    return ConvWeights(gate_in, gate_out, x, conv, loader.matrix(f"{prefix}out_proj", width, width))
+
+
+def _load_delta(
+    loader: TakesTensors, facts: Architecture, recurrence: Recurrence, prefix: str
+) -> DeltaWeights:
+    """Files hold its rates as numbers below 0."""
+    family, width = facts.family, facts.width
     assert family.recurrence is not None
     num_heads, values = recurrence.num_value_heads, recurrence.values_width
     if family.recurrence.joins_steps:

@@ -1,0 +1,35 @@
+"""Which net a decoder's layers with a state are; what each computes stands in its own file."""
+
+from __future__ import annotations
+
+from hypocenter.model.architecture import Architecture
+from hypocenter.model.recurrent.conv_net import ConvNet
+from hypocenter.model.recurrent.delta_net import DeltaNet
+from hypocenter.model.recurrent.recurrence import Convolution
+from hypocenter.model.step_buffers import StatePages, StepInputs
+
+#: Both have the same methods.
+StateNet = DeltaNet | ConvNet
+
+
+def allocate_net(
+    facts: Architecture, inputs: StepInputs, states: StatePages | None, max_tokens: int
+) -> StateNet | None:
+    """With buffers for `max_tokens` tokens; None for a model whose layers all have attention.
+
+    inputs and states are those of the decoder's steps, which must be there where a layer carries a
+    state.
+    """
+    recurrence = facts.recurrence
+    if recurrence is None:
+        return None
+    assert states is not None
+    if isinstance(recurrence, Convolution):
+        return ConvNet.allocate(recurrence, inputs, states, max_tokens)
+    return DeltaNet.allocate(recurrence, facts.norm_eps, inputs, states, max_tokens)
+
+
+def first_of(net: StateNet | None, num_tokens: int, num_sequences: int | None) -> StateNet | None:
+    """The same net for a bucket of `num_tokens` tokens of `num_sequences` sequences (any number
+    when None)."""
+    return None if net is None else net.first(num_tokens, num_sequences)
