@@ -86,7 +86,7 @@ class Problem:
         if split and self.partial is None:
             blocks = self.tables.shape[1]
             self.partial = attention.TileScratch.allocate(
-                self.layers[0][0], self.num_rows, HEADS, blocks, device=self.device
+                *self.layers[0], self.num_rows, HEADS, blocks, device=self.device
             )
         name = "split_form" if split else "whole_form"
         chosen = getattr(attention_gpu, name)

@@ -44,6 +44,7 @@ def is_of_few_families(case: SimpleNamespace) -> bool:
         "gemma4-e",
         "glm4moe",
         "gpt-oss",
+        "deepseek2-v3",
     )
 
 
@@ -89,10 +90,15 @@ def test_token_by_token(model: FamilyModel) -> None:
         ("gpt-oss", 30),
         ("gemma4-whole", 4),
         ("gemma4-e-whole", 3),
+        ("deepseek2-lite", 4),
+        ("deepseek2-v3", 4),
     ],
 )
 @pytest.mark.tier(
-    "sim", fast=lambda case: case.name in ("phi2", "gpt-oss", "gemma4-whole", "gemma4-e-whole")
+    "sim",
+    fast=lambda case: (
+        case.name in ("phi2", "gpt-oss", "gemma4-whole", "gemma4-e-whole", "deepseek2-v3")
+    ),
 )
 def test_a_gpu_gives_the_same_logits(
     name: str, num_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -201,6 +207,7 @@ def test_quantised_weights_read_codes(
         ("gemma4-experts", {"activation": "silu"}),
         ("gemma4-e", {"activation": "silu"}),
         ("qwen35", {"recurrence": RecurrenceOfFamily(heads_by_turns=False)}),
+        ("deepseek2-v3", {"rope_style": "neox"}),
     ],
 )
 @pytest.mark.tier("sim", fast=lambda case: case.name == "smollm3")
@@ -230,7 +237,7 @@ def test_a_fault_in_the_file_shows(fault: Fault, tmp_path: Path) -> None:
     assert relative_error(ours, hf_logits(model.hf_model, ids)) > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["gemma4-e", "gemma4-experts"])
+@pytest.mark.parametrize("name", ["gemma4-e", "gemma4-experts", "deepseek2-lite", "deepseek2-v3"])
 def test_needed_bytes_are_those_of_layers_of_several_shapes(name: str, tmp_path: Path) -> None:
     model = make_family(name, tmp_path)
     config = EngineConfig(context_length=40, max_batch_tokens=8, max_batch_requests=3)

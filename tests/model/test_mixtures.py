@@ -92,11 +92,26 @@ def test_sinks_and_biases_that_disagree_are_refused(
     assert message in str(refused(tmp_path, arch="gpt-oss", shapes=shapes))
 
 
-@pytest.mark.parametrize(("key", "value"), [("expert_group_count", 4), ("expert_gating_func", 3)])
-def test_choices_that_we_do_not_make_are_refused(key: str, value: int, tmp_path: Path) -> None:
-    error = refused(tmp_path, metadata={key: value})
+def test_scores_that_we_do_not_know_are_refused(tmp_path: Path) -> None:
+    error = refused(tmp_path, metadata={"expert_gating_func": 3})
     assert isinstance(error, UnsupportedModel)
-    assert error.field == f"qwen3moe.{key}"
+    assert error.field == "qwen3moe.expert_gating_func"
+
+
+@pytest.mark.parametrize(
+    ("num_groups", "num_groups_used", "message"),
+    [
+        (3, 1, "expert_group_count is 3, but must share 8 experts evenly, at least 1 to a group"),
+        (4, 5, "expert_group_used_count is 5, but must be from 1 to 4"),
+        (4, 0, "expert_group_used_count is 0, but must be from 1 to 4"),
+        (8, 1, "expert_group_used_count is 1, but groups of 1 experts must have the 3 that"),
+    ],
+)
+def test_groups_that_do_not_fit_the_experts_are_refused(
+    num_groups: int, num_groups_used: int, message: str, tmp_path: Path
+) -> None:
+    keys = {"expert_group_count": num_groups, "expert_group_used_count": num_groups_used}
+    assert message in str(refused(tmp_path, metadata=keys))
 
 
 @pytest.mark.parametrize(("kind", "value", "place"), [(DType.MXFP4, 255, 0), (DType.NVFP4, 127, 3)])

@@ -245,7 +245,7 @@ def test_all_layers_and_plans_share_one_scratch_for_tiles_of_keys(tmp_path: Path
     with open_gguf(path) as file:
         runner = load_runner(file, EngineConfig(max_batch_tokens=64, max_batch_requests=3))
     decoder = runner._decoder
-    (tiles,) = decoder._cpu_tiles.values()
+    (tiles,) = decoder._attending._cpu_tiles.values()
     scratch = tiles.allocation
     for num_tokens, kernels in ((1, ["attention", "attention_fold"]), (64, ["attention"])):
         launches = decoder.plan(num_tokens, 1).launches

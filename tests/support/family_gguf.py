@@ -15,6 +15,7 @@ import gguf
 import numpy as np
 from delta_gguf import as_converted_delta, is_of_delta_net
 from family_table import VOCAB_SIZE, Family
+from latent_gguf import as_converted_latent
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,8 @@ def interleave_halves(rows: np.ndarray, num_heads: int) -> np.ndarray:
 def _parts(family: Family, config: Any, name: str, values: np.ndarray) -> dict[str, np.ndarray]:
     if is_of_delta_net(name):
         return as_converted_delta(family.arch, config, name, values)
+    if family.arch == "deepseek2" and ".self_attn." in name:
+        return as_converted_latent(family.metadata, config, name, values)
     return _AS_CONVERTED.get(family.arch, _as_converted)(name, values)
 
 

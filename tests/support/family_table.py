@@ -491,6 +491,89 @@ def _glm4moe(*, use_qk_norm: bool) -> Family:
     )
 
 
+#: Past 64 positions, which models of latents are stretched from; the score grows by mscale_all_dim.
+_STRETCHED = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def _deepseek2(
+    model_class: str,
+    *,
+    is_split: bool,
+    dims: tuple[int, int, int, int] = (24, 8, 20, 12),
+    query_rank: int | None = None,
+    mscale: float = 0.0,
+    metadata: Mapping[str, Any] | None = None,
+    **config: Any,
+) -> Family:
+    """`dims`: of a latent, of what is turned, and of heads; `is_split`: as files are today.
+
+    Norms of latents have an epsilon of their own in transformers, which is that of the models.
+    """
+    rank, turned, plain, value = dims
+    rope = {**_STRETCHED, "mscale": mscale, "mscale_all_dim": mscale} if mscale else _ROPE_10K
+    keys: dict[str, Any] = {
+        **_EXPERT_KEYS,
+        "expert_shared_count": 2,
+        "leading_dense_block_count": 1,
+        "expert_weights_scale": 1.7,
+        "rope.dimension_count": turned,
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": rank + turned if is_split else plain + turned,
+        "attention.value_length": rank if is_split else value,
+        **(metadata or {}),
+    }
+    if is_split:
+        own = {"key_length_mla": plain + turned, "value_length_mla": value, "head_count_kv": 1}
+        keys |= {f"attention.{key}": number for key, number in own.items()}
+    if query_rank:
+        keys["attention.q_lora_rank"] = query_rank
+    if mscale:
+        keys |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 8.0,
+            "rope.scaling.original_context_length": 64,
+            "rope.scaling.yarn_log_multiplier": 0.1 * mscale,
+        }
+    experts = {
+        "n_routed_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.7,
+    }
+    return Family(
+        "deepseek2",
+        model_class,
+        {
+            **_BASE,
+            **experts,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "rms_norm_eps": 1e-6,
+            "kv_lora_rank": rank,
+            "qk_rope_head_dim": turned,
+            "qk_nope_head_dim": plain,
+            "v_head_dim": value,
+            "q_lora_rank": query_rank,
+            "rope_parameters": rope,
+            **config,
+        },
+        pre="deepseek-llm",
+        metadata=keys,
+        # llama.cpp takes two of each group for the choice of groups, whatever the scores are, and
+        # knows those whose queries come of no latent by their number of layers.
+        llama_cpp_agrees=model_class == "DeepseekV3",
+    )
+
+
 def _gpt_oss(*, is_stretched: bool, **config: Any) -> Family:
     """llama.cpp rounds the pairs between which yarn blends, which the model's own code does not."""
     stretched: dict[str, Any] = {
@@ -529,6 +612,41 @@ def _gpt_oss(*, is_stretched: bool, **config: Any) -> Family:
 
 
 FAMILIES: dict[str, Family] = {
+    "deepseek2-lite": _deepseek2(
+        "DeepseekV2", is_split=False, mscale=0.707, n_group=1, topk_group=1, topk_method="greedy"
+    ),
+    "deepseek2-v2": _deepseek2(
+        "DeepseekV2",
+        is_split=True,
+        query_rank=28,
+        mscale=1.0,
+        n_routed_experts=12,
+        n_group=4,
+        topk_group=2,
+        topk_method="group_limited_greedy",
+        metadata={"expert_count": 12, "expert_group_count": 4, "expert_group_used_count": 2},
+    ),
+    "deepseek2-v3": _deepseek2(
+        "DeepseekV3",
+        is_split=True,
+        dims=(40, 16, 24, 32),
+        query_rank=36,
+        mscale=1.0,
+        n_routed_experts=12,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=True,
+        num_attention_heads=5,
+        num_key_value_heads=5,
+        hidden_size=120,
+        metadata={
+            "expert_count": 12,
+            "expert_group_count": 4,
+            "expert_group_used_count": 2,
+            "expert_gating_func": 2,
+            "expert_weights_norm": True,
+        },
+    ),
     "gpt-oss": _gpt_oss(is_stretched=True),
     "gpt-oss-odd": _gpt_oss(
         is_stretched=False,

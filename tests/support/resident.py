@@ -28,8 +28,9 @@ def resident_bytes(runner: Runner) -> int:
     decoder = runner._decoder
     held = (
         runner.weights, decoder.pages, decoder._buffers, decoder._logits_buffers._buffers,
-        tuple(decoder._cpu_tiles.values()), decoder._operands.operands, decoder._gated.operands,
-        decoder._mixture,
+        tuple(decoder._attending._cpu_tiles.values()), decoder._operands.operands,
+        decoder._gated.operands, decoder._mixture,
+        decoder._latent and (decoder._latent.heads, decoder._latent.queries),
         decoder._state_net and (decoder._state_net.buffers, decoder._state_net.states),
     )  # fmt: skip
     allocations = {id(one.allocation): one.allocation.num_bytes for one in tensors_of(held)}

@@ -56,7 +56,7 @@ class Activations:
             q=wide("q", heads),
             k=wide("k", kv_heads),
             v=wide("v", kv_heads),
-            attended=wide("attended", heads),
+            attended=wide("attended", facts.widest_attended),
             gate=gate,
             up=up,
             attn_gate=wide("attn_gate", heads if facts.family.gates_attention else 0),

@@ -16,6 +16,7 @@ from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel
 from hypocenter.model.experts import Experts, read_experts
 from hypocenter.model.families import FAMILIES, Family
 from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.model.latent.latent import Latent, log_multiplier, read_latent, score_scale
 from hypocenter.model.layer_shapes import (
     MAX_CONTEXT,
     MAX_WIDTH,
@@ -89,6 +90,7 @@ class Architecture:
     #: Columns of the embedding that each layer has of its own; 0: layers have none.
     input_width: int = 0
     recurrence: Recurrence | Convolution | None = None
+    latent: Latent | None = None
 
     @property
     def num_layers(self) -> int:
@@ -115,6 +117,11 @@ class Architecture:
     def widest_q(self) -> int:
         """The most columns that a token's queries have."""
         return max(self.q_width(layer) for layer in range(self.num_layers))
+
+    @property
+    def widest_attended(self) -> int:
+        """The most columns that attention gives a token."""
+        return self.num_heads * max(shape.value_dim for shape in self.layers)
 
     @property
     def widest_kv(self) -> int:
@@ -160,6 +167,8 @@ class Architecture:
     @property
     def mixer_width(self) -> int:
         """The widest row that is multiplied at the end of attention, or of what stands for it."""
+        if self.latent is not None:
+            return max(self.num_heads * self.latent.value_dim, self.latent.query_rank)
         values = self.recurrence.values_width if self.recurrence is not None else 0
         return max(self.widest_q, values)
 
@@ -221,7 +230,10 @@ class _Reader:
         width = self._count("embedding_length", MAX_WIDTH)
         num_layers, num_draft_layers = self._layers()
         num_heads = self._uniform("attention.head_count", 1 << 16)
-        head_dims = read_head_dims(self.file, self.name, width, num_heads)
+        latent = None
+        if self.family.has_latent:
+            latent = read_latent(self.file, self.name, num_heads, MAX_WIDTH)
+        head_dims = read_head_dims(self.file, self.name, width, num_heads, latent)
         layers = read_shapes(
             self.file,
             self.name,
@@ -229,6 +241,7 @@ class _Reader:
             num_blocks=num_layers + num_draft_layers,
             num_heads=num_heads,
             head_dims=head_dims,
+            latent=latent,
         )
         rope, local_rope = self._ropes(head_dims)
         residual_scale = self._residual_scale()
@@ -244,7 +257,9 @@ class _Reader:
             norm_eps=self._norm_eps() / residual_scale**2,
             rope=rope,
             local_rope=local_rope,
-            attn_scale=self._attn_scale(width, num_layers, num_heads, head_dims.whole),
+            attn_scale=self._attn_scale(width, num_layers, num_heads, head_dims.whole)
+            if latent is None
+            else self._latent_scale(latent, rope),
             attn_softcap=self._number("attn_logit_softcapping", self.family.default_caps[0]),
             final_softcap=self._number("final_logit_softcapping", self.family.default_caps[1]),
             embedding_scale=self._embedding_scale(width) / residual_scale,
@@ -268,6 +283,7 @@ class _Reader:
                 num_layers=num_layers,
                 width=width,
             ),
+            latent=latent,
         )
 
     def _layers(self) -> tuple[int, int]:
@@ -313,6 +329,11 @@ class _Reader:
             limit = f"{num_layers} layers scale by embedding_length / heads, and that is {width}"
             raise self._bad_field("attention.head_count", num_heads, limit)
         return 1 / math.sqrt(width // num_heads)
+
+    def _latent_scale(self, latent: Latent, rope: Rope) -> float:
+        factor = rope.factor if rope.scaling == "yarn" else 1.0
+        scale = score_scale(latent, log_multiplier(self.file, self.name), factor)
+        return self._within_f32("rope.scaling.yarn_log_multiplier", scale)
 
     def _input_width(self) -> int:
         if not self.family.has_layer_inputs:
@@ -421,7 +442,10 @@ class _Reader:
         return rope, Rope(base=own_base, dim=own_dim)
 
     def _log_multiplier(self) -> float:
-        # Converters of DeepSeek 2 write a tenth of it, and those of other families none.
+        # Of latents it is the scores that grow; cosines and sines then do so by nothing.
+        if self.family.has_latent:
+            return float(log_multiplier(self.file, self.name) != 0)
+        # Converters of other families write none.
         if not self.family.scales_queries:
             return 0.0
         return self._number("rope.scaling.yarn_log_multiplier", 0.0)

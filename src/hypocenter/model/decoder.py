@@ -10,8 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from hypocenter.device.memory import rows
-from hypocenter.device.plan import Plan, PlanBuilder, bucket
-from hypocenter.kernels.attention.attention import TileScratch, allocate_tile_scratch, attention
+from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.kernels.linear.linear import linear_several
 from hypocenter.kernels.linear.linear_gate import linear_gate_codes
 from hypocenter.kernels.linear.operands import Operands, Product, reads_made_alone
@@ -29,11 +28,12 @@ from hypocenter.kernels.rowwise.layer_norm import layer_norm, layer_norm_codes
 from hypocenter.kernels.rowwise.norm import rms_norm, rms_norm_codes
 from hypocenter.model.activations import Activations, LogitsBuffers, RotatingOperands
 from hypocenter.model.architecture import Architecture
+from hypocenter.model.attending import Attending
 from hypocenter.model.heads import Heads
+from hypocenter.model.latent.latent_attention import LatentAttention
 from hypocenter.model.mixture import MixtureBuffers
 from hypocenter.model.recurrent.state_net import StateNet, allocate_net, first_of
 from hypocenter.model.step_buffers import KVPages, StatePages, StepInputs
-from hypocenter.model.unfused import UnfusedAttention
 from hypocenter.model.weight_tensors import (
     BesideDense,
     FeedForward,
@@ -94,28 +94,10 @@ class Decoder:
             device=device,
             in_bf16=weights.in_bf16,
         )
-        self._heads = Heads(facts, weights.ropes, inputs, is_fused=attention != "parts")
-        self._unfused: UnfusedAttention | None = None
-        # By what layers differ in: the shape of their pages.
-        self._gpu_tiles: dict[tuple[int, ...], TileScratch] = {}
-        self._cpu_tiles: dict[tuple[int, ...], Tensor] = {}
-        max_blocks = inputs.block_tables.shape[1]
-        if attention == "parts":
-            max_context = max_blocks * pages.keys[0].shape[3]
-            self._unfused = UnfusedAttention.allocate(
-                facts, max_tokens, num_sequences, max_context, device=device
-            )
-            return
-        most = bucket(num_sequences, max_tokens)
-        for keys, values in pages.kinds:
-            if device == "cpu":
-                self._cpu_tiles[keys.shape] = allocate_tile_scratch(
-                    keys, values, max_tokens, facts.num_heads, max_blocks
-                )
-            else:
-                self._gpu_tiles[keys.shape] = TileScratch.allocate(
-                    keys, most, facts.num_heads, max_blocks, device=device
-                )
+        self._attending = Attending(facts, inputs, pages, max_tokens, attention)
+        is_fused = self._attending.is_fused
+        self._heads = Heads(facts, weights.ropes, inputs, is_fused=is_fused)
+        self._latent = LatentAttention.allocate(facts, inputs, weights.ropes.whole, max_tokens)
 
     def multiplied_as(self, weight: Tensor) -> DType:
         """The type in which activations are multiplied with a weight."""
@@ -140,16 +122,19 @@ class Decoder:
         if inputs_of:
             products = zip(inputs_of, b.layer_inputs, strict=True)
             self._linear(plan, b.x, *((w.projection, out, None) for w, out in products))
-        if self._unfused is not None:
-            self._unfused.measure(plan, inputs.sequence_rows, inputs.positions, counts)
-        attend = partial(self._attend, num_tokens, num_logit_rows, num_sequences)
+        self._attending.begin(plan)
+        step = (num_tokens, num_logit_rows, num_sequences)
+        attend = partial(self._attending.of_step, *step)
         mixture = self._mixture and self._mixture.first(num_tokens)
         net = first_of(self._state_net, num_tokens, num_sequences)
+        latent = self._latent and self._latent.first(num_tokens)
         for index, layer in enumerate(self.weights.layers):
-            if net is None or layer.mixer is None:
-                self._attention(plan, b, index, layer, attend)
-            else:
+            if net is not None and layer.mixer is not None:
                 self._recur(plan, b, net, index, layer)
+            elif latent is not None:
+                self._attend_latents(plan, b, latent, index, layer, attend)
+            else:
+                self._attention(plan, b, index, layer, attend)
             if not layer.is_parallel:
                 self._feed_forward(plan, b, index, layer, mixture)
             if layer.layer_input is not None:
@@ -162,26 +147,6 @@ class Decoder:
         logits = self._logits(plan, b, num_logit_rows)
         mark(plan)
         return Plan(plan, logits)
-
-    def _attend(
-        self, num_tokens: int, num_logit_rows: int, num_sequences: int | None, keys: Tensor
-    ) -> Callable[..., None]:
-        """The attention of a step of that shape in layers that have pages like `keys`."""
-        if self._unfused is not None:
-            return self._unfused.attend
-        # Tokens that are few, or (each wants logits) each of a sequence of its own, have many
-        # programs share their keys; those of a prompt share programs.
-        are_shared = num_tokens <= 8 or num_logit_rows >= num_tokens
-        tiles = self._gpu_tiles.get(keys.shape) if are_shared else None
-        if tiles is not None and num_tokens > tiles.values.shape[0]:
-            tiles = None
-        return partial(
-            attention,
-            num_heads=self.facts.num_heads,
-            num_sequences=num_sequences,
-            partial=tiles,
-            parts=self._cpu_tiles.get(keys.shape),
-        )
 
     def _attention(
         self,
@@ -239,6 +204,42 @@ class Decoder:
             w.post_attn_norm,
             ready=codes,
         )
+
+    def _attend_latents(
+        self,
+        plan: PlanBuilder,
+        b: Activations,
+        latent: LatentAttention,
+        index: int,
+        layer: LayerWeights,
+        attend: Callable[[Tensor], Callable[..., None]],
+    ) -> None:
+        """b.x += what attention makes of it whose cache holds latents."""
+        facts, inputs, w = self.facts, self.inputs, layer.latent
+        assert w is not None
+        read, made = self._norm(plan, b.x, Norm(layer.attn_norm), b.hidden, *w.read)
+        self._linear(plan, read, *latent.products(w, b), ready=made)
+        if w.q_up is not None:
+            self._linear(plan, latent.norm_queries(plan, w), (w.q_up, latent.heads, None))
+        keys, values = self.pages.keys[index], self.pages.values[index]
+        latent.prepare(plan, b, w, keys, values)
+        attend(keys)(
+            plan,
+            b.q,
+            keys,
+            values,
+            inputs.block_tables,
+            inputs.sequence_rows,
+            inputs.positions,
+            b.attended,
+            inputs.counts,
+            scale=facts.attn_scale,
+            window=0,
+            softcap=0.0,
+            value_dim=facts.layers[index].value_dim,
+        )
+        expanded = latent.expand(plan, w, b.attended)
+        self._into_residual(plan, b, expanded, w.output, None, None, ready=None)
 
     def _recur(
         self, plan: PlanBuilder, b: Activations, net: StateNet, index: int, layer: LayerWeights

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hypocenter.errors import UnsupportedModel
-from hypocenter.kernels.experts.choice import ExpertChoice
+from hypocenter.errors import BadModelFile, UnsupportedModel
+from hypocenter.kernels.experts.choice import BEST_OF_GROUP, ExpertChoice
 from hypocenter.model.gguf.file import GGUFFile
 
 MAX_EXPERTS = 1024
@@ -74,31 +74,46 @@ def read_experts(
     if family is None:
         raise UnsupportedModel(file.path, full, num_experts, f"{name} models have no experts")
     num_experts = file.integer(full, low=1, high=MAX_EXPERTS)
-    _refuse_groups(file, name)
     width = file.integer(f"{name}.expert_feed_forward_length", ffn_width, low=1, high=max_width)
     num_shared = file.integer(f"{name}.expert_shared_count", 0, low=0, high=MAX_EXPERTS)
     shared_width = file.integer(
         f"{name}.expert_shared_feed_forward_length", num_shared * width, low=0, high=max_width
     )
+    num_used = file.integer(f"{name}.expert_used_count", low=1, high=num_experts)
+    scores = _scores(file, name, family)
+    num_groups, num_groups_used = _groups(file, name, num_experts, num_used, scores)
     choice = ExpertChoice(
         num_experts=num_experts,
-        num_used=file.integer(f"{name}.expert_used_count", low=1, high=num_experts),
-        scores=_scores(file, name, family),
+        num_used=num_used,
+        scores=scores,
         normalises=file.flag(f"{name}.expert_weights_norm", family.normalises),
         scale=_scale(file, name),
         has_gate=family.has_gate and shared_width > 0,
+        num_groups=num_groups,
+        num_groups_used=num_groups_used,
     )
     num_dense = file.integer(f"{name}.leading_dense_block_count", 0, low=0, high=num_layers)
     return Experts(choice, width, shared_width, num_dense)
 
 
-def _refuse_groups(file: GGUFFile, name: str) -> None:
+def _groups(
+    file: GGUFFile, name: str, num_experts: int, num_used: int, scores: str
+) -> tuple[int, int]:
+    """How many groups experts stand in, and from how many of them a token takes some."""
     full = f"{name}.expert_group_count"
-    num_groups = file.integer(full, 1, low=0)
-    if num_groups > 1:
-        raise UnsupportedModel(
-            file.path, full, num_groups, "choosing groups before experts is not supported"
-        )
+    num_groups = file.integer(full, 1, low=0, high=MAX_EXPERTS) or 1
+    if num_groups == 1:
+        return 1, 1
+    size, least = num_experts // num_groups, BEST_OF_GROUP[scores]
+    if num_experts % num_groups or size < least:
+        limit = f"must share {num_experts} experts evenly, at least {least} to a group"
+        raise BadModelFile(file.path, full, num_groups, limit)
+    full = f"{name}.expert_group_used_count"
+    num_groups_used = file.integer(full, low=1, high=num_groups)
+    if num_groups_used * size < num_used:
+        limit = f"groups of {size} experts must have the {num_used} that a token takes"
+        raise BadModelFile(file.path, full, num_groups_used, limit)
+    return num_groups, num_groups_used
 
 
 def _scores(file: GGUFFile, name: str, family: ExpertsOfFamily) -> str:

@@ -80,6 +80,8 @@ class Family:
     gates_attention: bool = False
     #: Whether files may cut rotations into sections that are alike for text.
     has_sections: bool = False
+    #: Whether keys and values lie compressed, in a latent for all heads.
+    has_latent: bool = False
     #: Of layers without attention; None: there are none.
     recurrence: RecurrenceOfFamily | None = None
     #: Of files with experts; None: there are none.
@@ -171,6 +173,10 @@ FAMILIES: dict[str, Family] = {
         "neox", activation="clamped", ffn_norm="post_attention_norm", has_window=True,
         window_pattern=2, rounds_ramp=False, has_sinks=True,
         experts=ExpertsOfFamily(is_biased=True),
+    ),
+    "deepseek2": Family(
+        "normal", has_latent=True,
+        experts=ExpertsOfFamily(normalises=False, are_optional=True, has_bias=True),
     ),
     "olmoe": Family("neox", wide_qk_norm=True, experts=ExpertsOfFamily(normalises=False)),
 }  # fmt: skip

@@ -18,11 +18,14 @@ from hypocenter.model.architecture import Architecture
 from hypocenter.model.experts import Experts
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.values import TensorInfo
+from hypocenter.model.latent.latent import Latent
 from hypocenter.tensor import DType
 
 _F32_BYTES = 4
 #: What a convolution multiplies with, which is no matrix.
 _TAPS = (".ssm_conv1d.weight", ".shortconv.conv.weight")
+#: What is held by head, whatever type the file has.
+_BY_HEAD = (".attn_k_b.weight", ".attn_v_b.weight", ".attn_kv_b.weight")
 
 
 def num_kv_blocks(config: EngineConfig, context_length: int) -> int:
@@ -55,15 +58,19 @@ def needed_bytes(
     num_blocks = num_kv_blocks(config, context_length)
     num_running, num_checkpoints = num_state_slots(config, facts)
     per_token = facts.kv_bytes_per_token(KV_DTYPES[config.kv_dtype].block_bytes)
-    widths = (facts.width, facts.widest_q, facts.widest_kv, *facts.dense_widths)
+    of_attention = facts.widest_q, facts.widest_attended, facts.widest_kv, facts.widest_kv
+    widths = (*(facts.width, *facts.dense_widths) * 2, *of_attention)
     per_logit_row = padded_rows(facts.vocab_size)
     if facts.vocab_size % padded_rows(1):
         per_logit_row += facts.vocab_size
-    numbers_per_token = 2 * sum(padded_rows(width) for width in widths)
+    numbers_per_token = sum(padded_rows(width) for width in widths)
     if facts.input_width:
         numbers_per_token += (facts.num_layers + 2) * padded_rows(facts.input_width)
     if facts.family.gates_attention:
         numbers_per_token += padded_rows(facts.widest_q)
+    if (latent := facts.latent) is not None:
+        numbers_per_token += padded_rows(facts.num_heads * latent.widest)
+        numbers_per_token += padded_rows(latent.query_rank)
     if (recurrence := facts.recurrence) is not None:
         numbers_per_token += 2 * sum(padded_rows(width) for width in recurrence.buffer_widths)
     activations = config.max_batch_tokens * numbers_per_token
@@ -188,6 +195,8 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
     if info.name.endswith(".ffn_gate_inp.weight"):
         num_gates = facts.experts.choice.has_gate if facts.experts else 0
         return packed_bytes(DType.F32, num_rows + num_gates, info.shape[-1])
+    if facts.latent is not None and (num_bytes := _latent_bytes(info, facts, facts.latent)):
+        return num_bytes
     if info.name.endswith(".ffn_gate_up_exps.weight"):
         num_experts, both, num_columns = info.shape
         return 2 * packed_bytes(info.dtype, num_experts, both // 2, num_columns)
@@ -220,6 +229,21 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
     return sum(packed_bytes(info.dtype, count, info.shape[1]) for count in parts)
 
 
+def _latent_bytes(info: TensorInfo, facts: Architecture, latent: Latent) -> int:
+    """What makes latents, as packed; what makes keys or values of them, or both, as numbers of f16
+    or f32; 0: any other tensor."""
+    if info.name.endswith(".attn_kv_a_mqa.weight"):
+        parts = latent.rank, latent.turned_dim
+        return sum(packed_bytes(info.dtype, count, info.shape[1]) for count in parts)
+    if not info.name.endswith(_BY_HEAD):
+        return 0
+    number = 4 if info.dtype in (DType.F32, DType.BF16) else 2
+    of_keys = latent.plain_dim * padded_rows(latent.rank)
+    of_values = latent.rank * padded_rows(latent.value_dim)
+    sizes = {"attn_k_b": of_keys, "attn_v_b": of_values, "attn_kv_b": of_keys + of_values}
+    return number * facts.num_heads * sizes[info.name.split(".")[-2]]
+
+
 def held_dtypes(file: GGUFFile, facts: Architecture, *, in_bf16: bool) -> set[DType]:
     """The types that the CPU holds the matrices as that activations are multiplied with."""
     tables = {"token_embd.weight"} if "output.weight" in file.tensors else set()
@@ -229,7 +253,7 @@ def held_dtypes(file: GGUFFile, facts: Architecture, *, in_bf16: bool) -> set[DT
         for info in file.tensors.values()
         if len(info.shape) > 1
         and info.name not in tables
-        and not info.name.endswith((".bias", *_TAPS))
+        and not info.name.endswith((".bias", *_TAPS, *_BY_HEAD))
         and not facts.passes_over(info.name)
     )
     return {

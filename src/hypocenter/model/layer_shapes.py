@@ -13,6 +13,7 @@ import numpy as np
 from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel
 from hypocenter.model.families import Family
 from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.model.latent.latent import Latent
 
 MAX_HEADS = 1 << 16
 MAX_WIDTH = 1 << 20
@@ -32,16 +33,23 @@ class LayerShape:
     window: int = 0
     #: The layer of which it reads keys and values; None: it has its own.
     kv_source: int | None = None
+    #: Columns of the latent that is its values and the end of its keys; 0: heads have their own.
+    rank: int = 0
 
     @property
     def kv_width(self) -> int:
-        """Columns of a token's keys, and of its values."""
+        """Columns of a token's keys, and at most of its values."""
         return self.num_kv_heads * self.head_dim
 
     @property
+    def value_dim(self) -> int:
+        """Columns of a head's values in the KV cache."""
+        return self.rank or self.head_dim
+
+    @property
     def value_pitch(self) -> int:
-        """Columns of a head's values in the KV cache, which are padded to 16."""
-        return -(-self.head_dim // 16) * 16
+        """The same as they lie there, padded to 16."""
+        return -(-self.value_dim // 16) * 16
 
 
 class HeadDims(NamedTuple):
@@ -51,11 +59,15 @@ class HeadDims(NamedTuple):
     local: int
 
 
-def read_head_dims(file: GGUFFile, name: str, width: int, num_heads: int) -> HeadDims:
-    """Those of a model of architecture `name`.
+def read_head_dims(
+    file: GGUFFile, name: str, width: int, num_heads: int, latent: Latent | None = None
+) -> HeadDims:
+    """Those of a model of architecture `name`; with a latent what the cache has of one.
 
     Raises UnsupportedModel where keys and values differ, BadModelFile for what no kernel can hold.
     """
+    if latent is not None:
+        return HeadDims(latent.cached_dim, latent.cached_dim)
     head_dim, (low, high) = width // num_heads, HEAD_DIMS
     is_named = f"{name}.attention.key_length" in file.metadata
     if not is_named and not low <= head_dim <= high:
@@ -73,6 +85,7 @@ def read_shapes(
     num_blocks: int,
     num_heads: int,
     head_dims: HeadDims,
+    latent: Latent | None = None,
 ) -> tuple[LayerShape, ...]:
     """The shape of each of `num_blocks` layers.
 
@@ -80,10 +93,12 @@ def read_shapes(
     that contradict one another.
     """
     key = "attention.head_count_kv"
-    # Layers without attention may have none; what they are told is of no use to anybody.
-    low = 0 if family.recurrence is not None and family.recurrence.is_convolution else 1
-    kv_heads = _each_layer(file, name, key, MAX_HEADS, num_blocks, default=num_heads, low=low)
-    kv_heads = tuple(count or max(kv_heads) or 1 for count in kv_heads)
+    kv_heads = (1,) * num_blocks
+    if latent is None:
+        # Layers without attention may have none; what they are told is of no use to anybody.
+        low = 0 if family.recurrence is not None and family.recurrence.is_convolution else 1
+        kv_heads = _each_layer(file, name, key, MAX_HEADS, num_blocks, default=num_heads, low=low)
+        kv_heads = tuple(count or max(kv_heads) or 1 for count in kv_heads)
     for num_kv_heads in kv_heads:
         if num_heads % num_kv_heads:
             limit = f"must divide {num_heads} heads"
@@ -103,6 +118,7 @@ def read_shapes(
             ffn_width=ffn_widths[index],
             window=windows[index],
             kv_source=source,
+            rank=latent.rank if latent is not None else 0,
         )
         for index, source in enumerate(sources)
     )

@@ -59,6 +59,13 @@ class Looker(Loader):
         self._expect(f"{prefix}post_ffw_norm_2.weight", (width,))
         return BesideDense(NO_TENSOR, NO_TENSOR, NO_TENSOR, NO_TENSOR)
 
+    def numbers(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        self._expect(name, shape)
+        return np.broadcast_to(np.float32(0), shape)
+
+    def by_head(self, name: str, of: str, values: np.ndarray[Any, Any]) -> Tensor:
+        return NO_TENSOR
+
     def taps(self, name: str, num_channels: int, num_taps: int) -> Tensor:
         self._expect(name, (num_channels, num_taps))
         return NO_TENSOR

@@ -98,6 +98,15 @@ class TensorReader:
         raw = self.file.raw(name).reshape(1, -1)
         return dequantise(raw, dtype, math.prod(shape)).reshape(shape)
 
+    def numbers(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """A tensor of any type as f32 numbers; its pages of the file are let go."""
+        dtype, num_columns = self._expect(name, shape), shape[-1]
+        raw = self.file.raw(name).reshape(-1, dtype.num_bytes(num_columns))
+        self._refuse_reserved(name, raw, dtype)
+        values = np.array(dequantise(raw, dtype, num_columns)).reshape(shape)
+        self.file.let_go(name)
+        return values
+
     def _expect(self, name: str, shape: tuple[int, ...]) -> DType:
         info = self.file.tensors.get(name)
         if info is None:

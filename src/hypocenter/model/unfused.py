@@ -20,8 +20,8 @@ from hypocenter.tensor import DType, Tensor
 
 
 class _Expanded(NamedTuple):
-    """keys and values f32 [num_sequences, num_heads, max_context, head_dim], turned with the last
-    two exchanged."""
+    """keys and values f32 [num_sequences, num_heads, max_context, their columns], turned with the
+    last two of keys exchanged."""
 
     keys: Tensor
     turned: Tensor
@@ -58,18 +58,18 @@ class UnfusedAttention:
 
         heads = (num_sequences, facts.num_heads)
 
-        def room_for(head_dim: int) -> _Expanded:
+        def room_for(head_dim: int, value_dim: int) -> _Expanded:
             return _Expanded(
                 keys=floats("keys", *heads, max_context, head_dim),
                 turned=floats("turned_keys", *heads, head_dim, max_context),
-                values=floats("values", *heads, max_context, head_dim),
+                values=floats("values", *heads, max_context, value_dim),
             )
 
-        head_dims = dict.fromkeys(shape.head_dim for shape in facts.layers)
+        sizes = {shape.head_dim: shape.value_dim for shape in facts.layers}
         return cls(
             lengths=allocate("lengths", "decoder", DType.I32, (num_sequences,), device=device),
             scores=floats("scores", max_tokens, facts.num_heads, max_context),
-            expanded={head_dim: room_for(head_dim) for head_dim in head_dims},
+            expanded={head_dim: room_for(head_dim, size) for head_dim, size in sizes.items()},
         )
 
     def measure(
@@ -96,8 +96,10 @@ class UnfusedAttention:
         softcap: float,
         codes: Operands | None = None,
         sinks: Tensor | None = None,
+        value_dim: int | None = None,
     ) -> None:
-        """Append what `attention` does, part by part; arguments as there."""
+        """Append what `attention` does, part by part; arguments as there. Values have as many
+        columns as there was made room for."""
         reach = parts.Rows(sequence_rows, self.lengths, counts)
         scores = rows(self.scores, 0, q.shape[0])
         keys, turned, all_values = self.expanded[k_cache.shape[2]]

@@ -120,11 +120,41 @@ class ConvWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentWeights:
+    """Attention with latents: matrices packed, norms f32 padded to 64.
+
+    `q` makes queries, or what `q_up` makes them of, normed; `latent` and `turned` make what the
+    cache holds. By head, f16 or f32 [num_heads, inputs, outputs padded to 64]: `keys` makes queries
+    of latents and `values` makes values of them.
+    """
+
+    q: Tensor
+    q_norm: Tensor | None
+    q_up: Tensor | None
+    latent: Tensor
+    turned: Tensor
+    norm: Tensor
+    keys: Tensor
+    values: Tensor
+    output: Tensor
+
+    @property
+    def read(self) -> tuple[Tensor, ...]:
+        """What its input is multiplied with."""
+        return self.q, self.latent, self.turned
+
+    @property
+    def matrices(self) -> tuple[Tensor, ...]:
+        """Those that rows of activations are multiplied with."""
+        return (*self.read, self.output, *(() if self.q_up is None else (self.q_up,)))
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One layer's tensors: matrices packed, norms and biases f32 padded to 64; None: not there.
 
-    A layer has `dense` or `mixture`, or both where the mixture says how; and either `mixer` or what
-    attention has.
+    A layer has `dense` or `mixture`, or both where the mixture says how; and `mixer`, `latent` or
+    what other attention has.
     """
 
     attn_norm: Tensor | None
@@ -158,6 +188,7 @@ class LayerWeights:
     attn_gate: Tensor | None = None
     #: Of a layer that carries a state.
     mixer: DeltaWeights | ConvWeights | None = None
+    latent: LatentWeights | None = None
 
     @property
     def is_parallel(self) -> bool:
@@ -186,6 +217,8 @@ class LayerWeights:
             found.append(self.attn_output)
         if self.mixer is not None:
             found += (*self.mixer.read, self.mixer.output)
+        if self.latent is not None:
+            found += self.latent.matrices
         if self.dense is not None:
             found += (*self.dense.read, self.dense.down)
         if self.mixture is not None:

@@ -21,6 +21,7 @@ from hypocenter.messages import KeptWeights, SharedWeight
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.experts import Experts
 from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.model.latent.latent_weights import load_latent
 from hypocenter.model.packed_weights import PackedWeights
 from hypocenter.model.recurrent.mixer_weights import load_mixer
 from hypocenter.model.rope_tables import RopeTableReader
@@ -35,6 +36,8 @@ from hypocenter.model.weight_tensors import (
     Weights,
 )
 from hypocenter.tensor import DType, Tensor
+
+_LARGEST_HALF = float(np.finfo(np.float16).max)
 
 
 def load_weights(
@@ -128,7 +131,9 @@ class Loader(TensorReader):
         facts, prefix = self.facts, f"blk.{index}."
         width, shape = facts.width, facts.layers[index]
         q_rows, kv_rows = facts.q_width(index), shape.kv_width
-        attends, has_own = index in facts.attention_layers, shape.kv_source is None
+        is_latent = facts.latent is not None
+        attends = index in facts.attention_layers and not is_latent
+        has_own = shape.kv_source is None
         q = k = v = attn_gate = attn_output = None
         biases: tuple[Tensor | None, ...] = (None, None, None)
         if attends:
@@ -171,8 +176,27 @@ class Loader(TensorReader):
             scale=self._layer_scale(f"{prefix}layer_output_scale.weight"),
             layer_input=self._layer_input(index) if facts.input_width else None,
             attn_gate=attn_gate,
-            mixer=None if attends else load_mixer(self, facts, prefix),
+            mixer=None if attends or is_latent else load_mixer(self, facts, prefix),
+            latent=load_latent(self, facts, prefix) if is_latent else None,
         )
+
+    def parts(self, name: str, row_counts: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """A matrix of activations as wide as x as several, by consecutive rows."""
+        return self._split(name, row_counts, self.facts.width)
+
+    def by_head(self, name: str, of: str, values: np.ndarray[Any, Any]) -> Tensor:
+        """`values` [num_heads, inputs, outputs], made of tensor `of`, as f16 or f32 [num_heads,
+        inputs, outputs padded to 64]: f32 where f16 has no room for them."""
+        num_heads, num_inputs, num_outputs = values.shape
+        is_half = self.file.tensors[of].dtype not in (DType.F32, DType.BF16)
+        is_half = is_half and float(np.abs(values).max()) <= _LARGEST_HALF
+        shape = (num_heads, num_inputs, padded_rows(num_outputs))
+        padded = np.zeros(shape, np.float16 if is_half else np.float32)
+        padded[..., :num_outputs] = values
+        kind = DType.F16 if is_half else DType.F32
+        tensor = memory.allocate(f"{of} ({name})", "model", kind, shape, device=self.device)
+        copies.to_device(tensor, padded.view(np.uint16) if is_half else padded)
+        return tensor
 
     def by_turns(self, name: str, num_rows: int, num_turns: int) -> tuple[Tensor, Tensor]:
         """Two matrices of `num_rows` each, whose rows take turns in one of the file."""

@@ -51,6 +51,8 @@ class _Case:
     window: int = 0
     softcap: float = 0.0
     has_sinks: bool = False
+    #: 0: values are as long as keys.
+    value_dim: int = 0
     lay: Callable[[str, Array], Tensor] = turned
     k: list[Array] = field(init=False)
     v: list[Array] = field(init=False)
@@ -58,6 +60,7 @@ class _Case:
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.head_dim)
+        self.value_dim = self.value_dim or self.head_dim
         kind = np.float16 if self.dtype == "f16" else np.float32
 
         def rows(num_heads: int) -> list[Array]:
@@ -66,12 +69,13 @@ class _Case:
 
         self.q = rows(self.num_heads)
         self.k, self.v = ([x.astype(kind) for x in rows(self.num_kv_heads)] for _ in "kv")
+        self.v = [x[:, :, : self.value_dim] for x in self.v]
         #: The last one alone decides.
         self.sinks = 2 * rng.standard_normal(self.num_heads).astype(np.float32)
         self.sinks[-1] = 200
 
     def exact(self, sequence: int, position: int) -> Array:
-        """[num_heads, head_dim] in float64."""
+        """[num_heads, value_dim] in float64."""
         seen, q = slice(position + 1), self.q[sequence][position : position + 1]
         k, v = (x[sequence][seen].astype(np.float32) for x in (self.k, self.v))
         scale = self.head_dim**-0.5
@@ -82,12 +86,12 @@ class _Case:
     def run(
         self, tokens: Tokens, block_size: int = 16, parts: Tensor | None = None, num_rows: int = 0
     ) -> Array:
-        """[len(tokens), num_heads, head_dim] through the op, in a bucket of `num_rows`."""
+        """[len(tokens), num_heads, value_dim] through the op, in a bucket of `num_rows`."""
         width = max(-(-length // block_size) for length in self.lengths)
         tables = np.full((len(self.lengths), width), -1, np.int32)
         num_blocks = len(self.lengths) * width
         free = iter(np.random.default_rng(1).permutation(num_blocks).tolist())
-        kind, pitch = self.k[0].dtype, -(-self.head_dim // 16) * 16
+        kind, pitch = self.k[0].dtype, -(-self.value_dim // 16) * 16
         pages = (num_blocks, self.num_kv_heads, block_size)
         k, v = (
             np.full((*pages, self.head_dim), np.nan, kind),
@@ -99,12 +103,13 @@ class _Case:
                 tables[row, start // block_size] = block
                 count = len(self.k[row][part])
                 k[block, :, :count] = self.k[row][part].swapaxes(0, 1)
-                v[block, :, :count, : self.head_dim] = self.v[row][part].swapaxes(0, 1)
+                v[block, :, :count, : self.value_dim] = self.v[row][part].swapaxes(0, 1)
         caches = [np.ascontiguousarray(k.swapaxes(2, 3)), v]
         if self.dtype == "f16":
             caches = [cache.view(np.uint16) for cache in caches]
         q = np.stack([self.q[row][position].ravel() for row, position in tokens])
-        out = rows_tensor("out", np.full_like(q, np.nan))
+        size = (len(tokens), self.num_heads * self.value_dim)
+        out = rows_tensor("out", np.full(size, np.nan, np.float32))
         rows, positions = np.array(tokens, np.int32).T
         launch(
             lambda p: attention.attention(
@@ -114,11 +119,12 @@ class _Case:
                 num_heads=self.num_heads, scale=self.head_dim**-0.5, window=self.window,
                 softcap=self.softcap, parts=parts,
                 sinks=tensor("sinks", self.sinks) if self.has_sinks else None,
+                value_dim=self.value_dim,
             ),
             num_rows or len(tokens),
         )  # fmt: skip
-        found = to_host(out)[:, : q.shape[1]]
-        return np.array(found).reshape(len(tokens), self.num_heads, self.head_dim)
+        found = to_host(out)[:, : size[1]]
+        return np.array(found).reshape(len(tokens), self.num_heads, self.value_dim)
 
 
 @pytest.fixture(autouse=True)
@@ -153,6 +159,16 @@ def test_groups_of_heads(group: int, dtype: str) -> None:
     """Blocks of one, four and eight heads, full or padded, one or several to a group."""
     case = _Case((KEYS + 37,), 2 * group, 2, 20, dtype)
     _assert_exact(case, [(0, 0), (0, 15), (0, 16), (0, KEYS - 1), (0, KEYS), (0, KEYS + 36)])
+
+
+@pytest.mark.parametrize(
+    ("group", "head_dim", "value_dim"), [(1, 40, 32), (5, 66, 20), (16, 576, 512)]
+)
+def test_values_shorter_than_keys(group: int, head_dim: int, value_dim: int) -> None:
+    case = _Case((KEYS + 9,), group, 1, head_dim, value_dim=value_dim)
+    _assert_exact(case, [(0, KEYS + 8), (0, KEYS), (0, 31)])
+    whole = case.run([(0, KEYS + 8)], parts=tensor("parts", np.zeros(0, np.float32)))
+    assert (bits(case.run([(0, KEYS + 8)])) == bits(whole)).all(), "in tiles and at once"
 
 
 @pytest.mark.parametrize("head_dim", [2, 16, 64, 80, 96, 128, 256])
@@ -376,7 +392,7 @@ def test_keys_are_loaded_that_no_tile_before_has_asked_for(monkeypatch: pytest.M
         q = np.zeros((len(positions), 64 * num_kv_heads), np.float32)
         attention_cpu.attention._function(
             q, counts, np.array(positions), rows, tables, k, v, q, None, None, None, None, None,
-            np.zeros(80 * num_parts), num_kv_heads, 1, 64, 80, 1.0, window, 0.0,
+            np.zeros(80 * num_parts), num_kv_heads, 64, 1, 64, 80, 1.0, window, 0.0,
         )  # fmt: skip
         return list(loaded)
 

@@ -34,7 +34,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> str:
 @dataclass(frozen=True)
 class Sequence:
     k: Array  # [num_keys, num_kv_heads, head_dim]
-    v: Array
+    v: Array  # [num_keys, num_kv_heads, value_dim]
     q: Array  # [num_keys, num_heads, head_dim]
 
 
@@ -58,11 +58,11 @@ def sequences(
 
 def pages(given: list[Sequence], block_size: int, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
     """Caches whose unwritten slots are NaN, pages in a shuffled order; and the block tables."""
-    _, kv_heads, head_dim = given[0].k.shape
+    (_, kv_heads, head_dim), value_dim = given[0].k.shape, given[0].v.shape[2]
     counts_ = [-(-len(one.k) // block_size) for one in given]
     order = np.random.default_rng(9).permutation(sum(counts_) + 2)
     keys = np.full((len(order), kv_heads, head_dim, block_size), np.nan, np.float32)
-    pitch = -(-head_dim // 16) * 16
+    pitch = -(-value_dim // 16) * 16
     held = np.full((len(order), kv_heads, block_size, pitch), np.nan, np.float32)
     tables = np.full((len(given), max(counts_)), -1, np.int32)
     first = 0
@@ -72,7 +72,7 @@ def pages(given: list[Sequence], block_size: int, dtype: str) -> tuple[Tensor, T
         at = np.arange(len(one.k))
         page, within = tables[row, at // block_size], at % block_size
         keys[page, :, :, within] = one.k
-        held[page, :, within, :head_dim] = one.v
+        held[page, :, within, :value_dim] = one.v
     if dtype == "f16":
         keys, held = (x.astype(np.float16).view(np.uint16) for x in (keys, held))
     return tensor("k_cache", keys), tensor("v_cache", held), tensor("tables", tables)
@@ -83,21 +83,21 @@ def attend(
     block_size: int = 16, window: int = 0, softcap: float = 0.0, spare: int = 0,
     num_sequences: int | None = None, sinks: Array | None = None,
 ) -> Array:  # fmt: skip
-    """Attention of (sequence, position) tokens in one step, [num_tokens, heads * head_dim].
+    """Attention of (sequence, position) tokens in one step, [num_tokens, heads * value_dim].
 
     `spare`: rows of the bucket behind the live ones; they must stay as they are.
     """
-    _, heads, head_dim = given[0].q.shape
+    (_, heads, head_dim), value_dim = given[0].q.shape, given[0].v.shape[2]
     keys, values, tables = pages(given, block_size, dtype)
     q = np.stack([given[row].q[position].ravel() for row, position in tokens])
     q = np.concatenate([q, np.full((spare, q.shape[1]), np.nan, np.float32)])
     rows, positions = (np.array(x, np.int32) for x in zip(*tokens, strict=True))
     garbage = np.full(spare, 1 << 20, np.int32)
-    out = rows_tensor("out", np.full_like(q, 7.0))
+    out = rows_tensor("out", np.full((len(q), heads * value_dim), 7.0, np.float32))
     partial = None
     if split:
         partial = TileScratch.allocate(
-            keys, len(q), heads, tables.shape[1], device=kernel_launch.device
+            keys, values, len(q), heads, tables.shape[1], device=kernel_launch.device
         )
     launch(
         lambda p: attention.attention(
@@ -106,11 +106,11 @@ def attend(
             tensor("positions", np.concatenate([positions, garbage])), out, counts(len(tokens)),
             num_heads=heads, scale=head_dim**-0.5, window=window, softcap=softcap,
             num_sequences=num_sequences, partial=partial,
-            sinks=None if sinks is None else tensor("sinks", sinks),
+            sinks=None if sinks is None else tensor("sinks", sinks), value_dim=value_dim,
         ),
         len(q),
     )  # fmt: skip
-    got = to_host(out)[:, : heads * head_dim]
+    got = to_host(out)[:, : heads * value_dim]
     assert (got[len(tokens) :] == 7).all()
     return got[: len(tokens)]
 
@@ -170,6 +170,25 @@ def test_both_forms_give_the_same_bits_within_the_bound(
     assert np.abs(wrong[-1] - right[-1]).max() > 100 * bound
 
 
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "value_dim"), [(3, 40, 32), (5, 80, 16), (9, 576, 512)]
+)
+@pytest.mark.tier("sim", fast=lambda case: case.head_dim == 40)
+def test_values_shorter_than_keys(heads: int, head_dim: int, value_dim: int, dtype: str) -> None:
+    """Columns of keys that values have not got count for the scores alone."""
+    (one,) = sequences((40,), heads, 1, head_dim, dtype)
+    given = Sequence(one.k, one.v[:, :, :value_dim], one.q)
+    tokens = [(0, position) for position in (0, 17, 39)]
+    whole, split = (attend([given], tokens, split=form, dtype=dtype) for form in (False, True))
+    assert (bits(whole) == bits(split)).all()
+    right = exact(given)[[0, 17, 39]]
+    bound = (math.log2(head_dim) + 4) * EPS * 4 * np.abs(given.v).max()
+    assert np.abs(whole - right).max() <= bound
+    cut = Sequence(one.k * (np.arange(head_dim) < value_dim), given.v, one.q)
+    assert np.abs(exact(cut)[39] - right[2]).max() > 100 * bound
+
+
 def test_bits_do_not_depend_on_batch_chunk_page_size_or_form() -> None:
     given = sequences((150, 70, 1, 33), 2, 1, 16)
     alone = [attend([one], [(0, p) for p in range(len(one.k))], split=False) for one in given]
@@ -221,6 +240,8 @@ def test_a_partial_that_is_too_small_is_refused() -> None:
     ints = [tensor(name, np.zeros(2, np.int32)) for name in ("rows", "positions")]
     tensors = (q, keys, values, tables, *ints, out, counts(2))
     for num_tokens, num_blocks, message in ((1, 3, "room for its tiles"), (2, 0, "needs a tile")):
-        partial = TileScratch.allocate(keys, num_tokens, 4, num_blocks, device=kernel_launch.device)
+        partial = TileScratch.allocate(
+            keys, values, num_tokens, 4, num_blocks, device=kernel_launch.device
+        )
         with pytest.raises(LaunchRejected, match=message):
             launch(functools.partial(_of_four_heads, tensors, partial), 2)

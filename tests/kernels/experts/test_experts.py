@@ -128,6 +128,52 @@ def test_route(
     assert (to_host(table.ids)[-1] == 9999).all(), "a row that is not live is left alone"
 
 
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(
+    ("num_experts", "num_used", "num_groups", "num_groups_used"),
+    [(12, 3, 4, 2), (40, 6, 8, 3), (6, 4, 3, 2)],
+)
+def test_experts_are_of_the_best_groups(
+    num_experts: int, num_used: int, num_groups: int, num_groups_used: int, *, has_bias: bool,
+    scores: str,
+) -> None:  # fmt: skip
+    rng, num_tokens = np.random.default_rng(num_experts), 17
+    limits: dict[str, Any] = {"num_groups": num_groups, "num_groups_used": num_groups_used}
+    chosen = ExpertChoice(num_experts, num_used, scores, scale=1.7, **limits)
+    logits = rng.standard_normal((num_tokens, num_experts)).astype(np.float32)
+    bias = rng.uniform(0, 0.05, num_experts).astype(np.float32) if has_bias else None
+    of_choice = vector_tensor("bias", bias) if bias is not None else None
+    table, given = new_table(num_tokens, num_experts, num_used), rows_tensor("logits", logits)
+    launch(lambda p: route(p, given, chosen, table, counts(num_tokens), bias=of_choice), num_tokens)
+    ids, weights = choices.reference(logits, chosen, bias)
+    np.testing.assert_array_equal(to_host(table.ids), ids)
+    np.testing.assert_allclose(to_host(table.weights), weights, rtol=2e-6, atol=1e-9)
+    freely, _ = choices.reference(logits, ExpertChoice(num_experts, num_used, scores), bias)
+    assert (freely != ids).any(), "groups leave out what would be taken"
+
+
+def test_groups_that_are_alike_are_taken_in_order() -> None:
+    chosen = ExpertChoice(8, 3, "sigmoid", num_groups=4, num_groups_used=2)
+    logits = np.zeros((2, 8), np.float32)
+    logits[1, [5, 6, 7]] = 1
+    table, given = new_table(2, 8, 3), rows_tensor("logits", logits)
+    launch(lambda p: route(p, given, chosen, table, counts(2)), 2)
+    assert to_host(table.ids).tolist() == [[0, 1, 2], [5, 6, 7]]
+
+
+@pytest.mark.parametrize("wrong", [np.nan, -np.inf])
+def test_groups_without_numbers_have_experts_that_exist(wrong: float) -> None:
+    chosen = ExpertChoice(8, 3, "sigmoid", num_groups=4, num_groups_used=2)
+    logits = np.full((2, 8), wrong, np.float32)
+    logits[1, 1:] = 0
+    table, given = new_table(2, 8, 3), rows_tensor("logits", logits)
+    launch(lambda p: route(p, given, chosen, table, counts(2)), 2)
+    assert [len({*row}) for row in to_host(table.ids).tolist()] == [3, 3]
+    assert (to_host(table.ids) < 8).all()
+    assert np.isnan(to_host(table.weights)[:, :-1]).all()
+
+
 def test_equal_scores_are_taken_in_order() -> None:
     table, chosen = new_table(2), ExpertChoice(NUM_EXPERTS, NUM_USED)
     logits = np.zeros((2, NUM_EXPERTS), np.float32)
@@ -421,6 +467,24 @@ def test_what_does_not_fit_is_refused() -> None:
     scores = rows_tensor("scores", np.zeros((5, NUM_EXPERTS), np.float32))
     with pytest.raises(LaunchRejected, match="a token cannot take more experts than there are"):
         launch(lambda p: route(p, scores, ExpertChoice(2, NUM_USED), table, live), 5)
+
+
+@pytest.mark.parametrize(
+    ("num_groups", "num_groups_used", "text"),
+    [
+        (3, 1, "groups must share experts evenly"),
+        (4, 5, "num_groups_used is 5, but must be 1 to num_groups"),
+        (4, 1, "a token cannot take more experts than its groups have"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(
+    num_groups: int, num_groups_used: int, text: str
+) -> None:
+    limits: dict[str, Any] = {"num_groups": num_groups, "num_groups_used": num_groups_used}
+    chosen = ExpertChoice(8, NUM_USED, **limits)
+    table, scores = new_table(2), rows_tensor("scores", np.zeros((2, 8), np.float32))
+    with pytest.raises(LaunchRejected, match=text):
+        launch(partial(route, scores=scores, choice=chosen, table=table, counts=counts(2)), 2)
 
 
 def test_a_checked_launch_refuses_an_expert_that_is_not_there() -> None:

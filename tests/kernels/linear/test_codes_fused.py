@@ -256,7 +256,7 @@ def test_codes_of_attention(
     out = rows_tensor("out", np.full((num_tokens, width), 5, np.float32))
     live, partial = counts(num_tokens), None
     if is_split and kernel_launch.device != "cpu":
-        partial = TileScratch.allocate(k_cache, num_tokens, heads, num_blocks, device=SIM)
+        partial = TileScratch.allocate(k_cache, v_cache, num_tokens, heads, num_blocks, device=SIM)
 
     def attend(plan: PlanBuilder, into: Operands | None) -> None:
         attention(
@@ -325,7 +325,7 @@ def test_contracts_say_how_far_rounded_rows_are_filled(num_rows: int) -> None:
         (norm.ROUNDED, {"width": narrow}),
         (activation.GATE_ROUND, {"width": narrow}),
         (quantise_op.SCALED, {"width": narrow}),
-        (attention_op.FOLD_ROUND, {"num_heads": 6, "head_dim": 32}),
+        (attention_op.FOLD_ROUND, {"num_heads": 6, "value_dim": 32}),
     ):
         made = {name: one for name, one in room(num_rows, wide).made.items() if one is not None}
         shapes = {name: one.shape for name, one in made.items()}

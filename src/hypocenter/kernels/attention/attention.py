@@ -40,7 +40,7 @@ def _live_blocks(values: Symbols) -> np.ndarray[Any, Any]:
 
 
 _F32, _I32 = (DType.F32,), (DType.I32,)
-_OUT = Arg("out", _F32, "num_tokens, >= num_heads * head_dim", "write")
+_OUT = Arg("out", _F32, "num_tokens, >= num_heads * value_dim", "write")
 _WINDOW = Scalar("window", "window >= 0", "must not be negative")
 _PARTIAL = (
     Arg("values", _F32, "max_tokens, num_heads, max_tiles, values_pitch", "write"),
@@ -52,9 +52,10 @@ _HEADS = (
     Scalar("num_heads", "num_heads > 0", "must be above 0"),
     Rule("num_heads % num_kv_heads == 0", "query heads must share KV heads evenly"),
 )
+_VALUES = Scalar("value_dim", "value_dim > 0", "must be above 0")
 _PARTIAL_RULES = (
     Rule("max_tokens >= num_tokens", "each token of the step needs room for its tiles"),
-    Rule("values_pitch >= head_dim", "a head's values must fit a row of them"),
+    Rule("values_pitch >= value_dim", "a head's values must fit a row of them"),
 )
 _Q = Arg("q", _F32, "num_tokens, >= num_heads * head_dim")
 _CACHES = (*caches("contiguous"), _Q)
@@ -86,7 +87,9 @@ _RULES = (
     _WINDOW,
     Scalar("softcap", "softcap >= 0", "must not be negative"),
     Rule("block_size % 16 == 0", "keys are read as whole vectors of 16"),
-    Rule("value_pitch >= -(-head_dim // 16) * 16", "values are read as whole vectors of 16"),
+    _VALUES,
+    Rule("value_dim <= head_dim", "values must not be longer than keys"),
+    Rule("value_pitch >= -(-value_dim // 16) * 16", "values are read as whole vectors of 16"),
 )
 
 CONTRACT = Contract("attention", *_CACHES, _OUT, SINKS, *_TOKENS, *_RULES)
@@ -106,17 +109,17 @@ _FOLD_PARTS: tuple[Arg | Scalar | Rule, ...] = (
     live_counts("num_tokens", 0),
     *_HEADS,
     Scalar("num_kv_heads", "num_kv_heads > 0", "must be above 0"),
-    Scalar("head_dim", "head_dim > 0", "must be above 0"),
-    Scalar("pitch", "pitch >= head_dim", "a head's values must fit a row of them"),
+    _VALUES,
+    Scalar("pitch", "pitch >= value_dim", "a head's values must fit a row of them"),
     Scalar("part_size", "part_size > 0", "must be above 0"),
     Scalar("max_context", "max_context > 0", "must be above 0"),
     _WINDOW,
 )
 FOLD_PARTS = Contract("attention_fold", *_FOLD_PARTS)
 _WHOLE_GROUPS = (
-    *into_tiles("(num_heads * head_dim)", "num_tokens"),
-    Rule("num_heads // num_kv_heads * head_dim % 32 == 0", "pairs must be whole groups of codes"),
-    Rule("num_heads * head_dim % 64 == 0", "rows must be whole groups of codes, by two"),
+    *into_tiles("(num_heads * value_dim)", "num_tokens"),
+    Rule("num_heads // num_kv_heads * value_dim % 32 == 0", "pairs must be whole groups of codes"),
+    Rule("num_heads * value_dim % 64 == 0", "rows must be whole groups of codes, by two"),
 )
 #: As these, and the codes of out: of each pair by whichever of the two kernels finishes it.
 PAIRS_CODES = Contract("attention", *_PAGES, _OUT, SINKS, _PARTS, *_TOKENS, *_RULES, *_WHOLE_GROUPS)
@@ -137,7 +140,7 @@ _FOLDED: tuple[Arg | Scalar | Rule, ...] = (
         index=Index("max_tiles * keys_per_tile", "the tiles", live=live_rows("positions")),
     ),
     live_counts("num_tokens", 0),
-    Scalar("head_dim", "head_dim > 0", "must be above 0"),
+    _VALUES,
     _WINDOW,
     Scalar("keys_per_tile", "keys_per_tile > 0", "must be above 0"),
     *_PARTIAL_RULES,
@@ -146,7 +149,7 @@ FOLD = Contract("attention_fold", *_TILES, _OUT, *_FOLDED)
 FOLD_ROUND = Contract(
     "attention_fold_round",
     *_TILES,
-    *into_rounded("num_tokens", "num_heads * head_dim"),
+    *into_rounded("num_tokens", "num_heads * value_dim"),
     *_FOLDED,
 )
 
@@ -160,7 +163,7 @@ def fits_f16(v_cache: Tensor) -> bool:
 class TileScratch:
     """What tiles of keys leave for the fold, for all layers and plans of a decoder on a GPU.
 
-    values f32 [max_tokens, num_heads, max_tiles, head_dim padded to 16]: weighted sums of values;
+    values f32 [max_tokens, num_heads, max_tiles, value_dim padded to 16]: weighted sums of values;
     sums f32 [max_tokens, num_heads, max_tiles, 2]: the largest score and the sum of weights.
     """
 
@@ -169,17 +172,24 @@ class TileScratch:
 
     @classmethod
     def allocate(
-        cls, k_cache: Tensor, max_tokens: int, num_heads: int, max_blocks: int, *, device: str
+        cls,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        max_tokens: int,
+        num_heads: int,
+        max_blocks: int,
+        *,
+        device: str,
     ) -> TileScratch:
-        """Room for `max_tokens` tokens of up to `max_blocks` pages of a cache like `k_cache`."""
-        _, _, head_dim, block_size = k_cache.shape
+        """Room for `max_tokens` tokens of up to `max_blocks` pages of caches like these."""
+        block_size, value_pitch = v_cache.shape[2:]
         max_tiles = -(-max_blocks * block_size // keys_per_tile(k_cache))
         rows = (max_tokens, num_heads, max_tiles)
 
         def floats(name: str, width: int) -> Tensor:
             return memory.allocate(name, "decoder", DType.F32, (*rows, width), device=device)
 
-        return cls(floats("attention_values", -(-head_dim // 16) * 16), floats("attention_sums", 2))
+        return cls(floats("attention_values", value_pitch), floats("attention_sums", 2))
 
 
 def keys_per_tile(k_cache: Tensor) -> int:
@@ -203,7 +213,8 @@ def reference(
 ) -> np.ndarray[Any, Any]:
     """One sequence in float64: q [num_tokens, num_heads, head_dim], k and v [num_keys, kv, dim].
 
-    The last query stands at the last key. sinks [num_heads].
+    Values may have fewer columns than keys. The last query stands at the last key. sinks
+    [num_heads].
     """
     num_tokens, num_heads, _ = q.shape
     repeat = num_heads // k.shape[1]
@@ -244,17 +255,20 @@ def attention(
     parts: Tensor | None = None,
     codes: Operands | None = None,
     sinks: Tensor | None = None,
+    value_dim: int | None = None,
 ) -> None:
-    """Append attention of q f32 [num_tokens, >= num_heads * head_dim] into out of the same shape.
+    """Append attention of q f32 [num_tokens, >= num_heads * head_dim] into out f32 [num_tokens, >=
+    num_heads * value_dim].
 
-    Caches as in `kv_write`; block_tables i32 [num_sequences, max_blocks]; sequence_rows and
-    positions i32 [num_tokens]. window 0 and softcap 0 mean none. On a GPU `partial` makes each
-    token a matter of its own, whose keys many programs share; without it a program takes several
-    tokens, best of one sequence. `num_sequences` is how many sequences the tokens may belong to
-    (all of the block tables when None). `parts` of `allocate_tile_scratch` is what tiles leave on
-    the CPU; without it there is room of this op's own. None of them changes a bit of the result.
-    With `codes` its codes are made, as `quantise` does, and out may be left as it was on a GPU.
-    `sinks` f32 [>= num_heads] has the sink of each head.
+    `value_dim` is how many columns values have (as many as keys when None). Caches as in
+    `kv_write`; block_tables i32 [num_sequences, max_blocks]; sequence_rows and positions i32
+    [num_tokens]. window 0 and softcap 0 mean none. On a GPU `partial` makes each token a matter of
+    its own, whose keys many programs share; without it a program takes several tokens, best of one
+    sequence. `num_sequences` is how many sequences the tokens may belong to (all of the block
+    tables when None). `parts` of `allocate_tile_scratch` is what tiles leave on the CPU; without it
+    there is room of this op's own. None of them changes a bit of the result. With `codes` its codes
+    are made, as `quantise` does, and out may be left as it was on a GPU. `sinks` f32 [>= num_heads]
+    has the sink of each head.
     """
     facts = {
         "k_cache": k_cache,
@@ -270,6 +284,7 @@ def attention(
         "window": window,
         "softcap": softcap,
         "sinks": sinks,
+        "value_dim": value_dim or k_cache.shape[2],
     }
     if plan.device != "cpu":
         _on_gpu(plan, facts, num_sequences or block_tables.shape[0], partial, codes)
@@ -301,7 +316,7 @@ def _on_cpu(
     that each have a token would take from one another the lines in which codes of several lie.
     """
     k_cache, v_cache, block_tables = facts["k_cache"], facts["v_cache"], facts["block_tables"]
-    num_heads, window = facts["num_heads"], facts["window"]
+    num_heads, value_dim, window = facts["num_heads"], facts["value_dim"], facts["window"]
     _, num_kv_heads, head_dim, block_size = k_cache.shape
     max_blocks = block_tables.shape[1]
     layout = attention_cpu.Layout.of(num_heads // num_kv_heads, v_cache.shape[3])
@@ -312,7 +327,7 @@ def _on_cpu(
     # Where threads share KV heads evenly nothing is gained by smaller items.
     if not may_be_few or num_kv_heads % num_threads() == 0:
         parts = memory.rows(parts, 0, 0)
-    width, pair_width = num_heads * head_dim, num_heads // num_kv_heads * head_dim
+    width, pair_width = num_heads * value_dim, num_heads // num_kv_heads * value_dim
     fused = codes if may_be_few and pair_width % 32 == 0 and width % 64 == 0 else None
     made = {} if fused is None else fused.made
     into = tuple(made.values()) or attention_cpu.NO_CODES
@@ -320,13 +335,12 @@ def _on_cpu(
     plan.add_cpu(
         attention_cpu.attention,
         *(*step, block_tables, k_cache, v_cache, facts["out"], _sinks_or_none(facts), *into, parts),
-        num_heads,
-        *(layout.heads_per_block, layout.pitch, layout.size),
+        *(num_heads, value_dim, layout.heads_per_block, layout.pitch, layout.size),
         *(np.float32(facts["scale"]), window, np.float32(facts["softcap"])),
         contract=PAIRS if fused is None else PAIRS_CODES,
         facts=facts | {"parts": parts} | made,
         # As if the context were full: a plan serves all lengths.
-        work_per_row=2 * num_heads * head_dim * max_blocks * block_size,
+        work_per_row=num_heads * (head_dim + value_dim) * max_blocks * block_size,
     )
     if parts.num_elements:
         _fold_on_cpu(plan, facts, parts, layout, made, into)
@@ -347,16 +361,16 @@ def _fold_on_cpu(
     made: dict[str, Tensor | None],
     into: tuple[Any, ...],
 ) -> None:
-    num_heads, window = facts["num_heads"], facts["window"]
-    _, num_kv_heads, head_dim, block_size = facts["k_cache"].shape
-    found = {"parts": parts, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    num_heads, value_dim, window = facts["num_heads"], facts["value_dim"], facts["window"]
+    _, num_kv_heads, _, block_size = facts["k_cache"].shape
+    found = {"parts": parts, "num_kv_heads": num_kv_heads, "value_dim": value_dim}
     found |= {"pitch": layout.pitch, "part_size": layout.size}
     names = ("positions", "counts", "out", "num_heads", "window", "sinks")
     reads = {name: facts[name] for name in names}
     plan.add_cpu(
         attention_cpu.attention_fold,
         *(facts["counts"], facts["positions"], facts["out"], _sinks_or_none(facts), *into, parts),
-        *(num_heads, num_kv_heads, head_dim, layout.pitch, layout.size, window),
+        *(num_heads, num_kv_heads, value_dim, layout.pitch, layout.size, window),
         contract=FOLD_PARTS_CODES if made else FOLD_PARTS,
         facts=found | reads | {"max_context": facts["block_tables"].shape[1] * block_size} | made,
         work_per_row=0,  # tiles are few beside their keys
@@ -372,8 +386,8 @@ def _on_gpu(
 ) -> None:
     from hypocenter.kernels.attention import attention_fold_gpu, attention_gpu
 
-    tile, head_dim = keys_per_tile(facts["k_cache"]), facts["k_cache"].shape[2]
-    width = facts["num_heads"] * head_dim
+    tile, value_dim = keys_per_tile(facts["k_cache"]), facts["value_dim"]
+    width = facts["num_heads"] * value_dim
     is_plain = fits_f16(facts["v_cache"])
     if partial is None:
         attention_gpu.add_whole(plan, CONTRACT, facts, tile, num_sequences)
@@ -384,7 +398,7 @@ def _on_gpu(
     found = {"values": partial.values, "sums": partial.sums} | per_tile
     attention_gpu.add_split(plan, SPLIT, facts | found)
     reads = {name: facts[name] for name in ("positions", "counts", "window")}
-    reads |= found | {"head_dim": head_dim, "sinks": sinks}
+    reads |= found | {"value_dim": value_dim, "sinks": sinks}
     if codes is not None and is_plain:
         attention_fold_gpu.add_fold_rounded(plan, FOLD_ROUND, reads | codes.made)
         return

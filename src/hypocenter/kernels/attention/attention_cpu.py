@@ -138,13 +138,13 @@ def _fold(into: Any, at: int, part: Any, part_at: int, num_heads: int, pitch: in
 @inline
 def _finish(
     out: Any, sinks: Any, codes: Any, scales: Any, sums: Any, weighted: Any, token: int,
-    kv_head: int, state: Any, at: int, group: int, pitch: int, head_dim: int,
+    kv_head: int, state: Any, at: int, group: int, pitch: int, value_dim: int,
 ) -> None:  # fmt: skip
     """The outputs of a pair, and their codes where there is room for some.
 
     A head's sink is one more score, of no value: the others are divided by its part too.
     """
-    first = kv_head * group * head_dim
+    first = kv_head * group * value_dim
     out_at = token * out.shape[1] + first
     for head in range(group):
         row_at = at + head * (pitch + LANES)
@@ -152,10 +152,10 @@ def _finish(
         if sinks.shape[0] > 0:
             sink = get(sinks, kv_head * group + head) * LOG2_E
             norm = add(norm, exp2(splat(sink - get(state, row_at + pitch))))
-        for d in range(0, head_dim, LANES):
+        for d in range(0, value_dim, LANES):
             value = div(load(state, row_at + d), norm)
-            store_first(out, out_at + head * head_dim + d, value, head_dim - d)
-    for column in range(0, group * head_dim if codes.shape[0] > 0 else 0, 32):
+            store_first(out, out_at + head * value_dim + d, value, value_dim - d)
+    for column in range(0, group * value_dim if codes.shape[0] > 0 else 0, 32):
         put_codes(
             load(out, out_at + column),
             load(out, out_at + column + LANES),
@@ -301,8 +301,8 @@ def _place(item: int, num_tokens: int, num_parts: int, positions: Any, window: i
 def attention(
     q: Any, counts: Any, positions: Any, sequence_rows: Any, block_tables: Any, k_cache: Any,
     v_cache: Any, out: Any, sinks: Any, codes: Any, scales: Any, sums: Any, weighted: Any,
-    parts: Any, num_heads: int, heads: int, pitch: int, size: int, scale: float, window: int,
-    softcap: float,
+    parts: Any, num_heads: int, value_dim: int, heads: int, pitch: int, size: int, scale: float,
+    window: int, softcap: float,
 ) -> None:  # fmt: skip
     num_tokens, num_kv_heads, head_dim = get(counts, 0), k_cache.shape[1], k_cache.shape[2]
     group = num_heads // num_kv_heads
@@ -366,14 +366,14 @@ def attention(
                 state_at,
                 group,
                 pitch,
-                head_dim,
+                value_dim,
             )
 
 
 @cpu_kernel
 def attention_fold(
     counts: Any, positions: Any, out: Any, sinks: Any, codes: Any, scales: Any, sums: Any,
-    weighted: Any, parts: Any, num_heads: int, num_kv_heads: int, head_dim: int, pitch: int,
+    weighted: Any, parts: Any, num_heads: int, num_kv_heads: int, value_dim: int, pitch: int,
     size: int, window: int,
 ) -> None:  # fmt: skip
     """What `attention` left in `parts` to out; nothing where it wrote out itself."""
@@ -397,5 +397,5 @@ def attention_fold(
             at,
             group,
             pitch,
-            head_dim,
+            value_dim,
         )

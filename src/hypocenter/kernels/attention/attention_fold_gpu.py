@@ -23,12 +23,12 @@ _FOLDED = tl.constexpr(8)
 @triton.jit
 def _fold(
     token, head, positions_ptr, sums_ptr, values_ptr, sinks_ptr, window, num_heads, max_tiles,
-    values_pitch, HEAD_DIM: tl.constexpr, HAS_SINKS: tl.constexpr, WIDE: tl.constexpr,
+    values_pitch, VALUE_DIM: tl.constexpr, HAS_SINKS: tl.constexpr, WIDE: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """[BLOCK]: what the tiles of a head of a token come to."""
     d = tl.arange(0, BLOCK)
-    column = d < HEAD_DIM
+    column = d < VALUE_DIM
     last = tl.load(positions_ptr + token)
     first = tl.where(window > 0, tl.maximum(last - window + 1, 0), 0)
     row = (as_offset(token, WIDE) * num_heads + head) * max_tiles
@@ -51,7 +51,7 @@ def _fold(
 @triton.jit
 def attention_fold_kernel(
     counts_ptr, positions_ptr, sums_ptr, values_ptr, out_ptr, sinks_ptr, window, num_heads,
-    max_tiles, values_pitch, out_stride, HEAD_DIM: tl.constexpr, HAS_SINKS: tl.constexpr,
+    max_tiles, values_pitch, out_stride, VALUE_DIM: tl.constexpr, HAS_SINKS: tl.constexpr,
     OVERLAPS: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
@@ -69,21 +69,21 @@ def attention_fold_kernel(
         num_heads,
         max_tiles,
         values_pitch,
-        HEAD_DIM,
+        VALUE_DIM,
         HAS_SINKS,
         WIDE,
         TILE,
         BLOCK,
     )
     d = tl.arange(0, BLOCK)
-    out = out_ptr + as_offset(token, WIDE) * out_stride + head * HEAD_DIM
-    tl.store(out + d, found, mask=d < HEAD_DIM)
+    out = out_ptr + as_offset(token, WIDE) * out_stride + head * VALUE_DIM
+    tl.store(out + d, found, mask=d < VALUE_DIM)
 
 
 @triton.jit
 def attention_fold_round_kernel(
     counts_ptr, positions_ptr, sums_ptr, values_ptr, rounded_ptr, row_scales_ptr, fragments_ptr,
-    sinks_ptr, window, num_heads, max_tiles, values_pitch, pitch, HEAD_DIM: tl.constexpr,
+    sinks_ptr, window, num_heads, max_tiles, values_pitch, pitch, VALUE_DIM: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_FRAGMENTS: tl.constexpr, OVERLAPS: tl.constexpr,
     WIDE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -103,7 +103,7 @@ def attention_fold_round_kernel(
             num_heads,
             max_tiles,
             values_pitch,
-            HEAD_DIM,
+            VALUE_DIM,
             HAS_SINKS,
             WIDE,
             TILE,
@@ -114,11 +114,11 @@ def attention_fold_round_kernel(
     d, row = tl.arange(0, BLOCK), as_offset(token, WIDE)
     if head == 0:
         tl.store(row_scales_ptr + row, 1.0)
-    stop = (num_heads * HEAD_DIM + 127) // 128 * 128
+    stop = (num_heads * VALUE_DIM + 127) // 128 * 128
     store_halves(
         found.to(tl.float16),
-        head * HEAD_DIM + d,
-        tl.minimum((head + 1) * HEAD_DIM, stop),
+        head * VALUE_DIM + d,
+        tl.minimum((head + 1) * VALUE_DIM, stop),
         rounded_ptr + row * pitch,
         fragments_ptr + row * pitch,
         HAS_FRAGMENTS,
@@ -136,36 +136,36 @@ def add_fold(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) ->
         grid=(out.shape[0], num_heads),
         contract=contract,
         facts=facts,
-        num_warps=block_of(facts["head_dim"]) // 128 or 1,
+        num_warps=block_of(facts["value_dim"]) // 128 or 1,
         enable_fp_fusion=False,
-        HEAD_DIM=facts["head_dim"],
+        VALUE_DIM=facts["value_dim"],
         HAS_SINKS=facts["sinks"] is not None,
         TILE=facts["keys_per_tile"],
-        BLOCK=block_of(facts["head_dim"]),
+        BLOCK=block_of(facts["value_dim"]),
     )
 
 
 def add_fold_rounded(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
     """Append attention_fold_round: as attention_fold, rounded to f16."""
     values, rounded, fragments = facts["values"], facts["rounded"], facts["fragments"]
-    (_, num_heads, max_tiles, pitch), head_dim = values.shape, facts["head_dim"]
-    filled = triton.cdiv(num_heads * head_dim, 128) * 128
+    (_, num_heads, max_tiles, pitch), value_dim = values.shape, facts["value_dim"]
+    filled = triton.cdiv(num_heads * value_dim, 128) * 128
     plan.add_gpu(
         attention_fold_round_kernel,
         *(facts["counts"], facts["positions"], facts["sums"], values, rounded),
         # Without fragments the pointer is never used.
         *(facts["row_scales"], fragments or rounded, sinks_or(facts, values), facts["window"]),
         *(num_heads, max_tiles, pitch, rounded.shape[1]),
-        grid=(rounded.shape[0], triton.cdiv(filled, head_dim)),
+        grid=(rounded.shape[0], triton.cdiv(filled, value_dim)),
         contract=contract,
         facts=facts,
-        num_warps=block_of(head_dim) // 128 or 1,
+        num_warps=block_of(value_dim) // 128 or 1,
         enable_fp_fusion=False,
-        HEAD_DIM=head_dim,
+        VALUE_DIM=value_dim,
         HAS_SINKS=facts["sinks"] is not None,
         HAS_FRAGMENTS=fragments is not None,
         TILE=facts["keys_per_tile"],
-        BLOCK=block_of(head_dim),
+        BLOCK=block_of(value_dim),
     )
 
 

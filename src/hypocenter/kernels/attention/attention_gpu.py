@@ -33,7 +33,7 @@ _PROGRAMS = 1024
 @triton.jit
 def _store_heads(
     out_ptr, values, position, token, head, first_row, kv_head, OUT_STRIDE: tl.constexpr,
-    HEADS_PER_KV: tl.constexpr, HEAD_DIM: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr,
+    HEADS_PER_KV: tl.constexpr, VALUE_DIM: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     if PARTS == 4:
@@ -42,8 +42,8 @@ def _store_heads(
         row = first_row - ROWS // PARTS + tl.arange(ROWS // PARTS, 2 * (ROWS // PARTS))
         token, head = row // HEADS_PER_KV, kv_head * HEADS_PER_KV + row % HEADS_PER_KV
     d = tl.arange(0, BLOCK)
-    at = (as_offset(token, WIDE) * OUT_STRIDE + head * HEAD_DIM)[:, None] + d[None, :]
-    written = (position >= 0)[:, None] & (d < HEAD_DIM)[None, :]
+    at = (as_offset(token, WIDE) * OUT_STRIDE + head * VALUE_DIM)[:, None] + d[None, :]
+    written = (position >= 0)[:, None] & (d < VALUE_DIM)[None, :]
     tl.store(out_ptr + at, values, mask=written)
 
 
@@ -53,8 +53,9 @@ def attention_kernel(
     v_cache_ptr, out_ptr, sinks_ptr, scale, softcap, window, max_blocks, q_stride, num_blocks,
     OUT_STRIDE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, VALUE_PITCH: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HEADS_PER_KV: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr,
-    ROWS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WIDE: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, HELD: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     # Late tokens see more keys: their programs begin first.
     first_row = (num_blocks - 1 - tl.program_id(0)) * (ROWS // PARTS)
@@ -95,6 +96,7 @@ def attention_kernel(
         HEAD_DIM,
         WIDE,
         PARTS,
+        HELD,
         BLOCK,
     )
     factor = factor * scale
@@ -123,10 +125,12 @@ def attention_kernel(
             VALUE_PITCH,
             HAS_SOFTCAP,
             HEAD_DIM,
+            VALUE_DIM,
             BLOCK_SIZE,
             WIDE,
             PARTS,
             TILE,
+            HELD,
             BLOCK,
         )
         top, old, new = fold(top, tile_top)
@@ -144,7 +148,7 @@ def attention_kernel(
         kv_head,
         OUT_STRIDE,
         HEADS_PER_KV,
-        HEAD_DIM,
+        VALUE_DIM,
         WIDE,
         PARTS,
         ROWS,
@@ -158,8 +162,9 @@ def attention_split_kernel(
     v_cache_ptr, sums_ptr, values_ptr, scale, softcap, window, max_blocks, q_stride, max_tiles,
     values_pitch, num_shares, NUM_KV_HEADS: tl.constexpr, VALUE_PITCH: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HEADS_PER_KV: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, IS_ONE: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
-    PARTS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_ONE: tl.constexpr,
+    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr, HELD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     token, share = tl.program_id(0), tl.program_id(2)
@@ -185,6 +190,7 @@ def attention_split_kernel(
         HEAD_DIM,
         WIDE,
         PARTS,
+        HELD,
         BLOCK,
     )
     factor = factor * scale
@@ -213,10 +219,12 @@ def attention_split_kernel(
             VALUE_PITCH,
             HAS_SOFTCAP,
             HEAD_DIM,
+            VALUE_DIM,
             BLOCK_SIZE,
             WIDE,
             PARTS,
             TILE,
+            HELD,
             BLOCK,
         )
         if WIDE:  # 64 bits for the first row alone, or those of each are kept over the loop
@@ -226,7 +234,7 @@ def attention_split_kernel(
         tl.store(sums_ptr + at * 2, top, mask=live)
         tl.store(sums_ptr + at * 2 + 1, norm, mask=live)
         values_at = at[:, None] * values_pitch + d[None, :]
-        tl.store(values_ptr + values_at, values, mask=live[:, None] & (d < HEAD_DIM)[None, :])
+        tl.store(values_ptr + values_at, values, mask=live[:, None] & (d < VALUE_DIM)[None, :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +253,8 @@ def whole_form(head_dim: int, num_parts: int, device: str) -> Form:
     """The form in which a program takes its rows over all their keys."""
     if device.startswith("cuda") and head_dim <= 128:
         return Form(rows=64, num_warps=4, num_stages=1)
+    if head_dim > 256:
+        return _form_of_long_heads(num_parts, device)
     # RDNA has registers for this much, and CDNA scalar registers.
     is_small = num_parts == 4 and (head_dim <= 64 or device.startswith("cuda"))
     return Form(rows=16, num_warps=4 if is_small else 8, num_stages=1)
@@ -253,9 +263,18 @@ def whole_form(head_dim: int, num_parts: int, device: str) -> Form:
 def split_form(head_dim: int, num_parts: int, heads_per_kv: int, device: str) -> Form:
     """The form in which a program takes one token's rows over a tile of keys."""
     rows = 16 if heads_per_kv * num_parts <= 16 else 32
+    if head_dim > 256:
+        return _form_of_long_heads(num_parts, device)
     if device.startswith("cuda"):
         return Form(rows, num_warps=2, num_stages=2)
     return Form(rows, num_warps=8 if num_parts == 4 else 4, num_stages=1)
+
+
+def _form_of_long_heads(num_parts: int, device: str) -> Form:
+    """That of both, where no registers would hold more rows: thirds want twice as many of RDNA's
+    threads."""
+    is_wide = num_parts == 4 and not device.startswith("cuda")
+    return Form(rows=16, num_warps=16 if is_wide else 8, num_stages=1)
 
 
 def add_whole(
@@ -329,6 +348,7 @@ def _numbers(facts: Mapping[str, Any]) -> tuple[float, ...]:
 
 def _constants(plan: PlanBuilder, facts: Mapping[str, Any], form: Form) -> dict[str, Any]:
     _, num_kv_heads, head_dim, block_size = facts["k_cache"].shape
+    num_parts, block = _num_parts(facts["k_cache"]), block_of(facts["value_dim"])
     # A larger matrix instruction where a product has more rows might add in another order.
     same = {} if plan.device.startswith("cuda") else {"matrix_instr_nonkdim": 16}
     return same | {
@@ -342,8 +362,11 @@ def _constants(plan: PlanBuilder, facts: Mapping[str, Any], form: Form) -> dict[
         "VALUE_PITCH": facts["v_cache"].shape[3],
         "HEADS_PER_KV": facts["num_heads"] // num_kv_heads,
         "HEAD_DIM": head_dim,
+        "VALUE_DIM": facts["value_dim"],
         "BLOCK_SIZE": block_size,
-        "PARTS": _num_parts(facts["k_cache"]),
+        "PARTS": num_parts,
         "ROWS": form.rows,
-        "BLOCK": block_of(head_dim),
+        "BLOCK": block,
+        # Of longer keys, or such that are longer than values, q is read piece by piece.
+        "HELD": num_parts == 2 and head_dim <= block <= 256,
     }

@@ -14,6 +14,8 @@ from hypocenter.kernels.shared_gpu import as_offset
 #: Softmax weights are this times what the formula says, so that their lower halves stay normal
 #: numbers of f16; the division by the norm takes it out again.
 _WEIGHT = tl.constexpr(16384.0)
+#: Elements of a head that halves are multiplied by at a time, where no GPU's registers hold it all.
+_PIECE = tl.constexpr(64)
 
 
 @triton.jit
@@ -22,9 +24,8 @@ def _tanh(x):
 
 
 @triton.jit
-def _unit(x):
+def _unit(largest):
     """Powers of two that bring each row's largest magnitude to 2**13 .. 2**14, and 1 / them."""
-    largest = tl.max(tl.abs(x), axis=1)
     exponent = tl.minimum(tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, 20), 254)
     unit = ((267 - exponent) << 23).to(tl.float32, bitcast=True)
     return unit, ((exponent - 13) << 23).to(tl.float32, bitcast=True)
@@ -108,23 +109,45 @@ def _exact_product(a, y, total):
 @triton.jit
 def load_query(
     q_ptr, token, head, live, part, q_stride, HEAD_DIM: tl.constexpr, WIDE: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, HELD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rows of q as `attend_tile` takes them, repeated and parted as `stack_rows` says; where each
-    row begins, of which alone a route of thirds makes use; and what their products must be
-    multiplied by, [rows]. A row that is not live may be anything."""
-    d = tl.arange(0, BLOCK)
+    """Rows of q as `attend_tile` takes them, repeated and parted as `stack_rows` says, or their
+    powers of two where they are not HELD but read piece by piece; where each row begins; and what
+    their products must be multiplied by, [rows]. A row that is not live may be anything."""
     ROWS: tl.constexpr = token.shape[0]
     at = as_offset(token, WIDE) * q_stride + head * HEAD_DIM
-    if PARTS == 2:
-        mask = live[:, None] & (d < HEAD_DIM)[None, :]
-        q = tl.load(q_ptr + at[:, None] + d[None, :], mask=mask, other=0.0)
-        unit, back = _unit(q)
-        back = tl.reshape(tl.max(tl.reshape(back, (ROWS // 16, 2, 8)), axis=1), (ROWS // 2,))
-        return _take_part(q * unit[:, None], part, PARTS), at, back
-    else:
+    if PARTS == 4:
         at = tl.where(live, at, 0)
         return at, at, tl.full([ROWS // PARTS], 1.0, tl.float32)
+    elif HELD:
+        d = tl.arange(0, BLOCK)
+        mask = live[:, None] & (d < HEAD_DIM)[None, :]
+        q = tl.load(q_ptr + at[:, None] + d[None, :], mask=mask, other=0.0)
+        unit, back = _unit(tl.max(tl.abs(q), axis=1))
+        return _take_part(q * unit[:, None], part, PARTS), at, _of_rows(back)
+    else:
+        at = tl.where(live, at, 0)
+        largest = tl.zeros([ROWS], tl.float32)
+        for start in range(0, HEAD_DIM, _PIECE):
+            d = start + tl.arange(0, _PIECE)
+            x = tl.load(q_ptr + at[:, None] + d[None, :], mask=(d < HEAD_DIM)[None, :], other=0.0)
+            largest = tl.maximum(largest, tl.max(tl.abs(x), axis=1))
+        unit, back = _unit(largest)
+        return unit, at, _of_rows(back)
+
+
+@triton.jit
+def _of_rows(x):
+    """What the two parts of each row of x [ROWS] have in common, [ROWS / 2]."""
+    ROWS: tl.constexpr = x.shape[0]
+    return tl.reshape(tl.max(tl.reshape(x, (ROWS // 16, 2, 8)), axis=1), (ROWS // 2,))
+
+
+@triton.jit
+def _keys(k_cache_ptr, page, within, d, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Columns d of the keys at `within` their pages, [columns, keys]."""
+    at = (page[None, :] * HEAD_DIM + d[:, None]) * BLOCK_SIZE + within[None, :]
+    return tl.load(k_cache_ptr + at, mask=(d < HEAD_DIM)[:, None], other=0.0)
 
 
 @triton.jit
@@ -134,31 +157,69 @@ def _add_piece(
 ):  # fmt: skip
     """total + what the head's elements from `start` on add to the scores, in thirds."""
     d = start + tl.arange(0, PIECE)
-    at = (page[None, :] * HEAD_DIM + d[:, None]) * BLOCK_SIZE + within[None, :]
-    k = tl.load(k_cache_ptr + at, mask=(d < HEAD_DIM)[:, None], other=0.0)
+    k = _keys(k_cache_ptr, page, within, d, HEAD_DIM, BLOCK_SIZE)
     x_at = q_at[:, None] + d[None, :]
     x = tl.load(q_ptr + x_at, mask=(d < HEAD_DIM)[None, :], other=0.0)
     return _exact_product(_take_part(x, part, 4), k, total)
 
 
 @triton.jit
+def _add_half_piece(
+    total,
+    unit,
+    q_ptr,
+    q_at,
+    part,
+    k_cache_ptr,
+    page,
+    within,
+    start,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PIECE: tl.constexpr,
+):
+    """The same in halves, of rows times their powers of two."""
+    d = start + tl.arange(0, PIECE)
+    x_at = q_at[:, None] + d[None, :]
+    x = tl.load(q_ptr + x_at, mask=(d < HEAD_DIM)[None, :], other=0.0)
+    k = _keys(k_cache_ptr, page, within, d, HEAD_DIM, BLOCK_SIZE)
+    return tl.dot(_take_part(x * unit[:, None], part, 2), k, total)
+
+
+@triton.jit
 def _scores(
     q, q_ptr, q_at, part, k_cache_ptr, page, within, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, PARTS: tl.constexpr, HELD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Products of query rows with the keys at `within` their pages, [rows, keys]."""
-    if PARTS == 2:
-        d = tl.arange(0, BLOCK)
-        at = (page[None, :] * HEAD_DIM + d[:, None]) * BLOCK_SIZE + within[None, :]
-        mask = (d < HEAD_DIM)[:, None]
-        return _sum_parts(tl.dot(q, tl.load(k_cache_ptr + at, mask=mask, other=0.0)), PARTS)
+    if HELD:
+        k = _keys(k_cache_ptr, page, within, tl.arange(0, BLOCK), HEAD_DIM, BLOCK_SIZE)
+        return _sum_parts(tl.dot(q, k), PARTS)
+    elif PARTS == 2:
+        total = tl.zeros([part.shape[0], page.shape[0]], tl.float32)
+        for start in range(0, HEAD_DIM, _PIECE):
+            total = _add_half_piece(
+                total,
+                q,
+                q_ptr,
+                q_at,
+                part,
+                k_cache_ptr,
+                page,
+                within,
+                start,
+                HEAD_DIM,
+                BLOCK_SIZE,
+                _PIECE,
+            )
+        return _sum_parts(total, PARTS)
     else:
         # Piece by piece: thirds of whole keys do not fit the registers of every GPU, and those of
         # long heads not even where a compiler sees all the pieces and loads them early.
         total = tl.zeros([part.shape[0], page.shape[0]], tl.float32)
         PIECE: tl.constexpr = 32 if BLOCK > 32 else BLOCK
-        if BLOCK <= 128:
-            for start in tl.static_range(0, BLOCK, PIECE):
+        if HEAD_DIM <= 128:
+            for start in tl.static_range(0, HEAD_DIM, PIECE):
                 total = _add_piece(
                     total,
                     q_ptr,
@@ -173,7 +234,7 @@ def _scores(
                     PIECE,
                 )
         else:
-            for start in range(0, BLOCK, PIECE):
+            for start in range(0, HEAD_DIM, PIECE):
                 total = _add_piece(
                     total,
                     q_ptr,
@@ -204,8 +265,8 @@ def _page(table_ptr, key, last, BLOCK_SIZE: tl.constexpr):
 def attend_tile(
     q, q_ptr, q_at, part, factor, position, table_ptr, k_cache_ptr, v_cache_ptr, softcap, window,
     start, last, kv_head, num_kv_heads, value_pitch, HAS_SOFTCAP: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr,
+    HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WIDE: tl.constexpr,
+    PARTS: tl.constexpr, TILE: tl.constexpr, HELD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Keys start .. start + TILE - 1 as far as `last`: each row's largest score, the sum of its
     weights and its weighted values [rows, BLOCK].
@@ -215,7 +276,7 @@ def attend_tile(
     """
     d, key = tl.arange(0, BLOCK), start + tl.arange(0, TILE)
     page = as_offset(_page(table_ptr, key, last, BLOCK_SIZE), WIDE) * num_kv_heads + kv_head
-    column = d < HEAD_DIM
+    column = d < VALUE_DIM
     v_at = (page * BLOCK_SIZE + key % BLOCK_SIZE)[:, None] * value_pitch + d[None, :]
     v = tl.load(v_cache_ptr + v_at, mask=(key <= last)[:, None] & column[None, :], other=0.0)
     # Keys behind `last` may be anything: their scores are not used.
@@ -230,6 +291,7 @@ def attend_tile(
         HEAD_DIM,
         BLOCK_SIZE,
         PARTS,
+        HELD,
         BLOCK,
     )
     score = score * factor[:, None]

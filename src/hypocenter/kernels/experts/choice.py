@@ -1,7 +1,8 @@
 """How experts are chosen by their scores: the facts, and the rule in float64; launches nothing.
 
 Softmax scores (Shazeer et al., arXiv 1701.06538) or sigmoid scores with a bias that decides the
-choice and not the weight (DeepSeek-V3, arXiv 2412.19437). Ties go to the expert that comes first.
+choice and not the weight (DeepSeek-V3, arXiv 2412.19437). Ties go to the expert that comes first,
+and to the group that does.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import numpy as np
 
 #: Kinds of scores, and what kernels call them.
 SCORES = {"softmax": 0, "sigmoid": 1}
+#: By how many of its best a group of experts is chosen: DeepSeek-V2 (arXiv 2405.04434, section
+#: 2.2.2) takes the best one, V3 the sum of two.
+BEST_OF_GROUP = {"softmax": 1, "sigmoid": 2}
 #: What normalised weights are divided by is at least this.
 LEAST_SUM = 1e-20
 
@@ -23,7 +27,8 @@ class ExpertChoice:
 
     `normalises`: the weights of those that were chosen are divided by their sum; then all are
     multiplied by `scale`. `has_gate`: behind the logits of the experts is one by whose sigmoid the
-    shared expert counts; else that counts 1.
+    shared expert counts; else that counts 1. Experts stand in `num_groups` groups of consecutive
+    ones, and those of `num_groups_used` of them can be chosen.
     """
 
     num_experts: int
@@ -32,6 +37,17 @@ class ExpertChoice:
     normalises: bool = True
     scale: float = 1.0
     has_gate: bool = False
+    num_groups: int = 1
+    num_groups_used: int = 1
+
+    @property
+    def group_size(self) -> int:
+        return self.num_experts // self.num_groups
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there are groups whose experts are left out."""
+        return self.num_groups_used < self.num_groups
 
 
 def reference(
@@ -51,6 +67,8 @@ def reference(
     else:
         scores = 1 / (1 + np.exp(-x))
     keys = scores if bias is None else scores + bias[: choice.num_experts]
+    if choice.is_limited:
+        keys = _in_groups(keys, choice)
     ids = np.argsort(-keys, axis=1, kind="stable")[:, : choice.num_used]
     weights = np.take_along_axis(scores, ids, axis=1)
     if choice.normalises:
@@ -62,3 +80,14 @@ def reference(
     if factors is not None:
         weights = weights * factors[ids]
     return ids, np.concatenate([weights, shared], axis=1)
+
+
+def _in_groups(keys: np.ndarray[Any, Any], choice: ExpertChoice) -> np.ndarray[Any, Any]:
+    """keys [num_tokens, num_experts], -inf for those of groups that are left out."""
+    groups = keys.reshape(len(keys), choice.num_groups, -1)
+    best = np.sort(groups, axis=2)[:, :, -BEST_OF_GROUP[choice.scores] :].sum(axis=2)
+    order = np.argsort(-best, axis=1, kind="stable")
+    left_out = np.ones(best.shape, bool)
+    np.put_along_axis(left_out, order[:, : choice.num_groups_used], False, axis=1)
+    limited: np.ndarray[Any, Any] = np.where(left_out[:, :, None], -np.inf, groups)
+    return limited.reshape(keys.shape)

@@ -32,6 +32,13 @@ ROUTE = Contract(
     ),
     Rule("num_tokens * pitch < 2**31", "scores must be within 32-bit offsets"),
     Scalar("has_gate", "has_gate in (0, 1)", "must be 0 or 1"),
+    Scalar("num_groups", "num_groups > 0", "must be above 0"),
+    Scalar("num_groups_used", "0 < num_groups_used <= num_groups", "must be 1 to num_groups"),
+    Rule("num_experts % num_groups == 0", "groups must share experts evenly"),
+    Rule(
+        "num_used <= num_groups_used * (num_experts // num_groups)",
+        "a token cannot take more experts than its groups have",
+    ),
 )
 
 _NONE = np.zeros(0, np.float32)
@@ -64,6 +71,8 @@ def route(
         "num_experts": choice.num_experts,
         "scale": choice.scale,
         "has_gate": int(choice.has_gate),
+        "num_groups": choice.num_groups,
+        "num_groups_used": choice.num_groups_used,
     }
     if plan.device != "cpu":
         from hypocenter.kernels.experts import routing_gpu
@@ -75,6 +84,7 @@ def route(
         *(scores, _NONE if bias is None else bias, _NONE if factors is None else factors),
         *(counts, choice.num_experts),
         *(SCORES[choice.scores], choice.normalises, choice.has_gate, np.float32(choice.scale)),
+        *(choice.num_groups, choice.num_groups_used),
         *(table.ids, table.weights),
         contract=ROUTE,
         facts=facts,

@@ -81,10 +81,46 @@ def _best_after(
     return best
 
 
+@inline
+def _group_key(scores: Any, first: int, bias: Any, begin: int, end: int, kind: int) -> Any:
+    """What experts begin .. end - 1 are chosen by as a group; `choice.BEST_OF_GROUP` says how."""
+    best, second = _LOWEST, _LOWEST
+    for expert in range(begin, end):
+        key = _key(scores, first, bias, expert)
+        if key > best:
+            best, second = key, best
+        elif key > second:
+            second = key
+    total = best if kind == 0 else best + second
+    return total if total >= _LOWEST else _LOWEST
+
+
+@inline
+def _leave_out(
+    scores: Any, first: int, bias: Any, num_experts: int, num_groups: int, num_used: int, kind: int
+) -> None:
+    """The scores of all groups but the best are such that nobody takes them."""
+    size, last, last_key = num_experts // num_groups, -1, _INFINITY
+    for _ in range(num_used):
+        best, best_key = -1, -_INFINITY
+        for group in range(num_groups):
+            key = _group_key(scores, first, bias, group * size, group * size + size, kind)
+            is_behind = key < last_key or (key == last_key and group > last)
+            if is_behind and (best < 0 or key > best_key):
+                best, best_key = group, key
+        last, last_key = best, best_key
+    for group in range(num_groups):
+        key = _group_key(scores, first, bias, group * size, group * size + size, kind)
+        if key < last_key or (key == last_key and group > last):
+            for expert in range(group * size, group * size + size):
+                put(scores, first + expert, -_INFINITY)
+
+
 @cpu_kernel
 def route(
     scores: Any, bias: Any, factors: Any, counts: Any, num_experts: int, kind: int,
-    normalises: bool, has_gate: bool, scale: float, ids: Any, weights: Any,
+    normalises: bool, has_gate: bool, scale: float, num_groups: int, num_groups_used: int,
+    ids: Any, weights: Any,
 ) -> None:  # fmt: skip
     num_used, pitch = ids.shape[1], scores.shape[1]
     for row in prange(get(counts, 0)):
@@ -99,6 +135,8 @@ def route(
         else:
             for at in range(0, num_experts, 16):
                 store(scores, first + at, sigmoid(load(scores, first + at)))
+        if num_groups_used < num_groups:
+            _leave_out(scores, first, bias, num_experts, num_groups, num_groups_used, kind)
         total, last, last_key = _ZERO, -1, _INFINITY
         for slot in range(num_used):
             last = _best_after(scores, first, bias, num_experts, last_key, last)

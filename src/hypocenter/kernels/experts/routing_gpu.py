@@ -36,10 +36,42 @@ def _scores_of(logits, inside, IS_SIGMOID: tl.constexpr):
 
 
 @triton.jit
+def _in_groups(
+    keys,
+    expert,
+    inside,
+    TAKES_TWO: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    GROUPS_USED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Keys of the groups that can be chosen from; those of the others are the lowest that are."""
+    group = expert // GROUP_SIZE
+    of_group = tl.full([BLOCK], -float("inf"), tl.float32)
+    for index in range(NUM_GROUPS):
+        own = inside & (group == index)
+        best = tl.max(tl.where(own, keys, -float("inf")), axis=0)
+        if TAKES_TWO:
+            first = tl.min(tl.where(own & (keys == best), expert, BLOCK), axis=0)
+            rest = tl.where(own & (expert != first), keys, -float("inf"))
+            best += tl.max(rest, axis=0)
+        of_group = tl.where(own, tl.maximum(best, _LOWEST), of_group)
+    can = expert < 0
+    for _ in range(GROUPS_USED):
+        taken = tl.min(tl.where(of_group == tl.max(of_group, axis=0), expert, BLOCK), axis=0)
+        is_same = group == taken // GROUP_SIZE
+        can = can | is_same
+        of_group = tl.where(is_same, -float("inf"), of_group)
+    return tl.where(can, keys, _LOWEST)
+
+
+@triton.jit
 def route_kernel(
     scores_ptr, bias_ptr, factors_ptr, counts_ptr, ids_ptr, weights_ptr, num_experts, pitch, scale,
     IS_SIGMOID: tl.constexpr, NORMALISES: tl.constexpr, HAS_GATE: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_FACTORS: tl.constexpr, OVERLAPS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_FACTORS: tl.constexpr, GROUP_SIZE: tl.constexpr,
+    NUM_GROUPS: tl.constexpr, GROUPS_USED: tl.constexpr, OVERLAPS: tl.constexpr,
     NUM_USED: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
@@ -59,8 +91,11 @@ def route_kernel(
     keys = scores
     if HAS_BIAS:
         keys += tl.load(bias_ptr + expert, mask=inside, other=0.0)
-    keys = tl.where(keys >= _LOWEST, keys, _LOWEST)
-    keys = tl.where(inside, keys, -float("inf"))
+    keys = tl.where(inside, tl.where(keys >= _LOWEST, keys, _LOWEST), -float("inf"))
+    if GROUPS_USED < NUM_GROUPS:
+        keys = _in_groups(
+            keys, expert, inside, IS_SIGMOID, GROUP_SIZE, NUM_GROUPS, GROUPS_USED, BLOCK
+        )
     tl.store(own + expert, scores, mask=inside)
     weights = tl.zeros([SLOTS], tl.float32)
     factors = tl.full([SLOTS], 1.0, tl.float32)
@@ -81,8 +116,7 @@ def route_kernel(
     if HAS_FACTORS:
         weights = weights * factors
     weights = tl.where(slot == NUM_USED, shared, weights + poison)
-    to = weights_ptr + row * (NUM_USED + 1) + slot
-    tl.store(to, weights, mask=slot <= NUM_USED)
+    tl.store(weights_ptr + row * (NUM_USED + 1) + slot, weights, mask=slot <= NUM_USED)
 
 
 @triton.jit
@@ -188,6 +222,10 @@ def add_route(
         HAS_GATE=choice.has_gate,
         HAS_BIAS=bias is not None,
         HAS_FACTORS=factors is not None,
+        # Without groups that are left out the sizes would make forms of what is the same.
+        GROUP_SIZE=choice.group_size if choice.is_limited else 1,
+        NUM_GROUPS=choice.num_groups if choice.is_limited else 1,
+        GROUPS_USED=choice.num_groups_used if choice.is_limited else 1,
         NUM_USED=choice.num_used,
         SLOTS=triton.next_power_of_2(choice.num_used + 1),
         BLOCK=triton.next_power_of_2(choice.num_experts),

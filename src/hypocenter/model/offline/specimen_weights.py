@@ -13,6 +13,7 @@ from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.experts import Experts
 from hypocenter.model.families import FAMILIES
+from hypocenter.model.latent.latent import Latent
 from hypocenter.model.recurrent.recurrence import Convolution, Recurrence
 from hypocenter.model.rope_tables import RopeTables
 from hypocenter.model.weight_tensors import (
@@ -20,6 +21,7 @@ from hypocenter.model.weight_tensors import (
     ConvWeights,
     DeltaWeights,
     FeedForward,
+    LatentWeights,
     LayerWeights,
     Mixture,
     Weights,
@@ -64,6 +66,8 @@ class _Maker:
     def weights(self) -> Weights:
         facts = self._facts
         layers = [self._layer()]
+        if facts.latent is not None:
+            layers = [self._of_latents(layers[0], facts.latent)]
         if facts.recurrence is not None:
             layers.insert(0, self._recurrent(layers[0], facts.recurrence))
         turned = (facts.context_length, facts.rope.dim // 2)
@@ -144,6 +148,29 @@ class _Maker:
             norm=vector("delta_norm", recurrence.value_dim),
             output=matrix("delta_output", width, values),
         )
+
+    def _of_latents(self, layer: LayerWeights, latent: Latent) -> LayerWeights:
+        """The same layer with attention over latents, queries of which come of x."""
+        num_heads, width, matrix = self._facts.num_heads, self._facts.width, self._matrix
+        kind = DType.F32 if self._dtype is DType.F32 else DType.F16
+
+        def by_head(name: str, num_inputs: int, num_outputs: int) -> Tensor:
+            shape = (num_heads, num_inputs, padded_rows(num_outputs))
+            return allocate_undefined(name, kind, shape, self._device)
+
+        weights = LatentWeights(
+            q=matrix("q", num_heads * latent.key_dim, width),
+            q_norm=None,
+            q_up=None,
+            latent=matrix("latent", latent.rank, width),
+            turned=matrix("turned", latent.turned_dim, width),
+            norm=self._vector("norm", latent.rank),
+            keys=by_head("keys", latent.plain_dim, latent.rank),
+            values=by_head("values", latent.rank, latent.value_dim),
+            output=matrix("latent_output", width, num_heads * latent.value_dim),
+        )
+        none: dict[str, Any] = dict.fromkeys(("q", "k", "v", "attn_output"))
+        return replace(layer, **none, latent=weights)
 
     def _feed_forward(self, inner: int, *stack: int) -> FeedForward:
         width, matrix = self._facts.width, self._matrix

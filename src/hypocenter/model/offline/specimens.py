@@ -24,6 +24,7 @@ from hypocenter.model.architecture import Architecture, Rope
 from hypocenter.model.decoder import Decoder
 from hypocenter.model.experts import Experts
 from hypocenter.model.families import FAMILIES
+from hypocenter.model.latent.latent import Latent
 from hypocenter.model.layer_shapes import LayerShape
 from hypocenter.model.offline.specimen_weights import allocate_undefined, undefined_weights
 from hypocenter.model.recurrent.recurrence import Convolution, Recurrence
@@ -47,7 +48,14 @@ _MIXTURES: dict[str, Experts] = {
     "glm4moe": Experts(ExpertChoice(128, 8, "sigmoid"), 1408, shared_width=1408),
     "gpt-oss": Experts(ExpertChoice(32, 4), width=2880),
     "gemma4": Experts(ExpertChoice(128, 8), width=704),
+    "deepseek2": Experts(
+        ExpertChoice(256, 8, "sigmoid", num_groups=8, num_groups_used=4), 2048, shared_width=2048
+    ),
 }
+# Softmax scores choose groups otherwise.
+_GROUPS = Experts(ExpertChoice(160, 6, normalises=False, num_groups=8, num_groups_used=3), 1536)
+# Heads that share a latent.
+_LATENTS = {"deepseek2": Latent(rank=512, turned_dim=64, plain_dim=128, value_dim=128)}
 # A layer with a state, and behind it one with attention.
 _RECURRENCES: dict[str, Recurrence | Convolution] = {
     "qwen35": Recurrence((1,), 16, 32, key_dim=128, value_dim=128, num_taps=4),
@@ -113,6 +121,7 @@ def _of_vendor(vendor: str) -> Iterator[Specimen]:
     yield from _of_layer_norms(vendor)
     yield from _of_gpt_oss(vendor)
     yield from _of_states(vendor)
+    yield from _of_latents(vendor)
     # Extents beyond 2**31 elements, which no memory is needed for here.
     caps = {"attn_softcap": 50.0, "final_softcap": 30.0}
     huge = 1 << 20
@@ -186,6 +195,26 @@ def _of_states(vendor: str) -> Iterator[Specimen]:
         of_states = ("short_conv", "delta_rule", "gate", "rms_norm")
         launches = [launch for launch in plan.launches if launch.kernel.startswith(of_states)]
         yield from specimens(launches, f"{family}, {dtype.name.lower()}, states")
+
+
+def _of_latents(vendor: str) -> Iterator[Specimen]:
+    """Attention over latents: few heads and many, caches of both types, prompts and tokens."""
+    own = ("attention", "head_linear", "latent_write", "route")
+    for dtype, kv_dtype, num_heads, num_tokens in itertools.product(
+        (DType.Q8_0, DType.F32), (DType.F16, DType.F32), (16, 128), (1, 64, 1 << 20)
+    ):
+        if num_tokens > 64 and (num_heads > 16 or kv_dtype is DType.F32):
+            continue
+        changes = {"num_heads": num_heads, "experts": _GROUPS}
+        plan = abstract_plan(vendor, "deepseek2", dtype, kv_dtype, changes, num_tokens=num_tokens)
+        launches = [launch for launch in plan.launches if launch.kernel.startswith(own)]
+        yield from specimens(launches, f"{kv_dtype.name.lower()} cache, latents")
+    plan = abstract_plan(
+        vendor, "deepseek2", DType.Q8_0, DType.F16, num_tokens=64, attention="parts"
+    )
+    parts = ("expand", "transpose", "scores", "weighted_sum")
+    launches = [launch for launch in plan.launches if launch.kernel.startswith(parts)]
+    yield from specimens(launches, "latents")
 
 
 def _of_attention(vendor: str) -> Iterator[Specimen]:
@@ -271,9 +300,8 @@ def abstract_plan(
         else:
             facts = replace(facts, **{name: value})
     shape = replace(facts.layers[0], **of_layer)
-    facts = replace(
-        facts, layers=(shape,) * facts.num_layers, rope=replace(facts.rope, dim=shape.head_dim)
-    )
+    turned = shape.head_dim - shape.rank
+    facts = replace(facts, layers=(shape,) * facts.num_layers, rope=replace(facts.rope, dim=turned))
     gpu = AbstractGpu(vendor)
     devices.use_backend(gpu)
     num_sequences, has_states = max(32, num_tokens >> 12), facts.recurrence is not None
@@ -344,12 +372,14 @@ def form_of(specimen: Specimen) -> tuple[object, ...]:
 
 
 def _facts(family: str) -> Architecture:
-    rope = Rope(base=500000.0, dim=128)
+    rope, latent = Rope(base=500000.0, dim=128), _LATENTS.get(family)
+    shape = LayerShape(num_kv_heads=8, head_dim=128, ffn_width=14336)
+    if latent is not None:
+        shape = LayerShape(1, latent.cached_dim, shape.ffn_width, rank=latent.rank)
     return Architecture(
         name=family,
         family=FAMILIES[family],
-        layers=(LayerShape(num_kv_heads=8, head_dim=128, ffn_width=14336),)
-        * (2 if family in _RECURRENCES else 1),
+        layers=(shape,) * (2 if family in _RECURRENCES else 1),
         width=4096,
         num_heads=32,
         vocab_size=128255,
@@ -362,5 +392,6 @@ def _facts(family: str) -> Architecture:
         final_softcap=0.0,
         experts=_MIXTURES.get(family),
         recurrence=_RECURRENCES.get(family),
+        latent=latent,
         embedding_scale=64.0 if FAMILIES[family].scaled_embedding else 1.0,
     )

@@ -1,0 +1,41 @@
+"""numba kernel of `latent_write`: an item is a token, whose columns of the key lie a page's row
+apart; it turns nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypocenter.device.cpu.lang import cpu_kernel, inline, prange
+from hypocenter.device.cpu.vector import get, put_half
+from hypocenter.kernels.attention.kv_write_cpu import page_at, write_values
+
+
+@inline
+def _write_columns(x: Any, at: int, count: int, k_cache: Any, place: int) -> None:
+    """`count` numbers as columns of a key, whose first one is at `place`."""
+    block_size = k_cache.shape[3]
+    for d in range(count):
+        put_half(k_cache, place + d * block_size, get(x, at + d))
+
+
+@cpu_kernel
+def latent_write(
+    turned: Any,
+    latent: Any,
+    counts: Any,
+    slots: Any,
+    k_cache: Any,
+    v_cache: Any,
+    rank: int,
+) -> None:
+    head_dim, block_size = k_cache.shape[2], k_cache.shape[3]
+    num_turned = head_dim - rank
+    for token in prange(get(counts, 0)):
+        slot = get(slots, token)
+        block, offset = slot // block_size, slot % block_size
+        place = page_at(k_cache, block, 0) + offset
+        _write_columns(turned, token * turned.shape[1], num_turned, k_cache, place)
+        at = token * latent.shape[1]
+        _write_columns(latent, at, rank, k_cache, place + num_turned * block_size)
+        row = page_at(v_cache, block, 0) + offset * v_cache.shape[3]
+        write_values(latent, at, v_cache, row, rank)
