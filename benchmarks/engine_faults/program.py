@@ -65,6 +65,7 @@ RUNS = {
         ((tuple(range(40, 70)),),), num_tokens=3, config={"kv_tokens": 32, "max_batch_tokens": 16}
     ),
     "cpu": Run((_PAIR,), **_ON_CPU),
+    "cpu experts": Run((_PAIR,), model="qwen3moe", **_ON_CPU),
     "cpu drawn": Run((_PAIR,), sampling=(_DRAWN | {"seed": 7}, _DRAWN | {"seed": 8}), **_ON_CPU),
     "cpu long": Run(
         ((_BEGINNING, (9, *_BEGINNING[::-1])),), config={"max_batch_tokens": 14}, **_ON_CPU

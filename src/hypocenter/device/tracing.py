@@ -146,7 +146,7 @@ class Tracer:
                 continue
             self._known.add(number)
             if hasattr(tensor.data, "parts"):
-                statistics = _packed(tensor, place, number)
+                statistics = _figures_of_packed(tensor, place, number)
             else:
                 statistics, _ = self._figures(launch, "", tensor, None, place)
             if statistics is not None:
@@ -230,7 +230,7 @@ def _read(tensor: Tensor, room: int) -> Array | None:
     return np.array(np.lib.stride_tricks.as_strided(flat, tensor.shape, steps))
 
 
-def _packed(tensor: Tensor, place: Place, number: int) -> Statistics | None:
+def _figures_of_packed(tensor: Tensor, place: Place, number: int) -> Statistics | None:
     """A packed weight by the digest of its arrays alone; None for what is too large to be read."""
     allocation, digest = tensor.allocation, KeyedDigest()
     parts = [part for part in tensor.data.parts if getattr(part, "nbytes", 0) or _is_placed(part)]

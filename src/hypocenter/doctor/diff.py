@@ -420,7 +420,7 @@ class _Runs:
         differs: Callable[..., Difference],
     ) -> Iterator[Difference]:
         """Weights and tables that hold other numbers, at the first launch that reads them."""
-        sides = self._seen(places, pair, of_model=True)
+        sides = self._sightings(places, pair, of_model=True)
         for name in [name for name in sides[0] if name in sides[1]]:
             one, other = sides[0][name], sides[1][name]
             self.counts["arguments"] += 1
@@ -439,7 +439,7 @@ class _Runs:
         pair: tuple[LaunchRecord, LaunchRecord],
         differs: Callable[..., Difference],
     ) -> Iterator[Difference]:
-        sides = self._seen(places, pair, of_model=False)
+        sides = self._sightings(places, pair, of_model=False)
         for name in [name for name in sides[0] if name in sides[1]]:
             one, other = sides[0][name], sides[1][name]
             tensor = self.bad.tensors.get(other.tensor)
@@ -464,7 +464,7 @@ class _Runs:
                 and is_close(one, other),
             )
 
-    def _seen(
+    def _sightings(
         self,
         places: tuple[Place, Place],
         pair: tuple[LaunchRecord, LaunchRecord],
