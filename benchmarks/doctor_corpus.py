@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ROOT / "benchmarks" / "corpus"
-MAX_SECONDS, DEADLINE_SECONDS = 180, 15
+MAX_SECONDS, DEADLINE_SECONDS = 300, 15
 #: Of those in `corpus/healthy` what only a GPU has.
 HEALTHY_ON_GPU = ("captured_steps", "two_streams")
 SANITIZERS, SANITIZER_SECONDS = ("memcheck", "racecheck", "initcheck"), 40
@@ -250,22 +250,14 @@ def examine(name: str, twin: bool, *, is_gpu: bool, work: Path) -> dict[str, Any
         options = SUSPECT
     file = (PROGRAMS if truth else PROGRAMS / "healthy") / f"{name}.py"
     program = [sys.executable, str(file), *(["right"] if twin and truth else [])]
-    command = [sys.executable, "-m", "hypocenter", "doctor", "--json", *options]
-    command += ["--out", str(folder / "bundle"), "--", *program]
-    begun, ran = time.monotonic(), None
-    with suppress(subprocess.TimeoutExpired):
-        ran = subprocess.run(
-            command, cwd=folder, env=_environment(is_gpu, folder), capture_output=True, text=True,
-            timeout=MAX_SECONDS, check=False,
-        )  # fmt: skip
-    (folder / "stderr.txt").write_text(ran.stderr if ran else "it took too long")
-    (folder / "report.json").write_text(ran.stdout if ran else "")
+    begun = time.monotonic()
+    exit_code, report, _ = run_doctor(program, folder, options, _environment(is_gpu, folder))
     row: dict[str, Any] = {
         "program": name,
         "options": options,
         "seconds": round(time.monotonic() - begun, 1),
-        "exit_code": ran.returncode if ran else None,
-        "roots": _roots(ran.stdout if ran else ""),
+        "exit_code": exit_code,
+        "roots": roots_of(report),
     }
     if twin or truth is None:
         # It ends by itself, and no cause is told; without --suspect there is no report at all.
@@ -273,14 +265,43 @@ def examine(name: str, twin: bool, *, is_gpu: bool, work: Path) -> dict[str, Any
     return row | _judged(row["roots"], truth, file)
 
 
-def _roots(text: str) -> list[dict[str, Any]] | None:
-    """The causes of a report; None where there is no report."""
-    with suppress(ValueError, LookupError):
-        keys = ("cause", "kernel", "argument", "file", "line", "sentence")
+def run_doctor(
+    program: list[str], folder: Path, options: Iterable[str], environment: dict[str, str]
+) -> tuple[int | None, str, str]:
+    """Exit code (None: it took too long), report and stderr of a program below `hypo doctor`.
+
+    They are left in the folder, beside the bundle.
+    """
+    command = [sys.executable, "-m", "hypocenter", "doctor", "--json", *options]
+    command += ["--out", str(folder / "bundle"), "--", *program]
+    exit_code, report, stderr = None, "", "it took too long"
+    with suppress(subprocess.TimeoutExpired):
+        ran = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True,
+            timeout=MAX_SECONDS, check=False,
+        )  # fmt: skip
+        exit_code, report, stderr = ran.returncode, ran.stdout, ran.stderr
+    (folder / "stderr.txt").write_text(stderr)
+    (folder / "report.json").write_text(report)
+    return exit_code, report, stderr
+
+
+def json_of(text: str) -> dict[str, Any] | None:
+    """The report in what a command wrote; None where there is none."""
+    with suppress(ValueError):
         last = text.rstrip().rfind("\n{")
-        report = json.loads(text[last + 1 :] if last >= 0 else text[text.find("{") :])
-        return [{key: root.get(key) for key in keys} for root in report["roots"]]
+        found = json.loads(text[last + 1 :] if last >= 0 else text[text.find("{") :])
+        return found if isinstance(found, dict) else None
     return None
+
+
+def roots_of(text: str) -> list[dict[str, Any]] | None:
+    """The causes of a report; None where there is no report."""
+    keys = ("cause", "kernel", "argument", "tensor", "file", "line", "sentence")
+    report = json_of(text)
+    if report is None or "roots" not in report:
+        return None
+    return [{key: root.get(key) for key in keys} for root in report["roots"]]
 
 
 def _judged(roots: list[dict[str, Any]] | None, truth: Truth, program: Path) -> dict[str, Any]:

@@ -17,9 +17,13 @@ from hypocenter.device.tracing import MAX_FIRST, _read, statistics_of
 from hypocenter.environment import trace_bytes
 from hypocenter.errors import UsageError
 from hypocenter.kernels.attention import rope
-from hypocenter.kernels.rowwise import norm
+from hypocenter.kernels.linear.linear import linear_several
+from hypocenter.kernels.linear.operands import Operands, Product
+from hypocenter.kernels.rowwise import norm, norm_cpu
+from hypocenter.kernels.weights import packing
 from hypocenter.record import recorder
 from hypocenter.record.bundle_index import BundleIndex
+from hypocenter.record.catalogue import sources_of
 from hypocenter.record.events import Place, Statistics
 from hypocenter.record.ring import read_run
 from hypocenter.record.trace_log import FIRST, FOLDER, STATISTICS, TraceWriter, read_trace
@@ -85,6 +89,42 @@ def test_each_launch_leaves_the_figures_of_the_live_rows_that_it_wrote(
     names = {record.id: record.name for record in read_run(run_folder).tensors}
     held = {names[one.tensor] for one in kept[1].values}
     assert held == {"hidden", "positions", "counts"}  # no weight, no table
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:mi300x"])
+def test_what_the_model_holds_is_told_where_it_is_first_read(
+    device: str, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device != "cpu":
+        pytest.importorskip("triton")
+    monkeypatch.setattr(kernel_launch, "device", devices.open_device(device))
+    digests = []
+    for last in (1.0, 1.0, 2.0):
+        raw = np.ones((64, 64), np.float32)
+        raw[63, 63] = last
+        packed = packing.pack(raw.view(np.uint8), DType.F32, 64, device=device)
+        weight = packing.place("w", "model", packed, device=device)
+        builder, x = PlanBuilder(4, device), rows_tensor("x", np.ones((4, 64), np.float32))
+        out = rows_tensor("out", np.zeros((4, 64), np.float32))
+        operands = Operands.allocate({weight.dtype}, 4, 64, device=device)
+        linear_several(builder, x, [Product(weight, out, None)], counts(3), operands)
+        plan = Plan(builder, out)
+        plan.set_mode("traced")
+        plan.run()
+        plan.run()  # it is told once
+        digests.append([one.digest for _, name, one in _named(run_folder) if name == "w"][-1])
+        assert len([name for _, name, _ in _named(run_folder) if name == "w"]) == len(digests)
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_traced_run_has_the_text_of_what_cpu_kernels_call(run_folder: Path) -> None:
+    plan = _plan("cpu", rows_tensor("x", np.ones((4, 64), np.float32)))
+    plan.run()
+    sources = {record.function: record for record in read_run(run_folder).sources}
+    assert sources["_factor"].id in sources["_norm_row"].callees
+    assert sources["_norm_row"].id in sources["rms_norm"].callees
+    plain = {record.function for record in sources_of(norm_cpu.rms_norm.serial)}
+    assert plain == {"rms_norm"}
 
 
 def test_where_a_number_first_goes_wrong_the_arguments_are_kept(

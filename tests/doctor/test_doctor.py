@@ -36,6 +36,7 @@ from hypocenter.doctor.report_parts import headline
 from hypocenter.errors import ErrorKind
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import (
+    Allocated,
     Answered,
     ArgumentDeclaration,
     Called,
@@ -54,11 +55,15 @@ from hypocenter.record.fault_record import FaultRecord
 from hypocenter.refusals import (
     AnyRefusal,
     EntryOutOfRange,
+    EntryRepeated,
     FieldOutOfRange,
     FreedTensor,
     GridAxisTooLong,
     RuntimeRefused,
     SharedMemory,
+    StateElsewhere,
+    StateOfAnother,
+    TableTooShort,
 )
 
 WIDTH = HEADS * DIM
@@ -794,6 +799,72 @@ def test_a_line_that_is_not_the_good_runs() -> None:
         4, "value = tl.load(x_ptr + row) / 2",
     )  # fmt: skip
     assert not diagnose(bad, good, without=(*NO_REPLAY, "good results")).roots
+
+
+def with_tables_of(bundle: Bundle, *digests: str) -> Bundle:
+    """The same run, which has seen what cos and sin hold when rms_norm first read them."""
+    run = Run()
+    tensors_of_decoder(run, cos={"owner": "model"}, sin={"owner": "model"})
+    launch = run.launch("rms_norm", {"x": "x", "out": "out", "cos": "cos", "sin": "sin"})
+    step(run, run.plan(launch))
+    [wrote] = bundle.statistics
+    seen = [
+        msgspec.structs.replace(wrote, tensor=run.tensors[name].id, digest=digest)
+        for name, digest in zip(("cos", "sin"), digests, strict=True)
+    ]
+    run.contracts |= bundle.contracts
+    return run.bundle(bundle.fault, statistics=(*seen, wrote))
+
+
+def test_a_table_that_holds_other_numbers_than_in_the_good_run() -> None:
+    good = with_tables_of(compared(1.0, "k:a"), "k:1", "k:2")
+    found = diagnose(with_tables_of(compared(1.0, "k:b"), "k:1", "k:3"), good, without=NO_REPLAY)
+    assert first(found) == (Cause.WRONG_ANSWER, "rms_norm", "sin")
+    assert found.roots[0].tensor == "sin"
+    assert found.roots[0].culprit is not None
+    assert found.roots[0].culprit.place.startswith("decoder.py:")
+    # Without an effect it is no cause.
+    same = with_tables_of(compared(1.0, "k:a"), "k:1", "k:3")
+    assert not diagnose(same, good, without=NO_REPLAY).roots
+    # Two that differ, of two makers: neither is blamed.
+    both = with_tables_of(compared(1.0, "k:b"), "k:4", "k:3")
+    assert not diagnose(both, good, without=NO_REPLAY).roots
+
+
+def test_tables_of_one_line_are_one_fact() -> None:
+    def of_one_line(bundle: Bundle) -> Bundle:
+        events = [
+            msgspec.structs.replace(
+                event, allocation=msgspec.structs.replace(event.allocation, site="tables.py:7")
+            )
+            if isinstance(event, Allocated) and event.allocation.name in ("cos", "sin")
+            else event
+            for event in bundle.events
+        ]
+        return msgspec.structs.replace(bundle, events=tuple(events))
+
+    good = of_one_line(with_tables_of(compared(1.0, "k:a"), "k:1", "k:2"))
+    bad = of_one_line(with_tables_of(compared(1.0, "k:b"), "k:4", "k:3"))
+    found = diagnose(bad, good, without=NO_REPLAY)
+    assert first(found) == (Cause.WRONG_ANSWER, "rms_norm", "cos")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "cause"),
+    [
+        (StateOfAnother(argument="state_slots", row=0, slot=1, owner=0, wanted=1),
+         Cause.STALE_SLOT),
+        (StateElsewhere(argument="state_slots", row=0, slot=1, num_tokens=3, position=4),
+         Cause.STALE_SLOT),
+        (EntryRepeated(argument="state_slots", entry=(1,), value=0), Cause.STALE_SLOT),
+        (TableTooShort(argument="block_tables", row=0, num_entries=1, num_needed=2),
+         Cause.BUFFER_TOO_SMALL),
+    ],
+)  # fmt: skip
+def test_a_refused_step_names_its_argument(refusal: AnyRefusal, cause: Cause) -> None:
+    found = diagnose(rejected(refusal, "step"), without=NO_REPLAY)
+    assert first(found) == (cause, "step", refusal.argument)
+    assert not diagnose(rejected(refusal, "step"), without=(*NO_REPLAY, "refusals")).roots
 
 
 def test_another_result_of_the_same_text_is_no_proof() -> None:

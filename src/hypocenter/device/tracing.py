@@ -1,5 +1,7 @@
 """Traced launches: after each one the figures of what it wrote, and contents where they went wrong.
 
+Of weights and tables it leaves figures, or a digest, when they are first read.
+
 Slow by design: each launch is waited for. What is written lies in the folder of the recorder.
 """
 
@@ -78,6 +80,8 @@ class Tracer:
         self._num_first = 0
         self._has_warned = False
         self._spoilt: dict[int, int] = {}  # tensor to what was wrong with it when last seen
+        self._known: set[int] = set()  # of the model's tensors those whose contents are told
+        recorder.catalogue.reads_parts = True
 
     def walk(
         self, launches: Sequence[tuple[int, Launch]], header: memoryview, place_word: int
@@ -97,6 +101,7 @@ class Tracer:
     ) -> None:
         counts = self._counts(launch)
         held = list(self._read_inputs(launch, changing))
+        self._look_at_model(launch, changing, place)
         for name, tensor in _written_tensors(launch):
             number = self._recorder.catalogue.tensor(tensor)
             if number not in self._spoilt and _num_live(launch, name, counts) is None:
@@ -130,6 +135,22 @@ class Tracer:
             if not self._has_warned:
                 self._has_warned = True
                 log.warning("this run is traced in part: %s", error.strerror or error)
+
+    def _look_at_model(self, launch: Launch, changing: set[int], place: Place) -> None:
+        """What weights and tables hold, when the first launch reads them."""
+        for tensor in launch.tensors.values():
+            if tensor.owner != "model" or tensor.allocation.id in changing:
+                continue
+            number = self._recorder.catalogue.tensor(tensor)
+            if number in self._known:
+                continue
+            self._known.add(number)
+            if hasattr(tensor.data, "parts"):
+                statistics = _figures_of_packed(tensor, place, number)
+            else:
+                statistics, _ = self._figures(launch, "", tensor, None, place)
+            if statistics is not None:
+                self._write(self._writer.statistics, statistics)
 
     def _read_too(self, launch: Launch, counts: Array | None, place: Place) -> None:
         """The figures of what a launch has read: was it wrong already?"""
@@ -207,6 +228,41 @@ def _read(tensor: Tensor, room: int) -> Array | None:
         return None
     steps = [stride * flat.itemsize for stride in tensor.strides]
     return np.array(np.lib.stride_tricks.as_strided(flat, tensor.shape, steps))
+
+
+def _figures_of_packed(tensor: Tensor, place: Place, number: int) -> Statistics | None:
+    """A packed weight by the digest of its arrays alone; None for what is too large to be read."""
+    allocation, digest = tensor.allocation, KeyedDigest()
+    parts = [part for part in tensor.data.parts if getattr(part, "nbytes", 0) or _is_placed(part)]
+    sizes = [part.num_bytes if _is_placed(part) else part.nbytes for part in parts]
+    if sum(sizes) > MAX_TENSOR_BYTES:
+        return None
+    for part, num_bytes in zip(parts, sizes, strict=True):
+        if not _is_placed(part):
+            digest.add(np.ascontiguousarray(part).tobytes())
+            continue
+        offset = part.address - allocation.address
+        view = Tensor("", "", DType.U8, (num_bytes,), (1,), offset, allocation, None)
+        data = copies.peek(view)
+        if data is None:
+            return None
+        digest.add(data.tobytes())
+    return Statistics(
+        place=place,
+        tensor=number,
+        digest=digest.text(),
+        low=0.0,
+        high=0.0,
+        mean=0.0,
+        rms=0.0,
+        num_nan=0,
+        num_inf=0,
+    )
+
+
+def _is_placed(part: Any) -> bool:
+    """Whether an array of a packed weight lies on a device."""
+    return hasattr(part, "address")
 
 
 def statistics_of(values: Array, dtype: DType, place: Place, tensor: int) -> tuple[Statistics, int]:

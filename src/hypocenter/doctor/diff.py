@@ -6,7 +6,7 @@ Compares records; runs nothing and needs neither Triton nor torch.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +15,8 @@ from hypocenter.device.offline.specimen import is_of_device
 from hypocenter.doctor.alignment import align, statistics_by_place, steps_of
 from hypocenter.doctor.difference import Answers, Compared, Difference, Pair, RunDiff
 from hypocenter.doctor.fact_text import (
+    around,
+    contents_text,
     dims_text,
     figures_text,
     first_element,
@@ -53,7 +55,7 @@ def rundiff(good: Bundle, bad: Bundle) -> RunDiff:
     return RunDiff(
         first.differences[:MAX_TOLD] if first else (),
         runs.compare_counts(),
-        tuple(_around(good, bad)),
+        tuple(around(good, bad)),
         tuple(runs.unseen),
         runs.answers(),
     )
@@ -353,7 +355,7 @@ class _Runs:
             facts = [differs("launch", "name", good.kernel, bad.kernel)]
             yield Pair(step=step, place=places[1], facts=tuple(facts))
             return
-        facts = list(self._facts(pair, differs))
+        facts = [*self._facts(pair, differs), *self._contents(places, pair, differs)]
         before = self.counts["statistics"]
         results = tuple(self._results(places, pair, differs))
         if facts or results:
@@ -411,18 +413,33 @@ class _Runs:
         room = allocation.num_bytes if allocation is not None else None
         return {**tensor_facts(tensor), "pointer": argument.value, "allocation bytes": room}
 
+    def _contents(
+        self,
+        places: tuple[Place, Place],
+        pair: tuple[LaunchRecord, LaunchRecord],
+        differs: Callable[..., Difference],
+    ) -> Iterator[Difference]:
+        """Weights and tables that hold other numbers, at the first launch that reads them."""
+        sides = self._sightings(places, pair, of_model=True)
+        for name in [name for name in sides[0] if name in sides[1]]:
+            one, other = sides[0][name], sides[1][name]
+            self.counts["arguments"] += 1
+            if not self._are_equal(one, other):
+                found = differs("contents", name, contents_text(one), contents_text(other))
+                tensor = self._name_of(self.bad, other.tensor)
+                yield msgspec.structs.replace(found, tensor=tensor)
+
+    def _are_equal(self, one: Statistics, other: Statistics) -> bool:
+        is_bitwise = self._is_same_device and are_comparable(one.digest, other.digest)
+        return one.digest == other.digest if is_bitwise else is_close(one, other)
+
     def _results(
         self,
         places: tuple[Place, Place],
         pair: tuple[LaunchRecord, LaunchRecord],
         differs: Callable[..., Difference],
     ) -> Iterator[Difference]:
-        sides = [
-            self._written_by(index, launch, of.get(place, ()))
-            for index, launch, of, place in zip(
-                (self.good, self.bad), pair, self._statistics, places, strict=True
-            )
-        ]
+        sides = self._sightings(places, pair, of_model=False)
         for name in [name for name in sides[0] if name in sides[1]]:
             one, other = sides[0][name], sides[1][name]
             tensor = self.bad.tensors.get(other.tensor)
@@ -434,8 +451,7 @@ class _Runs:
                     self.unseen.append(gap)
                 continue
             self.counts["statistics"] += 1
-            is_bitwise = self._is_same_device and are_comparable(one.digest, other.digest)
-            if one.digest == other.digest if is_bitwise else is_close(one, other):
+            if self._are_equal(one, other):
                 continue
             # Without a sketch nobody knows how far apart the elements are.
             is_exact = tensor is not None and tensor.dtype in _COUNTED
@@ -448,18 +464,30 @@ class _Runs:
                 and is_close(one, other),
             )
 
-    def _written_by(
-        self, index: BundleIndex, launch: LaunchRecord, seen: Iterable[Statistics]
-    ) -> dict[str, Statistics]:
-        """What a launch wrote, by its argument: a buffer may have another name in the other run."""
-        names: dict[int, str] = {}
-        for argument in (*launch.arguments, *launch.facts):  # a fact's name goes before
-            if argument.tensor is not None:
-                names[argument.tensor] = argument.name
-        return {
-            names.get(figures.tensor, self._name_of(index, figures.tensor)): figures
-            for figures in seen
-        }
+    def _sightings(
+        self,
+        places: tuple[Place, Place],
+        pair: tuple[LaunchRecord, LaunchRecord],
+        *,
+        of_model: bool,
+    ) -> list[dict[str, Statistics]]:
+        """What was seen of a launch's tensors: of the model's, or of all others.
+
+        By argument, for a buffer may have another name in the other run."""
+        found: list[dict[str, Statistics]] = []
+        indices = (self.good, self.bad)
+        for index, launch, of, place in zip(indices, pair, self._statistics, places, strict=True):
+            names: dict[int, str] = {}
+            for argument in (*launch.arguments, *launch.facts):  # a fact's name goes before
+                if argument.tensor is not None:
+                    names[argument.tensor] = argument.name
+            found.append({})
+            for figures in of.get(place, ()):
+                tensor = index.tensors.get(figures.tensor)
+                if (tensor is not None and tensor.owner == "model") is of_model:
+                    name = names.get(figures.tensor, self._name_of(index, figures.tensor))
+                    found[-1][name] = figures
+        return found
 
 
 # -- the runs ------------------------------------------------------------------------------------
@@ -470,24 +498,3 @@ def _parts(fact: Difference) -> bool:
     if fact.what == "request":
         return fact.subject == "count" or fact.subject.endswith(("first_position", "num_tokens"))
     return fact.what in ("prompt", "tokens", "end")
-
-
-def _around(good: Bundle, bad: Bundle) -> Iterator[str]:
-    if good.device != bad.device:
-        yield f"device: {good.device} in GOOD, {bad.device} in BAD"
-    texts = [
-        {
-            (s.file.rpartition("/")[2].partition(".")[0].partition("-")[0], s.function): s.id
-            for s in bundle.sources
-        }
-        for bundle in (good, bad)
-    ]
-    for key in sorted(texts[0]):
-        if texts[0][key] != texts[1].get(key, texts[0][key]):
-            yield f"source of {key[1]}: {texts[0][key][:12]} in GOOD, {texts[1][key][:12]} in BAD"
-    for what in ("packages", "environment"):
-        one, other = getattr(good, what), getattr(bad, what)
-        for name in sorted({*one, *other}):
-            # Where a run is recorded changes nothing.
-            if one.get(name) != other.get(name) and name != "HYPO_RUN_DIR":
-                yield f"{name}: {one.get(name)} in GOOD, {other.get(name)} in BAD"

@@ -16,7 +16,8 @@ from hypocenter.record.gap import Gap
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """One fact that differs.
 
-    `what` is launch, grid, option, argument, request, prompt, tokens, input, statistics or end.
+    `what` is launch, grid, option, argument, contents, request, prompt, tokens, input, statistics
+    or end; contents are those of a weight or a table.
     With prompt the runs were not given the same text, with tokens a request has got other ones;
     `good` and `bad` are digests of them then.
     `launch` counts within the step's plan; it and `kernel` are None for what belongs to a step.

@@ -136,12 +136,16 @@ def _explain(case: Case, root: RootCause) -> bool:
 def _sorted_roots(case: Case) -> _Sorted:
     """Proven causes, and what is only another sight of one before it.
 
-    Those that explain the symptom come first, and of them the earliest.
+    Those that explain the symptom come first, and of them the earliest. A number outside its range
+    says less than that it is not the step's.
     """
-    with_root = sorted(
-        (claim for claim in case.claims if claim.root),
-        key=lambda claim: (claim.root is not None and not _explain(case, claim.root), claim.seq),
-    )
+
+    def order(claim: Claim) -> tuple[bool, int, bool]:
+        assert claim.root is not None
+        is_range = claim.root.cause is Cause.BAD_SCALAR
+        return not _explain(case, claim.root), claim.seq, is_range
+
+    with_root = sorted((claim for claim in case.claims if claim.root), key=order)
     roots: list[RootCause] = []
     seen: set[int] = set()
     consequences = []

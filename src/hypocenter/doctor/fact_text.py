@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from hypocenter.dtypes import NUMPY_DTYPES
+from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Statistics, TensorRecord, Values
 
 #: Figures that are so close, in parts of the root mean square, are those of equal results: the
@@ -79,6 +80,12 @@ def figures_text(statistics: Statistics) -> str:
     return f"{text}, digest {digest[:12]}"
 
 
+def contents_text(figures: Statistics) -> str:
+    """Of a packed weight nothing is known but its digest."""
+    digest = figures.digest.rpartition(":")[2][:12]
+    return figures_text(figures) if figures.sketch else f"digest {digest}"
+
+
 def dims_text(shape: Sequence[int]) -> str:
     """`[3, 2]`."""
     return f"[{', '.join(map(str, shape))}]"
@@ -90,3 +97,25 @@ def short_text(value: object) -> str:
         value = dims_text(value)
     text = str(value)
     return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def around(good: Bundle, bad: Bundle) -> Iterator[str]:
+    """What differs beside the launches: sources, versions, variables."""
+    if good.device != bad.device:
+        yield f"device: {good.device} in GOOD, {bad.device} in BAD"
+    texts = [
+        {
+            (s.file.rpartition("/")[2].partition(".")[0].partition("-")[0], s.function): s.id
+            for s in bundle.sources
+        }
+        for bundle in (good, bad)
+    ]
+    for key in sorted(texts[0]):
+        if texts[0][key] != texts[1].get(key, texts[0][key]):
+            yield f"source of {key[1]}: {texts[0][key][:12]} in GOOD, {texts[1][key][:12]} in BAD"
+    for what in ("packages", "environment"):
+        one, other = getattr(good, what), getattr(bad, what)
+        for name in sorted({*one, *other}):
+            # Where a run is recorded changes nothing.
+            if one.get(name) != other.get(name) and name != "HYPO_RUN_DIR":
+                yield f"{name}: {one.get(name)} in GOOD, {other.get(name)} in BAD"

@@ -51,6 +51,8 @@ class Catalogue:
         self._bases: dict[tuple[str, int], int] = {}
         self._sources: set[str] = set()
         self._contracts: dict[tuple[str, Any], str] = {}
+        #: Whether the text of what CPU kernels call is written too, which takes long to be had.
+        self.reads_parts = False
 
     # -- memory ---------------------------------------------------------------------------------
 
@@ -218,7 +220,7 @@ class Catalogue:
         return self._contracts[kernel, contract]
 
     def _source(self, kernel: Any) -> str:
-        records: tuple[SourceRecord, ...] = sources_of(kernel)
+        records: tuple[SourceRecord, ...] = sources_of(kernel, self.reads_parts)
         for record in records:
             if record.id not in self._sources:
                 self._sources.add(record.id)
@@ -282,41 +284,42 @@ def _scalar(value: Any) -> ScalarValue:
 
 
 @functools.lru_cache(maxsize=1024)
-def sources_of(kernel: Any) -> tuple[SourceRecord, ...]:
+def sources_of(kernel: Any, with_parts: bool = False) -> tuple[SourceRecord, ...]:
     """The text of a Triton function or a compiled CPU kernel, and then of Triton's callees.
 
-    Empty when its text is not to be had. The `id` of a record is sha256 of its text.
+    `with_parts`: of what a CPU kernel calls, too. Empty when its text is not to be had. The `id` of
+    a record is sha256 of its text.
     """
-    found = _records(kernel, 0)
-    return tuple({record.id: record for record in found}.values())
+    known: dict[Any, SourceRecord] = {}
+    _find_records(kernel, 0, with_parts, known)
+    # Whoever calls comes before what it calls.
+    return tuple({record.id: record for record in reversed(known.values())}.values())
 
 
-def _records(kernel: Any, depth: int) -> list[SourceRecord]:
+def _find_records(kernel: Any, depth: int, with_parts: bool, known: dict[Any, SourceRecord]) -> str:
+    """The id of a function's record; what it calls is put into `known` before it."""
     function = _python_function(kernel)
-    if function is None:
-        return []
+    if function in known or function is None:
+        return known[function].id if function in known else ""
     try:
         lines, first_line = inspect.getsourcelines(function)
     except (OSError, TypeError):
-        return []
-    inner: list[SourceRecord] = []
+        return ""
     ids = []
     if depth < _MAX_DEPTH:
-        for callee in _callees(function):
-            records = _records(callee, depth + 1)
-            ids += [record.id for record in records[:1]]
-            inner += records
+        for callee in _callees(function, with_parts):
+            ids.append(_find_records(callee, depth + 1, with_parts, known))
     text = "".join(lines)
-    own = SourceRecord(
+    known[function] = SourceRecord(
         id=hashlib.sha256(text.encode()).hexdigest(),
         function=function.__name__,
         file=function.__code__.co_filename,
         first_line=max(first_line, 1),
         text=text,
-        callees=tuple(dict.fromkeys(ids)),
+        callees=tuple(dict.fromkeys(filter(None, ids))),
         constants=dict(_constants(function)),
     )
-    return [own, *inner]
+    return known[function].id
 
 
 def _python_function(kernel: Any) -> Any:
@@ -336,9 +339,10 @@ def _constants(function: Any) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _callees(function: Any) -> Iterator[Any]:
-    """The other Triton functions that a Triton function names."""
+def _callees(function: Any, with_parts: bool) -> Iterator[Any]:
+    """The other Triton functions that a Triton function names; numba's `with_parts`."""
     for name in function.__code__.co_names:
         value = function.__globals__.get(name)
-        if hasattr(value, "arg_names") and inspect.isfunction(getattr(value, "fn", None)):
+        is_triton = hasattr(value, "arg_names") and inspect.isfunction(getattr(value, "fn", None))
+        if is_triton or (with_parts and inspect.isfunction(getattr(value, "py_func", None))):
             yield value

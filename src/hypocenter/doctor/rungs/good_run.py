@@ -148,7 +148,7 @@ def _suspects(case: Case, good: Bundle, guilty: Pair, pairs: Sequence[Pair]) -> 
         for fact in guilty.facts
         if fact.key not in harmless and not (fact.is_renamed and _is_computed(case, use, fact))
     ]
-    own = _without_repetition(own)
+    own = _one_of_each_maker(case, use, _without_repetition(own))
     others = {source.function: source.text for source in good.sources}
     lines = changes(use.launch, case.sources, others) if use else []
     launches = [fact for fact in waiting if fact.what == "launch" and fact.kernel]
@@ -170,6 +170,25 @@ def _without_repetition(facts: list[Difference]) -> list[Difference]:
     if sorted(fact.good for fact in tensors) == sorted(fact.bad for fact in tensors):
         return [fact for fact in kept if fact not in tensors[1:]]
     return kept
+
+
+def _one_of_each_maker(
+    case: Case, use: LaunchMade | None, facts: list[Difference]
+) -> list[Difference]:
+    """Of weights and tables that hold other numbers one for each line that makes them.
+
+    One that is another tensor holds other numbers anyhow.
+    """
+    exchanged = {fact.subject for fact in facts if fact.what == "argument"}
+    kept: dict[object, Difference] = {}
+    for fact in facts:
+        if fact.what != "contents":
+            kept[fact.key] = fact
+        elif fact.subject not in exchanged:
+            tensor = case.tensor_of(use.launch, fact.subject) if use else None
+            memory = case.allocations.get(tensor.allocation) if tensor else None
+            kept.setdefault((memory.site or fact.key) if memory else fact.key, fact)
+    return list(kept.values())
 
 
 def _is_computed(case: Case, use: LaunchMade | None, fact: Difference) -> bool:
@@ -354,19 +373,28 @@ def _of_fact(
     made = own if is_launch and own is not None else use
     kernel = (fact.kernel if is_launch else None) or made.launch.kernel
     argument = fact.tensor or fact.subject or ("" if is_launch else "grid")
+    blames = Blame.UNKNOWN if fact.what == "input" else Blame.LAUNCH
     if is_launch and fact.bad == "absent":
         sentence, corrected = f"{kernel}: a launch of it is missing", f"a launch of {kernel}"
         fix = f"Launch {kernel} there, as the good run does"
     elif is_launch and fact.good == "absent":
         sentence = f"{kernel}: {made.where} is one that the good run has not"
         corrected, fix = f"{kernel} not launched there", f"Do not launch {kernel} there"
+    elif fact.what == "contents":
+        argument, blames = fact.subject, Blame.MAKER
+        sentence = (
+            f"{kernel}: {argument} ({fact.tensor}) holds other numbers than in the good run: "
+            f"{fact.bad}, and there {fact.good}"
+        )
+        corrected = f"{argument} as it was"
+        fix = f"Look at what reads {fact.tensor} from the file, or works it out, and packs it"
     else:
         sentence = f"{kernel}: {fact.subject or 'grid'} is {fact.bad}, in the good run {fact.good}"
         corrected = f"{fact.subject or 'grid'} = {fact.good}"
         fix = f"Pass {corrected} to {kernel}, as the good run does"
     root = RootCause(
         cause=Cause.WRONG_ANSWER,
-        blames=Blame.UNKNOWN if fact.what == "input" else Blame.LAUNCH,
+        blames=blames,
         sentence=sentence,
         fix=fix,
         proof=Proof(f"{fact.text}; {red}", corrected, test),
@@ -375,7 +403,9 @@ def _of_fact(
         tensor=_tensor(case, made.launch, argument),
         place=made.place,
     )
-    return proven(root, rung, evidence, "an equal result with that fact", made.seq)
+    held = case.tensor_of(made.launch, argument) if fact.what == "contents" else None
+    tensors = (held.id,) if held is not None else ()
+    return proven(root, rung, evidence, "an equal result with that fact", made.seq, tensors)
 
 
 def _use(case: Case, pair: Pair) -> LaunchMade | None:

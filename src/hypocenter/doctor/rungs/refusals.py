@@ -37,7 +37,10 @@ from hypocenter.refusals import (
     OutsideTensor,
     RuntimeRefused,
     SharedMemory,
+    StateElsewhere,
+    StateOfAnother,
     StillWritten,
+    TableTooShort,
     TooShort,
     WrongAxes,
     WrongScalar,
@@ -146,13 +149,38 @@ _NO_CODE = _Reading(
 
 def _of_index(refusal: AnyRefusal) -> _Reading | None:
     match refusal:
-        case EntryRepeated(argument="slots"):
+        case EntryRepeated(argument="slots" | "state_slots" as name):
+            whose = "token" if name == "slots" else "sequence"
             return _Reading(
                 Cause.STALE_SLOT,
-                "slots",
+                name,
                 "a slot of its own for each",
                 "the same check holds when no two slots are equal",
-                "Give every token of a step its slot",
+                f"Give every {whose} of a step its slot",
+            )
+        case StateOfAnother(argument=name, row=row, wanted=wanted):
+            return _Reading(
+                Cause.STALE_SLOT,
+                name,
+                f"{name}[{row}] = the slot that was left with the state of request {wanted}",
+                "the same check holds where the state in the slot is the request's own",
+                f"Pass {name} in the order of the requests, and give a slot to one at a time",
+            )
+        case StateElsewhere(argument=name, row=row, num_tokens=number, position=position):
+            return _Reading(
+                Cause.STALE_SLOT,
+                name,
+                f"a state of {position} tokens in {name}[{row}]",
+                f"the same check holds for a state of {position} tokens, and not of {number}",
+                "Run every token of a request once and in order, or begin it anew at position 0",
+            )
+        case TableTooShort(argument=name, num_entries=number, num_needed=needed):
+            return _Reading(
+                Cause.BUFFER_TOO_SMALL,
+                name,
+                f"{needed} entries a row",
+                f"the same check holds for {needed} entries, and not for {number}",
+                f"Give a sequence room in {name} for each of its blocks",
             )
         case EntryOutOfRange(argument=name, entry=entry, value=value, of=of, bound=bound):
             at = f"{name}[{', '.join(map(str, entry))}]"

@@ -1,0 +1,121 @@
+"""What a user runs when the engine misbehaves: a small model, some prompts, a few tokens.
+
+`python program.py RUN MODELS` generates as `RUNS` says, with the model of that name in the folder
+MODELS, and prints the token ids as JSON. It knows of no fault.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hypocenter import LLM, EngineConfig, SamplingParams
+
+GPU = "sim:h200"
+_SHORT = ((72, 105, 300),)
+_PAIR = ((72, 105, 300), (301, 90))
+_BEGINNING = tuple(range(40, 80))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Batches of prompts, one after the other; `sampling` of each prompt in turn."""
+
+    batches: tuple[tuple[tuple[int, ...], ...], ...] = (_SHORT,)
+    model: str = "lab-f32"
+    device: str = GPU
+    num_tokens: int = 3
+    sampling: tuple[dict[str, Any], ...] = ({},)
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+_DRAWN = {"temperature": 0.9, "top_k": 12, "repeat_penalty": 1.4, "frequency_penalty": 0.3}
+_BIASED = {"logit_bias": {0: 90.0, 97: -100.0}}
+
+
+def _biases(start: int, stop: int) -> tuple[dict[str, Any], ...]:
+    """Of two prompts, for as many tokens each."""
+    one = {"logit_bias": {token: 60.0 + token / 16 for token in range(start, stop)}}
+    return one, one
+
+
+_ON_CPU: dict[str, Any] = {"device": "cpu"}
+
+RUNS = {
+    "short": Run(),
+    "pair": Run((_PAIR,)),
+    "codes": Run(model="lab-q8_0"),
+    "drawn": Run((_PAIR,), sampling=(_DRAWN | {"seed": 7}, _DRAWN | {"seed": 8})),
+    "biased": Run(num_tokens=2, sampling=(_BIASED,)),
+    "longer lists": Run(
+        (_PAIR, _PAIR), num_tokens=2, sampling=(*_biases(100, 200), *_biases(200, 400))
+    ),
+    "allowed": Run(sampling=({"allowed_token_ids": tuple(range(67, 400, 5)), "min_tokens": 2},)),
+    "experts": Run((_PAIR,), model="qwen3moe", num_tokens=2),
+    "window": Run(
+        (((5, 6, 7, 8, 9) * 6,),), model="gpt-oss", num_tokens=2, config={"max_batch_tokens": 32}
+    ),
+    "states": Run((_SHORT, ((301, 90, 7, 8),)), model="qwen35", num_tokens=2),
+    "states pair": Run((_PAIR,), model="qwen35", num_tokens=2),
+    "full": Run(
+        ((tuple(range(40, 70)),),), num_tokens=3, config={"kv_tokens": 32, "max_batch_tokens": 16}
+    ),
+    "cpu": Run((_PAIR,), **_ON_CPU),
+    "cpu experts": Run((_PAIR,), model="qwen3moe", **_ON_CPU),
+    "cpu drawn": Run((_PAIR,), sampling=(_DRAWN | {"seed": 7}, _DRAWN | {"seed": 8}), **_ON_CPU),
+    "cpu long": Run(
+        ((_BEGINNING, (9, *_BEGINNING[::-1])),), config={"max_batch_tokens": 14}, **_ON_CPU
+    ),
+    "cpu turns": Run(
+        (
+            (_BEGINNING,),
+            ((*_BEGINNING[::-1], *_BEGINNING),),
+            ((*_BEGINNING[:16], *_BEGINNING[::-1][16:32], 99, 98, 97), (*_BEGINNING, 7)),
+        ),
+        num_tokens=8,
+        config={"max_batch_tokens": 64},
+        **_ON_CPU,
+    ),
+    "cpu shared": Run(
+        (
+            (_BEGINNING,),
+            ((*_BEGINNING, 5), (*_BEGINNING, 6), (300, *_BEGINNING[::-1])),
+        ),
+        sampling=({}, {"max_tokens": 2}, {"max_tokens": 40}, {"max_tokens": 60}),
+        config={"max_batch_tokens": 64, "kv_tokens": 144, "max_batch_requests": 4},
+        **_ON_CPU,
+    ),
+    "cpu crowded": Run(
+        ((_BEGINNING, (*_BEGINNING, 5), (300, *_BEGINNING), (301, *_BEGINNING)),),
+        num_tokens=40,
+        config={"max_batch_tokens": 32, "kv_tokens": 176, "max_batch_requests": 4},
+        **_ON_CPU,
+    ),
+}
+
+
+def generate(run: Run, models: Path) -> list[list[int]]:
+    """The token ids of each prompt of each batch."""
+    config: dict[str, Any] = {"context_length": 128, "max_batch_tokens": 4, "max_batch_requests": 2}
+    config |= run.config
+    with LLM(models / f"{run.model}.gguf", EngineConfig(device=run.device, **config)) as llm:
+        found: list[list[int]] = []
+        sampling = itertools.cycle(run.sampling)
+        for prompts in run.batches:
+            given = [
+                SamplingParams(
+                    **{"max_tokens": run.num_tokens, "ignore_eos": True, **next(sampling)}
+                )
+                for _ in prompts
+            ]
+            done = llm.generate([list(prompt) for prompt in prompts], given)
+            found += [list(one.token_ids) for one in done]
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps({"token_ids": generate(RUNS[sys.argv[1]], Path(sys.argv[2]))}))
