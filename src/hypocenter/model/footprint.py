@@ -208,25 +208,30 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
         return padded_rows(num_rows) * _F32_BYTES
     if info.name.endswith(_TAPS):
         return info.shape[1] * padded_rows(num_rows) * _F32_BYTES
-    parts: tuple[int, ...] = (num_rows,)
-    inner, num_layers = facts.input_width, facts.num_layers
     if info.name == "per_layer_token_embd.weight":
-        return num_layers * packed_bytes(info.dtype, num_rows, inner)
+        return facts.num_layers * packed_bytes(info.dtype, num_rows, facts.input_width)
+    return sum(
+        packed_bytes(info.dtype, count, info.shape[1]) for count in _parts(info, facts, num_rows)
+    )
+
+
+def _parts(info: TensorInfo, facts: Architecture, num_rows: int) -> tuple[int, ...]:
+    """Numbers of rows of the matrices into which this one is split."""
     if info.name == "per_layer_model_proj.weight":
-        parts = (inner,) * num_layers
+        return (facts.input_width,) * facts.num_layers
     is_halved = info.name.endswith(".attn_q.weight") and facts.family.gates_attention
     if is_halved or info.name.endswith(".ssm_ba.weight"):
-        parts = (num_rows // 2, num_rows // 2)
+        return num_rows // 2, num_rows // 2
     if info.name.endswith(".shortconv.in_proj.weight"):
-        parts = (num_rows // 3,) * 3
+        return (num_rows // 3,) * 3
     if info.name.endswith((".attn_qkv.weight", ".ffn_up.weight")):
         shape = facts.layers[int(info.name.split(".")[1])]
         if info.name.endswith(".attn_qkv.weight"):
             if facts.recurrence is None:
-                parts = (facts.num_heads * shape.head_dim, shape.kv_width, shape.kv_width)
+                return facts.num_heads * shape.head_dim, shape.kv_width, shape.kv_width
         elif facts.family.fused_gate_up:
-            parts = (shape.ffn_width, shape.ffn_width)
-    return sum(packed_bytes(info.dtype, count, info.shape[1]) for count in parts)
+            return shape.ffn_width, shape.ffn_width
+    return (num_rows,)
 
 
 def _latent_bytes(info: TensorInfo, facts: Architecture, latent: Latent) -> int:
