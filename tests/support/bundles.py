@@ -242,7 +242,7 @@ def decoder(run: Run, *, x_stride: int = HEADS * DIM, wide: bool = False) -> int
             {"k_cache": "k_cache", "v_cache": "v_cache", "q": "q", "out": "out",
              "block_tables": "block_tables", "sequence_rows": "sequence_rows",
              "positions": "positions", "counts": "counts", "num_heads": HEADS, "scale": 0.2,
-             "window": 0, "softcap": 0.0, "sinks": None},
+             "window": 0, "softcap": 0.0, "sinks": None, "value_dim": DIM},
         ),
     )  # fmt: skip
 

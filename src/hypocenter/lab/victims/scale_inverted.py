@@ -7,14 +7,14 @@ from typing import Any
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model import decoder
+from hypocenter.model import attending
 
 
 def plant(lab: Lab) -> None:
     def invert(original: Any, *given: Any, scale: float, **keywords: Any) -> None:
         original(*given, scale=1 / scale, **keywords)
 
-    lab.wrap(decoder, "attention", invert)
+    lab.wrap(attending, "attention", invert)
 
 
 VICTIM = Victim(

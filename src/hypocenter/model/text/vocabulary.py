@@ -71,13 +71,13 @@ _INFILL_TEXTS = {
     "fim_sep": "<|file_sep|>",
 }
 _INFILL_ENDS = ("fim_pad", "fim_rep", "fim_sep")
-# gpt-oss writes its channels with these, Gemma 4 channels and calls with the next ones, others put
+# gpt-oss writes its channels with these, Gemma 4 channels and calls with the next ones, Magistral
 # thoughts between the last: control tokens that are shown. llama.cpp would also read them in the
 # text of a user; we do not.
 _VISIBLE_TEXTS = (
     "<|channel|>", "<|message|>", "<|start|>", "<|constrain|>",
     "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<tool_response|>", '<|"|>',
-    "<think>", "</think>", "<seed:think>", "</seed:think>", "[THINK]", "[/THINK]",
+    "[THINK]", "[/THINK]",
 )  # fmt: skip
 # The format spells it "seperator".
 _ROLES = (
