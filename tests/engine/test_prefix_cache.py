@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_runner import FAULT_ID, POISON_ID, batches_of, expected_output, fake_engine
+from fake_runner import FAULT_ID, POISON_ID, batches_of, expected_output, fake_engine, finish
+from fake_runner import run as run_alone
 from kernel_launch import bits
 
 from hypocenter import LLM, EngineConfig, SamplingParams
@@ -22,22 +23,8 @@ PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
 CODE = "def read_lines(path):\n    with open(path) as file:\n        return file.read"
 
 
-def finish(engine: Engine, *requests: Request) -> int:
-    """Run them to their ends; how many tokens that took."""
-    for request in requests:
-        engine.submit(request)
-    num_tokens = 0
-    while ran := engine.step():
-        num_tokens += ran
-        engine.check_integrity()
-    assert all(request.done for request in requests)
-    return num_tokens
-
-
 def run(engine: Engine, prompt: list[int], params: SamplingParams = TEN, **more: Any) -> Request:
-    request = engine.request(prompt, params, **more)
-    finish(engine, request)
-    return request
+    return run_alone(engine, prompt, params, **more)
 
 
 def test_the_same_prompt_is_computed_once_but_for_its_last_block() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_runner import FAULT_ID, batches_of, expected_output, fake_engine
+from fake_runner import FAULT_ID, batches_of, expected_output, fake_engine, finish
+from fake_runner import run as run_alone
 from families import FamilyModel, make_family
 
 from hypocenter import LLM, EngineConfig, SamplingParams
@@ -24,22 +25,8 @@ TEN = SamplingParams(max_tokens=10, ignore_eos=True)
 PROMPT = [5 + number % 20 for number in range(30)]
 
 
-def finish(engine: Engine, *requests: Request) -> int:
-    """Run them to their ends; how many tokens that took."""
-    for request in requests:
-        engine.submit(request)
-    num_tokens = 0
-    while ran := engine.step():
-        num_tokens += ran
-        engine.check_integrity()
-    assert all(request.done for request in requests)
-    return num_tokens
-
-
-def run(engine: Engine, prompt: list[int], params: SamplingParams = TEN) -> Request:
-    request = engine.request(prompt, params)
-    finish(engine, request)
-    return request
+def run(engine: Engine, prompt: list[int], params: SamplingParams = TEN, **more: Any) -> Request:
+    return run_alone(engine, prompt, params, **more)
 
 
 def engine_of(num_checkpoints: int = 6, **sizes: Any) -> Engine:
@@ -73,6 +60,15 @@ def test_where_two_part_a_state_is_left_for_a_third() -> None:
     assert [request.num_cached for request in found] == [0, 0, 12]
     for request, rest in zip(found, rests, strict=True):
         assert request.output_ids == expected_output(stem + rest, TEN, 128, end=False)
+
+
+def test_where_two_part_a_long_prompt_still_leaves_its_end() -> None:
+    """Both lie in one chunk, which is cut between them."""
+    engine = engine_of(max_batch_tokens=64)
+    one = SamplingParams(max_tokens=1, ignore_eos=True)
+    prompts = [[*PROMPT[:13], *[40 + number] * 16] for number in range(3)]
+    cached = [run(engine, prompts[at], one).num_cached for at in (0, 1, 1, 2)]
+    assert cached == [0, 0, 20, 12]
 
 
 def test_of_an_answer_the_last_state_alone_is_kept() -> None:
@@ -242,6 +238,18 @@ def test_slots_of_checkpoints_are_counted() -> None:
     slots._blank.append(1)
     with pytest.raises(IntegrityError, match=r"there are 2 from 1 on"):
         slots.check_integrity({5}, {b"a": 0})
+
+
+def test_a_checkpoint_that_was_used_goes_after_one_that_was_not() -> None:
+    slots = StateSlots(2, 2)
+    slots.take(5)
+    for digests in ([b"a"], [b"a", b"b"]):
+        slots.reserve(5, 4 * len(digests), lasts=True)
+        slots.settle(5, digests, 4)
+    slots.take(6, b"a")
+    slots.give_back(6)
+    slots.reserve(5, 12, lasts=True)
+    assert (slots.has(b"a"), slots.has(b"b")) == (True, False)
 
 
 def test_what_is_begun_with_outlives_its_block() -> None:

@@ -6,6 +6,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,10 +14,12 @@ from repository import DEMO
 from served import serving
 from terminal import hypo_in_process
 
-from hypocenter import LLM
+from hypocenter import LLM, SamplingParams
 from hypocenter.errors import BadSetting, UsageError
 from hypocenter.harmony import Channels, Spoken, is_spoken_by
+from hypocenter.messages import Accepted
 from hypocenter.model.text.chat import ChatTemplate
+from hypocenter.server.generation import Generation
 from hypocenter.thoughts import Thoughts, apart, names, split, variables
 
 ANSWER = (
@@ -249,6 +252,26 @@ def test_a_chat_in_python_has_its_thoughts_apart() -> None:
         LLM(reasoning="on", chat_template="chatml", num_threads=1)
 
 
+def test_another_worker_goes_on_within_a_thought() -> None:
+    hello = [{"role": "user", "content": "hi"}]
+    with LLM(chat_template=THINKING, num_threads=1) as llm:
+        params = SamplingParams(grammar=HELD_THOUGHT, max_tokens=40, seed=1)
+        ids = llm.encode_chat(hello)
+        whole = llm.chat(hello, params)
+        for num in range(1, len(whole.token_ids)):
+            sent = whole.token_ids[:num]
+            apart = llm.apart(ids, params)
+            request = llm.engine.request(ids, params, output_ids=sent, apart=apart)
+            assert llm.engine.complete([request])[0] == msgspec.structs.replace(
+                whole, timings=request.timings(), route=llm.route()
+            ), num
+    generation = Generation(1, "x", params, messages=tuple(hello), template_variables={"a": 1})
+    assert generation.message().messages is not None
+    generation.take(Accepted(1, (5, 6)))
+    again = generation.message()
+    assert (again.is_chat, again.messages, again.prompt) == (True, None, (5, 6))
+
+
 def test_a_server_tells_templates_what_clients_ask_for(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "hi"}]
     body = {"messages": messages, "max_tokens": 4, "temperature": 0}
@@ -262,9 +285,13 @@ def test_a_server_tells_templates_what_clients_ask_for(tmp_path: Path) -> None:
         message = served.post("/v1/chat/completions", body | kwargs).json["choices"][0]["message"]
         assert message["content"] == ""
         assert message["reasoning_content"]
-        for effort, found in (("none", 200), ("high", 200), ("loud", 400)):
-            answer = served.post("/v1/chat/completions", body | {"reasoning_effort": effort})
-            assert answer.status == found, answer.json
+        begins = {"chat_template_kwargs": {"begins": True}}
+        for effort, thinks in (("none", False), ("high", True)):
+            asked_for = body | begins | {"reasoning_effort": effort}
+            answer = served.post("/v1/chat/completions", asked_for).json["choices"][0]["message"]
+            assert ("reasoning_content" in answer, bool(answer["content"])) == (thinks, not thinks)
+        loud = served.post("/v1/chat/completions", body | {"reasoning_effort": "loud"})
+        assert (loud.status, loud.json["error"]["param"]) == (400, "reasoning_effort")
         bad = served.post("/v1/chat/completions", body | {"chat_template_kwargs": {"loud": 1}})
         assert (bad.status, bad.json["error"]["type"]) == (400, "invalid_request_error")
         assert "has 'loud'" in bad.json["error"]["message"]

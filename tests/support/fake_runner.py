@@ -18,6 +18,7 @@ from hypocenter.config import SamplingParams
 from hypocenter.device import copies, memory
 from hypocenter.engine.batch import Batch, Chunk
 from hypocenter.engine.engine import Engine
+from hypocenter.engine.request import Request
 from hypocenter.engine.states.ledger import StateLedger, sequence_starts, spans_of
 from hypocenter.errors import BadLogits
 from hypocenter.kernels.sampling.draw import TokenChoice
@@ -201,3 +202,22 @@ def fake_engine(*, prefix_cache: bool = True, **sizes: Any) -> Engine:
 def batches_of(engine: Engine) -> list[Batch]:
     """Every batch that the engine's runner has run."""
     return cast(FakeRunner, engine.runner).batches
+
+
+def finish(engine: Engine, *requests: Request) -> int:
+    """Run them to their ends; how many tokens that took."""
+    for request in requests:
+        engine.submit(request)
+    num_tokens = 0
+    while ran := engine.step():
+        num_tokens += ran
+        engine.check_integrity()
+    assert all(request.done for request in requests)
+    return num_tokens
+
+
+def run(engine: Engine, prompt: list[int], params: SamplingParams, **more: Any) -> Request:
+    """Run a request alone to its end."""
+    request = engine.request(prompt, params, **more)
+    finish(engine, request)
+    return request
