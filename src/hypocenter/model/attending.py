@@ -3,11 +3,11 @@ that knows how many programs or threads share a token's keys."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 from hypocenter.device.plan import PlanBuilder, bucket
 from hypocenter.kernels.attention.attention import TileScratch, allocate_tile_scratch, attention
+from hypocenter.model.activations import Activations
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.step_buffers import KVPages, StepInputs
 from hypocenter.model.unfused import UnfusedAttention
@@ -60,22 +60,40 @@ class Attending:
             inputs = self._inputs
             self._unfused.measure(plan, inputs.sequence_rows, inputs.positions, inputs.counts)
 
-    def of_step(
-        self, num_tokens: int, num_logit_rows: int, num_sequences: int | None, keys: Tensor
-    ) -> Callable[..., None]:
-        """The attention of a step of that shape in layers that have pages like `keys`."""
+    def attend(
+        self,
+        num_tokens: int,
+        num_logit_rows: int,
+        num_sequences: int | None,
+        plan: PlanBuilder,
+        b: Activations,
+        keys: Tensor,
+        values: Tensor,
+        **settings: Any,
+    ) -> None:
+        """Append attention of b.q to these pages into b.attended, in a step of that shape.
+
+        `settings` are what layers differ in: those of `attention`.
+        """
+        facts, inputs = self._facts, self._inputs
+        rows = (inputs.block_tables, inputs.sequence_rows, inputs.positions)
+        operands = (b.q, keys, values, *rows, b.attended, inputs.counts)
         if self._unfused is not None:
-            return self._unfused.attend
+            self._unfused.attend(plan, *operands, scale=facts.attn_scale, **settings)
+            return
         # Tokens that are few, or (each wants logits) each of a sequence of its own, have many
         # programs share their keys; those of a prompt share programs.
         are_shared = num_tokens <= 8 or num_logit_rows >= num_tokens
         tiles = self._gpu_tiles.get(keys.shape) if are_shared else None
         if tiles is not None and num_tokens > tiles.values.shape[0]:
             tiles = None
-        return partial(
-            attention,
-            num_heads=self._facts.num_heads,
+        attention(
+            plan,
+            *operands,
+            scale=facts.attn_scale,
+            num_heads=facts.num_heads,
             num_sequences=num_sequences,
             partial=tiles,
             parts=self._cpu_tiles.get(keys.shape),
+            **settings,
         )

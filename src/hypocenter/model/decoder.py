@@ -124,7 +124,7 @@ class Decoder:
             self._linear(plan, b.x, *((w.projection, out, None) for w, out in products))
         self._attending.begin(plan)
         step = (num_tokens, num_logit_rows, num_sequences)
-        attend = partial(self._attending.of_step, *step)
+        attend = partial(self._attending.attend, *step)
         mixture = self._mixture and self._mixture.first(num_tokens)
         net = first_of(self._state_net, num_tokens, num_sequences)
         latent = self._latent and self._latent.first(num_tokens)
@@ -154,9 +154,9 @@ class Decoder:
         b: Activations,
         index: int,
         w: LayerWeights,
-        attend: Callable[[Tensor], Callable[..., None]],
+        attend: Callable[..., None],
     ) -> None:
-        facts, inputs, counts = self.facts, self.inputs, self.inputs.counts
+        facts = self.facts
         pairs = [(w.q, b.q, w.q_bias), (w.k, b.k, w.k_bias), (w.v, b.v, w.v_bias)]
         pairs.append((w.attn_gate, b.attn_gate, None))
         products = [(one, out, bias) for one, out, bias in pairs if one is not None]
@@ -175,17 +175,11 @@ class Decoder:
         keys, values = self.pages.keys[page], self.pages.values[page]
         self._heads.prepare(plan, b, index, w, keys, values)
         codes = None if w.attn_gate is not None else self._codes(b.q, w.attn_output)
-        attend(keys)(
+        attend(
             plan,
-            b.q,
+            b,
             keys,
             values,
-            inputs.block_tables,
-            inputs.sequence_rows,
-            inputs.positions,
-            b.attended,
-            counts,
-            scale=facts.attn_scale,
             window=facts.layers[index].window,
             softcap=facts.attn_softcap,
             codes=codes,
@@ -212,10 +206,10 @@ class Decoder:
         latent: LatentAttention,
         index: int,
         layer: LayerWeights,
-        attend: Callable[[Tensor], Callable[..., None]],
+        attend: Callable[..., None],
     ) -> None:
         """b.x += what attention makes of it whose cache holds latents."""
-        facts, inputs, w = self.facts, self.inputs, layer.latent
+        w = layer.latent
         assert w is not None
         read, made = self._norm(plan, b.x, Norm(layer.attn_norm), b.hidden, *w.read)
         self._linear(plan, read, *latent.products(w, b), ready=made)
@@ -223,21 +217,8 @@ class Decoder:
             self._linear(plan, latent.norm_queries(plan, w), (w.q_up, latent.heads, None))
         keys, values = self.pages.keys[index], self.pages.values[index]
         latent.prepare(plan, b, w, keys, values)
-        attend(keys)(
-            plan,
-            b.q,
-            keys,
-            values,
-            inputs.block_tables,
-            inputs.sequence_rows,
-            inputs.positions,
-            b.attended,
-            inputs.counts,
-            scale=facts.attn_scale,
-            window=0,
-            softcap=0.0,
-            value_dim=facts.layers[index].value_dim,
-        )
+        value_dim = self.facts.layers[index].value_dim
+        attend(plan, b, keys, values, window=0, softcap=0.0, value_dim=value_dim)
         expanded = latent.expand(plan, w, b.attended)
         self._into_residual(plan, b, expanded, w.output, None, None, ready=None)
 
