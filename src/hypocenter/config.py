@@ -16,7 +16,7 @@ from hypocenter.errors import BadSetting, UsageError
 from hypocenter.grammar_text import check_grammar, schema_text, with_text
 from hypocenter.synonyms import explain_unknown
 from hypocenter.tensor import DType
-from hypocenter.thoughts import REASONING
+from hypocenter.thoughts import REASONING, require_variables
 from hypocenter.token_settings import (
     MAX_ALLOWED_TOKENS,
     MAX_STOP_TOKENS,
@@ -252,9 +252,8 @@ class EngineConfig:
             _require_whole("kv_tokens", self.kv_tokens, 1, 1 << 28, also)
         _one_of("kv_dtype", self.kv_dtype, tuple(KV_DTYPES))
         _one_of("reasoning", self.reasoning, REASONING)
-        if not isinstance(self.chat_template_kwargs, dict | None):
-            given = self.chat_template_kwargs
-            raise BadSetting("chat_template_kwargs", given, "must be a dict", ", or None")
+        if self.chat_template_kwargs is not None:
+            require_variables(self.chat_template_kwargs)
         for name in ("tokenizer_pre", "chat_template"):
             if not isinstance(getattr(self, name), str | None):
                 raise BadSetting(name, getattr(self, name), "must be a text", ", or None")

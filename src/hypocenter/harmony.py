@@ -49,6 +49,8 @@ class Channels:
         #: That of the text that comes; None: the head of a message comes, or nothing yet.
         self._channel: str | None = None
         self._has_begun = False
+        #: It names no channel, so what looks like a mark is text.
+        self._is_plain = False
 
     def push(self, text: str) -> Spoken:
         """What `text` adds to each; what may be a part of a mark is held back."""
@@ -70,7 +72,12 @@ class Channels:
             if any(opening.startswith(self._held) for opening in _OPENINGS):
                 return False  # it may become one
             self._has_begun = True
-            self._channel = None if self._held.startswith(_OPENINGS) else _FINAL
+            self._is_plain = not self._held.startswith(_OPENINGS)
+            self._channel = _FINAL if self._is_plain else None
+        if self._is_plain:
+            parts.append((_FINAL, self._held))
+            self._held = ""
+            return False
         if self._channel is None:
             head, mark, rest = self._held.partition(_MESSAGE)
             if not mark:

@@ -7,11 +7,16 @@ the first of these, and the answer then begins within the thought.
 
 from __future__ import annotations
 
+import json
 import re
+import reprlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from hypocenter import harmony
-from hypocenter.errors import BadSetting
+from hypocenter.errors import BadSetting, UsageError
 from hypocenter.harmony import Spoken
 
 #: So much of a prompt's end tells whether it begins a thought.
@@ -33,9 +38,18 @@ _MARKS = (
 #: Variables by which templates switch thinking on and off, and by which they set how long it takes.
 _SWITCHES = ("enable_thinking", "thinking")
 _EFFORT = "reasoning_effort"
-_CODE = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
-_TEXT_IN_CODE = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
-_NAME = re.compile(r"(?<![.\w])[A-Za-z_]\w*", re.ASCII)
+_TEXT = r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\""
+#: Code in braces, in which a text may have braces; a comment, without group 1.
+_CODE = re.compile(r"\{#.*?#\}|\{([{%])((?:" + _TEXT + r"|.)*?)[%}]\}", re.DOTALL)
+_TEXT_IN_CODE = re.compile(_TEXT, re.DOTALL)
+#: No attribute, and not the name of an argument.
+_NAME = re.compile(r"(?<![.\w])[A-Za-z_]\w*(?!\w|\s*=(?!=))", re.ASCII)
+MAX_VARIABLE_BYTES = 64 << 10
+_VARIABLE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
+#: Variables that are set here.
+_OURS = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
+)
 #: `on` and `off` switch, the others also say how much.
 REASONING = ("auto", "on", "off", "minimal", "low", "medium", "high", "xhigh")
 #: OpenAI's words, of which "none" is `off`.
@@ -68,6 +82,11 @@ def apart(
             begins = prompt_end.rstrip().endswith(marks.begin) and not is_held_to_a_form
             return Thoughts(*marks, begins_within=begins)
     return None
+
+
+def marks_of_thoughts() -> list[str]:
+    """The texts that an answer must show for its thoughts to be found."""
+    return [mark for marks in _MARKS for mark in marks]
 
 
 def split(answer: str, using: AnswerReader) -> Spoken:
@@ -162,7 +181,7 @@ def variables(chat_template: str, reasoning: str) -> dict[str, Any]:
 
 def names(chat_template: str) -> set[str]:
     """The names in the code of a template: its variables, and others that do no harm here."""
-    code = " ".join(_CODE.findall(chat_template))
+    code = " ".join(found[2] for found in _CODE.finditer(chat_template) if found[1])
     return set(_NAME.findall(_TEXT_IN_CODE.sub("''", code)))
 
 
@@ -172,3 +191,23 @@ def _num_begun(text: str, mark: str) -> int:
         if text.endswith(mark[:num]):
             return num
     return 0
+
+
+def require_variables(variables: object) -> None:
+    """Raises UsageError for what cannot be variables of a template, whichever it is."""
+    field = "chat_template_kwargs"
+    if not isinstance(variables, Mapping):
+        raise UsageError(f"{field} is {reprlib.repr(variables)}, but must be a mapping")
+    for name in variables:
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name) or name in _OURS:
+            raise UsageError(
+                f"{field} has {reprlib.repr(name)}, but must have names of up to 64 letters, "
+                f"digits and '_' that are not {', '.join(sorted(_OURS))}"
+            )
+    try:
+        num_bytes = len(json.dumps(variables, ensure_ascii=False).encode())
+        msgspec.msgpack.encode(variables)  # as it goes to other processes
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise UsageError(f"{field} cannot be told to a template: {error}") from None
+    if num_bytes > MAX_VARIABLE_BYTES:
+        raise UsageError(f"{field} has {num_bytes} bytes, but may have {MAX_VARIABLE_BYTES}")

@@ -62,7 +62,9 @@ from hypocenter.refusals import (
     RuntimeRefused,
     SharedMemory,
     StateElsewhere,
+    StateInUse,
     StateOfAnother,
+    StateOfOtherTokens,
     TableTooShort,
 )
 
@@ -816,6 +818,38 @@ def with_tables_of(bundle: Bundle, *digests: str) -> Bundle:
     return run.bundle(bundle.fault, statistics=(*seen, wrote))
 
 
+def with_a_second_step(sin: str, second: str, text: str = PROMISE) -> Bundle:
+    """What sin holds is told in the first step, whose result is always the same."""
+    run = Run()
+    tensors_of_decoder(run, sin={"owner": "model"})
+    launch = run.launch("rms_norm", {"x": "x", "out": "out", "sin": "sin"}, source=text)
+    plan = run.plan(launch)
+    step(run, plan)
+    step(run, plan)
+    written = ArgumentDeclaration(name="out", dtypes=("F32",), shape="num_rows", access="write")
+    run.contracts["rms_norm"] = Declaration(kernel="rms_norm", arguments=(written,))
+
+    def seen(name: str, number: int, digest: str) -> Statistics:
+        return Statistics(
+            place=Place(number, plan, 0), tensor=run.tensors[name].id, digest=digest, low=0.0,
+            high=1.0, mean=0.5, rms=0.5, num_nan=0, num_inf=0,
+        )  # fmt: skip
+
+    figures = (seen("sin", 1, sin), seen("out", 1, "k:x"), seen("out", 2, second))
+    return run.bundle(FaultRecord(kind="differs", message=""), statistics=figures)
+
+
+def test_a_table_may_be_wrong_where_a_later_step_reads_it() -> None:
+    good = with_a_second_step("k:2", "k:a")
+    found = diagnose(with_a_second_step("k:3", "k:b"), good, without=NO_REPLAY)
+    assert first(found) == (Cause.WRONG_ANSWER, "rms_norm", "sin")
+    # A line that differs too is not blamed for it.
+    halved = PROMISE.replace("tl.load(x_ptr + row)", "tl.load(x_ptr + row) / 2")
+    assert halved != PROMISE
+    found = diagnose(with_a_second_step("k:3", "k:b", halved), good, without=NO_REPLAY)
+    assert not found.roots
+
+
 def test_a_table_that_holds_other_numbers_than_in_the_good_run() -> None:
     good = with_tables_of(compared(1.0, "k:a"), "k:1", "k:2")
     found = diagnose(with_tables_of(compared(1.0, "k:b"), "k:1", "k:3"), good, without=NO_REPLAY)
@@ -826,6 +860,21 @@ def test_a_table_that_holds_other_numbers_than_in_the_good_run() -> None:
     # Without an effect it is no cause.
     same = with_tables_of(compared(1.0, "k:a"), "k:1", "k:3")
     assert not diagnose(same, good, without=NO_REPLAY).roots
+    # Digests of other keys tell nothing of a weight that has no figures: that is said.
+    bundles = [with_tables_of(compared(1.0, "k:a"), "k:1", "k:2"),
+               with_tables_of(compared(1.0, "k:b"), "j:1", "j:3")]  # fmt: skip
+    bare, other = (
+        msgspec.structs.replace(
+            bundle,
+            statistics=(
+                *(msgspec.structs.replace(s, high=0.0, rms=0.0) for s in bundle.statistics[:2]),
+                *bundle.statistics[2:],
+            ),
+        )
+        for bundle in bundles
+    )
+    told = diagnose(other, bare, without=NO_REPLAY)
+    assert any("what sin holds" in str(gap) for gap in told.unseen)
     # Two that differ, of two makers: neither is blamed.
     both = with_tables_of(compared(1.0, "k:b"), "k:4", "k:3")
     assert not diagnose(both, good, without=NO_REPLAY).roots
@@ -857,6 +906,13 @@ def test_tables_of_one_line_are_one_fact() -> None:
         (StateElsewhere(argument="state_slots", row=0, slot=1, num_tokens=3, position=4),
          Cause.STALE_SLOT),
         (EntryRepeated(argument="state_slots", entry=(1,), value=0), Cause.STALE_SLOT),
+        (EntryRepeated(argument="checkpoint_slots", entry=(1,), value=0), Cause.STALE_SLOT),
+        (StateOfAnother(argument="state_sources", row=0, slot=4, owner=None, wanted=1),
+         Cause.STALE_SLOT),
+        (StateOfOtherTokens(argument="state_sources", row=0, slot=4, owner=0, digest="ab",
+                            wanted=2, wanted_digest="cd"), Cause.FOREIGN_STATE),
+        (StateInUse(argument="checkpoint_slots", row=0, slot=1, what="which is read"),
+         Cause.STALE_SLOT),
         (TableTooShort(argument="block_tables", row=0, num_entries=1, num_needed=2),
          Cause.BUFFER_TOO_SMALL),
     ],

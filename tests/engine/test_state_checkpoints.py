@@ -240,6 +240,18 @@ def test_slots_of_checkpoints_are_counted() -> None:
         slots.check_integrity({5}, {b"a": 0})
 
 
+def test_answers_that_run_leave_what_all_of_them_began_with() -> None:
+    engine = engine_of(3, num_blocks=64, max_batch_requests=8, max_batch_tokens=64)
+    stem = PROMPT[:20]
+    run(engine, [*stem, *[40] * 9])
+    run(engine, [*stem, *[41] * 9])
+    many = [
+        engine.request([*stem, 42 + n, *[43] * 8], replace(TEN, max_tokens=30)) for n in range(6)
+    ]
+    finish(engine, *many)
+    assert run(engine, [*stem, *[49] * 9]).num_cached == 20
+
+
 def test_a_checkpoint_that_was_used_goes_after_one_that_was_not() -> None:
     slots = StateSlots(2, 2)
     slots.take(5)

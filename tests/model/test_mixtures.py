@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from expert_model import EXPERT_WIDTH, NUM_EXPERTS, NUM_USED, WIDTH, write_experts
+from expert_model import (
+    EXPERT_WIDTH,
+    NUM_EXPERTS,
+    NUM_USED,
+    WIDTH,
+    write_experts,
+    write_with_factors,
+)
 from kernel_launch import bits
 from resident import resident_bytes
 
@@ -23,6 +30,7 @@ from hypocenter.model import weights as weights_module
 from hypocenter.model.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.tensor_check import check_tensors
+from hypocenter.model.tensor_reader import TensorReader
 from hypocenter.tensor import DType
 
 ROUTER = "blk.0.ffn_gate_inp.weight"
@@ -137,28 +145,47 @@ def test_a_scale_that_is_no_number_is_refused(
     )
 
 
+_HALVES = ("ffn_gate_exps", "ffn_up_exps")
+#: Gate and up as one tensor, in each layer.
+_JOINT: dict[str, tuple[int, ...] | None] = {
+    **{f"blk.{layer}.{name}.weight": None for layer in (0, 1) for name in _HALVES},
+    **{
+        f"blk.{layer}.ffn_gate_up_exps.weight": (NUM_EXPERTS, 2 * EXPERT_WIDTH, WIDTH)
+        for layer in (0, 1)
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("names", "shapes"),
+    [(("attn_q", *_HALVES, "ffn_down_exps"), {}), (("ffn_gate_up_exps",), _JOINT)],
+    ids=["apart", "joint"],
+)
 @pytest.mark.parametrize("device", ["cpu", "sim:mi300x"])
 @pytest.mark.tier("sim", fast=lambda case: case.device == "cpu")
-def test_factors_beside_weights_of_nvfp4(device: str, tmp_path: Path) -> None:
+def test_factors_beside_weights_of_nvfp4(
+    device: str, names: tuple[str, ...], shapes: dict[str, Any], tmp_path: Path
+) -> None:
     """Half of each weight with scales that are twice as large has the same bits."""
-    plain = write_experts(tmp_path / "plain.gguf", DType.NVFP4)
-    whose = ("attn_q", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-    counts = {f"blk.1.{name}": NUM_EXPERTS if "exps" in name else 1 for name in whose}
-    beside = {f"{name}.scale": (count,) for name, count in counts.items()}
-    beside["blk.1.attn_q.input_scale"] = (1,)
-    path = write_experts(tmp_path / "with.gguf", DType.NVFP4, shapes=beside)
-    data = np.fromfile(path, np.uint8)
-    with open_gguf(path) as file:
-        for name, count in counts.items():
-            weight, factor = file.tensors[f"{name}.weight"], file.tensors[f"{name}.scale"]
-            blocks = data[weight.offset : weight.offset + weight.num_bytes].reshape(-1, 36)
-            scales = blocks[:, :4]
-            scales[:] = np.where(scales < 8, 2 * scales, scales + 8)
-            data[factor.offset :][: 4 * count] = np.full(count, 0.5, np.float32).view(np.uint8)
-    data.tofile(path)
+    shapes = shapes | {"blk.1.attn_q.input_scale": (1,)}
+    plain = write_experts(tmp_path / "plain.gguf", DType.NVFP4, shapes=shapes)
+    path = write_with_factors(tmp_path / "with.gguf", names, shapes)
     runner, other = (new_runner(one, device=device) for one in (plain, path))
     ids = [5, 77, 300, 12, 8]
     assert (bits(logits(runner, ids)) == bits(logits(other, ids))).all()
+
+
+def test_numbers_of_a_weight_of_nvfp4_have_its_factor(tmp_path: Path) -> None:
+    plain = write_experts(tmp_path / "plain.gguf", DType.NVFP4)
+    path = write_with_factors(tmp_path / "with.gguf", ["attn_q", "ffn_up_exps"], {})
+    for name in ("attn_q", "ffn_up_exps"):
+        found = []
+        for one in (plain, path):
+            with open_gguf(one) as file:
+                reader = TensorReader(file, read_architecture(file), None)
+                shape = file.tensors[f"blk.1.{name}.weight"].shape
+                found.append(reader.numbers(f"blk.1.{name}.weight", shape))
+        np.testing.assert_array_equal(found[0], found[1])
 
 
 def test_a_factor_that_is_no_number_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from expert_model import write_experts
+from expert_model import write_experts, write_with_factors
 
 pytest.importorskip("triton")
 
@@ -92,6 +92,17 @@ def test_weights_of_a_file_that_is_another_now_are_not_taken(sharing: None, tmp_
         expected = llm.logits(PROMPT)
     with LLM(path, config, shared=kept) as llm:
         np.testing.assert_array_equal(llm.logits(PROMPT), expected)
+
+
+def test_a_factor_beside_a_weight_is_lent_with_it(sharing: None, tmp_path: Path) -> None:
+    plain = write_experts(tmp_path / "plain.gguf", DType.NVFP4)
+    path = write_with_factors(tmp_path / "with.gguf", ["attn_q", "ffn_up_exps"], {})
+    seen: list[tuple[object, ...]] = []
+    for one in (plain, path):
+        weight = lent(one).weights["blk.1.attn_q.weight 0"]
+        seen.append(tuple(part for part in weight.parts if isinstance(part, float)))
+    (first, *_), (second, *_) = seen
+    assert second == first, "twice the scales, by a factor of a half"
 
 
 def test_a_scale_that_is_no_number_is_not_lent(sharing: None, tmp_path: Path) -> None:

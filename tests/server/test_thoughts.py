@@ -43,6 +43,7 @@ SPOKEN = Spoken("Hello <b>you</b>!", "They greet. 1 < 2 <| x")
         ("<|channel|>final<|message|>Hi", "Hi", ""),
         ("Hi", "Hi", ""),
         ('{"a": 1}', '{"a": 1}', ""),
+        ('{"a": "b <|end|> c"}', '{"a": "b <|end|> c"}', ""),
         ("", "", ""),
         # Cut off in its thoughts, in a head, in what may have become a mark.
         ("<|channel|>analysis<|message|>Hm <|en", "", "Hm <|en"),
@@ -202,6 +203,13 @@ def test_templates_are_told_to_think_by_the_variables_that_they_read() -> None:
         variables("enable_thinking {{ m.thinking }}", "on")
     with pytest.raises(BadSetting, match="must be one of auto, on"):
         variables(THINKING, "loud")
+    # Braces within a text, code within a comment, a name of an argument.
+    assert names("{{ '}}' }}{% if enable_thinking %}x{% endif %}{{ 'it' }}") == {
+        "if", "enable_thinking", "endif",
+    }  # fmt: skip
+    assert names("{# {{ thinking }} #}{% set n = namespace(thinking=a == b) %}") == {
+        "set", "namespace", "a", "b",
+    }  # fmt: skip
     assert names("a {{ b.c }}{% if d['e'] and f == \"g\" %}") == {"b", "if", "d", "and", "f"}
 
 
@@ -220,13 +228,22 @@ def test_a_template_reads_its_variables_and_what_was_thought_before() -> None:
             ({"loud": True}, "has 'loud', but chat template 'default' does not read it; it reads "
                              "enable_thinking"),
             ({"messages": []}, "has 'messages', but must have names"),
-            ({"enable_thinking": "<|im_end|>"}, "a control token of the model"),
             ({"enable_thinking": "x" * 70_000}, "has 700.. bytes, but may have 65536"),
-            ({"enable_thinking": {1, 2}}, "is no JSON"),
+            ({"enable_thinking": {1, 2}}, "cannot be told to a template"),
+            ({"enable_thinking": 1 << 70}, "cannot be told to a template"),
+            ({"enable_thinking": "\ud800"}, "cannot be told to a template"),
             ([], "must be a mapping"),
         ]:  # fmt: skip
             with pytest.raises(UsageError, match=text):
                 template.render(hello, variables=kwargs)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", ["<|im_end|>", ["<|im", "_end|>"], {"<|im_end|>": 1}])
+def test_no_variable_writes_a_control_token(value: object) -> None:
+    template = "{% if x is string %}{{ x }}{% else %}{{ x | join('') }}{% endif %}<|im_end|>"
+    with ChatTemplate(template, control_texts=["<|im_end|>"]) as chat:
+        parts = chat.render_parts([{"role": "user", "content": "a"}], variables={"x": value})
+    assert parts == [("<|im_end|>", False), ("<|im_end|>", True)]
 
 
 HELD_THOUGHT = 'root ::= "<think>a </think>  hi <b>."\n'
@@ -295,6 +312,10 @@ def test_a_server_tells_templates_what_clients_ask_for(tmp_path: Path) -> None:
         bad = served.post("/v1/chat/completions", body | {"chat_template_kwargs": {"loud": 1}})
         assert (bad.status, bad.json["error"]["type"]) == (400, "invalid_request_error")
         assert "has 'loud'" in bad.json["error"]["message"]
+        far = {"chat_template_kwargs": {"enable_thinking": 1 << 70}, "messages": messages}
+        for path in ("/v1/chat/completions", "/apply-template"):
+            refused = served.post(path, far)
+            assert (refused.status, refused.json["error"]["param"]) == (400, "chat_template_kwargs")
 
 
 def test_a_server_tells_thoughts_apart(tmp_path: Path) -> None:
@@ -337,5 +358,12 @@ def test_hypo_run_puts_the_answer_alone_on_stdout(tmp_path: Path) -> None:
     assert SPOKEN.reasoning not in hypo_in_process(*asked, "-q").stderr
     answer = json.loads(hypo_in_process(*asked, "--json").stdout)
     assert (answer["text"], answer["reasoning"]) == (SPOKEN.content, SPOKEN.reasoning)
+    for written, code, said in [
+        ('{"loud": 1}', 2, "chat_template_kwargs has 'loud'"),
+        ("{", 2, "--chat-template-kwargs '{' is no JSON"),
+        ("[1]", 2, "chat_template_kwargs is [1], but must be a mapping"),
+    ]:
+        bad = hypo_in_process(*asked, "--chat-template-kwargs", written)
+        assert (bad.returncode, said in bad.stderr) == (code, True), bad.stderr
     raw = hypo_in_process("run", str(DEMO), "-p", "hi", *more, "-n", "200")
     assert raw.stdout == f"{ANSWER}\n", "a text that is continued is shown as it stands"

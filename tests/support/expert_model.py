@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 from kernel_launch import SCALE_FIELDS, random_rows
 
+from hypocenter.model.gguf.file import open_gguf
 from hypocenter.tensor import DType
 
 WIDTH, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 256, 4, 2, 64
@@ -65,6 +66,26 @@ def write_experts(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return path
+
+
+def write_with_factors(
+    path: Path, names: Sequence[str], shapes: Mapping[str, tuple[int, ...] | None]
+) -> Path:
+    """The model of NVFP4 that `write_experts` makes of `shapes`, but for these weights of layer 1,
+    whose scales are twice as large beside a factor of a half: the same numbers."""
+    counts = {f"blk.1.{name}": NUM_EXPERTS if "exps" in name else 1 for name in names}
+    beside = {f"{name}.scale": (count,) for name, count in counts.items()}
+    write_experts(path, DType.NVFP4, shapes={**shapes, **beside})
+    data = np.fromfile(path, np.uint8)
+    with open_gguf(path) as file:
+        for name, count in counts.items():
+            weight, factor = file.tensors[f"{name}.weight"], file.tensors[f"{name}.scale"]
+            blocks = data[weight.offset : weight.offset + weight.num_bytes].reshape(-1, 36)
+            scales = blocks[:, :4]
+            scales[:] = np.where(scales < 8, 2 * scales, scales + 8)
+            data[factor.offset :][: 4 * count] = np.full(count, 0.5, np.float32).view(np.uint8)
+    data.tofile(path)
     return path
 
 

@@ -15,12 +15,14 @@ from hypocenter.device.offline.specimen import is_of_device
 from hypocenter.doctor.alignment import align, statistics_by_place, steps_of
 from hypocenter.doctor.difference import Answers, Compared, Difference, Pair, RunDiff
 from hypocenter.doctor.fact_text import (
+    are_not_told,
     around,
     contents_text,
     dims_text,
     figures_text,
     first_element,
     is_close,
+    is_equal,
     only_differing,
     short_text,
     tensor_facts,
@@ -423,15 +425,14 @@ class _Runs:
         sides = self._sightings(places, pair, of_model=True)
         for name in [name for name in sides[0] if name in sides[1]]:
             one, other = sides[0][name], sides[1][name]
+            tensor = self._name_of(self.bad, other.tensor)
             self.counts["arguments"] += 1
-            if not self._are_equal(one, other):
+            if are_not_told(one, other, self._is_same_device):
+                why = "the two runs have digests of other keys, or ran on other devices"
+                self.unseen.append(Gap.not_examined(f"what {tensor} holds", why))
+            elif not is_equal(one, other, self._is_same_device):
                 found = differs("contents", name, contents_text(one), contents_text(other))
-                tensor = self._name_of(self.bad, other.tensor)
                 yield msgspec.structs.replace(found, tensor=tensor)
-
-    def _are_equal(self, one: Statistics, other: Statistics) -> bool:
-        is_bitwise = self._is_same_device and are_comparable(one.digest, other.digest)
-        return one.digest == other.digest if is_bitwise else is_close(one, other)
 
     def _results(
         self,
@@ -444,14 +445,13 @@ class _Runs:
             one, other = sides[0][name], sides[1][name]
             tensor = self.bad.tensors.get(other.tensor)
             if self._is_moved and tensor is not None and tensor.owner == "kv_cache":
-                gap = Gap.not_examined(
-                    "what the cache held", "tokens lie in other places of it than in GOOD"
-                )
+                why = "tokens lie in other places of it than in GOOD"
+                gap = Gap.not_examined("what the cache held", why)
                 if gap not in self.unseen:
                     self.unseen.append(gap)
                 continue
             self.counts["statistics"] += 1
-            if self._are_equal(one, other):
+            if is_equal(one, other, self._is_same_device):
                 continue
             # Without a sketch nobody knows how far apart the elements are.
             is_exact = tensor is not None and tensor.dtype in _COUNTED

@@ -11,6 +11,7 @@ import numpy as np
 from hypocenter.dtypes import NUMPY_DTYPES
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Statistics, TensorRecord, Values
+from hypocenter.record.keyed_digest import are_comparable
 
 #: Figures that are so close, in parts of the root mean square, are those of equal results: the
 #: order of a sum may differ. Without a sketch they say less.
@@ -63,6 +64,19 @@ def is_close(good: Statistics, bad: Statistics) -> bool:
         abs(getattr(good, name) - getattr(bad, name)) <= FIGURE_TOLERANCE * rms
         for name in ("low", "high", "mean", "rms")
     )
+
+
+def is_equal(good: Statistics, bad: Statistics, on_one_device: bool) -> bool:
+    """Whether two tensors are the same: to the bit where digests tell, or else as `is_close`."""
+    if on_one_device and are_comparable(good.digest, bad.digest):
+        return good.digest == bad.digest
+    return is_close(good, bad)
+
+
+def are_not_told(good: Statistics, bad: Statistics, on_one_device: bool) -> bool:
+    """Whether nothing is known of weights but digests that cannot be compared."""
+    is_bare = not bad.sketch and bad.low == bad.high == bad.rms == 0
+    return is_bare and not (on_one_device and are_comparable(good.digest, bad.digest))
 
 
 def figures_text(statistics: Statistics) -> str:

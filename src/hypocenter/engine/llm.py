@@ -39,11 +39,11 @@ from hypocenter.errors import BadSetting, UsageError
 from hypocenter.messages import KeptWeights
 from hypocenter.model.from_name import file_of
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.text.chat import ChatTemplate, load_chat_template, require_variables
+from hypocenter.model.text.chat import ChatTemplate, load_chat_template
 from hypocenter.model.text.tokenizer import Tokenizer, load_tokenizer
 from hypocenter.results import Completion, Delta, Route
 from hypocenter.synonyms import explain_unknown
-from hypocenter.thoughts import PROMPT_END_CHARS, AnswerReader, apart, variables
+from hypocenter.thoughts import PROMPT_END_CHARS, AnswerReader, apart, require_variables, variables
 
 #: Answers to one prompt in one call.
 MAX_SAMPLES = 4096

@@ -218,7 +218,9 @@ class Decoder:
         keys, values = self.pages.keys[index], self.pages.values[index]
         latent.prepare(plan, b, w, keys, values)
         value_dim = self.facts.layers[index].value_dim
-        attend(plan, b, keys, values, window=0, softcap=0.0, value_dim=value_dim)
+        attend(
+            plan, b, keys, values, window=0, softcap=self.facts.attn_softcap, value_dim=value_dim
+        )
         expanded = latent.expand(plan, w, b.attended)
         self._into_residual(plan, b, expanded, w.output, None, None, ready=None)
 

@@ -104,6 +104,8 @@ class TensorReader:
         raw = self.file.raw(name).reshape(-1, dtype.num_bytes(num_columns))
         self._refuse_reserved(name, raw, dtype)
         values = np.array(dequantise(raw, dtype, num_columns)).reshape(shape)
+        if (factors := self._factors(name)) is not None:
+            values = values * factors.reshape(-1, *(1,) * (len(shape) - 1))
         self.file.let_go(name)
         return values
 
@@ -138,7 +140,8 @@ class TensorReader:
         scale = self._scale_of(name) if info.dtype is DType.NVFP4 else None
         if scale is None:
             return None
-        factors = self.values(scale, _lead(info.shape))
+        # Read in any case: who lends weights looks at all other tensors only.
+        factors = TensorReader.values(self, scale, _lead(info.shape))
         if not np.isfinite(factors).all():
             place = int(np.flatnonzero(~np.isfinite(factors))[0])
             limit = "a weight cannot be multiplied by it; download the file again"

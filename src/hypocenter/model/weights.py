@@ -15,7 +15,6 @@ from hypocenter.device.lending import Borrower
 from hypocenter.dtypes import Array
 from hypocenter.kernels.linear.linear_gate import may_join
 from hypocenter.kernels.weights import packing
-from hypocenter.kernels.weights.block_types import dequantise
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.messages import KeptWeights, SharedWeight
 from hypocenter.model.architecture import Architecture
@@ -372,7 +371,7 @@ class Loader(TensorReader):
             dtype,
             width,
             kept=partial(self.kept.find, both),
-            factors=[self._factors(name) for name in names],
+            factors=[self._factors(name) for name in names for _ in rows],
         )
         self.kept.keep(both, packed.parts)
         for name in names:
@@ -416,8 +415,7 @@ class Loader(TensorReader):
     def _router(self, prefix: str, experts: Experts) -> Tensor:
         """Its rows, and behind them that of the shared expert's gate, as F32 whatever they are."""
         width, name = self.facts.width, f"{prefix}ffn_gate_inp.weight"
-        (raw,) = self._rows(name, (experts.choice.num_experts,), width)
-        rows = [dequantise(raw, self.file.tensors[name].dtype, width)]
+        rows = [self.numbers(name, (experts.choice.num_experts, width))]
         if experts.choice.has_gate:
             rows.append(self.values(f"{prefix}ffn_gate_inp_shexp.weight", (width,))[None])
         values = np.ascontiguousarray(np.concatenate(rows), np.float32)

@@ -19,7 +19,7 @@ from hypocenter.config import MAX_LOGPROBS, SamplingParams
 from hypocenter.errors import BadSetting, ContextOverflow, UsageError
 from hypocenter.messages import NO_REQUEST, Failed, ServedModel
 from hypocenter.server.api_error import ApiError, error_of
-from hypocenter.thoughts import EFFORTS, apart, variables
+from hypocenter.thoughts import EFFORTS, apart, require_variables, variables
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 512
@@ -244,7 +244,16 @@ def template_variables(body: ChatBody, chat_template: str) -> dict[str, Any] | N
             raise ApiError(
                 400, f"reasoning_effort is {effort!r}, but {error.limit}", param="reasoning_effort"
             ) from error
-    return told | (body.chat_template_kwargs or {}) or None
+    return told | checked_variables(body.chat_template_kwargs) or None
+
+
+def checked_variables(given: dict[str, Any] | None) -> dict[str, Any]:
+    """Variables of a template as they can be told to a worker. Raises ApiError."""
+    try:
+        require_variables(given or {})
+    except UsageError as error:
+        raise ApiError(400, str(error), param="chat_template_kwargs") from error
+    return given or {}
 
 
 def num_choices(body: CompletionBody | ChatBody) -> int:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from hypocenter.package import version
 from hypocenter.server import answers
 from hypocenter.server.api_error import ApiError, json_response
-from hypocenter.server.fields import TokenId, decode, messages_of
+from hypocenter.server.fields import TokenId, checked_variables, decode, messages_of
 from hypocenter.server.routes import (
     STEP_SECONDS,
     Service,
@@ -162,7 +162,7 @@ async def apply_template(request: Request) -> Response:
     told = await ask_worker(
         service_of(request),
         messages=messages_of(body.messages),
-        template_variables=body.chat_template_kwargs,
+        template_variables=checked_variables(body.chat_template_kwargs),
     )
     return json_response(answers.FilledTemplate(told.text, told.token_ids))
 

@@ -150,6 +150,18 @@ def test_marks_of_channels_are_shown_and_no_text_of_a_user_makes_them(tmp_path: 
     assert IDS["<turn|>"] in tokenizer.end_ids
 
 
+def test_control_tokens_that_mark_thoughts_are_shown(tmp_path: Path) -> None:
+    known = _vocabulary()
+    for text in ("<think>", "</think>"):
+        known["tokens"].append(text)
+        known["kinds"].append(3)
+    ids = {text: index for index, text in enumerate(known["tokens"])}
+    tokenizer = _load(tmp_path, **known)
+    marks = [ids["<think>"], ids["</think>"]]
+    assert tokenizer.decode([*marks, ids["<turn|>"]]) == "<think></think>"
+    assert not {*marks} & {*tokenizer.encode("<think></think>")}
+
+
 def test_bos_begins_every_text_whatever_the_file_says(tmp_path: Path) -> None:
     assert _load(tmp_path, extra={"tokenizer.ggml.add_bos_token": False}).add_bos
     with pytest.raises(BadModelFile, match="bos_token_id"):

@@ -402,6 +402,9 @@ def test_most_messages_and_most_text_that_are_allowed() -> None:
         text = "x" * (MAX_TEXT_BYTES // MAX_MESSAGES)
         messages = [{"role": "user", "content": text}] * MAX_MESSAGES
         assert len(template.render(messages)) == MAX_TEXT_BYTES
+        thought = {**messages[0], "reasoning_content": "x"}
+        with pytest.raises(UsageError, match="more than 16777216 bytes of text"):
+            template.render([*messages[1:], thought])
 
 
 def test_template_source_is_bounded() -> None:

@@ -139,7 +139,8 @@ def _suspects(case: Case, good: Bundle, guilty: Pair, pairs: Sequence[Pair]) -> 
     waiting: list[Difference] = []
     for pair in pairs[:-1]:
         if pair.step != guilty.step or (pair.place is not None and pair.num_results):
-            harmless |= {fact.key: fact for fact in pair.facts}
+            # What a table holds is told when it is first read, and may matter in a later step.
+            harmless |= {fact.key: fact for fact in pair.facts if fact.what != "contents"}
         else:
             waiting += pair.facts
     waiting = [fact for fact in waiting if fact.key not in harmless]
@@ -147,6 +148,12 @@ def _suspects(case: Case, good: Bundle, guilty: Pair, pairs: Sequence[Pair]) -> 
         fact
         for fact in guilty.facts
         if fact.key not in harmless and not (fact.is_renamed and _is_computed(case, use, fact))
+    ]
+    own += [
+        fact
+        for pair in pairs[:-1]
+        for fact in pair.facts
+        if fact.what == "contents" and fact.tensor in read
     ]
     own = _one_of_each_maker(case, use, _without_repetition(own))
     others = {source.function: source.text for source in good.sources}

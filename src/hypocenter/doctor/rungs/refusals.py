@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.causes import Cause, index_cause
+from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.rungs.refusal_readings import NO_CODE, reading_of
 from hypocenter.doctor.rungs.runtime_refusals import (
     has_told_no_code,
     is_of_runtime,
@@ -16,50 +17,9 @@ from hypocenter.doctor.rungs.runtime_refusals import (
 )
 from hypocenter.errors import ErrorKind
 from hypocenter.record.events import Called, Rejected
-from hypocenter.refusals import (
-    AnyRefusal,
-    BatchSize,
-    BlockThreads,
-    EntryOutOfRange,
-    EntryRepeated,
-    FieldOutOfRange,
-    FreedTensor,
-    GridAxisTooLong,
-    GridEmpty,
-    GridProduct,
-    GridThreads,
-    HostArgument,
-    MemoryElsewhere,
-    Misaligned,
-    NotCompiled,
-    Null,
-    OnOtherDevice,
-    OutsideTensor,
-    RuntimeRefused,
-    SharedMemory,
-    StateElsewhere,
-    StateOfAnother,
-    StillWritten,
-    TableTooShort,
-    TooShort,
-    WrongAxes,
-    WrongScalar,
-    WrongStrides,
-    WrongType,
-)
+from hypocenter.refusals import FieldOutOfRange
 
 NAME = "refusals"
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """What a refusal blames, the fact put right with which it would not have been, and the fix."""
-
-    cause: Cause
-    argument: str | None
-    corrected: str
-    green: str
-    fix: str
 
 
 def refusals(case: Case) -> list[Claim]:
@@ -83,7 +43,7 @@ def refusals(case: Case) -> list[Claim]:
 def _claim_of(event: Rejected) -> Claim | None:
     if isinstance(event.refusal, FieldOutOfRange):
         return _claim_of_field(event.refusal)
-    reading = _reading(event.refusal, event.tensor)
+    reading = reading_of(event.refusal, event.tensor)
     if reading is None:
         return None
     root = RootCause(
@@ -113,226 +73,6 @@ def _claim_of_field(refusal: FieldOutOfRange) -> Claim:
         ),
     )
     return proven(root, NAME, (), "a value inside the range")
-
-
-def _reading(refusal: AnyRefusal, copied: str) -> _Reading | None:
-    """What a refusal blames; `copied` is the tensor of a refused copy. None for what it does not
-    tell by itself."""
-    name = refusal.argument or copied
-    for reading in (_of_index(refusal), _of_grid(refusal), _of_tensor(refusal, name)):
-        if reading is not None:
-            return reading
-    match refusal:
-        case WrongScalar(value=value, limit=limit):
-            return _Reading(
-                Cause.BAD_SCALAR,
-                name,
-                f"a {name} that holds: {limit}",
-                f"the same check holds for it, and not for {value}",
-                f"Pass a {name} for which this holds: {limit}",
-            )
-        case RuntimeRefused(is_no_code=True):
-            return _NO_CODE
-        case NotCompiled(reasons=reasons):
-            return next(filter(None, (_reading(reason, copied) for reason in reasons)), None)
-    return None
-
-
-_NO_CODE = _Reading(
-    Cause.NO_CODE_OBJECT,
-    None,
-    "code for this architecture",
-    "a kernel with code for the architecture is loaded: others of this run were",
-    "Build the kernel for the architecture of this GPU too",
-)
-
-
-def _of_index(refusal: AnyRefusal) -> _Reading | None:
-    match refusal:
-        case EntryRepeated(argument="slots" | "state_slots" as name):
-            whose = "token" if name == "slots" else "sequence"
-            return _Reading(
-                Cause.STALE_SLOT,
-                name,
-                "a slot of its own for each",
-                "the same check holds when no two slots are equal",
-                f"Give every {whose} of a step its slot",
-            )
-        case StateOfAnother(argument=name, row=row, wanted=wanted):
-            return _Reading(
-                Cause.STALE_SLOT,
-                name,
-                f"{name}[{row}] = the slot that was left with the state of request {wanted}",
-                "the same check holds where the state in the slot is the request's own",
-                f"Pass {name} in the order of the requests, and give a slot to one at a time",
-            )
-        case StateElsewhere(argument=name, row=row, num_tokens=number, position=position):
-            return _Reading(
-                Cause.STALE_SLOT,
-                name,
-                f"a state of {position} tokens in {name}[{row}]",
-                f"the same check holds for a state of {position} tokens, and not of {number}",
-                "Run every token of a request once and in order, or begin it anew at position 0",
-            )
-        case TableTooShort(argument=name, num_entries=number, num_needed=needed):
-            return _Reading(
-                Cause.BUFFER_TOO_SMALL,
-                name,
-                f"{needed} entries a row",
-                f"the same check holds for {needed} entries, and not for {number}",
-                f"Give a sequence room in {name} for each of its blocks",
-            )
-        case EntryOutOfRange(argument=name, entry=entry, value=value, of=of, bound=bound):
-            at = f"{name}[{', '.join(map(str, entry))}]"
-            better = min(max(value, 0), bound - 1)
-            return _Reading(
-                index_cause(value, name),
-                name,
-                f"{at} = {better}",
-                f"the same check, 0 <= {at} < {bound}, holds for {better} and not for {value}",
-                f"Keep {name} inside 0 to {bound - 1}: {of} has {bound} entries",
-            )
-    return None
-
-
-def _of_grid(refusal: AnyRefusal) -> _Reading | None:
-    def of_limit(cause: Cause, name: str | None, value: int, limit: int, fix: str) -> _Reading:
-        return _Reading(
-            cause,
-            name,
-            f"{limit} instead of {value}",
-            f"the same check holds for {limit} and not for {value}",
-            fix,
-        )
-
-    match refusal:
-        case GridEmpty(size=size):
-            fix = "Do not launch for an empty batch"
-            return of_limit(Cause.EMPTY_LAUNCH, "grid", size, 1, fix)
-        case BatchSize(num_tokens=0):
-            fix = "Do not run a step for an empty batch"
-            return of_limit(Cause.EMPTY_LAUNCH, "grid", 0, 1, fix)
-        case GridAxisTooLong(size=size, limit=limit):
-            fix = f"Keep the grid at or below {limit} along that axis"
-            return of_limit(Cause.GRID_LIMIT, "grid", size, limit, fix)
-        case GridProduct(num_programs=number, limit=limit):
-            fix = f"Split the launch into parts of at most {limit} programs"
-            return of_limit(Cause.GRID_PRODUCT, "grid", number, limit, fix)
-        case GridThreads(num_threads=number, limit=limit):
-            fix = "Use a second grid axis, or fewer warps"
-            return of_limit(Cause.GRID_LIMIT, "grid", number, limit, fix)
-        case BlockThreads(num_threads=number, limit=limit) if number > limit:
-            fix = f"Launch with fewer warps: {limit} threads fit a block, {number} were asked for"
-            return of_limit(Cause.THREAD_LIMIT, "num_warps", number, limit, fix)
-        case SharedMemory(num_bytes=number, limit=limit):
-            fix = f"Use smaller tiles or fewer stages, so that {limit} bytes are enough"
-            return of_limit(Cause.SHARED_MEMORY, None, number, limit, fix)
-    return None
-
-
-def _of_tensor(refusal: AnyRefusal, name: str) -> _Reading | None:
-    def elsewhere(cause: Cause, where: str, was: str, fix: str) -> _Reading:
-        not_was = f", and not {was}" if was else ""
-        return _Reading(
-            cause,
-            name,
-            f"{name} {where}",
-            f"the same check holds with {name} {where}{not_was}",
-            fix,
-        )
-
-    def remade(cause: Cause, what: str, fix: str, was: str = "") -> _Reading:
-        not_was = f", and not as {was}" if was else ""
-        return _Reading(
-            cause,
-            name,
-            f"{name} as {what}",
-            f"the same check holds for {name} as {what}{not_was}",
-            fix,
-        )
-
-    match refusal:
-        case Null():
-            return _Reading(
-                Cause.NULL_POINTER,
-                name,
-                f"a tensor for {name}",
-                "the same check holds for any tensor there",
-                f"Pass a tensor for {name}, or do not launch",
-            )
-        case WrongType(dtype=dtype, read_as=(wanted, *_)):
-            return remade(Cause.DTYPE_WIDTH, wanted, f"Make {name} with dtype {wanted}", dtype)
-        case FreedTensor(site=site):
-            return _Reading(
-                Cause.USE_AFTER_FREE,
-                name,
-                f"{name} not freed",
-                f"the same check holds for {name} while it is not freed",
-                f"Keep {name} until its last use has ended (it was freed at {site})",
-            )
-        case HostArgument():
-            return _Reading(
-                Cause.HOST_POINTER,
-                name,
-                f"{name} on the device",
-                "the same check holds for an address of the device",
-                f"Copy {name} to the device and pass that",
-            )
-        case OnOtherDevice(device=device, others=others):
-            is_host = device == "cpu"
-            return elsewhere(
-                Cause.HOST_POINTER if is_host else Cause.WRONG_DEVICE,
-                f"on {others}",
-                "" if is_host else f"on {device}",
-                f"Copy {name} to {others} and pass the copy",
-            )
-        case MemoryElsewhere(device=device, address=address):
-            return _Reading(
-                Cause.WRONG_DEVICE,
-                name,
-                f"{name} in memory of {device}",
-                f"the same check holds for an address of {device}",
-                f"Copy {name} by the device that it was allocated on: {address:#x} is not "
-                f"{device}'s",
-            )
-        case StillWritten(writer=writer):
-            return _Reading(
-                Cause.MISSING_WAIT,
-                name,
-                f"a wait for {writer}",
-                f"the same check holds when {writer} has been waited for",
-                f"Record an event behind {writer} and wait for it before {name} is copied",
-            )
-        case OutsideTensor(what="rows", num_asked=asked, num_there=there):
-            return _Reading(
-                Cause.BUFFER_TOO_SMALL,
-                name,
-                f"{there} instead of {asked}",
-                f"the same check holds for {there} and not for {asked}",
-                f"Copy at most {there} rows of {name}",
-            )
-        case TooShort(end_bytes=end, num_bytes=there):
-            return _Reading(
-                Cause.BUFFER_TOO_SMALL,
-                name,
-                f"{end} instead of {there}",
-                f"the same check holds for {end} and not for {there}",
-                f"Allocate {end} bytes for {name}, not {there}",
-            )
-        case Misaligned(alignment_bytes=alignment):
-            where = f"at a multiple of {alignment} bytes"
-            return _Reading(
-                Cause.MISALIGNMENT,
-                name,
-                f"{name} {where}",
-                f"the same check holds {where}",
-                f"Begin {name} {where}",
-            )
-        case WrongStrides(limit=limit):
-            return remade(Cause.WRONG_STRIDE, limit, f"Pass {name} so that it holds: {limit}")
-        case WrongAxes(axes=axes):
-            return remade(Cause.WRONG_STRIDE, f"[{axes}]", f"Pass {name} as [{axes}]")
-    return None
 
 
 # -- calls ----------------------------------------------------------------------------------------
@@ -436,11 +176,11 @@ def _of_outcome(event: Called) -> Claim | None:
         return None
     kernel = _bare_name(event.kernel) or event.call
     root = RootCause(
-        cause=_NO_CODE.cause,
+        cause=NO_CODE.cause,
         sentence=f"{kernel}: {event.outcome}",
-        fix=_NO_CODE.fix,
+        fix=NO_CODE.fix,
         kernel=kernel,
-        proof=Proof(f"{kernel} was refused: {event.outcome}", _NO_CODE.corrected, _NO_CODE.green),
+        proof=Proof(f"{kernel} was refused: {event.outcome}", NO_CODE.corrected, NO_CODE.green),
     )
     return proven(root, NAME, (), "the check accepting what was passed", event.seq)
 

@@ -110,19 +110,22 @@ class StateSlots:
     def reserve(self, request_id: int, num_tokens: int, *, lasts: bool) -> int | None:
         """A slot in which a step that is being made leaves the state behind `num_tokens`.
 
-        None where no slot can be had: all are waited for by steps.
+        None where no slot can be had: all are waited for by steps, or last and this one does not.
         """
-        slot = self._blank_slot(request_id)
+        slot = self._blank_slot(request_id, lasts)
         if slot is not None:
             made = Checkpoint(slot, request_id, num_tokens, lasts)
             self._pending.setdefault(request_id, []).append(made)
         return slot
 
-    def _blank_slot(self, request_id: int) -> int | None:
+    def _blank_slot(self, request_id: int, lasts: bool) -> int | None:
         if not self._blank:
             wanted = {source.digest for source in self._sources.values()}
-            unread = (digest for digest in self._kept if digest not in wanted)
-            goes = self._passing_of(request_id) or next(unread, None)
+            unread = [digest for digest in self._kept if digest not in wanted]
+            passing = [digest for digest in unread if not self._kept[digest].lasts]
+            # One that passes never takes the place of one that lasts: or those of many running
+            # answers would push out what all their prompts began with.
+            goes = self._passing_of(request_id) or next(iter(passing or unread * lasts), None)
             if goes is not None:
                 self.drop(goes)
         return self._blank.pop() if self._blank else None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hypocenter.errors import BadSetting, TemplateError, UsageError
 from hypocenter.model.text.chat_process import RenderProcess, TemplateLimits
 from hypocenter.model.text.control_tokens import ControlTexts, put_back, split, stand_ins
-from hypocenter.thoughts import names
+from hypocenter.thoughts import names, require_variables
 
 if TYPE_CHECKING:
     from hypocenter.model.gguf.file import GGUFFile
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_MESSAGES = 4096
 MAX_TEXT_BYTES = 16 << 20
-MAX_VARIABLE_BYTES = 64 << 10
 KEY = "tokenizer.chat_template"
 #: What CHATML asks for, which many models know that bring no template: https://github.com/openai/
 #: openai-python/blob/release-v0.28.0/chatml.md describes it.
@@ -41,11 +40,6 @@ ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}", re.ASCII)
 #: Of an assistant's message: what it thought. Some templates show a model what it thought before.
 _THOUGHT = "reasoning_content"
 _FIELDS = frozenset({"role", "content", _THOUGHT})
-_VARIABLE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
-#: Variables that are set here.
-_OURS = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
-)
 #: What templates of known models read: named where another one is asked for.
 _KNOWN_VARIABLES = {
     "clear_thinking",
@@ -143,24 +137,25 @@ class ChatTemplate:
     ) -> list[tuple[str, bool]]:
         """The text of `render` in parts (text, is_template).
 
-        Encode each part with `parse_special=is_template` and join the ids: then no message can
-        write a control token. Unless a message contains the text of one, there is a single part.
+        Encode each part with `parse_special=is_template` and join the ids: then no message and no
+        variable can write a control token. Unless the text of one is among what they make, there is
+        a single part.
         User-defined tokens, such as `<think>`, are read in any text and not told apart.
         How it is told apart is in `control_tokens.py`. Raises as `render` does, and TemplateError
         when the template rewrites messages so that it cannot be told apart.
         """
         checked = check_messages(messages)
+        known = self.check_variables({} if variables is None else variables)
         render = functools.partial(
-            self._process.render,
-            add_generation_prompt=add_generation_prompt,
-            variables=self.check_variables({} if variables is None else variables),
+            self._process.render, add_generation_prompt=add_generation_prompt
         )
-        plain = render(checked)
+        plain = render(checked, variables=known)
         occurrences = self._control.occurrences(plain)
         if not occurrences:
             return [(plain, True)]
         for characters in self._control.choices:
             texts = [text for message in checked for text in message.values()]
+            texts.append(json.dumps(known, ensure_ascii=False))
             table = stand_ins(characters, [plain, self.source, *texts])
             # A role is no text: templates tell messages apart by it.
             changed = [
@@ -170,10 +165,11 @@ class ChatTemplate:
                 }
                 for message in checked
             ]
-            if changed == checked:
+            told = {name: _translate(value, table) for name, value in known.items()}
+            if (changed, told) == (checked, known):
                 return [(plain, True)]
             try:
-                marked = render(changed)
+                marked = render(changed, variables=told)
             except TemplateError:
                 continue  # it renders the real messages, so it reacts to these characters
             if put_back(marked, table) == plain:
@@ -186,7 +182,7 @@ class ChatTemplate:
 
     def check_variables(self, variables: Mapping[str, object]) -> dict[str, Any]:
         """Plain copies; raises UsageError for a name that the template does not read, or a value
-        that is no JSON, too long or holds a control token."""
+        that is no JSON or too long."""
         require_variables(variables)
         if unknown := sorted(set(variables) - self._names):
             known = ", ".join(sorted(self._names & _KNOWN_VARIABLES)) or "none of the usual ones"
@@ -194,13 +190,7 @@ class ChatTemplate:
                 f"chat_template_kwargs has {unknown[0]!r}, but chat template {self.name!r} does "
                 f"not read it; it reads {known}"
             )
-        written = json.dumps(variables, ensure_ascii=False)
-        if found := self._control.occurrences(written):
-            raise UsageError(
-                f"chat_template_kwargs holds {written[slice(*found[0])]!r}, a control token of the "
-                "model; leave it out"
-            )
-        return dict(json.loads(written))
+        return dict(json.loads(json.dumps(variables)))
 
     def close(self) -> None:
         """End the helper process."""
@@ -262,25 +252,6 @@ def load_chat_template(
         raise BadSetting("chat_template", name, f"{file.path} has {', '.join(names)}")
     key = KEY if name == "default" and KEY in file.metadata else f"{KEY}.{name}"
     return template(file.text(key, max_bytes=MAX_TEMPLATE_BYTES), name)
-
-
-def require_variables(variables: object) -> None:
-    """Raises UsageError for what cannot be variables of a template, whichever it is."""
-    field = "chat_template_kwargs"
-    if not isinstance(variables, Mapping):
-        raise UsageError(f"{field} is {reprlib.repr(variables)}, but must be a mapping")
-    for name in variables:
-        if not isinstance(name, str) or not _VARIABLE.fullmatch(name) or name in _OURS:
-            raise UsageError(
-                f"{field} has {reprlib.repr(name)}, but must have names of up to 64 letters, "
-                f"digits and '_' that are not {', '.join(sorted(_OURS))}"
-            )
-    try:
-        num_bytes = len(json.dumps(variables).encode())
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"{field} is no JSON: {error}") from None
-    if num_bytes > MAX_VARIABLE_BYTES:
-        raise UsageError(f"{field} has {num_bytes} bytes, but may have {MAX_VARIABLE_BYTES}")
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
@@ -358,6 +329,17 @@ def _content_text(content: object, where: str, name: str = "content") -> str:
             )
         texts.append(text)
     return "\n".join(texts)
+
+
+def _translate(value: Any, table: dict[int, int]) -> Any:
+    """JSON with other characters in all of its texts."""
+    if isinstance(value, str):
+        return value.translate(table)
+    if isinstance(value, list):
+        return [_translate(item, table) for item in value]
+    if isinstance(value, dict):
+        return {_translate(name, table): _translate(item, table) for name, item in value.items()}
+    return value
 
 
 def _text(tokenizer: ChatVocabulary, token_id: int | None) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from hypocenter.errors import BadModelFile
 from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.thoughts import marks_of_thoughts
 
 MAX_TOKENS = 1 << 21
 MAX_TOKEN_BYTES = 64 * 1024
@@ -71,13 +72,11 @@ _INFILL_TEXTS = {
     "fim_sep": "<|file_sep|>",
 }
 _INFILL_ENDS = ("fim_pad", "fim_rep", "fim_sep")
-# gpt-oss writes its channels with these, Gemma 4 channels and calls with the next ones, Magistral
-# thoughts between the last: control tokens that are shown. llama.cpp would also read them in the
-# text of a user; we do not.
+# gpt-oss writes its channels with these, Gemma 4 channels and calls with the others: control tokens
+# that are shown. llama.cpp would also read them in the text of a user; we do not.
 _VISIBLE_TEXTS = (
     "<|channel|>", "<|message|>", "<|start|>", "<|constrain|>",
     "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<tool_response|>", '<|"|>',
-    "[THINK]", "[/THINK]",
 )  # fmt: skip
 # The format spells it "seperator".
 _ROLES = (
@@ -211,6 +210,8 @@ def _assign(words: Vocabulary) -> Vocabulary:
             ends.add(index)
     ends |= {roles[role] for role in ("eos", "eot", "eom") if role in roles}
     visible = {ids[text] for text in _VISIBLE_TEXTS if text in ids}
+    # In most vocabularies these are user-defined, and no control tokens at all.
+    visible |= guarded & {ids[text] for text in marks_of_thoughts() if text in ids}
     end_texts = {words.texts[index] for index in ends}
     if {"<|return|>", "<|call|>"} <= end_texts or (
         "<|flush|>" in end_texts and end_texts & {"<|call|>", "<|calls|>"}
