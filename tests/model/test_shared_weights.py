@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,7 +27,7 @@ from hypocenter.device.sim.sim import SimGpu
 from hypocenter.errors import BadModelFile, NotShareable
 from hypocenter.kernels.weights import packing
 from hypocenter.lab.model import model_path
-from hypocenter.messages import KeptWeights
+from hypocenter.messages import KeptWeights, SharedWeight
 from hypocenter.model.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.shared_weights import lend_weights
@@ -94,15 +95,24 @@ def test_weights_of_a_file_that_is_another_now_are_not_taken(sharing: None, tmp_
         np.testing.assert_array_equal(llm.logits(PROMPT), expected)
 
 
-def test_a_factor_beside_a_weight_is_lent_with_it(sharing: None, tmp_path: Path) -> None:
+def test_a_factor_beside_a_weight_is_lent_with_it(
+    sharing: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     plain = write_experts(tmp_path / "plain.gguf", DType.NVFP4)
     path = write_with_factors(tmp_path / "with.gguf", ["attn_q", "ffn_up_exps"], {})
-    seen: list[tuple[object, ...]] = []
+    seen: dict[str, list[packing.Packed]] = {}
+    lend = packing.lend
+
+    def note(name: str, packed: packing.Packed, lender: Any) -> SharedWeight:
+        seen.setdefault(name, []).append(packed)
+        return lend(name, packed, lender)
+
+    monkeypatch.setattr(packing, "lend", note)
     for one in (plain, path):
-        weight = lent(one).weights["blk.1.attn_q.weight 0"]
-        seen.append(tuple(part for part in weight.parts if isinstance(part, float)))
-    (first, *_), (second, *_) = seen
-    assert second == first, "twice the scales, by a factor of a half"
+        lent(one)
+    for name in ("blk.1.attn_q.weight", "blk.1.ffn_up_exps.weight"):
+        for first, second in zip(*(packed.parts for packed in seen[name]), strict=True):
+            np.testing.assert_array_equal(first, second)
 
 
 def test_a_scale_that_is_no_number_is_not_lent(sharing: None, tmp_path: Path) -> None:
@@ -126,7 +136,7 @@ _USER = """
     import os, signal, sys, msgspec
     from hypocenter import LLM
     from hypocenter.config import EngineConfig
-    from hypocenter.messages import KeptWeights
+    from hypocenter.messages import KeptWeights, SharedWeight
     kept = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=KeptWeights)
     llm = LLM(sys.argv[1], EngineConfig(device="cuda"), shared=kept)
     print(llm.generate("import os", max_tokens=16, ignore_eos=True).token_ids, flush=True)
