@@ -12,7 +12,7 @@ from hypocenter.lab.victims.state_not_restored import ENDING, PREFIX
 
 def plant(lab: Lab) -> None:
     twin(lab)
-    lab.patch(StateSlots, "_blank_slot", lambda states, request_id: states.num_running)
+    lab.patch(StateSlots, "_blank_slot", lambda states, *_: states.num_running)
 
 
 def twin(lab: Lab) -> None:
