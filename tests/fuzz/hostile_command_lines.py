@@ -39,6 +39,7 @@ DOORS = (
     "hypocenter.cli.verbs.lab.subprocess.run",
     "hypocenter.cli.verbs.lab_serve.PlantedServers",
     "hypocenter.cli.verbs.lab_serve.run_kills",
+    "hypocenter.server.serve._serve",
     "hypocenter.check.check.check",
     "hypocenter.replay.recorded.replay_place",
 )
@@ -64,6 +65,12 @@ PATHS = (
     "/dev/tty", ".", "..", "x" * 255, "x/" * 2000, "a\x1b[2J.gguf", "\udcff.gguf", "～", "~",
 )  # fmt: skip
 STDINS = ("", "", "hi", "\x00", "/help\n/exit\n", "x" * 100_000, "é漢🙂\x1b[2J\n")
+
+
+def words_of_verbs() -> list[str]:
+    """Every verb, and those below `lab`."""
+    in_lab = [f"lab {name}" for name in app["lab"] if not name.startswith("-")]
+    return [*(name for name in app if not name.startswith("-")), *in_lab]
 
 
 def words_of_options() -> tuple[str, ...]:
@@ -120,9 +127,7 @@ def prepare(seeds_folder: Path) -> Callable[[random.Random, Path], str]:
     hypo_in_process("lab", "run", "rope_base_zero", "--out", str(seeds_folder / "victim"))
     shutil.copytree(seeds_folder / "victim" / "bundle", files / "bundle")
     options = words_of_options()
-    in_lab = [f"lab {name}" for name in app["lab"] if not name.startswith("-")]
-    verbs = [name for name in app if not name.startswith("-")]
-    verbs += [*in_lab, "run", "inspect", "help", "doctor --", "doctor -- run"]
+    verbs = [*words_of_verbs(), "run", "inspect", "help", "doctor --", "doctor -- run"]
     for door in DOORS:
         mock.patch(door, at_the_door).start()
 
