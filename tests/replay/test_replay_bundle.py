@@ -29,6 +29,9 @@ from hypocenter.device.sim.sim import SimGpu, open_sim
 from hypocenter.errors import DeviceFault, NotReplayed, SourceNotAllowed, UsageError
 from hypocenter.kernels import mark_gpu
 from hypocenter.kernels.attention import rope
+from hypocenter.kernels.experts.choice import ExpertChoice
+from hypocenter.kernels.experts.experts_table import ExpertsShape, ExpertsTable
+from hypocenter.kernels.experts.routing import route
 from hypocenter.record import bundle as bundles
 from hypocenter.record import recorder
 from hypocenter.record.bundle import Bundle, Snapshot
@@ -83,6 +86,29 @@ def with_tensor(bundle: Bundle, name: str, **changes: Any) -> Bundle:
         for one in bundle.tensors
     ]
     return msgspec.structs.replace(bundle, tensors=tuple(tensors))
+
+
+def with_text(bundle: Bundle, old: str, new: str) -> Bundle:
+    """The bundle of a launch whose kernel, and what that calls, has another text."""
+    changed = {}
+    for source in bundle.sources:
+        text = source.text.replace(old, new)
+        key = hashlib.sha256(text.encode()).hexdigest()
+        changed[source.id] = msgspec.structs.replace(source, text=text, id=key)
+    sources = tuple(
+        msgspec.structs.replace(one, callees=tuple(changed[key].id for key in one.callees))
+        for one in changed.values()
+    )
+    plans = tuple(
+        msgspec.structs.replace(
+            plan,
+            launches=tuple(
+                msgspec.structs.replace(one, source=changed[one.source].id) for one in plan.launches
+            ),
+        )
+        for plan in bundle.plans
+    )
+    return msgspec.structs.replace(bundle, plans=plans, sources=sources)
 
 
 def test_a_right_launch_has_no_finding() -> None:
@@ -286,6 +312,30 @@ def test_of_two_undefined_tensors_the_one_that_reaches_a_result_is_told() -> Non
 
 
 @pytest.mark.parametrize(
+    ("store", "unwritten"),
+    [("mask=inside", set()), ("mask=inside & (expert != 3)", {(0, 3)})],
+)
+def test_columns_behind_the_experts_need_no_score(
+    store: str, unwritten: set[tuple[int, ...]]
+) -> None:
+    """Rows are padded to 64 columns, of which route writes those of experts.
+
+    Without a bias and factors their pointers are those of the scores, through which nothing is
+    read.
+    """
+    recording, builder = Recording(), PlanBuilder(2, kernel_launch.device)
+    table = ExpertsTable.allocate(ExpertsShape(2, 7, 3, kernel_launch.device)).first(2)
+    scores, live = rows_tensor("scores", np.ones((2, 7), np.float32)), counts(2)
+    route(builder, scores, ExpertChoice(7, 3), table, live)
+    recording.step(1, recording.plan(builder.launches), inputs_of(live))
+    line = "tl.store(own + expert, scores, mask=inside"
+    bundle = with_text(recording.bundle(PLACE), f"{line})", f"{line[:-11]}{store})")
+    found = replay_place(bundle, PLACE, allow_source=True).findings
+    kinds = {(one.kind.value, one.element) for one in found}
+    assert kinds == {("never written", element) for element in unwritten}
+
+
+@pytest.mark.parametrize(
     ("function", "argument", "load"),
     [("rope_kernel", "counts_ptr", "tl.load(counts_ptr"),
      ("angles", "positions_ptr", "tl.load(positions_ptr + token")],
@@ -294,26 +344,7 @@ def test_a_source_that_is_not_installed_is_run_only_when_allowed(
     function: str, argument: str, load: str
 ) -> None:
     """The text of the kernel itself, or of what it calls."""
-    bundle = rope_bundle([0, 1, 7])
-    changed = {}
-    for source in bundle.sources:
-        text = source.text.replace(f"{load})", f"{load} + 2)")
-        key = hashlib.sha256(text.encode()).hexdigest()
-        changed[source.id] = msgspec.structs.replace(source, text=text, id=key)
-    sources = tuple(
-        msgspec.structs.replace(one, callees=tuple(changed[key].id for key in one.callees))
-        for one in changed.values()
-    )
-    plans = tuple(
-        msgspec.structs.replace(
-            plan,
-            launches=tuple(
-                msgspec.structs.replace(one, source=changed[one.source].id) for one in plan.launches
-            ),
-        )
-        for plan in bundle.plans
-    )
-    bundle = msgspec.structs.replace(bundle, plans=plans, sources=sources)
+    bundle = with_text(rope_bundle([0, 1, 7]), f"{load})", f"{load} + 2)")
     with pytest.raises(SourceNotAllowed, match=f"{function}.* is installed with another text"):
         replay_place(bundle, PLACE)
     report = replay_place(bundle, PLACE, allow_source=True)

@@ -70,16 +70,19 @@ class Recording:
         self.events.append(kind(seq=len(self.events) + 1, **fields))
 
     def source(self, jit: Any) -> str:
+        from triton.language import constexpr  # those that record no kernel need no Triton
+
         text = inspect.getsource(jit.fn)
         key = hashlib.sha256(text.encode()).hexdigest()
         if key not in self.sources:
             names = {**jit.fn.__globals__, **inspect.getclosurevars(jit.fn).nonlocals}
             used = jit.fn.__code__.co_names
             callees = [names[n] for n in used if type(names.get(n)) is type(jit)]
+            constants = {n: names[n].value for n in used if isinstance(names.get(n), constexpr)}
             self.sources[key] = SourceRecord(
                 id=key, function=jit.__name__, file=inspect.getsourcefile(jit.fn) or "",
                 first_line=jit.fn.__code__.co_firstlineno, text=text,
-                callees=tuple(self.source(one) for one in callees),
+                callees=tuple(self.source(one) for one in callees), constants=constants,
             )  # fmt: skip
         return key
 

@@ -16,8 +16,8 @@ from hypocenter.tensor import DType, Tensor
 
 ROUTE = Contract(
     "route",
-    # Scores take the place of the router's logits.
-    Arg("scores", (DType.F32,), "num_tokens, pitch", "both"),
+    # Scores take the place of the router's logits; what is behind those of experts stays.
+    Arg("scores", (DType.F32,), "num_tokens, pitch", "both", fills="num_experts"),
     Arg("ids", (DType.I32,), "num_tokens, num_used", "write"),
     Arg("weights", (DType.F32,), "num_tokens, num_used + 1", "write"),
     Arg("bias", (DType.F32,), ">= -(-num_experts // 64) * 64", optional=True),
