@@ -57,6 +57,10 @@ SECTIONS = (
     ),
     Section("ops", "gpu_ops:run", 200, _DOOR, "each op against float64"),
     Section(
+        "families", "gpu_families:run", 330, (*_DOOR, "transformers"),
+        "each family's small model beside transformers in float32",
+    ),
+    Section(
         "decode", "gpu_speed:decode", 180,
         (*_DOOR, "hypocenter.model.decoder:Decoder", "hypocenter.model.weights:Weights"),
         "copy bandwidth, and batch-1 decode of an 8B-shaped model as a share of it",
