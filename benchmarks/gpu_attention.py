@@ -1,6 +1,6 @@
 """Attention on a real GPU in all its forms and cuts: time, bandwidth, error, agreement of bits.
 
-    PYTHONPATH=src python3 benchmarks/gpu_attention.py --out results.json
+    PYTHONPATH=src:tests/support python3 benchmarks/gpu_attention.py --out results.json
 
 Each step is launched from a graph over caches that together exceed the L2 cache, so that a figure
 is that of a layer in a decode step. Imports torch directly: it fills and measures the device from
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attention_bounds
 import numpy as np
 
 from hypocenter.device import copies, devices, launch, memory
@@ -108,7 +109,7 @@ class Problem:
         return self.out.data.clone().view(self.out.shape)
 
     def error(self, got: Any) -> float:
-        """Largest error against float64 over (log2 K + 4) eps sum |weight value|, last layer."""
+        """Largest error against float64 over its bound, last layer: see `attention_bounds.py`."""
         torch = self.torch
         keys, values = (tensor.data.view(tensor.shape) for tensor in self.layers[-1])
         worst, per = 0.0, self.num_rows // self.num_sequences
@@ -119,12 +120,20 @@ class Problem:
             v = values[pages, kv].double().reshape(-1, HEAD_DIM)[: self.context]
             at = slice(sequence * per, (sequence + 1) * per)
             columns = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
-            scores = self.q.data.view(got.shape)[at, columns].double() @ k.T * HEAD_DIM**-0.5
+            q = self.q.data.view(got.shape)[at, columns]
+            is_f16 = self.layers[-1][0].dtype is DType.F16
+            if is_f16:
+                q = torch.from_numpy(attention_bounds.as_f16(q.cpu().numpy())).cuda()
+            scores = q.double() @ k.T * HEAD_DIM**-0.5
             position = torch.arange(self.context - per, self.context, device=k.device)
             hidden = torch.arange(self.context, device=k.device)[None] > position[:, None]
             weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=1)
-            bound = (np.log2(self.context) + 4) * 2.0**-24 * (weights @ v.abs())
-            difference = (got[at, columns].double() - weights @ v).abs()
+            right = weights @ v
+            bound = (np.log2(self.context) + 4) * attention_bounds.EPS * (weights @ v.abs())
+            if is_f16:
+                spread = (weights @ v**2 - right**2).clamp(min=0).sqrt()
+                bound = bound + 2.0**-11 * spread
+            difference = (got[at, columns].double() - right).abs()
             worst = max(worst, float((difference / bound).max()))
         return worst
 

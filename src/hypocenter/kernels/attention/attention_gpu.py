@@ -31,20 +31,14 @@ _PROGRAMS = 1024
 
 
 @triton.jit
-def _store_heads(
-    out_ptr, values, position, token, head, first_row, kv_head, OUT_STRIDE: tl.constexpr,
-    HEADS_PER_KV: tl.constexpr, VALUE_DIM: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    if PARTS == 4:
-        # From a range of its own, or compilers keep what the first one gave over the whole loop:
-        # thirds leave no registers for that.
-        row = first_row - ROWS // PARTS + tl.arange(ROWS // PARTS, 2 * (ROWS // PARTS))
-        token, head = row // HEADS_PER_KV, kv_head * HEADS_PER_KV + row % HEADS_PER_KV
-    d = tl.arange(0, BLOCK)
-    at = (as_offset(token, WIDE) * OUT_STRIDE + head * VALUE_DIM)[:, None] + d[None, :]
-    written = (position >= 0)[:, None] & (d < VALUE_DIM)[None, :]
-    tl.store(out_ptr + at, values, mask=written)
+def _rows_again(first_row, kv_head, HEADS_PER_KV: tl.constexpr, NUM_ROWS: tl.constexpr):
+    """Token and head of a program's rows, for what comes behind the loop over keys.
+
+    They are made of a range of their own, or compilers keep what the first one gave over the whole
+    loop, which has no registers to spare.
+    """
+    row = first_row - NUM_ROWS + tl.arange(NUM_ROWS, 2 * NUM_ROWS)
+    return row // HEADS_PER_KV, kv_head * HEADS_PER_KV + row % HEADS_PER_KV
 
 
 @triton.jit
@@ -61,7 +55,7 @@ def attention_kernel(
     first_row = (num_blocks - 1 - tl.program_id(0)) * (ROWS // PARTS)
     kv_head, num_tokens = tl.program_id(1), tl.load(counts_ptr)
     row = first_row + tl.arange(0, ROWS // PARTS)
-    token, head = row // HEADS_PER_KV, kv_head * HEADS_PER_KV + row % HEADS_PER_KV
+    token = row // HEADS_PER_KV
     # This program's rows are a run of tokens of one sequence, if one begins at this token.
     start = first_row // HEADS_PER_KV + tl.program_id(2)
     end_token = tl.minimum((first_row + ROWS // PARTS - 1) // HEADS_PER_KV + 1, num_tokens)
@@ -101,6 +95,7 @@ def attention_kernel(
     )
     factor = factor * scale
     first = tl.where(window > 0, tl.maximum(lowest - window + 1, 0), 0)
+    whole_until = tl.where(window > 0, 0, lowest + 1)
     top = tl.full([ROWS // PARTS], -float("inf"), tl.float32)
     norm = tl.zeros([ROWS // PARTS], tl.float32)
     total = tl.zeros([ROWS // PARTS, BLOCK], tl.float32)
@@ -113,6 +108,7 @@ def attention_kernel(
             part,
             factor,
             position,
+            whole_until,
             table,
             k_cache_ptr,
             v_cache_ptr,
@@ -136,24 +132,13 @@ def attention_kernel(
         top, old, new = fold(top, tile_top)
         norm = tl.fma(norm, old, tile_norm * new)
         total = tl.fma(total, old[:, None], values * new[:, None])
+    token, head = _rows_again(first_row, kv_head, HEADS_PER_KV, ROWS // PARTS)
     if HAS_SINKS:
         norm = with_sink(norm, top, tl.load(sinks_ptr + head))
-    _store_heads(
-        out_ptr,
-        total * (1.0 / norm)[:, None],
-        position,
-        token,
-        head,
-        first_row,
-        kv_head,
-        OUT_STRIDE,
-        HEADS_PER_KV,
-        VALUE_DIM,
-        WIDE,
-        PARTS,
-        ROWS,
-        BLOCK,
-    )
+    d = tl.arange(0, BLOCK)
+    out_at = (as_offset(token, WIDE) * OUT_STRIDE + head * VALUE_DIM)[:, None] + d[None, :]
+    written = (position >= 0)[:, None] & (d < VALUE_DIM)[None, :]
+    tl.store(out_ptr + out_at, total * (1.0 / norm)[:, None], mask=written)
 
 
 @triton.jit
@@ -173,6 +158,7 @@ def attention_split_kernel(
             return
     last = tl.load(positions_ptr + token)
     first = tl.where(window > 0, tl.maximum(last - window + 1, 0), 0)
+    whole_until = tl.where(window > 0, 0, last + 1)
     if first // TILE + share > last // TILE:
         return
     num_blocks = (HEADS_PER_KV * PARTS + ROWS - 1) // ROWS
@@ -207,6 +193,7 @@ def attention_split_kernel(
             part,
             factor,
             position,
+            whole_until,
             table,
             k_cache_ptr,
             v_cache_ptr,
@@ -252,7 +239,7 @@ class Form:
 def whole_form(head_dim: int, num_parts: int, device: str) -> Form:
     """The form in which a program takes its rows over all their keys."""
     if device.startswith("cuda") and head_dim <= 128:
-        return Form(rows=64, num_warps=4, num_stages=1)
+        return Form(rows=64, num_warps=4, num_stages=2 if num_parts == 1 else 1)
     if head_dim > 256:
         return _form_of_long_heads(num_parts, device)
     # RDNA has registers for this much, and CDNA scalar registers.
@@ -266,7 +253,7 @@ def split_form(head_dim: int, num_parts: int, heads_per_kv: int, device: str) ->
     if head_dim > 256:
         return _form_of_long_heads(num_parts, device)
     if device.startswith("cuda"):
-        return Form(rows, num_warps=2, num_stages=2)
+        return Form(rows, num_warps=4 if num_parts == 1 else 2, num_stages=2)
     return Form(rows, num_warps=8 if num_parts == 4 else 4, num_stages=1)
 
 
@@ -333,7 +320,7 @@ def add_split(
 
 def _num_parts(k_cache: Tensor) -> int:
     """Rows of a product that one row takes: see `stack_rows`."""
-    return 2 if k_cache.dtype is DType.F16 else 4
+    return 1 if k_cache.dtype is DType.F16 else 4
 
 
 def _inputs(facts: Mapping[str, Any]) -> tuple[Tensor, ...]:
@@ -368,5 +355,5 @@ def _constants(plan: PlanBuilder, facts: Mapping[str, Any], form: Form) -> dict[
         "ROWS": form.rows,
         "BLOCK": block,
         # Of longer keys, or such that are longer than values, q is read piece by piece.
-        "HELD": num_parts == 2 and head_dim <= block <= 256,
+        "HELD": num_parts == 1 and head_dim <= block <= 256,
     }

@@ -11,8 +11,8 @@ from __future__ import annotations
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.shared_gpu import as_offset
 
-#: Softmax weights are this times what the formula says, so that their lower halves stay normal
-#: numbers of f16; the division by the norm takes it out again.
+#: Softmax weights are this times what the formula says, so that small ones are normal numbers of
+#: f16; the division by the norm takes it out again.
 _WEIGHT = tl.constexpr(16384.0)
 #: Elements of a head that halves are multiplied by at a time, where no GPU's registers hold it all.
 _PIECE = tl.constexpr(64)
@@ -39,21 +39,23 @@ def stack_rows(ROWS: tl.constexpr, PARTS: tl.constexpr):
     are then in the same registers on most GPUs, and adding them up moves nothing.
     """
     at = tl.arange(0, ROWS)
-    return at // 16 * (16 // PARTS) + at % (16 // PARTS), at % 16 // (16 // PARTS)
+    if PARTS == 1:
+        return at, tl.zeros([ROWS], tl.int32)
+    else:
+        return at // 16 * (16 // PARTS) + at % (16 // PARTS), at % 16 // (16 // PARTS)
 
 
 @triton.jit
 def _take_part(x, part, PARTS: tl.constexpr):
     """Each row of x f32 as the part that is asked for, [rows]; the parts of a row add up to it.
 
-    Two parts are f16, with an error of 2**-22 of x, or of 2**-25 where x is small. Three are bf16
-    (the fourth is 0), and exact.
+    One part is x rounded to f16, as what it is multiplied by was. Three are bf16 (the fourth is 0),
+    and exact.
     """
-    part = part[:, None]
-    if PARTS == 2:
-        high = x.to(tl.float16)
-        return tl.where(part == 0, high, (x - high.to(tl.float32)).to(tl.float16))
+    if PARTS == 1:
+        return x.to(tl.float16)
     else:
+        part = part[:, None]
         high, middle, low = _thirds(x)
         return tl.where(
             part < 2, tl.where(part == 0, high, middle), tl.where(part == 2, low, low * 0)
@@ -82,8 +84,8 @@ def _sum_parts(x, PARTS: tl.constexpr):
     """
     ROWS: tl.constexpr = x.shape[0]
     n: tl.constexpr = x.shape[1]
-    if PARTS == 2:
-        return tl.reshape(tl.sum(tl.reshape(x, (ROWS // 16, 2, 8, n)), axis=1), (ROWS // 2, n))
+    if PARTS == 1:
+        return x
     else:
         pairs = tl.sum(tl.reshape(x, (ROWS // 16, 2, 2, 4, n)), axis=1)
         return tl.reshape(tl.sum(pairs, axis=1), (ROWS // 4, n))
@@ -92,11 +94,15 @@ def _sum_parts(x, PARTS: tl.constexpr):
 @triton.jit
 def _repeat_parts(x, PARTS: tl.constexpr):
     """Rows of x [rows, n] as often as they have parts, [rows * PARTS, n]: the way back."""
-    rows: tl.constexpr = x.shape[0]
-    n: tl.constexpr = x.shape[1]
-    PER: tl.constexpr = 16 // PARTS
-    wide = tl.broadcast_to(tl.reshape(x, (rows // PER, 1, PER, n)), (rows // PER, PARTS, PER, n))
-    return tl.reshape(wide, (rows * PARTS, n))
+    if PARTS == 1:
+        return x
+    else:
+        rows: tl.constexpr = x.shape[0]
+        n: tl.constexpr = x.shape[1]
+        PER: tl.constexpr = 16 // PARTS
+        stacked = tl.reshape(x, (rows // PER, 1, PER, n))
+        wide = tl.broadcast_to(stacked, (rows // PER, PARTS, PER, n))
+        return tl.reshape(wide, (rows * PARTS, n))
 
 
 @triton.jit
@@ -124,7 +130,7 @@ def load_query(
         mask = live[:, None] & (d < HEAD_DIM)[None, :]
         q = tl.load(q_ptr + at[:, None] + d[None, :], mask=mask, other=0.0)
         unit, back = _unit(tl.max(tl.abs(q), axis=1))
-        return _take_part(q * unit[:, None], part, PARTS), at, _of_rows(back)
+        return _take_part(q * unit[:, None], part, PARTS), at, back
     else:
         at = tl.where(live, at, 0)
         largest = tl.zeros([ROWS], tl.float32)
@@ -133,14 +139,7 @@ def load_query(
             x = tl.load(q_ptr + at[:, None] + d[None, :], mask=(d < HEAD_DIM)[None, :], other=0.0)
             largest = tl.maximum(largest, tl.max(tl.abs(x), axis=1))
         unit, back = _unit(largest)
-        return unit, at, _of_rows(back)
-
-
-@triton.jit
-def _of_rows(x):
-    """What the two parts of each row of x [ROWS] have in common, [ROWS / 2]."""
-    ROWS: tl.constexpr = x.shape[0]
-    return tl.reshape(tl.max(tl.reshape(x, (ROWS // 16, 2, 8)), axis=1), (ROWS // 2,))
+        return unit, at, back
 
 
 @triton.jit
@@ -178,12 +177,12 @@ def _add_half_piece(
     BLOCK_SIZE: tl.constexpr,
     PIECE: tl.constexpr,
 ):
-    """The same in halves, of rows times their powers of two."""
+    """The same of rows times their powers of two, rounded to f16."""
     d = start + tl.arange(0, PIECE)
     x_at = q_at[:, None] + d[None, :]
     x = tl.load(q_ptr + x_at, mask=(d < HEAD_DIM)[None, :], other=0.0)
     k = _keys(k_cache_ptr, page, within, d, HEAD_DIM, BLOCK_SIZE)
-    return tl.dot(_take_part(x * unit[:, None], part, 2), k, total)
+    return tl.dot(_take_part(x * unit[:, None], part, 1), k, total)
 
 
 @triton.jit
@@ -195,7 +194,7 @@ def _scores(
     if HELD:
         k = _keys(k_cache_ptr, page, within, tl.arange(0, BLOCK), HEAD_DIM, BLOCK_SIZE)
         return _sum_parts(tl.dot(q, k), PARTS)
-    elif PARTS == 2:
+    elif PARTS == 1:
         total = tl.zeros([part.shape[0], page.shape[0]], tl.float32)
         for start in range(0, HEAD_DIM, _PIECE):
             total = _add_half_piece(
@@ -263,16 +262,16 @@ def _page(table_ptr, key, last, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit
 def attend_tile(
-    q, q_ptr, q_at, part, factor, position, table_ptr, k_cache_ptr, v_cache_ptr, softcap, window,
-    start, last, kv_head, num_kv_heads, value_pitch, HAS_SOFTCAP: tl.constexpr,
+    q, q_ptr, q_at, part, factor, position, whole_until, table_ptr, k_cache_ptr, v_cache_ptr,
+    softcap, window, start, last, kv_head, num_kv_heads, value_pitch, HAS_SOFTCAP: tl.constexpr,
     HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WIDE: tl.constexpr,
     PARTS: tl.constexpr, TILE: tl.constexpr, HELD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Keys start .. start + TILE - 1 as far as `last`: each row's largest score, the sum of its
     weights and its weighted values [rows, BLOCK].
 
-    q, q_at, factor: as `load_query` gives them; part as `stack_rows` does; position [rows], -1 for
-    a row that sees no key.
+    q, q_at, factor: as `load_query` gives them; part as `stack_rows` does; position [rows]. Keys
+    before `whole_until` are seen by all rows but those whose result may be anything.
     """
     d, key = tl.arange(0, BLOCK), start + tl.arange(0, TILE)
     page = as_offset(_page(table_ptr, key, last, BLOCK_SIZE), WIDE) * num_kv_heads + kv_head
@@ -294,19 +293,24 @@ def attend_tile(
         HELD,
         BLOCK,
     )
-    score = score * factor[:, None]
     if HAS_SOFTCAP:
-        score = softcap * _tanh(score / softcap)
-    # 0 <= age < reach as one comparison: AMD's compiler keeps two scalar registers for each.
-    age = (position[:, None] - key[None, :]).to(tl.uint32, bitcast=True)
-    reach = tl.where(window > 0, window, 0x7FFFFFFF).to(tl.uint32)
-    score = tl.where(age < reach, score, -float("inf"))
+        score = softcap * _tanh(score * factor[:, None] / softcap)
+    else:
+        score = score * factor[:, None]
+    # 0 <= age < reach as one comparison: AMD's compiler keeps two scalar registers for each. Of a
+    # tile that all rows see whole there is nothing to compare.
+    if start + TILE > whole_until:
+        age = (position[:, None] - (start + tl.arange(0, TILE))[None, :]).to(
+            tl.uint32, bitcast=True
+        )
+        reach = tl.where(window > 0, window, 0x7FFFFFFF).to(tl.uint32)
+        score = tl.where(age < reach, score, -float("inf"))
     top = tl.max(score, axis=1)
     weight = tl.exp(score - tl.where(top == -float("inf"), 0.0, top)[:, None]) * _WEIGHT
     weights = _take_part(_repeat_parts(weight, PARTS), part, PARTS)
     ones = tl.full([TILE, 16], 1.0, weights.dtype)
     norm = tl.max(_sum_parts(tl.dot(weights, ones), PARTS), axis=1)
-    if PARTS == 2:
+    if PARTS == 1:
         return top, norm, _sum_parts(tl.dot(weights, v), PARTS)
     else:
         none = tl.zeros([part.shape[0], BLOCK], tl.float32)
