@@ -273,7 +273,8 @@ class _Memory(_NoMemory):
 
 
 def _used_bytes() -> int:
-    told = _output(["nvidia-smi", "-i", "0", "--query-gpu=memory.used", "--format=csv,noheader"])
+    card = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    told = _output(["nvidia-smi", "-i", card, "--query-gpu=memory.used", "--format=csv,noheader"])
     return int(told.split()[0]) << 20
 
 
