@@ -198,6 +198,16 @@ def test_values_shorter_than_keys(heads: int, head_dim: int, value_dim: int, dty
     assert (np.abs(exact(cut)[39] - right[2]) / bound[2]).max() > 20
 
 
+@pytest.mark.parametrize("position", [62, 63, 64])
+def test_a_token_at_the_end_of_a_tile_sees_no_later_key(position: int) -> None:
+    """Tiles of 64 keys are compared with its position only where they reach beyond it."""
+    (given,) = sequences((66,), 2, 1, 16)
+    right, bound = (x[position] for x in expected(given))
+    for split in (False, True):
+        got = attend([given], [(0, position)], split=split)[0]
+        assert (np.abs(got - right) <= bound).all(), split
+
+
 def test_bits_do_not_depend_on_batch_chunk_page_size_or_form() -> None:
     given = sequences((150, 70, 1, 33), 2, 1, 16)
     alone = [attend([one], [(0, p) for p in range(len(one.k))], split=False) for one in given]
