@@ -152,7 +152,12 @@ def family_row(name: str, peer: Peer) -> FamilyRow:
 
 
 def _applies(fault: Fault, model: FamilyModel) -> bool:
-    """A fault in metadata needs a family that has the key, and not switched off by a 0."""
+    """A fault in metadata needs a family that has the key, and not switched off by a 0.
+
+    Rows of latents are made for both engines in the same order.
+    """
+    if fault.swapped_rows and model.family.arch == "deepseek2":
+        return False
     return not fault.metadata or any(model.family.metadata.get(key) for key in fault.metadata)
 
 

@@ -13,6 +13,7 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention.kv_write import kv_write
 from hypocenter.kernels.rowwise import activation, activation_cpu
 from hypocenter.model import decoder, heads, mixture
+from hypocenter.model.latent import latent_attention
 from hypocenter.tensor import Tensor
 
 
@@ -32,6 +33,7 @@ def without_rope() -> Iterator[None]:
     with (
         mock.patch.object(heads, "rope_write", unturned),
         mock.patch.object(heads, "rotate", left),
+        mock.patch.object(latent_attention, "rotate", left),
     ):
         yield
 
@@ -54,11 +56,11 @@ def without_activation() -> Iterator[None]:
 def with_the_other_activation() -> Iterator[None]:
     """gelu where the family has silu, and the other way round; silu for the clamped gate.
 
-    Where there is no gate gelu and relu2 change places.
+    Where there is no gate gelu and relu2 change places. Gates of attention and of convolutions stay.
     """
 
     def swapped(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor) -> None:
-        other = {"silu": "gelu", "gelu": "silu", "clamped": "silu"}[kind]
+        other = {"silu": "gelu", "gelu": "silu", "clamped": "silu"}.get(kind, kind)
         activation.gate(plan, gate, up, other, counts)
 
     def swapped_alone(plan: PlanBuilder, x: Tensor, kind: str, counts: Tensor) -> None:

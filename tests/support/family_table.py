@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 VOCAB_SIZE = 331
@@ -31,8 +31,8 @@ class Family:
     metadata: Mapping[str, int | float | str | bool | list[int] | list[bool]] = field(
         default_factory=dict
     )
-    #: False where llama.cpp knowingly computes something else than transformers, or has no place
-    #: for biases.
+    #: False where llama.cpp knowingly computes something else than transformers, has no place for
+    #: biases, or ends with an assertion at layers in an order that no published model has.
     llama_cpp_agrees: bool = True
 
 
@@ -1033,14 +1033,21 @@ FAMILIES: dict[str, Family] = {
     "gemma4-experts": _gemma4(
         6, (2, 1), (24, 40), num_layers=3, attention_k_eq_v=True, **_GEMMA4_EXPERTS
     ),
-    "gemma4-e": _gemma4(
-        3, (1, 1), (20, 36), num_layers=6, step=2, num_shared=3, hidden_size_per_layer_input=24
+    "gemma4-e": replace(
+        _gemma4(
+            3, (1, 1), (20, 36), num_layers=6, step=2, num_shared=3, hidden_size_per_layer_input=24
+        ),
+        llama_cpp_agrees=False,
     ),
-    "gemma4-e-whole": _gemma4(
-        6, (2, 2), (24, 40), num_layers=2, step=1, num_shared=1, hidden_size_per_layer_input=32
+    "gemma4-e-whole": replace(
+        _gemma4(
+            6, (2, 2), (24, 40), num_layers=2, step=1, num_shared=1, hidden_size_per_layer_input=32
+        ),
+        llama_cpp_agrees=False,
     ),
-    "gemma4-whole": _gemma4(
-        6, (2, 1), (24, 40), num_layers=1, attention_k_eq_v=True, **_GEMMA4_EXPERTS
+    "gemma4-whole": replace(
+        _gemma4(6, (2, 1), (24, 40), num_layers=1, attention_k_eq_v=True, **_GEMMA4_EXPERTS),
+        llama_cpp_agrees=False,
     ),
     "gemma4-odd": _gemma4(3, (3, 3), (20, 36), attention_k_eq_v=False),
     "phi3": Family(
