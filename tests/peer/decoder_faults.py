@@ -56,7 +56,8 @@ def without_activation() -> Iterator[None]:
 def with_the_other_activation() -> Iterator[None]:
     """gelu where the family has silu, and the other way round; silu for the clamped gate.
 
-    Where there is no gate gelu and relu2 change places. Gates of attention and of convolutions stay.
+    Where there is no gate gelu and relu2 change places. Gates of attention and of convolutions are
+    left alone.
     """
 
     def swapped(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor) -> None:

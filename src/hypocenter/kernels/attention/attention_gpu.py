@@ -31,14 +31,21 @@ _PROGRAMS = 1024
 
 
 @triton.jit
-def _rows_again(first_row, kv_head, HEADS_PER_KV: tl.constexpr, NUM_ROWS: tl.constexpr):
-    """Token and head of a program's rows, for what comes behind the loop over keys.
-
-    They are made of a range of their own, or compilers keep what the first one gave over the whole
-    loop, which has no registers to spare.
-    """
+def _store_heads(
+    out_ptr, sinks_ptr, top, norm, total, position, first_row, kv_head,
+    OUT_STRIDE: tl.constexpr, HAS_SINKS: tl.constexpr, HEADS_PER_KV: tl.constexpr,
+    VALUE_DIM: tl.constexpr, WIDE: tl.constexpr, NUM_ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    # From a range of its own, or compilers keep what the first one gave over the whole loop over
+    # keys, which has no registers to spare.
     row = first_row - NUM_ROWS + tl.arange(NUM_ROWS, 2 * NUM_ROWS)
-    return row // HEADS_PER_KV, kv_head * HEADS_PER_KV + row % HEADS_PER_KV
+    token, head = row // HEADS_PER_KV, kv_head * HEADS_PER_KV + row % HEADS_PER_KV
+    if HAS_SINKS:
+        norm = with_sink(norm, top, tl.load(sinks_ptr + head))
+    d = tl.arange(0, BLOCK)
+    at = (as_offset(token, WIDE) * OUT_STRIDE + head * VALUE_DIM)[:, None] + d[None, :]
+    written = (position >= 0)[:, None] & (d < VALUE_DIM)[None, :]
+    tl.store(out_ptr + at, total * (1.0 / norm)[:, None], mask=written)
 
 
 @triton.jit
@@ -132,13 +139,23 @@ def attention_kernel(
         top, old, new = fold(top, tile_top)
         norm = tl.fma(norm, old, tile_norm * new)
         total = tl.fma(total, old[:, None], values * new[:, None])
-    token, head = _rows_again(first_row, kv_head, HEADS_PER_KV, ROWS // PARTS)
-    if HAS_SINKS:
-        norm = with_sink(norm, top, tl.load(sinks_ptr + head))
-    d = tl.arange(0, BLOCK)
-    out_at = (as_offset(token, WIDE) * OUT_STRIDE + head * VALUE_DIM)[:, None] + d[None, :]
-    written = (position >= 0)[:, None] & (d < VALUE_DIM)[None, :]
-    tl.store(out_ptr + out_at, total * (1.0 / norm)[:, None], mask=written)
+    _store_heads(
+        out_ptr,
+        sinks_ptr,
+        top,
+        norm,
+        total,
+        position,
+        first_row,
+        kv_head,
+        OUT_STRIDE,
+        HAS_SINKS,
+        HEADS_PER_KV,
+        VALUE_DIM,
+        WIDE,
+        ROWS // PARTS,
+        BLOCK,
+    )
 
 
 @triton.jit
