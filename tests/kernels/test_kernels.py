@@ -6,6 +6,7 @@ import dataclasses
 import math
 from types import SimpleNamespace
 
+import attention_bounds
 import kernel_launch
 import numpy as np
 import pytest
@@ -391,9 +392,12 @@ def test_attention(
         ),
         num_tokens,
     )  # fmt: skip
-    exact = attention.reference(q, k, v, head_dim**-0.5, window, softcap)
+    exact, bound = attention_bounds.expected(
+        q, k, v, head_dim**-0.5, window, softcap,
+        is_f16=dtype == "f16" and kernel_launch.device != "cpu",
+    )  # fmt: skip
     got = to_host(out)[:, : heads * head_dim].reshape(exact.shape)
-    assert np.max(np.abs(got - exact)) <= 64 * EPS * np.abs(v).max()
+    assert (np.abs(got - exact) <= bound + 64 * EPS * np.abs(v).max()).all()
 
 
 @pytest.mark.parametrize("kind", activation.GATES)
