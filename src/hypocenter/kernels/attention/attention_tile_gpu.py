@@ -14,7 +14,7 @@ from hypocenter.kernels.shared_gpu import as_offset
 #: Softmax weights are this times what the formula says, so that small ones are normal numbers of
 #: f16; the division by the norm takes it out again.
 _WEIGHT = tl.constexpr(16384.0)
-#: Elements of a head that halves are multiplied by at a time, where no GPU's registers hold it all.
+#: Elements of a head that rows of f16 take at a time, where no GPU's registers hold it all.
 _PIECE = tl.constexpr(64)
 
 
@@ -293,16 +293,13 @@ def attend_tile(
         HELD,
         BLOCK,
     )
+    score = score * factor[:, None]
     if HAS_SOFTCAP:
-        score = softcap * _tanh(score * factor[:, None] / softcap)
-    else:
-        score = score * factor[:, None]
+        score = softcap * _tanh(score / softcap)
     # 0 <= age < reach as one comparison: AMD's compiler keeps two scalar registers for each. Of a
     # tile that all rows see whole there is nothing to compare.
     if start + TILE > whole_until:
-        age = (position[:, None] - (start + tl.arange(0, TILE))[None, :]).to(
-            tl.uint32, bitcast=True
-        )
+        age = (position[:, None] - key[None, :]).to(tl.uint32, bitcast=True)
         reach = tl.where(window > 0, window, 0x7FFFFFFF).to(tl.uint32)
         score = tl.where(age < reach, score, -float("inf"))
     top = tl.max(score, axis=1)
