@@ -34,8 +34,8 @@ def _turns() -> list[tuple[int, int]]:
 
 
 TURNS = _turns()
-#: Registers that a kernel may keep in memory all the same. Attention of prompts in two stages is
-#: faster by a tenth on an H100, and no program on the others spills.
+#: Registers that a kernel may keep in memory all the same. In two stages attention of prompts is
+#: faster by a tenth on an H100; its other targets have registers enough.
 SPILLS = {("attention_kernel", "sm_120"): 2}
 
 

@@ -41,12 +41,40 @@ def test_the_dry_run_names_each_section_and_what_it_misses(tmp_path: Path) -> No
     done = script("--dry-run", PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     states = {line.split()[0]: line for line in done.stdout.splitlines() if " up to " in line}
-    names = ["environment", "ops", "decode", "rows", "overhead", "guard", "tests", "marks", "lab"]
-    assert list(states) == names
+    names = "environment ops families decode rows overhead guard tests marks lab"
+    assert list(states) == names.split()
     assert "ready" in states["environment"]
     assert "not present" in states["ops"]
     assert "needs triton: RuntimeError: no driver for you" in done.stdout
     assert "test_gpu_backend.py" in done.stdout
+
+
+def test_a_family_that_is_wrong_or_left_out_fails_its_section(
+    benchmarks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    families = benchmarks("gpu_families")
+    right = families.examine("llama", "cpu")
+    assert max(right["prompt"], right["decode"]) < families.TOLERANCE
+    rows = {
+        name: {**right, "family": name} for name in importlib.import_module("family_table").FAMILIES
+    }
+
+    def told(**changed: dict[str, Any]) -> dict[str, Any]:
+        kept = {**rows, **changed}
+        monkeypatch.setattr(families, "_rows", lambda *_: iter(filter(None, kept.values())))
+        report: dict[str, Any] = families.run("cpu")
+        return report
+
+    assert told()["ok"]
+    absent = told(llama={"family": "llama", "absent": "no such class"})
+    assert absent["ok"]
+    assert absent["absent"] == ["llama"]
+    for wrong in ({**right, "decode": 1e-4}, {"family": "llama", "problem": "ValueError: no"}):
+        report = told(llama=wrong)
+        assert not report["ok"]
+        assert report["wrong"] == [wrong]
+    assert not told(llama={})["ok"], "time ran out before it"
 
 
 def test_a_failed_section_does_not_stop_the_others(tmp_path: Path) -> None:
