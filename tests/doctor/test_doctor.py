@@ -868,7 +868,7 @@ def test_a_table_that_holds_other_numbers_than_in_the_good_run() -> None:
         msgspec.structs.replace(
             bundle,
             statistics=(
-                *(msgspec.structs.replace(s, high=0.0, rms=0.0) for s in bundle.statistics[:2]),
+                *(msgspec.structs.replace(s, is_digest_alone=True) for s in bundle.statistics[:2]),
                 *bundle.statistics[2:],
             ),
         )
@@ -968,6 +968,20 @@ def test_the_first_number_that_is_none_is_told_by_request_token_and_layer() -> N
         place=Place(1, plan, 0), tensor=run.tensors["out"].id, digest="", low=0.0, high=1.0,
         mean=0.5, rms=0.5, num_nan=1, num_inf=0, first_nonfinite=(2, 5),
     )  # fmt: skip
+    clean = msgspec.structs.replace(figures, num_nan=0, first_nonfinite=None)
+    x, weight = (
+        msgspec.structs.replace(clean, tensor=run.tensors[name].id)
+        for name in ("x", "blk.3.attn_norm.weight")
+    )
+    digest = msgspec.structs.replace(weight, is_digest_alone=True)
+    for seen, blamed in ((digest, "weight"), (weight, "out")):  # packed, or looked at and finite
+        bundle = run.bundle(statistics=(figures, x, seen))
+        [row] = [
+            one
+            for one in diagnose(bundle, without=(*NO_REPLAY, "ownership")).hypotheses
+            if one.cause is Cause.NONFINITE_VALUE
+        ]
+        assert row.argument == blamed
     found = diagnose(run.bundle(statistics=(figures,)), without=(*NO_REPLAY, "ownership"))
     told = [text for one in found.hypotheses for text in one.evidence]
     assert (

@@ -257,6 +257,7 @@ def _figures_of_packed(tensor: Tensor, place: Place, number: int) -> Statistics 
         rms=0.0,
         num_nan=0,
         num_inf=0,
+        is_digest_alone=True,
     )
 
 

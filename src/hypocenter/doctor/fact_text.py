@@ -75,8 +75,9 @@ def is_equal(good: Statistics, bad: Statistics, on_one_device: bool) -> bool:
 
 def are_not_told(good: Statistics, bad: Statistics, on_one_device: bool) -> bool:
     """Whether nothing is known of weights but digests that cannot be compared."""
-    is_bare = not bad.sketch and bad.low == bad.high == bad.rms == 0
-    return is_bare and not (on_one_device and are_comparable(good.digest, bad.digest))
+    if not bad.is_digest_alone:
+        return False
+    return not (on_one_device and are_comparable(good.digest, bad.digest))
 
 
 def figures_text(statistics: Statistics) -> str:
@@ -97,7 +98,7 @@ def figures_text(statistics: Statistics) -> str:
 def contents_text(figures: Statistics) -> str:
     """Of a packed weight nothing is known but its digest."""
     digest = figures.digest.rpartition(":")[2][:12]
-    return figures_text(figures) if figures.sketch else f"digest {digest}"
+    return f"digest {digest}" if figures.is_digest_alone else figures_text(figures)
 
 
 def dims_text(shape: Sequence[int]) -> str:

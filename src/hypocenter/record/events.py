@@ -482,7 +482,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     `num_poisoned` counts elements that still hold the pattern of undefined memory, `num_below`
     those of `num_inf` that are -infinity. `sketch` are a few sums of the finite elements with
     signs that depend on their index alone: of two tensors of one shape the sketches are about as
-    far apart as the elements (Johnson and Lindenstrauss, 1984), in the unit of `rms`.
+    far apart as the elements (Johnson and Lindenstrauss, 1984), in the unit of `rms`. Of packed
+    weights nothing but the digest is known: `is_digest_alone`.
     """
 
     place: Place
@@ -498,3 +499,4 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     num_below: int = 0
     first_nonfinite: tuple[int, ...] | None = None
     sketch: tuple[float, ...] = ()
+    is_digest_alone: bool = False

@@ -102,7 +102,11 @@ def first_spoilt(case: Case) -> _First | None:
             for statistics in figures
             if statistics.tensor in tensors
         }
-        read = {name: stats for name, stats in named.items() if name not in written}
+        read = {
+            name: stats
+            for name, stats in named.items()
+            if name not in written and not stats.is_digest_alone
+        }
         for name in [name for name in named if name in written and name not in (*_CACHES, _STATE)]:
             if is_spoilt(named[name], hides=_hides(case, name, use.launch)):
                 return _First(use, name, named[name], read, num_before, named.get(_STATE))
