@@ -447,13 +447,11 @@ AnyEvent = (
 )
 
 
-#: Events that say what memory there is, and what a guarded run found.
-_LASTING = (Allocated, Freed, Captured, MaskedOff, RanUnguarded)
-
-
 def is_lasting(event: AnyEvent) -> bool:
-    """Whether an event stays when the steps around it are left out: so do a graph's launches."""
-    return isinstance(event, _LASTING) or (isinstance(event, Launched) and event.graph > 0)
+    """Whether it stays without its step: of memory, found by a guard, or a graph's launch."""
+    if isinstance(event, Launched):
+        return event.graph > 0
+    return isinstance(event, Allocated | Freed | Captured | MaskedOff | RanUnguarded)
 
 
 #: The plan of a Place whose launch belongs to no plan; its `launch` is the event's `seq` then.

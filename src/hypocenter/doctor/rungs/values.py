@@ -20,13 +20,13 @@ from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.kernel_text import guard_line
 from hypocenter.doctor.rungs.engine.states import left_there, was_spoilt
+from hypocenter.doctor.rungs.whose_number import whose
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import (
     ArgumentDeclaration,
     LaunchRecord,
     Place,
     Statistics,
-    Stepped,
     TensorRecord,
 )
 from hypocenter.record.gap import Gap
@@ -82,7 +82,7 @@ def values(case: Case) -> list[Claim]:
     if any(claim.root is not None for claim in case.claims):
         return []
     claim = _judge(case, first)
-    evidence = (*_whose(case, first), *claim.hypothesis.evidence)
+    evidence = (*whose(case, first.use, first.wrote.first_nonfinite), *claim.hypothesis.evidence)
     hypothesis = msgspec.structs.replace(claim.hypothesis, evidence=evidence)
     return [dataclasses.replace(claim, hypothesis=hypothesis)]
 
@@ -194,44 +194,6 @@ def _show(statistics: Statistics) -> str:
         else ""
     )
     return f"{text}{at}"
-
-
-def _whose(case: Case, first: _First) -> tuple[str, ...]:
-    """Of which request, token and layer the first number is that is none."""
-    at, event = first.wrote.first_nonfinite, case.event_of(first.use)
-    token = _token_of(case, first, event, at[0]) if at and event is not None else None
-    if token is None or event is None:
-        return ()
-    layer = None if _is_of_logits(first) else case.layer_of(first.use)
-    in_layer = f" in layer {layer}" if layer is not None else ""
-    start = 0
-    for request in event.requests:
-        if start <= token < start + request.num_tokens:
-            position = request.first_position + token - start
-            return (
-                f"the first number that is none belongs to request {request.id}, its token at "
-                f"position {position}{in_layer}",
-            )
-        start += request.num_tokens
-    return ()
-
-
-def _token_of(case: Case, first: _First, event: Stepped, row_number: int) -> int | None:
-    """The token of the step that a row of the output belongs to, of all or of those with logits."""
-    if not _is_of_logits(first):
-        return row_number
-    rows = case.input_of(event, "logit_rows")
-    return int(rows[row_number]) if rows is not None and row_number < rows.size else None
-
-
-def _is_of_logits(first: _First) -> bool:
-    launch = first.use.launch
-    count = next((fact.value for fact in launch.facts if fact.name == "count"), None)
-    return count == 1 or launch.kernel in _OF_LOGITS
-
-
-#: Kernels whose rows are those that logits are wanted of, though no `count` says so.
-_OF_LOGITS = ("gather", "narrow")
 
 
 def _before(first: _First) -> str:
