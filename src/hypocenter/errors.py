@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 from typing import Self
 
-from hypocenter.refusals import AnyRefusal, FieldOutOfRange
+from hypocenter.refusals import AnyRefusal, EntryOutOfRange, FieldOutOfRange
 
 EXIT_OK = 0
 EXIT_ERROR = 1
@@ -157,7 +157,23 @@ class HubError(ModelNotFound):
 
 
 class TokenizerError(HypoError):
-    """Text or token ids that the tokenizer cannot handle."""
+    """Text or token ids that the tokenizer cannot handle; `refusal` is of an id outside."""
+
+    refusal: EntryOutOfRange | None = None
+
+    @classmethod
+    def outside(cls, token_id: int, vocab_size: int) -> Self:
+        """For a token id that no token of the vocabulary has."""
+        error = cls(f"token id is {token_id}, but the vocabulary has {vocab_size} tokens")
+        error.refusal = EntryOutOfRange(
+            argument="token_ids",
+            entry=(0,),
+            value=token_id,
+            of="the vocabulary",
+            bound=vocab_size,
+            num_live=1,
+        )
+        return error
 
 
 class TemplateError(HypoError):

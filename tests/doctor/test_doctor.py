@@ -35,9 +35,9 @@ from hypocenter.doctor.report import report_text
 from hypocenter.doctor.report_parts import headline
 from hypocenter.errors import ErrorKind
 from hypocenter.record.bundle import Bundle
+from hypocenter.record.engine.engine_events import Answered
 from hypocenter.record.events import (
     Allocated,
-    Answered,
     ArgumentDeclaration,
     Called,
     Captured,

@@ -9,7 +9,12 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Culprit, RootCause, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.events import BlockChanged, Copied, Place, Statistics
+from hypocenter.record.engine.engine_events import BlockChanged
+from hypocenter.record.events import (
+    Copied,
+    Place,
+    Statistics,
+)
 from hypocenter.record.fault_record import FaultRecord
 
 DIFFERS = FaultRecord(kind="differs", message="the text is not that of the good run")

@@ -19,10 +19,10 @@ from hypocenter.doctor.difference import Answers, Difference
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
+from hypocenter.record.engine.engine_events import Answered
 from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
-    Answered,
     ArgumentRecord,
     Launched,
     LaunchRecord,

@@ -15,7 +15,13 @@ from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.kernels.sampling.draw import TokenChoice, columns_of, settings_of
 from hypocenter.record.bundle import Bundle, Snapshot
-from hypocenter.record.events import Entered, LaunchRecord, RequestRecord, Stepped, Values
+from hypocenter.record.engine.engine_events import Entered
+from hypocenter.record.events import (
+    LaunchRecord,
+    RequestRecord,
+    Stepped,
+    Values,
+)
 from hypocenter.record.fault_record import FaultRecord
 
 DIFFERS = FaultRecord(kind="differs", message="the text is not that of the good run")

@@ -11,7 +11,10 @@ from repository import DEMO
 from hypocenter import LLM, EngineConfig, SamplingParams
 from hypocenter.kernels.sampling.draw import columns_of
 from hypocenter.record import recorder, ring
-from hypocenter.record.events import BlockChanged, Entered, Stepped
+from hypocenter.record.engine.engine_events import BlockChanged, Entered
+from hypocenter.record.events import (
+    Stepped,
+)
 from hypocenter.record.ring import Run
 
 PREFIX = list(range(40, 60))

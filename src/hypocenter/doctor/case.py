@@ -15,8 +15,8 @@ from hypocenter.dtypes import NUMPY_DTYPES, Array
 from hypocenter.errors import ErrorKind
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex, LaunchMade
+from hypocenter.record.engine.engine_events import Event
 from hypocenter.record.events import (
-    Event,
     LaunchRecord,
     Place,
     PlanRecord,

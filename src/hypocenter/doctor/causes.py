@@ -61,6 +61,7 @@ class Cause(enum.StrEnum):
     LATE_OUT_OF_MEMORY = "out of memory reported late"
     ENDLESS_LOOP = "endless loop"
     LOST_EVENT = "event never recorded"
+    BROKEN_CHECK = "check of the engine's own"
     WRONG_ANSWER = "wrong answer"
 
 
@@ -150,12 +151,14 @@ CAUSES: dict[Cause, CauseRow] = {
         symptoms=_OF_VALUES, blames=Blame.KERNEL, untested=_TRACE, is_of_engine=True
     ),
     Cause.NONFINITE_VALUE: CauseRow(symptoms=_OF_VALUES, untested=_TRACE),
-    Cause.FOREIGN_BLOCK: CauseRow(symptoms=_OF_VALUES, untested=_OWNERS, is_of_engine=True),
+    Cause.FOREIGN_BLOCK: CauseRow(
+        symptoms=_OF_VALUES | _ERROR, untested=_OWNERS, is_of_engine=True
+    ),
     Cause.KEPT_BLOCK_CHANGED: CauseRow(
-        symptoms=_OF_VALUES, untested=_TRACE, is_of_engine=True
+        symptoms=_OF_VALUES | _ERROR, untested=_TRACE, is_of_engine=True
     ),
     Cause.FOREIGN_STATE: CauseRow(
-        symptoms=_OF_VALUES,
+        symptoms=_OF_VALUES | _ERROR,
         untested="states: no layer of the model carries one, or no step recorded its requests",
         is_of_engine=True,
     ),
@@ -187,6 +190,7 @@ CAUSES: dict[Cause, CauseRow] = {
     Cause.NO_CONFIGURATION: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
     Cause.DEVICE_ASSERT: CauseRow(symptoms=frozenset()),
     Cause.CAPTURE_REFUSED: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
+    Cause.BROKEN_CHECK: CauseRow(symptoms=frozenset(), blames=Blame.KERNEL, is_of_engine=True),
     # -- of arguments
     Cause.NULL_POINTER: CauseRow(
         symptoms=_OF_MEMORY | _ERROR, blames=Blame.MAKER, tested_by=TestedBy.ARGUMENTS,

@@ -29,8 +29,8 @@ from hypocenter.doctor.fact_text import (
 )
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
+from hypocenter.record.engine.engine_events import Answered
 from hypocenter.record.events import (
-    Answered,
     ArgumentRecord,
     Launched,
     LaunchRecord,

@@ -26,6 +26,7 @@ from hypocenter.doctor.rungs.address import addresses
 from hypocenter.doctor.rungs.captured import captured_pointers
 from hypocenter.doctor.rungs.contracts import contracts
 from hypocenter.doctor.rungs.engine.kept_blocks import kept_blocks
+from hypocenter.doctor.rungs.engine.own_checks import own_checks
 from hypocenter.doctor.rungs.engine.ownership import ownership
 from hypocenter.doctor.rungs.engine.states import states
 from hypocenter.doctor.rungs.engine.step_inputs import step_inputs
@@ -59,6 +60,7 @@ LADDER: dict[str, Rung] = {
     "sanitizer": sanitizer,
     "ownership": ownership,
     "kept blocks": kept_blocks,
+    "own checks": own_checks,
     "states": states,
     "order": order,
     "step inputs": step_inputs,

@@ -36,7 +36,7 @@ from hypocenter.engine.sampler import Sampler
 from hypocenter.engine.scheduler import Scheduler
 from hypocenter.engine.token_rules import token_rules
 from hypocenter.errors import BadLogits, ContextOverflow, HypoError, OutOfBlocks, UsageError
-from hypocenter.record.recorder import current
+from hypocenter.record.recorder import current, recording_defects
 from hypocenter.results import Completion, Delta, Route
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ class Engine:
         self._num_turns, self._closed = 0, False
         self._inbox: deque[Request] = deque()  # submitted, not yet with the scheduler
         self._request_ids = itertools.count()
-        self.num_steps = 0  # that have run
-        self._process = os.getpid()
+        self.num_steps, self._process = 0, os.getpid()  # steps that have run
         self._stepping: int | None = None  # the thread that has the lock
 
     @property
@@ -129,6 +128,7 @@ class Engine:
         with self._turn():
             return self._step()
 
+    @recording_defects()
     def _step(self) -> int:
         self._admit()
         self._drop_unwanted_step()
@@ -392,7 +392,7 @@ class Engine:
             # Copies are waited for out here: where one fails, the device has.
             rows = None if kept is None else kept()
             logits = None if row is None else row()[0]
-            with self._failing_alone(request):
+            with self._failing_alone(request), recording_defects():
                 if rows is not None:
                     self._keep(chunk, rows)
                 if outcome is not None:

@@ -14,13 +14,13 @@ from typing import TypeVar
 from hypocenter.environment import launch_blocking
 from hypocenter.errors import UsageError
 from hypocenter.record.bundle import Bundle
+from hypocenter.record.engine.engine_events import Event
 from hypocenter.record.events import (
     OUTSIDE_PLANS,
     Allocated,
     AllocationRecord,
     Captured,
     Copied,
-    Event,
     Freed,
     GraphReplayed,
     Launched,

@@ -11,6 +11,12 @@ from typing import TypedDict
 import msgspec
 
 from hypocenter.errors import ErrorKind
+from hypocenter.record.engine.engine_events import (
+    Answered,
+    BlockChanged,
+    Entered,
+    Event,
+)
 from hypocenter.record.guard_faults import AccessFault
 from hypocenter.refusals import AnyRefusal
 
@@ -203,13 +209,6 @@ class Now(TypedDict):
     step: int
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Something that the host did; `seq` orders all events of a run, `step` is the step then."""
-
-    seq: int
-    step: int
-
-
 class Allocated(Event, frozen=True, kw_only=True, tag=True):
     allocation: AllocationRecord
 
@@ -244,38 +243,6 @@ class IdsLearned(Event, frozen=True, kw_only=True, tag=True):
     of: int
     inputs: tuple[Values, ...]
     digests: tuple[str, ...]
-
-
-class Entered(Event, frozen=True, kw_only=True, tag=True):
-    """A request has come in: `settings` are what its tokens are drawn by, as the sampler has them.
-
-    Their order is that of `kernels/sampling/draw.py:columns_of`.
-    """
-
-    request: int
-    num_prompt_tokens: int
-    settings: tuple[float, ...]
-    seed: int
-
-
-class BlockChanged(Event, frozen=True, kw_only=True, tag=True):
-    """After a step `block` of the pages `tensor` was not as it was kept for others to read.
-
-    `request` filled it, and in step `kept_in` it was kept. Only a traced run looks.
-    """
-
-    tensor: int
-    block: int
-    request: int
-    kept_in: int
-
-
-class Answered(Event, frozen=True, kw_only=True, tag=True):
-    """A request has ended with an answer: `digest` is a keyed one over its prompt and that."""
-
-    request: int
-    num_tokens: int
-    digest: str
 
 
 class Copied(Event, frozen=True, kw_only=True, tag=True):
@@ -370,11 +337,22 @@ class GraphReplayed(Event, frozen=True, kw_only=True, tag=True):
     stream: str = ""
 
 
+class CodePlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A statement of this package's own Python; `module` is its name below the package."""
+
+    module: str
+    function: str
+    file: str
+    line: int
+    text: str
+
+
 class Called(Event, frozen=True, kw_only=True, tag=True):
     """A call of the runtime that reported something other than success, and where it was made.
 
     `outcome` is what it said, `kernel` that of a launch. With `is_statement` the call is the text
-    of the program's own line, in which an exception ended it.
+    of the program's own line, in which an exception ended it. `raised_in` is where this package's
+    own Python raised, the innermost statement first; empty for what it raises on purpose.
     """
 
     call: str
@@ -383,6 +361,7 @@ class Called(Event, frozen=True, kw_only=True, tag=True):
     kernel: str = ""
     kind: ErrorKind = ErrorKind.OTHER
     is_statement: bool = False
+    raised_in: tuple[CodePlace, ...] = ()
 
 
 class Rejected(Event, frozen=True, kw_only=True, tag=True):

@@ -7,13 +7,14 @@ run: what cannot be written is told once and left out.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import itertools
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ParamSpec
 from weakref import WeakKeyDictionary, ref
@@ -30,19 +31,19 @@ from hypocenter.errors import (
     HypoError,
     LaunchRejected,
     OutOfMemory,
+    TokenizerError,
 )
 from hypocenter.record import ring, run_folder
 from hypocenter.record.catalogue import Catalogue
+from hypocenter.record.engine.engine_events import Answered, BlockChanged, Entered
+from hypocenter.record.engine.raised import raised_in
 from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
-    Answered,
     AnyEvent,
-    BlockChanged,
     Called,
     Captured,
     Copied,
-    Entered,
     Freed,
     HostWrote,
     IdsLearned,
@@ -86,6 +87,17 @@ def current() -> Recorder | NotRecording:
     """The recorder of this process: one that does nothing before `open_recorder`, and where
     recording is off."""
     return _current
+
+
+@contextlib.contextmanager
+def recording_defects() -> Iterator[None]:
+    """Within, what nobody raises on purpose is recorded on its way up, and so is a refusal."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, HypoError) or getattr(error, "refusal", None) is not None:
+            current().record_failure(error)
+        raise
 
 
 def open_recorder() -> Recorder | NotRecording:
@@ -561,7 +573,7 @@ def event_of_error(
     if isinstance(error, LaunchRejected):
         refusal = encodable(error.refusal)
         return Rejected(seq=seq, step=step, refusal=refusal, kernel=error.kernel, launch=launch)
-    if isinstance(error, BadModelFile) and error.refusal is not None:
+    if isinstance(error, BadModelFile | TokenizerError) and error.refusal is not None:
         return Rejected(seq=seq, step=step, refusal=encodable(error.refusal))
     if isinstance(error, DeviceFault):
         return Called(
@@ -579,6 +591,7 @@ def event_of_error(
         call="" if isinstance(error, HypoError) else name,
         outcome=f"{name}: {error}"[:_MAX_CHARS],
         kind=ErrorKind.OUT_OF_MEMORY if isinstance(error, OutOfMemory) else ErrorKind.OTHER,
+        raised_in=raised_in(error),
     )
 
 

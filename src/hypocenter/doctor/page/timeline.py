@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from hypocenter.doctor.case import Case
 from hypocenter.record.bundle_index import LaunchMade
+from hypocenter.record.engine.engine_events import Answered
 from hypocenter.record.events import (
     OUTSIDE_PLANS,
     Allocated,
-    Answered,
     AnyEvent,
     Called,
     Captured,

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.record.engine.engine_events import Event
 from hypocenter.record.events import (
     OUTSIDE_PLANS,
     AllocationRecord,
     Captured,
-    Event,
     Freed,
     GraphReplayed,
     Launched,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.rungs.refusal_readings import NO_CODE, reading_of
 from hypocenter.doctor.rungs.runtime_refusals import (
@@ -16,10 +16,13 @@ from hypocenter.doctor.rungs.runtime_refusals import (
     runtime_refusals,
 )
 from hypocenter.errors import ErrorKind
+from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import Called, Rejected
-from hypocenter.refusals import FieldOutOfRange
+from hypocenter.refusals import EntryOutOfRange, FieldOutOfRange
 
 NAME = "refusals"
+#: What tensors are called that hold the tokens which a step has chosen.
+_CHOSEN = ("token_ids", "outcomes")
 
 
 def refusals(case: Case) -> list[Claim]:
@@ -30,7 +33,7 @@ def refusals(case: Case) -> list[Claim]:
         for event in case.index.events_of(Rejected)
         if event.seq not in told
         and not is_of_runtime(event.refusal)
-        and (claim := _claim_of(event))
+        and (claim := _claim_of(case, event))
     ]
     claims += runtime_refusals(case)
     claims += _of_calls(case)
@@ -40,9 +43,11 @@ def refusals(case: Case) -> list[Claim]:
 # -- refusals -------------------------------------------------------------------------------------
 
 
-def _claim_of(event: Rejected) -> Claim | None:
+def _claim_of(case: Case, event: Rejected) -> Claim | None:
     if isinstance(event.refusal, FieldOutOfRange):
         return _claim_of_field(event.refusal)
+    if isinstance(event.refusal, EntryOutOfRange) and not (event.kernel or event.tensor):
+        return _claim_of_token(case, event, event.refusal)
     reading = reading_of(event.refusal, event.tensor)
     if reading is None:
         return None
@@ -73,6 +78,50 @@ def _claim_of_field(refusal: FieldOutOfRange) -> Claim:
         ),
     )
     return proven(root, NAME, (), "a value inside the range")
+
+
+def _claim_of_token(case: Case, event: Rejected, refusal: EntryOutOfRange) -> Claim:
+    """A token that was chosen and is none of the vocabulary: the launch that chose it."""
+    use = next(
+        (
+            use
+            for use in reversed(case.launches)
+            if use.step <= event.step
+            and (name := _choice_of(case, use))
+            and name in case.written_by(use.launch)
+        ),
+        None,
+    )
+    value, last = refusal.value, refusal.bound - 1
+    kernel, argument = ("", refusal.argument)
+    if use is not None:
+        kernel, argument = use.launch.kernel, _choice_of(case, use)
+    text = f"chose token {value}, but {refusal.of} has {refusal.bound} entries"
+    access = case.access(use.launch, argument, "store") if use is not None else None
+    root = RootCause(
+        cause=Cause.TOKEN_RANGE,
+        blames=Blame.KERNEL,
+        sentence=f"{kernel or 'the sampler'} {text}",
+        fix=f"Let {kernel or 'the sampler'} choose from 0 to {last} only, as it was asked to",
+        kernel=kernel or None,
+        argument=argument,
+        tensor=refusal.argument,
+        place=use.place if use is not None else None,
+        proof=Proof(
+            f"step {event.step} gave token {value}, and the tokenizer refused it",
+            f"a token from 0 to {last}",
+            f"the same check, 0 <= token < {refusal.bound}, holds for {min(max(value, 0), last)} "
+            f"and not for {value}",
+        ),
+    ).at(access)
+    seq = use.seq if use is not None else event.seq
+    return proven(root, NAME, (), "the tokenizer taking what was chosen", seq)
+
+
+def _choice_of(case: Case, use: LaunchMade) -> str:
+    """The argument of a launch that holds chosen tokens; empty where none does."""
+    tensors = case.tensors_of(use.launch).items()
+    return next((name for name, tensor in tensors if tensor.name in _CHOSEN), "")
 
 
 # -- calls ----------------------------------------------------------------------------------------

@@ -133,9 +133,7 @@ class Tokenizer:
     def piece(self, token_id: int) -> bytes:
         """The bytes that a token stands for, not always UTF-8; special tokens give their name."""
         if not 0 <= token_id < self.vocab_size:
-            raise TokenizerError(
-                f"token id is {token_id}, but the vocabulary has {self.vocab_size} tokens"
-            )
+            raise TokenizerError.outside(token_id, self.vocab_size)
         return self._pieces[token_id]
 
     def shown_piece(self, token_id: int) -> bytes:

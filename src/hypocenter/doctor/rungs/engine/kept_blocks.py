@@ -12,7 +12,12 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Culprit, Proof, RootCause, Verdict, proven, row
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.record.events import BlockChanged, Copied, Stepped, TensorRecord
+from hypocenter.record.engine.engine_events import BlockChanged
+from hypocenter.record.events import (
+    Copied,
+    Stepped,
+    TensorRecord,
+)
 
 NAME = "kept blocks"
 

@@ -19,7 +19,13 @@ from hypocenter.dtypes import Array
 from hypocenter.kernels.sampling.draw import uniform
 from hypocenter.record.bundle import Snapshot
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.record.events import Entered, Place, RequestRecord, Stepped, Values
+from hypocenter.record.engine.engine_events import Entered
+from hypocenter.record.events import (
+    Place,
+    RequestRecord,
+    Stepped,
+    Values,
+)
 
 NAME = "step inputs"
 

@@ -1,0 +1,4 @@
+"""What hypocenter's own engine tells of its requests, blocks and draws.
+
+Door: `record.events.AnyEvent`.
+"""
