@@ -586,6 +586,7 @@ def test_every_host_side_rung_is_needed() -> None:
         "core dump",
         "guarded run",
         "kept blocks",
+        "own checks",
         "sanitizer",
         "states",
         "step inputs",
