@@ -23,7 +23,16 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import attention_cpu
 from hypocenter.kernels.attention.kv_write import caches
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Arg, Index, Rule, Scalar, Symbols, live_counts, live_rows
+from hypocenter.kernels.demands import (
+    Arg,
+    Index,
+    Reach,
+    Rule,
+    Scalar,
+    Symbols,
+    live_counts,
+    live_rows,
+)
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import into_rounded, into_tiles, quantise
 from hypocenter.tensor import DType, Tensor
@@ -39,12 +48,31 @@ def _live_blocks(values: Symbols) -> np.ndarray[Any, Any]:
     return np.arange(values["max_blocks"]) <= num_blocks[:, None]
 
 
+def _live_tiles(values: Symbols) -> np.ndarray[Any, Any]:
+    """Tiles with keys that a live token sees, [max_tokens, 1, max_tiles, 1]."""
+    num_live, size, window = values["counts"][0], values["keys_per_tile"], values["window"]
+    last = values["positions"][:num_live, None]
+    first = np.maximum(last - window + 1, 0) if window > 0 else np.zeros_like(last)
+    tile = np.arange(values["max_tiles"])
+    live = np.zeros((values["max_tokens"], 1, tile.size, 1), bool)
+    live[:num_live, 0, :, 0] = (tile >= first // size) & (tile <= last // size)
+    return live
+
+
 _F32, _I32 = (DType.F32,), (DType.I32,)
 _OUT = Arg("out", _F32, "num_tokens, >= num_heads * value_dim", "write")
 _WINDOW = Scalar("window", "window >= 0", "must not be negative")
+_OF_TILES = Reach("the tiles with keys that a live token sees", _live_tiles)
 _PARTIAL = (
-    Arg("values", _F32, "max_tokens, num_heads, max_tiles, values_pitch", "write"),
-    Arg("sums", _F32, "max_tokens, num_heads, max_tiles, 2", "write"),
+    Arg(
+        "values",
+        _F32,
+        "max_tokens, num_heads, max_tiles, values_pitch",
+        "write",
+        fills="value_dim",
+        reach=_OF_TILES,
+    ),
+    Arg("sums", _F32, "max_tokens, num_heads, max_tiles, 2", "write", reach=_OF_TILES),
 )
 _PARTS = Arg("parts", _F32, "num_floats", "write")
 SINKS = Arg("sinks", _F32, ">= num_heads", optional=True)
@@ -130,7 +158,7 @@ SPLIT = Contract(
     Scalar("keys_per_tile", "keys_per_tile > 0", "must be above 0"),
     Rule("max_tiles * keys_per_tile >= max_blocks * block_size", "each key needs a tile"),
 )
-_TILES = tuple(replace(arg, access="read") for arg in _PARTIAL)
+_TILES = tuple(replace(arg, access="read", fills="", reach=None) for arg in _PARTIAL)
 _FOLDED: tuple[Arg | Scalar | Rule, ...] = (
     SINKS,
     Arg(
