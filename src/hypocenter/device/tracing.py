@@ -231,9 +231,12 @@ def _read(tensor: Tensor, room: int) -> Array | None:
 
 
 def _figures_of_packed(tensor: Tensor, place: Place, number: int) -> Statistics | None:
-    """A packed weight by the digest of its arrays alone; None for what is too large to be read."""
+    """A packed weight by the digest of its arrays alone; None for what is too large to be read.
+
+    Numbers beside them are arguments of the launch, and recorded as such.
+    """
     allocation, digest = tensor.allocation, KeyedDigest()
-    parts = [part for part in tensor.data.parts if getattr(part, "nbytes", 0) or _is_placed(part)]
+    parts = [part for part in tensor.data.parts if getattr(part, "ndim", 0) or _is_placed(part)]
     sizes = [part.num_bytes if _is_placed(part) else part.nbytes for part in parts]
     if sum(sizes) > MAX_TENSOR_BYTES:
         return None

@@ -135,7 +135,7 @@ _REFUSED = "refusals: no launch was refused for it"
 
 CAUSES: dict[Cause, CauseRow] = {
     Cause.WRONG_ANSWER: CauseRow(
-        symptoms=frozenset({"differs", "none"}),
+        symptoms=_OF_VALUES,
         untested="good arguments: give the bundle of a run that is right with --good",
     ),
     # -- of values

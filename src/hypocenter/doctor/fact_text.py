@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.doctor.installed_text import module_of
 from hypocenter.dtypes import NUMPY_DTYPES
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Statistics, TensorRecord, Values
@@ -119,10 +120,7 @@ def around(good: Bundle, bad: Bundle) -> Iterator[str]:
     if good.device != bad.device:
         yield f"device: {good.device} in GOOD, {bad.device} in BAD"
     texts = [
-        {
-            (s.file.rpartition("/")[2].partition(".")[0].partition("-")[0], s.function): s.id
-            for s in bundle.sources
-        }
+        {(module_of(source.file), source.function): source.id for source in bundle.sources}
         for bundle in (good, bad)
     ]
     for key in sorted(texts[0]):

@@ -8,11 +8,17 @@ from __future__ import annotations
 import ast
 import difflib
 import functools
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from hypocenter.package import gpu_kernel_files
 from hypocenter.record.events import LaunchRecord, SourceRecord
+
+#: Texts of functions by module and name; by "" and the name those of all modules. Of one module
+#: several may have a name, as functions within others do.
+Texts = Mapping[tuple[str, str], Collection[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +33,9 @@ class Change:
 
 
 def changes(
-    launch: LaunchRecord, sources: Mapping[str, SourceRecord], others: Mapping[str, str]
+    launch: LaunchRecord, sources: Mapping[str, SourceRecord], others: Texts
 ) -> list[Change]:
-    """Places where a launch's kernel, or what it calls, is not the text in `others` (by name)."""
+    """Places where a launch's kernel, or what it calls, is not the text in `others`."""
     found: list[Change] = []
     waiting, seen = [launch.source], set[str]()
     while waiting:
@@ -39,23 +45,52 @@ def changes(
             continue
         seen.add(number)
         waiting += source.callees
-        other = others.get(source.function)
-        if other is not None:
-            found += _changes(source, other)
+        found += _changes(source, _other_text(source, others))
     return found
 
 
+def texts_of(sources: Iterable[SourceRecord]) -> Texts:
+    """Those of recorded functions."""
+    found = defaultdict[tuple[str, str], set[str]](set)
+    for source in sources:
+        for module in (module_of(source.file), ""):
+            found[module, source.function].add(source.text.rstrip())
+    return found
+
+
+def module_of(file: str) -> str:
+    """The name that tells a function's module from others, wherever it lies."""
+    return PurePath(file).name.partition(".")[0].partition("-")[0]
+
+
+def _other_text(source: SourceRecord, others: Texts) -> str:
+    """What stands in place of a function; its own text where nothing does, or nothing else."""
+    own = source.text.rstrip()
+    texts = others.get((module_of(source.file), source.function))
+    if texts is None:  # it may have moved to another file
+        texts = others.get(("", source.function), ())
+        texts = texts if len(texts) == 1 else ()
+    if own in texts or not texts:
+        return own
+    return max(
+        sorted(texts),
+        key=lambda text: difflib.SequenceMatcher(None, text, own, autojunk=False).quick_ratio(),
+    )
+
+
 @functools.cache
-def installed_texts() -> Mapping[str, str]:
-    """Text of every function in the files of GPU kernels, by its name; decorators included."""
-    found: dict[str, str] = {}
+def installed_texts() -> Texts:
+    """Text of every function in the files of GPU kernels; decorators included."""
+    found = defaultdict[tuple[str, str], set[str]](set)
     for path in gpu_kernel_files():
         text = path.read_text("utf-8")
         lines = text.splitlines(keepends=True)
         for node in ast.parse(text).body:
             if isinstance(node, ast.FunctionDef) and node.decorator_list:
                 first = min(decorator.lineno for decorator in node.decorator_list)
-                found[node.name] = "".join(lines[first - 1 : node.end_lineno])
+                held = "".join(lines[first - 1 : node.end_lineno]).rstrip()
+                for module in (module_of(path.name), ""):
+                    found[module, node.name].add(held)
     return found
 
 

@@ -14,10 +14,11 @@ from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.diff import differing_pairs, rundiff
 from hypocenter.doctor.difference import Answers, Compared, Difference, Pair, RunDiff
-from hypocenter.doctor.installed_text import Change, changes
+from hypocenter.doctor.installed_text import Change, changes, texts_of
+from hypocenter.doctor.rungs.values import first_spoilt
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.record.events import LaunchRecord, TensorRecord
+from hypocenter.record.events import LaunchRecord, Place, TensorRecord
 from hypocenter.record.gap import Gap
 from hypocenter.wording import count_text
 
@@ -91,14 +92,27 @@ def _judge(case: Case, good: Bundle, found: RunDiff) -> Claim:
     if found.answers is Answers.SAME:
         told = dict.fromkeys(fact.text for pair in pairs for fact in pair.differences)
         return _refute("both runs gave every request the same tokens", *_few(told, "differs"))
-    if case.kind not in ("none", "differs"):
+    guilty = pairs[-1] if pairs and pairs[-1].wrong is not None else None
+    if case.kind not in ("none", "differs") and not _was_wrong_before(case, guilty):
         why = "a wrong answer explains no end of the run"
         return _open(ARGUMENTS, f"the first difference: {first.text}; {why}", *found.around)
     is_wrong = found.answers is Answers.DIFFERENT or case.kind == "differs"
-    guilty = pairs[-1] if pairs and pairs[-1].wrong is not None else None
     if guilty is None:
         return _without_results(case, good, found, pairs, compared, is_wrong=is_wrong)
     return _of_launch(case, good, found, guilty, pairs, compared)
+
+
+def _was_wrong_before(case: Case, guilty: Pair | None) -> bool:
+    """Whether numbers of a run that ended by one that is none were wrong before the first such."""
+    use = _use(case, guilty) if guilty is not None and case.kind == "nonfinite" else None
+    spoilt = first_spoilt(case) if use is not None else None
+    if use is None or spoilt is None or use.place is None or spoilt.use.place is None:
+        return False
+    return _order(use.place) < _order(spoilt.use.place)
+
+
+def _order(place: Place) -> tuple[int, int, int]:
+    return place.step, place.plan, place.launch
 
 
 def _refute(*evidence: str) -> Claim:
@@ -155,9 +169,9 @@ def _suspects(case: Case, good: Bundle, guilty: Pair, pairs: Sequence[Pair]) -> 
         for fact in pair.facts
         if fact.what == "contents" and fact.tensor in read
     ]
-    own = _one_of_each_maker(case, use, _without_repetition(own))
-    others = {source.function: source.text for source in good.sources}
-    lines = changes(use.launch, case.sources, others) if use else []
+    exchanged = {fact.subject for fact in own if fact.what == "argument"}
+    own = _one_of_each_maker(case, use, _without_repetition(own), exchanged)
+    lines = changes(use.launch, case.sources, texts_of(good.sources)) if use else []
     launches = [fact for fact in waiting if fact.what == "launch" and fact.kernel]
     inputs = [fact for fact in waiting if fact.what == "input"]
     facts = [
@@ -180,13 +194,12 @@ def _without_repetition(facts: list[Difference]) -> list[Difference]:
 
 
 def _one_of_each_maker(
-    case: Case, use: LaunchMade | None, facts: list[Difference]
+    case: Case, use: LaunchMade | None, facts: list[Difference], exchanged: set[str]
 ) -> list[Difference]:
     """Of weights and tables that hold other numbers one for each line that makes them.
 
-    One that is another tensor holds other numbers anyhow.
+    An argument that is another tensor (`exchanged`) holds other numbers anyhow.
     """
-    exchanged = {fact.subject for fact in facts if fact.what == "argument"}
     kept: dict[object, Difference] = {}
     for fact in facts:
         if fact.what != "contents":
@@ -316,8 +329,7 @@ def _without_results(
         )
     fact = next(iter(facts.values()))
     use = next((use for use in case.launches if use.place == fact.place), None)
-    others = {source.function: source.text for source in good.sources}
-    if use is None or changes(use.launch, case.sources, others):
+    if use is None or changes(use.launch, case.sources, texts_of(good.sources)):
         return _open(ARGUMENTS, f"the first difference: {fact.text}", *found.around)
     test = (
         "the good run is a run with it: nothing else differs of "
