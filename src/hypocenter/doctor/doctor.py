@@ -25,6 +25,8 @@ from hypocenter.doctor.run_environment import run_environment_of
 from hypocenter.doctor.rungs.address import addresses
 from hypocenter.doctor.rungs.captured import captured_pointers
 from hypocenter.doctor.rungs.contracts import contracts
+from hypocenter.doctor.rungs.engine.adopted_blocks import adopted_blocks
+from hypocenter.doctor.rungs.engine.draws import draws
 from hypocenter.doctor.rungs.engine.kept_blocks import kept_blocks
 from hypocenter.doctor.rungs.engine.own_checks import own_checks
 from hypocenter.doctor.rungs.engine.ownership import ownership
@@ -60,10 +62,12 @@ LADDER: dict[str, Rung] = {
     "sanitizer": sanitizer,
     "ownership": ownership,
     "kept blocks": kept_blocks,
+    "adopted blocks": adopted_blocks,
     "own checks": own_checks,
     "states": states,
     "order": order,
     "step inputs": step_inputs,
+    "draws": draws,
     "hints": hints,
     "good arguments": good_arguments,
     "hang": hang,

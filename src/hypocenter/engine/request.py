@@ -22,6 +22,7 @@ from hypocenter.engine.token_rules import TokenRules, ending_ids
 from hypocenter.errors import as_exception
 from hypocenter.harmony import NOTHING, Spoken
 from hypocenter.kernels.sampling.draw import columns_of, has_penalties
+from hypocenter.record.engine.prefixes import BlockPrefixes
 from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.record.recorder import current
 from hypocenter.results import Completion, Delta, Route, Timings, TokenLogprob
@@ -29,6 +30,7 @@ from hypocenter.results import Completion, Delta, Route, Timings, TokenLogprob
 if TYPE_CHECKING:
     from hypocenter.engine.answer_text import AnswerText
     from hypocenter.engine.grammar import Matcher
+    from hypocenter.engine.kv_cache import KVCache
 
 
 class State(enum.Enum):
@@ -108,6 +110,7 @@ class Request:
         self._text = text
         self._digest: KeyedDigest | None = None
         self._num_digested = 0
+        self._prefixes = BlockPrefixes()
         self._sent: list[Spoken] = []
         self._num_prompt_tokens = 0
         self._started: float | None = None
@@ -334,6 +337,14 @@ class Request:
         if record.is_on:
             settings = tuple(float(column) for column in columns_of(self.params))
             record.record_entry(self.id, len(self.prompt_ids), settings, self.params.seed or 0)
+
+    def record_blocks(self, cache: KVCache, first: int, stop: int) -> None:
+        """Write down which tokens its blocks `first` .. `stop` - 1 stand for."""
+        record, size = current(), cache.block_size
+        if record.is_on:
+            prefixes = self._prefixes.of_blocks(first, stop, size, self.token_ids)
+            blocks = cache.blocks(self.id)[first:stop]
+            record.record_blocks(self.id, blocks, prefixes, first)
 
     def _record_answer(self) -> None:
         record = current()

@@ -15,6 +15,8 @@ from hypocenter.engine.batch import Chunk
 from hypocenter.errors import BadLogits
 from hypocenter.kernels.sampling.draw import TokenChoice, has_penalties
 from hypocenter.kernels.sampling.sampling import HostSampler, launches_of, sample_later
+from hypocenter.record.keyed_digest import digest_of
+from hypocenter.record.recorder import current
 from hypocenter.tensor import DType, Tensor
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ class Sampler:
         if not chunks:  # then the step has no logits, whatever is in their place
             return list
         draws = [_draw(chunk) for chunk in chunks]
+        _record(chunks, draws)
         if logits.device != "cpu" and self._on_device is None:
             from hypocenter.kernels.sampling.sampling_plan import DeviceSampler  # needs Triton
 
@@ -70,6 +73,19 @@ def launches_on_host(vocab_size: int, max_rows: int) -> list[Launch]:
     """What sampling on the host launches, to be compiled before the first token needs it."""
     logits = memory.allocate("logits", "sampler", DType.F32, (max_rows, vocab_size))
     return launches_of(logits)
+
+
+def _record(chunks: Sequence[Chunk], draws: Sequence[TokenChoice]) -> None:
+    """Write down what the choices depend on beside the logits."""
+    record = current()
+    if record.is_on:
+        record.record_draws(
+            tuple(chunk.request.id for chunk in chunks),
+            tuple(draw.position for draw in draws),
+            masks=tuple(digest_of(draw.mask) for draw in draws),
+            biases=tuple(digest_of(draw.bias_ids, draw.biases) for draw in draws),
+            counts=tuple(digest_of(draw.context_ids, draw.output_counts) for draw in draws),
+        )
 
 
 def _draw(chunk: Chunk) -> TokenChoice:

@@ -43,8 +43,9 @@ class Scheduler:
     def keep(self, request: Request) -> None:
         """Leave the request's full blocks to those that begin with the same tokens."""
         digests = request.digests_to_keep(self.cache.block_size)
-        if len(digests) > self.cache.num_offered(request.id):
+        if len(digests) > (offered := self.cache.num_offered(request.id)):
             self.cache.keep(request.id, digests)
+            request.record_blocks(self.cache, offered, len(digests))
 
     def remove(self, request: Request, *, forget: bool = False) -> None:
         """Forget a request, wherever it stands, and free its blocks; `forget` what they hold."""
@@ -259,3 +260,4 @@ class Scheduler:
         if len(found) * cache.block_size > request.num_computed:
             cache.remove(request.id)  # what it computed itself is kept, or kept already
             request.adopt(cache.adopt(request.id, found))
+            request.record_blocks(cache, 0, len(found))

@@ -14,6 +14,8 @@ from hypocenter.errors import ErrorKind
 from hypocenter.record.engine.engine_events import (
     Answered,
     BlockChanged,
+    BlocksNamed,
+    Drawn,
     Entered,
     Event,
 )
@@ -409,6 +411,8 @@ AnyEvent = (
     | IdsLearned
     | Entered
     | BlockChanged
+    | BlocksNamed
+    | Drawn
     | Answered
     | Copied
     | Waited

@@ -13,6 +13,9 @@ import os
 import secrets
 import tempfile
 from functools import cache
+from typing import Any
+
+import numpy as np
 
 from hypocenter.cache_folder import private_folder
 
@@ -31,9 +34,19 @@ class KeyedDigest:
     def add(self, data: bytes) -> None:
         self._hash.update(data)
 
+    def short(self, num_bytes: int) -> bytes:
+        """The beginning of the digest, which tells data of one process apart."""
+        return self._hash.digest()[:num_bytes]
+
     def text(self) -> str:
         """The name of the key, a colon, and the digest, in hexadecimal."""
         return f"{_key_name()}:{self._hash.hexdigest()}"
+
+
+def digest_of(*arrays: np.ndarray[Any, Any] | None) -> str:
+    """The digest of arrays; empty where all are missing or have no elements."""
+    held = [array for array in arrays if array is not None and array.size]
+    return KeyedDigest(b"".join(array.tobytes() for array in held)).text() if held else ""
 
 
 def are_comparable(one: str, other: str) -> bool:

@@ -35,7 +35,13 @@ from hypocenter.errors import (
 )
 from hypocenter.record import ring, run_folder
 from hypocenter.record.catalogue import Catalogue
-from hypocenter.record.engine.engine_events import Answered, BlockChanged, Entered
+from hypocenter.record.engine.engine_events import (
+    Answered,
+    BlockChanged,
+    BlocksNamed,
+    Drawn,
+    Entered,
+)
 from hypocenter.record.engine.raised import raised_in
 from hypocenter.record.events import (
     Allocated,
@@ -360,6 +366,32 @@ class Recorder:
                 **self._now(), tensor=tensor, block=block, request=request, kept_in=kept_in
             )
         )
+
+    @never_breaks
+    def record_blocks(
+        self,
+        request: int,
+        blocks: tuple[int, ...],
+        prefixes: bytes = b"",
+        first: int = 0,
+    ) -> None:
+        """See `BlocksNamed`."""
+        self._event(
+            BlocksNamed(
+                **self._now(),
+                request=request,
+                blocks=blocks,
+                prefixes=prefixes,
+                first=first,
+            )
+        )
+
+    @never_breaks
+    def record_draws(
+        self, requests: tuple[int, ...], positions: tuple[int, ...], **digests: tuple[str, ...]
+    ) -> None:
+        """See `Drawn`."""
+        self._event(Drawn(**self._now(), requests=requests, positions=positions, **digests))
 
     @never_breaks
     def record_answer(self, request: int, num_tokens: int, digest: str) -> None:

@@ -39,6 +39,35 @@ class BlockChanged(Event, frozen=True, kw_only=True, tag=True):
     kept_in: int
 
 
+class BlocksNamed(Event, frozen=True, kw_only=True, tag=True):
+    """Blocks of the cache hold the keys of first tokens of `request`: it filled them, or others.
+
+    They are its blocks from number `first` on. `prefixes` has PREFIX_BYTES of a keyed digest for
+    each (`prefixes.py`). Without them what the blocks hold came from an archive, and nobody knows
+    who filled them.
+    """
+
+    request: int
+    blocks: tuple[int, ...]
+    prefixes: bytes
+    first: int = 0
+
+
+class Drawn(Event, frozen=True, kw_only=True, tag=True):
+    """Tokens are about to be chosen: one of each of `requests`, in the order of their logits.
+
+    `positions` are those that the tokens will have, on which their random numbers depend. The
+    others are keyed digests of what the choice depends on beside the logits, each empty where it
+    does not: which tokens are allowed, what is added to logits, which tokens came before.
+    """
+
+    requests: tuple[int, ...]
+    positions: tuple[int, ...]
+    masks: tuple[str, ...]
+    biases: tuple[str, ...]
+    counts: tuple[str, ...]
+
+
 class Answered(Event, frozen=True, kw_only=True, tag=True):
     """A request has ended with an answer: `digest` is a keyed one over its prompt and that."""
 

@@ -1,0 +1,130 @@
+"""Rung: whether the blocks that requests adopt hold the keys of their own first tokens.
+
+The prefix cache finds a block by a digest; what it was filled with is recorded apart from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.record.bundle_index import LaunchMade
+from hypocenter.record.engine.engine_events import BlocksNamed, Entered
+from hypocenter.record.engine.prefixes import split_prefixes
+from hypocenter.record.events import Stepped
+from hypocenter.wording import count_text
+
+NAME = "adopted blocks"
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """Who filled a block, and the digest of all tokens up to its end."""
+
+    request: int
+    prefix: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Met:
+    """A block that a request reads, and who had filled it: `at` is its number among the blocks."""
+
+    event: BlocksNamed
+    block: int
+    at: int
+    by: int
+    is_own_text: bool
+
+
+def adopted_blocks(case: Case) -> list[Claim]:
+    """The first block that was filled behind other tokens than its reader's."""
+    met = list(_walk(case))
+    wrong = next((one for one in met if not one.is_own_text), None)
+    if wrong is not None:
+        return [_claim(case, wrong, sum(one.is_own_text for one in met))]
+    if not met:
+        return []
+    return [
+        row(
+            Cause.FOREIGN_BLOCK,
+            Verdict.REFUTED,
+            NAME,
+            f"{count_text(len(met), 'block')} that requests adopted had been filled behind just "
+            "their tokens",
+            would_refute="a block that was filled behind others",
+        )
+    ]
+
+
+def _walk(case: Case) -> Iterator[_Met]:
+    """Each time that a request is given a block which another one had filled."""
+    filled: dict[int, _Filled] = {}
+    entered: set[int] = set()
+    for event in case.bundle.events:
+        match event:
+            case Entered():
+                if event.request in entered:  # of another engine, whose numbers begin anew
+                    filled, entered = {}, set()
+                entered.add(event.request)
+            case Stepped():
+                for request in event.requests:
+                    for block in request.blocks[request.num_adopted :]:
+                        if block in filled and filled[block].request != request.id:
+                            del filled[block]  # taken anew
+            case BlocksNamed(prefixes=b""):
+                for block in event.blocks:
+                    filled.pop(block, None)
+            case BlocksNamed():
+                pairs = zip(event.blocks, split_prefixes(event.prefixes), strict=False)
+                for at, (block, prefix) in enumerate(pairs, event.first):
+                    was = filled.setdefault(block, _Filled(event.request, prefix))
+                    if was.request != event.request:
+                        yield _Met(event, block, at, was.request, was.prefix == prefix)
+
+
+def _claim(case: Case, wrong: _Met, num_right: int) -> Claim:
+    event, use = wrong.event, _reader(case, wrong)
+    text = (
+        f"block {wrong.block} was filled by request {wrong.by} behind other tokens than the first "
+        f"of request {event.request}, which reads it as its block {wrong.at} from then on"
+    )
+    tensor = case.tensor_of(use.launch, "block_tables") if use is not None else None
+    access = case.access(use.launch, "block_tables") if use is not None else None
+    kernel = use.launch.kernel if use is not None else None
+    root = RootCause(
+        cause=Cause.FOREIGN_BLOCK,
+        sentence=f"{kernel}: {text}" if kernel else text,
+        fix="Find a kept block by a digest of all tokens up to its end, and of nothing less",
+        proof=Proof(
+            f"the tokens up to the end of block {wrong.block} have one digest for request "
+            f"{wrong.by}, which filled it, and another for request {event.request}",
+            f"a block that was filled behind the tokens of request {event.request}",
+            f"{count_text(num_right, 'other block')} that requests adopted had been filled behind "
+            "just their tokens",
+        ),
+        kernel=kernel,
+        argument="block_tables",
+        tensor=tensor.name if tensor else None,
+        place=use.place if use is not None else None,
+    ).at(access)
+    seq = use.seq if use is not None else event.seq
+    return proven(root, NAME, (text,), "equal digests of both", seq, (tensor.id,) if tensor else ())
+
+
+def _reader(case: Case, wrong: _Met) -> LaunchMade | None:
+    """The first launch that goes through the block for the request that adopted it."""
+    for step in case.steps:
+        if step.seq < wrong.event.seq:
+            continue
+        if not any(
+            request.id == wrong.event.request and wrong.block in request.blocks
+            for request in step.requests
+        ):
+            continue
+        for use in case.index.launches_of(step):
+            if any(fact.name == "block_tables" for fact in use.launch.facts):
+                return use
+    return None

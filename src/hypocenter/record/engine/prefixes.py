@@ -1,0 +1,39 @@
+"""Which first tokens a block of the cache stands for: a short digest for the end of each block.
+
+Made of the token ids themselves, and not of what the prefix cache looks blocks up by: where the two
+disagree, the cache gives out blocks of another text.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from hypocenter.record.keyed_digest import KeyedDigest
+
+#: Of the digest of a prefix so many bytes are written down: it is compared within one run alone.
+PREFIX_BYTES = 8
+
+
+class BlockPrefixes:
+    """Those of the leading blocks of a sequence of tokens that only grows."""
+
+    __slots__ = ("_digest", "_prefixes")
+
+    def __init__(self) -> None:
+        self._digest = KeyedDigest()
+        self._prefixes: list[bytes] = []
+
+    def of_blocks(self, first: int, stop: int, block_size: int, token_ids: Sequence[int]) -> bytes:
+        """PREFIX_BYTES for each of the blocks `first` .. `stop` - 1 of these tokens."""
+        for number in range(len(self._prefixes), stop):
+            ids = token_ids[number * block_size : (number + 1) * block_size]
+            self._digest.add(struct.pack(f"<{len(ids)}i", *ids))
+            self._prefixes.append(self._digest.short(PREFIX_BYTES))
+        return b"".join(self._prefixes[first:stop])
+
+
+def split_prefixes(prefixes: bytes) -> list[bytes]:
+    """One for each block."""
+    starts = range(0, len(prefixes), PREFIX_BYTES)
+    return [prefixes[start : start + PREFIX_BYTES] for start in starts]
