@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from hypocenter.device.offline.specimen import is_of_device
-from hypocenter.doctor.alignment import align, statistics_by_place, steps_of
+from hypocenter.doctor.alignment import align, draw_pairs, draws_of, statistics_by_place, steps_of
 from hypocenter.doctor.difference import Answers, Compared, Difference, Pair, RunDiff
 from hypocenter.doctor.fact_text import (
     are_not_told,
@@ -85,6 +85,7 @@ class _Runs:
         self.counts: Counter[str] = Counter()
         self._is_same_device = good.device == bad.device
         self._statistics = tuple(statistics_by_place(bundle) for bundle in (good, bad))
+        self._draws = draws_of(self.good), draws_of(self.bad)
         self.unseen: list[Gap] = []
         #: Requests of GOOD that were compared before, and whether that began with the first step.
         self._met: set[int] = set()
@@ -161,6 +162,7 @@ class _Runs:
             fact = Difference(step=step, what=what, subject=subject, good=one, bad=other)
             return Pair(step=step, facts=(fact,))
 
+        yield from draw_pairs(step, self._draws, good, bad)
         for one, other in zip(good, bad, strict=False):
             names = (self._name(self.good, one), self._name(self.bad, other))
             if names[0] != names[1]:
@@ -173,8 +175,7 @@ class _Runs:
     def _name(self, index: BundleIndex, event: Stepped | Launched) -> str:
         if isinstance(event, Launched):
             return event.launch.kernel
-        plan = index.plans.get(event.plan)
-        return plan.name or "plan" if plan else "unknown plan"
+        return plan.name or "plan" if (plan := index.plans.get(event.plan)) else "unknown plan"
 
     def _event(
         self, step: int, name: str, good: Stepped | Launched, bad: Stepped | Launched
@@ -325,8 +326,7 @@ class _Runs:
             )
 
     def _name_of(self, index: BundleIndex, tensor: int) -> str:
-        record = index.tensors.get(tensor)
-        return record.name if record is not None else f"tensor {tensor}"
+        return record.name if (record := index.tensors.get(tensor)) else f"tensor {tensor}"
 
     # -- launches -------------------------------------------------------------------------------
 

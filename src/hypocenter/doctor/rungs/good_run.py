@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hypocenter.doctor.alignment import DRAWN_BY
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
@@ -180,7 +181,7 @@ def _suspects(case: Case, good: Bundle, guilty: Pair, pairs: Sequence[Pair]) -> 
         *(fact for fact in inputs if fact.tensor in read),
     ]
     if not facts and not lines:
-        facts = inputs
+        facts = [fact for fact in inputs if fact.tensor not in DRAWN_BY]
     return _Suspects(tuple(facts), tuple(lines), tuple(harmless.values()))
 
 
@@ -313,6 +314,8 @@ def _without_results(
     """No result that was compared is wrong: the runs were not traced, or rounding is all."""
     rounded = next((r for pair in pairs for r in pair.results), None)
     facts = {fact.key: fact for pair in pairs for fact in pair.facts if fact.what in _OF_LAUNCHES}
+    if rounded is None and is_wrong and not facts and (claim := _of_draw(case, pairs, compared)):
+        return claim
     if rounded is not None or compared.num_statistics or not is_wrong or len(facts) != 1:
         first = found.first
         assert first is not None
@@ -337,6 +340,21 @@ def _without_results(
         f"{count_text(compared.num_arguments, 'argument')}, and its answer is right"
     )
     return _of_fact(case, use, fact, f"{fact.text}; the answers differ", test, found.around)
+
+
+def _of_draw(case: Case, pairs: Sequence[Pair], compared: Compared) -> Claim | None:
+    """All numbers are the good run's, and what a token was drawn by on the host is not."""
+    found = [fact for pair in pairs for fact in pair.facts if fact.tensor in DRAWN_BY]
+    found = [fact for fact in found if fact.step == found[0].step]
+    others = [fact for pair in pairs for fact in pair.facts if fact.what not in ("tokens", "end")]
+    uses = [use for use in case.launches if found and use.step == found[0].step]
+    if len(found) != 1 or not uses or others[0] is not found[0]:
+        return None
+    test = (
+        f"the good run is a run with it: {count_text(compared.num_statistics, 'result')} before "
+        "the first other token are equal, and nothing else differs until there"
+    )
+    return _of_fact(case, uses[-1], found[0], f"{found[0].text}; the answers differ", test, ())
 
 
 #: What a launch is asked for.
