@@ -25,7 +25,7 @@ from hypocenter.record.events import Place, Statistics, Values
 from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.record.recorder import Recorder, open_recorder
 from hypocenter.record.ring import place_of
-from hypocenter.record.trace_log import TraceWriter
+from hypocenter.record.trace_log import MAX_TENSOR_BYTES, TraceWriter
 from hypocenter.tensor import DType, Tensor
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("hypocenter.tracing")
 
 
-#: A larger tensor is neither read nor kept.
-MAX_TENSOR_BYTES = 64 << 20
 #: Of one launch at most so many bytes of arguments are kept.
 MAX_SNAPSHOT_BYTES = 16 << 20
 #: After so many launches that spoilt something the later ones follow from the earlier ones.

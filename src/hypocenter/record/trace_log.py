@@ -21,6 +21,8 @@ from hypocenter.record.gap import Gap
 from hypocenter.record.ring import FRAME_HEAD, MAX_FRAME_BYTES, checksum, frames
 
 FOLDER, STATISTICS, FIRST, RECENT = "trace", "statistics", "first", "recent-"
+#: A larger tensor is neither read nor kept.
+MAX_TENSOR_BYTES = 64 << 20
 MAX_STATISTICS_BYTES = 32 << 20
 MAX_FIRST_BYTES = 64 << 20
 _MAX_FILES = 1 << 12

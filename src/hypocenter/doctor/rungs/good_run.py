@@ -21,6 +21,7 @@ from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import LaunchRecord, Place, TensorRecord
 from hypocenter.record.gap import Gap
+from hypocenter.record.trace_log import MAX_TENSOR_BYTES
 from hypocenter.wording import count_text
 
 ARGUMENTS, RESULTS = "good arguments", "good results"
@@ -44,7 +45,25 @@ def good_results(case: Case) -> list[Claim]:
     if case.good is None:
         return []
     case.unseen |= dict.fromkeys(_compare(case, case.good).unseen)
+    case.unseen |= dict.fromkeys(_weights_not_read(case))
     return _of_rung(case, RESULTS)
+
+
+def _weights_not_read(case: Case) -> Iterator[Gap]:
+    """Weights that a traced run has no figures of, for they are too large."""
+    seen = {case.tensors[s.tensor].name for s in case.bundle.statistics if s.tensor in case.tensors}
+    left: dict[str, int] = {}
+    for use in case.launches if seen else ():
+        for tensor in case.tensors_of(use.launch).values():
+            if tensor.owner == "model" and not tensor.part and tensor.name not in seen:
+                left.setdefault(tensor.name, tensor.extent_bytes)
+    told = [f"{name} ({num_bytes >> 20} MiB)" for name, num_bytes in list(left.items())[:_MAX_TOLD]]
+    if len(left) > _MAX_TOLD:
+        told.append(f"{len(left) - _MAX_TOLD} more")
+    if told:
+        limit = MAX_TENSOR_BYTES >> 20
+        why = f"a traced run reads no weight of more than {limit} MiB, so nobody compared them"
+        yield Gap.not_examined(f"what these hold: {', '.join(told)}", why)
 
 
 def _compare(case: Case, good: Bundle) -> RunDiff:
@@ -346,9 +365,14 @@ def _of_draw(case: Case, pairs: Sequence[Pair], compared: Compared) -> Claim | N
     """All numbers are the good run's, and what a token was drawn by on the host is not."""
     found = [fact for pair in pairs for fact in pair.facts if fact.tensor in DRAWN_BY]
     found = [fact for fact in found if fact.step == found[0].step]
-    others = [fact for pair in pairs for fact in pair.facts if fact.what not in ("tokens", "end")]
+    others = [
+        fact
+        for pair in pairs
+        for fact in pair.facts
+        if found and fact.step <= found[0].step and fact not in found
+    ]
     uses = [use for use in case.launches if found and use.step == found[0].step]
-    if len(found) != 1 or not uses or others[0] is not found[0]:
+    if len(found) != 1 or not uses or others:
         return None
     test = (
         f"the good run is a run with it: {count_text(compared.num_statistics, 'result')} before "

@@ -11,6 +11,7 @@ from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven
 from hypocenter.doctor.gpu_sight import sight_text
 from hypocenter.doctor.installed_text import changes, installed_texts
 from hypocenter.doctor.kernel_text import has_loop, line_text
+from hypocenter.doctor.rungs.engine.idle_engine import idle_engine
 from hypocenter.errors import ErrorKind, HypoError, MissingPackage
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord
@@ -28,6 +29,8 @@ def hang(case: Case) -> list[Claim]:
         return []
     looping = [(use, source) for use in _last_of_each(case) if (source := _looping(case, use))]
     if not looping:
+        if not case.index.under_way and (idle := idle_engine(case, NAME)) is not None:
+            return [idle]
         kernels = dict.fromkeys(use.launch.kernel for use in case.index.under_way)
         names = ", ".join(kernels) or "no launch"
         return [
