@@ -65,15 +65,15 @@ def test_a_patch_that_fits_no_more_is_refused(script: Script, tmp_path: Path) ->
         (lambda root: root | {"kernel": "rope"}, ["kernel"]),
         (lambda root: root | {"line": 1}, ["line"]),
         (lambda root: root | {"file": "elsewhere.py", "line": 1}, []),
-        (lambda root: root | {"argument": "out", "tensor": "out"}, ["argument"]),
-        (lambda root: root | {"argument": "x"}, []),
+        (lambda root: root | {"argument": "gate", "tensor": "gate"}, ["argument"]),
+        (lambda root: root | {"argument": "out"}, []),
         (lambda root: {}, ["cause", "kernel", "line", "argument"]),
     ],
 )
 def test_what_is_named_is_held_against_the_truth(
     script: Script, tmp_path: Path, change: Callable[[dict[str, Any]], dict[str, Any]], wrong: Any
 ) -> None:
-    [patch] = [one for one in script.all_patches() if one.name == "norm_weight_without_mask"]
+    [patch] = [one for one in script.all_patches() if one.name == "padding_of_heads_stored"]
     file = tmp_path / patch.file
     file.parent.mkdir(parents=True)
     file.write_text((script.SOURCE / patch.file).read_text())
@@ -81,8 +81,8 @@ def test_what_is_named_is_held_against_the_truth(
     lines = file.read_text().splitlines()
     line = 1 + next(at for at, text in enumerate(lines) if patch.line in text)
     root = {
-        "cause": "missing tail mask", "kernel": "rms_norm", "argument": "weight_ptr",
-        "tensor": "weight", "file": str(file), "line": line,
+        "cause": "missing tail mask", "kernel": "delta_rule", "argument": "out_ptr",
+        "tensor": "out", "file": str(file), "line": line,
     }  # fmt: skip
     found = change(root)
     judged = script.judged([found] if found else [], patch, tmp_path)
