@@ -587,6 +587,8 @@ def test_every_host_side_rung_is_needed() -> None:
         "guarded run",
         "kept blocks",
         "own checks",
+        "adopted blocks",
+        "draws",
         "sanitizer",
         "states",
         "step inputs",

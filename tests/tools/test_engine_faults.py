@@ -95,10 +95,11 @@ def test_a_fault_and_a_harmless_patch_are_run_and_told(script: Script, tmp_path:
     bench = script.Bench(tmp_path)
     bench.make_models(("lab",))
     named = {patch.name: patch for patch in script.all_patches()}
-    rows = [
-        bench.examine(named[name]) for name in ("chunk_runs_past_its_block", "oldest_block_first")
-    ]
+    names = ("chunk_runs_past_its_block", "oldest_block_first", "last_tile_skipped")
+    *rows, skipped = [bench.examine(named[name]) for name in names]
     assert [(row["is_right"], row["shown"]) for row in rows] == [(True, "differs"), (True, "none")]
+    # The fold makes the NaN; the tiles that were left out are to blame.
+    assert (skipped["is_right"], skipped["shown"]) == (True, "nonfinite"), skipped["roots"]
     told = list(script.table(rows))
     assert told[-1] == "1 of 1 named rightly; 0 alarms on 1 harmless patches"
     assert "stale slot rope_write slots" in told[1]

@@ -30,6 +30,7 @@ from hypocenter.dtypes import Int32s
 from hypocenter.engine.block_archive import BlockArchive
 from hypocenter.engine.states.slots import StateSlots
 from hypocenter.errors import IntegrityError, OutOfBlocks
+from hypocenter.record.engine.prefixes import NOBODY
 from hypocenter.record.recorder import current
 
 
@@ -233,7 +234,7 @@ class KVCache:
         if not self._archive.fetch(digest, block_id):
             return None
         self._blank.pop()
-        current().record_blocks(-1, (block_id,))  # nobody's on record
+        current().record_blocks(NOBODY, (block_id,))
         self._blocks[block_id] = _Block(digest=digest)
         self._kept[digest] = block_id
         self._unread[block_id] = None

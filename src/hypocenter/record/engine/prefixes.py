@@ -13,6 +13,8 @@ from hypocenter.record.keyed_digest import KeyedDigest
 
 #: Of the digest of a prefix so many bytes are written down: it is compared within one run alone.
 PREFIX_BYTES = 8
+#: The request of blocks that came from an archive: of a process before, whose numbers say nothing.
+NOBODY = -1
 
 
 class BlockPrefixes:

@@ -42,9 +42,9 @@ class _Met:
 def adopted_blocks(case: Case) -> list[Claim]:
     """The first block that was filled behind other tokens than its reader's."""
     met = list(_walk(case))
-    wrong = next((one for one in met if not one.is_own_text), None)
+    wrong = next((meeting for meeting in met if not meeting.is_own_text), None)
     if wrong is not None:
-        return [_claim(case, wrong, sum(one.is_own_text for one in met))]
+        return [_claim(case, wrong, sum(meeting.is_own_text for meeting in met))]
     if not met:
         return []
     return [
@@ -70,10 +70,8 @@ def _walk(case: Case) -> Iterator[_Met]:
                     filled, entered = {}, set()
                 entered.add(event.request)
             case Stepped():
-                for request in event.requests:
-                    for block in request.blocks[request.num_adopted :]:
-                        if block in filled and filled[block].request != request.id:
-                            del filled[block]  # taken anew
+                for block in _taken_anew(event, filled):
+                    del filled[block]
             case BlocksNamed(prefixes=b""):
                 for block in event.blocks:
                     filled.pop(block, None)
@@ -83,6 +81,16 @@ def _walk(case: Case) -> Iterator[_Met]:
                     was = filled.setdefault(block, _Filled(event.request, prefix))
                     if was.request != event.request:
                         yield _Met(event, block, at, was.request, was.prefix == prefix)
+
+
+def _taken_anew(event: Stepped, filled: dict[int, _Filled]) -> set[int]:
+    """Blocks that are others' own by now than who had filled them."""
+    return {
+        block
+        for request in event.requests
+        for block in request.blocks[request.num_adopted :]
+        if block in filled and filled[block].request != request.id
+    }
 
 
 def _claim(case: Case, wrong: _Met, num_right: int) -> Claim:

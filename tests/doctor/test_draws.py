@@ -1,0 +1,88 @@
+"""What tokens are drawn by: the position of each, and masks and biases beside a good run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from bundles import REQUEST, Run, decoder, inputs, tensors_of_decoder
+
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Diagnosis
+from hypocenter.doctor.doctor import diagnose
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.engine.engine_events import Answered, Drawn
+from hypocenter.record.events import Launched
+from hypocenter.record.fault_record import FaultRecord
+
+QUIET = FaultRecord(kind="none", message="")
+NO_REPLAY = ("replay", "hang")
+SAMPLED = msgspec.structs.replace(REQUEST, num_tokens=2, samples=True, num_kept=0)
+
+
+def drawn(position: int = 2, answer: str = "k:1", num_steps: int = 1, **digests: str) -> Bundle:
+    """Steps of one request, each with a token that is drawn on the host."""
+    run = Run()
+    tensors_of_decoder(run)
+    plan = decoder(run)
+    for step in range(num_steps):
+        given = inputs(
+            positions=[2 * step, 2 * step + 1], slots=[32 + 2 * step, 33 + 2 * step],
+            sequence_rows=[0, 0], counts=[2, 1],
+        )  # fmt: skip
+        request = msgspec.structs.replace(
+            SAMPLED, first_position=2 * step, digest=f"k:{answer * (step > 0)}"
+        )
+        run.run(plan, given, (request,))
+        others: dict[str, Any] = dict.fromkeys(("masks", "biases", "counts"), ("",))
+        others |= {name: (digest,) for name, digest in digests.items()}
+        run.emit(Drawn, requests=(7,), positions=(position + 2 * step,), **others)
+        run.emit(Launched, launch=run.launch("sample", {"logits": "x"}, source=None))
+    run.emit(Answered, request=7, num_tokens=4, digest=answer)
+    return run.bundle(QUIET)
+
+
+def found_in(bundle: Bundle, good: Bundle | None = None) -> Diagnosis:
+    found = diagnose(bundle, good, without=NO_REPLAY)
+    assert all(not rung.left_out or rung.name in NO_REPLAY for rung in found.rungs), found.rungs
+    return found
+
+
+def test_a_token_that_is_drawn_for_its_own_position_is_no_finding() -> None:
+    assert not found_in(drawn(num_steps=2)).roots
+
+
+def test_a_token_that_is_drawn_for_another_position_is_named() -> None:
+    root = found_in(drawn(1, num_steps=2)).roots[0]
+    assert (root.cause, root.argument, root.kernel) == (Cause.WRONG_INPUT, "settings", "sample")
+    assert "random number of position 1, but it will have position 2" in root.sentence
+    assert root.proof.corrected == "position 2, and the like for 1 more"
+
+
+@pytest.mark.parametrize("name", ["masks", "biases", "counts"])
+def test_what_a_draw_on_the_host_depends_on_is_held_against_the_good_run(name: str) -> None:
+    good = drawn(answer="k:1", num_steps=2, **{name: "k:aa"})
+    bad = drawn(answer="k:2", num_steps=2, **{name: "k:bb"})
+    root = found_in(bad, good).roots[0]
+    assert (root.cause, root.kernel) == (Cause.WRONG_ANSWER, "sample")
+    assert name in (root.argument or "") or root.argument == "output_counts"
+    assert "bb" in root.sentence
+    assert not found_in(good, good).roots
+
+
+def test_a_draw_that_differs_and_changes_no_token_is_no_cause() -> None:
+    good, bad = drawn(num_steps=2, masks="k:aa"), drawn(num_steps=2, masks="k:bb")
+    assert not found_in(bad, good).roots
+
+
+def test_two_facts_of_a_draw_that_differ_are_told_and_none_is_blamed() -> None:
+    good = drawn(answer="k:1", num_steps=2, masks="k:aa", biases="k:1")
+    bad = drawn(answer="k:2", num_steps=2, masks="k:bb", biases="k:2")
+    assert not found_in(bad, good).roots
+
+
+def test_digests_of_other_keys_say_nothing() -> None:
+    good = drawn(answer="k:1", num_steps=2, masks="k:aa")
+    bad = drawn(answer="k:2", num_steps=2, masks="other:bb")
+    assert not found_in(bad, good).roots

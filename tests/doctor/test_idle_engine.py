@@ -1,0 +1,64 @@
+"""An engine that goes round and runs nothing: the statement at which its thread stood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bundles import REQUEST, Run, decoder, inputs, tensors_of_decoder
+
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.doctor import diagnose
+from hypocenter.engine import scheduler
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.engine.engine_events import Answered, Entered
+from hypocenter.record.engine.raised import statement_at
+from hypocenter.record.events import Place, Reached
+from hypocenter.record.fault_record import FaultRecord
+
+FILE = scheduler.__file__
+LINE = 1 + next(
+    at
+    for at, text in enumerate(Path(FILE).read_text().splitlines())
+    if "if not self.running:" in text
+)
+
+
+def hung(*frames: tuple[str, int, str], answers: bool = False) -> Bundle:
+    """A run that ran request 7, has let in request 8, and was ended; where its thread stood."""
+    run = Run()
+    tensors_of_decoder(run)
+    plan = decoder(run)
+    for number in (7, 8):
+        run.emit(Entered, request=number, num_prompt_tokens=2, settings=(), seed=0)
+    run.run(plan, inputs(), (REQUEST,))
+    for number in (7, 8) if answers else (7,):
+        run.emit(Answered, request=number, num_tokens=3, digest="k:1")
+    lines = [f'  File "{file}", line {line} in {name}' for file, line, name in frames]
+    stack = "\n".join(["Fatal Python error: Aborted", "", "Current thread 0x7f00:", *lines, ""])
+    fault = FaultRecord(kind="hang", message="no step had begun", stack=stack, waiting=("x",))
+    last = Place(1, plan, len(run.plans[plan - 1].launches) - 1)
+    return run.bundle(fault, progress=Reached(last, last))
+
+
+STEPPING = (
+    (FILE, LINE, "_may_enter"),
+    (FILE.replace("scheduler", "engine"), 136, "_step"),
+    ("/home/me/program.py", 3, "<module>"),
+)
+
+
+def test_the_statement_at_which_it_goes_round_is_named() -> None:
+    root = diagnose(hung(*STEPPING), without=("replay",)).roots[0]
+    assert root.cause is Cause.ENDLESS_LOOP
+    assert (root.file, root.line) == (FILE, LINE)
+    assert root.expression == statement_at(FILE, LINE) == "if not self.running:"
+    assert "1 request that had entered (1 of which never ran) wait" in root.sentence
+    assert root.proof.green == "1 step before had such a token, and ended"
+
+
+def test_an_engine_without_requests_and_a_thread_that_waits_are_no_finding() -> None:
+    assert not diagnose(hung(*STEPPING, answers=True), without=("replay",)).roots
+    waits = (("/usr/lib/python3.11/threading.py", 327, "wait"), *STEPPING)
+    assert not diagnose(hung(*waits), without=("replay",)).roots
+    assert not diagnose(hung(STEPPING[0], STEPPING[2]), without=("replay",)).roots
+    assert not diagnose(hung(), without=("replay",)).roots
