@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import kernel_launch
 import numpy as np
@@ -13,7 +15,7 @@ from kernel_launch import counts, rows_tensor, tensor, vector_tensor
 from hypocenter.config import EngineConfig
 from hypocenter.device import copies, devices
 from hypocenter.device.plan import Plan, PlanBuilder
-from hypocenter.device.tracing import MAX_FIRST, _read, statistics_of
+from hypocenter.device.tracing import MAX_FIRST, _figures_of_packed, _read, statistics_of
 from hypocenter.environment import trace_bytes
 from hypocenter.errors import UsageError
 from hypocenter.kernels.attention import rope
@@ -271,3 +273,16 @@ def test_index_of_an_empty_bundle_has_no_launches() -> None:
     index = BundleIndex(Bundle(kind="crash", fault=FaultRecord(kind="crash", message="")))
     assert index.under_way == ()
     assert index.places() == ()
+
+
+def test_numbers_beside_the_arrays_of_a_weight_are_no_part_of_its_digest() -> None:
+    def digest(last: int, factor: float) -> str:
+        parts = (np.array([1, last], np.int32), np.float32(factor))
+        tensor: Any = SimpleNamespace(allocation=None, data=SimpleNamespace(parts=parts))
+        seen = _figures_of_packed(tensor, Place(1, 1, 0), 7)
+        assert seen is not None
+        assert seen.is_digest_alone
+        return seen.digest
+
+    assert digest(2, 1.0) == digest(2, 0.5)
+    assert digest(2, 1.0) != digest(3, 1.0)

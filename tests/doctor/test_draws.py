@@ -21,7 +21,12 @@ NO_REPLAY = ("replay", "hang")
 SAMPLED = msgspec.structs.replace(REQUEST, num_tokens=2, samples=True, num_kept=0)
 
 
-def drawn(position: int = 2, answer: str = "k:1", num_steps: int = 1, **digests: str) -> Bundle:
+def drawn(
+    position: int = 2,
+    answer: str = "k:1",
+    num_steps: int = 1,
+    digests: dict[str, str] | None = None,
+) -> Bundle:
     """Steps of one request, each with a token that is drawn on the host."""
     run = Run()
     tensors_of_decoder(run)
@@ -36,7 +41,7 @@ def drawn(position: int = 2, answer: str = "k:1", num_steps: int = 1, **digests:
         )
         run.run(plan, given, (request,))
         others: dict[str, Any] = dict.fromkeys(("masks", "biases", "counts"), ("",))
-        others |= {name: (digest,) for name, digest in digests.items()}
+        others |= {name: (digest,) for name, digest in (digests or {}).items()}
         run.emit(Drawn, requests=(7,), positions=(position + 2 * step,), **others)
         run.emit(Launched, launch=run.launch("sample", {"logits": "x"}, source=None))
     run.emit(Answered, request=7, num_tokens=4, digest=answer)
@@ -62,8 +67,8 @@ def test_a_token_that_is_drawn_for_another_position_is_named() -> None:
 
 @pytest.mark.parametrize("name", ["masks", "biases", "counts"])
 def test_what_a_draw_on_the_host_depends_on_is_held_against_the_good_run(name: str) -> None:
-    good = drawn(answer="k:1", num_steps=2, **{name: "k:aa"})
-    bad = drawn(answer="k:2", num_steps=2, **{name: "k:bb"})
+    good = drawn(answer="k:1", num_steps=2, digests={name: "k:aa"})
+    bad = drawn(answer="k:2", num_steps=2, digests={name: "k:bb"})
     root = found_in(bad, good).roots[0]
     assert (root.cause, root.kernel) == (Cause.WRONG_ANSWER, "sample")
     assert name in (root.argument or "") or root.argument == "output_counts"
@@ -72,17 +77,20 @@ def test_what_a_draw_on_the_host_depends_on_is_held_against_the_good_run(name: s
 
 
 def test_a_draw_that_differs_and_changes_no_token_is_no_cause() -> None:
-    good, bad = drawn(num_steps=2, masks="k:aa"), drawn(num_steps=2, masks="k:bb")
+    good, bad = (
+        drawn(num_steps=2, digests={"masks": "k:aa"}),
+        drawn(num_steps=2, digests={"masks": "k:bb"}),
+    )
     assert not found_in(bad, good).roots
 
 
 def test_two_facts_of_a_draw_that_differ_are_told_and_none_is_blamed() -> None:
-    good = drawn(answer="k:1", num_steps=2, masks="k:aa", biases="k:1")
-    bad = drawn(answer="k:2", num_steps=2, masks="k:bb", biases="k:2")
+    good = drawn(answer="k:1", num_steps=2, digests={"masks": "k:aa", "biases": "k:1"})
+    bad = drawn(answer="k:2", num_steps=2, digests={"masks": "k:bb", "biases": "k:2"})
     assert not found_in(bad, good).roots
 
 
 def test_digests_of_other_keys_say_nothing() -> None:
-    good = drawn(answer="k:1", num_steps=2, masks="k:aa")
-    bad = drawn(answer="k:2", num_steps=2, masks="other:bb")
+    good = drawn(answer="k:1", num_steps=2, digests={"masks": "k:aa"})
+    bad = drawn(answer="k:2", num_steps=2, digests={"masks": "other:bb"})
     assert not found_in(bad, good).roots

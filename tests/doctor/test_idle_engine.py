@@ -41,7 +41,8 @@ def hung(*frames: tuple[str, int, str], answers: bool = False) -> Bundle:
 
 
 STEPPING = (
-    (FILE, LINE, "_may_enter"),
+    (FILE, LINE + 20, "_may_enter"),
+    (FILE, LINE, "schedule"),
     (FILE.replace("scheduler", "engine"), 136, "_step"),
     ("/home/me/program.py", 3, "<module>"),
 )
@@ -60,5 +61,5 @@ def test_an_engine_without_requests_and_a_thread_that_waits_are_no_finding() -> 
     assert not diagnose(hung(*STEPPING, answers=True), without=("replay",)).roots
     waits = (("/usr/lib/python3.11/threading.py", 327, "wait"), *STEPPING)
     assert not diagnose(hung(*waits), without=("replay",)).roots
-    assert not diagnose(hung(STEPPING[0], STEPPING[2]), without=("replay",)).roots
+    assert not diagnose(hung(STEPPING[0], STEPPING[3]), without=("replay",)).roots
     assert not diagnose(hung(), without=("replay",)).roots

@@ -11,10 +11,9 @@ from repository import DEMO
 from hypocenter import LLM, EngineConfig, SamplingParams
 from hypocenter.kernels.sampling.draw import columns_of
 from hypocenter.record import recorder, ring
-from hypocenter.record.engine.engine_events import BlockChanged, Entered
-from hypocenter.record.events import (
-    Stepped,
-)
+from hypocenter.record.engine.engine_events import BlockChanged, BlocksNamed, Drawn, Entered
+from hypocenter.record.engine.prefixes import split_prefixes
+from hypocenter.record.events import Called, Stepped
 from hypocenter.record.ring import Run
 
 PREFIX = list(range(40, 60))
@@ -75,3 +74,58 @@ def test_a_traced_run_tells_of_a_kept_block_that_was_written(
     tensors = {tensor.id: tensor.name for tensor in run.tensors}
     assert (tensors[changed.tensor], changed.block) == ("k_cache.1", 0)
     assert changed.kept_in < changed.step
+
+
+def test_blocks_are_recorded_with_the_tokens_that_they_stand_for(
+    run_of: Callable[[EngineConfig, Callable[[LLM], object]], Run],
+) -> None:
+    def use(llm: LLM) -> None:
+        llm.generate([PREFIX], PARAMS)
+        llm.generate([[*PREFIX[:16], 99, 98]], PARAMS)
+        llm.generate([PREFIX[::-1]], PARAMS)
+
+    run = run_of(EngineConfig(context_length=64, num_threads=1), use)
+    named = [event for event in run.events if isinstance(event, BlocksNamed)]
+    assert [(event.request, event.first, len(event.blocks)) for event in named] == [
+        (0, 0, 1), (1, 0, 1), (2, 0, 1),
+    ]  # fmt: skip
+    filled, adopted, other = (split_prefixes(event.prefixes) for event in named)
+    assert filled == adopted != other
+    assert named[0].blocks == named[1].blocks != named[2].blocks
+
+
+def test_draws_are_recorded_with_their_positions_and_what_they_depend_on(
+    run_of: Callable[[EngineConfig, Callable[[LLM], object]], Run],
+) -> None:
+    params = SamplingParams(
+        max_tokens=2, ignore_eos=True, logit_bias={5: 1.0}, repeat_penalty=1.2,
+        allowed_token_ids=(5, 6, 7),
+    )  # fmt: skip
+    config = EngineConfig(context_length=64, num_threads=1)
+    run = run_of(config, lambda llm: [llm.generate([PREFIX], one) for one in (params, PARAMS)])
+    drawn = [event for event in run.events if isinstance(event, Drawn)]
+    assert [event.requests for event in drawn] == [(0,), (0,), (1,), (1,)]
+    assert [event.positions for event in drawn] == [(20,), (21,), (20,), (21,)]
+    told = [(*event.masks, *event.biases, *event.counts) for event in drawn]
+    assert all(all(digests) for digests in told[:2])
+    assert told[0][:2] == told[1][:2]
+    assert told[0][2] != told[1][2]  # one token more
+    assert told[2] == told[3] == ("", "", "")
+
+
+def test_what_fails_before_a_step_is_recorded_with_its_statements(
+    run_of: Callable[[EngineConfig, Callable[[LLM], object]], Run],
+) -> None:
+    def use(llm: LLM) -> None:
+        def fail() -> list[object]:
+            raise AssertionError("no chunks")
+
+        llm.engine.scheduler.schedule = fail  # type: ignore[assignment]
+        with pytest.raises(AssertionError, match="no chunks"):
+            llm.generate([PREFIX], PARAMS)
+
+    run = run_of(EngineConfig(context_length=64, num_threads=1), use)
+    [called] = [event for event in run.events if isinstance(event, Called)]
+    assert called.outcome == "AssertionError: no chunks"
+    assert called.raised_in[0].function == "Engine._step"
+    assert "self.scheduler.schedule()" in called.raised_in[0].text

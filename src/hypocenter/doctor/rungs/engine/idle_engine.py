@@ -37,12 +37,14 @@ def idle_engine(case: Case, rung: str) -> Claim | None:
     entered = {event.request for event in case.index.events_of(Entered)}
     waiting = sorted(entered - {event.request for event in case.index.events_of(Answered)})
     frames = _frames(case.bundle.fault.stack)
-    is_stepping = any(_is_engines(frame) and frame.function == _STEP for frame in frames)
-    if not waiting or not frames or not _is_engines(frames[0]) or not is_stepping:
+    steps = [at for at, frame in enumerate(frames) if frame.function == _STEP]
+    if not waiting or not steps or not all(map(_is_engines, frames[: steps[0] + 1])):
         return None
     ran = {request.id for event in case.steps for request in event.requests}
     never = [number for number in waiting if number not in ran]
-    at, num_steps = frames[0], sum(bool(event.requests) for event in case.steps)
+    # What it stood in deeper down is by chance; what its step had called decides what is run.
+    at = frames[max(steps[0] - 1, 0)]
+    num_steps = sum(bool(event.requests) for event in case.steps)
     text = statement_at(at.file, at.line)
     who = count_text(len(waiting), "request")
     left = f"{who} that had entered ({len(never)} of which never ran) wait for a step"
@@ -63,9 +65,9 @@ def idle_engine(case: Case, rung: str) -> Claim | None:
         line=at.line,
         expression=text,
     )
-    callers = tuple(f"called from {f.function} ({f.file}:{f.line})" for f in frames[1:_MAX_FRAMES])
+    stack = [f"{frame.function} ({frame.file}:{frame.line})" for frame in frames[:_MAX_FRAMES]]
     last = max((event.seq for event in case.bundle.events), default=0)
-    return proven(root, rung, callers, "a step that begins", last)
+    return proven(root, rung, ("; called from ".join(stack),), "a step that begins", last)
 
 
 def _frames(stack: str) -> list[_Frame]:
