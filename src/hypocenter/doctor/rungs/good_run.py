@@ -193,7 +193,8 @@ def _suspects(case: Case, good: Bundle, guilty: Pair, pairs: Sequence[Pair]) -> 
     own = _one_of_each_maker(case, use, _without_repetition(own), exchanged)
     lines = changes(use.launch, case.sources, texts_of(good.sources)) if use else []
     launches = [fact for fact in waiting if fact.what == "launch" and fact.kernel]
-    inputs = [fact for fact in waiting if fact.what == "input"]
+    # An input of a draw is told once by its digest, and once by its elements.
+    inputs = list({fact.tensor: fact for fact in waiting if fact.what == "input"}.values())
     facts = [
         *own,
         *(fact for fact in launches if not _is_without_effect(case, fact, use)),
