@@ -19,6 +19,7 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.kernel_text import guard_line
+from hypocenter.doctor.rungs.engine.cache_overflow import Overflow, find_overflow
 from hypocenter.doctor.rungs.engine.states import left_there, was_spoilt
 from hypocenter.doctor.rungs.whose_number import whose
 from hypocenter.record.bundle_index import LaunchMade
@@ -132,6 +133,8 @@ def _judge(case: Case, first: _First) -> Claim:
     if tables and _can_remake(case.tensor_of(launch, tables[0])):
         return _table(case, first, tables[0], bad[tables[0]])
     caches = [name for name in bad if name in _CACHES]
+    if caches and (overflow := find_overflow(case, first.use, caches)) is not None:
+        return _overflowed(case, first, overflow)
     if caches:
         return _padding(case, first, caches, bad)
     if not bad and (stale := _stale_state(case, first)):
@@ -300,6 +303,31 @@ def _padding(
         first.use.seq,
         (tensor.id,) if tensor else (),
     )
+
+
+def _overflowed(case: Case, first: _First, found: Overflow) -> Claim:
+    """A launch wrote numbers into the cache that have no room in its type."""
+    launch, tensor = found.use.launch, found.tensor
+    text = (
+        f"{found.source} of up to {found.largest:.3g} is stored into {found.cache} ({tensor.name}),"
+        f" whose {tensor.dtype} holds at most {found.limit:.0f}"
+    )
+    root = RootCause(
+        cause=Cause.NONFINITE_VALUE,
+        sentence=f"{launch.kernel}: {text}",
+        fix=f"Look at what makes {found.source} so large, or keep the cache in a wider type",
+        proof=Proof(
+            f"{found.use.where}: {text}; {first.use.where} reads it, and {first.output} becomes "
+            f"{_show(first.wrote)}",
+            f"{found.source} of at most {found.limit:.0f}",
+            f"such numbers are finite in {tensor.dtype}; {_before(first)}",
+        ),
+        kernel=launch.kernel,
+        argument=found.source,
+        tensor=tensor.name,
+        place=found.use.place,
+    ).at(case.access(launch, found.cache, "store"))
+    return proven(root, NAME, (), f"{found.source} in range", found.use.seq, (tensor.id,))
 
 
 def _stale_state(case: Case, first: _First) -> Claim | None:
